@@ -1,0 +1,1 @@
+"""edge-rt: language models on the device in front of you."""

@@ -1,0 +1,169 @@
+"""Every exception edge-rt raises on purpose, with the exit code of the command line.
+
+::
+
+    EdgeRTError                      exit 1
+    ├── ConfigError (ValueError)     exit 2   an option or argument is wrong
+    ├── InputError                   exit 3   what was given cannot be used
+    │   ├── InvalidModelFile                  a checkpoint file is malformed
+    │   ├── InvalidPackage                    a package on disk is malformed or damaged
+    │   ├── InvalidTemplate                   a chat template is unsafe, too costly or wrong
+    │   ├── InvalidTokenizer                  a tokenizer is malformed or too costly
+    │   ├── UnsupportedModel                  well-formed, but edge-rt cannot run it
+    │   ├── ModelNotFound                     no such package, store name or file
+    │   └── ContextOverflow                   the prompt does not fit the context
+    ├── MemoryBudgetExceeded         exit 4   it does not fit into memory
+    ├── RuntimeUnavailable           exit 5   ONNX Runtime or a device is missing
+    │   └── VersionMismatch                   present, but in a version edge-rt cannot use
+    ├── StorageError (OSError)       exit 6   disk full, no permission, lock held
+    │   └── DownloadError                     a model could not be fetched
+    ├── Busy                         exit 1   the model is generating for somebody else
+    ├── ModelClosed                  exit 1   the model was closed
+    ├── InferenceError               exit 1   ONNX Runtime failed inside a run
+    └── Cancelled                    exit 130 stopped on request
+
+Each one carries three sentences: ``what`` went wrong, the ``numbers`` behind it, and the ``action``
+that helps.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, TypedDict
+
+
+class ErrorJSON(TypedDict):
+    """The ``error`` object of every ``--json`` answer."""
+
+    type: str
+    what: str
+    numbers: str
+    action: str
+    exit_code: int
+
+
+class EdgeRTError(Exception):
+    """Base of all errors raised by edge-rt.
+
+    Args:
+        what: one sentence saying what went wrong.
+        numbers: one sentence with the values, limits or places involved.
+        action: one sentence saying what to do.
+    """
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, what: str, numbers: str = "", action: str = "") -> None:
+        super().__init__(" ".join(part for part in (what, numbers, action) if part))
+        self.what = what
+        self.numbers = numbers
+        self.action = action
+
+    def to_json(self) -> ErrorJSON:
+        """Return the error as the JSON object that the command line and servers print."""
+        return {
+            "type": type(self).__name__,
+            "what": self.what,
+            "numbers": self.numbers,
+            "action": self.action,
+            "exit_code": self.exit_code,
+        }
+
+
+class ConfigError(EdgeRTError, ValueError):
+    """An option or argument is out of range or contradicts another one."""
+
+    exit_code = 2
+
+
+class InputError(EdgeRTError):
+    """What was given cannot be used."""
+
+    exit_code = 3
+
+
+class InvalidModelFile(InputError):
+    """A checkpoint file is malformed: the message names file, field, offset, value and limit."""
+
+
+class InvalidPackage(InputError):
+    """A package on disk is malformed, incomplete or damaged."""
+
+
+class InvalidTemplate(InputError):
+    """A chat template is unsafe, exceeds its budget, or does not render."""
+
+
+class InvalidTokenizer(InputError):
+    """A tokenizer is malformed, inconsistent or too costly."""
+
+
+class UnsupportedModel(InputError):
+    """The model is well-formed but of an architecture or format that edge-rt cannot run."""
+
+
+class ModelNotFound(InputError):
+    """No package, store entry or file has that name."""
+
+
+class ContextOverflow(InputError):
+    """The prompt and the tokens asked for do not fit the context.
+
+    Attributes:
+        prompt_tokens: tokens of the prompt.
+        requested_tokens: tokens that were to be generated.
+        context_tokens: capacity of the context.
+    """
+
+    def __init__(self, prompt_tokens: int, requested_tokens: int, context_tokens: int) -> None:
+        super().__init__(
+            "The prompt does not fit the context.",
+            f"Prompt {prompt_tokens} tokens + {requested_tokens} reserved > context {context_tokens}.",
+            "Shorten the prompt, ask for fewer tokens, or load the model with a larger context.",
+        )
+        self.prompt_tokens = prompt_tokens
+        self.requested_tokens = requested_tokens
+        self.context_tokens = context_tokens
+
+
+class MemoryBudgetExceeded(EdgeRTError):
+    """The work would need more memory than there is."""
+
+    exit_code = 4
+
+
+class RuntimeUnavailable(EdgeRTError):
+    """ONNX Runtime, an execution provider or a device is missing."""
+
+    exit_code = 5
+
+
+class VersionMismatch(RuntimeUnavailable):
+    """A component is present in a version that edge-rt cannot use."""
+
+
+class StorageError(EdgeRTError, OSError):
+    """A file could not be read or written: disk full, no permission, lock held."""
+
+    exit_code = 6
+
+
+class DownloadError(StorageError):
+    """A model could not be fetched."""
+
+
+class Busy(EdgeRTError):
+    """The model is already generating: one generation at a time per model."""
+
+
+class ModelClosed(EdgeRTError):
+    """The model was closed and cannot be used any more."""
+
+
+class InferenceError(EdgeRTError):
+    """ONNX Runtime failed inside a run; the model stays usable."""
+
+
+class Cancelled(EdgeRTError):
+    """The work was stopped on request."""
+
+    exit_code = 130

@@ -1,0 +1,291 @@
+"""Checkpoint -> package: read, plan, write the weights, write the graph, check, publish."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Final, cast
+
+import numpy as np
+import onnx_ir as ir
+
+from edge_rt.errors import ConfigError, StorageError
+from edge_rt.export.blocks import float_rows, read_rows
+from edge_rt.export.check import CheckResult, check_token_ids, compare, require_close, run_graph
+from edge_rt.export.estimate import ExportEstimate, estimate_export, require_room
+from edge_rt.export.gguf_header import read_header
+from edge_rt.export.gguf_source import open_model_file
+from edge_rt.export.gguf_tokenizer import TokenizerBuild, build_tokenizer
+from edge_rt.export.gguf_types import GGUFHeader
+from edge_rt.export.llama import LlamaConfig, read_config
+from edge_rt.export.llama_graph import LlamaWeights, build_graph, collect_weights, place_weights, write_rope_tables
+from edge_rt.export.portable import ACCURACY_LEVEL
+from edge_rt.export.reference import LlamaReference
+from edge_rt.export.weights import WeightsFile, WeightsLayout
+from edge_rt.machine import peak_rss_bytes
+from edge_rt.package import (
+    FORMAT_VERSION,
+    GRAPH_VERSION,
+    TEMPLATE_FILE,
+    TOKENIZER_FILE,
+    WEIGHTS_FILE,
+    Manifest,
+    ModelConfig,
+    Package,
+    PackageWriter,
+    Segment,
+    SourceInfo,
+    TokenizerInfo,
+    sha256_file,
+)
+from edge_rt.progress import ProgressCallback, ProgressEvent, no_progress
+from edge_rt.version import VERSION
+
+GRAPH_FILE: Final = "model.onnx"
+STAGES: Final = ("read", "plan", "weights", "graph", "check", "publish")
+"""Names of the stages, in order."""
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """What an export did.
+
+    Attributes:
+        path: the package.
+        package_id: its identity.
+        predicted_disk_bytes: what was predicted before the work.
+        disk_bytes: bytes of the package.
+        predicted_peak_bytes: peak memory predicted before the work.
+        peak_bytes: highest memory of this process so far.
+        seconds: wall time.
+        check: distance of the float graph, and of the published one, from the checkpoint.
+        warnings: sentences about the chat template.
+    """
+
+    path: Path
+    package_id: str
+    predicted_disk_bytes: int
+    disk_bytes: int
+    predicted_peak_bytes: int
+    peak_bytes: int
+    seconds: float
+    check: tuple[CheckResult, ...]
+    warnings: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as the JSON object that the command line prints."""
+        return {**dataclasses.asdict(self), "path": str(self.path)}
+
+
+@dataclass(frozen=True)
+class _Checkpoint:
+    """Everything that is known about the checkpoint once its header is read and judged."""
+
+    header: GGUFHeader
+    config: LlamaConfig
+    model: ModelConfig
+    weights: LlamaWeights
+    tokenizer: TokenizerBuild
+    warnings: tuple[str, ...]
+
+
+def export_model(
+    source: Path,
+    out: Path,
+    *,
+    activations: str = "int8",
+    force: bool = False,
+    progress: ProgressCallback = no_progress,
+    on_estimate: Callable[[ExportEstimate], None] | None = None,
+) -> ExportReport:
+    """Turn a GGUF checkpoint into a package.
+
+    The destination is absent or complete at every moment: everything is written to a private folder beside it,
+    compared with a plain numpy forward of the checkpoint, and renamed.
+
+    Args:
+        source: a GGUF file of a supported architecture.
+        out: folder to create.
+        activations: ``"int8"``: linear layers round their input to int8 per block of 32 (fast); ``"float"``: they do not.
+        force: replace a package at ``out``.
+        progress: called with the stages of ``STAGES``.
+        on_estimate: called once with the predicted disk and memory, before anything is written.
+
+    Raises:
+        InputError: the checkpoint is malformed, unsupported, or its template or tokenizer is.
+        StorageError: the destination exists, or does not fit the disk.
+        MemoryBudgetExceeded: the export does not fit the memory.
+        ConfigError: ``activations`` is unknown.
+    """
+    started = time.monotonic()
+    if activations not in ACCURACY_LEVEL:
+        raise ConfigError(
+            "The kind of activations is unknown.",
+            f"Got {activations!r}.",
+            f"Choose one of {', '.join(ACCURACY_LEVEL)}.",
+        )
+
+    def stage(name: str, done: int = 0, total: int | None = None, message: str = "") -> None:
+        progress(ProgressEvent(name, STAGES.index(name) + 1, len(STAGES), done, total, message=message))
+
+    stage("read")
+    checkpoint = read_checkpoint(Path(source))
+    stage("plan")
+    layout = place_weights(checkpoint.weights, checkpoint.config)
+    estimate = estimate_export(checkpoint.weights, layout, checkpoint.model)
+    if on_estimate is not None:
+        on_estimate(estimate)
+    require_room(estimate, Path(out).expanduser().absolute())
+    with PackageWriter(out, force=force) as writer, open_model_file(checkpoint.header.path) as stream:
+        _write_weights(stream, checkpoint, layout, writer.folder, stage)
+        stage("graph")
+        _write_texts(checkpoint.tokenizer, writer.folder)
+        _write_graph(checkpoint, layout, activations, writer.folder / GRAPH_FILE)
+        stage("check")
+        results = _check(stream, checkpoint, layout, activations, writer.folder)
+        stage("publish")
+        package = writer.publish(_manifest(checkpoint, activations))
+    stage("publish", 1, 1, "done")
+    return _report(package, estimate, results, checkpoint.warnings, started)
+
+
+def _report(
+    package: Package,
+    estimate: ExportEstimate,
+    results: tuple[CheckResult, ...],
+    warnings: tuple[str, ...],
+    started: float,
+) -> ExportReport:
+    return ExportReport(
+        path=package.path,
+        package_id=package.id,
+        predicted_disk_bytes=estimate.disk_bytes,
+        disk_bytes=package.size_bytes,
+        predicted_peak_bytes=estimate.peak_memory_bytes,
+        peak_bytes=peak_rss_bytes(),
+        seconds=time.monotonic() - started,
+        check=results,
+        warnings=warnings,
+    )
+
+
+def read_checkpoint(source: Path) -> _Checkpoint:
+    """Read and judge everything that can be refused without touching the tensor data."""
+    header = read_header(source)
+    config = read_config(header)
+    tokenizer = build_tokenizer(header.metadata, config.vocab_size)
+    warnings: tuple[str, ...] = ()
+    if tokenizer.chat_template is not None:
+        template = None
+        warnings = ()
+    return _Checkpoint(
+        header=header,
+        config=config,
+        model=config.to_model_config(sum(tensor.elements for tensor in header.tensors.values())),
+        weights=collect_weights(header, config),
+        tokenizer=tokenizer,
+        warnings=warnings,
+    )
+
+
+def _write_weights(
+    stream: BinaryIO, checkpoint: _Checkpoint, layout: WeightsLayout, folder: Path, stage: Callable[..., None]
+) -> None:
+    total = sum(part.tensor.nbytes for linear in checkpoint.weights.linears() for part in linear.parts)
+    done = 0
+
+    def on_bytes(count: int) -> None:
+        nonlocal done
+        done += count
+        stage("weights", done, total)
+
+    stage("weights", 0, total)
+    with WeightsFile(folder / WEIGHTS_FILE, layout) as out:
+        for linear in checkpoint.weights.linears():
+            linear.fill(stream, layout, out, on_bytes)
+        _write_vectors(stream, checkpoint, layout, out)
+
+
+def _write_vectors(stream: BinaryIO, checkpoint: _Checkpoint, layout: WeightsLayout, out: WeightsFile) -> None:
+    for name, tensor in checkpoint.weights.vectors.items():
+        out.write(layout.slots[name], 0, float_rows(tensor, read_rows(stream, tensor))[0].astype(np.float32))
+    factors = None
+    if (tensor := checkpoint.header.tensors.get("rope_freqs.weight")) is not None:
+        factors = float_rows(tensor, read_rows(stream, tensor))[0]
+    write_rope_tables(out, layout.slots["rope.cos"], layout.slots["rope.sin"], checkpoint.config, factors)
+
+
+def _write_texts(tokenizer: TokenizerBuild, folder: Path) -> None:
+    try:
+        (folder / TOKENIZER_FILE).write_text(tokenizer.json_text, encoding="utf-8")
+        if tokenizer.chat_template is not None:
+            (folder / TEMPLATE_FILE).write_text(tokenizer.chat_template, encoding="utf-8", newline="")
+    except OSError as error:
+        raise StorageError("The tokenizer could not be written.", f"{error.strerror}.", "Free some space.") from error
+
+
+def _write_graph(checkpoint: _Checkpoint, layout: WeightsLayout, activations: str, path: Path) -> None:
+    model = build_graph(checkpoint.weights, layout, checkpoint.model, activations=activations, producer="edge-rt")
+    try:
+        path.write_bytes(ir.to_proto(model).SerializeToString(deterministic=True))
+    except OSError as error:
+        raise StorageError("The graph could not be written.", f"{error.strerror}.", "Free some space.") from error
+
+
+def _check(
+    stream: BinaryIO, checkpoint: _Checkpoint, layout: WeightsLayout, activations: str, folder: Path
+) -> tuple[CheckResult, ...]:
+    """Compare the weights through a float graph, which has to agree closely, and then the graph to be published."""
+    ids = check_token_ids(checkpoint.config.vocab_size, min(24, checkpoint.config.context_length))
+    reference = LlamaReference(stream, checkpoint.header, checkpoint.config).logits(ids)
+    results = []
+    for kind in dict.fromkeys(("float", activations)):
+        graph = folder / (GRAPH_FILE if kind == activations else f"check-{kind}.onnx")
+        if kind != activations:
+            _write_graph(checkpoint, layout, kind, graph)
+        result = compare(reference, run_graph(graph, checkpoint.model, ids), kind)
+        require_close(result)
+        results.append(result)
+        if kind != activations:
+            graph.unlink()
+        gc.collect()
+    return tuple(results)
+
+
+def _manifest(checkpoint: _Checkpoint, activations: str) -> Manifest:
+    header, tokenizer = checkpoint.header, checkpoint.tokenizer
+    return Manifest(
+        format_version=FORMAT_VERSION,
+        graph_version=GRAPH_VERSION,
+        producer=f"edge-rt {VERSION}",
+        model=checkpoint.model,
+        op_profile="portable",
+        activations=activations,
+        quantisation=_quantisation(checkpoint),
+        kv_formats=("f32",),
+        segments=(Segment("model", GRAPH_FILE, 0, checkpoint.config.num_layers),),
+        drafters=(),
+        tokenizer=TokenizerInfo(TOKENIZER_FILE, tokenizer.bos_token_id, tokenizer.eos_token_ids, tokenizer.add_bos),
+        chat_template=TEMPLATE_FILE if tokenizer.chat_template is not None else None,
+        source=SourceInfo("gguf", header.path.name, sha256_file(header.path), header.file_size),
+        license=cast("str | None", header.get_str("general.license", default=None)),
+        files={},
+    )
+
+
+def _quantisation(checkpoint: _Checkpoint) -> dict[str, str]:
+    layers = checkpoint.weights.layers
+
+    def types(groups: list[tuple[Any, ...]]) -> str:
+        return "+".join(dict.fromkeys(linear.type_name for group in groups for linear in group))
+
+    return {
+        "embedding": checkpoint.weights.embedding.type_name,
+        "attention": types([layer.qkv for layer in layers] + [layer.output for layer in layers]),
+        "feed_forward": types([layer.gate_up for layer in layers] + [layer.down for layer in layers]),
+        "head": checkpoint.weights.head.type_name,
+    }

@@ -1,0 +1,184 @@
+"""Llama as a package: which matrices it has, and the graph that computes it.
+
+Inputs of the graph (version 1), for S rows of which R want logits, in a cache of C rows:
+
+=========================== ======= ====================== =================================================
+name                        dtype   shape                  meaning
+=========================== ======= ====================== =================================================
+``input_ids``               int64   [S]                    token ids
+``logit_rows``              int64   [R]                    rows of this pass whose logits are wanted; R may be 0
+``seqlens_k``               int32   [1]                    rows in the cache after this pass, minus 1
+``total_sequence_length``   int32   []                     rows in the cache after this pass
+``past.{i}.key``/``value``  float32 [1, kv_heads, C, D]    the cache of layer i
+=========================== ======= ====================== =================================================
+
+Outputs: ``logits`` float32 [R, vocabulary], and ``present.{i}.key``/``value``, to be bound to the same buffers as
+``past``: the cache is then updated in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from edge_rt.export.blocks import unpermuted_rows
+from edge_rt.export.gguf_types import GGUFHeader, TensorInfo
+from edge_rt.export.linear import Linear, Part, stack
+from edge_rt.export.llama import LlamaConfig, scaled_frequencies
+from edge_rt.export.portable import PortableBuilder, as_output, graph_input
+from edge_rt.export.weights import Slot, WeightsFile, WeightsLayout
+from edge_rt.package import ModelConfig
+
+ROPE_PIECE_ROWS = 4096
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """Matrices of one layer; q, k, v and gate, up are stacked."""
+
+    qkv: tuple[Linear, ...]
+    output: tuple[Linear, ...]
+    gate_up: tuple[Linear, ...]
+    down: tuple[Linear, ...]
+
+
+@dataclass(frozen=True)
+class LlamaWeights:
+    """Everything that goes into ``weights.bin``.
+
+    Attributes:
+        embedding: the token embedding; also the head if ``head`` is the same object (stored once).
+        head: matrix that gives the logits.
+        layers: matrices per layer.
+        vectors: name in the package -> float tensor of the checkpoint.
+    """
+
+    embedding: Linear
+    head: Linear
+    layers: tuple[LayerWeights, ...]
+    vectors: dict[str, TensorInfo]
+
+    def linears(self) -> Iterator[Linear]:
+        """Every matrix once, in the order of the file."""
+        yield self.embedding
+        for layer in self.layers:
+            yield from (*layer.qkv, *layer.output, *layer.gate_up, *layer.down)
+        if self.head is not self.embedding:
+            yield self.head
+
+
+def collect_weights(header: GGUFHeader, config: LlamaConfig) -> LlamaWeights:
+    """Name every matrix and vector of the package and the tensors it comes from."""
+    tensors = header.tensors
+    q_order = unpermuted_rows(config.num_heads, config.head_dim)
+    k_order = unpermuted_rows(config.num_kv_heads, config.head_dim)
+
+    def layer(i: int) -> LayerWeights:
+        def part(kind: str) -> Part:
+            return Part(tensors[f"blk.{i}.{kind}.weight"])
+
+        qkv = (
+            Part(tensors[f"blk.{i}.attn_q.weight"], q_order),
+            Part(tensors[f"blk.{i}.attn_k.weight"], k_order),
+            part("attn_v"),
+        )
+        return LayerWeights(
+            qkv=stack(f"layer{i}.qkv", qkv),
+            output=stack(f"layer{i}.output", [part("attn_output")]),
+            gate_up=stack(f"layer{i}.gate_up", [part("ffn_gate"), part("ffn_up")]),
+            down=stack(f"layer{i}.down", [part("ffn_down")]),
+        )
+
+    embedding = Linear("embedding", (Part(tensors["token_embd.weight"]),))
+    vectors = {"final_norm": tensors["output_norm.weight"]}
+    for i in range(config.num_layers):
+        vectors[f"layer{i}.attention_norm"] = tensors[f"blk.{i}.attn_norm.weight"]
+        vectors[f"layer{i}.mlp_norm"] = tensors[f"blk.{i}.ffn_norm.weight"]
+    return LlamaWeights(
+        embedding=embedding,
+        head=embedding if config.tied_embedding else Linear("head", (Part(tensors["output.weight"]),)),
+        layers=tuple(layer(i) for i in range(config.num_layers)),
+        vectors=vectors,
+    )
+
+
+def place_weights(weights: LlamaWeights, config: LlamaConfig) -> WeightsLayout:
+    """Return where everything lies in ``weights.bin``."""
+    layout = WeightsLayout()
+    for linear in weights.linears():
+        linear.place(layout)
+    for name, tensor in weights.vectors.items():
+        layout.add(name, np.float32, (tensor.shape[0],))
+    for table in ("rope.cos", "rope.sin"):
+        layout.add(table, np.float32, (config.context_length, config.head_dim // 2))
+    return layout
+
+
+def write_rope_tables(out: WeightsFile, cos: Slot, sin: Slot, config: LlamaConfig, factors: np.ndarray | None) -> None:
+    """Write cosines and sines of every position, computed in float64 and rounded once.
+
+    Args:
+        out: the open ``weights.bin``.
+        cos: slot float32 ``[context, head_dim / 2]``.
+        sin: likewise.
+        config: frequencies and scaling.
+        factors: per-frequency divisors ``[head_dim / 2]`` (``rope_freqs.weight``), or None.
+    """
+    frequencies, magnitude = scaled_frequencies(config)
+    rates = np.asarray(frequencies, np.float64) / (1.0 if factors is None else factors.astype(np.float64))
+    for first in range(0, config.context_length, ROPE_PIECE_ROWS):
+        positions = np.arange(first, min(first + ROPE_PIECE_ROWS, config.context_length), dtype=np.float64)
+        angles = positions[:, None] * rates[None, :]
+        out.write(cos, first, (np.cos(angles) * magnitude).astype(np.float32))
+        out.write(sin, first, (np.sin(angles) * magnitude).astype(np.float32))
+
+
+def build_graph(
+    weights: LlamaWeights, layout: WeightsLayout, config: ModelConfig, *, activations: str, producer: str
+) -> ir.Model:
+    """Build the whole model as one segment.
+
+    Args:
+        weights: its matrices.
+        layout: where they lie in ``weights.bin``.
+        config: numbers of the model.
+        activations: ``"int8"`` or ``"float"``.
+        producer: program that is named in the graph.
+    """
+    build = PortableBuilder(layout, config, activations)
+    ids = graph_input("input_ids", ir.DataType.INT64, ["rows"])
+    logit_rows = graph_input("logit_rows", ir.DataType.INT64, ["logit_rows"])
+    seqlens_k = graph_input("seqlens_k", ir.DataType.INT32, [1])
+    total = graph_input("total_sequence_length", ir.DataType.INT32, [])
+    cache_shape = [1, config.num_kv_heads, "capacity", config.head_dim]
+    caches = [
+        tuple(graph_input(f"past.{i}.{kind}", ir.DataType.FLOAT, cache_shape) for kind in ("key", "value"))
+        for i in range(config.num_layers)
+    ]
+    presents: list[ir.Value] = []
+    residual = build.embed(ids, weights.embedding, "embedding")
+    x = build.norm(residual, "layer0.attention_norm", "layer0.attention_input")
+    last = config.num_layers - 1
+    for i, layer in enumerate(weights.layers):
+        qkv = build.linear(x, layer.qkv, f"layer{i}.qkv")
+        attended, keys, values = build.attention(qkv, (caches[i][0], caches[i][1]), (seqlens_k, total), i)
+        presents += [as_output(v, ir.DataType.FLOAT, cache_shape) for v in (keys, values)]
+        if i == last:
+            # Behind the last attention rows no longer meet: only those that want logits go on.
+            attended = build.rows(attended, logit_rows, "attention.wanted")
+            residual = build.rows(residual, logit_rows, "residual.wanted")
+        output = build.linear(attended, layer.output, f"layer{i}.output")
+        x, residual = build.add_norm(residual, output, f"layer{i}.mlp_norm", f"layer{i}.mlp_input")
+        hidden = build.swiglu(build.linear(x, layer.gate_up, f"layer{i}.gate_up"), f"layer{i}.hidden")
+        down = build.linear(hidden, layer.down, f"layer{i}.down")
+        following = "final_norm" if i == last else f"layer{i + 1}.attention_norm"
+        x, residual = build.add_norm(
+            residual, down, following, "final" if i == last else f"layer{i + 1}.attention_input"
+        )
+    logits = build.linear(x, [weights.head], "logits")
+    outputs = [as_output(logits, ir.DataType.FLOAT, ["logit_rows", config.vocab_size]), *presents]
+    inputs = [ids, logit_rows, seqlens_k, total, *(value for pair in caches for value in pair)]
+    return build.model(inputs, outputs, producer)

@@ -1,0 +1,436 @@
+"""THE on-disk format: a folder of data, described byte for byte in ``docs/package-format.md``.
+
+``open_package`` reads and checks one, ``PackageWriter`` creates one so that the destination is
+either absent or complete at every moment.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar, get_args, get_origin, get_type_hints
+
+import psutil
+
+from edge_rt.errors import InvalidPackage, ModelNotFound, StorageError, VersionMismatch
+
+FORMAT_NAME: Final = "edge-rt package"
+FORMAT_VERSION: Final = 1
+"""Layout of the folder and of ``manifest.json``; raised when an older reader would misread a package."""
+GRAPH_VERSION: Final = 1
+"""Names and meaning of graph inputs and outputs; raised when the runtime has to bind them differently."""
+
+MANIFEST_FILE: Final = "manifest.json"
+WEIGHTS_FILE: Final = "weights.bin"
+TOKENIZER_FILE: Final = "tokenizer.json"
+TEMPLATE_FILE: Final = "chat_template.jinja"
+MAX_MANIFEST_BYTES: Final = 16 << 20
+_HASH_CHUNK_BYTES: Final = 4 << 20
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Numbers of the architecture; sizes count elements, ``context_length`` counts tokens."""
+
+    name: str
+    architecture: str
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    context_length: int
+    rms_norm_eps: float
+    rope_theta: float
+    rope_scaling: str
+    tied_embedding: bool
+    num_parameters: int
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One graph and the layers it computes, ``[first_layer, end_layer)``."""
+
+    name: str
+    graph: str
+    first_layer: int
+    end_layer: int
+
+
+@dataclass(frozen=True)
+class TokenizerInfo:
+    """File of the tokenizer and the ids the engine has to know."""
+
+    file: str
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    add_bos: bool
+
+
+@dataclass(frozen=True)
+class SourceInfo:
+    """The checkpoint that the package was made from."""
+
+    kind: str
+    name: str
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True)
+class FileInfo:
+    """Size in bytes and SHA-256 (lower-case hexadecimal) of one file."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Contents of ``manifest.json``.
+
+    Attributes:
+        format_version: see ``FORMAT_VERSION``.
+        graph_version: see ``GRAPH_VERSION``.
+        producer: program and version that wrote the package.
+        model: numbers of the architecture.
+        op_profile: ``"portable"`` (ONNX Runtime's own operators).
+        activations: ``"int8"`` (linear layers quantise their input per block) or ``"float"``.
+        quantisation: tensor class -> stored type, for example ``{"embedding": "Q8_0"}``.
+        kv_formats: cache formats the graph can be run with, preferred first.
+        segments: graphs in the order they run.
+        drafters: names of the folders under ``drafters/``.
+        tokenizer: file and special ids.
+        chat_template: file of the template, or None.
+        source: the checkpoint.
+        license: licence identifier given by the checkpoint, or None.
+        files: every other file of the folder.
+    """
+
+    format_version: int
+    graph_version: int
+    producer: str
+    model: ModelConfig
+    op_profile: str
+    activations: str
+    quantisation: Mapping[str, str]
+    kv_formats: tuple[str, ...]
+    segments: tuple[Segment, ...]
+    drafters: tuple[str, ...]
+    tokenizer: TokenizerInfo
+    chat_template: str | None
+    source: SourceInfo
+    license: str | None
+    files: Mapping[str, FileInfo]
+
+    def to_bytes(self) -> bytes:
+        """Return the one spelling of this manifest: UTF-8 JSON, keys in field order, two spaces, final newline."""
+        document = {"format": FORMAT_NAME, **dataclasses.asdict(self)}
+        return (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode("utf-8")
+
+
+@dataclass(frozen=True)
+class Package:
+    """An opened package: its folder, its manifest and its identity.
+
+    Attributes:
+        path: absolute path of the folder.
+        manifest: the checked manifest.
+        id: SHA-256 of ``manifest.json``; as that lists the hash of every file, it names the whole content.
+    """
+
+    path: Path
+    manifest: Manifest
+    id: str
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all files, the manifest included."""
+        return sum(f.size for f in self.manifest.files.values()) + (self.path / MANIFEST_FILE).stat().st_size
+
+    def file(self, name: str) -> Path:
+        """Return the path of a file that the manifest lists."""
+        return self.path / name
+
+    def verify(self) -> None:
+        """Read every file and compare its hash.
+
+        Raises:
+            InvalidPackage: a file differs from the manifest.
+            StorageError: a file cannot be read.
+        """
+        for name, info in self.manifest.files.items():
+            found = sha256_file(self.file(name))
+            if found != info.sha256:
+                raise InvalidPackage(
+                    f"{self.path}: file '{name}' is damaged.",
+                    f"Its SHA-256 is {found}, the manifest says {info.sha256}.",
+                    "Export or pull the model again.",
+                )
+
+
+def sha256_file(path: Path) -> str:
+    """Return the SHA-256 of a file in lower-case hexadecimal.
+
+    Raises:
+        StorageError: the file cannot be read.
+    """
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as stream:
+            while chunk := stream.read(_HASH_CHUNK_BYTES):
+                digest.update(chunk)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read.", f"{error.strerror or error}.", "Check the path.") from error
+    return digest.hexdigest()
+
+
+def is_package(path: Path) -> bool:
+    """Tell whether the folder holds a manifest (nothing else is checked)."""
+    return (path / MANIFEST_FILE).is_file()
+
+
+def open_package(path: Path) -> Package:
+    """Read and check the manifest, and the presence and size of every file; hashes are ``Package.verify``'s work.
+
+    Raises:
+        ModelNotFound: there is no such folder.
+        InvalidPackage: the manifest is missing, malformed or disagrees with the folder.
+        VersionMismatch: the package was written in another version of the format.
+    """
+    path = Path(path).absolute()
+    if not path.exists():
+        raise ModelNotFound(
+            f"There is no package at {path}.", "", "Check the path, or list models with 'edge-rt list'."
+        )
+    data = _read_manifest_bytes(path)
+    document = _parse_json(path, data)
+    _check_versions(path, document)
+    document.pop("format")
+    manifest: Manifest = _build(Manifest, document, path, "manifest")
+    _check_files(path, manifest)
+    return Package(path=path, manifest=manifest, id=hashlib.sha256(data).hexdigest())
+
+
+def _invalid(path: Path, what: str, numbers: str) -> InvalidPackage:
+    return InvalidPackage(f"{path}: {what}", numbers, "Export or pull the model again.")
+
+
+def _read_manifest_bytes(path: Path) -> bytes:
+    manifest_path = path / MANIFEST_FILE
+    if not manifest_path.is_file():
+        raise _invalid(path, "this is not a package.", f"It holds no {MANIFEST_FILE}.")
+    try:
+        with manifest_path.open("rb") as stream:
+            data = stream.read(MAX_MANIFEST_BYTES + 1)
+    except OSError as error:
+        raise StorageError(
+            f"{manifest_path} cannot be read.", f"{error.strerror}.", "Check its permissions."
+        ) from error
+    if len(data) > MAX_MANIFEST_BYTES:
+        raise _invalid(path, "the manifest is too large.", f"The limit is {MAX_MANIFEST_BYTES} bytes.")
+    return data
+
+
+def _parse_json(path: Path, data: bytes) -> dict[str, Any]:
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise _invalid(path, "the manifest is not JSON.", f"{error}.") from error
+    if not isinstance(document, dict) or document.get("format") != FORMAT_NAME:
+        raise _invalid(path, "the manifest is not an edge-rt package's.", f"'format' must be '{FORMAT_NAME}'.")
+    return document
+
+
+def _check_versions(path: Path, document: Mapping[str, Any]) -> None:
+    for field, ours in (("format_version", FORMAT_VERSION), ("graph_version", GRAPH_VERSION)):
+        found = document.get(field)
+        if not isinstance(found, int) or isinstance(found, bool):
+            raise _invalid(path, f"the manifest's '{field}' is missing or no number.", f"Found {found!r}.")
+        if found != ours:
+            raise VersionMismatch(
+                f"{path}: the package has {field} {found}, this edge-rt reads {ours}.",
+                f"It was written by {document.get('producer', 'an unknown program')!s:.80}.",
+                "Export the model again with this version, or install the version that wrote it.",
+            )
+
+
+T = TypeVar("T")
+
+
+def _build(kind: type[T], value: Any, path: Path, where: str) -> T:
+    """Turn JSON into a dataclass; every missing, unknown or mistyped field is an error that names it."""
+    if not isinstance(value, dict):
+        raise _invalid(path, f"'{where}' must be an object.", f"Found {type(value).__name__}.")
+    hints = get_type_hints(kind)
+    unknown = sorted(set(value) - set(hints))
+    missing = sorted(set(hints) - set(value))
+    if unknown or missing:
+        raise _invalid(path, f"'{where}' has the wrong fields.", f"Missing: {missing}; unknown: {unknown}.")
+    return kind(**{name: _convert(hint, value[name], path, f"{where}.{name}") for name, hint in hints.items()})
+
+
+def _convert(hint: Any, value: Any, path: Path, where: str) -> Any:
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return _build(hint, value, path, where)
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is tuple and isinstance(value, list):
+        return tuple(_convert(arguments[0], item, path, f"{where}[{i}]") for i, item in enumerate(value))
+    if (
+        origin is not None
+        and issubclass(origin if isinstance(origin, type) else object, Mapping)
+        and isinstance(value, dict)
+    ):
+        return {key: _convert(arguments[1], item, path, f"{where}.{key}") for key, item in value.items()}
+    allowed = arguments if origin is not None and origin is not tuple else (hint,)
+    if float in allowed and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if any(type(value) is option for option in allowed):
+        return value
+    raise _invalid(path, f"'{where}' has the wrong type.", f"Expected {hint}, found {type(value).__name__}.")
+
+
+_SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
+
+
+def _check_files(path: Path, manifest: Manifest) -> None:
+    named = [manifest.tokenizer.file, *(segment.graph for segment in manifest.segments), WEIGHTS_FILE]
+    if manifest.chat_template is not None:
+        named.append(manifest.chat_template)
+    unlisted = sorted(set(named) - set(manifest.files))
+    if unlisted:
+        raise _invalid(path, "the manifest names files it does not list.", f"Not under 'files': {unlisted}.")
+    for name, info in manifest.files.items():
+        if not _SAFE_NAME.fullmatch(name):
+            raise _invalid(path, "the manifest lists a path that leaves the package.", f"{name!r:.100} is not allowed.")
+        file = path / name
+        if file.is_symlink() or not file.is_file():
+            raise _invalid(path, f"file '{name}' is missing or not a regular file.", f"Expected {info.size} bytes.")
+        size = file.stat().st_size
+        if size != info.size:
+            raise _invalid(path, f"file '{name}' has the wrong size.", f"Found {size} bytes, expected {info.size}.")
+
+
+class PackageWriter:
+    """Creates a package in a private folder beside its destination and renames it when complete.
+
+    Use as a context manager: write files below ``folder``, then call ``publish``. Leaving the block
+    without ``publish`` removes everything; a killed process leaves only a hidden folder that the next
+    writer to the same place reclaims.
+
+    Args:
+        destination: folder to create.
+        force: replace an existing package at the destination.
+
+    Raises:
+        StorageError: the destination exists (without ``force``, or if it is no package), or cannot be written.
+    """
+
+    def __init__(self, destination: Path, *, force: bool = False) -> None:
+        self.destination = Path(destination).expanduser().absolute()
+        self.force = force
+        self.folder = self.destination.parent / f"{self._prefix()}{os.getpid()}-{secrets.token_hex(4)}"
+
+    def _prefix(self) -> str:
+        return f".{self.destination.name}.part-"
+
+    def __enter__(self) -> Self:
+        self._check_destination()
+        try:
+            self.destination.parent.mkdir(parents=True, exist_ok=True)
+            self._reclaim()
+            self.folder.mkdir(mode=0o755)
+        except OSError as error:
+            raise StorageError(
+                f"{self.destination.parent} cannot be written.",
+                f"{error.strerror}.",
+                "Choose another place with --out.",
+            ) from error
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _check_destination(self) -> None:
+        if not self.destination.exists() and not self.destination.is_symlink():
+            return
+        if not is_package(self.destination):
+            raise StorageError(
+                f"{self.destination} exists and is not a package.", "It would be lost.", "Choose another folder."
+            )
+        if not self.force:
+            raise StorageError(
+                f"{self.destination} exists already.",
+                "Nothing was changed.",
+                "Replace it with --force, or choose another folder.",
+            )
+
+    def _reclaim(self) -> None:
+        """Remove what writers that no longer run have left."""
+        for left in self.destination.parent.glob(f"{self._prefix()}*"):
+            pid = left.name.removeprefix(self._prefix()).split("-")[0]
+            if pid.isdigit() and not psutil.pid_exists(int(pid)):
+                shutil.rmtree(left, ignore_errors=True)
+
+    def publish(self, manifest: Manifest) -> Package:
+        """Write the manifest last, flush everything to the disk, and put the folder in its place.
+
+        ``manifest.files`` is filled in here from what lies in the folder.
+
+        Raises:
+            StorageError: the disk is full or the rename failed; the destination is unchanged.
+        """
+        try:
+            manifest = dataclasses.replace(manifest, files=self._describe_files())
+            (self.folder / MANIFEST_FILE).write_bytes(manifest.to_bytes())
+            for file in [p for p in self.folder.rglob("*") if p.is_file()]:
+                _fsync(file)
+            _fsync(self.folder)
+            self._replace_destination()
+            _fsync(self.destination.parent)
+        except OSError as error:
+            if isinstance(error, StorageError):
+                raise
+            raise StorageError(
+                f"{self.destination} could not be written.",
+                f"{error.strerror}.",
+                "Free some space or choose another disk.",
+            ) from error
+        return open_package(self.destination)
+
+    def _describe_files(self) -> dict[str, FileInfo]:
+        files = sorted(p for p in self.folder.rglob("*") if p.is_file())
+        return {
+            p.relative_to(self.folder).as_posix(): FileInfo(size=p.stat().st_size, sha256=sha256_file(p)) for p in files
+        }
+
+    def _replace_destination(self) -> None:
+        if self.destination.exists():
+            self._check_destination()
+            old = self.folder.with_name(self.folder.name + "-old")
+            self.destination.rename(old)
+            self.folder.rename(self.destination)
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            self.folder.rename(self.destination)
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,274 @@
+"""The only file that imports ONNX Runtime: sessions, bindings, the thread pool, and error translation."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from edge_rt.errors import (
+    Cancelled,
+    ConfigError,
+    EdgeRTError,
+    InferenceError,
+    InvalidPackage,
+    MemoryBudgetExceeded,
+    RuntimeUnavailable,
+    UnsupportedModel,
+    VersionMismatch,
+)
+
+MINIMUM_ONNXRUNTIME: Final = (1, 23)
+MAX_THREADS: Final = 1024
+
+try:
+    import onnxruntime as ort
+except ImportError as _error:
+    raise RuntimeUnavailable(
+        "ONNX Runtime is not installed.",
+        "edge-rt does not depend on it by itself, because its CPU and GPU wheels overwrite each other.",
+        "Install one of them: pip install 'edge-rt[cpu]' or pip install 'edge-rt[gpu]'.",
+    ) from _error
+
+
+def onnxruntime_version() -> str:
+    """Return the version of the ONNX Runtime in use, for example ``"1.31.1"``."""
+    return str(ort.__version__)
+
+
+def check_onnxruntime_version(version: str | None = None) -> None:
+    """Refuse a version below the floor.
+
+    Raises:
+        VersionMismatch: ONNX Runtime is too old.
+    """
+    version = version or onnxruntime_version()
+    numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:2])
+    if numbers < MINIMUM_ONNXRUNTIME:
+        floor = ".".join(map(str, MINIMUM_ONNXRUNTIME))
+        raise VersionMismatch(
+            "ONNX Runtime is too old.",
+            f"Version {version} is installed, at least {floor} is needed.",
+            "Upgrade it: pip install --upgrade onnxruntime.",
+        )
+
+
+def available_providers() -> list[str]:
+    """Return the execution providers of the installed wheel, preferred first."""
+    return list(ort.get_available_providers())
+
+
+class _ThreadPool:
+    """ONNX Runtime's process-wide pool, sized once: pools of single sessions would spin against each other."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._size: int | None = None
+
+    def ensure(self, threads: int) -> None:
+        if not 1 <= threads <= MAX_THREADS:
+            raise ConfigError(
+                "The number of threads is out of range.",
+                f"Got {threads}, allowed are 1 to {MAX_THREADS}.",
+                "Leave it out to use every CPU this process may use.",
+            )
+        with self._lock:
+            if self._size is None:
+                ort.set_global_thread_pool_sizes(threads, 1)
+                self._size = threads
+            elif self._size != threads:
+                raise ConfigError(
+                    "The thread pool of this process has another size already.",
+                    f"It has {self._size} threads, {threads} were asked for.",
+                    "Use the same number for every model of a process, or start another process.",
+                )
+
+    @property
+    def size(self) -> int | None:
+        return self._size
+
+
+_POOL: Final = _ThreadPool()
+
+
+def pool_size() -> int | None:
+    """Return the size of the process-wide thread pool, or None before the first session."""
+    return _POOL.size
+
+
+def _contains(*words: str) -> Any:
+    return lambda text: any(word in text for word in words)
+
+
+# Foreign message -> our error, first match wins: (matches, error, what, action).
+_TRANSLATIONS: Final[tuple[tuple[Any, type[EdgeRTError], str, str], ...]] = (
+    (
+        _contains("Failed to allocate", "bad_alloc", "std::bad_alloc", "Available memory of"),
+        MemoryBudgetExceeded,
+        "ONNX Runtime could not allocate memory.",
+        "Use a smaller context or a smaller model.",
+    ),
+    (
+        _contains("is not a registered function/op", "No Op registered", "Could not find an implementation"),
+        UnsupportedModel,
+        "This ONNX Runtime lacks an operator of the package.",
+        "Upgrade ONNX Runtime, or export the model again.",
+    ),
+    (
+        _contains(
+            "Protobuf parsing failed", "InvalidProtobuf", "INVALID_GRAPH", "InvalidGraph", "NO_SUCHFILE", "NoSuchFile"
+        ),
+        InvalidPackage,
+        "ONNX Runtime cannot read the package's graph.",
+        "Export or pull the model again.",
+    ),
+)
+
+
+def translate(error: BaseException, *, loading: bool) -> EdgeRTError:
+    """Turn an exception of ONNX Runtime into one of ours; the only place where its messages are read."""
+    text = f"{type(error).__name__}: {error}"
+    numbers = " ".join(text.split())[:300] + "."
+    for matches, kind, what, action in _TRANSLATIONS:
+        if matches(text):
+            return kind(what, numbers, action)
+    if loading:
+        return InvalidPackage("ONNX Runtime refused the package.", numbers, "Export or pull the model again.")
+    return InferenceError(
+        "ONNX Runtime failed while running the model.", numbers, "Try again; report it if it repeats."
+    )
+
+
+class StopSwitch:
+    """Stops a run from another thread or a signal handler; reusable once ``reset``.
+
+    The flag is ours because ONNX Runtime has no error code of its own for a terminated run.
+    """
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self._options = ort.RunOptions()
+
+    @property
+    def is_set(self) -> bool:
+        """True from ``stop`` until ``reset``."""
+        return self._event.is_set()
+
+    def stop(self) -> None:
+        """End the current run, and every later one, as soon as the node at work returns."""
+        self._event.set()
+        self._options.terminate = True
+
+    def reset(self) -> None:
+        """Allow runs again."""
+        self._event.clear()
+        self._options.terminate = False
+
+    @property
+    def run_options(self) -> Any:
+        """The ``onnxruntime.RunOptions`` that carries the flag."""
+        return self._options
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Name, shape (int or symbolic name per axis) and ONNX type string of a graph input or output."""
+
+    name: str
+    shape: tuple[int | str, ...]
+    type: str
+
+
+class Session:
+    """One graph opened on a device.
+
+    Args:
+        graph: path of the ``.onnx`` file; its weights are found beside it.
+        threads: size of the process-wide pool.
+        providers: execution providers, preferred first.
+
+    Raises:
+        InvalidPackage, UnsupportedModel, MemoryBudgetExceeded: the graph cannot be opened.
+        ConfigError: ``threads`` is out of range, or the pool already has another size.
+    """
+
+    def __init__(self, graph: Path, *, threads: int, providers: Iterable[str] = ("CPUExecutionProvider",)) -> None:
+        check_onnxruntime_version()
+        _POOL.ensure(threads)
+        options = ort.SessionOptions()
+        options.use_per_session_threads = False
+        options.log_severity_level = 3
+        # A pattern is kept for every shape seen, and prompts come in every length.
+        options.enable_mem_pattern = False
+        try:
+            self._session = ort.InferenceSession(str(graph), options, providers=list(providers))
+        except Exception as error:
+            raise translate(error, loading=True) from error
+
+    @property
+    def inputs(self) -> list[TensorSpec]:
+        """Inputs of the graph in its order."""
+        return [TensorSpec(v.name, tuple(v.shape), v.type) for v in self._session.get_inputs()]
+
+    @property
+    def outputs(self) -> list[TensorSpec]:
+        """Outputs of the graph in its order."""
+        return [TensorSpec(v.name, tuple(v.shape), v.type) for v in self._session.get_outputs()]
+
+    @property
+    def providers(self) -> list[str]:
+        """Execution providers in use."""
+        return list(self._session.get_providers())
+
+    def binding(self) -> Binding:
+        """Return an empty binding for this session."""
+        return Binding(self._session)
+
+
+class Binding:
+    """Arrays tied to the inputs and outputs of a session; ONNX Runtime reads and writes them in place.
+
+    Bound arrays are kept alive here. An array may be bound to an input and an output at once: that is how
+    the KV cache is updated without a copy.
+    """
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+        self._binding = session.io_binding()
+        self._values: dict[str, Any] = {}
+
+    def bind_input(self, name: str, array: np.ndarray[Any, Any]) -> None:
+        """Tie a C-contiguous array to an input."""
+        self._binding.bind_ortvalue_input(name, self._value(name, array))
+
+    def bind_output(self, name: str, array: np.ndarray[Any, Any]) -> None:
+        """Tie a writable C-contiguous array to an output."""
+        assert array.flags.writeable, name
+        self._binding.bind_ortvalue_output(name, self._value(name, array))
+
+    def _value(self, name: str, array: np.ndarray[Any, Any]) -> Any:
+        # ONNX Runtime copies a non-contiguous array in silence, and what it writes there is lost.
+        assert array.flags.c_contiguous, name
+        value = ort.OrtValue.ortvalue_from_numpy(array)
+        self._values[name] = value
+        return value
+
+    def run(self, switch: StopSwitch) -> None:
+        """Run the graph once on the bound arrays.
+
+        Raises:
+            Cancelled: ``switch`` was set before or during the run; outputs are undefined.
+            InferenceError, MemoryBudgetExceeded: ONNX Runtime failed.
+        """
+        if switch.is_set:
+            raise Cancelled("The run was stopped.")
+        try:
+            self._session.run_with_iobinding(self._binding, switch.run_options)
+        except Exception as error:
+            if switch.is_set:
+                raise Cancelled("The run was stopped.") from error
+            raise translate(error, loading=False) from error

@@ -1,0 +1,219 @@
+"""Writing files so that they are absent or complete: checked while written, synced, then renamed by the caller."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_rt.errors import DownloadError, EdgeRTError, StorageError
+
+CHUNK = 1 << 20
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+@dataclass(frozen=True)
+class FileSpec:
+    """A file to be fetched.
+
+    Attributes:
+        name: file name, or relative path in POSIX form.
+        size: bytes; None if not known beforehand.
+        sha256: hexadecimal digest; None if not known beforehand.
+    """
+
+    name: str
+    size: int | None = None
+    sha256: str | None = None
+
+
+def human_bytes(size: int) -> str:
+    """Format a number of bytes with decimal units, as download pages do: ``92.9 MB``."""
+    value = float(size)
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{size} bytes" if unit == "bytes" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} TB"
+
+
+@contextmanager
+def storage_errors(path: Path) -> Iterator[None]:
+    """Turn an ``OSError`` of the file system into a `StorageError` that names ``path``."""
+    try:
+        yield
+    except EdgeRTError:
+        raise
+    except OSError as error:
+        reason = error.strerror or str(error)
+        if error.errno in _FULL:
+            raise StorageError(
+                f"{path} could not be written: the disk or a limit is full.",
+                f"{reason}; {human_bytes(free_bytes(path))} free.",
+                "Free space, or choose another folder with --store.",
+            ) from error
+        raise StorageError(
+            f"{path} could not be read or written.", f"{reason}.", "Check the folder, its permissions and its disk."
+        ) from error
+
+
+def free_bytes(path: Path) -> int:
+    """Return the free bytes of the disk that holds ``path``, or will hold it."""
+    for folder in (path, *path.parents):
+        if folder.exists():
+            return shutil.disk_usage(folder).free
+    return 0
+
+
+def check_space(folder: Path, needed: int, what: str) -> None:
+    """Refuse work that cannot fit on the disk.
+
+    Args:
+        folder: where it would be written.
+        needed: bytes.
+        what: a noun for the message.
+
+    Raises:
+        StorageError: fewer than ``needed`` bytes are free.
+    """
+    free = free_bytes(folder)
+    if free < needed:
+        raise StorageError(
+            f"There is not enough space for {what} in {folder}.",
+            f"{human_bytes(needed)} needed, {human_bytes(free)} free.",
+            "Free space, or choose another folder with --store.",
+        )
+
+
+def write_checked(chunks: Iterable[bytes], target: Path, spec: FileSpec, on_bytes: Callable[[int], None]) -> str:
+    """Write a new file from chunks, check it against ``spec`` and sync it to disk.
+
+    Args:
+        chunks: the content; errors raised by the iterator pass through.
+        target: path that must not exist yet; absent again after an error.
+        spec: size and hash expected; nothing beyond the size is ever written.
+        on_bytes: called with the number of bytes written so far.
+
+    Returns:
+        The sha256 of the content, in hexadecimal.
+
+    Raises:
+        DownloadError: size or hash differ.
+        StorageError: the file could not be written.
+    """
+    digest = hashlib.sha256()
+    done = 0
+    with storage_errors(target):
+        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
+    try:
+        for chunk in chunks:
+            done += len(chunk)
+            if spec.size is not None and done > spec.size:
+                raise _size_error(spec, f"more than {spec.size}")
+            digest.update(chunk)
+            with storage_errors(target):
+                _write_all(descriptor, chunk)
+            on_bytes(done)
+        with storage_errors(target):
+            os.fsync(descriptor)
+        check_content(spec, done, digest.hexdigest())
+    except BaseException:
+        os.close(descriptor)
+        target.unlink(missing_ok=True)
+        raise
+    os.close(descriptor)
+    return digest.hexdigest()
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    # Unbuffered: a buffered file would repeat the failed write when it is closed, and hide the first error.
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def check_content(spec: FileSpec, size: int, sha256: str) -> None:
+    """Compare what arrived with what was expected.
+
+    Raises:
+        DownloadError: size or hash differ.
+    """
+    if spec.size is not None and size != spec.size:
+        raise _size_error(spec, str(size))
+    if spec.sha256 is not None and sha256 != spec.sha256:
+        raise DownloadError(
+            f"{spec.name} has the wrong content.",
+            f"sha256 {sha256}, expected {spec.sha256}.",
+            "Fetch it again; if that does not help, its source has changed or is not to be trusted.",
+        )
+
+
+def _size_error(spec: FileSpec, found: str) -> DownloadError:
+    return DownloadError(
+        f"{spec.name} has the wrong size.",
+        f"{found} bytes, expected {spec.size}.",
+        "Fetch it again; if that does not help, its source has changed or is not to be trusted.",
+    )
+
+
+def read_chunks(path: Path) -> Iterator[bytes]:
+    """Yield the content of a file in chunks of 1 MiB.
+
+    Raises:
+        StorageError: the file cannot be read.
+    """
+    with storage_errors(path), path.open("rb", buffering=0) as file:
+        while chunk := file.read(CHUNK):
+            yield chunk
+
+
+def hash_file(path: Path, on_bytes: Callable[[int], None] | None = None) -> str:
+    """Return the sha256 of a file in hexadecimal.
+
+    Args:
+        path: a regular file.
+        on_bytes: called with the number of bytes read so far.
+
+    Raises:
+        StorageError: the file cannot be read.
+    """
+    digest = hashlib.sha256()
+    done = 0
+    for chunk in read_chunks(path):
+        digest.update(chunk)
+        done += len(chunk)
+        if on_bytes is not None:
+            on_bytes(done)
+    return digest.hexdigest()
+
+
+def sync(path: Path) -> None:
+    """Force a file or folder to disk; a folder carries the names of its files.
+
+    Raises:
+        StorageError: the disk refused.
+    """
+    if sys.platform == "win32":  # folders cannot be opened there, and files need write access to be synced
+        return
+    with storage_errors(path):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def tree_bytes(path: Path) -> int:
+    """Return the bytes of all files at and below ``path`` without following links; 0 if it is absent."""
+    try:
+        if path.is_symlink() or not path.is_dir():
+            return path.lstat().st_size
+        return sum(tree_bytes(child) for child in path.iterdir())
+    except FileNotFoundError:  # it may be a folder that somebody else is writing or removing
+        return 0

@@ -1,0 +1,237 @@
+"""The store: one folder with exported packages and the files they were made from.
+
+::
+
+    packages/NAME/       an exported package
+    sources/NAME/        the fetched file, or the files of a checkpoint, and source.json
+    locks/NAME.lock      held while NAME is fetched, exported or removed
+"""
+
+from __future__ import annotations
+
+import builtins
+import difflib
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edge_rt.errors import EdgeRTError, ModelNotFound
+from edge_rt.store.config import store_root
+from edge_rt.store.files import storage_errors, tree_bytes
+from edge_rt.store.naming import check_name, is_name, parse_hub_reference
+from edge_rt.store.records import SourceRecord, read_record
+from edge_rt.store.staging import discard, entry_lock, reclaim
+
+if TYPE_CHECKING:
+    from edge_rt.package import Package
+
+
+@dataclass(frozen=True)
+class StoreEntry:
+    """One name in a store.
+
+    Attributes:
+        name: store name.
+        path: folder of the package; None if there are only source files.
+        size_bytes: bytes of the package; 0 without one.
+        source_bytes: bytes of the kept source files; 0 without any.
+        architecture: architecture family, such as ``llama``.
+        quantisation: format per tensor class.
+        activations: activation type of the package.
+        license: SPDX identifier, if known.
+        origin: what was asked for when the source was fetched, if it is kept.
+        problem: why the entry cannot be used; None if nothing is wrong with it.
+    """
+
+    name: str
+    path: Path | None
+    size_bytes: int
+    source_bytes: int
+    architecture: str | None = None
+    quantisation: dict[str, str] | None = None
+    activations: str | None = None
+    license: str | None = None
+    origin: str | None = None
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class RemovedReport:
+    """What a removal freed.
+
+    Attributes:
+        name: store name.
+        bytes: bytes of package and sources together.
+    """
+
+    name: str
+    bytes: int
+
+
+def read_package(path: Path) -> Package:
+    """Open a package; a function of its own so that a store can be made with another one."""
+    from edge_rt.package import open_package
+
+    return open_package(path)
+
+
+def suggest(name: str, names: Iterable[str]) -> str:
+    """Return a sentence that says which names exist, close ones first."""
+    known = sorted(set(names))
+    close = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
+    if close:
+        return f"Did you mean {' or '.join(repr(match) for match in close)}? Known names: {', '.join(known)}."
+    return f"Known names: {', '.join(known) or 'none'}."
+
+
+@dataclass(frozen=True)
+class Store:
+    """A store on disk; nothing is created before something is written.
+
+    Attributes:
+        root: its folder.
+        read_package: opens a package, and raises an `EdgeRTError` for a damaged one.
+    """
+
+    root: Path
+    read_package: Callable[[Path], Package] = read_package
+
+    @property
+    def packages(self) -> Path:
+        """Folder of the exported packages."""
+        return self.root / "packages"
+
+    @property
+    def sources(self) -> Path:
+        """Folder of the fetched files."""
+        return self.root / "sources"
+
+    def package_path(self, name: str) -> Path:
+        """Return where the package of that name is or would be.
+
+        Raises:
+            ConfigError: not a valid name.
+        """
+        return self.packages / check_name(name)
+
+    def source_path(self, name: str) -> Path:
+        """Return the folder where the source files of that name are or would be.
+
+        Raises:
+            ConfigError: not a valid name.
+        """
+        return self.sources / check_name(name)
+
+    def lock_path(self, name: str, *, role: str) -> Path:
+        """Return the lock file of an entry's ``package`` or ``source``."""
+        return self.root / "locks" / f"{check_name(name)}.{role}"
+
+    def prepare(self) -> None:
+        """Create the folders, and delete what processes that are gone have left.
+
+        Raises:
+            StorageError: the folders cannot be created.
+        """
+        for folder in (self.packages, self.sources):
+            with storage_errors(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+            reclaim(folder)
+
+    def has_package(self, name: str) -> bool:
+        """Return whether there is a package of that name, intact or not."""
+        return is_name(name) and (self.packages / name).exists()
+
+    def find_record(self, name: str) -> SourceRecord | None:
+        """Return what is known about the source files of that name, or None if there are none.
+
+        Raises:
+            InvalidModelFile: they are damaged.
+            StorageError: they cannot be read.
+        """
+        folder = self.source_path(name)
+        return read_record(folder) if folder.exists() else None
+
+    def names(self) -> builtins.list[str]:
+        """Return the names of all entries in alphabetical order.
+
+        Raises:
+            StorageError: the store cannot be read.
+        """
+        found: set[str] = set()
+        for folder in (self.packages, self.sources):
+            with storage_errors(folder):
+                if folder.is_dir():
+                    found.update(path.name for path in folder.iterdir() if is_name(path.name))
+        return sorted(found)
+
+    def remove(self, name: str) -> RemovedReport:
+        """Delete a package and its source files; each disappears in one step.
+
+        Args:
+            name: store name, or the hub reference that it came from.
+
+        Raises:
+            ConfigError: not a valid name.
+            ModelNotFound: no such entry.
+            StorageError: another process is working on it, or it cannot be deleted.
+        """
+        reference = parse_hub_reference(name)
+        name = check_name(name) if reference is None else reference.store_name
+        if name not in self.names():
+            raise ModelNotFound(f"The store has no model {name!r}.", suggest(name, self.names()), "See 'edge-rt list'.")
+        with ExitStack() as stack:
+            for role in ("package", "source"):
+                stack.enter_context(entry_lock(self.lock_path(name, role=role), on_wait=None))
+            freed = discard(self.package_path(name)) + discard(self.source_path(name))
+        self.prepare()
+        return RemovedReport(name, freed)
+
+    def list(self) -> builtins.list[StoreEntry]:
+        """Return all entries in alphabetical order; damaged ones carry a `problem`.
+
+        Raises:
+            StorageError: the store cannot be read.
+        """
+        return [self._entry(name) for name in self.names()]
+
+    def _entry(self, name: str) -> StoreEntry:
+        package, record = None, None
+        problems = []
+        path, source = self.package_path(name), self.source_path(name)
+        try:
+            package = self.read_package(path) if path.exists() or path.is_symlink() else None
+        except (EdgeRTError, OSError) as error:
+            problems.append(f"package: {error}")
+        try:
+            record = self.find_record(name)
+        except (EdgeRTError, OSError) as error:
+            problems.append(f"source: {error}")
+        manifest = None if package is None else package.manifest
+        return StoreEntry(
+            name=name,
+            path=path if path.exists() else None,
+            size_bytes=tree_bytes(path) if package is None else package.size_bytes,
+            source_bytes=tree_bytes(source),
+            architecture=None if manifest is None else manifest.model.architecture,
+            quantisation=None if manifest is None else dict(manifest.quantisation),
+            activations=None if manifest is None else manifest.activations,
+            license=(manifest.license if manifest else None) or (record.license if record else None),
+            origin=None if record is None else record.origin,
+            problem="; ".join(problems) or None,
+        )
+
+
+def open_store(root: Path | None = None, *, config: Path | None = None) -> Store:
+    """Return the user's store, or the one that a flag or the configuration file names.
+
+    Args:
+        root: folder given by a flag.
+        config: another configuration file than the user's.
+
+    Raises:
+        ConfigError: the configuration file is wrong.
+        StorageError: the configuration file cannot be read.
+    """
+    return Store(store_root(root, config=config))

@@ -1,0 +1,111 @@
+"""Names of store entries, and references to repositories on the Hugging Face hub.
+
+A store name is 1 to 96 characters of ``a-z 0-9 . _ -`` and starts with a letter or digit, so that it is one plain
+folder name on every file system. Other things map to such a name:
+
+- ``Org/Name`` on the hub is ``org--name`` (the hub itself treats names case-insensitively and forbids ``--``),
+- ``Org/Name:File.Q8_0.gguf`` is ``org--name--file.q8_0``,
+- a GGUF file is its stem followed by the first 12 hexadecimal digits of its sha256.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from edge_rt.errors import ConfigError
+
+MAX_NAME = 96
+MAX_HUB_PATH = 512
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,95}")
+_HUB_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
+_FOREIGN = re.compile(r"[^a-z0-9._-]+")
+
+
+@dataclass(frozen=True)
+class HubReference:
+    """``org/name`` or ``org/name:file.gguf`` on the hub.
+
+    Attributes:
+        repo: repository id, ``org/name``.
+        file: path of one GGUF file inside it; None leaves the choice to us.
+    """
+
+    repo: str
+    file: str | None = None
+
+    def __str__(self) -> str:
+        return self.repo if self.file is None else f"{self.repo}:{self.file}"
+
+    @property
+    def store_name(self) -> str:
+        """The name of this reference's entry in a store."""
+        name = self.repo.replace("/", "--")
+        if self.file is not None:
+            name += f"--{PurePosixPath(self.file).stem}"
+        return safe_name(name)
+
+
+def is_name(text: str) -> bool:
+    """Return whether ``text`` can be the name of a store entry."""
+    return _NAME.fullmatch(text) is not None
+
+
+def check_name(text: str) -> str:
+    """Return ``text`` if it can be the name of a store entry.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    if not is_name(text):
+        raise ConfigError(
+            f"{text[:120]!r} is not a valid model name.",
+            f"A name has 1 to {MAX_NAME} characters of a-z, 0-9, '.', '_' and '-', and starts with a letter or digit.",
+            "Choose another name.",
+        )
+    return text
+
+
+def safe_name(text: str) -> str:
+    """Map any text to a valid store name; a name that must be cut ends in 8 digits of the text's hash."""
+    name = _FOREIGN.sub("-", text.lower()).lstrip("._-") or "model"
+    if len(name) > MAX_NAME:
+        name = f"{name[: MAX_NAME - 9]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return name
+
+
+def gguf_name(stem: str, sha256: str) -> str:
+    """Return the store name of a GGUF file: its stem, then 12 digits of its hash, so that equal content is shared."""
+    return f"{safe_name(stem)[: MAX_NAME - 13]}-{sha256[:12]}"
+
+
+def is_safe_path(text: str) -> bool:
+    """Return whether ``text`` is a relative path in POSIX form that stays inside its folder."""
+    if not text or len(text) > MAX_HUB_PATH or "\\" in text or ":" in text or not text.isprintable():
+        return False
+    return all(part not in ("", ".", "..") for part in text.split("/"))
+
+
+def parse_hub_reference(text: str) -> HubReference | None:
+    """Return what ``text`` refers to on the hub, or None if it has not the form of a hub reference.
+
+    Raises:
+        ConfigError: the part behind the colon is not the path of a GGUF file.
+    """
+    repo, colon, file = text.partition(":")
+    parts = repo.split("/")
+    if len(parts) != 2 or not all(_HUB_PART.fullmatch(part) for part in parts):
+        return None
+    if not colon:
+        # "folder/model.gguf" is a path that does not exist, not a repository.
+        return None if repo.lower().endswith(".gguf") else HubReference(repo)
+    if not is_safe_path(file) or not file.lower().endswith(".gguf"):
+        raise ConfigError(
+            f"{file[:120]!r} does not name a GGUF file of {repo}.",
+            "The part behind the colon is a relative path that ends in '.gguf'.",
+            "Write org/name:file.gguf.",
+        )
+    return HubReference(repo, file)

@@ -1,0 +1,255 @@
+"""Fetch and export in one go, so that a model is ready to be loaded."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from edge_rt.errors import ConfigError, EdgeRTError, ModelNotFound, UnsupportedModel
+from edge_rt.progress import ProgressCallback, ProgressEvent, no_progress
+from edge_rt.store.fetch import FetchedSource, fetch_source, find_target, local_source
+from edge_rt.store.layout import Store
+from edge_rt.store.naming import HubReference, check_name, is_name
+from edge_rt.store.recipes import Recipe
+from edge_rt.store.resolve import FetchOptions, resolve
+from edge_rt.store.staging import discard, entry_lock
+
+if TYPE_CHECKING:
+    from edge_rt.package import Package
+
+DEFAULT_ACTIVATIONS = "int8"
+
+
+class Exporter(Protocol):
+    """Makes a package from a GGUF file, as `edge_rt.export.export_model` does."""
+
+    def __call__(
+        self, source: Path, out: Path, *, name: str, activations: str, force: bool, progress: ProgressCallback
+    ) -> Any:
+        """Write the package into the folder ``out`` and return a report."""
+        ...
+
+
+@dataclass(frozen=True)
+class PullReport:
+    """What a pull did.
+
+    Attributes:
+        name: store name.
+        package: folder of the package; None if none was asked for.
+        source: what it was made from; None if nothing had to be looked at or fetched.
+        was_present: the package was there already.
+        export: the exporter's report; None if nothing was exported.
+        seconds: time of the whole pull.
+    """
+
+    name: str
+    package: Path | None
+    source: FetchedSource | None
+    was_present: bool
+    export: Any
+    seconds: float
+
+
+def export_with_edge_rt(
+    source: Path, out: Path, *, name: str, activations: str, force: bool, progress: ProgressCallback
+) -> Any:
+    """Export with edge-rt's own exporter, which is imported only here; see `Exporter`."""
+    from edge_rt.export import export_model
+
+    return export_model(source, out, name=name, activations=activations, force=force, progress=progress)
+
+
+def pull(
+    ref: str | os.PathLike[str],
+    *,
+    store: Store,
+    name: str | None = None,
+    offline: bool = False,
+    activations: str | None = None,
+    force: bool = False,
+    keep_source: bool = True,
+    export: bool = True,
+    progress: ProgressCallback = no_progress,
+    exporter: Exporter = export_with_edge_rt,
+    options: FetchOptions | None = None,
+) -> PullReport:
+    """Fetch a model and export it into ``packages/NAME``; what is there already is not done again.
+
+    Args:
+        ref: recipe name, ``org/name``, ``org/name:file.gguf``, or a local GGUF file.
+        store: where source and package are kept.
+        name: store name; None for the one that follows from ``ref``.
+        offline: use what is on this machine only.
+        activations: activation type of the export; None for the recipe's, or ``int8``.
+        force: fetch and export again, and replace another model of that name.
+        keep_source: keep the fetched file beside the package.
+        export: make the package; False only fetches.
+        progress: receives the stages of fetching, then those of the export.
+        exporter: makes the package.
+        options: other servers, recipes and programs than the real ones.
+
+    Raises:
+        ConfigError: malformed reference or name; the name holds another model, or one with other activations.
+        InputError: the model does not exist or cannot be exported.
+        DownloadError: it cannot be fetched.
+        StorageError: no space, or the store cannot be written.
+    """
+    started = time.monotonic()
+    options = FetchOptions() if options is None else options
+    try:
+        target, default = find_target(ref, store, options)
+    except ModelNotFound:
+        text = os.fspath(ref)
+        # A package whose source is gone and that no recipe knows, such as one made from a local file.
+        if force or not is_name(text) or not store.has_package(text):
+            raise
+        package = store.read_package(store.package_path(text))
+        return PullReport(text, package.path, None, True, None, time.monotonic() - started)
+    local = local_source(target, None, progress) if isinstance(target, Path) else None
+    default = default if local is None else local.name
+    name = check_name(default if name is None else name)
+    request = _Request(target, local, default, name, store, activations, progress, exporter)
+    with request.locked():
+        found = None if force or not export else request.find_package()
+        if found is not None:
+            return PullReport(name, found.path, None, True, None, time.monotonic() - started)
+        source = local or fetch_source(
+            ref,
+            store=store,
+            name=name,
+            offline=offline,
+            force=force,
+            verify=export,
+            gguf_only=export,
+            progress=progress,
+            options=options,
+        )
+        package_path, report = None, None
+        if export:
+            package_path, report = request.export(source)
+            if not keep_source and local is None:
+                discard(store.source_path(name))
+    return PullReport(name, package_path, source, False, report, time.monotonic() - started)
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What one pull works with; ``default`` is the name that follows from the reference."""
+
+    target: Recipe | HubReference | Path
+    local: FetchedSource | None
+    default: str
+    name: str
+    store: Store
+    activations: str | None
+    progress: ProgressCallback
+    exporter: Exporter
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        message = f"another process is working on {self.name!r}: waiting for it"
+        event = ProgressEvent("download", 1, 2, message=message)
+        self.store.prepare()
+        with entry_lock(self.store.lock_path(self.name, role="package"), on_wait=lambda: self.progress(event)):
+            yield
+
+    def find_package(self) -> Package | None:
+        """Return the package if it is there and right; None if it must be made."""
+        path = self.store.package_path(self.name)
+        if not path.exists():
+            return None
+        try:
+            package = self.store.read_package(path)
+        except EdgeRTError as error:
+            message = f"the package {self.name!r} is not usable and is made again: {error}"
+            self.progress(ProgressEvent("download", 1, 2, message=message))
+            return None
+        if not self._is_same_source(package):
+            if self.name != self.default:
+                raise self._taken(f"It was made from {package.manifest.source.name}.")
+            self.progress(ProgressEvent("download", 1, 2, message=f"{self.name!r} has a newer source: made again"))
+            return None
+        if self.activations not in (None, package.manifest.activations):
+            raise self._taken(f"It has activations {package.manifest.activations!r}, not {self.activations!r}.")
+        return package
+
+    def _taken(self, numbers: str) -> ConfigError:
+        return ConfigError(
+            f"The store's {self.name!r} is another package.",
+            numbers,
+            "Choose another name with --name, or replace it with --force.",
+        )
+
+    def _is_same_source(self, package: Package) -> bool:
+        found = package.manifest.source.sha256
+        if isinstance(self.target, Recipe):
+            return found == self.target.file.sha256
+        if self.local is not None:
+            return found == self.local.sha256
+        try:
+            record = self.store.find_record(self.name)
+        except EdgeRTError:
+            record = None
+        if record is not None:
+            return record.origin == f"hub {self.target}" and record.files[0].sha256 == found
+        # Nothing but the name tells where it came from; a name of the user's own choice does not.
+        return self.name == self.default
+
+    def export(self, source: FetchedSource) -> tuple[Path, Any]:
+        """Make the package and return its folder with the exporter's report."""
+        if source.path.is_dir():
+            raise UnsupportedModel(
+                f"{self.name!r} is a safetensors checkpoint, which this version does not export.",
+                f"Its files are in {source.path}.",
+                "Name a repository with a GGUF of the model.",
+            )
+        out = self.store.package_path(self.name)
+        replace = out.exists()
+        if replace and not (out / "manifest.json").is_file():
+            discard(out)  # the exporter rightly refuses to replace what is no package
+        activations = self.activations
+        if activations is None:
+            activations = self.target.activations if isinstance(self.target, Recipe) else DEFAULT_ACTIVATIONS
+        report = self.exporter(
+            source.path, out, name=self.name, activations=activations, force=replace, progress=self.progress
+        )
+        return out, report
+
+
+def ensure_package(
+    ref: str | os.PathLike[str],
+    *,
+    store: Store,
+    offline: bool = False,
+    progress: ProgressCallback = no_progress,
+    exporter: Exporter = export_with_edge_rt,
+    options: FetchOptions | None = None,
+) -> Path:
+    """Return the folder of a package for a model argument; fetch and export first where that is needed.
+
+    A GGUF file is exported into the store once, under its stem and the start of its hash, and found there afterwards.
+
+    Args:
+        ref: path of a package or GGUF file, store name, recipe name, or hub reference.
+        store: where it is looked for and kept.
+        offline: use what is on this machine only.
+        progress: receives the stages of fetching and of the export.
+        exporter: makes the package.
+        options: other servers, recipes and programs than the real ones.
+
+    Raises:
+        EdgeRTError: the errors of `resolve` and `pull`.
+    """
+    resolved = resolve(ref, store, options=options)
+    if resolved.kind == "package":
+        assert resolved.path is not None
+        return resolved.path
+    report = pull(ref, store=store, offline=offline, progress=progress, exporter=exporter, options=options)
+    assert report.package is not None
+    return report.package

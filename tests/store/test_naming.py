@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_rt.errors import ConfigError
+from edge_rt.store.naming import (
+    HubReference,
+    check_name,
+    gguf_name,
+    is_name,
+    is_safe_path,
+    parse_hub_reference,
+    safe_name,
+)
+
+TRAVERSALS = ["..", ".", "", "../x", "a/b", "/etc", ".hidden", "a\\b", "A", "ä", "a" * 97, "a\0", "a\n", "-x", "con:"]
+
+
+@pytest.mark.parametrize("name", TRAVERSALS)
+def test_bad_names_are_refused(name):
+    with pytest.raises(ConfigError, match="not a valid model name"):
+        check_name(name)
+
+
+@pytest.mark.parametrize("name", ["a", "smollm2-135m-instruct", "0.5b_x", "a" * 96, "a..b"])
+def test_good_names_are_kept(name):
+    assert check_name(name) == name
+
+
+@given(st.text(max_size=300))
+def test_any_text_maps_to_a_valid_name(text):
+    assert is_name(safe_name(text))
+    assert is_name(gguf_name(text, "0123456789abcdef" * 4))
+
+
+def test_long_names_that_differ_at_the_end_stay_different():
+    assert safe_name("x" * 200 + "a") != safe_name("x" * 200 + "b")
+
+
+@pytest.mark.parametrize(
+    ("text", "reference", "name"),
+    [
+        ("Org/Name", HubReference("Org/Name"), "org--name"),
+        ("Org/Name:F.Q8_0.gguf", HubReference("Org/Name", "F.Q8_0.gguf"), "org--name--f.q8_0"),
+        ("o/n:sub/F.gguf", HubReference("o/n", "sub/F.gguf"), "o--n--f"),
+    ],
+)
+def test_hub_references(text, reference, name):
+    assert parse_hub_reference(text) == reference
+    assert reference.store_name == name
+    assert str(reference) == text
+
+
+@pytest.mark.parametrize("text", ["name", "a/b/c", "../x", "./x", "/x", "a/", "a/..", "https://x", "dir/model.gguf"])
+def test_what_is_no_hub_reference(text):
+    assert parse_hub_reference(text) is None
+
+
+@pytest.mark.parametrize("file", ["", "../x.gguf", "/x.gguf", "a\\x.gguf", "x.bin", "a:b.gguf", "a//b.gguf", "x\0.gguf"])
+def test_bad_files_of_a_hub_reference_are_refused(file):
+    with pytest.raises(ConfigError, match="does not name a GGUF file"):
+        parse_hub_reference(f"org/name:{file}")
+
+
+@pytest.mark.parametrize("path", ["", "..", "a/../b", "/a", "a//b", "a\\b", "C:x", "a\0", "a/.", "x" * 513])
+def test_unsafe_paths(path):
+    assert not is_safe_path(path)
