@@ -152,6 +152,7 @@ class StopSwitch:
     def __init__(self) -> None:
         self._event = threading.Event()
         self._options = ort.RunOptions()
+        self._options.log_severity_level = 4
 
     @property
     def is_set(self) -> bool:
@@ -201,7 +202,8 @@ class Session:
         _POOL.ensure(threads)
         options = ort.SessionOptions()
         options.use_per_session_threads = False
-        options.log_severity_level = 3
+        # Errors reach the caller as exceptions; the log would write them to the terminal a second time.
+        options.log_severity_level = 4
         # A pattern is kept for every shape seen, and prompts come in every length.
         options.enable_mem_pattern = False
         try:

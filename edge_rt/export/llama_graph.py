@@ -6,7 +6,7 @@ Inputs of the graph (version 1), for S rows of which R want logits, in a cache o
 name                        dtype   shape                  meaning
 =========================== ======= ====================== =================================================
 ``input_ids``               int64   [S]                    token ids
-``logit_rows``              int64   [R]                    rows of this pass whose logits are wanted; R may be 0
+``logit_rows``              int64   [R]                    rows of this pass whose logits are wanted, at least 1
 ``seqlens_k``               int32   [1]                    rows in the cache after this pass, minus 1
 ``total_sequence_length``   int32   []                     rows in the cache after this pass
 ``past.{i}.key``/``value``  float32 [1, kv_heads, C, D]    the cache of layer i

@@ -108,7 +108,7 @@ class PortableBuilder:
     def _add_minimum(self, x: ir.Value, layer: Linear, y: ir.Value, name: str) -> ir.Value:
         """Add ``blocksum(x) @ minimum^T``, in float32 whatever the activations are."""
         blocks = layer.in_features // BLOCK
-        shape = self.constant(f"shape.blocks{blocks}", [-1, blocks, BLOCK])
+        shape = self.constant(f"shape.blocks{blocks}", [0, blocks, BLOCK])
         (blocked,) = self.node("Reshape", [x, shape], [f"{name}.blocks"])
         (sums,) = self.node(
             "ReduceSum",
@@ -148,10 +148,10 @@ class PortableBuilder:
         blocks = layer.in_features // BLOCK
         (minimum,) = self.node("Gather", [self.stored(layer.minimum), ids], [f"{name}.minimum"], attributes={"axis": 0})
         (column,) = self.node("Unsqueeze", [minimum, self.constant("axes.last", [-1])], [f"{name}.column"])
-        shape = self.constant(f"shape.blocks{blocks}", [-1, blocks, BLOCK])
+        shape = self.constant(f"shape.blocks{blocks}", [0, blocks, BLOCK])
         (blocked,) = self.node("Reshape", [rows, shape], [f"{name}.blocks"])
         (summed,) = self.node("Add", [blocked, column], [f"{name}.summed"])
-        flat = self.constant(f"shape.row{layer.in_features}", [-1, layer.in_features])
+        flat = self.constant(f"shape.row{layer.in_features}", [0, layer.in_features])
         return self.node("Reshape", [summed, flat], [name])[0]
 
     def norm(self, x: ir.Value, weight: str, name: str) -> ir.Value:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from edge_rt.store.config import Config, load_config, store_root
 from edge_rt.store.fetch import FetchedSource, fetch_source
+from edge_rt.store.files import human_bytes
 from edge_rt.store.layout import RemovedReport, Store, StoreEntry, open_store
-from edge_rt.store.pull import Exporter, PullReport, ensure_package, pull
+from edge_rt.store.pull import Exporter, PullReport, ensure_package, export_with_edge_rt, pull
 from edge_rt.store.recipes import DEFAULT_MODEL, Recipe, load_recipes
 from edge_rt.store.resolve import FetchOptions, Resolved, resolve
 from edge_rt.store.sources_hub import HubOptions
@@ -26,7 +27,9 @@ __all__ = [
     "Store",
     "StoreEntry",
     "ensure_package",
+    "export_with_edge_rt",
     "fetch_source",
+    "human_bytes",
     "load_config",
     "load_recipes",
     "open_store",

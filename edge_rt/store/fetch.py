@@ -289,15 +289,16 @@ def _fetch_item(job: _Job, item: _Item, folder: Path, before: int, total: int, s
     def on_bytes(done: int, of: int | None) -> None:
         job.report(before + done, of if single else total or None)
 
-    for source in item.sources:
+    for number, source in enumerate(item.sources):
         job.report(before, None if single else total or None, f"fetching {item.spec.name} from {source}")
-        with staging_folder(folder) as attempt:
+        # A short name: older hub libraries fail where a path has more than 255 characters.
+        with staging_folder(folder, str(number)) as attempt:
             try:
                 digest, kind = _fetch_from(job, source, item.spec, attempt, on_bytes)
             except (DownloadError, ModelNotFound) as error:
                 failures.append(error)
-                skipped.append(f"{source}: {error}")
-                job.report(before, total or None, f"{source}: {error}")
+                skipped.append(f"{source}: {error.what} {error.numbers}")
+                job.report(before, total or None, f"not available from {skipped[-1]}")
                 continue
             with storage_errors(folder):
                 (attempt / item.spec.name).rename(folder / item.spec.name)

@@ -217,7 +217,7 @@ class Store:
             architecture=None if manifest is None else manifest.model.architecture,
             quantisation=None if manifest is None else dict(manifest.quantisation),
             activations=None if manifest is None else manifest.activations,
-            license=(manifest.license if manifest else None) or (record.license if record else None),
+            license=(record.license if record else None) or (manifest.license if manifest else None),
             origin=None if record is None else record.origin,
             problem="; ".join(problems) or None,
         )

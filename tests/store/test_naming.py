@@ -58,7 +58,9 @@ def test_what_is_no_hub_reference(text):
     assert parse_hub_reference(text) is None
 
 
-@pytest.mark.parametrize("file", ["", "../x.gguf", "/x.gguf", "a\\x.gguf", "x.bin", "a:b.gguf", "a//b.gguf", "x\0.gguf"])
+@pytest.mark.parametrize(
+    "file", ["", "../x.gguf", "/x.gguf", "a\\x.gguf", "x.bin", "a:b.gguf", "a//b.gguf", "x\0.gguf"]
+)
 def test_bad_files_of_a_hub_reference_are_refused(file):
     with pytest.raises(ConfigError, match="does not name a GGUF file"):
         parse_hub_reference(f"org/name:{file}")

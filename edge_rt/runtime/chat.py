@@ -1,0 +1,319 @@
+"""A conversation: messages, and the tokens they are known to the model by."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, NotRequired, TypedDict
+
+from edge_rt.errors import ConfigError, InputError, StorageError
+from edge_rt.runtime.aio import AsyncStream
+from edge_rt.runtime.cancel import CancelToken
+from edge_rt.runtime.config import GenerationConfig
+from edge_rt.runtime.generation import usable_ids
+from edge_rt.runtime.results import Result
+from edge_rt.runtime.stream import Stream
+from edge_rt.version import VERSION
+
+if TYPE_CHECKING:
+    from edge_rt.runtime.engine import Model
+    from edge_rt.template import RenderedPrompt
+
+CHAT_FORMAT: Final = "edge-rt chat"
+CHAT_VERSION: Final = 1
+MAX_CHAT_BYTES: Final = 64 << 20
+
+
+class ChatMessage(TypedDict):
+    """One message; ``interrupted`` marks an answer that was stopped early."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+    interrupted: NotRequired[bool]
+
+
+@dataclass(frozen=True)
+class _Context:
+    """What the model has seen: the rendered text up to the end of the last answer, and its tokens."""
+
+    text: str
+    sentinel: str
+    token_ids: tuple[int, ...]
+
+
+class Chat:
+    """A conversation with a model; ``Model.chat`` makes one.
+
+    Answers keep the very tokens that the model generated, so a turn computes only what is new. Several chats may
+    share a model; each finds in the cache what its prompt has in common with the last one.
+
+    Args:
+        model: the loaded model.
+        system: the system message, or None for the template's own.
+
+    Attributes:
+        messages: the conversation, the system message first if there is one. Change it as you like between turns.
+
+    Raises:
+        InvalidTemplate: the model has no chat template.
+    """
+
+    def __init__(self, model: Model, system: str | None = None) -> None:
+        self._model = model
+        self._context: _Context | None = None
+        self.messages: list[ChatMessage] = []
+        self.system = system
+        model.render([{"role": "user", "content": "x"}])
+
+    @property
+    def system(self) -> str | None:
+        """The system message; setting it changes the first message."""
+        first = self.messages[0] if self.messages else None
+        return first["content"] if first is not None and first["role"] == "system" else None
+
+    @system.setter
+    def system(self, text: str | None) -> None:
+        rest = self.messages[1:] if self.system is not None else self.messages
+        self.messages = ([{"role": "system", "content": text}] if text is not None else []) + rest
+
+    def send(
+        self,
+        text: str,
+        config: GenerationConfig | None = None,
+        *,
+        cancel: CancelToken | None = None,
+        on_prefill_progress: Callable[[int, int], None] | None = None,
+        **options: Any,
+    ) -> Result:
+        """Say something and return the whole answer; arguments and errors as of ``stream``."""
+        return self.stream(text, config, cancel=cancel, on_prefill_progress=on_prefill_progress, **options).result()
+
+    def stream(
+        self,
+        text: str,
+        config: GenerationConfig | None = None,
+        *,
+        cancel: CancelToken | None = None,
+        on_prefill_progress: Callable[[int, int], None] | None = None,
+        **options: Any,
+    ) -> Stream:
+        """Say something and read the answer piece by piece.
+
+        The messages change when the generation ends: both are added. A generation that was cancelled before its first
+        token, or failed, adds none; an answer that was stopped later stays, marked ``interrupted``.
+
+        Args:
+            text: the user's message.
+            config: the options.
+            cancel: stops the generation from elsewhere.
+            on_prefill_progress: called with computed and all tokens of the prompt.
+            **options: fields of ``GenerationConfig`` that replace those of ``config``.
+
+        Raises:
+            ContextOverflow, ConfigError, InvalidTemplate, ModelClosed; on iteration also Busy and InferenceError.
+        """
+        asked: list[ChatMessage] = [*self.messages, {"role": "user", "content": text}]
+        return self._answer(asked, config, cancel, on_prefill_progress, options)
+
+    def astream(self, text: str, config: GenerationConfig | None = None, **options: Any) -> AsyncStream:
+        """Do ``stream`` in a worker thread."""
+        return AsyncStream(self.stream(text, config, **options))
+
+    def regenerate(
+        self, config: GenerationConfig | None = None, *, cancel: CancelToken | None = None, **options: Any
+    ) -> Stream:
+        """Answer the last user message anew; the old answer is dropped when the new one ends.
+
+        Raises:
+            ConfigError: there is no user message.
+        """
+        asked = list(self.messages)
+        while asked and asked[-1]["role"] == "assistant":
+            asked.pop()
+        if not asked or asked[-1]["role"] != "user":
+            raise ConfigError("There is nothing to answer.", "The chat has no user message.", "Say something first.")
+        return self._answer(asked, config, cancel, None, options)
+
+    def _answer(
+        self,
+        asked: list[ChatMessage],
+        config: GenerationConfig | None,
+        cancel: CancelToken | None,
+        on_prefill: Callable[[int, int], None] | None,
+        options: Mapping[str, Any],
+    ) -> Stream:
+        called = time.perf_counter()
+        config = (config or GenerationConfig()).with_options(**options)
+        prompt = self._model.render(asked)
+        token_ids = self._encode(prompt)
+
+        def on_result(result: Result) -> None:
+            if result.finish_reason == "cancelled" and not result.token_ids:
+                return
+            answer: ChatMessage = {"role": "assistant", "content": result.text}
+            if result.finish_reason == "cancelled":
+                answer["interrupted"] = True
+            self.messages = [*asked, answer]
+            self._remember(prompt, token_ids, result)
+
+        return self._model.stream_ids(
+            token_ids, config, cancel=cancel, on_prefill_progress=on_prefill, on_result=on_result, called=called
+        )
+
+    def _encode(self, prompt: RenderedPrompt) -> list[int]:
+        """Encode only what follows the text whose tokens are known."""
+        context = self._context
+        if context is None or context.sentinel != prompt.sentinel or not prompt.text.startswith(context.text):
+            return self._model.tokenizer.encode_rendered(prompt)
+        rest = prompt.suffix(len(context.text))
+        return [*context.token_ids, *self._model.tokenizer.encode_rendered(rest)]
+
+    def _remember(self, prompt: RenderedPrompt, prompt_ids: list[int], result: Result) -> None:
+        tokenizer = self._model.tokenizer
+        answer_ids = usable_ids(result.token_ids, frozenset(tokenizer.eos_token_ids))
+        # Tokens that the text does not show could not be found again in the next prompt.
+        if result.stop_string is not None or not tokenizer.special_ids.isdisjoint(answer_ids):
+            self._context = None
+            return
+        text = prompt.text + prompt.shield(result.text)
+        self._context = _Context(text, prompt.sentinel, (*prompt_ids, *answer_ids))
+
+    def undo(self) -> bool:
+        """Drop the last user message and its answer; return whether there was one."""
+        for index in range(len(self.messages) - 1, -1, -1):
+            if self.messages[index]["role"] == "user":
+                del self.messages[index:]
+                return True
+        return False
+
+    def clear(self) -> None:
+        """Drop everything but the system message."""
+        self.messages = self.messages[:1] if self.system is not None else []
+
+    def fork(self) -> Chat:
+        """Return an independent copy of the conversation on the same model."""
+        other = Chat(self._model)
+        other.messages = [message.copy() for message in self.messages]
+        other._context = self._context
+        return other
+
+    def token_count(self) -> int:
+        """Return the tokens that the conversation takes, without the beginning of an answer."""
+        if not self.messages:
+            return 0
+        return len(self._encode(self._model.render(self.messages, add_generation_prompt=False)))
+
+    def save(self, path: Path, *, settings: Mapping[str, Any] | None = None) -> None:
+        """Write the conversation as JSON, readable by its owner only.
+
+        Args:
+            path: file to write; replaced whole or not at all.
+            settings: options to keep with it, as a JSON object.
+
+        Raises:
+            StorageError: the file cannot be written.
+        """
+        document = {
+            "format": CHAT_FORMAT,
+            "version": CHAT_VERSION,
+            "producer": f"edge-rt {VERSION}",
+            "model": self._model.package.manifest.model.name,
+            "package_id": self._model.package.id,
+            "settings": dict(settings or {}),
+            "messages": self.messages,
+        }
+        path = Path(path).expanduser()
+        part = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
+        try:
+            try:
+                with os.fdopen(
+                    os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8"
+                ) as out:
+                    json.dump(document, out, ensure_ascii=False, indent=2)
+                    out.write("\n")
+                part.replace(path)
+            finally:
+                part.unlink(missing_ok=True)
+        except OSError as error:
+            raise StorageError(
+                f"The chat could not be saved to {path}.", f"{error.strerror}.", "Choose another file."
+            ) from error
+
+    def load(self, path: Path) -> SavedChat:
+        """Replace the conversation by a saved one; nothing changes if it cannot be read.
+
+        Returns:
+            What else the file says; compare ``package_id`` to see whether another model had the conversation.
+
+        Raises:
+            StorageError: the file cannot be read.
+            InputError: it is no saved chat.
+        """
+        saved = read_chat(Path(path).expanduser())
+        self._model.render(saved.messages)
+        self.messages = [message.copy() for message in saved.messages]
+        self._context = None
+        return saved
+
+
+@dataclass(frozen=True)
+class SavedChat:
+    """Contents of a saved conversation."""
+
+    messages: tuple[ChatMessage, ...]
+    settings: Mapping[str, Any]
+    model: str
+    package_id: str
+
+
+def read_chat(path: Path) -> SavedChat:
+    """Read and check a saved conversation.
+
+    Raises:
+        StorageError: the file cannot be read.
+        InputError: it is no saved chat.
+    """
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(MAX_CHAT_BYTES + 1)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read.", f"{error.strerror}.", "Check the path.") from error
+    if len(data) > MAX_CHAT_BYTES:
+        raise _no_chat(path, f"It is larger than {MAX_CHAT_BYTES} bytes.")
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise _no_chat(path, f"{error}.") from error
+    if not isinstance(document, dict) or document.get("format") != CHAT_FORMAT:
+        raise _no_chat(path, f"'format' must be '{CHAT_FORMAT}'.")
+    if document.get("version") != CHAT_VERSION:
+        raise _no_chat(path, f"Its version is {document.get('version')!r:.20}, this edge-rt reads {CHAT_VERSION}.")
+    messages, settings = document.get("messages"), document.get("settings")
+    if not isinstance(messages, list) or not isinstance(settings, dict):
+        raise _no_chat(path, "'messages' must be an array and 'settings' an object.")
+    return SavedChat(
+        messages=tuple(_checked(path, index, message) for index, message in enumerate(messages)),
+        settings=settings,
+        model=str(document.get("model")),
+        package_id=str(document.get("package_id")),
+    )
+
+
+def _checked(path: Path, index: int, message: object) -> ChatMessage:
+    if isinstance(message, dict) and set(message) <= {"role", "content", "interrupted"}:
+        role, content = message.get("role"), message.get("content")
+        if role in ("system", "user", "assistant") and isinstance(content, str):
+            checked: ChatMessage = {"role": role, "content": content}
+            if message.get("interrupted") is True:
+                checked["interrupted"] = True
+            return checked
+    raise _no_chat(path, f"Message {index} is malformed.")
+
+
+def _no_chat(path: Path, numbers: str) -> InputError:
+    return InputError(f"{path} is not a saved chat.", numbers, "Choose a file written by /save.")

@@ -1,0 +1,72 @@
+"""THE decode loop: draft, verify, accept, commit. Plain decoding is the same loop with an empty draft."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as TokenIds
+from typing import Any, Protocol
+
+import numpy.typing as npt
+
+from edge_rt.runtime.accept import Accepted, TokenChooser, accept
+from edge_rt.runtime.cache import KVCache
+from edge_rt.runtime.draft import Drafter
+from edge_rt.runtime.sequence import Sequence
+
+
+class Target(Protocol):
+    """The model that has the last word."""
+
+    def forward(self, token_ids: TokenIds[int], start: int, num_logits: int) -> npt.NDArray[Any]:
+        """Compute tokens into cache rows ``start``... and return float32 logits ``[num_logits, vocabulary]``.
+
+        The logits belong to the last ``num_logits`` (at least 1) tokens; the array is overwritten by the next call.
+
+        Raises:
+            Cancelled: the run was stopped; the rows hold nothing.
+        """
+
+
+def prefill(
+    sequence: Sequence,
+    target: Target,
+    cache: KVCache,
+    chunk: int,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Compute the prompt in chunks, all but its last piece of at most ``chunk`` tokens: that is the first step's.
+
+    Args:
+        sequence: a request whose leading ``cache.length`` tokens are committed.
+        target: the model.
+        cache: its cache.
+        chunk: most tokens of one pass; it bounds the memory of activations.
+        on_progress: called with tokens computed so far and tokens of the prompt.
+    """
+    while len(sequence.token_ids) - cache.length > chunk:
+        pending = sequence.token_ids[cache.length : cache.length + chunk]
+        with cache.reserve(chunk) as rows:
+            target.forward(pending, rows.start, 1)
+            rows.commit(pending)
+        if on_progress is not None:
+            on_progress(cache.length, sequence.num_prompt_tokens)
+
+
+def decode(
+    sequence: Sequence, drafter: Drafter, target: Target, cache: KVCache, sampler: TokenChooser
+) -> Iterator[Accepted]:
+    """Generate until the sequence is finished; at every yield ``cache.length == len(sequence.token_ids) - 1``.
+
+    Raises:
+        Cancelled: a pass was stopped; sequence and cache are as after the step before.
+    """
+    while not sequence.is_finished:
+        draft = drafter.propose(sequence, max(0, sequence.room - 1))
+        pending = sequence.token_ids[cache.length :]
+        with cache.reserve(len(pending) + len(draft)) as rows:
+            logits = target.forward([*pending, *draft.token_ids], rows.start, len(draft) + 1)
+            accepted = accept(draft, logits, sampler, sequence.end_ids)
+            rows.commit([*pending, *accepted.token_ids[:-1]])
+        sequence.append(accepted.token_ids)
+        drafter.observe(accepted, logits)
+        yield accepted

@@ -1,0 +1,45 @@
+"""Drafts: tokens guessed ahead of the model, to be verified in one pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from edge_rt.runtime.accept import Accepted
+    from edge_rt.runtime.sequence import Sequence
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Tokens guessed to follow the sequence, one after the other."""
+
+    token_ids: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+
+class Drafter(Protocol):
+    """Guesses tokens, and learns from what became of them."""
+
+    def propose(self, sequence: Sequence, limit: int) -> Draft:
+        """Return at most ``limit`` tokens that may follow the sequence."""
+
+    def observe(self, accepted: Accepted, logits: npt.NDArray[Any]) -> None:
+        """Learn from a step: what was emitted, and the logits ``[draft + 1, vocabulary]`` behind it."""
+
+
+class NullDrafter:
+    """Proposes nothing: plain decoding, one token per pass."""
+
+    def propose(self, sequence: Sequence, limit: int) -> Draft:
+        """Return an empty draft."""
+        del sequence, limit
+        return Draft()
+
+    def observe(self, accepted: Accepted, logits: npt.NDArray[Any]) -> None:
+        """Do nothing."""
+        del accepted, logits

@@ -1,0 +1,145 @@
+"""One request from prompt to result: reuse, prefill, decode, text, times."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as TokenIds
+from dataclasses import dataclass
+
+from edge_rt.errors import Cancelled
+from edge_rt.machine import peak_rss_bytes
+from edge_rt.runtime.accept import TokenChooser
+from edge_rt.runtime.cache import KVCache
+from edge_rt.runtime.cancel import CancelToken
+from edge_rt.runtime.decode import Target, decode, prefill
+from edge_rt.runtime.draft import Drafter
+from edge_rt.runtime.results import Event, Memory, Result, Timings, Usage
+from edge_rt.runtime.sequence import Sequence
+from edge_rt.runtime.stream import EventSource
+from edge_rt.runtime.text import TextStream
+
+
+@dataclass
+class _Clock:
+    """Moments of a generation, in seconds of ``time.perf_counter``."""
+
+    called: float
+    begun: float = 0.0
+    first: float = 0.0
+    last: float = 0.0
+
+    def tick(self) -> None:
+        """Note that tokens were emitted."""
+        self.last = time.perf_counter()
+        self.first = self.first or self.last
+
+
+class Generation:
+    """Runs one request on a model that nobody else is using.
+
+    Args:
+        sequence: the request.
+        target: the model.
+        cache: its cache; rows of the prompt that it holds already are not computed again.
+        drafter: guesses tokens.
+        sampler: chooses tokens.
+        text: turns tokens into text.
+        chunk: most tokens of one pass over the prompt.
+        called: moment of the call, ``time.perf_counter``.
+        on_prefill: called with computed and all tokens of the prompt.
+    """
+
+    def __init__(
+        self,
+        sequence: Sequence,
+        target: Target,
+        cache: KVCache,
+        drafter: Drafter,
+        sampler: TokenChooser,
+        text: TextStream,
+        *,
+        chunk: int,
+        called: float,
+        on_prefill: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self._sequence = sequence
+        self._target = target
+        self._cache = cache
+        self._drafter = drafter
+        self._sampler = sampler
+        self._text = text
+        self._chunk = chunk
+        self._clock = _Clock(called)
+        self._on_prefill = on_prefill
+        self._cached = 0
+
+    def events(self, cancel: CancelToken) -> EventSource:
+        """Generate; the value of the generator is the result.
+
+        Whatever ends it, the cache holds the rows of whole steps only. A prompt that was cancelled before its first
+        token leaves the cache as it was, but for what the prompt did not share with it.
+        """
+        sequence, cache = self._sequence, self._cache
+        self._clock.begun = time.perf_counter()
+        self._cached = cache.common_prefix(sequence.token_ids[:-1])
+        cache.truncate(self._cached)
+        try:
+            prefill(sequence, self._target, cache, self._chunk, self._on_prefill)
+            for accepted in decode(sequence, self._drafter, self._target, cache, self._sampler):
+                self._clock.tick()
+                text = self._text.push(accepted.token_ids)
+                if self._text.stop_string is not None:
+                    sequence.finish("stop")
+                yield Event(text, accepted.token_ids)
+                if cancel.cancelled:
+                    sequence.finish("cancelled")
+        except Cancelled:
+            sequence.finish("cancelled")
+            if not sequence.num_answer_tokens:
+                cache.truncate(self._cached)
+        if rest := self._text.finish():
+            yield Event(rest, ())
+        return self._result()
+
+    def _result(self) -> Result:
+        sequence = self._sequence
+        reason = "stop" if self._text.stop_string is not None else sequence.finish_reason
+        assert reason is not None
+        return Result(
+            text=self._text.text,
+            token_ids=tuple(sequence.answer_ids),
+            finish_reason=reason,
+            stop_string=self._text.stop_string,
+            usage=Usage(
+                prompt_tokens=sequence.num_prompt_tokens,
+                completion_tokens=sequence.num_answer_tokens,
+                total_tokens=len(sequence.token_ids),
+                cached_tokens=self._cached,
+            ),
+            timings=self._timings(),
+            spec=None,
+            memory=Memory(peak_bytes=peak_rss_bytes(), kv_bytes=self._cache.length * self._cache.row_bytes),
+        )
+
+    def _timings(self) -> Timings:
+        clock, answered = self._clock, self._sequence.num_answer_tokens
+        computed = self._sequence.num_prompt_tokens - self._cached
+        first = clock.first or time.perf_counter()
+        prompt_s, answer_s = first - clock.begun, max(0.0, clock.last - first)
+        return Timings(
+            cache_n=self._cached,
+            prompt_n=computed,
+            prompt_ms=1e3 * prompt_s,
+            prompt_per_second=computed / prompt_s if prompt_s else 0.0,
+            predicted_n=answered,
+            predicted_ms=1e3 * answer_s,
+            predicted_per_second=(answered - 1) / answer_s if answered > 1 and answer_s else 0.0,
+            ttft_ms=1e3 * (first - clock.called),
+        )
+
+
+def usable_ids(token_ids: TokenIds[int], end_ids: frozenset[int]) -> list[int]:
+    """Return an answer's tokens without the end token it may close with."""
+    ids = list(token_ids)
+    return ids[:-1] if ids and ids[-1] in end_ids else ids

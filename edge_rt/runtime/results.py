@@ -1,0 +1,107 @@
+"""What a generation returns: the same fields in Python and in every ``--json`` answer."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from edge_rt.runtime.sequence import FinishReason
+
+
+@dataclass(frozen=True)
+class Event:
+    """A piece of the answer.
+
+    Attributes:
+        text: new text, whole characters only; may be empty while a character or a stop text is incomplete.
+        token_ids: tokens that came with it.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Token counts.
+
+    Attributes:
+        prompt_tokens: tokens of the prompt.
+        completion_tokens: tokens generated, the end token included.
+        total_tokens: both.
+        cached_tokens: tokens of the prompt that were in the cache already and were not computed.
+    """
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Where the time went; names as in llama.cpp's server, times in milliseconds.
+
+    Attributes:
+        cache_n: tokens of the prompt taken from the cache.
+        prompt_n: tokens of the prompt that were computed.
+        prompt_ms: time until the first token was chosen.
+        prompt_per_second: ``prompt_n`` per second.
+        predicted_n: tokens generated.
+        predicted_ms: time from the first to the last token.
+        predicted_per_second: tokens after the first per second; 0 with a single token.
+        ttft_ms: time from the call to the first piece of the answer, encoding of the prompt included.
+    """
+
+    cache_n: int
+    prompt_n: int
+    prompt_ms: float
+    prompt_per_second: float
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_second: float
+    ttft_ms: float
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Memory of the process.
+
+    Attributes:
+        peak_bytes: highest resident memory so far.
+        kv_bytes: bytes of the rows of the KV cache in use.
+    """
+
+    peak_bytes: int
+    kv_bytes: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished generation.
+
+    Attributes:
+        text: the answer.
+        token_ids: tokens generated, the end token included.
+        finish_reason: ``"stop"`` (end token or stop text), ``"length"`` (``max_tokens``), ``"context_full"`` or
+            ``"cancelled"``.
+        stop_string: the stop text that ended the answer, or None.
+        usage: token counts.
+        timings: times.
+        spec: statistics of speculation; None because there was none.
+        memory: memory of the process.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    stop_string: str | None
+    usage: Usage
+    timings: Timings
+    spec: None
+    memory: Memory
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the result as a JSON object."""
+        return dataclasses.asdict(self)

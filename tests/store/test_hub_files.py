@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import pytest
+
+from edge_rt.errors import ModelNotFound, UnsupportedModel
+from edge_rt.store.files import FileSpec
+from edge_rt.store.hub_files import HubListing, choose_files, gguf_format
+from edge_rt.store.naming import HubReference
+
+
+def choose(*names, file=None):
+    listing = HubListing("o/n", "a" * 40, None, tuple(FileSpec(name, 10) for name in names))
+    return [spec.name for spec in choose_files(listing, HubReference("o/n", file))]
+
+
+@pytest.mark.parametrize(
+    ("names", "chosen"),
+    [
+        (["m.Q8_0.gguf", "m.Q4_1.gguf", "m.Q4_K_M.gguf"], ["m.Q4_1.gguf"]),
+        (["m-f16.gguf", "m-f32.gguf"], ["m-f16.gguf"]),
+        (["model.gguf", "LICENSE", "README.md", ".gitattributes"], ["model.gguf", "LICENSE"]),
+        (["m.Q4_0.gguf", "mmproj-F16.gguf"], ["m.Q4_0.gguf"]),
+        (["gguf/m.Q4_0.gguf", "model.safetensors", "pytorch_model.bin"], ["gguf/m.Q4_0.gguf"]),
+    ],
+)
+def test_one_gguf_file_is_preferred(names, chosen):
+    assert choose(*names) == chosen
+
+
+def test_of_a_checkpoint_only_data_is_taken():
+    wanted = ["model.safetensors", "tokenizer.json", "tokenizer_config.json", "config.json", "chat_template.jinja"]
+    refused = ["pytorch_model.bin", "x.pt", "x.pth", "x.pkl", "modeling.py", "onnx/model.safetensors", "training.json"]
+    assert choose(*wanted, *refused) == wanted
+
+
+def test_the_named_file_is_taken_whatever_its_format():
+    assert choose("m.Q4_0.gguf", "m.Q6_K.gguf", file="m.Q6_K.gguf") == ["m.Q6_K.gguf"]
+
+
+def test_a_missing_named_file_lists_the_others():
+    with pytest.raises(ModelNotFound, match=r"m\.Q4_0\.gguf"):
+        choose("m.Q4_0.gguf", file="x.gguf")
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["a.Q4_0.gguf", "b.Q4_0.gguf"],
+        ["m.Q4_K_M.gguf"],
+        ["m.Q5_K_M.gguf", "m.IQ2_XS.gguf"],
+        ["a.gguf", "b.gguf"],
+    ],
+)
+def test_an_open_choice_is_an_error_with_the_names(names):
+    with pytest.raises(UnsupportedModel, match="can be chosen") as caught:
+        choose(*names)
+    assert all(name in str(caught.value) for name in names)
+
+
+@pytest.mark.parametrize("file", [None, "m.Q4_0-00001-of-00002.gguf"])
+def test_a_split_file_is_refused(file):
+    with pytest.raises(UnsupportedModel, match="split GGUF"):
+        choose("m.Q4_0-00001-of-00002.gguf", file=file)
+
+
+def test_pickles_alone_are_refused_with_a_way_out():
+    with pytest.raises(UnsupportedModel, match="safe_serialization=True"):
+        choose("pytorch_model.bin", "config.json", "tokenizer.json")
+
+
+@pytest.mark.parametrize("name", ["../m.Q4_0.gguf", "/m.gguf", "a\\m.gguf", "a/../../m.gguf"])
+def test_names_that_leave_the_folder_are_as_good_as_absent(name):
+    with pytest.raises(UnsupportedModel, match="no weights"):
+        choose(name)
+
+
+def test_licences_are_small_files_of_the_top_folder():
+    big = FileSpec("LICENSE", 10**9)
+    listing = HubListing("o/n", "a" * 40, None, (FileSpec("m.gguf", 1), big, FileSpec("LICENSES/m.gguf.txt", 1)))
+    assert [spec.name for spec in choose_files(listing, HubReference("o/n"))] == ["m.gguf"]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("m.Q4_0.gguf", "Q4_0"),
+        ("m-q4_k_m.gguf", "Q4_K_M"),
+        ("m-fp16.gguf", "F16"),
+        ("m.gguf", None),
+        ("Q8_0.gguf", "Q8_0"),
+    ],
+)
+def test_format_in_the_name(name, expected):
+    assert gguf_format(name) == expected

