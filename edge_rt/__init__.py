@@ -1,1 +1,98 @@
-"""edge-rt: language models on the device in front of you."""
+"""edge-rt: language models on the device in front of you.
+
+::
+
+    import edge_rt
+
+    with edge_rt.load("smollm2-135m-instruct") as model:
+        chat = model.chat(system="Answer in one sentence.")
+        for event in chat.stream("What is a haiku?"):
+            print(event.text, end="", flush=True)
+
+The names below are the public API; they are imported when first used, so that ``import edge_rt`` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from edge_rt.version import VERSION as __version__
+
+if TYPE_CHECKING:
+    from edge_rt.api import load as load
+    from edge_rt.errors import (
+        Busy as Busy,
+        Cancelled as Cancelled,
+        ConfigError as ConfigError,
+        ContextOverflow as ContextOverflow,
+        DownloadError as DownloadError,
+        EdgeRTError as EdgeRTError,
+        InferenceError as InferenceError,
+        InputError as InputError,
+        InvalidModelFile as InvalidModelFile,
+        InvalidPackage as InvalidPackage,
+        InvalidTemplate as InvalidTemplate,
+        InvalidTokenizer as InvalidTokenizer,
+        MemoryBudgetExceeded as MemoryBudgetExceeded,
+        ModelClosed as ModelClosed,
+        ModelNotFound as ModelNotFound,
+        RuntimeUnavailable as RuntimeUnavailable,
+        StorageError as StorageError,
+        UnsupportedModel as UnsupportedModel,
+        VersionMismatch as VersionMismatch,
+    )
+    from edge_rt.export.exporter import ExportReport as ExportReport, export_model as export_model
+    from edge_rt.package import Package as Package, open_package as open_package
+    from edge_rt.progress import ProgressEvent as ProgressEvent
+    from edge_rt.runtime.aio import AsyncStream as AsyncStream
+    from edge_rt.runtime.cancel import CancelToken as CancelToken
+    from edge_rt.runtime.chat import Chat as Chat
+    from edge_rt.runtime.config import GenerationConfig as GenerationConfig
+    from edge_rt.runtime.engine import Model as Model
+    from edge_rt.runtime.results import (
+        Event as Event,
+        Memory as Memory,
+        Result as Result,
+        Timings as Timings,
+        Usage as Usage,
+    )
+    from edge_rt.runtime.stream import Stream as Stream
+    from edge_rt.store.pull import PullReport as PullReport
+    from edge_rt.api import pull as pull
+
+_HOME = {
+    "edge_rt.api": ("load", "pull"),
+    "edge_rt.errors": (
+        "Busy", "Cancelled", "ConfigError", "ContextOverflow", "DownloadError", "EdgeRTError", "InferenceError",
+        "InputError", "InvalidModelFile", "InvalidPackage", "InvalidTemplate", "InvalidTokenizer",
+        "MemoryBudgetExceeded", "ModelClosed", "ModelNotFound", "RuntimeUnavailable", "StorageError",
+        "UnsupportedModel", "VersionMismatch",
+    ),
+    "edge_rt.export.exporter": ("ExportReport", "export_model"),
+    "edge_rt.package": ("Package", "open_package"),
+    "edge_rt.progress": ("ProgressEvent",),
+    "edge_rt.runtime.aio": ("AsyncStream",),
+    "edge_rt.runtime.cancel": ("CancelToken",),
+    "edge_rt.runtime.chat": ("Chat",),
+    "edge_rt.runtime.config": ("GenerationConfig",),
+    "edge_rt.runtime.engine": ("Model",),
+    "edge_rt.runtime.results": ("Event", "Memory", "Result", "Timings", "Usage"),
+    "edge_rt.runtime.stream": ("Stream",),
+    "edge_rt.store.pull": ("PullReport",),
+}  # fmt: skip
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = sorted([*_MODULE_OF, "__version__"])  # noqa: PLE0605 -- held to the truth by tests/test_public_api.py
+
+
+def __getattr__(name: str) -> Any:
+    try:
+        module = _MODULE_OF[name]
+    except KeyError:
+        raise AttributeError(f"module 'edge_rt' has no attribute {name!r}") from None
+    return getattr(importlib.import_module(module), name)
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

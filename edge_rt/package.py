@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import re
 import secrets
@@ -21,7 +22,7 @@ from typing import Any, Final, Self, TypeVar, get_args, get_origin, get_type_hin
 
 import psutil
 
-from edge_rt.errors import InvalidPackage, ModelNotFound, StorageError, VersionMismatch
+from edge_rt.errors import InvalidPackage, ModelNotFound, StorageError, UnsupportedModel, VersionMismatch
 
 FORMAT_NAME: Final = "edge-rt package"
 FORMAT_VERSION: Final = 1
@@ -33,6 +34,10 @@ MANIFEST_FILE: Final = "manifest.json"
 WEIGHTS_FILE: Final = "weights.bin"
 TOKENIZER_FILE: Final = "tokenizer.json"
 TEMPLATE_FILE: Final = "chat_template.jinja"
+OP_PROFILES: Final = ("portable",)
+KV_FORMATS: Final = ("f32",)
+"""What the runtime of this version can run."""
+
 MAX_MANIFEST_BYTES: Final = 16 << 20
 _HASH_CHUNK_BYTES: Final = 4 << 20
 
@@ -197,8 +202,11 @@ def sha256_file(path: Path) -> str:
 
 
 def is_package(path: Path) -> bool:
-    """Tell whether the folder holds a manifest (nothing else is checked)."""
-    return (path / MANIFEST_FILE).is_file()
+    """Tell whether the folder holds a manifest (nothing else is checked); False where one cannot look."""
+    try:
+        return (path / MANIFEST_FILE).is_file()
+    except OSError:
+        return False
 
 
 def open_package(path: Path) -> Package:
@@ -208,8 +216,18 @@ def open_package(path: Path) -> Package:
         ModelNotFound: there is no such folder.
         InvalidPackage: the manifest is missing, malformed or disagrees with the folder.
         VersionMismatch: the package was written in another version of the format.
+        StorageError: the folder or a file in it cannot be read.
     """
     path = Path(path).absolute()
+    try:
+        return _open_package(path)
+    except StorageError:
+        raise
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read.", f"{error.strerror}.", "Check its permissions.") from error
+
+
+def _open_package(path: Path) -> Package:
     if not path.exists():
         raise ModelNotFound(
             f"There is no package at {path}.", "", "Check the path, or list models with 'edge-rt list'."
@@ -219,6 +237,7 @@ def open_package(path: Path) -> Package:
     _check_versions(path, document)
     document.pop("format")
     manifest: Manifest = _build(Manifest, document, path, "manifest")
+    _check_values(path, manifest)
     _check_files(path, manifest)
     return Package(path=path, manifest=manifest, id=hashlib.sha256(data).hexdigest())
 
@@ -231,13 +250,8 @@ def _read_manifest_bytes(path: Path) -> bytes:
     manifest_path = path / MANIFEST_FILE
     if not manifest_path.is_file():
         raise _invalid(path, "this is not a package.", f"It holds no {MANIFEST_FILE}.")
-    try:
-        with manifest_path.open("rb") as stream:
-            data = stream.read(MAX_MANIFEST_BYTES + 1)
-    except OSError as error:
-        raise StorageError(
-            f"{manifest_path} cannot be read.", f"{error.strerror}.", "Check its permissions."
-        ) from error
+    with manifest_path.open("rb") as stream:
+        data = stream.read(MAX_MANIFEST_BYTES + 1)
     if len(data) > MAX_MANIFEST_BYTES:
         raise _invalid(path, "the manifest is too large.", f"The limit is {MAX_MANIFEST_BYTES} bytes.")
     return data
@@ -301,6 +315,33 @@ def _convert(hint: Any, value: Any, path: Path, where: str) -> Any:
     raise _invalid(path, f"'{where}' has the wrong type.", f"Expected {hint}, found {type(value).__name__}.")
 
 
+def _check_values(path: Path, manifest: Manifest) -> None:
+    """Check what types alone do not say and the runtime relies on."""
+    model = manifest.model
+    for name, value in dataclasses.asdict(model).items():
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if number and not (math.isfinite(value) and value > 0):
+            raise _invalid(
+                path, f"'manifest.model.{name}' is out of range.", f"Found {value}, wanted a number above 0."
+            )
+    if model.num_heads % model.num_kv_heads:
+        numbers = f"{model.num_heads} is no multiple of {model.num_kv_heads}."
+        raise _invalid(path, "'manifest.model.num_kv_heads' does not divide 'num_heads'.", numbers)
+    for name, supported, found in (
+        ("op_profile", OP_PROFILES, (manifest.op_profile,)),
+        ("kv_formats", KV_FORMATS, manifest.kv_formats[:1]),
+    ):
+        if not found or found[0] not in supported:
+            raise UnsupportedModel(
+                f"{path}: this edge-rt cannot run the package's '{name}'.",
+                f"Found {', '.join(found) or 'none'!s:.80}, supported: {', '.join(supported)}.",
+                "Export the model again with this version, or install the version that wrote it.",
+            )
+    covered = [(segment.first_layer, segment.end_layer) for segment in manifest.segments]
+    if covered != [(0, model.num_layers)]:
+        raise _invalid(path, "the segments are not one that has every layer.", f"Found {covered}.")
+
+
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
 
 
@@ -315,7 +356,9 @@ def _check_files(path: Path, manifest: Manifest) -> None:
         if not _SAFE_NAME.fullmatch(name):
             raise _invalid(path, "the manifest lists a path that leaves the package.", f"{name!r:.100} is not allowed.")
         file = path / name
-        if file.is_symlink() or not file.is_file():
+        # Folders in between count as well: a link there would lead out of the package.
+        linked = any(part.is_symlink() for part in (file, *file.parents[: name.count("/")]))
+        if linked or not file.is_file():
             raise _invalid(path, f"file '{name}' is missing or not a regular file.", f"Expected {info.size} bytes.")
         size = file.stat().st_size
         if size != info.size:
@@ -380,10 +423,11 @@ class PackageWriter:
 
     def _reclaim(self) -> None:
         """Remove what writers that no longer run have left."""
-        for left in self.destination.parent.glob(f"{self._prefix()}*"):
-            pid = left.name.removeprefix(self._prefix()).split("-")[0]
-            if pid.isdigit() and not psutil.pid_exists(int(pid)):
-                shutil.rmtree(left, ignore_errors=True)
+        pattern = re.compile(re.escape(self._prefix()) + r"(\d{1,9})-[0-9a-f]{8}(-old)?")
+        for left in self.destination.parent.iterdir():
+            match = pattern.fullmatch(left.name)
+            if match is not None and not psutil.pid_exists(int(match[1])):
+                _remove(left)
 
     def publish(self, manifest: Manifest) -> Package:
         """Write the manifest last, flush everything to the disk, and put the folder in its place.
@@ -422,10 +466,21 @@ class PackageWriter:
             self._check_destination()
             old = self.folder.with_name(self.folder.name + "-old")
             self.destination.rename(old)
-            self.folder.rename(self.destination)
-            shutil.rmtree(old, ignore_errors=True)
+            try:
+                self.folder.rename(self.destination)
+            except OSError:
+                old.rename(self.destination)
+                raise
+            _remove(old)
         else:
             self.folder.rename(self.destination)
+
+
+def _remove(path: Path) -> None:
+    if path.is_symlink():
+        path.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _fsync(path: Path) -> None:

@@ -38,6 +38,7 @@ _DEFAULT_NEEDS: Final = ("<|im_start|>", "<|im_end|>")
 ROLES: Final = frozenset({"system", "developer", "user", "assistant", "model", "tool", "function", "ipython"})
 _SENTINELS: Final = tuple(map(chr, range(0xFDD0, 0xFDF0)))
 _MAX_DEPTH: Final = 32
+_MAX_MESSAGES: Final = 16_384
 
 
 @dataclass(frozen=True)
@@ -269,6 +270,8 @@ def _checked_list(messages: object) -> Sequence[object]:
         raise _malformed("The messages are no list.", f"They are of type {type(messages).__name__}.")
     if not messages:
         raise _malformed("There are no messages.", "The list is empty.")
+    if len(messages) > _MAX_MESSAGES:
+        raise _malformed("There are too many messages.", f"{len(messages)} of at most {_MAX_MESSAGES}.")
     return messages
 
 

@@ -30,7 +30,7 @@ from edge_rt.export.gguf_types import TensorInfo
 BLOCK: Final = 32
 BLOCK_BYTES: Final = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}
 CODE_BITS: Final = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}
-FLOAT_TYPES: Final = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2")}
+FLOAT_TYPES: Final[dict[str, np.dtype[Any]]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2")}
 EXPORTABLE_TYPES: Final = (*BLOCK_BYTES, *FLOAT_TYPES)
 PIECE_BYTES: Final = 16 << 20
 """Bytes of a tensor read at a time where rows keep their order."""
@@ -111,7 +111,7 @@ def convert_rows(tensor: TensorInfo, raw: Array) -> BlockRows:
 
 
 def _halves(tensor: TensorInfo, raw: Array) -> Array:
-    values = np.ascontiguousarray(raw).view("<f2")[:, :, 0].astype(np.float32)
+    values: Array = np.ascontiguousarray(raw).view("<f2")[:, :, 0].astype(np.float32)
     if not np.isfinite(values).all():
         raise InvalidModelFile(
             f"The tensor '{tensor.name}' holds a scale that is not finite.",
@@ -125,7 +125,8 @@ def _interleave(raw: Array) -> Array:
     """GGUF's byte j holds elements j and j + 16; MatMulNBits' byte j holds elements 2j and 2j + 1."""
     low, high = raw & np.uint8(15), raw >> np.uint8(4)
     elements = np.concatenate([low, high], axis=2)
-    return elements[:, :, 0::2] | (elements[:, :, 1::2] << np.uint8(4))
+    packed: Array = elements[:, :, 0::2] | (elements[:, :, 1::2] << np.uint8(4))
+    return packed
 
 
 def float_rows(tensor: TensorInfo, raw: Array) -> Array:
@@ -134,7 +135,7 @@ def float_rows(tensor: TensorInfo, raw: Array) -> Array:
     Raises:
         InvalidModelFile: a value is NaN or infinite.
     """
-    values = raw.view(FLOAT_TYPES[tensor.type_name])
+    values: Array = raw.view(FLOAT_TYPES[tensor.type_name])
     if not np.isfinite(values).all():
         raise InvalidModelFile(
             f"The tensor '{tensor.name}' holds a value that is not finite.",
@@ -142,6 +143,22 @@ def float_rows(tensor: TensorInfo, raw: Array) -> Array:
             "Fetch the file again from a trusted source.",
         )
     return values
+
+
+def rope_factors(tensor: TensorInfo, raw: Array) -> Array:
+    """Return the divisors of the rope frequencies, float32 or float16 ``[head_dim / 2]``.
+
+    Raises:
+        InvalidModelFile: one is not finite, or not above 0.
+    """
+    factors: Array = float_rows(tensor, raw)[0]
+    if not (factors > 0).all():
+        raise InvalidModelFile(
+            f"The tensor '{tensor.name}' holds a frequency factor that is not positive.",
+            f"The least is {factors.min()}; it begins at byte {tensor.offset} of the file.",
+            "Fetch the file again from a trusted source.",
+        )
+    return factors
 
 
 def unpermuted_rows(num_heads: int, head_dim: int) -> Array:
@@ -154,4 +171,5 @@ def unpermuted_rows(num_heads: int, head_dim: int) -> Array:
         int64 ``[num_heads * head_dim]``.
     """
     within = np.concatenate([np.arange(0, head_dim, 2), np.arange(1, head_dim, 2)])
-    return (np.arange(num_heads)[:, None] * head_dim + within[None, :]).reshape(-1)
+    rows: Array = np.arange(num_heads)[:, None] * head_dim + within[None, :]
+    return rows.reshape(-1)

@@ -1,4 +1,4 @@
-"""The last stage of an export: does the package compute what the checkpoint says?"""
+"""The last stage of an export: compares what the package computes with what the checkpoint says."""
 
 from __future__ import annotations
 
@@ -96,4 +96,5 @@ def require_close(result: CheckResult) -> None:
 
 def _log_softmax(logits: Array) -> Array:
     shifted = logits - logits.max(axis=-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    result: Array = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return result

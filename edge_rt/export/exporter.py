@@ -13,8 +13,8 @@ from typing import Any, BinaryIO, Final, cast
 import numpy as np
 import onnx_ir as ir
 
-from edge_rt.errors import ConfigError, StorageError
-from edge_rt.export.blocks import float_rows, read_rows
+from edge_rt.errors import ConfigError, InvalidTemplate, StorageError
+from edge_rt.export.blocks import float_rows, read_rows, rope_factors
 from edge_rt.export.check import CheckResult, check_token_ids, compare, require_close, run_graph
 from edge_rt.export.estimate import ExportEstimate, estimate_export, require_room
 from edge_rt.export.gguf_header import read_header
@@ -43,6 +43,8 @@ from edge_rt.package import (
     sha256_file,
 )
 from edge_rt.progress import ProgressCallback, ProgressEvent, no_progress
+from edge_rt.template import ChatTemplate, lint
+from edge_rt.tokenizer import Tokenizer
 from edge_rt.version import VERSION
 
 GRAPH_FILE: Final = "model.onnx"
@@ -110,7 +112,8 @@ def export_model(
     Args:
         source: a GGUF file of a supported architecture.
         out: folder to create.
-        activations: ``"int8"``: linear layers round their input to int8 per block of 32 (fast); ``"float"``: they do not.
+        activations: ``"int8"``: linear layers round their input to int8 per block of 32 (fast); ``"float"``: they do
+            not.
         force: replace a package at ``out``.
         progress: called with the stages of ``STAGES``.
         on_estimate: called once with the predicted disk and memory, before anything is written.
@@ -178,18 +181,25 @@ def read_checkpoint(source: Path) -> _Checkpoint:
     header = read_header(source)
     config = read_config(header)
     tokenizer = build_tokenizer(header.metadata, config.vocab_size)
-    warnings: tuple[str, ...] = ()
-    if tokenizer.chat_template is not None:
-        template = None
-        warnings = ()
     return _Checkpoint(
         header=header,
         config=config,
         model=config.to_model_config(sum(tensor.elements for tensor in header.tensors.values())),
         weights=collect_weights(header, config),
         tokenizer=tokenizer,
-        warnings=warnings,
+        warnings=_template_warnings(tokenizer),
     )
+
+
+def _template_warnings(tokenizer: TokenizerBuild) -> tuple[str, ...]:
+    """A template that cannot be used stops chats only: plain prompts need none."""
+    if tokenizer.chat_template is None:
+        return ()
+    special = Tokenizer.from_text(tokenizer.json_text).special_tokens
+    try:
+        return tuple(lint(ChatTemplate(tokenizer.chat_template, special_tokens=special)))
+    except InvalidTemplate as error:
+        return (f"The chat template cannot be used: {error}",)
 
 
 def _write_weights(
@@ -214,8 +224,8 @@ def _write_vectors(stream: BinaryIO, checkpoint: _Checkpoint, layout: WeightsLay
     for name, tensor in checkpoint.weights.vectors.items():
         out.write(layout.slots[name], 0, float_rows(tensor, read_rows(stream, tensor))[0].astype(np.float32))
     factors = None
-    if (tensor := checkpoint.header.tensors.get("rope_freqs.weight")) is not None:
-        factors = float_rows(tensor, read_rows(stream, tensor))[0]
+    if (freqs := checkpoint.header.tensors.get("rope_freqs.weight")) is not None:
+        factors = rope_factors(freqs, read_rows(stream, freqs))
     write_rope_tables(out, layout.slots["rope.cos"], layout.slots["rope.sin"], checkpoint.config, factors)
 
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from edge_rt.errors import InvalidTokenizer, UnsupportedModel
-from edge_rt.tokenizer import MAX_ADDED_TOKENS, MAX_TOKEN_BYTES, MAX_VOCABULARY, Tokenizer
+from edge_rt.tokenizer import Tokenizer
+from edge_rt.tokenizer_check import MAX_ADDED_TOKENS, MAX_TOKEN_BYTES, MAX_VOCABULARY
 
 # Values of tokenizer.ggml.token_type.
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
@@ -186,7 +187,7 @@ def _token_types(metadata: Mapping[str, object], count: int) -> list[int]:
     for index, kind in enumerate(types):
         if isinstance(kind, bool) or not isinstance(kind, int) or not _NORMAL <= kind <= _BYTE:
             raise _inconsistent(
-                "A token has an unknown type.", f"'{key}'[{index}] is {str(kind)[:40]}, known are 1 to 6."
+                "A token has an unknown type.", f"'{key}'[{index}] is {repr(kind)[:40]}, known are 1 to 6."
             )
         result.append(kind)
     return result
@@ -343,7 +344,7 @@ def _token_id(metadata: Mapping[str, object], name: str, count: int) -> int | No
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < count:
-        raise _inconsistent(f"'{key}' is not a token.", f"It is {str(value)[:40]}, tokens are 0 to {count - 1}.")
+        raise _inconsistent(f"'{key}' is not a token.", f"It is {repr(value)[:40]}, tokens are 0 to {count - 1}.")
     return value
 
 

@@ -18,6 +18,8 @@ MAX_LAYERS: Final = 1024
 MAX_WIDTH: Final = 1 << 18
 MAX_HEADS: Final = 1 << 12
 MAX_CONTEXT: Final = 1 << 24
+MIN_ROPE_THETA: Final = 2.0
+"""At 1 all pairs turn alike, and YaRN divides by its logarithm."""
 
 _FETCH = "Fetch the file again from a trusted source."
 
@@ -109,7 +111,7 @@ def read_config(header: GGUFHeader) -> LlamaConfig:
         vocab_size=_vocab_size(header),
         context_length=header.get_int("llama.context_length", minimum=1, maximum=MAX_CONTEXT),
         rms_norm_eps=header.get_float("llama.attention.layer_norm_rms_epsilon", minimum=1e-12, maximum=1.0),
-        rope_theta=header.get_float("llama.rope.freq_base", default=10_000.0, minimum=1.0, maximum=1e12),
+        rope_theta=header.get_float("llama.rope.freq_base", default=10_000.0, minimum=MIN_ROPE_THETA, maximum=1e12),
         rope_scaling=_rope_scaling(header),
         tied_embedding="output.weight" not in header.tensors,
     )
@@ -227,7 +229,7 @@ def expected_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
 def _check_tensors(header: GGUFHeader, config: LlamaConfig) -> None:
     """Collect every missing, misshapen or surplus tensor and raise once."""
     expected = expected_shapes(config)
-    optional = {"rope_freqs.weight": (config.head_dim // 2,)}
+    optional: dict[str, tuple[int, ...]] = {"rope_freqs.weight": (config.head_dim // 2,)}
     missing = [name for name in expected if name not in header.tensors]
     if missing:
         raise InvalidModelFile(f"{header.path.name}: {len(missing)} tensors are missing.", f"{_some(missing)}.", _FETCH)
@@ -247,7 +249,7 @@ def _check_tensors(header: GGUFHeader, config: LlamaConfig) -> None:
             f"{_some(surplus)}.",
             "It is a variant that edge-rt cannot run yet; choose another model.",
         )
-    _check_types(header, expected)
+    _check_types(header, expected | {name: shape for name, shape in optional.items() if name in header.tensors})
 
 
 def _check_types(header: GGUFHeader, expected: Mapping[str, tuple[int, ...]]) -> None:

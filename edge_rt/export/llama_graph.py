@@ -20,8 +20,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from edge_rt.export.blocks import unpermuted_rows
@@ -117,7 +119,9 @@ def place_weights(weights: LlamaWeights, config: LlamaConfig) -> WeightsLayout:
     return layout
 
 
-def write_rope_tables(out: WeightsFile, cos: Slot, sin: Slot, config: LlamaConfig, factors: np.ndarray | None) -> None:
+def write_rope_tables(
+    out: WeightsFile, cos: Slot, sin: Slot, config: LlamaConfig, factors: npt.NDArray[Any] | None
+) -> None:
     """Write cosines and sines of every position, computed in float64 and rounded once.
 
     Args:
@@ -153,7 +157,7 @@ def build_graph(
     logit_rows = graph_input("logit_rows", ir.DataType.INT64, ["logit_rows"])
     seqlens_k = graph_input("seqlens_k", ir.DataType.INT32, [1])
     total = graph_input("total_sequence_length", ir.DataType.INT32, [])
-    cache_shape = [1, config.num_kv_heads, "capacity", config.head_dim]
+    cache_shape: list[int | str] = [1, config.num_kv_heads, "capacity", config.head_dim]
     caches = [
         tuple(graph_input(f"past.{i}.{kind}", ir.DataType.FLOAT, cache_shape) for kind in ("key", "value"))
         for i in range(config.num_layers)

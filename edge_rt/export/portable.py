@@ -236,7 +236,9 @@ class PortableBuilder:
 
 
 def _initializer(name: str, tensor: ir.TensorProtocol) -> ir.Value:
-    return ir.Value(name=name, shape=ir.Shape(tensor.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
+    return ir.Value(
+        name=name, shape=ir.Shape(tensor.shape.numpy()), type=ir.TensorType(tensor.dtype), const_value=tensor
+    )
 
 
 def graph_input(name: str, dtype: ir.DataType, shape: Sequence[int | str]) -> ir.Value:

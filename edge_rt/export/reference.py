@@ -79,7 +79,8 @@ class LlamaReference:
 
     def _norm(self, x: Array, weight: str) -> Array:
         scale = np.sqrt((x * x).mean(axis=-1, keepdims=True) + self._dtype.type(self._config.rms_norm_eps))
-        return x / scale * self._matrix(weight)[0]
+        normed: Array = x / scale * self._matrix(weight)[0]
+        return normed
 
     def _rope(self, length: int) -> tuple[Array, Array]:
         frequencies, magnitude = scaled_frequencies(self._config)
@@ -110,10 +111,12 @@ class LlamaReference:
         scores = np.where(np.tri(rows, dtype=bool), scores, -np.inf)
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
-        attended = np.matmul(weights, v.transpose(1, 0, 2)).transpose(1, 0, 2).reshape(rows, -1)
-        return attended @ self._matrix(f"blk.{layer}.attn_output.weight").T
+        attended: Array = np.matmul(weights, v.transpose(1, 0, 2)).transpose(1, 0, 2).reshape(rows, -1)
+        output: Array = attended @ self._matrix(f"blk.{layer}.attn_output.weight").T
+        return output
 
     def _mlp(self, x: Array, layer: int) -> Array:
         gate = x @ self._matrix(f"blk.{layer}.ffn_gate.weight").T
         up = x @ self._matrix(f"blk.{layer}.ffn_up.weight").T
-        return (gate / (1 + np.exp(-gate)) * up) @ self._matrix(f"blk.{layer}.ffn_down.weight").T
+        down: Array = (gate / (1 + np.exp(-gate)) * up) @ self._matrix(f"blk.{layer}.ffn_down.weight").T
+        return down

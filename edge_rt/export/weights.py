@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,13 +83,22 @@ class WeightsFile:
         except OSError as error:
             raise self._failure(error) from error
         try:
-            if hasattr(os, "posix_fallocate") and self._layout.size:
-                os.posix_fallocate(self._stream.fileno(), 0, self._layout.size)
+            self._allocate()
             self._stream.truncate(self._layout.size)
         except OSError as error:
             self._stream.close()
             raise self._failure(error) from error
         return self
+
+    def _allocate(self) -> None:
+        if not hasattr(os, "posix_fallocate") or not self._layout.size:
+            return
+        try:
+            os.posix_fallocate(self._stream.fileno(), 0, self._layout.size)
+        except OSError as error:
+            # Some file systems cannot; there the disk is found full while writing.
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+                raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -100,7 +110,7 @@ class WeightsFile:
         assert rows.dtype == slot.dtype, (slot.name, rows.dtype)
         assert rows.shape[1:] == slot.shape[1:], (slot.name, rows.shape)
         assert first_row + rows.shape[0] <= slot.shape[0], slot.name
-        data = memoryview(np.ascontiguousarray(rows)).cast("B")
+        data = np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data
         try:
             self._stream.seek(slot.offset + first_row * slot.row_bytes)
             while data:

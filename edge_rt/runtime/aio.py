@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
-from typing import Final
+import weakref
+from collections import deque
+from collections.abc import AsyncGenerator
+from types import TracebackType
+from typing import Final, Self
 
 from edge_rt.errors import ConfigError
 from edge_rt.runtime.results import Event, Result
@@ -18,8 +21,12 @@ QUEUE_EVENTS: Final = 64
 class AsyncStream:
     """Iterates over the events of a generation with ``async for``, once.
 
-    Leaving the loop early, or cancelling the task, stops the generation within one token and frees the model before
-    control returns. The event loop is never blocked.
+    Leaving the loop early, or cancelling the task, stops the generation within one token. Behind ``aclose``, the end of
+    an ``async with`` block, or a cancelled task, the model is free again. The event loop is never blocked::
+
+        async with model.astream("Once upon a time") as stream:
+            async for event in stream:
+                print(event.text, end="")
 
     Args:
         stream: the generation; it runs in a thread of its own.
@@ -27,59 +34,28 @@ class AsyncStream:
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
-        self._iterator: AsyncIterator[Event] | None = None
+        # Weak, as in ``Stream``: a loop that is left drops the generator, and the event loop then closes it.
+        self._events: weakref.ref[AsyncGenerator[Event]] | None = None
 
-    def __aiter__(self) -> AsyncIterator[Event]:
-        """Start the generation."""
-        if self._iterator is not None:
+    def __aiter__(self) -> AsyncGenerator[Event]:
+        """Start the generation.
+
+        Raises:
+            ConfigError: it was started before.
+        """
+        if self._events is not None:
             raise ConfigError("A stream can be read once.", "It was started before.", "Start another generation.")
-        self._iterator = self._run()
-        return self._iterator
-
-    async def _run(self) -> AsyncIterator[Event]:
-        loop = asyncio.get_running_loop()
-        queue: asyncio.Queue[Event | BaseException | None] = asyncio.Queue(QUEUE_EVENTS)
-        stopped = threading.Event()
-
-        def put(item: Event | BaseException | None) -> None:
-            asyncio.run_coroutine_threadsafe(queue.put(item), loop).result()
-
-        def work() -> None:
-            try:
-                for event in self._stream:
-                    if stopped.is_set():
-                        return
-                    put(event)
-            except BaseException as error:  # every failure belongs to the task that reads
-                if not stopped.is_set():
-                    put(error)
-            else:
-                if not stopped.is_set():
-                    put(None)
-
-        worker = threading.Thread(target=work, name="edge-rt generation", daemon=True)
-        worker.start()
-        try:
-            while (item := await queue.get()) is not None:
-                if isinstance(item, BaseException):
-                    raise item
-                yield item
-        finally:
-            stopped.set()
-            self._stream.cancel()
-            while worker.is_alive():
-                # The worker may wait for room in the queue.
-                while not queue.empty():
-                    queue.get_nowait()
-                await asyncio.sleep(0.001)
+        events = _read(self._stream)
+        self._events = weakref.ref(events)
+        return events
 
     async def aclose(self) -> None:
         """End the generation if it is under way."""
-        if self._iterator is not None:
-            await self._iterator.aclose()  # type: ignore[attr-defined]
+        if self._events is not None and (events := self._events()) is not None:
+            await events.aclose()
 
     def cancel(self) -> None:
-        """Stop within one token; may be called from any thread."""
+        """Stop within one token; may be called from any thread. The iteration then ends by itself."""
         self._stream.cancel()
 
     def result(self) -> Result:
@@ -88,6 +64,87 @@ class AsyncStream:
         Raises:
             ConfigError: it has not ended, or failed.
         """
-        if self._iterator is None:
-            raise ConfigError("The generation has no result yet.", "It was not started.", "Read its events first.")
+        if not self._stream.has_result:
+            raise ConfigError(
+                "The generation has no result.", "It has not ended, or it failed.", "Read its events first."
+            )
         return self._stream.result()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+async def _read(stream: Stream) -> AsyncGenerator[Event]:
+    worker = _Worker(stream, asyncio.get_running_loop())
+    worker.start()
+    try:
+        while (item := await worker.next()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+    finally:
+        worker.stop()
+        await worker.ended.wait()
+
+
+class _Worker(threading.Thread):
+    """Reads a stream into a queue.
+
+    Attributes:
+        ended: set, in the event loop, when the stream is closed.
+    """
+
+    def __init__(self, stream: Stream, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(name="edge-rt generation", daemon=True)
+        self.ended = asyncio.Event()
+        self._stream = stream
+        self._loop = loop
+        self._items: deque[Event | BaseException | None] = deque()
+        self._arrived = asyncio.Event()
+        self._room = threading.Semaphore(QUEUE_EVENTS)
+        self._stopped = threading.Event()
+
+    def run(self) -> None:
+        """Read until the end, a failure, or ``stop``."""
+        try:
+            with self._stream as stream:
+                for event in stream:
+                    self._room.acquire()
+                    if self._stopped.is_set():
+                        break
+                    self._put(event)
+            self._put(None)
+        except BaseException as error:  # every failure belongs to the task that reads
+            self._put(error)
+        finally:
+            self._tell(self.ended)
+
+    def stop(self) -> None:
+        """Have the worker end within one token."""
+        self._stopped.set()
+        self._stream.cancel()
+        self._room.release()
+
+    async def next(self) -> Event | BaseException | None:
+        """Wait for the next event; None is the end, an exception the failure that ended it."""
+        while not self._items:
+            self._arrived.clear()
+            await self._arrived.wait()
+        self._room.release()
+        return self._items.popleft()
+
+    def _put(self, item: Event | BaseException | None) -> None:
+        self._items.append(item)
+        self._tell(self._arrived)
+
+    def _tell(self, event: asyncio.Event) -> None:
+        try:
+            self._loop.call_soon_threadsafe(event.set)
+        except RuntimeError:
+            # The loop was closed in the meantime: nobody waits any more.
+            self._stopped.set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 from collections.abc import Sequence
 from types import TracebackType
@@ -88,7 +89,7 @@ def _untouched(shape: tuple[int, ...]) -> npt.NDArray[Any]:
 
     numpy asks for huge pages, and then the first row of a head would take the memory of thousands.
     """
-    memory = mmap.mmap(-1, int(np.prod(shape, dtype=np.int64)) * np.dtype(np.float32).itemsize)
+    memory = mmap.mmap(-1, math.prod(shape) * np.dtype(np.float32).itemsize)
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
         memory.madvise(mmap.MADV_NOHUGEPAGE)
     return np.frombuffer(memory, np.float32).reshape(shape)

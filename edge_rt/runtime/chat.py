@@ -79,7 +79,8 @@ class Chat:
     @system.setter
     def system(self, text: str | None) -> None:
         rest = self.messages[1:] if self.system is not None else self.messages
-        self.messages = ([{"role": "system", "content": text}] if text is not None else []) + rest
+        first: list[ChatMessage] = [{"role": "system", "content": text}] if text is not None else []
+        self.messages = first + rest
 
     def send(
         self,
@@ -279,6 +280,8 @@ def read_chat(path: Path) -> SavedChat:
         InputError: it is no saved chat.
     """
     try:
+        if path.exists() and not path.is_file():
+            raise _no_chat(path, "It is not a regular file.")
         with path.open("rb") as stream:
             data = stream.read(MAX_CHAT_BYTES + 1)
     except OSError as error:

@@ -50,6 +50,8 @@ class GenerationConfig:
     stop: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        _require("stop", self.stop, isinstance(self.stop, str | list | tuple), "a text or a list of texts")
+        _require("logit_bias", self.logit_bias, isinstance(self.logit_bias, Mapping), "a mapping")
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "logit_bias", MappingProxyType(dict(self.logit_bias)))
@@ -93,8 +95,9 @@ def _is_int(value: object, minimum: int) -> bool:
 
 
 def _is_number(value: object, minimum: float, maximum: float) -> bool:
-    fits = isinstance(value, int | float) and not isinstance(value, bool)
-    return fits and math.isfinite(value) and minimum <= value <= maximum
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return math.isfinite(value) and minimum <= value <= maximum
 
 
 def _require(name: str, value: object, fits: bool, wanted: str) -> None:

@@ -61,7 +61,7 @@ def decode(
         Cancelled: a pass was stopped; sequence and cache are as after the step before.
     """
     while not sequence.is_finished:
-        draft = drafter.propose(sequence, max(0, sequence.room - 1))
+        draft = drafter.propose(sequence, sequence.room - 1).first(sequence.room - 1)
         pending = sequence.token_ids[cache.length :]
         with cache.reserve(len(pending) + len(draft)) as rows:
             logits = target.forward([*pending, *draft.token_ids], rows.start, len(draft) + 1)

@@ -21,6 +21,10 @@ class Draft:
     def __len__(self) -> int:
         return len(self.token_ids)
 
+    def first(self, count: int) -> Draft:
+        """Return the draft cut to at most ``count`` (at least 0) tokens."""
+        return self if len(self) <= count else Draft(self.token_ids[:count])
+
 
 class Drafter(Protocol):
     """Guesses tokens, and learns from what became of them."""

@@ -20,6 +20,7 @@ from edge_rt.errors import (
     MemoryBudgetExceeded,
     ModelClosed,
     RuntimeUnavailable,
+    StorageError,
 )
 from edge_rt.machine import usable_cpus
 from edge_rt.package import Package, open_package
@@ -93,16 +94,18 @@ class Model:
         )
         self._template = _load_template(package, self.tokenizer)
         self._switch = StopSwitch()
-        self._session: Session | None = Session(
-            package.file(package.manifest.segments[0].graph), threads=threads or pool_size() or usable_cpus()
+        session = Session(
+            package.file(package.manifest.segments[0].graph),
+            threads=threads if threads is not None else pool_size() or usable_cpus(),
         )
+        self._providers = session.providers
         try:
             self._cache = KVCache(config, self.context_tokens)
-        except (MemoryError, OSError) as error:
+        except (MemoryError, OSError, OverflowError) as error:
             raise MemoryBudgetExceeded(
                 "The KV cache does not fit the memory.", f"{error}.", "Load the model with a smaller context."
             ) from error
-        self._runner: ModelRunner | None = ModelRunner(self._session, config, self._cache, self._switch)
+        self._runner: ModelRunner | None = ModelRunner(session, config, self._cache, self._switch)
         self._chunk = prefill_chunk
         self._lock = threading.Lock()
         self._pid = os.getpid()
@@ -254,9 +257,9 @@ class Model:
     def _encode(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
             return self.tokenizer.encode_prompt(prompt)
-        items = list(prompt)
+        items: list[Any] = list(prompt) if not isinstance(prompt, bytes | bytearray) else [prompt]
         if items and isinstance(items[0], Mapping):
-            return self.tokenizer.encode_rendered(self.render([item for item in items if isinstance(item, Mapping)]))
+            return self.tokenizer.encode_rendered(self.render(items))
         return self._checked_ids(items)
 
     def _checked_ids(self, items: list[Any]) -> list[int]:
@@ -314,14 +317,29 @@ class Model:
         """Tokens in the KV cache."""
         return self._cache.length
 
+    @property
+    def prefill_chunk(self) -> int:
+        """Tokens of one pass over a prompt."""
+        return self._chunk
+
+    @contextmanager
+    def passes(self) -> Generator[tuple[ModelRunner, KVCache]]:
+        """Hold the model for passes of one's own over its cache: for measurements and tests.
+
+        Raises:
+            Busy: a generation is running.
+        """
+        with self._exclusive(CancelToken()) as runner:
+            yield runner, self._cache
+
     def reset(self) -> None:
         """Empty the KV cache.
 
         Raises:
             Busy: a generation is running.
         """
-        with self._exclusive(CancelToken()):
-            self._cache.truncate(0)
+        with self.passes() as (_, cache):
+            cache.truncate(0)
 
     def describe(self) -> dict[str, Any]:
         """Return what was decided when the model was loaded, as a JSON object."""
@@ -340,7 +358,7 @@ class Model:
             "kv_bytes_per_token": self._cache.row_bytes,
             "weights_bytes": manifest.files["weights.bin"].size,
             "device": "cpu",
-            "providers": self._session.providers if self._session is not None else [],
+            "providers": self._providers,
             "threads": self.threads,
             "onnxruntime": onnxruntime_version(),
             "prefill_chunk": self._chunk,
@@ -349,13 +367,15 @@ class Model:
         }
 
     def close(self) -> None:
-        """Stop a running generation, wait for it, and free the model; does nothing the second time."""
-        if self._runner is None:
-            return
-        self._switch.stop()
-        with self._lock:
-            self._runner = None
-            self._session = None
+        """Stop a running generation and free the model; does nothing the second time.
+
+        Waits for the pass under way only, so it may be called from any thread and while a stream is half read: that
+        stream then ends as a cancelled one.
+        """
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            self._switch.stop()
+            runner.close()
 
     def __enter__(self) -> Self:
         return self
@@ -395,7 +415,12 @@ def _context_tokens(ctx: int | None, trained: int) -> int:
 def _load_template(package: Package, tokenizer: Tokenizer) -> ChatTemplate | InvalidTemplate:
     """Return the template, or the error that a chat will raise: plain prompts need none."""
     name = package.manifest.chat_template
-    source = package.file(name).read_text(encoding="utf-8") if name is not None else None
+    try:
+        source = package.file(name).read_text(encoding="utf-8") if name is not None else None
+    except UnicodeDecodeError as error:
+        return InvalidTemplate(f"{package.path}: the chat template is no text.", f"{error}.", "Export the model again.")
+    except OSError as error:
+        raise StorageError(f"{name} cannot be read.", f"{error.strerror}.", "Check its permissions.") from error
     bos = tokenizer.bos_token_id
     eos = tokenizer.eos_token_ids
     try:

@@ -88,10 +88,7 @@ class Generation:
             prefill(sequence, self._target, cache, self._chunk, self._on_prefill)
             for accepted in decode(sequence, self._drafter, self._target, cache, self._sampler):
                 self._clock.tick()
-                text = self._text.push(accepted.token_ids)
-                if self._text.stop_string is not None:
-                    sequence.finish("stop")
-                yield Event(text, accepted.token_ids)
+                yield self._event(accepted.token_ids)
                 if cancel.cancelled:
                     sequence.finish("cancelled")
         except Cancelled:
@@ -102,8 +99,21 @@ class Generation:
             yield Event(rest, ())
         return self._result()
 
+    def _event(self, token_ids: TokenIds[int]) -> Event:
+        """Turn one step into text; tokens that were emitted behind a stop text are taken back."""
+        pieces = []
+        for count, token in enumerate(token_ids, start=1):
+            pieces.append(self._text.push((token,)))
+            if self._text.stop_string is not None:
+                sequence = self._sequence
+                sequence.stop_after(sequence.num_answer_tokens - len(token_ids) + count)
+                self._cache.truncate(len(sequence.token_ids) - 1)
+                return Event("".join(pieces), tuple(token_ids[:count]))
+        return Event("".join(pieces), tuple(token_ids))
+
     def _result(self) -> Result:
         sequence = self._sequence
+        # The bytes of an incomplete character can complete a stop text at the very end.
         reason = "stop" if self._text.stop_string is not None else sequence.finish_reason
         assert reason is not None
         return Result(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+import inspect
+import weakref
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
@@ -12,6 +15,22 @@ from edge_rt.runtime.results import Event, Result
 
 EventSource = Generator[Event, None, Result]
 """Yields events and returns the result; closed early, it leaves the model usable and returns nothing."""
+
+Events = Generator[Event, None, None]
+
+
+@dataclass
+class _Outcome:
+    """What a generation leaves behind; it outlives the generator, which may not refer to its stream."""
+
+    cancel: CancelToken
+    on_result: Callable[[Result], None] | None
+    result: Result | None = None
+
+    def finish(self, result: Result) -> None:
+        self.result = result
+        if self.on_result is not None:
+            self.on_result(result)
 
 
 class Stream:
@@ -37,60 +56,36 @@ class Stream:
         on_result: Callable[[Result], None] | None = None,
     ) -> None:
         self._source = source
-        self._cancel = cancel
-        self._on_result = on_result
-        self._iterator: Iterator[Event] | None = None
-        self._result: Result | None = None
+        self._outcome = _Outcome(cancel, on_result)
+        # Weak: the loop that reads the events is their only owner, so they close in the moment it is left.
+        self._events: weakref.ref[Events] | None = None
 
-    def __iter__(self) -> Iterator[Event]:
+    def __iter__(self) -> Events:
         """Start the generation.
 
         Raises:
             ConfigError: it was started before.
-            Busy: the model is generating for somebody else.
+            Busy: on the first step: the model is generating for somebody else.
         """
-        if self._iterator is not None:
+        if self._events is not None:
             raise ConfigError("A stream can be read once.", "It was started before.", "Start another generation.")
-        self._iterator = self._run()
-        return self._iterator
+        events = _read(self._source, self._outcome)
+        self._events = weakref.ref(events)
+        return events
 
-    def _run(self) -> Iterator[Event]:
-        source = self._source(self._cancel)
-        try:
-            while True:
-                try:
-                    event = next(source)
-                except StopIteration as end:
-                    self._finish(end.value)
-                    return
-                yield event
-        finally:
-            self._drain(source)
-
-    def _drain(self, source: EventSource) -> None:
-        """An abandoned generation ends as a cancelled one: its last step is kept, its result is told."""
-        if self._result is not None or source.gi_frame is None:
-            return
-        self._cancel.cancel()
-        try:
-            while True:
-                next(source)
-        except StopIteration as end:
-            self._finish(end.value)
-
-    def _finish(self, result: Result) -> None:
-        self._result = result
-        if self._on_result is not None:
-            self._on_result(result)
+    @property
+    def has_result(self) -> bool:
+        """True once the generation has ended without an error."""
+        return self._outcome.result is not None
 
     def cancel(self) -> None:
         """Stop within one token; may be called from any thread. The iteration then ends by itself."""
-        self._cancel.cancel()
+        self._outcome.cancel.cancel()
 
     def close(self) -> None:
         """End the generation if it is under way; does nothing otherwise."""
-        if isinstance(self._iterator, Generator):
-            self._iterator.close()
+        if self._events is not None and (events := self._events()) is not None:
+            events.close()
 
     def result(self) -> Result:
         """Return the result; reads the rest of the events if there are any.
@@ -98,14 +93,12 @@ class Stream:
         Raises:
             EdgeRTError: the generation failed and has no result.
         """
-        if self._iterator is None:
-            iter(self)
-        assert self._iterator is not None
-        for _ in self._iterator:
+        events = iter(self) if self._events is None else self._events()
+        for _ in events or ():
             pass
-        if self._result is None:
+        if self._outcome.result is None:
             raise ConfigError("The generation has no result.", "It failed or was never begun.", "Start another one.")
-        return self._result
+        return self._outcome.result
 
     def __enter__(self) -> Self:
         return self
@@ -114,3 +107,29 @@ class Stream:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _read(make_source: Callable[[CancelToken], EventSource], outcome: _Outcome) -> Events:
+    source = make_source(outcome.cancel)
+    try:
+        while True:
+            try:
+                event = next(source)
+            except StopIteration as end:
+                outcome.finish(end.value)
+                return
+            yield event
+    finally:
+        _drain(source, outcome)
+
+
+def _drain(source: EventSource, outcome: _Outcome) -> None:
+    """End an abandoned generation as a cancelled one: its last step is kept, its result is told."""
+    if outcome.result is not None or inspect.getgeneratorstate(source) == inspect.GEN_CLOSED:
+        return
+    outcome.cancel.cancel()
+    try:
+        while True:
+            next(source)
+    except StopIteration as end:
+        outcome.finish(end.value)

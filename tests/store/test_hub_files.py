@@ -18,7 +18,7 @@ def choose(*names, file=None):
     [
         (["m.Q8_0.gguf", "m.Q4_1.gguf", "m.Q4_K_M.gguf"], ["m.Q4_1.gguf"]),
         (["m-f16.gguf", "m-f32.gguf"], ["m-f16.gguf"]),
-        (["model.gguf", "LICENSE", "README.md", ".gitattributes"], ["model.gguf", "LICENSE"]),
+        (["model.gguf", "LICENSE", "LICENSE.py", "LICENSE.bin", "README.md"], ["model.gguf", "LICENSE"]),
         (["m.Q4_0.gguf", "mmproj-F16.gguf"], ["m.Q4_0.gguf"]),
         (["gguf/m.Q4_0.gguf", "model.safetensors", "pytorch_model.bin"], ["gguf/m.Q4_0.gguf"]),
     ],

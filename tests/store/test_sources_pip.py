@@ -160,10 +160,10 @@ def bomb(claimed):
     return runner
 
 
-@pytest.mark.parametrize("claimed", [200_000_000, 1000])
-def test_a_zip_bomb_never_writes_more_than_expected(tmp_path, claimed):
+@pytest.mark.parametrize(("claimed", "message"), [(200_000_000, "bytes announced"), (1000, "wrong|damaged")])
+def test_a_zip_bomb_never_writes_more_than_expected(tmp_path, claimed, message):
     spec = FileSpec("t.gguf", 1000, "0" * 64)
-    with pytest.raises(DownloadError, match=r"wrong size|wrong content|damaged"):
+    with pytest.raises(DownloadError, match=message):
         fetch(tmp_path, bomb(claimed), spec=spec)
     assert not (tmp_path / "t.gguf").exists()
 

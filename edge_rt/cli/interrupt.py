@@ -1,0 +1,129 @@
+"""Signals, and work in a thread that they can reach."""
+
+from __future__ import annotations
+
+import queue
+import signal
+import threading
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Final, Generic, TypeVar
+
+from edge_rt.runtime.cancel import CancelToken
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+POLL_SECONDS: Final = 0.1
+WORKER_NAME: Final = "edge-rt work"
+
+
+class SignalReceived(BaseException):
+    """A signal asks to stop; raised in the main thread, so that ``with`` blocks clean up on the way out.
+
+    Attributes:
+        signum: the signal.
+    """
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signum)
+        self.signum = signum
+
+    @property
+    def exit_code(self) -> int:
+        """Exit code that shells expect: 130 for Ctrl-C, 143 for SIGTERM."""
+        return 128 + self.signum
+
+
+def _raise(signum: int, frame: FrameType | None) -> None:
+    del frame
+    raise SignalReceived(signum)
+
+
+@contextmanager
+def signals_as_exceptions() -> Generator[None]:
+    """Raise ``SignalReceived`` in the main thread for Ctrl-C, SIGTERM and a lost terminal."""
+    names = [name for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    previous = {}
+    for signum in (getattr(signal, name) for name in names):
+        # What the parent had ignored (nohup) stays ignored.
+        if signal.getsignal(signum) is not signal.SIG_IGN:
+            previous[signum] = signal.signal(signum, _raise)
+    try:
+        yield
+    finally:
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)
+
+
+@contextmanager
+def cancel_on_interrupt(token: CancelToken) -> Generator[None]:
+    """Make the first Ctrl-C throw the token, and a second one raise."""
+
+    def cancel(signum: int, frame: FrameType | None) -> None:
+        if token.cancelled:
+            _raise(signum, frame)
+        token.cancel()
+
+    previous = signal.signal(signal.SIGINT, cancel)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+class Background(Generic[T, R]):
+    """Work in a thread of its own, whose items are read in the main thread while signals can reach it.
+
+    ONNX Runtime may take seconds for one call, in which Python runs no signal handler in the thread that made it.
+
+    Args:
+        work: does the work; gets a function that hands an item over, and returns the result.
+    """
+
+    def __init__(self, work: Callable[[Callable[[T], None]], R]) -> None:
+        self._work = work
+        self._items: queue.SimpleQueue[tuple[T] | None] = queue.SimpleQueue()
+        self._result: list[R] = []
+        self._error: BaseException | None = None
+        # A daemon, so that an impatient second Ctrl-C need not wait for it.
+        threading.Thread(target=self._run, name=WORKER_NAME, daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self._result.append(self._work(lambda item: self._items.put((item,))))
+        except BaseException as error:  # every failure belongs to the main thread
+            self._error = error
+        finally:
+            self._items.put(None)
+
+    def __iter__(self) -> Iterator[T]:
+        """Yield the items as they come; raise what the work raised."""
+        while True:
+            try:
+                boxed = self._items.get(timeout=POLL_SECONDS)
+            except queue.Empty:
+                continue
+            if boxed is None:
+                break
+            yield boxed[0]
+        if self._error is not None:
+            raise self._error
+
+    def result(self) -> R:
+        """Read the remaining items and return the result."""
+        for _ in self:
+            pass
+        return self._result[0]
+
+
+def run_in_background(work: Callable[[], R]) -> R:
+    """Do the work in a thread and wait for it; a signal ends the waiting at once."""
+    background: Background[None, R] = Background(lambda _: work())
+    return background.result()
+
+
+def has_unfinished_work() -> bool:
+    """Return whether a thread of ``Background`` still runs: the process then has to leave without waiting."""
+    return any(thread.name == WORKER_NAME for thread in threading.enumerate())

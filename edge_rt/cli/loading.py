@@ -1,0 +1,61 @@
+"""From a model argument to a loaded model: say what is fetched, fetch, export, load."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edge_rt.cli.console import Terminal
+from edge_rt.cli.interrupt import run_in_background
+from edge_rt.cli.options import ModelFlags
+from edge_rt.cli.progress import show_progress
+
+if TYPE_CHECKING:
+    from edge_rt.export import ExportEstimate
+    from edge_rt.runtime.engine import Model
+
+
+def tell_estimate(terminal: Terminal, estimate: ExportEstimate) -> None:
+    """Say what an export will need."""
+    from edge_rt.store import human_bytes
+
+    disk, memory = human_bytes(estimate.disk_bytes), human_bytes(estimate.peak_memory_bytes)
+    terminal.note(f"export needs at most {disk} of disk and {memory} of memory", "dim")
+
+
+def obtain_package(terminal: Terminal, flags: ModelFlags) -> tuple[str, Path]:
+    """Return name and folder of the package that the flags mean; it is fetched and exported first if need be.
+
+    Raises:
+        EdgeRTError: there is no such model, or it cannot be fetched or exported.
+    """
+    from edge_rt.store import ensure_package, export_with_edge_rt, resolve
+
+    store = flags.open_store()
+    resolved = resolve(flags.reference, store)
+    if resolved.kind == "package" and resolved.path is not None:
+        return resolved.name, resolved.path
+    terminal.note(f"{resolved.name} is not ready on this machine: {resolved.description}")
+    exporter = functools.partial(export_with_edge_rt, on_estimate=functools.partial(tell_estimate, terminal))
+    with show_progress(terminal) as progress:
+        path = ensure_package(
+            flags.reference, store=store, offline=flags.offline, progress=progress, exporter=exporter
+        )
+    terminal.note(f"{path.name} is ready in {path}")
+    return path.name, path
+
+
+def load_model(package: Path, flags: ModelFlags) -> Model:
+    """Load a package while signals can still reach this process.
+
+    Raises:
+        EdgeRTError: the errors of ``edge_rt.load``.
+    """
+
+    def work() -> Model:
+        from edge_rt.api import load
+
+        return load(package, ctx=flags.ctx, threads=flags.threads, device=flags.device)
+
+    return run_in_background(work)

@@ -1,0 +1,155 @@
+"""The entry point: verbs, errors, exit codes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated, Any, Final
+
+import typer
+
+from edge_rt.cli import bench, chat, doctor, export, generate, inspect, models
+from edge_rt.cli.console import OutputClosed, Terminal
+from edge_rt.cli.interrupt import SignalReceived, has_unfinished_work, signals_as_exceptions
+from edge_rt.errors import Cancelled, EdgeRTError, ErrorJSON, MemoryBudgetExceeded, StorageError
+from edge_rt.version import VERSION
+
+EXIT_UNEXPECTED: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_OUTPUT_CLOSED: Final = 141
+"""What a shell reports for a program that SIGPIPE ended."""
+
+UsageError: Final = typer.BadParameter.__mro__[1]
+
+app = typer.Typer(
+    name="edge-rt",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Language models on the device in front of you.",
+    epilog="Exit codes: 0 success, 1 unexpected, 2 usage, 3 input, 4 memory, 5 runtime, 6 storage, 130 Ctrl-C.",
+)
+app.command()(chat.chat)
+app.command()(generate.generate)
+app.command()(export.export)
+app.command()(models.pull)
+app.command(name="list")(models.list_models)
+app.command()(models.rm)
+app.command()(inspect.inspect)
+app.command()(bench.bench)
+app.command()(doctor.doctor)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        Terminal().line(f"edge-rt {VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    del version
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line and return its exit code; every error is told on the way."""
+    own = list(arguments)
+    flags = own[: own.index("--")] if "--" in own else own
+    is_json = "--json" in flags or "--json-lines" in flags
+    terminal = Terminal(verbose=False, is_json=is_json, no_color="--no-color" in flags)
+    verbose = "-v" in flags or "--verbose" in flags
+    try:
+        with signals_as_exceptions():
+            try:
+                code = typer.main.get_command(app).main(args=own, prog_name="edge-rt", standalone_mode=False)
+            except Exception as error:
+                return _report(terminal, error, verbose=verbose, lines="--json-lines" in flags)
+            return code if isinstance(code, int) else 0
+    except SignalReceived as stop:
+        _report_signal(terminal, stop)
+        return stop.exit_code
+
+
+def _report(terminal: Terminal, error: Exception, *, verbose: bool, lines: bool) -> int:
+    """Tell an error and return its exit code."""
+    if isinstance(error, OutputClosed):
+        _drop_stdout()
+        return EXIT_OUTPUT_CLOSED
+    if isinstance(error, UsageError):
+        return _report_usage(terminal, error)
+    known = _as_known(error)
+    if known is None:
+        if verbose:
+            terminal.error("".join(traceback.format_exception(error)).rstrip())
+        described = f"{type(error).__name__}: {error}"
+        terminal.error(f"unexpected {described} Run again with -v for the traceback." if not verbose else described)
+        _document(terminal, _plain("InternalError", described, "Run again with -v.", EXIT_UNEXPECTED), lines=lines)
+        return EXIT_UNEXPECTED
+    terminal.error(str(known))
+    _document(terminal, known.to_json(), lines=lines)
+    return known.exit_code
+
+
+def _as_known(error: Exception) -> EdgeRTError | None:
+    """Return the error as one of ours; None for one that nobody expected."""
+    if isinstance(error, EdgeRTError):
+        return error
+    if isinstance(error, MemoryError):
+        return MemoryBudgetExceeded("The memory is exhausted.", f"{error}.", "Use a smaller model or context.")
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EIO):
+        return StorageError(f"{error.filename or 'A file'} could not be used.", f"{error.strerror}.", "Check the disk.")
+    return None
+
+
+def _report_usage(terminal: Terminal, error: Any) -> int:
+    message = error.format_message()
+    if error.ctx is not None and type(error).__name__ == "NoArgsIsHelpError":
+        terminal.note(error.ctx.get_help())
+        return EXIT_USAGE
+    hint = f"See '{error.ctx.command_path} --help'." if error.ctx is not None else "See 'edge-rt --help'."
+    terminal.error(f"{message} {hint}")
+    _document(terminal, _plain("UsageError", message, hint, EXIT_USAGE), lines=False)
+    return EXIT_USAGE
+
+
+def _report_signal(terminal: Terminal, stop: SignalReceived) -> None:
+    error = Cancelled("Stopped on request.", f"Signal {stop.signum}.")
+    terminal.control("\r\x1b[K")
+    terminal.note("stopped")
+    _document(terminal, {**error.to_json(), "exit_code": stop.exit_code}, lines=False)
+
+
+def _plain(kind: str, what: str, action: str, code: int) -> ErrorJSON:
+    return {"type": kind, "what": what, "numbers": "", "action": action, "exit_code": code}
+
+
+def _document(terminal: Terminal, error: ErrorJSON, *, lines: bool) -> None:
+    if not terminal.is_json:
+        return
+    try:
+        terminal.document({"error": error}, indent=None if lines else 2)
+    except OutputClosed:
+        _drop_stdout()
+
+
+def _drop_stdout() -> None:
+    """Let the interpreter's last flush go nowhere instead of failing."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def main() -> None:
+    """Run the command line of this process."""
+    code = run(sys.argv[1:])
+    if has_unfinished_work():
+        # A thread is inside ONNX Runtime, which must not be torn down under it.
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(code)
+    sys.exit(code)

@@ -1,0 +1,267 @@
+"""Flags that several verbs share."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from edge_rt.cli.console import Terminal
+from edge_rt.errors import ConfigError
+from edge_rt.runtime.config import GenerationConfig
+
+if TYPE_CHECKING:
+    from edge_rt.store import Store
+
+DEFAULT_MODEL: Final = "smollm2-135m-instruct"
+"""The same as the store's, which is not imported for the sake of ``--help``."""
+
+_GENERATION: Final = "Generation"
+_PLACES: Final = "Places and output"
+_D: Final = GenerationConfig()
+
+
+def _model_names(incomplete: str) -> list[str]:
+    """Complete the names of the store; paths are completed by the shell."""
+    from edge_rt.errors import EdgeRTError
+    from edge_rt.store import load_recipes, open_store
+
+    try:
+        names = {*open_store().names(), *load_recipes()}
+    except EdgeRTError:
+        return []
+    return sorted(name for name in names if name.startswith(incomplete))
+
+
+def _option(*names: str, text: str, panel: str | None = None, default: object = None, **more: Any) -> Any:
+    shown = False if default is None else str(default)
+    return typer.Option(*names, help=text, rich_help_panel=panel, show_default=shown, **more)
+
+
+ModelOption = Annotated[
+    str | None,
+    _option(
+        "-m",
+        "--model",
+        text="Folder of a package, name in the store, GGUF file, or org/name on the hub.",
+        default=DEFAULT_MODEL,
+        metavar="MODEL",
+        autocompletion=_model_names,
+    ),
+]
+SystemOption = Annotated[str | None, _option("-s", "--system", text="System message.", metavar="TEXT")]
+CtxOption = Annotated[
+    int | None,
+    _option("-c", "--ctx", text="Tokens of context.", default="the model's, up to 8192", metavar="N"),
+]
+ThreadsOption = Annotated[
+    int | None,
+    _option("-t", "--threads", text="Threads that compute.", default="every usable CPU", metavar="N", min=1),
+]
+DeviceOption = Annotated[str, _option("--device", text="auto or cpu.", default="auto", metavar="DEVICE")]
+
+MaxTokensOption = Annotated[
+    int | None,
+    _option("-n", "--max-tokens", text="Most tokens of an answer.", panel=_GENERATION, default="no limit", metavar="N"),
+]
+TempOption = Annotated[
+    float | None,
+    _option("--temp", text="Temperature; 0 is greedy.", panel=_GENERATION, default=_D.temperature, metavar="T"),
+]
+TopPOption = Annotated[
+    float | None,
+    _option("--top-p", text="Keep the likeliest tokens up to this sum.", panel=_GENERATION, default=_D.top_p),
+]
+TopKOption = Annotated[
+    int | None,
+    _option("--top-k", text="Keep the k likeliest tokens; 0 keeps all.", panel=_GENERATION, default=_D.top_k),
+]
+MinPOption = Annotated[
+    float | None,
+    _option("--min-p", text="Drop tokens below this part of the likeliest.", panel=_GENERATION, default=_D.min_p),
+]
+RepeatOption = Annotated[
+    float | None,
+    _option(
+        "--repeat-penalty",
+        text="Penalty for tokens seen before; 1 is off.",
+        panel=_GENERATION,
+        default=_D.repetition_penalty,
+    ),
+]
+PresenceOption = Annotated[
+    float | None,
+    _option(
+        "--presence-penalty", text="Penalty for tokens in the answer.", panel=_GENERATION, default=_D.presence_penalty
+    ),
+]
+FrequencyOption = Annotated[
+    float | None,
+    _option(
+        "--frequency-penalty",
+        text="Penalty for each occurrence in the answer.",
+        panel=_GENERATION,
+        default=_D.frequency_penalty,
+    ),
+]
+BiasOption = Annotated[
+    list[str] | None,
+    _option(
+        "--logit-bias", text="Add to a token's logit; repeatable.", panel=_GENERATION, default=None, metavar="ID=VALUE"
+    ),
+]
+SeedOption = Annotated[
+    int | None,
+    _option("--seed", text="Makes sampling repeat.", panel=_GENERATION, default="a new one", metavar="N"),
+]
+StopOption = Annotated[
+    list[str] | None,
+    _option("--stop", text="Text that ends the answer; repeatable.", panel=_GENERATION, metavar="TEXT"),
+]
+
+JsonOption = Annotated[bool, _option("--json", text="Write one JSON document to stdout.", panel=_PLACES)]
+QuietOption = Annotated[bool, _option("-q", "--quiet", text="Only errors and warnings on stderr.", panel=_PLACES)]
+VerboseOption = Annotated[
+    bool, _option("-v", "--verbose", text="More on stderr, tracebacks included.", panel=_PLACES)
+]
+NoColorOption = Annotated[bool, _option("--no-color", text="No colours (also NO_COLOR).", panel=_PLACES)]
+StoreOption = Annotated[Path | None, _option("--store", text="Folder of the store.", panel=_PLACES, metavar="DIR")]
+ConfigOption = Annotated[
+    Path | None, _option("--config", text="Configuration file.", panel=_PLACES, metavar="FILE")
+]
+OfflineOption = Annotated[bool, _option("--offline", text="Use what is on this machine only.", panel=_PLACES)]
+StatsOption = Annotated[
+    bool | None,
+    typer.Option("--stats/--no-stats", help="A line of figures after an answer.", rich_help_panel=_PLACES),
+]
+
+
+def generation_config(
+    *,
+    max_tokens: int | None,
+    temp: float | None,
+    top_p: float | None,
+    top_k: int | None,
+    min_p: float | None,
+    repeat_penalty: float | None,
+    presence_penalty: float | None,
+    frequency_penalty: float | None,
+    logit_bias: Sequence[str] | None,
+    seed: int | None,
+    stop: Sequence[str] | None,
+) -> GenerationConfig:
+    """Return the options that the flags ask for; a flag that is absent leaves the default.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+    flags: dict[str, Any] = {
+        "max_tokens": max_tokens,
+        "temperature": temp,
+        "top_p": top_p,
+        "top_k": top_k,
+        "min_p": min_p,
+        "repetition_penalty": repeat_penalty,
+        "presence_penalty": presence_penalty,
+        "frequency_penalty": frequency_penalty,
+        "logit_bias": parse_logit_bias(logit_bias or ()) or None,
+        "seed": seed,
+        "stop": tuple(stop or ()) or None,
+    }
+    return _D.with_options(**{name: value for name, value in flags.items() if value is not None})
+
+
+def parse_logit_bias(texts: Sequence[str]) -> dict[int, float]:
+    """Read ``ID=VALUE`` pairs.
+
+    Raises:
+        ConfigError: one is malformed.
+    """
+    result = {}
+    for text in texts:
+        token, equals, value = text.partition("=")
+        try:
+            if not equals:
+                raise ValueError("no '='")
+            result[int(token)] = float(value)
+        except ValueError as error:
+            raise ConfigError(
+                "A logit bias is malformed.", f"Got {text!r:.60}: {error}.", "Write it as ID=VALUE, for example 42=-5."
+            ) from error
+    return result
+
+
+@dataclass(frozen=True)
+class ModelFlags:
+    """Which model, and how it is loaded."""
+
+    model: str | None
+    ctx: int | None = None
+    threads: int | None = None
+    device: str = "auto"
+    store: Path | None = None
+    config: Path | None = None
+    offline: bool = False
+
+    @property
+    def reference(self) -> str:
+        """The model argument, or the default model."""
+        return DEFAULT_MODEL if self.model is None else self.model
+
+    def open_store(self) -> Store:
+        """Return the store that the flags name.
+
+        Raises:
+            ConfigError: the configuration file is wrong or missing.
+        """
+        return open_the_store(self.store, self.config)
+
+
+def open_the_store(store: Path | None, config: Path | None) -> Store:
+    """Return the store of the flags, the configuration file, or the platform; in this order.
+
+    Raises:
+        ConfigError: the configuration file is wrong, or one was named that does not exist.
+        StorageError: it cannot be read.
+    """
+    from edge_rt.store import open_store
+
+    if config is not None and not config.expanduser().exists():
+        raise ConfigError(f"{config} does not exist.", "It was named with --config.", "Check the path.")
+    return open_store(store, config=None if config is None else config.expanduser())
+
+
+def make_terminal(
+    *, json: bool = False, quiet: bool = False, verbose: bool = False, no_color: bool = False
+) -> Terminal:
+    """Return the terminal of a verb."""
+    return Terminal(quiet=quiet, verbose=verbose, no_color=no_color, is_json=json)
+
+
+def one_of(argument: str | None, option: str | None, name: str) -> str | None:
+    """Return a value that may be given with or without its flag.
+
+    Raises:
+        ConfigError: both were given.
+    """
+    if argument is not None and option is not None:
+        raise ConfigError(f"{name} was given twice.", f"Got {argument!r:.80} and {option!r:.80}.", "Give it once.")
+    return option if argument is None else argument
+
+
+def read_stdin(limit: int) -> bytes:
+    """Return all of stdin, or nothing if it is closed.
+
+    Raises:
+        ConfigError: it is longer than ``limit`` bytes.
+    """
+    if sys.stdin is None or sys.stdin.closed:
+        return b""
+    data = sys.stdin.buffer.read(limit + 1)
+    if len(data) > limit:
+        raise ConfigError("Standard input is too long.", f"The limit is {limit} bytes.", "Send less.")
+    return data

@@ -1,0 +1,295 @@
+"""What a ``tokenizer.json`` may contain: checked before the ``tokenizers`` library sees a byte of it.
+
+The library is quick and written for files that its own tools made. Given others it can panic, backtrack for hours in a
+regular expression, or renumber tokens in silence; so sizes, structure, ids, merges and patterns are checked here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NoReturn
+
+from edge_rt.errors import InvalidTokenizer, UnsupportedModel
+
+MAX_FILE_BYTES: Final = 128 * 1024 * 1024
+MAX_VOCABULARY: Final = 1_000_000
+MAX_TOKEN_BYTES: Final = 4096
+MAX_ADDED_TOKENS: Final = 10_000
+# A vocabulary of 10^6 has 10^6 merges (one array each) and four million commas; Python needs about 60 bytes for each.
+_MAX_JSON_CONTAINERS: Final = 3_000_000
+_MAX_JSON_COMMAS: Final = 8_000_000
+_MAX_PATTERN_CHARS: Final = 4096
+_MAX_STEP_DEPTH: Final = 8
+
+_NORMALIZERS: Final = frozenset({"NFC", "NFD", "NFKC", "NFKD"})
+_PRE_TOKENIZERS: Final = frozenset({"ByteLevel", "Digits", "Punctuation", "Split"})
+FETCH_AGAIN: Final = "Fetch the model again, from a trusted source."
+
+
+def invalid(what: str, numbers: str) -> InvalidTokenizer:
+    """Return the error for a damaged or hostile tokenizer."""
+    return InvalidTokenizer(what, numbers, FETCH_AGAIN)
+
+
+def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError("a key occurs twice in one object")
+    return result
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number")
+
+
+def parse(data: bytes, name: str) -> dict[str, object]:
+    """Parse JSON of bounded size and structure, with unique keys.
+
+    Raises:
+        InvalidTokenizer: it is no such JSON; the message names the file ``name``.
+    """
+    # Counting bytes costs milliseconds and bounds what the parser below can allocate.
+    for what, found, limit in (
+        ("arrays and objects", data.count(b"{") + data.count(b"["), _MAX_JSON_CONTAINERS),
+        ("values", data.count(b","), _MAX_JSON_COMMAS),
+        ("added tokens", data.count(b'"content"'), MAX_ADDED_TOKENS + 1000),
+    ):
+        if found > limit:
+            raise invalid(f"{name} has too many {what}.", f"About {found} of at most {limit}.")
+    try:
+        document = json.loads(data.decode(), object_pairs_hook=_unique_keys, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise invalid(f"{name} is not valid JSON.", f"{str(error)[:200]}.") from error
+    if not isinstance(document, dict):
+        raise invalid(f"{name} is not a tokenizer.", f"It holds a {type(document).__name__}, not an object.")
+    return document
+
+
+def check_document(document: Mapping[str, object], rows: int) -> dict[str, int]:
+    """Check everything the library would trust.
+
+    Args:
+        document: the parsed file.
+        rows: bound of the ids.
+
+    Returns:
+        The added tokens with their ids.
+
+    Raises:
+        InvalidTokenizer: something is malformed, inconsistent or over a limit.
+        UnsupportedModel: it is no byte-level BPE.
+    """
+    model = _object(document, "model")
+    kind = model.get("type", "BPE")
+    if kind != "BPE":
+        raise UnsupportedModel(
+            f"The tokenizer model {str(kind)[:40]!r} is not supported.",
+            "Supported: 'BPE' over bytes.",
+            "Use a model with a byte-level BPE tokenizer.",
+        )
+    for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"):
+        if model.get(key):
+            raise UnsupportedModel(
+                f"The tokenizer uses '{key}', which is not supported.", f"It is {str(model[key])[:40]!r}.", FETCH_AGAIN
+            )
+    vocabulary = _check_vocabulary(_object(model, "vocab"))
+    _check_merges(model.get("merges"), vocabulary)
+    added = _check_added(document.get("added_tokens", []), vocabulary)
+    ids = set(vocabulary.values()) | set(added.values())
+    if len(ids) != max(ids) + 1 or max(ids) >= rows:
+        raise invalid(
+            "The token ids have gaps or exceed the embedding matrix.",
+            f"{len(ids)} different ids up to {max(ids)}, {rows} rows.",
+        )
+    _check_steps(document.get("normalizer"), "normalizers", _NORMALIZERS)
+    steps = _check_steps(document.get("pre_tokenizer"), "pretokenizers", _PRE_TOKENIZERS)
+    decoder = _check_steps(document.get("decoder"), "decoders", frozenset({"ByteLevel"}))
+    if "ByteLevel" not in steps or "ByteLevel" not in decoder:
+        raise UnsupportedModel(
+            "The tokenizer does not work on bytes, which is not supported.",
+            f"Pre-tokenizer {steps}, decoder {decoder}.",
+            "Use a model with a byte-level BPE tokenizer.",
+        )
+    return added
+
+
+def _object(parent: Mapping[str, object], key: str) -> dict[str, object]:
+    value = parent.get(key)
+    if not isinstance(value, dict):
+        raise invalid(f"The tokenizer's '{key}' is no object.", f"It is of type {type(value).__name__}.")
+    return value
+
+
+def _check_token(text: object, token_id: object) -> tuple[str, int]:
+    if not isinstance(text, str) or not text:
+        raise invalid("A token is empty or no text.", f"Id {str(token_id)[:20]}.")
+    if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < MAX_VOCABULARY:
+        raise invalid("A token id is out of range.", f"{text[:40]!r}: {repr(token_id)[:20]}, limit {MAX_VOCABULARY}.")
+    if len(text) > MAX_TOKEN_BYTES or len(text.encode("utf-8", "surrogatepass")) > MAX_TOKEN_BYTES:
+        raise invalid("A token is too long.", f"Id {token_id}: more than {MAX_TOKEN_BYTES} bytes.")
+    return text, token_id
+
+
+def _check_vocabulary(vocabulary: Mapping[str, object]) -> dict[str, int]:
+    if not 0 < len(vocabulary) <= MAX_VOCABULARY:
+        raise invalid("The vocabulary is empty or too large.", f"{len(vocabulary)} tokens, limit {MAX_VOCABULARY}.")
+    result = dict(_check_token(text, token_id) for text, token_id in vocabulary.items())
+    if len(set(result.values())) != len(result):
+        raise invalid("Two tokens share one id.", f"{len(result)} tokens, {len(set(result.values()))} ids.")
+    return result
+
+
+def _check_merges(merges: object, vocabulary: Mapping[str, int]) -> None:
+    if not isinstance(merges, list):
+        raise invalid("The tokenizer's 'merges' are no array.", f"They are of type {type(merges).__name__}.")
+    for index, merge in enumerate(merges):
+        parts: Sequence[object] = merge.split(" ") if isinstance(merge, str) else merge
+        if not isinstance(parts, list) or len(parts) != 2:
+            raise invalid("A merge is malformed.", f"Merge {index} is {str(merge)[:60]!r}.")
+        left, right = parts
+        if not (isinstance(left, str) and isinstance(right, str) and left in vocabulary and right in vocabulary):
+            raise invalid("A merge names a token that does not exist.", f"Merge {index}: {str(merge)[:60]!r}.")
+        if left + right not in vocabulary:
+            raise invalid("A merge makes a token that does not exist.", f"Merge {index}: {str(merge)[:60]!r}.")
+
+
+def _check_added(added: object, vocabulary: Mapping[str, int]) -> dict[str, int]:
+    if not isinstance(added, list):
+        raise invalid("The tokenizer's 'added_tokens' are no array.", f"They are of type {type(added).__name__}.")
+    if len(added) > MAX_ADDED_TOKENS:
+        raise invalid("The tokenizer has too many added tokens.", f"{len(added)} of at most {MAX_ADDED_TOKENS}.")
+    result: dict[str, int] = {}
+    taken: set[int] = set()
+    spelled = {token_id: text for text, token_id in vocabulary.items()}
+    for entry in added:
+        if not isinstance(entry, dict):
+            raise invalid("An added token is no object.", f"{str(entry)[:60]!r}.")
+        text, token_id = _check_token(entry.get("content"), entry.get("id"))
+        if text.isspace() and entry.get("special"):
+            raise invalid("A special token is white space.", f"Id {token_id}: {text[:40]!r}.")
+        if text in result or token_id in taken:
+            raise invalid("An added token occurs twice.", f"Id {token_id}: {text[:40]!r}.")
+        if spelled.get(token_id, text) != text:
+            raise invalid("Two tokens share one id.", f"Id {token_id}: {text[:40]!r} and {spelled[token_id][:40]!r}.")
+        if entry.get("special") and any(entry.get(flag) for flag in ("single_word", "lstrip", "rstrip")):
+            raise UnsupportedModel(
+                "A special token swallows the white space around it, which is not supported.",
+                f"Id {token_id}: {text[:40]!r}.",
+                "Use another model.",
+            )
+        result[text] = token_id
+        taken.add(token_id)
+    return result
+
+
+def _check_steps(part: object, list_key: str, allowed: frozenset[str], depth: int = 0) -> list[str]:
+    """Return the kinds of the steps that a normalizer, pre-tokenizer or decoder consists of, in order."""
+    if part is None:
+        return []
+    if not isinstance(part, dict) or depth > _MAX_STEP_DEPTH:
+        raise invalid("A part of the tokenizer is malformed.", f"In '{list_key}', depth {depth}.")
+    kind = part.get("type")
+    if kind == "Sequence":
+        steps = part.get(list_key)
+        if not isinstance(steps, list):
+            raise invalid("A part of the tokenizer is malformed.", f"'{list_key}' is no array.")
+        return [name for step in steps for name in _check_steps(step, list_key, allowed, depth + 1)]
+    if not isinstance(kind, str) or kind not in allowed:
+        raise UnsupportedModel(
+            f"The tokenizer step {str(kind)[:40]!r} is not supported.",
+            f"Supported in '{list_key}': {', '.join(sorted(allowed))}.",
+            "Use a model with a byte-level BPE tokenizer.",
+        )
+    pattern = part.get("pattern")
+    if isinstance(pattern, dict) and isinstance(pattern.get("Regex"), str):
+        reason = lint_pattern(pattern["Regex"])
+        if reason:
+            raise invalid(
+                f"A regular expression of the tokenizer is too costly: {reason}.", f"{pattern['Regex'][:80]!r}."
+            )
+    return [kind]
+
+
+# A quantifier with its lazy or possessive mark; after {n} a plus sign is a second quantifier. {} is text.
+_QUANTIFIER: Final = re.compile(r"(?P<sign>[*+?])[?+]?|(?P<count>\{\d+(?:,\d*)?\}|\{,\d+\})\??")
+_FIXED: Final = re.compile(r"\{\d+\}")
+_GROUP_OPENING: Final = re.compile(r"\((?:\?(?:<[=!]|<\w+>|[a-z-]*:|[=!>~|]|[a-z-]+(?=\))))?")
+_REFERENCE: Final = re.compile(r"\\(?:[1-9]|k<|g<)|\(\?\(")
+_ESCAPE: Final = re.compile(r"\\[pPx]\{[^}]*\}|\\.", re.DOTALL)
+
+
+@dataclass
+class _Group:
+    """An open group of a regular expression, and whether it can match in more than one way."""
+
+    varies: bool = False
+
+
+def lint_pattern(pattern: str) -> str | None:
+    """Say why a regular expression (Oniguruma) could take exponential time, or return None.
+
+    Refused are a repeated group whose inside can match in more than one way (a repetition or an alternative in it),
+    back-references, calls of groups, and patterns over 4096 characters. Pre-tokenizers in use have none of these.
+    """
+    if len(pattern) > _MAX_PATTERN_CHARS:
+        return f"more than {_MAX_PATTERN_CHARS} characters"
+    groups = [_Group()]
+    last: _Group | None = None  # the group that ended just here, which a quantifier would repeat
+    at = 0
+    while at < len(pattern):
+        if pattern[at] == ")" and len(groups) > 1:
+            last = groups.pop()
+            groups[-1].varies |= last.varies
+            at += 1
+            continue
+        quantifier = _QUANTIFIER.match(pattern, at)
+        if quantifier:
+            repetition = quantifier["sign"] or quantifier["count"]
+            if _repeats(repetition) and last is not None and last.varies:
+                return "a repetition inside a repeated group"
+            if _QUANTIFIER.match(pattern, quantifier.end()):
+                return "a repeated repetition"
+            groups[-1].varies |= not _FIXED.fullmatch(repetition)
+            at = quantifier.end()
+            continue
+        last = None
+        if _REFERENCE.match(pattern, at):
+            return "a reference to another group"
+        opening = _GROUP_OPENING.match(pattern, at)
+        if opening:
+            groups.append(_Group())
+        elif pattern[at] == "|":
+            groups[-1].varies = True
+        at = opening.end() if opening else _atom_end(pattern, at)
+    return None
+
+
+def _repeats(quantifier: str) -> bool:
+    """Tell whether a quantifier can match its atom more than once."""
+    return quantifier in "*+" or (quantifier != "?" and not quantifier.endswith(("{1}", "{0,1}", "{,1}")))
+
+
+def _atom_end(pattern: str, at: int) -> int:
+    """Return where the escape, character class or character at ``at`` ends."""
+    escape = _ESCAPE.match(pattern, at)
+    if escape:
+        return escape.end()
+    if pattern[at] != "[":
+        return at + 1
+    depth = 0
+    start = at
+    while at < len(pattern):
+        escape = _ESCAPE.match(pattern, at)
+        if escape:
+            at = escape.end()
+            continue
+        # A bracket that stands first in its class is a character of it.
+        is_first = pattern[at - 1] == "[" or pattern[at - 2 : at] == "[^"
+        depth += (pattern[at] == "[") - (pattern[at] == "]" and not (is_first and at > start))
+        at += 1
+        if depth == 0:
+            return at
+    return at
