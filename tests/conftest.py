@@ -1,10 +1,12 @@
-"""Fixtures of all tests: a small model with random weights, as a checkpoint and as a package."""
+"""Fixtures of all tests: a small model with random weights, and the real one, as checkpoints and packages."""
 
 from __future__ import annotations
 
+import platformdirs
 import pytest
 
 from edge_rt.export import export_model
+from edge_rt.store import fetch_source, open_store
 from tests.helpers.gguf_factory import write_llama_gguf
 
 
@@ -22,3 +24,31 @@ def small_package(small_gguf, tmp_path_factory):
     out = tmp_path_factory.mktemp("package") / "small"
     export_model(small_gguf, out)
     return out
+
+
+@pytest.fixture(scope="session")
+def smollm2_gguf():
+    """The real SmolLM2-135M-Instruct, fetched once per machine through edge-rt's own sources."""
+    store = open_store(platformdirs.user_cache_path("edge-rt") / "tests")
+    return fetch_source("smollm2-135m-instruct", store=store).path
+
+
+@pytest.fixture(scope="session")
+def smollm2_package(smollm2_gguf, tmp_path_factory):
+    """The real model as users get it; nobody may change it."""
+    out = tmp_path_factory.mktemp("smollm2") / "int8"
+    export_model(smollm2_gguf, out)
+    return out
+
+
+@pytest.fixture(scope="session")
+def smollm2_float_package(smollm2_gguf, tmp_path_factory):
+    """The real model with float activations, which the recorded answers were made with."""
+    out = tmp_path_factory.mktemp("smollm2") / "float"
+    export_model(smollm2_gguf, out, activations="float")
+    return out
+
+
+def pytest_addoption(parser):
+    """Add the option of the fidelity test."""
+    parser.addoption("--prompts", help="JSON lines with 'turns' (Spec-Bench's question.jsonl) for the fidelity test")

@@ -36,7 +36,6 @@ class Terminal:
     Attributes:
         out_is_tty: the answer goes to a person's screen.
         err_is_tty: so does the rest.
-        has_document: a JSON document was written.
     """
 
     def __init__(
@@ -56,7 +55,6 @@ class Terminal:
         self.verbose = verbose
         self.is_json = is_json
         self.no_color = no_color
-        self.has_document = False
         self.out_is_tty = self._out.isatty()
         self.err_is_tty = self._err.isatty()
         for stream in (self._out, self._err):
@@ -87,8 +85,7 @@ class Terminal:
         """
         # Escapes keep a screen safe, and a narrow encoding valid.
         escaped = self.out_is_tty or _is_narrow(self._out)
-        self.has_document = True
-        self._write(json.dumps(value, indent=indent, ensure_ascii=escaped) + "\n")
+        self._write(json.dumps(value, indent=indent, ensure_ascii=escaped, allow_nan=False) + "\n")
 
     def table(self, rows: Iterable[Sequence[str]], *, right: Sequence[int] = ()) -> None:
         """Write aligned columns; ``right`` are the numbers of the columns that are aligned at the right."""

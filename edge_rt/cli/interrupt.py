@@ -19,21 +19,20 @@ POLL_SECONDS: Final = 0.1
 WORKER_NAME: Final = "edge-rt work"
 
 
-class SignalReceived(BaseException):
+class SignalReceived(SystemExit):
     """A signal asks to stop; raised in the main thread, so that ``with`` blocks clean up on the way out.
+
+    A ``SystemExit``, because event loops swallow other exceptions that are none of their own.
 
     Attributes:
         signum: the signal.
+        exit_code: what shells expect: 130 for Ctrl-C, 143 for SIGTERM.
     """
 
     def __init__(self, signum: int) -> None:
-        super().__init__(signum)
         self.signum = signum
-
-    @property
-    def exit_code(self) -> int:
-        """Exit code that shells expect: 130 for Ctrl-C, 143 for SIGTERM."""
-        return 128 + self.signum
+        self.exit_code = 128 + signum
+        super().__init__(self.exit_code)
 
 
 def _raise(signum: int, frame: FrameType | None) -> None:

@@ -39,9 +39,7 @@ def obtain_package(terminal: Terminal, flags: ModelFlags) -> tuple[str, Path]:
     terminal.note(f"{resolved.name} is not ready on this machine: {resolved.description}")
     exporter = functools.partial(export_with_edge_rt, on_estimate=functools.partial(tell_estimate, terminal))
     with show_progress(terminal) as progress:
-        path = ensure_package(
-            flags.reference, store=store, offline=flags.offline, progress=progress, exporter=exporter
-        )
+        path = ensure_package(flags.reference, store=store, offline=flags.offline, progress=progress, exporter=exporter)
     terminal.note(f"{path.name} is ready in {path}")
     return path.name, path
 

@@ -11,9 +11,15 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from edge_rt.cli import bench, chat, doctor, export, generate, inspect, models
+from edge_rt.cli.bench import bench
+from edge_rt.cli.chat import chat
 from edge_rt.cli.console import OutputClosed, Terminal
+from edge_rt.cli.doctor import doctor
+from edge_rt.cli.export import export
+from edge_rt.cli.generate import generate
+from edge_rt.cli.inspect import inspect
 from edge_rt.cli.interrupt import SignalReceived, has_unfinished_work, signals_as_exceptions
+from edge_rt.cli.models import list_models, pull, rm
 from edge_rt.errors import Cancelled, EdgeRTError, ErrorJSON, MemoryBudgetExceeded, StorageError
 from edge_rt.version import VERSION
 
@@ -32,15 +38,15 @@ app = typer.Typer(
     help="Language models on the device in front of you.",
     epilog="Exit codes: 0 success, 1 unexpected, 2 usage, 3 input, 4 memory, 5 runtime, 6 storage, 130 Ctrl-C.",
 )
-app.command()(chat.chat)
-app.command()(generate.generate)
-app.command()(export.export)
-app.command()(models.pull)
-app.command(name="list")(models.list_models)
-app.command()(models.rm)
-app.command()(inspect.inspect)
-app.command()(bench.bench)
-app.command()(doctor.doctor)
+app.command()(chat)
+app.command()(generate)
+app.command()(export)
+app.command()(pull)
+app.command(name="list")(list_models)
+app.command()(rm)
+app.command()(inspect)
+app.command()(bench)
+app.command()(doctor)
 
 
 def _print_version(wanted: bool) -> None:

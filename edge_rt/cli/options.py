@@ -125,14 +125,10 @@ StopOption = Annotated[
 
 JsonOption = Annotated[bool, _option("--json", text="Write one JSON document to stdout.", panel=_PLACES)]
 QuietOption = Annotated[bool, _option("-q", "--quiet", text="Only errors and warnings on stderr.", panel=_PLACES)]
-VerboseOption = Annotated[
-    bool, _option("-v", "--verbose", text="More on stderr, tracebacks included.", panel=_PLACES)
-]
+VerboseOption = Annotated[bool, _option("-v", "--verbose", text="More on stderr, tracebacks included.", panel=_PLACES)]
 NoColorOption = Annotated[bool, _option("--no-color", text="No colours (also NO_COLOR).", panel=_PLACES)]
 StoreOption = Annotated[Path | None, _option("--store", text="Folder of the store.", panel=_PLACES, metavar="DIR")]
-ConfigOption = Annotated[
-    Path | None, _option("--config", text="Configuration file.", panel=_PLACES, metavar="FILE")
-]
+ConfigOption = Annotated[Path | None, _option("--config", text="Configuration file.", panel=_PLACES, metavar="FILE")]
 OfflineOption = Annotated[bool, _option("--offline", text="Use what is on this machine only.", panel=_PLACES)]
 StatsOption = Annotated[
     bool | None,

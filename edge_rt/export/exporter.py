@@ -192,7 +192,7 @@ def read_checkpoint(source: Path) -> _Checkpoint:
 
 
 def _template_warnings(tokenizer: TokenizerBuild) -> tuple[str, ...]:
-    """A template that cannot be used stops chats only: plain prompts need none."""
+    """Say what is odd about the template; one that cannot be used stops chats only, so it is not refused."""
     if tokenizer.chat_template is None:
         return ()
     special = Tokenizer.from_text(tokenizer.json_text).special_tokens

@@ -36,6 +36,7 @@ class AsyncStream:
         self._stream = stream
         # Weak, as in ``Stream``: a loop that is left drops the generator, and the event loop then closes it.
         self._events: weakref.ref[AsyncGenerator[Event]] | None = None
+        self._worker: _Worker | None = None
 
     def __aiter__(self) -> AsyncGenerator[Event]:
         """Start the generation.
@@ -43,9 +44,10 @@ class AsyncStream:
         Raises:
             ConfigError: it was started before.
         """
-        if self._events is not None:
+        if self._worker is not None:
             raise ConfigError("A stream can be read once.", "It was started before.", "Start another generation.")
-        events = _read(self._stream)
+        self._worker = _Worker(self._stream, asyncio.get_running_loop())
+        events = _read(self._worker)
         self._events = weakref.ref(events)
         return events
 
@@ -53,6 +55,8 @@ class AsyncStream:
         """End the generation if it is under way."""
         if self._events is not None and (events := self._events()) is not None:
             await events.aclose()
+        if self._worker is not None:
+            await self._worker.finish()
 
     def cancel(self) -> None:
         """Stop within one token; may be called from any thread. The iteration then ends by itself."""
@@ -79,8 +83,7 @@ class AsyncStream:
         await self.aclose()
 
 
-async def _read(stream: Stream) -> AsyncGenerator[Event]:
-    worker = _Worker(stream, asyncio.get_running_loop())
+async def _read(worker: _Worker) -> AsyncGenerator[Event]:
     worker.start()
     try:
         while (item := await worker.next()) is not None:
@@ -88,29 +91,24 @@ async def _read(stream: Stream) -> AsyncGenerator[Event]:
                 raise item
             yield item
     finally:
-        worker.stop()
-        await worker.ended.wait()
+        await worker.finish()
 
 
 class _Worker(threading.Thread):
-    """Reads a stream into a queue.
-
-    Attributes:
-        ended: set, in the event loop, when the stream is closed.
-    """
+    """Reads a stream into a queue; it knows neither the generator nor the ``AsyncStream`` that use it."""
 
     def __init__(self, stream: Stream, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(name="edge-rt generation", daemon=True)
-        self.ended = asyncio.Event()
         self._stream = stream
         self._loop = loop
         self._items: deque[Event | BaseException | None] = deque()
         self._arrived = asyncio.Event()
+        self._ended = asyncio.Event()
         self._room = threading.Semaphore(QUEUE_EVENTS)
         self._stopped = threading.Event()
 
     def run(self) -> None:
-        """Read until the end, a failure, or ``stop``."""
+        """Read until the end, a failure, or ``finish``."""
         try:
             with self._stream as stream:
                 for event in stream:
@@ -122,13 +120,17 @@ class _Worker(threading.Thread):
         except BaseException as error:  # every failure belongs to the task that reads
             self._put(error)
         finally:
-            self._tell(self.ended)
+            self._tell(self._ended)
 
-    def stop(self) -> None:
-        """Have the worker end within one token."""
+    async def finish(self) -> None:
+        """Have the worker end within one token, and wait for that."""
+        if self.ident is None:
+            return
         self._stopped.set()
-        self._stream.cancel()
+        if not self._stream.has_result:
+            self._stream.cancel()
         self._room.release()
+        await self._ended.wait()
 
     async def next(self) -> Event | BaseException | None:
         """Wait for the next event; None is the end, an exception the failure that ended it."""

@@ -253,10 +253,11 @@ class Chat:
 
         Raises:
             StorageError: the file cannot be read.
-            InputError: it is no saved chat.
+            InputError: it is no saved chat, or the model's template refuses it.
         """
         saved = read_chat(Path(path).expanduser())
-        self._model.render(saved.messages)
+        if any(message["role"] == "user" for message in saved.messages):
+            self._model.render(saved.messages)
         self.messages = [message.copy() for message in saved.messages]
         self._context = None
         return saved

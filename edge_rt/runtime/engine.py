@@ -238,7 +238,7 @@ class Model:
         text = TextStream(self.tokenizer.decode_stream(), config.stop)
 
         def source(token: CancelToken) -> EventSource:
-            with self._exclusive(token) as runner:
+            with self._exclusive(token) as runner, _linked(cancel, token):
                 generation = Generation(
                     sequence,
                     runner,
@@ -252,7 +252,8 @@ class Model:
                 )
                 return (yield from generation.events(token))
 
-        return Stream(source, cancel or CancelToken(), on_result)
+        # A token of its own: a stream that is left early must not throw the caller's.
+        return Stream(source, CancelToken(), on_result)
 
     def _encode(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
@@ -264,11 +265,11 @@ class Model:
 
     def _checked_ids(self, items: list[Any]) -> list[int]:
         size = self.package.manifest.model.vocab_size
-        wrong = next((item for item in items if type(item) is not int or not 0 <= item < size), None)
-        if wrong is not None:
+        wrong = [item for item in items if type(item) is not int or not 0 <= item < size]
+        if wrong:
             raise ConfigError(
                 "The prompt is neither a text, nor messages, nor token ids.",
-                f"It holds {wrong!r:.40}; token ids are whole numbers from 0 to {size - 1}.",
+                f"It holds {wrong[0]!r:.40}; token ids are whole numbers from 0 to {size - 1}.",
                 "Correct it.",
             )
         return items
@@ -389,6 +390,19 @@ class Model:
 def load_package(path: Path, **options: Any) -> Model:
     """Open the package at ``path`` and load it; options as of ``Model``."""
     return Model(open_package(path), **options)
+
+
+@contextmanager
+def _linked(outer: CancelToken | None, inner: CancelToken) -> Generator[None]:
+    """Throw ``inner`` when ``outer`` is thrown."""
+    if outer is None:
+        yield
+        return
+    unsubscribe = outer.on_cancel(inner.cancel)
+    try:
+        yield
+    finally:
+        unsubscribe()
 
 
 def _check_device(device: str) -> None:

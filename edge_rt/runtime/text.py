@@ -53,7 +53,8 @@ class TextStream:
         self._held += new
         found = [(at, stop) for stop in self._stop if (at := self._held.find(stop)) >= 0]
         if found:
-            at, self.stop_string = min(found, key=lambda item: (item[0], -len(item[1])))
+            # The one complete first, then the longest: so it does not matter how the text was cut into tokens.
+            at, self.stop_string = min(found, key=lambda item: (item[0] + len(item[1]), item[0]))
             shown, self._held = self._held[:at], ""
         else:
             keep = max((_overlap(self._held, stop) for stop in self._stop), default=0)

@@ -1,0 +1,169 @@
+"""``edge-rt chat``: a conversation, at a terminal or with lines from a pipe."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edge_rt.cli.lines import needs_more, parse_entry
+from edge_rt.cli.options import (
+    BiasOption,
+    ConfigOption,
+    CtxOption,
+    DeviceOption,
+    FrequencyOption,
+    JsonOption,
+    MaxTokensOption,
+    MinPOption,
+    ModelFlags,
+    ModelOption,
+    NoColorOption,
+    OfflineOption,
+    PresenceOption,
+    QuietOption,
+    RepeatOption,
+    SeedOption,
+    StatsOption,
+    StopOption,
+    StoreOption,
+    SystemOption,
+    TempOption,
+    ThreadsOption,
+    TopKOption,
+    TopPOption,
+    VerboseOption,
+    generation_config,
+    make_terminal,
+)
+from edge_rt.errors import ConfigError, InputError
+
+if TYPE_CHECKING:
+    from edge_rt.cli.conversation import Conversation
+
+EXIT_INTERRUPTED = 130
+
+
+def chat(
+    model: ModelOption = None,
+    system: SystemOption = None,
+    ctx: CtxOption = None,
+    threads: ThreadsOption = None,
+    device: DeviceOption = "auto",
+    max_tokens: MaxTokensOption = None,
+    temp: TempOption = None,
+    top_p: TopPOption = None,
+    top_k: TopKOption = None,
+    min_p: MinPOption = None,
+    repeat_penalty: RepeatOption = None,
+    presence_penalty: PresenceOption = None,
+    frequency_penalty: FrequencyOption = None,
+    logit_bias: BiasOption = None,
+    seed: SeedOption = None,
+    stop: StopOption = None,
+    no_history: Annotated[bool, typer.Option("--no-history", help="Keep no file of typed lines.")] = False,
+    json: JsonOption = False,
+    stats: StatsOption = None,
+    quiet: QuietOption = False,
+    verbose: VerboseOption = False,
+    no_color: NoColorOption = False,
+    offline: OfflineOption = False,
+    store: StoreOption = None,
+    config: ConfigOption = None,
+) -> int:
+    """Chat with a model; it is fetched first if it is not here. Lines of a pipe are answered one by one."""
+    from edge_rt.cli.conversation import Conversation
+
+    terminal = make_terminal(json=json, quiet=quiet, verbose=verbose, no_color=no_color)
+    options = generation_config(
+        max_tokens=max_tokens,
+        temp=temp,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        repeat_penalty=repeat_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        logit_bias=logit_bias,
+        seed=seed,
+        stop=stop,
+    )
+    is_interactive = sys.stdin is not None and sys.stdin.isatty() and terminal.err_is_tty
+    if is_interactive and json:
+        raise ConfigError("--json needs lines from a pipe.", "Standard input is a terminal.", "Leave --json out.")
+    flags = ModelFlags(model, ctx, threads, device, store, config, offline)
+    show_stats = is_interactive if stats is None else stats
+    conversation = Conversation(terminal, flags, options, system=system, show_stats=show_stats)
+    try:
+        if is_interactive:
+            return _at_terminal(conversation, keep_history=not no_history)
+        return _from_pipe(conversation)
+    finally:
+        conversation.close()
+
+
+def _at_terminal(conversation: Conversation, *, keep_history: bool) -> int:
+    from prompt_toolkit.history import InMemoryHistory
+
+    from edge_rt.cli.commands import Commands
+    from edge_rt.cli.repl import PROMPT, Repl, default_history_path, make_session, open_history
+
+    terminal = conversation.terminal
+    history = open_history(default_history_path(), terminal.warn) if keep_history else InMemoryHistory()
+    commands = Commands(conversation)
+    session = make_session(terminal, commands, history, conversation.flags.open_store().names)
+    for line in conversation.banner():
+        terminal.note(line, "dim")
+    terminal.note()
+    return Repl(conversation, commands, lambda: session.prompt(PROMPT)).run()
+
+
+def _from_pipe(conversation: Conversation) -> int:
+    """Answer every line; the first error ends the chat, so that a script can rely on what follows."""
+    from edge_rt.cli.commands import Commands, LeaveChat
+
+    commands = Commands(conversation)
+    turns: list[dict[str, Any]] = []
+    for text in _entries():
+        entry = parse_entry(text)
+        try:
+            if entry.kind == "command":
+                commands.run(entry.text)
+            elif entry.kind == "message":
+                result = conversation.say(entry.text)
+                turns.append(result.to_json())
+                if result.finish_reason == "cancelled":
+                    return _finish(conversation, turns, EXIT_INTERRUPTED)
+        except LeaveChat:
+            break
+    return _finish(conversation, turns, 0)
+
+
+def _finish(conversation: Conversation, turns: list[dict[str, Any]], code: int) -> int:
+    if conversation.terminal.is_json:
+        document = {"turns": turns, "messages": conversation.chat.messages, "model": conversation.model.describe()}
+        conversation.terminal.document(document)
+    return code
+
+
+def _entries() -> Iterator[str]:
+    """Yield what was typed: a line, or several that belong together."""
+    pending = ""
+    for number, line in enumerate(sys.stdin.buffer if sys.stdin is not None else (), 1):
+        try:
+            pending += line.decode("utf-8").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise InputError(
+                "Standard input is not UTF-8 text.",
+                f"Line {number}, byte {error.start}: {error.reason}.",
+                "Convert it first, for example with iconv.",
+            ) from error
+        if needs_more(pending):
+            pending += "\n"
+            continue
+        yield pending
+        pending = ""
+    if pending:
+        yield pending

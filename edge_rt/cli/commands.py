@@ -1,0 +1,309 @@
+"""The slash commands of a chat."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from edge_rt.cli.console import gibibytes, number
+from edge_rt.cli.conversation import Conversation, settings_to_options
+from edge_rt.cli.options import parse_logit_bias
+from edge_rt.cli.stats import facts_lines
+from edge_rt.errors import ConfigError, InputError, StorageError
+from edge_rt.runtime.config import GenerationConfig
+
+MAX_FILE_BYTES: Final = 16 << 20
+SHOW_TOPICS: Final = ("info", "template", "params", "memory")
+OPTION_NAMES: Final = tuple(field.name for field in dataclasses.fields(GenerationConfig))
+_ALIASES: Final = {
+    "temp": "temperature",
+    "n": "max_tokens",
+    "repeat_penalty": "repetition_penalty",
+    "repeat-penalty": "repetition_penalty",
+}
+
+
+class LeaveChat(Exception):
+    """The user wants to leave."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """One slash command.
+
+    Attributes:
+        run: does it, given the rest of the line.
+        usage: how its arguments are written.
+        text: what it does.
+    """
+
+    run: Callable[[str], None]
+    usage: str
+    text: str
+
+
+class Commands:
+    """Carries out lines that begin with a slash.
+
+    Args:
+        conversation: what they act on.
+
+    Attributes:
+        table: name -> command, in the order of ``/help``.
+    """
+
+    def __init__(self, conversation: Conversation) -> None:
+        self._conversation = conversation
+        self._terminal = conversation.terminal
+        self.table: Mapping[str, Command] = {
+            "/help": Command(self._help, "", "list the commands"),
+            "/exit": Command(self._exit, "", "leave (Ctrl-D)"),
+            "/clear": Command(self._clear, "", "forget the conversation, keep the system message"),
+            "/system": Command(self._system, "[TEXT]", 'set the system message ("" removes it), or show it'),
+            "/set": Command(self._set, "[OPTION VALUE]", "change an option, or list them"),
+            "/show": Command(self._show, "[info|template|params|memory]", "show facts"),
+            "/stats": Command(self._stats, "[on|off]", "figures under answers"),
+            "/save": Command(self._save, "FILE", "save conversation and options"),
+            "/load": Command(self._load, "FILE", "load a saved conversation"),
+            "/regen": Command(self._regen, "", "answer the last message anew"),
+            "/undo": Command(self._undo, "", "forget the last message and its answer"),
+            "/read": Command(self._read, "FILE", "put a file's text in front of the next message"),
+            "/model": Command(self._model, "MODEL", "change the model, keep the conversation"),
+            "/ctx": Command(self._ctx, "N", "change the context size, keep the conversation"),
+        }
+
+    def run(self, line: str) -> None:
+        """Carry out one line.
+
+        Raises:
+            LeaveChat: the chat is over.
+            EdgeRTError: the command is unknown or failed.
+        """
+        name, _, rest = line.strip().partition(" ")
+        name = {"/quit": "/exit", "/bye": "/exit", "/?": "/help"}.get(name, name)
+        command = self.table.get(name)
+        if command is None:
+            close = difflib.get_close_matches(name, self.table, n=1)
+            raise ConfigError(
+                f"There is no command {name!r:.60}.",
+                f"Did you mean {close[0]}?" if close else "",
+                "See /help; a message that begins with a slash is written with two: //.",
+            )
+        rest = rest.strip()
+        if rest and not command.usage:
+            raise ConfigError(f"{name} takes no argument.", f"Got {rest!r:.60}.", "Leave it out.")
+        if not rest and command.usage and not command.usage.startswith("["):
+            raise ConfigError(f"{name} needs an argument.", f"Usage: {name} {command.usage}.", "")
+        command.run(rest)
+
+    # --- leaving and help ---
+
+    def _help(self, _: str) -> None:
+        for name, command in self.table.items():
+            self._terminal.note(f"  {f'{name} {command.usage}':38} {command.text}")
+        self._terminal.note('  """ ... """  several lines; also Alt-Enter, or \\ at the end of a line')
+        self._terminal.note("  //text  a message that begins with a slash;  Ctrl-G  write in $EDITOR")
+        self._terminal.note("  Ctrl-C  stop the answer")
+
+    def _exit(self, _: str) -> None:
+        raise LeaveChat
+
+    # --- the conversation ---
+
+    def _clear(self, _: str) -> None:
+        self._conversation.chat.clear()
+        self._conversation.attached.clear()
+        self._terminal.note("the conversation is empty", "dim")
+
+    def _system(self, text: str) -> None:
+        chat = self._conversation.chat
+        if not text:
+            self._terminal.note(chat.system if chat.system is not None else "(the template's own)")
+            return
+        chat.system = None if text in ('""', "''") else text
+        self._terminal.note("the system message is " + ("removed" if chat.system is None else "set"), "dim")
+
+    def _regen(self, _: str) -> None:
+        self._conversation.regenerate()
+
+    def _undo(self, _: str) -> None:
+        dropped = self._conversation.chat.undo()
+        self._terminal.note("the last exchange is forgotten" if dropped else "there is nothing to forget", "dim")
+
+    def _read(self, argument: str) -> None:
+        path = _path(argument)
+        try:
+            with path.open("rb") as stream:
+                data = stream.read(MAX_FILE_BYTES + 1)
+        except OSError as error:
+            raise StorageError(f"{path} cannot be read.", f"{error.strerror}.", "Check the path.") from error
+        if len(data) > MAX_FILE_BYTES:
+            raise InputError(f"{path} is too large.", f"The limit is {MAX_FILE_BYTES} bytes.", "Choose a part of it.")
+        try:
+            text = data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"{path} is not UTF-8 text.", f"Byte {error.start}: {error.reason}.", "Convert it."
+            ) from error
+        self._conversation.attached.append(text)
+        tokens = len(self._conversation.model.tokenizer.encode_text(text))
+        self._terminal.note(f"read {path.name}, {number(tokens)} tokens: in front of your next message", "dim")
+
+    # --- options ---
+
+    def _set(self, argument: str) -> None:
+        conversation = self._conversation
+        if not argument:
+            self._show("params")
+            return
+        given, _, value = argument.partition(" ")
+        name = _ALIASES.get(given, given.replace("-", "_"))
+        if name not in OPTION_NAMES:
+            raise ConfigError(
+                f"There is no option {given!r:.60}.", f"Options: {', '.join(OPTION_NAMES)}.", "Write /set OPTION VALUE."
+            )
+        if not value.strip():
+            raise ConfigError(f"/set {name} needs a value.", "", "Write a number, a text, or default.")
+        conversation.options = conversation.options.with_options(**{name: parse_option(name, value.strip())})
+        self._terminal.note(f"{name} = {_shown(conversation.settings()[name])}", "dim")
+
+    def _show(self, topic: str) -> None:
+        topic = topic or "info"
+        conversation = self._conversation
+        if topic == "info":
+            self._rows(conversation.model.describe())
+        elif topic == "template":
+            self._terminal.note(conversation.model.template_source or "(none)")
+        elif topic == "params":
+            self._rows({name: _shown(value) for name, value in conversation.settings().items()})
+        elif topic == "memory":
+            self._memory()
+        else:
+            raise ConfigError(f"/show knows no {topic!r:.60}.", "", f"Choose one of {', '.join(SHOW_TOPICS)}.")
+
+    def _rows(self, facts: Mapping[str, Any]) -> None:
+        for name, text in facts_lines(facts):
+            self._terminal.note(f"  {name:20} {text}")
+
+    def _memory(self) -> None:
+        from edge_rt.machine import peak_rss_bytes
+
+        conversation = self._conversation
+        facts = conversation.model.describe()
+        per_token = facts["kv_bytes_per_token"]
+        used, room = conversation.chat.token_count(), facts["context_tokens"]
+        self._rows(
+            {
+                "conversation": f"{number(used)} of {number(room)} tokens",
+                "cache": f"{gibibytes(used * per_token)} of {gibibytes(room * per_token)}",
+                "weights": gibibytes(facts["weights_bytes"]),
+                "peak of the process": gibibytes(peak_rss_bytes()),
+            }
+        )
+
+    def _stats(self, argument: str) -> None:
+        if argument not in ("", "on", "off"):
+            raise ConfigError("/stats takes on or off.", f"Got {argument!r:.60}.", "")
+        conversation = self._conversation
+        conversation.show_stats = argument == "on" if argument else not conversation.show_stats
+        self._terminal.note(f"figures are {'on' if conversation.show_stats else 'off'}", "dim")
+
+    # --- files ---
+
+    def _save(self, argument: str) -> None:
+        from edge_rt.runtime.chat import read_chat
+
+        path = _path(argument)
+        if path.exists():
+            try:
+                read_chat(path)
+            except InputError as error:
+                raise ConfigError(f"{path} exists and is not a saved chat.", "", "Choose another file.") from error
+        self._conversation.chat.save(path, settings=self._conversation.settings())
+        self._terminal.note(f"saved to {path}", "dim")
+
+    def _load(self, argument: str) -> None:
+        from edge_rt.runtime.chat import read_chat
+
+        conversation, path = self._conversation, _path(argument)
+        options = settings_to_options(read_chat(path).settings)
+        saved = conversation.chat.load(path)
+        conversation.options = options
+        conversation.attached.clear()
+        if saved.package_id != conversation.model.package.id:
+            self._terminal.warn(
+                f"the conversation was held with another package ({saved.model}, {saved.package_id[:12]}); "
+                "answers will differ."
+            )
+        self._terminal.note(f"loaded {len(saved.messages)} messages and the options from {path}", "dim")
+
+    # --- the model ---
+
+    def _model(self, argument: str) -> None:
+        conversation = self._conversation
+        conversation.switch(dataclasses.replace(conversation.flags, model=argument, ctx=None))
+        for line in conversation.banner()[:-1]:
+            self._terminal.note(line, "dim")
+
+    def _ctx(self, argument: str) -> None:
+        conversation = self._conversation
+        trained = conversation.model.package.manifest.model.context_length
+        if not argument.isdecimal() or not 2 <= int(argument) <= trained:
+            raise ConfigError(
+                "The context is out of range.",
+                f"Got {argument!r:.40}, wanted 2 to {trained}.",
+                "Choose one in that range.",
+            )
+        conversation.switch(dataclasses.replace(conversation.flags, ctx=int(argument)))
+        self._terminal.note(f"the context has {number(conversation.model.context_tokens)} tokens", "dim")
+
+
+def parse_option(name: str, text: str) -> Any:
+    """Return the value that ``/set NAME TEXT`` means; ``GenerationConfig`` judges it.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    if text in ("default", "none", "None"):
+        return getattr(GenerationConfig(), name)
+    if name == "stop":
+        return _parse_stop(text)
+    if name == "logit_bias":
+        return parse_logit_bias(text.split())
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _parse_stop(text: str) -> tuple[str, ...]:
+    """Return one text, or those of a JSON string or array of strings."""
+    if not text.startswith(('"', "[")):
+        return (text,)
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError("The stop texts are malformed.", f"{error}.", 'Write a text, or ["a", "b"].') from error
+    return tuple(value) if isinstance(value, list) else (value,)
+
+
+def _path(argument: str) -> Path:
+    is_quoted = len(argument) > 1 and argument[0] == argument[-1] and argument[0] in "\"'"
+    path = Path(argument[1:-1] if is_quoted else argument)
+    try:
+        return path.expanduser()
+    except RuntimeError as error:
+        raise StorageError(f"{path} names an unknown user.", f"{error}.", "Write the path out.") from error
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict | list):
+        return json.dumps(value, ensure_ascii=False) if value else "none"
+    return "none" if value is None else str(value)

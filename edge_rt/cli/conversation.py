@@ -1,0 +1,241 @@
+"""A chat on the command line: model, messages and options, whoever types the lines."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from edge_rt.cli.answering import MakeStream, answer
+from edge_rt.cli.console import SEPARATOR, Terminal, gibibytes, number
+from edge_rt.cli.loading import load_model, obtain_package
+from edge_rt.cli.options import ModelFlags
+from edge_rt.cli.stats import tell_stats
+from edge_rt.errors import ContextOverflow, EdgeRTError, InputError
+from edge_rt.runtime.config import GenerationConfig
+
+if TYPE_CHECKING:
+    from edge_rt.runtime.cancel import CancelToken
+    from edge_rt.runtime.chat import Chat
+    from edge_rt.runtime.engine import Model
+    from edge_rt.runtime.results import Event, Result
+    from edge_rt.runtime.stream import Stream
+
+OpenModel = Callable[[ModelFlags], tuple[str, "Model"]]
+
+
+def open_model(terminal: Terminal, flags: ModelFlags) -> tuple[str, Model]:
+    """Return name and model of the flags, fetched and exported if need be.
+
+    Raises:
+        EdgeRTError: there is no such model, or it cannot be made ready.
+    """
+    name, package = obtain_package(terminal, flags)
+    return name, load_model(package, flags)
+
+
+class Conversation:
+    """Answers messages, and keeps what belongs to them.
+
+    Args:
+        terminal: where answers and figures go.
+        flags: the model.
+        options: how tokens are chosen.
+        system: the system message.
+        show_stats: write figures under every answer.
+        opener: loads the model of some flags.
+
+    Attributes:
+        flags, options, show_stats: as above; may be changed between answers, the flags by ``switch``.
+        name: the model's name.
+        model: the loaded model.
+        chat: the messages.
+        attached: texts that go in front of the next message.
+
+    Raises:
+        EdgeRTError: the model cannot be loaded, or has no chat template.
+    """
+
+    def __init__(
+        self,
+        terminal: Terminal,
+        flags: ModelFlags,
+        options: GenerationConfig,
+        *,
+        system: str | None = None,
+        show_stats: bool = False,
+        opener: OpenModel | None = None,
+    ) -> None:
+        self.terminal = terminal
+        self.flags = flags
+        self.options = options
+        self.show_stats = show_stats
+        self.attached: list[str] = []
+        self._open: OpenModel = opener or (lambda some: open_model(terminal, some))
+        self.name: str
+        self.model: Model
+        self.name, self.model = self._open(flags)
+        self.chat: Chat = self.model.chat(system=system)
+
+    def say(self, text: str) -> Result:
+        """Answer a message, with the attached texts in front of it.
+
+        Raises:
+            EdgeRTError: it cannot be answered; the conversation is as before.
+        """
+        whole = "\n\n".join([*self.attached, text])
+
+        def make_stream(token: CancelToken, on_prefill: Callable[[int, int], None]) -> Stream:
+            return self.chat.stream(whole, self.options, cancel=token, on_prefill_progress=on_prefill)
+
+        result = self._answer(make_stream)
+        if result.finish_reason != "cancelled" or result.token_ids:
+            self.attached.clear()
+        return result
+
+    def regenerate(self) -> Result:
+        """Answer the last message anew.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        return self._answer(lambda token, _: self.chat.regenerate(self.options, cancel=token))
+
+    def _answer(self, make_stream: MakeStream) -> Result:
+        terminal = self.terminal
+        wrote = False
+
+        def show(event: Event) -> None:
+            nonlocal wrote
+            if event.text and not terminal.is_json:
+                terminal.answer(event.text)
+                wrote = True
+
+        with _no_echo():
+            result = answer(make_stream, terminal, show)
+        if wrote and not result.text.endswith("\n"):
+            terminal.line()
+        self._tell_end(result)
+        return result
+
+    def _tell_end(self, result: Result) -> None:
+        reason = result.finish_reason
+        if reason == "cancelled" and not result.token_ids:
+            self.terminal.note("[stopped before the first token: the message is not kept]", "dim")
+            return
+        if reason == "cancelled":
+            self.terminal.note("[interrupted; /regen answers anew]", "dim")
+        elif reason == "length":
+            self.terminal.note(
+                f"[stopped after {number(self.options.max_tokens or 0)} tokens, see --max-tokens]", "dim"
+            )
+        elif reason == "context_full":
+            used = number(result.usage.total_tokens)
+            self.terminal.warn(
+                f"the context is full ({used} of {number(self.model.context_tokens)} tokens); {self._ways_out()}."
+            )
+        if self.show_stats:
+            tell_stats(self.terminal, result)
+
+    def explain(self, error: EdgeRTError) -> str:
+        """Return what an error means for somebody who chats."""
+        if not isinstance(error, ContextOverflow):
+            return str(error)
+        prompt, reserved, context = error.prompt_tokens, error.requested_tokens, error.context_tokens
+        return (
+            f"The conversation does not fit the context. "
+            f"Prompt {number(prompt)} tokens + {number(reserved)} reserved > context {number(context)}. "
+            f"{self._ways_out().capitalize()}."
+        )
+
+    def _ways_out(self) -> str:
+        trained = self.model.package.manifest.model.context_length
+        larger = f", or /ctx N for more (up to {trained})" if self.model.context_tokens < trained else ""
+        return f"/clear starts anew, /undo drops the last exchange{larger}"
+
+    def switch(self, flags: ModelFlags) -> None:
+        """Load another model, or the same one otherwise, and keep the conversation.
+
+        Raises:
+            EdgeRTError: it cannot be loaded; the one before is back.
+        """
+        messages = [message.copy() for message in self.chat.messages]
+        # Closed first: two models at once may not fit the memory.
+        self.model.close()
+        try:
+            name, model = self._open(flags)
+            chat = model.chat()
+            chat.messages = messages
+            chat.token_count()
+        except EdgeRTError:
+            self.name, self.model = self._open(self.flags)
+            self.chat = self.model.chat()
+            self.chat.messages = messages
+            raise
+        self.flags, self.name, self.model, self.chat = flags, name, model, chat
+
+    def settings(self) -> dict[str, Any]:
+        """Return the options as a JSON object."""
+        values = {field.name: getattr(self.options, field.name) for field in dataclasses.fields(self.options)}
+        return {**values, "logit_bias": dict(self.options.logit_bias), "stop": list(self.options.stop)}
+
+    def banner(self) -> list[str]:
+        """Return the lines that a chat begins with."""
+        facts = self.model.describe()
+        weights = SEPARATOR.join(
+            [
+                "+".join(dict.fromkeys(facts["quantisation"].values())),
+                f"{facts['activations']} activations",
+                gibibytes(facts["weights_bytes"]),
+            ]
+        )
+        cache = gibibytes(facts["kv_bytes_per_token"] * facts["context_tokens"])
+        return [
+            f"{self.name}{SEPARATOR}{facts['architecture']}, {facts['parameters'] / 1e6:.0f} M parameters",
+            f"weights  {weights}",
+            f"context  {number(facts['context_tokens'])} tokens, {cache} when full",
+            f"device   {facts['device']}, {facts['threads']} threads{SEPARATOR}ONNX Runtime {facts['onnxruntime']}",
+            "type /help for commands, Ctrl-D to leave",
+        ]
+
+    def close(self) -> None:
+        """Free the model."""
+        self.model.close()
+
+
+def settings_to_options(settings: Mapping[str, Any]) -> GenerationConfig:
+    """Return the options that ``Conversation.settings`` wrote.
+
+    Raises:
+        InputError: they are malformed.
+    """
+    values = dict(settings)
+    try:
+        values["logit_bias"] = {int(token): bias for token, bias in dict(values.get("logit_bias") or {}).items()}
+        values["stop"] = tuple(values.get("stop") or ())
+        return GenerationConfig(**values)
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            "The settings of the saved chat are not usable.", f"{error}", "Choose another file."
+        ) from error
+
+
+@contextmanager
+def _no_echo() -> Generator[None]:
+    """Keep keys that are typed during an answer out of it; they are read afterwards."""
+    if sys.stdin is None or not sys.stdin.isatty():
+        yield
+        return
+    import termios
+
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    silent = termios.tcgetattr(descriptor)
+    silent[3] &= ~termios.ECHO
+    termios.tcsetattr(descriptor, termios.TCSADRAIN, silent)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)

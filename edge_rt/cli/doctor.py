@@ -1,0 +1,130 @@
+"""``edge-rt doctor``: what this machine offers, and what is missing."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from edge_rt.cli.options import (
+    ConfigOption,
+    JsonOption,
+    NoColorOption,
+    QuietOption,
+    StoreOption,
+    VerboseOption,
+    make_terminal,
+    open_the_store,
+)
+from edge_rt.cli.stats import facts_lines
+from edge_rt.errors import EdgeRTError, RuntimeUnavailable
+from edge_rt.version import VERSION
+
+WHEELS: Final = ("onnxruntime", "onnxruntime-gpu")
+LIBRARIES: Final = ("numpy", "tokenizers", "jinja2", "gguf", "onnx", "onnx-ir", "huggingface_hub")
+
+
+def doctor(
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+    verbose: VerboseOption = False,
+    no_color: NoColorOption = False,
+    store: StoreOption = None,
+    config: ConfigOption = None,
+) -> int:
+    """Report on this machine; exit code 5 if something that is needed is missing."""
+    terminal = make_terminal(json=json, quiet=quiet, verbose=verbose, no_color=no_color)
+    facts: dict[str, Any] = {"edge_rt": VERSION, "python": platform.python_version(), "platform": platform.platform()}
+    problems: list[str] = []
+    warnings: list[str] = []
+    facts |= _machine()
+    facts |= _store(store, config, problems)
+    facts["wheels"] = {name: version for name in WHEELS if (version := _version(name))}
+    facts["libraries"] = {name: _version(name) for name in LIBRARIES}
+    facts["providers"] = _providers(problems)
+    problems += [f"The library {name} is missing." for name, version in facts["libraries"].items() if version is None]
+    if len(facts["wheels"]) == len(WHEELS):
+        warnings.append(
+            "onnxruntime and onnxruntime-gpu are both installed and overwrite each other: "
+            "uninstall both, then install one."
+        )
+    if json:
+        terminal.document({**facts, "warnings": warnings, "problems": problems})
+    else:
+        terminal.table(facts_lines(_readable(facts)))
+        for warning in warnings:
+            terminal.warn(warning)
+        for problem in problems:
+            terminal.error(problem)
+        if not problems:
+            terminal.note("Everything that is needed is there.", "green")
+    return RuntimeUnavailable.exit_code if problems else 0
+
+
+def _machine() -> dict[str, Any]:
+    import psutil
+
+    from edge_rt.machine import usable_cpus
+
+    memory = psutil.virtual_memory()
+    return {
+        "cpus_usable": usable_cpus(),
+        "cpus": os.cpu_count(),
+        "cpu": _cpu_name(),
+        "memory_bytes": memory.total,
+        "memory_available_bytes": memory.available,
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return platform.processor() or platform.machine()
+
+
+def _store(store: Path | None, config: Path | None, problems: list[str]) -> dict[str, Any]:
+    try:
+        root = open_the_store(store, config).root
+        existing = next(folder for folder in (root, *root.parents) if folder.is_dir())
+        free: int | None = shutil.disk_usage(existing).free
+    except (EdgeRTError, OSError) as error:
+        problems.append(f"The store cannot be used: {error}")
+        return {"store": None, "store_free_bytes": None}
+    return {"store": str(root), "store_free_bytes": free}
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _providers(problems: list[str]) -> list[str]:
+    try:
+        from edge_rt.session import available_providers, check_onnxruntime_version
+
+        check_onnxruntime_version()
+        return available_providers()
+    except (EdgeRTError, ImportError) as error:
+        problems.append(str(error))
+        return []
+
+
+def _readable(facts: dict[str, Any]) -> dict[str, Any]:
+    from edge_rt.store import human_bytes
+
+    shown = {}
+    for name, value in facts.items():
+        is_size = name.endswith("_bytes") and value is not None
+        shown[name.removesuffix("_bytes").replace("_", " ")] = human_bytes(value) if is_size else value
+    shown["executable"] = sys.executable
+    return shown

@@ -1,0 +1,214 @@
+"""``edge-rt generate``: one prompt, one answer."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from edge_rt.cli.answering import answer
+from edge_rt.cli.console import Terminal
+from edge_rt.cli.loading import load_model, obtain_package
+from edge_rt.cli.options import (
+    BiasOption,
+    ConfigOption,
+    CtxOption,
+    DeviceOption,
+    FrequencyOption,
+    JsonOption,
+    MaxTokensOption,
+    MinPOption,
+    ModelFlags,
+    ModelOption,
+    NoColorOption,
+    OfflineOption,
+    PresenceOption,
+    QuietOption,
+    RepeatOption,
+    SeedOption,
+    StatsOption,
+    StopOption,
+    StoreOption,
+    SystemOption,
+    TempOption,
+    ThreadsOption,
+    TopKOption,
+    TopPOption,
+    VerboseOption,
+    generation_config,
+    make_terminal,
+    read_stdin,
+)
+from edge_rt.cli.stats import tell_stats
+from edge_rt.errors import ConfigError, InputError
+
+if TYPE_CHECKING:
+    from edge_rt.runtime.config import GenerationConfig
+    from edge_rt.runtime.engine import Model, Prompt
+    from edge_rt.runtime.results import Event, Result
+    from edge_rt.runtime.stream import Stream
+
+MAX_STDIN_BYTES: Final = 64 << 20
+PATIENCE_SECONDS: Final = 2.0
+EXIT_INTERRUPTED: Final = 130
+
+
+def generate(
+    model: ModelOption = None,
+    prompt: Annotated[
+        str | None, typer.Option("-p", "--prompt", metavar="TEXT", help="The prompt; standard input follows it.")
+    ] = None,
+    system: SystemOption = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Take the prompt as it is, without the chat template.")] = False,
+    ctx: CtxOption = None,
+    threads: ThreadsOption = None,
+    device: DeviceOption = "auto",
+    max_tokens: MaxTokensOption = None,
+    temp: TempOption = None,
+    top_p: TopPOption = None,
+    top_k: TopKOption = None,
+    min_p: MinPOption = None,
+    repeat_penalty: RepeatOption = None,
+    presence_penalty: PresenceOption = None,
+    frequency_penalty: FrequencyOption = None,
+    logit_bias: BiasOption = None,
+    seed: SeedOption = None,
+    stop: StopOption = None,
+    no_stream: Annotated[bool, typer.Option("--no-stream", help="Write the answer when it is complete.")] = False,
+    json_lines: Annotated[bool, typer.Option("--json-lines", help="Write one JSON event per line.")] = False,
+    json: JsonOption = False,
+    stats: StatsOption = None,
+    quiet: QuietOption = False,
+    verbose: VerboseOption = False,
+    no_color: NoColorOption = False,
+    offline: OfflineOption = False,
+    store: StoreOption = None,
+    config: ConfigOption = None,
+) -> int:
+    """Answer one prompt, given with -p, on standard input, or both."""
+    terminal = make_terminal(json=json or json_lines, quiet=quiet, verbose=verbose, no_color=no_color)
+    options = generation_config(
+        max_tokens=max_tokens,
+        temp=temp,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        repeat_penalty=repeat_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        logit_bias=logit_bias,
+        seed=seed,
+        stop=stop,
+    )
+    if json and json_lines:
+        raise ConfigError("--json and --json-lines exclude each other.", "Both were given.", "Choose one.")
+    if raw and system is not None:
+        raise ConfigError("--raw takes no system message.", "Both were given.", "Write it into the prompt.")
+    text = read_prompt(prompt, terminal)
+    flags = ModelFlags(model, ctx, threads, device, store, config, offline)
+    _, package = obtain_package(terminal, flags)
+    with load_model(package, flags) as loaded:
+        writer = _Writer(terminal, loaded, is_json=json, is_lines=json_lines, is_whole=no_stream)
+        result = _run(loaded, _messages(loaded, text, system, raw=raw), options, terminal, writer)
+        writer.finish(result)
+    if stats or (stats is None and verbose):
+        tell_stats(terminal, result)
+    return EXIT_INTERRUPTED if result.finish_reason == "cancelled" else 0
+
+
+def _run(model: Model, prompt: Prompt, options: GenerationConfig, terminal: Terminal, writer: _Writer) -> Result:
+    def make_stream(token: Any, on_prefill: Callable[[int, int], None]) -> Stream:
+        return model.stream(prompt, options, cancel=token, on_prefill_progress=on_prefill)
+
+    return answer(make_stream, terminal, writer.push)
+
+
+def _messages(model: Model, text: str, system: str | None, *, raw: bool) -> Prompt:
+    """Return the prompt as messages, or as it is with ``--raw`` and for models without a template."""
+    if raw or (model.template_source is None and system is None):
+        return text
+    messages = [] if system is None else [{"role": "system", "content": system}]
+    return [*messages, {"role": "user", "content": text}]
+
+
+class _Writer:
+    """Writes the answer in the form that was asked for."""
+
+    def __init__(self, terminal: Terminal, model: Model, *, is_json: bool, is_lines: bool, is_whole: bool) -> None:
+        self._terminal = terminal
+        self._facts = model.describe()
+        self._is_json = is_json
+        self._is_lines = is_lines
+        self._is_streaming = not (is_json or is_lines or is_whole)
+
+    def push(self, event: Event) -> None:
+        if self._is_lines:
+            self._terminal.document({"text": event.text, "token_ids": event.token_ids}, indent=None)
+        elif self._is_streaming and event.text:
+            self._terminal.answer(event.text)
+
+    def finish(self, result: Result) -> None:
+        document = {**result.to_json(), "model": self._facts}
+        if self._is_lines:
+            self._terminal.document({"result": document}, indent=None)
+        elif self._is_json:
+            self._terminal.document(document)
+        else:
+            rest = "" if self._is_streaming else result.text
+            # A screen and a file both want the last line to end.
+            self._terminal.answer(rest if result.text.endswith("\n") else rest + "\n")
+
+
+def read_prompt(prompt: str | None, terminal: Terminal) -> str:
+    """Return the prompt of ``-p`` and of standard input, with a blank line between them.
+
+    Raises:
+        ConfigError: there is none.
+        InputError: standard input is not UTF-8.
+    """
+    piped = "" if _is_keyboard() else _decode(_read_patiently(prompt, terminal))
+    parts = [part for part in (prompt, piped.rstrip("\n") if prompt else piped) if part]
+    if not "".join(parts).strip():
+        raise ConfigError("There is no prompt.", "-p and standard input are empty.", "Give one: -p 'Tell me a story'.")
+    return "\n\n".join(parts)
+
+
+def _is_keyboard() -> bool:
+    return sys.stdin is not None and not sys.stdin.closed and sys.stdin.isatty()
+
+
+def _read_patiently(prompt: str | None, terminal: Terminal) -> bytes:
+    """Read standard input; say what is waited for if it stays open though there is a prompt already."""
+    text = "waiting for the end of standard input, which is part of the prompt (none? add: < /dev/null)"
+    timer = threading.Timer(PATIENCE_SECONDS, terminal.note, [text])
+    timer.daemon = True
+    if prompt is not None and _is_pipe():
+        timer.start()
+    try:
+        return read_stdin(MAX_STDIN_BYTES)
+    finally:
+        timer.cancel()
+
+
+def _is_pipe() -> bool:
+    try:
+        mode = os.fstat(0).st_mode
+    except OSError:
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+
+
+def _decode(data: bytes) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            "Standard input is not UTF-8 text.",
+            f"Byte {error.start} is 0x{data[error.start]:02x}: {error.reason}.",
+            "Convert it first, for example with iconv.",
+        ) from error

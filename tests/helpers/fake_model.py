@@ -1,0 +1,161 @@
+"""A model without a graph: logits that depend on the whole history, and a record of what was computed."""
+
+from __future__ import annotations
+
+import time
+import zlib
+
+import numpy as np
+
+from edge_rt.errors import Cancelled
+from edge_rt.package import ModelConfig
+from edge_rt.runtime.accept import Accepted
+from edge_rt.runtime.cache import KVCache
+from edge_rt.runtime.cancel import CancelToken
+from edge_rt.runtime.config import GenerationConfig
+from edge_rt.runtime.draft import Draft, NullDrafter
+from edge_rt.runtime.generation import Generation
+from edge_rt.runtime.sampling import Sampler
+from edge_rt.runtime.sequence import Sequence
+from edge_rt.runtime.text import TextStream
+
+VOCABULARY = 50
+GARBAGE = -1
+
+
+def model_config(**changes):
+    """Return the numbers of a tiny model."""
+    numbers = {
+        "name": "fake", "architecture": "llama", "hidden_size": 8, "num_layers": 1, "num_heads": 1, "num_kv_heads": 1,
+        "head_dim": 8, "intermediate_size": 8, "vocab_size": VOCABULARY, "context_length": 4096, "rms_norm_eps": 1e-5,
+        "rope_theta": 1e4, "rope_scaling": "none", "tied_embedding": True, "num_parameters": 1,
+    }  # fmt: skip
+    return ModelConfig(**(numbers | changes))
+
+
+def fake_cache(capacity=256):
+    """Return a cache whose rows nobody writes; ``FakeTarget`` keeps rows of its own."""
+    return KVCache(model_config(), capacity)
+
+
+class FakeTarget:
+    """Computes logits from the tokens in its rows; a row that was never written, or broken, changes them.
+
+    Args:
+        stop_at: index of the pass that is stopped, after it has spoilt its rows.
+        fail_at: exception by index of the pass.
+
+    Attributes:
+        rows: token of every row.
+        passes: (first row, tokens, wanted logits) of every pass.
+    """
+
+    def __init__(self, *, stop_at=None, fail_at=None):
+        self.rows = []
+        self.passes = []
+        self.stop_at = stop_at
+        self.fail_at = fail_at or {}
+
+    def forward(self, token_ids, start, num_logits):
+        index = len(self.passes)
+        self.passes.append((start, tuple(token_ids), num_logits))
+        assert start <= len(self.rows)
+        assert 1 <= num_logits <= len(token_ids)
+        self.rows[start:] = [GARBAGE] * len(token_ids)
+        if index == self.stop_at:
+            raise Cancelled("The run was stopped.")
+        if index in self.fail_at:
+            raise self.fail_at[index]
+        self.rows[start:] = list(token_ids)
+        ends = range(start + len(token_ids) - num_logits + 1, start + len(token_ids) + 1)
+        return np.stack([self.logits(self.rows[:end]) for end in ends])
+
+    @staticmethod
+    def logits(history):
+        """Return the float32 logits that follow a history."""
+        seed = zlib.crc32(np.asarray(history, np.int64).tobytes())
+        return np.random.default_rng(seed).standard_normal(VOCABULARY).astype(np.float32) * np.float32(2)
+
+    @property
+    def computed(self):
+        """Tokens of all passes, recomputed ones counted again."""
+        return sum(len(tokens) for _, tokens, _ in self.passes)
+
+
+class LetterDecoder:
+    """Shows token i as the letter of that index, so that the text tells the tokens."""
+
+    def __init__(self):
+        self.count = 0
+
+    def push(self, token_id):
+        self.count += 1
+        return chr(ord("A") + token_id)
+
+    def flush(self):
+        return ""
+
+
+class ScriptedDrafter:
+    """Proposes what a function of (the answer so far, limit) returns.
+
+    Attributes:
+        seen: outcomes it was told.
+    """
+
+    def __init__(self, script):
+        self.script = script
+        self.seen: list[Accepted] = []
+
+    def propose(self, sequence, limit):
+        return Draft(tuple(self.script(sequence.answer_ids, limit)))
+
+    def observe(self, accepted, logits):
+        assert logits.shape == (accepted.num_drafted + 1, VOCABULARY)
+        self.seen.append(accepted)
+
+
+class Run:
+    """One generation on a fake target, step by step.
+
+    Attributes:
+        sequence, target, cache: its parts.
+        text: what was decoded.
+    """
+
+    def __init__(
+        self, prompt, *, target=None, cache=None, drafter=None, chunk=8, end_ids=(), on_prefill=None, cancel=None, **options
+    ):
+        config = GenerationConfig(**({"temperature": 0.0} | options))
+        self.target = target if target is not None else FakeTarget()
+        self.cache = cache if cache is not None else fake_cache()
+        self.sequence = Sequence(
+            prompt, capacity=self.cache.capacity, max_tokens=config.max_tokens, end_ids=end_ids
+        )
+        self.text = TextStream(LetterDecoder(), config.stop)
+        self.cancel = cancel or CancelToken()
+        self._generation = Generation(
+            self.sequence, self.target, self.cache, drafter or NullDrafter(), Sampler(config, VOCABULARY, prompt),
+            self.text, chunk=chunk, called=time.perf_counter(), on_prefill=on_prefill,
+        )  # fmt: skip
+
+    def check(self):
+        """Assert what holds whenever an event is yielded, and after the end."""
+        self.cache.check()
+        assert self.cache.token_ids == tuple(self.sequence.token_ids[: self.cache.length])
+        assert self.target.rows[: self.cache.length] == list(self.cache.token_ids)
+
+    def result(self, on_event=None):
+        """Run to the end, checking every step, and return the result."""
+        source = self._generation.events(self.cancel)
+        while True:
+            try:
+                event = next(source)
+            except StopIteration as end:
+                self.check()
+                return end.value
+            if event.token_ids:
+                assert self.cache.length == len(self.sequence.token_ids) - 1
+            self.check()
+            if on_event is not None:
+                on_event(event)

@@ -1,0 +1,30 @@
+"""Packages on disk, and changing them so that the manifest still agrees, or does not."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+
+def copied(package: Path, folder: Path) -> Path:
+    """Return a copy of a package below ``folder``."""
+    return Path(shutil.copytree(package, folder / "copy"))
+
+
+def edit_manifest(package: Path, change) -> None:
+    """Rewrite ``manifest.json`` after ``change(document)``, which may also return another document."""
+    path = package / "manifest.json"
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps(change(document) or document))
+
+
+def replace_file(package: Path, name: str, data: bytes) -> None:
+    """Write a file and list its new size and hash."""
+    (package / name).write_bytes(data)
+
+    def change(document):
+        document["files"][name] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+    edit_manifest(package, change)

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import pytest
+
+from edge_rt.errors import ConfigError
+from edge_rt.runtime.config import GenerationConfig
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *[("max_tokens", value) for value in (0, -1, 1.5, "3", True)],
+        *[("temperature", value) for value in (-0.1, 100.1, NAN, INF, "1", None, True)],
+        *[("top_k", value) for value in (-1, 0.5, None, "2")],
+        *[("top_p", value) for value in (0, -0.5, 1.01, NAN, None)],
+        *[("min_p", value) for value in (-0.1, 1.0, NAN)],
+        *[("repetition_penalty", value) for value in (0, 0.001, 101, NAN)],
+        *[("presence_penalty", value) for value in (-101, 101, NAN, "0")],
+        *[("frequency_penalty", value) for value in (-101, 101, INF)],
+        *[("logit_bias", value) for value in ({-1: 1.0}, {"a": 1.0}, {1: NAN}, {1: 20000.0}, {True: 1.0}, [1], None)],
+        *[("seed", value) for value in (-1, 1 << 64, 1.5, "7")],
+        *[("stop", value) for value in ("", ("a", ""), (5,), 5, None)],
+    ],
+)
+def test_out_of_range(name, value):
+    with pytest.raises(ConfigError, match=f"The option '{name}' is out of range"):
+        GenerationConfig(**{name: value})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_tokens": None},
+        {"temperature": 0},
+        {"temperature": 100},
+        {"top_p": 1},
+        {"min_p": 0},
+        {"seed": (1 << 64) - 1},
+        {"logit_bias": {0: -1e4, 5: 3}},
+    ],
+)
+def test_the_ends_of_the_ranges(options):
+    config = GenerationConfig(**options)
+    assert {name: getattr(config, name) for name in options} == options
+
+
+def test_an_unknown_option_is_a_type_error():
+    with pytest.raises(TypeError, match="temprature"):
+        GenerationConfig(temprature=1.0)
+    with pytest.raises(TypeError, match="temprature"):
+        GenerationConfig().with_options(temprature=1.0)
+
+
+def test_one_stop_text_need_not_be_in_a_list():
+    assert GenerationConfig(stop="END").stop == ("END",)
+    assert GenerationConfig(stop=["a", "b"]).stop == ("a", "b")
+
+
+def test_with_options_replaces_and_checks():
+    config = GenerationConfig(seed=5)
+    assert config.with_options(top_k=3) == GenerationConfig(seed=5, top_k=3)
+    with pytest.raises(ConfigError):
+        config.with_options(top_k=-3)
+
+
+def test_a_bias_cannot_be_changed_from_outside():
+    bias = {1: 2.0}
+    config = GenerationConfig(logit_bias=bias)
+    bias[1] = 9.0
+    assert config.logit_bias == {1: 2.0}
+    with pytest.raises(TypeError):
+        config.logit_bias[1] = 9.0

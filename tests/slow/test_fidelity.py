@@ -1,0 +1,51 @@
+"""The packages against transformers in float32, on the tokens of greedy answers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.model]
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "fidelity.py"
+LEAST_TOP1 = {"float": 0.998, "int8": 0.97}
+TOKENS = 3000
+SHORT_TOKENS = 500
+OWN_PROMPTS = [
+    "Describe a walk along a river in spring.",
+    "Explain to a child why the moon changes its shape.",
+    "Write a letter to a friend who moved to another city.",
+    "What should one consider when buying a used bicycle?",
+    "Summarise how bread is made, step by step.",
+    "Invent a short dialogue between a cat and a clock.",
+]
+
+
+@pytest.fixture
+def prompts(request, tmp_path):
+    """The prompts to answer, and how many tokens to compare."""
+    given = request.config.getoption("--prompts")
+    if given is not None and Path(given).is_file():
+        return Path(given), TOKENS
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"turns": [prompt]}) + "\n" for prompt in OWN_PROMPTS))
+    return path, SHORT_TOKENS
+
+
+def test_packages_stay_close_to_the_checkpoint(smollm2_gguf, smollm2_package, smollm2_float_package, prompts):
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    path, tokens = prompts
+    command = [sys.executable, str(SCRIPT), "--json", "--gguf", str(smollm2_gguf), "--prompts", str(path)]
+    command += ["--tokens", str(tokens), "--package", str(smollm2_package), "--package", str(smollm2_float_package)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    report = json.loads(done.stdout)
+    print(json.dumps(report, indent=1))
+    assert {row["activations"] for row in report["packages"]} == {"float", "int8"}
+    for row in report["packages"]:
+        assert row["top1_agreement"] >= LEAST_TOP1[row["activations"]], row

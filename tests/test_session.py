@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from edge_rt.errors import (
+    Cancelled,
+    ConfigError,
+    InferenceError,
+    InvalidPackage,
+    MemoryBudgetExceeded,
+    UnsupportedModel,
+    VersionMismatch,
+)
+from edge_rt.machine import usable_cpus
+from edge_rt.session import (
+    Session,
+    StopSwitch,
+    TensorSpec,
+    available_providers,
+    check_onnxruntime_version,
+    pool_size,
+    translate,
+)
+
+
+def write_graph(path, op="Add", *, domain="", opset=21, steps=1):
+    """Write a graph ``y = x + x`` (or of another operator) over float32 ``[n]``, repeated ``steps`` times."""
+    x = ir.Value(name="x", shape=ir.Shape(["n"]), type=ir.TensorType(ir.DataType.FLOAT))
+    nodes, value = [], x
+    for step in range(steps):
+        out = ir.Value(name="y" if step == steps - 1 else f"step{step}")
+        nodes.append(ir.node(op, [value, value], domain=domain, outputs=[out]))
+        value = out
+    value.shape, value.type = ir.Shape(["n"]), ir.TensorType(ir.DataType.FLOAT)
+    imports = {"": opset} | ({domain: 1} if domain else {})
+    graph = ir.Graph([x], [value], nodes=nodes, opset_imports=imports, name="g")
+    path.write_bytes(ir.to_proto(ir.Model(graph, ir_version=10)).SerializeToString())
+    return path
+
+
+def opened(path):
+    return Session(path, threads=pool_size() or usable_cpus())
+
+
+@pytest.fixture
+def session(tmp_path):
+    return opened(write_graph(tmp_path / "g.onnx"))
+
+
+class TestRun:
+    def test_bound_arrays_are_read_and_written_in_place(self, session):
+        x, y = np.arange(4, dtype=np.float32), np.zeros(4, np.float32)
+        binding = session.binding()
+        binding.bind_input("x", x)
+        binding.bind_output("y", y)
+        binding.run(StopSwitch())
+        assert y.tolist() == [0, 2, 4, 6]
+        x[:] = 10
+        binding.run(StopSwitch())
+        assert y.tolist() == [20] * 4
+
+    def test_the_graph_says_what_it_takes(self, session):
+        assert session.inputs == [TensorSpec("x", ("n",), "tensor(float)")]
+        assert session.outputs == [TensorSpec("y", ("n",), "tensor(float)")]
+        assert session.providers == ["CPUExecutionProvider"]
+        assert "CPUExecutionProvider" in available_providers()
+
+    def test_arrays_that_would_be_copied_in_silence(self, session):
+        binding = session.binding()
+        with pytest.raises(AssertionError):
+            binding.bind_input("x", np.zeros((4, 2), np.float32)[:, 0])
+        fixed = np.zeros(4, np.float32)
+        fixed.flags.writeable = False
+        with pytest.raises(AssertionError):
+            binding.bind_output("y", fixed)
+
+    def test_a_failing_run_is_an_inference_error(self, session):
+        binding = session.binding()
+        binding.bind_input("x", np.zeros(4, np.float32))
+        binding.bind_output("y", np.zeros(5, np.float32))
+        with pytest.raises(InferenceError):
+            binding.run(StopSwitch())
+
+
+class TestStopSwitch:
+    @pytest.fixture
+    def binding(self, tmp_path):
+        session = opened(write_graph(tmp_path / "g.onnx", steps=200))
+        binding = session.binding()
+        binding.bind_input("x", np.zeros(1 << 20, np.float32))
+        binding.bind_output("y", np.zeros(1 << 20, np.float32))
+        return binding
+
+    def test_set_before_the_run(self, binding):
+        switch = StopSwitch()
+        switch.stop()
+        with pytest.raises(Cancelled):
+            binding.run(switch)
+        switch.reset()
+        binding.run(switch)
+
+    def test_thrown_during_the_run(self, binding):
+        switch = StopSwitch()
+        timer = threading.Timer(0.01, switch.stop)
+        timer.start()
+        with pytest.raises(Cancelled):
+            for _ in range(1000):
+                binding.run(switch)
+        timer.join()
+        switch.reset()
+        assert not switch.is_set
+        binding.run(switch)
+
+
+class TestOpen:
+    @pytest.mark.parametrize("data", [b"", b"no protobuf", b"\x08" + b"\xff" * 100])
+    def test_no_graph(self, tmp_path, data):
+        (tmp_path / "g.onnx").write_bytes(data)
+        with pytest.raises(InvalidPackage):
+            opened(tmp_path / "g.onnx")
+
+    def test_no_file(self, tmp_path):
+        with pytest.raises(InvalidPackage):
+            opened(tmp_path / "none.onnx")
+
+    def test_an_operator_it_does_not_have(self, tmp_path):
+        with pytest.raises(UnsupportedModel, match="lacks an operator"):
+            opened(write_graph(tmp_path / "g.onnx", "NoSuchOp", domain="com.microsoft"))
+
+    def test_an_opset_of_the_future(self, tmp_path):
+        with pytest.raises((InvalidPackage, UnsupportedModel)):
+            opened(write_graph(tmp_path / "g.onnx", opset=99))
+
+
+class TestThreadPool:
+    @pytest.mark.parametrize("threads", [0, -1, 1025])
+    def test_out_of_range(self, tmp_path, threads):
+        with pytest.raises(ConfigError, match="out of range"):
+            Session(write_graph(tmp_path / "g.onnx"), threads=threads)
+
+    def test_one_size_per_process(self, session, tmp_path):
+        assert pool_size() is not None
+        with pytest.raises(ConfigError, match="another size"):
+            Session(write_graph(tmp_path / "h.onnx"), threads=pool_size() + 1)
+
+
+class TestVersion:
+    @pytest.mark.parametrize("version", ["1.22.9", "1.9.0", "0.99.0", "1.22.0+cpu"])
+    def test_too_old(self, version):
+        with pytest.raises(VersionMismatch, match=r"at least 1\.23"):
+            check_onnxruntime_version(version)
+
+    @pytest.mark.parametrize("version", ["1.23.0", "1.31.1", "1.23.2+cpu", "2.0.0"])
+    def test_new_enough(self, version):
+        check_onnxruntime_version(version)
+
+    def test_not_installed(self):
+        program = (
+            "import sys; sys.modules['onnxruntime'] = None\n"
+            "from edge_rt.errors import RuntimeUnavailable\n"
+            "try:\n import edge_rt.session\n"
+            "except RuntimeUnavailable as error: print(error.action)"
+        )
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+        assert "edge-rt[cpu]" in done.stdout
+        assert "edge-rt[gpu]" in done.stdout
+
+
+class TestTranslate:
+    """Messages of ONNX Runtime become errors of ours."""
+
+    @pytest.mark.parametrize(
+        ("message", "loading", "expected"),
+        [
+            ("Failed to allocate memory for requested buffer of size 1024", False, MemoryBudgetExceeded),
+            ("std::bad_alloc", True, MemoryBudgetExceeded),
+            ("com.microsoft:X(-1) is not a registered function/op", True, UnsupportedModel),
+            ("Protobuf parsing failed", True, InvalidPackage),
+            ("anything else", True, InvalidPackage),
+            ("anything else", False, InferenceError),
+        ],
+    )
+    def test_kinds(self, message, loading, expected):
+        error = translate(RuntimeError(message), loading=loading)
+        assert type(error) is expected
+        assert message in error.numbers
+
+    def test_long_messages_are_cut_to_one_line(self):
+        numbers = translate(RuntimeError("a\nb " * 1000), loading=False).numbers
+        assert len(numbers) <= 301
+        assert "\n" not in numbers
