@@ -29,10 +29,21 @@ def peak_rss_bytes() -> int:
     """Return the highest resident memory of this process so far, in bytes."""
     if sys.platform == "win32":
         return int(psutil.Process().memory_info().peak_wset)
+    if (peak := _linux_peak_rss_bytes()) is not None:
+        return peak
     import resource
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _linux_peak_rss_bytes() -> int | None:
+    """Peak from ``/proc``: that of getrusage begins with the memory of the parent process."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return None
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:")), None)
 
 
 def available_memory_bytes() -> int:

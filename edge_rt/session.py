@@ -132,7 +132,7 @@ _TRANSLATIONS: Final[tuple[tuple[Any, type[EdgeRTError], str, str], ...]] = (
 def translate(error: BaseException, *, loading: bool) -> EdgeRTError:
     """Turn an exception of ONNX Runtime into one of ours; the only place where its messages are read."""
     text = f"{type(error).__name__}: {error}"
-    numbers = " ".join(text.split())[:300] + "."
+    numbers = " ".join(text.split())[:300].rstrip(".") + "."
     for matches, kind, what, action in _TRANSLATIONS:
         if matches(text):
             return kind(what, numbers, action)
@@ -150,23 +150,24 @@ class StopSwitch:
     """
 
     def __init__(self) -> None:
-        self._event = threading.Event()
+        # A plain flag: a signal handler must not wait for a lock that it interrupted.
+        self._is_set = False
         self._options = ort.RunOptions()
         self._options.log_severity_level = 4
 
     @property
     def is_set(self) -> bool:
         """True from ``stop`` until ``reset``."""
-        return self._event.is_set()
+        return self._is_set
 
     def stop(self) -> None:
         """End the current run, and every later one, as soon as the node at work returns."""
-        self._event.set()
+        self._is_set = True
         self._options.terminate = True
 
     def reset(self) -> None:
         """Allow runs again."""
-        self._event.clear()
+        self._is_set = False
         self._options.terminate = False
 
     @property

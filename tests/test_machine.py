@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import numpy as np
 import psutil
@@ -28,6 +30,13 @@ def test_the_peak_does_not_fall():
     np.ones(1 << 22, np.uint8)
     assert peak_rss_bytes() >= before > 1 << 20
     assert peak_rss_bytes() >= psutil.Process().memory_info().rss - (1 << 20)
+
+
+def test_the_peak_is_not_that_of_the_parent():
+    ballast = np.ones(200 << 20, np.uint8)
+    program = "from edge_rt.machine import peak_rss_bytes; print(peak_rss_bytes())"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < ballast.nbytes
 
 
 def test_available_memory_is_less_than_there_is():

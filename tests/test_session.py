@@ -109,9 +109,13 @@ class TestStopSwitch:
         switch = StopSwitch()
         timer = threading.Timer(0.01, switch.stop)
         timer.start()
-        with pytest.raises(Cancelled):
+
+        def run_on():
             for _ in range(1000):
                 binding.run(switch)
+
+        with pytest.raises(Cancelled):
+            run_on()
         timer.join()
         switch.reset()
         assert not switch.is_set

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -92,17 +92,15 @@ def _print(terminal: Terminal, report: BenchReport, facts: Mapping[str, Any]) ->
     costs = document["row_cost_ms"]
     base = next(iter(costs.values()))
     terminal.line()
-    header = ("rows of one pass", "ms", "relative")
-    _markdown(
-        terminal, [header, *((rows, f"{ms:.2f}", f"{ms / base:.2f}x") for rows, ms in costs.items())], right=(0, 1, 2)
-    )
+    passes = [(count, f"{ms:.2f}", f"{ms / base:.2f}x") for count, ms in costs.items()]
+    _markdown(terminal, [("rows of one pass", "ms", "relative"), *passes], right=(0, 1, 2))
     terminal.line()
     terminal.line(f"time to first token, 128 tokens of prompt: {number(document['ttft_ms'])} ms")
     terminal.line(f"peak memory: {gibibytes(document['peak_bytes'])}")
     terminal.note("Choosing the most likely token is part of tg; encoding text is not. Row costs are medians.", "dim")
 
 
-def _markdown(terminal: Terminal, rows: list[tuple[str, ...]], *, right: tuple[int, ...]) -> None:
+def _markdown(terminal: Terminal, rows: Sequence[tuple[str, ...]], *, right: tuple[int, ...]) -> None:
     widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
     rule = tuple("-" * (width - 1) + ":" if index in right else "-" * width for index, width in enumerate(widths))
     for row in (rows[0], rule, *rows[1:]):

@@ -86,6 +86,7 @@ class Background(Generic[T, R]):
         self._items: queue.SimpleQueue[tuple[T] | None] = queue.SimpleQueue()
         self._result: list[R] = []
         self._error: BaseException | None = None
+        self._is_read = False
         # A daemon, so that an impatient second Ctrl-C need not wait for it.
         threading.Thread(target=self._run, name=WORKER_NAME, daemon=True).start()
 
@@ -99,14 +100,15 @@ class Background(Generic[T, R]):
 
     def __iter__(self) -> Iterator[T]:
         """Yield the items as they come; raise what the work raised."""
-        while True:
+        while not self._is_read:
             try:
                 boxed = self._items.get(timeout=POLL_SECONDS)
             except queue.Empty:
                 continue
             if boxed is None:
-                break
-            yield boxed[0]
+                self._is_read = True
+            else:
+                yield boxed[0]
         if self._error is not None:
             raise self._error
 

@@ -1,4 +1,4 @@
-"""The entry point: verbs, errors, exit codes."""
+"""The entry point: errors and exit codes."""
 
 from __future__ import annotations
 
@@ -7,61 +7,16 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
-import typer
-
-from edge_rt.cli.bench import bench
-from edge_rt.cli.chat import chat
 from edge_rt.cli.console import OutputClosed, Terminal
-from edge_rt.cli.doctor import doctor
-from edge_rt.cli.export import export
-from edge_rt.cli.generate import generate
-from edge_rt.cli.inspect import inspect
 from edge_rt.cli.interrupt import SignalReceived, has_unfinished_work, signals_as_exceptions
-from edge_rt.cli.models import list_models, pull, rm
 from edge_rt.errors import Cancelled, EdgeRTError, ErrorJSON, MemoryBudgetExceeded, StorageError
-from edge_rt.version import VERSION
 
 EXIT_UNEXPECTED: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_OUTPUT_CLOSED: Final = 141
 """What a shell reports for a program that SIGPIPE ended."""
-
-UsageError: Final = typer.BadParameter.__mro__[1]
-
-app = typer.Typer(
-    name="edge-rt",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    help="Language models on the device in front of you.",
-    epilog="Exit codes: 0 success, 1 unexpected, 2 usage, 3 input, 4 memory, 5 runtime, 6 storage, 130 Ctrl-C.",
-)
-app.command()(chat)
-app.command()(generate)
-app.command()(export)
-app.command()(pull)
-app.command(name="list")(list_models)
-app.command()(rm)
-app.command()(inspect)
-app.command()(bench)
-app.command()(doctor)
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        Terminal().line(f"edge-rt {VERSION}")
-        raise typer.Exit
-
-
-@app.callback()
-def _root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
-    ] = False,
-) -> None:
-    del version
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -74,6 +29,11 @@ def run(arguments: Sequence[str]) -> int:
     try:
         with signals_as_exceptions():
             try:
+                # Imported here, so that Ctrl-C is heard from the first moment.
+                import typer
+
+                from edge_rt.cli.app import app
+
                 code = typer.main.get_command(app).main(args=own, prog_name="edge-rt", standalone_mode=False)
             except Exception as error:
                 return _report(terminal, error, verbose=verbose, lines="--json-lines" in flags)
@@ -88,7 +48,7 @@ def _report(terminal: Terminal, error: Exception, *, verbose: bool, lines: bool)
     if isinstance(error, OutputClosed):
         _drop_stdout()
         return EXIT_OUTPUT_CLOSED
-    if isinstance(error, UsageError):
+    if hasattr(error, "format_message"):
         return _report_usage(terminal, error)
     known = _as_known(error)
     if known is None:
@@ -116,8 +76,9 @@ def _as_known(error: Exception) -> EdgeRTError | None:
 
 def _report_usage(terminal: Terminal, error: Any) -> int:
     message = error.format_message()
-    if error.ctx is not None and type(error).__name__ == "NoArgsIsHelpError":
-        terminal.note(error.ctx.get_help())
+    if type(error).__name__ == "NoArgsIsHelpError":
+        if message.strip():
+            terminal.note(message)
         return EXIT_USAGE
     hint = f"See '{error.ctx.command_path} --help'." if error.ctx is not None else "See 'edge-rt --help'."
     terminal.error(f"{message} {hint}")

@@ -17,12 +17,18 @@ from edge_rt.package import ModelConfig
 
 GRAPH_AND_TEXT_BYTES: Final = 8 << 20
 """Allowance for graph, manifest, tokenizer and template."""
-BASE_BYTES: Final = 280 << 20
-"""Python with numpy, onnx and ONNX Runtime loaded, the header's vocabulary and the tokenizer; measured: 250 MiB."""
+BASE_BYTES: Final = 160 << 20
+"""Python with numpy, onnx and ONNX Runtime loaded; measured: 130 MiB."""
+VOCABULARY_BYTES: Final = 1536
+"""Header and tokenizer, per token of the vocabulary; measured: 1.3 KiB."""
 PIECE_COPIES: Final = 6
 """Temporary arrays alive while one piece of a tensor is converted."""
-PACKED_FACTOR: Final = 1.15
-"""Bytes of MatMulNBits' own packed copy, and what it reads to make it, over the bytes in ``weights.bin``."""
+OPENED_FACTOR: Final = 2.0
+"""What ONNX Runtime touches of ``weights.bin`` and packs anew, over its bytes; measured: 1.3 (F32) to 2.0 (Q8_0)."""
+HALF_FACTOR: Final = 1.5
+"""The same for F16 matrices, which it turns to float32, beyond ``OPENED_FACTOR``; measured: 1.2."""
+FLOAT_COPIES: Final = 3
+"""float32 arrays alive while the reference dequantises a piece; measured: 3."""
 
 
 @dataclass(frozen=True)
@@ -35,22 +41,24 @@ class ExportEstimate:
 
 def estimate_export(weights: LlamaWeights, layout: WeightsLayout, config: ModelConfig) -> ExportEstimate:
     """Predict the size of the package and the peak memory of the process that writes it."""
-    largest_piece = max(
-        min(part.tensor.nbytes, PIECE_BYTES) if part.row_order is None else part.tensor.nbytes
-        for linear in weights.linears()
-        for part in linear.parts
+    linears = tuple(weights.linears())
+    parts = [part for linear in linears for part in linear.parts]
+    writing = PIECE_COPIES * max(
+        min(part.tensor.nbytes, PIECE_BYTES) if part.row_order is None else part.tensor.nbytes for part in parts
     )
-    largest_matrix = max(
-        part.tensor.elements for linear in weights.linears() for part in linear.parts if linear.name != "embedding"
-    )
-    writing = PIECE_COPIES * largest_piece
     # The check holds one graph opened by ONNX Runtime at a time, after the reference is gone.
-    opened = int(PACKED_FACTOR * layout.size)
+    halves = sum(part.tensor.nbytes for part in parts if part.tensor.type_name == "F16")
+    opened = int(OPENED_FACTOR * layout.size + HALF_FACTOR * halves)
     logits = 6 * CHECK_ROWS * config.vocab_size * 8
-    reference = 2 * 4 * largest_matrix + logits
+    # The reference holds matrices whole, but for embedding and head, which it takes in pieces.
+    ends = (weights.embedding, weights.head)
+    largest = max(part.tensor.elements for linear in linears if linear not in ends for part in linear.parts)
+    piece = max(part.tensor.elements * min(1.0, PIECE_BYTES / part.tensor.nbytes) for part in parts)
+    reference = int(4 * (largest + FLOAT_COPIES * piece))
+    base = BASE_BYTES + VOCABULARY_BYTES * config.vocab_size
     return ExportEstimate(
         disk_bytes=layout.size + GRAPH_AND_TEXT_BYTES,
-        peak_memory_bytes=BASE_BYTES + max(writing, opened + logits, reference),
+        peak_memory_bytes=base + max(writing, logits + max(opened, reference)),
     )
 
 

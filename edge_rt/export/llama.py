@@ -143,11 +143,11 @@ def _head_dim(header: GGUFHeader, width: int, heads: int) -> int:
     head_dim = header.get_int("llama.attention.key_length", default=width // heads, minimum=2, maximum=1024)
     value_dim = header.get_int("llama.attention.value_length", default=head_dim)
     rotary_dim = header.get_int("llama.rope.dimension_count", default=head_dim)
-    if head_dim % 8 or value_dim != head_dim or rotary_dim != head_dim:
+    if head_dim % 16 or value_dim != head_dim or rotary_dim != head_dim:
         raise UnsupportedModel(
             f"{header.path.name}: these attention head sizes are not supported.",
             f"Keys have {head_dim} dimensions, values {value_dim}, rotated {rotary_dim}; "
-            "all three must be equal and a multiple of 8.",
+            "all three must be equal and a multiple of 16.",
             "Choose another model.",
         )
     return head_dim

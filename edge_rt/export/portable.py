@@ -146,7 +146,8 @@ class PortableBuilder:
 
     def _add_gathered_minimum(self, ids: ir.Value, layer: Linear, rows: ir.Value, name: str) -> ir.Value:
         blocks = layer.in_features // BLOCK
-        (minimum,) = self.node("Gather", [self.stored(layer.minimum), ids], [f"{name}.minimum"], attributes={"axis": 0})
+        stored = self.stored(layer.minimum)
+        (minimum,) = self.node("Gather", [stored, ids], [f"{name}.minimum_rows"], attributes={"axis": 0})
         (column,) = self.node("Unsqueeze", [minimum, self.constant("axes.last", [-1])], [f"{name}.column"])
         shape = self.constant(f"shape.blocks{blocks}", [0, blocks, BLOCK])
         (blocked,) = self.node("Reshape", [rows, shape], [f"{name}.blocks"])

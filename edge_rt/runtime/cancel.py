@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 
@@ -10,17 +9,18 @@ class CancelToken:
     """A switch that may be thrown from any thread and from a signal handler; once thrown it stays so."""
 
     def __init__(self) -> None:
-        self._event = threading.Event()
+        # A plain flag: a signal handler must not wait for a lock that it interrupted.
+        self._cancelled = False
         self._callbacks: list[Callable[[], None]] = []
 
     @property
     def cancelled(self) -> bool:
         """True once ``cancel`` was called."""
-        return self._event.is_set()
+        return self._cancelled
 
     def cancel(self) -> None:
         """Stop what runs under this token: within one token while decoding, within one graph node while prefilling."""
-        self._event.set()
+        self._cancelled = True
         for callback in tuple(self._callbacks):
             callback()
 

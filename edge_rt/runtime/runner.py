@@ -53,7 +53,8 @@ class ModelRunner:
         self._cache = cache
         self._switch = switch
         self._passes: dict[tuple[int, int], _BoundPass] = {}
-        self._running = threading.Lock()
+        # Reentrant: a signal handler may close the model in the thread that runs it.
+        self._running = threading.RLock()
 
     def forward(self, token_ids: Sequence[int], start: int, num_logits: int) -> Array:
         """Compute tokens into cache rows ``start`` to ``start + len(token_ids)``.

@@ -124,14 +124,22 @@ class Run:
     """
 
     def __init__(
-        self, prompt, *, target=None, cache=None, drafter=None, chunk=8, end_ids=(), on_prefill=None, cancel=None, **options
+        self,
+        prompt,
+        *,
+        target=None,
+        cache=None,
+        drafter=None,
+        chunk=8,
+        end_ids=(),
+        on_prefill=None,
+        cancel=None,
+        **options,
     ):
         config = GenerationConfig(**({"temperature": 0.0} | options))
         self.target = target if target is not None else FakeTarget()
         self.cache = cache if cache is not None else fake_cache()
-        self.sequence = Sequence(
-            prompt, capacity=self.cache.capacity, max_tokens=config.max_tokens, end_ids=end_ids
-        )
+        self.sequence = Sequence(prompt, capacity=self.cache.capacity, max_tokens=config.max_tokens, end_ids=end_ids)
         self.text = TextStream(LetterDecoder(), config.stop)
         self.cancel = cancel or CancelToken()
         self._generation = Generation(

@@ -8,6 +8,11 @@ import shutil
 from pathlib import Path
 
 
+def listing(folder: Path) -> list[str]:
+    """Return the names in a folder, sorted, hidden ones too."""
+    return sorted(path.name for path in folder.iterdir())
+
+
 def copied(package: Path, folder: Path) -> Path:
     """Return a copy of a package below ``folder``."""
     return Path(shutil.copytree(package, folder / "copy"))

@@ -11,6 +11,7 @@ from edge_rt.errors import ConfigError, ContextOverflow, InputError, StorageErro
 from edge_rt.runtime.cancel import CancelToken
 from edge_rt.runtime.chat import read_chat
 from edge_rt.runtime.engine import load_package
+from tests.helpers.packages import listing
 from tests.helpers.small import GREEDY
 
 SHORT = GREEDY | {"max_tokens": 6}
@@ -26,6 +27,11 @@ def interrupted_after(chat, text, tokens):
         if count == tokens:
             cancel.cancel()
     return stream.result()
+
+
+def throwing(cancel):
+    """Return a callback of the prefill's progress that throws the token."""
+    return lambda done, total: cancel.cancel()
 
 
 class TestTurns:
@@ -109,9 +115,13 @@ class TestTurns:
 
     def test_an_exception_while_reading_keeps_the_messages_whole(self, model):
         chat = model.chat()
-        with pytest.raises(KeyError), chat.stream("Hello!", **SHORT) as stream:
-            for _ in stream:
-                raise KeyError
+
+        def read():
+            for _ in chat.stream("Hello!", **SHORT):
+                raise KeyError("mine")
+
+        with pytest.raises(KeyError, match="mine"):
+            read()
         assert [message["role"] for message in chat.messages] == ["user", "assistant"]
         assert chat.messages[1]["interrupted"] is True
 
@@ -150,9 +160,8 @@ class TestInterruption:
                 if index == turn:
                     before = list(chat.messages)
                     cancel = CancelToken()
-                    result = chat.send(
-                        "water " * 30, cancel=cancel, on_prefill_progress=lambda *_: cancel.cancel(), **SHORT
-                    )
+                    stop = throwing(cancel)
+                    result = chat.send("water " * 30, cancel=cancel, on_prefill_progress=stop, **SHORT)
                     assert (result.finish_reason, result.token_ids) == ("cancelled", ())
                     assert chat.messages == before
                 got.append(chat.send(text, **SHORT).token_ids)
@@ -284,7 +293,7 @@ class TestFiles:
         assert other.messages == chat.messages
         assert other.messages[-1]["interrupted"] is True
         assert (saved.settings, saved.package_id) == ({"temperature": 0.5}, model.package.id)
-        assert os.listdir(tmp_path) == ["chat.json"]
+        assert listing(tmp_path) == ["chat.json"]
 
     def test_a_loaded_chat_goes_on(self, model, tmp_path):
         chat = model.chat()
@@ -312,12 +321,12 @@ class TestFiles:
         for path in (tmp_path / "missing" / "chat.json", tmp_path, tmp_path / ("x" * 300)):
             with pytest.raises(StorageError):
                 model.chat().save(path)
-        assert os.listdir(tmp_path) == []
+        assert listing(tmp_path) == []
 
     def test_settings_that_are_no_json_leave_nothing(self, model, tmp_path):
         with pytest.raises(TypeError):
             model.chat().save(tmp_path / "chat.json", settings={"x": object()})
-        assert os.listdir(tmp_path) == []
+        assert listing(tmp_path) == []
 
     @pytest.mark.parametrize(
         "text",

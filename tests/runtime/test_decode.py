@@ -10,7 +10,14 @@ from tests.helpers.fake_model import VOCABULARY, FakeTarget, Run, ScriptedDrafte
 
 PROMPT = [5, 6, 7]
 LONG_PROMPT = [(7 * i) % VOCABULARY for i in range(30)]
-SAMPLED = {"temperature": 0.9, "top_k": 12, "top_p": 0.9, "seed": 11, "repetition_penalty": 1.3, "presence_penalty": 0.4}
+SAMPLED = {
+    "temperature": 0.9,
+    "top_k": 12,
+    "top_p": 0.9,
+    "seed": 11,
+    "repetition_penalty": 1.3,
+    "presence_penalty": 0.4,
+}
 
 
 def letters(token_ids):

@@ -4,6 +4,8 @@ import asyncio
 import gc
 import json
 import os
+import random
+import signal
 import threading
 import time
 
@@ -17,6 +19,7 @@ from edge_rt.errors import (
     InferenceError,
     InvalidPackage,
     InvalidTemplate,
+    MemoryBudgetExceeded,
     ModelClosed,
     RuntimeUnavailable,
 )
@@ -166,6 +169,27 @@ class TestInterruption:
             assert (result.finish_reason, result.token_ids, model.cached_tokens) == ("cancelled", (), 0)
             assert model.generate([7] * 60, max_tokens=4, **GREEDY).token_ids == expected
 
+    @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs timers")
+    def test_a_signal_at_any_moment(self, model):
+        """What a session answers afterwards is what a fresh one answers."""
+        expected = model.generate(TEXT, max_tokens=30, **GREEDY).token_ids
+        tokens = []
+        before = signal.signal(signal.SIGALRM, lambda number, frame: tokens[-1].cancel())
+        moments = random.Random(3)
+        reasons = []
+        try:
+            for _ in range(60):
+                tokens.append(CancelToken())
+                prompt = [moments.randrange(3, 400) for _ in range(moments.randrange(1, 300))]
+                signal.setitimer(signal.ITIMER_REAL, moments.uniform(1e-4, 6e-3))
+                reasons.append(model.generate(prompt, cancel=tokens[-1], max_tokens=100, **GREEDY).finish_reason)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        assert reasons.count("cancelled") > 10
+        assert model.generate(TEXT, max_tokens=30, **GREEDY).token_ids == expected
+
     def test_an_exception_in_on_token_passes_and_frees(self, model):
         def on_token(event):
             raise KeyError("mine")
@@ -240,9 +264,14 @@ class TestClose:
 
     def test_an_exception_in_the_loop_of_a_with_block(self, small_package):
         """The traceback keeps the half-read stream alive while the model is closed."""
-        with pytest.raises(KeyError, match="mine"), load_package(small_package) as model:
-            for _ in model.stream(TEXT, **GREEDY):
-                raise KeyError("mine")
+
+        def read():
+            with load_package(small_package) as model:
+                for _ in model.stream(TEXT, **GREEDY):
+                    raise KeyError("mine")
+
+        with pytest.raises(KeyError, match="mine"):
+            read()
 
     def test_from_another_thread_while_it_runs(self, small_package):
         model = load_package(small_package)
@@ -360,6 +389,21 @@ class TestLoad:
         with load_package(small_package, ctx=17) as model:
             assert model.context_tokens == 17
             assert model.generate([5] * 10, **GREEDY).usage.total_tokens == 17
+
+    @pytest.mark.parametrize("ctx", [1 << 45, 1 << 62])
+    def test_a_cache_that_no_machine_has_room_for(self, small_package, tmp_path, ctx):
+        package = copied(small_package, tmp_path)
+        edit_manifest(package, lambda document: document["model"].update(context_length=1 << 62))
+        with pytest.raises(MemoryBudgetExceeded, match="smaller context"):
+            load_package(package, ctx=ctx)
+
+    def test_a_manifest_that_promises_more_context_than_the_graph_has(self, small_package, tmp_path):
+        package = copied(small_package, tmp_path)
+        edit_manifest(package, lambda document: document["model"].update(context_length=4096))
+        with load_package(package) as model:
+            with pytest.raises(InferenceError):
+                model.generate([5] * 600, max_tokens=4, **GREEDY)
+            assert model.generate([5] * 100, max_tokens=4, **GREEDY).finish_reason == "length"
 
     @pytest.mark.parametrize(
         ("field", "value"), [("vocab_size", 420), ("num_layers", 1), ("head_dim", 8), ("num_kv_heads", 1)]

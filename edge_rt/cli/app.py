@@ -1,0 +1,50 @@
+"""The verbs of ``edge-rt``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from edge_rt.cli.bench import bench
+from edge_rt.cli.chat import chat
+from edge_rt.cli.console import Terminal
+from edge_rt.cli.doctor import doctor
+from edge_rt.cli.export import export
+from edge_rt.cli.generate import generate
+from edge_rt.cli.inspect import inspect
+from edge_rt.cli.models import list_models, pull, rm
+from edge_rt.version import VERSION
+
+app = typer.Typer(
+    name="edge-rt",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Language models on the device in front of you.",
+    epilog="Exit codes: 0 success, 1 unexpected, 2 usage, 3 input, 4 memory, 5 runtime, 6 storage, 130 Ctrl-C.",
+)
+app.command()(chat)
+app.command()(generate)
+app.command()(export)
+app.command()(pull)
+app.command(name="list")(list_models)
+app.command()(rm)
+app.command()(inspect)
+app.command()(bench)
+app.command()(doctor)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        Terminal().line(f"edge-rt {VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    del version

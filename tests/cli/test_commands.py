@@ -1,0 +1,188 @@
+"""The slash commands on a real conversation with a small model."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+
+from edge_rt.cli.commands import Commands, LeaveChat, parse_option
+from edge_rt.cli.console import Terminal
+from edge_rt.cli.conversation import Conversation
+from edge_rt.cli.options import ModelFlags
+from edge_rt.errors import ConfigError, EdgeRTError, InputError, StorageError
+from edge_rt.runtime.config import GenerationConfig
+
+
+@pytest.fixture
+def conversation(small_package, tmp_path):
+    terminal = Terminal(io.StringIO(), io.StringIO())
+    flags = ModelFlags(str(small_package), store=tmp_path / "store")
+    made = Conversation(terminal, flags, GenerationConfig(temperature=0.0, max_tokens=4))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def commands(conversation):
+    return Commands(conversation)
+
+
+@pytest.fixture
+def told(conversation):
+    return conversation.terminal._err.getvalue
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "value"),
+    [
+        ("/set temp 0.5", "temperature", 0.5),
+        ("/set top-k 7", "top_k", 7),
+        ("/set n default", "max_tokens", None),
+        ("/set stop END", "stop", ("END",)),
+        ('/set stop ["a", "\\n"]', "stop", ("a", "\n")),
+        ("/set logit_bias 5=-1 6=2.5", "logit_bias", {5: -1.0, 6: 2.5}),
+        ("/set seed 3", "seed", 3),
+    ],
+)
+def test_set(line, name, value, commands, conversation):
+    commands.run(line)
+    assert getattr(conversation.options, name) == value
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "/set temp -1",
+        "/set temp hot",
+        "/set top_p 2",
+        "/set nothing 1",
+        "/set temp",
+        "/set stop [",
+        "/set logit_bias x",
+        "/ctx 0",
+        "/ctx 513",
+        "/ctx x",
+        "/stats maybe",
+        "/show nothing",
+        "/save",
+        "/clear now",
+        "/regen",
+        "/nope",
+    ],
+)
+def test_wrong_arguments_change_nothing(line, commands, conversation):
+    before = conversation.options, conversation.flags, list(conversation.chat.messages)
+    with pytest.raises(ConfigError):
+        commands.run(line)
+    assert (conversation.options, conversation.flags, conversation.chat.messages) == before
+
+
+def test_parse_option_leaves_the_judgement_to_the_config():
+    assert parse_option("temperature", "warm") == "warm"
+
+
+def test_system_undo_clear(commands, conversation):
+    commands.run("/system Be brief.")
+    conversation.say("one")
+    conversation.say("two")
+    commands.run("/undo")
+    assert [message["role"] for message in conversation.chat.messages] == ["system", "user", "assistant"]
+    commands.run("/clear")
+    assert conversation.chat.messages == [{"role": "system", "content": "Be brief."}]
+    commands.run('/system ""')
+    assert conversation.chat.messages == []
+
+
+def test_read_goes_in_front_of_the_next_message_once(commands, conversation, tmp_path):
+    (tmp_path / "note.txt").write_text("facts")
+    commands.run(f'/read "{tmp_path / "note.txt"}"')
+    conversation.say("why?")
+    conversation.say("and?")
+    asked = [message["content"] for message in conversation.chat.messages if message["role"] == "user"]
+    assert asked == ["facts\n\nwhy?", "and?"]
+
+
+@pytest.mark.parametrize(("content", "error"), [(None, StorageError), (b"\xff", InputError)])
+def test_read_refuses(content, error, commands, tmp_path):
+    if content is not None:
+        (tmp_path / "x").write_bytes(content)
+    with pytest.raises(error):
+        commands.run(f"/read {tmp_path / 'x'}")
+
+
+def test_save_and_load_bring_back_messages_and_options(commands, conversation, tmp_path, told):
+    commands.run("/set logit_bias 5=-1")
+    conversation.say("one")
+    messages, options = list(conversation.chat.messages), conversation.options
+    commands.run(f"/save {tmp_path / 'chat.json'}")
+    commands.run("/clear")
+    commands.run("/set temp 1")
+    commands.run(f"/load {tmp_path / 'chat.json'}")
+    assert (conversation.chat.messages, conversation.options) == (messages, options)
+    assert "warning" not in told()
+
+
+def test_load_warns_of_another_package(commands, tmp_path, told):
+    path = tmp_path / "chat.json"
+    commands.run(f"/save {path}")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"package_id": "0" * 64}))
+    commands.run(f"/load {path}")
+    assert "warning: the conversation was held with another package" in told()
+
+
+def test_load_with_malformed_options_changes_nothing(commands, conversation, tmp_path):
+    path = tmp_path / "chat.json"
+    commands.run(f"/save {path}")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"settings": {"temperature": "hot"}}))
+    conversation.say("one")
+    with pytest.raises(InputError):
+        commands.run(f"/load {path}")
+    assert len(conversation.chat.messages) == 2
+
+
+def test_save_keeps_foreign_files(commands, tmp_path):
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(ConfigError):
+        commands.run(f"/save {tmp_path / 'thesis.txt'}")
+    assert (tmp_path / "thesis.txt").read_text() == "years of work"
+
+
+def test_ctx_keeps_the_conversation(commands, conversation):
+    conversation.say("one")
+    messages = list(conversation.chat.messages)
+    commands.run("/ctx 128")
+    assert (conversation.model.context_tokens, conversation.chat.messages) == (128, messages)
+    conversation.say("two")
+
+
+def test_a_model_that_cannot_be_loaded_leaves_the_old_one(commands, conversation):
+    conversation.say("one")
+    with pytest.raises(EdgeRTError):
+        commands.run("/model no-such-model")
+    conversation.say("two")
+    assert len(conversation.chat.messages) == 4
+
+
+def test_regen_replaces_the_answer(commands, conversation):
+    conversation.say("one")
+    commands.run("/regen")
+    assert len(conversation.chat.messages) == 2
+
+
+@pytest.mark.parametrize("topic", ["", " info", " template", " params", " memory"])
+def test_show(topic, commands, told):
+    commands.run("/show" + topic)
+    assert told().strip()
+
+
+def test_help_names_every_command(commands, told):
+    commands.run("/help")
+    assert all(name in told() for name in commands.table)
+
+
+@pytest.mark.parametrize("line", ["/exit", "/quit", "/bye"])
+def test_exit(line, commands):
+    with pytest.raises(LeaveChat):
+        commands.run(line)

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+
+import pytest
+
+from tests.cli.conftest import ENDLESS
+
+GREEDY = ("--temp", "0", "-n", "8")
+
+
+@pytest.fixture
+def ask(inline, small_package):
+    return lambda *arguments, stdin=b"": inline("generate", "-m", small_package, *GREEDY, *arguments, stdin=stdin)
+
+
+def test_json_has_the_result_and_the_model(ask):
+    result = ask("-p", "Hello", "--json")
+    document = json.loads(result.stdout)
+    assert result.returncode == 0
+    names = ["text", "token_ids", "finish_reason", "stop_string", "usage", "timings", "spec", "memory", "model"]
+    assert list(document) == names
+    assert len(document["token_ids"]) == document["usage"]["completion_tokens"] == 8
+    assert document["finish_reason"] == "length"
+    assert document["spec"] is None
+
+
+def test_every_form_of_output_tells_the_same(ask):
+    text = json.loads(ask("-p", "Hello", "--json").stdout)["text"]
+    lines = [json.loads(line) for line in ask("-p", "Hello", "--json-lines").stdout.splitlines()]
+    assert "".join(event["text"] for event in lines[:-1]) == text == lines[-1]["result"]["text"]
+    assert ask("-p", "Hello").stdout.decode() == text + "\n"
+    assert ask("-p", "Hello", "--no-stream").stdout.decode() == text + "\n"
+    assert ask("-p", "Hello", "-q").stderr == b""
+
+
+def test_stdin_follows_the_prompt_behind_a_blank_line(ask):
+    joined = json.loads(ask("-p", "one\n\ntwo", "--json").stdout)
+    piped = json.loads(ask("-p", "one", "--json", stdin=b"two\n").stdout)
+    assert piped["usage"] == joined["usage"]
+    assert piped["token_ids"] == joined["token_ids"]
+
+
+def test_stdin_alone_is_the_prompt(ask):
+    alone = json.loads(ask("--json", stdin=b"one").stdout)
+    assert alone["token_ids"] == json.loads(ask("-p", "one", "--json").stdout)["token_ids"]
+
+
+def test_raw_skips_the_template_and_system_adds_to_it(ask):
+    tokens = [
+        json.loads(ask("-p", "one", "--json", *more).stdout)["usage"]["prompt_tokens"]
+        for more in (("--raw",), (), ("-s", "Be kind."))
+    ]
+    assert tokens == sorted(set(tokens))
+
+
+def test_stats_stand_on_stderr(ask):
+    result = ask("-p", "Hello", "--stats")
+    assert "first token" in result.stderr.decode()
+    assert "first token" not in result.stdout.decode()
+
+
+@pytest.mark.parametrize(
+    ("stdin", "code", "kind", "said"),
+    [
+        (b"ab\xff\xfe", 3, "InputError", "Byte 2 is 0xff"),
+        (b"\x00\x01\x80", 3, "InputError", "Byte 2 is 0x80"),
+        (b"word " * 2_000_000, 3, "ContextOverflow", "> context 512"),
+        (b"", 2, "ConfigError", "empty"),
+        (b" \n", 2, "ConfigError", "empty"),
+    ],
+)
+def test_odd_stdin(stdin, code, kind, said, ask):
+    result = ask("--json", stdin=stdin)
+    error = json.loads(result.stdout)["error"]
+    assert (result.returncode, error["type"]) == (code, kind)
+    assert said in error["numbers"]
+
+
+def test_a_closed_stdin_is_an_empty_one(cli_env, small_package, start):
+    process = start("generate", "-m", small_package, "-p", "x", *GREEDY, stdin=None, preexec_fn=_close_stdin)
+    assert process.communicate(timeout=20)[1] == b""
+    assert process.returncode == 0
+
+
+def _close_stdin():
+    import os
+
+    os.close(0)
+
+
+def test_an_open_stdin_is_explained(start, small_package):
+    process = start("generate", "-m", small_package, "-p", "x", stdin=subprocess.PIPE)
+    assert b"waiting for the end of standard input" in process.stderr.readline()
+
+
+def test_ctrl_c_in_decode_keeps_the_partial_answer(start, slow_package):
+    process = start("generate", "-m", slow_package, "-p", "Hello", "--json-lines", "-n", "5000", *ENDLESS)
+    for _ in range(5):
+        process.stdout.readline()
+    sent = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    lines = process.communicate(timeout=10)[0].splitlines()
+    assert time.monotonic() - sent < 1
+    assert process.returncode == 130
+    result = json.loads(lines[-1])["result"]
+    assert result["finish_reason"] == "cancelled"
+    assert len(result["token_ids"]) >= 5
+
+
+def test_ctrl_c_in_prefill(start, slow_package, tmp_path):
+    text = tmp_path / "long.txt"
+    text.write_text("the sea is wide " * 850)
+    with text.open("rb") as stdin:
+        process = start("generate", "-m", slow_package, "--json", "-n", "5", *ENDLESS, stdin=stdin)
+        time.sleep(2.5)
+        sent = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        document = json.loads(process.communicate(timeout=10)[0])
+    assert time.monotonic() - sent < 1
+    assert process.returncode == 130
+    assert (document["finish_reason"], document["token_ids"]) == ("cancelled", [])
+
+
+@pytest.mark.parametrize("after", [0.35, 0.5, 0.65])
+def test_ctrl_c_while_loading(after, start, slow_package):
+    process = start("generate", "-m", slow_package, "-p", "Hello", "--json", "-n", "5000", *ENDLESS)
+    time.sleep(after)
+    sent = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=10)
+    assert time.monotonic() - sent < 1
+    assert process.returncode == 130
+    assert b"Traceback" not in stderr
+    json.loads(stdout)

@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+
+import pytest
+
+from edge_rt.cli.main import run
+from edge_rt.cli.options import DEFAULT_MODEL
+from edge_rt.store import DEFAULT_MODEL as STORE_DEFAULT
+from edge_rt.version import VERSION
+from tests.cli.conftest import ENDLESS, PROGRAM
+
+HEAVY = ("numpy", "onnxruntime", "gguf", "onnx", "onnx_ir", "tokenizers", "jinja2", "huggingface_hub")
+
+
+def test_help_is_quick_and_imports_nothing_heavy(cli, cli_env):
+    code = (
+        "import sys\nfrom edge_rt.cli.main import run\nassert run(['--help']) == 0\n"
+        f"print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)"
+    )
+    loaded = subprocess.run([PROGRAM[0], "-c", code], env=cli_env, capture_output=True, text=True)
+    assert loaded.stderr.strip() == "[]"
+    times = []
+    for _ in range(3):
+        started = time.perf_counter()
+        assert cli("--help").returncode == 0
+        times.append(time.perf_counter() - started)
+    assert min(times) < 0.5
+
+
+def test_default_model_is_the_stores():
+    assert DEFAULT_MODEL == STORE_DEFAULT
+
+
+def test_version(cli):
+    result = cli("--version")
+    assert (result.returncode, result.stdout.decode()) == (0, f"edge-rt {VERSION}\n")
+
+
+def test_without_a_verb_the_help_is_shown(cli):
+    result = cli()
+    assert result.returncode == 2
+    assert result.stdout.count(b"Usage: edge-rt") == 1
+    assert result.stderr.strip() == b""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (("genrate",), "'generate'"),
+        (("generate", "--tempp", "1"), "--temp"),
+        (("generate", "--ctx", "many"), "--ctx"),
+        (("generate", "--threads", "0"), "--threads"),
+        (("export",), "--out"),
+    ],
+)
+def test_usage_errors(arguments, hint, capsys):
+    assert run(arguments) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.startswith("error: ")
+    assert hint in output.err
+
+
+@pytest.mark.parametrize("flag", ["--json", "--json-lines"])
+def test_a_usage_error_is_json_too(flag, capsys):
+    assert run(["generate", flag, "--tempp", "1"]) == 2
+    assert json.loads(capsys.readouterr().out)["error"]["exit_code"] == 2
+
+
+ERRORS = [
+    (2, "ConfigError", ("generate", "-p", "x", "--temp", "nan", "-m", "{package}")),
+    (2, "ConfigError", ("generate", "-p", "x", "--top-p", "0", "-m", "{package}")),
+    (2, "ConfigError", ("generate", "-p", "x", "--ctx", str(2**40), "-m", "{package}")),
+    (2, "ConfigError", ("generate", "-p", "x", "--threads", "1000000", "-m", "{package}")),
+    (2, "ConfigError", ("generate", "-p", "x", "--logit-bias", "five", "-m", "{package}")),
+    (2, "ConfigError", ("generate", "-p", "x", "-n", "0", "-m", "{package}")),
+    (2, "ConfigError", ("generate", "-m", "{package}")),
+    (2, "ConfigError", ("list", "--config", "absent.toml")),
+    (3, "ModelNotFound", ("generate", "-p", "x", "-m", "no-such-model")),
+    (3, "ModelNotFound", ("inspect", DEFAULT_MODEL)),
+    (3, "ModelNotFound", ("rm", "absent", "--yes")),
+    (3, "ContextOverflow", ("generate", "-p", "x", "-n", "100000", "-m", "{package}")),
+    (5, "RuntimeUnavailable", ("generate", "-p", "x", "--device", "cuda", "-m", "{package}")),
+    (6, "StorageError", ("export", "-m", "{gguf}", "--out", "{package}")),
+]
+
+
+@pytest.mark.parametrize(("code", "kind", "arguments"), ERRORS)
+def test_exit_codes(code, kind, arguments, inline, small_package, small_gguf, tmp_path):
+    filled = [text.format(package=small_package, gguf=small_gguf) for text in arguments]
+    result = inline(*filled, "--json", "--store", tmp_path / "store")
+    document = json.loads(result.stdout)
+    assert (result.returncode, document["error"]["type"], document["error"]["exit_code"]) == (code, kind, code)
+    assert f"error: {document['error']['what']}" in result.stderr.decode()
+
+
+def test_memory_budget_is_exit_code_4(cli_env, small_gguf, tmp_path):
+    code = (
+        "import edge_rt.export.estimate as e, sys\ne.available_memory_bytes = lambda: 1000\n"
+        f"from edge_rt.cli.main import run\nsys.exit(run(['export', '-m', {str(small_gguf)!r}, '--out', 'out']))"
+    )
+    result = subprocess.run([PROGRAM[0], "-c", code], env=cli_env, cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 4
+    assert "1000 are available" in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unexpected_error_is_one_line_without_v(cli_env):
+    code = (
+        "import edge_rt.cli.options as o, sys\n"
+        "import edge_rt.cli.models as m\n"
+        "def boom(*a): raise RuntimeError('odd')\n"
+        "m.open_the_store = boom\n"
+        "from edge_rt.cli.main import run\nsys.exit(run(['list', '--json', *sys.argv[1:]]))"
+    )
+    plain = subprocess.run([PROGRAM[0], "-c", code], env=cli_env, capture_output=True, text=True)
+    assert plain.returncode == 1
+    assert plain.stderr.startswith("error: unexpected RuntimeError: odd")
+    assert "Traceback" not in plain.stderr
+    assert json.loads(plain.stdout)["error"]["exit_code"] == 1
+    verbose = subprocess.run([PROGRAM[0], "-c", code, "-v"], env=cli_env, capture_output=True, text=True)
+    assert "Traceback" in verbose.stderr
+
+
+def test_without_onnxruntime_the_error_says_what_to_install(cli_env, small_package):
+    code = "import sys; sys.modules['onnxruntime'] = None; from edge_rt.cli.main import main; main()"
+    command = [PROGRAM[0], "-c", code]
+    result = subprocess.run(
+        [*command, "generate", "-m", small_package, "-p", "x"],
+        env=cli_env,
+        capture_output=True,
+        stdin=subprocess.DEVNULL,
+    )
+    assert result.returncode == 5
+    assert b"edge-rt[cpu]" in result.stderr
+    doctor = subprocess.run([*command, "doctor", "--json"], env=cli_env, capture_output=True)
+    assert doctor.returncode == 5
+    assert "ONNX Runtime is not installed." in json.loads(doctor.stdout)["problems"][0]
+
+
+def test_a_closed_stdout_is_quiet(start, slow_package):
+    process = start("generate", "-m", slow_package, "-p", "hello", "-n", "4000", *ENDLESS)
+    process.stdout.read(1)
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait(5) == 141
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_signals_while_bench_measures(signum, code, start, slow_package):
+    process = start("bench", "-m", slow_package, "-r", "100", "--json")
+    process.stderr.readline()
+    sent = time.monotonic()
+    process.send_signal(signum)
+    stdout, _ = process.communicate(timeout=10)
+    assert (process.returncode, time.monotonic() - sent < 1) == (code, True)
+    assert json.loads(stdout)["error"]["exit_code"] == code

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from edge_rt.errors import MemoryBudgetExceeded, StorageError
+from edge_rt.export.estimate import ExportEstimate, require_room
+from tests.helpers.gguf_factory import write_llama_gguf
+
+PROGRAM = """
+import json, sys
+from edge_rt.export import export_model
+print(json.dumps(export_model(sys.argv[1], sys.argv[2]).to_json()))
+"""
+
+
+MODELS = {
+    "small": {},
+    "half": {"hidden": 512, "ffn": 3072, "layers": 3, "weight_type": "F16"},
+    "vocabulary": {"hidden": 256, "layers": 1, "vocab": 20_000, "embedding_type": "Q8_0"},
+}
+
+
+def check_predictions(gguf, out):
+    """Export in a process of its own, whose peak is the export's."""
+    command = [sys.executable, "-c", PROGRAM, str(gguf), str(out)]
+    report = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert report["disk_bytes"] <= report["predicted_disk_bytes"] <= report["disk_bytes"] + (10 << 20)
+    assert report["peak_bytes"] <= report["predicted_peak_bytes"] < 2.5 * report["peak_bytes"]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_predictions_hold(tmp_path, name):
+    write_llama_gguf(tmp_path / "m.gguf", **MODELS[name])
+    check_predictions(tmp_path / "m.gguf", tmp_path / "out")
+
+
+@pytest.mark.model
+def test_predictions_hold_for_a_real_model(smollm2_gguf, tmp_path):
+    check_predictions(smollm2_gguf, tmp_path / "out")
+
+
+def test_a_disk_that_is_too_small(tmp_path):
+    with pytest.raises(StorageError, match=f"needs {1 << 60} bytes, .* are free at {tmp_path}"):
+        require_room(ExportEstimate(1 << 60, 1), tmp_path / "not" / "there")
+
+
+def test_a_machine_that_is_too_small(tmp_path):
+    with pytest.raises(MemoryBudgetExceeded, match=f"needs {1 << 60} bytes"):
+        require_room(ExportEstimate(1, 1 << 60), tmp_path)
+
+
+def test_room_enough(tmp_path):
+    require_room(ExportEstimate(1, 1), tmp_path)

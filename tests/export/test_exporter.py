@@ -1,0 +1,330 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from edge_rt.errors import Cancelled, ConfigError, InputError, StorageError
+from edge_rt.export import export_model
+from edge_rt.export.exporter import STAGES
+from edge_rt.package import WEIGHTS_FILE, open_package
+from edge_rt.runtime.engine import load_package
+from tests.helpers.gguf_factory import write_llama_gguf
+from tests.helpers.packages import listing
+from tests.helpers.small import GREEDY
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+class TestPackage:
+    def test_the_same_file_gives_the_same_bytes(self, small_gguf, small_package, tmp_path):
+        export_model(small_gguf, tmp_path / "again")
+        assert contents(tmp_path / "again") == contents(small_package)
+
+    def test_it_verifies_and_says_what_it_is(self, small_gguf, small_package):
+        package = open_package(small_package)
+        package.verify()
+        manifest = package.manifest
+        assert manifest.source.name == small_gguf.name
+        assert manifest.source.size == small_gguf.stat().st_size
+        assert (manifest.activations, manifest.op_profile, manifest.kv_formats) == ("int8", "portable", ("f32",))
+        assert manifest.quantisation == {
+            "embedding": "Q8_0", "attention": "Q4_1", "feed_forward": "Q4_1", "head": "Q8_0",
+        }  # fmt: skip
+        assert (manifest.license, manifest.model.name, manifest.model.vocab_size) == ("apache-2.0", "Test Llama", 419)
+
+    def test_the_report(self, small_gguf, tmp_path):
+        report = export_model(small_gguf, tmp_path / "p", activations="float")
+        document = json.loads(json.dumps(report.to_json()))
+        assert document["path"] == str(tmp_path / "p")
+        assert document["package_id"] == open_package(tmp_path / "p").id
+        assert document["disk_bytes"] == sum(map(len, contents(tmp_path / "p").values()))
+        assert [check["activations"] for check in document["check"]] == ["float"]
+        assert document["check"][0]["relative_error"] < 1e-4
+        assert open_package(tmp_path / "p").manifest.activations == "float"
+
+    def test_int8_activations_are_checked_through_the_float_graph_too(self, small_gguf, tmp_path):
+        report = export_model(small_gguf, tmp_path / "p")
+        assert [check.activations for check in report.check] == ["float", "int8"]
+        assert report.check[0].relative_error < 1e-4 < report.check[1].relative_error
+
+    def test_mixed_types_are_named(self, tmp_path):
+        write_llama_gguf(tmp_path / "m.gguf", types={"blk.1.attn_q.weight": "Q8_0"}, tied=False, output_type="F16")
+        export_model(tmp_path / "m.gguf", tmp_path / "p")
+        quantisation = open_package(tmp_path / "p").manifest.quantisation
+        assert (quantisation["attention"], quantisation["head"]) == ("Q4_1+Q8_0", "F16")
+
+    def test_without_a_template(self, tmp_path):
+        write_llama_gguf(tmp_path / "m.gguf", chat_template=None)
+        report = export_model(tmp_path / "m.gguf", tmp_path / "p")
+        assert open_package(tmp_path / "p").manifest.chat_template is None
+        assert report.warnings == ()
+
+    @pytest.mark.parametrize(
+        ("template", "warning"),
+        [
+            ("{{ ''.__class__.__mro__ }}", "cannot be used"),
+            ("{% if %}", "cannot be used"),
+            ("always the same", "ignores the user's message"),
+            ("{{ raise_exception('no') }}", "fails on a single user message"),
+        ],
+    )
+    def test_a_template_that_will_not_do_is_told(self, tmp_path, template, warning):
+        write_llama_gguf(tmp_path / "m.gguf", chat_template=template)
+        report = export_model(tmp_path / "m.gguf", tmp_path / "p")
+        assert any(warning in sentence for sentence in report.warnings)
+        assert (tmp_path / "p" / "chat_template.jinja").read_text() == template
+
+
+class TestStages:
+    def test_they_come_in_order_and_end(self, small_gguf, tmp_path):
+        events = []
+        export_model(small_gguf, tmp_path / "p", progress=events.append)
+        assert tuple(dict.fromkeys(event.stage for event in events)) == STAGES
+        assert [event.step for event in events] == sorted(event.step for event in events)
+        weights = [event for event in events if event.stage == "weights"]
+        assert weights[0].done == 0
+        assert weights[-1].done == weights[-1].total
+        assert (events[-1].stage, events[-1].message) == ("publish", "done")
+
+    def test_the_estimate_comes_before_anything_is_written(self, small_gguf, tmp_path):
+        seen = []
+        export_model(small_gguf, tmp_path / "p", on_estimate=lambda e: seen.append((e, listing(tmp_path))))
+        ((estimate, names),) = seen
+        assert names == []
+        assert estimate.disk_bytes > 0
+
+    @pytest.mark.parametrize("stage", STAGES)
+    def test_an_exception_in_any_stage_leaves_nothing(self, small_gguf, tmp_path, stage):
+        def progress(event):
+            if event.stage == stage:
+                raise Cancelled("stopped")
+
+        with pytest.raises(Cancelled):
+            export_model(small_gguf, tmp_path / "p", progress=progress)
+        # The last event comes when the package is in its place.
+        assert listing(tmp_path) == []
+
+    def test_cancelled_at_the_very_end_leaves_a_package(self, small_gguf, tmp_path):
+        def progress(event):
+            if event.message == "done":
+                raise Cancelled("stopped")
+
+        with pytest.raises(Cancelled):
+            export_model(small_gguf, tmp_path / "p", progress=progress)
+        open_package(tmp_path / "p").verify()
+
+
+class TestDestination:
+    def test_an_existing_package_needs_force(self, small_gguf, tmp_path):
+        export_model(small_gguf, tmp_path / "p")
+        before = contents(tmp_path / "p")
+        with pytest.raises(StorageError, match="exists already"):
+            export_model(small_gguf, tmp_path / "p", activations="float")
+        assert contents(tmp_path / "p") == before
+        export_model(small_gguf, tmp_path / "p", activations="float", force=True)
+        assert open_package(tmp_path / "p").manifest.activations == "float"
+        assert listing(tmp_path) == ["p"]
+
+    def test_a_failed_replacement_keeps_the_old_package(self, small_gguf, tmp_path):
+        export_model(small_gguf, tmp_path / "p")
+        before = contents(tmp_path / "p")
+
+        def progress(event):
+            if event.stage == "publish":
+                raise Cancelled("stopped")
+
+        with pytest.raises(Cancelled):
+            export_model(small_gguf, tmp_path / "p", activations="float", force=True, progress=progress)
+        assert contents(tmp_path / "p") == before
+        assert listing(tmp_path) == ["p"]
+
+    def test_what_is_no_package_is_kept(self, small_gguf, tmp_path):
+        (tmp_path / "p").mkdir()
+        (tmp_path / "p" / "thesis.txt").write_text("x")
+        with pytest.raises(StorageError, match="is not a package"):
+            export_model(small_gguf, tmp_path / "p", force=True)
+        assert listing(tmp_path / "p") == ["thesis.txt"]
+
+    def test_unknown_activations(self, small_gguf, tmp_path):
+        with pytest.raises(ConfigError, match="int8, float"):
+            export_model(small_gguf, tmp_path / "p", activations="int4")
+
+    @pytest.mark.parametrize("kind", ["missing", "folder", "empty", "truncated"])
+    def test_a_source_that_is_none(self, small_gguf, tmp_path, kind):
+        source, out = tmp_path / "in" / "m.gguf", tmp_path / "out"
+        source.parent.mkdir()
+        out.mkdir()
+        if kind == "folder":
+            source.mkdir()
+        elif kind != "missing":
+            source.write_bytes(b"" if kind == "empty" else small_gguf.read_bytes()[:-100])
+        with pytest.raises(InputError):
+            export_model(source, out / "p")
+        assert listing(out) == []
+
+    def test_a_package_that_somebody_has_loaded(self, small_gguf, tmp_path):
+        """The old files stay readable for whoever maps them."""
+        export_model(small_gguf, tmp_path / "p")
+        program = (
+            "import sys, json\n"
+            "import edge_rt\n"
+            "model = edge_rt.load(sys.argv[1])\n"
+            "options = json.loads(sys.argv[2])\n"
+            "options['logit_bias'] = {int(k): v for k, v in options['logit_bias'].items()}\n"
+            "for line in sys.stdin:\n"
+            "    model.reset()\n"
+            "    print(json.dumps(model.generate('Hello', max_tokens=8, **options).token_ids), flush=True)\n"
+        )
+        command = [sys.executable, "-c", program, str(tmp_path / "p"), json.dumps(GREEDY)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+
+            def ask():
+                other.stdin.write("go\n")
+                other.stdin.flush()
+                return json.loads(other.stdout.readline())
+
+            before = ask()
+            write_llama_gguf(tmp_path / "other.gguf", seed=9, context=512)
+            export_model(tmp_path / "other.gguf", tmp_path / "p", force=True)
+            assert ask() == before
+            other.stdin.close()
+        with load_package(tmp_path / "p") as model:
+            assert list(model.generate("Hello", max_tokens=8, **GREEDY).token_ids) != before
+
+
+KILLING = """
+import os, random, signal, sys, time
+from pathlib import Path
+from edge_rt.export import export_model
+from edge_rt.package import open_package
+
+source, out = Path(sys.argv[1]), Path(sys.argv[2])
+
+def export_in_child():
+    pid = os.fork()
+    if pid == 0:
+        try:
+            export_model(source, out, force=True)
+        finally:
+            os._exit(0)
+    return pid
+
+started = time.perf_counter()
+os.waitpid(export_in_child(), 0)
+whole = time.perf_counter() - started
+open_package(out).verify()
+random.seed(7)
+killed = left = 0
+for _ in range(20):
+    pid = export_in_child()
+    time.sleep(random.random() * whole)
+    os.kill(pid, signal.SIGKILL)
+    killed += os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    left = max(left, len(os.listdir(out.parent)))
+    if out.exists():
+        open_package(out).verify()
+export_model(source, out, force=True)
+open_package(out).verify()
+print(killed, left, os.listdir(out.parent))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_killed_at_any_moment_the_destination_is_absent_or_complete(small_gguf, tmp_path):
+    (tmp_path / "out").mkdir()
+    command = [sys.executable, "-c", KILLING, str(small_gguf), str(tmp_path / "out" / "p")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    killed, left, listing = done.stdout.strip().split(" ", 2)
+    assert int(killed) >= 10
+    assert int(left) >= 2
+    assert listing == "['p']"
+
+
+class TestFullDisk:
+    @pytest.mark.skipif(sys.platform == "win32", reason="needs resource limits")
+    def test_a_limit_on_file_sizes(self, small_gguf, tmp_path):
+        program = (
+            "import resource, signal, sys\n"
+            "from edge_rt.errors import StorageError\n"
+            "from edge_rt.export import export_model\n"
+            "resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))\n"
+            "try:\n export_model(sys.argv[1], sys.argv[2])\n"
+            "except StorageError as error: print(error)"
+        )
+        command = [sys.executable, "-c", program, str(small_gguf), str(tmp_path / "p")]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert "The weights could not be written." in done.stdout
+        assert listing(tmp_path) == []
+
+    @pytest.fixture
+    def small_disk(self, tmp_path):
+        """A file system of 12 MiB in memory."""
+        disk = tmp_path / "disk"
+        disk.mkdir()
+        mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", str(disk)], capture_output=True)
+        if mount.returncode != 0:
+            pytest.skip("needs the right to mount a file system")
+        yield disk
+        subprocess.run(["umount", str(disk)], check=True)
+
+    def test_it_does_not_begin_where_there_is_no_room(self, small_gguf, small_disk):
+        (small_disk / "filler").write_bytes(bytes(8 << 20))
+        with pytest.raises(StorageError, match="does not fit the disk"):
+            export_model(small_gguf, small_disk / "p")
+        assert listing(small_disk) == ["filler"]
+
+    @pytest.mark.parametrize("stage", ["plan", "weights", "graph", "check", "publish"])
+    def test_filled_by_others_meanwhile(self, small_gguf, small_disk, stage):
+        def fill():
+            with (small_disk / "filler").open("ab", buffering=0) as filler:
+                for size in (1 << 16, 1):
+                    try:
+                        while True:
+                            filler.write(bytes(size))
+                    except OSError:
+                        continue
+
+        begun = []
+
+        def progress(event):
+            if event.stage == stage and not begun:
+                begun.append(stage)
+                if stage != "plan":
+                    fill()
+
+        with pytest.raises(StorageError) as caught:
+            export_model(
+                small_gguf,
+                small_disk / "p",
+                progress=progress,
+                on_estimate=lambda estimate: fill() if stage == "plan" else None,
+            )
+        assert begun == [stage]
+        assert "No space left" in str(caught.value) or "does not fit" in str(caught.value)
+        assert listing(small_disk) == ["filler"]
+
+
+def test_an_interrupted_export_leaves_nothing(small_gguf, tmp_path):
+    def progress(event):
+        if event.stage == "weights":
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        export_model(small_gguf, tmp_path / "p", progress=progress)
+    assert listing(tmp_path) == []
+
+
+def test_the_weights_are_where_the_graph_expects_them(small_package):
+    """One file of weights, beside a graph that names nothing else."""
+    graph = (small_package / "model.onnx").read_bytes()
+    assert WEIGHTS_FILE.encode() in graph
+    assert b"/" + WEIGHTS_FILE.encode() not in graph
+    assert len(graph) < 64 << 10

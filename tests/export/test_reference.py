@@ -1,0 +1,85 @@
+"""The reference itself, against a forward that shares no line with it: loops over the test's own weights."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from edge_rt.export.gguf_header import read_header
+from edge_rt.export.gguf_source import open_model_file
+from edge_rt.export.llama import read_config
+from edge_rt.export.reference import LlamaReference
+from tests.helpers.gguf_factory import write_llama_gguf
+
+TOKEN_IDS = [5, 17, 300, 17, 99, 4]
+
+
+def slow_forward(model, token_ids):
+    """Return float64 logits ``[len(token_ids), vocabulary]``, one position and head at a time."""
+    config, weights = model.config, {name: w.astype(np.float64) for name, w in model.weights.items()}
+    heads, kv_heads, size = config["heads"], config["kv_heads"], config["head_dim"]
+
+    def norm(vector, weight):
+        return vector / math.sqrt(float(np.dot(vector, vector)) / len(vector) + config["rms_norm_eps"]) * weight
+
+    def rotate(head, position):
+        turned = head.copy()
+        for pair in range(size // 2):
+            angle = position * config["rope_theta"] ** (-2 * pair / size)
+            if "rope_freqs.weight" in weights:
+                angle /= weights["rope_freqs.weight"][pair]
+            a, b = head[2 * pair], head[2 * pair + 1]
+            turned[2 * pair] = a * math.cos(angle) - b * math.sin(angle)
+            turned[2 * pair + 1] = a * math.sin(angle) + b * math.cos(angle)
+        return turned
+
+    rows = [weights["token_embd.weight"][token] for token in token_ids]
+    for layer in range(config["layers"]):
+        keys, values, attended = [], [], []
+        for position, row in enumerate(rows):
+            x = norm(row, weights[f"blk.{layer}.attn_norm.weight"])
+            q, k, v = ((weights[f"blk.{layer}.attn_{kind}.weight"] @ x).reshape(-1, size) for kind in ("q", "k", "v"))
+            keys.append([rotate(head, position) for head in k])
+            values.append(v)
+            outputs = []
+            for head in range(heads):
+                own, query = head * kv_heads // heads, rotate(q[head], position)
+                scores = np.asarray([float(query @ key[own]) / math.sqrt(size) for key in keys])
+                shares = np.exp(scores - scores.max())
+                shares /= shares.sum()
+                outputs.append(sum(share * value[own] for share, value in zip(shares, values, strict=True)))
+            attended.append(weights[f"blk.{layer}.attn_output.weight"] @ np.concatenate(outputs))
+        rows = [row + output for row, output in zip(rows, attended, strict=True)]
+        for position, row in enumerate(rows):
+            x = norm(row, weights[f"blk.{layer}.ffn_norm.weight"])
+            gate, up = (weights[f"blk.{layer}.ffn_{kind}.weight"] @ x for kind in ("gate", "up"))
+            rows[position] = row + weights[f"blk.{layer}.ffn_down.weight"] @ (gate / (1 + np.exp(-gate)) * up)
+    head = weights.get("output.weight", weights["token_embd.weight"])
+    return np.stack([head @ norm(row, weights["output_norm.weight"]) for row in rows])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"tied": False, "kv_heads": 4}, {"head_dim": 32, "kv_heads": 1}, {"rope_freqs": True}, {"weight_type": "F16"}],
+)
+def test_logits(tmp_path, options):
+    model = write_llama_gguf(tmp_path / "m.gguf", **options)
+    header = read_header(model.path)
+    with open_model_file(model.path) as stream:
+        reference = LlamaReference(stream, header, read_config(header), dtype=np.float64, cache=True)
+        found = reference.logits(TOKEN_IDS)
+        again = reference.logits(TOKEN_IDS[:2])
+    expected = slow_forward(model, TOKEN_IDS)
+    np.testing.assert_allclose(found, expected, atol=1e-9)
+    np.testing.assert_allclose(again, expected[:2], atol=1e-9)
+
+
+def test_float32_is_only_rounder(tmp_path):
+    model = write_llama_gguf(tmp_path / "m.gguf")
+    header = read_header(model.path)
+    with open_model_file(model.path) as stream:
+        found = LlamaReference(stream, header, read_config(header)).logits(TOKEN_IDS)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, slow_forward(model, TOKEN_IDS), atol=1e-5)
