@@ -259,7 +259,8 @@ class Commands:
                 f"Got {argument!r:.40}, wanted 2 to {trained}.",
                 "Choose one in that range.",
             )
-        conversation.switch(dataclasses.replace(conversation.flags, ctx=int(argument)))
+        same = str(conversation.model.package.path)
+        conversation.switch(dataclasses.replace(conversation.flags, model=same, ctx=int(argument)))
         self._terminal.note(f"the context has {number(conversation.model.context_tokens)} tokens", "dim")
 
 

@@ -36,11 +36,13 @@ def obtain_package(terminal: Terminal, flags: ModelFlags) -> tuple[str, Path]:
     resolved = resolve(flags.reference, store)
     if resolved.kind == "package" and resolved.path is not None:
         return resolved.name, resolved.path
-    terminal.note(f"{resolved.name} is not ready on this machine: {resolved.description}")
+    # Whether a GGUF file was exported before is known only once it is hashed.
+    is_new = "" if resolved.kind == "gguf" else f"{resolved.name} is not on this machine: "
+    terminal.note(f"{is_new}{resolved.description}")
     exporter = functools.partial(export_with_edge_rt, on_estimate=functools.partial(tell_estimate, terminal))
     with show_progress(terminal) as progress:
         path = ensure_package(flags.reference, store=store, offline=flags.offline, progress=progress, exporter=exporter)
-    terminal.note(f"{path.name} is ready in {path}")
+    terminal.note(f"{path.name} is ready in {path}", "dim")
     return path.name, path
 
 

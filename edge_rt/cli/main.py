@@ -49,6 +49,7 @@ def _report(terminal: Terminal, error: Exception, *, verbose: bool, lines: bool)
         _drop_stdout()
         return EXIT_OUTPUT_CLOSED
     if hasattr(error, "format_message"):
+        # A usage error; which module its class lives in differs between versions of typer.
         return _report_usage(terminal, error)
     known = _as_known(error)
     if known is None:

@@ -35,14 +35,32 @@ def _title(event: ProgressEvent) -> str:
 
 
 def _bar(terminal: Terminal) -> Progress:
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.console import RenderableType
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        ProgressColumn,
+        Task,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    class Sized(ProgressColumn):
+        """Shows another column where the size of the stage is known."""
+
+        def __init__(self, inner: ProgressColumn) -> None:
+            super().__init__()
+            self._inner = inner
+
+        def render(self, task: Task) -> RenderableType:
+            return "" if task.total is None else self._inner.render(task)
 
     return Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=24),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
+        *map(Sized, (DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())),
         console=terminal.rich_console(),
         transient=True,
     )

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from prompt_toolkit import PromptSession
+from prompt_toolkit.application import get_app
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter, WordCompleter
 from prompt_toolkit.document import Document
+from prompt_toolkit.formatted_text import AnyFormattedText
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import ColorDepth, create_output
@@ -129,6 +131,11 @@ def _bindings() -> KeyBindings:
     return bindings
 
 
+def _placeholder() -> AnyFormattedText:
+    # Nothing of it stays on the screen behind a prompt that was left empty.
+    return [] if get_app().is_done else [("ansibrightblack", PLACEHOLDER)]
+
+
 def make_session(
     terminal: Terminal, commands: Commands, history: History, models: Callable[[], list[str]]
 ) -> PromptSession[str]:
@@ -141,7 +148,7 @@ def make_session(
         key_bindings=_bindings(),
         multiline=True,
         prompt_continuation=CONTINUATION,
-        placeholder=[("ansibrightblack", PLACEHOLDER)],
+        placeholder=_placeholder,
         output=None if is_dumb else create_output(stdout=sys.stderr),
         color_depth=ColorDepth.DEPTH_1_BIT if terminal.no_color else None,
         tempfile_suffix=".txt",

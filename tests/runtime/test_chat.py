@@ -102,7 +102,12 @@ class TestTurns:
         chat = model.chat()
         result = chat.send("Hello!", stop=(stop,), **SHORT)
         assert chat.messages[-1]["content"] == result.text == plain.text[: plain.text.index(stop)]
-        assert chat.send("And?", **SHORT).finish_reason == "length"
+        other = model.chat()
+        other.messages = [message.copy() for message in chat.messages]
+        # Tokens that were generated behind the stop text are not part of the conversation.
+        again, expected = chat.send("And?", **SHORT), other.send("And?", **SHORT)
+        assert again.usage.prompt_tokens == expected.usage.prompt_tokens
+        assert again.token_ids == expected.token_ids
 
     def test_a_conversation_that_does_not_fit_changes_nothing(self, model):
         chat = model.chat()

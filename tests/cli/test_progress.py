@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from edge_rt.cli.console import Terminal
+from edge_rt.cli.progress import LINE_SECONDS, show_progress
+from edge_rt.progress import ProgressEvent
+
+EVENTS = [
+    ProgressEvent("read", 1, 2, message="a file \x1b[2J"),
+    *(ProgressEvent("weights", 2, 2, done, 100) for done in range(0, 101, 5)),
+    ProgressEvent("weights", 2, 2, 100, 100, message="done"),
+]
+
+
+class Screen(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def show(stream, **options):
+    with show_progress(Terminal(io.StringIO(), stream, **options)) as progress:
+        for event in EVENTS:
+            progress(event)
+    return stream.getvalue()
+
+
+def test_without_a_screen_a_stage_is_a_line():
+    assert show(io.StringIO()).splitlines() == ["1/2 read: a file ␛[2J", "2/2 weights"]
+
+
+def test_a_long_stage_tells_its_tenths(monkeypatch):
+    now = iter(range(0, 10**6, int(LINE_SECONDS) + 1))
+    monkeypatch.setattr("edge_rt.cli.progress.time.monotonic", lambda: next(now))
+    lines = show(io.StringIO()).splitlines()
+    assert lines[2:] == [f"2/2 weights: {percent} %" for percent in range(10, 101, 10)]
+
+
+@pytest.mark.parametrize("stream", [io.StringIO(), Screen()])
+def test_quiet_shows_nothing(stream):
+    assert show(stream, quiet=True) == ""
+
+
+def test_a_screen_gets_a_bar_and_harmless_messages():
+    shown = show(Screen())
+    assert "2/2 weights" in shown
+    assert "␛[2J" in shown
