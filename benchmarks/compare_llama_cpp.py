@@ -122,7 +122,7 @@ def measure(arguments: argparse.Namespace, work: Path) -> tuple[dict, dict]:
 def report(samples: dict, about: dict, arguments: argparse.Namespace) -> None:
     for name, facts in about.items():
         print(f"{name}: {facts}")
-    print(f"{arguments.rounds} rounds, {arguments.threads} threads; ratio = llama.cpp's time / edge-rt's, above 1: edge-rt faster")
+    print(f"{arguments.rounds} rounds, {arguments.threads} threads; ratio above 1: edge-rt is that many times faster")
     print("| task | edge-rt | llama.cpp | ratio (95 %) | llama.cpp Q4_0 | ratio (95 %) |")
     print("|---|---|---|---|---|---|")
     for task, by_name in samples.items():

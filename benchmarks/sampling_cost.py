@@ -1,6 +1,6 @@
 """What sampling costs: tokens per second at temperature 0.8 and top-p 0.95 against greedy, alternated in one process.
 
-    python benchmarks/sampling_cost.py PACKAGE [--rounds 15]
+python benchmarks/sampling_cost.py PACKAGE [--rounds 15]
 """
 
 from __future__ import annotations
@@ -22,9 +22,7 @@ CONFIGS = {
     "greedy": edge_rt.GenerationConfig(temperature=0.0),
     "0.8/0.95": edge_rt.GenerationConfig(temperature=0.8, top_p=0.95, seed=1),
     "top-k 40": edge_rt.GenerationConfig(temperature=0.8, top_p=0.95, top_k=40, seed=1),
-    "0.8/0.95, repetition 1.1": edge_rt.GenerationConfig(
-        temperature=0.8, top_p=0.95, repetition_penalty=1.1, seed=1
-    ),
+    "0.8/0.95, repetition 1.1": edge_rt.GenerationConfig(temperature=0.8, top_p=0.95, repetition_penalty=1.1, seed=1),
 }
 
 

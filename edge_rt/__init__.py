@@ -17,10 +17,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from edge_rt.version import VERSION as __version__
+from edge_rt.version import VERSION
+
+__version__ = VERSION
 
 if TYPE_CHECKING:
-    from edge_rt.api import load as load
+    from edge_rt.api import load as load, pull as pull
     from edge_rt.errors import (
         Busy as Busy,
         Cancelled as Cancelled,
@@ -42,7 +44,8 @@ if TYPE_CHECKING:
         UnsupportedModel as UnsupportedModel,
         VersionMismatch as VersionMismatch,
     )
-    from edge_rt.export.exporter import ExportReport as ExportReport, export_model as export_model
+    from edge_rt.export.entry import export_model as export_model
+    from edge_rt.export.exporter import ExportReport as ExportReport
     from edge_rt.package import Package as Package, open_package as open_package
     from edge_rt.progress import ProgressEvent as ProgressEvent
     from edge_rt.runtime.aio import AsyncStream as AsyncStream
@@ -59,7 +62,6 @@ if TYPE_CHECKING:
     )
     from edge_rt.runtime.stream import Stream as Stream
     from edge_rt.store.pull import PullReport as PullReport
-    from edge_rt.api import pull as pull
 
 _HOME = {
     "edge_rt.api": ("load", "pull"),
@@ -69,7 +71,8 @@ _HOME = {
         "MemoryBudgetExceeded", "ModelClosed", "ModelNotFound", "RuntimeUnavailable", "StorageError",
         "UnsupportedModel", "VersionMismatch",
     ),
-    "edge_rt.export.exporter": ("ExportReport", "export_model"),
+    "edge_rt.export.entry": ("export_model",),
+    "edge_rt.export.exporter": ("ExportReport",),
     "edge_rt.package": ("Package", "open_package"),
     "edge_rt.progress": ("ProgressEvent",),
     "edge_rt.runtime.aio": ("AsyncStream",),

@@ -51,8 +51,7 @@ def _locate(model: str | Path, store: Path | None) -> Path:
 
 def pull(ref: str, **options: Any) -> Any:
     """Fetch a model and export it into the store; see ``edge_rt.store.pull``."""
-    from edge_rt.store import open_store
-    from edge_rt.store import pull as pull_into
+    from edge_rt.store import open_store, pull as pull_into
 
     store = options.pop("store", None)
     return pull_into(ref, store=open_store(store), **options)

@@ -7,8 +7,7 @@ import tracemalloc
 from datetime import datetime
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from edge_rt.errors import ConfigError, InvalidTemplate
 from edge_rt.template import DEFAULT_TEMPLATE_NAME, ChatTemplate, lint

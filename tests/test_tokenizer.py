@@ -9,10 +9,8 @@ import time
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from tokenizers import Tokenizer as Library
-from tokenizers import decoders, models, pre_tokenizers, trainers
+from hypothesis import given, settings, strategies as st
+from tokenizers import Tokenizer as Library, decoders, models, pre_tokenizers, trainers
 
 from edge_rt.errors import ConfigError, InputError, InvalidTokenizer, StorageError, UnsupportedModel
 from edge_rt.tokenizer import IncrementalDecoder, Tokenizer

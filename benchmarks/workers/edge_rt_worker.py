@@ -29,7 +29,7 @@ def main() -> None:
             print(json.dumps({"seconds": seconds}), flush=True)
 
 
-def run(task: str, rng: np.random.Generator, target, cache, model) -> float:  # noqa: ANN001
+def run(task: str, rng: np.random.Generator, target, cache, model) -> float:
     def ids(count: int) -> list[int]:
         return [int(i) for i in rng.integers(17, model.package.manifest.model.vocab_size, count)]
 

@@ -50,8 +50,7 @@ def pull(
     config: ConfigOption = None,
 ) -> int:
     """Fetch a model and export it into the store."""
-    from edge_rt.store import export_with_edge_rt, resolve
-    from edge_rt.store import pull as pull_into
+    from edge_rt.store import export_with_edge_rt, pull as pull_into, resolve
 
     terminal = make_terminal(json=json, quiet=quiet, verbose=verbose, no_color=no_color)
     reference = one_of(ref, model, "The model") or DEFAULT_MODEL

@@ -1,19 +1,22 @@
-"""Checkpoint -> package; imported when first used, so that reading a header needs no numpy."""
+"""Checkpoint -> package; what needs numpy or ONNX is imported when first used."""
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from edge_rt.export.entry import export_model
+
 if TYPE_CHECKING:
     from edge_rt.export.estimate import ExportEstimate
-    from edge_rt.export.exporter import STAGES, ExportReport, export_model
+    from edge_rt.export.exporter import STAGES, ExportReport
 
 __all__ = ["STAGES", "ExportEstimate", "ExportReport", "export_model"]
 
+_HOME = {"STAGES": "exporter", "ExportReport": "exporter", "ExportEstimate": "estimate"}
+
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in _HOME:
         raise AttributeError(f"module 'edge_rt.export' has no attribute {name!r}")
-    module = "estimate" if name == "ExportEstimate" else "exporter"
-    return getattr(importlib.import_module(f"edge_rt.export.{module}"), name)
+    return getattr(importlib.import_module(f"edge_rt.export.{_HOME[name]}"), name)

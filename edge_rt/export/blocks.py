@@ -31,7 +31,6 @@ BLOCK: Final = 32
 BLOCK_BYTES: Final = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}
 CODE_BITS: Final = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}
 FLOAT_TYPES: Final[dict[str, np.dtype[Any]]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2")}
-EXPORTABLE_TYPES: Final = (*BLOCK_BYTES, *FLOAT_TYPES)
 PIECE_BYTES: Final = 16 << 20
 """Bytes of a tensor read at a time where rows keep their order."""
 

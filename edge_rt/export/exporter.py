@@ -17,11 +17,10 @@ from edge_rt.errors import ConfigError, InvalidTemplate, StorageError
 from edge_rt.export.blocks import float_rows, read_rows, rope_factors
 from edge_rt.export.check import CheckResult, check_token_ids, compare, require_close, run_graph
 from edge_rt.export.estimate import ExportEstimate, estimate_export, require_room
-from edge_rt.export.gguf_header import read_header
 from edge_rt.export.gguf_source import open_model_file
 from edge_rt.export.gguf_tokenizer import TokenizerBuild, build_tokenizer
 from edge_rt.export.gguf_types import GGUFHeader
-from edge_rt.export.llama import LlamaConfig, read_config
+from edge_rt.export.llama import LlamaConfig
 from edge_rt.export.llama_graph import LlamaWeights, build_graph, collect_weights, place_weights, write_rope_tables
 from edge_rt.export.portable import ACCURACY_LEVEL
 from edge_rt.export.reference import LlamaReference
@@ -42,7 +41,7 @@ from edge_rt.package import (
     TokenizerInfo,
     sha256_file,
 )
-from edge_rt.progress import ProgressCallback, ProgressEvent, no_progress
+from edge_rt.progress import ProgressCallback, ProgressEvent
 from edge_rt.template import ChatTemplate, lint
 from edge_rt.tokenizer import Tokenizer
 from edge_rt.version import VERSION
@@ -95,36 +94,32 @@ class _Checkpoint:
     warnings: tuple[str, ...]
 
 
-def export_model(
-    source: Path,
+def export_checkpoint(
+    header: GGUFHeader,
+    config: LlamaConfig,
     out: Path,
     *,
-    activations: str = "int8",
-    force: bool = False,
-    progress: ProgressCallback = no_progress,
-    on_estimate: Callable[[ExportEstimate], None] | None = None,
+    activations: str,
+    force: bool,
+    progress: ProgressCallback,
+    on_estimate: Callable[[ExportEstimate], None] | None,
+    started: float,
 ) -> ExportReport:
-    """Turn a GGUF checkpoint into a package.
-
-    The destination is absent or complete at every moment: everything is written to a private folder beside it,
-    compared with a plain numpy forward of the checkpoint, and renamed.
+    """Do the work of ``edge_rt.export.export_model`` on a header that was read and checked.
 
     Args:
-        source: a GGUF file of a supported architecture.
+        header: header of the checkpoint.
+        config: its numbers.
         out: folder to create.
-        activations: ``"int8"``: linear layers round their input to int8 per block of 32 (fast); ``"float"``: they do
-            not.
-        force: replace a package at ``out``.
-        progress: called with the stages of ``STAGES``.
-        on_estimate: called once with the predicted disk and memory, before anything is written.
+        activations: as there.
+        force: as there.
+        progress: as there.
+        on_estimate: as there.
+        started: moment of the call, ``time.monotonic``.
 
     Raises:
-        InputError: the checkpoint is malformed, unsupported, or its template or tokenizer is.
-        StorageError: the destination exists, or does not fit the disk.
-        MemoryBudgetExceeded: the export does not fit the memory.
-        ConfigError: ``activations`` is unknown.
+        InputError, StorageError, MemoryBudgetExceeded, ConfigError: as there.
     """
-    started = time.monotonic()
     if activations not in ACCURACY_LEVEL:
         raise ConfigError(
             "The kind of activations is unknown.",
@@ -136,7 +131,7 @@ def export_model(
         progress(ProgressEvent(name, STAGES.index(name) + 1, len(STAGES), done, total, message=message))
 
     stage("read")
-    checkpoint = read_checkpoint(Path(source))
+    checkpoint = read_checkpoint(header, config)
     stage("plan")
     layout = place_weights(checkpoint.weights, checkpoint.config)
     estimate = estimate_export(checkpoint.weights, layout, checkpoint.model)
@@ -176,10 +171,8 @@ def _report(
     )
 
 
-def read_checkpoint(source: Path) -> _Checkpoint:
+def read_checkpoint(header: GGUFHeader, config: LlamaConfig) -> _Checkpoint:
     """Read and judge everything that can be refused without touching the tensor data."""
-    header = read_header(source)
-    config = read_config(header)
     tokenizer = build_tokenizer(header.metadata, config.vocab_size)
     return _Checkpoint(
         header=header,

@@ -121,6 +121,10 @@ SCALAR_STRUCTS: Final[Mapping[int, struct.Struct]] = {
 """How values of a fixed size are stored, by `ValueType`."""
 
 
+EXPORTABLE_TYPES: Final = ("Q4_0", "Q4_1", "Q8_0", "F16", "F32")
+"""Types of matrices that a package can hold."""
+
+
 def shown(text: str, limit: int = 80) -> str:
     """Return text from a file, quoted, its control characters escaped and no longer than `limit` characters."""
     return repr(text if len(text) <= limit else text[: limit - 3] + "...")

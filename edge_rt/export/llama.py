@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from edge_rt.errors import InvalidModelFile, UnsupportedModel
-from edge_rt.export.blocks import EXPORTABLE_TYPES
-from edge_rt.export.gguf_types import GGUFHeader, TensorInfo
+from edge_rt.export.gguf_types import EXPORTABLE_TYPES, GGUFHeader, TensorInfo
 from edge_rt.package import ModelConfig
 
 ARCHITECTURES: Final = ("llama",)

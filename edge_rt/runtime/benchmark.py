@@ -99,17 +99,17 @@ def run_benchmark(
             f"It needs numbers of at least 1 and a context of {needed} tokens; the model has {model.context_tokens}.",
             "Load the model with a larger context, or measure less.",
         )
-    tell = on_progress or (lambda name: None)
     rng = np.random.default_rng(0)
 
     def random_ids(count: int) -> list[int]:
         return [int(i) for i in rng.integers(0, model.package.manifest.model.vocab_size, count)]
 
-    speeds: dict[str, list[float]] = {f"pp{size}": [] for size in prompt_sizes} | {f"tg{generate}": []}
+    speeds: dict[str, list[float]] = {test: [] for test in (*(f"pp{n}" for n in prompt_sizes), f"tg{generate}")}
     ttft: list[float] = []
     costs: dict[int, list[float]] = {rows: [] for rows in row_counts}
     for repetition in range(repetitions + 1):
-        tell("warm-up" if repetition == 0 else f"{repetition}/{repetitions}")
+        if on_progress is not None:
+            on_progress("warm-up" if repetition == 0 else f"{repetition}/{repetitions}")
         with model.passes() as (target, cache):
             for size in prompt_sizes:
                 speeds[f"pp{size}"].append(size / _time_prefill(target, cache, random_ids(size), model.prefill_chunk))

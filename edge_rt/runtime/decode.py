@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from collections.abc import Sequence as TokenIds
+from collections.abc import Callable, Iterator, Sequence as TokenIds
 from typing import Any, Protocol
 
 import numpy.typing as npt

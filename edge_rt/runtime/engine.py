@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping
-from collections.abc import Sequence as Items
+from collections.abc import Callable, Generator, Mapping, Sequence as Items
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from collections.abc import Sequence as TokenIds
+from collections.abc import Callable, Sequence as TokenIds
 from dataclasses import dataclass
 
 from edge_rt.errors import Cancelled

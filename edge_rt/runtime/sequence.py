@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from collections.abc import Sequence as TokenIds
+from collections.abc import Collection, Sequence as TokenIds
 from typing import Literal
 
 from edge_rt.errors import ConfigError, ContextOverflow

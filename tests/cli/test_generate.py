@@ -8,7 +8,7 @@ import time
 import pexpect
 import pytest
 
-from tests.cli.conftest import ENDLESS
+from tests.cli.conftest import ENDLESS, PROGRAM
 
 GREEDY = ("--temp", "0", "-n", "8")
 
@@ -126,7 +126,7 @@ def test_ctrl_c_in_prefill(spawn, slow_package):
 
 
 @pytest.mark.parametrize("after", [0.5, 0.7, 0.9])
-def test_ctrl_c_while_loading(after, start, slow_package):
+def test_ctrl_c_early_on(after, start, slow_package):
     process = start("generate", "-m", slow_package, "-p", "Hello", "--json", "-n", "5000", *ENDLESS)
     time.sleep(after)
     sent = time.monotonic()
@@ -136,3 +136,21 @@ def test_ctrl_c_while_loading(after, start, slow_package):
     assert process.returncode == 130
     assert b"Traceback" not in stderr
     json.loads(stdout)
+
+
+def test_ctrl_c_while_a_load_blocks(cli_env, small_package):
+    code = (
+        "import sys, time, edge_rt.api as api\n"
+        "def load(*a, **k):\n    print('loading', file=sys.stderr, flush=True)\n    time.sleep(30)\n"
+        "api.load = load\nfrom edge_rt.cli.main import main\nmain()"
+    )
+    command = [PROGRAM[0], "-c", code, "generate", "-m", small_package, "-p", "x", "--json"]
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, env=cli_env, **pipes) as process:
+        assert process.stderr.readline() == b"loading\n"
+        sent = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        stdout, _ = process.communicate(timeout=10)
+    assert time.monotonic() - sent < 1
+    assert process.returncode == 130
+    assert json.loads(stdout)["error"]["type"] == "Cancelled"

@@ -205,7 +205,7 @@ def test_a_full_context_is_explained_before_generating(chat):
     say(child, "word " * 60)
 
 
-def test_a_hostile_answer_cannot_reach_the_terminal(spawn, tmp_path):
+def test_hostile_metadata_cannot_reach_the_terminal(spawn, tmp_path):
     from edge_rt.export import export_model
     from tests.helpers.gguf_factory import write_llama_gguf
 
@@ -218,8 +218,12 @@ def test_a_hostile_answer_cannot_reach_the_terminal(spawn, tmp_path):
     assert "␛]0;owned␇" in child.before
 
 
-@pytest.mark.parametrize("env", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
-def test_a_plain_terminal_gets_no_colours_of_ours(env, spawn, small_package):
-    child = spawn("generate", "-m", small_package, "-p", "x", "-n", "3", "--stats", env=env)
+@pytest.mark.parametrize(
+    ("env", "arguments", "is_red"),
+    [({}, (), True), ({"NO_COLOR": "1"}, (), False), ({"TERM": "dumb"}, (), False), ({}, ("--no-color",), False)],
+)
+def test_errors_are_red_only_where_colours_are_wanted(env, arguments, is_red, spawn):
+    child = spawn("inspect", "no-such-model", *arguments, env=env)
     child.expect(pexpect.EOF)
-    assert not re.search(r"\x1b\[3\dm", child.before)
+    assert "error: There is no model" in child.before
+    assert ("\x1b[31m" in child.before) is is_red

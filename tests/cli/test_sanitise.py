@@ -1,9 +1,11 @@
 from __future__ import annotations
 
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+import io
 
+import pytest
+from hypothesis import given, strategies as st
+
+from edge_rt.cli.console import Terminal
 from edge_rt.cli.sanitise import harmless
 
 NASTY = st.text(st.one_of(st.sampled_from("\x1b[]0;\x07\x9b31m\r\n\t\u202e\u2066"), st.characters()))
@@ -35,3 +37,16 @@ def test_ordinary_text_is_unchanged(text):
 )
 def test_controls_become_visible(text, shown):
     assert harmless(text) == shown
+
+
+class Screen(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(("out", "written"), [(Screen(), "␛]0;x␇"), (io.StringIO(), "\x1b]0;x\x07")])
+def test_an_answer_in_pieces_is_made_harmless_on_a_screen_only(out, written):
+    terminal = Terminal(out, io.StringIO())
+    for piece in ("\x1b", "]0;", "x\x07"):
+        terminal.answer(piece)
+    assert out.getvalue() == written

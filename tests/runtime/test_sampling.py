@@ -6,8 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, given, settings, strategies as st
 
 from edge_rt.errors import ConfigError, InferenceError
 from edge_rt.runtime.config import GenerationConfig

@@ -1,0 +1,62 @@
+"""The door of the exporter: a checkpoint is judged by its header before numpy or ONNX Runtime are even imported."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edge_rt.export.gguf_header import read_header
+from edge_rt.export.llama import read_config
+from edge_rt.progress import ProgressCallback, no_progress
+
+if TYPE_CHECKING:
+    from edge_rt.export.estimate import ExportEstimate
+    from edge_rt.export.exporter import ExportReport
+
+
+def export_model(
+    source: Path,
+    out: Path,
+    *,
+    activations: str = "int8",
+    force: bool = False,
+    progress: ProgressCallback = no_progress,
+    on_estimate: Callable[[ExportEstimate], None] | None = None,
+) -> ExportReport:
+    """Turn a GGUF checkpoint into a package.
+
+    The destination is absent or complete at every moment: everything is written to a private folder beside it,
+    compared with a plain numpy forward of the checkpoint, and renamed.
+
+    Args:
+        source: a GGUF file of a supported architecture.
+        out: folder to create.
+        activations: ``"int8"``: linear layers round their input to int8 per block of 32 (fast); ``"float"``: they do
+            not.
+        force: replace a package at ``out``.
+        progress: called with the stages of ``STAGES``.
+        on_estimate: called once with the predicted disk and memory, before anything is written.
+
+    Raises:
+        InputError: the checkpoint is malformed, unsupported, or its template or tokenizer is.
+        StorageError: the destination exists, or does not fit the disk.
+        MemoryBudgetExceeded: the export does not fit the memory.
+        ConfigError: ``activations`` is unknown.
+    """
+    started = time.monotonic()
+    header = read_header(Path(source))
+    config = read_config(header)
+    from edge_rt.export.exporter import export_checkpoint
+
+    return export_checkpoint(
+        header,
+        config,
+        out,
+        activations=activations,
+        force=force,
+        progress=progress,
+        on_estimate=on_estimate,
+        started=started,
+    )
