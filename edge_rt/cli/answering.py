@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Final
 
 from edge_rt.cli.console import Terminal, number
 from edge_rt.cli.interrupt import Background, cancel_on_interrupt
-from edge_rt.errors import ContextOverflow
 from edge_rt.runtime.cancel import CancelToken
 
 if TYPE_CHECKING:
-    from edge_rt.runtime.engine import Model
     from edge_rt.runtime.results import Event, Result
     from edge_rt.runtime.stream import Stream
 
@@ -56,17 +54,6 @@ def answer(make_stream: MakeStream, terminal: Terminal, on_event: Callable[[Even
         finally:
             status.hide()
             token.cancel()
-
-
-def refuse_hopeless(model: Model, text: str, max_tokens: int | None) -> None:
-    """Refuse a text that cannot fit the context however it is cut into tokens, before seconds are spent on cutting it.
-
-    Raises:
-        ContextOverflow: with the least number of tokens that the text can have.
-    """
-    least, reserved = model.tokenizer.min_tokens(text), max_tokens or 1
-    if least + reserved > model.context_tokens:
-        raise ContextOverflow(least, reserved, model.context_tokens)
 
 
 class _PromptStatus:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from edge_rt.cli.answering import MakeStream, answer, refuse_hopeless
+from edge_rt.cli.answering import MakeStream, answer
 from edge_rt.cli.console import SEPARATOR, Terminal, gibibytes, number
 from edge_rt.cli.loading import load_model, obtain_package
 from edge_rt.cli.options import ModelFlags
@@ -86,7 +86,6 @@ class Conversation:
             EdgeRTError: it cannot be answered; the conversation is as before.
         """
         whole = "\n\n".join([*self.attached, text])
-        refuse_hopeless(self.model, whole, self.options.max_tokens)
 
         def make_stream(token: CancelToken, on_prefill: Callable[[int, int], None]) -> Stream:
             return self.chat.stream(whole, self.options, cancel=token, on_prefill_progress=on_prefill)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from edge_rt.cli.answering import answer, refuse_hopeless
+from edge_rt.cli.answering import answer
 from edge_rt.cli.console import Terminal
 from edge_rt.cli.loading import load_model, obtain_package
 from edge_rt.cli.options import (
@@ -113,7 +113,6 @@ def generate(
     flags = ModelFlags(model, ctx, threads, device, store, config, offline)
     _, package = obtain_package(terminal, flags)
     with load_model(package, flags) as loaded:
-        refuse_hopeless(loaded, text, options.max_tokens)
         writer = _Writer(terminal, loaded, is_json=json, is_lines=json_lines, is_whole=no_stream)
         result = _run(loaded, _messages(loaded, text, system, raw=raw), options, terminal, writer)
         writer.finish(result)

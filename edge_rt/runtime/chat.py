@@ -151,6 +151,7 @@ class Chat:
         called = time.perf_counter()
         config = (config or GenerationConfig()).with_options(**options)
         prompt = self._model.render(asked)
+        self._model.refuse_hopeless(prompt.plain_text, config)
         token_ids = self._encode(prompt)
 
         def on_result(result: Result) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Final, Self
 from edge_rt.errors import (
     Busy,
     ConfigError,
+    ContextOverflow,
     InferenceError,
     InvalidTemplate,
     MemoryBudgetExceeded,
@@ -153,7 +154,7 @@ class Model:
         """Generate an answer piece by piece; arguments and errors as in ``generate``."""
         called = time.perf_counter()
         config = (config or GenerationConfig()).with_options(**options)
-        return self._stream_ids(self._encode(prompt), config, cancel, on_prefill_progress, called)
+        return self._stream_ids(self._encode(prompt, config), config, cancel, on_prefill_progress, called)
 
     async def agenerate(self, prompt: Prompt, config: GenerationConfig | None = None, **options: Any) -> Result:
         """Do ``generate`` in a worker thread; cancelling the task stops the generation."""
@@ -254,12 +255,25 @@ class Model:
         # A token of its own: a stream that is left early must not throw the caller's.
         return Stream(source, CancelToken(), on_result)
 
-    def _encode(self, prompt: Prompt) -> list[int]:
+    def refuse_hopeless(self, text: str, config: GenerationConfig) -> None:
+        """Refuse a text that cannot fit however it is cut into tokens, before seconds are spent on cutting it.
+
+        Raises:
+            ContextOverflow: with the least number of tokens that the text can have.
+        """
+        least, reserved = self.tokenizer.min_tokens(text), config.max_tokens or 1
+        if least + reserved > self.context_tokens:
+            raise ContextOverflow(least, reserved, self.context_tokens)
+
+    def _encode(self, prompt: Prompt, config: GenerationConfig) -> list[int]:
         if isinstance(prompt, str):
+            self.refuse_hopeless(prompt, config)
             return self.tokenizer.encode_prompt(prompt)
         items: list[Any] = list(prompt) if not isinstance(prompt, bytes | bytearray) else [prompt]
         if items and isinstance(items[0], Mapping):
-            return self.tokenizer.encode_rendered(self.render(items))
+            rendered = self.render(items)
+            self.refuse_hopeless(rendered.plain_text, config)
+            return self.tokenizer.encode_rendered(rendered)
         return self._checked_ids(items)
 
     def _checked_ids(self, items: list[Any]) -> list[int]:

@@ -441,3 +441,12 @@ class TestLoad:
             assert model.generate(TEXT, GenerationConfig(max_tokens=1)).usage.completion_tokens == 1
             with pytest.raises(InvalidTemplate):
                 model.chat()
+
+
+@pytest.mark.parametrize("as_messages", [False, True], ids=["text", "messages"])
+def test_ten_megabytes_of_prompt_are_refused_without_being_cut_into_tokens(model, as_messages):
+    text = "word " * 2_000_000
+    started = time.perf_counter()
+    with pytest.raises(ContextOverflow):
+        model.generate([{"role": "user", "content": text}] if as_messages else text)
+    assert time.perf_counter() - started < 2
