@@ -21,6 +21,7 @@ from edge_rt.errors import (
     UnsupportedModel,
     VersionMismatch,
 )
+from edge_rt.hugepages import huge_pages_for_new_memory
 
 MINIMUM_ONNXRUNTIME: Final = (1, 23)
 MAX_THREADS: Final = 1024
@@ -208,7 +209,8 @@ class Session:
         # A pattern is kept for every shape seen, and prompts come in every length.
         options.enable_mem_pattern = False
         try:
-            self._session = ort.InferenceSession(str(graph), options, providers=list(providers))
+            with huge_pages_for_new_memory():
+                self._session = ort.InferenceSession(str(graph), options, providers=list(providers))
         except Exception as error:
             raise translate(error, loading=True) from error
 
