@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy.typing as npt
 
-from edge_rt.runtime.draft import Draft
+from edge_rt.runtime.draft import Accepted, Draft
 
 
 class TokenChooser(Protocol):
@@ -19,24 +18,6 @@ class TokenChooser(Protocol):
 
     def observe(self, token_id: int) -> None:
         """Remember an emitted token."""
-
-
-@dataclass(frozen=True)
-class Accepted:
-    """Outcome of one step.
-
-    Attributes:
-        token_ids: emitted tokens, at least one; all but the last were drafted.
-        num_drafted: tokens that were drafted and verified.
-    """
-
-    token_ids: tuple[int, ...]
-    num_drafted: int
-
-    @property
-    def num_accepted(self) -> int:
-        """Drafted tokens that stay."""
-        return len(self.token_ids) - 1
 
 
 def accept(draft: Draft, logits: npt.NDArray[Any], sampler: TokenChooser, end_ids: Collection[int]) -> Accepted:

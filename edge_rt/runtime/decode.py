@@ -7,9 +7,9 @@ from typing import Any, Protocol
 
 import numpy.typing as npt
 
-from edge_rt.runtime.accept import Accepted, TokenChooser, accept
+from edge_rt.runtime.accept import TokenChooser, accept
 from edge_rt.runtime.cache import KVCache
-from edge_rt.runtime.draft import Drafter
+from edge_rt.runtime.draft import Accepted, Drafter
 from edge_rt.runtime.sequence import Sequence
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from edge_rt.runtime.accept import Accepted
     from edge_rt.runtime.sequence import Sequence
 
 
@@ -24,6 +23,24 @@ class Draft:
     def first(self, count: int) -> Draft:
         """Return the draft cut to at most ``count`` (at least 0) tokens."""
         return self if len(self) <= count else Draft(self.token_ids[:count])
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """Outcome of one step.
+
+    Attributes:
+        token_ids: emitted tokens, at least one; all but the last were drafted.
+        num_drafted: tokens that were drafted and verified.
+    """
+
+    token_ids: tuple[int, ...]
+    num_drafted: int
+
+    @property
+    def num_accepted(self) -> int:
+        """Drafted tokens that stay."""
+        return len(self.token_ids) - 1
 
 
 class Drafter(Protocol):

@@ -9,11 +9,10 @@ import numpy as np
 
 from edge_rt.errors import Cancelled
 from edge_rt.package import ModelConfig
-from edge_rt.runtime.accept import Accepted
 from edge_rt.runtime.cache import KVCache
 from edge_rt.runtime.cancel import CancelToken
 from edge_rt.runtime.config import GenerationConfig
-from edge_rt.runtime.draft import Draft, NullDrafter
+from edge_rt.runtime.draft import Accepted, Draft, NullDrafter
 from edge_rt.runtime.generation import Generation
 from edge_rt.runtime.sampling import Sampler
 from edge_rt.runtime.sequence import Sequence
