@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import platformdirs
 import pytest
 
@@ -47,6 +49,14 @@ def smollm2_float_package(smollm2_gguf, tmp_path_factory):
     out = tmp_path_factory.mktemp("smollm2") / "float"
     export_model(smollm2_gguf, out, activations="float")
     return out
+
+
+def pytest_configure(config):
+    """Undo what a shell does to programs it starts in the background: tests send signals to programs of their own."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_addoption(parser):
