@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
+from edge_rt.errors import ModelNotFound
 from edge_rt.package import is_package
+from edge_rt.progress import ProgressCallback, no_progress
 from edge_rt.runtime.engine import DEFAULT_PREFILL_CHUNK, Model, load_package
+
+if TYPE_CHECKING:
+    from edge_rt.store.pull import PullReport
 
 
 def load(
@@ -44,14 +49,53 @@ def _locate(model: str | Path, store: Path | None) -> Path:
     path = Path(model).expanduser()
     if is_package(path):
         return path
-    from edge_rt.store import open_store
+    from edge_rt.store import open_store, resolve
 
-    return open_store(store).package_path(str(model))
+    found = resolve(model, open_store(store))
+    if found.kind == "package" and found.path is not None:
+        return found.path
+    if found.kind == "gguf":
+        action = "Make a package of it first: edge_rt.export_model(source, out)."
+    else:
+        action = "Fetch it first: edge_rt.pull(name)."
+    raise ModelNotFound(f"{str(model)[:200]!r} is no package on this machine.", found.description, action)
 
 
-def pull(ref: str, **options: Any) -> Any:
-    """Fetch a model and export it into the store; see ``edge_rt.store.pull``."""
+def pull(
+    ref: str | Path,
+    *,
+    store: Path | None = None,
+    name: str | None = None,
+    offline: bool = False,
+    activations: str | None = None,
+    force: bool = False,
+    progress: ProgressCallback = no_progress,
+) -> PullReport:
+    """Fetch a model and export it into the store; what is there already is not done again.
+
+    Args:
+        ref: name of a recipe, ``org/name`` or ``org/name:file.gguf`` of the Hugging Face hub, or a local GGUF file.
+        store: folder of the store; None takes the configured one.
+        name: name in the store; None for the one that follows from ``ref``.
+        offline: use what is on this machine only.
+        activations: ``"int8"`` or ``"float"``; None for the recipe's, or ``"int8"``.
+        force: fetch and export again, and replace another model of that name.
+        progress: called with the stages.
+
+    Raises:
+        ModelNotFound, UnsupportedModel, InputError: the model does not exist or cannot be exported.
+        DownloadError: no source delivered it.
+        StorageError, MemoryBudgetExceeded: it does not fit the disk or the memory.
+        ConfigError: an argument is out of range, or the name is taken.
+    """
     from edge_rt.store import open_store, pull as pull_into
 
-    store = options.pop("store", None)
-    return pull_into(ref, store=open_store(store), **options)
+    return pull_into(
+        ref,
+        store=open_store(store),
+        name=name,
+        offline=offline,
+        activations=activations,
+        force=force,
+        progress=progress,
+    )

@@ -22,7 +22,8 @@ class AsyncStream:
     """Iterates over the events of a generation with ``async for``, once.
 
     Leaving the loop early, or cancelling the task, stops the generation within one token. Behind ``aclose``, the end of
-    an ``async with`` block, or a cancelled task, the model is free again. The event loop is never blocked::
+    an ``async with`` block, or a cancelled task, the model is free again. The event loop is free while the model works;
+    only making the stream, which encodes the prompt, runs in it::
 
         async with model.astream("Once upon a time") as stream:
             async for event in stream:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -28,6 +29,8 @@ class KVCache:
     Attributes:
         keys: per layer, float32 ``[1, kv_heads, capacity, head_dim]``; pages are touched only as rows are written.
         values: likewise.
+        capacity: rows, one per token.
+        row_bytes: bytes of one token in all layers.
     """
 
     def __init__(self, config: ModelConfig, capacity: int) -> None:
@@ -36,6 +39,7 @@ class KVCache:
         self.keys: list[npt.NDArray[Any]] = [layer[0] for layer in buffer]
         self.values: list[npt.NDArray[Any]] = [layer[1] for layer in buffer]
         self.capacity = capacity
+        self.row_bytes = buffer.nbytes // capacity
         self._token_ids: list[int] = []
         self._reserved = 0
 
@@ -48,11 +52,6 @@ class KVCache:
     def token_ids(self) -> tuple[int, ...]:
         """Tokens of the committed rows."""
         return tuple(self._token_ids)
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one token in all layers."""
-        return sum(array.nbytes // self.capacity for array in (*self.keys, *self.values))
 
     def common_prefix(self, token_ids: Sequence[int]) -> int:
         """Return how many leading tokens of ``token_ids`` are committed already."""
@@ -77,6 +76,10 @@ class KVCache:
             raise ContextOverflow(self.length, count, self.capacity)
         return Reservation(self, count)
 
+    def release(self) -> None:
+        """Let go of the buffers; the cache keeps its counts and cannot be written any more."""
+        self.keys, self.values = [], []
+
     def check(self) -> None:
         """Assert the invariant: committed + reserved + free == capacity, all of them at least 0."""
         free = self.capacity - self.length - self._reserved
@@ -91,7 +94,9 @@ def _untouched(shape: tuple[int, ...]) -> npt.NDArray[Any]:
     """
     memory = mmap.mmap(-1, math.prod(shape) * np.dtype(np.float32).itemsize)
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
-        memory.madvise(mmap.MADV_NOHUGEPAGE)
+        # A kernel without huge pages refuses, and has nothing to be kept from.
+        with suppress(OSError):
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
     return np.frombuffer(memory, np.float32).reshape(shape)
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+import numpy as np
+
 from edge_rt.errors import (
     Busy,
     ConfigError,
@@ -269,7 +271,9 @@ class Model:
         if isinstance(prompt, str):
             self.refuse_hopeless(prompt, config)
             return self.tokenizer.encode_prompt(prompt)
-        items: list[Any] = list(prompt) if not isinstance(prompt, bytes | bytearray) else [prompt]
+        if isinstance(prompt, np.ndarray):
+            prompt = prompt.tolist()
+        items: list[Any] = list(prompt) if isinstance(prompt, list | tuple) else [repr(prompt)]
         if items and isinstance(items[0], Mapping):
             rendered = self.render(items)
             self.refuse_hopeless(rendered.plain_text, config)
@@ -390,6 +394,7 @@ class Model:
         if runner is not None:
             self._switch.stop()
             runner.close()
+            self._cache.release()
 
     def __enter__(self) -> Self:
         return self

@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 
+import numpy as np
 import psutil
 import pytest
 
@@ -450,3 +451,24 @@ def test_ten_megabytes_of_prompt_are_refused_without_being_cut_into_tokens(model
     with pytest.raises(ContextOverflow):
         model.generate([{"role": "user", "content": text}] if as_messages else text)
     assert time.perf_counter() - started < 2
+
+
+def test_close_frees_the_cache_and_keeps_its_counts(small_package):
+    model = load_package(small_package)
+    model.generate("Hello", max_tokens=2, **GREEDY)
+    with model.passes() as (_, cache):
+        assert cache.keys
+    cached = model.cached_tokens
+    model.close()
+    assert (cache.keys, cache.values, model.cached_tokens) == ([], [], cached)
+
+
+def test_an_array_of_ids_is_a_prompt(model):
+    ids = model.tokenizer.encode_text("Hello there")
+    assert model.generate(np.array(ids), max_tokens=3, **GREEDY).usage.prompt_tokens == len(ids)
+
+
+@pytest.mark.parametrize("prompt", [None, 5, b"text", {"role": "user"}, object()], ids=repr)
+def test_what_is_no_prompt_is_a_typed_error(model, prompt):
+    with pytest.raises(ConfigError, match="neither a text, nor messages, nor token ids"):
+        model.generate(prompt)

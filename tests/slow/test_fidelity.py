@@ -29,7 +29,8 @@ OWN_PROMPTS = [
 def prompts(request, tmp_path):
     """The prompts to answer, and how many tokens to compare."""
     given = request.config.getoption("--prompts")
-    if given is not None and Path(given).is_file():
+    if given is not None:
+        assert Path(given).is_file(), f"--prompts: there is no {given}"
         return Path(given), TOKENS
     path = tmp_path / "prompts.jsonl"
     path.write_text("".join(json.dumps({"turns": [prompt]}) + "\n" for prompt in OWN_PROMPTS))
@@ -37,8 +38,6 @@ def prompts(request, tmp_path):
 
 
 def test_packages_stay_close_to_the_checkpoint(smollm2_gguf, smollm2_package, smollm2_float_package, prompts):
-    pytest.importorskip("torch")
-    pytest.importorskip("transformers")
     path, tokens = prompts
     command = [sys.executable, str(SCRIPT), "--json", "--gguf", str(smollm2_gguf), "--prompts", str(path)]
     command += ["--tokens", str(tokens), "--package", str(smollm2_package), "--package", str(smollm2_float_package)]
