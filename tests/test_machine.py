@@ -8,7 +8,7 @@ import numpy as np
 import psutil
 import pytest
 
-from edge_rt.machine import available_memory_bytes, peak_rss_bytes, usable_cpus
+from edge_rt.machine import available_memory_bytes, cgroup_cpus, cgroup_memory_bytes, peak_rss_bytes, usable_cpus
 
 
 def test_usable_cpus_are_at_most_those_of_the_process():
@@ -41,3 +41,53 @@ def test_the_peak_is_not_that_of_the_parent():
 
 def test_available_memory_is_less_than_there_is():
     assert 0 < available_memory_bytes() <= psutil.virtual_memory().total
+
+
+class TestCgroup:
+    """Limits of a folder that stands for the kernel's."""
+
+    @pytest.mark.parametrize(
+        ("text", "cpus"),
+        [
+            ("max 100000\n", None), ("200000 100000\n", 2), ("150000 100000\n", 2), ("1000 100000\n", 1),
+            ("no numbers at all", None), ("x 100000\n", None), ("100000 0\n", None),
+        ],
+    )  # fmt: skip
+    def test_cpus(self, tmp_path, text, cpus):
+        (tmp_path / "cpu.max").write_text(text)
+        assert cgroup_cpus(tmp_path) == cpus
+
+    def test_no_cgroup(self, tmp_path):
+        assert cgroup_cpus(tmp_path) is None
+        assert cgroup_memory_bytes(tmp_path) is None
+        assert usable_cpus(tmp_path) >= 1
+        assert available_memory_bytes(tmp_path) > 0
+
+    @pytest.mark.skipif(usable_cpus() < 2, reason="needs two CPUs")
+    def test_the_quota_counts(self, tmp_path):
+        (tmp_path / "cpu.max").write_text("100000 100000\n")
+        assert usable_cpus(tmp_path) == 1
+
+    @pytest.mark.parametrize(
+        ("limit", "used", "stat", "left"),
+        [
+            ("max\n", "5\n", None, None),
+            ("1000\n", "300\n", None, 700),
+            ("1000\n", "300\n", "anon 200\ninactive_file 100\n", 800),
+            ("1000\n", "1200\n", None, 0),
+            ("1000\n", "no number", None, None),
+        ],
+    )
+    def test_memory(self, tmp_path, limit, used, stat, left):
+        (tmp_path / "memory.max").write_text(limit)
+        (tmp_path / "memory.current").write_text(used)
+        if stat is not None:
+            (tmp_path / "memory.stat").write_text(stat)
+        assert cgroup_memory_bytes(tmp_path) == left
+
+    def test_the_least_memory_counts(self, tmp_path):
+        (tmp_path / "memory.current").write_text("300\n")
+        (tmp_path / "memory.max").write_text("1000\n")
+        assert available_memory_bytes(tmp_path) == 700
+        (tmp_path / "memory.max").write_text(f"{1 << 60}\n")
+        assert available_memory_bytes(tmp_path) <= psutil.virtual_memory().total

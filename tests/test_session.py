@@ -80,6 +80,9 @@ class TestRun:
         with pytest.raises(AssertionError):
             binding.bind_output("y", fixed)
 
+    def test_no_memory_pattern_is_kept_per_shape(self, session):
+        assert session._session.get_session_options().enable_mem_pattern is False
+
     def test_a_failing_run_is_an_inference_error(self, session):
         binding = session.binding()
         binding.bind_input("x", np.zeros(4, np.float32))

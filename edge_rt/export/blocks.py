@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_rt.errors import InvalidModelFile, StorageError
-from edge_rt.export.gguf_types import TensorInfo
+from edge_rt.export.gguf_types import FETCH_AGAIN, TensorInfo
 
 BLOCK: Final = 32
 BLOCK_BYTES: Final = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}
@@ -115,7 +115,7 @@ def _halves(tensor: TensorInfo, raw: Array) -> Array:
         raise InvalidModelFile(
             f"The tensor '{tensor.name}' holds a scale that is not finite.",
             f"It begins at byte {tensor.offset} of the file.",
-            "Fetch the file again from a trusted source.",
+            FETCH_AGAIN,
         )
     return values
 
@@ -139,7 +139,7 @@ def float_rows(tensor: TensorInfo, raw: Array) -> Array:
         raise InvalidModelFile(
             f"The tensor '{tensor.name}' holds a value that is not finite.",
             f"It begins at byte {tensor.offset} of the file.",
-            "Fetch the file again from a trusted source.",
+            FETCH_AGAIN,
         )
     return values
 
@@ -155,7 +155,7 @@ def rope_factors(tensor: TensorInfo, raw: Array) -> Array:
         raise InvalidModelFile(
             f"The tensor '{tensor.name}' holds a frequency factor that is not positive.",
             f"The least is {factors.min()}; it begins at byte {tensor.offset} of the file.",
-            "Fetch the file again from a trusted source.",
+            FETCH_AGAIN,
         )
     return factors
 

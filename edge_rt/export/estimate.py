@@ -66,11 +66,16 @@ def require_room(estimate: ExportEstimate, destination: Path) -> None:
     """Refuse an export that cannot succeed.
 
     Raises:
-        StorageError: the disk has less room than the package needs.
+        StorageError: the disk has less room than the package needs, or the destination cannot be looked at.
         MemoryBudgetExceeded: the machine has less memory than the export needs.
     """
-    folder = next(parent for parent in (destination, *destination.parents) if parent.is_dir())
-    free = shutil.disk_usage(folder).free
+    try:
+        folder = next(parent for parent in (destination, *destination.parents) if parent.is_dir())
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        raise StorageError(
+            f"{destination} cannot be written.", f"{error.strerror}.", "Choose another place with --out."
+        ) from error
     if free < estimate.disk_bytes:
         raise StorageError(
             "The package does not fit the disk.",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from edge_rt.errors import InvalidModelFile, UnsupportedModel
-from edge_rt.export.gguf_types import EXPORTABLE_TYPES, GGUFHeader, TensorInfo
+from edge_rt.export.gguf_types import EXPORTABLE_TYPES, FETCH_AGAIN, GGUFHeader, MetadataArray, TensorInfo, Value, shown
 from edge_rt.package import ModelConfig
 
 ARCHITECTURES: Final = ("llama",)
@@ -20,7 +20,59 @@ MAX_CONTEXT: Final = 1 << 24
 MIN_ROPE_THETA: Final = 2.0
 """At 1 all pairs turn alike, and YaRN divides by its logarithm."""
 
-_FETCH = "Fetch the file again from a trusted source."
+USED_KEYS: Final = frozenset(
+    {
+        "attention.head_count",
+        "attention.head_count_kv",
+        "attention.key_length",
+        "attention.layer_norm_rms_epsilon",
+        "attention.value_length",
+        "block_count",
+        "context_length",
+        "embedding_length",
+        "feed_forward_length",
+        "rope.dimension_count",
+        "rope.freq_base",
+        "rope.scale_linear",
+        "rope.scaling.attn_factor",
+        "rope.scaling.factor",
+        "rope.scaling.original_context_length",
+        "rope.scaling.type",
+        "rope.scaling.yarn_beta_fast",
+        "rope.scaling.yarn_beta_slow",
+        "rope.scaling.yarn_ext_factor",
+        "vocab_size",
+    }
+)
+"""Keys below ``llama.`` that ``read_config`` reads."""
+HARMLESS_KEYS: Final = frozenset({"attention.layer_norm_epsilon", "rope.scaling.finetuned", "tensor_data_layout"})
+"""Keys below ``llama.`` that change nothing this architecture computes."""
+NEUTRAL_VALUES: Final[Mapping[str, tuple[float, ...]]] = {
+    # Factors: GGUF readers take 0 for "not given".
+    "embedding_scale": (0, 1),
+    "logit_scale": (0, 1),
+    "residual_scale": (0, 1),
+    "attention.output_scale": (0, 1),
+    "rope.scaling.yarn_attn_factor": (1,),
+    # How it enters depends on the architecture, and llama has no rule for it.
+    "rope.scaling.yarn_log_multiplier": (0,),
+    # Limits, windows and counts: 0 is none.
+    "attention.clamp_kqv": (0,),
+    "attention.max_alibi_bias": (0,),
+    "attention.scale": (0,),
+    "attention.sliding_window": (0,),
+    "attn_logit_softcapping": (0,),
+    "expert_count": (0,),
+    "expert_shared_count": (0,),
+    "expert_used_count": (0,),
+    "final_logit_softcapping": (0,),
+    "leading_dense_block_count": (0,),
+    "nextn_predict_layers": (0,),
+    "pooling_type": (0,),
+    "attention.causal": (True,),
+    "use_parallel_residual": (False,),
+}
+"""Keys below ``llama.`` that would change the computation -> values with which they do not."""
 
 
 @dataclass(frozen=True)
@@ -31,13 +83,19 @@ class RopeScaling:
         kind: ``"none"``, ``"linear"`` or ``"yarn"``.
         factor: how many times longer the context is made.
         original_context: tokens of the context of training.
-        attention_factor: extra factor on the rotated values (YaRN's temperature), 1 otherwise.
+        attention_factor: extra factor on cos and sin, whatever the kind.
+        beta_fast: rotations within the original context from which on YaRN leaves a frequency alone.
+        beta_slow: rotations up to which YaRN divides a frequency by the whole factor.
+        extrapolation: how much of the blend is used, 0 (every frequency divided, no temperature) to 1.
     """
 
     kind: str = "none"
     factor: float = 1.0
     original_context: int = 0
     attention_factor: float = 1.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    extrapolation: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -125,6 +183,29 @@ def _refuse_variants(header: GGUFHeader) -> None:
             f"The file has {header.get_int('llama.expert_count')} experts.",
             "Choose a dense model.",
         )
+    strange = [
+        f"{shown(key)} is {_shown_value(value)}"
+        for key, value in header.values.items()
+        if key.startswith("llama.") and not _is_neutral(key.removeprefix("llama."), value)
+    ]
+    if strange:
+        raise UnsupportedModel(
+            f"{header.path.name}: {len(strange)} metadata keys ask for something that edge-rt does not compute.",
+            f"{_some(strange)}.",
+            "It is a variant that edge-rt cannot run yet; choose another model.",
+        )
+
+
+def _is_neutral(key: str, value: Value) -> bool:
+    if key in USED_KEYS or key in HARMLESS_KEYS:
+        return True
+    return not isinstance(value, MetadataArray) and value in NEUTRAL_VALUES.get(key, ())
+
+
+def _shown_value(value: Value) -> str:
+    if isinstance(value, MetadataArray):
+        return f"an array of {value.length}"
+    return shown(value) if isinstance(value, str) else str(value)
 
 
 def _check_divides(header: GGUFHeader, small_key: str, small: int, large_key: str, large: int) -> None:
@@ -132,7 +213,7 @@ def _check_divides(header: GGUFHeader, small_key: str, small: int, large_key: st
         raise InvalidModelFile(
             f"{header.path.name}: 'llama.{small_key}' does not divide 'llama.{large_key}'.",
             f"{large} is not a multiple of {small}.",
-            _FETCH,
+            FETCH_AGAIN,
         )
 
 
@@ -159,14 +240,15 @@ def _vocab_size(header: GGUFHeader) -> int:
         raise InvalidModelFile(
             f"{header.path.name}: 'llama.vocab_size' contradicts the tensor 'token_embd.weight'.",
             f"The key says {stated}, the tensor has {rows} rows.",
-            _FETCH,
+            FETCH_AGAIN,
         )
     return rows
 
 
 def _rope_scaling(header: GGUFHeader) -> RopeScaling:
     legacy = header.get_float("llama.rope.scale_linear", default=1.0, minimum=1e-3, maximum=1e6)
-    kind = header.get_str("llama.rope.scaling.type", default="linear" if legacy != 1.0 else "none")
+    factor = header.get_float("llama.rope.scaling.factor", default=legacy, minimum=1e-3, maximum=1e6)
+    kind = header.get_str("llama.rope.scaling.type", default="linear" if factor != 1.0 else "none")
     if kind not in ("none", "linear", "yarn"):
         raise UnsupportedModel(
             f"{header.path.name}: the rope scaling {kind[:40]!r} is not supported.",
@@ -175,7 +257,7 @@ def _rope_scaling(header: GGUFHeader) -> RopeScaling:
         )
     return RopeScaling(
         kind=kind,
-        factor=header.get_float("llama.rope.scaling.factor", default=legacy, minimum=1e-3, maximum=1e6),
+        factor=factor,
         original_context=header.get_int(
             "llama.rope.scaling.original_context_length",
             default=header.get_int("llama.context_length"),
@@ -183,7 +265,22 @@ def _rope_scaling(header: GGUFHeader) -> RopeScaling:
             maximum=MAX_CONTEXT,
         ),
         attention_factor=header.get_float("llama.rope.scaling.attn_factor", default=1.0, minimum=1e-3, maximum=1e3),
+        beta_fast=header.get_float("llama.rope.scaling.yarn_beta_fast", default=32.0, minimum=1e-3, maximum=1e6),
+        beta_slow=header.get_float("llama.rope.scaling.yarn_beta_slow", default=1.0, minimum=1e-3, maximum=1e6),
+        extrapolation=_extrapolation(header, kind),
     )
+
+
+def _extrapolation(header: GGUFHeader, kind: str) -> float:
+    """Return YaRN's ``ext_factor``; below 0 stands for the default of the kind of scaling."""
+    stated = header.get_float("llama.rope.scaling.yarn_ext_factor", default=-1.0, minimum=-1.0, maximum=1.0)
+    if kind != "yarn" and stated > 0:
+        raise UnsupportedModel(
+            f"{header.path.name}: 'llama.rope.scaling.yarn_ext_factor' is supported for YaRN only.",
+            f"It is {stated}, and the rope scaling is {kind}.",
+            "Choose another model.",
+        )
+    return stated if stated >= 0 else 1.0
 
 
 def _tensor(header: GGUFHeader, name: str) -> TensorInfo:
@@ -193,7 +290,7 @@ def _tensor(header: GGUFHeader, name: str) -> TensorInfo:
         raise InvalidModelFile(
             f"{header.path.name}: the tensor '{name}' is missing.",
             f"The file has {len(header.tensors)} other tensors.",
-            _FETCH,
+            FETCH_AGAIN,
         ) from None
 
 
@@ -231,7 +328,9 @@ def _check_tensors(header: GGUFHeader, config: LlamaConfig) -> None:
     optional: dict[str, tuple[int, ...]] = {"rope_freqs.weight": (config.head_dim // 2,)}
     missing = [name for name in expected if name not in header.tensors]
     if missing:
-        raise InvalidModelFile(f"{header.path.name}: {len(missing)} tensors are missing.", f"{_some(missing)}.", _FETCH)
+        raise InvalidModelFile(
+            f"{header.path.name}: {len(missing)} tensors are missing.", f"{_some(missing)}.", FETCH_AGAIN
+        )
     wrong = [
         f"{name} {header.tensors[name].shape} instead of {shape}"
         for name, shape in (expected | optional).items()
@@ -239,7 +338,7 @@ def _check_tensors(header: GGUFHeader, config: LlamaConfig) -> None:
     ]
     if wrong:
         raise InvalidModelFile(
-            f"{header.path.name}: {len(wrong)} tensors have a wrong shape.", f"{_some(wrong)}.", _FETCH
+            f"{header.path.name}: {len(wrong)} tensors have a wrong shape.", f"{_some(wrong)}.", FETCH_AGAIN
         )
     surplus = [name for name in header.tensors if name not in expected and name not in optional]
     if surplus:
@@ -277,24 +376,26 @@ def scaled_frequencies(config: LlamaConfig) -> tuple[list[float], float]:
     """Return the rotation per position of every pair of dimensions, in radians, and the factor on cos and sin.
 
     Linear scaling divides every frequency. YaRN (Peng et al., arXiv 2309.00071, sections 3.2 and 3.4) leaves fast
-    frequencies alone, divides slow ones, blends in between (beta_fast 32, beta_slow 1) and sharpens attention by
-    ``0.1 ln(factor) + 1``.
+    frequencies alone, divides slow ones, blends in between and sharpens attention by ``0.1 ln(factor) + 1``. With an
+    extrapolation of 0 nothing of that is left but the division.
     """
     half = config.head_dim // 2
     plain = [config.rope_theta ** (-pair / half) for pair in range(half)]
     scaling = config.rope_scaling
     if scaling.kind == "none":
-        return plain, 1.0
-    if scaling.kind == "linear":
-        return [frequency / scaling.factor for frequency in plain], 1.0
+        return plain, scaling.attention_factor
+    if scaling.kind == "linear" or scaling.extrapolation == 0.0:
+        return [frequency / scaling.factor for frequency in plain], scaling.attention_factor
 
     def pair_of(rotations: float) -> float:
         return half * math.log(scaling.original_context / (rotations * 2 * math.pi)) / math.log(config.rope_theta)
 
-    low, high = max(math.floor(pair_of(32.0)), 0), min(math.ceil(pair_of(1.0)), config.head_dim - 1)
+    low = max(math.floor(pair_of(scaling.beta_fast)), 0)
+    high = min(math.ceil(pair_of(scaling.beta_slow)), config.head_dim - 1)
     blended = []
     for pair, frequency in enumerate(plain):
         slow = min(max((pair - low) / max(high - low, 1e-3), 0.0), 1.0)
-        blended.append(frequency / scaling.factor * slow + frequency * (1.0 - slow))
+        kept = (1.0 - slow) * scaling.extrapolation
+        blended.append(frequency / scaling.factor * (1.0 - kept) + frequency * kept)
     temperature = (0.1 * math.log(scaling.factor) + 1.0) if scaling.factor > 1.0 else 1.0
     return blended, temperature * scaling.attention_factor

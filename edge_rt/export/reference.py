@@ -1,25 +1,26 @@
 """A plain numpy forward of a llama checkpoint: the judge of every package.
 
-It shares nothing with the exporter but the header reader: weights are dequantised by the ``gguf`` library, rows of
-q and k stay in the file's order and are rotated as adjacent pairs, and attention is one softmax over all positions.
+It shares with the exporter what reads the file (header, ``LlamaConfig``, raw rows) and the rope frequencies
+(``scaled_frequencies``), so it cannot find a fault in those; tests hold them against formulas of their own. The
+arithmetic is its own: weights are dequantised by the ``gguf`` library, rows of q and k stay in the file's order and
+are rotated as adjacent pairs, and attention is one softmax over all positions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
-from edge_rt.export.blocks import PIECE_BYTES, iter_rows
+from edge_rt.export.blocks import iter_rows
 from edge_rt.export.gguf_types import GGUFHeader, TensorInfo
 from edge_rt.export.llama import LlamaConfig, scaled_frequencies
 
 Array = npt.NDArray[Any]
-_HEAD_ROWS_BYTES: Final = PIECE_BYTES
 
 
 class LlamaReference:

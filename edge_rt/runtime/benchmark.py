@@ -28,8 +28,6 @@ ROW_COUNTS: Final = (1, 2, 4, 8, 16)
 PASSES_PER_REPETITION: Final = 12
 """Passes of each row count in one repetition of the row-cost curve."""
 
-Clock = Callable[[], float]
-
 
 @dataclass(frozen=True)
 class BenchReport:

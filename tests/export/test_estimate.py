@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -51,6 +53,16 @@ def test_a_disk_that_is_too_small(tmp_path):
 def test_a_machine_that_is_too_small(tmp_path):
     with pytest.raises(MemoryBudgetExceeded, match=f"needs {1 << 60} bytes"):
         require_room(ExportEstimate(1, 1 << 60), tmp_path)
+
+
+def test_a_destination_that_cannot_be_looked_at(tmp_path, monkeypatch):
+    # Which versions of Python raise here differs, so the failing look is made.
+    def fail(path):
+        raise OSError(errno.ENAMETOOLONG, "File name too long")
+
+    monkeypatch.setattr(Path, "is_dir", fail)
+    with pytest.raises(StorageError, match=r"cannot be written\. File name too long\."):
+        require_room(ExportEstimate(1, 1), tmp_path / ("x" * 300))
 
 
 def test_room_enough(tmp_path):

@@ -71,6 +71,10 @@ def refused(gguf, tmp_path, error, message):
         ("rope.scaling.factor", NAN, InvalidModelFile),
         ("rope.scaling.original_context_length", 0, InvalidModelFile),
         ("rope.scaling.attn_factor", INF, InvalidModelFile),
+        ("rope.scaling.yarn_beta_fast", 0.0, InvalidModelFile),
+        ("rope.scaling.yarn_beta_fast", NAN, InvalidModelFile),
+        ("rope.scaling.yarn_beta_slow", -1.0, InvalidModelFile),
+        ("rope.scaling.yarn_ext_factor", 2.0, InvalidModelFile),
         ("vocab_size", 418, InvalidModelFile),
         ("vocab_size", 1 << 40, InvalidModelFile),
         ("expert_count", 8, UnsupportedModel),
@@ -97,6 +101,82 @@ def test_another_architecture(tmp_path):
     path = tmp_path / "m.gguf"
     write_llama_gguf(path, architecture="mamba")
     refused(path, tmp_path, UnsupportedModel, "'mamba' is not supported. Supported: llama")
+
+
+class TestVariants:
+    """A key that changes what the model computes is never ignored."""
+
+    @pytest.mark.parametrize(
+        ("key", "value"),
+        [
+            ("attention.causal", False),
+            ("attention.clamp_kqv", 8.0),
+            ("attention.max_alibi_bias", 8.0),
+            ("attention.output_scale", 0.5),
+            ("attention.scale", 0.01),
+            ("attention.sliding_window", 4),
+            ("attention.sliding_window_pattern", [True, False]),
+            ("attn_logit_softcapping", 50.0),
+            ("embedding_scale", 12.0),
+            ("expert_shared_count", 1),
+            ("expert_used_count", 2),
+            ("final_logit_softcapping", 30.0),
+            ("leading_dense_block_count", 1),
+            ("logit_scale", 0.1),
+            ("logit_scale", NAN),
+            ("nextn_predict_layers", 1),
+            ("pooling_type", 1),
+            ("residual_scale", 0.5),
+            ("rope.dimension_sections", [2, 2, 4, 0]),
+            ("rope.scaling.alpha", 1000.0),
+            ("rope.scaling.yarn_attn_factor", 1.1),
+            ("rope.scaling.yarn_ext_factor", 1.0),
+            ("rope.scaling.yarn_log_multiplier", 0.1),
+            ("swin_norm", True),
+            ("use_parallel_residual", True),
+            ("a_key_of_the_future", "x"),
+        ],
+    )
+    def test_refused(self, tmp_path, key, value):
+        write_llama_gguf(tmp_path / "m.gguf", extra_metadata={f"llama.{key}": value})
+        refused(tmp_path / "m.gguf", tmp_path, UnsupportedModel, rf"m\.gguf: .*llama\.{key}")
+
+    def test_all_are_named_at_once(self, tmp_path):
+        extra = {"llama.logit_scale": 0.1, "llama.attention.scale": 0.01}
+        write_llama_gguf(tmp_path / "m.gguf", extra_metadata=extra)
+        refused(
+            tmp_path / "m.gguf", tmp_path, UnsupportedModel, "2 metadata keys.*logit_scale' is 0.1.*scale' is 0.0099"
+        )
+
+    @pytest.mark.parametrize(
+        ("key", "value"),
+        [
+            ("attention.causal", True),
+            ("attention.clamp_kqv", 0.0),
+            ("attention.layer_norm_epsilon", 1e-5),
+            ("attention.scale", 0.0),
+            ("attention.sliding_window", 0),
+            ("expert_count", 0),
+            ("expert_used_count", 0),
+            ("logit_scale", 0.0),
+            ("logit_scale", 1.0),
+            ("residual_scale", 1.0),
+            ("rope.scaling.finetuned", True),
+            ("rope.scaling.yarn_attn_factor", 1.0),
+            ("rope.scaling.yarn_ext_factor", -1.0),
+            ("rope.scaling.yarn_log_multiplier", 0.0),
+            ("tensor_data_layout", "Meta AI original pth"),
+            ("use_parallel_residual", False),
+        ],
+    )
+    def test_neutral(self, tmp_path, key, value):
+        write_llama_gguf(tmp_path / "m.gguf")
+        write_llama_gguf(tmp_path / "n.gguf", extra_metadata={f"llama.{key}": value})
+        assert read_config(read_header(tmp_path / "n.gguf")) == read_config(read_header(tmp_path / "m.gguf"))
+
+    def test_other_prefixes_are_ignored(self, tmp_path):
+        write_llama_gguf(tmp_path / "m.gguf", extra_metadata={"mistral.logit_scale": 0.1, "quantize.imatrix.file": "x"})
+        read_config(read_header(tmp_path / "m.gguf"))
 
 
 class TestTensors:
@@ -210,6 +290,23 @@ class TestConfig:
         scaling = read_config(read_header(tmp_path / "m.gguf")).rope_scaling
         assert (scaling.kind, scaling.factor) == ("linear", 2.0)
 
+    def test_a_factor_without_a_kind_is_linear(self, tmp_path):
+        write_llama_gguf(tmp_path / "m.gguf", rope_scaling={"factor": 4.0})
+        scaling = read_config(read_header(tmp_path / "m.gguf")).rope_scaling
+        assert (scaling.kind, scaling.factor) == ("linear", 4.0)
+
+    def test_every_key_of_yarn(self, tmp_path):
+        stated = {"type": "yarn", "factor": 4.0, "original_context_length": 64, "attn_factor": 1.5,
+                  "yarn_beta_fast": 8.0, "yarn_beta_slow": 2.0, "yarn_ext_factor": 0.5}  # fmt: skip
+        write_llama_gguf(tmp_path / "m.gguf", rope_scaling=stated)
+        config = read_config(read_header(tmp_path / "m.gguf"))
+        assert config.rope_scaling == RopeScaling("yarn", 4.0, 64, 1.5, 8.0, 2.0, 0.5)
+
+    @pytest.mark.parametrize(("stated", "found"), [(-1.0, 1.0), (0.0, 0.0)])
+    def test_a_negative_ext_factor_stands_for_the_default(self, tmp_path, stated, found):
+        write_llama_gguf(tmp_path / "m.gguf", rope_scaling={"type": "yarn", "yarn_ext_factor": stated})
+        assert read_config(read_header(tmp_path / "m.gguf")).rope_scaling.extrapolation == found
+
 
 def config_of(head_dim, theta, scaling):
     return LlamaConfig(
@@ -219,16 +316,16 @@ def config_of(head_dim, theta, scaling):
     )  # fmt: skip
 
 
-def yarn_by_the_paper(dim, base, factor, original):
+def yarn_by_the_paper(dim, base, factor, original, *, fast=32.0, slow=1.0, ext=1.0):
     """Return the inverse frequencies of YaRN as its authors' code computes them, and the factor on cos and sin."""
 
     def correction_dim(rotations):
         return dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(base))
 
-    low, high = max(math.floor(correction_dim(32)), 0), min(math.ceil(correction_dim(1)), dim - 1)
+    low, high = max(math.floor(correction_dim(fast)), 0), min(math.ceil(correction_dim(slow)), dim - 1)
     extrapolation = 1.0 / base ** (np.arange(0, dim, 2) / dim)
-    ramp = np.clip((np.arange(dim // 2) - low) / ((high - low) or 0.001), 0, 1)
-    return extrapolation / factor * ramp + extrapolation * (1 - ramp), 0.1 * math.log(factor) + 1
+    mask = ext * (1 - np.clip((np.arange(dim // 2) - low) / ((high - low) or 0.001), 0, 1))
+    return extrapolation / factor * (1 - mask) + extrapolation * mask, 0.1 * math.log(factor) + 1 if ext else 1.0
 
 
 class TestFrequencies:
@@ -247,6 +344,20 @@ class TestFrequencies:
         expected, expected_magnitude = yarn_by_the_paper(dim, base, factor, original)
         np.testing.assert_allclose(found, expected, rtol=1e-12)
         assert magnitude == pytest.approx(expected_magnitude, rel=1e-12)
+
+    @pytest.mark.parametrize("attention", [1.0, 0.7])
+    @pytest.mark.parametrize(("fast", "slow"), [(32.0, 1.0), (8.0, 1.0), (32.0, 4.0), (16.0, 2.0)])
+    @pytest.mark.parametrize("ext", [1.0, 0.25, 0.0])
+    def test_the_keys_of_yarn(self, attention, fast, slow, ext):
+        scaling = RopeScaling("yarn", 4.0, 2048, attention, fast, slow, ext)
+        found, magnitude = scaled_frequencies(config_of(64, 1e4, scaling))
+        expected, expected_magnitude = yarn_by_the_paper(64, 1e4, 4.0, 2048, fast=fast, slow=slow, ext=ext)
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
+        assert magnitude == pytest.approx(expected_magnitude * attention, rel=1e-12)
+
+    @pytest.mark.parametrize("kind", ["none", "linear"])
+    def test_the_attention_factor_holds_for_every_kind(self, kind):
+        assert scaled_frequencies(config_of(8, 1e4, RopeScaling(kind, 4.0, 0, 1.5)))[1] == 1.5
 
     def test_plain_and_linear(self):
         plain, one = scaled_frequencies(config_of(8, 1e4, RopeScaling()))
