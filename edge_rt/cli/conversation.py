@@ -3,37 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
 import sys
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge_rt.cli.answering import MakeStream, answer
 from edge_rt.cli.console import SEPARATOR, Terminal, gibibytes, number
+from edge_rt.cli.interrupt import SignalReceived, wait_for_unfinished_work
 from edge_rt.cli.loading import load_model, obtain_package
 from edge_rt.cli.options import ModelFlags
 from edge_rt.cli.stats import tell_stats
-from edge_rt.errors import ContextOverflow, EdgeRTError, InputError
+from edge_rt.errors import Cancelled, ContextOverflow, EdgeRTError, InputError
 from edge_rt.runtime.config import GenerationConfig
 
 if TYPE_CHECKING:
     from edge_rt.runtime.cancel import CancelToken
-    from edge_rt.runtime.chat import Chat
+    from edge_rt.runtime.chat import Chat, ChatMessage
     from edge_rt.runtime.engine import Model
     from edge_rt.runtime.results import Event, Result
     from edge_rt.runtime.stream import Stream
 
-OpenModel = Callable[[ModelFlags], tuple[str, "Model"]]
-
-
-def open_model(terminal: Terminal, flags: ModelFlags) -> tuple[str, Model]:
-    """Return name and model of the flags, fetched and exported if need be.
-
-    Raises:
-        EdgeRTError: there is no such model, or it cannot be made ready.
-    """
-    name, package = obtain_package(terminal, flags)
-    return name, load_model(package, flags)
+LoadModel = Callable[[Path, ModelFlags], "Model"]
 
 
 class Conversation:
@@ -45,7 +38,7 @@ class Conversation:
         options: how tokens are chosen.
         system: the system message.
         show_stats: write figures under every answer.
-        opener: loads the model of some flags.
+        load: loads a package as some flags say.
 
     Attributes:
         flags, options, show_stats: as above; may be changed between answers, the flags by ``switch``.
@@ -66,17 +59,16 @@ class Conversation:
         *,
         system: str | None = None,
         show_stats: bool = False,
-        opener: OpenModel | None = None,
+        load: LoadModel = load_model,
     ) -> None:
         self.terminal = terminal
         self.flags = flags
         self.options = options
         self.show_stats = show_stats
         self.attached: list[str] = []
-        self._open: OpenModel = opener or (lambda some: open_model(terminal, some))
-        self.name: str
-        self.model: Model
-        self.name, self.model = self._open(flags)
+        self._load = load
+        self.name, self._package = obtain_package(terminal, flags)
+        self.model: Model = load(self._package, flags)
         self.chat: Chat = self.model.chat(system=system)
 
     def say(self, text: str) -> Result:
@@ -159,22 +151,49 @@ class Conversation:
         """Load another model, or the same one otherwise, and keep the conversation.
 
         Raises:
-            EdgeRTError: it cannot be loaded; the one before is back.
+            EdgeRTError: it cannot be loaded; the one before is back, unless a warning says that it is not.
+            Cancelled: Ctrl-C stopped it; the one before is back.
+            SignalReceived: another signal came, or a second Ctrl-C.
         """
+        with _interrupt_as_cancelled():
+            name, package = obtain_package(self.terminal, flags)
         messages = [message.copy() for message in self.chat.messages]
-        # Closed first: two models at once may not fit the memory.
-        self.model.close()
         try:
-            name, model = self._open(flags)
+            with _interrupt_as_cancelled():
+                # Closed before the next one is loaded: two models at once may not fit the memory.
+                self.model.close()
+                model, chat = self._open(package, flags, messages)
+        except EdgeRTError as error:
+            self._reopen(messages, error)
+            raise
+        self.flags, self.name, self.model, self.chat = flags, name, model, chat
+        self._package = package
+
+    def _open(self, package: Path, flags: ModelFlags, messages: list[ChatMessage]) -> tuple[Model, Chat]:
+        """Load a package and have it go on with a conversation; it is closed again if it cannot."""
+        model = self._load(package, flags)
+        try:
             chat = model.chat()
             chat.messages = messages
             chat.token_count()
-        except EdgeRTError:
-            self.name, self.model = self._open(self.flags)
-            self.chat = self.model.chat()
-            self.chat.messages = messages
+        except BaseException:
+            model.close()
             raise
-        self.flags, self.name, self.model, self.chat = flags, name, model, chat
+        return model, chat
+
+    def _reopen(self, messages: list[ChatMessage], reason: EdgeRTError) -> None:
+        """Bring the present model back after another one could not take its place."""
+        if isinstance(reason, Cancelled):
+            self.terminal.note(f"stopping: {self.name} is loaded again", "dim")
+            # What was stopped frees its memory first.
+            wait_for_unfinished_work()
+        try:
+            model = self._load(self._package, self.flags)
+        except EdgeRTError as error:
+            self.terminal.warn(f"{self.name} cannot be loaded again: {error} Choose a model with /model.")
+            return
+        self.model, self.chat = model, model.chat()
+        self.chat.messages = messages
 
     def settings(self) -> dict[str, Any]:
         """Return the options as a JSON object."""
@@ -220,6 +239,17 @@ def settings_to_options(settings: Mapping[str, Any]) -> GenerationConfig:
         raise InputError(
             "The settings of the saved chat are not usable.", f"{error}", "Choose another file."
         ) from error
+
+
+@contextmanager
+def _interrupt_as_cancelled() -> Generator[None]:
+    """Make Ctrl-C an error like others, one that does not end the chat."""
+    try:
+        yield
+    except SignalReceived as stop:
+        if stop.signum != signal.SIGINT:
+            raise
+        raise Cancelled("Stopped on request.", f"Signal {stop.signum}.") from stop
 
 
 @contextmanager

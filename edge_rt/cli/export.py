@@ -75,7 +75,7 @@ def export(
 def _source(terminal: Terminal, flags: ModelFlags, progress: ProgressCallback) -> Path:
     """Return the checkpoint's file; it is fetched into the store if it is not on this machine."""
     path = Path(flags.reference).expanduser()
-    if path.suffix.lower() == ".gguf" and path.exists():
+    if path.suffix.lower() == ".gguf" and path.is_file():
         return path
     from edge_rt.store import fetch_source
     from edge_rt.store.resolve import resolve_source

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import signal
 import threading
+import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -128,3 +129,9 @@ def run_in_background(work: Callable[[], R]) -> R:
 def has_unfinished_work() -> bool:
     """Return whether a thread of ``Background`` still runs: the process then has to leave without waiting."""
     return any(thread.name == WORKER_NAME for thread in threading.enumerate())
+
+
+def wait_for_unfinished_work() -> None:
+    """Wait until no thread of ``Background`` runs any more; a signal ends the waiting."""
+    while has_unfinished_work():
+        time.sleep(POLL_SECONDS)

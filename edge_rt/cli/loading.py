@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_rt.cli.console import Terminal
-from edge_rt.cli.interrupt import run_in_background
+from edge_rt.cli.interrupt import SignalReceived, run_in_background
 from edge_rt.cli.options import ModelFlags
 from edge_rt.cli.progress import show_progress
 
@@ -51,11 +52,20 @@ def load_model(package: Path, flags: ModelFlags) -> Model:
 
     Raises:
         EdgeRTError: the errors of ``edge_rt.load``.
+        SignalReceived: a signal came; the model is freed as soon as ONNX Runtime has loaded it.
     """
+    abandoned = threading.Event()
 
     def work() -> Model:
         from edge_rt.api import load
 
-        return load(package, ctx=flags.ctx, threads=flags.threads, device=flags.device)
+        model = load(package, ctx=flags.ctx, threads=flags.threads, device=flags.device)
+        if abandoned.is_set():
+            model.close()
+        return model
 
-    return run_in_background(work)
+    try:
+        return run_in_background(work)
+    except SignalReceived:
+        abandoned.set()
+        raise

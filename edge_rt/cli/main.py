@@ -26,6 +26,7 @@ def run(arguments: Sequence[str]) -> int:
     is_json = "--json" in flags or "--json-lines" in flags
     terminal = Terminal(verbose=False, is_json=is_json, no_color="--no-color" in flags)
     verbose = "-v" in flags or "--verbose" in flags
+    lines = "--json-lines" in flags
     try:
         with signals_as_exceptions():
             try:
@@ -36,10 +37,10 @@ def run(arguments: Sequence[str]) -> int:
 
                 code = typer.main.get_command(app).main(args=own, prog_name="edge-rt", standalone_mode=False)
             except Exception as error:
-                return _report(terminal, error, verbose=verbose, lines="--json-lines" in flags)
+                return _report(terminal, error, verbose=verbose, lines=lines)
             return code if isinstance(code, int) else 0
     except SignalReceived as stop:
-        _report_signal(terminal, stop)
+        _report_signal(terminal, stop, lines=lines)
         return stop.exit_code
 
 
@@ -50,7 +51,7 @@ def _report(terminal: Terminal, error: Exception, *, verbose: bool, lines: bool)
         return EXIT_OUTPUT_CLOSED
     if hasattr(error, "format_message"):
         # A usage error; which module its class lives in differs between versions of typer.
-        return _report_usage(terminal, error)
+        return _report_usage(terminal, error, lines=lines)
     known = _as_known(error)
     if known is None:
         if verbose:
@@ -75,7 +76,7 @@ def _as_known(error: Exception) -> EdgeRTError | None:
     return None
 
 
-def _report_usage(terminal: Terminal, error: Any) -> int:
+def _report_usage(terminal: Terminal, error: Any, *, lines: bool) -> int:
     message = error.format_message()
     if type(error).__name__ == "NoArgsIsHelpError":
         if message.strip():
@@ -83,15 +84,15 @@ def _report_usage(terminal: Terminal, error: Any) -> int:
         return EXIT_USAGE
     hint = f"See '{error.ctx.command_path} --help'." if error.ctx is not None else "See 'edge-rt --help'."
     terminal.error(f"{message} {hint}")
-    _document(terminal, _plain("UsageError", message, hint, EXIT_USAGE), lines=False)
+    _document(terminal, _plain("UsageError", message, hint, EXIT_USAGE), lines=lines)
     return EXIT_USAGE
 
 
-def _report_signal(terminal: Terminal, stop: SignalReceived) -> None:
+def _report_signal(terminal: Terminal, stop: SignalReceived, *, lines: bool) -> None:
     error = Cancelled("Stopped on request.", f"Signal {stop.signum}.")
     terminal.control("\r\x1b[K")
     terminal.note("stopped")
-    _document(terminal, {**error.to_json(), "exit_code": stop.exit_code}, lines=False)
+    _document(terminal, {**error.to_json(), "exit_code": stop.exit_code}, lines=lines)
 
 
 def _plain(kind: str, what: str, action: str, code: int) -> ErrorJSON:

@@ -21,7 +21,7 @@ from prompt_toolkit.output import ColorDepth, create_output
 from edge_rt.cli.commands import OPTION_NAMES, SHOW_TOPICS, Commands, LeaveChat
 from edge_rt.cli.console import Terminal
 from edge_rt.cli.lines import needs_more, parse_entry
-from edge_rt.errors import EdgeRTError
+from edge_rt.errors import Cancelled, EdgeRTError
 
 if TYPE_CHECKING:
     from edge_rt.cli.conversation import Conversation
@@ -197,6 +197,9 @@ class Repl:
                 self._handle(text)
             except LeaveChat:
                 return 0
+            except Cancelled:
+                self._terminal.control("\r\x1b[K")
+                self._terminal.note("stopped", "dim")
             except EdgeRTError as error:
                 self._terminal.error(self._conversation.explain(error))
 

@@ -90,7 +90,7 @@ def pull(
     """Fetch a model and export it into ``packages/NAME``; what is there already is not done again.
 
     Args:
-        ref: recipe name, ``org/name``, ``org/name:file.gguf``, or a local GGUF file.
+        ref: recipe name, ``org/name``, ``org/name:file.gguf``, or a local GGUF file (or a folder with just one).
         store: where source and package are kept.
         name: store name; None for the one that follows from ``ref``.
         offline: use what is on this machine only.
@@ -113,12 +113,10 @@ def pull(
     try:
         target, default = find_target(ref, store, options)
     except ModelNotFound:
-        text = os.fspath(ref)
-        # A package whose source is gone and that no recipe knows, such as one made from a local file.
-        if force or not is_name(text) or not store.has_package(text):
+        package = None if force else _package_without_source(ref, store)
+        if package is None:
             raise
-        package = store.read_package(store.package_path(text))
-        return PullReport(text, package.path, None, True, None, time.monotonic() - started)
+        return PullReport(os.fspath(ref), package.path, None, True, None, time.monotonic() - started)
     local = local_source(target, None, progress) if isinstance(target, Path) else None
     default = default if local is None else local.name
     name = check_name(default if name is None else name)
@@ -144,6 +142,12 @@ def pull(
             if not keep_source and local is None:
                 discard(store.source_path(name))
     return PullReport(name, package_path, source, False, report, time.monotonic() - started)
+
+
+def _package_without_source(ref: str | os.PathLike[str], store: Store) -> Package | None:
+    """Return a package that no recipe knows and whose source is gone, such as one made from a local file."""
+    name = os.fspath(ref)
+    return store.read_package(store.package_path(name)) if is_name(name) and store.has_package(name) else None
 
 
 @dataclass(frozen=True)

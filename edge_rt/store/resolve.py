@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -20,6 +20,7 @@ from edge_rt.store.sources_local import check_gguf
 from edge_rt.store.sources_pip import PipOptions
 
 MAX_LISTED = 10_000
+MAX_NAMED = 10
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,8 @@ def resolve(ref: str | os.PathLike[str], store: Store, *, options: FetchOptions 
     """Find out what a model argument means, without asking the network and without changing anything.
 
     Looked for in this order: a path that exists, a package in the store, a recipe, fetched source files in the store,
-    a repository on the hub. A bare name that is also a folder which is no package means the name.
+    a repository on the hub. A bare name that is also a folder which is no package means the name. A folder with exactly
+    one GGUF file means that file.
 
     Args:
         ref: path, store name, recipe name, ``org/name`` or ``org/name:file.gguf``.
@@ -84,7 +86,7 @@ def resolve(ref: str | os.PathLike[str], store: Store, *, options: FetchOptions 
     Raises:
         ModelNotFound: nothing of that name.
         UnsupportedModel: a path that exists, but to something that edge-rt cannot run.
-        InvalidPackage: a folder without a package.
+        InvalidPackage: a folder without a package, or with several GGUF files.
         InvalidModelFile: a ``.gguf`` path that is not a GGUF file.
         ConfigError: malformed hub reference.
         StorageError: the path cannot be read.
@@ -104,15 +106,15 @@ def resolve_source(ref: str | os.PathLike[str], store: Store, *, options: FetchO
 
 
 def _resolve(ref: str | os.PathLike[str], store: Store, options: FetchOptions, *, fetch: bool) -> Resolved:
+    from edge_rt.package import is_package
+
     text = os.fspath(ref)
     path = _existing(text)
     if path is not None:
-        try:
+        # A valid name has no slash, so "./name" still means the folder.
+        may_be_name = isinstance(ref, str) and is_name(text) and path.is_dir() and not is_package(path)
+        if not may_be_name or text not in {*store.names(), *options.all_recipes()}:
             return _resolve_path(path)
-        except InputError:
-            # A valid name has no slash, so "./name" still means the folder.
-            if not path.is_dir() or not is_name(text) or text not in {*store.names(), *options.all_recipes()}:
-                raise
     if isinstance(ref, Path):
         raise ModelNotFound(f"{text} does not exist.", "Neither a package nor a GGUF file.", "Check the path.")
     return _resolve_name(text, store, options, fetch=fetch)
@@ -136,7 +138,7 @@ def _resolve_path(path: Path) -> Resolved:
     if path.is_dir():
         if is_package(path):
             return Resolved("package", path.resolve().name, path, 0, f"package {path}")
-        raise _wrong_folder(path)
+        path = _only_gguf(path)
     suffix = path.suffix.lower()
     if suffix == ".gguf" or not path.is_file():
         check_gguf(path)
@@ -151,14 +153,25 @@ def _resolve_path(path: Path) -> Resolved:
     return Resolved("gguf", path.stem, path, 0, f"GGUF file {path}, to be exported")
 
 
-def _wrong_folder(path: Path) -> InputError:
-    with storage_errors(path):
-        names = sorted(child.name for child in itertools.islice(path.iterdir(), MAX_LISTED))
-    ggufs = [name for name in names if name.lower().endswith(".gguf")]
-    if ggufs:
-        return InvalidPackage(
-            f"{path} is a folder with GGUF files, not a package.", f"It holds {', '.join(ggufs[:5])}.", "Name the file."
+def _only_gguf(folder: Path) -> Path:
+    """Return the one GGUF file of a folder that is no package."""
+    with storage_errors(folder):
+        names = sorted(child.name for child in itertools.islice(folder.iterdir(), MAX_LISTED))
+    # Hidden files, such as those that macOS adds on foreign disks, are no models.
+    ggufs = [name for name in names if name.lower().endswith(".gguf") and not name.startswith(".")]
+    if not ggufs:
+        raise _wrong_folder(folder, names)
+    if len(ggufs) > 1:
+        more = f" and {len(ggufs) - MAX_NAMED} more" if len(ggufs) > MAX_NAMED else ""
+        raise InvalidPackage(
+            f"{folder} is a folder with several GGUF files, not a package.",
+            f"It holds {', '.join(ggufs[:MAX_NAMED])}{more}.",
+            "Give the path of one of them.",
         )
+    return folder / ggufs[0]
+
+
+def _wrong_folder(path: Path, names: Sequence[str]) -> InputError:
     if any(name.endswith(".safetensors") for name in names):
         return UnsupportedModel(
             f"{path} is a Hugging Face folder with safetensors, which this version does not export.",

@@ -80,10 +80,10 @@ def spawn(cli_env):
     """Start a command line at a pseudo-terminal."""
     children = []
 
-    def run(*arguments, **options):
+    def run(*arguments, program=PROGRAM, **options):
         child = pexpect.spawn(
-            PROGRAM[0],
-            [*PROGRAM[1:], *map(str, arguments)],
+            program[0],
+            [*program[1:], *map(str, arguments)],
             env={**cli_env, **options.pop("env", {})},
             encoding="utf-8",
             codec_errors="replace",

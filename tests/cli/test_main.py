@@ -68,7 +68,9 @@ def test_usage_errors(arguments, hint, capsys):
 @pytest.mark.parametrize("flag", ["--json", "--json-lines"])
 def test_a_usage_error_is_json_too(flag, capsys):
     assert run(["generate", flag, "--tempp", "1"]) == 2
-    assert json.loads(capsys.readouterr().out)["error"]["exit_code"] == 2
+    output = capsys.readouterr().out
+    assert json.loads(output)["error"]["exit_code"] == 2
+    assert (output.count("\n") == 1) is (flag == "--json-lines")
 
 
 ERRORS = [
@@ -159,3 +161,11 @@ def test_signals_while_bench_measures(signum, code, start, slow_package):
     stdout, _ = process.communicate(timeout=10)
     assert (process.returncode, time.monotonic() - sent < 1) == (code, True)
     assert json.loads(stdout)["error"]["exit_code"] == code
+
+
+def test_a_signal_among_json_lines_is_one_line(start, slow_package):
+    process = start("generate", "-m", slow_package, "-p", "hello", "--json-lines", "-n", "5000", *ENDLESS)
+    process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    stdout, _ = process.communicate(timeout=10)
+    assert json.loads(stdout.splitlines()[-1])["error"]["exit_code"] == process.returncode == 143

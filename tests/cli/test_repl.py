@@ -10,10 +10,24 @@ import time
 import pexpect
 import pytest
 
-from tests.cli.conftest import ENDLESS
+from tests.cli.conftest import ENDLESS, PROGRAM
 
 PROMPT = re.escape(">>> ")
 STATS = r"prompt ([\d ]+) tok [\d ]+ tok/s · first token [\d.]+ s · ([\d ]+) tok [\d.]+ tok/s · peak"
+SLOW_LOAD = """
+import sys, time
+import edge_rt.api
+load = edge_rt.api.load
+def slow(*package, ctx, **options):
+    if ctx == 4096:
+        print("LOADING", file=sys.stderr, flush=True)
+        time.sleep(1.5)
+    return load(*package, ctx=ctx, **options)
+edge_rt.api.load = slow
+from edge_rt.cli.main import main
+main()
+"""
+"""Loads with 4096 tokens of context take a while, and say so."""
 CTRL_C, CTRL_D, CTRL_G, TAB = "\x03", "\x04", "\x07", "\t"
 
 
@@ -109,6 +123,57 @@ def test_ctrl_c_before_the_first_token_drops_the_message(endless, tmp_path):
     child.expect(PROMPT)
     child.sendline("/show memory")
     child.expect(r"conversation +0 of")
+
+
+def saved_messages(child, path):
+    child.sendline(f"/save {path}")
+    child.expect("saved to")
+    child.expect(PROMPT)
+    return json.loads(path.read_text())["messages"]
+
+
+@pytest.mark.parametrize("stage", ["load", "export"])
+def test_ctrl_c_while_the_model_changes_keeps_model_and_conversation(stage, spawn, slow_package, slow_gguf, tmp_path):
+    arguments = ("-m", slow_package, "--temp", "0", "-n", "4", "--store", tmp_path / "store")
+    child = spawn("chat", *arguments, program=[*PROGRAM[:2], SLOW_LOAD])
+    child.expect(PROMPT)
+    say(child, "My name is Ada.")
+    before = saved_messages(child, tmp_path / "before.json")
+    if stage == "export":
+        child.sendline(f"/model {slow_gguf}")
+        child.expect("weights")
+    else:
+        child.sendline("/ctx 4096")
+        child.expect("LOADING")
+    sent = time.monotonic()
+    child.send(CTRL_C)
+    child.expect("stopped")
+    assert time.monotonic() - sent < 5
+    child.expect(PROMPT)
+    child.sendline("/show info")
+    child.expect(r"context_tokens +8[ ,]?192")
+    child.expect(PROMPT)
+    assert saved_messages(child, tmp_path / "after.json") == before
+    say(child, "What is my name?")
+    child.send(CTRL_D)
+    child.expect(pexpect.EOF)
+    child.wait()
+    assert child.exitstatus == 0
+    assert not (tmp_path / "store" / "packages").exists() or not list((tmp_path / "store" / "packages").glob("[!.]*"))
+
+
+def test_a_second_ctrl_c_while_the_model_changes_leaves(spawn, small_package):
+    child = spawn("chat", "-m", small_package, program=[*PROGRAM[:2], SLOW_LOAD.replace("4096", "256")])
+    child.expect(PROMPT)
+    child.sendline("/ctx 256")
+    child.expect("LOADING")
+    child.send(CTRL_C)
+    child.expect("stopping")
+    sent = time.monotonic()
+    child.send(CTRL_C)
+    child.expect(pexpect.EOF)
+    child.wait()
+    assert (child.exitstatus, time.monotonic() - sent < 1) == (130, True)
 
 
 def test_ctrl_c_at_an_empty_prompt(chat):

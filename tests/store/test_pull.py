@@ -141,6 +141,13 @@ def test_two_pulls_at_once_export_once(store, exporter, options):
     assert len(exporter.calls) == 1
 
 
+def test_a_folder_with_one_gguf_file_is_that_file(store, exporter, options, gguf):
+    report = pull(gguf.parent, store=store, exporter=exporter, options=options)
+    assert report.source.path == gguf
+    assert ensure_package(gguf, store=store, exporter=exporter, options=options) == report.package
+    assert len(exporter.calls) == 1
+
+
 def test_a_gguf_file_is_exported_once_and_shared_by_content(store, exporter, options, gguf):
     first = ensure_package(gguf, store=store, exporter=exporter, options=options)
     assert first == store.package_path(f"my-model-{sha256(MODEL)[:12]}")

@@ -62,7 +62,9 @@ def test_other_files_are_named_for_what_they_are(store, options, tmp_path, name,
     ("files", "error", "message"),
     [
         ([], InvalidPackage, "without a package"),
-        (["m.gguf"], InvalidPackage, "with GGUF files"),
+        (["b.gguf", "a.GGUF", ".c.gguf"], InvalidPackage, "several GGUF files.* It holds a.GGUF, b.gguf\\."),
+        ([f"{number:02}.gguf" for number in range(12)], InvalidPackage, "09.gguf and 2 more"),
+        (["m.gguf", "model.safetensors"], InvalidModelFile, "m.gguf is not a GGUF file"),
         (["model.safetensors", "config.json"], UnsupportedModel, "Hugging Face folder"),
         (["pytorch_model.bin", "config.json"], UnsupportedModel, "only as pickles"),
     ],
@@ -74,6 +76,16 @@ def test_other_folders_are_named_for_what_they_are(store, options, tmp_path, fil
         (folder / name).write_bytes(b"x")
     with pytest.raises(error, match=message):
         resolve(folder, store, options=options)
+
+
+def test_a_folder_with_one_gguf_file_means_that_file(store, options, tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for name in ("x.gguf", "config.json", "._x.gguf", "model.safetensors"):
+        (folder / name).write_bytes(MODEL)
+    for ref in (folder, str(folder)):
+        found = resolve(ref, store, options=options)
+        assert (found.kind, found.path, found.name) == ("gguf", folder / "x.gguf", "x")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs mkfifo")
@@ -143,6 +155,9 @@ def test_a_folder_of_the_same_name_does_not_hide_a_model(store, options, tmp_pat
     assert resolve("tiny", store, options=options).kind == "recipe"
     with pytest.raises(InvalidPackage):
         resolve("./tiny", store, options=options)
+    (tmp_path / "tiny" / "x.gguf").write_bytes(MODEL)
+    assert resolve("tiny", store, options=options).kind == "recipe"
+    assert resolve("./tiny", store, options=options).kind == "gguf"
 
 
 @pytest.mark.parametrize(
