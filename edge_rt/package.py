@@ -6,6 +6,7 @@ either absent or complete at every moment.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -23,6 +24,7 @@ from typing import Any, Final, Self, TypeVar, get_args, get_origin, get_type_hin
 import psutil
 
 from edge_rt.errors import InvalidPackage, ModelNotFound, StorageError, UnsupportedModel, VersionMismatch
+from edge_rt.graph_check import check_graph
 
 FORMAT_NAME: Final = "edge-rt package"
 FORMAT_VERSION: Final = 1
@@ -210,7 +212,9 @@ def is_package(path: Path) -> bool:
 
 
 def open_package(path: Path) -> Package:
-    """Read and check the manifest, and the presence and size of every file; hashes are ``Package.verify``'s work.
+    """Read and check the manifest, the presence and size of every file, and that the graph reads no other file.
+
+    Hashes are ``Package.verify``'s work.
 
     Raises:
         ModelNotFound: there is no such folder.
@@ -239,6 +243,7 @@ def _open_package(path: Path) -> Package:
     manifest: Manifest = _build(Manifest, document, path, "manifest")
     _check_values(path, manifest)
     _check_files(path, manifest)
+    _check_graphs(path, manifest)
     return Package(path=path, manifest=manifest, id=hashlib.sha256(data).hexdigest())
 
 
@@ -365,12 +370,23 @@ def _check_files(path: Path, manifest: Manifest) -> None:
             raise _invalid(path, f"file '{name}' has the wrong size.", f"Found {size} bytes, expected {info.size}.")
 
 
+def _check_graphs(path: Path, manifest: Manifest) -> None:
+    for segment in manifest.segments:
+        # Locations count from the graph's folder, and the suffix decides how ONNX Runtime reads the file.
+        if "/" in segment.graph or not segment.graph.endswith(".onnx"):
+            raise _invalid(
+                path, "a graph must be an .onnx file at the top of the package.", f"Found {segment.graph!r:.100}."
+            )
+        check_graph(path / segment.graph, WEIGHTS_FILE, manifest.files[WEIGHTS_FILE].size)
+
+
 class PackageWriter:
     """Creates a package in a private folder beside its destination and renames it when complete.
 
     Use as a context manager: write files below ``folder``, then call ``publish``. Leaving the block
-    without ``publish`` removes everything; a killed process leaves only a hidden folder that the next
-    writer to the same place reclaims.
+    without ``publish`` removes everything, new parent folders too; a killed process leaves only hidden
+    folders that the next writer to the same place reclaims. If it was killed while it replaced a package,
+    that writer first puts the old package back.
 
     Args:
         destination: folder to create.
@@ -384,19 +400,25 @@ class PackageWriter:
         self.destination = Path(destination).expanduser().absolute()
         self.force = force
         self.folder = self.destination.parent / f"{self._prefix()}{os.getpid()}-{secrets.token_hex(4)}"
+        self._new_parents: tuple[Path, ...] = ()
 
     def _prefix(self) -> str:
         return f".{self.destination.name}.part-"
 
     def __enter__(self) -> Self:
-        self._check_destination()
         try:
+            parents = self.destination.parents
+            self._new_parents = tuple(parent for parent in parents if not parent.exists())
             self.destination.parent.mkdir(parents=True, exist_ok=True)
             self._reclaim()
+            self._check_destination()
             self.folder.mkdir(mode=0o755)
-        except OSError as error:
+        except BaseException as error:
+            self._remove_new_parents()
+            if not isinstance(error, OSError) or isinstance(error, StorageError):
+                raise
             raise StorageError(
-                f"{self.destination.parent} cannot be written.",
+                f"{self.destination} cannot be written.",
                 f"{error.strerror}.",
                 "Choose another place with --out.",
             ) from error
@@ -406,9 +428,16 @@ class PackageWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
+        self._remove_new_parents()
+
+    def _remove_new_parents(self) -> None:
+        for parent in self._new_parents:
+            # One that holds something, such as the published package, stays.
+            with contextlib.suppress(OSError):
+                parent.rmdir()
 
     def _check_destination(self) -> None:
-        if not self.destination.exists() and not self.destination.is_symlink():
+        if not _occupied(self.destination):
             return
         if not is_package(self.destination):
             raise StorageError(
@@ -422,11 +451,15 @@ class PackageWriter:
             )
 
     def _reclaim(self) -> None:
-        """Remove what writers that no longer run have left."""
+        """Remove what writers that no longer run have left, but for a package they moved aside and did not replace."""
         pattern = re.compile(re.escape(self._prefix()) + r"(\d{1,9})-[0-9a-f]{8}(-old)?")
         for left in self.destination.parent.iterdir():
             match = pattern.fullmatch(left.name)
-            if match is not None and not psutil.pid_exists(int(match[1])):
+            if match is None or psutil.pid_exists(int(match[1])):
+                continue
+            if match[2] and not _occupied(self.destination) and is_package(left):
+                left.rename(self.destination)
+            else:
                 _remove(left)
 
     def publish(self, manifest: Manifest) -> Package:
@@ -435,7 +468,8 @@ class PackageWriter:
         ``manifest.files`` is filled in here from what lies in the folder.
 
         Raises:
-            StorageError: the disk is full or the rename failed; the destination is unchanged.
+            StorageError: the disk is full or the rename failed, and the destination is unchanged; or the last
+                flush failed, and the message says that the package is in place.
         """
         try:
             manifest = dataclasses.replace(manifest, files=self._describe_files())
@@ -444,7 +478,6 @@ class PackageWriter:
                 _fsync(file)
             _fsync(self.folder)
             self._replace_destination()
-            _fsync(self.destination.parent)
         except OSError as error:
             if isinstance(error, StorageError):
                 raise
@@ -453,6 +486,7 @@ class PackageWriter:
                 f"{error.strerror}.",
                 "Free some space or choose another disk.",
             ) from error
+        self._flush_parent()
         return open_package(self.destination)
 
     def _describe_files(self) -> dict[str, FileInfo]:
@@ -462,18 +496,35 @@ class PackageWriter:
         }
 
     def _replace_destination(self) -> None:
-        if self.destination.exists():
-            self._check_destination()
-            old = self.folder.with_name(self.folder.name + "-old")
-            self.destination.rename(old)
-            try:
-                self.folder.rename(self.destination)
-            except OSError:
-                old.rename(self.destination)
-                raise
-            _remove(old)
-        else:
+        if not self.destination.exists():
             self.folder.rename(self.destination)
+            return
+        self._check_destination()
+        old = self.folder.with_name(self.folder.name + "-old")
+        try:
+            self.destination.rename(old)
+            self.folder.rename(self.destination)
+        except BaseException:
+            # An interrupt may come between the two as well.
+            if _occupied(old) and not _occupied(self.destination):
+                old.rename(self.destination)
+            raise
+        _remove(old)
+
+    def _flush_parent(self) -> None:
+        try:
+            _fsync(self.destination.parent)
+        except OSError as error:
+            raise StorageError(
+                f"{self.destination} is in place, but may not survive a power failure.",
+                f"Flushing {self.destination.parent} failed: {error.strerror}.",
+                "Check the disk, then the package with 'edge-rt inspect --verify'.",
+            ) from error
+
+
+def _occupied(path: Path) -> bool:
+    """Tell whether anything lies there, a dangling link included."""
+    return path.exists() or path.is_symlink()
 
 
 def _remove(path: Path) -> None:

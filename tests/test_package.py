@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -7,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -22,11 +24,13 @@ from edge_rt.package import (
     open_package,
     sha256_file,
 )
-from tests.helpers.packages import copied, edit_manifest, listing
+from tests.helpers.packages import copied, edit_manifest, listing, replace_file
 
+# An ONNX model of one field, its producer's name.
+GRAPH, FIRST, NEW = b"\x12\x05graph", b"\x12\x05first", b"\x12\x03new"
 FILES = {
     "chat_template.jinja": b"{{ messages }}",
-    "model.onnx": b"graph",
+    "model.onnx": GRAPH,
     "tokenizer.json": b"{}",
     "weights.bin": bytes(range(256)),
 }
@@ -129,8 +133,8 @@ PINNED = """\
       "sha256": "f24189f08c85a1eb19a737306c3a13e85462ee33d964f28108d64a2485fa2171"
     },
     "model.onnx": {
-      "size": 5,
-      "sha256": "eef93e1d14482804277fca0172464032d1a4fdbcc338524059fa1e861454ad4d"
+      "size": 7,
+      "sha256": "65d9a68b353ac6fcdf1fad00b7e7d6b6c2488aa23c87ab50ac72de5fc607adba"
     },
     "tokenizer.json": {
       "size": 2,
@@ -152,6 +156,12 @@ def write(destination, files=None, *, force=False, manifest=MANIFEST):
         return writer.publish(manifest)
 
 
+def dead_pid():
+    """Return the id of a process that has ended."""
+    program = [sys.executable, "-c", "import os; print(os.getpid())"]
+    return int(subprocess.run(program, capture_output=True, check=True).stdout)
+
+
 @pytest.fixture
 def package(tmp_path):
     return write(tmp_path / "tiny")
@@ -166,7 +176,7 @@ class TestFormat:
         assert found.manifest == MANIFEST.__class__(**{**vars(MANIFEST), "files": found.manifest.files})
         assert found.id == hashlib.sha256(PINNED.encode()).hexdigest()
         assert found.size_bytes == sum(map(len, FILES.values())) + len(PINNED.encode())
-        assert found.file("model.onnx").read_bytes() == b"graph"
+        assert found.file("model.onnx").read_bytes() == GRAPH
         assert is_package(package.path)
         found.verify()
 
@@ -373,6 +383,23 @@ class TestFilesRefused:
         with pytest.raises(InvalidPackage, match="not a regular file"):
             open_package(package.path)
 
+    def test_a_graph_that_reads_another_file(self, small_package, tmp_path):
+        package = copied(small_package, tmp_path)
+        (tmp_path / "weights.bin").write_bytes((package / "weights.bin").read_bytes())
+        graph = (package / "model.onnx").read_bytes()
+        replace_file(package, "model.onnx", graph.replace(b"weights.bin", b"../ghts.bin"))
+        with pytest.raises(InvalidPackage, match=r"model\.onnx: .* names '\.\./ghts\.bin'"):
+            open_package(package)
+
+    @pytest.mark.parametrize("name", ["model.ort", "graphs/model.onnx"])
+    def test_a_graph_in_another_place_or_format(self, package, name):
+        (package.path / "graphs").mkdir()
+        (package.path / name).write_bytes(GRAPH)
+        replace_file(package.path, name, GRAPH)
+        edit_manifest(package.path, setter("segments.0.graph", name))
+        with pytest.raises(InvalidPackage, match=f"an .onnx file at the top of the package. Found '{name}'"):
+            open_package(package.path)
+
     def test_a_tokenizer_of_another_package_changes_the_id(self, package, tmp_path):
         other = write(tmp_path / "other", FILES | {"tokenizer.json": b"[]"})
         assert other.id != package.id
@@ -432,13 +459,13 @@ class TestWriter:
 
     def test_an_existing_package_is_not_replaced(self, package):
         with pytest.raises(StorageError, match="exists already"):
-            write(package.path, FILES | {"model.onnx": b"new"})
+            write(package.path, FILES | {"model.onnx": NEW})
         open_package(package.path).verify()
-        assert package.file("model.onnx").read_bytes() == b"graph"
+        assert package.file("model.onnx").read_bytes() == GRAPH
 
     def test_force_replaces(self, package, tmp_path):
-        new = write(package.path, FILES | {"model.onnx": b"new"}, force=True)
-        assert (new.id != package.id, new.file("model.onnx").read_bytes()) == (True, b"new")
+        new = write(package.path, FILES | {"model.onnx": NEW}, force=True)
+        assert (new.id != package.id, new.file("model.onnx").read_bytes()) == (True, NEW)
         assert listing(tmp_path) == ["tiny"]
 
     @pytest.mark.parametrize("force", [False, True])
@@ -459,32 +486,115 @@ class TestWriter:
 
     def test_force_replaces_a_link_to_a_package_not_the_package(self, package, tmp_path):
         (tmp_path / "link").symlink_to(package.path)
-        write(tmp_path / "link", FILES | {"model.onnx": b"new"}, force=True)
+        write(tmp_path / "link", FILES | {"model.onnx": NEW}, force=True)
         assert listing(tmp_path) == ["link", "tiny"]
-        assert package.file("model.onnx").read_bytes() == b"graph"
+        assert package.file("model.onnx").read_bytes() == GRAPH
 
     def test_a_package_that_appears_meanwhile_is_not_replaced(self, tmp_path):
         with PackageWriter(tmp_path / "tiny") as writer:
             for name, data in FILES.items():
                 (writer.folder / name).write_bytes(data)
-            write(tmp_path / "tiny", FILES | {"model.onnx": b"first"})
+            write(tmp_path / "tiny", FILES | {"model.onnx": FIRST})
             with pytest.raises(StorageError, match="exists already"):
                 writer.publish(MANIFEST)
-        assert open_package(tmp_path / "tiny").file("model.onnx").read_bytes() == b"first"
+        assert open_package(tmp_path / "tiny").file("model.onnx").read_bytes() == FIRST
         assert listing(tmp_path) == ["tiny"]
 
     def test_with_force_the_later_of_two_writers_wins(self, tmp_path):
         with PackageWriter(tmp_path / "tiny", force=True) as slow:
             for name, data in FILES.items():
                 (slow.folder / name).write_bytes(data)
-            write(tmp_path / "tiny", FILES | {"model.onnx": b"first"}, force=True)
+            write(tmp_path / "tiny", FILES | {"model.onnx": FIRST}, force=True)
             slow.publish(MANIFEST)
-        assert open_package(tmp_path / "tiny").file("model.onnx").read_bytes() == b"graph"
+        assert open_package(tmp_path / "tiny").file("model.onnx").read_bytes() == GRAPH
         assert listing(tmp_path) == ["tiny"]
 
+    @pytest.mark.parametrize("failure", [OSError(errno.EIO, "Input/output error"), KeyboardInterrupt()])
+    def test_a_replacement_that_fails_half_way_puts_the_old_package_back(self, package, tmp_path, monkeypatch, failure):
+        rename = Path.rename
+
+        def fail_for_the_new_one(self, target):
+            if self.name.endswith("-old") or self == package.path:
+                return rename(self, target)
+            assert listing(tmp_path) == sorted([self.name, self.name + "-old"])
+            raise failure
+
+        monkeypatch.setattr(Path, "rename", fail_for_the_new_one)
+        with pytest.raises(StorageError if isinstance(failure, OSError) else KeyboardInterrupt):
+            write(package.path, FILES | {"model.onnx": NEW}, force=True)
+        assert listing(tmp_path) == ["tiny"]
+        open_package(package.path).verify()
+        assert open_package(package.path).id == package.id
+
+    @pytest.mark.parametrize("force", [False, True])
+    @pytest.mark.parametrize("link", [False, True])
+    def test_a_replacement_killed_half_way_is_undone_by_the_next_writer(self, package, tmp_path, force, link):
+        left = tmp_path / f".tiny.part-{dead_pid()}-0123abcd"
+        shutil.copytree(package.path, left)
+        if link:
+            (tmp_path / "elsewhere").mkdir()
+            real = package.path.rename(tmp_path / "elsewhere" / "tiny")
+            left.with_name(left.name + "-old").symlink_to(real)
+        else:
+            package.path.rename(left.with_name(left.name + "-old"))
+        if force:
+            with PackageWriter(tmp_path / "tiny", force=True):
+                pass
+        else:
+            with pytest.raises(StorageError, match="exists already"):
+                write(tmp_path / "tiny")
+        assert listing(tmp_path) == (["elsewhere", "tiny"] if link else ["tiny"])
+        assert open_package(tmp_path / "tiny").id == package.id
+
+    def test_what_a_living_writer_moved_aside_is_left_to_it(self, package, tmp_path):
+        old = f".tiny.part-{os.getpid()}-0123abcd-old"
+        package.path.rename(tmp_path / old)
+        write(tmp_path / "tiny")
+        assert listing(tmp_path) == [old, "tiny"]
+
+    def test_a_replacement_killed_after_its_end_stays(self, package, tmp_path):
+        write(tmp_path / f".tiny.part-{dead_pid()}-0123abcd-old", FILES | {"model.onnx": NEW})
+        with PackageWriter(tmp_path / "tiny", force=True):
+            pass
+        assert listing(tmp_path) == ["tiny"]
+        assert open_package(package.path).id == package.id
+
+    @pytest.mark.parametrize("force", [False, True])
+    def test_a_flush_that_fails_at_the_end_does_not_hide_the_package(self, tmp_path, monkeypatch, force):
+        if force:
+            write(tmp_path / "tiny")
+        fsync = os.fsync
+
+        def fail_for_the_parent(descriptor):
+            if os.path.samestat(os.fstat(descriptor), tmp_path.stat()):
+                raise OSError(errno.EIO, "Input/output error")
+            fsync(descriptor)
+
+        monkeypatch.setattr(os, "fsync", fail_for_the_parent)
+        with pytest.raises(StorageError, match=r"tiny is in place, but may not survive .*: Input/output error\."):
+            write(tmp_path / "tiny", FILES | {"model.onnx": NEW}, force=force)
+        assert open_package(tmp_path / "tiny").file("model.onnx").read_bytes() == NEW
+        assert listing(tmp_path) == ["tiny"]
+
+    def test_a_failure_removes_the_parents_it_made(self, tmp_path):
+        (tmp_path / "mine").mkdir()
+        with PackageWriter(tmp_path / "mine" / "a" / "b" / "tiny"):
+            assert listing(tmp_path / "mine" / "a" / "b") != []
+        assert (listing(tmp_path), listing(tmp_path / "mine")) == (["mine"], [])
+
+    def test_a_failure_leaves_parents_that_others_use(self, tmp_path):
+        with PackageWriter(tmp_path / "a" / "b" / "tiny"):
+            (tmp_path / "a" / "notes").write_text("x")
+        assert listing(tmp_path / "a") == ["notes"]
+
+    @pytest.mark.parametrize("name", ["x" * 300, "x" * 250, f"a/b/{'x' * 300}", f"a/{'x' * 300}/b"])
+    def test_a_name_that_is_too_long(self, tmp_path, name):
+        with pytest.raises(StorageError, match=r"cannot be written\. File name too long\."):
+            write(tmp_path / name)
+        assert listing(tmp_path) == []
+
     def test_the_next_writer_reclaims_what_killed_ones_left(self, tmp_path):
-        dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
-        pid = int(dead.stdout)
+        pid = dead_pid()
         name = "ti[ny]*"
         left = [f".{name}.part-{pid}-0123abcd", f".{name}.part-{pid}-0123abcd-old"]
         kept = [f".{name}.part-{os.getpid()}-0123abcd", f".{name}.part-notes", f".other.part-{pid}-0123abcd"]

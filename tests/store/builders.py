@@ -84,7 +84,7 @@ def options_with(pip=None, *, recipe=None, missing=None, hub=None):
 
 def write_package(path, *, source=b"source", activations="int8", force=False):
     """Write a package that opens; it does not run."""
-    files = {"model.onnx": b"graph", "weights.bin": b"weights", "tokenizer.json": b"{}"}
+    files = {"model.onnx": b"\x12\x05graph", "weights.bin": b"weights", "tokenizer.json": b"{}"}
     with PackageWriter(path, force=force) as writer:
         for name, data in files.items():
             (writer.folder / name).write_bytes(data)
