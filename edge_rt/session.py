@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -26,6 +27,10 @@ from edge_rt.hugepages import huge_pages_for_new_memory
 MINIMUM_ONNXRUNTIME: Final = (1, 23)
 MAX_THREADS: Final = 1024
 
+# Official builds of ONNX Runtime report usage to their vendor unless this is set before they are imported; calling
+# `disable_telemetry_events` afterwards still leaves a device id and a queue of events on the disk.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
 try:
     import onnxruntime as ort
 except ImportError as _error:
@@ -34,6 +39,8 @@ except ImportError as _error:
         "edge-rt does not depend on it by itself, because its CPU and GPU wheels overwrite each other.",
         "Install one of them: pip install 'edge-rt[cpu]' or pip install 'edge-rt[gpu]'.",
     ) from _error
+# For programs that imported it before.
+ort.disable_telemetry_events()
 
 
 def onnxruntime_version() -> str:

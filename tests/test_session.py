@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -202,3 +203,13 @@ class TestTranslate:
         numbers = translate(RuntimeError("a\nb " * 1000), loading=False).numbers
         assert len(numbers) <= 301
         assert "\n" not in numbers
+
+
+def test_nothing_is_reported_to_anybody(small_package, tmp_path):
+    program = (
+        "import sys, edge_rt\nwith edge_rt.load(sys.argv[1]) as model:\n    model.generate('Hello', max_tokens=2)\n"
+    )
+    home = {name: str(tmp_path / name) for name in ("HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME")}
+    environment = {key: value for key, value in os.environ.items() if key != "ORT_DISABLE_TELEMETRY"} | home
+    subprocess.run([sys.executable, "-c", program, str(small_package)], env=environment, check=True)
+    assert list(tmp_path.rglob("*")) == []

@@ -121,6 +121,13 @@ class Chat:
         asked: list[ChatMessage] = [*self.messages, {"role": "user", "content": text}]
         return self._answer(asked, config, cancel, on_prefill_progress, options)
 
+    async def asend(self, text: str, config: GenerationConfig | None = None, **options: Any) -> Result:
+        """Do ``send`` in a worker thread; cancelling the task stops the generation."""
+        async with self.astream(text, config, **options) as stream:
+            async for _ in stream:
+                pass
+        return stream.result()
+
     def astream(self, text: str, config: GenerationConfig | None = None, **options: Any) -> AsyncStream:
         """Do ``stream`` in a worker thread."""
         return AsyncStream(self.stream(text, config, **options))

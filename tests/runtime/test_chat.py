@@ -383,3 +383,13 @@ class TestFiles:
             out.truncate((64 << 20) + 1)
         with pytest.raises(InputError, match="larger than"):
             read_chat(path)
+
+
+def test_asend_is_send_in_a_worker_thread(model):
+    model.reset()
+    expected = model.chat().send("Hello", max_tokens=5, **GREEDY)
+    model.reset()
+    chat = model.chat()
+    result = asyncio.run(chat.asend("Hello", max_tokens=5, **GREEDY))
+    assert result.token_ids == expected.token_ids
+    assert [message["role"] for message in chat.messages] == ["user", "assistant"]
