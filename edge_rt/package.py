@@ -23,7 +23,7 @@ from typing import Any, Final, Self, TypeVar, get_args, get_origin, get_type_hin
 
 import psutil
 
-from edge_rt.errors import InvalidPackage, ModelNotFound, StorageError, UnsupportedModel, VersionMismatch
+from edge_rt.errors import ConfigError, InvalidPackage, ModelNotFound, StorageError, UnsupportedModel, VersionMismatch
 from edge_rt.graph_check import check_graph
 
 FORMAT_NAME: Final = "edge-rt package"
@@ -201,6 +201,18 @@ def sha256_file(path: Path) -> str:
     except OSError as error:
         raise StorageError(f"{path} cannot be read.", f"{error.strerror or error}.", "Check the path.") from error
     return digest.hexdigest()
+
+
+def absolute_path(path: Path) -> Path:
+    """Return the path with ``~`` expanded, absolute.
+
+    Raises:
+        ConfigError: ``~name`` names a user that does not exist.
+    """
+    try:
+        return Path(path).expanduser().absolute()
+    except RuntimeError as error:
+        raise ConfigError(f"The path {str(path)[:200]!r} means nothing here.", f"{error}", "Write it out.") from error
 
 
 def is_package(path: Path) -> bool:
@@ -397,7 +409,7 @@ class PackageWriter:
     """
 
     def __init__(self, destination: Path, *, force: bool = False) -> None:
-        self.destination = Path(destination).expanduser().absolute()
+        self.destination = absolute_path(destination)
         self.force = force
         self.folder = self.destination.parent / f"{self._prefix()}{os.getpid()}-{secrets.token_hex(4)}"
         self._new_parents: tuple[Path, ...] = ()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_rt.errors import InvalidPackage, ModelNotFound, StorageError, UnsupportedModel, VersionMismatch
+from edge_rt.errors import ConfigError, InvalidPackage, ModelNotFound, StorageError, UnsupportedModel, VersionMismatch
 from edge_rt.package import (
     Manifest,
     ModelConfig,
@@ -633,3 +633,8 @@ def test_the_manifest_of_an_export_reads_back(small_package):
     assert json.loads(package.manifest.to_bytes())["files"].keys() == {
         "chat_template.jinja", "model.onnx", "tokenizer.json", "weights.bin",
     }  # fmt: skip
+
+
+def test_the_home_of_nobody_is_a_typed_error():
+    with pytest.raises(ConfigError, match="means nothing here"):
+        PackageWriter(Path("~nobody-has-this-name/package"))

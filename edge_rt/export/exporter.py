@@ -39,6 +39,7 @@ from edge_rt.package import (
     Segment,
     SourceInfo,
     TokenizerInfo,
+    absolute_path,
     sha256_file,
 )
 from edge_rt.progress import ProgressCallback, ProgressEvent
@@ -137,7 +138,7 @@ def export_checkpoint(
     estimate = estimate_export(checkpoint.weights, layout, checkpoint.model)
     if on_estimate is not None:
         on_estimate(estimate)
-    require_room(estimate, Path(out).expanduser().absolute())
+    require_room(estimate, absolute_path(out))
     with PackageWriter(out, force=force) as writer, open_model_file(checkpoint.header.path) as stream:
         _write_weights(stream, checkpoint, layout, writer.folder, stage)
         stage("graph")
