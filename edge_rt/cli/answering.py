@@ -51,6 +51,11 @@ def answer(make_stream: MakeStream, terminal: Terminal, on_event: Callable[[Even
                     status.hide()
                     on_event(item)
             return background.result()
+        except BaseException:
+            status.hide()
+            # What is told next does not belong to the half answer.
+            terminal.fresh_line()
+            raise
         finally:
             status.hide()
             token.cancel()

@@ -22,7 +22,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Language models on the device in front of you.",
-    epilog="Exit codes: 0 success, 1 unexpected, 2 usage, 3 input, 4 memory, 5 runtime, 6 storage, 130 Ctrl-C.",
+    epilog="Exit codes: 0 success, 1 unexpected, 2 usage, 3 input, 4 memory, 5 runtime, 6 storage, "
+    "129 lost terminal, 130 Ctrl-C, 141 reader of the output gone, 143 SIGTERM.",
 )
 app.command()(chat)
 app.command()(generate)

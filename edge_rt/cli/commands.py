@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from edge_rt.cli.console import gibibytes, number
-from edge_rt.cli.conversation import Conversation, settings_to_options
+from edge_rt.cli.conversation import Attachment, Conversation, settings_to_options
 from edge_rt.cli.options import parse_logit_bias
 from edge_rt.cli.stats import facts_lines
 from edge_rt.errors import ConfigError, InputError, StorageError
@@ -71,7 +71,9 @@ class Commands:
             "/save": Command(self._save, "FILE", "save conversation and options"),
             "/load": Command(self._load, "FILE", "load a saved conversation"),
             "/regen": Command(self._regen, "", "answer the last message anew"),
-            "/undo": Command(self._undo, "", "forget the last message and its answer"),
+            "/undo": Command(
+                self._undo, "", "forget a text that waits after /read, or the last message and its answer"
+            ),
             "/read": Command(self._read, "FILE", "put a file's text in front of the next message"),
             "/model": Command(self._model, "MODEL", "change the model, keep the conversation"),
             "/ctx": Command(self._ctx, "N", "change the context size, keep the conversation"),
@@ -132,6 +134,12 @@ class Commands:
         self._conversation.regenerate()
 
     def _undo(self, _: str) -> None:
+        names = self._conversation.attached_names()
+        if names:
+            # Otherwise a text that does not fit the context would stand in front of every message.
+            self._conversation.attached.clear()
+            self._terminal.note(f"the text of {names} is forgotten", "dim")
+            return
         dropped = self._conversation.chat.undo()
         self._terminal.note("the last exchange is forgotten" if dropped else "there is nothing to forget", "dim")
 
@@ -150,9 +158,12 @@ class Commands:
             raise InputError(
                 f"{path} is not UTF-8 text.", f"Byte {error.start}: {error.reason}.", "Convert it."
             ) from error
-        self._conversation.attached.append(text)
-        tokens = len(self._conversation.model.tokenizer.encode_text(text))
+        self._conversation.attached.append(Attachment(path.name, text))
+        tokens = self._count_tokens(text)
         self._terminal.note(f"read {path.name}, {number(tokens)} tokens: in front of your next message", "dim")
+
+    def _count_tokens(self, text: str) -> int:
+        return len(self._conversation.model.tokenizer.encode_text(text))
 
     # --- options ---
 
@@ -197,9 +208,11 @@ class Commands:
         facts = conversation.model.describe()
         per_token = facts["kv_bytes_per_token"]
         used, room = conversation.chat.token_count(), facts["context_tokens"]
+        waiting = [f"{item.name}, {number(self._count_tokens(item.text))} tokens" for item in conversation.attached]
         self._rows(
             {
                 "conversation": f"{number(used)} of {number(room)} tokens",
+                **({"for the next message": "; ".join(waiting)} if waiting else {}),
                 "cache": f"{gibibytes(used * per_token)} of {gibibytes(room * per_token)}",
                 "weights": gibibytes(facts["weights_bytes"]),
                 "peak of the process": gibibytes(peak_rss_bytes()),

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import logging
 import sys
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from edge_rt.cli.sanitise import harmless
+from edge_rt.errors import StorageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,6 +22,18 @@ SEPARATOR: Final = " · "
 
 class OutputClosed(Exception):
     """Whoever read stdout has gone."""
+
+
+class OutputFailed(StorageError):
+    """Stdout cannot be written: a full disk, or none at all."""
+
+
+class _ClosedOutput(io.StringIO):
+    """Stands for a stdout that the process was started without."""
+
+    def write(self, text: str) -> int:
+        del text
+        raise OSError(errno.EBADF, "It is closed")
 
 
 class Terminal:
@@ -49,12 +63,14 @@ class Terminal:
         is_json: bool = False,
     ) -> None:
         # A process may be started with its streams closed; Python then has None in their place.
-        self._out: TextIO = out or sys.stdout or io.StringIO()
+        self._out: TextIO = out or sys.stdout or _ClosedOutput()
         self._err: TextIO = err or sys.stderr or io.StringIO()
         self.quiet = quiet
         self.verbose = verbose
         self.is_json = is_json
         self.no_color = no_color
+        self._live: Console | None = None
+        self._is_mid_line = False
         self.out_is_tty = self._out.isatty()
         self.err_is_tty = self._err.isatty()
         for stream in (self._out, self._err):
@@ -98,12 +114,26 @@ class Terminal:
             ]
             self.line("  ".join(padded).rstrip())
 
+    def fresh_line(self) -> None:
+        """End a line of the answer that stands unfinished on a screen, if the screen is still there."""
+        if self._is_mid_line and self.out_is_tty:
+            with suppress(OutputClosed, OutputFailed):
+                self._write("\n")
+
     def _write(self, text: str) -> None:
+        if text:
+            self._is_mid_line = not text.endswith("\n")
         try:
             self._out.write(text)
             self._out.flush()
         except BrokenPipeError as error:
             raise OutputClosed from error
+        except OSError as error:
+            raise OutputFailed(
+                "Standard output could not be written.",
+                f"{error.strerror}.",
+                "Check where it leads: a disk with free space, or an open file.",
+            ) from error
 
     # --- stderr ---
 
@@ -129,7 +159,7 @@ class Terminal:
     def _tell(self, text: str, style: str, end: str = "\n") -> None:
         # What cannot be told on a closed stderr is no reason to fail.
         with suppress(BrokenPipeError):
-            if not self.err_is_tty or not style:
+            if self._live is None and (not self.err_is_tty or not style):
                 self._err.write(harmless(text) + end)
             else:
                 self.rich_console().print(harmless(text), style=style, end=end, soft_wrap=True)
@@ -139,9 +169,18 @@ class Terminal:
         """Return a rich console on ``err``; it honours ``NO_COLOR`` and ``TERM``."""
         from rich.console import Console
 
-        return Console(
+        return self._live or Console(
             file=self._err, no_color=True if self.no_color else None, markup=False, emoji=False, highlight=False
         )
+
+    @contextmanager
+    def through(self, console: Console) -> Generator[None]:
+        """Write to ``err`` through a console that redraws a bar below what it writes."""
+        self._live = console
+        try:
+            yield
+        finally:
+            self._live = None
 
     def ask(self, question: str) -> bool:
         """Ask a person at the keyboard a yes-or-no question; anything but yes is no."""

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,19 @@ if TYPE_CHECKING:
     from edge_rt.runtime.stream import Stream
 
 LoadModel = Callable[[Path, ModelFlags], "Model"]
+
+
+@dataclass(frozen=True)
+class Attachment:
+    """A text that goes in front of the next message.
+
+    Attributes:
+        name: the name of its file.
+        text: the text.
+    """
+
+    name: str
+    text: str
 
 
 class Conversation:
@@ -65,7 +79,7 @@ class Conversation:
         self.flags = flags
         self.options = options
         self.show_stats = show_stats
-        self.attached: list[str] = []
+        self.attached: list[Attachment] = []
         self._load = load
         self.name, self._package = obtain_package(terminal, flags)
         self.model: Model = load(self._package, flags)
@@ -77,7 +91,7 @@ class Conversation:
         Raises:
             EdgeRTError: it cannot be answered; the conversation is as before.
         """
-        whole = "\n\n".join([*self.attached, text])
+        whole = "\n\n".join([*(item.text for item in self.attached), text])
 
         def make_stream(token: CancelToken, on_prefill: Callable[[int, int], None]) -> Stream:
             return self.chat.stream(whole, self.options, cancel=token, on_prefill_progress=on_prefill)
@@ -120,9 +134,8 @@ class Conversation:
         if reason == "cancelled":
             self.terminal.note("[interrupted; /regen answers anew]", "dim")
         elif reason == "length":
-            self.terminal.note(
-                f"[stopped after {number(self.options.max_tokens or 0)} tokens, see --max-tokens]", "dim"
-            )
+            limit = number(self.options.max_tokens or 0)
+            self.terminal.note(f"[stopped after {limit} tokens, see /set max_tokens]", "dim")
         elif reason == "context_full":
             used = number(result.usage.total_tokens)
             self.terminal.warn(
@@ -139,13 +152,18 @@ class Conversation:
         return (
             f"The conversation does not fit the context. "
             f"Prompt {number(prompt)} tokens + {number(reserved)} reserved > context {number(context)}. "
-            f"{self._ways_out().capitalize()}."
+            f"{self._ways_out(self.attached_names())}."
         )
 
-    def _ways_out(self) -> str:
+    def attached_names(self) -> str:
+        """Return the names of the attached texts, for people; empty if there are none."""
+        return ", ".join(item.name for item in self.attached)
+
+    def _ways_out(self, attached: str = "") -> str:
         trained = self.model.package.manifest.model.context_length
         larger = f", or /ctx N for more (up to {trained})" if self.model.context_tokens < trained else ""
-        return f"/clear starts anew, /undo drops the last exchange{larger}"
+        undo = f"forgets the text of {attached}" if attached else "drops the last exchange"
+        return f"/clear starts anew, /undo {undo}{larger}"
 
     def switch(self, flags: ModelFlags) -> None:
         """Load another model, or the same one otherwise, and keep the conversation.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edge_rt.cli.console import Terminal
-from edge_rt.cli.loading import tell_estimate
+from edge_rt.cli.loading import check_runtime, tell_estimate, tell_source
 from edge_rt.cli.options import (
     ConfigOption,
     JsonOption,
@@ -50,6 +50,7 @@ def export(
     """Turn a GGUF checkpoint into a package; nothing is left behind if it fails or is stopped."""
     terminal = make_terminal(json=json, quiet=quiet, verbose=verbose, no_color=no_color)
     flags = ModelFlags(model, store=store, config=config, offline=offline)
+    check_runtime()
     with show_progress(terminal) as progress:
         source = _source(terminal, flags, progress)
         # In the main thread: Ctrl-C then unwinds through the clean-up of the private folder.
@@ -84,7 +85,7 @@ def _source(terminal: Terminal, flags: ModelFlags, progress: ProgressCallback) -
     resolved = resolve_source(flags.reference, store)
     if resolved.kind == "gguf" and resolved.path is not None and not resolved.in_store:
         return resolved.path
-    terminal.note(resolved.description)
+    tell_source(terminal, resolved, offline=flags.offline)
     fetched = fetch_source(flags.reference, store=store, offline=flags.offline, gguf_only=True, progress=progress)
     return fetched.path
 

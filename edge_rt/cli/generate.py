@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from edge_rt.cli.answering import answer
-from edge_rt.cli.console import Terminal
+from edge_rt.cli.console import Terminal, number
 from edge_rt.cli.loading import load_model, obtain_package
 from edge_rt.cli.options import (
     BiasOption,
@@ -116,6 +116,7 @@ def generate(
         writer = _Writer(terminal, loaded, is_json=json, is_lines=json_lines, is_whole=no_stream)
         result = _run(loaded, _messages(loaded, text, system, raw=raw), options, terminal, writer)
         writer.finish(result)
+        _warn_if_full(terminal, loaded, result)
     if stats or (stats is None and verbose):
         tell_stats(terminal, result)
     return EXIT_INTERRUPTED if result.finish_reason == "cancelled" else 0
@@ -126,6 +127,16 @@ def _run(model: Model, prompt: Prompt, options: GenerationConfig, terminal: Term
         return model.stream(prompt, options, cancel=token, on_prefill_progress=on_prefill)
 
     return answer(make_stream, terminal, writer.push)
+
+
+def _warn_if_full(terminal: Terminal, model: Model, result: Result) -> None:
+    """Say that the end of the context cut the answer."""
+    if result.finish_reason != "context_full":
+        return
+    trained = model.package.manifest.model.context_length
+    larger = f"--ctx N allows more (up to {trained})" if model.context_tokens < trained else "give a shorter prompt"
+    used, room = number(result.usage.total_tokens), number(model.context_tokens)
+    terminal.warn(f"the context is full ({used} of {room} tokens) and the answer is cut; {larger}.")
 
 
 def _messages(model: Model, text: str, system: str | None, *, raw: bool) -> Prompt:

@@ -147,6 +147,8 @@ def _print(terminal: Terminal, facts: dict[str, Any], *, whole_template: bool) -
     sizes = {name: facts[name] for name in ("files", "bytes_by_type") if name in facts}
     flat = {name: value for name, value in facts.items() if name not in {*sections, *sizes, "chat_template"}}
     flat["size"] = human_bytes(flat.pop("size_bytes"))
+    if "verified" in flat:
+        flat["verified"] = "yes" if flat["verified"] else "not checked (--verify)"
     for heading, parts in sizes.items():
         flat[heading] = {part: human_bytes(size) for part, size in parts.items()}
     terminal.table(facts_lines(flat))

@@ -15,6 +15,7 @@ from edge_rt.cli.progress import show_progress
 if TYPE_CHECKING:
     from edge_rt.export import ExportEstimate
     from edge_rt.runtime.engine import Model
+    from edge_rt.store import Resolved
 
 
 def tell_estimate(terminal: Terminal, estimate: ExportEstimate) -> None:
@@ -23,6 +24,24 @@ def tell_estimate(terminal: Terminal, estimate: ExportEstimate) -> None:
 
     disk, memory = human_bytes(estimate.disk_bytes), human_bytes(estimate.peak_memory_bytes)
     terminal.note(f"export needs at most {disk} of disk and {memory} of memory", "dim")
+
+
+def check_runtime() -> None:
+    """Refuse work that ends in ONNX Runtime before anything is downloaded for it.
+
+    Raises:
+        RuntimeUnavailable: ONNX Runtime is not installed.
+        VersionMismatch: it is too old.
+    """
+    from edge_rt.session import check_onnxruntime_version
+
+    check_onnxruntime_version()
+
+
+def tell_source(terminal: Terminal, resolved: Resolved, *, offline: bool, lead: str = "") -> None:
+    """Say what is made from what; not that it will be fetched if the network must not be used."""
+    if not offline or resolved.download_bytes == 0:
+        terminal.note(f"{lead}{resolved.description}")
 
 
 def obtain_package(terminal: Terminal, flags: ModelFlags) -> tuple[str, Path]:
@@ -37,9 +56,10 @@ def obtain_package(terminal: Terminal, flags: ModelFlags) -> tuple[str, Path]:
     resolved = resolve(flags.reference, store)
     if resolved.kind == "package" and resolved.path is not None:
         return resolved.name, resolved.path
+    check_runtime()
     # Whether a GGUF file was exported before is known only once it is hashed.
     is_new = "" if resolved.kind == "gguf" else f"{resolved.name} is not on this machine: "
-    terminal.note(f"{is_new}{resolved.description}")
+    tell_source(terminal, resolved, offline=flags.offline, lead=is_new)
     exporter = functools.partial(export_with_edge_rt, on_estimate=functools.partial(tell_estimate, terminal))
     with show_progress(terminal) as progress:
         path = ensure_package(flags.reference, store=store, offline=flags.offline, progress=progress, exporter=exporter)

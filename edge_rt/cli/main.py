@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Any, Final
 
-from edge_rt.cli.console import OutputClosed, Terminal
+from edge_rt.cli.console import OutputClosed, OutputFailed, Terminal
 from edge_rt.cli.interrupt import SignalReceived, has_unfinished_work, signals_as_exceptions
 from edge_rt.errors import Cancelled, EdgeRTError, ErrorJSON, MemoryBudgetExceeded, StorageError
 
@@ -52,6 +52,10 @@ def _report(terminal: Terminal, error: Exception, *, verbose: bool, lines: bool)
     if hasattr(error, "format_message"):
         # A usage error; which module its class lives in differs between versions of typer.
         return _report_usage(terminal, error, lines=lines)
+    if isinstance(error, OutputFailed):
+        terminal.error(str(error))
+        _drop_stdout()
+        return error.exit_code
     known = _as_known(error)
     if known is None:
         if verbose:
@@ -77,12 +81,14 @@ def _as_known(error: Exception) -> EdgeRTError | None:
 
 
 def _report_usage(terminal: Terminal, error: Any, *, lines: bool) -> int:
-    message = error.format_message()
+    message = error.format_message().rstrip()
     if type(error).__name__ == "NoArgsIsHelpError":
         if message.strip():
             terminal.note(message)
         return EXIT_USAGE
     hint = f"See '{error.ctx.command_path} --help'." if error.ctx is not None else "See 'edge-rt --help'."
+    if not message.endswith((".", "?", "!")):
+        message += "."
     terminal.error(f"{message} {hint}")
     _document(terminal, _plain("UsageError", message, hint, EXIT_USAGE), lines=lines)
     return EXIT_USAGE
@@ -104,13 +110,14 @@ def _document(terminal: Terminal, error: ErrorJSON, *, lines: bool) -> None:
         return
     try:
         terminal.document({"error": error}, indent=None if lines else 2)
-    except OutputClosed:
+    except (OutputClosed, OutputFailed):
         _drop_stdout()
 
 
 def _drop_stdout() -> None:
     """Let the interpreter's last flush go nowhere instead of failing."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def main() -> None:
@@ -119,6 +126,7 @@ def main() -> None:
     if has_unfinished_work():
         # A thread is inside ONNX Runtime, which must not be torn down under it.
         for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+            if stream is not None:
+                stream.flush()
         os._exit(code)
     sys.exit(code)

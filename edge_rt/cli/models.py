@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edge_rt.cli.console import Terminal
-from edge_rt.cli.loading import tell_estimate
+from edge_rt.cli.loading import check_runtime, tell_estimate, tell_source
 from edge_rt.cli.options import (
     DEFAULT_MODEL,
     ConfigOption,
@@ -56,8 +56,10 @@ def pull(
     reference = one_of(ref, model, "The model") or DEFAULT_MODEL
     place = open_the_store(store, config)
     resolved = resolve(reference, place)
+    if force or resolved.kind != "package":
+        check_runtime()
     if resolved.kind != "package":
-        terminal.note(f"{resolved.name}: {resolved.description}")
+        tell_source(terminal, resolved, offline=offline, lead=f"{resolved.name}: ")
     with show_progress(terminal) as progress:
         report = pull_into(
             reference,

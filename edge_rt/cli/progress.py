@@ -24,7 +24,8 @@ def show_progress(terminal: Terminal) -> Generator[ProgressCallback]:
     if terminal.quiet:
         yield no_progress
     elif terminal.err_is_tty:
-        with _bar(terminal) as progress:
+        bar = _bar(terminal)
+        with terminal.through(bar.console), bar as progress:
             yield _Bar(progress)
     else:
         yield _Lines(terminal)

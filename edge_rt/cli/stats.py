@@ -18,10 +18,15 @@ def stats_line(result: Result) -> str:
         [
             f"prompt {number(times.prompt_n)} tok {number(times.prompt_per_second)} tok/s",
             f"first token {times.ttft_ms / 1e3:.2f} s",
-            f"{number(times.predicted_n)} tok {times.predicted_per_second:.1f} tok/s",
+            f"{number(times.predicted_n)} tok {_rate(times.predicted_per_second)}",
             f"peak {gibibytes(result.memory.peak_bytes)}",
         ]
     )
+
+
+def _rate(per_second: float) -> str:
+    """Return a speed; a single token has none."""
+    return f"{per_second:.1f} tok/s" if per_second else "-"
 
 
 def tell_stats(terminal: Terminal, result: Result) -> None:
@@ -36,7 +41,7 @@ def tell_stats(terminal: Terminal, result: Result) -> None:
         f"{number(times.prompt_per_second)} tok/s",
         "first token": f"{times.ttft_ms / 1e3:.2f} s",
         "answer": f"{number(times.predicted_n)} tokens in {times.predicted_ms / 1e3:.2f} s, "
-        f"{times.predicted_per_second:.1f} tok/s",
+        f"{_rate(times.predicted_per_second)}",
         "finished": result.finish_reason + (f" at {result.stop_string!r}" if result.stop_string else ""),
         "peak memory": gibibytes(result.memory.peak_bytes),
         "cache": gibibytes(result.memory.kv_bytes),

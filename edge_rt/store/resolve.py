@@ -172,6 +172,12 @@ def _only_gguf(folder: Path) -> Path:
 
 
 def _wrong_folder(path: Path, names: Sequence[str]) -> InputError:
+    if {"model.onnx", "weights.bin"} <= set(names):
+        return InvalidPackage(
+            f"{path} is an edge-rt package without its manifest.",
+            "It holds model.onnx and weights.bin, but no manifest.json.",
+            "Export it again.",
+        )
     if any(name.endswith(".safetensors") for name in names):
         return UnsupportedModel(
             f"{path} is a Hugging Face folder with safetensors, which this version does not export.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 
 import pytest
 
@@ -11,7 +12,7 @@ from edge_rt.cli.commands import Commands, LeaveChat, parse_option
 from edge_rt.cli.console import Terminal
 from edge_rt.cli.conversation import Conversation
 from edge_rt.cli.options import ModelFlags
-from edge_rt.errors import ConfigError, EdgeRTError, InputError, StorageError
+from edge_rt.errors import ConfigError, ContextOverflow, EdgeRTError, InputError, StorageError
 from edge_rt.runtime.config import GenerationConfig
 
 
@@ -102,6 +103,36 @@ def test_read_goes_in_front_of_the_next_message_once(commands, conversation, tmp
     conversation.say("and?")
     asked = [message["content"] for message in conversation.chat.messages if message["role"] == "user"]
     assert asked == ["facts\n\nwhy?", "and?"]
+
+
+def test_undo_first_drops_a_text_that_does_not_fit(commands, conversation, tmp_path, told):
+    conversation.say("one")
+    messages = list(conversation.chat.messages)
+    (tmp_path / "huge.txt").write_text("word " * 2000)
+    commands.run(f"/read {tmp_path / 'huge.txt'}")
+    with pytest.raises(ContextOverflow) as caught:
+        conversation.say("what is it?")
+    assert "/undo forgets the text of huge.txt" in conversation.explain(caught.value)
+    commands.run("/show memory")
+    assert re.search(r"for the next message +huge\.txt, [\d ]+ tokens", told())
+    commands.run("/undo")
+    assert "the text of huge.txt is forgotten" in told()
+    assert conversation.chat.messages == messages
+    conversation.say("two")
+    assert conversation.chat.messages[-2]["content"] == "two"
+
+
+def test_advice_keeps_its_letters(conversation):
+    commands = Commands(conversation)
+    commands.run("/ctx 64")
+    with pytest.raises(ContextOverflow) as caught:
+        conversation.say("word " * 200)
+    assert "/undo drops the last exchange, or /ctx N for more (up to 512)." in conversation.explain(caught.value)
+
+
+def test_an_answer_that_is_cut_names_the_option(conversation, told):
+    conversation.say("one")
+    assert "[stopped after 4 tokens, see /set max_tokens]" in told()
 
 
 @pytest.mark.parametrize(("content", "error"), [(None, StorageError), (b"\xff", InputError)])

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pexpect
 import pytest
@@ -81,6 +83,50 @@ def test_odd_stdin(stdin, code, kind, said, ask):
     assert said in error["numbers"]
 
 
+def test_an_answer_that_the_context_cuts_is_warned_about(inline, small_package):
+    arguments = ("generate", "-m", small_package, "-p", "Hello", "-c", "64", *ENDLESS)
+    result = inline(*arguments, "--json")
+    assert json.loads(result.stdout)["finish_reason"] == "context_full"
+    assert b"warning: the context is full (64 of 64 tokens)" in result.stderr
+    assert b"--ctx N allows more (up to 512)" in result.stderr
+
+
+def test_one_token_has_no_speed(inline, small_package):
+    result = inline("generate", "-m", small_package, "-p", "Hello", "-n", "1", "--stats")
+    assert "1 tok - " in result.stderr.decode()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_behind_stdout_is_named(start, small_package):
+    with Path("/dev/full").open("wb") as full:
+        process = start("generate", "-m", small_package, "-p", "x", *GREEDY, stdout=full)
+        told = process.communicate(timeout=20)[1].decode()
+    assert told.startswith("error: Standard output could not be written. No space left")
+    assert (process.returncode, told.count("\n")) == (6, 1)
+
+
+@pytest.mark.parametrize("more", [(), ("--json",)])
+def test_a_closed_stdout_is_an_error(more, start, small_package):
+    process = start("generate", "-m", small_package, "-p", "x", *GREEDY, *more, stdout=None, preexec_fn=_close_stdout)
+    told = process.communicate(timeout=20)[1].decode()
+    assert (process.returncode, told.splitlines()[0][:44]) == (6, "error: Standard output could not be written.")
+    assert "Traceback" not in told
+
+
+def _close_stdout():
+    os.close(1)
+
+
+def test_what_follows_a_half_answer_has_its_own_line(spawn, slow_package):
+    child = spawn("generate", "-m", slow_package, "-p", "Hello", "-n", "5000", *ENDLESS)
+    child.expect(r"\w{3}")
+    child.kill(signal.SIGTERM)
+    child.expect(r"\n(\x1b\[K|\r)*stopped")
+    child.expect(pexpect.EOF)
+    child.wait()
+    assert child.exitstatus == 143
+
+
 def test_a_closed_stdin_is_an_empty_one(cli_env, small_package, start):
     process = start("generate", "-m", small_package, "-p", "x", *GREEDY, stdin=None, preexec_fn=_close_stdin)
     assert process.communicate(timeout=20)[1] == b""
@@ -88,8 +134,6 @@ def test_a_closed_stdin_is_an_empty_one(cli_env, small_package, start):
 
 
 def _close_stdin():
-    import os
-
     os.close(0)
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import time
@@ -63,6 +64,7 @@ def test_usage_errors(arguments, hint, capsys):
     assert output.out == ""
     assert output.err.startswith("error: ")
     assert hint in output.err
+    assert re.search(r"[.?] See 'edge-rt", output.err)
 
 
 @pytest.mark.parametrize("flag", ["--json", "--json-lines"])
@@ -142,6 +144,14 @@ def test_without_onnxruntime_the_error_says_what_to_install(cli_env, small_packa
     doctor = subprocess.run([*command, "doctor", "--json"], env=cli_env, capture_output=True)
     assert doctor.returncode == 5
     assert "ONNX Runtime is not installed." in json.loads(doctor.stdout)["problems"][0]
+
+
+@pytest.mark.parametrize("verb", [("pull",), ("generate", "-p", "x", "-m"), ("export", "--out", "out", "-m")])
+def test_without_onnxruntime_nothing_is_downloaded(verb, cli_env, tmp_path):
+    code = "import sys; sys.modules['onnxruntime'] = None; from edge_rt.cli.main import main; main()"
+    command = [PROGRAM[0], "-c", code, *verb, "nobody/nothing"]
+    result = subprocess.run(command, env=cli_env, cwd=tmp_path, capture_output=True, stdin=subprocess.DEVNULL)
+    assert (result.returncode, result.stderr[:37]) == (5, b"error: ONNX Runtime is not installed.")
 
 
 def test_a_closed_stdout_is_quiet(start, slow_package):

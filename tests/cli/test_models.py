@@ -50,6 +50,7 @@ def test_offline_pull_of_an_absent_model_fails(store_cli):
     result = store_cli("pull", "nobody/nothing", "--offline", "--json")
     assert result.returncode == 6
     assert json.loads(result.stdout)["error"]["type"] == "DownloadError"
+    assert b"will fetch" not in result.stderr
 
 
 def test_inspect_a_gguf(store_cli, small_gguf):
@@ -66,7 +67,8 @@ def test_inspect_verify_finds_damage(store_cli, small_gguf, tmp_path):
     data = bytearray(weights.read_bytes())
     data[100] ^= 1
     weights.write_bytes(data)
-    assert store_cli("inspect", "mine").returncode == 0
+    unread = store_cli("inspect", "mine")
+    assert (unread.returncode, b"not checked (--verify)" in unread.stdout) == (0, True)
     result = store_cli("inspect", "mine", "--verify", "--json")
     assert (result.returncode, json.loads(result.stdout)["error"]["type"]) == (3, "InvalidPackage")
 

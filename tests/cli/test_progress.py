@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 import pytest
 
@@ -41,6 +42,20 @@ def test_a_long_stage_tells_its_tenths(monkeypatch):
 @pytest.mark.parametrize("stream", [io.StringIO(), Screen()])
 def test_quiet_shows_nothing(stream):
     assert show(stream, quiet=True) == ""
+
+
+def test_a_note_stands_above_the_bar(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    screen = Screen()
+    terminal = Terminal(io.StringIO(), screen)
+    with show_progress(terminal) as progress:
+        progress(EVENTS[0])
+        terminal.note("export needs 3 bytes", "dim")
+        progress(EVENTS[1])
+    terminal.note("afterwards")
+    # The bar's line is erased before the note is written.
+    assert re.search(r"\x1b\[2K(\x1b\[2m)?export needs 3 bytes", screen.getvalue())
+    assert screen.getvalue().endswith("afterwards\n")
 
 
 def test_a_screen_gets_a_bar_and_harmless_messages():

@@ -67,6 +67,7 @@ def test_other_files_are_named_for_what_they_are(store, options, tmp_path, name,
         (["m.gguf", "model.safetensors"], InvalidModelFile, "m.gguf is not a GGUF file"),
         (["model.safetensors", "config.json"], UnsupportedModel, "Hugging Face folder"),
         (["pytorch_model.bin", "config.json"], UnsupportedModel, "only as pickles"),
+        (["model.onnx", "weights.bin"], InvalidPackage, "package without its manifest.*Export it again"),
     ],
 )
 def test_other_folders_are_named_for_what_they_are(store, options, tmp_path, files, error, message):
