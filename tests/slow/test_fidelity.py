@@ -12,9 +12,11 @@ import pytest
 pytestmark = [pytest.mark.slow, pytest.mark.model]
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "fidelity.py"
-LEAST_TOP1 = {"float": 0.998, "int8": 0.97}
 TOKENS = 3000
 SHORT_TOKENS = 500
+# A sample of 500 tokens scatters by 0.6 % (one standard deviation) around the 98.2 % of the long one.
+LEAST_TOP1 = {TOKENS: {"float": 0.998, "int8": 0.97}, SHORT_TOKENS: {"float": 0.998, "int8": 0.95}}
+MOST_KL = {"float": 1e-6, "int8": 5e-3}
 OWN_PROMPTS = [
     "Describe a walk along a river in spring.",
     "Explain to a child why the moon changes its shape.",
@@ -47,4 +49,5 @@ def test_packages_stay_close_to_the_checkpoint(smollm2_gguf, smollm2_package, sm
     print(json.dumps(report, indent=1))
     assert {row["activations"] for row in report["packages"]} == {"float", "int8"}
     for row in report["packages"]:
-        assert row["top1_agreement"] >= LEAST_TOP1[row["activations"]], row
+        assert row["top1_agreement"] >= LEAST_TOP1[tokens][row["activations"]], row
+        assert row["mean_kl"] <= MOST_KL[row["activations"]], row
