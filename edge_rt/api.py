@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from edge_rt.errors import ModelNotFound
 from edge_rt.package import is_package
 from edge_rt.progress import ProgressCallback, no_progress
-from edge_rt.runtime.engine import DEFAULT_PREFILL_CHUNK, Model, load_package
+from edge_rt.runtime.engine import Model, load_package
 
 if TYPE_CHECKING:
     from edge_rt.store.pull import PullReport
@@ -21,7 +21,9 @@ def load(
     threads: int | None = None,
     device: str = "auto",
     store: Path | None = None,
-    prefill_chunk: int = DEFAULT_PREFILL_CHUNK,
+    prefill_chunk: int | None = None,
+    kv: str | None = None,
+    isa: str | None = None,
 ) -> Model:
     """Load a package.
 
@@ -33,16 +35,26 @@ def load(
         threads: None takes every CPU this process may use; the number is one per process.
         device: ``"auto"`` or ``"cpu"``.
         store: folder of the store; None takes the configured one.
-        prefill_chunk: tokens of one pass over a prompt.
+        prefill_chunk: tokens of one pass over a prompt; None takes what suits the package's op profile.
+        kv: format of the KV cache, one of those that ``edge-rt inspect`` shows; None takes the package's first.
+        isa: instruction set of the native operators, one of those that ``edge-rt doctor`` shows; None is the best.
 
     Raises:
         ModelNotFound: there is no such package.
         InputError: the package cannot be used.
-        ConfigError: an argument is out of range.
+        ConfigError: an argument is out of range, or not for this package.
         MemoryBudgetExceeded: the model does not fit the memory.
-        RuntimeUnavailable: ONNX Runtime or the device is missing.
+        RuntimeUnavailable: ONNX Runtime, the device or the native operators are missing.
     """
-    return load_package(_locate(model, store), ctx=ctx, threads=threads, device=device, prefill_chunk=prefill_chunk)
+    return load_package(
+        _locate(model, store),
+        ctx=ctx,
+        threads=threads,
+        device=device,
+        prefill_chunk=prefill_chunk,
+        kv=kv,
+        isa=isa,
+    )
 
 
 def _locate(model: str | Path, store: Path | None) -> Path:
@@ -78,7 +90,7 @@ def pull(
         store: folder of the store; None takes the configured one.
         name: name in the store; None for the one that follows from ``ref``.
         offline: use what is on this machine only.
-        activations: ``"int8"`` or ``"float"``; None for the recipe's, or ``"int8"``.
+        activations: ``"int8"`` or ``"float"`` (portable op profile); None for the recipe's, or ``"int8"``.
         force: fetch and export again, and replace another model of that name.
         progress: called with the stages.
 

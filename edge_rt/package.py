@@ -36,9 +36,11 @@ MANIFEST_FILE: Final = "manifest.json"
 WEIGHTS_FILE: Final = "weights.bin"
 TOKENIZER_FILE: Final = "tokenizer.json"
 TEMPLATE_FILE: Final = "chat_template.jinja"
-OP_PROFILES: Final = ("portable",)
-KV_FORMATS: Final = ("f32",)
-"""What the runtime of this version can run."""
+KV_FORMATS: Final[Mapping[str, tuple[str, ...]]] = {"native": ("f32", "f16", "int8"), "portable": ("f32",)}
+"""Op profile -> cache formats that the runtime of this version can run it with, preferred first."""
+WEIGHT_LAYOUTS: Final[Mapping[str, str]] = {"native": "tile16", "portable": "matmulnbits"}
+"""Op profile -> name of the layout of its matrices in ``weights.bin``."""
+OP_PROFILES: Final = tuple(KV_FORMATS)
 
 MAX_MANIFEST_BYTES: Final = 16 << 20
 _HASH_CHUNK_BYTES: Final = 4 << 20
@@ -112,7 +114,7 @@ class Manifest:
         graph_version: see ``GRAPH_VERSION``.
         producer: program and version that wrote the package.
         model: numbers of the architecture.
-        op_profile: ``"portable"`` (ONNX Runtime's own operators).
+        op_profile: ``"native"`` (edge-rt's operators) or ``"portable"`` (ONNX Runtime's own).
         activations: ``"int8"`` (linear layers quantise their input per block) or ``"float"``.
         quantisation: tensor class -> stored type, for example ``{"embedding": "Q8_0"}``.
         kv_formats: cache formats the graph can be run with, preferred first.
@@ -140,6 +142,11 @@ class Manifest:
     source: SourceInfo
     license: str | None
     files: Mapping[str, FileInfo]
+
+    @property
+    def weight_layout(self) -> str:
+        """Name of the layout of the matrices in ``weights.bin``; it follows from the op profile."""
+        return WEIGHT_LAYOUTS[self.op_profile]
 
     def to_bytes(self) -> bytes:
         """Return the one spelling of this manifest: UTF-8 JSON, keys in field order, two spaces, final newline."""
@@ -346,7 +353,7 @@ def _check_values(path: Path, manifest: Manifest) -> None:
         raise _invalid(path, "'manifest.model.num_kv_heads' does not divide 'num_heads'.", numbers)
     for name, supported, found in (
         ("op_profile", OP_PROFILES, (manifest.op_profile,)),
-        ("kv_formats", KV_FORMATS, manifest.kv_formats[:1]),
+        ("kv_formats", KV_FORMATS.get(manifest.op_profile, ()), manifest.kv_formats[:1]),
     ):
         if not found or found[0] not in supported:
             raise UnsupportedModel(

@@ -23,6 +23,7 @@ from edge_rt.errors import (
     VersionMismatch,
 )
 from edge_rt.hugepages import huge_pages_for_new_memory
+from edge_rt.ops import PROFILES, NativeLibrary, native_library
 
 MINIMUM_ONNXRUNTIME: Final = (1, 23)
 MAX_THREADS: Final = 1024
@@ -193,6 +194,26 @@ class TensorSpec:
     type: str
 
 
+# ONNX Runtime's call takes nothing but a path, so the instruction set is told to the library beforehand; under this
+# lock, because another thread may be opening a session with another one.
+_REGISTRATION: Final = threading.Lock()
+
+
+def _register_native_ops(options: Any, library: NativeLibrary, isa: str | None) -> str:
+    """Add our operators to a session's options; returns the instruction set that they use."""
+    with _REGISTRATION:
+        used = library.select(isa)
+        try:
+            options.register_custom_ops_library(str(library.path))
+        except Exception as error:
+            raise VersionMismatch(
+                "ONNX Runtime refused the native operators.",
+                f"{' '.join(str(error).split())[:300].rstrip('.')}.",
+                "Install edge-rt again, or another version of ONNX Runtime.",
+            ) from error
+    return used
+
+
 class Session:
     """One graph opened on a device.
 
@@ -200,13 +221,26 @@ class Session:
         graph: path of the ``.onnx`` file; its weights are found beside it.
         threads: size of the process-wide pool.
         providers: execution providers, preferred first.
+        profile: the package's op profile; ``"native"`` makes our operators known to the graph.
+        isa: instruction set of our operators, one of ``NativeLibrary.isa_names``; None is the best one.
+        library: our operators; None is the installed library.
 
     Raises:
         InvalidPackage, UnsupportedModel, MemoryBudgetExceeded: the graph cannot be opened.
-        ConfigError: ``threads`` is out of range, or the pool already has another size.
+        ConfigError: ``threads`` is out of range, the pool already has another size, or ``isa`` cannot be used.
+        RuntimeUnavailable, VersionMismatch: our operators are needed, and missing or unusable.
     """
 
-    def __init__(self, graph: Path, *, threads: int, providers: Iterable[str] = ("CPUExecutionProvider",)) -> None:
+    def __init__(
+        self,
+        graph: Path,
+        *,
+        threads: int,
+        providers: Iterable[str] = ("CPUExecutionProvider",),
+        profile: str = "portable",
+        isa: str | None = None,
+        library: NativeLibrary | None = None,
+    ) -> None:
         check_onnxruntime_version()
         _POOL.ensure(threads)
         options = ort.SessionOptions()
@@ -215,6 +249,17 @@ class Session:
         options.log_severity_level = 4
         # A pattern is kept for every shape seen, and prompts come in every length.
         options.enable_mem_pattern = False
+        self._isa: str | None = None
+        if profile == "native":
+            self._isa = _register_native_ops(options, library or native_library(), isa)
+        elif profile not in PROFILES:
+            raise ConfigError("The op profile is unknown.", f"Got {profile!r}.", f"Use one of {', '.join(PROFILES)}.")
+        elif isa is not None:
+            raise ConfigError(
+                "An instruction set can be chosen for native packages only.",
+                f"Got {isa!r} for a graph of the op profile {profile!r}.",
+                "Leave it out, or export the model with --profile native.",
+            )
         try:
             with huge_pages_for_new_memory():
                 self._session = ort.InferenceSession(str(graph), options, providers=list(providers))
@@ -235,6 +280,11 @@ class Session:
     def providers(self) -> list[str]:
         """Execution providers in use."""
         return list(self._session.get_providers())
+
+    @property
+    def isa(self) -> str | None:
+        """Instruction set of our operators; None for a portable graph."""
+        return self._isa
 
     def binding(self) -> Binding:
         """Return an empty binding for this session."""

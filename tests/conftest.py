@@ -10,6 +10,7 @@ import pytest
 from edge_rt.export import export_model
 from edge_rt.store import fetch_source, open_store
 from tests.helpers.gguf_factory import write_llama_gguf
+from tests.helpers.native_profile import require_native
 
 
 @pytest.fixture(scope="session")
@@ -22,9 +23,18 @@ def small_gguf(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def small_package(small_gguf, tmp_path_factory):
-    """The package of ``small_gguf``; nobody may change it."""
+    """The portable package of ``small_gguf``; nobody may change it."""
     out = tmp_path_factory.mktemp("package") / "small"
-    export_model(small_gguf, out)
+    export_model(small_gguf, out, profile="portable")
+    return out
+
+
+@pytest.fixture(scope="session")
+def native_package(small_gguf, tmp_path_factory):
+    """The native package of ``small_gguf``; nobody may change it."""
+    require_native()
+    out = tmp_path_factory.mktemp("package") / "native"
+    export_model(small_gguf, out, profile="native")
     return out
 
 
@@ -37,9 +47,18 @@ def smollm2_gguf():
 
 @pytest.fixture(scope="session")
 def smollm2_package(smollm2_gguf, tmp_path_factory):
-    """The real model as users get it; nobody may change it."""
+    """The real model with ONNX Runtime's operators and int8 activations; nobody may change it."""
     out = tmp_path_factory.mktemp("smollm2") / "int8"
-    export_model(smollm2_gguf, out)
+    export_model(smollm2_gguf, out, profile="portable")
+    return out
+
+
+@pytest.fixture(scope="session")
+def smollm2_native_package(smollm2_gguf, tmp_path_factory):
+    """The real model with edge-rt's operators; nobody may change it."""
+    require_native()
+    out = tmp_path_factory.mktemp("smollm2") / "native"
+    export_model(smollm2_gguf, out, profile="native")
     return out
 
 
@@ -47,7 +66,7 @@ def smollm2_package(smollm2_gguf, tmp_path_factory):
 def smollm2_float_package(smollm2_gguf, tmp_path_factory):
     """The real model with float activations, which the recorded answers were made with."""
     out = tmp_path_factory.mktemp("smollm2") / "float"
-    export_model(smollm2_gguf, out, activations="float")
+    export_model(smollm2_gguf, out, profile="portable", activations="float")
     return out
 
 

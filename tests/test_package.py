@@ -295,12 +295,23 @@ class TestManifestRefused:
             open_package(package.path)
 
     @pytest.mark.parametrize(
-        ("path", "value"), [("op_profile", "native"), ("kv_formats", ["int4"]), ("kv_formats", [])]
+        ("path", "value"),
+        [("op_profile", "neural"), ("kv_formats", ["int4"]), ("kv_formats", ["f16"]), ("kv_formats", [])],
     )
     def test_what_only_another_version_can_run(self, package, path, value):
         edit_manifest(package.path, setter(path, value))
         with pytest.raises(UnsupportedModel, match=path):
             open_package(package.path)
+
+    @pytest.mark.parametrize("formats", [["f32"], ["int8", "f16", "f32"], ["f16", "of_a_later_version"]])
+    def test_cache_formats_of_native_packages(self, package, formats):
+        edit_manifest(package.path, setter("op_profile", "native"))
+        edit_manifest(package.path, setter("kv_formats", formats))
+        manifest = open_package(package.path).manifest
+        assert (manifest.kv_formats, manifest.weight_layout) == (tuple(formats), "tile16")
+
+    def test_the_layout_follows_from_the_profile(self, package):
+        assert open_package(package.path).manifest.weight_layout == "matmulnbits"
 
 
 class TestFilesRefused:

@@ -19,6 +19,7 @@ from edge_rt.errors import (
     VersionMismatch,
 )
 from edge_rt.machine import usable_cpus
+from edge_rt.ops import NativeLibrary, library_path, native_library
 from edge_rt.session import (
     Session,
     StopSwitch,
@@ -144,6 +145,36 @@ class TestOpen:
     def test_an_opset_of_the_future(self, tmp_path):
         with pytest.raises((InvalidPackage, UnsupportedModel)):
             opened(write_graph(tmp_path / "g.onnx", opset=99))
+
+
+class TestNativeProfile:
+    @pytest.mark.skipif(library_path() is None, reason="installed without a C++ compiler")
+    def test_the_library_is_registered_with_an_instruction_set(self, tmp_path):
+        graph, best = write_graph(tmp_path / "g.onnx"), native_library().isa_names[0]
+        threads = pool_size() or usable_cpus()
+        assert Session(graph, threads=threads, profile="native").isa == best
+        assert Session(graph, threads=threads, profile="native", isa="scalar").isa == "scalar"
+        # The choice was that session's alone.
+        assert Session(graph, threads=threads, profile="native").isa == best
+        with pytest.raises(ConfigError, match="available are"):
+            Session(graph, threads=threads, profile="native", isa="mmx")
+
+    @pytest.mark.skipif(library_path() is None, reason="installed without a C++ compiler")
+    def test_a_library_that_onnx_runtime_refuses(self, tmp_path):
+        class Moved(NativeLibrary):
+            def __init__(self):
+                super().__init__(library_path())
+                self.path = tmp_path / "gone.so"
+
+        with pytest.raises(VersionMismatch, match="refused the native operators"):
+            Session(write_graph(tmp_path / "g.onnx"), threads=pool_size() or 1, profile="native", library=Moved())
+
+    def test_a_portable_graph_has_no_instruction_set(self, session, tmp_path):
+        assert session.isa is None
+        with pytest.raises(ConfigError, match="native packages only"):
+            Session(tmp_path / "g.onnx", threads=pool_size(), isa="scalar")
+        with pytest.raises(ConfigError, match="profile is unknown"):
+            Session(tmp_path / "g.onnx", threads=pool_size(), profile="fast")
 
 
 class TestThreadPool:

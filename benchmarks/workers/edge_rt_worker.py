@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import time
@@ -17,10 +18,18 @@ PASSES = 20
 
 
 def main() -> None:
-    package, threads = sys.argv[1], int(sys.argv[2])
-    model = edge_rt.load(package, threads=threads, ctx=2048)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("package")
+    parser.add_argument("threads", type=int)
+    parser.add_argument("--isa")
+    arguments = parser.parse_args()
+    native = edge_rt.open_package(arguments.package).manifest.op_profile == "native"
+    model = edge_rt.load(
+        arguments.package, threads=arguments.threads, ctx=2048, isa=(arguments.isa or None) if native else None
+    )
     facts = model.describe()
-    print(json.dumps({k: facts[k] for k in ("op_profile", "activations", "threads", "onnxruntime")}), flush=True)
+    names = ("op_profile", "isa", "activations", "threads", "onnxruntime")
+    print(json.dumps({name: facts[name] for name in names}), flush=True)
     with model.passes() as (target, cache):
         for line in sys.stdin:
             request = json.loads(line)

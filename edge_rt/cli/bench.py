@@ -14,7 +14,9 @@ from edge_rt.cli.options import (
     ConfigOption,
     CtxOption,
     DeviceOption,
+    IsaOption,
     JsonOption,
+    KvOption,
     ModelFlags,
     ModelOption,
     NoColorOption,
@@ -44,6 +46,8 @@ def bench(
     ctx: CtxOption = None,
     threads: ThreadsOption = None,
     device: DeviceOption = "auto",
+    kv_type: KvOption = None,
+    isa: IsaOption = None,
     json: JsonOption = False,
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
@@ -54,7 +58,7 @@ def bench(
 ) -> int:
     """Measure prompt and generation speed, time to first token, and the cost of a pass over several rows."""
     terminal = make_terminal(json=json, quiet=quiet, verbose=verbose, no_color=no_color)
-    flags = ModelFlags(model, ctx, threads, device, store, config, offline)
+    flags = ModelFlags(model, ctx, threads, device, store, config, offline, kv_type, isa)
     _, package = obtain_package(terminal, flags)
     sizes = tuple(prompt_sizes) if prompt_sizes else (128, 512)
 
@@ -81,7 +85,9 @@ def bench(
 def _print(terminal: Terminal, report: BenchReport, facts: Mapping[str, Any]) -> None:
     """Write the table in llama-bench's form, ready to be pasted."""
     size, parameters = gibibytes(facts["weights_bytes"]), f"{facts['parameters'] / 1e6:.2f} M"
-    backend = f"ONNX Runtime {facts['onnxruntime']} {facts['device']}"
+    backend = f"ONNX Runtime {facts['onnxruntime']} {facts['device']}, {facts['op_profile']}"
+    if facts["isa"] is not None:
+        backend += f" {facts['isa']}"
     header = ("model", "size", "params", "backend", "threads", "test", "t/s")
     rows = [
         (facts["model"], size, parameters, backend, str(facts["threads"]), test, f"{mean:.2f} ± {deviation:.2f}")

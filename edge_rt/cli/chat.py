@@ -15,7 +15,9 @@ from edge_rt.cli.options import (
     CtxOption,
     DeviceOption,
     FrequencyOption,
+    IsaOption,
     JsonOption,
+    KvOption,
     MaxTokensOption,
     MinPOption,
     ModelFlags,
@@ -52,6 +54,8 @@ def chat(
     ctx: CtxOption = None,
     threads: ThreadsOption = None,
     device: DeviceOption = "auto",
+    kv_type: KvOption = None,
+    isa: IsaOption = None,
     max_tokens: MaxTokensOption = None,
     temp: TempOption = None,
     top_p: TopPOption = None,
@@ -93,7 +97,7 @@ def chat(
     is_interactive = sys.stdin is not None and sys.stdin.isatty() and terminal.err_is_tty
     if is_interactive and json:
         raise ConfigError("--json needs lines from a pipe.", "Standard input is a terminal.", "Leave --json out.")
-    flags = ModelFlags(model, ctx, threads, device, store, config, offline)
+    flags = ModelFlags(model, ctx, threads, device, store, config, offline, kv_type, isa)
     show_stats = is_interactive if stats is None else stats
     conversation = Conversation(terminal, flags, options, system=system, show_stats=show_stats)
     try:

@@ -22,6 +22,7 @@ from edge_rt.cli.options import (
 )
 from edge_rt.cli.stats import facts_lines
 from edge_rt.errors import EdgeRTError, RuntimeUnavailable
+from edge_rt.ops import NativeStatus, library_path, native_status
 from edge_rt.version import VERSION
 
 WHEELS: Final = ("onnxruntime", "onnxruntime-gpu")
@@ -46,6 +47,7 @@ def doctor(
     facts["wheels"] = {name: version for name in WHEELS if (version := _version(name))}
     facts["libraries"] = {name: _version(name) for name in LIBRARIES}
     facts["providers"] = _providers(problems)
+    facts |= native_facts(native_status(library_path()), warnings)
     problems += [f"The library {name} is missing." for name, version in facts["libraries"].items() if version is None]
     if len(facts["wheels"]) == len(WHEELS):
         warnings.append(
@@ -117,6 +119,18 @@ def _providers(problems: list[str]) -> list[str]:
     except (EdgeRTError, ImportError) as error:
         problems.append(str(error))
         return []
+
+
+def native_facts(status: NativeStatus, warnings: list[str]) -> dict[str, Any]:
+    """Return the facts about our operators; a package without them works, so their absence is a warning."""
+    if status.reason is not None:
+        warnings.append(f"Native packages cannot be run: {status.reason}")
+    return {
+        "native_library": status.library,
+        "native_reason": status.reason,
+        "instruction_sets": list(status.instruction_sets),
+        "best_instruction_set": status.best,
+    }
 
 
 def _readable(facts: dict[str, Any]) -> dict[str, Any]:

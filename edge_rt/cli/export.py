@@ -28,15 +28,27 @@ if TYPE_CHECKING:
     from edge_rt.export import ExportReport
     from edge_rt.progress import ProgressCallback
 
+ProfileOption = Annotated[
+    str | None,
+    typer.Option(
+        "--profile",
+        metavar="PROFILE",
+        help="native (edge-rt's operators) or portable (ONNX Runtime's).",
+        show_default="what this machine runs",
+    ),
+]
 ActivationsOption = Annotated[
     str,
-    typer.Option("--activations", metavar="KIND", help="int8 (fast) or float (closest to the checkpoint)."),
+    typer.Option(
+        "--activations", metavar="KIND", help="int8 (fast) or float (closest to the checkpoint; portable only)."
+    ),
 ]
 
 
 def export(
     out: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="Folder to create.")],
     model: ModelOption = None,
+    profile: ProfileOption = None,
     activations: ActivationsOption = "int8",
     force: Annotated[bool, typer.Option("--force", help="Replace a package at DIR.")] = False,
     json: JsonOption = False,
@@ -59,6 +71,7 @@ def export(
         report = export_model(
             source,
             out,
+            profile=profile,
             activations=activations,
             force=force,
             progress=progress,
@@ -95,6 +108,7 @@ def _print_report(terminal: Terminal, report: ExportReport) -> None:
 
     rows = [
         ("package", str(report.path)),
+        ("op profile", report.profile),
         ("disk", f"{human_bytes(report.disk_bytes)} (predicted at most {human_bytes(report.predicted_disk_bytes)})"),
         ("memory", f"{human_bytes(report.peak_bytes)} (predicted at most {human_bytes(report.predicted_peak_bytes)})"),
         ("time", f"{report.seconds:.1f} s"),

@@ -20,7 +20,9 @@ from edge_rt.cli.options import (
     CtxOption,
     DeviceOption,
     FrequencyOption,
+    IsaOption,
     JsonOption,
+    KvOption,
     MaxTokensOption,
     MinPOption,
     ModelFlags,
@@ -68,6 +70,8 @@ def generate(
     ctx: CtxOption = None,
     threads: ThreadsOption = None,
     device: DeviceOption = "auto",
+    kv_type: KvOption = None,
+    isa: IsaOption = None,
     max_tokens: MaxTokensOption = None,
     temp: TempOption = None,
     top_p: TopPOption = None,
@@ -110,7 +114,7 @@ def generate(
     if raw and system is not None:
         raise ConfigError("--raw takes no system message.", "Both were given.", "Write it into the prompt.")
     text = read_prompt(prompt, terminal)
-    flags = ModelFlags(model, ctx, threads, device, store, config, offline)
+    flags = ModelFlags(model, ctx, threads, device, store, config, offline, kv_type, isa)
     _, package = obtain_package(terminal, flags)
     with load_model(package, flags) as loaded:
         writer = _Writer(terminal, loaded, is_json=json, is_lines=json_lines, is_whole=no_stream)

@@ -87,6 +87,7 @@ def _package_facts(path: Path, *, verify: bool) -> dict[str, Any]:
         "producer": manifest.producer,
         "license": manifest.license,
         "op_profile": manifest.op_profile,
+        "weight_layout": manifest.weight_layout,
         "activations": manifest.activations,
         "quantisation": dict(manifest.quantisation),
         "kv_formats": list(manifest.kv_formats),

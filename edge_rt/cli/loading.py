@@ -79,7 +79,7 @@ def load_model(package: Path, flags: ModelFlags) -> Model:
     def work() -> Model:
         from edge_rt.api import load
 
-        model = load(package, ctx=flags.ctx, threads=flags.threads, device=flags.device)
+        model = load(package, ctx=flags.ctx, threads=flags.threads, device=flags.device, kv=flags.kv, isa=flags.isa)
         if abandoned.is_set():
             model.close()
         return model

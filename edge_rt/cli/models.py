@@ -121,12 +121,13 @@ def list_models(
     if not entries:
         terminal.note(f"No models in {place.root}. 'edge-rt pull' fetches {DEFAULT_MODEL}.")
         return 0
-    header = ("NAME", "PACKAGE", "SOURCE", "WEIGHTS", "ACTIVATIONS", "LICENCE")
+    header = ("NAME", "PACKAGE", "SOURCE", "WEIGHTS", "ACTIVATIONS", "PROFILE", "LICENCE")
     rows = [header]
     for entry in entries:
         package = human_bytes(entry.size_bytes) if entry.path else "-"
         source = human_bytes(entry.source_bytes) if entry.source_bytes else "-"
-        rows.append((entry.name, package, source, _weights(entry), entry.activations or "-", entry.license or "-"))
+        how = (_weights(entry), entry.activations or "-", entry.op_profile or "-")
+        rows.append((entry.name, package, source, *how, entry.license or "-"))
     terminal.table(rows, right=(1, 2))
     for entry in entries:
         if entry.problem:

@@ -63,6 +63,17 @@ ThreadsOption = Annotated[
     _option("-t", "--threads", text="Threads that compute.", default="every usable CPU", metavar="N", min=1),
 ]
 DeviceOption = Annotated[str, _option("--device", text="auto or cpu.", default="auto", metavar="DEVICE")]
+KvOption = Annotated[
+    str | None,
+    _option(
+        "--kv-type", text="Format of the KV cache: f32, f16 or int8.", default="the package's first", metavar="FORMAT"
+    ),
+]
+IsaOption = Annotated[
+    str | None,
+    # For measurements and reports of faults; 'edge-rt doctor' lists the names.
+    _option("--isa", text="Instruction set of the native operators.", default="the best", metavar="NAME", hidden=True),
+]
 
 MaxTokensOption = Annotated[
     int | None,
@@ -202,6 +213,8 @@ class ModelFlags:
     store: Path | None = None
     config: Path | None = None
     offline: bool = False
+    kv: str | None = None
+    isa: str | None = None
 
     @property
     def reference(self) -> str:

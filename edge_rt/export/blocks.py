@@ -61,20 +61,21 @@ def read_rows(stream: BinaryIO, tensor: TensorInfo) -> Array:
     return np.concatenate(list(iter_rows(stream, tensor, whole=True)))
 
 
-def iter_rows(stream: BinaryIO, tensor: TensorInfo, *, whole: bool = False) -> Iterator[Array]:
+def iter_rows(stream: BinaryIO, tensor: TensorInfo, *, whole: bool = False, multiple: int = 1) -> Iterator[Array]:
     """Yield the raw bytes of a tensor in pieces of whole rows, uint8 ``[rows, bytes per row]``.
 
     Args:
         stream: the open checkpoint.
         tensor: what to read.
         whole: yield everything at once, instead of about ``PIECE_BYTES`` at a time.
+        multiple: every piece but the last has a multiple of this many rows.
 
     Raises:
         StorageError: the file ended early.
     """
     rows = tensor.shape[1] if len(tensor.shape) > 1 else 1
     row_bytes = tensor.nbytes // rows
-    step = rows if whole else max(1, PIECE_BYTES // row_bytes)
+    step = rows if whole else max(1, PIECE_BYTES // row_bytes // multiple) * multiple
     for first in range(0, rows, step):
         count = min(step, rows - first)
         stream.seek(tensor.offset + first * row_bytes)
@@ -110,14 +111,23 @@ def convert_rows(tensor: TensorInfo, raw: Array) -> BlockRows:
 
 
 def _halves(tensor: TensorInfo, raw: Array) -> Array:
+    check_finite(tensor, raw)
     values: Array = np.ascontiguousarray(raw).view("<f2")[:, :, 0].astype(np.float32)
-    if not np.isfinite(values).all():
+    return values
+
+
+def check_finite(tensor: TensorInfo, raw: Array) -> None:
+    """Refuse scales and minima that are no numbers; ``raw`` holds their fp16 bytes.
+
+    Raises:
+        InvalidModelFile: one is NaN or infinite.
+    """
+    if not np.isfinite(np.ascontiguousarray(raw).view("<f2")).all():
         raise InvalidModelFile(
             f"The tensor '{tensor.name}' holds a scale that is not finite.",
             f"It begins at byte {tensor.offset} of the file.",
             FETCH_AGAIN,
         )
-    return values
 
 
 def _interleave(raw: Array) -> Array:

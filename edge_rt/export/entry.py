@@ -20,6 +20,7 @@ def export_model(
     source: Path,
     out: Path,
     *,
+    profile: str | None = None,
     activations: str = "int8",
     force: bool = False,
     progress: ProgressCallback = no_progress,
@@ -33,8 +34,10 @@ def export_model(
     Args:
         source: a GGUF file of a supported architecture.
         out: folder to create.
+        profile: ``"native"``: edge-rt's own operators, fast and exact; ``"portable"``: ONNX Runtime's; None: what this
+            machine runs.
         activations: ``"int8"``: linear layers round their input to int8 per block of 32 (fast); ``"float"``: they do
-            not.
+            not, and the profile is the portable one.
         force: replace a package at ``out``.
         progress: called with the stages of ``STAGES``.
         on_estimate: called once with the predicted disk and memory, before anything is written.
@@ -43,7 +46,8 @@ def export_model(
         InputError: the checkpoint is malformed, unsupported, or its template or tokenizer is.
         StorageError: the destination exists, or does not fit the disk.
         MemoryBudgetExceeded: the export does not fit the memory.
-        ConfigError: ``activations`` is unknown.
+        ConfigError: ``profile`` or ``activations`` are unknown, or do not go together.
+        RuntimeUnavailable: the native profile was asked for, and this machine cannot run it.
     """
     started = time.monotonic()
     header = read_header(Path(source))
@@ -54,6 +58,7 @@ def export_model(
         header,
         config,
         out,
+        profile=profile,
         activations=activations,
         force=force,
         progress=progress,

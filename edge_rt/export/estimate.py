@@ -10,7 +10,9 @@ from typing import Final
 from edge_rt.errors import MemoryBudgetExceeded, StorageError
 from edge_rt.export.blocks import PIECE_BYTES
 from edge_rt.export.check import CHECK_ROWS
+from edge_rt.export.linear import Linear
 from edge_rt.export.llama_graph import LlamaWeights
+from edge_rt.export.profile import OpProfile
 from edge_rt.export.weights import WeightsLayout
 from edge_rt.machine import available_memory_bytes
 from edge_rt.package import ModelConfig
@@ -23,10 +25,6 @@ VOCABULARY_BYTES: Final = 1536
 """Header and tokenizer, per token of the vocabulary; measured: 1.3 KiB."""
 PIECE_COPIES: Final = 6
 """Temporary arrays alive while one piece of a tensor is converted."""
-OPENED_FACTOR: Final = 2.0
-"""What ONNX Runtime touches of ``weights.bin`` and packs anew, over its bytes; measured: 1.3 (F32) to 2.0 (Q8_0)."""
-HALF_FACTOR: Final = 1.5
-"""The same for F16 matrices, which it turns to float32, beyond ``OPENED_FACTOR``; measured: 1.2."""
 FLOAT_COPIES: Final = 3
 """float32 arrays alive while the reference dequantises a piece; measured: 3."""
 
@@ -39,16 +37,16 @@ class ExportEstimate:
     peak_memory_bytes: int
 
 
-def estimate_export(weights: LlamaWeights, layout: WeightsLayout, config: ModelConfig) -> ExportEstimate:
+def estimate_export(
+    weights: LlamaWeights, layout: WeightsLayout, config: ModelConfig, profile: OpProfile
+) -> ExportEstimate:
     """Predict the size of the package and the peak memory of the process that writes it."""
     linears = tuple(weights.linears())
     parts = [part for linear in linears for part in linear.parts]
-    writing = PIECE_COPIES * max(
-        min(part.tensor.nbytes, PIECE_BYTES) if part.row_order is None else part.tensor.nbytes for part in parts
-    )
+    writing = PIECE_COPIES * max(_bytes_in_memory(linear) for linear in linears)
     # The check holds one graph opened by ONNX Runtime at a time, after the reference is gone.
     halves = sum(part.tensor.nbytes for part in parts if part.tensor.type_name == "F16")
-    opened = int(OPENED_FACTOR * layout.size + HALF_FACTOR * halves)
+    opened = int(profile.opened_factor * layout.size + profile.half_factor * halves)
     logits = 6 * CHECK_ROWS * config.vocab_size * 8
     # The reference holds matrices whole, but for embedding and head, which it takes in pieces.
     ends = (weights.embedding, weights.head)
@@ -60,6 +58,14 @@ def estimate_export(weights: LlamaWeights, layout: WeightsLayout, config: ModelC
         disk_bytes=layout.size + GRAPH_AND_TEXT_BYTES,
         peak_memory_bytes=base + max(writing, logits + max(opened, reference)),
     )
+
+
+def _bytes_in_memory(linear: Linear) -> int:
+    """Return the bytes of the checkpoint that are held at once while a matrix is converted."""
+    pieces = [
+        min(part.tensor.nbytes, PIECE_BYTES) if part.row_order is None else part.tensor.nbytes for part in linear.parts
+    ]
+    return sum(pieces) if linear.interleaved else max(pieces)
 
 
 def require_room(estimate: ExportEstimate, destination: Path) -> None:

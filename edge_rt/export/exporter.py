@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, Final, cast
 import numpy as np
 import onnx_ir as ir
 
-from edge_rt.errors import ConfigError, InvalidTemplate, StorageError
+from edge_rt.errors import InvalidTemplate, StorageError
 from edge_rt.export.blocks import float_rows, read_rows, rope_factors
 from edge_rt.export.check import CheckResult, check_token_ids, compare, require_close, run_graph
 from edge_rt.export.estimate import ExportEstimate, estimate_export, require_room
@@ -22,13 +22,15 @@ from edge_rt.export.gguf_tokenizer import TokenizerBuild, build_tokenizer
 from edge_rt.export.gguf_types import GGUFHeader
 from edge_rt.export.llama import LlamaConfig
 from edge_rt.export.llama_graph import LlamaWeights, build_graph, collect_weights, place_weights, write_rope_tables
-from edge_rt.export.portable import ACCURACY_LEVEL
+from edge_rt.export.profile import OpProfile, choose_profile
 from edge_rt.export.reference import LlamaReference
 from edge_rt.export.weights import WeightsFile, WeightsLayout
 from edge_rt.machine import peak_rss_bytes
+from edge_rt.ops import library_path
 from edge_rt.package import (
     FORMAT_VERSION,
     GRAPH_VERSION,
+    KV_FORMATS,
     TEMPLATE_FILE,
     TOKENIZER_FILE,
     WEIGHTS_FILE,
@@ -64,7 +66,8 @@ class ExportReport:
         predicted_peak_bytes: peak memory predicted before the work.
         peak_bytes: highest memory of this process so far.
         seconds: wall time.
-        check: distance of the float graph, and of the published one, from the checkpoint.
+        profile: op profile of the package.
+        check: distance of the published graph from the checkpoint; before it the float graph's, if the profile has one.
         warnings: sentences about the chat template.
     """
 
@@ -75,6 +78,7 @@ class ExportReport:
     predicted_peak_bytes: int
     peak_bytes: int
     seconds: float
+    profile: str
     check: tuple[CheckResult, ...]
     warnings: tuple[str, ...]
 
@@ -91,6 +95,7 @@ class _Checkpoint:
     config: LlamaConfig
     model: ModelConfig
     weights: LlamaWeights
+    profile: OpProfile
     tokenizer: TokenizerBuild
     warnings: tuple[str, ...]
 
@@ -100,6 +105,7 @@ def export_checkpoint(
     config: LlamaConfig,
     out: Path,
     *,
+    profile: str | None,
     activations: str,
     force: bool,
     progress: ProgressCallback,
@@ -112,6 +118,7 @@ def export_checkpoint(
         header: header of the checkpoint.
         config: its numbers.
         out: folder to create.
+        profile: as there.
         activations: as there.
         force: as there.
         progress: as there.
@@ -119,23 +126,18 @@ def export_checkpoint(
         started: moment of the call, ``time.monotonic``.
 
     Raises:
-        InputError, StorageError, MemoryBudgetExceeded, ConfigError: as there.
+        InputError, StorageError, MemoryBudgetExceeded, ConfigError, RuntimeUnavailable: as there.
     """
-    if activations not in ACCURACY_LEVEL:
-        raise ConfigError(
-            "The kind of activations is unknown.",
-            f"Got {activations!r}.",
-            f"Choose one of {', '.join(ACCURACY_LEVEL)}.",
-        )
+    chosen = choose_profile(profile, activations, library_path())
 
     def stage(name: str, done: int = 0, total: int | None = None, message: str = "") -> None:
         progress(ProgressEvent(name, STAGES.index(name) + 1, len(STAGES), done, total, message=message))
 
     stage("read")
-    checkpoint = read_checkpoint(header, config)
+    checkpoint = read_checkpoint(header, config, chosen)
     stage("plan")
-    layout = place_weights(checkpoint.weights, checkpoint.config)
-    estimate = estimate_export(checkpoint.weights, layout, checkpoint.model)
+    layout = place_weights(checkpoint.weights, checkpoint.config, chosen)
+    estimate = estimate_export(checkpoint.weights, layout, checkpoint.model, chosen)
     if on_estimate is not None:
         on_estimate(estimate)
     require_room(estimate, absolute_path(out))
@@ -167,19 +169,21 @@ def _report(
         predicted_peak_bytes=estimate.peak_memory_bytes,
         peak_bytes=peak_rss_bytes(),
         seconds=time.monotonic() - started,
+        profile=package.manifest.op_profile,
         check=results,
         warnings=warnings,
     )
 
 
-def read_checkpoint(header: GGUFHeader, config: LlamaConfig) -> _Checkpoint:
+def read_checkpoint(header: GGUFHeader, config: LlamaConfig, profile: OpProfile) -> _Checkpoint:
     """Read and judge everything that can be refused without touching the tensor data."""
     tokenizer = build_tokenizer(header.metadata, config.vocab_size)
     return _Checkpoint(
         header=header,
         config=config,
         model=config.to_model_config(sum(tensor.elements for tensor in header.tensors.values())),
-        weights=collect_weights(header, config),
+        weights=collect_weights(header, config, profile),
+        profile=profile,
         tokenizer=tokenizer,
         warnings=_template_warnings(tokenizer),
     )
@@ -210,7 +214,7 @@ def _write_weights(
     stage("weights", 0, total)
     with WeightsFile(folder / WEIGHTS_FILE, layout) as out:
         for linear in checkpoint.weights.linears():
-            linear.fill(stream, layout, out, on_bytes)
+            checkpoint.profile.fill(linear, stream, layout, out, on_bytes)
         _write_vectors(stream, checkpoint, layout, out)
 
 
@@ -233,7 +237,14 @@ def _write_texts(tokenizer: TokenizerBuild, folder: Path) -> None:
 
 
 def _write_graph(checkpoint: _Checkpoint, layout: WeightsLayout, activations: str, path: Path) -> None:
-    model = build_graph(checkpoint.weights, layout, checkpoint.model, activations=activations, producer="edge-rt")
+    model = build_graph(
+        checkpoint.weights,
+        layout,
+        checkpoint.model,
+        profile=checkpoint.profile,
+        activations=activations,
+        producer="edge-rt",
+    )
     try:
         path.write_bytes(ir.to_proto(model).SerializeToString(deterministic=True))
     except OSError as error:
@@ -243,15 +254,18 @@ def _write_graph(checkpoint: _Checkpoint, layout: WeightsLayout, activations: st
 def _check(
     stream: BinaryIO, checkpoint: _Checkpoint, layout: WeightsLayout, activations: str, folder: Path
 ) -> tuple[CheckResult, ...]:
-    """Compare the weights through a float graph, which has to agree closely, and then the graph to be published."""
+    """Compare the weights with the checkpoint, and then the profile's graphs with the reference."""
+    profile = checkpoint.profile
+    for linear in checkpoint.weights.linears():
+        profile.verify(linear, stream, layout, folder / WEIGHTS_FILE)
     ids = check_token_ids(checkpoint.config.vocab_size, min(24, checkpoint.config.context_length))
     reference = LlamaReference(stream, checkpoint.header, checkpoint.config).logits(ids)
     results = []
-    for kind in dict.fromkeys(("float", activations)):
+    for kind in profile.checked_activations(activations):
         graph = folder / (GRAPH_FILE if kind == activations else f"check-{kind}.onnx")
         if kind != activations:
             _write_graph(checkpoint, layout, kind, graph)
-        result = compare(reference, run_graph(graph, checkpoint.model, ids), kind)
+        result = compare(reference, run_graph(graph, checkpoint.model, ids, profile), kind)
         require_close(result)
         results.append(result)
         if kind != activations:
@@ -267,10 +281,10 @@ def _manifest(checkpoint: _Checkpoint, activations: str) -> Manifest:
         graph_version=GRAPH_VERSION,
         producer=f"edge-rt {VERSION}",
         model=checkpoint.model,
-        op_profile="portable",
+        op_profile=checkpoint.profile.name,
         activations=activations,
         quantisation=_quantisation(checkpoint),
-        kv_formats=("f32",),
+        kv_formats=KV_FORMATS[checkpoint.profile.name],
         segments=(Segment("model", GRAPH_FILE, 0, checkpoint.config.num_layers),),
         drafters=(),
         tokenizer=TokenizerInfo(TOKENIZER_FILE, tokenizer.bos_token_id, tokenizer.eos_token_ids, tokenizer.add_bos),

@@ -1,17 +1,15 @@
-"""Linear layers between checkpoint and package: which tensors one is made of, where it lies, how it gets there."""
+"""Linear layers between checkpoint and package: which tensors one is made of."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
-from edge_rt.export.blocks import BLOCK, CODE_BITS, FLOAT_TYPES, convert_rows, float_rows, iter_rows, read_rows
+from edge_rt.export.blocks import CODE_BITS
 from edge_rt.export.gguf_types import TensorInfo
-from edge_rt.export.weights import WeightsFile, WeightsLayout
 
 
 @dataclass(frozen=True)
@@ -34,10 +32,12 @@ class Linear:
     Attributes:
         name: prefix of its tensors in ``weights.bin``.
         parts: tensors of the checkpoint, first output rows first.
+        interleaved: the two parts, of equal shape, take turns every 16 rows instead of lying behind each other.
     """
 
     name: str
     parts: tuple[Part, ...]
+    interleaved: bool = False
 
     @property
     def type_name(self) -> str:
@@ -58,76 +58,6 @@ class Linear:
     def is_quantised(self) -> bool:
         """True for block types, False for F16 and F32."""
         return self.type_name in CODE_BITS
-
-    @property
-    def has_minimum(self) -> bool:
-        """True if blocks have a minimum beside their scale."""
-        return self.type_name == "Q4_1"
-
-    @property
-    def codes(self) -> str:
-        """Name of the tensor of codes."""
-        return f"{self.name}.codes"
-
-    @property
-    def scale(self) -> str:
-        """Name of the tensor of scales."""
-        return f"{self.name}.scale"
-
-    @property
-    def minimum(self) -> str:
-        """Name of the tensor of minima."""
-        return f"{self.name}.minimum"
-
-    @property
-    def weight(self) -> str:
-        """Name of the tensor of a matrix that is not quantised."""
-        return f"{self.name}.weight"
-
-    def place(self, layout: WeightsLayout) -> None:
-        """Add this layer's tensors to the layout."""
-        rows, blocks = self.out_features, self.in_features // BLOCK
-        if not self.is_quantised:
-            layout.add(self.weight, FLOAT_TYPES[self.type_name], (rows, self.in_features))
-            return
-        layout.add(self.codes, np.uint8, (rows, blocks, BLOCK * CODE_BITS[self.type_name] // 8))
-        layout.add(self.scale, np.float32, (rows, blocks))
-        if self.has_minimum:
-            layout.add(self.minimum, np.float32, (rows, blocks))
-
-    def fill(self, source: BinaryIO, layout: WeightsLayout, out: WeightsFile, on_bytes: Callable[[int], None]) -> None:
-        """Read the parts, convert them and write them to their slots.
-
-        Args:
-            source: the open checkpoint.
-            layout: where this layer was placed.
-            out: the open ``weights.bin``.
-            on_bytes: called with the number of bytes read from the checkpoint.
-
-        Raises:
-            InvalidModelFile: a value is not finite.
-            StorageError: reading or writing failed.
-        """
-        row = 0
-        for part in self.parts:
-            for raw in _pieces(source, part):
-                if self.is_quantised:
-                    rows = convert_rows(part.tensor, raw)
-                    out.write(layout.slots[self.codes], row, rows.codes)
-                    out.write(layout.slots[self.scale], row, rows.scale)
-                    if rows.minimum is not None:
-                        out.write(layout.slots[self.minimum], row, rows.minimum)
-                else:
-                    out.write(layout.slots[self.weight], row, float_rows(part.tensor, raw))
-                row += raw.shape[0]
-                on_bytes(raw.nbytes)
-
-
-def _pieces(source: BinaryIO, part: Part) -> Iterator[npt.NDArray[Any]]:
-    if part.row_order is None:
-        yield from iter_rows(source, part.tensor)
-    else:
-        yield read_rows(source, part.tensor)[part.row_order]
 
 
 def stack(name: str, parts: Sequence[Part]) -> tuple[Linear, ...]:

@@ -1,20 +1,4 @@
-"""Llama as a package: which matrices it has, and the graph that computes it.
-
-Inputs of the graph (version 1), for S rows of which R want logits, in a cache of C rows:
-
-=========================== ======= ====================== =================================================
-name                        dtype   shape                  meaning
-=========================== ======= ====================== =================================================
-``input_ids``               int64   [S]                    token ids
-``logit_rows``              int64   [R]                    rows of this pass whose logits are wanted, at least 1
-``seqlens_k``               int32   [1]                    rows in the cache after this pass, minus 1
-``total_sequence_length``   int32   []                     rows in the cache after this pass
-``past.{i}.key``/``value``  float32 [1, kv_heads, C, D]    the cache of layer i
-=========================== ======= ====================== =================================================
-
-Outputs: ``logits`` float32 [R, vocabulary], and ``present.{i}.key``/``value``, to be bound to the same buffers as
-``past``: the cache is then updated in place.
-"""
+"""Llama as a package: which matrices it has, and the graph that computes it, in the steps of either op profile."""
 
 from __future__ import annotations
 
@@ -28,9 +12,10 @@ import onnx_ir as ir
 
 from edge_rt.export.blocks import unpermuted_rows
 from edge_rt.export.gguf_types import GGUFHeader, TensorInfo
+from edge_rt.export.graph import Stream
 from edge_rt.export.linear import Linear, Part, stack
 from edge_rt.export.llama import LlamaConfig, scaled_frequencies
-from edge_rt.export.portable import PortableBuilder, as_output, graph_input
+from edge_rt.export.profile import OpProfile
 from edge_rt.export.weights import Slot, WeightsFile, WeightsLayout
 from edge_rt.package import ModelConfig
 
@@ -39,7 +24,7 @@ ROPE_PIECE_ROWS = 4096
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """Matrices of one layer; q, k, v and gate, up are stacked."""
+    """Matrices of one layer; q, k, v are stacked, gate and up joined as the op profile wants them."""
 
     qkv: tuple[Linear, ...]
     output: tuple[Linear, ...]
@@ -72,7 +57,7 @@ class LlamaWeights:
             yield self.head
 
 
-def collect_weights(header: GGUFHeader, config: LlamaConfig) -> LlamaWeights:
+def collect_weights(header: GGUFHeader, config: LlamaConfig, profile: OpProfile) -> LlamaWeights:
     """Name every matrix and vector of the package and the tensors it comes from."""
     tensors = header.tensors
     q_order = unpermuted_rows(config.num_heads, config.head_dim)
@@ -90,7 +75,7 @@ def collect_weights(header: GGUFHeader, config: LlamaConfig) -> LlamaWeights:
         return LayerWeights(
             qkv=stack(f"layer{i}.qkv", qkv),
             output=stack(f"layer{i}.output", [part("attn_output")]),
-            gate_up=stack(f"layer{i}.gate_up", [part("ffn_gate"), part("ffn_up")]),
+            gate_up=profile.gate_up(f"layer{i}.gate_up", part("ffn_gate"), part("ffn_up")),
             down=stack(f"layer{i}.down", [part("ffn_down")]),
         )
 
@@ -107,11 +92,11 @@ def collect_weights(header: GGUFHeader, config: LlamaConfig) -> LlamaWeights:
     )
 
 
-def place_weights(weights: LlamaWeights, config: LlamaConfig) -> WeightsLayout:
+def place_weights(weights: LlamaWeights, config: LlamaConfig, profile: OpProfile) -> WeightsLayout:
     """Return where everything lies in ``weights.bin``."""
     layout = WeightsLayout()
     for linear in weights.linears():
-        linear.place(layout)
+        profile.place(linear, layout)
     for name, tensor in weights.vectors.items():
         layout.add(name, np.float32, (tensor.shape[0],))
     for table in ("rope.cos", "rope.sin"):
@@ -141,7 +126,13 @@ def write_rope_tables(
 
 
 def build_graph(
-    weights: LlamaWeights, layout: WeightsLayout, config: ModelConfig, *, activations: str, producer: str
+    weights: LlamaWeights,
+    layout: WeightsLayout,
+    config: ModelConfig,
+    *,
+    profile: OpProfile,
+    activations: str,
+    producer: str,
 ) -> ir.Model:
     """Build the whole model as one segment.
 
@@ -149,40 +140,20 @@ def build_graph(
         weights: its matrices.
         layout: where they lie in ``weights.bin``.
         config: numbers of the model.
+        profile: operators of the graph.
         activations: ``"int8"`` or ``"float"``.
         producer: program that is named in the graph.
     """
-    build = PortableBuilder(layout, config, activations)
-    ids = graph_input("input_ids", ir.DataType.INT64, ["rows"])
-    logit_rows = graph_input("logit_rows", ir.DataType.INT64, ["logit_rows"])
-    seqlens_k = graph_input("seqlens_k", ir.DataType.INT32, [1])
-    total = graph_input("total_sequence_length", ir.DataType.INT32, [])
-    cache_shape: list[int | str] = [1, config.num_kv_heads, "capacity", config.head_dim]
-    caches = [
-        tuple(graph_input(f"past.{i}.{kind}", ir.DataType.FLOAT, cache_shape) for kind in ("key", "value"))
-        for i in range(config.num_layers)
-    ]
-    presents: list[ir.Value] = []
-    residual = build.embed(ids, weights.embedding, "embedding")
-    x = build.norm(residual, "layer0.attention_norm", "layer0.attention_input")
-    last = config.num_layers - 1
+    build = profile.builder(layout, config, activations)
+    x = build.embed(weights.embedding, "embedding")
     for i, layer in enumerate(weights.layers):
-        qkv = build.linear(x, layer.qkv, f"layer{i}.qkv")
-        attended, keys, values = build.attention(qkv, (caches[i][0], caches[i][1]), (seqlens_k, total), i)
-        presents += [as_output(v, ir.DataType.FLOAT, cache_shape) for v in (keys, values)]
-        if i == last:
+        qkv = build.linear(x, layer.qkv, f"layer{i}.qkv", norm=f"layer{i}.attention_norm")
+        attended = build.attention(qkv, i)
+        if i == config.num_layers - 1:
             # Behind the last attention rows no longer meet: only those that want logits go on.
-            attended = build.rows(attended, logit_rows, "attention.wanted")
-            residual = build.rows(residual, logit_rows, "residual.wanted")
-        output = build.linear(attended, layer.output, f"layer{i}.output")
-        x, residual = build.add_norm(residual, output, f"layer{i}.mlp_norm", f"layer{i}.mlp_input")
-        hidden = build.swiglu(build.linear(x, layer.gate_up, f"layer{i}.gate_up"), f"layer{i}.hidden")
-        down = build.linear(hidden, layer.down, f"layer{i}.down")
-        following = "final_norm" if i == last else f"layer{i + 1}.attention_norm"
-        x, residual = build.add_norm(
-            residual, down, following, "final" if i == last else f"layer{i + 1}.attention_input"
-        )
-    logits = build.linear(x, [weights.head], "logits")
-    outputs = [as_output(logits, ir.DataType.FLOAT, ["logit_rows", config.vocab_size]), *presents]
-    inputs = [ids, logit_rows, seqlens_k, total, *(value for pair in caches for value in pair)]
-    return build.model(inputs, outputs, producer)
+            attended = build.wanted(attended, "attention.wanted")
+            x = Stream(build.wanted(x.settled, "residual.wanted"))
+        x = build.add_linear(x, attended, layer.output, f"layer{i}.output")
+        hidden = build.gated(x, layer.gate_up, f"layer{i}.hidden", norm=f"layer{i}.mlp_norm")
+        x = build.add_linear(x, hidden, layer.down, f"layer{i}.down")
+    return build.model(build.linear(x, [weights.head], "logits", norm="final_norm"), producer)

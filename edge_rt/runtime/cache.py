@@ -1,11 +1,8 @@
-"""The KV cache: rows per token, append-only, in buffers that the graph updates in place."""
+"""The KV cache's bookkeeping: which rows hold which tokens. The rows themselves are the graph interface's."""
 
 from __future__ import annotations
 
-import math
-import mmap
 from collections.abc import Sequence
-from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -13,33 +10,26 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_rt.errors import ContextOverflow
-from edge_rt.package import ModelConfig
 
 
 class KVCache:
-    """Keys and values of the tokens computed so far.
+    """Tokens whose keys and values are computed.
 
     A row belongs to one token and never changes once committed; rolling back is a smaller length. Rows are written
     under a reservation, which leaves the cache as it was unless it is committed.
 
     Args:
-        config: numbers of the model.
-        capacity: rows, one per token.
-
-    Attributes:
-        keys: per layer, float32 ``[1, kv_heads, capacity, head_dim]``; pages are touched only as rows are written.
-        values: likewise.
         capacity: rows, one per token.
         row_bytes: bytes of one token in all layers.
+        row_map: int32 ``[capacity]``, logical row -> row in memory, which the graph reads; it is permuted here when a
+            path through a tree is committed, so that no row is ever moved. None: rows lie as they are counted.
     """
 
-    def __init__(self, config: ModelConfig, capacity: int) -> None:
-        shape = (config.num_layers, 2, 1, config.num_kv_heads, capacity, config.head_dim)
-        buffer = _untouched(shape)
-        self.keys: list[npt.NDArray[Any]] = [layer[0] for layer in buffer]
-        self.values: list[npt.NDArray[Any]] = [layer[1] for layer in buffer]
+    def __init__(self, capacity: int, *, row_bytes: int = 0, row_map: npt.NDArray[Any] | None = None) -> None:
+        assert row_map is None or row_map.shape == (capacity,), (row_map, capacity)
         self.capacity = capacity
-        self.row_bytes = buffer.nbytes // capacity
+        self.row_bytes = row_bytes
+        self._row_map = row_map
         self._token_ids: list[int] = []
         self._reserved = 0
 
@@ -76,28 +66,13 @@ class KVCache:
             raise ContextOverflow(self.length, count, self.capacity)
         return Reservation(self, count)
 
-    def release(self) -> None:
-        """Let go of the buffers; the cache keeps its counts and cannot be written any more."""
-        self.keys, self.values = [], []
-
     def check(self) -> None:
-        """Assert the invariant: committed + reserved + free == capacity, all of them at least 0."""
+        """Assert the invariants: committed + reserved + free == capacity; the row map is a permutation."""
         free = self.capacity - self.length - self._reserved
         assert free >= 0, (self.capacity, self.length, self._reserved)
         assert self._reserved >= 0, self._reserved
-
-
-def _untouched(shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    """Return float32 zeros whose pages take memory only once they are written.
-
-    numpy asks for huge pages, and then the first row of a head would take the memory of thousands.
-    """
-    memory = mmap.mmap(-1, math.prod(shape) * np.dtype(np.float32).itemsize)
-    if hasattr(mmap, "MADV_NOHUGEPAGE"):
-        # A kernel without huge pages refuses, and has nothing to be kept from.
-        with suppress(OSError):
-            memory.madvise(mmap.MADV_NOHUGEPAGE)
-    return np.frombuffer(memory, np.float32).reshape(shape)
+        if self._row_map is not None:
+            assert np.array_equal(np.sort(self._row_map), np.arange(self.capacity)), "a row is mapped twice"
 
 
 class Reservation:
@@ -123,9 +98,27 @@ class Reservation:
     ) -> None:
         self._cache._reserved = 0
 
-    def commit(self, token_ids: Sequence[int]) -> None:
-        """Keep the first ``len(token_ids)`` rows, which hold these tokens; the rest are free again."""
-        assert self._cache._reserved == self.count, "not inside the block, or committed twice"
-        assert len(token_ids) <= self.count, (len(token_ids), self.count)
-        self._cache._reserved = 0
-        self._cache._token_ids.extend(token_ids)
+    def commit(self, token_ids: Sequence[int], path: Sequence[int] | None = None) -> None:
+        """Keep rows, which hold these tokens; the rest are free again.
+
+        Args:
+            token_ids: tokens in the order of the sequence.
+            path: which rows of the reservation they are in; None for the first ones. Any other path needs a row map.
+        """
+        cache, count = self._cache, len(token_ids)
+        assert cache._reserved == self.count, "not inside the block, or committed twice"
+        assert count <= self.count, (count, self.count)
+        if path is not None and list(path) != list(range(count)):
+            self._bring_forward(path, count)
+        cache._reserved = 0
+        cache._token_ids.extend(token_ids)
+
+    def _bring_forward(self, path: Sequence[int], count: int) -> None:
+        """Make the rows of a path the first ones of the reservation."""
+        row_map = self._cache._row_map
+        assert row_map is not None, "rows of this cache cannot change places"
+        assert len(path) == len(set(path)) == count, (path, count)
+        assert all(0 <= row < self.count for row in path), (path, self.count)
+        rest = [row for row in range(self.count) if row not in set(path)]
+        rows = row_map[self.start : self.start + self.count]
+        rows[:] = rows[[*path, *rest]]

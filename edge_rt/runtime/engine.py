@@ -33,6 +33,7 @@ from edge_rt.runtime.chat import Chat
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.draft import NullDrafter
 from edge_rt.runtime.generation import Generation
+from edge_rt.runtime.interface import open_interface
 from edge_rt.runtime.results import Event, Result
 from edge_rt.runtime.runner import ModelRunner
 from edge_rt.runtime.sampling import Sampler
@@ -45,8 +46,9 @@ from edge_rt.tokenizer import Tokenizer
 
 DEFAULT_CONTEXT: Final = 8192
 """Largest context taken without being asked for, in tokens."""
-DEFAULT_PREFILL_CHUNK: Final = 128
-"""Tokens of one pass over a prompt: larger ones compute more masked attention and need more memory."""
+DEFAULT_PREFILL_CHUNK: Final = {"native": 256, "portable": 128}
+"""Op profile -> tokens of one pass over a prompt: larger ones need more memory, and with ONNX Runtime's attention they
+compute more masked scores."""
 
 Message = Mapping[str, Any]
 Prompt = str | Items[int] | Items[Message]
@@ -64,13 +66,15 @@ class Model:
         ctx: capacity of the context in tokens; None takes the model's own, up to ``DEFAULT_CONTEXT``.
         threads: None takes every CPU this process may use; the number is one per process.
         device: ``"auto"`` or ``"cpu"``.
-        prefill_chunk: tokens of one pass over a prompt.
+        prefill_chunk: tokens of one pass over a prompt; None takes the op profile's ``DEFAULT_PREFILL_CHUNK``.
+        kv: format of the KV cache; None takes the one that the package prefers.
+        isa: instruction set of the native operators; None is the best one.
 
     Raises:
-        ConfigError: an argument is out of range.
+        ConfigError: an argument is out of range, or not for this package.
         InputError: the package or a part of it cannot be used.
         MemoryBudgetExceeded: the KV cache or the model does not fit the memory.
-        RuntimeUnavailable: the device is not available.
+        RuntimeUnavailable: the device is not available, or the native operators are not.
     """
 
     def __init__(
@@ -80,35 +84,42 @@ class Model:
         ctx: int | None = None,
         threads: int | None = None,
         device: str = "auto",
-        prefill_chunk: int = DEFAULT_PREFILL_CHUNK,
+        prefill_chunk: int | None = None,
+        kv: str | None = None,
+        isa: str | None = None,
     ) -> None:
         started = time.perf_counter()
-        config = package.manifest.model
+        manifest = package.manifest
+        config = manifest.model
         _check_device(device)
-        if prefill_chunk < 1:
+        self._chunk = DEFAULT_PREFILL_CHUNK[manifest.op_profile] if prefill_chunk is None else prefill_chunk
+        if self._chunk < 1:
             raise ConfigError("The prefill chunk is out of range.", f"Got {prefill_chunk}.", "Give at least 1.")
         self.package = package
         self.context_tokens = _context_tokens(ctx, config.context_length)
         self.tokenizer = Tokenizer.from_file(
-            package.file(package.manifest.tokenizer.file),
-            info=package.manifest.tokenizer,
+            package.file(manifest.tokenizer.file),
+            info=manifest.tokenizer,
             embedding_rows=config.vocab_size,
         )
         self._template = _load_template(package, self.tokenizer)
         self._switch = StopSwitch()
-        session = Session(
-            package.file(package.manifest.segments[0].graph),
-            threads=threads if threads is not None else pool_size() or usable_cpus(),
-        )
-        self._providers = session.providers
         try:
-            self._cache = KVCache(config, self.context_tokens)
+            interface = open_interface(manifest, self.context_tokens, kv)
         except (MemoryError, OSError, OverflowError) as error:
             raise MemoryBudgetExceeded(
                 "The KV cache does not fit the memory.", f"{error}.", "Load the model with a smaller context."
             ) from error
-        self._runner: ModelRunner | None = ModelRunner(session, config, self._cache, self._switch)
-        self._chunk = prefill_chunk
+        session = Session(
+            package.file(manifest.segments[0].graph),
+            threads=threads if threads is not None else pool_size() or usable_cpus(),
+            profile=manifest.op_profile,
+            isa=isa,
+        )
+        self._providers, self._isa = session.providers, session.isa
+        self._kv_format = interface.kv_format
+        self._cache = KVCache(self.context_tokens, row_bytes=interface.row_bytes, row_map=interface.row_map)
+        self._runner: ModelRunner | None = ModelRunner(session, interface, self._switch)
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self.load_ms = 1e3 * (time.perf_counter() - started)
@@ -372,7 +383,8 @@ class Model:
             "activations": manifest.activations,
             "quantisation": dict(manifest.quantisation),
             "context_tokens": self.context_tokens,
-            "kv_format": manifest.kv_formats[0],
+            "isa": self._isa,
+            "kv_format": self._kv_format,
             "kv_bytes_per_token": self._cache.row_bytes,
             "weights_bytes": manifest.files["weights.bin"].size,
             "device": "cpu",
@@ -394,7 +406,6 @@ class Model:
         if runner is not None:
             self._switch.stop()
             runner.close()
-            self._cache.release()
 
     def __enter__(self) -> Self:
         return self

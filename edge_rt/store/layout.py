@@ -40,6 +40,7 @@ class StoreEntry:
         architecture: architecture family, such as ``llama``.
         quantisation: format per tensor class.
         activations: activation type of the package.
+        op_profile: op profile of the package.
         license: SPDX identifier, if known.
         origin: what was asked for when the source was fetched, if it is kept.
         problem: why the entry cannot be used; None if nothing is wrong with it.
@@ -52,6 +53,7 @@ class StoreEntry:
     architecture: str | None = None
     quantisation: dict[str, str] | None = None
     activations: str | None = None
+    op_profile: str | None = None
     license: str | None = None
     origin: str | None = None
     problem: str | None = None
@@ -217,6 +219,7 @@ class Store:
             architecture=None if manifest is None else manifest.model.architecture,
             quantisation=None if manifest is None else dict(manifest.quantisation),
             activations=None if manifest is None else manifest.activations,
+            op_profile=None if manifest is None else manifest.op_profile,
             license=(record.license if record else None) or (manifest.license if manifest else None),
             origin=None if record is None else record.origin,
             problem="; ".join(problems) or None,

@@ -111,5 +111,5 @@ def slow_gguf(tmp_path_factory) -> Path:
 def slow_package(slow_gguf) -> Path:
     """The package of ``slow_gguf``."""
     out = slow_gguf.parent / "slow"
-    export_model(slow_gguf, out)
+    export_model(slow_gguf, out, profile="portable")
     return out

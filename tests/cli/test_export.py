@@ -7,6 +7,7 @@ import time
 import pytest
 
 from edge_rt.package import open_package
+from tests.helpers.native_profile import require_native
 
 
 def test_the_estimate_comes_first_and_the_check_last(inline, small_gguf, tmp_path):
@@ -25,6 +26,42 @@ def test_json_is_the_report(inline, small_gguf, tmp_path):
     assert report["package_id"] == package.id
     assert [check["activations"] for check in report["check"]] == ["float"]
     assert package.manifest.activations == "float"
+
+
+def test_the_profile_that_was_asked_for(inline, small_gguf, tmp_path):
+    result = inline("export", "-m", small_gguf, "--out", tmp_path / "out", "--profile", "portable")
+    assert ["op", "profile", "portable"] in [line.split() for line in result.stdout.decode().splitlines()]
+    assert open_package(tmp_path / "out").manifest.op_profile == "portable"
+    facts = json.loads(inline("inspect", tmp_path / "out", "--json").stdout)
+    assert (facts["op_profile"], facts["weight_layout"], facts["kv_formats"]) == ("portable", "matmulnbits", ["f32"])
+
+
+@pytest.mark.parametrize("flags", [("--profile", "neural"), ("--profile", "native", "--activations", "float")])
+def test_profiles_that_there_are_not(inline, small_gguf, tmp_path, flags):
+    result = inline("export", "-m", small_gguf, "--out", tmp_path / "out", *flags)
+    assert result.returncode == 2
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_native_package_says_so(inline, native_package):
+    shown = inline("inspect", native_package).stdout.decode()
+    assert ["weight_layout", "tile16"] in [line.split() for line in shown.splitlines()]
+    facts = json.loads(inline("inspect", native_package, "--json").stdout)
+    assert (facts["op_profile"], facts["kv_formats"]) == ("native", ["f32", "f16", "int8"])
+
+
+def test_the_cache_and_the_instruction_set_can_be_chosen(inline, native_package):
+    flags = ("generate", "-m", native_package, "-p", "Hello", "--raw", "-n", "4", "--temp", "0", "--json")
+    least = require_native()[-1]
+    answers = [
+        json.loads(inline(*flags, *more).stdout)
+        for more in ((), ("--isa", least), ("--kv-type", "f16"), ("--kv-type", "int8"))
+    ]
+    assert answers[0]["token_ids"] == answers[1]["token_ids"]
+    plain, half, narrow = (answers[i]["memory"]["kv_bytes"] / answers[i]["usage"]["total_tokens"] for i in (0, 2, 3))
+    assert plain > half > narrow
+    for more in (("--isa", "mmx"), ("--kv-type", "int3")):
+        assert inline(*flags, *more).returncode == 2
 
 
 def test_force_replaces_a_package(inline, small_gguf, tmp_path):

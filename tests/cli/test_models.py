@@ -5,6 +5,9 @@ import json
 import pexpect
 import pytest
 
+from edge_rt.cli.doctor import native_facts
+from edge_rt.ops import library_path, native_status
+
 
 @pytest.fixture
 def store_cli(inline, tmp_path):
@@ -80,6 +83,18 @@ def test_doctor(store_cli, tmp_path):
     assert facts["store"] == str(tmp_path / "store")
     assert "CPUExecutionProvider" in facts["providers"]
     assert facts["problems"] == []
+    status = native_status(library_path())
+    assert (facts["native_library"], facts["native_reason"]) == (status.library, status.reason)
+    assert facts["instruction_sets"] == list(status.instruction_sets)
+    assert facts["best_instruction_set"] == status.best
+
+
+def test_doctor_says_why_native_packages_cannot_be_run():
+    warnings = []
+    facts = native_facts(native_status(None), warnings)
+    assert facts["native_library"] is facts["best_instruction_set"] is None
+    assert facts["instruction_sets"] == []
+    assert warnings == ["Native packages cannot be run: " + facts["native_reason"]]
 
 
 def test_bench(store_cli, small_package):

@@ -1,66 +1,27 @@
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 
 from edge_rt.errors import InvalidPackage
-from edge_rt.export.check import CheckResult, check_token_ids, compare, require_close, run_graph
-from edge_rt.export.linear import Linear
+from edge_rt.export.check import CheckResult, check_token_ids, compare, require_close
 from tests.helpers.graphs import Built
-
-
-def change_layer(change):
-    """Return a change of the weights that replaces a matrix of the first layer."""
-
-    def apply(weights):
-        return dataclasses.replace(weights, layers=(change(weights.layers[0]), *weights.layers[1:]))
-
-    return apply
-
-
-def parts_of(linears, name, order):
-    parts = [part for linear in linears for part in linear.parts]
-    return (Linear(name, tuple(parts[i] for i in order)),)
-
-
-def q_as_in_the_file(layer):
-    parts = list(layer.qkv[0].parts)
-    parts[0] = dataclasses.replace(parts[0], row_order=None)
-    return dataclasses.replace(layer, qkv=(Linear("layer0.qkv", tuple(parts)),))
-
-
-def v_rotated(layer):
-    parts = list(layer.qkv[0].parts)
-    parts[2] = dataclasses.replace(parts[2], row_order=parts[1].row_order)
-    return dataclasses.replace(layer, qkv=(Linear("layer0.qkv", tuple(parts)),))
-
-
-def k_and_v_swapped(layer):
-    return dataclasses.replace(layer, qkv=parts_of(layer.qkv, "layer0.qkv", (0, 2, 1)))
-
-
-def gate_and_up_swapped(layer):
-    return dataclasses.replace(layer, gate_up=parts_of(layer.gate_up, "layer0.gate_up", (1, 0)))
-
-
-def norms_swapped(weights):
-    vectors = weights.vectors
-    return dataclasses.replace(weights, vectors=vectors | {"layer0.mlp_norm": vectors["layer1.attention_norm"]})
-
-
-def other_rope_base(config):
-    return dataclasses.replace(config, rope_theta=5000.0)
-
-
-def other_epsilon(config):
-    return dataclasses.replace(config, rms_norm_eps=0.01)
+from tests.helpers.mistakes import (
+    change_layer,
+    gate_and_up_swapped,
+    k_and_v_swapped,
+    norms_swapped,
+    other_epsilon,
+    other_rope_base,
+    q_as_in_the_file,
+    v_rotated,
+)
+from tests.helpers.native_profile import require_native
 
 
 def checked(built, activations="float"):
     ids = check_token_ids(built.config.vocab_size)
-    found = run_graph(built.graph, built.model, ids)
+    found = built.run(ids)
     require_close(compare(built.reference(ids), found, activations))
 
 
@@ -86,6 +47,29 @@ def test_a_wrong_graph_is_refused(small_gguf, tmp_path, mistake):
     built = Built(small_gguf, tmp_path, **mistake)
     with pytest.raises(InvalidPackage, match="does not compute what the checkpoint says"):
         checked(built)
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        {"change_weights": change_layer(q_as_in_the_file)},
+        {"change_weights": change_layer(v_rotated)},
+        {"change_weights": change_layer(k_and_v_swapped)},
+        {"change_weights": change_layer(gate_and_up_swapped)},
+        {"change_config": other_epsilon},
+    ],
+    ids=["q order", "v order", "k and v", "gate and up", "epsilon"],
+)
+def test_a_wrong_native_graph_is_refused(small_gguf, tmp_path, mistake):
+    require_native()
+    built = Built(small_gguf, tmp_path, "int8", profile="native", **mistake)
+    with pytest.raises(InvalidPackage, match="does not compute what the checkpoint says"):
+        checked(built, "int8")
+
+
+def test_a_right_native_graph_passes(small_gguf, tmp_path):
+    require_native()
+    checked(Built(small_gguf, tmp_path, "int8", profile="native"), "int8")
 
 
 def test_a_flipped_byte_of_the_weights_is_refused(small_gguf, tmp_path):

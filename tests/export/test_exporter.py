@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -8,14 +9,18 @@ import sys
 
 import pytest
 
-from edge_rt.errors import Cancelled, ConfigError, InputError, StorageError
+from edge_rt.errors import Cancelled, ConfigError, InputError, RuntimeUnavailable, StorageError
 from edge_rt.export import export_model
 from edge_rt.export.exporter import STAGES
+from edge_rt.ops import library_path
 from edge_rt.package import WEIGHTS_FILE, open_package
 from edge_rt.runtime.engine import load_package
 from tests.helpers.gguf_factory import write_llama_gguf
+from tests.helpers.native_profile import require_native
 from tests.helpers.packages import listing
 from tests.helpers.small import GREEDY
+
+export = functools.partial(export_model, profile="portable")
 
 
 def contents(folder):
@@ -24,7 +29,7 @@ def contents(folder):
 
 class TestPackage:
     def test_the_same_file_gives_the_same_bytes(self, small_gguf, small_package, tmp_path):
-        export_model(small_gguf, tmp_path / "again")
+        export(small_gguf, tmp_path / "again")
         assert contents(tmp_path / "again") == contents(small_package)
 
     def test_it_verifies_and_says_what_it_is(self, small_gguf, small_package):
@@ -40,7 +45,7 @@ class TestPackage:
         assert (manifest.license, manifest.model.name, manifest.model.vocab_size) == ("apache-2.0", "Test Llama", 419)
 
     def test_the_report(self, small_gguf, tmp_path):
-        report = export_model(small_gguf, tmp_path / "p", activations="float")
+        report = export(small_gguf, tmp_path / "p", activations="float")
         document = json.loads(json.dumps(report.to_json()))
         assert document["path"] == str(tmp_path / "p")
         assert document["package_id"] == open_package(tmp_path / "p").id
@@ -50,19 +55,19 @@ class TestPackage:
         assert open_package(tmp_path / "p").manifest.activations == "float"
 
     def test_int8_activations_are_checked_through_the_float_graph_too(self, small_gguf, tmp_path):
-        report = export_model(small_gguf, tmp_path / "p")
+        report = export(small_gguf, tmp_path / "p")
         assert [check.activations for check in report.check] == ["float", "int8"]
         assert report.check[0].relative_error < 1e-4 < report.check[1].relative_error
 
     def test_mixed_types_are_named(self, tmp_path):
         write_llama_gguf(tmp_path / "m.gguf", types={"blk.1.attn_q.weight": "Q8_0"}, tied=False, output_type="F16")
-        export_model(tmp_path / "m.gguf", tmp_path / "p")
+        export(tmp_path / "m.gguf", tmp_path / "p")
         quantisation = open_package(tmp_path / "p").manifest.quantisation
         assert (quantisation["attention"], quantisation["head"]) == ("Q4_1+Q8_0", "F16")
 
     def test_without_a_template(self, tmp_path):
         write_llama_gguf(tmp_path / "m.gguf", chat_template=None)
-        report = export_model(tmp_path / "m.gguf", tmp_path / "p")
+        report = export(tmp_path / "m.gguf", tmp_path / "p")
         assert open_package(tmp_path / "p").manifest.chat_template is None
         assert report.warnings == ()
 
@@ -77,7 +82,7 @@ class TestPackage:
     )
     def test_a_template_that_will_not_do_is_told(self, tmp_path, template, warning):
         write_llama_gguf(tmp_path / "m.gguf", chat_template=template)
-        report = export_model(tmp_path / "m.gguf", tmp_path / "p")
+        report = export(tmp_path / "m.gguf", tmp_path / "p")
         assert any(warning in sentence for sentence in report.warnings)
         assert (tmp_path / "p" / "chat_template.jinja").read_text() == template
 
@@ -85,7 +90,7 @@ class TestPackage:
 class TestStages:
     def test_they_come_in_order_and_end(self, small_gguf, tmp_path):
         events = []
-        export_model(small_gguf, tmp_path / "p", progress=events.append)
+        export(small_gguf, tmp_path / "p", progress=events.append)
         assert tuple(dict.fromkeys(event.stage for event in events)) == STAGES
         assert [event.step for event in events] == sorted(event.step for event in events)
         weights = [event for event in events if event.stage == "weights"]
@@ -95,7 +100,7 @@ class TestStages:
 
     def test_the_estimate_comes_before_anything_is_written(self, small_gguf, tmp_path):
         seen = []
-        export_model(small_gguf, tmp_path / "p", on_estimate=lambda e: seen.append((e, listing(tmp_path))))
+        export(small_gguf, tmp_path / "p", on_estimate=lambda e: seen.append((e, listing(tmp_path))))
         ((estimate, names),) = seen
         assert names == []
         assert estimate.disk_bytes > 0
@@ -107,7 +112,7 @@ class TestStages:
                 raise Cancelled("stopped")
 
         with pytest.raises(Cancelled):
-            export_model(small_gguf, tmp_path / "p", progress=progress)
+            export(small_gguf, tmp_path / "p", progress=progress)
         # The last event comes when the package is in its place.
         assert listing(tmp_path) == []
 
@@ -117,23 +122,23 @@ class TestStages:
                 raise Cancelled("stopped")
 
         with pytest.raises(Cancelled):
-            export_model(small_gguf, tmp_path / "p", progress=progress)
+            export(small_gguf, tmp_path / "p", progress=progress)
         open_package(tmp_path / "p").verify()
 
 
 class TestDestination:
     def test_an_existing_package_needs_force(self, small_gguf, tmp_path):
-        export_model(small_gguf, tmp_path / "p")
+        export(small_gguf, tmp_path / "p")
         before = contents(tmp_path / "p")
         with pytest.raises(StorageError, match="exists already"):
-            export_model(small_gguf, tmp_path / "p", activations="float")
+            export(small_gguf, tmp_path / "p", activations="float")
         assert contents(tmp_path / "p") == before
-        export_model(small_gguf, tmp_path / "p", activations="float", force=True)
+        export(small_gguf, tmp_path / "p", activations="float", force=True)
         assert open_package(tmp_path / "p").manifest.activations == "float"
         assert listing(tmp_path) == ["p"]
 
     def test_a_failed_replacement_keeps_the_old_package(self, small_gguf, tmp_path):
-        export_model(small_gguf, tmp_path / "p")
+        export(small_gguf, tmp_path / "p")
         before = contents(tmp_path / "p")
 
         def progress(event):
@@ -141,7 +146,7 @@ class TestDestination:
                 raise Cancelled("stopped")
 
         with pytest.raises(Cancelled):
-            export_model(small_gguf, tmp_path / "p", activations="float", force=True, progress=progress)
+            export(small_gguf, tmp_path / "p", activations="float", force=True, progress=progress)
         assert contents(tmp_path / "p") == before
         assert listing(tmp_path) == ["p"]
 
@@ -149,12 +154,12 @@ class TestDestination:
         (tmp_path / "p").mkdir()
         (tmp_path / "p" / "thesis.txt").write_text("x")
         with pytest.raises(StorageError, match="is not a package"):
-            export_model(small_gguf, tmp_path / "p", force=True)
+            export(small_gguf, tmp_path / "p", force=True)
         assert listing(tmp_path / "p") == ["thesis.txt"]
 
     def test_unknown_activations(self, small_gguf, tmp_path):
         with pytest.raises(ConfigError, match="int8, float"):
-            export_model(small_gguf, tmp_path / "p", activations="int4")
+            export(small_gguf, tmp_path / "p", activations="int4")
 
     @pytest.mark.parametrize("kind", ["missing", "folder", "empty", "truncated"])
     def test_a_source_that_is_none(self, small_gguf, tmp_path, kind):
@@ -166,12 +171,12 @@ class TestDestination:
         elif kind != "missing":
             source.write_bytes(b"" if kind == "empty" else small_gguf.read_bytes()[:-100])
         with pytest.raises(InputError):
-            export_model(source, out / "p")
+            export(source, out / "p")
         assert listing(out) == []
 
     def test_a_package_that_somebody_has_loaded(self, small_gguf, tmp_path):
         """The old files stay readable for whoever maps them."""
-        export_model(small_gguf, tmp_path / "p")
+        export(small_gguf, tmp_path / "p")
         program = (
             "import sys, json\n"
             "import edge_rt\n"
@@ -192,11 +197,72 @@ class TestDestination:
 
             before = ask()
             write_llama_gguf(tmp_path / "other.gguf", seed=9, context=512)
-            export_model(tmp_path / "other.gguf", tmp_path / "p", force=True)
+            export(tmp_path / "other.gguf", tmp_path / "p", force=True)
             assert ask() == before
             other.stdin.close()
         with load_package(tmp_path / "p") as model:
             assert list(model.generate("Hello", max_tokens=8, **GREEDY).token_ids) != before
+
+
+class TestNative:
+    @pytest.fixture
+    def package(self, native_package):
+        return open_package(native_package)
+
+    def test_it_verifies_and_says_what_it_is(self, package):
+        package.verify()
+        manifest = package.manifest
+        assert (manifest.activations, manifest.op_profile, manifest.weight_layout) == ("int8", "native", "tile16")
+        assert manifest.kv_formats == ("f32", "f16", "int8")
+        assert manifest.quantisation == {
+            "embedding": "Q8_0", "attention": "Q4_1", "feed_forward": "Q4_1", "head": "Q8_0",
+        }  # fmt: skip
+
+    def test_the_same_file_gives_the_same_bytes(self, small_gguf, native_package, tmp_path):
+        export_model(small_gguf, tmp_path / "again", profile="native")
+        assert contents(tmp_path / "again") == contents(native_package)
+
+    def test_the_report(self, small_gguf, tmp_path):
+        require_native()
+        events = []
+        report = export_model(small_gguf, tmp_path / "p", profile="native", progress=events.append)
+        assert report.profile == "native"
+        assert [check.activations for check in report.check] == ["int8"]
+        assert 0 < report.check[0].relative_error < 0.05
+        weights = [event for event in events if event.stage == "weights"]
+        assert weights[-1].done == weights[-1].total
+
+    def test_it_is_what_such_a_machine_gets(self, small_gguf, tmp_path):
+        require_native()
+        assert export_model(small_gguf, tmp_path / "p").profile == "native"
+        assert export_model(small_gguf, tmp_path / "f", activations="float").profile == "portable"
+
+    def test_float_activations_are_refused(self, small_gguf, tmp_path):
+        with pytest.raises(ConfigError, match="no float activations"):
+            export_model(small_gguf, tmp_path / "p", profile="native", activations="float")
+        assert listing(tmp_path) == []
+
+    @pytest.mark.skipif(library_path() is not None, reason="this machine has the native operators")
+    def test_without_the_operators_nothing_is_begun(self, small_gguf, tmp_path):
+        with pytest.raises(RuntimeUnavailable, match="--profile portable"):
+            export_model(small_gguf, tmp_path / "p", profile="native")
+        assert listing(tmp_path) == []
+
+    def test_a_profile_replaces_the_other(self, small_gguf, tmp_path):
+        require_native()
+        for profile in ("portable", "native", "portable"):
+            export_model(small_gguf, tmp_path / "p", profile=profile, force=True)
+            with load_package(tmp_path / "p") as model:
+                assert model.describe()["op_profile"] == profile
+                assert len(model.generate("Hello", max_tokens=3, **GREEDY).token_ids) == 3
+
+    @pytest.mark.parametrize("change", [{"tied": False}, {"types": {"blk.1.attn_q.weight": "Q8_0"}}, {"vocab": 427}])
+    def test_other_checkpoints(self, tmp_path, change):
+        require_native()
+        write_llama_gguf(tmp_path / "m.gguf", **change)
+        export_model(tmp_path / "m.gguf", tmp_path / "p", profile="native")
+        with load_package(tmp_path / "p") as model:
+            assert len(model.generate("Hello", max_tokens=3, **GREEDY).token_ids) == 3
 
 
 KILLING = """
@@ -211,7 +277,7 @@ def export_in_child():
     pid = os.fork()
     if pid == 0:
         try:
-            export_model(source, out, force=True)
+            export_model(source, out, profile="portable", force=True)
         finally:
             os._exit(0)
     return pid
@@ -230,7 +296,7 @@ for _ in range(20):
     left = max(left, len(os.listdir(out.parent)))
     if out.exists():
         open_package(out).verify()
-export_model(source, out, force=True)
+export_model(source, out, profile="portable", force=True)
 open_package(out).verify()
 print(killed, left, os.listdir(out.parent))
 """
@@ -256,7 +322,7 @@ class TestFullDisk:
             "from edge_rt.errors import StorageError\n"
             "from edge_rt.export import export_model\n"
             "resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))\n"
-            "try:\n export_model(sys.argv[1], sys.argv[2])\n"
+            "try:\n export_model(sys.argv[1], sys.argv[2], profile='portable')\n"
             "except StorageError as error: print(error)"
         )
         command = [sys.executable, "-c", program, str(small_gguf), str(tmp_path / "p")]
@@ -278,7 +344,7 @@ class TestFullDisk:
     def test_it_does_not_begin_where_there_is_no_room(self, small_gguf, small_disk):
         (small_disk / "filler").write_bytes(bytes(8 << 20))
         with pytest.raises(StorageError, match="does not fit the disk"):
-            export_model(small_gguf, small_disk / "p")
+            export(small_gguf, small_disk / "p")
         assert listing(small_disk) == ["filler"]
 
     @pytest.mark.parametrize("stage", ["plan", "weights", "graph", "check", "publish"])
@@ -301,7 +367,7 @@ class TestFullDisk:
                     fill()
 
         with pytest.raises(StorageError) as caught:
-            export_model(
+            export(
                 small_gguf,
                 small_disk / "p",
                 progress=progress,
@@ -318,7 +384,7 @@ def test_an_interrupted_export_leaves_nothing(small_gguf, tmp_path):
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        export_model(small_gguf, tmp_path / "p", progress=progress)
+        export(small_gguf, tmp_path / "p", progress=progress)
     assert listing(tmp_path) == []
 
 

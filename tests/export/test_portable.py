@@ -3,7 +3,8 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 
-from edge_rt.export.portable import IR_VERSION, OPSETS
+from edge_rt.export.graph import IR_VERSION
+from edge_rt.export.portable import OPSETS
 from tests.helpers.gguf_factory import write_llama_gguf
 from tests.helpers.graphs import Built
 

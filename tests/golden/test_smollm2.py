@@ -48,9 +48,10 @@ def test_second_turn_computes_only_what_is_new(smollm2_package):
         assert second.timings.ttft_ms < first.timings.ttft_ms / 5
 
 
-def test_the_package_users_get_begins_most_answers_alike(smollm2_package):
+@pytest.mark.parametrize("package", ["smollm2_package", "smollm2_native_package"])
+def test_the_packages_users_get_begin_most_answers_alike(package, request):
     """int8 activations flip near ties, and one flip changes the rest; first tokens are what can be compared."""
-    with load_package(smollm2_package, ctx=512) as model:
+    with load_package(request.getfixturevalue(package), ctx=512) as model:
         alike = 0
         for answer in answers():
             model.reset()

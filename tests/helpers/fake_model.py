@@ -34,7 +34,7 @@ def model_config(**changes):
 
 def fake_cache(capacity=256):
     """Return a cache whose rows nobody writes; ``FakeTarget`` keeps rows of its own."""
-    return KVCache(model_config(), capacity)
+    return KVCache(capacity)
 
 
 class FakeTarget:

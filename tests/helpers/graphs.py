@@ -5,10 +5,12 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from edge_rt.export.blocks import float_rows, read_rows
+from edge_rt.export.check import run_graph
 from edge_rt.export.gguf_header import read_header
 from edge_rt.export.gguf_source import open_model_file
 from edge_rt.export.llama import read_config
 from edge_rt.export.llama_graph import build_graph, collect_weights, place_weights, write_rope_tables
+from edge_rt.export.profile import PROFILES
 from edge_rt.export.reference import LlamaReference
 from edge_rt.export.weights import WeightsFile
 from edge_rt.package import WEIGHTS_FILE
@@ -20,41 +22,52 @@ class Built:
     Args:
         gguf: the checkpoint.
         folder: where to write; must be empty.
-        activations: ``"float"`` or ``"int8"``.
+        activations: ``"float"`` or ``"int8"``; the native profile has int8 only.
+        profile: name of the op profile.
         change_weights: function of the collected weights that returns others.
         change_config: function of the config that returns another, for the graph only.
 
     Attributes:
         graph: path of the graph.
+        profile: its op profile.
         config, model: numbers of the checkpoint and of the manifest.
         weights, layout: what lies in ``weights.bin``, and where.
     """
 
-    def __init__(self, gguf, folder, activations="float", *, change_weights=None, change_config=None):
+    def __init__(
+        self, gguf, folder, activations="float", *, profile="portable", change_weights=None, change_config=None
+    ):
         self.header = read_header(gguf)
         self.config = read_config(self.header)
         used = change_config(self.config) if change_config else self.config
         self.model = used.to_model_config(1)
-        self.weights = collect_weights(self.header, self.config)
+        self.profile = PROFILES[profile]
+        self.weights = collect_weights(self.header, self.config, self.profile)
         if change_weights:
             self.weights = change_weights(self.weights)
-        self.layout = place_weights(self.weights, self.config)
+        self.layout = place_weights(self.weights, self.config, self.profile)
         self.graph = folder / "model.onnx"
         self._gguf = gguf
         with WeightsFile(folder / WEIGHTS_FILE, self.layout) as out, open_model_file(gguf) as stream:
             self._fill(stream, out, used)
-        graph = build_graph(self.weights, self.layout, self.model, activations=activations, producer="test")
+        graph = build_graph(
+            self.weights, self.layout, self.model, profile=self.profile, activations=activations, producer="test"
+        )
         self.graph.write_bytes(ir.to_proto(graph).SerializeToString(deterministic=True))
 
     def _fill(self, stream, out, config):
         slots = self.layout.slots
         for linear in self.weights.linears():
-            linear.fill(stream, self.layout, out, lambda count: None)
+            self.profile.fill(linear, stream, self.layout, out, lambda count: None)
         for name, tensor in self.weights.vectors.items():
             out.write(slots[name], 0, float_rows(tensor, read_rows(stream, tensor))[0].astype("<f4"))
         freqs = self.header.tensors.get("rope_freqs.weight")
         factors = None if freqs is None else float_rows(freqs, read_rows(stream, freqs))[0]
         write_rope_tables(out, slots["rope.cos"], slots["rope.sin"], config, factors)
+
+    def run(self, token_ids):
+        """Return the graph's logits of a whole sequence."""
+        return run_graph(self.graph, self.model, token_ids, self.profile)
 
     def reference(self, token_ids, dtype="float64"):
         """Return the reference's logits ``[len(token_ids), vocabulary]``."""

@@ -106,6 +106,8 @@ class TestAnswers:
         document = json.loads(json.dumps(model.describe()))
         assert document["context_tokens"] == 512
         assert document["kv_bytes_per_token"] == 2 * 2 * 2 * 16 * 4
+        assert (document["op_profile"], document["isa"], document["kv_format"]) == ("portable", None, "f32")
+        assert document["prefill_chunk"] == 128
         assert document["providers"] == ["CPUExecutionProvider"]
         assert document["quantisation"]["attention"] == "Q4_1"
 
@@ -376,6 +378,8 @@ class TestLoad:
             ({"device": "tpu"}, ConfigError),
             ({"device": "cuda"}, RuntimeUnavailable),
             ({"prefill_chunk": 0}, ConfigError),
+            ({"kv": "f16"}, ConfigError),
+            ({"isa": "scalar"}, ConfigError),
         ],
     )
     def test_arguments_out_of_range(self, small_package, options, error):
@@ -456,11 +460,12 @@ def test_ten_megabytes_of_prompt_are_refused_without_being_cut_into_tokens(model
 def test_close_frees_the_cache_and_keeps_its_counts(small_package):
     model = load_package(small_package)
     model.generate("Hello", max_tokens=2, **GREEDY)
-    with model.passes() as (_, cache):
-        assert cache.keys
+    with model.passes() as (runner, _):
+        interface = runner._interface
+        assert interface.keys
     cached = model.cached_tokens
     model.close()
-    assert (cache.keys, cache.values, model.cached_tokens) == ([], [], cached)
+    assert (interface.keys, interface.values, model.cached_tokens) == ([], [], cached)
 
 
 def test_an_array_of_ids_is_a_prompt(model):

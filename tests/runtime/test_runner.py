@@ -3,9 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge_rt.errors import Cancelled
-from edge_rt.export.check import run_graph
-from edge_rt.runtime.cache import KVCache
+from edge_rt.errors import Cancelled, UnsupportedModel
+from edge_rt.runtime.interface import PortableInterface
 from edge_rt.runtime.runner import MAX_KEPT_SHAPES, ModelRunner
 from edge_rt.session import Session, StopSwitch, pool_size
 from tests.helpers.graphs import Built
@@ -22,14 +21,14 @@ def built(small_gguf, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(built):
-    return run_graph(built.graph, built.model, TOKEN_IDS)
+    return built.run(TOKEN_IDS)
 
 
 @pytest.fixture
 def runner(built):
     switch = StopSwitch()
     session = Session(built.graph, threads=pool_size())
-    runner = ModelRunner(session, built.model, KVCache(built.model, 64), switch)
+    runner = ModelRunner(session, PortableInterface(built.model, 64, "f32"), switch)
     runner.switch = switch
     return runner
 
@@ -53,6 +52,18 @@ def test_only_the_last_rows_want_logits(runner, whole):
     assert close_to(logits, whole[17:20])
 
 
+def test_any_rows_may_want_logits(runner, whole):
+    logits = runner.forward(TOKEN_IDS[:20], 0, 3, logit_rows=[17, 0, 9])
+    assert close_to(logits, whole[[17, 0, 9]])
+    assert close_to(runner.forward(TOKEN_IDS[:20], 0, 3), whole[17:20])
+
+
+def test_a_chain_may_be_spelt_out_and_a_tree_is_refused(runner, whole):
+    assert close_to(runner.forward(TOKEN_IDS[:3], 0, 3, parents=[-1, 0, 1]), whole[:3])
+    with pytest.raises(UnsupportedModel, match="in a chain only"):
+        runner.forward(TOKEN_IDS[:3], 0, 3, parents=[-1, 0, 0])
+
+
 def test_rows_written_again_count_only_as_written_last(runner, whole):
     """Rolling back is a smaller start, nothing else."""
     runner.forward(TOKEN_IDS[:10], 0, 1)
@@ -68,7 +79,7 @@ def test_the_same_pass_again_gives_the_same_bits(runner):
 
 
 def test_the_cache_is_written_in_place(runner):
-    keys = runner._cache.keys[1]
+    keys = runner._interface.keys[1]
     assert not keys.any()
     runner.forward(TOKEN_IDS[:5], 0, 1)
     assert keys[0, :, :5].any(axis=-1).all()

@@ -24,6 +24,7 @@ def test_an_entry_shows_package_and_source(store):
     (entry,) = store.list()
     assert (entry.name, entry.path, entry.size_bytes) == ("tiny", package.path, package.size_bytes)
     assert (entry.quantisation, entry.activations, entry.license) == ({"linear": "Q4_1"}, "int8", "MIT")
+    assert entry.op_profile == "portable"
     assert (entry.architecture, entry.origin, entry.problem) == ("llama", "recipe tiny", None)
     assert entry.source_bytes > 60_000
 

@@ -1,0 +1,28 @@
+// Instruction sets that kernels are compiled for, and which of them the CPU at hand can execute.
+#pragma once
+
+namespace edge_rt {
+
+// One per translation unit csrc/kernels/isa_<name>.cc. Within an architecture a later one is faster.
+enum class Isa : int { kScalar, kAvx2, kAvxVnni, kAvx512Vnni, kNeonDotprod, kNeonI8mm };
+constexpr int kIsaCount = 6;
+
+// "scalar", "avx2", "avx_vnni", "avx512_vnni", "neon_dotprod", "neon_i8mm".
+const char* isa_name(Isa isa);
+
+// Sets *out to the set of that name; false if there is none.
+bool isa_from_name(const char* name, Isa* out);
+
+// The library holds kernels for it.
+bool isa_is_compiled(Isa isa);
+
+// The CPU executes it, and the operating system saves its registers.
+bool isa_is_supported(Isa isa);
+
+// Compiled and supported.
+bool isa_is_usable(Isa isa);
+
+// The fastest usable one; scalar code always is.
+Isa best_isa();
+
+}  // namespace edge_rt

@@ -1,0 +1,22 @@
+// The kernels of one instruction set.
+#pragma once
+
+#include "common/isa.h"
+#include "ops/quant_embed/quant_embed.h"
+#include "ops/quant_linear/quant_linear.h"
+#include "ops/row_top_k/row_top_k.h"
+#include "ops/spec_attention/spec_attention.h"
+
+namespace edge_rt {
+
+struct KernelTable {
+  QuantLinearKernels quant_linear;
+  QuantEmbedKernels quant_embed;
+  SpecAttentionKernels spec_attention;
+  RowTopKKernels row_top_k;
+};
+
+// The table of a usable instruction set.
+const KernelTable& kernel_table(Isa isa);
+
+}  // namespace edge_rt

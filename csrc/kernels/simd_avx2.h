@@ -1,0 +1,199 @@
+// The 16-lane vector types on AVX2, FMA and F16C: two registers each. With AVX-VNNI (or AVX-512's VNNI on 256 bits) the
+// integer dot product is one instruction. What the functions mean is in simd_scalar.h.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+#include <cstring>
+
+#define EDGE_RT_INLINE inline __attribute__((always_inline))
+
+namespace edge_rt {
+namespace EDGE_RT_ISA_NAMESPACE {
+namespace {
+
+// lo: lanes 0..7 (bytes 0..31), hi: the others.
+struct VF {
+  __m256 lo, hi;
+};
+struct VI {
+  __m256i lo, hi;
+};
+struct VB {
+  __m256i lo, hi;
+};
+
+EDGE_RT_INLINE float s_fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+EDGE_RT_INLINE float s_sqrt(float a) { return _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(a))); }
+EDGE_RT_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
+
+EDGE_RT_INLINE __m256i load256(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+EDGE_RT_INLINE __m128i load128(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
+EDGE_RT_INLINE __m256i first_lanes(int n) {
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+
+EDGE_RT_INLINE VF vf_zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+EDGE_RT_INLINE VF vf_set1(float a) { return {_mm256_set1_ps(a), _mm256_set1_ps(a)}; }
+EDGE_RT_INLINE VF vf_load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+EDGE_RT_INLINE VF vf_load_n(const float* p, int n) {
+  return {_mm256_maskload_ps(p, first_lanes(n)), _mm256_maskload_ps(p + 8, first_lanes(n - 8))};
+}
+EDGE_RT_INLINE void vf_store(float* p, VF a) {
+  _mm256_storeu_ps(p, a.lo);
+  _mm256_storeu_ps(p + 8, a.hi);
+}
+EDGE_RT_INLINE void vf_store_n(float* p, VF a, int n) {
+  _mm256_maskstore_ps(p, first_lanes(n), a.lo);
+  _mm256_maskstore_ps(p + 8, first_lanes(n - 8), a.hi);
+}
+
+EDGE_RT_INLINE VF vf_add(VF a, VF b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
+EDGE_RT_INLINE VF vf_sub(VF a, VF b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
+EDGE_RT_INLINE VF vf_mul(VF a, VF b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
+EDGE_RT_INLINE VF vf_div(VF a, VF b) { return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }
+EDGE_RT_INLINE VF vf_fma(VF a, VF b, VF c) {
+  return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
+}
+EDGE_RT_INLINE VF vf_fnma(VF a, VF b, VF c) {
+  return {_mm256_fnmadd_ps(a.lo, b.lo, c.lo), _mm256_fnmadd_ps(a.hi, b.hi, c.hi)};
+}
+EDGE_RT_INLINE VF vf_max(VF a, VF b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
+EDGE_RT_INLINE VF vf_min(VF a, VF b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
+EDGE_RT_INLINE VF vf_abs(VF a) {
+  const __m256 sign = _mm256_set1_ps(-0.0f);
+  return {_mm256_andnot_ps(sign, a.lo), _mm256_andnot_ps(sign, a.hi)};
+}
+EDGE_RT_INLINE VF vf_neg(VF a) {
+  const __m256 sign = _mm256_set1_ps(-0.0f);
+  return {_mm256_xor_ps(sign, a.lo), _mm256_xor_ps(sign, a.hi)};
+}
+EDGE_RT_INLINE VF vf_sqrt(VF a) { return {_mm256_sqrt_ps(a.lo), _mm256_sqrt_ps(a.hi)}; }
+
+EDGE_RT_INLINE VI vi_zero() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+EDGE_RT_INLINE VI vi_set1(int a) { return {_mm256_set1_epi32(a), _mm256_set1_epi32(a)}; }
+EDGE_RT_INLINE VI vi_load(const int32_t* p) { return {load256(p), load256(p + 8)}; }
+EDGE_RT_INLINE void vi_store(int32_t* p, VI a) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a.lo);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 8), a.hi);
+}
+EDGE_RT_INLINE VI vi_add(VI a, VI b) { return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)}; }
+EDGE_RT_INLINE VI vi_sub(VI a, VI b) { return {_mm256_sub_epi32(a.lo, b.lo), _mm256_sub_epi32(a.hi, b.hi)}; }
+EDGE_RT_INLINE VI vi_shl(VI a, int count) {
+  const __m128i by = _mm_cvtsi32_si128(count);
+  return {_mm256_sll_epi32(a.lo, by), _mm256_sll_epi32(a.hi, by)};
+}
+EDGE_RT_INLINE VF vf_from_bits(VI a) { return {_mm256_castsi256_ps(a.lo), _mm256_castsi256_ps(a.hi)}; }
+EDGE_RT_INLINE VI vi_from_bits(VF a) { return {_mm256_castps_si256(a.lo), _mm256_castps_si256(a.hi)}; }
+
+// Rounds first, as conversion alone would follow the thread's rounding mode.
+EDGE_RT_INLINE __m256i round256(__m256 a) {
+  return _mm256_cvttps_epi32(_mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+EDGE_RT_INLINE VI vi_round(VF a) { return {round256(a.lo), round256(a.hi)}; }
+EDGE_RT_INLINE VF vf_from_i32(VI a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
+EDGE_RT_INLINE VF vf_from_i8(const int8_t* p) {
+  const __m128i bytes = load128(p);
+  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
+          _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_unpackhi_epi64(bytes, bytes)))};
+}
+EDGE_RT_INLINE void vf_to_i8(int8_t* p, VI a) {
+  const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(a.lo, a.hi), 0xd8);
+  const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
+}
+EDGE_RT_INLINE VF vf_from_half(const uint16_t* p) {
+  return {_mm256_cvtph_ps(load128(p)), _mm256_cvtph_ps(load128(p + 8))};
+}
+EDGE_RT_INLINE void vf_to_half(uint16_t* p, VF a) {
+  const VF clamped = vf_min(vf_set1(65504.0f), vf_max(vf_set1(-65504.0f), a));
+  constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(clamped.lo, kNearest));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 8), _mm256_cvtps_ph(clamped.hi, kNearest));
+}
+
+EDGE_RT_INLINE float vf_sum(VF a) {
+  const __m256 b = _mm256_add_ps(a.lo, a.hi);
+  const __m128 c = _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
+  const __m128 d = _mm_add_ps(c, _mm_movehl_ps(c, c));
+  return _mm_cvtss_f32(_mm_add_ss(d, _mm_movehdup_ps(d)));
+}
+EDGE_RT_INLINE float vf_hmax(VF a) {
+  const __m256 b = _mm256_max_ps(a.lo, a.hi);
+  const __m128 c = _mm_max_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
+  const __m128 d = _mm_max_ps(c, _mm_movehl_ps(c, c));
+  return _mm_cvtss_f32(_mm_max_ss(d, _mm_movehdup_ps(d)));
+}
+EDGE_RT_INLINE int32_t vi_sum(VI a) {
+  const __m256i b = _mm256_add_epi32(a.lo, a.hi);
+  const __m128i c = _mm_add_epi32(_mm256_castsi256_si128(b), _mm256_extracti128_si256(b, 1));
+  const __m128i d = _mm_add_epi32(c, _mm_shuffle_epi32(c, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(d, _mm_shuffle_epi32(d, 0xb1)));
+}
+
+// Sums 8 registers crosswise. A step joins two registers p and q into one: `stay` holds one half of p's groups of
+// lanes and the other half of q's, `cross` the groups that those must be added to; one shuffle a step instead of two.
+// Joining v[j] with v[j + 4], then distances 2, 1, leaves the sum of v[j] in lane j.
+struct Joined {
+  __m256 stay, cross;
+};
+EDGE_RT_INLINE Joined join4(__m256 p, __m256 q) {
+  return {_mm256_blend_ps(p, q, 0xf0), _mm256_permute2f128_ps(p, q, 0x21)};
+}
+EDGE_RT_INLINE Joined join2(__m256 p, __m256 q) {
+  return {_mm256_blend_ps(p, q, 0xcc),
+          _mm256_castpd_ps(_mm256_shuffle_pd(_mm256_castps_pd(p), _mm256_castps_pd(q), 0x5))};
+}
+EDGE_RT_INLINE Joined join1(__m256 p, __m256 q) {
+  return {_mm256_blend_ps(p, q, 0xaa), _mm256_permute_ps(_mm256_blend_ps(p, q, 0x55), 0xb1)};
+}
+EDGE_RT_INLINE __m256 add(Joined j) { return _mm256_add_ps(j.stay, j.cross); }
+EDGE_RT_INLINE __m256 sum8(const VF v[8]) {
+  __m256 a[4], b[2];
+  for (int j = 0; j < 4; ++j) {
+    a[j] = add(join4(_mm256_add_ps(v[j].lo, v[j].hi), _mm256_add_ps(v[j + 4].lo, v[j + 4].hi)));
+  }
+  for (int j = 0; j < 2; ++j) b[j] = add(join2(a[j], a[j + 2]));
+  return add(join1(b[0], b[1]));
+}
+EDGE_RT_INLINE VF vf_sum16(const VF v[16]) { return {sum8(v), sum8(v + 8)}; }
+
+EDGE_RT_INLINE __m256i add_bits(Joined j) {
+  return _mm256_add_epi32(_mm256_castps_si256(j.stay), _mm256_castps_si256(j.cross));
+}
+EDGE_RT_INLINE __m256 halves_added(VI a) { return _mm256_castsi256_ps(_mm256_add_epi32(a.lo, a.hi)); }
+EDGE_RT_INLINE __m256i sum8(const VI v[8]) {
+  __m256 a[4], b[2];
+  for (int j = 0; j < 4; ++j) {
+    a[j] = _mm256_castsi256_ps(add_bits(join4(halves_added(v[j]), halves_added(v[j + 4]))));
+  }
+  for (int j = 0; j < 2; ++j) b[j] = _mm256_castsi256_ps(add_bits(join2(a[j], a[j + 2])));
+  return add_bits(join1(b[0], b[1]));
+}
+EDGE_RT_INLINE VI vi_sum16(const VI v[16]) { return {sum8(v), sum8(v + 8)}; }
+
+EDGE_RT_INLINE VB vb_load(const int8_t* p) { return {load256(p), load256(p + 32)}; }
+EDGE_RT_INLINE VB vb_set1_4(const int8_t* p) {
+  int32_t four;
+  std::memcpy(&four, p, sizeof four);
+  return {_mm256_set1_epi32(four), _mm256_set1_epi32(four)};
+}
+// The instructions multiply unsigned by signed bytes: |a| by b with a's sign. Without VNNI pairs are added in 16 bits,
+// which holds them: 2 * 128 * 127 < 2^15.
+EDGE_RT_INLINE __m256i dot4(__m256i acc, __m256i a, __m256i b) {
+  const __m256i size = _mm256_abs_epi8(a), signed_b = _mm256_sign_epi8(b, a);
+#if defined(__AVXVNNI__)
+  return _mm256_dpbusd_avx_epi32(acc, size, signed_b);
+#elif defined(__AVX512VNNI__) && defined(__AVX512VL__)
+  return _mm256_dpbusd_epi32(acc, size, signed_b);
+#else
+  const __m256i pairs = _mm256_maddubs_epi16(size, signed_b);
+  return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+#endif
+}
+EDGE_RT_INLINE VI vi_dot4(VI acc, VB a, VB b) { return {dot4(acc.lo, a.lo, b.lo), dot4(acc.hi, a.hi, b.hi)}; }
+
+}  // namespace
+}  // namespace EDGE_RT_ISA_NAMESPACE
+}  // namespace edge_rt

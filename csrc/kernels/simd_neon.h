@@ -1,0 +1,183 @@
+// The 16-lane vector types on NEON with the dot product instructions: four registers each. What the functions mean is
+// in simd_scalar.h.
+#pragma once
+
+#include <arm_neon.h>
+
+#include <cstdint>
+#include <cstring>
+
+#define EDGE_RT_INLINE inline __attribute__((always_inline))
+
+namespace edge_rt {
+namespace EDGE_RT_ISA_NAMESPACE {
+namespace {
+
+// Register i holds lanes 4i ... 4i + 3.
+struct VF {
+  float32x4_t v0, v1, v2, v3;
+};
+struct VI {
+  int32x4_t v0, v1, v2, v3;
+};
+struct VB {
+  int8x16_t v0, v1, v2, v3;
+};
+
+EDGE_RT_INLINE float s_fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+EDGE_RT_INLINE float s_sqrt(float a) { return __builtin_sqrtf(a); }
+EDGE_RT_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
+
+// The same instruction on all four registers.
+#define EDGE_RT_UNARY(result, name, type, instruction)                                                  \
+  EDGE_RT_INLINE result name(type a) {                                                                  \
+    return {instruction(a.v0), instruction(a.v1), instruction(a.v2), instruction(a.v3)};                \
+  }
+#define EDGE_RT_BINARY(type, name, instruction)                                                         \
+  EDGE_RT_INLINE type name(type a, type b) {                                                            \
+    return {instruction(a.v0, b.v0), instruction(a.v1, b.v1), instruction(a.v2, b.v2), instruction(a.v3, b.v3)}; \
+  }
+
+EDGE_RT_INLINE VF all_lanes(float32x4_t a) { return {a, a, a, a}; }
+EDGE_RT_INLINE VI all_lanes(int32x4_t a) { return {a, a, a, a}; }
+
+EDGE_RT_INLINE VF vf_set1(float a) { return all_lanes(vdupq_n_f32(a)); }
+EDGE_RT_INLINE VF vf_zero() { return vf_set1(0.0f); }
+EDGE_RT_INLINE VF vf_load(const float* p) {
+  return {vld1q_f32(p), vld1q_f32(p + 4), vld1q_f32(p + 8), vld1q_f32(p + 12)};
+}
+EDGE_RT_INLINE void vf_store(float* p, VF a) {
+  vst1q_f32(p, a.v0);
+  vst1q_f32(p + 4, a.v1);
+  vst1q_f32(p + 8, a.v2);
+  vst1q_f32(p + 12, a.v3);
+}
+EDGE_RT_INLINE VF vf_load_n(const float* p, int n) {
+  float lanes[16] = {};
+  for (int l = 0; l < n && l < 16; ++l) lanes[l] = p[l];
+  return vf_load(lanes);
+}
+EDGE_RT_INLINE void vf_store_n(float* p, VF a, int n) {
+  float lanes[16];
+  vf_store(lanes, a);
+  for (int l = 0; l < n && l < 16; ++l) p[l] = lanes[l];
+}
+
+// NEON's own maximum prefers +0 to -0 and NaN to numbers; these take the second operand where neither is greater.
+EDGE_RT_INLINE float32x4_t greater(float32x4_t a, float32x4_t b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
+EDGE_RT_INLINE float32x4_t smaller(float32x4_t a, float32x4_t b) { return vbslq_f32(vcltq_f32(a, b), a, b); }
+
+EDGE_RT_BINARY(VF, vf_add, vaddq_f32)
+EDGE_RT_BINARY(VF, vf_sub, vsubq_f32)
+EDGE_RT_BINARY(VF, vf_mul, vmulq_f32)
+EDGE_RT_BINARY(VF, vf_div, vdivq_f32)
+EDGE_RT_BINARY(VF, vf_max, greater)
+EDGE_RT_BINARY(VF, vf_min, smaller)
+EDGE_RT_UNARY(VF, vf_abs, VF, vabsq_f32)
+EDGE_RT_UNARY(VF, vf_neg, VF, vnegq_f32)
+EDGE_RT_UNARY(VF, vf_sqrt, VF, vsqrtq_f32)
+EDGE_RT_INLINE VF vf_fma(VF a, VF b, VF c) {
+  return {vfmaq_f32(c.v0, a.v0, b.v0), vfmaq_f32(c.v1, a.v1, b.v1), vfmaq_f32(c.v2, a.v2, b.v2),
+          vfmaq_f32(c.v3, a.v3, b.v3)};
+}
+EDGE_RT_INLINE VF vf_fnma(VF a, VF b, VF c) {
+  return {vfmsq_f32(c.v0, a.v0, b.v0), vfmsq_f32(c.v1, a.v1, b.v1), vfmsq_f32(c.v2, a.v2, b.v2),
+          vfmsq_f32(c.v3, a.v3, b.v3)};
+}
+
+EDGE_RT_INLINE VI vi_set1(int a) { return all_lanes(vdupq_n_s32(a)); }
+EDGE_RT_INLINE VI vi_zero() { return vi_set1(0); }
+EDGE_RT_INLINE VI vi_load(const int32_t* p) {
+  return {vld1q_s32(p), vld1q_s32(p + 4), vld1q_s32(p + 8), vld1q_s32(p + 12)};
+}
+EDGE_RT_INLINE void vi_store(int32_t* p, VI a) {
+  vst1q_s32(p, a.v0);
+  vst1q_s32(p + 4, a.v1);
+  vst1q_s32(p + 8, a.v2);
+  vst1q_s32(p + 12, a.v3);
+}
+EDGE_RT_BINARY(VI, vi_add, vaddq_s32)
+EDGE_RT_BINARY(VI, vi_sub, vsubq_s32)
+EDGE_RT_INLINE VI vi_shl(VI a, int count) {
+  const int32x4_t by = vdupq_n_s32(count);
+  return {vshlq_s32(a.v0, by), vshlq_s32(a.v1, by), vshlq_s32(a.v2, by), vshlq_s32(a.v3, by)};
+}
+EDGE_RT_UNARY(VF, vf_from_bits, VI, vreinterpretq_f32_s32)
+EDGE_RT_UNARY(VI, vi_from_bits, VF, vreinterpretq_s32_f32)
+
+EDGE_RT_UNARY(VI, vi_round, VF, vcvtnq_s32_f32)
+EDGE_RT_UNARY(VF, vf_from_i32, VI, vcvtq_f32_s32)
+EDGE_RT_INLINE VF vf_from_i8(const int8_t* p) {
+  const int8x16_t bytes = vld1q_s8(p);
+  const int16x8_t low = vmovl_s8(vget_low_s8(bytes)), high = vmovl_high_s8(bytes);
+  return vf_from_i32({vmovl_s16(vget_low_s16(low)), vmovl_high_s16(low), vmovl_s16(vget_low_s16(high)),
+                      vmovl_high_s16(high)});
+}
+EDGE_RT_INLINE void vf_to_i8(int8_t* p, VI a) {
+  const int16x8_t low = vcombine_s16(vmovn_s32(a.v0), vmovn_s32(a.v1));
+  const int16x8_t high = vcombine_s16(vmovn_s32(a.v2), vmovn_s32(a.v3));
+  vst1q_s8(p, vcombine_s8(vmovn_s16(low), vmovn_s16(high)));
+}
+EDGE_RT_INLINE float32x4_t from_half(const uint16_t* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
+EDGE_RT_INLINE VF vf_from_half(const uint16_t* p) {
+  return {from_half(p), from_half(p + 4), from_half(p + 8), from_half(p + 12)};
+}
+EDGE_RT_INLINE void to_half(uint16_t* p, float32x4_t a) { vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(a))); }
+EDGE_RT_INLINE void vf_to_half(uint16_t* p, VF a) {
+  const VF clamped = vf_min(vf_set1(65504.0f), vf_max(vf_set1(-65504.0f), a));
+  to_half(p, clamped.v0);
+  to_half(p + 4, clamped.v1);
+  to_half(p + 8, clamped.v2);
+  to_half(p + 12, clamped.v3);
+}
+
+EDGE_RT_INLINE float32x4_t sum_to_4(VF a) { return vaddq_f32(vaddq_f32(a.v0, a.v2), vaddq_f32(a.v1, a.v3)); }
+EDGE_RT_INLINE int32x4_t sum_to_4(VI a) { return vaddq_s32(vaddq_s32(a.v0, a.v2), vaddq_s32(a.v1, a.v3)); }
+EDGE_RT_INLINE float vf_sum(VF a) {
+  const float32x4_t four = sum_to_4(a);
+  const float32x2_t two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
+  return vget_lane_f32(two, 0) + vget_lane_f32(two, 1);
+}
+EDGE_RT_INLINE float vf_hmax(VF a) {
+  const float32x4_t four = greater(greater(a.v0, a.v2), greater(a.v1, a.v3));
+  const float32x4_t two = greater(four, vextq_f32(four, four, 2));
+  return vgetq_lane_f32(greater(two, vextq_f32(two, two, 1)), 0);
+}
+EDGE_RT_INLINE int32_t vi_sum(VI a) { return vaddvq_s32(sum_to_4(a)); }
+
+// The last two steps of four sums at once: lane j is the sum of v[j].
+EDGE_RT_INLINE float32x4_t sum4(const VF v[4]) {
+  float32x4_t pair[2];
+  for (int j = 0; j < 2; ++j) {
+    const float64x2_t p = vreinterpretq_f64_f32(sum_to_4(v[2 * j]));
+    const float64x2_t q = vreinterpretq_f64_f32(sum_to_4(v[2 * j + 1]));
+    pair[j] = vaddq_f32(vreinterpretq_f32_f64(vtrn1q_f64(p, q)), vreinterpretq_f32_f64(vtrn2q_f64(p, q)));
+  }
+  return vpaddq_f32(pair[0], pair[1]);
+}
+EDGE_RT_INLINE int32x4_t sum4(const VI v[4]) {
+  return vpaddq_s32(vpaddq_s32(sum_to_4(v[0]), sum_to_4(v[1])), vpaddq_s32(sum_to_4(v[2]), sum_to_4(v[3])));
+}
+EDGE_RT_INLINE VF vf_sum16(const VF v[16]) { return {sum4(v), sum4(v + 4), sum4(v + 8), sum4(v + 12)}; }
+EDGE_RT_INLINE VI vi_sum16(const VI v[16]) { return {sum4(v), sum4(v + 4), sum4(v + 8), sum4(v + 12)}; }
+
+EDGE_RT_INLINE VB vb_load(const int8_t* p) {
+  return {vld1q_s8(p), vld1q_s8(p + 16), vld1q_s8(p + 32), vld1q_s8(p + 48)};
+}
+EDGE_RT_INLINE VB vb_set1_4(const int8_t* p) {
+  int32_t four;
+  std::memcpy(&four, p, sizeof four);
+  const int8x16_t a = vreinterpretq_s8_s32(vdupq_n_s32(four));
+  return {a, a, a, a};
+}
+EDGE_RT_INLINE VI vi_dot4(VI acc, VB a, VB b) {
+  return {vdotq_s32(acc.v0, a.v0, b.v0), vdotq_s32(acc.v1, a.v1, b.v1), vdotq_s32(acc.v2, a.v2, b.v2),
+          vdotq_s32(acc.v3, a.v3, b.v3)};
+}
+
+#undef EDGE_RT_UNARY
+#undef EDGE_RT_BINARY
+
+}  // namespace
+}  // namespace EDGE_RT_ISA_NAMESPACE
+}  // namespace edge_rt

@@ -1,0 +1,155 @@
+#include "ops/quant_linear/quant_linear_op.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "kernels/kernel_table.h"
+
+namespace edge_rt {
+namespace {
+
+constexpr const char* kFormatNames[kWeightFormatCount] = {"w4m", "w4", "w8", "f16", "f32"};
+
+// Larger matrices do not occur, and products of sizes below it fit 64 bits.
+constexpr int64_t kMaxFeatures = int64_t{1} << 24;
+
+// Least work of an item, so that claiming it costs little.
+constexpr int64_t kItemBytes = 24 << 10;
+
+// Blocks of x (over all rows) worth a part of their own when they are rounded.
+constexpr int64_t kBlocksPerPart = 64;
+constexpr int64_t kMaxParts = 4;
+
+}  // namespace
+
+const char* weight_format_name(WeightFormat format) { return kFormatNames[static_cast<int>(format)]; }
+
+bool weight_format_from_name(const char* name, WeightFormat* out) {
+  for (int i = 0; i < kWeightFormatCount; ++i) {
+    if (std::strcmp(name, kFormatNames[i]) == 0) {
+      *out = static_cast<WeightFormat>(i);
+      return true;
+    }
+  }
+  return false;
+}
+
+abi::Status* PackedMatrix::create(ort::Attributes& attributes) {
+  out_features = attributes.integer("out_features");
+  in_features = attributes.integer("in_features");
+  const std::string name = attributes.text("format");
+  if (!weight_format_from_name(name.c_str(), &format)) {
+    return attributes.error("format is '%.20s', must be w4m, w4, w8, f16 or f32", name.c_str());
+  }
+  if (out_features < 1 || out_features > kMaxFeatures || in_features < 1 || in_features > kMaxFeatures) {
+    return attributes.error("out_features %lld and in_features %lld must be 1 to %lld",
+                            static_cast<long long>(out_features), static_cast<long long>(in_features),
+                            static_cast<long long>(kMaxFeatures));
+  }
+  if (rounds_activations(format) && in_features % kBlock != 0) {
+    return attributes.error("in_features is %lld, must be a multiple of %d", static_cast<long long>(in_features),
+                            kBlock);
+  }
+  return nullptr;
+}
+
+abi::Status* PackedMatrix::view(const ort::OpContext& context, int index, PackedWeight* out) const {
+  const int64_t tiles = (out_features + kTileRows - 1) / kTileRows;
+  const int64_t blocks = (in_features + kBlock - 1) / kBlock;
+  if (abi::Status* bad = context.check_shape(index, {tiles, blocks, block_bytes(format)})) return bad;
+  // Scales and halves are read as such, and whose memory a tensor is ONNX Runtime leaves to its users.
+  const unsigned alignment = format == WeightFormat::kF32 ? 4 : 2;
+  if (reinterpret_cast<uintptr_t>(context.input(index).data) % alignment != 0) {
+    return context.error("%s does not begin at a multiple of %u bytes", context.input_name(index), alignment);
+  }
+  *out = {context.input(index).as<const uint8_t>(), tiles, blocks, format};
+  return nullptr;
+}
+
+abi::Status* QuantLinear::create(ort::Attributes& attributes) {
+  if (abi::Status* bad = matrix_.create(attributes)) return bad;
+  epsilon_ = attributes.real("epsilon", 0.0f);
+  const std::string activation = attributes.text("activation", "none");
+  if (activation != "none" && activation != "swiglu") {
+    return attributes.error("activation is '%.20s', must be none or swiglu", activation.c_str());
+  }
+  swiglu_ = activation == "swiglu";
+  if (!std::isfinite(epsilon_) || epsilon_ < 0) {
+    return attributes.error("epsilon is %g, must be finite and not below 0", static_cast<double>(epsilon_));
+  }
+  kernels_ = &kernel_table(attributes.isa()).quant_linear;
+  return nullptr;
+}
+
+abi::Status* QuantLinear::compute(ort::OpContext& context) const {
+  LinearRows job{};
+  if (abi::Status* bad = matrix_.view(context, 1, &job.weight)) return bad;
+  const int64_t rows = context.input(0).rank > 0 ? context.input(0).dims[0] : 0;
+  const bool has_gate = context.input(5).present;
+  job.paired = swiglu_ && !has_gate;
+  job.out_features = matrix_.out_features;
+  job.width = job.paired ? matrix_.out_features / 2 : matrix_.out_features;
+  if (has_gate && !swiglu_) return context.error("gate is given, but activation is none");
+  if (job.paired && matrix_.out_features % (2 * kTileRows) != 0) {
+    return context.error("out_features is %lld, tile pairs need a multiple of %d",
+                         static_cast<long long>(matrix_.out_features), 2 * kTileRows);
+  }
+  // One after the other: a status that is made must be handed on.
+  abi::Status* bad = nullptr;
+  if ((bad = context.check_shape(0, {rows, matrix_.in_features})) != nullptr ||
+      (bad = context.check_shape(2, {matrix_.in_features})) != nullptr ||
+      (bad = context.check_shape(3, {job.out_features})) != nullptr ||
+      (bad = context.check_shape(4, {rows, job.width})) != nullptr ||
+      (bad = context.check_shape(5, {rows, job.width})) != nullptr) {
+    return bad;
+  }
+  ort::TensorView y;
+  if (abi::Status* bad = context.output(0, {rows, job.width}, &y)) return bad;
+  if (rows == 0) return nullptr;
+  job.bias = context.input(3).as<const float>();
+  job.residual = context.input(4).as<const float>();
+  job.gate = context.input(5).as<const float>();
+  job.y = y.as<float>();
+  return run(context, rows, job);
+}
+
+abi::Status* QuantLinear::run(ort::OpContext& context, int64_t rows, LinearRows& job) const {
+  const int64_t blocks = job.weight.blocks;
+  const int64_t code_bytes = rows * blocks * kBlock * (rounds_activations(job.weight.format) ? 1 : 4);
+  ort::Scratch scratch;
+  if (abi::Status* bad = context.scratch(static_cast<size_t>(code_bytes + 8 * rows * blocks), &scratch)) return bad;
+  job.in = {rows, blocks, scratch.as<int8_t>(), reinterpret_cast<float*>(scratch.as<int8_t>() + code_bytes), nullptr};
+  job.in.extra = reinterpret_cast<uint32_t*>(job.in.scale + rows * blocks);
+  const RoundRows rounding{context.input(0).as<const float>(), matrix_.in_features,
+                           context.input(2).as<const float>(), epsilon_, job.weight.format, job.in};
+
+  // Few rows are shared out by blocks; a prompt has groups enough.
+  const int64_t groups = job.in.groups();
+  const int64_t parts = groups > 2 ? 1 : std::clamp<int64_t>(rows * blocks / kBlocksPerPart, 1, kMaxParts);
+  auto round = [&](int64_t item) {
+    const int64_t part = item % parts;
+    kernels_->round_group(rounding, item / parts, blocks * part / parts, blocks * (part + 1) / parts);
+  };
+
+  // Each thread walks a lane of neighbouring tiles, so that it fetches ahead what it will use itself; whose lane is
+  // done helps the others. How many lanes there are changes the speed only.
+  const int64_t step = job.paired ? 2 : 1;
+  const int64_t units = job.weight.tiles / step;
+  const int64_t unit_bytes = step * job.weight.tile_bytes();
+  const Lanes lanes(units, (kItemBytes + unit_bytes - 1) / unit_bytes, lane_count_.load(std::memory_order_relaxed));
+  LaneCounters counters;
+  std::atomic<int> workers{1};
+  auto multiply = [&](int64_t, int worker) {
+    int seen = workers.load(std::memory_order_relaxed);
+    while (worker >= seen && !workers.compare_exchange_weak(seen, worker + 1, std::memory_order_relaxed)) {
+    }
+    const Lanes::Range range = lanes.claim(counters, worker);
+    kernels_->tiles(job, range.begin * step, range.end * step, job.weight.data + range.lane_end * unit_bytes);
+  };
+  run_phases(context.executor(), {make_phase(groups * parts, round), make_phase(lanes.items(), multiply)});
+  lane_count_.store(workers.load(std::memory_order_relaxed), std::memory_order_relaxed);
+  return nullptr;
+}
+
+}  // namespace edge_rt

@@ -1,0 +1,47 @@
+#include <algorithm>
+
+#include "kernels/kernel_table.h"
+#include "ops/row_top_k/row_top_k_op.h"
+
+namespace edge_rt {
+
+abi::Status* RowTopK::create(ort::Attributes& attributes) {
+  k_ = attributes.integer("k");
+  if (k_ < 1 || k_ > kMaxTopK) {
+    return attributes.error("k is %lld, must be 1 to %d", static_cast<long long>(k_), kMaxTopK);
+  }
+  kernels_ = &kernel_table(attributes.isa()).row_top_k;
+  return nullptr;
+}
+
+abi::Status* RowTopK::compute(ort::OpContext& context) const {
+  if (abi::Status* bad = context.check_shape(0, {-1, -1})) return bad;
+  const ort::TensorView& logits = context.input(0);
+  const int64_t rows = logits.dims[0], width = logits.dims[1];
+  if (width < k_ || width > INT32_MAX) {
+    return context.error("logits has %lld columns, k is %lld", static_cast<long long>(width),
+                         static_cast<long long>(k_));
+  }
+  ort::TensorView ids, values, sums;
+  if (abi::Status* bad = context.output(0, {rows, k_}, &ids)) return bad;
+  if (abi::Status* bad = context.output(1, {rows, k_}, &values)) return bad;
+  if (abi::Status* bad = context.output(2, {rows}, &sums)) return bad;
+  const int64_t parts = (width + kTopKPart - 1) / kTopKPart;
+  ort::Scratch scratch;
+  if (abi::Status* bad = context.scratch(sizeof(TopKPart) * static_cast<size_t>(rows * parts), &scratch)) return bad;
+  TopKPart* found = scratch.as<TopKPart>();
+  const int k = static_cast<int>(k_);
+  auto part = [&](int64_t item) {
+    const int64_t begin = item % parts * kTopKPart;
+    kernels_->part(logits.as<const float>() + item / parts * width, begin, std::min(begin + kTopKPart, width), k,
+                   &found[item]);
+  };
+  auto join = [&](int64_t row) {
+    kernels_->join(found + row * parts, parts, k, ids.as<int32_t>() + row * k, values.as<float>() + row * k,
+                   sums.as<float>() + row);
+  };
+  run_phases(context.executor(), {make_phase(rows * parts, part), make_phase(rows, join)});
+  return nullptr;
+}
+
+}  // namespace edge_rt

@@ -1,0 +1,94 @@
+// RowTopK on the CPU. A part of a row is small enough to be read twice out of the first-level cache.
+
+constexpr float kMinusInfinity = -__builtin_inff();
+
+// Puts a value into its place; equal values stay in the order they came.
+inline void insert_top(TopKPart* top, int k, float value, int32_t id) {
+  int place = top->count < k ? top->count++ : k - 1;
+  for (; place > 0 && top->values[place - 1] < value; --place) {
+    top->values[place] = top->values[place - 1];
+    top->ids[place] = top->ids[place - 1];
+  }
+  top->values[place] = value;
+  top->ids[place] = id;
+}
+
+inline float least_of_top(const TopKPart* top, int k) { return top->count < k ? kMinusInfinity : top->values[k - 1]; }
+
+inline void find_top(const float* logits, int64_t begin, int64_t end, int k, TopKPart* top) {
+  top->count = 0;
+  for (int64_t i = begin; i < end; i += 16) {
+    const int n = end - i < 16 ? static_cast<int>(end - i) : 16;
+    // Most vectors hold nothing that is large enough. The inner maximum drops what is not a number.
+    const VF numbers = vf_max(vf_load_n(logits + i, n), vf_set1(kMinusInfinity));
+    if (n == 16 && top->count == k && vf_hmax(numbers) <= top->values[k - 1]) continue;
+    for (int j = 0; j < n; ++j) {
+      const float value = logits[i + j];
+      if (value > least_of_top(top, k) || (top->count < k && value == value)) {
+        insert_top(top, k, value, static_cast<int32_t>(i + j));
+      }
+    }
+  }
+}
+
+inline float sum_of_exp(const float* logits, int64_t begin, int64_t end, float peak) {
+  VF sum = vf_zero();
+  const VF shift = vf_set1(peak);
+  int64_t i = begin;
+  for (; i + 16 <= end; i += 16) sum = vf_add(sum, vf_exp(vf_sub(vf_load(logits + i), shift)));
+  if (i < end) {
+    const int n = static_cast<int>(end - i);
+    float lanes[16];
+    vf_store(lanes, vf_exp(vf_sub(vf_load_n(logits + i, n), shift)));
+    sum = vf_add(sum, vf_load_n(lanes, n));
+  }
+  return vf_sum(sum);
+}
+
+inline void top_k_part(const float* logits, int64_t begin, int64_t end, int k, TopKPart* out) {
+  find_top(logits, begin, end, k, out);
+  out->peak = out->count > 0 ? out->values[0] : kMinusInfinity;
+  out->sum = out->count > 0 ? sum_of_exp(logits, begin, end, out->peak) : 0.0f;
+}
+
+// Natural logarithm of a positive finite number: series of atanh in double, so that no library's rounding shows.
+inline float s_log(float x) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &x, 4);
+  int exponent = static_cast<int>(bits >> 23) - 127;
+  bits = (bits & 0x007fffff) | 0x3f800000;
+  float mantissa;
+  __builtin_memcpy(&mantissa, &bits, 4);
+  double m = mantissa;
+  if (m > 1.4142135623730951) {
+    m *= 0.5;
+    ++exponent;
+  }
+  const double s = (m - 1.0) / (m + 1.0), square = s * s;
+  double series = 0.0;
+  for (int n = 23; n >= 1; n -= 2) series = series * square + 1.0 / n;
+  return static_cast<float>(exponent * 0.6931471805599453 + 2.0 * s * series);
+}
+
+inline void top_k_join(const TopKPart* parts, int64_t count, int k, int32_t* ids, float* values, float* log_sum_exp) {
+  TopKPart top;
+  top.count = 0;
+  float peak = kMinusInfinity;
+  for (int64_t p = 0; p < count; ++p) {
+    peak = parts[p].peak > peak ? parts[p].peak : peak;
+    for (int i = 0; i < parts[p].count; ++i) {
+      if (top.count < k || parts[p].values[i] > top.values[k - 1]) insert_top(&top, k, parts[p].values[i], parts[p].ids[i]);
+    }
+  }
+  float sum = 0.0f;
+  for (int64_t p = 0; p < count; ++p) {
+    if (parts[p].count > 0) sum = s_fma(parts[p].sum, s_exp(parts[p].peak - peak), sum);
+  }
+  for (int i = 0; i < k; ++i) {
+    ids[i] = i < top.count ? top.ids[i] : -1;
+    values[i] = i < top.count ? top.values[i] : kMinusInfinity;
+  }
+  *log_sum_exp = top.count > 0 ? peak + s_log(sum) : kMinusInfinity;
+}
+
+constexpr RowTopKKernels kRowTopKKernels{top_k_part, top_k_join};

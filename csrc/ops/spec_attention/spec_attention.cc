@@ -1,0 +1,214 @@
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "kernels/kernel_table.h"
+#include "ops/spec_attention/spec_attention_op.h"
+#include "ops/spec_attention/spec_attention_run.h"
+
+namespace edge_rt {
+namespace {
+
+// Larger ones do not occur, and products of numbers below it fit 64 bits.
+constexpr int64_t kMaxHeads = 1024;
+constexpr int64_t kMaxRows = int64_t{1} << 28;
+
+// Smallest and largest of values that must be all of [0, capacity): one pass that compilers vectorise.
+struct Range {
+  int32_t low = INT32_MAX, high = INT32_MIN;
+};
+
+Range range_of(const int32_t* values, int64_t count) {
+  Range range;
+  for (int64_t i = 0; i < count; ++i) {
+    range.low = values[i] < range.low ? values[i] : range.low;
+    range.high = values[i] > range.high ? values[i] : range.high;
+  }
+  return range;
+}
+
+long long printable(int64_t value) { return static_cast<long long>(value); }
+
+}  // namespace
+
+abi::Status* SpecAttention::create(ort::Attributes& attributes) {
+  const int64_t heads = attributes.integer("num_heads"), kv_heads = attributes.integer("num_kv_heads");
+  const int64_t head_dim = attributes.integer("head_dim"), window = attributes.integer("window", 0);
+  const int64_t interleaved = attributes.integer("interleaved", 0);
+  layer_ = attributes.integer("layer");
+  fixed_.scale = attributes.real("scale");
+  fixed_.softcap = attributes.real("softcap", 0.0f);
+  fixed_.epsilon = attributes.real("epsilon", 1e-6f);
+  if (kv_heads < 1 || heads < kv_heads || heads > kMaxHeads || heads % kv_heads != 0) {
+    return attributes.error("num_heads is %lld, must be a multiple of num_kv_heads %lld, and at most %lld",
+                            printable(heads), printable(kv_heads), printable(kMaxHeads));
+  }
+  if (head_dim < 2 || head_dim > kMaxHeadDim || head_dim % 2 != 0) {
+    return attributes.error("head_dim is %lld, must be even, 2 to %d", printable(head_dim), kMaxHeadDim);
+  }
+  if (layer_ < 0) return attributes.error("layer is %lld, must not be below 0", printable(layer_));
+  if (window < 0) return attributes.error("window is %lld, must not be below 0", printable(window));
+  if (interleaved != 0 && interleaved != 1) {
+    return attributes.error("interleaved is %lld, must be 0 or 1", printable(interleaved));
+  }
+  if (!std::isfinite(fixed_.scale)) return attributes.error("scale is not finite");
+  if (!std::isfinite(fixed_.softcap) || fixed_.softcap < 0) {
+    return attributes.error("softcap is %g, must be finite and not below 0", static_cast<double>(fixed_.softcap));
+  }
+  if (!(fixed_.epsilon >= 0)) {
+    return attributes.error("epsilon is %g, must not be below 0", static_cast<double>(fixed_.epsilon));
+  }
+  fixed_.heads = static_cast<int>(heads);
+  fixed_.kv_heads = static_cast<int>(kv_heads);
+  fixed_.group = fixed_.heads / fixed_.kv_heads;
+  fixed_.head_dim = static_cast<int>(head_dim);
+  fixed_.padded_dim = (fixed_.head_dim + 15) / 16 * 16;
+  // Positions end below kMaxRows, so a larger window is none.
+  fixed_.window = window > kMaxRows ? 0 : window;
+  fixed_.interleaved = interleaved == 1;
+  kernels_ = &kernel_table(attributes.isa()).spec_attention;
+  return nullptr;
+}
+
+abi::Status* SpecAttention::check_shapes(const ort::OpContext& context, AttentionPass* pass) const {
+  const int64_t dim = pass->head_dim;
+  abi::Status* bad = nullptr;
+  if ((bad = context.check_shape(0, {-1, (pass->heads + 2 * pass->kv_heads) * dim})) != nullptr ||
+      (bad = context.check_shape(1, {2, pass->kv_heads, -1, -1})) != nullptr ||
+      (bad = context.check_shape(2, {1})) != nullptr || (bad = context.check_shape(5, {-1})) != nullptr ||
+      (bad = context.check_shape(6, {-1, -1})) != nullptr || (bad = context.check_shape(8, {dim})) != nullptr ||
+      (bad = context.check_shape(9, {dim})) != nullptr || (bad = context.check_shape(10, {pass->heads})) != nullptr) {
+    return bad;
+  }
+  pass->rows = context.input(0).dims[0];
+  pass->capacity = context.input(1).dims[2];
+  if (pass->rows < 1) return context.error("qkv has no rows");
+  if (pass->capacity < 1 || pass->capacity > kMaxRows) {
+    return context.error("cache has %lld rows, must be 1 to %lld", printable(pass->capacity), printable(kMaxRows));
+  }
+  const ort::TensorView& cos = context.input(6);
+  if ((bad = context.check_shape(3, {pass->capacity})) != nullptr ||
+      (bad = context.check_shape(4, {pass->rows})) != nullptr ||
+      (bad = context.check_shape(7, {cos.dims[0], cos.dims[1]})) != nullptr) {
+    return bad;
+  }
+  if (2 * cos.dims[1] > dim) {
+    return context.error("cos has %lld columns, head_dim %lld allows %lld", printable(cos.dims[1]), printable(dim),
+                         printable(dim / 2));
+  }
+  pass->half_rotary = static_cast<int>(cos.dims[1]);
+  return nullptr;
+}
+
+abi::Status* SpecAttention::check_cache(const ort::OpContext& context, AttentionPass* pass) const {
+  const ort::TensorView &cache = context.input(1), &formats = context.input(5);
+  if (layer_ >= formats.dims[0]) {
+    return context.error("kv_formats has %lld entries, layer is %lld", printable(formats.dims[0]), printable(layer_));
+  }
+  pass->format = formats.as<const int32_t>()[layer_];
+  if (pass->format < 0 || pass->format >= kKvFormatCount) {
+    return context.error("kv_formats[%lld] is %d, must be 0 to %d", printable(layer_), pass->format,
+                         kKvFormatCount - 1);
+  }
+  const KvFormat& format = kKvFormats[pass->format];
+  const int64_t needed = kv_row_bytes(format, pass->head_dim), given = cache.dims[3];
+  if (given < needed || given % format.alignment != 0) {
+    return context.error("cache has %lld bytes a row, %s with head_dim %d needs %lld, a multiple of %d",
+                         printable(given), format.name, pass->head_dim, printable(needed), format.alignment);
+  }
+  if (reinterpret_cast<uintptr_t>(cache.data) % static_cast<uintptr_t>(format.alignment) != 0) {
+    return context.error("cache does not begin at a multiple of %d bytes", format.alignment);
+  }
+  pass->cache = cache.as<uint8_t>();
+  pass->plane_bytes = pass->capacity * given;
+  return nullptr;
+}
+
+// Rows that will be written must exist, be different, and hold nothing that is committed.
+abi::Status* SpecAttention::check_rows(const ort::OpContext& context, const AttentionPass& pass) const {
+  if (pass.past < 0 || pass.past + pass.rows > pass.capacity) {
+    return context.error("past_length %lld and %lld rows of the pass, cache has %lld rows", printable(pass.past),
+                         printable(pass.rows), printable(pass.capacity));
+  }
+  const Range old_rows = range_of(pass.row_map, pass.past);
+  const Range new_rows = range_of(pass.row_map + pass.past, pass.rows);
+  const int32_t low = std::min(old_rows.low, new_rows.low), high = std::max(old_rows.high, new_rows.high);
+  if (low < 0 || high >= pass.capacity) {
+    return context.error("row_map holds %d, must be 0 to %lld", low < 0 ? low : high, printable(pass.capacity - 1));
+  }
+  // Mostly new rows lie behind the committed ones, in order: then the two ranges do not meet.
+  bool distinct = pass.past == 0 || new_rows.low > old_rows.high;
+  for (int64_t i = 1; distinct && i < pass.rows; ++i) {
+    distinct = pass.row_map[pass.past + i] > pass.row_map[pass.past + i - 1];
+  }
+  if (distinct) return nullptr;
+  std::vector<uint8_t> is_new(static_cast<size_t>(new_rows.high - new_rows.low + 1));
+  for (int64_t i = 0; i < pass.rows; ++i) {
+    uint8_t& mark = is_new[static_cast<size_t>(pass.row_map[pass.past + i] - new_rows.low)];
+    if (mark != 0) return context.error("row_map gives row %d to two positions", pass.row_map[pass.past + i]);
+    mark = 1;
+  }
+  for (int64_t i = 0; i < pass.past; ++i) {
+    const int32_t row = pass.row_map[i];
+    if (row >= new_rows.low && row <= new_rows.high && is_new[static_cast<size_t>(row - new_rows.low)] != 0) {
+      return context.error("row_map gives row %d of position %lld to the pass", row, printable(i));
+    }
+  }
+  return nullptr;
+}
+
+// Depth of every row; the deepest position must have a row of cos and sin.
+abi::Status* SpecAttention::find_depths(const ort::OpContext& context, AttentionPass* pass, int32_t* depths) const {
+  int32_t most = 0;
+  pass->chain = true;
+  for (int64_t i = 0; i < pass->rows; ++i) {
+    const int32_t parent = pass->parents[i];
+    if (parent < -1 || parent >= i) {
+      return context.error("parents[%lld] is %d, must be -1 to %lld", printable(i), parent, printable(i - 1));
+    }
+    depths[i] = parent < 0 ? 0 : depths[parent] + 1;
+    most = std::max(most, depths[i]);
+    pass->chain = pass->chain && parent == i - 1;
+  }
+  const int64_t positions = context.input(6).dims[0];
+  if (pass->past + most >= positions) {
+    return context.error("position %lld has no row in cos and sin, which have %lld", printable(pass->past + most),
+                         printable(positions));
+  }
+  pass->depths = depths;
+  return nullptr;
+}
+
+abi::Status* SpecAttention::compute(ort::OpContext& context) const {
+  AttentionPass pass = fixed_;
+  if (abi::Status* bad = check_shapes(context, &pass)) return bad;
+  if (abi::Status* bad = check_cache(context, &pass)) return bad;
+  pass.past = context.input(2).as<const int32_t>()[0];
+  pass.row_map = context.input(3).as<const int32_t>();
+  pass.parents = context.input(4).as<const int32_t>();
+  if (abi::Status* bad = check_rows(context, pass)) return bad;
+  int32_t few[64];
+  std::vector<int32_t> many(pass.rows > 64 ? static_cast<size_t>(pass.rows) : 0);
+  int32_t* depths = pass.rows > 64 ? many.data() : few;
+  if (abi::Status* bad = find_depths(context, &pass, depths)) return bad;
+  pass.qkv = context.input(0).as<const float>();
+  pass.cos = context.input(6).as<const float>();
+  pass.sin = context.input(7).as<const float>();
+  pass.q_norm = context.input(8).as<const float>();
+  pass.k_norm = context.input(9).as<const float>();
+  pass.sinks = context.input(10).as<const float>();
+  ort::TensorView y;
+  if (abi::Status* bad = context.output(0, {pass.rows, static_cast<int64_t>(pass.heads) * pass.head_dim}, &y)) {
+    return bad;
+  }
+  pass.y = y.as<float>();
+  AttentionPlan plan(pass);
+  ort::Scratch scratch;
+  if (abi::Status* bad = context.scratch(plan.scratch_bytes(), &scratch)) return bad;
+  plan.place(scratch.data(), &pass);
+  plan.run(*kernels_, pass, context.executor());
+  return nullptr;
+}
+
+}  // namespace edge_rt

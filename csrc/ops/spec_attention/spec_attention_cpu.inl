@@ -1,0 +1,193 @@
+// SpecAttention on the CPU; spec_attention.h says what is computed.
+#include "ops/spec_attention/spec_attention_cache.inl"
+#include "ops/spec_attention/spec_attention_prepare.inl"
+#include "ops/spec_attention/spec_attention_softmax.inl"
+#include "ops/spec_attention/spec_attention_tile.inl"
+#include "ops/spec_attention/spec_attention_transpose.inl"
+
+// A chunk as the rows of a block see it: keys [first[r], last[r]) count for row r, positions relative to the chunk.
+struct ChunkView {
+  const AttentionPass& pass;
+  int64_t begin, start;  // first row of the block; first position of the chunk
+  int rows;
+  int first[kMaxBlockRows], last[kMaxBlockRows];
+
+  bool touches(int r, int tile) const { return first[r] < (tile + 1) * kKvTile && last[r] > tile * kKvTile; }
+  bool fills(int r, int tile) const { return first[r] <= tile * kKvTile && last[r] >= (tile + 1) * kKvTile; }
+};
+
+inline int clamp_to_chunk(int64_t position) {
+  return static_cast<int>(position < 0 ? 0 : position > kKvChunk ? kKvChunk : position);
+}
+
+inline void see_chunk(int64_t end, ChunkView* view) {
+  const AttentionPass& pass = view->pass;
+  view->rows = static_cast<int>(end - view->begin);
+  for (int r = 0; r < view->rows; ++r) {
+    const int64_t position = pass.past + pass.depths[view->begin + r];
+    view->last[r] = clamp_to_chunk(position + 1 - view->start);
+    view->first[r] = pass.window > 0 ? clamp_to_chunk(position + 1 - pass.window - view->start) : 0;
+    if (view->first[r] >= view->last[r]) view->first[r] = view->last[r] = 0;
+  }
+}
+
+// Physical rows of a tile's positions that lie below `limit`; the others repeat a row that may be read.
+inline void map_rows(const AttentionPass& pass, int64_t position, int64_t limit, int32_t* out) {
+  for (int j = 0; j < kKvTile; ++j) out[j] = pass.row_map[position + j < limit ? position + j : limit - 1];
+}
+
+// The same for one row of a tree, whose positions behind the committed ones are its ancestors.
+inline void map_ancestors(const AttentionPass& pass, int64_t position, int64_t row, int32_t* out) {
+  int64_t node = row;
+  for (int j = kKvTile - 1; j >= 0; --j) {
+    const int64_t depth = position + j - pass.past;
+    if (depth < 0) {
+      out[j] = pass.row_map[position + j];
+      continue;
+    }
+    while (pass.depths[node] > depth) node = pass.parents[node];
+    out[j] = pass.row_map[pass.past + node];
+  }
+}
+
+// Calls use(begin, end, physical rows) for every set of the block's rows that find the same keys in a tile.
+template <class Use>
+EDGE_RT_INLINE void visit_tile(const ChunkView& view, int tile, const Use& use) {
+  const AttentionPass& pass = view.pass;
+  const int64_t position = view.start + tile * kKvTile;
+  int32_t physical[kKvTile];
+  if (pass.chain || position + kKvTile <= pass.past) {
+    int begin = 0, end = view.rows;
+    while (begin < end && !view.touches(begin, tile)) ++begin;
+    while (end > begin && !view.touches(end - 1, tile)) --end;
+    if (begin == end) return;
+    map_rows(pass, position, pass.chain ? pass.past + pass.rows : pass.past, physical);
+    use(begin, end, physical);
+    return;
+  }
+  for (int r = 0; r < view.rows; ++r) {
+    if (!view.touches(r, tile)) continue;
+    map_ancestors(pass, position, view.begin + r, physical);
+    use(r, r + 1, physical);
+  }
+}
+
+// Keys or values of a tile, to be fetched while something else is computed; scales take a line or two, fetched at once.
+inline Ahead look_ahead(const AttentionPass& pass, int which, int kv, int64_t position) {
+  const KvFormat& format = kKvFormats[pass.format];
+  const int64_t left = pass.past + pass.rows - position, row_bytes = format.bytes_per_dim * pass.head_dim;
+  const int count = left < 0 ? 0 : left > kKvTile ? kKvTile : static_cast<int>(left);
+  const uint8_t* plane = pass.plane(which, kv);
+  const int32_t* rows = pass.row_map + position;
+  if (format.bytes_per_group > 0 && count > 0) {
+    const int64_t scale_bytes = format.bytes_per_group * kv_groups(pass.head_dim);
+    prefetch(plane + pass.capacity * row_bytes + rows[0] * scale_bytes);
+    prefetch(plane + pass.capacity * row_bytes + rows[count - 1] * scale_bytes);
+  }
+  return {plane, rows, row_bytes, count};
+}
+
+inline void score_tile(const ChunkView& view, int kv, int tile, int begin, int end, const int32_t* physical,
+                       const AttentionWork& work, Ahead* ahead) {
+  const AttentionPass& pass = view.pass;
+  const KvKernels& format = kKvKernels[pass.format];
+  const uint8_t* plane = pass.plane(0, kv);
+  const int64_t query = pass.query_index(kv, view.begin + begin);
+  const int64_t count = static_cast<int64_t>(end - begin) * pass.group;
+  float* scores = work.scores + static_cast<int64_t>(begin) * pass.group * kKvChunk + tile * kKvTile;
+  if (format.integer_keys) {
+    const int width = padded_codes(pass.head_dim), groups = kv_groups(pass.head_dim);
+    const void* rows[kKvTile];
+    for (int j = 0; j < kKvTile; ++j) {
+      const uint8_t* from = plane + static_cast<int64_t>(physical[j]) * pass.head_dim;
+      rows[j] = from;
+      if (width == pass.head_dim) continue;
+      int8_t* to = reinterpret_cast<int8_t*>(work.rows) + j * width;
+      std::memset(to, 0, static_cast<size_t>(width));
+      std::memcpy(to, from, static_cast<size_t>(pass.head_dim));
+      rows[j] = to;
+    }
+    for (int word = 0; word < width / 4; word += 16) transpose16(rows, word, work.across + 16 * word);
+    read_scales(pass, plane, physical, work.rows);
+    for (int g = 0; g < groups; ++g) {
+      for (int j = 0; j < kKvTile; ++j) work.scales[g * kKvTile + j] = work.rows[j * groups + g];
+    }
+    score_int8(reinterpret_cast<const int8_t*>(work.across), work.scales, groups, pass.query_codes + query * width,
+               width, pass.query_scales + query * groups, count, scores, ahead);
+    return;
+  }
+  const float* keys[kKvTile];
+  format.read(pass, plane, physical, work, keys);
+  const float* across = nullptr;
+  if (count >= kAcrossQueries) {
+    const void* rows[kKvTile];
+    for (int j = 0; j < kKvTile; ++j) rows[j] = keys[j];
+    for (int d = 0; d < pass.padded_dim; d += 16) transpose16(rows, d, work.across + 16 * d);
+    across = work.across;
+  }
+  const float* queries = pass.queries + query * pass.padded_dim;
+  const int vectors = pass.padded_dim / 16;
+  if (vectors == 4) {
+    score_float<4>(keys, across, vectors, queries, count, scores, ahead);
+  } else if (vectors == 8) {
+    score_float<8>(keys, across, vectors, queries, count, scores, ahead);
+  } else {
+    score_float<0>(keys, across, vectors, queries, count, scores, ahead);
+  }
+}
+
+inline void weigh_tile(const ChunkView& view, int kv, int tile, int begin, int end, const int32_t* physical,
+                       const AttentionWork& work, float* output, Ahead* ahead) {
+  const AttentionPass& pass = view.pass;
+  const float* values[kKvTile];
+  kKvKernels[pass.format].read(pass, pass.plane(1, kv), physical, work, values);
+  for (int r = begin; r < end;) {
+    int next = r + 1, low = 0, high = kKvTile;
+    if (view.fills(r, tile)) {
+      while (next < end && view.fills(next, tile)) ++next;
+    } else {
+      low = view.first[r] - tile * kKvTile;
+      high = view.last[r] - tile * kKvTile;
+      if (low < 0) low = 0;
+      if (high > kKvTile) high = kKvTile;
+    }
+    const int64_t query = static_cast<int64_t>(r) * pass.group;
+    weigh_values(values, low, high, work.scores + query * kKvChunk + tile * kKvTile, output + query * pass.padded_dim,
+                 pass.padded_dim, static_cast<int64_t>(next - r) * pass.group, ahead);
+    r = next;
+  }
+}
+
+inline void attend_chunk(const AttentionPass& pass, int kv, int64_t begin, int64_t end, int64_t chunk,
+                         const AttentionWork& work, const AttentionState& out) {
+  ChunkView view{pass, begin, chunk * kKvChunk, 0, {}, {}};
+  see_chunk(end, &view);
+  for (int tile = 0; tile < kKvTiles; ++tile) {
+    Ahead values = look_ahead(pass, 1, kv, view.start + tile * kKvTile);
+    visit_tile(view, tile, [&](int from, int to, const int32_t* physical) {
+      score_tile(view, kv, tile, from, to, physical, work, &values);
+    });
+  }
+  const int64_t queries = static_cast<int64_t>(view.rows) * pass.group;
+  for (int64_t i = 0, r = 0; r < view.rows; ++r) {
+    for (int g = 0; g < pass.group; ++g, ++i) {
+      out.peak[i] = view.first[r] == view.last[r]
+                        ? kNoScore
+                        : peak_of_scores(pass, view.first[r], view.last[r], work.scores + i * kKvChunk);
+    }
+  }
+  for (int64_t i = 0, r = 0; r < view.rows; ++r) {
+    for (int g = 0; g < pass.group; ++g, ++i) {
+      out.sum[i] = weights_of_scores(view.first[r], view.last[r], out.peak[i], work.scores + i * kKvChunk);
+    }
+  }
+  std::memset(out.output, 0, static_cast<size_t>(queries * pass.padded_dim) * 4);
+  for (int tile = 0; tile < kKvTiles; ++tile) {
+    Ahead keys = look_ahead(pass, 0, kv, view.start + kKvChunk + tile * kKvTile);
+    visit_tile(view, tile, [&](int from, int to, const int32_t* physical) {
+      weigh_tile(view, kv, tile, from, to, physical, work, out.output, &keys);
+    });
+  }
+}
+
+constexpr SpecAttentionKernels kSpecAttentionKernels{prepare_row, attend_chunk, begin_state, fold_chunk, finish_rows};

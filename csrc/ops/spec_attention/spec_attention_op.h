@@ -1,0 +1,43 @@
+// SpecAttention's face to ONNX Runtime: inputs, attributes, checks.
+#pragma once
+
+#include "ops/spec_attention/spec_attention.h"
+#include "ort/op.h"
+
+namespace edge_rt {
+
+// y [S, H * D] = attention of S rows over the cache, which the op appends to (`cache` is written in place).
+//   row_map: physical row of every logical position; row i of the pass is written to row_map[past_length + i].
+//   parents: -1 for the last committed token, else an earlier row of the pass; a row's position is past_length + depth.
+//   kv_formats: the format of every layer's cache, at index `layer` (spec_attention.h lists them).
+// Everything is checked before anything is written.
+struct SpecAttention {
+  static constexpr const char* kName = "SpecAttention";
+  static constexpr ort::Port kInputs[] = {{"qkv", abi::kFloat},
+                                          {"cache", abi::kUint8},
+                                          {"past_length", abi::kInt32},
+                                          {"row_map", abi::kInt32},
+                                          {"parents", abi::kInt32},
+                                          {"kv_formats", abi::kInt32},
+                                          {"cos", abi::kFloat},
+                                          {"sin", abi::kFloat},
+                                          {"q_norm", abi::kFloat, abi::kOptional},
+                                          {"k_norm", abi::kFloat, abi::kOptional},
+                                          {"sinks", abi::kFloat, abi::kOptional}};
+  static constexpr ort::Port kOutputs[] = {{"y", abi::kFloat}};
+
+  abi::Status* create(ort::Attributes& attributes);
+  abi::Status* compute(ort::OpContext& context) const;
+
+ private:
+  abi::Status* check_shapes(const ort::OpContext& context, AttentionPass* pass) const;
+  abi::Status* check_cache(const ort::OpContext& context, AttentionPass* pass) const;
+  abi::Status* check_rows(const ort::OpContext& context, const AttentionPass& pass) const;
+  abi::Status* find_depths(const ort::OpContext& context, AttentionPass* pass, int32_t* depths) const;
+
+  AttentionPass fixed_{};  // what the attributes say
+  int64_t layer_ = 0;
+  const SpecAttentionKernels* kernels_ = nullptr;
+};
+
+}  // namespace edge_rt

@@ -1,0 +1,83 @@
+// What happens to a row before it is attended with: norm, rotation, append, and its queries.
+
+inline void rotate_pairs(float* a, float* b, const float* cos, const float* sin, int count) {
+  for (int i = 0; i < count; i += 16) {
+    const int n = count - i < 16 ? count - i : 16;
+    const VF x = vf_load_n(a + i, n), y = vf_load_n(b + i, n), c = vf_load_n(cos + i, n), s = vf_load_n(sin + i, n);
+    vf_store_n(a + i, vf_fnma(y, s, vf_mul(x, c)), n);
+    vf_store_n(b + i, vf_fma(x, s, vf_mul(y, c)), n);
+  }
+}
+
+// Copies a head from `in` to `x`, normed if there is a weight, and rotates it.
+inline void rotate_head(const AttentionPass& pass, const float* in, const float* norm, int64_t position, float* x) {
+  const int dim = pass.head_dim, half = pass.half_rotary;
+  if (norm != nullptr) {
+    const VF scale = vf_set1(rms_scale(in, dim, pass.epsilon));
+    for (int d = 0; d < dim; d += 16) {
+      const int n = dim - d < 16 ? dim - d : 16;
+      vf_store_n(x + d, vf_mul(vf_mul(vf_load_n(in + d, n), scale), vf_load_n(norm + d, n)), n);
+    }
+  } else {
+    for (int d = 0; d < dim; d += 16) vf_store(x + d, vf_load_n(in + d, dim - d < 16 ? dim - d : 16));
+  }
+  const float *cos = pass.cos + position * half, *sin = pass.sin + position * half;
+  if (!pass.interleaved) {
+    rotate_pairs(x, x + half, cos, sin, half);
+    return;
+  }
+  float even[kMaxHeadDim / 2], odd[kMaxHeadDim / 2];
+  for (int i = 0; i < half; ++i) {
+    even[i] = x[2 * i];
+    odd[i] = x[2 * i + 1];
+  }
+  rotate_pairs(even, odd, cos, sin, half);
+  for (int i = 0; i < half; ++i) {
+    x[2 * i] = even[i];
+    x[2 * i + 1] = odd[i];
+  }
+}
+
+// Rounds a query to int8 per group, like the activations of QuantLinear.
+inline void round_query(const float* query, int head_dim, int8_t* codes, float* scales) {
+  for (int g = 0; g < kv_groups(head_dim); ++g) {
+    const int left = head_dim - g * kKvGroup;
+    const VF low = vf_load(query + g * kKvGroup);
+    const VF high = left > 16 ? vf_load(query + g * kKvGroup + 16) : vf_zero();
+    const float largest = vf_hmax(vf_max(vf_abs(low), vf_abs(high)));
+    scales[g] = largest / 127.0f;
+    if (largest > 0) {
+      const VF inverse = vf_set1(127.0f / largest);
+      vf_to_i8(codes + g * kKvGroup, to_codes(vf_mul(low, inverse)));
+      vf_to_i8(codes + g * kKvGroup + 16, to_codes(vf_mul(high, inverse)));
+    } else {
+      std::memset(codes + g * kKvGroup, 0, kKvGroup);
+    }
+  }
+}
+
+inline void prepare_row(const AttentionPass& pass, int64_t row) {
+  const KvKernels& format = kKvKernels[pass.format];
+  const int dim = pass.head_dim;
+  const int64_t position = pass.past + pass.depths[row], at = pass.row_map[pass.past + row];
+  const float* heads = pass.qkv + row * (pass.heads + 2 * pass.kv_heads) * dim;
+  float x[kMaxHeadDim + 16];
+  for (int kv = 0; kv < pass.kv_heads; ++kv) {
+    const float* key = heads + static_cast<int64_t>(pass.heads + kv) * dim;
+    rotate_head(pass, key, pass.k_norm, position, x);
+    format.append(pass, pass.plane(0, kv), at, x);
+    format.append(pass, pass.plane(1, kv), at, key + static_cast<int64_t>(pass.kv_heads) * dim);
+  }
+  const VF scale = vf_set1(pass.scale);
+  for (int h = 0; h < pass.heads; ++h) {
+    const int64_t index = pass.query_index(h / pass.group, row) + h % pass.group;
+    rotate_head(pass, heads + static_cast<int64_t>(h) * dim, pass.q_norm, position, x);
+    float* query = pass.queries + index * pass.padded_dim;
+    for (int d = 0; d < dim; d += 16) {
+      vf_store(query + d, vf_mul(vf_load_n(x + d, dim - d < 16 ? dim - d : 16), scale));
+    }
+    if (format.integer_keys) {
+      round_query(query, dim, pass.query_codes + index * padded_codes(dim), pass.query_scales + index * kv_groups(dim));
+    }
+  }
+}

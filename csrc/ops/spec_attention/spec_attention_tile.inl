@@ -1,0 +1,202 @@
+// Scores of 16 keys, and the sum of 16 weighted values. Two ways to a score of float keys give the same bits: key by
+// key (16 registers of lanes, then the tree by vf_sum16), or, for many queries, over transposed keys (a lane per key).
+
+// Queries and vectors that fit the registers together.
+#if defined(__AVX512F__)
+constexpr int kScoreQueries = 4, kValueQueries = 4, kValueVectors = 4;
+#elif defined(__AVX2__)
+constexpr int kScoreQueries = 1, kValueQueries = 2, kValueVectors = 2;
+#else
+constexpr int kScoreQueries = 2, kValueQueries = 2, kValueVectors = 2;
+#endif
+// From this number of queries on, transposing a tile of keys is worth it.
+constexpr int kAcrossQueries = 8;
+
+// Rows of the cache that will be needed soon, fetched a few at a time between other work: a tile is about a page, which
+// is where hardware stops guessing, and all its lines at once would fill the buffers that loads wait for.
+struct Ahead {
+  const uint8_t* plane;
+  const int32_t* rows;
+  int64_t row_bytes;
+  int count;  // rows to go
+
+  EDGE_RT_INLINE void fetch(int wanted) {
+    for (; wanted > 0 && count > 0; --wanted, --count) {
+      const uint8_t* row = plane + *rows++ * row_bytes;
+      const uint8_t* end = row + row_bytes;
+      for (; row + 192 < end; row += 256) {
+        prefetch(row);
+        prefetch(row + 64);
+        prefetch(row + 128);
+        prefetch(row + 192);
+      }
+      for (; row < end; row += 64) prefetch(row);
+    }
+  }
+  // Rows to fetch in each of some steps.
+  EDGE_RT_INLINE int share(int64_t steps) const { return static_cast<int>((count + steps - 1) / steps); }
+};
+
+// Vectors is padded_dim / 16, or 0 where it is only known at run time.
+template <int Vectors>
+inline void score_rows(const float* const* keys, int vectors, const float* query, float* scores) {
+  if (Vectors > 0) vectors = Vectors;
+  VF sums[kKvTile];
+  for (int j = 0; j < kKvTile; ++j) {
+    sums[j] = vf_mul(vf_load(query), vf_load(keys[j]));
+    for (int c = 1; c < vectors; ++c) sums[j] = vf_fma(vf_load(query + 16 * c), vf_load(keys[j] + 16 * c), sums[j]);
+  }
+  vf_store(scores, vf_sum16(sums));
+}
+
+// The tree of vf_sum over lanes lane, lane + Step, lane + 2 Step ... of several queries.
+template <int Queries, int Vectors, int Step>
+EDGE_RT_INLINE void sum_across(const float* across, int vectors, const float* queries, int stride, int lane, VF* out) {
+  VF other[Queries];
+  if constexpr (Step == 8) {
+    const float *a = across + 16 * lane, *b = a + 16 * 8;
+    queries += lane;
+    VF x = vf_load(a), y = vf_load(b);
+    for (int i = 0; i < Queries; ++i) {
+      out[i] = vf_mul(vf_set1(queries[i * stride]), x);
+      other[i] = vf_mul(vf_set1(queries[i * stride + 8]), y);
+    }
+    for (int c = 1; c < vectors; ++c) {
+      x = vf_load(a + 256 * c);
+      y = vf_load(b + 256 * c);
+      for (int i = 0; i < Queries; ++i) {
+        out[i] = vf_fma(vf_set1(queries[i * stride + 16 * c]), x, out[i]);
+        other[i] = vf_fma(vf_set1(queries[i * stride + 16 * c + 8]), y, other[i]);
+      }
+    }
+  } else {
+    sum_across<Queries, Vectors, 2 * Step>(across, vectors, queries, stride, lane, out);
+    sum_across<Queries, Vectors, 2 * Step>(across, vectors, queries, stride, lane + Step, other);
+  }
+  for (int i = 0; i < Queries; ++i) out[i] = vf_add(out[i], other[i]);
+}
+
+template <int Queries, int Vectors>
+inline void score_across(const float* across, int vectors, const float* queries, float* scores) {
+  if (Vectors > 0) vectors = Vectors;
+  VF sums[Queries];
+  sum_across<Queries, Vectors, 1>(across, vectors, queries, 16 * vectors, 0, sums);
+  for (int i = 0; i < Queries; ++i) vf_store(scores + i * kKvChunk, sums[i]);
+}
+
+template <int Vectors>
+inline void score_float(const float* const* keys, const float* across, int vectors, const float* queries, int64_t count,
+                        float* scores, Ahead* ahead) {
+  const int stride = 16 * vectors;
+  const int rows = ahead->share(across != nullptr ? (count + kScoreQueries - 1) / kScoreQueries : count);
+  int64_t i = 0;
+  if (across != nullptr) {
+    for (; i + kScoreQueries <= count; i += kScoreQueries) {
+      ahead->fetch(rows);
+      score_across<kScoreQueries, Vectors>(across, vectors, queries + i * stride, scores + i * kKvChunk);
+    }
+    for (; i < count; ++i) score_across<1, Vectors>(across, vectors, queries + i * stride, scores + i * kKvChunk);
+  }
+  for (; i < count; ++i) {
+    ahead->fetch(rows);
+    score_rows<Vectors>(keys, vectors, queries + i * stride, scores + i * kKvChunk);
+  }
+}
+
+// Codes of keys lie transposed: 4 codes of each of the 16 keys, then the next 4.
+template <int Queries>
+inline void score_codes(const int8_t* across, const float* key_scales, int groups, const int8_t* codes, int code_stride,
+                        const float* query_scales, float* scores) {
+  VF sums[Queries];
+  for (int i = 0; i < Queries; ++i) sums[i] = vf_zero();
+  for (int g = 0; g < groups; ++g) {
+    VI dots[Queries];
+    for (int i = 0; i < Queries; ++i) dots[i] = vi_zero();
+    for (int w = 0; w < kKvGroup / 4; ++w) {
+      const VB keys = vb_load(across + (g * (kKvGroup / 4) + w) * 64);
+      for (int i = 0; i < Queries; ++i) {
+        dots[i] = vi_dot4(dots[i], keys, vb_set1_4(codes + i * code_stride + g * kKvGroup + 4 * w));
+      }
+    }
+    const VF scale = vf_load(key_scales + g * kKvTile);
+    for (int i = 0; i < Queries; ++i) {
+      sums[i] = vf_fma(vf_mul(vf_from_i32(dots[i]), scale), vf_set1(query_scales[i * groups + g]), sums[i]);
+    }
+  }
+  for (int i = 0; i < Queries; ++i) vf_store(scores + i * kKvChunk, sums[i]);
+}
+
+inline void score_int8(const int8_t* across, const float* key_scales, int groups, const int8_t* codes, int code_stride,
+                       const float* query_scales, int64_t count, float* scores, Ahead* ahead) {
+  const int rows = ahead->share((count + 3) / 4);
+  for (int64_t i = 0; i < count; i += 4) {
+    ahead->fetch(rows);
+    const int8_t* code = codes + i * code_stride;
+    const float* scale = query_scales + i * groups;
+    float* to = scores + i * kKvChunk;
+    switch (count - i) {
+      case 1: score_codes<1>(across, key_scales, groups, code, code_stride, scale, to); break;
+      case 2: score_codes<2>(across, key_scales, groups, code, code_stride, scale, to); break;
+      case 3: score_codes<3>(across, key_scales, groups, code, code_stride, scale, to); break;
+      default: score_codes<4>(across, key_scales, groups, code, code_stride, scale, to); break;
+    }
+  }
+}
+
+// output += weight * value over keys [begin, end) of a tile, for `Queries` queries and 16 * Vectors dimensions.
+template <int Queries, int Vectors>
+inline void add_values(const float* const* values, int begin, int end, const float* weights, float* output,
+                       int padded_dim, int d, int rows, Ahead* ahead) {
+  VF sums[Queries][Vectors];
+  for (int i = 0; i < Queries; ++i) {
+    for (int v = 0; v < Vectors; ++v) sums[i][v] = vf_load(output + i * padded_dim + d + 16 * v);
+  }
+  for (int j = begin; j < end; ++j) {
+    if (rows > 0) ahead->fetch(rows);
+    VF value[Vectors];
+    for (int v = 0; v < Vectors; ++v) value[v] = vf_load(values[j] + d + 16 * v);
+    for (int i = 0; i < Queries; ++i) {
+      const VF weight = vf_set1(weights[i * kKvChunk + j]);
+      for (int v = 0; v < Vectors; ++v) sums[i][v] = vf_fma(weight, value[v], sums[i][v]);
+    }
+  }
+  for (int i = 0; i < Queries; ++i) {
+    for (int v = 0; v < Vectors; ++v) vf_store(output + i * padded_dim + d + 16 * v, sums[i][v]);
+  }
+}
+
+template <int Queries>
+inline void add_all_values(const float* const* values, int begin, int end, const float* weights, float* output,
+                           int padded_dim, int rows, Ahead* ahead) {
+  int d = 0;
+  for (; d + 16 * kValueVectors <= padded_dim; d += 16 * kValueVectors) {
+    add_values<Queries, kValueVectors>(values, begin, end, weights, output, padded_dim, d, rows, ahead);
+  }
+  for (; d < padded_dim; d += 16) {
+    add_values<Queries, 1>(values, begin, end, weights, output, padded_dim, d, rows, ahead);
+  }
+}
+
+inline void weigh_values(const float* const* values, int begin, int end, const float* weights, float* output,
+                         int padded_dim, int64_t count, Ahead* ahead) {
+  // Few queries leave room for fetching only between keys.
+  const bool few = count < 2 * kValueQueries;
+  const int rows = few ? 1 : 0;
+  const int rows_between = few ? 0 : ahead->share(count / kValueQueries);
+  int64_t i = 0;
+  for (; i + kValueQueries <= count; i += kValueQueries) {
+    ahead->fetch(rows_between);
+    add_all_values<kValueQueries>(values, begin, end, weights + i * kKvChunk, output + i * padded_dim, padded_dim, rows,
+                                  ahead);
+  }
+  if (kValueQueries == 4 && i + 3 == count) {
+    add_all_values<3>(values, begin, end, weights + i * kKvChunk, output + i * padded_dim, padded_dim, rows, ahead);
+    i += 3;
+  }
+  for (; i + 2 <= count; i += 2) {
+    add_all_values<2>(values, begin, end, weights + i * kKvChunk, output + i * padded_dim, padded_dim, rows, ahead);
+  }
+  for (; i < count; ++i) {
+    add_all_values<1>(values, begin, end, weights + i * kKvChunk, output + i * padded_dim, padded_dim, rows, ahead);
+  }
+}

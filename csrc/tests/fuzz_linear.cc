@@ -1,0 +1,223 @@
+// Calls of the ops that read packed matrices.
+#include <algorithm>
+#include <cmath>
+
+#include "ops/quant_linear/quant_linear.h"
+#include "tests/fuzz_case.h"
+
+namespace edge_rt::fuzz {
+namespace {
+
+constexpr const char* kFormatNames[kWeightFormatCount] = {"w4m", "w4", "w8", "f16", "f32"};
+constexpr int64_t kMostProducts = 100000;  // of a call: it should take a millisecond
+
+struct Sizes {
+  WeightFormat format;
+  int64_t outputs, inputs;
+};
+
+int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+Sizes any_sizes(Random& random) {
+  Sizes sizes;
+  sizes.format = static_cast<WeightFormat>(random.below(kWeightFormatCount));
+  sizes.outputs = random.size(100);
+  if (rounds_activations(sizes.format)) {
+    sizes.inputs = kBlock * (random.one_in(8) ? random.between(15, 36) : random.between(1, 6));
+  } else {
+    sizes.inputs = random.size(200);
+  }
+  return sizes;
+}
+
+// Moderate weights; padding columns are 0 as the format wants, padding rows are rubbish that must not matter.
+Input packed(Random& random, const Sizes& sizes) {
+  const int64_t tiles = divide_up(sizes.outputs, kTileRows), blocks = divide_up(sizes.inputs, kBlock);
+  const int64_t size = block_bytes(sizes.format);
+  Input weight = bytes(random, {tiles, blocks, size});
+  weight.alignment = random.pick<size_t>({64, 64, 16, 4});
+  for (int64_t block = 0; block < tiles * blocks; ++block) {
+    const int64_t real_rows = std::min<int64_t>(kTileRows, sizes.outputs - block / blocks * kTileRows);
+    const int64_t real_inputs = std::min<int64_t>(kBlock, sizes.inputs - block % blocks * kBlock);
+    const int64_t codes = sizes.format == WeightFormat::kW8 ? 512 : 256;
+    if (rounds_activations(sizes.format)) {
+      for (int64_t at = codes; at < size; at += 2) {
+        if ((at - codes) / 2 % kTileRows < real_rows) weight.set((block * size + at) / 2, moderate_half(random));
+      }
+      continue;
+    }
+    const bool is_half = sizes.format == WeightFormat::kF16;
+    for (int64_t i = 0; i < kBlock * kTileRows; ++i) {
+      if (i % kTileRows >= real_rows) continue;
+      const bool is_real = i / kTileRows < real_inputs;
+      const int64_t at = block * kBlock * kTileRows + i;
+      if (is_half) {
+        weight.set(at, is_real ? moderate_half(random) : uint16_t{0});
+      } else {
+        weight.set(at, is_real ? random.uniform(-1.0f, 1.0f) : 0.0f);
+      }
+    }
+  }
+  return weight;
+}
+
+void set_matrix(Case& call, const Sizes& sizes) {
+  call.set("format", std::string(kFormatNames[static_cast<int>(sizes.format)]));
+  call.set("out_features", sizes.outputs);
+  call.set("in_features", sizes.inputs);
+}
+
+Case make_linear(Random& random) {
+  Case call;
+  call.op = "QuantLinear";
+  Sizes sizes = any_sizes(random);
+  const int kind = static_cast<int>(random.below(4));  // 0, 1: plain, 2: gate given, 3: pairs of tiles
+  if (kind == 3) sizes.outputs = 2 * kTileRows * random.between(1, 4);
+  int64_t rows = random.one_in(20) ? 0 : random.size(40);
+  rows = std::min(rows, std::max<int64_t>(1, kMostProducts / (sizes.outputs * sizes.inputs)));
+  const int64_t width = kind == 3 ? sizes.outputs / 2 : sizes.outputs;
+  set_matrix(call, sizes);
+  if (kind >= 2) {
+    call.set("activation", std::string("swiglu"));
+  } else if (random.one_in(2)) {
+    call.set("activation", std::string("none"));
+  }
+  call.inputs.resize(6);
+  call.inputs[0] = floats(random, {rows, sizes.inputs}, -3.0f, 3.0f);
+  call.inputs[1] = packed(random, sizes);
+  call.inputs[2] = floats(random, {sizes.inputs}, -2.0f, 2.0f);
+  call.inputs[3] = floats(random, {sizes.outputs}, -1.0f, 1.0f);
+  call.inputs[4] = floats(random, {rows, width}, -5.0f, 5.0f);
+  call.inputs[5] = floats(random, {rows, width}, -9.0f, 9.0f);
+  for (size_t i = 2; i < 5; ++i) call.inputs[i].present = random.one_in(2);
+  call.inputs[5].present = kind == 2;
+  if (call.inputs[2].present || random.one_in(3)) call.set("epsilon", random.pick({1e-6f, 1e-5f, 0.25f}));
+  // A block of zeros, which has no scale.
+  if (rows > 0 && random.one_in(4)) {
+    for (int64_t i = 0; i < std::min<int64_t>(kBlock, sizes.inputs); ++i) call.inputs[0].set(i, 0.0f);
+  }
+  call.outputs = {{rows, width}};
+  call.output_types = {abi::kFloat};
+  return call;
+}
+
+Case make_embed(Random& random) {
+  Case call;
+  call.op = "QuantEmbed";
+  const Sizes sizes = any_sizes(random);
+  const int64_t rows = random.one_in(20) ? 0 : random.size(40);
+  set_matrix(call, sizes);
+  call.inputs = {int64s({rows}), packed(random, sizes)};
+  call.inputs[0].alignment = random.pick<size_t>({64, 8});
+  for (int64_t i = 0; i < rows; ++i) {
+    call.inputs[0].set(i, random.one_in(4) ? sizes.outputs - 1 : random.below(sizes.outputs));
+  }
+  call.outputs = {{rows, sizes.inputs}};
+  call.output_types = {abi::kFloat};
+  return call;
+}
+
+bool other_format(Case& call, Random& random) {
+  const std::string name = kFormatNames[random.below(kWeightFormatCount)];
+  if (name == call.attribute("format")->text) return false;
+  call.set("format", name);
+  call.words = {"weight is [", "in_features is "};
+  return true;
+}
+
+bool matrix_value(Case& call, Random& random) {
+  switch (random.below(3)) {
+    case 0: call.set("format", random.pick<std::string>({"", "w5", "W4", "w4m ", std::string(700, 'x'), "f64"})); break;
+    case 1:
+      call.set("out_features", random.pick<int64_t>({0, -1, INT64_MIN, INT64_MAX, int64_t{1} << 40, (1 << 24) + 1}));
+      break;
+    default:
+      call.set("in_features", random.pick<int64_t>({0, -32, INT64_MIN, INT64_MAX, int64_t{1} << 32, (1 << 24) + 32}));
+  }
+  call.words = {"format is", "out_features "};
+  return true;
+}
+
+bool uneven_inputs(Case& call, Random& random) {
+  const std::string format = call.attribute("format")->text;
+  if (format == "f16" || format == "f32") return false;
+  call.set("in_features", call.attribute("in_features")->integer + random.between(1, 31));
+  call.words = {"in_features is "};
+  return true;
+}
+
+bool shifted_weight(Case& call, Random& random) {
+  const std::string format = call.attribute("format")->text;
+  call.inputs[1].alignment = format == "f32" ? random.pick<size_t>({1, 2}) : 1;
+  call.words = {"weight does not begin"};
+  return true;
+}
+
+}  // namespace
+
+Subject quant_linear() {
+  Subject subject{"QuantLinear",
+                  make_linear,
+                  2,
+                  {{0, {1}}, {1, {0, 1, 2}}, {2, {0}}, {3, {0}}, {4, {0, 1}}, {5, {0, 1}}},
+                  {"format", "out_features", "in_features"},
+                  {1},
+                  {}};
+  subject.own_mistakes = {
+      {"format of other weights", other_format},
+       {"matrix attribute", matrix_value},
+       {"in_features uneven", uneven_inputs},
+       {"weight misaligned", shifted_weight},
+       {"epsilon",
+        [](Case& call, Random& random) {
+          call.set("epsilon", random.pick({std::nanf(""), -1.0f, -HUGE_VALF, HUGE_VALF}));
+          call.words = {"epsilon is"};
+          return true;
+        }},
+       {"activation",
+        [](Case& call, Random& random) {
+          call.set("activation", random.pick<std::string>({"", "gelu", "SwiGLU", std::string(600, 'a')}));
+          call.words = {"activation is"};
+          return true;
+        }},
+       {"gate without swiglu",
+        [](Case& call, Random&) {
+          if (!call.inputs[5].present) return false;
+          call.set("activation", std::string("none"));
+          call.words = {"gate is given"};
+          return true;
+        }},
+       {"pairs uneven",
+        [](Case& call, Random& random) {
+          const Sizes sizes{static_cast<WeightFormat>(random.below(kWeightFormatCount)), 16 * random.between(0, 4) + 15,
+                            kBlock};
+          set_matrix(call, sizes);
+          call.set("activation", std::string("swiglu"));
+          call.inputs[0] = floats(random, {3, kBlock}, -1.0f, 1.0f);
+          call.inputs[1] = packed(random, sizes);
+          for (size_t i = 2; i < 6; ++i) call.inputs[i].present = false;
+          call.words = {"tile pairs"};
+          return true;
+        }}};
+  return subject;
+}
+
+Subject quant_embed() {
+  Subject subject{"QuantEmbed", make_embed, 2, {{1, {0, 1, 2}}}, {"format", "out_features", "in_features"}, {1}, {}};
+  subject.own_mistakes = {
+      {"format of other weights", other_format},
+       {"matrix attribute", matrix_value},
+       {"in_features uneven", uneven_inputs},
+       {"weight misaligned", shifted_weight},
+       {"id out of range", [](Case& call, Random& random) {
+          if (call.inputs[0].count() == 0) return false;
+          const int64_t rows = call.attribute("out_features")->integer;
+          call.inputs[0].set(random.below(call.inputs[0].count()),
+                             random.pick<int64_t>({rows, -1, rows + 15, INT64_MIN, INT64_MAX, int64_t{1} << 32}));
+          call.words = {"ids["};
+          return true;
+        }}};
+  return subject;
+}
+
+}  // namespace edge_rt::fuzz

@@ -1,0 +1,245 @@
+// Calls the ops with good and bad inputs made up at random, on an ONNX Runtime of our own making:
+//   fuzz_ops [--runs N] [--seed S] [--isa NAME] [--only NUMBER]
+// Every call is run on every instruction set of the machine, or on the one named. Sanitizers watch what is read and
+// written; here is checked that good calls work, with the same bits everywhere, and that bad ones are refused and change
+// nothing. A kind of call that never came up is a failure too. --only runs the one call of that number.
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <memory>
+
+#include "common/isa.h"
+#include "ops/all_ops.h"
+#include "tests/check.h"
+#include "tests/fuzz_run.h"
+
+extern "C" {
+edge_rt::abi::Status* RegisterCustomOps(edge_rt::abi::SessionOptions* options, const edge_rt::abi::ApiBase* base);
+int edge_rt_select_isa(const char* name);
+}
+
+using namespace edge_rt;        // NOLINT: a program, not a header
+using namespace edge_rt::fuzz;  // NOLINT
+
+namespace {
+
+struct Options {
+  int64_t runs = 2000, only = -1;
+  uint64_t seed = 1;
+  std::string isa;  // "": all
+};
+
+// The ops as registered for an instruction set, by the first and by the newest release of ONNX Runtime.
+struct Registered {
+  Isa isa;
+  std::unique_ptr<ort::OpSet<AllOps>> oldest_set;
+  std::vector<const abi::OpRecord*> newest, oldest;
+
+  explicit Registered(Isa set) : isa(set) {
+    CHECK(edge_rt_select_isa(isa_name(isa)) == 0);
+    newest = fake::register_ops([](auto* options) { return RegisterCustomOps(options, fake::newest_release()); });
+    // RegisterCustomOps keeps the release that it met first.
+    ort::Api api;
+    CHECK(ort::connect(fake::oldest_release(), &api) == nullptr);
+    oldest_set = std::make_unique<ort::OpSet<AllOps>>(api, isa);
+    CHECK(oldest_set->open("edge_rt") == nullptr);
+    oldest = fake::register_ops([this](auto* options) { return oldest_set->add_to(options); });
+  }
+
+  const abi::OpRecord& find(const std::string& op, bool is_newest) const {
+    for (const abi::OpRecord* record : is_newest ? newest : oldest) {
+      if (op == record->name(record)) return *record;
+    }
+    std::fprintf(stderr, "%s is not registered\n", op.c_str());
+    std::exit(1);
+  }
+};
+
+using Counts = std::map<std::string, std::map<std::string, int64_t>>;  // by op and kind of call
+
+// Kinds besides the mistakes.
+constexpr const char *kGood = "good", *kWild = "good, wild numbers", *kFaultMet = "good, a call of the table failed",
+                     *kFaultSurvived = "good, worked in spite of a failed call", *kTwo = "two mistakes";
+
+std::vector<Mistake> all_mistakes(const Subject& subject) {
+  std::vector<Mistake> all = common_mistakes(subject);
+  all.insert(all.end(), subject.own_mistakes.begin(), subject.own_mistakes.end());
+  return all;
+}
+
+// Makes a mistake that applies; its name is added to the call's.
+void spoil(Case& call, Random& random, const std::vector<Mistake>& mistakes, const std::string& but_not) {
+  for (;;) {
+    const Mistake& mistake = mistakes[static_cast<size_t>(random.below(static_cast<int64_t>(mistakes.size())))];
+    if (mistake.name == but_not || !mistake.make(call, random)) continue;
+    call.mistake += call.mistake.empty() ? mistake.name : std::string("+") + mistake.name;
+    return;
+  }
+}
+
+[[noreturn]] void fail(const Options& options, int64_t number, const Case& call, const std::string& problem,
+                       const Registered& registered) {
+  std::fprintf(stderr, "fuzz_ops: %s\n  %s, %s, on %s\n", problem.c_str(), call.op.c_str(),
+               call.mistake.empty() ? "a good call" : ("a call with a mistake: " + call.mistake).c_str(),
+               isa_name(registered.isa));
+  for (const fake::Attribute& a : call.attributes) {
+    std::fprintf(stderr, "  %s: integer %lld, float %g, text '%.20s'\n", a.name.c_str(),
+                 static_cast<long long>(a.integer), static_cast<double>(a.real), a.text.c_str());
+  }
+  for (size_t i = 0; i < call.inputs.size(); ++i) {
+    std::fprintf(stderr, "  input %zu:%s", i, call.inputs[i].present ? "" : " absent");
+    for (const int64_t dim : call.inputs[i].dims) std::fprintf(stderr, " %lld", static_cast<long long>(dim));
+    std::fprintf(stderr, ", alignment %zu\n", call.inputs[i].alignment);
+  }
+  std::fprintf(stderr, "  again: fuzz_ops --seed %llu --only %lld\n", static_cast<unsigned long long>(options.seed),
+               static_cast<long long>(number));
+  std::exit(1);
+}
+
+// What a process does, for the one that watches over it.
+struct Doing {
+  char text[128];
+};
+
+void run_one(const Options& options, int64_t number, const std::vector<Registered>& registered,
+             const std::vector<Subject>& subjects, Counts* counts, Doing* doing) {
+  Random random(options.seed * 0x2545f4914f6cdd1du + static_cast<uint64_t>(number));
+  // The last of them, attention, has the most to go wrong.
+  const auto most = static_cast<int64_t>(subjects.size());
+  const Subject& subject = subjects[static_cast<size_t>(std::min(random.below(most + 2), most - 1))];
+  Case call = subject.make(random);
+  std::string kind = kGood;
+  bool has_fault = false;
+  const int64_t choice = random.below(12);
+  if (choice == 0) {
+    make_wild(call, random, subject.packed_inputs);
+    kind = kWild;
+  } else if (choice == 1) {
+    has_fault = true;
+  } else if (choice >= 5) {
+    spoil(call, random, all_mistakes(subject), "");
+    kind = call.mistake;
+    if (random.one_in(5)) {
+      spoil(call, random, lasting_mistakes(subject), kind);
+      call.words.clear();
+      kind = kTwo;
+    }
+  }
+  const bool is_newest = random.one_in(2);
+  Outcome first;
+  for (size_t i = 0; i < registered.size(); ++i) {
+    std::snprintf(doing->text, sizeof doing->text, "--seed %llu --only %lld, %s on %s",
+                  static_cast<unsigned long long>(options.seed), static_cast<long long>(number), call.op.c_str(),
+                  isa_name(registered[i].isa));
+    const abi::OpRecord& record = registered[i].find(call.op, is_newest);
+    Conditions conditions = Conditions::any(random);
+    std::string problem;
+    if (has_fault) {
+      // Any call of the table, and often one of the last, which are not about inputs.
+      conditions.runs = 1;
+      const int calls = run(call, record, conditions, &problem).calls;
+      const int64_t late = random.one_in(2) ? std::min(calls, 6) : calls;
+      conditions.fault = calls - 1 - static_cast<int>(random.below(late));
+    }
+    Outcome outcome;
+    if (problem.empty()) outcome = run(call, record, conditions, &problem);
+    if (problem.empty() && has_fault && !outcome.met_fault) problem = "the same call made fewer calls of the table";
+    if (problem.empty() && (!has_fault || outcome.message.empty())) problem = judge(call, outcome);
+    const bool must_agree = call.is_tame && !has_fault && i > 0;
+    if (problem.empty() && must_agree && (outcome.outputs != first.outputs || outcome.in_place != first.in_place)) {
+      problem = std::string("the bits are not those of ") + isa_name(registered[0].isa);
+    }
+    if (problem.empty() && must_agree && outcome.message != first.message) problem = "another message: " + outcome.message;
+    if (!problem.empty()) fail(options, number, call, problem, registered[i]);
+    if (has_fault) kind = outcome.message.empty() ? kFaultSurvived : kFaultMet;
+    ++(*counts)[call.op][kind];
+    if (i == 0) first = std::move(outcome);
+  }
+}
+
+Options read_options(int count, char** words) {
+  Options options;
+  for (int i = 1; i < count; i += 2) {
+    const std::string name = words[i];
+    if (i + 1 == count || (name != "--runs" && name != "--seed" && name != "--isa" && name != "--only")) {
+      std::fprintf(stderr, "usage: fuzz_ops [--runs N] [--seed S] [--isa NAME] [--only NUMBER]\n");
+      std::exit(2);
+    }
+    if (name == "--runs") options.runs = std::atoll(words[i + 1]);
+    if (name == "--seed") options.seed = std::strtoull(words[i + 1], nullptr, 10);
+    if (name == "--isa") options.isa = words[i + 1];
+    if (name == "--only") options.only = std::atoll(words[i + 1]);
+  }
+  return options;
+}
+
+// Prints how often each kind came up; false if one never did.
+bool report(const std::vector<Subject>& subjects, Counts& counts) {
+  bool is_complete = true;
+  for (const Subject& subject : subjects) {
+    std::vector<std::string> kinds = {kGood, kWild, kFaultMet, kFaultSurvived, kTwo};
+    for (const Mistake& mistake : all_mistakes(subject)) kinds.emplace_back(mistake.name);
+    for (const std::string& kind : kinds) {
+      const int64_t count = counts[subject.op][kind];
+      std::printf("%-14s %-40s %8lld\n", subject.op, kind.c_str(), static_cast<long long>(count));
+      if (count == 0) {
+        std::printf("%-14s %-40s never came up\n", subject.op, kind.c_str());
+        is_complete = false;
+      }
+    }
+  }
+  return is_complete;
+}
+
+int run_all(const Options& options, Doing* doing) {
+  std::vector<Registered> registered;
+  for (int i = 0; i < kIsaCount; ++i) {
+    const Isa isa = static_cast<Isa>(i);
+    if (isa_is_usable(isa) && (options.isa.empty() || options.isa == isa_name(isa))) registered.emplace_back(isa);
+  }
+  if (registered.empty()) {
+    std::fprintf(stderr, "fuzz_ops: %s cannot be used here\n", options.isa.c_str());
+    return 2;
+  }
+  const std::vector<Subject> subjects = {quant_linear(), quant_embed(), row_top_k(), spec_attention()};
+  Counts counts;
+  if (options.only >= 0) {
+    run_one(options, options.only, registered, subjects, &counts, doing);
+    return 0;
+  }
+  for (int64_t number = 0; number < options.runs; ++number) {
+    run_one(options, number, registered, subjects, &counts, doing);
+  }
+  const bool is_complete = report(subjects, counts);
+  std::printf("%lld calls, each on", static_cast<long long>(options.runs));
+  for (const Registered& set : registered) std::printf(" %s", isa_name(set.isa));
+  std::printf("\n");
+  return is_complete ? 0 : 1;
+}
+
+}  // namespace
+
+int main(int count, char** words) {
+  const Options options = read_options(count, words);
+  if (options.only >= 0) {
+    Doing doing{};
+    return run_all(options, &doing);
+  }
+  // A sanitizer or a bad read ends a process without a word of what it did: a second one says it.
+  void* shared = mmap(nullptr, sizeof(Doing), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  CHECK(shared != MAP_FAILED);
+  const pid_t child = fork();
+  CHECK(child >= 0);
+  if (child == 0) return run_all(options, static_cast<Doing*>(shared));
+  int status = 0;
+  CHECK(waitpid(child, &status, 0) == child);
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return 0;
+  std::fprintf(stderr, "fuzz_ops failed; last call: fuzz_ops %s\n", static_cast<Doing*>(shared)->text);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
+}

@@ -1,0 +1,94 @@
+#include "tests/golden_inputs.h"
+
+namespace edge_rt::golden {
+namespace {
+
+// 2^-9 to 2^-5: sums of products stay near 1. One draw a statement here: compilers order the operands of `|` freely.
+uint16_t random_scale(Random& random) {
+  const int exponent = 6 + random.below(4);
+  const int rest = random.below(1024);
+  return static_cast<uint16_t>(exponent << 10 | rest);
+}
+
+uint16_t random_half(Random& random) {
+  const int sign = random.below(2);
+  return static_cast<uint16_t>(random_scale(random) | sign << 15);
+}
+
+void put_half(uint8_t* at, uint16_t half) { std::memcpy(at, &half, sizeof half); }
+
+// Value number `row` of a block's 16, or zero behind the matrix.
+void fill_quantised(Random& random, const Matrix& matrix, int64_t tile, uint8_t* block) {
+  const int code_bytes = matrix.format == WeightFormat::kW8 ? 512 : 256;
+  for (int i = 0; i < code_bytes; ++i) block[i] = static_cast<uint8_t>(random.next() >> 56);
+  for (int row = 0; row < kTileRows; ++row) {
+    const bool exists = tile * kTileRows + row < matrix.outputs;
+    put_half(block + code_bytes + 2 * row, exists ? random_scale(random) : uint16_t{0});
+    if (matrix.format == WeightFormat::kW4M) {
+      put_half(block + code_bytes + 32 + 2 * row, exists ? random_half(random) : uint16_t{0});
+    }
+  }
+}
+
+void fill_floats(Random& random, const Matrix& matrix, int64_t tile, int64_t block_index, uint8_t* block) {
+  for (int input = 0; input < kBlock; ++input) {
+    for (int row = 0; row < kTileRows; ++row) {
+      const bool exists = tile * kTileRows + row < matrix.outputs && block_index * kBlock + input < matrix.inputs;
+      const int index = input * kTileRows + row;
+      if (matrix.format == WeightFormat::kF16) {
+        put_half(block + 2 * index, exists ? random_half(random) : uint16_t{0});
+      } else {
+        const float value = exists ? random.uniform() * 0.125f : 0.0f;
+        std::memcpy(block + 4 * index, &value, sizeof value);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+Random::Random(const std::string& name) {
+  Hash hash;
+  hash.add(name.data(), name.size());
+  state_ = hash.value();
+}
+
+uint64_t Random::next() {
+  uint64_t z = state_ += 0x9e3779b97f4a7c15u;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+  return z ^ (z >> 31);
+}
+
+std::vector<float> Random::uniform(int64_t count, float size) {
+  std::vector<float> out(static_cast<size_t>(count));
+  for (float& value : out) value = uniform() * size;
+  return out;
+}
+
+void Hash::add(const void* data, size_t bytes) {
+  const auto* from = static_cast<const uint8_t*>(data);
+  for (size_t i = 0; i < bytes; ++i) value_ = (value_ ^ from[i]) * 0x100000001b3u;
+}
+
+Matrix::Matrix(Random& random, WeightFormat weight_format, int64_t output_count, int64_t input_count)
+    : format(weight_format), outputs(output_count), inputs(input_count) {
+  const int64_t tiles = (outputs + kTileRows - 1) / kTileRows, blocks = (inputs + kBlock - 1) / kBlock;
+  memory = std::make_shared<Memory>(static_cast<size_t>(tiles * blocks * block_bytes(format)));
+  auto* block = memory->as<uint8_t>();
+  for (int64_t tile = 0; tile < tiles; ++tile) {
+    for (int64_t b = 0; b < blocks; ++b, block += block_bytes(format)) {
+      if (rounds_activations(format)) {
+        fill_quantised(random, *this, tile, block);
+      } else {
+        fill_floats(random, *this, tile, b, block);
+      }
+    }
+  }
+}
+
+PackedWeight Matrix::packed() const {
+  return {memory->as<uint8_t>(), (outputs + kTileRows - 1) / kTileRows, (inputs + kBlock - 1) / kBlock, format};
+}
+
+}  // namespace edge_rt::golden

@@ -1,0 +1,77 @@
+// Runs every kernel on fixed inputs and prints a hash of the output bits of each case, or compares them with those on
+// record. The same bits are expected of every instruction set and every machine.
+//
+//   golden <instruction set>                 prints "case hash" lines
+//   golden <instruction set> <golden_bits>   compares; 0 equal, 1 different, 77 not executable here
+#include <cinttypes>
+#include <cstdio>
+#include <fstream>
+#include <map>
+
+#include "tests/golden_ops.h"
+
+namespace edge_rt::golden {
+namespace {
+
+constexpr int kSkipped = 77;
+
+using Bits = std::map<std::string, uint64_t>;
+
+bool read_bits(const char* path, Bits* out) {
+  std::ifstream file(path);
+  std::string name;
+  uint64_t hash;
+  while (file >> name >> std::hex >> hash) (*out)[name] = hash;
+  return file.eof() && !out->empty();
+}
+
+int compare(const Bits& computed, const Bits& expected) {
+  int different = 0;
+  const auto complain = [&](const std::string& name, const char* what) {
+    std::fprintf(stderr, "%s: %s\n", name.c_str(), what);
+    ++different;
+  };
+  for (const auto& [name, hash] : computed) {
+    const auto found = expected.find(name);
+    if (found == expected.end()) {
+      complain(name, "is not on record");
+    } else if (found->second != hash) {
+      complain(name, "has other bits than those on record");
+    }
+  }
+  for (const auto& [name, hash] : expected) {
+    if (computed.count(name) == 0) complain(name, "is on record, but was not computed");
+  }
+  std::printf("%zu cases, %d different\n", computed.size(), different);
+  return different == 0 ? 0 : 1;
+}
+
+int run(int argc, char** argv) {
+  Isa isa;
+  if (argc < 2 || argc > 3 || !isa_from_name(argv[1], &isa)) {
+    std::fprintf(stderr, "use: golden <instruction set> [<file of expected bits>]\n");
+    return 2;
+  }
+  if (!isa_is_usable(isa)) {
+    std::printf("%s cannot be executed here: skipped\n", argv[1]);
+    return kSkipped;
+  }
+  Bits expected, computed;
+  if (argc == 3 && !read_bits(argv[2], &expected)) {
+    std::fprintf(stderr, "%s holds no \"case hash\" lines\n", argv[2]);
+    return 2;
+  }
+  const Report report = [&](const std::string& name, uint64_t hash) {
+    computed[name] = hash;
+    if (argc == 2) std::printf("%s %016" PRIx64 "\n", name.c_str(), hash);
+  };
+  const KernelTable& kernels = kernel_table(isa);
+  run_ops(kernels, report);
+  if (!run_layers(kernels, report)) return 1;
+  return argc == 3 ? compare(computed, expected) : 0;
+}
+
+}  // namespace
+}  // namespace edge_rt::golden
+
+int main(int argc, char** argv) { return edge_rt::golden::run(argc, argv); }

@@ -1,0 +1,137 @@
+#include "tests/golden_ops.h"
+
+namespace edge_rt::golden {
+namespace {
+
+constexpr WeightFormat kFormats[] = {WeightFormat::kW4M, WeightFormat::kW4, WeightFormat::kW8, WeightFormat::kF16,
+                                     WeightFormat::kF32};
+// Names of their own: those of the library belong to its face to ONNX Runtime.
+constexpr const char* kFormatNames[] = {"w4m", "w4", "w8", "f16", "f32"};
+
+std::string format_name(WeightFormat format) { return kFormatNames[static_cast<int>(format)]; }
+
+void run_linears(const KernelTable& kernels, const Report& report, WeightFormat format, int64_t outputs,
+                 int64_t inputs) {
+  const std::string prefix = "quant_linear." + format_name(format) + "." + std::to_string(outputs) + "x" +
+                             std::to_string(inputs) + ".";
+  Random random(prefix);
+  const Matrix matrix(random, format, outputs, inputs);
+  const std::vector<float> norm = random.uniform(inputs, 2.0f), bias = random.uniform(outputs, 1.0f);
+  const auto run = [&](const std::string& name, int64_t rows, LinearOptions options, float second_block = 1.0f) {
+    std::vector<float> x = random.uniform(rows * inputs, 3.0f);
+    for (int64_t i = 0; i < kBlock; ++i) x[static_cast<size_t>(i)] = 0.0f;
+    for (int64_t i = kBlock; i < 2 * kBlock; ++i) x[static_cast<size_t>(i)] *= second_block;
+    Hash hash;
+    hash.add(linear(kernels, matrix, x, rows, options, &hash));
+    report(prefix + name, hash.value());
+  };
+  for (int64_t rows = 1; rows <= 8; ++rows) run("rows_" + std::to_string(rows), rows, {});
+  run("rows_19", 19, {});
+  // Values so small that their scale is no normal number, and its inverse no number at all.
+  run("tiny", 3, {}, 0x1p-130f);
+  LinearOptions options;
+  options.norm_weight = norm.data();
+  options.bias = bias.data();
+  run("norm_bias", 11, options);
+  const std::vector<float> gate = random.uniform(5 * outputs, 6.0f), residual = random.uniform(5 * outputs, 2.0f);
+  options = {};
+  options.gate = gate.data();
+  options.residual = residual.data();
+  run("gate_residual", 5, options);
+  if (outputs % (2 * kTileRows) == 0) {
+    options = {};
+    options.paired = true;
+    options.bias = bias.data();
+    options.residual = residual.data();
+    run("swiglu", 5, options);
+  }
+}
+
+void run_embeds(const KernelTable& kernels, const Report& report, WeightFormat format) {
+  const int64_t inputs = rounds_activations(format) ? 96 : 70;
+  const std::string name = "quant_embed." + format_name(format);
+  Random random(name);
+  const Matrix matrix(random, format, 37, inputs);
+  Hash hash;
+  for (int64_t row = 0; row < matrix.outputs; ++row) {
+    std::vector<float> y(static_cast<size_t>(inputs));
+    kernels.quant_embed.row(matrix.packed(), row, inputs, y.data());
+    hash.add(y);
+  }
+  report(name, hash.value());
+}
+
+void run_top_k(const KernelTable& kernels, const Report& report, int k) {
+  const std::string name = "row_top_k." + std::to_string(k);
+  Random random(name);
+  const int64_t vocabulary = 2 * kTopKPart + 777;
+  std::vector<float> logits = random.uniform(vocabulary, 30.0f);
+  // Many equal values, among them the largest ones.
+  for (int i = 0; i < 300; ++i) {
+    logits[static_cast<size_t>(random.below(static_cast<int>(vocabulary)))] = static_cast<float>(25 + i % 7);
+  }
+  std::vector<TopKPart> parts;
+  for (int64_t begin = 0; begin < vocabulary; begin += kTopKPart) {
+    const int64_t end = begin + kTopKPart < vocabulary ? begin + kTopKPart : vocabulary;
+    kernels.row_top_k.part(logits.data(), begin, end, k, &parts.emplace_back());
+  }
+  std::vector<int32_t> ids(static_cast<size_t>(k));
+  std::vector<float> values(static_cast<size_t>(k)), log_sum_exp(1);
+  kernels.row_top_k.join(parts.data(), static_cast<int64_t>(parts.size()), k, ids.data(), values.data(),
+                         log_sum_exp.data());
+  Hash hash;
+  hash.add(ids);
+  hash.add(values);
+  hash.add(log_sum_exp);
+  report(name, hash.value());
+}
+
+// A long prompt in one pass, two more rows one by one, then a tree; the outputs of all and the cache at the end.
+void run_attention(const KernelTable& kernels, const Report& report, const std::string& name, Attention attention) {
+  Random random(name);
+  const int64_t width = (attention.heads + 2 * attention.kv_heads) * attention.head_dim;
+  Hash hash;
+  int64_t past = 0;
+  const auto pass = [&](const std::vector<int32_t>& parents) {
+    const auto rows = static_cast<int64_t>(parents.size());
+    hash.add(attention.run(kernels, random.uniform(rows * width, 2.0f), parents, past));
+  };
+  pass(chain(140));
+  past = 140;
+  pass(chain(1));
+  past = 141;
+  pass(chain(1));
+  past = 142;
+  pass({-1, 0, 0, 1, 1, -1, 5, 3, 7});
+  pass(chain(5));  // the tree is given up: its rows are written again
+  hash.add(attention.cache.as<uint8_t>(), attention.cache_bytes());
+  report(name, hash.value());
+}
+
+void run_attentions(const KernelTable& kernels, const Report& report, int format) {
+  const std::string prefix = std::string("spec_attention.") + kKvFormats[format].name + ".";
+  run_attention(kernels, report, prefix + "plain", Attention(4, 2, 64, 64, format, 192));
+  Random random(prefix);
+  Attention awkward(6, 2, 40, 24, format, 163);
+  awkward.window = 50;
+  awkward.softcap = 3.0f;
+  awkward.interleaved = true;
+  awkward.q_norm = random.uniform(40, 2.0f);
+  awkward.k_norm = random.uniform(40, 2.0f);
+  awkward.sinks = random.uniform(6, 3.0f);
+  run_attention(kernels, report, prefix + "awkward", std::move(awkward));
+}
+
+}  // namespace
+
+void run_ops(const KernelTable& kernels, const Report& report) {
+  for (WeightFormat format : kFormats) {
+    run_linears(kernels, report, format, 64, 128);
+    run_linears(kernels, report, format, 37, rounds_activations(format) ? 96 : 70);
+    run_embeds(kernels, report, format);
+  }
+  for (int k : {1, 5, kMaxTopK}) run_top_k(kernels, report, k);
+  for (int format = 0; format < kKvFormatCount; ++format) run_attentions(kernels, report, format);
+}
+
+}  // namespace edge_rt::golden

@@ -1,0 +1,58 @@
+// Runs of single ops by their kernels alone, without ONNX Runtime and in one thread.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "kernels/kernel_table.h"
+#include "tests/golden_inputs.h"
+
+namespace edge_rt::golden {
+
+// Called with the name of each case and the hash of its output bits.
+using Report = std::function<void(const std::string& name, uint64_t hash)>;
+
+// What QuantLinear may be given besides x and its weights.
+struct LinearOptions {
+  const float* norm_weight = nullptr;
+  const float* bias = nullptr;
+  const float* residual = nullptr;
+  const float* gate = nullptr;
+  bool paired = false;
+};
+
+// y of x [rows, matrix.inputs]; what the activations became is added to the hash.
+std::vector<float> linear(const KernelTable& kernels, const Matrix& matrix, const std::vector<float>& x, int64_t rows,
+                          const LinearOptions& options, Hash* hash = nullptr);
+
+// One SpecAttention node: its attributes and its part of the cache.
+struct Attention {
+  int heads, kv_heads, head_dim, rotary;
+  int format;
+  int64_t window = 0;
+  float softcap = 0.0f;
+  bool interleaved = false;
+  std::vector<float> q_norm, k_norm, sinks;  // empty: none
+  std::vector<float> cos, sin;               // [positions][rotary / 2]
+  std::vector<int32_t> row_map;              // its length is the capacity
+  Memory cache;
+
+  // Zeroed cache; positions on a circle, by rational numbers in place of sines; row 5 i mod capacity for position i.
+  Attention(int head_count, int kv_head_count, int dim, int rotary_dim, int kv_format, int capacity);
+  size_t cache_bytes() const;
+
+  // Appends the rows and returns y; parents as in the op.
+  std::vector<float> run(const KernelTable& kernels, const std::vector<float>& qkv,
+                         const std::vector<int32_t>& parents, int64_t past);
+};
+
+std::vector<int32_t> chain(int64_t rows);
+
+// All cases of all ops.
+void run_ops(const KernelTable& kernels, const Report& report);
+
+// Whole layers, plain and as a tree; false if a tree's path has other bits than the same tokens one after the other.
+bool run_layers(const KernelTable& kernels, const Report& report);
+
+}  // namespace edge_rt::golden

@@ -1,0 +1,114 @@
+#include <algorithm>
+
+#include "ops/spec_attention/spec_attention_run.h"
+#include "tests/golden_ops.h"
+
+namespace edge_rt::golden {
+
+std::vector<float> linear(const KernelTable& kernels, const Matrix& matrix, const std::vector<float>& x, int64_t rows,
+                          const LinearOptions& options, Hash* hash) {
+  const QuantLinearKernels& quant_linear = kernels.quant_linear;
+  const PackedWeight weight = matrix.packed();
+  const size_t code_bytes =
+      static_cast<size_t>(rows * weight.blocks * kBlock * (rounds_activations(matrix.format) ? 1 : 4));
+  const size_t numbers = static_cast<size_t>(rows * weight.blocks);
+  Memory codes(code_bytes), scale(numbers * sizeof(float)), extra(numbers * sizeof(uint32_t));
+  const Activations in{rows, weight.blocks, codes.as<int8_t>(), scale.as<float>(), extra.as<uint32_t>()};
+  const RoundRows rounding{x.data(), matrix.inputs, options.norm_weight, 1e-5f, matrix.format, in};
+  for (int64_t group = 0; group < rounding.out.groups(); ++group) {
+    quant_linear.round_group(rounding, group, 0, rounding.out.blocks);
+  }
+  if (hash != nullptr) {
+    hash->add(in.codes, code_bytes);
+    hash->add(in.scale, numbers * sizeof(float));
+    hash->add(in.extra, numbers * sizeof(uint32_t));
+  }
+
+  LinearRows job{};
+  job.weight = weight;
+  job.in = in;
+  job.out_features = matrix.outputs;
+  job.width = options.paired ? matrix.outputs / 2 : matrix.outputs;
+  job.paired = options.paired;
+  job.bias = options.bias;
+  job.gate = options.gate;
+  job.residual = options.residual;
+  std::vector<float> y(static_cast<size_t>(rows * job.width));
+  job.y = y.data();
+  // In two ranges, as two threads would.
+  const int64_t middle = weight.tiles / 4 * 2;
+  const uint8_t* end = weight.data + weight.tiles * weight.tile_bytes();
+  quant_linear.tiles(job, 0, middle, weight.data + middle * weight.tile_bytes());
+  quant_linear.tiles(job, middle, weight.tiles, end);
+  return y;
+}
+
+Attention::Attention(int head_count, int kv_head_count, int dim, int rotary_dim, int kv_format, int capacity)
+    : heads(head_count), kv_heads(kv_head_count), head_dim(dim), rotary(rotary_dim), format(kv_format),
+      row_map(static_cast<size_t>(capacity)),
+      cache(static_cast<size_t>(2 * kv_head_count * capacity * kv_row_bytes(kKvFormats[kv_format], dim))) {
+  for (int i = 0; i < capacity; ++i) row_map[static_cast<size_t>(i)] = 5 * i % capacity;
+  for (int position = 0; position < capacity; ++position) {
+    for (int i = 0; i < rotary / 2; ++i) {
+      // The tangent of half the angle; any will do, as long as cos and sin belong together.
+      const float t = static_cast<float>((position * (2 * i + 1)) % 97 - 48) / 32.0f;
+      cos.push_back((1.0f - t * t) / (1.0f + t * t));
+      sin.push_back(2.0f * t / (1.0f + t * t));
+    }
+  }
+}
+
+size_t Attention::cache_bytes() const {
+  const size_t capacity = row_map.size();
+  return static_cast<size_t>(2 * kv_heads * kv_row_bytes(kKvFormats[format], head_dim)) * capacity;
+}
+
+std::vector<float> Attention::run(const KernelTable& kernels, const std::vector<float>& qkv,
+                                  const std::vector<int32_t>& parents, int64_t past) {
+  const auto pointer = [](const std::vector<float>& values) { return values.empty() ? nullptr : values.data(); };
+  std::vector<int32_t> depths;
+  for (int32_t parent : parents) depths.push_back(parent < 0 ? 0 : depths[static_cast<size_t>(parent)] + 1);
+  AttentionPass pass{};
+  pass.heads = heads;
+  pass.kv_heads = kv_heads;
+  pass.group = heads / kv_heads;
+  pass.head_dim = head_dim;
+  pass.padded_dim = (head_dim + 15) / 16 * 16;
+  pass.half_rotary = rotary / 2;
+  pass.scale = 0.125f;
+  pass.softcap = softcap;
+  pass.epsilon = 1e-6f;
+  pass.window = window;
+  pass.interleaved = interleaved;
+  pass.format = format;
+  pass.rows = static_cast<int64_t>(parents.size());
+  pass.past = past;
+  pass.capacity = static_cast<int64_t>(row_map.size());
+  pass.chain = parents == chain(pass.rows);
+  pass.qkv = qkv.data();
+  pass.cos = cos.data();
+  pass.sin = sin.data();
+  pass.q_norm = pointer(q_norm);
+  pass.k_norm = pointer(k_norm);
+  pass.sinks = pointer(sinks);
+  pass.cache = cache.as<uint8_t>();
+  pass.plane_bytes = pass.capacity * kv_row_bytes(kKvFormats[format], head_dim);
+  pass.row_map = row_map.data();
+  pass.parents = parents.data();
+  pass.depths = depths.data();
+  std::vector<float> y(static_cast<size_t>(pass.rows * heads * head_dim));
+  pass.y = y.data();
+  AttentionPlan plan(pass);
+  Memory scratch(plan.scratch_bytes());
+  plan.place(scratch.as<void>(), &pass);
+  plan.run(kernels.spec_attention, pass, Executor{});
+  return y;
+}
+
+std::vector<int32_t> chain(int64_t rows) {
+  std::vector<int32_t> parents;
+  for (int64_t i = 0; i < rows; ++i) parents.push_back(static_cast<int32_t>(i - 1));
+  return parents;
+}
+
+}  // namespace edge_rt::golden

@@ -1,0 +1,40 @@
+// Every function of the 16-lane types as a plain function over arrays, one table per instruction set. So the test
+// itself is compiled once, without that set's flags.
+#pragma once
+
+#include <cstdint>
+
+namespace edge_rt {
+
+struct SimdFunctions {
+  // 16 lanes each; functions of fewer operands ignore the rest. set1 takes a[0].
+  using Floats = void(const float* a, const float* b, const float* c, float* out);
+  using Ints = void(const int32_t* a, const int32_t* b, int32_t* out);
+
+  Floats *zero, *set1, *copy, *add, *sub, *mul, *div, *fma, *fnma, *max, *min, *abs, *neg, *sqrt;
+  Floats *exp, *sigmoid, *silu, *tanh;
+  Ints *int_zero, *int_set1, *int_copy, *int_add, *int_sub, *shl_1, *shl_8, *shl_23;
+  void (*load_n)(const float* from, int n, float* out);
+  void (*store_n)(float* to, const float* a, int n);
+  void (*from_half)(const uint16_t* a, float* out);
+  void (*to_half)(const float* a, uint16_t* out);
+  void (*from_i8)(const int8_t* a, float* out);
+  void (*to_i8)(const int32_t* a, int8_t* out);
+  void (*round)(const float* a, int32_t* out);
+  void (*from_i32)(const int32_t* a, float* out);
+  void (*from_bits)(const int32_t* a, float* out);
+  void (*to_bits)(const float* a, int32_t* out);
+  float (*sum)(const float* a);
+  float (*hmax)(const float* a);
+  int32_t (*int_sum)(const int32_t* a);
+  void (*sum16)(const float* a /* 16 vectors */, float* out);
+  void (*int_sum16)(const int32_t* a /* 16 vectors */, int32_t* out);
+  void (*dot4)(const int32_t* acc, const int8_t* a /* 64 */, const int8_t* b /* 64 */, int32_t* out);
+  void (*dot4_set1)(const int32_t* acc, const int8_t* a /* 64 */, const int8_t* four, int32_t* out);
+  float (*s_fma)(float a, float b, float c);
+  float (*s_sqrt)(float a);
+  float (*s_exp)(float a);
+  float (*rms_scale)(const float* a, int n, float eps);
+};
+
+}  // namespace edge_rt

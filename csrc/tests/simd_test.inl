@@ -1,0 +1,111 @@
+// Compiled once per instruction set, behind EDGE_RT_ISA_NAMESPACE and that set's simd_*.h.
+#include "tests/simd_test.h"
+
+namespace edge_rt {
+namespace EDGE_RT_ISA_NAMESPACE {
+namespace {
+
+#include "kernels/simd_math.inl"
+
+#define EDGE_RT_FLOATS(expression)                                                               \
+  [](const float* a, const float* b, const float* c, float* out) {                               \
+    const VF x = vf_load(a), y = vf_load(b), z = vf_load(c);                                     \
+    (void)x, (void)y, (void)z;                                                                   \
+    vf_store(out, expression);                                                                   \
+  }
+#define EDGE_RT_INTS(expression)                                                                 \
+  [](const int32_t* a, const int32_t* b, int32_t* out) {                                         \
+    const VI x = vi_load(a), y = vi_load(b);                                                     \
+    (void)x, (void)y;                                                                            \
+    vi_store(out, expression);                                                                   \
+  }
+
+SimdFunctions float_functions() {
+  SimdFunctions f{};
+  f.zero = EDGE_RT_FLOATS(vf_zero());
+  f.set1 = EDGE_RT_FLOATS(vf_set1(a[0]));
+  f.copy = EDGE_RT_FLOATS(x);
+  f.add = EDGE_RT_FLOATS(vf_add(x, y));
+  f.sub = EDGE_RT_FLOATS(vf_sub(x, y));
+  f.mul = EDGE_RT_FLOATS(vf_mul(x, y));
+  f.div = EDGE_RT_FLOATS(vf_div(x, y));
+  f.fma = EDGE_RT_FLOATS(vf_fma(x, y, z));
+  f.fnma = EDGE_RT_FLOATS(vf_fnma(x, y, z));
+  f.max = EDGE_RT_FLOATS(vf_max(x, y));
+  f.min = EDGE_RT_FLOATS(vf_min(x, y));
+  f.abs = EDGE_RT_FLOATS(vf_abs(x));
+  f.neg = EDGE_RT_FLOATS(vf_neg(x));
+  f.sqrt = EDGE_RT_FLOATS(vf_sqrt(x));
+  f.exp = EDGE_RT_FLOATS(vf_exp(x));
+  f.sigmoid = EDGE_RT_FLOATS(vf_sigmoid(x));
+  f.silu = EDGE_RT_FLOATS(vf_silu(x));
+  f.tanh = EDGE_RT_FLOATS(vf_tanh(x));
+  f.load_n = [](const float* from, int n, float* out) { vf_store(out, vf_load_n(from, n)); };
+  f.store_n = [](float* to, const float* a, int n) { vf_store_n(to, vf_load(a), n); };
+  return f;
+}
+
+void add_conversions(SimdFunctions& f) {
+  f.from_half = [](const uint16_t* a, float* out) { vf_store(out, vf_from_half(a)); };
+  f.to_half = [](const float* a, uint16_t* out) { vf_to_half(out, vf_load(a)); };
+  f.from_i8 = [](const int8_t* a, float* out) { vf_store(out, vf_from_i8(a)); };
+  f.to_i8 = [](const int32_t* a, int8_t* out) { vf_to_i8(out, vi_load(a)); };
+  f.round = [](const float* a, int32_t* out) { vi_store(out, vi_round(vf_load(a))); };
+  f.from_i32 = [](const int32_t* a, float* out) { vf_store(out, vf_from_i32(vi_load(a))); };
+  f.from_bits = [](const int32_t* a, float* out) { vf_store(out, vf_from_bits(vi_load(a))); };
+  f.to_bits = [](const float* a, int32_t* out) { vi_store(out, vi_from_bits(vf_load(a))); };
+}
+
+void add_integers(SimdFunctions& f) {
+  f.int_zero = EDGE_RT_INTS(vi_zero());
+  f.int_set1 = EDGE_RT_INTS(vi_set1(a[0]));
+  f.int_copy = EDGE_RT_INTS(x);
+  f.int_add = EDGE_RT_INTS(vi_add(x, y));
+  f.int_sub = EDGE_RT_INTS(vi_sub(x, y));
+  f.shl_1 = EDGE_RT_INTS(vi_shl(x, 1));
+  f.shl_8 = EDGE_RT_INTS(vi_shl(x, 8));
+  f.shl_23 = EDGE_RT_INTS(vi_shl(x, 23));
+  f.dot4 = [](const int32_t* acc, const int8_t* a, const int8_t* b, int32_t* out) {
+    vi_store(out, vi_dot4(vi_load(acc), vb_load(a), vb_load(b)));
+  };
+  f.dot4_set1 = [](const int32_t* acc, const int8_t* a, const int8_t* four, int32_t* out) {
+    vi_store(out, vi_dot4(vi_load(acc), vb_load(a), vb_set1_4(four)));
+  };
+}
+
+void add_sums(SimdFunctions& f) {
+  f.sum = [](const float* a) { return vf_sum(vf_load(a)); };
+  f.hmax = [](const float* a) { return vf_hmax(vf_load(a)); };
+  f.int_sum = [](const int32_t* a) { return vi_sum(vi_load(a)); };
+  f.sum16 = [](const float* a, float* out) {
+    VF v[16];
+    for (int j = 0; j < 16; ++j) v[j] = vf_load(a + 16 * j);
+    vf_store(out, vf_sum16(v));
+  };
+  f.int_sum16 = [](const int32_t* a, int32_t* out) {
+    VI v[16];
+    for (int j = 0; j < 16; ++j) v[j] = vi_load(a + 16 * j);
+    vi_store(out, vi_sum16(v));
+  };
+  f.s_fma = [](float a, float b, float c) { return s_fma(a, b, c); };
+  f.s_sqrt = [](float a) { return s_sqrt(a); };
+  f.s_exp = [](float a) { return s_exp(a); };
+  f.rms_scale = [](const float* a, int n, float eps) {
+    prefetch(a);
+    return rms_scale(a, n, eps);
+  };
+}
+
+}  // namespace
+
+SimdFunctions simd_functions();
+SimdFunctions simd_functions() {
+  SimdFunctions f = float_functions();
+  add_conversions(f);
+  add_integers(f);
+  add_sums(f);
+  return f;
+}
+
+}  // namespace EDGE_RT_ISA_NAMESPACE
+}  // namespace edge_rt

@@ -1,0 +1,143 @@
+"""The native op profile: building blocks of a graph out of edge-rt's own operators (domain ``edge_rt``).
+
+Norms, residual sums and the gate of the feed-forward are parts of ``QuantLinear``; rotation and the cache are parts of
+``SpecAttention``. Inputs of the graph, for S rows of which R want logits, in a cache of C rows:
+
+=========================== ======= ========================== =============================================
+name                        dtype   shape                      meaning
+=========================== ======= ========================== =============================================
+``input_ids``               int64   [S]                        token ids
+``logit_rows``              int64   [R]                        rows of this pass whose logits are wanted
+``past_length``             int32   [1]                        committed rows before this pass
+``row_map``                 int32   [C]                        logical row -> row in the cache's memory
+``parents``                 int32   [S]                        row of this pass that a row follows; -1: the past
+``kv_formats``              int32   [num_layers]               format of the layer's cache
+``cache.{i}``               uint8   [2, kv_heads, C, row]      keys and values of layer i, written in place
+=========================== ======= ========================== =============================================
+
+The one output is ``logits`` float32 [R, vocabulary].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import onnx_ir as ir
+
+from edge_rt.export.graph import GraphBuilder, Linears, Stream, graph_input
+from edge_rt.export.linear import Linear
+from edge_rt.export.native_weights import tiles_of
+from edge_rt.export.packing import FORMATS
+from edge_rt.export.weights import WeightsLayout
+from edge_rt.package import ModelConfig
+
+DOMAIN: Final = "edge_rt"
+OPSETS: Final = {"": 21, DOMAIN: 1}
+
+
+class NativeBuilder(GraphBuilder):
+    """Builds a graph out of edge-rt's operators; the stream is settled after every step.
+
+    Args:
+        layout: tensors of ``weights.bin``.
+        config: numbers of the model.
+    """
+
+    def __init__(self, layout: WeightsLayout, config: ModelConfig) -> None:
+        super().__init__(layout, config, OPSETS)
+        self._past_length = graph_input("past_length", ir.DataType.INT32, [1])
+        self._row_map = graph_input("row_map", ir.DataType.INT32, ["capacity"])
+        self._parents = graph_input("parents", ir.DataType.INT32, ["rows"])
+        self._kv_formats = graph_input("kv_formats", ir.DataType.INT32, [config.num_layers])
+        shape: list[int | str] = [2, config.num_kv_heads, "capacity", "row_bytes"]
+        self._caches = [graph_input(f"cache.{i}", ir.DataType.UINT8, shape) for i in range(config.num_layers)]
+
+    def _cache_inputs(self) -> Sequence[ir.Value]:
+        return [self._past_length, self._row_map, self._parents, self._kv_formats, *self._caches]
+
+    def _cache_outputs(self) -> Sequence[ir.Value]:
+        return []
+
+    def embed(self, table: Linear, name: str) -> Stream:
+        """Begin the stream with the embeddings of the input's tokens."""
+        inputs = [self._ids, self.stored(tiles_of(table))]
+        return Stream(self.node("QuantEmbed", inputs, [name], domain=DOMAIN, attributes=_matrix(table))[0])
+
+    def linear(self, x: Stream, layers: Linears, name: str, *, norm: str) -> ir.Value:
+        """Multiply RMSNorm of ``x`` by stacked matrices."""
+        return self._product(x.settled, layers, name, norm=norm)
+
+    def gated(self, x: Stream, layers: Linears, name: str, *, norm: str) -> ir.Value:
+        """Return ``silu(gate) * up`` of RMSNorm of ``x``."""
+        if len(layers) == 1:
+            return self._quant_linear(x.settled, layers[0], name, norm=norm, activation="swiglu")
+        first, second = layers
+        gate = self._quant_linear(x.settled, first, f"{name}.gate", norm=norm)
+        return self._quant_linear(x.settled, second, name, norm=norm, gate=gate, activation="swiglu")
+
+    def add_linear(self, x: Stream, y: ir.Value, layers: Linears, name: str) -> Stream:
+        """Return the stream ``x`` plus ``y`` multiplied by stacked matrices."""
+        return Stream(self._quant_linear(y, _only(layers), name, residual=x.settled))
+
+    def attention(self, qkv: ir.Value, layer: int) -> ir.Value:
+        """Rotate, append to the cache and attend."""
+        config = self._config
+        inputs = [
+            qkv,
+            self._caches[layer],
+            self._past_length,
+            self._row_map,
+            self._parents,
+            self._kv_formats,
+            self.stored("rope.cos"),
+            self.stored("rope.sin"),
+        ]
+        attributes = {
+            "num_heads": config.num_heads,
+            "num_kv_heads": config.num_kv_heads,
+            "head_dim": config.head_dim,
+            "layer": layer,
+            "scale": config.head_dim**-0.5,
+        }
+        return self.node("SpecAttention", inputs, [f"layer{layer}.attention"], domain=DOMAIN, attributes=attributes)[0]
+
+    def _product(self, x: ir.Value, layers: Linears, name: str, *, norm: str) -> ir.Value:
+        if len(layers) == 1:
+            return self._quant_linear(x, layers[0], name, norm=norm)
+        parts = [self._quant_linear(x, layer, layer.name, norm=norm) for layer in layers]
+        return self.node("Concat", parts, [name], attributes={"axis": -1})[0]
+
+    def _quant_linear(
+        self,
+        x: ir.Value,
+        layer: Linear,
+        name: str,
+        *,
+        norm: str | None = None,
+        residual: ir.Value | None = None,
+        gate: ir.Value | None = None,
+        activation: str = "none",
+    ) -> ir.Value:
+        """Add one QuantLinear; ``norm`` names the weight of the RMSNorm before it."""
+        norm_weight = None if norm is None else self.stored(norm)
+        inputs = [x, self.stored(tiles_of(layer)), norm_weight, None, residual, gate]
+        while inputs[-1] is None:
+            inputs.pop()
+        attributes = {**_matrix(layer), "epsilon": self._config.rms_norm_eps, "activation": activation}
+        return self.node("QuantLinear", inputs, [name], domain=DOMAIN, attributes=attributes)[0]
+
+
+def _matrix(layer: Linear) -> dict[str, int | float | str]:
+    """Return the attributes that say what a packed matrix is."""
+    return {
+        "format": FORMATS[layer.type_name],
+        "out_features": layer.out_features,
+        "in_features": layer.in_features,
+    }
+
+
+def _only(layers: Linears) -> Linear:
+    """Return the one matrix of a step that is never split."""
+    (layer,) = layers
+    return layer

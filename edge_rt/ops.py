@@ -1,0 +1,264 @@
+"""The custom operators of the native op profile, each described once, and the library that holds them.
+
+The library is found inside the installed package and nowhere else: a path that a package, an option or the environment
+could choose would be code that they could choose.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.metadata
+import importlib.resources
+from dataclasses import dataclass, field
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Final, Literal
+
+from edge_rt.errors import ConfigError, RuntimeUnavailable, VersionMismatch
+
+DOMAIN: Final = "edge_rt"
+"""Domain of the operators in a graph."""
+
+ABI_VERSION: Final = 1
+"""Version of the library's calls and of the operators below; changes together with ``csrc/register.cc``."""
+
+LIBRARY_FILE: Final = "libedge_rt_ops.so"
+PROFILES: Final = ("portable", "native")
+Profile = Literal["portable", "native"]
+"""Operators of a graph: ONNX Runtime's own, or those below."""
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or output: its name, element type (``"any"``: several) and shape in the letters of the operator."""
+
+    name: str
+    dtype: str
+    shape: str
+    is_optional: bool = False
+
+
+@dataclass(frozen=True)
+class Op:
+    """One operator: inputs and outputs in order; attributes with their kind, those with ``?`` have a default."""
+
+    name: str
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    attributes: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def signature(self) -> str:
+        """The operator as the library describes it: ``Name(x:float,bias:float?)->(y:float)``."""
+        inputs, outputs = (
+            ",".join(f"{port.name}:{port.dtype}{'?' * port.is_optional}" for port in ports)
+            for ports in (self.inputs, self.outputs)
+        )
+        return f"{self.name}({inputs})->({outputs})"
+
+
+_WEIGHT: Final = Port("weight", "uint8", "[tiles, blocks, bytes]")
+
+OPS: Final[tuple[Op, ...]] = (
+    # y = residual + activation(norm(x) @ weight.T + bias): M rows, K inputs, N outputs.
+    Op(
+        "QuantLinear",
+        (
+            Port("x", "float", "[M, K]"),
+            _WEIGHT,
+            Port("norm_weight", "float", "[K]", is_optional=True),
+            Port("bias", "float", "[N]", is_optional=True),
+            Port("residual", "float", "[M, Nout]", is_optional=True),
+            Port("gate", "float", "[M, Nout]", is_optional=True),
+        ),
+        (Port("y", "float", "[M, Nout]"),),
+        {
+            "format": "string",
+            "out_features": "int",
+            "in_features": "int",
+            "epsilon": "float?",
+            "activation": "string?",
+        },
+    ),
+    # Rows of the same packed matrix that a tied head multiplies with.
+    Op(
+        "QuantEmbed",
+        (Port("ids", "int64", "[S]"), _WEIGHT),
+        (Port("y", "float", "[S, K]"),),
+        {"format": "string", "out_features": "int", "in_features": "int"},
+    ),
+    # Rotates, appends keys and values to `cache` in place, and attends over what is committed and a row's ancestors.
+    Op(
+        "SpecAttention",
+        (
+            Port("qkv", "float", "[S, (H + 2 KV) D]"),
+            Port("cache", "uint8", "[2, KV, C, row bytes]"),
+            Port("past_length", "int32", "[1]"),
+            Port("row_map", "int32", "[C]"),
+            Port("parents", "int32", "[S]"),
+            Port("kv_formats", "int32", "[layers]"),
+            Port("cos", "float", "[P, R / 2]"),
+            Port("sin", "float", "[P, R / 2]"),
+            Port("q_norm", "float", "[D]", is_optional=True),
+            Port("k_norm", "float", "[D]", is_optional=True),
+            Port("sinks", "float", "[H]", is_optional=True),
+        ),
+        (Port("y", "float", "[S, H D]"),),
+        {
+            "num_heads": "int",
+            "num_kv_heads": "int",
+            "head_dim": "int",
+            "layer": "int",
+            "scale": "float",
+            "window": "int?",
+            "softcap": "float?",
+            "interleaved": "int?",
+            "epsilon": "float?",
+        },
+    ),
+    # The k largest of each row, descending, the smaller id first where two are equal.
+    Op(
+        "RowTopK",
+        (Port("logits", "float", "[R, V]"),),
+        (Port("ids", "int32", "[R, k]"), Port("values", "float", "[R, k]"), Port("log_sum_exp", "float", "[R]")),
+        {"k": "int"},
+    ),
+)
+"""Shapes and meaning are described in ``docs/adding-an-op.md`` and in each operator's header in ``csrc/ops``."""
+
+
+class NativeLibrary:
+    """The library of operators, loaded.
+
+    Args:
+        path: the file.
+
+    Raises:
+        RuntimeUnavailable: the file cannot be loaded on this machine.
+        VersionMismatch: it belongs to another version of edge-rt.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._handle = ctypes.CDLL(str(path))
+            version, names, select = (
+                getattr(self._handle, f"edge_rt_{name}") for name in ("abi_version", "isa_names", "select_isa")
+            )
+        except (OSError, AttributeError) as error:
+            raise RuntimeUnavailable("The native library cannot be loaded.", f"{error}.", _ADVICE) from error
+        if (found := version()) != ABI_VERSION:
+            raise VersionMismatch(
+                "The native library belongs to another version of edge-rt.",
+                f"{path} has interface {found}, {ABI_VERSION} is needed.",
+                "Install edge-rt again.",
+            )
+        names.restype = ctypes.c_char_p
+        select.argtypes = (ctypes.c_char_p,)
+        self._select = select
+        self.isa_names: tuple[str, ...] = tuple(names().decode().split(","))
+        """Instruction sets that the library has kernels for and this CPU executes, best first."""
+
+    def select(self, isa: str | None) -> str:
+        """Choose the instruction set of the sessions that register the library from now on; None is the best one.
+
+        Returns:
+            Its name.
+
+        Raises:
+            ConfigError: it is unknown, or cannot be used here.
+        """
+        if isa == "" or self._select(None if isa is None else isa.encode()) != 0:
+            raise ConfigError(
+                "The instruction set cannot be used here.",
+                f"Got {isa!r}, available are {', '.join(self.isa_names)}.",
+                "Leave it out to use the best one.",
+            )
+        return isa or self.isa_names[0]
+
+    def signatures(self) -> tuple[str, ...]:
+        """Return the operators that the library holds, written as ``Op.signature`` writes them."""
+        describe = self._handle.edge_rt_op_signatures
+        describe.restype = ctypes.c_char_p
+        return tuple(describe().decode().splitlines())
+
+
+# Ends with the command, so that it can be copied from the terminal.
+_ADVICE: Final = (
+    "Install a C++17 compiler and then edge-rt again, or export the model with ONNX Runtime's own operators: "
+    "edge-rt export -m SOURCE --out DIR --profile portable"
+)
+_NOT_BUILT: Final = "edge-rt was installed without a C++ compiler and holds no native library."
+
+
+def library_path(package: Traversable | None = None) -> Path | None:
+    """Return where the library is, or None if there is none.
+
+    Args:
+        package: the one folder to look into; None is the installed package.
+    """
+    if package is not None:
+        return _library_in(package)
+    beside = _library_in(importlib.resources.files("edge_rt"))
+    return beside if beside is not None else _library_in_site_packages()
+
+
+def _library_in(package: Traversable) -> Path | None:
+    found = package.joinpath("native").joinpath(LIBRARY_FILE)
+    # A package inside a zip file has no path that a library could be loaded from.
+    return found if isinstance(found, Path) and found.is_file() else None
+
+
+def _library_in_site_packages() -> Path | None:
+    """Find the library where a Python that was started in a checkout imports its sources, not what is installed."""
+    try:
+        installed = importlib.metadata.distribution("edge-rt").locate_file("edge_rt")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    return _library_in(Path(str(installed)))
+
+
+def open_library(path: Path | None) -> NativeLibrary:
+    """Load a library; None stands for one that was never built.
+
+    Raises:
+        RuntimeUnavailable, VersionMismatch: there is none, or it cannot be used.
+    """
+    if path is None:
+        raise RuntimeUnavailable("The native operators are missing.", _NOT_BUILT, _ADVICE)
+    return NativeLibrary(path)
+
+
+@functools.cache
+def native_library() -> NativeLibrary:
+    """Return the installed library, loaded once.
+
+    Raises:
+        RuntimeUnavailable, VersionMismatch: there is none, or it cannot be used.
+    """
+    return open_library(library_path())
+
+
+@dataclass(frozen=True)
+class NativeStatus:
+    """Whether native packages can run here: the library's path, or the sentences that say why not."""
+
+    library: str | None
+    reason: str | None
+    instruction_sets: tuple[str, ...] = ()
+
+    @property
+    def best(self) -> str | None:
+        """The instruction set that sessions use unless another one is asked for."""
+        return self.instruction_sets[0] if self.instruction_sets else None
+
+
+def native_status(path: Path | None) -> NativeStatus:
+    """Say whether the library at ``path`` (None: there is none) can be used; see ``library_path``."""
+    if path is None:
+        return NativeStatus(None, _NOT_BUILT)
+    try:
+        return NativeStatus(str(path), None, NativeLibrary(path).isa_names)
+    except RuntimeUnavailable as error:
+        return NativeStatus(str(path), f"{error.what} {error.numbers}")

@@ -1,0 +1,54 @@
+"""Mistakes that an exporter could make, as changes for ``Built``."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from edge_rt.export.linear import Linear
+
+
+def change_layer(change):
+    """Return a change of the weights that replaces a matrix of the first layer."""
+
+    def apply(weights):
+        return dataclasses.replace(weights, layers=(change(weights.layers[0]), *weights.layers[1:]))
+
+    return apply
+
+
+def parts_of(linears, name, order):
+    parts = [part for linear in linears for part in linear.parts]
+    return (Linear(name, tuple(parts[i] for i in order), interleaved=linears[0].interleaved),)
+
+
+def q_as_in_the_file(layer):
+    parts = list(layer.qkv[0].parts)
+    parts[0] = dataclasses.replace(parts[0], row_order=None)
+    return dataclasses.replace(layer, qkv=(Linear("layer0.qkv", tuple(parts)),))
+
+
+def v_rotated(layer):
+    parts = list(layer.qkv[0].parts)
+    parts[2] = dataclasses.replace(parts[2], row_order=parts[1].row_order)
+    return dataclasses.replace(layer, qkv=(Linear("layer0.qkv", tuple(parts)),))
+
+
+def k_and_v_swapped(layer):
+    return dataclasses.replace(layer, qkv=parts_of(layer.qkv, "layer0.qkv", (0, 2, 1)))
+
+
+def gate_and_up_swapped(layer):
+    return dataclasses.replace(layer, gate_up=parts_of(layer.gate_up, "layer0.gate_up", (1, 0)))
+
+
+def norms_swapped(weights):
+    vectors = weights.vectors
+    return dataclasses.replace(weights, vectors=vectors | {"layer0.mlp_norm": vectors["layer1.attention_norm"]})
+
+
+def other_rope_base(config):
+    return dataclasses.replace(config, rope_theta=5000.0)
+
+
+def other_epsilon(config):
+    return dataclasses.replace(config, rms_norm_eps=0.01)

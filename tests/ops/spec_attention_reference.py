@@ -1,0 +1,152 @@
+"""SpecAttention in float64, written from its definition: no chunks, no tiles, one key after the other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+FORMATS = ("f32", "f16", "int8")
+GROUP = 32
+
+
+@dataclass(frozen=True)
+class Config:
+    """Attributes of the operator."""
+
+    heads: int = 4
+    kv_heads: int = 2
+    dim: int = 16
+    scale: float = 0.25
+    window: int = 0
+    softcap: float = 0.0
+    interleaved: int = 0
+    epsilon: float = 1e-5
+    layer: int = 1
+
+    @property
+    def attributes(self):
+        return {
+            "num_heads": self.heads,
+            "num_kv_heads": self.kv_heads,
+            "head_dim": self.dim,
+            "layer": self.layer,
+            "scale": self.scale,
+            "window": self.window,
+            "softcap": self.softcap,
+            "interleaved": self.interleaved,
+            "epsilon": self.epsilon,
+        }
+
+
+@dataclass
+class Tables:
+    """What stays the same from pass to pass."""
+
+    cos: np.ndarray
+    sin: np.ndarray
+    q_norm: np.ndarray | None = None
+    k_norm: np.ndarray | None = None
+    sinks: np.ndarray | None = None
+    optional: dict = field(init=False)
+
+    def __post_init__(self):
+        named = {"q_norm": self.q_norm, "k_norm": self.k_norm, "sinks": self.sinks}
+        self.optional = {name: array for name, array in named.items() if array is not None}
+
+
+def row_bytes(kv_format, dim):
+    return {"f32": 4 * dim, "f16": 2 * dim, "int8": dim + 2 * -(-dim // GROUP)}[kv_format]
+
+
+def empty_cache(config, kv_format, capacity):
+    return np.zeros((2, config.kv_heads, capacity, row_bytes(kv_format, config.dim)), np.uint8)
+
+
+def read_cache(cache, kv_format, dim):
+    """Return the values of a cache as float64 [2, kv heads, capacity, dim]."""
+    capacity = cache.shape[2]
+    planes = cache.reshape(2, cache.shape[1], -1)
+    if kv_format != "int8":
+        kind = {"f32": np.float32, "f16": np.float16}[kv_format]
+        return planes.view(kind).reshape(2, cache.shape[1], capacity, dim).astype(np.float64)
+    codes = planes[..., : capacity * dim].view(np.int8).reshape(2, cache.shape[1], capacity, dim)
+    scales = np.ascontiguousarray(planes[..., capacity * dim :]).view(np.float16)
+    scales = scales.reshape(2, cache.shape[1], capacity, -1)
+    return codes * np.repeat(scales, GROUP, axis=-1)[..., :dim].astype(np.float64)
+
+
+def depths(parents):
+    out = []
+    for parent in parents:
+        out.append(0 if parent < 0 else out[parent] + 1)
+    return out
+
+
+def ancestors(parents, row):
+    path = []
+    while row >= 0:
+        path.append(row)
+        row = parents[row]
+    return path[::-1]
+
+
+def rotate(x, cos, sin, interleaved):
+    """Rotate the last axis by the angles of one position."""
+    half = len(cos)
+    out = x.copy()
+    first, second = (
+        (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if interleaved else (slice(0, half), slice(half, 2 * half))
+    )
+    out[..., first] = x[..., first] * cos - x[..., second] * sin
+    out[..., second] = x[..., second] * cos + x[..., first] * sin
+    return out
+
+
+def normed(x, weight, epsilon):
+    if weight is None:
+        return x
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + epsilon) * weight
+
+
+def split_heads(config, tables, qkv, position):
+    """Return queries, keys and values of one row, before they are rounded to any format."""
+    heads = qkv.astype(np.float64).reshape(-1, config.dim)
+    q, k, v = np.split(heads, [config.heads, config.heads + config.kv_heads])
+    cos, sin = tables.cos[position].astype(np.float64), tables.sin[position].astype(np.float64)
+    q = rotate(normed(q, tables.q_norm, config.epsilon), cos, sin, config.interleaved) * config.scale
+    return q, rotate(normed(k, tables.k_norm, config.epsilon), cos, sin, config.interleaved), v
+
+
+def rounded(queries):
+    """Return queries as integer scores see them: int8 codes per group."""
+    out = queries.copy()
+    for begin in range(0, queries.shape[-1], GROUP):
+        part = queries[:, begin : begin + GROUP]
+        scale = np.maximum(np.abs(part).max(-1, keepdims=True), 1e-30) / 127
+        out[:, begin : begin + GROUP] = np.rint(part / scale) * scale
+    return out
+
+
+def attend(config, tables, qkv, cache, kv_format, past, row_map, parents):
+    """Return y [rows, heads * dim] from a cache that holds the pass's rows already."""
+    stored = read_cache(cache, kv_format, config.dim)
+    group = config.heads // config.kv_heads
+    out = []
+    for row, depth in enumerate(depths(parents)):
+        position = past + depth
+        queries, _, _ = split_heads(config, tables, qkv[row], position)
+        if kv_format == "int8":
+            queries = rounded(queries)
+        physical = [*row_map[:past], *(row_map[past + node] for node in ancestors(parents, row))]
+        first = max(0, position + 1 - config.window) if config.window else 0
+        seen = np.array(physical[first:])
+        for head in range(config.heads):
+            keys, values = stored[0, head // group, seen], stored[1, head // group, seen]
+            scores = keys @ queries[head]
+            if config.softcap:
+                scores = config.softcap * np.tanh(scores / config.softcap)
+            sink = [] if tables.sinks is None else [float(tables.sinks[head])]
+            weights = np.exp(np.concatenate([scores, sink]) - max([scores.max(), *sink]))
+            out.append(weights[: len(scores)] @ values / weights.sum())
+    return np.array(out).reshape(len(parents), -1)

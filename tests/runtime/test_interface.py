@@ -1,0 +1,141 @@
+"""The memory of the KV cache and what a graph is bound to, without a graph."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+import numpy as np
+import psutil
+import pytest
+
+from edge_rt.errors import ConfigError, InvalidPackage
+from edge_rt.package import KV_FORMATS, open_package
+from edge_rt.runtime.interface import NativeInterface, PortableInterface, head_row_bytes, open_interface
+from edge_rt.session import TensorSpec
+from tests.helpers.fake_model import model_config
+
+SMALL = model_config(num_layers=2, num_kv_heads=3, head_dim=8)
+
+
+def buffers_of(interface):
+    return [*interface.keys, *interface.values] if isinstance(interface, PortableInterface) else interface.buffers
+
+
+@pytest.fixture(params=[(PortableInterface, "f32"), *((NativeInterface, name) for name in KV_FORMATS["native"])])
+def make(request):
+    kind, kv_format = request.param
+    return lambda config, capacity: kind(config, capacity, kv_format)
+
+
+def test_portable_buffers_are_what_the_graph_binds():
+    interface = PortableInterface(SMALL, 10, "f32")
+    assert [array.shape for array in buffers_of(interface)] == [(1, 3, 10, 8)] * 4
+    assert {array.dtype for array in buffers_of(interface)} == {np.dtype(np.float32)}
+    assert (interface.row_bytes, interface.row_map) == (2 * 2 * 3 * 8 * 4, None)
+
+
+@pytest.mark.parametrize(("kv_format", "width"), [("f32", 32), ("f16", 16), ("int8", 8 + 2)])
+def test_native_buffers_are_what_the_graph_binds(kv_format, width):
+    interface = NativeInterface(SMALL, 10, kv_format)
+    assert [array.shape for array in buffers_of(interface)] == [(2, 3, 10, width)] * 2
+    assert {array.dtype for array in buffers_of(interface)} == {np.dtype(np.uint8)}
+    assert interface.row_bytes == 2 * 2 * 3 * width
+    np.testing.assert_array_equal(interface.row_map, np.arange(10, dtype=np.int32))
+
+
+@pytest.mark.parametrize(("head_dim", "width"), [(32, 34), (64, 68), (48, 52), (16, 18), (128, 136)])
+def test_an_int8_row_has_a_scale_for_every_32_elements(head_dim, width):
+    assert head_row_bytes("int8", head_dim) == width
+
+
+def test_buffers_can_be_written_and_do_not_overlap(make):
+    buffers = buffers_of(make(SMALL, 10))
+    for number, array in enumerate(buffers):
+        assert array.flags.c_contiguous
+        array[:] = number
+    assert [set(np.unique(array)) for array in buffers] == [{number} for number in range(len(buffers))]
+
+
+def test_released_buffers_are_gone(make):
+    interface = make(SMALL, 10)
+    interface.release()
+    assert buffers_of(interface) == []
+
+
+def test_rows_take_memory_only_when_written(make):
+    process = psutil.Process(os.getpid())
+    before = process.memory_info().rss
+    interface = make(model_config(num_layers=8, num_kv_heads=8, head_dim=64), 8192)
+    for array in buffers_of(interface):
+        array[:, :, :16] = 1
+    assert interface.row_bytes * interface.capacity >= 64 << 20
+    assert process.memory_info().rss - before < 8 << 20
+
+
+class TestChoice:
+    @pytest.fixture
+    def manifest(self, small_package):
+        return open_package(small_package).manifest
+
+    @pytest.fixture
+    def native(self, manifest):
+        return dataclasses.replace(manifest, op_profile="native", kv_formats=("f16", "of_a_later_version", "int8"))
+
+    def test_portable(self, manifest):
+        for kv_format in (None, "f32"):
+            interface = open_interface(manifest, 10, kv_format)
+            assert (type(interface), interface.kv_format) == (PortableInterface, "f32")
+
+    def test_native_takes_what_the_package_prefers(self, native):
+        interface = open_interface(native, 10, None)
+        assert (type(interface), interface.kv_format, interface.capacity) == (NativeInterface, "f16", 10)
+        assert open_interface(native, 10, "int8").kv_format == "int8"
+
+    @pytest.mark.parametrize("kv_format", ["f32", "int4", "", "of_a_later_version"])
+    def test_a_format_that_the_package_has_not(self, native, kv_format):
+        with pytest.raises(ConfigError, match=r"with the op profile native it can be f16, int8\."):
+            open_interface(native, 10, kv_format)
+
+    def test_portable_has_one_format(self, manifest):
+        with pytest.raises(ConfigError, match=r"Got 'f16'; with the op profile portable it can be f32\."):
+            open_interface(manifest, 10, "f16")
+
+
+class StatedGraph:
+    """Says which inputs and outputs it has."""
+
+    def __init__(self, inputs, outputs):
+        self.inputs = [TensorSpec(*spec) for spec in inputs]
+        self.outputs = [TensorSpec(*spec) for spec in outputs]
+
+
+NATIVE_INPUTS = (
+    ("input_ids", ("rows",), "tensor(int64)"),
+    ("logit_rows", ("logit_rows",), "tensor(int64)"),
+    ("past_length", (1,), "tensor(int32)"),
+    ("row_map", ("capacity",), "tensor(int32)"),
+    ("parents", ("rows",), "tensor(int32)"),
+    ("kv_formats", (2,), "tensor(int32)"),
+    ("cache.0", (2, 3, "capacity", "row_bytes"), "tensor(uint8)"),
+    ("cache.1", (2, 3, "capacity", "row_bytes"), "tensor(uint8)"),
+)
+LOGITS = ("logits", ("logit_rows", 50), "tensor(float)")
+
+
+def test_a_native_graph_that_fits():
+    NativeInterface(SMALL, 10, "f16").check(StatedGraph(NATIVE_INPUTS, [LOGITS]))
+
+
+@pytest.mark.parametrize("index", range(len(NATIVE_INPUTS)))
+def test_a_native_graph_that_does_not_fit(index):
+    interface = NativeInterface(SMALL, 10, "f16")
+    name, shape, kind = NATIVE_INPUTS[index]
+    for other in ([], [(name, (*shape, 1), kind)], [(name, shape, "tensor(float)")]):
+        with pytest.raises(InvalidPackage, match=f"{name}: the manifest asks for"):
+            interface.check(StatedGraph([*NATIVE_INPUTS[:index], *other, *NATIVE_INPUTS[index + 1 :]], [LOGITS]))
+
+
+def test_a_graph_of_the_other_profile():
+    with pytest.raises(InvalidPackage, match="seqlens_k"):
+        PortableInterface(SMALL, 10, "f32").check(StatedGraph(NATIVE_INPUTS, [LOGITS]))

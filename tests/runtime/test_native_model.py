@@ -1,0 +1,285 @@
+"""A whole native model: a token's logits have the same bits whatever is computed beside it, and however."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from edge_rt.errors import Cancelled, ConfigError, InferenceError
+from edge_rt.export import export_model
+from edge_rt.machine import usable_cpus
+from edge_rt.package import KV_FORMATS, open_package
+from edge_rt.runtime.cache import KVCache
+from edge_rt.runtime.engine import DEFAULT_PREFILL_CHUNK, load_package
+from edge_rt.runtime.interface import open_interface
+from edge_rt.runtime.runner import ModelRunner
+from edge_rt.session import Session, StopSwitch, pool_size
+from tests.helpers.gguf_factory import write_llama_gguf
+from tests.helpers.native_profile import require_native
+from tests.helpers.small import GREEDY
+
+CAPACITY = 160
+TOKEN_IDS = [(5 + 41 * i) % 419 for i in range(150)]
+FORMATS = KV_FORMATS["native"]
+
+
+class Native:
+    """A runner and its cache, with the steps that tests are made of."""
+
+    def __init__(self, package, kv_format="f32", isa=None):
+        self.switch = StopSwitch()
+        threads = pool_size() or usable_cpus()
+        session = Session(package / "model.onnx", threads=threads, profile="native", isa=isa)
+        self.isa = session.isa
+        self.interface = open_interface(open_package(package).manifest, CAPACITY, kv_format)
+        self.cache = KVCache(CAPACITY, row_bytes=self.interface.row_bytes, row_map=self.interface.row_map)
+        self.runner = ModelRunner(session, self.interface, self.switch)
+
+    def append(self, token_ids):
+        """Compute and commit tokens in one pass; return the logits of all of them."""
+        with self.cache.reserve(len(token_ids)) as rows:
+            logits = self.runner.forward(token_ids, rows.start, len(token_ids)).copy()
+            rows.commit(token_ids)
+        self.cache.check()
+        return logits
+
+    def append_in(self, sizes, token_ids=TOKEN_IDS):
+        """Compute tokens in passes of these sizes, the last one repeated; return the logits of all."""
+        parts, start, sizes = [], 0, list(sizes)
+        while start < len(token_ids):
+            size = sizes.pop(0) if len(sizes) > 1 else sizes[0]
+            parts.append(self.append(token_ids[start : start + size]))
+            start += size
+        return np.concatenate(parts)
+
+    def tree(self, token_ids, parents, path):
+        """Compute a tree, commit a path of it and return the logits of every node."""
+        with self.cache.reserve(len(token_ids)) as rows:
+            logits = self.runner.forward(token_ids, rows.start, len(token_ids), parents=parents).copy()
+            rows.commit([token_ids[node] for node in path], path)
+        self.cache.check()
+        return logits
+
+
+@pytest.fixture(scope="module", params=FORMATS)
+def native(request, native_package):
+    return Native(native_package, request.param)
+
+
+@pytest.fixture(scope="module")
+def whole(native):
+    """Logits of every token, computed in one pass."""
+    native.cache.truncate(0)
+    return native.append(TOKEN_IDS)
+
+
+@pytest.fixture(autouse=True)
+def empty(request):
+    if "native" in request.fixturenames:
+        request.getfixturevalue("native").cache.truncate(0)
+
+
+def same_bits(found, expected):
+    np.testing.assert_array_equal(found.view(np.uint32), expected.view(np.uint32))
+
+
+@pytest.mark.parametrize("size", [*range(1, 34), 64, 128, 149, 150])
+def test_passes_of_any_size(native, whole, size):
+    same_bits(native.append_in([size]), whole)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_passes_of_random_sizes(native, whole, seed):
+    sizes = np.random.default_rng(seed).integers(1, 40, 150).tolist()
+    same_bits(native.append_in(sizes), whole)
+
+
+def test_any_rows_may_want_logits(native, whole):
+    rows = [17, 0, 9]
+    same_bits(native.runner.forward(TOKEN_IDS[:20], 0, 3, logit_rows=rows), whole[rows])
+    same_bits(native.runner.forward(TOKEN_IDS[:20], 0, 3), whole[17:20])
+
+
+def test_rolled_back_and_computed_again(native, whole):
+    native.append(TOKEN_IDS[:70])
+    native.cache.truncate(60)
+    native.append([7] * 30)
+    native.cache.truncate(50)
+    same_bits(native.append_in([3, 1, 9], TOKEN_IDS[50:]), whole[50:])
+
+
+class TestTrees:
+    PAST = 40
+    #          0
+    #      1       2
+    #    3   4   5   6      and 7, a second child of the past
+    PARENTS = (-1, 0, 0, 1, 1, 2, 2, -1)
+    IDS = (11, 22, 33, 44, 55, 66, 77, 88)
+
+    def path_to(self, node):
+        path = [node]
+        while self.PARENTS[path[0]] >= 0:
+            path.insert(0, self.PARENTS[path[0]])
+        return path
+
+    @pytest.fixture(params=["one by one", "in a pass"])
+    def plain(self, request, native):
+        """Logits of a path's tokens computed as plain text."""
+
+        def compute(path):
+            native.cache.truncate(self.PAST)
+            ids = [self.IDS[node] for node in path]
+            return native.append_in([1] if request.param == "one by one" else [len(ids)], ids)
+
+        native.append(TOKEN_IDS[: self.PAST])
+        return compute
+
+    def test_a_node_is_what_its_path_gives(self, native, plain):
+        expected = {node: plain(self.path_to(node))[-1] for node in range(8)}
+        native.cache.truncate(self.PAST)
+        found = native.tree(self.IDS, self.PARENTS, path=[])
+        for node in range(8):
+            same_bits(found[node], expected[node])
+
+    def test_siblings_may_stand_in_any_order(self, native, plain):
+        native.cache.truncate(self.PAST)
+        found = native.tree(self.IDS, self.PARENTS, path=[])
+        order = [7, 0, 2, 1, 6, 4, 5, 3]
+        place = {node: at for at, node in enumerate(order)}
+        parents = [-1 if self.PARENTS[node] < 0 else place[self.PARENTS[node]] for node in order]
+        same_bits(native.tree([self.IDS[node] for node in order], parents, path=[]), found[order])
+
+    @pytest.mark.parametrize("leaf", [3, 4, 6, 7])
+    def test_what_follows_an_accepted_path(self, native, plain, leaf):
+        """Rows of a path lie apart in memory; what comes next sees them as if they had been computed plainly."""
+        path = self.path_to(leaf)
+        plain(path)
+        expected = native.append_in([1], TOKEN_IDS[100:120])
+        native.cache.truncate(self.PAST)
+        native.tree(self.IDS, self.PARENTS, path)
+        same_bits(native.append_in([4], TOKEN_IDS[100:120]), expected)
+
+    def test_tree_behind_tree_and_back(self, native, plain):
+        expected = [plain(path) for path in ([0, 2, 5], [7])]
+        native.cache.truncate(self.PAST)
+        for _ in range(4):
+            native.tree(self.IDS, self.PARENTS, path=[0, 1, 4])
+            native.tree(self.IDS, self.PARENTS, path=[7])
+            native.cache.truncate(self.PAST)
+        assert list(native.interface.row_map) != list(range(CAPACITY))
+        for path, logits in zip(([0, 2, 5], [7]), expected, strict=True):
+            native.cache.truncate(self.PAST)
+            same_bits(native.append([self.IDS[node] for node in path]), logits)
+
+    @pytest.mark.parametrize("parents", [(0, 0), (-1, 1), (-2, 0), (-1, 5)])
+    def test_a_tree_that_is_none(self, native, whole, parents):
+        native.append(TOKEN_IDS[:10])
+        with pytest.raises(InferenceError, match="parents"):
+            native.runner.forward([1, 2], 10, 2, parents=parents)
+        same_bits(native.append(TOKEN_IDS[10:20]), whole[10:20])
+
+
+@pytest.mark.parametrize("kv_format", FORMATS)
+def test_every_instruction_set_gives_the_same_bits(native_package, kv_format):
+    best, *others = require_native()
+    expected = Native(native_package, kv_format, best).append_in([70, 1, 8])
+    for isa in others:
+        other = Native(native_package, kv_format, isa)
+        assert other.isa == isa
+        same_bits(other.append_in([70, 1, 8]), expected)
+
+
+def test_narrow_caches_come_near(tmp_path):
+    """Without blocks nothing but the cache rounds; with them, a flipped code of an activation would hide its part."""
+    require_native()
+    write_llama_gguf(tmp_path / "m.gguf", weight_type="F32", embedding_type="F32")
+    export_model(tmp_path / "m.gguf", tmp_path / "p", profile="native")
+    full = Native(tmp_path / "p").append(TOKEN_IDS)
+    errors = []
+    for kv_format in ("f16", "int8"):
+        found = Native(tmp_path / "p", kv_format).append(TOKEN_IDS)
+        errors.append(np.sqrt(np.mean((found - full) ** 2)) / full.std())
+    half, eight = errors
+    assert 0 < half < 1e-3 < eight < 0.03
+
+
+THREADS = """
+import hashlib, sys
+from pathlib import Path
+import numpy as np
+from edge_rt.package import open_package
+from edge_rt.runtime.interface import open_interface
+from edge_rt.runtime.runner import ModelRunner
+from edge_rt.session import Session, StopSwitch
+
+package, threads = Path(sys.argv[1]), int(sys.argv[2])
+ids = [int(i) for i in sys.argv[3].split(",")]
+session = Session(package / "model.onnx", threads=threads, profile="native")
+runner = ModelRunner(session, open_interface(open_package(package).manifest, 160, "f32"), StopSwitch())
+digest = hashlib.sha256()
+for start, count in ((0, 100), (100, 1), (101, 1), (102, 8), (110, 40)):
+    digest.update(runner.forward(ids[start : start + count], start, count).tobytes())
+print(digest.hexdigest())
+"""
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 4])
+def test_any_number_of_threads(native_package, threads):
+    expected = hashlib.sha256(Native(native_package).append(TOKEN_IDS).tobytes()).hexdigest()
+    ids = ",".join(map(str, TOKEN_IDS))
+    command = [sys.executable, "-c", THREADS, str(native_package), str(threads), ids]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == expected
+
+
+def test_stopped_and_closed(native_package):
+    native = Native(native_package)
+    expected = native.append(TOKEN_IDS[:5])
+    native.switch.stop()
+    with pytest.raises(Cancelled):
+        native.runner.forward(TOKEN_IDS[5:9], 5, 1)
+    native.switch.reset()
+    native.cache.truncate(0)
+    same_bits(native.append(TOKEN_IDS[:5]), expected)
+    native.runner.close()
+    assert native.interface.buffers == []
+    with pytest.raises(Cancelled, match="closed"):
+        native.runner.forward(TOKEN_IDS[:5], 0, 1)
+
+
+class TestModel:
+    PROMPT = "The little boat left the harbour at dawn, and the sea was calm. " * 8
+
+    @pytest.mark.parametrize("sampling", [GREEDY, {"temperature": 1.0, "seed": 3}], ids=["greedy", "sampled"])
+    def test_the_answer_does_not_depend_on_the_passes(self, native_package, sampling):
+        answers = []
+        for chunk in (None, 1, 7, 64):
+            with load_package(native_package, prefill_chunk=chunk) as model:
+                answers.append(model.generate(self.PROMPT, max_tokens=24, **sampling).token_ids)
+                # What is in the cache already is not computed again, and that changes nothing either.
+                assert model.generate(self.PROMPT, max_tokens=24, **sampling).token_ids == answers[-1]
+        assert answers[1:] == answers[:-1]
+
+    @pytest.mark.parametrize("kv_format", FORMATS)
+    def test_what_is_said_about_it(self, native_package, kv_format):
+        best, *_, least = require_native()
+        with load_package(native_package, kv=kv_format, isa=least) as model:
+            facts = model.describe()
+            result = model.generate("Hello", max_tokens=4, **GREEDY)
+        bytes_per_head = {"f32": 64, "f16": 32, "int8": 18}[kv_format]
+        assert (facts["op_profile"], facts["isa"], facts["kv_format"]) == ("native", least, kv_format)
+        assert facts["kv_bytes_per_token"] == 2 * 2 * 2 * bytes_per_head
+        assert facts["prefill_chunk"] == DEFAULT_PREFILL_CHUNK["native"]
+        assert result.memory.kv_bytes == (result.usage.total_tokens - 1) * facts["kv_bytes_per_token"]
+        with load_package(native_package) as model:
+            assert (model.describe()["isa"], model.describe()["kv_format"]) == (best, FORMATS[0])
+
+    def test_choices_that_it_does_not_have(self, native_package):
+        with pytest.raises(ConfigError, match="it can be f32, f16, int8"):
+            load_package(native_package, kv="int3")
+        with pytest.raises(ConfigError, match="available are"):
+            load_package(native_package, isa="mmx")
