@@ -159,6 +159,17 @@ EDGE_RT_INLINE __m256 sum8(const VF v[8]) {
 }
 EDGE_RT_INLINE VF vf_sum16(const VF v[16]) { return {sum8(v), sum8(v + 8)}; }
 
+EDGE_RT_INLINE __m256 larger(Joined j) { return _mm256_max_ps(j.stay, j.cross); }
+EDGE_RT_INLINE __m256 max8(const VF v[8]) {
+  __m256 a[4], b[2];
+  for (int j = 0; j < 4; ++j) {
+    a[j] = larger(join4(_mm256_max_ps(v[j].lo, v[j].hi), _mm256_max_ps(v[j + 4].lo, v[j + 4].hi)));
+  }
+  for (int j = 0; j < 2; ++j) b[j] = larger(join2(a[j], a[j + 2]));
+  return larger(join1(b[0], b[1]));
+}
+EDGE_RT_INLINE VF vf_hmax16(const VF v[16]) { return {max8(v), max8(v + 8)}; }
+
 EDGE_RT_INLINE __m256i add_bits(Joined j) {
   return _mm256_add_epi32(_mm256_castps_si256(j.stay), _mm256_castps_si256(j.cross));
 }

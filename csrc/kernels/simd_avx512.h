@@ -141,6 +141,23 @@ EDGE_RT_INLINE VF vf_sum16(const VF v[16]) {
   const __m512 stay = join1(c[0], c[1], &cross);
   return {_mm512_add_ps(stay, cross)};
 }
+EDGE_RT_INLINE VF vf_hmax16(const VF v[16]) {
+  __m512 a[8], b[4], c[2], cross;
+  for (int j = 0; j < 8; ++j) {
+    const __m512 stay = join8(v[j].v, v[j + 8].v, &cross);
+    a[j] = _mm512_max_ps(stay, cross);
+  }
+  for (int j = 0; j < 4; ++j) {
+    const __m512 stay = join4(a[j], a[j + 4], &cross);
+    b[j] = _mm512_max_ps(stay, cross);
+  }
+  for (int j = 0; j < 2; ++j) {
+    const __m512 stay = join2(b[j], b[j + 2], &cross);
+    c[j] = _mm512_max_ps(stay, cross);
+  }
+  const __m512 stay = join1(c[0], c[1], &cross);
+  return {_mm512_max_ps(stay, cross)};
+}
 EDGE_RT_INLINE __m512 add_bits(__m512 a, __m512 b) {
   return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
 }

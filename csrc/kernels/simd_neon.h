@@ -158,6 +158,11 @@ EDGE_RT_INLINE float32x4_t sum4(const VF v[4]) {
 EDGE_RT_INLINE int32x4_t sum4(const VI v[4]) {
   return vpaddq_s32(vpaddq_s32(sum_to_4(v[0]), sum_to_4(v[1])), vpaddq_s32(sum_to_4(v[2]), sum_to_4(v[3])));
 }
+EDGE_RT_INLINE VF vf_hmax16(const VF v[16]) {
+  float largest[16];
+  for (int j = 0; j < 16; ++j) largest[j] = vf_hmax(v[j]);
+  return vf_load(largest);
+}
 EDGE_RT_INLINE VF vf_sum16(const VF v[16]) { return {sum4(v), sum4(v + 4), sum4(v + 8), sum4(v + 12)}; }
 EDGE_RT_INLINE VI vi_sum16(const VI v[16]) { return {sum4(v), sum4(v + 4), sum4(v + 8), sum4(v + 12)}; }
 

@@ -156,6 +156,8 @@ EDGE_RT_INLINE int32_t vi_sum(VI a) {
 }
 // Lane j is the sum of v[j].
 EDGE_RT_INLINE VF vf_sum16(const VF v[16]) { EDGE_RT_LANES(VF, vf_sum(v[l])); }
+// Lane j: the largest lane of v[j].
+EDGE_RT_INLINE VF vf_hmax16(const VF v[16]) { EDGE_RT_LANES(VF, vf_hmax(v[l])); }
 EDGE_RT_INLINE VI vi_sum16(const VI v[16]) { EDGE_RT_LANES(VI, vi_sum(v[l])); }
 
 EDGE_RT_INLINE VB vb_load(const int8_t* p) {

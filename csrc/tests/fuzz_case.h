@@ -114,6 +114,7 @@ struct Subject {
   CheckedDims checked;
   std::vector<std::string> required_attributes;
   std::vector<int> packed_inputs;  // bytes that hold numbers of other types
+  bool shares_work;  // asks for threads and scratch memory
   std::vector<Mistake> own_mistakes;
 };
 
@@ -122,7 +123,7 @@ std::vector<Mistake> common_mistakes(const Subject& subject);
 // Without those that a second mistake could put right.
 std::vector<Mistake> lasting_mistakes(const Subject& subject);
 
-// Not a mistake: puts numbers that are none, infinite, tiny or huge into some float input, or rubbish into packed bytes.
+// Not a mistake: puts NaN, infinite, tiny and huge numbers into some float inputs, and rubbish into packed bytes.
 void make_wild(Case& call, Random& random, const std::vector<int>& packed_inputs);
 
 Subject quant_linear();

@@ -40,7 +40,9 @@ std::string compute(const Case& call, const abi::OpRecord& record, const Conditi
   if (refused != nullptr && outcome->message.empty()) return "the message is empty";
   for (size_t i = 0; i < run->inputs.size(); ++i) {
     if (run->inputs[i] == nullptr || (static_cast<int>(i) == call.in_place && refused == nullptr)) continue;
-    if (!are_same(call.inputs[i].bytes, run->inputs[i]->memory->data())) return "input " + std::to_string(i) + " changed";
+    if (!are_same(call.inputs[i].bytes, run->inputs[i]->memory->data())) {
+      return "input " + std::to_string(i) + " changed";
+    }
   }
   if (refused != nullptr) return "";
   outcome->outputs.clear();
@@ -84,7 +86,8 @@ Conditions Conditions::any(Random& random) {
   conditions.threads = random.one_in(6) ? static_cast<int>(random.between(2, 5)) : 1;
   conditions.backwards = random.one_in(4);
   conditions.rubbish = random.pick<uint8_t>({0x00, 0x5a, 0x7f, 0xff});  // 0xff...: no number
-  conditions.place = random.pick({fake::Place::kHeap, fake::Place::kHeap, fake::Place::kGuarded, fake::Place::kNothing});
+  conditions.place =
+      random.pick({fake::Place::kHeap, fake::Place::kHeap, fake::Place::kGuarded, fake::Place::kNothing});
   conditions.trims = random.one_in(2);
   conditions.runs = random.one_in(4) ? 2 : 1;
   return conditions;
@@ -135,7 +138,9 @@ std::string judge(const Case& call, const Outcome& outcome) {
     return call.is_tame && call.verify ? call.verify(outcome.outputs) : "";
   }
   if (outcome.message.empty()) return "a call with a mistake was not refused";
-  if (outcome.message.rfind(call.op + ": ", 0) != 0) return "the message does not begin with the op: " + outcome.message;
+  if (outcome.message.rfind(call.op + ": ", 0) != 0) {
+    return "the message does not begin with the op: " + outcome.message;
+  }
   const auto is_in = [&](const std::string& word) { return outcome.message.find(word) != std::string::npos; };
   if (!call.words.empty() && std::none_of(call.words.begin(), call.words.end(), is_in)) {
     return "the message is about something else: " + outcome.message;

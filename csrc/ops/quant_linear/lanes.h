@@ -9,7 +9,7 @@ namespace edge_rt {
 
 constexpr int kMaxLanes = 16;
 
-// Chunks claimed so far, per lane.
+// Pieces claimed so far, per lane.
 struct LaneCounters {
   struct alignas(64) Counter {
     std::atomic<int64_t> next{0};
@@ -17,20 +17,22 @@ struct LaneCounters {
   Counter lanes[kMaxLanes];
 };
 
-// `units` neighbouring pieces in lanes of equal length, each lane cut into chunks. Every call of `claim` gives another
-// chunk; there are `items()` of them.
+// `units` neighbouring pieces in lanes of equal length. A chunk is half of what is left of its lane, but not less than
+// `least`: few claims, and short ones at the end. Every call of `claim` gives another chunk; there are `items()` of them.
 class Lanes {
  public:
   struct Range {
     int64_t begin, end, lane_end;
   };
 
-  Lanes(int64_t units, int64_t chunk, int lanes)
-      : units_(units), chunk_(std::max<int64_t>(chunk, 1)), lanes_(std::clamp(lanes, 1, kMaxLanes)) {}
+  Lanes(int64_t units, int64_t least, int lanes)
+      : units_(units), least_(std::max<int64_t>(least, 1)), lanes_(std::clamp(lanes, 1, kMaxLanes)) {}
 
   int64_t items() const {
     int64_t total = 0;
-    for (int lane = 0; lane < lanes_; ++lane) total += chunks(lane);
+    for (int lane = 0; lane < lanes_; ++lane) {
+      for (int64_t left = first(lane + 1) - first(lane); left > 0; left -= chunk(left)) ++total;
+    }
     return total;
   }
 
@@ -38,21 +40,24 @@ class Lanes {
   Range claim(LaneCounters& counters, int worker) const {
     for (int i = 0;; ++i) {
       const int lane = (worker + i) % lanes_;
-      const int64_t count = chunks(lane);
-      if (counters.lanes[lane].next.load(std::memory_order_relaxed) >= count) continue;
-      const int64_t chunk = counters.lanes[lane].next.fetch_add(1, std::memory_order_relaxed);
-      if (chunk >= count) continue;
-      const int64_t begin = first(lane) + chunk * chunk_;
-      return {begin, std::min(begin + chunk_, first(lane + 1)), first(lane + 1)};
+      std::atomic<int64_t>& next = counters.lanes[lane].next;
+      const int64_t length = first(lane + 1) - first(lane);
+      int64_t begin = next.load(std::memory_order_relaxed);
+      while (begin < length) {
+        const int64_t end = begin + chunk(length - begin);
+        if (next.compare_exchange_weak(begin, end, std::memory_order_relaxed)) {
+          return {first(lane) + begin, first(lane) + end, first(lane + 1)};
+        }
+      }
     }
   }
 
  private:
   int64_t first(int lane) const { return units_ * lane / lanes_; }
-  int64_t chunks(int lane) const { return (first(lane + 1) - first(lane) + chunk_ - 1) / chunk_; }
+  int64_t chunk(int64_t left) const { return std::min(left, std::max(least_, (left + 1) / 2)); }
 
   int64_t units_;
-  int64_t chunk_;
+  int64_t least_;
   int lanes_;
 };
 

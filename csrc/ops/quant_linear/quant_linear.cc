@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "kernels/kernel_table.h"
+#include "ops/quant_linear/quant_linear_run.h"
 
 namespace edge_rt {
 namespace {
@@ -13,13 +14,6 @@ constexpr const char* kFormatNames[kWeightFormatCount] = {"w4m", "w4", "w8", "f1
 
 // Larger matrices do not occur, and products of sizes below it fit 64 bits.
 constexpr int64_t kMaxFeatures = int64_t{1} << 24;
-
-// Least work of an item, so that claiming it costs little.
-constexpr int64_t kItemBytes = 24 << 10;
-
-// Blocks of x (over all rows) worth a part of their own when they are rounded.
-constexpr int64_t kBlocksPerPart = 64;
-constexpr int64_t kMaxParts = 4;
 
 }  // namespace
 
@@ -115,40 +109,17 @@ abi::Status* QuantLinear::compute(ort::OpContext& context) const {
 }
 
 abi::Status* QuantLinear::run(ort::OpContext& context, int64_t rows, LinearRows& job) const {
-  const int64_t blocks = job.weight.blocks;
-  const int64_t code_bytes = rows * blocks * kBlock * (rounds_activations(job.weight.format) ? 1 : 4);
+  const WeightFormat format = job.weight.format;
   ort::Scratch scratch;
-  if (abi::Status* bad = context.scratch(static_cast<size_t>(code_bytes + 8 * rows * blocks), &scratch)) return bad;
-  job.in = {rows, blocks, scratch.as<int8_t>(), reinterpret_cast<float*>(scratch.as<int8_t>() + code_bytes), nullptr};
-  job.in.extra = reinterpret_cast<uint32_t*>(job.in.scale + rows * blocks);
-  const RoundRows rounding{context.input(0).as<const float>(), matrix_.in_features,
-                           context.input(2).as<const float>(), epsilon_, job.weight.format, job.in};
-
-  // Few rows are shared out by blocks; a prompt has groups enough.
-  const int64_t groups = job.in.groups();
-  const int64_t parts = groups > 2 ? 1 : std::clamp<int64_t>(rows * blocks / kBlocksPerPart, 1, kMaxParts);
-  auto round = [&](int64_t item) {
-    const int64_t part = item % parts;
-    kernels_->round_group(rounding, item / parts, blocks * part / parts, blocks * (part + 1) / parts);
-  };
-
-  // Each thread walks a lane of neighbouring tiles, so that it fetches ahead what it will use itself; whose lane is
-  // done helps the others. How many lanes there are changes the speed only.
-  const int64_t step = job.paired ? 2 : 1;
-  const int64_t units = job.weight.tiles / step;
-  const int64_t unit_bytes = step * job.weight.tile_bytes();
-  const Lanes lanes(units, (kItemBytes + unit_bytes - 1) / unit_bytes, lane_count_.load(std::memory_order_relaxed));
-  LaneCounters counters;
-  std::atomic<int> workers{1};
-  auto multiply = [&](int64_t, int worker) {
-    int seen = workers.load(std::memory_order_relaxed);
-    while (worker >= seen && !workers.compare_exchange_weak(seen, worker + 1, std::memory_order_relaxed)) {
-    }
-    const Lanes::Range range = lanes.claim(counters, worker);
-    kernels_->tiles(job, range.begin * step, range.end * step, job.weight.data + range.lane_end * unit_bytes);
-  };
-  run_phases(context.executor(), {make_phase(groups * parts, round), make_phase(lanes.items(), multiply)});
-  lane_count_.store(workers.load(std::memory_order_relaxed), std::memory_order_relaxed);
+  job.in = {rows, job.weight.blocks, nullptr, nullptr, nullptr};
+  if (const size_t bytes = run_scratch_bytes(format, rows, job.weight.blocks); bytes > 0) {
+    if (abi::Status* bad = context.scratch(bytes, &scratch)) return bad;
+    job.in = place_activations(format, rows, job.weight.blocks, scratch.data());
+  }
+  const RoundRows rounding{context.input(0).as<const float>(), matrix_.in_features, context.input(2).as<const float>(),
+                           epsilon_, format, job.in};
+  const int lanes = lanes_.load(std::memory_order_relaxed);
+  lanes_.store(run_linear(*kernels_, rounding, job, context.executor(), lanes), std::memory_order_relaxed);
   return nullptr;
 }
 

@@ -34,75 +34,64 @@ inline void copy_row(const RoundRows& job, int64_t row, int64_t begin, int64_t e
   }
 }
 
-// Blocks rounded together, so that their divisions and sums fill a vector.
-constexpr int kBlocksAtOnce = 16;
-
-struct RoundedBlocks {
-  float scale[kBlocksAtOnce];
-  int32_t sum[kBlocksAtOnce];    // of the codes
-  float total[kBlocksAtOnce];    // scale * sum
-};
-
-// Rounds `count` neighbouring blocks that begin at feature `first`; codes of a block lie `stride` bytes behind the last.
-inline void round_blocks(const NormedRow& source, int64_t first, int count, int8_t* codes, int64_t stride,
-                         RoundedBlocks* out) {
-  float values[kBlocksAtOnce * kBlock], peak[kBlocksAtOnce] = {}, up[kBlocksAtOnce];
-  for (int b = 0; b < count; ++b) {
-    const VF low = source.load(first + b * kBlock), high = source.load(first + b * kBlock + 16);
-    vf_store(values + b * kBlock, low);
-    vf_store(values + b * kBlock + 16, high);
-    peak[b] = vf_hmax(vf_max(vf_abs(low), vf_abs(high)));
-  }
-  const VF scale = vf_div(vf_load(peak), vf_set1(127.0f));
-  // The bound keeps blocks that are zero, or nearly so, from infinity.
-  vf_store(up, vf_min(vf_div(vf_set1(127.0f), vf_load(peak)), vf_set1(3.4028234663852886e38f)));
-  VI sums[kBlocksAtOnce];
-  for (int b = 0; b < kBlocksAtOnce; ++b) sums[b] = vi_zero();
-  for (int b = 0; b < count; ++b, codes += stride) {
-    const VF factor = vf_set1(up[b]);
-    const VI low = vi_round(vf_mul(vf_load(values + b * kBlock), factor));
-    const VI high = vi_round(vf_mul(vf_load(values + b * kBlock + 16), factor));
-    vf_to_i8(codes, low);
-    vf_to_i8(codes + 16, high);
-    sums[b] = vi_add(low, high);
-  }
-  const VI sum = vi_sum16(sums);
-  vf_store(out->scale, scale);
-  vi_store(out->sum, sum);
-  vf_store(out->total, vf_mul(scale, vf_from_i32(sum)));
-}
-
-// Blocks [begin, end) of one row of a group of `rows`.
-inline void round_row(const RoundRows& job, int64_t group, int m, int rows, int64_t begin, int64_t end) {
-  const NormedRow source = normed_row(job, group * kGroupRows + m);
-  int8_t* codes = job.out.group_codes(group) + m * kBlock;
-  float* scale = job.out.group_scale(group) + m;
-  uint32_t* extra = job.out.group_extra(group) + m;
-  const uint32_t offset = job.format == WeightFormat::kW4 ? -8u : -128u;
-  const bool has_minimum = job.format == WeightFormat::kW4M;
-  for (int64_t first = begin; first < end; first += kBlocksAtOnce) {
-    const int64_t left = end - first;
-    const int count = left < kBlocksAtOnce ? static_cast<int>(left) : kBlocksAtOnce;
-    RoundedBlocks blocks;
-    round_blocks(source, first * kBlock, count, codes + first * rows * kBlock, rows * kBlock, &blocks);
-    for (int b = 0; b < count; ++b) {
-      const int64_t at = (first + b) * rows;
-      // Sums of what was no number may be any integer.
-      const uint32_t correction = offset * static_cast<uint32_t>(blocks.sum[b]);
-      scale[at] = blocks.scale[b];
-      __builtin_memcpy(extra + at, has_minimum ? static_cast<const void*>(&blocks.total[b]) : &correction, 4);
+// Rounds the blocks of a group in the order they are stored, 16 at a time, so that their divisions, sums and stores fill
+// vectors. A block of `rows` is one of block number index / rows, row index % rows.
+inline void round_blocks(const RoundRows& job, int64_t group, int rows, int64_t begin, int64_t end) {
+  NormedRow sources[kGroupRows];
+  for (int m = 0; m < rows; ++m) sources[m] = normed_row(job, group * kGroupRows + m);
+  int8_t* codes = job.out.group_codes(group);
+  float* scales = job.out.group_scale(group);
+  uint32_t* extras = job.out.group_extra(group);
+  int64_t column = begin * kBlock;
+  int row = 0;
+  for (int64_t index = begin * rows; index < end * rows; index += 16) {
+    const int64_t left = end * rows - index;
+    const int count = left < 16 ? static_cast<int>(left) : 16;
+    float values[16 * kBlock], up[16];
+    VF peaks[16];
+    VI sums[16];
+    for (int i = 0; i < count; ++i) {
+      const VF low = sources[row].load(column), high = sources[row].load(column + 16);
+      vf_store(values + i * kBlock, low);
+      vf_store(values + i * kBlock + 16, high);
+      peaks[i] = vf_max(vf_abs(low), vf_abs(high));
+      if (++row == rows) {
+        row = 0;
+        column += kBlock;
+      }
     }
+    for (int i = count; i < 16; ++i) {
+      peaks[i] = vf_zero();
+      sums[i] = vi_zero();
+    }
+    const VF peak = vf_hmax16(peaks), scale = vf_div(peak, vf_set1(127.0f));
+    // The bound keeps blocks that are zero, or nearly so, from infinity.
+    vf_store(up, vf_min(vf_div(vf_set1(127.0f), peak), vf_set1(3.4028234663852886e38f)));
+    for (int i = 0; i < count; ++i) {
+      const VF factor = vf_set1(up[i]);
+      const VI low = vi_round(vf_mul(vf_load(values + i * kBlock), factor));
+      const VI high = vi_round(vf_mul(vf_load(values + i * kBlock + 16), factor));
+      vf_to_i8(codes + (index + i) * kBlock, low);
+      vf_to_i8(codes + (index + i) * kBlock + 16, high);
+      sums[i] = vi_add(low, high);
+    }
+    const VI sum = vi_sum16(sums);
+    float total[16];
+    int32_t correction[16];
+    vf_store(total, vf_mul(scale, vf_from_i32(sum)));
+    vi_store(correction, vi_shl(vi_sub(vi_zero(), sum), job.format == WeightFormat::kW4 ? 3 : 7));
+    vf_store_n(scales + index, scale, count);
+    const void* extra = job.format == WeightFormat::kW4M ? static_cast<const void*>(total) : correction;
+    __builtin_memcpy(extras + index, extra, sizeof(uint32_t) * static_cast<size_t>(count));
   }
 }
 
 inline void round_group(const RoundRows& job, int64_t group, int64_t begin, int64_t end) {
   const int rows = job.out.group_rows(group);
-  for (int m = 0; m < rows; ++m) {
-    if (rounds_activations(job.format)) {
-      round_row(job, group, m, rows, begin, end);
-    } else {
-      copy_row(job, group * kGroupRows + m, begin, end);
-    }
+  if (rounds_activations(job.format)) {
+    round_blocks(job, group, rows, begin, end);
+  } else {
+    for (int m = 0; m < rows; ++m) copy_row(job, group * kGroupRows + m, begin, end);
   }
 }
 
@@ -176,6 +165,17 @@ inline void group_of_tile(const LinearRows& job, int64_t tile, int64_t group, Do
       out);
 }
 
+// Outputs of the last operator lie in other cores' caches, and so do the lines that ours will be written to. Both are
+// asked for while the products are computed.
+inline void fetch_outputs(const LinearRows& job, int64_t group, int rows, int64_t column) {
+  for (int m = 0; m < rows; ++m) {
+    const int64_t at = (group * kGroupRows + m) * job.width + column;
+    prefetch_to_write(job.y + at);
+    if (job.residual != nullptr) prefetch(job.residual + at);
+    if (job.gate != nullptr) prefetch(job.gate + at);
+  }
+}
+
 inline void linear_tiles(const LinearRows& job, int64_t begin, int64_t end, const uint8_t* prefetch_end) {
   const int64_t groups = job.in.groups();
   const int step = job.paired ? 2 : 1;
@@ -185,10 +185,11 @@ inline void linear_tiles(const LinearRows& job, int64_t begin, int64_t end, cons
       for (int64_t group = first; group < last; ++group) {
         const int rows = job.in.group_rows(group);
         const DotTile dot = dot_tile_of(job.weight.format, rows);
+        const int64_t column = (job.paired ? tile / 2 : tile) * kTileRows;
+        fetch_outputs(job, group, rows, column);
         VF value[kGroupRows], up[kGroupRows];
         group_of_tile(job, tile, group, dot, prefetch_end, value);
         if (job.paired) group_of_tile(job, tile + 1, group, dot, prefetch_end, up);
-        const int64_t column = (job.paired ? tile / 2 : tile) * kTileRows;
         const int64_t left = job.width - column;
         const int count = static_cast<int>(left < kTileRows ? left : kTileRows);
         for (int m = 0; m < rows; ++m) {

@@ -3,7 +3,6 @@
 
 #include <atomic>
 
-#include "ops/quant_linear/lanes.h"
 #include "ops/quant_linear/quant_linear.h"
 #include "ort/op.h"
 
@@ -44,7 +43,7 @@ struct QuantLinear {
   float epsilon_ = 0.0f;
   bool swiglu_ = false;
   const QuantLinearKernels* kernels_ = nullptr;
-  mutable std::atomic<int> lane_count_{2};  // threads that took part in the last run
+  mutable std::atomic<int> lanes_{2};  // threads that took part in the last run
 };
 
 }  // namespace edge_rt

@@ -14,9 +14,31 @@ struct Tile {
 constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23
 constexpr int32_t kMagicBits = 0x4B400000;
 
-// How far ahead of their use weights are fetched: at 8 rows the walk is slower than memory, but the hardware's own
-// prefetcher stops at every page, which cost 40 %.
-constexpr int64_t kPrefetchBytes = 6144;
+// How far ahead of their use weights are fetched, into the second-level cache and into the first. The hardware's own
+// prefetcher stops at every page; without ours 8 rows take two thirds longer. One level alone has too few lines in
+// flight: a tenth.
+constexpr int64_t kPrefetchFar = 12 << 10;
+constexpr int64_t kPrefetchNear = 1536;
+
+template <int bytes>
+inline void prefetch_weights(const uint8_t* w, const uint8_t* end) {
+  const uint8_t* far = w + kPrefetchFar < end ? w + kPrefetchFar : w;
+  const uint8_t* near = w + kPrefetchNear < end ? w + kPrefetchNear : w;
+#pragma GCC unroll 16
+  for (int i = 0; i < (bytes + 63) / 64; ++i) {
+    __builtin_prefetch(far + 64 * i, 0, 2);
+    __builtin_prefetch(near + 64 * i, 0, 3);
+  }
+}
+
+// Asks for a line that will be written. CPUs too old for the instruction skip it.
+inline void prefetch_to_write(const void* p) {
+#if defined(__x86_64__)
+  asm volatile("prefetchw %0" : : "m"(*static_cast<const char*>(p)));
+#else
+  __builtin_prefetch(p, 1, 3);
+#endif
+}
 
 // The sum f of 16 outputs after one block of integer dot products.
 inline VF add_block(VF f, VI dot, VF d, float scale) {

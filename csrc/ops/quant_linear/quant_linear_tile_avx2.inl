@@ -16,14 +16,6 @@ inline __m256i broadcast4(const int8_t* four) {
 // Keeps a sum a chain of additions. Left alone, the compiler makes trees of them, whose many ends it keeps in memory.
 inline void keep_order(__m256i& sum) { asm("" : "+x"(sum)); }
 
-template <int lines>
-inline void prefetch_ahead(const uint8_t* w, const uint8_t* end) {
-  const uint8_t* ahead = w + kPrefetchBytes;
-  ahead = ahead < end ? ahead : end;
-#pragma GCC unroll 16
-  for (int i = 0; i < lines; ++i) _mm_prefetch(reinterpret_cast<const char*>(ahead + 64 * i), _MM_HINT_T0);
-}
-
 inline __m256 half_scales(const uint8_t* p) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
@@ -41,7 +33,7 @@ inline void dot_half_4bit(const Tile& tile, int rows, int half, __m256* f) {
   const uint32_t* extra = tile.extra;
   for (int m = 0; m < M; ++m) f[m] = _mm256_setzero_ps();
   for (int64_t b = 0; b < tile.blocks; ++b, w += kBytes, a += kBlock * rows, scale += rows, extra += rows) {
-    if (half == 0) prefetch_ahead<5>(w, tile.prefetch_end);
+    if (half == 0) prefetch_weights<kBytes>(w, tile.prefetch_end);
     __m256i sum[M];
 #pragma GCC unroll 4
     for (int m = 0; m < M; ++m) sum[m] = _mm256_setzero_si256();
@@ -94,7 +86,7 @@ inline void dot_half_8bit(const Tile& tile, int rows, int half, __m256* f) {
   const float* scale = tile.scale;
   for (int m = 0; m < M; ++m) f[m] = _mm256_setzero_ps();
   for (int64_t b = 0; b < tile.blocks; ++b, w += 544, a += kBlock * rows, scale += rows) {
-    if (half == 0) prefetch_ahead<9>(w, tile.prefetch_end);
+    if (half == 0) prefetch_weights<544>(w, tile.prefetch_end);
     __m256i sum[M];
 #pragma GCC unroll 4
     for (int m = 0; m < M; ++m) sum[m] = magic;

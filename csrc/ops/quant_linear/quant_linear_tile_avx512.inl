@@ -11,14 +11,6 @@ inline void dot_broadcast(__m512i& sum, __m512i codes, const int8_t* four) {
       : "v"(codes), "m"(*reinterpret_cast<const UnalignedInt*>(four)));
 }
 
-template <int lines>
-inline void prefetch_ahead(const uint8_t* w, const uint8_t* end) {
-  const uint8_t* ahead = w + kPrefetchBytes;
-  ahead = ahead < end ? ahead : end;
-#pragma GCC unroll 16
-  for (int i = 0; i < lines; ++i) _mm_prefetch(reinterpret_cast<const char*>(ahead + 64 * i), _MM_HINT_T0);
-}
-
 template <int M, bool has_minimum>
 inline void dot_tile_4bit(const Tile& tile, VF* out) {
   constexpr int kBytes = has_minimum ? 320 : 288;
@@ -32,7 +24,7 @@ inline void dot_tile_4bit(const Tile& tile, VF* out) {
   __m512 f[M];
   for (int m = 0; m < M; ++m) f[m] = _mm512_setzero_ps();
   for (int64_t b = 0; b < tile.blocks; ++b, w += kBytes, a += kBlock * M, scale += M, extra += M) {
-    prefetch_ahead<5>(w, tile.prefetch_end);
+    prefetch_weights<kBytes>(w, tile.prefetch_end);
     __m512i sum[M];
     for (int m = 0; m < M; ++m) {
       sum[m] = has_minimum ? magic : _mm512_add_epi32(magic, _mm512_set1_epi32(static_cast<int>(extra[m])));
@@ -76,7 +68,7 @@ inline void dot_tile_8bit(const Tile& tile, VF* out) {
   __m512 f[M];
   for (int m = 0; m < M; ++m) f[m] = _mm512_setzero_ps();
   for (int64_t b = 0; b < tile.blocks; ++b, w += 544, a += kBlock * M, scale += M, extra += M) {
-    prefetch_ahead<9>(w, tile.prefetch_end);
+    prefetch_weights<544>(w, tile.prefetch_end);
     __m512i sum[M];
     for (int m = 0; m < M; ++m) sum[m] = _mm512_add_epi32(magic, _mm512_set1_epi32(static_cast<int>(extra[m])));
 #pragma GCC unroll 8

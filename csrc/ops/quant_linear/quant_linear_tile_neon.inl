@@ -165,14 +165,6 @@ inline void add_pairs(const Quarter& codes, const QuarterScales& scales, const P
 
 // --- a tile ---
 
-template <class Block>
-inline void prefetch_ahead(const uint8_t* w, const uint8_t* end) {
-  const uint8_t* ahead = w + kPrefetchBytes;
-  ahead = ahead < end ? ahead : end;
-#pragma GCC unroll 16
-  for (int i = 0; i < Block::kBytes; i += 64) prefetch(ahead + i);
-}
-
 template <int M, class Block>
 inline void dot_tile(const Tile& tile, VF* out) {
   // For fewer than four rows, zipping costs more instructions than it saves.
@@ -187,7 +179,7 @@ inline void dot_tile(const Tile& tile, VF* out) {
     for (int p = 0; p < kPlaces; ++p) pair_f[q][p][0] = pair_f[q][p][1] = vdupq_n_f32(0.0f);
   }
   for (int64_t b = 0; b < tile.blocks; ++b, w += Block::kBytes, a += kBlock * M, scale += M, extra += M) {
-    prefetch_ahead<Block>(w, tile.prefetch_end);
+    prefetch_weights<Block::kBytes>(w, tile.prefetch_end);
 #if EDGE_RT_MATRIX_PRODUCTS
     PairCodes x[kPlaces];
     for (int p = 0; p < kPairs; ++p) x[p] = load_pair(a + 2 * kBlock * p);

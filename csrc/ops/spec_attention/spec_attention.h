@@ -11,8 +11,9 @@
 // - Then softcap * tanh(s / softcap).
 // - Chunk: m = largest score, p = exp(score - m), l = p added in 16 lanes (lane = position mod 16) and vf_sum's tree,
 //   o = p * value added by fma, positions ascending; keys that do not count are skipped.
-// - Chunks join in ascending order: M' = max(M, m), a = exp(M - M'), b = exp(m - M'), L = fma(l, b, L * a), O likewise.
-//   It begins with M = kNoScore, L = O = 0. A sink joins last, as one more score without a value. y = O / L.
+// - Chunks join in ascending order: M' = max(M, m), a = exp(M - M'), b = exp(m - M'), L = fma(l, b, L * a), O likewise,
+//   beginning with M = kNoScore, L = O = 0. So do the chunks of a span of kKvSpan positions, aligned to position 0, and
+//   then the spans of a row. A sink joins last, as one more score without a value. y = O / L.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +23,8 @@ namespace edge_rt {
 constexpr int kKvTile = 16;
 constexpr int kKvChunk = 64;
 constexpr int kKvTiles = kKvChunk / kKvTile;
+constexpr int kKvSpan = 256;        // what threads share out; smaller pieces cost more to move than to compute
+constexpr int kSpanChunks = kKvSpan / kKvChunk;
 constexpr int kKvGroup = 32;        // dimensions that share a scale in quantised formats
 constexpr int kMaxHeadDim = 512;
 constexpr int kMaxBlockRows = 32;   // rows of the pass that are computed together
@@ -96,8 +99,12 @@ struct AttentionWork {
 };
 
 struct SpecAttentionKernels {
-  // Writes a row's keys and values to the cache, and its queries to scratch memory.
-  void (*prepare_row)(const AttentionPass& pass, int64_t row);
+  // Writes a row's key and value of a kv head to the cache.
+  void (*append_row)(const AttentionPass& pass, int64_t row, int kv);
+  // Writes a row's queries of a kv head's group to scratch memory.
+  void (*prepare_queries)(const AttentionPass& pass, int64_t row, int kv);
+  // Begins to fetch the keys of a chunk.
+  void (*fetch_keys)(const AttentionPass& pass, int kv, int64_t chunk);
   // One chunk of keys for the queries of rows [begin, end) of a kv head; at most kMaxBlockRows rows.
   void (*attend_chunk)(const AttentionPass& pass, int kv, int64_t begin, int64_t end, int64_t chunk,
                        const AttentionWork& work, const AttentionState& out);

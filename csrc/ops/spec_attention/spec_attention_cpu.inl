@@ -190,4 +190,9 @@ inline void attend_chunk(const AttentionPass& pass, int kv, int64_t begin, int64
   }
 }
 
-constexpr SpecAttentionKernels kSpecAttentionKernels{prepare_row, attend_chunk, begin_state, fold_chunk, finish_rows};
+inline void fetch_keys(const AttentionPass& pass, int kv, int64_t chunk) {
+  for (int tile = 0; tile < kKvTiles; ++tile) look_ahead(pass, 0, kv, chunk * kKvChunk + tile * kKvTile).fetch(kKvTile);
+}
+
+constexpr SpecAttentionKernels kSpecAttentionKernels{append_row,  prepare_queries, fetch_keys, attend_chunk,
+                                                     begin_state, fold_chunk,      finish_rows};

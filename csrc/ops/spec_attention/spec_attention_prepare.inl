@@ -56,28 +56,31 @@ inline void round_query(const float* query, int head_dim, int8_t* codes, float* 
   }
 }
 
-inline void prepare_row(const AttentionPass& pass, int64_t row) {
+inline void append_row(const AttentionPass& pass, int64_t row, int kv) {
   const KvKernels& format = kKvKernels[pass.format];
-  const int dim = pass.head_dim;
-  const int64_t position = pass.past + pass.depths[row], at = pass.row_map[pass.past + row];
+  const int64_t dim = pass.head_dim, position = pass.past + pass.depths[row], at = pass.row_map[pass.past + row];
+  const float* key = pass.qkv + (row * (pass.heads + 2 * pass.kv_heads) + pass.heads + kv) * dim;
+  float x[kMaxHeadDim + 16];
+  rotate_head(pass, key, pass.k_norm, position, x);
+  format.append(pass, pass.plane(0, kv), at, x);
+  format.append(pass, pass.plane(1, kv), at, key + pass.kv_heads * dim);
+}
+
+inline void prepare_queries(const AttentionPass& pass, int64_t row, int kv) {
+  const int64_t dim = pass.head_dim, position = pass.past + pass.depths[row];
   const float* heads = pass.qkv + row * (pass.heads + 2 * pass.kv_heads) * dim;
   float x[kMaxHeadDim + 16];
-  for (int kv = 0; kv < pass.kv_heads; ++kv) {
-    const float* key = heads + static_cast<int64_t>(pass.heads + kv) * dim;
-    rotate_head(pass, key, pass.k_norm, position, x);
-    format.append(pass, pass.plane(0, kv), at, x);
-    format.append(pass, pass.plane(1, kv), at, key + static_cast<int64_t>(pass.kv_heads) * dim);
-  }
   const VF scale = vf_set1(pass.scale);
-  for (int h = 0; h < pass.heads; ++h) {
-    const int64_t index = pass.query_index(h / pass.group, row) + h % pass.group;
-    rotate_head(pass, heads + static_cast<int64_t>(h) * dim, pass.q_norm, position, x);
+  for (int g = 0; g < pass.group; ++g) {
+    const int64_t index = pass.query_index(kv, row) + g;
+    rotate_head(pass, heads + (kv * pass.group + g) * dim, pass.q_norm, position, x);
     float* query = pass.queries + index * pass.padded_dim;
-    for (int d = 0; d < dim; d += 16) {
-      vf_store(query + d, vf_mul(vf_load_n(x + d, dim - d < 16 ? dim - d : 16), scale));
+    for (int d = 0; d < pass.head_dim; d += 16) {
+      vf_store(query + d, vf_mul(vf_load_n(x + d, pass.head_dim - d < 16 ? pass.head_dim - d : 16), scale));
     }
-    if (format.integer_keys) {
-      round_query(query, dim, pass.query_codes + index * padded_codes(dim), pass.query_scales + index * kv_groups(dim));
+    if (kKvKernels[pass.format].integer_keys) {
+      round_query(query, pass.head_dim, pass.query_codes + index * padded_codes(pass.head_dim),
+                  pass.query_scales + index * kv_groups(pass.head_dim));
     }
   }
 }

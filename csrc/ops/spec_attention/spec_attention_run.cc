@@ -5,10 +5,15 @@
 namespace edge_rt {
 namespace {
 
-constexpr int64_t kSplitRows = 16;     // up to here chunks are items
+constexpr int64_t kFewRows = 16;
 constexpr int64_t kBlockQueries = 48;  // queries of a block: their scores and outputs fit the first-level cache
-constexpr int64_t kSplitItems = 48;    // items wanted of a split pass
-constexpr int64_t kPrepareItems = 32;
+// Items wanted of a phase: claiming one takes a few hundred nanoseconds.
+constexpr int64_t kSpanItems = 12;
+constexpr int64_t kHeadItems = 6;
+constexpr int64_t kLeastQueries = 8;   // of an item: fewer do not pay for transposing keys
+constexpr int64_t kSmallItems = 6;
+constexpr int64_t kMostSpans = 4;      // of an item, so that many threads find work in a long cache
+constexpr int64_t kAppendItems = 32;
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -47,29 +52,33 @@ AttentionState shift(const AttentionState& state, int64_t floats) {
 }  // namespace
 
 AttentionPlan::AttentionPlan(const AttentionPass& pass) : padded_dim_(pass.padded_dim) {
-  split_ = pass.rows <= kSplitRows;
   const int64_t most = std::clamp<int64_t>(kBlockQueries / pass.group, 1, kMaxBlockRows);
-  blocks_ = divide_up(pass.rows, most);
-  block_rows_ = divide_up(pass.rows, blocks_);  // blocks of like size, so that threads end together
-  blocks_ = divide_up(pass.rows, block_rows_);
   queries_ = pass.rows * pass.heads;
   // A row of depth 0 attends to the earliest positions, one of the greatest depth to the last.
-  chunk_begin_ = first_chunk(pass, pass.past);
-  chunk_end_ = (pass.past + *std::max_element(pass.depths, pass.depths + pass.rows)) / kKvChunk + 1;
-  const int64_t chunks = chunk_end_ - chunk_begin_;
-  group_ = split_ ? divide_up(chunks * pass.kv_heads * blocks_, kSplitItems) : chunks;
-  groups_ = divide_up(chunks, group_);
-  prepare_rows_ = divide_up(pass.rows, kPrepareItems);
-  prepare_items_ = divide_up(pass.rows, prepare_rows_);
-  const int64_t items = pass.kv_heads * blocks_ * groups_, folds = split_ ? pass.kv_heads * pass.rows : 0;
-  const int64_t prepares = split_ ? pass.rows : prepare_items_;
-  workers_ = std::min<int64_t>(kMaxWorkers, std::max({items, folds, prepares}));
+  span_begin_ = first_span(pass, pass.past);
+  span_end_ = (pass.past + *std::max_element(pass.depths, pass.depths + pass.rows)) / kKvSpan + 1;
+  const int64_t spans = span_end_ - span_begin_;
+  way_ = pass.rows > kFewRows ? Way::kBlocks : spans == 1 && pass.kv_heads > 1 ? Way::kHeads : Way::kSpans;
+  blocks_ = divide_up(pass.rows, most);
+  // Few heads are cut by rows, so that two threads end together.
+  if (way_ == Way::kHeads && pass.kv_heads * blocks_ < kHeadItems) {
+    blocks_ = std::max(blocks_, std::min(divide_up(kHeadItems, pass.kv_heads), pass.rows * pass.group / kLeastQueries));
+  }
+  block_rows_ = divide_up(pass.rows, blocks_);  // blocks of like size
+  blocks_ = divide_up(pass.rows, block_rows_);
+  group_ = std::clamp<int64_t>(spans * pass.kv_heads * blocks_ / kSpanItems, 1, kMostSpans);
+  groups_ = divide_up(spans, group_);
+  append_rows_ = divide_up(pass.rows, kAppendItems);
+  append_items_ = divide_up(pass.rows, append_rows_);
+  const int64_t items = pass.kv_heads * blocks_ * (way_ == Way::kSpans ? groups_ : 1);
+  const int64_t others = way_ == Way::kBlocks ? append_items_ : kSmallItems;
+  workers_ = std::min<int64_t>(kMaxWorkers, std::max(items, others));
   AttentionPass unused = pass;
   scratch_bytes_ = lay_out(nullptr, &unused);
 }
 
-int64_t AttentionPlan::first_chunk(const AttentionPass& pass, int64_t position) const {
-  return pass.window > 0 ? std::max<int64_t>(position + 1 - pass.window, 0) / kKvChunk : 0;
+int64_t AttentionPlan::first_span(const AttentionPass& pass, int64_t position) const {
+  return pass.window > 0 ? std::max<int64_t>(position + 1 - pass.window, 0) / kKvSpan : 0;
 }
 
 size_t AttentionPlan::lay_out(char* base, AttentionPass* pass) {
@@ -79,21 +88,15 @@ size_t AttentionPlan::lay_out(char* base, AttentionPass* pass) {
   const int64_t coded = pass->format == kKvInt8 ? queries_ : 0;
   pass->query_codes = pieces.take<int8_t>(coded * codes);
   pass->query_scales = pieces.take<float>(coded * groups);
-  const int64_t block_queries = block_rows_ * pass->group;
-  if (split_) {
-    partial_ = take_state(pieces, (chunk_end_ - chunk_begin_) * queries_, padded_dim_);
-    state_ = take_state(pieces, queries_, padded_dim_);
-  }
+  if (way_ == Way::kSpans) spans_ = take_state(pieces, (span_end_ - span_begin_) * queries_, padded_dim_);
   const size_t shared = pieces.used();
+  const int64_t block_queries = block_rows_ * pass->group;
   first_work_.scores = pieces.take<float>(block_queries * kKvChunk);
   const int64_t row_words = std::max<int64_t>(padded_dim_, codes / 4);
   first_work_.rows = pieces.take<float>(kKvTile * row_words);
   first_work_.across = pieces.take<float>(kKvTile * row_words);
   first_work_.scales = pieces.take<float>(kKvTile * groups);
-  if (!split_) {
-    partial_ = take_state(pieces, block_queries, padded_dim_);
-    state_ = take_state(pieces, block_queries, padded_dim_);
-  }
+  for (AttentionState* state : {&chunk_, &span_, &state_}) *state = take_state(pieces, block_queries, padded_dim_);
   const size_t one = pieces.used() - shared;
   work_floats_ = static_cast<int64_t>(one / sizeof(float));
   return shared + one * static_cast<size_t>(workers_);
@@ -107,72 +110,135 @@ AttentionWork AttentionPlan::work(int worker) const {
           first_work_.scales + offset};
 }
 
-void AttentionPlan::run(const SpecAttentionKernels& kernels, const AttentionPass& pass,
-                        const Executor& executor) const {
-  if (split_) {
-    run_split(kernels, pass, executor);
-  } else {
-    run_blocks(kernels, pass, executor);
+AttentionPlan::Block AttentionPlan::block_of(const AttentionPass& pass, int kv, int64_t index) const {
+  return {kv, index * block_rows_, std::min((index + 1) * block_rows_, pass.rows)};
+}
+
+void AttentionPlan::append_rows(const SpecAttentionKernels& kernels, const AttentionPass& pass, int64_t begin,
+                                int64_t end) const {
+  for (int64_t row = begin; row < end; ++row) {
+    for (int kv = 0; kv < pass.kv_heads; ++kv) kernels.append_row(pass, row, kv);
   }
 }
 
-void AttentionPlan::run_split(const SpecAttentionKernels& kernels, const AttentionPass& pass,
+void AttentionPlan::prepare_block(const SpecAttentionKernels& kernels, const AttentionPass& pass,
+                                  const Block& block) const {
+  for (int64_t row = block.begin; row < block.end; ++row) kernels.prepare_queries(pass, row, block.kv);
+}
+
+void AttentionPlan::attend_span(const SpecAttentionKernels& kernels, const AttentionPass& pass, const Block& block,
+                                int64_t span, int worker, const AttentionState& out) const {
+  const int64_t queries = (block.end - block.begin) * pass.group;
+  int64_t low = pass.past + pass.depths[block.begin], high = low;
+  for (int64_t row = block.begin; row < block.end; ++row) {
+    low = std::min<int64_t>(low, pass.past + pass.depths[row]);
+    high = std::max<int64_t>(high, pass.past + pass.depths[row]);
+  }
+  const int64_t seen = pass.window > 0 ? std::max<int64_t>(low + 1 - pass.window, 0) : 0;
+  const int64_t begin = std::max(span * kSpanChunks, seen / kKvChunk);
+  const int64_t end = std::min((span + 1) * kSpanChunks, high / kKvChunk + 1);
+  const AttentionState chunk_state = shift(chunk_, worker * work_floats_);
+  kernels.begin(padded_dim_, queries, out);
+  for (int64_t chunk = begin; chunk < end; ++chunk) {
+    kernels.attend_chunk(pass, block.kv, block.begin, block.end, chunk, work(worker), chunk_state);
+    kernels.fold(padded_dim_, queries, chunk_state, out);
+  }
+}
+
+void AttentionPlan::attend_block(const SpecAttentionKernels& kernels, const AttentionPass& pass, const Block& block,
+                                 int64_t begin, int64_t end, int worker) const {
+  const int64_t queries = (block.end - block.begin) * pass.group;
+  const AttentionState span_state = shift(span_, worker * work_floats_);
+  const AttentionState state = shift(state_, worker * work_floats_);
+  kernels.begin(padded_dim_, queries, state);
+  for (int64_t span = begin; span < end; ++span) {
+    attend_span(kernels, pass, block, span, worker, span_state);
+    kernels.fold(padded_dim_, queries, span_state, state);
+  }
+  kernels.finish(pass, block.kv, block.begin, block.end, state);
+}
+
+void AttentionPlan::finish_row(const SpecAttentionKernels& kernels, const AttentionPass& pass, int kv,
+                               int64_t row, int worker) const {
+  const int64_t position = pass.past + pass.depths[row], at = pass.query_index(kv, row);
+  const AttentionState state = shift(state_, worker * work_floats_);
+  kernels.begin(padded_dim_, pass.group, state);
+  for (int64_t span = first_span(pass, position); span <= position / kKvSpan; ++span) {
+    kernels.fold(padded_dim_, pass.group, advance(spans_, (span - span_begin_) * queries_ + at, padded_dim_), state);
+  }
+  kernels.finish(pass, kv, row, row + 1, state);
+}
+
+void AttentionPlan::run(const SpecAttentionKernels& kernels, const AttentionPass& pass,
+                        const Executor& executor) const {
+  switch (way_) {
+    case Way::kHeads: return run_heads(kernels, pass, executor);
+    case Way::kSpans: return run_spans(kernels, pass, executor);
+    case Way::kBlocks: return run_blocks(kernels, pass, executor);
+  }
+}
+
+void AttentionPlan::run_heads(const SpecAttentionKernels& kernels, const AttentionPass& pass,
+                              const Executor& executor) const {
+  // One item: it is done before another thread has woken up.
+  auto append = [&](int64_t) { append_rows(kernels, pass, 0, pass.rows); };
+  auto attend = [&](int64_t item, int worker) {
+    const Block block = block_of(pass, static_cast<int>(item % pass.kv_heads), item / pass.kv_heads);
+    kernels.fetch_keys(pass, block.kv, span_begin_ * kSpanChunks);
+    prepare_block(kernels, pass, block);
+    attend_block(kernels, pass, block, span_begin_, span_end_, worker);
+  };
+  run_phases(executor, {make_phase(1, append), make_phase(pass.kv_heads * blocks_, attend)});
+}
+
+void AttentionPlan::run_spans(const SpecAttentionKernels& kernels, const AttentionPass& pass,
                               const Executor& executor) const {
   const int64_t heads = pass.kv_heads;
-  auto prepare = [&](int64_t row) { kernels.prepare_row(pass, row); };
+  // A unit is a row of a kv head; an item of the small phases is a few of them.
+  const int64_t units = heads * pass.rows, share = divide_up(units, kSmallItems), items = divide_up(units, share);
+  auto prepare = [&](int64_t item) {
+    for (int64_t unit = item * share; unit < std::min((item + 1) * share, units); ++unit) {
+      kernels.append_row(pass, unit / heads, static_cast<int>(unit % heads));
+      kernels.prepare_queries(pass, unit / heads, static_cast<int>(unit % heads));
+    }
+  };
   auto attend = [&](int64_t item, int worker) {
-    const int kv = static_cast<int>(item % heads);
-    const int64_t block = item / heads % blocks_, group = item / heads / blocks_;
-    const int64_t begin = block * block_rows_, end = std::min(begin + block_rows_, pass.rows);
-    const int64_t last = std::min(chunk_begin_ + (group + 1) * group_, chunk_end_);
-    for (int64_t chunk = chunk_begin_ + group * group_; chunk < last; ++chunk) {
-      const int64_t at = (chunk - chunk_begin_) * queries_ + pass.query_index(kv, begin);
-      kernels.attend_chunk(pass, kv, begin, end, chunk, work(worker), advance(partial_, at, padded_dim_));
+    const Block block = block_of(pass, static_cast<int>(item % heads), item / heads % blocks_);
+    const int64_t begin = span_begin_ + item / heads / blocks_ * group_, end = std::min(begin + group_, span_end_);
+    const int64_t at = pass.query_index(block.kv, block.begin);
+    kernels.fetch_keys(pass, block.kv, begin * kSpanChunks);
+    for (int64_t span = begin; span < end; ++span) {
+      const AttentionState out = advance(spans_, (span - span_begin_) * queries_ + at, padded_dim_);
+      attend_span(kernels, pass, block, span, worker, out);
     }
   };
-  auto fold = [&](int64_t item) {
-    const int kv = static_cast<int>(item % heads);
-    const int64_t row = item / heads, position = pass.past + pass.depths[row], at = pass.query_index(kv, row);
-    const AttentionState state = advance(state_, at, padded_dim_);
-    kernels.begin(padded_dim_, pass.group, state);
-    for (int64_t chunk = first_chunk(pass, position); chunk <= position / kKvChunk; ++chunk) {
-      kernels.fold(padded_dim_, pass.group, advance(partial_, (chunk - chunk_begin_) * queries_ + at, padded_dim_),
-                   state);
+  auto finish = [&](int64_t item, int worker) {
+    for (int64_t unit = item * share; unit < std::min((item + 1) * share, units); ++unit) {
+      finish_row(kernels, pass, static_cast<int>(unit % heads), unit / heads, worker);
     }
-    kernels.finish(pass, kv, row, row + 1, state);
   };
-  run_phases(executor, {make_phase(pass.rows, prepare), make_phase(heads * blocks_ * groups_, attend),
-                        make_phase(heads * pass.rows, fold)});
+  run_phases(executor,
+             {make_phase(items, prepare), make_phase(heads * blocks_ * groups_, attend), make_phase(items, finish)});
 }
 
 void AttentionPlan::run_blocks(const SpecAttentionKernels& kernels, const AttentionPass& pass,
                                const Executor& executor) const {
   const int64_t heads = pass.kv_heads;
-  auto prepare = [&](int64_t item) {
-    const int64_t end = std::min((item + 1) * prepare_rows_, pass.rows);
-    for (int64_t row = item * prepare_rows_; row < end; ++row) kernels.prepare_row(pass, row);
+  auto append = [&](int64_t item) {
+    append_rows(kernels, pass, item * append_rows_, std::min((item + 1) * append_rows_, pass.rows));
   };
   auto attend = [&](int64_t item, int worker) {
-    const int kv = static_cast<int>(item % heads);
     // The last rows see the most keys: begun first, they leave no thread alone at the end.
-    const int64_t block = blocks_ - 1 - item / heads;
-    const int64_t begin = block * block_rows_, end = std::min(begin + block_rows_, pass.rows);
-    const int64_t queries = (end - begin) * pass.group;
-    int64_t low = pass.past + pass.depths[begin], high = low;
-    for (int64_t row = begin; row < end; ++row) {
+    const Block block = block_of(pass, static_cast<int>(item % heads), blocks_ - 1 - item / heads);
+    int64_t low = pass.past + pass.depths[block.begin], high = low;
+    for (int64_t row = block.begin; row < block.end; ++row) {
       low = std::min<int64_t>(low, pass.past + pass.depths[row]);
       high = std::max<int64_t>(high, pass.past + pass.depths[row]);
     }
-    const AttentionState partial = shift(partial_, worker * work_floats_);
-    const AttentionState state = shift(state_, worker * work_floats_);
-    kernels.begin(padded_dim_, queries, state);
-    for (int64_t chunk = first_chunk(pass, low); chunk <= high / kKvChunk; ++chunk) {
-      kernels.attend_chunk(pass, kv, begin, end, chunk, work(worker), partial);
-      kernels.fold(padded_dim_, queries, partial, state);
-    }
-    kernels.finish(pass, kv, begin, end, state);
+    prepare_block(kernels, pass, block);
+    attend_block(kernels, pass, block, first_span(pass, low), high / kKvSpan + 1, worker);
   };
-  run_phases(executor, {make_phase(prepare_items_, prepare), make_phase(heads * blocks_, attend)});
+  run_phases(executor, {make_phase(append_items_, append), make_phase(heads * blocks_, attend)});
 }
 
 }  // namespace edge_rt

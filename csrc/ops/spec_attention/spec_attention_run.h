@@ -9,8 +9,10 @@
 
 namespace edge_rt {
 
-// Few rows: every chunk of keys is an item, its results wait in scratch memory and are folded in a second phase. Many
-// rows: a block of rows is an item, and folds its chunks as it goes. Both fold the same numbers in the same order.
+// Three ways, which fold the same numbers in the same order:
+// - Few rows, one span of keys: some rows of a kv head are an item, from their queries to their results.
+// - Few rows, many spans: a span of a kv head is an item; its result waits in scratch memory to be folded.
+// - Many rows: a block of rows is an item, and folds its spans as it goes.
 class AttentionPlan {
  public:
   // The pass without its scratch pointers, but with depths.
@@ -24,24 +26,46 @@ class AttentionPlan {
   void run(const SpecAttentionKernels& kernels, const AttentionPass& pass, const Executor& executor) const;
 
  private:
-  size_t lay_out(char* base, AttentionPass* pass);
-  void run_split(const SpecAttentionKernels& kernels, const AttentionPass& pass, const Executor& executor) const;
-  void run_blocks(const SpecAttentionKernels& kernels, const AttentionPass& pass, const Executor& executor) const;
-  AttentionWork work(int worker) const;
-  // Chunk that holds the first position that a row at `position` attends to.
-  int64_t first_chunk(const AttentionPass& pass, int64_t position) const;
+  enum class Way { kHeads, kSpans, kBlocks };
 
-  bool split_;
-  int64_t block_rows_, blocks_, queries_;        // queries_: of all rows
-  int64_t chunk_begin_, chunk_end_, group_, groups_;  // chunks of the pass; chunks of an item; items per block
-  int64_t prepare_rows_, prepare_items_;
+  // Rows [begin, end) of a kv head.
+  struct Block {
+    int kv;
+    int64_t begin, end;
+  };
+
+  size_t lay_out(char* base, AttentionPass* pass);
+  void run_heads(const SpecAttentionKernels& kernels, const AttentionPass& pass, const Executor& executor) const;
+  void run_spans(const SpecAttentionKernels& kernels, const AttentionPass& pass, const Executor& executor) const;
+  void run_blocks(const SpecAttentionKernels& kernels, const AttentionPass& pass, const Executor& executor) const;
+  void append_rows(const SpecAttentionKernels& kernels, const AttentionPass& pass, int64_t begin, int64_t end) const;
+  void prepare_block(const SpecAttentionKernels& kernels, const AttentionPass& pass, const Block& block) const;
+  // The block's keys of a span.
+  void attend_span(const SpecAttentionKernels& kernels, const AttentionPass& pass, const Block& block, int64_t span,
+                   int worker, const AttentionState& out) const;
+  // All spans [begin, end), to the block's results.
+  void attend_block(const SpecAttentionKernels& kernels, const AttentionPass& pass, const Block& block, int64_t begin,
+                    int64_t end, int worker) const;
+  // Joins finished spans and writes a row's results.
+  void finish_row(const SpecAttentionKernels& kernels, const AttentionPass& pass, int kv, int64_t row, int worker) const;
+  Block block_of(const AttentionPass& pass, int kv, int64_t index) const;
+  AttentionWork work(int worker) const;
+  // Span that holds the first position that a row at `position` attends to.
+  int64_t first_span(const AttentionPass& pass, int64_t position) const;
+
+  Way way_;
+  int64_t block_rows_, blocks_, queries_;             // queries_: of all rows
+  int64_t span_begin_, span_end_, group_, groups_;    // spans of the pass; spans of an item; items per block
+  int64_t append_rows_, append_items_;
   int64_t workers_;
   int padded_dim_;
   size_t scratch_bytes_ = 0;
   AttentionWork first_work_{};
   int64_t work_floats_ = 0;       // distance between two workers' memory
-  AttentionState partial_{};      // split: [chunks][queries]; blocks: of worker 0
-  AttentionState state_{};        // split: [queries]; blocks: of worker 0
+  AttentionState chunk_{};        // of worker 0: one chunk,
+  AttentionState span_{};         // one span,
+  AttentionState state_{};        // and all of them, for the queries of a block
+  AttentionState spans_{};        // [spans][queries], if they wait to be folded
 };
 
 }  // namespace edge_rt
