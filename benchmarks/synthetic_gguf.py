@@ -6,7 +6,7 @@ For example::
         --vocabulary 128256
 
 Matrices are Q4_1, the tied embedding is Q8_0, as in the checkpoint that the other benchmarks use. The tokenizer knows
-single bytes only.
+single bytes and two merges.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def byte_tokens(count: int) -> tuple[list[str], list[int]]:
     letters = {byte: chr(byte) for byte in printable}
     for byte in range(256):
         letters.setdefault(byte, chr(256 + len(letters) - len(printable)))
-    tokens = ["<|begin|>", "<|end|>", *(letters[byte] for byte in range(256))]
-    kinds = [int(gguf.TokenType.CONTROL)] * 2 + [int(gguf.TokenType.NORMAL)] * 256
+    tokens = ["<|begin|>", "<|end|>", *(letters[byte] for byte in range(256)), "ab", "cd"]
+    kinds = [int(gguf.TokenType.CONTROL)] * 2 + [int(gguf.TokenType.NORMAL)] * 258
     fillers = count - len(tokens)
     return tokens + [f"<|filler_{i}|>" for i in range(fillers)], kinds + [int(gguf.TokenType.UNUSED)] * fillers
 
@@ -84,7 +84,7 @@ def main() -> None:
     writer.add_tokenizer_pre("smollm")
     writer.add_token_list(tokens)
     writer.add_token_types(kinds)
-    writer.add_token_merges([])
+    writer.add_token_merges(["a b", "c d"])
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(1)
     writer.add_add_bos_token(False)

@@ -46,6 +46,27 @@ Phase make_phase(int64_t items, Body& body) {
   return Phase{items, run, const_cast<void*>(static_cast<const void*>(&body))};
 }
 
+// Makes a phase of a member function `void run(int64_t item, int worker)`; the object must outlive run_phases.
+template <auto Member, class Object>
+Phase make_phase_of(int64_t items, Object* object) {
+  auto run = [](void* user, int64_t item, int worker) { (static_cast<Object*>(user)->*Member)(item, worker); };
+  return Phase{items, run, object};
+}
+
+// Phases that several parts of an operator add, to run them all with one fork.
+class PhaseList {
+ public:
+  static constexpr int kMost = 16;
+
+  void add(const Phase& phase) { phases_[count_++] = phase; }
+  const Phase* data() const { return phases_; }
+  int count() const { return count_; }
+
+ private:
+  Phase phases_[kMost];
+  int count_ = 0;
+};
+
 // Tells the core that this thread only waits.
 inline void pause_briefly() {
 #if defined(__x86_64__)
@@ -113,6 +134,10 @@ inline void run_phases(const Executor& executor, const Phase* phases, int count)
 
 inline void run_phases(const Executor& executor, std::initializer_list<Phase> phases) {
   run_phases(executor, phases.begin(), static_cast<int>(phases.size()));
+}
+
+inline void run_phases(const Executor& executor, const PhaseList& phases) {
+  run_phases(executor, phases.data(), phases.count());
 }
 
 // One phase: body(item) or body(item, worker) for every item below `items`.

@@ -1,6 +1,7 @@
 // Every operator of the library, once.
 #pragma once
 
+#include "ops/decoder_layer/decoder_layer_op.h"
 #include "ops/quant_embed/quant_embed_op.h"
 #include "ops/quant_linear/quant_linear_op.h"
 #include "ops/row_top_k/row_top_k_op.h"
@@ -9,6 +10,6 @@
 
 namespace edge_rt {
 
-using AllOps = ort::OpList<QuantLinear, QuantEmbed, RowTopK, SpecAttention>;
+using AllOps = ort::OpList<QuantLinear, QuantEmbed, RowTopK, SpecAttention, DecoderLayer>;
 
 }  // namespace edge_rt

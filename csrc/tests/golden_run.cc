@@ -101,7 +101,9 @@ std::vector<float> Attention::run(const KernelTable& kernels, const std::vector<
   AttentionPlan plan(pass);
   Memory scratch(plan.scratch_bytes());
   plan.place(scratch.as<void>(), &pass);
-  plan.run(kernels.spec_attention, pass, Executor{});
+  PhaseList phases;
+  plan.add_phases(kernels.spec_attention, pass, &phases);
+  run_phases(Executor{}, phases);
   return y;
 }
 

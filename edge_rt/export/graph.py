@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 import onnx_ir as ir
@@ -35,6 +35,26 @@ class Stream:
         """The rows, with nothing left to be added."""
         assert self.added is None, self.value.name
         return self.value
+
+
+class LayerMatrices(Protocol):
+    """Matrices of one layer."""
+
+    @property
+    def qkv(self) -> Linears:
+        """Queries, keys and values, stacked."""
+
+    @property
+    def output(self) -> Linears:
+        """Output of attention."""
+
+    @property
+    def gate_up(self) -> Linears:
+        """Gate and up projections, in the profile's order."""
+
+    @property
+    def down(self) -> Linears:
+        """Down projection."""
 
 
 class GraphBuilder(ABC):
@@ -76,6 +96,17 @@ class GraphBuilder(ABC):
     @abstractmethod
     def attention(self, qkv: ir.Value, layer: int) -> ir.Value:
         """Rotate ``qkv [rows, (heads + 2 kv_heads) * head_dim]``, append to the cache, attend."""
+
+    def layer(self, x: Stream, weights: LayerMatrices, index: int) -> Stream:
+        """Return the stream behind layer ``index``."""
+        qkv = self.linear(x, weights.qkv, f"layer{index}.qkv", norm=f"layer{index}.attention_norm")
+        return self.finish_layer(x, self.attention(qkv, index), weights, index)
+
+    def finish_layer(self, x: Stream, attended: ir.Value, weights: LayerMatrices, index: int) -> Stream:
+        """Return the stream behind what follows attention."""
+        x = self.add_linear(x, attended, weights.output, f"layer{index}.output")
+        hidden = self.gated(x, weights.gate_up, f"layer{index}.hidden", norm=f"layer{index}.mlp_norm")
+        return self.add_linear(x, hidden, weights.down, f"layer{index}.down")
 
     @abstractmethod
     def _cache_inputs(self) -> Sequence[ir.Value]:

@@ -146,14 +146,11 @@ def build_graph(
     """
     build = profile.builder(layout, config, activations)
     x = build.embed(weights.embedding, "embedding")
-    for i, layer in enumerate(weights.layers):
-        qkv = build.linear(x, layer.qkv, f"layer{i}.qkv", norm=f"layer{i}.attention_norm")
-        attended = build.attention(qkv, i)
-        if i == config.num_layers - 1:
-            # Behind the last attention rows no longer meet: only those that want logits go on.
-            attended = build.wanted(attended, "attention.wanted")
-            x = Stream(build.wanted(x.settled, "residual.wanted"))
-        x = build.add_linear(x, attended, layer.output, f"layer{i}.output")
-        hidden = build.gated(x, layer.gate_up, f"layer{i}.hidden", norm=f"layer{i}.mlp_norm")
-        x = build.add_linear(x, hidden, layer.down, f"layer{i}.down")
+    last = config.num_layers - 1
+    for i, layer in enumerate(weights.layers[:last]):
+        x = build.layer(x, layer, i)
+    qkv = build.linear(x, weights.layers[last].qkv, f"layer{last}.qkv", norm=f"layer{last}.attention_norm")
+    # Behind the last attention rows no longer meet: only those that want logits go on.
+    attended = build.wanted(build.attention(qkv, last), "attention.wanted")
+    x = build.finish_layer(Stream(build.wanted(x.settled, "residual.wanted")), attended, weights.layers[last], last)
     return build.model(build.linear(x, [weights.head], "logits", norm="final_norm"), producer)

@@ -25,7 +25,7 @@ from typing import Final
 
 import onnx_ir as ir
 
-from edge_rt.export.graph import GraphBuilder, Linears, Stream, graph_input
+from edge_rt.export.graph import GraphBuilder, LayerMatrices, Linears, Stream, graph_input
 from edge_rt.export.linear import Linear
 from edge_rt.export.native_weights import tiles_of
 from edge_rt.export.packing import FORMATS
@@ -82,9 +82,39 @@ class NativeBuilder(GraphBuilder):
 
     def attention(self, qkv: ir.Value, layer: int) -> ir.Value:
         """Rotate, append to the cache and attend."""
-        config = self._config
+        inputs = [qkv, *self._cache_of(layer)]
+        attributes = self._heads(layer)
+        return self.node("SpecAttention", inputs, [f"layer{layer}.attention"], domain=DOMAIN, attributes=attributes)[0]
+
+    def layer(self, x: Stream, weights: LayerMatrices, index: int) -> Stream:
+        """Return the stream behind layer ``index``: one operator, if every step is one matrix."""
+        groups = {"qkv": weights.qkv, "output": weights.output, "gate_up": weights.gate_up, "down": weights.down}
+        if any(len(group) != 1 for group in groups.values()):
+            return super().layer(x, weights, index)
+        matrices = {name: _only(group) for name, group in groups.items()}
+        tiles = {name: self.stored(tiles_of(matrix)) for name, matrix in matrices.items()}
         inputs = [
-            qkv,
+            x.settled,
+            *self._cache_of(index),
+            *[None] * 3,
+            self.stored(f"layer{index}.attention_norm"),
+            tiles["qkv"],
+            tiles["output"],
+            self.stored(f"layer{index}.mlp_norm"),
+            tiles["gate_up"],
+            tiles["down"],
+        ]
+        attributes: dict[str, int | float | str] = {
+            **self._heads(index),
+            "hidden": matrices["qkv"].in_features,
+            "intermediate": matrices["down"].in_features,
+            "epsilon": self._config.rms_norm_eps,
+            **{f"{name}_format": FORMATS[matrix.type_name] for name, matrix in matrices.items()},
+        }
+        return Stream(self.node("DecoderLayer", inputs, [f"layer{index}"], domain=DOMAIN, attributes=attributes)[0])
+
+    def _cache_of(self, layer: int) -> list[ir.Value]:
+        return [
             self._caches[layer],
             self._past_length,
             self._row_map,
@@ -93,14 +123,16 @@ class NativeBuilder(GraphBuilder):
             self.stored("rope.cos"),
             self.stored("rope.sin"),
         ]
-        attributes = {
+
+    def _heads(self, layer: int) -> dict[str, int | float | str]:
+        config = self._config
+        return {
             "num_heads": config.num_heads,
             "num_kv_heads": config.num_kv_heads,
             "head_dim": config.head_dim,
             "layer": layer,
             "scale": config.head_dim**-0.5,
         }
-        return self.node("SpecAttention", inputs, [f"layer{layer}.attention"], domain=DOMAIN, attributes=attributes)[0]
 
     def _product(self, x: ir.Value, layers: Linears, name: str, *, norm: str) -> ir.Value:
         if len(layers) == 1:

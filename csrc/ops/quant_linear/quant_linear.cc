@@ -30,9 +30,14 @@ bool weight_format_from_name(const char* name, WeightFormat* out) {
 }
 
 abi::Status* PackedMatrix::create(ort::Attributes& attributes) {
-  out_features = attributes.integer("out_features");
-  in_features = attributes.integer("in_features");
-  const std::string name = attributes.text("format");
+  const int64_t outs = attributes.integer("out_features"), ins = attributes.integer("in_features");
+  return create(attributes, attributes.text("format"), outs, ins);
+}
+
+abi::Status* PackedMatrix::create(const ort::Attributes& attributes, const std::string& name, int64_t outs,
+                                  int64_t ins) {
+  out_features = outs;
+  in_features = ins;
   if (!weight_format_from_name(name.c_str(), &format)) {
     return attributes.error("format is '%.20s', must be w4m, w4, w8, f16 or f32", name.c_str());
   }
@@ -112,14 +117,17 @@ abi::Status* QuantLinear::run(ort::OpContext& context, int64_t rows, LinearRows&
   const WeightFormat format = job.weight.format;
   ort::Scratch scratch;
   job.in = {rows, job.weight.blocks, nullptr, nullptr, nullptr};
-  if (const size_t bytes = run_scratch_bytes(format, rows, job.weight.blocks); bytes > 0) {
+  if (const size_t bytes = step_scratch_bytes(format, rows, job.weight.blocks); bytes > 0) {
     if (abi::Status* bad = context.scratch(bytes, &scratch)) return bad;
     job.in = place_activations(format, rows, job.weight.blocks, scratch.data());
   }
   const RoundRows rounding{context.input(0).as<const float>(), matrix_.in_features, context.input(2).as<const float>(),
                            epsilon_, format, job.in};
-  const int lanes = lanes_.load(std::memory_order_relaxed);
-  lanes_.store(run_linear(*kernels_, rounding, job, context.executor(), lanes), std::memory_order_relaxed);
+  LinearStep step(*kernels_, rounding, job, lanes_.load(std::memory_order_relaxed));
+  PhaseList phases;
+  step.add_phases(&phases);
+  run_phases(context.executor(), phases);
+  lanes_.store(step.workers(), std::memory_order_relaxed);
   return nullptr;
 }
 

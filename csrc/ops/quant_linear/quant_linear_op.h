@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <string>
 
 #include "ops/quant_linear/quant_linear.h"
 #include "ort/op.h"
@@ -15,6 +16,8 @@ struct PackedMatrix {
   int64_t in_features = 0;
 
   abi::Status* create(ort::Attributes& attributes);
+  // The same without reading attributes.
+  abi::Status* create(const ort::Attributes& attributes, const std::string& format_name, int64_t outs, int64_t ins);
   // Checks the input that holds the matrix against the attributes.
   abi::Status* view(const ort::OpContext& context, int index, PackedWeight* out) const;
 };

@@ -1,9 +1,6 @@
 #include "ops/quant_linear/quant_linear_run.h"
 
-#include <atomic>
 #include <vector>
-
-#include "ops/quant_linear/lanes.h"
 
 namespace edge_rt {
 namespace {
@@ -48,66 +45,50 @@ class OwnRows {
   std::vector<unsigned char> memory_;
 };
 
-// Tiles in lanes, one a thread, so that a thread fetches ahead what it will use itself; whose lane is done helps the
-// others.
-class TileLanes {
- public:
-  TileLanes(const LinearRows& job, int lanes)
-      : step_(job.paired ? 2 : 1), unit_bytes_(step_ * job.weight.tile_bytes()), weights_(job.weight.data),
-        lanes_(job.weight.tiles / step_, (kItemBytes + unit_bytes_ - 1) / unit_bytes_, lanes) {}
-
-  int64_t items() const { return lanes_.items(); }
-
-  void run_item(const QuantLinearKernels& kernels, const LinearRows& job, int worker) {
-    int seen = workers_.load(std::memory_order_relaxed);
-    while (worker >= seen && !workers_.compare_exchange_weak(seen, worker + 1, std::memory_order_relaxed)) {
-    }
-    const Lanes::Range range = lanes_.claim(counters_, worker);
-    kernels.tiles(job, range.begin * step_, range.end * step_, weights_ + range.lane_end * unit_bytes_);
-  }
-
-  int workers() const { return workers_.load(std::memory_order_relaxed); }
-
- private:
-  int64_t step_, unit_bytes_;
-  const uint8_t* weights_;
-  Lanes lanes_;
-  LaneCounters counters_;
-  std::atomic<int> workers_{1};
-};
-
 }  // namespace
 
-size_t run_scratch_bytes(WeightFormat format, int64_t rows, int64_t blocks) {
+size_t step_scratch_bytes(WeightFormat format, int64_t rows, int64_t blocks) {
   return rows > kMaxOwnRows ? activation_bytes(format, rows, blocks) : 0;
 }
 
-int run_linear(const QuantLinearKernels& kernels, const RoundRows& rounding, const LinearRows& job,
-               const Executor& executor, int lanes) {
-  const int64_t rows = job.in.rows, blocks = job.in.blocks, groups = job.in.groups();
-  TileLanes tiles(job, lanes);
-  if (rows > kMaxOwnRows) {
-    auto round = [&](int64_t group) { kernels.round_group(rounding, group, 0, blocks); };
-    auto multiply = [&](int64_t, int worker) { tiles.run_item(kernels, job, worker); };
-    run_phases(executor, {make_phase(groups, round), make_phase(tiles.items(), multiply)});
-    return tiles.workers();
+LinearStep::LinearStep(const QuantLinearKernels& kernels, const RoundRows& rounding, const LinearRows& job, int lanes)
+    : kernels_(kernels), rounding_(rounding), job_(job), tile_step_(job.paired ? 2 : 1),
+      unit_bytes_(tile_step_ * job.weight.tile_bytes()),
+      lanes_(job.weight.tiles / tile_step_, (kItemBytes + unit_bytes_ - 1) / unit_bytes_, lanes) {}
+
+void LinearStep::add_phases(PhaseList* phases) {
+  if (job_.in.rows > kMaxOwnRows) {
+    phases->add(make_phase_of<&LinearStep::round>(job_.in.groups(), this));
+    phases->add(make_phase_of<&LinearStep::multiply>(lanes_.items(), this));
+  } else {
+    phases->add(make_phase_of<&LinearStep::multiply_own>(lanes_.items(), this));
   }
-  Activations own[kMaxWorkers];
-  bool is_rounded[kMaxWorkers] = {};
-  auto multiply = [&](int64_t, int worker) {
-    if (!is_rounded[worker]) {
-      static thread_local OwnRows memory;
-      RoundRows mine = rounding;
-      mine.out = own[worker] = memory.place(job.weight.format, rows, blocks);
-      for (int64_t group = 0; group < groups; ++group) kernels.round_group(mine, group, 0, blocks);
-      is_rounded[worker] = true;
-    }
-    LinearRows mine = job;
-    mine.in = own[worker];
-    tiles.run_item(kernels, mine, worker);
-  };
-  run_phases(executor, {make_phase(tiles.items(), multiply)});
-  return tiles.workers();
+}
+
+void LinearStep::round(int64_t group, int) { kernels_.round_group(rounding_, group, 0, job_.in.blocks); }
+
+void LinearStep::multiply(int64_t, int worker) { run_tiles(job_, worker); }
+
+void LinearStep::multiply_own(int64_t, int worker) {
+  if (!is_rounded_[worker]) {
+    static thread_local OwnRows memory;
+    RoundRows mine = rounding_;
+    mine.out = own_[worker] = memory.place(job_.weight.format, job_.in.rows, job_.in.blocks);
+    for (int64_t group = 0; group < job_.in.groups(); ++group) kernels_.round_group(mine, group, 0, job_.in.blocks);
+    is_rounded_[worker] = true;
+  }
+  LinearRows mine = job_;
+  mine.in = own_[worker];
+  run_tiles(mine, worker);
+}
+
+void LinearStep::run_tiles(const LinearRows& job, int worker) {
+  int seen = workers_.load(std::memory_order_relaxed);
+  while (worker >= seen && !workers_.compare_exchange_weak(seen, worker + 1, std::memory_order_relaxed)) {
+  }
+  const Lanes::Range range = lanes_.claim(counters_, worker);
+  kernels_.tiles(job, range.begin * tile_step_, range.end * tile_step_,
+                 job.weight.data + range.lane_end * unit_bytes_);
 }
 
 }  // namespace edge_rt

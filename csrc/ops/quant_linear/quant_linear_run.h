@@ -1,10 +1,12 @@
 // How a checked product is spread over threads; knows nothing of ONNX Runtime.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
 #include "common/parallel.h"
+#include "ops/quant_linear/lanes.h"
 #include "ops/quant_linear/quant_linear.h"
 
 namespace edge_rt {
@@ -15,13 +17,40 @@ size_t activation_bytes(WeightFormat format, int64_t rows, int64_t blocks);
 // Points Activations into scratch memory of that size, 64-byte aligned.
 Activations place_activations(WeightFormat format, int64_t rows, int64_t blocks, void* scratch);
 
-// Scratch memory that run_linear needs: none for few rows, which every thread rounds into memory of its own.
-size_t run_scratch_bytes(WeightFormat format, int64_t rows, int64_t blocks);
+// Scratch memory that a LinearStep needs: none for few rows, which every thread rounds into memory of its own.
+size_t step_scratch_bytes(WeightFormat format, int64_t rows, int64_t blocks);
 
-// Rounds the rows and multiplies them, in one fork and join. The activations of `job` and `rounding` lie in scratch
-// memory of run_scratch_bytes, or nowhere if that is 0. `lanes` is the number of threads to plan for, which changes the
-// speed only; returns how many took part.
-int run_linear(const QuantLinearKernels& kernels, const RoundRows& rounding, const LinearRows& job,
-               const Executor& executor, int lanes);
+// Rows that are rounded and multiplied, as phases of an operator. A product of few rows is one phase, of many rows two.
+// The activations of `job` and `rounding` lie in scratch memory of step_scratch_bytes, or nowhere if that is 0. `lanes`
+// is the number of threads to plan for, which changes the speed only.
+class LinearStep {
+ public:
+  LinearStep(const QuantLinearKernels& kernels, const RoundRows& rounding, const LinearRows& job, int lanes);
+  LinearStep(const LinearStep&) = delete;
+  LinearStep& operator=(const LinearStep&) = delete;
+
+  void add_phases(PhaseList* phases);
+
+  // Threads that took part.
+  int workers() const { return workers_.load(std::memory_order_relaxed); }
+
+ private:
+  void round(int64_t group, int worker);
+  void multiply(int64_t item, int worker);
+  void multiply_own(int64_t item, int worker);
+  void run_tiles(const LinearRows& job, int worker);
+
+  const QuantLinearKernels& kernels_;
+  RoundRows rounding_;
+  LinearRows job_;
+  // Tiles lie in lanes, one a thread, so that a thread fetches ahead what it will use itself; whose lane is done helps
+  // the others.
+  int64_t tile_step_, unit_bytes_;
+  Lanes lanes_;
+  LaneCounters counters_;
+  std::atomic<int> workers_{1};
+  Activations own_[kMaxWorkers];
+  bool is_rounded_[kMaxWorkers] = {};
+};
 
 }  // namespace edge_rt

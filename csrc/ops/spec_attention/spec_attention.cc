@@ -56,8 +56,8 @@ abi::Status* SpecAttention::create(ort::Attributes& attributes) {
   if (!std::isfinite(fixed_.softcap) || fixed_.softcap < 0) {
     return attributes.error("softcap is %g, must be finite and not below 0", static_cast<double>(fixed_.softcap));
   }
-  if (!(fixed_.epsilon >= 0)) {
-    return attributes.error("epsilon is %g, must not be below 0", static_cast<double>(fixed_.epsilon));
+  if (!std::isfinite(fixed_.epsilon) || fixed_.epsilon < 0) {
+    return attributes.error("epsilon is %g, must be finite and not below 0", static_cast<double>(fixed_.epsilon));
   }
   fixed_.heads = static_cast<int>(heads);
   fixed_.kv_heads = static_cast<int>(kv_heads);
@@ -74,16 +74,14 @@ abi::Status* SpecAttention::create(ort::Attributes& attributes) {
 abi::Status* SpecAttention::check_shapes(const ort::OpContext& context, AttentionPass* pass) const {
   const int64_t dim = pass->head_dim;
   abi::Status* bad = nullptr;
-  if ((bad = context.check_shape(0, {-1, (pass->heads + 2 * pass->kv_heads) * dim})) != nullptr ||
-      (bad = context.check_shape(1, {2, pass->kv_heads, -1, -1})) != nullptr ||
+  if ((bad = context.check_shape(1, {2, pass->kv_heads, -1, -1})) != nullptr ||
       (bad = context.check_shape(2, {1})) != nullptr || (bad = context.check_shape(5, {-1})) != nullptr ||
       (bad = context.check_shape(6, {-1, -1})) != nullptr || (bad = context.check_shape(8, {dim})) != nullptr ||
       (bad = context.check_shape(9, {dim})) != nullptr || (bad = context.check_shape(10, {pass->heads})) != nullptr) {
     return bad;
   }
-  pass->rows = context.input(0).dims[0];
   pass->capacity = context.input(1).dims[2];
-  if (pass->rows < 1) return context.error("qkv has no rows");
+  if (pass->rows < 1) return context.error("%s has no rows", context.input_name(0));
   if (pass->capacity < 1 || pass->capacity > kMaxRows) {
     return context.error("cache has %lld rows, must be 1 to %lld", printable(pass->capacity), printable(kMaxRows));
   }
@@ -180,34 +178,42 @@ abi::Status* SpecAttention::find_depths(const ort::OpContext& context, Attention
   return nullptr;
 }
 
+abi::Status* SpecAttention::check(const ort::OpContext& context, int64_t rows, AttentionPass* pass,
+                                  int32_t* depths) const {
+  *pass = fixed_;
+  pass->rows = rows;
+  if (abi::Status* bad = check_shapes(context, pass)) return bad;
+  if (abi::Status* bad = check_cache(context, pass)) return bad;
+  pass->past = context.input(2).as<const int32_t>()[0];
+  pass->row_map = context.input(3).as<const int32_t>();
+  pass->parents = context.input(4).as<const int32_t>();
+  if (abi::Status* bad = check_rows(context, *pass)) return bad;
+  if (abi::Status* bad = find_depths(context, pass, depths)) return bad;
+  pass->cos = context.input(6).as<const float>();
+  pass->sin = context.input(7).as<const float>();
+  pass->q_norm = context.input(8).as<const float>();
+  pass->k_norm = context.input(9).as<const float>();
+  pass->sinks = context.input(10).as<const float>();
+  return nullptr;
+}
+
 abi::Status* SpecAttention::compute(ort::OpContext& context) const {
-  AttentionPass pass = fixed_;
-  if (abi::Status* bad = check_shapes(context, &pass)) return bad;
-  if (abi::Status* bad = check_cache(context, &pass)) return bad;
-  pass.past = context.input(2).as<const int32_t>()[0];
-  pass.row_map = context.input(3).as<const int32_t>();
-  pass.parents = context.input(4).as<const int32_t>();
-  if (abi::Status* bad = check_rows(context, pass)) return bad;
-  int32_t few[64];
-  std::vector<int32_t> many(pass.rows > 64 ? static_cast<size_t>(pass.rows) : 0);
-  int32_t* depths = pass.rows > 64 ? many.data() : few;
-  if (abi::Status* bad = find_depths(context, &pass, depths)) return bad;
+  if (abi::Status* bad = context.check_shape(0, {-1, qkv_features()})) return bad;
+  const int64_t rows = context.input(0).dims[0];
+  Depths depths(rows);
+  AttentionPass pass;
+  if (abi::Status* bad = check(context, rows, &pass, depths.data())) return bad;
   pass.qkv = context.input(0).as<const float>();
-  pass.cos = context.input(6).as<const float>();
-  pass.sin = context.input(7).as<const float>();
-  pass.q_norm = context.input(8).as<const float>();
-  pass.k_norm = context.input(9).as<const float>();
-  pass.sinks = context.input(10).as<const float>();
   ort::TensorView y;
-  if (abi::Status* bad = context.output(0, {pass.rows, static_cast<int64_t>(pass.heads) * pass.head_dim}, &y)) {
-    return bad;
-  }
+  if (abi::Status* bad = context.output(0, {rows, out_features()}, &y)) return bad;
   pass.y = y.as<float>();
   AttentionPlan plan(pass);
   ort::Scratch scratch;
   if (abi::Status* bad = context.scratch(plan.scratch_bytes(), &scratch)) return bad;
   plan.place(scratch.data(), &pass);
-  plan.run(*kernels_, pass, context.executor());
+  PhaseList phases;
+  plan.add_phases(*kernels_, pass, &phases);
+  run_phases(context.executor(), phases);
   return nullptr;
 }
 

@@ -1,6 +1,8 @@
 // SpecAttention's face to ONNX Runtime: inputs, attributes, checks.
 #pragma once
 
+#include <vector>
+
 #include "ops/spec_attention/spec_attention.h"
 #include "ort/op.h"
 
@@ -28,6 +30,25 @@ struct SpecAttention {
 
   abi::Status* create(ort::Attributes& attributes);
   abi::Status* compute(ort::OpContext& context) const;
+
+  // For operators that compute qkv themselves and have the other inputs at the same places: reads and checks those for a
+  // pass of `rows` rows. `depths` has room for as many. What is left to fill in: qkv, y, and scratch memory.
+  abi::Status* check(const ort::OpContext& context, int64_t rows, AttentionPass* pass, int32_t* depths) const;
+  int64_t qkv_features() const { return (fixed_.heads + 2 * fixed_.kv_heads) * int64_t{fixed_.head_dim}; }
+  int64_t out_features() const { return fixed_.heads * int64_t{fixed_.head_dim}; }
+  const SpecAttentionKernels& kernels() const { return *kernels_; }
+
+  // Depths of a pass's rows, on the stack for few.
+  class Depths {
+   public:
+    explicit Depths(int64_t rows) : many_(rows > kFew ? static_cast<size_t>(rows) : 0) {}
+    int32_t* data() { return many_.empty() ? few_ : many_.data(); }
+
+   private:
+    static constexpr int64_t kFew = 64;
+    int32_t few_[kFew];
+    std::vector<int32_t> many_;
+  };
 
  private:
   abi::Status* check_shapes(const ort::OpContext& context, AttentionPass* pass) const;

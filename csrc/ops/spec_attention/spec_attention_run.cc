@@ -70,6 +70,9 @@ AttentionPlan::AttentionPlan(const AttentionPass& pass) : padded_dim_(pass.padde
   groups_ = divide_up(spans, group_);
   append_rows_ = divide_up(pass.rows, kAppendItems);
   append_items_ = divide_up(pass.rows, append_rows_);
+  units_ = pass.kv_heads * pass.rows;
+  unit_share_ = divide_up(units_, kSmallItems);
+  unit_items_ = divide_up(units_, unit_share_);
   const int64_t items = pass.kv_heads * blocks_ * (way_ == Way::kSpans ? groups_ : 1);
   const int64_t others = way_ == Way::kBlocks ? append_items_ : kSmallItems;
   workers_ = std::min<int64_t>(kMaxWorkers, std::max(items, others));
@@ -110,135 +113,128 @@ AttentionWork AttentionPlan::work(int worker) const {
           first_work_.scales + offset};
 }
 
-AttentionPlan::Block AttentionPlan::block_of(const AttentionPass& pass, int kv, int64_t index) const {
-  return {kv, index * block_rows_, std::min((index + 1) * block_rows_, pass.rows)};
+AttentionPlan::Block AttentionPlan::block_of(int kv, int64_t index) const {
+  return {kv, index * block_rows_, std::min((index + 1) * block_rows_, pass_->rows)};
 }
 
-void AttentionPlan::append_rows(const SpecAttentionKernels& kernels, const AttentionPass& pass, int64_t begin,
-                                int64_t end) const {
+AttentionPlan::Positions AttentionPlan::positions(const Block& block) const {
+  const auto depths = std::minmax_element(pass_->depths + block.begin, pass_->depths + block.end);
+  return {pass_->past + *depths.first, pass_->past + *depths.second};
+}
+
+void AttentionPlan::append_rows(int64_t begin, int64_t end) const {
   for (int64_t row = begin; row < end; ++row) {
-    for (int kv = 0; kv < pass.kv_heads; ++kv) kernels.append_row(pass, row, kv);
+    for (int kv = 0; kv < pass_->kv_heads; ++kv) kernels_->append_row(*pass_, row, kv);
   }
 }
 
-void AttentionPlan::prepare_block(const SpecAttentionKernels& kernels, const AttentionPass& pass,
-                                  const Block& block) const {
-  for (int64_t row = block.begin; row < block.end; ++row) kernels.prepare_queries(pass, row, block.kv);
+void AttentionPlan::prepare_block(const Block& block) const {
+  for (int64_t row = block.begin; row < block.end; ++row) kernels_->prepare_queries(*pass_, row, block.kv);
 }
 
-void AttentionPlan::attend_span(const SpecAttentionKernels& kernels, const AttentionPass& pass, const Block& block,
-                                int64_t span, int worker, const AttentionState& out) const {
-  const int64_t queries = (block.end - block.begin) * pass.group;
-  int64_t low = pass.past + pass.depths[block.begin], high = low;
-  for (int64_t row = block.begin; row < block.end; ++row) {
-    low = std::min<int64_t>(low, pass.past + pass.depths[row]);
-    high = std::max<int64_t>(high, pass.past + pass.depths[row]);
-  }
-  const int64_t seen = pass.window > 0 ? std::max<int64_t>(low + 1 - pass.window, 0) : 0;
+void AttentionPlan::attend_span(const Block& block, int64_t span, int worker, const AttentionState& out) const {
+  const int64_t queries = (block.end - block.begin) * pass_->group;
+  const Positions at = positions(block);
+  const int64_t seen = pass_->window > 0 ? std::max<int64_t>(at.low + 1 - pass_->window, 0) : 0;
   const int64_t begin = std::max(span * kSpanChunks, seen / kKvChunk);
-  const int64_t end = std::min((span + 1) * kSpanChunks, high / kKvChunk + 1);
+  const int64_t end = std::min((span + 1) * kSpanChunks, at.high / kKvChunk + 1);
   const AttentionState chunk_state = shift(chunk_, worker * work_floats_);
-  kernels.begin(padded_dim_, queries, out);
+  kernels_->begin(padded_dim_, queries, out);
   for (int64_t chunk = begin; chunk < end; ++chunk) {
-    kernels.attend_chunk(pass, block.kv, block.begin, block.end, chunk, work(worker), chunk_state);
-    kernels.fold(padded_dim_, queries, chunk_state, out);
+    kernels_->attend_chunk(*pass_, block.kv, block.begin, block.end, chunk, work(worker), chunk_state);
+    kernels_->fold(padded_dim_, queries, chunk_state, out);
   }
 }
 
-void AttentionPlan::attend_block(const SpecAttentionKernels& kernels, const AttentionPass& pass, const Block& block,
-                                 int64_t begin, int64_t end, int worker) const {
-  const int64_t queries = (block.end - block.begin) * pass.group;
+void AttentionPlan::attend_block(const Block& block, int64_t begin, int64_t end, int worker) const {
+  const int64_t queries = (block.end - block.begin) * pass_->group;
   const AttentionState span_state = shift(span_, worker * work_floats_);
   const AttentionState state = shift(state_, worker * work_floats_);
-  kernels.begin(padded_dim_, queries, state);
+  kernels_->begin(padded_dim_, queries, state);
   for (int64_t span = begin; span < end; ++span) {
-    attend_span(kernels, pass, block, span, worker, span_state);
-    kernels.fold(padded_dim_, queries, span_state, state);
+    attend_span(block, span, worker, span_state);
+    kernels_->fold(padded_dim_, queries, span_state, state);
   }
-  kernels.finish(pass, block.kv, block.begin, block.end, state);
+  kernels_->finish(*pass_, block.kv, block.begin, block.end, state);
 }
 
-void AttentionPlan::finish_row(const SpecAttentionKernels& kernels, const AttentionPass& pass, int kv,
-                               int64_t row, int worker) const {
-  const int64_t position = pass.past + pass.depths[row], at = pass.query_index(kv, row);
+void AttentionPlan::finish_row(int kv, int64_t row, int worker) const {
+  const int64_t position = pass_->past + pass_->depths[row], at = pass_->query_index(kv, row);
   const AttentionState state = shift(state_, worker * work_floats_);
-  kernels.begin(padded_dim_, pass.group, state);
-  for (int64_t span = first_span(pass, position); span <= position / kKvSpan; ++span) {
-    kernels.fold(padded_dim_, pass.group, advance(spans_, (span - span_begin_) * queries_ + at, padded_dim_), state);
+  kernels_->begin(padded_dim_, pass_->group, state);
+  for (int64_t span = first_span(*pass_, position); span <= position / kKvSpan; ++span) {
+    kernels_->fold(padded_dim_, pass_->group, advance(spans_, (span - span_begin_) * queries_ + at, padded_dim_), state);
   }
-  kernels.finish(pass, kv, row, row + 1, state);
+  kernels_->finish(*pass_, kv, row, row + 1, state);
 }
 
-void AttentionPlan::run(const SpecAttentionKernels& kernels, const AttentionPass& pass,
-                        const Executor& executor) const {
+void AttentionPlan::add_phases(const SpecAttentionKernels& kernels, const AttentionPass& pass, PhaseList* phases) {
+  kernels_ = &kernels;
+  pass_ = &pass;
   switch (way_) {
-    case Way::kHeads: return run_heads(kernels, pass, executor);
-    case Way::kSpans: return run_spans(kernels, pass, executor);
-    case Way::kBlocks: return run_blocks(kernels, pass, executor);
+    case Way::kHeads:
+      // One item: it is done before another thread has woken up.
+      phases->add(make_phase_of<&AttentionPlan::append_all>(1, this));
+      phases->add(make_phase_of<&AttentionPlan::attend_heads>(pass.kv_heads * blocks_, this));
+      break;
+    case Way::kSpans:
+      phases->add(make_phase_of<&AttentionPlan::prepare_units>(unit_items_, this));
+      phases->add(make_phase_of<&AttentionPlan::attend_spans>(pass.kv_heads * blocks_ * groups_, this));
+      phases->add(make_phase_of<&AttentionPlan::finish_units>(unit_items_, this));
+      break;
+    case Way::kBlocks:
+      phases->add(make_phase_of<&AttentionPlan::append_some>(append_items_, this));
+      phases->add(make_phase_of<&AttentionPlan::attend_blocks>(pass.kv_heads * blocks_, this));
+      break;
   }
 }
 
-void AttentionPlan::run_heads(const SpecAttentionKernels& kernels, const AttentionPass& pass,
-                              const Executor& executor) const {
-  // One item: it is done before another thread has woken up.
-  auto append = [&](int64_t) { append_rows(kernels, pass, 0, pass.rows); };
-  auto attend = [&](int64_t item, int worker) {
-    const Block block = block_of(pass, static_cast<int>(item % pass.kv_heads), item / pass.kv_heads);
-    kernels.fetch_keys(pass, block.kv, span_begin_ * kSpanChunks);
-    prepare_block(kernels, pass, block);
-    attend_block(kernels, pass, block, span_begin_, span_end_, worker);
-  };
-  run_phases(executor, {make_phase(1, append), make_phase(pass.kv_heads * blocks_, attend)});
+void AttentionPlan::append_all(int64_t, int) { append_rows(0, pass_->rows); }
+
+void AttentionPlan::append_some(int64_t item, int) {
+  append_rows(item * append_rows_, std::min((item + 1) * append_rows_, pass_->rows));
 }
 
-void AttentionPlan::run_spans(const SpecAttentionKernels& kernels, const AttentionPass& pass,
-                              const Executor& executor) const {
-  const int64_t heads = pass.kv_heads;
-  // A unit is a row of a kv head; an item of the small phases is a few of them.
-  const int64_t units = heads * pass.rows, share = divide_up(units, kSmallItems), items = divide_up(units, share);
-  auto prepare = [&](int64_t item) {
-    for (int64_t unit = item * share; unit < std::min((item + 1) * share, units); ++unit) {
-      kernels.append_row(pass, unit / heads, static_cast<int>(unit % heads));
-      kernels.prepare_queries(pass, unit / heads, static_cast<int>(unit % heads));
-    }
-  };
-  auto attend = [&](int64_t item, int worker) {
-    const Block block = block_of(pass, static_cast<int>(item % heads), item / heads % blocks_);
-    const int64_t begin = span_begin_ + item / heads / blocks_ * group_, end = std::min(begin + group_, span_end_);
-    const int64_t at = pass.query_index(block.kv, block.begin);
-    kernels.fetch_keys(pass, block.kv, begin * kSpanChunks);
-    for (int64_t span = begin; span < end; ++span) {
-      const AttentionState out = advance(spans_, (span - span_begin_) * queries_ + at, padded_dim_);
-      attend_span(kernels, pass, block, span, worker, out);
-    }
-  };
-  auto finish = [&](int64_t item, int worker) {
-    for (int64_t unit = item * share; unit < std::min((item + 1) * share, units); ++unit) {
-      finish_row(kernels, pass, static_cast<int>(unit % heads), unit / heads, worker);
-    }
-  };
-  run_phases(executor,
-             {make_phase(items, prepare), make_phase(heads * blocks_ * groups_, attend), make_phase(items, finish)});
+void AttentionPlan::prepare_units(int64_t item, int) {
+  const int64_t heads = pass_->kv_heads;
+  for (int64_t unit = item * unit_share_; unit < std::min((item + 1) * unit_share_, units_); ++unit) {
+    kernels_->append_row(*pass_, unit / heads, static_cast<int>(unit % heads));
+    kernels_->prepare_queries(*pass_, unit / heads, static_cast<int>(unit % heads));
+  }
 }
 
-void AttentionPlan::run_blocks(const SpecAttentionKernels& kernels, const AttentionPass& pass,
-                               const Executor& executor) const {
-  const int64_t heads = pass.kv_heads;
-  auto append = [&](int64_t item) {
-    append_rows(kernels, pass, item * append_rows_, std::min((item + 1) * append_rows_, pass.rows));
-  };
-  auto attend = [&](int64_t item, int worker) {
-    // The last rows see the most keys: begun first, they leave no thread alone at the end.
-    const Block block = block_of(pass, static_cast<int>(item % heads), blocks_ - 1 - item / heads);
-    int64_t low = pass.past + pass.depths[block.begin], high = low;
-    for (int64_t row = block.begin; row < block.end; ++row) {
-      low = std::min<int64_t>(low, pass.past + pass.depths[row]);
-      high = std::max<int64_t>(high, pass.past + pass.depths[row]);
-    }
-    prepare_block(kernels, pass, block);
-    attend_block(kernels, pass, block, first_span(pass, low), high / kKvSpan + 1, worker);
-  };
-  run_phases(executor, {make_phase(append_items_, append), make_phase(heads * blocks_, attend)});
+void AttentionPlan::attend_heads(int64_t item, int worker) {
+  const Block block = block_of(static_cast<int>(item % pass_->kv_heads), item / pass_->kv_heads);
+  kernels_->fetch_keys(*pass_, block.kv, span_begin_ * kSpanChunks);
+  prepare_block(block);
+  attend_block(block, span_begin_, span_end_, worker);
+}
+
+void AttentionPlan::attend_spans(int64_t item, int worker) {
+  const int64_t heads = pass_->kv_heads;
+  const Block block = block_of(static_cast<int>(item % heads), item / heads % blocks_);
+  const int64_t begin = span_begin_ + item / heads / blocks_ * group_, end = std::min(begin + group_, span_end_);
+  const int64_t at = pass_->query_index(block.kv, block.begin);
+  kernels_->fetch_keys(*pass_, block.kv, begin * kSpanChunks);
+  for (int64_t span = begin; span < end; ++span) {
+    attend_span(block, span, worker, advance(spans_, (span - span_begin_) * queries_ + at, padded_dim_));
+  }
+}
+
+void AttentionPlan::attend_blocks(int64_t item, int worker) {
+  const int64_t heads = pass_->kv_heads;
+  // The last rows see the most keys: begun first, they leave no thread alone at the end.
+  const Block block = block_of(static_cast<int>(item % heads), blocks_ - 1 - item / heads);
+  const Positions at = positions(block);
+  prepare_block(block);
+  attend_block(block, first_span(*pass_, at.low), at.high / kKvSpan + 1, worker);
+}
+
+void AttentionPlan::finish_units(int64_t item, int worker) {
+  const int64_t heads = pass_->kv_heads;
+  for (int64_t unit = item * unit_share_; unit < std::min((item + 1) * unit_share_, units_); ++unit) {
+    finish_row(static_cast<int>(unit % heads), unit / heads, worker);
+  }
 }
 
 }  // namespace edge_rt

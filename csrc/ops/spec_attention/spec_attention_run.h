@@ -23,7 +23,8 @@ class AttentionPlan {
   // Points the pass into scratch memory of that size.
   void place(void* scratch, AttentionPass* pass);
 
-  void run(const SpecAttentionKernels& kernels, const AttentionPass& pass, const Executor& executor) const;
+  // Adds the phases of a pass that lies in scratch memory; plan, kernels and pass must outlive them.
+  void add_phases(const SpecAttentionKernels& kernels, const AttentionPass& pass, PhaseList* phases);
 
  private:
   enum class Way { kHeads, kSpans, kBlocks };
@@ -35,28 +36,39 @@ class AttentionPlan {
   };
 
   size_t lay_out(char* base, AttentionPass* pass);
-  void run_heads(const SpecAttentionKernels& kernels, const AttentionPass& pass, const Executor& executor) const;
-  void run_spans(const SpecAttentionKernels& kernels, const AttentionPass& pass, const Executor& executor) const;
-  void run_blocks(const SpecAttentionKernels& kernels, const AttentionPass& pass, const Executor& executor) const;
-  void append_rows(const SpecAttentionKernels& kernels, const AttentionPass& pass, int64_t begin, int64_t end) const;
-  void prepare_block(const SpecAttentionKernels& kernels, const AttentionPass& pass, const Block& block) const;
+  // Items of phases.
+  void append_all(int64_t item, int worker);
+  void append_some(int64_t item, int worker);
+  void prepare_units(int64_t item, int worker);
+  void attend_heads(int64_t item, int worker);
+  void attend_spans(int64_t item, int worker);
+  void attend_blocks(int64_t item, int worker);
+  void finish_units(int64_t item, int worker);
+  void append_rows(int64_t begin, int64_t end) const;
+  void prepare_block(const Block& block) const;
   // The block's keys of a span.
-  void attend_span(const SpecAttentionKernels& kernels, const AttentionPass& pass, const Block& block, int64_t span,
-                   int worker, const AttentionState& out) const;
+  void attend_span(const Block& block, int64_t span, int worker, const AttentionState& out) const;
   // All spans [begin, end), to the block's results.
-  void attend_block(const SpecAttentionKernels& kernels, const AttentionPass& pass, const Block& block, int64_t begin,
-                    int64_t end, int worker) const;
+  void attend_block(const Block& block, int64_t begin, int64_t end, int worker) const;
   // Joins finished spans and writes a row's results.
-  void finish_row(const SpecAttentionKernels& kernels, const AttentionPass& pass, int kv, int64_t row, int worker) const;
-  Block block_of(const AttentionPass& pass, int kv, int64_t index) const;
+  void finish_row(int kv, int64_t row, int worker) const;
+  // First and last position of the block's rows.
+  struct Positions {
+    int64_t low, high;
+  };
+  Positions positions(const Block& block) const;
+  Block block_of(int kv, int64_t index) const;
   AttentionWork work(int worker) const;
   // Span that holds the first position that a row at `position` attends to.
   int64_t first_span(const AttentionPass& pass, int64_t position) const;
 
+  const SpecAttentionKernels* kernels_ = nullptr;
+  const AttentionPass* pass_ = nullptr;
   Way way_;
   int64_t block_rows_, blocks_, queries_;             // queries_: of all rows
   int64_t span_begin_, span_end_, group_, groups_;    // spans of the pass; spans of an item; items per block
   int64_t append_rows_, append_items_;
+  int64_t units_, unit_share_, unit_items_;           // a unit is a row of a kv head
   int64_t workers_;
   int padded_dim_;
   size_t scratch_bytes_ = 0;

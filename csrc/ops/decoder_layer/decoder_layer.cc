@@ -1,0 +1,113 @@
+#include "ops/decoder_layer/decoder_layer_op.h"
+
+#include <algorithm>
+#include <string>
+
+#include "kernels/kernel_table.h"
+#include "ops/spec_attention/spec_attention_run.h"
+
+namespace edge_rt {
+namespace {
+
+constexpr int kInputOf[] = {12, 13, 15, 16};  // of qkv, output, gate_up and down
+constexpr const char* kNames[] = {"qkv", "output", "gate_up", "down"};
+constexpr int kAttentionNorm = 11, kMlpNorm = 14;
+
+size_t aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+}  // namespace
+
+abi::Status* DecoderLayer::create(ort::Attributes& attributes) {
+  if (abi::Status* bad = attention_.create(attributes)) return bad;
+  const int64_t hidden = attributes.integer("hidden"), intermediate = attributes.integer("intermediate");
+  epsilon_ = attributes.real("epsilon", 1e-6f);
+  const int64_t outs[] = {attention_.qkv_features(), hidden, 2 * intermediate, hidden};
+  const int64_t ins[] = {hidden, attention_.out_features(), hidden, intermediate};
+  for (int i = 0; i < kMatrixCount; ++i) {
+    const std::string format = attributes.text((std::string(kNames[i]) + "_format").c_str());
+    if (abi::Status* bad = matrices_[i].create(attributes, format, outs[i], ins[i])) return bad;
+  }
+  if (intermediate % kTileRows != 0) {
+    return attributes.error("intermediate is %lld, must be a multiple of %d", static_cast<long long>(intermediate),
+                            kTileRows);
+  }
+  kernels_ = &kernel_table(attributes.isa()).quant_linear;
+  return nullptr;
+}
+
+abi::Status* DecoderLayer::check(const ort::OpContext& context, int64_t rows, PackedWeight* weights) const {
+  const int64_t hidden = matrices_[kQkv].in_features;
+  abi::Status* bad = nullptr;
+  if ((bad = context.check_shape(0, {rows, hidden})) != nullptr ||
+      (bad = context.check_shape(kAttentionNorm, {hidden})) != nullptr ||
+      (bad = context.check_shape(kMlpNorm, {hidden})) != nullptr) {
+    return bad;
+  }
+  for (int i = 0; i < kMatrixCount; ++i) {
+    if ((bad = matrices_[i].view(context, kInputOf[i], &weights[i])) != nullptr) return bad;
+  }
+  return nullptr;
+}
+
+abi::Status* DecoderLayer::compute(ort::OpContext& context) const {
+  const int64_t rows = context.input(0).rank > 0 ? context.input(0).dims[0] : 0;
+  PackedWeight weights[kMatrixCount];
+  if (abi::Status* bad = check(context, rows, weights)) return bad;
+  SpecAttention::Depths depths(rows);
+  AttentionPass pass;
+  if (abi::Status* bad = attention_.check(context, rows, &pass, depths.data())) return bad;
+  ort::TensorView y;
+  if (abi::Status* bad = context.output(0, {rows, matrices_[kDown].out_features}, &y)) return bad;
+
+  size_t widths[] = {0, 0, 0, 0}, activations = 0;
+  const int64_t columns[] = {attention_.qkv_features(), attention_.out_features(), matrices_[kOutput].out_features,
+                             matrices_[kDown].in_features};
+  for (int i = 0; i < 4; ++i) widths[i] = aligned(sizeof(float) * static_cast<size_t>(rows * columns[i]));
+  for (const PackedWeight& weight : weights) {
+    activations = std::max(activations, aligned(step_scratch_bytes(weight.format, rows, weight.blocks)));
+  }
+  AttentionPlan plan(pass);
+  ort::Scratch scratch;
+  const size_t shared = widths[0] + widths[1] + widths[2] + widths[3] + activations;
+  if (abi::Status* bad = context.scratch(shared + plan.scratch_bytes(), &scratch)) return bad;
+  char* at = scratch.as<char>();
+  float* floats[4];
+  for (int i = 0; i < 4; ++i, at += widths[i - 1]) floats[i] = reinterpret_cast<float*>(at);
+  plan.place(at + activations, &pass);
+  pass.qkv = floats[0];
+  pass.y = floats[1];
+
+  const float* x = context.input(0).as<const float>();
+  const float* attention_norm = context.input(kAttentionNorm).as<const float>();
+  const float* mlp_norm = context.input(kMlpNorm).as<const float>();
+  const int lanes = lanes_.load(std::memory_order_relaxed);
+  const auto rounding = [&](Matrix which, const float* from, const float* norm) {
+    const PackedWeight& weight = weights[which];
+    const bool many = step_scratch_bytes(weight.format, rows, weight.blocks) > 0;
+    const Activations out = many ? place_activations(weight.format, rows, weight.blocks, at)
+                                 : Activations{rows, weight.blocks, nullptr, nullptr, nullptr};
+    return RoundRows{from, matrices_[which].in_features, norm, epsilon_, weight.format, out};
+  };
+  const auto product = [&](Matrix which, const RoundRows& rounded, const float* residual, float* to) {
+    const bool paired = which == kGateUp;
+    const int64_t out = matrices_[which].out_features;
+    return LinearRows{weights[which], rounded.out, out, paired ? out / 2 : out, paired, nullptr, nullptr, residual, to};
+  };
+  const RoundRows inputs[] = {rounding(kQkv, x, attention_norm), rounding(kOutput, floats[1], nullptr),
+                              rounding(kGateUp, floats[2], mlp_norm), rounding(kDown, floats[3], nullptr)};
+  LinearStep qkv(*kernels_, inputs[kQkv], product(kQkv, inputs[kQkv], nullptr, floats[0]), lanes);
+  LinearStep output(*kernels_, inputs[kOutput], product(kOutput, inputs[kOutput], x, floats[2]), lanes);
+  LinearStep gate_up(*kernels_, inputs[kGateUp], product(kGateUp, inputs[kGateUp], nullptr, floats[3]), lanes);
+  LinearStep down(*kernels_, inputs[kDown], product(kDown, inputs[kDown], floats[2], y.as<float>()), lanes);
+  PhaseList phases;
+  qkv.add_phases(&phases);
+  plan.add_phases(attention_.kernels(), pass, &phases);
+  output.add_phases(&phases);
+  gate_up.add_phases(&phases);
+  down.add_phases(&phases);
+  run_phases(context.executor(), phases);
+  lanes_.store(gate_up.workers(), std::memory_order_relaxed);
+  return nullptr;
+}
+
+}  // namespace edge_rt
