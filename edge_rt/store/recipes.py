@@ -97,7 +97,7 @@ class Recipe:
         file: the one file that every source must deliver, with size and hash.
         sources: where to fetch it, in the order in which they are tried.
         activations: activation type of the export.
-        golden: token ids that tests compare with, as the JSON has them; None if absent.
+        golden: answers that tests compare with, as the JSON has them; None if absent.
     """
 
     name: str

@@ -20,17 +20,19 @@ struct Ahead {
   int64_t row_bytes;
   int count;  // rows to go
 
+  // To the second level: the first has no room for lines to wait, and loads would wait behind them.
+  static EDGE_RT_INLINE void fetch_line(const uint8_t* p) { __builtin_prefetch(p, 0, 2); }
   EDGE_RT_INLINE void fetch(int wanted) {
     for (; wanted > 0 && count > 0; --wanted, --count) {
       const uint8_t* row = plane + *rows++ * row_bytes;
       const uint8_t* end = row + row_bytes;
       for (; row + 192 < end; row += 256) {
-        prefetch(row);
-        prefetch(row + 64);
-        prefetch(row + 128);
-        prefetch(row + 192);
+        fetch_line(row);
+        fetch_line(row + 64);
+        fetch_line(row + 128);
+        fetch_line(row + 192);
       }
-      for (; row < end; row += 64) prefetch(row);
+      for (; row < end; row += 64) fetch_line(row);
     }
   }
   // Rows to fetch in each of some steps.
