@@ -8,7 +8,7 @@ the answers' tokens.
 Needs torch and transformers (torch 2.13.0, transformers 5.23.0 were used). Prompts: a JSON-lines file whose entries
 hold ``turns``, such as Spec-Bench's question.jsonl (https://github.com/hemingkx/Spec-Bench)::
 
-    python benchmarks/fidelity.py --gguf model.gguf --package int8-package --package float-package \
+    python benchmarks/fidelity.py --gguf model.gguf --package native-package --package float-package \
         --prompts question.jsonl --tokens 3000
 """
 
@@ -131,6 +131,7 @@ def main() -> None:
         "packages": [
             {
                 "package": name,
+                "op_profile": model.package.manifest.op_profile,
                 "activations": model.package.manifest.activations,
                 "top1_agreement": float(np.concatenate(agree[name]).mean()),
                 "mean_kl": float(np.concatenate(kl[name]).mean()),
@@ -143,7 +144,8 @@ def main() -> None:
         return
     print(f"{compared} tokens of {prompts} answers")
     for row in report["packages"]:
-        print(f"{row['activations']:>6} activations: top-1 {row['top1_agreement']:.2%}, KL {row['mean_kl']:.3e} nats")
+        kind = f"{row['op_profile']}, {row['activations']} activations"
+        print(f"{kind}: top-1 {row['top1_agreement']:.2%}, KL {row['mean_kl']:.3e} nats")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -260,8 +261,10 @@ class Session:
                 f"Got {isa!r} for a graph of the op profile {profile!r}.",
                 "Leave it out, or export the model with --profile native.",
             )
+        # A native session reads the mapped file and packs nothing.
+        pages = huge_pages_for_new_memory if profile == "portable" else nullcontext
         try:
-            with huge_pages_for_new_memory():
+            with pages():
                 self._session = ort.InferenceSession(str(graph), options, providers=list(providers))
         except Exception as error:
             raise translate(error, loading=True) from error

@@ -81,3 +81,8 @@ def pytest_configure(config):
 def pytest_addoption(parser):
     """Add the option of the fidelity test."""
     parser.addoption("--prompts", help="JSON lines with 'turns' (Spec-Bench's question.jsonl) for the fidelity test")
+
+
+def pytest_collection_modifyitems(items):
+    """Put sessions with thread pools of their own first: ONNX Runtime refuses them once the process has a pool."""
+    items.sort(key=lambda item: item.get_closest_marker("own_pools") is None)

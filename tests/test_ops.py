@@ -23,6 +23,8 @@ from edge_rt.ops import (
 )
 from tests.helpers.native import build_test_ops
 
+pytestmark = pytest.mark.own_pools
+
 FLOAT, INT32, INT64 = ir.DataType.FLOAT, ir.DataType.INT32, ir.DataType.INT64
 ISAS = ("scalar", "avx2", "avx_vnni", "avx512_vnni", "neon_dotprod", "neon_i8mm")
 """In the order of their numbers in ``csrc/common/isa.h``."""

@@ -11,6 +11,8 @@
 #include <thread>
 #include <type_traits>
 
+#include "common/float_mode.h"
+
 namespace edge_rt {
 
 // Most threads that ever work on one set of phases, so also the bound of the worker numbers.
@@ -91,6 +93,7 @@ struct PhaseRun {
     // A call that comes late finds everything claimed; it must not take a worker number.
     int64_t item = next.load(std::memory_order_relaxed);
     if (item >= total) return;
+    const DefaultFloatMode mode;
     const int worker = workers.fetch_add(1, std::memory_order_relaxed);
     int phase = 0;
     int64_t begin = 0;  // number of the first item of `phase`
@@ -121,6 +124,7 @@ inline void run_phases(const Executor& executor, const Phase* phases, int count)
     if (phases[i].items > widest) widest = phases[i].items;
   }
   if (widest <= 1 || executor.parallel_for == nullptr) {
+    const DefaultFloatMode mode;
     for (int i = 0; i < count; ++i) {
       for (int64_t item = 0; item < phases[i].items; ++item) phases[i].run(phases[i].user, item, 0);
     }

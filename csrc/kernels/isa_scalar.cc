@@ -1,4 +1,8 @@
 // All kernels for scalar.
+#if defined(__AVX__)
+#error "The scalar kernels must run on every CPU: build without -march=native"
+#endif
+
 #define EDGE_RT_ISA_NAMESPACE scalar
 #include "kernels/kernel_table.h"
 #include "kernels/simd_scalar.h"

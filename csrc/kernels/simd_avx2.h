@@ -2,6 +2,10 @@
 // integer dot product is one instruction. What the functions mean is in simd_scalar.h.
 #pragma once
 
+#if defined(__FAST_MATH__)
+#error "edge-rt's kernels promise the same bits everywhere: build without -ffast-math"
+#endif
+
 #include <immintrin.h>
 
 #include <cstdint>

@@ -1,6 +1,10 @@
 // The 16-lane vector types on AVX-512 with VNNI: one register each. What the functions mean is in simd_scalar.h.
 #pragma once
 
+#if defined(__FAST_MATH__)
+#error "edge-rt's kernels promise the same bits everywhere: build without -ffast-math"
+#endif
+
 // GCC 12 takes the deliberately undefined registers inside of its own intrinsics for a mistake of their callers.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic push

@@ -2,6 +2,10 @@
 // in simd_scalar.h.
 #pragma once
 
+#if defined(__FAST_MATH__)
+#error "edge-rt's kernels promise the same bits everywhere: build without -ffast-math"
+#endif
+
 #include <arm_neon.h>
 
 #include <cstdint>

@@ -5,6 +5,10 @@
 // The includer defines EDGE_RT_ISA_NAMESPACE, which keeps the sets apart in one library.
 #pragma once
 
+#if defined(__FAST_MATH__)
+#error "edge-rt's kernels promise the same bits everywhere: build without -ffast-math"
+#endif
+
 #include <cstdint>
 #include <cstring>
 

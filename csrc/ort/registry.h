@@ -8,6 +8,7 @@
 #include <string>
 #include <tuple>
 
+#include "common/float_mode.h"
 #include "ort/op.h"
 
 namespace edge_rt::ort {
@@ -94,6 +95,7 @@ struct CustomOpBase : abi::OpRecord {
   static abi::Status* run_kernel(void* self, abi::KernelContext* raw) {
     const Kernel& kernel = *static_cast<const Kernel*>(self);
     const Api& api = kernel.op->api;
+    const DefaultFloatMode mode;
     try {
       OpContext context(api, raw, kShape, kernel.allocator);
       if (abi::Status* bad = context.read_inputs()) return bad;

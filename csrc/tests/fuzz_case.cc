@@ -132,11 +132,12 @@ uint16_t moderate_half(Random& random) {
 }
 
 std::vector<Mistake> lasting_mistakes(const Subject& subject) {
-  const int required = subject.required;
+  const std::vector<int> required = subject.required;
   const std::vector<std::string> names = subject.required_attributes;
   return {{"input missing",
            [required](Case& call, Random& random) {
-             call.inputs[static_cast<size_t>(random.below(required))].present = false;
+             const auto which = static_cast<size_t>(random.below(static_cast<int64_t>(required.size())));
+             call.inputs[static_cast<size_t>(required[which])].present = false;
              call.words = {"is missing"};
              return true;
            }},

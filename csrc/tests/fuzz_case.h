@@ -72,6 +72,7 @@ struct Case {
   std::vector<std::vector<int64_t>> outputs;  // dimensions that they must have
   std::vector<int> output_types;
 
+  std::string feature;  // what a good call is about, to be counted
   // Kinds of mistakes in it; none: the call must work. Several are joined by "+".
   std::string mistake;
   std::vector<std::string> words;  // the message must hold one of them; none: any message will do
@@ -110,12 +111,13 @@ using CheckedDims = std::vector<std::pair<int, std::vector<int>>>;
 struct Subject {
   const char* op;
   std::function<Case(Random&)> make;
-  int required;  // so many inputs, the first ones, cannot be left out
+  std::vector<int> required;  // inputs that cannot be left out
   CheckedDims checked;
   std::vector<std::string> required_attributes;
   std::vector<int> packed_inputs;  // bytes that hold numbers of other types
   bool shares_work;  // asks for threads and scratch memory
   std::vector<Mistake> own_mistakes;
+  std::vector<std::string> features;  // that good calls must have had, among them
 };
 
 // The mistakes that any op can be called with.
@@ -130,5 +132,6 @@ Subject quant_linear();
 Subject quant_embed();
 Subject row_top_k();
 Subject spec_attention();
+Subject decoder_layer();
 
 }  // namespace edge_rt::fuzz

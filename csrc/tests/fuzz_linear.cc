@@ -2,8 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "ops/quant_linear/quant_linear.h"
-#include "tests/fuzz_case.h"
+#include "tests/fuzz_parts.h"
 
 namespace edge_rt::fuzz {
 namespace {
@@ -11,15 +10,10 @@ namespace {
 constexpr const char* kFormatNames[kWeightFormatCount] = {"w4m", "w4", "w8", "f16", "f32"};
 constexpr int64_t kMostProducts = 50000;  // of a call: it should take a millisecond
 
-struct Sizes {
-  WeightFormat format;
-  int64_t outputs, inputs;
-};
-
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-Sizes any_sizes(Random& random) {
-  Sizes sizes;
+MatrixSizes any_sizes(Random& random) {
+  MatrixSizes sizes;
   sizes.format = static_cast<WeightFormat>(random.below(kWeightFormatCount));
   sizes.outputs = random.size(100);
   if (rounds_activations(sizes.format)) {
@@ -30,39 +24,8 @@ Sizes any_sizes(Random& random) {
   return sizes;
 }
 
-// Moderate weights; padding columns are 0 as the format wants, padding rows are rubbish that must not matter.
-Input packed(Random& random, const Sizes& sizes) {
-  const int64_t tiles = divide_up(sizes.outputs, kTileRows), blocks = divide_up(sizes.inputs, kBlock);
-  const int64_t size = block_bytes(sizes.format);
-  Input weight = bytes(random, {tiles, blocks, size});
-  weight.alignment = random.pick<size_t>({64, 64, 16, 4});
-  for (int64_t block = 0; block < tiles * blocks; ++block) {
-    const int64_t real_rows = std::min<int64_t>(kTileRows, sizes.outputs - block / blocks * kTileRows);
-    const int64_t real_inputs = std::min<int64_t>(kBlock, sizes.inputs - block % blocks * kBlock);
-    const int64_t codes = sizes.format == WeightFormat::kW8 ? 512 : 256;
-    if (rounds_activations(sizes.format)) {
-      for (int64_t at = codes; at < size; at += 2) {
-        if ((at - codes) / 2 % kTileRows < real_rows) weight.set((block * size + at) / 2, moderate_half(random));
-      }
-      continue;
-    }
-    const bool is_half = sizes.format == WeightFormat::kF16;
-    for (int64_t i = 0; i < kBlock * kTileRows; ++i) {
-      if (i % kTileRows >= real_rows) continue;
-      const bool is_real = i / kTileRows < real_inputs;
-      const int64_t at = block * kBlock * kTileRows + i;
-      if (is_half) {
-        weight.set(at, is_real ? moderate_half(random) : uint16_t{0});
-      } else {
-        weight.set(at, is_real ? random.uniform(-1.0f, 1.0f) : 0.0f);
-      }
-    }
-  }
-  return weight;
-}
-
-void set_matrix(Case& call, const Sizes& sizes) {
-  call.set("format", std::string(kFormatNames[static_cast<int>(sizes.format)]));
+void set_matrix(Case& call, const MatrixSizes& sizes) {
+  call.set("format", format_name(sizes.format));
   call.set("out_features", sizes.outputs);
   call.set("in_features", sizes.inputs);
 }
@@ -70,7 +33,7 @@ void set_matrix(Case& call, const Sizes& sizes) {
 Case make_linear(Random& random) {
   Case call;
   call.op = "QuantLinear";
-  Sizes sizes = any_sizes(random);
+  MatrixSizes sizes = any_sizes(random);
   const int kind = static_cast<int>(random.below(4));  // 0, 1: plain, 2: gate given, 3: pairs of tiles
   if (kind == 3) sizes.outputs = 2 * kTileRows * random.between(1, 4);
   int64_t rows = random.one_in(20) ? 0 : random.size(40);
@@ -84,7 +47,7 @@ Case make_linear(Random& random) {
   }
   call.inputs.resize(6);
   call.inputs[0] = floats(random, {rows, sizes.inputs}, -3.0f, 3.0f);
-  call.inputs[1] = packed(random, sizes);
+  call.inputs[1] = packed_matrix(random, sizes);
   call.inputs[2] = floats(random, {sizes.inputs}, -2.0f, 2.0f);
   call.inputs[3] = floats(random, {sizes.outputs}, -1.0f, 1.0f);
   call.inputs[4] = floats(random, {rows, width}, -5.0f, 5.0f);
@@ -104,10 +67,10 @@ Case make_linear(Random& random) {
 Case make_embed(Random& random) {
   Case call;
   call.op = "QuantEmbed";
-  const Sizes sizes = any_sizes(random);
+  const MatrixSizes sizes = any_sizes(random);
   const int64_t rows = random.one_in(20) ? 0 : random.size(40);
   set_matrix(call, sizes);
-  call.inputs = {int64s({rows}), packed(random, sizes)};
+  call.inputs = {int64s({rows}), packed_matrix(random, sizes)};
   call.inputs[0].alignment = random.pick<size_t>({64, 8});
   for (int64_t i = 0; i < rows; ++i) {
     call.inputs[0].set(i, random.one_in(4) ? sizes.outputs - 1 : random.below(sizes.outputs));
@@ -155,14 +118,47 @@ bool shifted_weight(Case& call, Random& random) {
 
 }  // namespace
 
+std::string format_name(WeightFormat format) { return kFormatNames[static_cast<int>(format)]; }
+
+Input packed_matrix(Random& random, const MatrixSizes& sizes) {
+  const int64_t tiles = divide_up(sizes.outputs, kTileRows), blocks = divide_up(sizes.inputs, kBlock);
+  const int64_t size = block_bytes(sizes.format);
+  Input weight = bytes(random, {tiles, blocks, size});
+  weight.alignment = random.pick<size_t>({64, 64, 16, 4});
+  for (int64_t block = 0; block < tiles * blocks; ++block) {
+    const int64_t real_rows = std::min<int64_t>(kTileRows, sizes.outputs - block / blocks * kTileRows);
+    const int64_t real_inputs = std::min<int64_t>(kBlock, sizes.inputs - block % blocks * kBlock);
+    const int64_t codes = sizes.format == WeightFormat::kW8 ? 512 : 256;
+    if (rounds_activations(sizes.format)) {
+      for (int64_t at = codes; at < size; at += 2) {
+        if ((at - codes) / 2 % kTileRows < real_rows) weight.set((block * size + at) / 2, moderate_half(random));
+      }
+      continue;
+    }
+    const bool is_half = sizes.format == WeightFormat::kF16;
+    for (int64_t i = 0; i < kBlock * kTileRows; ++i) {
+      if (i % kTileRows >= real_rows) continue;
+      const bool is_real = i / kTileRows < real_inputs;
+      const int64_t at = block * kBlock * kTileRows + i;
+      if (is_half) {
+        weight.set(at, is_real ? moderate_half(random) : uint16_t{0});
+      } else {
+        weight.set(at, is_real ? random.uniform(-1.0f, 1.0f) : 0.0f);
+      }
+    }
+  }
+  return weight;
+}
+
 Subject quant_linear() {
   Subject subject{"QuantLinear",
                   make_linear,
-                  2,
+                  {0, 1},
                   {{0, {1}}, {1, {0, 1, 2}}, {2, {0}}, {3, {0}}, {4, {0, 1}}, {5, {0, 1}}},
                   {"format", "out_features", "in_features"},
                   {1},
                   true,
+                  {},
                   {}};
   subject.own_mistakes = {
       {"format of other weights", other_format},
@@ -190,12 +186,12 @@ Subject quant_linear() {
         }},
        {"pairs uneven",
         [](Case& call, Random& random) {
-          const Sizes sizes{static_cast<WeightFormat>(random.below(kWeightFormatCount)), 16 * random.between(0, 4) + 15,
-                            kBlock};
+          const auto format = static_cast<WeightFormat>(random.below(kWeightFormatCount));
+          const MatrixSizes sizes{format, 16 * random.between(0, 4) + 15, kBlock};
           set_matrix(call, sizes);
           call.set("activation", std::string("swiglu"));
           call.inputs[0] = floats(random, {3, kBlock}, -1.0f, 1.0f);
-          call.inputs[1] = packed(random, sizes);
+          call.inputs[1] = packed_matrix(random, sizes);
           for (size_t i = 2; i < 6; ++i) call.inputs[i].present = false;
           call.words = {"tile pairs"};
           return true;
@@ -206,11 +202,12 @@ Subject quant_linear() {
 Subject quant_embed() {
   Subject subject{"QuantEmbed",
                   make_embed,
-                  2,
+                  {0, 1},
                   {{1, {0, 1, 2}}},
                   {"format", "out_features", "in_features"},
                   {1},
                   false,
+                  {},
                   {}};
   subject.own_mistakes = {
       {"format of other weights", other_format},

@@ -110,9 +110,10 @@ struct Doing {
 void run_one(const Options& options, int64_t number, const std::vector<Registered>& registered,
              const std::vector<Subject>& subjects, Counts* counts, Doing* doing) {
   Random random(options.seed * 0x2545f4914f6cdd1du + static_cast<uint64_t>(number));
-  // The last of them, attention, has the most to go wrong.
+  // The last two of them, attention and whole layers, have the most to go wrong.
   const auto most = static_cast<int64_t>(subjects.size());
-  const Subject& subject = subjects[static_cast<size_t>(std::min(random.below(most + 2), most - 1))];
+  const int64_t drawn = random.below(most + 2);
+  const Subject& subject = subjects[static_cast<size_t>(drawn < most ? drawn : drawn - 2)];
   Case call = subject.make(random);
   std::string kind = kGood;
   bool has_fault = false;
@@ -161,6 +162,7 @@ void run_one(const Options& options, int64_t number, const std::vector<Registere
     if (!problem.empty()) fail(options, number, call, problem, registered[i]);
     if (has_fault) kind = outcome.message.empty() ? kFaultSurvived : kFaultMet;
     ++(*counts)[call.op][kind];
+    if (kind == kGood && !call.feature.empty()) ++(*counts)[call.op][call.feature];
     if (i == 0) first = std::move(outcome);
   }
 }
@@ -187,6 +189,7 @@ bool report(const std::vector<Subject>& subjects, Counts& counts) {
   for (const Subject& subject : subjects) {
     std::vector<std::string> kinds = {kGood, kWild, kFaultMet, kTwo};
     if (subject.shares_work) kinds.emplace_back(kFaultSurvived);
+    kinds.insert(kinds.end(), subject.features.begin(), subject.features.end());
     for (const Mistake& mistake : all_mistakes(subject)) kinds.emplace_back(mistake.name);
     for (const std::string& kind : kinds) {
       const int64_t count = counts[subject.op][kind];
@@ -210,7 +213,7 @@ int run_all(const Options& options, Doing* doing) {
     std::fprintf(stderr, "fuzz_ops: %s cannot be used here\n", options.isa.c_str());
     return 2;
   }
-  const std::vector<Subject> subjects = {quant_linear(), quant_embed(), row_top_k(), spec_attention()};
+  const std::vector<Subject> subjects = {quant_linear(), quant_embed(), row_top_k(), spec_attention(), decoder_layer()};
   Counts counts;
   if (options.only >= 0) {
     run_one(options, options.only, registered, subjects, &counts, doing);

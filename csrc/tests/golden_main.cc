@@ -10,6 +10,8 @@
 
 #include "tests/golden_ops.h"
 
+extern "C" int edge_rt_select_isa(const char* name);
+
 namespace edge_rt::golden {
 namespace {
 
@@ -65,6 +67,7 @@ int run(int argc, char** argv) {
     computed[name] = hash;
     if (argc == 2) std::printf("%s %016" PRIx64 "\n", name.c_str(), hash);
   };
+  if (edge_rt_select_isa(argv[1]) != 0) return 2;
   const KernelTable& kernels = kernel_table(isa);
   run_ops(kernels, report);
   if (!run_layers(kernels, report)) return 1;

@@ -5,14 +5,11 @@ namespace {
 
 constexpr WeightFormat kFormats[] = {WeightFormat::kW4M, WeightFormat::kW4, WeightFormat::kW8, WeightFormat::kF16,
                                      WeightFormat::kF32};
-// Names of their own: those of the library belong to its face to ONNX Runtime.
 constexpr const char* kFormatNames[] = {"w4m", "w4", "w8", "f16", "f32"};
-
-std::string format_name(WeightFormat format) { return kFormatNames[static_cast<int>(format)]; }
 
 void run_linears(const KernelTable& kernels, const Report& report, WeightFormat format, int64_t outputs,
                  int64_t inputs) {
-  const std::string prefix = "quant_linear." + format_name(format) + "." + std::to_string(outputs) + "x" +
+  const std::string prefix = std::string("quant_linear.") + format_name(format) + "." + std::to_string(outputs) + "x" +
                              std::to_string(inputs) + ".";
   Random random(prefix);
   const Matrix matrix(random, format, outputs, inputs);
@@ -49,7 +46,7 @@ void run_linears(const KernelTable& kernels, const Report& report, WeightFormat 
 
 void run_embeds(const KernelTable& kernels, const Report& report, WeightFormat format) {
   const int64_t inputs = rounds_activations(format) ? 96 : 70;
-  const std::string name = "quant_embed." + format_name(format);
+  const std::string name = std::string("quant_embed.") + format_name(format);
   Random random(name);
   const Matrix matrix(random, format, 37, inputs);
   Hash hash;
@@ -87,7 +84,8 @@ void run_top_k(const KernelTable& kernels, const Report& report, int k) {
 }
 
 // A long prompt in one pass, two more rows one by one, then a tree; the outputs of all and the cache at the end.
-void run_attention(const KernelTable& kernels, const Report& report, const std::string& name, Attention attention) {
+void run_attention(const KernelTable& kernels, const Report& report, const std::string& name, Attention attention,
+                   int64_t prompt) {
   Random random(name);
   const int64_t width = (attention.heads + 2 * attention.kv_heads) * attention.head_dim;
   Hash hash;
@@ -96,33 +94,44 @@ void run_attention(const KernelTable& kernels, const Report& report, const std::
     const auto rows = static_cast<int64_t>(parents.size());
     hash.add(attention.run(kernels, random.uniform(rows * width, 2.0f), parents, past));
   };
-  pass(chain(140));
-  past = 140;
+  pass(chain(prompt));
+  past = prompt;
   pass(chain(1));
-  past = 141;
+  ++past;
   pass(chain(1));
-  past = 142;
+  ++past;
   pass({-1, 0, 0, 1, 1, -1, 5, 3, 7});
   pass(chain(5));  // the tree is given up: its rows are written again
   hash.add(attention.cache.as<uint8_t>(), attention.cache_bytes());
   report(name, hash.value());
 }
 
+Attention awkward(Random& random, int format, int capacity, int64_t window) {
+  Attention attention(6, 2, 40, 24, format, capacity);
+  attention.window = window;
+  attention.softcap = 3.0f;
+  attention.interleaved = true;
+  attention.q_norm = random.uniform(40, 2.0f);
+  attention.k_norm = random.uniform(40, 2.0f);
+  attention.sinks = random.uniform(6, 3.0f);
+  return attention;
+}
+
 void run_attentions(const KernelTable& kernels, const Report& report, int format) {
   const std::string prefix = std::string("spec_attention.") + kKvFormats[format].name + ".";
-  run_attention(kernels, report, prefix + "plain", Attention(4, 2, 64, 64, format, 192));
+  run_attention(kernels, report, prefix + "plain", Attention(4, 2, 64, 64, format, 192), 140);
   Random random(prefix);
-  Attention awkward(6, 2, 40, 24, format, 163);
-  awkward.window = 50;
-  awkward.softcap = 3.0f;
-  awkward.interleaved = true;
-  awkward.q_norm = random.uniform(40, 2.0f);
-  awkward.k_norm = random.uniform(40, 2.0f);
-  awkward.sinks = random.uniform(6, 3.0f);
-  run_attention(kernels, report, prefix + "awkward", std::move(awkward));
+  run_attention(kernels, report, prefix + "awkward", awkward(random, format, 163, 50), 140);
+  // Keys in several spans; a tree over the end of one; windows that begin in the middle of one, and of two.
+  run_attention(kernels, report, prefix + "spans_300", Attention(2, 1, 32, 32, format, 317), 300);
+  run_attention(kernels, report, prefix + "spans_506", Attention(2, 2, 16, 16, format, 523), 506);
+  run_attention(kernels, report, prefix + "spans_600", awkward(random, format, 617, 300), 600);
+  run_attention(kernels, report, prefix + "spans_600_cut", awkward(random, format, 617, 130), 600);
 }
 
 }  // namespace
+
+const char* format_name(WeightFormat format) { return kFormatNames[static_cast<int>(format)]; }
 
 void run_ops(const KernelTable& kernels, const Report& report) {
   for (WeightFormat format : kFormats) {

@@ -13,6 +13,12 @@ namespace edge_rt::golden {
 // Called with the name of each case and the hash of its output bits.
 using Report = std::function<void(const std::string& name, uint64_t hash)>;
 
+constexpr float kLinearEpsilon = 1e-5f;
+constexpr float kAttentionScale = 0.125f;
+
+// Names of our own: those of the library belong to its face to ONNX Runtime.
+const char* format_name(WeightFormat format);
+
 // What QuantLinear may be given besides x and its weights.
 struct LinearOptions {
   const float* norm_weight = nullptr;
@@ -52,7 +58,8 @@ std::vector<int32_t> chain(int64_t rows);
 // All cases of all ops.
 void run_ops(const KernelTable& kernels, const Report& report);
 
-// Whole layers, plain and as a tree; false if a tree's path has other bits than the same tokens one after the other.
+// Whole layers, plain and as a tree; false if a tree's path has other bits than the same tokens one after the other, or
+// the op of a whole layer has others than its parts.
 bool run_layers(const KernelTable& kernels, const Report& report);
 
 }  // namespace edge_rt::golden

@@ -14,7 +14,7 @@ std::vector<float> linear(const KernelTable& kernels, const Matrix& matrix, cons
   const size_t numbers = static_cast<size_t>(rows * weight.blocks);
   Memory codes(code_bytes), scale(numbers * sizeof(float)), extra(numbers * sizeof(uint32_t));
   const Activations in{rows, weight.blocks, codes.as<int8_t>(), scale.as<float>(), extra.as<uint32_t>()};
-  const RoundRows rounding{x.data(), matrix.inputs, options.norm_weight, 1e-5f, matrix.format, in};
+  const RoundRows rounding{x.data(), matrix.inputs, options.norm_weight, kLinearEpsilon, matrix.format, in};
   for (int64_t group = 0; group < rounding.out.groups(); ++group) {
     quant_linear.round_group(rounding, group, 0, rounding.out.blocks);
   }
@@ -75,7 +75,7 @@ std::vector<float> Attention::run(const KernelTable& kernels, const std::vector<
   pass.head_dim = head_dim;
   pass.padded_dim = (head_dim + 15) / 16 * 16;
   pass.half_rotary = rotary / 2;
-  pass.scale = 0.125f;
+  pass.scale = kAttentionScale;
   pass.softcap = softcap;
   pass.epsilon = 1e-6f;
   pass.window = window;

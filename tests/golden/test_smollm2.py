@@ -6,32 +6,57 @@ import json
 
 import pytest
 
+from edge_rt.ops import library_path, native_status
 from edge_rt.runtime.engine import load_package
 from edge_rt.store import load_recipes
+from tests.golden.answers import RECIPE, greedy_answer, recorded
+from tests.golden.record import RECIPES, spelled
+from tests.helpers.native_profile import require_native
 
 pytestmark = pytest.mark.model
 
-RECIPE = "smollm2-135m-instruct"
+ISAS = native_status(library_path()).instruction_sets or (None,)
+WAYS = [*((isa, None) for isa in ISAS if isa != "scalar"), (ISAS[0], 5)]
+"""Instruction set and tokens of a pass: neither may show in an answer. Plain C++ would take minutes; a small model is
+compared on it in ``tests/runtime/test_native_model.py``."""
 
 
-def answers():
-    return load_recipes()[RECIPE].golden["answers"]
+def answers(op_profile):
+    return pytest.mark.parametrize(
+        "answer", recorded(op_profile)["answers"], ids=lambda answer: answer["prompt"].replace(" ", "-")[:24]
+    )
 
 
 @pytest.fixture(scope="module")
 def float_model(smollm2_float_package):
-    with load_package(smollm2_float_package, ctx=512, prefill_chunk=128) as model:
+    with load_package(smollm2_float_package, ctx=512, prefill_chunk=recorded("portable")["prefill_chunk"]) as model:
         yield model
 
 
-@pytest.mark.parametrize("answer", answers(), ids=lambda answer: answer["prompt"][:24])
+@answers("portable")
 def test_greedy_answers_are_the_recorded_ones(float_model, answer):
-    float_model.reset()
-    golden = load_recipes()[RECIPE].golden
-    result = float_model.generate(
-        [{"role": "user", "content": answer["prompt"]}], temperature=0.0, max_tokens=golden["max_tokens"]
-    )
-    assert list(result.token_ids) == answer["token_ids"]
+    found = greedy_answer(float_model, answer["prompt"], recorded("portable")["max_tokens"])
+    assert found == answer["token_ids"]
+
+
+@pytest.fixture(scope="module", params=WAYS, ids=lambda way: f"{way[0]}, passes of {way[1] or 'the usual size'}")
+def native_model(request, smollm2_native_package):
+    require_native()
+    isa, chunk = request.param
+    kv_format = recorded("native")["kv_format"]
+    with load_package(smollm2_native_package, ctx=512, kv=kv_format, isa=isa, prefill_chunk=chunk) as model:
+        yield model
+
+
+@answers("native")
+def test_native_answers_are_the_recorded_ones_on_every_instruction_set(native_model, answer):
+    found = greedy_answer(native_model, answer["prompt"], recorded("native")["max_tokens"])
+    assert found == answer["token_ids"], "after a change of the order of a sum: python -m tests.golden.record"
+
+
+def test_recording_spells_a_recipe_as_it_is_written():
+    text = (RECIPES / f"{RECIPE}.json").read_text(encoding="utf-8")
+    assert spelled(json.loads(text)) + "\n" == text
 
 
 def test_second_turn_computes_only_what_is_new(smollm2_package):
@@ -52,11 +77,10 @@ def test_second_turn_computes_only_what_is_new(smollm2_package):
 def test_the_packages_users_get_begin_most_answers_alike(package, request):
     """int8 activations flip near ties, and one flip changes the rest; first tokens are what can be compared."""
     with load_package(request.getfixturevalue(package), ctx=512) as model:
-        alike = 0
-        for answer in answers():
-            model.reset()
-            messages = [{"role": "user", "content": answer["prompt"]}]
-            alike += model.generate(messages, temperature=0.0, max_tokens=1).token_ids[0] == answer["token_ids"][0]
+        alike = sum(
+            greedy_answer(model, answer["prompt"], 1) == answer["token_ids"][:1]
+            for answer in recorded("portable")["answers"]
+        )
     assert alike >= 7
 
 

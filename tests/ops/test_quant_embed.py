@@ -8,7 +8,7 @@ import pytest
 from tests.ops.packed import random_matrix
 from tests.ops.single_op import ISAS, SingleOp, needs_native
 
-pytestmark = needs_native
+pytestmark = [needs_native, pytest.mark.own_pools]
 
 
 def embed(form, packed, rows, columns, ids, **options):

@@ -8,7 +8,7 @@ import pytest
 from tests.ops.packed import random_matrix, rounded_rows
 from tests.ops.single_op import ISAS, SingleOp, needs_native
 
-pytestmark = needs_native
+pytestmark = [needs_native, pytest.mark.own_pools]
 
 FORMATS = ("w4m", "w4", "w8", "f16", "f32")
 TOLERANCE = {"float32": 2e-6}

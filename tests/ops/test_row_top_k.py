@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 
 from tests.ops.single_op import ISAS, SingleOp, needs_native
 
-pytestmark = needs_native
+pytestmark = [needs_native, pytest.mark.own_pools]
 
 
 def top_k(logits, k, **options):

@@ -12,7 +12,7 @@ from tests.ops import spec_attention_reference as reference
 from tests.ops.single_op import ISAS, SingleOp, needs_native
 from tests.ops.spec_attention_reference import FORMATS, Config, Tables
 
-pytestmark = needs_native
+pytestmark = [needs_native, pytest.mark.own_pools]
 
 # Largest error of y for values of size 1. The reference reads the very keys and values that the operator stored.
 TOLERANCE = {"f32": 4e-6, "f16": 4e-6, "int8": 2e-5}

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from edge_rt.ops import library_path, native_status
+
 pytestmark = [pytest.mark.slow, pytest.mark.model]
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "fidelity.py"
@@ -39,15 +41,26 @@ def prompts(request, tmp_path):
     return path, SHORT_TOKENS
 
 
-def test_packages_stay_close_to_the_checkpoint(smollm2_gguf, smollm2_package, smollm2_float_package, prompts):
+@pytest.fixture
+def packages(request):
+    """All kinds: native only where its operators are."""
+    names = ["smollm2_package", "smollm2_float_package"]
+    if native_status(library_path()).reason is None:
+        names.append("smollm2_native_package")
+    return [request.getfixturevalue(name) for name in names]
+
+
+def test_packages_stay_close_to_the_checkpoint(smollm2_gguf, packages, prompts):
     path, tokens = prompts
     command = [sys.executable, str(SCRIPT), "--json", "--gguf", str(smollm2_gguf), "--prompts", str(path)]
-    command += ["--tokens", str(tokens), "--package", str(smollm2_package), "--package", str(smollm2_float_package)]
+    command += ["--tokens", str(tokens)]
+    for package in packages:
+        command += ["--package", str(package)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     report = json.loads(done.stdout)
     print(json.dumps(report, indent=1))
-    assert {row["activations"] for row in report["packages"]} == {"float", "int8"}
+    assert [row["package"] for row in report["packages"]] == [str(package) for package in packages]
     for row in report["packages"]:
         assert row["top1_agreement"] >= LEAST_TOP1[tokens][row["activations"]], row
         assert row["mean_kl"] <= MOST_KL[row["activations"]], row

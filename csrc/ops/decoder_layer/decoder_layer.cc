@@ -12,6 +12,7 @@ namespace {
 constexpr int kInputOf[] = {12, 13, 15, 16};  // of qkv, output, gate_up and down
 constexpr const char* kNames[] = {"qkv", "output", "gate_up", "down"};
 constexpr int kAttentionNorm = 11, kMlpNorm = 14;
+constexpr int64_t kMaxIntermediate = int64_t{1} << 23;  // gate_up has twice as many rows
 
 size_t aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
@@ -21,15 +22,15 @@ abi::Status* DecoderLayer::create(ort::Attributes& attributes) {
   if (abi::Status* bad = attention_.create(attributes)) return bad;
   const int64_t hidden = attributes.integer("hidden"), intermediate = attributes.integer("intermediate");
   epsilon_ = attributes.real("epsilon", 1e-6f);
+  if (intermediate < 1 || intermediate > kMaxIntermediate || intermediate % kTileRows != 0) {
+    return attributes.error("intermediate is %lld, must be a multiple of %d, and at most %lld",
+                            static_cast<long long>(intermediate), kTileRows, static_cast<long long>(kMaxIntermediate));
+  }
   const int64_t outs[] = {attention_.qkv_features(), hidden, 2 * intermediate, hidden};
   const int64_t ins[] = {hidden, attention_.out_features(), hidden, intermediate};
   for (int i = 0; i < kMatrixCount; ++i) {
     const std::string format = attributes.text((std::string(kNames[i]) + "_format").c_str());
     if (abi::Status* bad = matrices_[i].create(attributes, format, outs[i], ins[i])) return bad;
-  }
-  if (intermediate % kTileRows != 0) {
-    return attributes.error("intermediate is %lld, must be a multiple of %d", static_cast<long long>(intermediate),
-                            kTileRows);
   }
   kernels_ = &kernel_table(attributes.isa()).quant_linear;
   return nullptr;
@@ -107,7 +108,8 @@ abi::Status* DecoderLayer::compute(ort::OpContext& context) const {
   down.add_phases(&phases);
   run_phases(context.executor(), phases);
   lanes_.store(gate_up.workers(), std::memory_order_relaxed);
-  return nullptr;
+  const bool failed = qkv.failed() || output.failed() || gate_up.failed() || down.failed();
+  return failed ? context.error("Failed to allocate memory for rounded rows") : nullptr;
 }
 
 }  // namespace edge_rt

@@ -128,7 +128,7 @@ abi::Status* QuantLinear::run(ort::OpContext& context, int64_t rows, LinearRows&
   step.add_phases(&phases);
   run_phases(context.executor(), phases);
   lanes_.store(step.workers(), std::memory_order_relaxed);
-  return nullptr;
+  return step.failed() ? context.error("Failed to allocate memory for rounded rows") : nullptr;
 }
 
 }  // namespace edge_rt

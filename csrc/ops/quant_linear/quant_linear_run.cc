@@ -1,6 +1,7 @@
 #include "ops/quant_linear/quant_linear_run.h"
 
-#include <vector>
+#include <memory>
+#include <new>
 
 namespace edge_rt {
 namespace {
@@ -34,15 +35,22 @@ namespace {
 // to round them again; memory stays small, because only passes of few rows come here.
 class OwnRows {
  public:
-  Activations place(WeightFormat format, int64_t rows, int64_t blocks) {
+  // False if there is no memory: an exception must not leave a thread of the pool.
+  bool place(WeightFormat format, int64_t rows, int64_t blocks, Activations* out) {
     const size_t bytes = activation_bytes(format, rows, blocks) + 64;
-    if (bytes > memory_.size()) memory_ = std::vector<unsigned char>(bytes);
-    const auto address = reinterpret_cast<uintptr_t>(memory_.data());
-    return place_activations(format, rows, blocks, memory_.data() + (64 - address % 64) % 64);
+    if (bytes > size_) {
+      memory_.reset(new (std::nothrow) unsigned char[bytes]);
+      size_ = memory_ == nullptr ? 0 : bytes;
+    }
+    if (memory_ == nullptr) return false;
+    const auto address = reinterpret_cast<uintptr_t>(memory_.get());
+    *out = place_activations(format, rows, blocks, memory_.get() + (64 - address % 64) % 64);
+    return true;
   }
 
  private:
-  std::vector<unsigned char> memory_;
+  std::unique_ptr<unsigned char[]> memory_;
+  size_t size_ = 0;
 };
 
 }  // namespace
@@ -72,8 +80,12 @@ void LinearStep::multiply(int64_t, int worker) { run_tiles(job_, worker); }
 void LinearStep::multiply_own(int64_t, int worker) {
   if (!is_rounded_[worker]) {
     static thread_local OwnRows memory;
+    if (!memory.place(job_.weight.format, job_.in.rows, job_.in.blocks, &own_[worker])) {
+      failed_.store(true, std::memory_order_relaxed);
+      return;
+    }
     RoundRows mine = rounding_;
-    mine.out = own_[worker] = memory.place(job_.weight.format, job_.in.rows, job_.in.blocks);
+    mine.out = own_[worker];
     for (int64_t group = 0; group < job_.in.groups(); ++group) kernels_.round_group(mine, group, 0, job_.in.blocks);
     is_rounded_[worker] = true;
   }

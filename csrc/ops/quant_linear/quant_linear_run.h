@@ -31,6 +31,9 @@ class LinearStep {
 
   void add_phases(PhaseList* phases);
 
+  // Some tiles were left out, because a thread had no memory for its rows.
+  bool failed() const { return failed_.load(std::memory_order_relaxed); }
+
   // Threads that took part.
   int workers() const { return workers_.load(std::memory_order_relaxed); }
 
@@ -49,6 +52,7 @@ class LinearStep {
   Lanes lanes_;
   LaneCounters counters_;
   std::atomic<int> workers_{1};
+  std::atomic<bool> failed_{false};
   Activations own_[kMaxWorkers];
   bool is_rounded_[kMaxWorkers] = {};
 };

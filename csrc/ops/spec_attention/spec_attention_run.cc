@@ -75,7 +75,7 @@ AttentionPlan::AttentionPlan(const AttentionPass& pass) : padded_dim_(pass.padde
   unit_items_ = divide_up(units_, unit_share_);
   const int64_t items = pass.kv_heads * blocks_ * (way_ == Way::kSpans ? groups_ : 1);
   const int64_t others = way_ == Way::kBlocks ? append_items_ : kSmallItems;
-  workers_ = std::min<int64_t>(kMaxWorkers, std::max(items, others));
+  slots_ = std::min<int64_t>(kMaxWorkers, std::max(items, others));
   AttentionPass unused = pass;
   scratch_bytes_ = lay_out(nullptr, &unused);
 }
@@ -102,13 +102,17 @@ size_t AttentionPlan::lay_out(char* base, AttentionPass* pass) {
   for (AttentionState* state : {&chunk_, &span_, &state_}) *state = take_state(pieces, block_queries, padded_dim_);
   const size_t one = pieces.used() - shared;
   work_floats_ = static_cast<int64_t>(one / sizeof(float));
-  return shared + one * static_cast<size_t>(workers_);
+  return shared + one * static_cast<size_t>(slots_);
 }
 
 void AttentionPlan::place(void* scratch, AttentionPass* pass) { lay_out(static_cast<char*>(scratch), pass); }
 
-AttentionWork AttentionPlan::work(int worker) const {
-  const int64_t offset = worker * work_floats_;
+int AttentionPlan::slot(int64_t items, int64_t item, int worker) const {
+  return items <= slots_ ? static_cast<int>(item) : worker;
+}
+
+AttentionWork AttentionPlan::work(int slot) const {
+  const int64_t offset = slot * work_floats_;
   return {first_work_.scores + offset, first_work_.rows + offset, first_work_.across + offset,
           first_work_.scales + offset};
 }
@@ -132,35 +136,35 @@ void AttentionPlan::prepare_block(const Block& block) const {
   for (int64_t row = block.begin; row < block.end; ++row) kernels_->prepare_queries(*pass_, row, block.kv);
 }
 
-void AttentionPlan::attend_span(const Block& block, int64_t span, int worker, const AttentionState& out) const {
+void AttentionPlan::attend_span(const Block& block, int64_t span, int slot, const AttentionState& out) const {
   const int64_t queries = (block.end - block.begin) * pass_->group;
   const Positions at = positions(block);
   const int64_t seen = pass_->window > 0 ? std::max<int64_t>(at.low + 1 - pass_->window, 0) : 0;
   const int64_t begin = std::max(span * kSpanChunks, seen / kKvChunk);
   const int64_t end = std::min((span + 1) * kSpanChunks, at.high / kKvChunk + 1);
-  const AttentionState chunk_state = shift(chunk_, worker * work_floats_);
+  const AttentionState chunk_state = shift(chunk_, slot * work_floats_);
   kernels_->begin(padded_dim_, queries, out);
   for (int64_t chunk = begin; chunk < end; ++chunk) {
-    kernels_->attend_chunk(*pass_, block.kv, block.begin, block.end, chunk, work(worker), chunk_state);
+    kernels_->attend_chunk(*pass_, block.kv, block.begin, block.end, chunk, work(slot), chunk_state);
     kernels_->fold(padded_dim_, queries, chunk_state, out);
   }
 }
 
-void AttentionPlan::attend_block(const Block& block, int64_t begin, int64_t end, int worker) const {
+void AttentionPlan::attend_block(const Block& block, int64_t begin, int64_t end, int slot) const {
   const int64_t queries = (block.end - block.begin) * pass_->group;
-  const AttentionState span_state = shift(span_, worker * work_floats_);
-  const AttentionState state = shift(state_, worker * work_floats_);
+  const AttentionState span_state = shift(span_, slot * work_floats_);
+  const AttentionState state = shift(state_, slot * work_floats_);
   kernels_->begin(padded_dim_, queries, state);
   for (int64_t span = begin; span < end; ++span) {
-    attend_span(block, span, worker, span_state);
+    attend_span(block, span, slot, span_state);
     kernels_->fold(padded_dim_, queries, span_state, state);
   }
   kernels_->finish(*pass_, block.kv, block.begin, block.end, state);
 }
 
-void AttentionPlan::finish_row(int kv, int64_t row, int worker) const {
+void AttentionPlan::finish_row(int kv, int64_t row, int slot) const {
   const int64_t position = pass_->past + pass_->depths[row], at = pass_->query_index(kv, row);
-  const AttentionState state = shift(state_, worker * work_floats_);
+  const AttentionState state = shift(state_, slot * work_floats_);
   kernels_->begin(padded_dim_, pass_->group, state);
   for (int64_t span = first_span(*pass_, position); span <= position / kKvSpan; ++span) {
     kernels_->fold(padded_dim_, pass_->group, advance(spans_, (span - span_begin_) * queries_ + at, padded_dim_), state);
@@ -207,7 +211,7 @@ void AttentionPlan::attend_heads(int64_t item, int worker) {
   const Block block = block_of(static_cast<int>(item % pass_->kv_heads), item / pass_->kv_heads);
   kernels_->fetch_keys(*pass_, block.kv, span_begin_ * kSpanChunks);
   prepare_block(block);
-  attend_block(block, span_begin_, span_end_, worker);
+  attend_block(block, span_begin_, span_end_, slot(pass_->kv_heads * blocks_, item, worker));
 }
 
 void AttentionPlan::attend_spans(int64_t item, int worker) {
@@ -215,9 +219,10 @@ void AttentionPlan::attend_spans(int64_t item, int worker) {
   const Block block = block_of(static_cast<int>(item % heads), item / heads % blocks_);
   const int64_t begin = span_begin_ + item / heads / blocks_ * group_, end = std::min(begin + group_, span_end_);
   const int64_t at = pass_->query_index(block.kv, block.begin);
+  const int mine = slot(heads * blocks_ * groups_, item, worker);
   kernels_->fetch_keys(*pass_, block.kv, begin * kSpanChunks);
   for (int64_t span = begin; span < end; ++span) {
-    attend_span(block, span, worker, advance(spans_, (span - span_begin_) * queries_ + at, padded_dim_));
+    attend_span(block, span, mine, advance(spans_, (span - span_begin_) * queries_ + at, padded_dim_));
   }
 }
 
@@ -227,13 +232,13 @@ void AttentionPlan::attend_blocks(int64_t item, int worker) {
   const Block block = block_of(static_cast<int>(item % heads), blocks_ - 1 - item / heads);
   const Positions at = positions(block);
   prepare_block(block);
-  attend_block(block, first_span(*pass_, at.low), at.high / kKvSpan + 1, worker);
+  attend_block(block, first_span(*pass_, at.low), at.high / kKvSpan + 1, slot(heads * blocks_, item, worker));
 }
 
 void AttentionPlan::finish_units(int64_t item, int worker) {
   const int64_t heads = pass_->kv_heads;
   for (int64_t unit = item * unit_share_; unit < std::min((item + 1) * unit_share_, units_); ++unit) {
-    finish_row(static_cast<int>(unit % heads), unit / heads, worker);
+    finish_row(static_cast<int>(unit % heads), unit / heads, slot(unit_items_, item, worker));
   }
 }
 

@@ -47,18 +47,20 @@ class AttentionPlan {
   void append_rows(int64_t begin, int64_t end) const;
   void prepare_block(const Block& block) const;
   // The block's keys of a span.
-  void attend_span(const Block& block, int64_t span, int worker, const AttentionState& out) const;
+  void attend_span(const Block& block, int64_t span, int slot, const AttentionState& out) const;
   // All spans [begin, end), to the block's results.
-  void attend_block(const Block& block, int64_t begin, int64_t end, int worker) const;
+  void attend_block(const Block& block, int64_t begin, int64_t end, int slot) const;
   // Joins finished spans and writes a row's results.
-  void finish_row(int kv, int64_t row, int worker) const;
+  void finish_row(int kv, int64_t row, int slot) const;
   // First and last position of the block's rows.
   struct Positions {
     int64_t low, high;
   };
   Positions positions(const Block& block) const;
   Block block_of(int kv, int64_t index) const;
-  AttentionWork work(int worker) const;
+  AttentionWork work(int slot) const;
+  // Memory for an item under way: its own, or, where there are more items than kMaxWorkers, its worker's.
+  int slot(int64_t items, int64_t item, int worker) const;
   // Span that holds the first position that a row at `position` attends to.
   int64_t first_span(const AttentionPass& pass, int64_t position) const;
 
@@ -69,12 +71,12 @@ class AttentionPlan {
   int64_t span_begin_, span_end_, group_, groups_;    // spans of the pass; spans of an item; items per block
   int64_t append_rows_, append_items_;
   int64_t units_, unit_share_, unit_items_;           // a unit is a row of a kv head
-  int64_t workers_;
+  int64_t slots_;
   int padded_dim_;
   size_t scratch_bytes_ = 0;
   AttentionWork first_work_{};
-  int64_t work_floats_ = 0;       // distance between two workers' memory
-  AttentionState chunk_{};        // of worker 0: one chunk,
+  int64_t work_floats_ = 0;       // distance between two slots
+  AttentionState chunk_{};        // of slot 0: one chunk,
   AttentionState span_{};         // one span,
   AttentionState state_{};        // and all of them, for the queries of a block
   AttentionState spans_{};        // [spans][queries], if they wait to be folded

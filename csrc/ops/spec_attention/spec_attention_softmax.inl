@@ -62,6 +62,7 @@ inline void fold_chunk(int padded_dim, int64_t queries, const AttentionState& ch
     vf_store(old_factor, a);
     vf_store(new_factor, b);
     for (int i = 0; i < n; ++i) {
+      if (chunk.peak[begin + i] == kNoScore) continue;  // not seen by this row: not even the sign of a zero changes
       const VF x = vf_set1(old_factor[i]), y = vf_set1(new_factor[i]);
       float* to = state.output + (begin + i) * padded_dim;
       const float* from = chunk.output + (begin + i) * padded_dim;

@@ -1,0 +1,149 @@
+// Mistakes of calls with a cache to attend over.
+#include <algorithm>
+#include <cmath>
+
+#include "tests/fuzz_parts.h"
+
+namespace edge_rt::fuzz {
+namespace {
+
+int64_t past_of(const Case& call) { return call.inputs[kPast].get<int32_t>(0); }
+int64_t rows_of(const Case& call) { return call.inputs[kRowsIn].dims[0]; }
+int64_t capacity_of(const Case& call) { return call.inputs[kCache].dims[2]; }
+
+bool wrong_attribute(Case& call, Random& random) {
+  const int64_t heads = call.attribute("num_heads")->integer;
+  const int64_t huge = random.pick<int64_t>({INT64_MIN, -1, INT64_MAX, int64_t{1} << 32});
+  const float bad_real = random.pick({std::nanf(""), HUGE_VALF, -HUGE_VALF});
+  switch (random.below(9)) {
+    case 0: call.set("num_heads", random.pick<int64_t>({0, huge, int64_t{1} << 20})); break;
+    case 1: call.set("num_kv_heads", random.pick<int64_t>({0, huge, heads + 1})); break;
+    case 2: call.set("head_dim", random.pick<int64_t>({0, 1, huge, kMaxHeadDim + 2})); break;
+    case 3: call.set("head_dim", call.attribute("head_dim")->integer + 1); break;
+    case 4: call.set("layer", random.pick<int64_t>({-1, INT64_MIN})); break;
+    case 5: call.set("window", random.pick<int64_t>({-1, INT64_MIN})); break;
+    case 6: call.set("interleaved", random.pick<int64_t>({-1, 2, INT64_MAX})); break;
+    case 7: call.set("scale", bad_real); break;
+    default: call.set("softcap", random.pick({bad_real, -1.0f}));
+  }
+  call.words = {"num_heads is", "head_dim is", "layer is", "window is", "interleaved is", "scale is", "softcap is"};
+  return true;
+}
+
+bool wrong_row(Case& call, Random& random) {
+  const int64_t used = past_of(call) + rows_of(call);
+  const auto capacity = static_cast<int32_t>(capacity_of(call));
+  call.inputs[kRowMap].set(random.below(used), random.pick({-1, capacity, INT32_MIN, INT32_MAX, capacity + 7}));
+  call.words = {"row_map holds"};
+  return true;
+}
+
+// A row of the pass that another position has, be it committed or of the pass.
+bool double_row(Case& call, Random& random) {
+  const int64_t past = past_of(call), used = past + rows_of(call);
+  const int64_t at = random.between(past, used - 1), other = random.below(used);
+  if (at == other) return false;
+  Input& map = call.inputs[kRowMap];
+  map.set(at, map.get<int32_t>(other));
+  call.words = {"row_map gives row"};
+  return true;
+}
+
+bool wrong_past(Case& call, Random& random) {
+  const int64_t most = capacity_of(call) - rows_of(call);
+  call.inputs[kPast].set(0, random.pick({-1, INT32_MIN, INT32_MAX, static_cast<int32_t>(most + 1)}));
+  call.words = {"past_length"};
+  return true;
+}
+
+bool wrong_parent(Case& call, Random& random) {
+  const int64_t row = random.below(rows_of(call));
+  call.inputs[kParents].set(row, static_cast<int32_t>(random.pick<int64_t>(
+                                     {-2, INT32_MIN, INT32_MAX, row, row + 1, rows_of(call), rows_of(call) + 9})));
+  call.words = {"parents["};
+  return true;
+}
+
+bool wrong_format(Case& call, Random& random) {
+  call.inputs[kFormats].set(call.attribute("layer")->integer,
+                            random.pick({-1, static_cast<int>(kKvFormatCount), INT32_MIN, INT32_MAX}));
+  call.words = {"kv_formats["};
+  return true;
+}
+
+bool short_rope(Case& call, Random& random) {
+  const int64_t past = past_of(call), positions = past == 0 || random.one_in(4) ? 0 : random.between(1, past);
+  for (const int i : {kCos, kSin}) {
+    call.inputs[static_cast<size_t>(i)].dims[0] = positions;
+    call.inputs[static_cast<size_t>(i)].resize();
+  }
+  call.words = {"has no row in cos and sin"};
+  return true;
+}
+
+bool wide_rope(Case& call, Random& random) {
+  const int64_t half = call.attribute("head_dim")->integer / 2 + random.between(1, 40);
+  for (const int i : {kCos, kSin}) {
+    call.inputs[static_cast<size_t>(i)].dims[1] = half;
+    call.inputs[static_cast<size_t>(i)].resize();
+  }
+  call.words = {"cos has"};
+  return true;
+}
+
+bool short_cache_row(Case& call, Random& random) {
+  Input& cache = call.inputs[kCache];
+  const auto format = static_cast<size_t>(call.inputs[kFormats].get<int32_t>(call.attribute("layer")->integer));
+  const int64_t needed = kv_row_bytes(kKvFormats[format], call.attribute("head_dim")->integer);
+  const int64_t uneven = (needed + kKvFormats[format].alignment - 1) / kKvFormats[format].alignment *
+                         kKvFormats[format].alignment + 1;
+  cache.dims[3] = random.pick<int64_t>({0, needed - 1, needed / 2, uneven});
+  cache.resize();
+  call.words = {"bytes a row"};
+  return true;
+}
+
+bool shifted_cache(Case& call, Random& random) {
+  const int32_t format = call.inputs[kFormats].get<int32_t>(call.attribute("layer")->integer);
+  call.inputs[kCache].alignment = format == kKvF32 ? random.pick<size_t>({1, 2}) : 1;
+  call.words = {"cache does not begin"};
+  return true;
+}
+
+bool layer_without_format(Case& call, Random& random) {
+  call.set("layer", random.pick<int64_t>({call.inputs[kFormats].dims[0], INT64_MAX}));
+  call.words = {"kv_formats has"};
+  return true;
+}
+
+bool no_rows(Case& call, Random&) {
+  for (const int i : {kRowsIn, kParents}) {
+    call.inputs[static_cast<size_t>(i)].dims[0] = 0;
+    call.inputs[static_cast<size_t>(i)].resize();
+  }
+  call.words = {"no rows"};
+  return true;
+}
+
+}  // namespace
+
+const CheckedDims kAttentionDims = {{kCache, {0, 1, 2}}, {kPast, {0}},   {kRowMap, {0}},
+                                    {kParents, {0}},     {kCos, {0, 1}}, {kSin, {0, 1}},
+                                    {kQueryNorm, {0}},   {kKeyNorm, {0}}, {kSinks, {0}}};
+
+std::vector<Mistake> attention_mistakes() {
+  return {{"attention attribute", wrong_attribute},
+          {"row_map out of range", wrong_row},
+          {"row_map twice", double_row},
+          {"past_length", wrong_past},
+          {"parents", wrong_parent},
+          {"kv format unknown", wrong_format},
+          {"cos too short", short_rope},
+          {"cos too wide", wide_rope},
+          {"cache row", short_cache_row},
+          {"cache misaligned", shifted_cache},
+          {"no rows", no_rows},
+          {"layer without format", layer_without_format}};
+}
+
+}  // namespace edge_rt::fuzz

@@ -1,0 +1,138 @@
+// Calls of DecoderLayer: SpecAttention's passes with matrices of all formats around them.
+#include <algorithm>
+#include <cmath>
+
+#include "tests/fuzz_parts.h"
+
+namespace edge_rt::fuzz {
+namespace {
+
+constexpr int64_t kMostProducts = 150000;  // of a call's matrices: it should take a few milliseconds
+constexpr int kAttentionNorm = kSinks + 1, kMlpNorm = kSinks + 4;
+
+enum MatrixIndex : int { kQkv, kOutput, kGateUp, kDown, kMatrices };
+constexpr const char* kNames[kMatrices] = {"qkv", "output", "gate_up", "down"};
+constexpr int kInputs[kMatrices] = {kSinks + 2, kSinks + 3, kSinks + 5, kSinks + 6};
+
+std::string format_attribute(int matrix) { return std::string(kNames[matrix]) + "_format"; }
+
+// 1 to `most`, a multiple of `step`.
+int64_t steps(Random& random, int64_t step, int64_t most) {
+  return step * random.between(1, std::max<int64_t>(1, most / step));
+}
+
+Case make(Random& random) {
+  Case call;
+  call.op = "DecoderLayer";
+  const AttentionShape shape = any_attention(random, !random.one_in(3));
+  const int64_t attended = shape.heads * shape.dim, width = attended + 2 * shape.kv_heads * shape.dim;
+  WeightFormat formats[kMatrices];
+  for (WeightFormat& format : formats) format = static_cast<WeightFormat>(random.below(kWeightFormatCount));
+  if (attended % kBlock != 0) formats[kOutput] = random.pick({WeightFormat::kF16, WeightFormat::kF32});
+  const int64_t row_products = kMostProducts / shape.rows;
+  const int64_t most_hidden = std::clamp<int64_t>(row_products / 2 / (width + attended), kBlock, 128);
+  const bool any_hidden = !rounds_activations(formats[kQkv]) && !rounds_activations(formats[kGateUp]);
+  const int64_t hidden = any_hidden ? random.size(most_hidden) : steps(random, kBlock, most_hidden);
+  const int64_t inner_step = rounds_activations(formats[kDown]) ? kBlock : kTileRows;
+  const int64_t intermediate = steps(random, inner_step, std::min<int64_t>(row_products / 2 / (3 * hidden), 160));
+
+  call.inputs.resize(kInputs[kDown] + 1);
+  call.inputs[kRowsIn] = floats(random, {shape.rows, hidden}, -3.0f, 3.0f);
+  add_attention(call, random, shape);
+  call.inputs[kAttentionNorm] = floats(random, {hidden}, -2.0f, 2.0f);
+  call.inputs[kMlpNorm] = floats(random, {hidden}, -2.0f, 2.0f);
+  const int64_t outs[kMatrices] = {width, hidden, 2 * intermediate, hidden};
+  const int64_t ins[kMatrices] = {hidden, attended, hidden, intermediate};
+  for (int i = 0; i < kMatrices; ++i) {
+    call.inputs[static_cast<size_t>(kInputs[i])] = packed_matrix(random, {formats[i], outs[i], ins[i]});
+    call.set(format_attribute(i), format_name(formats[i]));
+  }
+  call.set("hidden", hidden);
+  call.set("intermediate", intermediate);
+  call.outputs = {{shape.rows, hidden}};
+  call.output_types = {abi::kFloat};
+  return call;
+}
+
+bool other_format(Case& call, Random& random) {
+  const int which = static_cast<int>(random.below(kMatrices));
+  const std::string name = format_name(static_cast<WeightFormat>(random.below(kWeightFormatCount)));
+  if (name == call.attribute(format_attribute(which))->text) return false;
+  call.set(format_attribute(which), name);
+  call.words = {std::string(kNames[which]) + " is [", "in_features is "};
+  return true;
+}
+
+bool unknown_format(Case& call, Random& random) {
+  call.set(format_attribute(static_cast<int>(random.below(kMatrices))),
+           random.pick<std::string>({"", "w5", "W4", "w4m ", std::string(700, 'x'), "f64"}));
+  call.words = {"format is"};
+  return true;
+}
+
+bool wrong_size(Case& call, Random& random) {
+  const char* name = random.pick({"hidden", "intermediate"});
+  call.set(name, random.pick<int64_t>({0, -1, -32, INT64_MIN, INT64_MAX, INT64_MAX - 15, int64_t{1} << 40,
+                                       (1 << 24) + 32}));
+  call.words = {"out_features ", "in_features is ", "intermediate is"};
+  return true;
+}
+
+// A size that a layer may have, but not this one.
+bool other_size(Case& call, Random& random) {
+  const bool is_hidden = random.one_in(2);
+  const char* name = is_hidden ? "hidden" : "intermediate";
+  call.set(name, call.attribute(name)->integer + kBlock * random.between(1, 3));
+  call.words = {is_hidden ? "x is [" : "gate_up is ["};
+  return true;
+}
+
+bool uneven_intermediate(Case& call, Random& random) {
+  call.set("intermediate", call.attribute("intermediate")->integer + random.between(1, kTileRows - 1));
+  call.words = {"intermediate is", "in_features is "};
+  return true;
+}
+
+bool shifted_matrix(Case& call, Random& random) {
+  const int which = static_cast<int>(random.below(kMatrices));
+  const bool is_float = call.attribute(format_attribute(which))->text == "f32";
+  call.inputs[static_cast<size_t>(kInputs[which])].alignment = is_float ? random.pick<size_t>({1, 2}) : 1;
+  call.words = {std::string(kNames[which]) + " does not begin"};
+  return true;
+}
+
+bool wrong_epsilon(Case& call, Random& random) {
+  call.set("epsilon", random.pick({std::nanf(""), -1.0f, -HUGE_VALF, HUGE_VALF}));
+  call.words = {"epsilon is"};
+  return true;
+}
+
+}  // namespace
+
+Subject decoder_layer() {
+  Subject subject = spec_attention();
+  subject.op = "DecoderLayer";
+  subject.make = make;
+  for (const int i : {kAttentionNorm, kMlpNorm}) {
+    subject.required.push_back(i);
+    subject.checked.push_back({i, {0}});
+  }
+  for (int i = 0; i < kMatrices; ++i) {
+    subject.required.push_back(kInputs[i]);
+    subject.checked.push_back({kInputs[i], {0, 1, 2}});
+    subject.packed_inputs.push_back(kInputs[i]);
+    subject.required_attributes.push_back(format_attribute(i));
+  }
+  subject.required_attributes.insert(subject.required_attributes.end(), {"hidden", "intermediate"});
+  const std::vector<Mistake> own = {{"format of other weights", other_format},
+                                    {"format unknown", unknown_format},
+                                    {"layer size", wrong_size},
+                                    {"layer size of another layer", other_size},
+                                    {"intermediate uneven", uneven_intermediate},
+                                    {"weight misaligned", shifted_matrix},
+                                    {"epsilon", wrong_epsilon}};
+  subject.own_mistakes.insert(subject.own_mistakes.end(), own.begin(), own.end());
+  return subject;
+}
+
+}  // namespace edge_rt::fuzz

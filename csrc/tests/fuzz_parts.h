@@ -1,0 +1,56 @@
+// Parts of calls that several ops share: packed matrices, and what attention over a cache needs.
+#pragma once
+
+#include "ops/quant_linear/quant_linear.h"
+#include "ops/spec_attention/spec_attention.h"
+#include "tests/fuzz_case.h"
+
+namespace edge_rt::fuzz {
+
+std::string format_name(WeightFormat format);
+
+struct MatrixSizes {
+  WeightFormat format;
+  int64_t outputs, inputs;
+};
+
+// Moderate weights; padding columns are 0 as the format wants, padding rows are rubbish that must not matter.
+Input packed_matrix(Random& random, const MatrixSizes& sizes);
+
+// Inputs that SpecAttention and DecoderLayer have at the same places. Input 0, qkv or x, has a row
+// for each of the pass.
+enum AttentionInput : int {
+  kRowsIn,
+  kCache,
+  kPast,
+  kRowMap,
+  kParents,
+  kFormats,
+  kCos,
+  kSin,
+  kQueryNorm,
+  kKeyNorm,
+  kSinks
+};
+
+struct AttentionShape {
+  int64_t kv_heads, heads, dim, rows, past, capacity, row_bytes, plane_bytes;
+  KvFormatId format;
+};
+
+// `is_in_blocks`: heads * dim is a multiple of 32, as rounded inputs of a matrix must be.
+AttentionShape any_attention(Random& random, bool is_in_blocks);
+
+// Where a row of a plane lies: its elements, and its scales if the format has any.
+std::vector<ByteRange> places_in_cache(const AttentionShape& shape, int64_t plane, int64_t row);
+
+// Adds inputs 1 to 10, the attributes, which bytes of the cache the call writes, and its feature.
+void add_attention(Case& call, Random& random, const AttentionShape& shape);
+
+// Dimensions of those inputs that are checked.
+extern const CheckedDims kAttentionDims;
+std::vector<Mistake> attention_mistakes();
+// What good calls are counted by.
+std::vector<std::string> attention_features();
+
+}  // namespace edge_rt::fuzz
