@@ -23,6 +23,10 @@ DOMAIN: Final = "edge_rt"
 ABI_VERSION: Final = 1
 """Version of the library's calls and of the operators below; changes together with ``csrc/register.cc``."""
 
+MAX_HEAD_DIM: Final = 512
+MAX_HEADS: Final = 1024
+"""Largest that ``SpecAttention`` takes; its head size is even."""
+
 LIBRARY_FILE: Final = "libedge_rt_ops.so"
 PROFILES: Final = ("portable", "native")
 Profile = Literal["portable", "native"]
@@ -268,7 +272,15 @@ def open_library(path: Path | None) -> NativeLibrary:
     """
     if path is None:
         raise RuntimeUnavailable("The native operators are missing.", _NOT_BUILT, _ADVICE)
-    return NativeLibrary(path)
+    library = NativeLibrary(path)
+    missing = sorted({op.signature for op in OPS} - set(library.signatures()))
+    if missing:
+        raise VersionMismatch(
+            "The native library belongs to another version of edge-rt.",
+            f"{path} lacks {len(missing)} of {len(OPS)} operators, for example {missing[0].partition('(')[0]}.",
+            "Install edge-rt again.",
+        )
+    return library
 
 
 @functools.cache
@@ -300,6 +312,6 @@ def native_status(path: Path | None) -> NativeStatus:
     if path is None:
         return NativeStatus(None, _NOT_BUILT)
     try:
-        return NativeStatus(str(path), None, NativeLibrary(path).isa_names)
-    except RuntimeUnavailable as error:
+        return NativeStatus(str(path), None, open_library(path).isa_names)
+    except (RuntimeUnavailable, VersionMismatch) as error:
         return NativeStatus(str(path), f"{error.what} {error.numbers}")

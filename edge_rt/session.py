@@ -123,6 +123,12 @@ _TRANSLATIONS: Final[tuple[tuple[Any, type[EdgeRTError], str, str], ...]] = (
         "Use a smaller context or a smaller model.",
     ),
     (
+        lambda text: "edge_rt:" in text and "is not a registered function/op" in text,
+        VersionMismatch,
+        "The native library lacks an operator of the package.",
+        "Install edge-rt again, or export the model again.",
+    ),
+    (
         _contains("is not a registered function/op", "No Op registered", "Could not find an implementation"),
         UnsupportedModel,
         "This ONNX Runtime lacks an operator of the package.",

@@ -130,6 +130,11 @@ class TestLibraryThatIsNotThere:
         assert (status.library, status.best, status.instruction_sets) == (None, None, ())
         assert "without a C++ compiler" in status.reason
 
+    def test_it_lacks_an_operator(self, toys):
+        with pytest.raises(VersionMismatch, match=r"lacks \d+ of \d+ operators.*Install edge-rt again"):
+            open_library(toys)
+        assert "another version" in native_status(toys).reason
+
     def test_the_file_is_no_library(self, tmp_path):
         (tmp_path / "native").mkdir()
         (tmp_path / "native" / LIBRARY_FILE).write_bytes(b"\x7fELF and nothing more")

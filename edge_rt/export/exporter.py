@@ -128,7 +128,7 @@ def export_checkpoint(
     Raises:
         InputError, StorageError, MemoryBudgetExceeded, ConfigError, RuntimeUnavailable: as there.
     """
-    chosen = choose_profile(profile, activations, library_path())
+    chosen = choose_profile(profile, activations, library_path(), config)
 
     def stage(name: str, done: int = 0, total: int | None = None, message: str = "") -> None:
         progress(ProgressEvent(name, STAGES.index(name) + 1, len(STAGES), done, total, message=message))

@@ -5,19 +5,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, Final
+from typing import Any, BinaryIO, ClassVar, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from edge_rt.errors import ConfigError
+from edge_rt.errors import ConfigError, UnsupportedModel
 from edge_rt.export import native_weights, portable_weights
 from edge_rt.export.graph import GraphBuilder
 from edge_rt.export.linear import Linear, Part, stack
 from edge_rt.export.native import NativeBuilder
 from edge_rt.export.portable import ACCURACY_LEVEL, PortableBuilder
 from edge_rt.export.weights import WeightsFile, WeightsLayout
-from edge_rt.ops import native_status, open_library
+from edge_rt.ops import MAX_HEAD_DIM, MAX_HEADS, native_status, open_library
 from edge_rt.package import ModelConfig
 
 Array = npt.NDArray[Any]
@@ -190,19 +190,33 @@ def _common_feeds(config: ModelConfig, token_ids: Sequence[int]) -> tuple[Feeds,
     return inputs, {"logits": np.empty((rows, config.vocab_size), np.float32)}
 
 
+class Heads(Protocol):
+    """What attention has to take."""
+
+    @property
+    def num_heads(self) -> int:
+        """Heads of the queries."""
+
+    @property
+    def head_dim(self) -> int:
+        """Elements of a head."""
+
+
 PROFILES: Final[dict[str, OpProfile]] = {p.name: p for p in (NativeProfile(), PortableProfile())}
 
 
-def choose_profile(name: str | None, activations: str, library: Path | None) -> OpProfile:
+def choose_profile(name: str | None, activations: str, library: Path | None, config: Heads) -> OpProfile:
     """Return the profile of an export, which this machine must be able to run: the last stage does.
 
     Args:
-        name: ``"native"``, ``"portable"``, or None for the native one wherever it runs.
+        name: ``"native"``, ``"portable"``, or None for the native one wherever it runs the model.
         activations: ``"int8"`` or ``"float"``, which only the portable profile has.
         library: the native operators, or None if there are none; see ``edge_rt.ops.library_path``.
+        config: numbers of the model.
 
     Raises:
         ConfigError: a name is unknown, or they do not go together.
+        UnsupportedModel: the native profile was asked for, and its attention does not take the model's heads.
         RuntimeUnavailable: the native profile was asked for, and its operators are missing or unusable.
     """
     if activations not in ACCURACY_LEVEL:
@@ -212,7 +226,7 @@ def choose_profile(name: str | None, activations: str, library: Path | None) -> 
             f"Choose one of {', '.join(ACCURACY_LEVEL)}.",
         )
     if name is None:
-        runs_native = activations == "int8" and native_status(library).reason is None
+        runs_native = activations == "int8" and _fits_native(config) and native_status(library).reason is None
         return PROFILES["native" if runs_native else "portable"]
     if name not in PROFILES:
         raise ConfigError("The op profile is unknown.", f"Got {name!r:.40}.", f"Choose one of {', '.join(PROFILES)}.")
@@ -224,4 +238,15 @@ def choose_profile(name: str | None, activations: str, library: Path | None) -> 
                 "Leave one of them out, or choose the portable profile.",
             )
         open_library(library)
+        if not _fits_native(config):
+            raise UnsupportedModel(
+                "The native operators do not take the model's attention heads.",
+                f"It has {config.num_heads} heads of {config.head_dim}; at most {MAX_HEADS} of {MAX_HEAD_DIM}, "
+                "and even sizes, are taken.",
+                "Export it with --profile portable.",
+            )
     return PROFILES[name]
+
+
+def _fits_native(config: Heads) -> bool:
+    return config.head_dim <= MAX_HEAD_DIM and config.head_dim % 2 == 0 and config.num_heads <= MAX_HEADS

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
-from edge_rt.errors import ConfigError, RuntimeUnavailable
+from edge_rt.errors import ConfigError, RuntimeUnavailable, UnsupportedModel
 from edge_rt.export.profile import PROFILES, choose_profile
 from edge_rt.ops import library_path
 from edge_rt.package import KV_FORMATS, OP_PROFILES, WEIGHT_LAYOUTS
 from tests.helpers.native_profile import require_native
+
+
+HEADS = SimpleNamespace(num_heads=9, head_dim=64)
 
 
 @pytest.fixture
@@ -26,7 +31,7 @@ def library():
     ],
 )
 def test_the_choice_where_native_operators_run(library, name, activations, chosen):
-    assert choose_profile(name, activations, library).name == chosen
+    assert choose_profile(name, activations, library, HEADS).name == chosen
 
 
 @pytest.mark.parametrize("name", [None, "portable"])
@@ -34,7 +39,7 @@ def test_the_choice_where_they_do_not(name, tmp_path):
     broken = tmp_path / "broken.so"
     broken.write_bytes(b"no library")
     for missing in (None, broken):
-        assert choose_profile(name, "int8", missing).name == "portable"
+        assert choose_profile(name, "int8", missing, HEADS).name == "portable"
 
 
 def test_native_operators_that_are_asked_for_and_missing(tmp_path):
@@ -42,7 +47,7 @@ def test_native_operators_that_are_asked_for_and_missing(tmp_path):
     broken.write_bytes(b"no library")
     for missing in (None, broken):
         with pytest.raises(RuntimeUnavailable, match="--profile portable") as caught:
-            choose_profile("native", "int8", missing)
+            choose_profile("native", "int8", missing, HEADS)
         assert caught.value.exit_code == 5
 
 
@@ -57,7 +62,15 @@ def test_native_operators_that_are_asked_for_and_missing(tmp_path):
 )
 def test_what_does_not_go_together(name, activations, message):
     with pytest.raises(ConfigError, match=message):
-        choose_profile(name, activations, None)
+        choose_profile(name, activations, None, HEADS)
+
+
+@pytest.mark.parametrize(("heads", "dim"), [(2, 528), (2, 33), (2048, 64)])
+def test_heads_that_the_native_operators_do_not_take(library, heads, dim):
+    odd = SimpleNamespace(num_heads=heads, head_dim=dim)
+    assert choose_profile(None, "int8", library, odd).name == "portable"
+    with pytest.raises(UnsupportedModel, match="--profile portable"):
+        choose_profile("native", "int8", library, odd)
 
 
 def test_every_profile_of_the_format_can_be_written():
