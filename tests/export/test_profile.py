@@ -10,7 +10,6 @@ from edge_rt.ops import library_path
 from edge_rt.package import KV_FORMATS, OP_PROFILES, WEIGHT_LAYOUTS
 from tests.helpers.native_profile import require_native
 
-
 HEADS = SimpleNamespace(num_heads=9, head_dim=64)
 
 
