@@ -24,7 +24,7 @@ SHAPES = {
 
 
 def make_layers(shape, kv_format, count):
-    """Return a random generator and layers of one kind with caches of their own; the first in order, the others shuffled."""
+    """Return a random generator and layers with caches of their own; the first in order, the others shuffled."""
     config, options = SHAPES[shape]
     rng = np.random.default_rng(len(shape))
     tables = make_tables(rng, config, positions=CAPACITY, **options)
