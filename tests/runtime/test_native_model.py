@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -249,6 +250,30 @@ def test_stopped_and_closed(native_package):
     assert native.interface.buffers == []
     with pytest.raises(Cancelled, match="closed"):
         native.runner.forward(TOKEN_IDS[:5], 0, 1)
+
+
+def test_a_pass_that_is_stopped_midway_leaves_committed_rows_alone(native_package):
+    native = Native(native_package)
+    native.append(TOKEN_IDS[:20])
+    expected = native.runner.forward(TOKEN_IDS[20:21], 20, 1).copy()
+    stopped_midway = 0
+    for attempt in range(300):
+        # Later and later, until the pass ends before it is stopped; and then from the beginning.
+        timer = threading.Timer(2e-4 * (attempt % 30), native.switch.stop)
+        timer.start()
+        began = native.interface.buffers[0].copy()
+        try:
+            native.runner.forward(TOKEN_IDS[20:150], 20, 1)
+        except Cancelled:
+            stopped_midway += not np.array_equal(native.interface.buffers[0], began)
+        timer.join()
+        native.switch.reset()
+        same_bits(native.runner.forward(TOKEN_IDS[20:21], 20, 1), expected)
+        # The rows that may have been written: what they hold tells one attempt from the next.
+        native.interface.buffers[0][:, :, 21:150] = 0
+        if stopped_midway >= 3:
+            break
+    assert stopped_midway >= 3
 
 
 class TestModel:
