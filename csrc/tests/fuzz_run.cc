@@ -83,7 +83,8 @@ std::string judge_writes(const Case& call, const std::vector<uint8_t>& after) {
 
 Conditions Conditions::any(Random& random) {
   Conditions conditions;
-  conditions.threads = random.one_in(6) ? static_cast<int>(random.between(2, 5)) : 1;
+  // Now and then more threads than a phase has items: worker numbers then run through all that scratch memory is for.
+  conditions.threads = random.one_in(6) ? static_cast<int>(random.between(2, random.one_in(8) ? 64 : 5)) : 1;
   conditions.backwards = random.one_in(4);
   conditions.rubbish = random.pick<uint8_t>({0x00, 0x5a, 0x7f, 0xff});  // 0xff...: no number
   conditions.place =
