@@ -64,6 +64,20 @@ class Op:
 
 _WEIGHT: Final = Port("weight", "uint8", "[tiles, blocks, bytes]")
 
+_ATTENTION_PORTS: Final = (
+    Port("cache", "uint8", "[2, KV, C, row bytes]"),
+    Port("past_length", "int32", "[1]"),
+    Port("row_map", "int32", "[C]"),
+    Port("parents", "int32", "[S]"),
+    Port("kv_formats", "int32", "[layers]"),
+    Port("cos", "float", "[P, R / 2]"),
+    Port("sin", "float", "[P, R / 2]"),
+    Port("q_norm", "float", "[D]", is_optional=True),
+    Port("k_norm", "float", "[D]", is_optional=True),
+    Port("sinks", "float", "[H]", is_optional=True),
+)
+"""What attention takes beside queries, keys and values."""
+
 OPS: Final[tuple[Op, ...]] = (
     # y = residual + activation(norm(x) @ weight.T + bias): M rows, K inputs, N outputs.
     Op(
@@ -97,16 +111,7 @@ OPS: Final[tuple[Op, ...]] = (
         "SpecAttention",
         (
             Port("qkv", "float", "[S, (H + 2 KV) D]"),
-            Port("cache", "uint8", "[2, KV, C, row bytes]"),
-            Port("past_length", "int32", "[1]"),
-            Port("row_map", "int32", "[C]"),
-            Port("parents", "int32", "[S]"),
-            Port("kv_formats", "int32", "[layers]"),
-            Port("cos", "float", "[P, R / 2]"),
-            Port("sin", "float", "[P, R / 2]"),
-            Port("q_norm", "float", "[D]", is_optional=True),
-            Port("k_norm", "float", "[D]", is_optional=True),
-            Port("sinks", "float", "[H]", is_optional=True),
+            *_ATTENTION_PORTS,
         ),
         (Port("y", "float", "[S, H D]"),),
         {
@@ -126,16 +131,7 @@ OPS: Final[tuple[Op, ...]] = (
         "DecoderLayer",
         (
             Port("x", "float", "[S, K]"),
-            Port("cache", "uint8", "[2, KV, C, row bytes]"),
-            Port("past_length", "int32", "[1]"),
-            Port("row_map", "int32", "[C]"),
-            Port("parents", "int32", "[S]"),
-            Port("kv_formats", "int32", "[layers]"),
-            Port("cos", "float", "[P, R / 2]"),
-            Port("sin", "float", "[P, R / 2]"),
-            Port("q_norm", "float", "[D]", is_optional=True),
-            Port("k_norm", "float", "[D]", is_optional=True),
-            Port("sinks", "float", "[H]", is_optional=True),
+            *_ATTENTION_PORTS,
             Port("attention_norm", "float", "[K]"),
             Port("qkv", "uint8", "[tiles, blocks, bytes]"),
             Port("output", "uint8", "[tiles, blocks, bytes]"),
