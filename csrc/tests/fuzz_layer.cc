@@ -66,7 +66,7 @@ bool other_format(Case& call, Random& random) {
 bool unknown_format(Case& call, Random& random) {
   call.set(format_attribute(static_cast<int>(random.below(kMatrices))),
            random.pick<std::string>({"", "w5", "W4", "w4m ", std::string(700, 'x'), "f64"}));
-  call.words = {"format is"};
+  call.words = {"format is", "_format is"};
   return true;
 }
 

@@ -1,7 +1,6 @@
 #include "ops/decoder_layer/decoder_layer_op.h"
 
 #include <algorithm>
-#include <string>
 
 #include "kernels/kernel_table.h"
 #include "ops/spec_attention/spec_attention_run.h"
@@ -10,7 +9,7 @@ namespace edge_rt {
 namespace {
 
 constexpr int kInputOf[] = {12, 13, 15, 16};  // of qkv, output, gate_up and down
-constexpr const char* kNames[] = {"qkv", "output", "gate_up", "down"};
+constexpr const char* kPrefixes[] = {"qkv_", "output_", "gate_up_", "down_"};
 constexpr int kAttentionNorm = 11, kMlpNorm = 14;
 constexpr int64_t kMaxIntermediate = int64_t{1} << 23;  // gate_up has twice as many rows
 
@@ -29,8 +28,7 @@ abi::Status* DecoderLayer::create(ort::Attributes& attributes) {
   const int64_t outs[] = {attention_.qkv_features(), hidden, 2 * intermediate, hidden};
   const int64_t ins[] = {hidden, attention_.out_features(), hidden, intermediate};
   for (int i = 0; i < kMatrixCount; ++i) {
-    const std::string format = attributes.text((std::string(kNames[i]) + "_format").c_str());
-    if (abi::Status* bad = matrices_[i].create(attributes, format, outs[i], ins[i])) return bad;
+    if (abi::Status* bad = matrices_[i].create(attributes, kPrefixes[i], outs[i], ins[i])) return bad;
   }
   kernels_ = &kernel_table(attributes.isa()).quant_linear;
   return nullptr;
@@ -69,12 +67,14 @@ abi::Status* DecoderLayer::compute(ort::OpContext& context) const {
   }
   AttentionPlan plan(pass);
   ort::Scratch scratch;
-  const size_t shared = widths[0] + widths[1] + widths[2] + widths[3] + activations;
+  // The input of down is rounded while that of gate_up is still read.
+  const size_t fed = aligned(activation_bytes(weights[kDown].format, rows, weights[kDown].blocks));
+  const size_t shared = widths[0] + widths[1] + widths[2] + widths[3] + activations + fed;
   if (abi::Status* bad = context.scratch(shared + plan.scratch_bytes(), &scratch)) return bad;
   char* at = scratch.as<char>();
   float* floats[4];
   for (int i = 0; i < 4; ++i, at += widths[i - 1]) floats[i] = reinterpret_cast<float*>(at);
-  plan.place(at + activations, &pass);
+  plan.place(at + activations + fed, &pass);
   pass.qkv = floats[0];
   pass.y = floats[1];
 
@@ -84,9 +84,12 @@ abi::Status* DecoderLayer::compute(ort::OpContext& context) const {
   const int lanes = lanes_.load(std::memory_order_relaxed);
   const auto rounding = [&](Matrix which, const float* from, const float* norm) {
     const PackedWeight& weight = weights[which];
-    const bool many = step_scratch_bytes(weight.format, rows, weight.blocks) > 0;
-    const Activations out = many ? place_activations(weight.format, rows, weight.blocks, at)
-                                 : Activations{rows, weight.blocks, nullptr, nullptr, nullptr};
+    Activations out{rows, weight.blocks, nullptr, nullptr, nullptr};
+    if (which == kDown) {
+      out = place_activations(weight.format, rows, weight.blocks, at + activations);
+    } else if (step_scratch_bytes(weight.format, rows, weight.blocks) > 0) {
+      out = place_activations(weight.format, rows, weight.blocks, at);
+    }
     return RoundRows{from, matrices_[which].in_features, norm, epsilon_, weight.format, out};
   };
   const auto product = [&](Matrix which, const RoundRows& rounded, const float* residual, float* to) {
@@ -100,6 +103,7 @@ abi::Status* DecoderLayer::compute(ort::OpContext& context) const {
   LinearStep output(*kernels_, inputs[kOutput], product(kOutput, inputs[kOutput], x, floats[2]), lanes);
   LinearStep gate_up(*kernels_, inputs[kGateUp], product(kGateUp, inputs[kGateUp], nullptr, floats[3]), lanes);
   LinearStep down(*kernels_, inputs[kDown], product(kDown, inputs[kDown], floats[2], y.as<float>()), lanes);
+  gate_up.feed(&down);
   PhaseList phases;
   qkv.add_phases(&phases);
   plan.add_phases(attention_.kernels(), pass, &phases);

@@ -31,24 +31,25 @@ bool weight_format_from_name(const char* name, WeightFormat* out) {
 
 abi::Status* PackedMatrix::create(ort::Attributes& attributes) {
   const int64_t outs = attributes.integer("out_features"), ins = attributes.integer("in_features");
-  return create(attributes, attributes.text("format"), outs, ins);
+  return create(attributes, "", outs, ins);
 }
 
-abi::Status* PackedMatrix::create(const ort::Attributes& attributes, const std::string& name, int64_t outs,
-                                  int64_t ins) {
+abi::Status* PackedMatrix::create(ort::Attributes& attributes, const std::string& prefix, int64_t outs, int64_t ins) {
+  const std::string name = attributes.text((prefix + "format").c_str());
+  const char* which = prefix.c_str();
   out_features = outs;
   in_features = ins;
   if (!weight_format_from_name(name.c_str(), &format)) {
-    return attributes.error("format is '%.20s', must be w4m, w4, w8, f16 or f32", name.c_str());
+    return attributes.error("%sformat is '%.20s', must be w4m, w4, w8, f16 or f32", which, name.c_str());
   }
   if (out_features < 1 || out_features > kMaxFeatures || in_features < 1 || in_features > kMaxFeatures) {
-    return attributes.error("out_features %lld and in_features %lld must be 1 to %lld",
-                            static_cast<long long>(out_features), static_cast<long long>(in_features),
+    return attributes.error("%sout_features %lld and %sin_features %lld must be 1 to %lld", which,
+                            static_cast<long long>(out_features), which, static_cast<long long>(in_features),
                             static_cast<long long>(kMaxFeatures));
   }
   if (rounds_activations(format) && in_features % kBlock != 0) {
-    return attributes.error("in_features is %lld, must be a multiple of %d", static_cast<long long>(in_features),
-                            kBlock);
+    return attributes.error("%sin_features is %lld, must be a multiple of %d", which,
+                            static_cast<long long>(in_features), kBlock);
   }
   return nullptr;
 }

@@ -16,8 +16,8 @@ struct PackedMatrix {
   int64_t in_features = 0;
 
   abi::Status* create(ort::Attributes& attributes);
-  // The same without reading attributes.
-  abi::Status* create(const ort::Attributes& attributes, const std::string& format_name, int64_t outs, int64_t ins);
+  // The same of an op with several matrices: the format from attribute "<prefix>format", the sizes as given.
+  abi::Status* create(ort::Attributes& attributes, const std::string& prefix, int64_t outs, int64_t ins);
   // Checks the input that holds the matrix against the attributes.
   abi::Status* view(const ort::OpContext& context, int index, PackedWeight* out) const;
 };

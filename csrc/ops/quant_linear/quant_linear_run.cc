@@ -1,5 +1,6 @@
 #include "ops/quant_linear/quant_linear_run.h"
 
+#include <algorithm>
 #include <memory>
 #include <new>
 
@@ -60,12 +61,28 @@ size_t step_scratch_bytes(WeightFormat format, int64_t rows, int64_t blocks) {
 }
 
 LinearStep::LinearStep(const QuantLinearKernels& kernels, const RoundRows& rounding, const LinearRows& job, int lanes)
-    : kernels_(kernels), rounding_(rounding), job_(job), tile_step_(job.paired ? 2 : 1),
-      unit_bytes_(tile_step_ * job.weight.tile_bytes()),
-      lanes_(job.weight.tiles / tile_step_, (kItemBytes + unit_bytes_ - 1) / unit_bytes_, lanes) {}
+    : kernels_(kernels), rounding_(rounding), job_(job), lane_count_(lanes), tile_step_(job.paired ? 2 : 1),
+      unit_bytes_(0), lanes_(0, 0, 1) {
+  split();
+}
+
+void LinearStep::split() {
+  unit_bytes_ = tile_step_ * job_.weight.tile_bytes();
+  const int64_t units = (job_.weight.tiles + tile_step_ - 1) / tile_step_;
+  lanes_ = Lanes(units, (kItemBytes + unit_bytes_ - 1) / unit_bytes_, lane_count_);
+}
+
+void LinearStep::feed(LinearStep* next) {
+  next_ = &next->rounding_;
+  next->is_fed_ = true;
+  tile_step_ = kBlock / kTileRows * (job_.paired ? 2 : 1);
+  split();
+}
 
 void LinearStep::add_phases(PhaseList* phases) {
-  if (job_.in.rows > kMaxOwnRows) {
+  if (is_fed_) {
+    phases->add(make_phase_of<&LinearStep::multiply>(lanes_.items(), this));
+  } else if (job_.in.rows > kMaxOwnRows) {
     phases->add(make_phase_of<&LinearStep::round>(job_.in.groups(), this));
     phases->add(make_phase_of<&LinearStep::multiply>(lanes_.items(), this));
   } else {
@@ -99,8 +116,12 @@ void LinearStep::run_tiles(const LinearRows& job, int worker) {
   while (worker >= seen && !workers_.compare_exchange_weak(seen, worker + 1, std::memory_order_relaxed)) {
   }
   const Lanes::Range range = lanes_.claim(counters_, worker);
-  kernels_.tiles(job, range.begin * tile_step_, range.end * tile_step_,
-                 job.weight.data + range.lane_end * unit_bytes_);
+  const int64_t end = std::min(range.end * tile_step_, job.weight.tiles);
+  kernels_.tiles(job, range.begin * tile_step_, end, job.weight.data + range.lane_end * unit_bytes_);
+  if (next_ == nullptr) return;
+  for (int64_t group = 0; group < next_->out.groups(); ++group) {
+    kernels_.round_group(*next_, group, range.begin, range.end);
+  }
 }
 
 }  // namespace edge_rt

@@ -21,13 +21,18 @@ Activations place_activations(WeightFormat format, int64_t rows, int64_t blocks,
 size_t step_scratch_bytes(WeightFormat format, int64_t rows, int64_t blocks);
 
 // Rows that are rounded and multiplied, as phases of an operator. A product of few rows is one phase, of many rows two.
-// The activations of `job` and `rounding` lie in scratch memory of step_scratch_bytes, or nowhere if that is 0. `lanes`
-// is the number of threads to plan for, which changes the speed only.
+// The activations of `job` and `rounding` lie in scratch memory of step_scratch_bytes, or nowhere if that is 0; of a step
+// that a feeding step rounds for, always in activation_bytes. `lanes` is the number of threads to plan for, which
+// changes the speed only.
 class LinearStep {
  public:
   LinearStep(const QuantLinearKernels& kernels, const RoundRows& rounding, const LinearRows& job, int lanes);
   LinearStep(const LinearStep&) = delete;
   LinearStep& operator=(const LinearStep&) = delete;
+
+  // What this step computes is the input of `next`, which has no norm and runs right behind it: columns are rounded by
+  // the thread that has just computed them. To be called before add_phases of either.
+  void feed(LinearStep* next);
 
   void add_phases(PhaseList* phases);
 
@@ -42,12 +47,16 @@ class LinearStep {
   void multiply(int64_t item, int worker);
   void multiply_own(int64_t item, int worker);
   void run_tiles(const LinearRows& job, int worker);
+  void split();
 
   const QuantLinearKernels& kernels_;
   RoundRows rounding_;
   LinearRows job_;
+  const RoundRows* next_ = nullptr;  // what to round behind the tiles
+  bool is_fed_ = false;              // the step before this one rounds for it
+  int lane_count_;
   // Tiles lie in lanes, one a thread, so that a thread fetches ahead what it will use itself; whose lane is done helps
-  // the others.
+  // the others. A unit of `tile_step_` tiles is never cut.
   int64_t tile_step_, unit_bytes_;
   Lanes lanes_;
   LaneCounters counters_;
