@@ -144,10 +144,4 @@ inline void run_phases(const Executor& executor, const PhaseList& phases) {
   run_phases(executor, phases.data(), phases.count());
 }
 
-// One phase: body(item) or body(item, worker) for every item below `items`.
-template <class Body>
-void parallel_for(const Executor& executor, int64_t items, Body&& body) {
-  run_phases(executor, {make_phase(items, body)});
-}
-
 }  // namespace edge_rt

@@ -1,8 +1,9 @@
 // Calls the ops with good and bad inputs made up at random, on an ONNX Runtime of our own making:
-//   fuzz_ops [--runs N] [--seed S] [--isa NAME] [--only NUMBER]
+//   fuzz_ops [--runs N] [--seed S] [--isa NAME] [--threads N] [--only NUMBER]
 // Every call is run on every instruction set of the machine, or on the one named. Sanitizers watch what is read and
 // written; here is checked that good calls work, with the same bits everywhere, and that bad ones are refused and
-// change nothing. A kind of call that never came up is a failure too. --only runs the one call of that number.
+// change nothing. A kind of call that never came up is a failure too. --threads gives every call 2 to N threads, where it
+// is otherwise one call in six: for a sanitizer that watches data races. --only runs the one call of that number.
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -30,9 +31,15 @@ using namespace edge_rt::fuzz;  // NOLINT
 namespace {
 
 struct Options {
-  int64_t runs = 2000, only = -1;
+  int64_t runs = 2000, only = -1, threads = 0;
   uint64_t seed = 1;
   std::string isa;  // "": all
+
+  // What repeats one call.
+  std::string one(int64_t number) const {
+    const std::string most = threads > 0 ? " --threads " + std::to_string(threads) : "";
+    return "--seed " + std::to_string(seed) + most + " --only " + std::to_string(number);
+  }
 };
 
 // The ops as registered for an instruction set, by the first and by the newest release of ONNX Runtime.
@@ -97,8 +104,7 @@ void spoil(Case& call, Random& random, const std::vector<Mistake>& mistakes, con
     for (const int64_t dim : call.inputs[i].dims) std::fprintf(stderr, " %lld", static_cast<long long>(dim));
     std::fprintf(stderr, ", alignment %zu\n", call.inputs[i].alignment);
   }
-  std::fprintf(stderr, "  again: fuzz_ops --seed %llu --only %lld\n", static_cast<unsigned long long>(options.seed),
-               static_cast<long long>(number));
+  std::fprintf(stderr, "  again: fuzz_ops %s\n", options.one(number).c_str());
   std::exit(1);
 }
 
@@ -135,11 +141,13 @@ void run_one(const Options& options, int64_t number, const std::vector<Registere
   const bool is_newest = random.one_in(2);
   Outcome first;
   for (size_t i = 0; i < registered.size(); ++i) {
-    std::snprintf(doing->text, sizeof doing->text, "--seed %llu --only %lld, %s on %s",
-                  static_cast<unsigned long long>(options.seed), static_cast<long long>(number), call.op.c_str(),
+    std::snprintf(doing->text, sizeof doing->text, "%s, %s on %s", options.one(number).c_str(), call.op.c_str(),
                   isa_name(registered[i].isa));
     const abi::OpRecord& record = registered[i].find(call.op, is_newest);
     Conditions conditions = Conditions::any(random);
+    if (options.threads > 0) {
+      conditions.threads = 2 + static_cast<int>((number + static_cast<int64_t>(i)) % (options.threads - 1));
+    }
     std::string problem;
     if (has_fault) {
       // Any call of the table, and often one of the last, which are not about inputs.
@@ -167,17 +175,22 @@ void run_one(const Options& options, int64_t number, const std::vector<Registere
   }
 }
 
+[[noreturn]] void usage() {
+  std::fprintf(stderr, "usage: fuzz_ops [--runs N] [--seed S] [--isa NAME] [--threads 2...64] [--only NUMBER]\n");
+  std::exit(2);
+}
+
 Options read_options(int count, char** words) {
   Options options;
   for (int i = 1; i < count; i += 2) {
     const std::string name = words[i];
-    if (i + 1 == count || (name != "--runs" && name != "--seed" && name != "--isa" && name != "--only")) {
-      std::fprintf(stderr, "usage: fuzz_ops [--runs N] [--seed S] [--isa NAME] [--only NUMBER]\n");
-      std::exit(2);
-    }
+    const bool is_known = name == "--runs" || name == "--seed" || name == "--isa" || name == "--threads" || name == "--only";
+    if (i + 1 == count || !is_known) usage();
     if (name == "--runs") options.runs = std::atoll(words[i + 1]);
     if (name == "--seed") options.seed = std::strtoull(words[i + 1], nullptr, 10);
     if (name == "--isa") options.isa = words[i + 1];
+    if (name == "--threads") options.threads = std::atoll(words[i + 1]);
+    if (name == "--threads" && (options.threads < 2 || options.threads > 64)) usage();
     if (name == "--only") options.only = std::atoll(words[i + 1]);
   }
   return options;

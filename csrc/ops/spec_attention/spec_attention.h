@@ -71,11 +71,14 @@ struct AttentionPass {
   const int32_t* depths;              // [rows]: 0 for the first row after the committed ones
   float* y;
   // Scratch memory, 64-byte aligned.
+  int64_t first_query;                // number of the query that `queries` begins with
   float* queries;                     // [kv_heads][rows][group][padded_dim], ends padded with zeros
   int8_t* query_codes;                // int8 keys only: the same with padded_codes(head_dim) codes,
   float* query_scales;                // and its scale per group of dimensions
 
   int64_t query_index(int kv, int64_t row) const { return (kv * rows + row) * group; }
+  // Where a query lies in scratch memory.
+  int64_t query_place(int kv, int64_t row) const { return query_index(kv, row) - first_query; }
   uint8_t* plane(int which, int kv) const { return cache + (which * kv_heads + kv) * plane_bytes; }
 };
 
@@ -90,11 +93,11 @@ struct AttentionState {
   float* output;  // [queries][padded_dim]
 };
 
-// Memory of one worker: scores, and a tile of keys and values as floats.
+// Memory of one worker: scores, and a tile of keys or a chunk of values as floats.
 struct AttentionWork {
   float* scores;  // [queries of a block][kKvChunk]
-  float* rows;    // [kKvTile][padded_dim], or padded_codes bytes each
-  float* across;  // the same, transposed
+  float* rows;    // [kKvChunk][padded_dim], or padded_codes bytes each
+  float* across;  // a tile of the same, transposed
   float* scales;  // [kv_groups][kKvTile]
 };
 

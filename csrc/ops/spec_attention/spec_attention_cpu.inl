@@ -73,10 +73,10 @@ EDGE_RT_INLINE void visit_tile(const ChunkView& view, int tile, const Use& use) 
 }
 
 // Keys or values of a tile, to be fetched while something else is computed; scales take a line or two, fetched at once.
-inline Ahead look_ahead(const AttentionPass& pass, int which, int kv, int64_t position) {
+inline Ahead look_ahead(const AttentionPass& pass, int which, int kv, int64_t position, int most = kKvTile) {
   const KvFormat& format = kKvFormats[pass.format];
   const int64_t left = pass.past + pass.rows - position, row_bytes = format.bytes_per_dim * pass.head_dim;
-  const int count = left < 0 ? 0 : left > kKvTile ? kKvTile : static_cast<int>(left);
+  const int count = left < 0 ? 0 : left > most ? most : static_cast<int>(left);
   const uint8_t* plane = pass.plane(which, kv);
   const int32_t* rows = pass.row_map + position;
   if (format.bytes_per_group > 0 && count > 0) {
@@ -92,7 +92,7 @@ inline void score_tile(const ChunkView& view, int kv, int tile, int begin, int e
   const AttentionPass& pass = view.pass;
   const KvKernels& format = kKvKernels[pass.format];
   const uint8_t* plane = pass.plane(0, kv);
-  const int64_t query = pass.query_index(kv, view.begin + begin);
+  const int64_t query = pass.query_place(kv, view.begin + begin);
   const int64_t count = static_cast<int64_t>(end - begin) * pass.group;
   float* scores = work.scores + static_cast<int64_t>(begin) * pass.group * kKvChunk + tile * kKvTile;
   if (format.integer_keys) {
@@ -158,6 +158,31 @@ inline void weigh_tile(const ChunkView& view, int kv, int tile, int begin, int e
   }
 }
 
+// Tiles at the chunk's begin that every row sees whole and finds at the same place: their values are added in one go,
+// with the sums in registers. Returns their number.
+inline int weigh_tiles(const ChunkView& view, int kv, const AttentionWork& work, float* output) {
+  const AttentionPass& pass = view.pass;
+  int first = 0, last = kKvChunk;
+  for (int r = 0; r < view.rows; ++r) {
+    first = view.first[r] > first ? view.first[r] : first;
+    last = view.last[r] < last ? view.last[r] : last;
+  }
+  if (!pass.chain && pass.past - view.start < last) last = clamp_to_chunk(pass.past - view.start);
+  const int tiles = first > 0 ? 0 : last / kKvTile;
+  if (tiles < 2) return 0;
+  const float* values[kKvChunk];
+  Ahead keys = look_ahead(pass, 0, kv, view.start + kKvChunk, tiles * kKvTile);
+  for (int tile = 0; tile < tiles; ++tile) {
+    AttentionWork place = work;
+    place.rows += tile * kKvTile * pass.padded_dim;
+    const int32_t* physical = pass.row_map + view.start + tile * kKvTile;
+    kKvKernels[pass.format].read(pass, pass.plane(1, kv), physical, place, values + tile * kKvTile);
+  }
+  weigh_values(values, 0, tiles * kKvTile, work.scores, output, pass.padded_dim,
+               static_cast<int64_t>(view.rows) * pass.group, &keys);
+  return tiles;
+}
+
 inline void attend_chunk(const AttentionPass& pass, int kv, int64_t begin, int64_t end, int64_t chunk,
                          const AttentionWork& work, const AttentionState& out) {
   ChunkView view{pass, begin, chunk * kKvChunk, 0, {}, {}};
@@ -182,7 +207,7 @@ inline void attend_chunk(const AttentionPass& pass, int kv, int64_t begin, int64
     }
   }
   std::memset(out.output, 0, static_cast<size_t>(queries * pass.padded_dim) * 4);
-  for (int tile = 0; tile < kKvTiles; ++tile) {
+  for (int tile = weigh_tiles(view, kv, work, out.output); tile < kKvTiles; ++tile) {
     Ahead keys = look_ahead(pass, 0, kv, view.start + kKvChunk + tile * kKvTile);
     visit_tile(view, tile, [&](int from, int to, const int32_t* physical) {
       weigh_tile(view, kv, tile, from, to, physical, work, out.output, &keys);

@@ -56,12 +56,33 @@ inline void round_query(const float* query, int head_dim, int8_t* codes, float* 
   }
 }
 
+// rotate_head for rows of whole vectors that are rotated by halves and not normed, as most are.
+inline bool rotates_whole(const AttentionPass& pass, const float* norm) {
+  return norm == nullptr && !pass.interleaved && 2 * pass.half_rotary == pass.head_dim && pass.half_rotary % 16 == 0;
+}
+
+// use(d, rotated vector) for every 16 dimensions.
+template <class Use>
+EDGE_RT_INLINE void rotate_whole(const AttentionPass& pass, const float* in, int64_t position, const Use& use) {
+  const int half = pass.half_rotary;
+  const float *cos = pass.cos + position * half, *sin = pass.sin + position * half;
+  for (int i = 0; i < half; i += 16) {
+    const VF x = vf_load(in + i), y = vf_load(in + half + i), c = vf_load(cos + i), s = vf_load(sin + i);
+    use(i, vf_fnma(y, s, vf_mul(x, c)));
+    use(half + i, vf_fma(x, s, vf_mul(y, c)));
+  }
+}
+
 inline void append_row(const AttentionPass& pass, int64_t row, int kv) {
   const KvKernels& format = kKvKernels[pass.format];
   const int64_t dim = pass.head_dim, position = pass.past + pass.depths[row], at = pass.row_map[pass.past + row];
   const float* key = pass.qkv + (row * (pass.heads + 2 * pass.kv_heads) + pass.heads + kv) * dim;
   float x[kMaxHeadDim + 16];
-  rotate_head(pass, key, pass.k_norm, position, x);
+  if (rotates_whole(pass, pass.k_norm)) {
+    rotate_whole(pass, key, position, [&](int d, VF value) { vf_store(x + d, value); });
+  } else {
+    rotate_head(pass, key, pass.k_norm, position, x);
+  }
   format.append(pass, pass.plane(0, kv), at, x);
   format.append(pass, pass.plane(1, kv), at, key + pass.kv_heads * dim);
 }
@@ -71,12 +92,18 @@ inline void prepare_queries(const AttentionPass& pass, int64_t row, int kv) {
   const float* heads = pass.qkv + row * (pass.heads + 2 * pass.kv_heads) * dim;
   float x[kMaxHeadDim + 16];
   const VF scale = vf_set1(pass.scale);
+  const bool whole = rotates_whole(pass, pass.q_norm);
   for (int g = 0; g < pass.group; ++g) {
-    const int64_t index = pass.query_index(kv, row) + g;
-    rotate_head(pass, heads + (kv * pass.group + g) * dim, pass.q_norm, position, x);
+    const int64_t index = pass.query_place(kv, row) + g;
+    const float* head = heads + (kv * pass.group + g) * dim;
     float* query = pass.queries + index * pass.padded_dim;
-    for (int d = 0; d < pass.head_dim; d += 16) {
-      vf_store(query + d, vf_mul(vf_load_n(x + d, pass.head_dim - d < 16 ? pass.head_dim - d : 16), scale));
+    if (whole) {
+      rotate_whole(pass, head, position, [&](int d, VF value) { vf_store(query + d, vf_mul(value, scale)); });
+    } else {
+      rotate_head(pass, head, pass.q_norm, position, x);
+      for (int d = 0; d < pass.head_dim; d += 16) {
+        vf_store(query + d, vf_mul(vf_load_n(x + d, pass.head_dim - d < 16 ? pass.head_dim - d : 16), scale));
+      }
     }
     if (kKvKernels[pass.format].integer_keys) {
       round_query(query, pass.head_dim, pass.query_codes + index * padded_codes(pass.head_dim),

@@ -1,6 +1,7 @@
 #include "ops/spec_attention/spec_attention_run.h"
 
 #include <algorithm>
+#include <new>
 
 namespace edge_rt {
 namespace {
@@ -9,11 +10,11 @@ constexpr int64_t kFewRows = 16;
 constexpr int64_t kBlockQueries = 48;  // queries of a block: their scores and outputs fit the first-level cache
 // Items wanted of a phase: claiming one takes a few hundred nanoseconds.
 constexpr int64_t kSpanItems = 12;
-constexpr int64_t kHeadItems = 6;
-constexpr int64_t kLeastQueries = 8;   // of an item: fewer do not pay for transposing keys
+constexpr int64_t kChunkItems = 9;     // of a phase whose items are chunks, which are short
 constexpr int64_t kSmallItems = 6;
 constexpr int64_t kMostSpans = 4;      // of an item, so that many threads find work in a long cache
 constexpr int64_t kAppendItems = 32;
+constexpr int kWorkerSlots = 4;        // workers that keep their memory from item to item and pass to pass
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -45,6 +46,11 @@ AttentionState advance(const AttentionState& state, int64_t queries, int padded_
   return {state.peak + queries, state.sum + queries, state.output + queries * padded_dim};
 }
 
+// First position that a row at `position` attends to.
+int64_t first_seen(const AttentionPass& pass, int64_t position) {
+  return pass.window > 0 ? std::max<int64_t>(position + 1 - pass.window, 0) : 0;
+}
+
 AttentionState shift(const AttentionState& state, int64_t floats) {
   return {state.peak + floats, state.sum + floats, state.output + floats};
 }
@@ -56,47 +62,57 @@ AttentionPlan::AttentionPlan(const AttentionPass& pass) : padded_dim_(pass.padde
   queries_ = pass.rows * pass.heads;
   // A row of depth 0 attends to the earliest positions, one of the greatest depth to the last.
   span_begin_ = first_span(pass, pass.past);
-  span_end_ = (pass.past + *std::max_element(pass.depths, pass.depths + pass.rows)) / kKvSpan + 1;
+  const int64_t deepest = *std::max_element(pass.depths, pass.depths + pass.rows);
+  span_end_ = (pass.past + deepest) / kKvSpan + 1;
   const int64_t spans = span_end_ - span_begin_;
-  way_ = pass.rows > kFewRows ? Way::kBlocks : spans == 1 && pass.kv_heads > 1 ? Way::kHeads : Way::kSpans;
+  way_ = pass.rows > kFewRows ? Way::kBlocks : spans == 1 ? Way::kChunks : Way::kSpans;
   blocks_ = divide_up(pass.rows, most);
-  // Few heads are cut by rows, so that two threads end together.
-  if (way_ == Way::kHeads && pass.kv_heads * blocks_ < kHeadItems) {
-    blocks_ = std::max(blocks_, std::min(divide_up(kHeadItems, pass.kv_heads), pass.rows * pass.group / kLeastQueries));
-  }
   block_rows_ = divide_up(pass.rows, blocks_);  // blocks of like size
   blocks_ = divide_up(pass.rows, block_rows_);
   group_ = std::clamp<int64_t>(spans * pass.kv_heads * blocks_ / kSpanItems, 1, kMostSpans);
   groups_ = divide_up(spans, group_);
+  chunk_begin_ = std::max(span_begin_ * kSpanChunks, first_seen(pass, pass.past) / kKvChunk);
+  chunk_end_ = (pass.past + deepest) / kKvChunk + 1;
+  pieces_ = std::clamp<int64_t>(kChunkItems / (pass.kv_heads * blocks_), 1, chunk_end_ - chunk_begin_);
   append_rows_ = divide_up(pass.rows, kAppendItems);
   append_items_ = divide_up(pass.rows, append_rows_);
   units_ = pass.kv_heads * pass.rows;
   unit_share_ = divide_up(units_, kSmallItems);
   unit_items_ = divide_up(units_, unit_share_);
-  const int64_t items = pass.kv_heads * blocks_ * (way_ == Way::kSpans ? groups_ : 1);
+  const int64_t parts = way_ == Way::kSpans ? groups_ : way_ == Way::kChunks ? pieces_ : 1;
+  const int64_t items = pass.kv_heads * blocks_ * parts;
   const int64_t others = way_ == Way::kBlocks ? append_items_ : kSmallItems;
-  slots_ = std::min<int64_t>(kMaxWorkers, std::max(items, others));
+  slots_ = kWorkerSlots + std::min<int64_t>(kMaxWorkers, std::max(items, others));
   AttentionPass unused = pass;
   scratch_bytes_ = lay_out(nullptr, &unused);
 }
 
 int64_t AttentionPlan::first_span(const AttentionPass& pass, int64_t position) const {
-  return pass.window > 0 ? std::max<int64_t>(position + 1 - pass.window, 0) / kKvSpan : 0;
+  return first_seen(pass, position) / kKvSpan;
 }
 
 size_t AttentionPlan::lay_out(char* base, AttentionPass* pass) {
   Pieces pieces(base);
   const int codes = padded_codes(pass->head_dim), groups = kv_groups(pass->head_dim);
-  pass->queries = pieces.take<float>(queries_ * padded_dim_);
-  const int64_t coded = pass->format == kKvInt8 ? queries_ : 0;
-  pass->query_codes = pieces.take<int8_t>(coded * codes);
-  pass->query_scales = pieces.take<float>(coded * groups);
-  if (way_ == Way::kSpans) spans_ = take_state(pieces, (span_end_ - span_begin_) * queries_, padded_dim_);
-  const size_t shared = pieces.used();
   const int64_t block_queries = block_rows_ * pass->group;
+  const auto take_queries = [&](int64_t count) {
+    pass->queries = pieces.take<float>(count * padded_dim_);
+    const int64_t coded = pass->format == kKvInt8 ? count : 0;
+    pass->query_codes = pieces.take<int8_t>(coded * codes);
+    pass->query_scales = pieces.take<float>(coded * groups);
+  };
+  pass->first_query = 0;
+  if (way_ != Way::kChunks) take_queries(queries_);
+  if (way_ == Way::kSpans) spans_ = take_state(pieces, (span_end_ - span_begin_) * queries_, padded_dim_);
+  if (way_ == Way::kChunks) {
+    spans_ = take_state(pieces, (chunk_end_ - chunk_begin_) * queries_, padded_dim_);
+    left_ = pieces.take<std::atomic<int64_t>>(pass->kv_heads * blocks_);
+  }
+  const size_t shared = pieces.used();
+  if (way_ == Way::kChunks) take_queries(block_queries);
   first_work_.scores = pieces.take<float>(block_queries * kKvChunk);
   const int64_t row_words = std::max<int64_t>(padded_dim_, codes / 4);
-  first_work_.rows = pieces.take<float>(kKvTile * row_words);
+  first_work_.rows = pieces.take<float>(kKvChunk * row_words);
   first_work_.across = pieces.take<float>(kKvTile * row_words);
   first_work_.scales = pieces.take<float>(kKvTile * groups);
   for (AttentionState* state : {&chunk_, &span_, &state_}) *state = take_state(pieces, block_queries, padded_dim_);
@@ -105,10 +121,15 @@ size_t AttentionPlan::lay_out(char* base, AttentionPass* pass) {
   return shared + one * static_cast<size_t>(slots_);
 }
 
-void AttentionPlan::place(void* scratch, AttentionPass* pass) { lay_out(static_cast<char*>(scratch), pass); }
+void AttentionPlan::place(void* scratch, AttentionPass* pass) {
+  lay_out(static_cast<char*>(scratch), pass);
+  if (way_ != Way::kChunks) return;
+  for (int64_t i = 0; i < pass->kv_heads * blocks_; ++i) new (left_ + i) std::atomic<int64_t>(pieces_);
+}
 
 int AttentionPlan::slot(int64_t items, int64_t item, int worker) const {
-  return items <= slots_ ? static_cast<int>(item) : worker;
+  if (worker < kWorkerSlots) return worker;
+  return kWorkerSlots + (items <= slots_ - kWorkerSlots ? static_cast<int>(item) : worker);
 }
 
 AttentionWork AttentionPlan::work(int slot) const {
@@ -129,6 +150,13 @@ AttentionPlan::Positions AttentionPlan::positions(const Block& block) const {
 void AttentionPlan::append_rows(int64_t begin, int64_t end) const {
   for (int64_t row = begin; row < end; ++row) {
     for (int kv = 0; kv < pass_->kv_heads; ++kv) kernels_->append_row(*pass_, row, kv);
+  }
+}
+
+void AttentionPlan::append_chunks(int kv, int64_t begin, int64_t end) const {
+  for (int64_t row = 0; row < pass_->rows; ++row) {
+    const int64_t chunk = (pass_->past + pass_->depths[row]) / kKvChunk;
+    if (chunk >= begin && chunk < end) kernels_->append_row(*pass_, row, kv);
   }
 }
 
@@ -176,10 +204,11 @@ void AttentionPlan::add_phases(const SpecAttentionKernels& kernels, const Attent
   kernels_ = &kernels;
   pass_ = &pass;
   switch (way_) {
-    case Way::kHeads:
-      // One item: it is done before another thread has woken up.
-      phases->add(make_phase_of<&AttentionPlan::append_all>(1, this));
-      phases->add(make_phase_of<&AttentionPlan::attend_heads>(pass.kv_heads * blocks_, this));
+    case Way::kChunks:
+      // A block alone appends as it goes; several need each other's rows. One item: it is done before another thread
+      // has woken up.
+      if (blocks_ > 1) phases->add(make_phase_of<&AttentionPlan::append_all>(1, this));
+      phases->add(make_phase_of<&AttentionPlan::attend_chunks>(pass.kv_heads * blocks_ * pieces_, this));
       break;
     case Way::kSpans:
       phases->add(make_phase_of<&AttentionPlan::prepare_units>(unit_items_, this));
@@ -207,11 +236,42 @@ void AttentionPlan::prepare_units(int64_t item, int) {
   }
 }
 
-void AttentionPlan::attend_heads(int64_t item, int worker) {
-  const Block block = block_of(static_cast<int>(item % pass_->kv_heads), item / pass_->kv_heads);
-  kernels_->fetch_keys(*pass_, block.kv, span_begin_ * kSpanChunks);
-  prepare_block(block);
-  attend_block(block, span_begin_, span_end_, slot(pass_->kv_heads * blocks_, item, worker));
+void AttentionPlan::attend_chunks(int64_t item, int worker) {
+  const int64_t heads = pass_->kv_heads, units = heads * blocks_, chunks = chunk_end_ - chunk_begin_;
+  const int64_t unit = item % units, piece = item / units;
+  const Block block = block_of(static_cast<int>(unit % heads), unit / heads);
+  const int64_t begin = chunk_begin_ + piece * chunks / pieces_;
+  const int64_t end = chunk_begin_ + (piece + 1) * chunks / pieces_;
+  const int mine = slot(heads * blocks_ * pieces_, item, worker);
+  kernels_->fetch_keys(*pass_, block.kv, begin);
+  if (blocks_ == 1) append_chunks(block.kv, begin, end);
+  // Queries of its own are nearer than those of another thread.
+  AttentionPass pass = *pass_;
+  const int64_t floats = mine * work_floats_;
+  pass.first_query = pass.query_index(block.kv, block.begin);
+  pass.queries += floats;
+  pass.query_codes += 4 * floats;
+  pass.query_scales += floats;
+  for (int64_t row = block.begin; row < block.end; ++row) kernels_->prepare_queries(pass, row, block.kv);
+  for (int64_t chunk = begin; chunk < end; ++chunk) {
+    const int64_t at = (chunk - chunk_begin_) * queries_ + pass.first_query;
+    kernels_->attend_chunk(pass, block.kv, block.begin, block.end, chunk, work(mine),
+                           advance(spans_, at, padded_dim_));
+  }
+  if (left_[unit].fetch_sub(1, std::memory_order_acq_rel) == 1) finish_block(block, mine);
+}
+
+void AttentionPlan::finish_block(const Block& block, int slot) const {
+  const int64_t queries = (block.end - block.begin) * pass_->group, first = pass_->query_index(block.kv, block.begin);
+  const AttentionState span_state = shift(span_, slot * work_floats_);
+  const AttentionState state = shift(state_, slot * work_floats_);
+  kernels_->begin(padded_dim_, queries, span_state);
+  for (int64_t chunk = 0; chunk < chunk_end_ - chunk_begin_; ++chunk) {
+    kernels_->fold(padded_dim_, queries, advance(spans_, chunk * queries_ + first, padded_dim_), span_state);
+  }
+  kernels_->begin(padded_dim_, queries, state);
+  kernels_->fold(padded_dim_, queries, span_state, state);
+  kernels_->finish(*pass_, block.kv, block.begin, block.end, state);
 }
 
 void AttentionPlan::attend_spans(int64_t item, int worker) {

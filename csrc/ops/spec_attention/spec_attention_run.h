@@ -1,6 +1,7 @@
 // How a checked pass is spread over threads; knows nothing of ONNX Runtime.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
@@ -10,7 +11,8 @@
 namespace edge_rt {
 
 // Three ways, which fold the same numbers in the same order:
-// - Few rows, one span of keys: some rows of a kv head are an item, from their queries to their results.
+// - Few rows, one span of keys: some chunks of a kv head are an item, from the queries on. Whoever ends the last item
+//   of a kv head folds its chunks.
 // - Few rows, many spans: a span of a kv head is an item; its result waits in scratch memory to be folded.
 // - Many rows: a block of rows is an item, and folds its spans as it goes.
 class AttentionPlan {
@@ -27,7 +29,7 @@ class AttentionPlan {
   void add_phases(const SpecAttentionKernels& kernels, const AttentionPass& pass, PhaseList* phases);
 
  private:
-  enum class Way { kHeads, kSpans, kBlocks };
+  enum class Way { kChunks, kSpans, kBlocks };
 
   // Rows [begin, end) of a kv head.
   struct Block {
@@ -40,12 +42,16 @@ class AttentionPlan {
   void append_all(int64_t item, int worker);
   void append_some(int64_t item, int worker);
   void prepare_units(int64_t item, int worker);
-  void attend_heads(int64_t item, int worker);
+  void attend_chunks(int64_t item, int worker);
   void attend_spans(int64_t item, int worker);
   void attend_blocks(int64_t item, int worker);
   void finish_units(int64_t item, int worker);
   void append_rows(int64_t begin, int64_t end) const;
   void prepare_block(const Block& block) const;
+  // Appends the rows of the pass whose positions lie in chunks [begin, end), for one kv head.
+  void append_chunks(int kv, int64_t begin, int64_t end) const;
+  // Joins a block's finished chunks and writes its results.
+  void finish_block(const Block& block, int slot) const;
   // The block's keys of a span.
   void attend_span(const Block& block, int64_t span, int slot, const AttentionState& out) const;
   // All spans [begin, end), to the block's results.
@@ -59,7 +65,7 @@ class AttentionPlan {
   Positions positions(const Block& block) const;
   Block block_of(int kv, int64_t index) const;
   AttentionWork work(int slot) const;
-  // Memory for an item under way: its own, or, where there are more items than kMaxWorkers, its worker's.
+  // Memory for an item under way: its worker's, which is in that core's caches, or, beyond a few workers, its own.
   int slot(int64_t items, int64_t item, int worker) const;
   // Span that holds the first position that a row at `position` attends to.
   int64_t first_span(const AttentionPass& pass, int64_t position) const;
@@ -71,6 +77,7 @@ class AttentionPlan {
   int64_t span_begin_, span_end_, group_, groups_;    // spans of the pass; spans of an item; items per block
   int64_t append_rows_, append_items_;
   int64_t units_, unit_share_, unit_items_;           // a unit is a row of a kv head
+  int64_t chunk_begin_, chunk_end_, pieces_;          // way kChunks: chunks of the pass; items per block
   int64_t slots_;
   int padded_dim_;
   size_t scratch_bytes_ = 0;
@@ -79,7 +86,8 @@ class AttentionPlan {
   AttentionState chunk_{};        // of slot 0: one chunk,
   AttentionState span_{};         // one span,
   AttentionState state_{};        // and all of them, for the queries of a block
-  AttentionState spans_{};        // [spans][queries], if they wait to be folded
+  AttentionState spans_{};        // [spans][queries], if they wait to be folded; way kChunks: [chunks][queries],
+  std::atomic<int64_t>* left_ = nullptr;  // and the items of every block that are not done
 };
 
 }  // namespace edge_rt

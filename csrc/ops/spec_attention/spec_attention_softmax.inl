@@ -6,6 +6,17 @@ inline void fill_edges(float* scores, int first, int last, float value) {
   for (int j = last; j % kKvTile != 0; ++j) scores[j] = value;
 }
 
+// -0 for scores that count, which changes none of them, then kNoScore; read from lane 16 - n on, n of them count.
+alignas(64) constexpr float kEdge[32] = {
+    -0.0f,    -0.0f,    -0.0f,    -0.0f,    -0.0f,    -0.0f,    -0.0f,    -0.0f,    -0.0f,    -0.0f,    -0.0f,
+    -0.0f,    -0.0f,    -0.0f,    -0.0f,    -0.0f,    kNoScore, kNoScore, kNoScore, kNoScore, kNoScore, kNoScore,
+    kNoScore, kNoScore, kNoScore, kNoScore, kNoScore, kNoScore, kNoScore, kNoScore, kNoScore, kNoScore};
+
+// The scores of a tile of which the first n count, 0 < n < 16.
+EDGE_RT_INLINE VF edge_scores(const float* scores, int n) {
+  return vf_add(vf_load_n(scores, n), vf_load(kEdge + 16 - n));
+}
+
 // Readies the scores of positions [first, last) and returns the largest. That, and the weights, are loops of their own
 // over all queries: chains of dependent steps of many queries then overlap.
 inline float peak_of_scores(const AttentionPass& pass, int first, int last, float* scores) {
@@ -15,6 +26,14 @@ inline float peak_of_scores(const AttentionPass& pass, int first, int last, floa
     for (int j = begin; j < last; j += 16) {
       vf_store(scores + j, vf_mul(cap, vf_tanh(vf_div(vf_load(scores + j), cap))));
     }
+  }
+  const int whole = last / kKvTile * kKvTile;
+  if (first == begin) {
+    // The usual case, without single floats: vectors would have to wait for those.
+    VF largest = whole > begin ? vf_load(scores + begin) : edge_scores(scores + begin, last - begin);
+    for (int j = begin + 16; j < whole; j += 16) largest = vf_max(largest, vf_load(scores + j));
+    if (whole > begin && last > whole) largest = vf_max(largest, edge_scores(scores + whole, last - whole));
+    return vf_hmax(largest);
   }
   fill_edges(scores, first, last, kNoScore);
   VF largest = vf_load(scores + begin);
@@ -35,6 +54,18 @@ inline float weights_of_scores(int first, int last, float peak, float* scores) {
     return vf_sum(sum);
   }
   const int begin = first / kKvTile * kKvTile;
+  if (first == begin) {
+    for (int j = begin; j < last; j += 16) {
+      VF weight = vf_exp(vf_sub(vf_load(scores + j), shift));
+      vf_store(scores + j, weight);
+      if (last - j < 16) {
+        weight = vf_load_n(scores + j, last - j);
+        vf_store(scores + j, weight);
+      }
+      sum = vf_add(sum, weight);
+    }
+    return vf_sum(sum);
+  }
   for (int j = begin; j < last; j += 16) vf_store(scores + j, vf_exp(vf_sub(vf_load(scores + j), shift)));
   fill_edges(scores, first, last, 0.0f);
   for (int j = begin; j < last; j += 16) sum = vf_add(sum, vf_load(scores + j));

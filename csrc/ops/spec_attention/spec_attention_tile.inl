@@ -145,21 +145,28 @@ inline void score_int8(const int8_t* across, const float* key_scales, int groups
   }
 }
 
-// output += weight * value over keys [begin, end) of a tile, for `Queries` queries and 16 * Vectors dimensions.
+// output += weight * value over keys [begin, end) of some tiles, for `Queries` queries and 16 * Vectors dimensions.
+// Every `every` keys a row is fetched, with 0 none.
 template <int Queries, int Vectors>
 inline void add_values(const float* const* values, int begin, int end, const float* weights, float* output,
-                       int padded_dim, int d, int rows, Ahead* ahead) {
+                       int padded_dim, int d, int every, Ahead* ahead) {
   VF sums[Queries][Vectors];
   for (int i = 0; i < Queries; ++i) {
     for (int v = 0; v < Vectors; ++v) sums[i][v] = vf_load(output + i * padded_dim + d + 16 * v);
   }
-  for (int j = begin; j < end; ++j) {
-    if (rows > 0) ahead->fetch(rows);
-    VF value[Vectors];
-    for (int v = 0; v < Vectors; ++v) value[v] = vf_load(values[j] + d + 16 * v);
-    for (int i = 0; i < Queries; ++i) {
-      const VF weight = vf_set1(weights[i * kKvChunk + j]);
-      for (int v = 0; v < Vectors; ++v) sums[i][v] = vf_fma(weight, value[v], sums[i][v]);
+  for (int j = begin; j < end;) {
+    int stop = end;
+    if (every > 0) {
+      ahead->fetch(1);
+      if (end - j > every) stop = j + every;
+    }
+    for (; j < stop; ++j) {
+      VF value[Vectors];
+      for (int v = 0; v < Vectors; ++v) value[v] = vf_load(values[j] + d + 16 * v);
+      for (int i = 0; i < Queries; ++i) {
+        const VF weight = vf_set1(weights[i * kKvChunk + j]);
+        for (int v = 0; v < Vectors; ++v) sums[i][v] = vf_fma(weight, value[v], sums[i][v]);
+      }
     }
   }
   for (int i = 0; i < Queries; ++i) {
@@ -169,36 +176,36 @@ inline void add_values(const float* const* values, int begin, int end, const flo
 
 template <int Queries>
 inline void add_all_values(const float* const* values, int begin, int end, const float* weights, float* output,
-                           int padded_dim, int rows, Ahead* ahead) {
+                           int padded_dim, int every, Ahead* ahead) {
   int d = 0;
   for (; d + 16 * kValueVectors <= padded_dim; d += 16 * kValueVectors) {
-    add_values<Queries, kValueVectors>(values, begin, end, weights, output, padded_dim, d, rows, ahead);
+    add_values<Queries, kValueVectors>(values, begin, end, weights, output, padded_dim, d, every, ahead);
   }
   for (; d < padded_dim; d += 16) {
-    add_values<Queries, 1>(values, begin, end, weights, output, padded_dim, d, rows, ahead);
+    add_values<Queries, 1>(values, begin, end, weights, output, padded_dim, d, every, ahead);
   }
 }
 
 inline void weigh_values(const float* const* values, int begin, int end, const float* weights, float* output,
                          int padded_dim, int64_t count, Ahead* ahead) {
-  // Few queries leave room for fetching only between keys.
+  // Few queries, or many keys, leave room for fetching only between keys.
   const bool few = count < 2 * kValueQueries;
-  const int rows = few ? 1 : 0;
-  const int rows_between = few ? 0 : ahead->share(count / kValueQueries);
+  const int every = few ? 1 : end - begin > kKvTile ? 4 : 0;
+  const int rows_between = every > 0 ? 0 : ahead->share(count / kValueQueries);
   int64_t i = 0;
   for (; i + kValueQueries <= count; i += kValueQueries) {
     ahead->fetch(rows_between);
-    add_all_values<kValueQueries>(values, begin, end, weights + i * kKvChunk, output + i * padded_dim, padded_dim, rows,
-                                  ahead);
+    add_all_values<kValueQueries>(values, begin, end, weights + i * kKvChunk, output + i * padded_dim, padded_dim,
+                                  every, ahead);
   }
   if (kValueQueries == 4 && i + 3 == count) {
-    add_all_values<3>(values, begin, end, weights + i * kKvChunk, output + i * padded_dim, padded_dim, rows, ahead);
+    add_all_values<3>(values, begin, end, weights + i * kKvChunk, output + i * padded_dim, padded_dim, every, ahead);
     i += 3;
   }
   for (; i + 2 <= count; i += 2) {
-    add_all_values<2>(values, begin, end, weights + i * kKvChunk, output + i * padded_dim, padded_dim, rows, ahead);
+    add_all_values<2>(values, begin, end, weights + i * kKvChunk, output + i * padded_dim, padded_dim, every, ahead);
   }
   for (; i < count; ++i) {
-    add_all_values<1>(values, begin, end, weights + i * kKvChunk, output + i * padded_dim, padded_dim, rows, ahead);
+    add_all_values<1>(values, begin, end, weights + i * kKvChunk, output + i * padded_dim, padded_dim, every, ahead);
   }
 }
