@@ -13,7 +13,7 @@ import importlib.resources
 from dataclasses import dataclass, field
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 from edge_rt.errors import ConfigError, RuntimeUnavailable, VersionMismatch
 
@@ -28,9 +28,6 @@ MAX_HEADS: Final = 1024
 """Largest that ``SpecAttention`` takes; its head size is even."""
 
 LIBRARY_FILE: Final = "libedge_rt_ops.so"
-PROFILES: Final = ("portable", "native")
-Profile = Literal["portable", "native"]
-"""Operators of a graph: ONNX Runtime's own, or those below."""
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,7 @@ KV_FORMATS: Final[Mapping[str, tuple[str, ...]]] = {"native": ("f32", "f16", "in
 WEIGHT_LAYOUTS: Final[Mapping[str, str]] = {"native": "tile16", "portable": "matmulnbits"}
 """Op profile -> name of the layout of its matrices in ``weights.bin``."""
 OP_PROFILES: Final = tuple(KV_FORMATS)
+"""Operators of a graph: those of ``edge_rt.ops``, or ONNX Runtime's own."""
 
 MAX_MANIFEST_BYTES: Final = 16 << 20
 _HASH_CHUNK_BYTES: Final = 4 << 20

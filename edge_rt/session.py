@@ -24,7 +24,8 @@ from edge_rt.errors import (
     VersionMismatch,
 )
 from edge_rt.hugepages import huge_pages_for_new_memory
-from edge_rt.ops import PROFILES, NativeLibrary, native_library
+from edge_rt.ops import NativeLibrary, native_library
+from edge_rt.package import OP_PROFILES
 
 MINIMUM_ONNXRUNTIME: Final = (1, 23)
 MAX_THREADS: Final = 1024
@@ -259,8 +260,10 @@ class Session:
         self._isa: str | None = None
         if profile == "native":
             self._isa = _register_native_ops(options, library or native_library(), isa)
-        elif profile not in PROFILES:
-            raise ConfigError("The op profile is unknown.", f"Got {profile!r}.", f"Use one of {', '.join(PROFILES)}.")
+        elif profile not in OP_PROFILES:
+            raise ConfigError(
+                "The op profile is unknown.", f"Got {profile!r}.", f"Use one of {', '.join(OP_PROFILES)}."
+            )
         elif isa is not None:
             raise ConfigError(
                 "An instruction set can be chosen for native packages only.",

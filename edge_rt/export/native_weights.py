@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -16,8 +16,8 @@ from edge_rt.export.linear import Linear, Part
 from edge_rt.export.packing import FORMATS, TILE_BLOCK_BYTES, TILE_ROWS, block_count, pack_rows, tile_count, unpack_rows
 from edge_rt.export.weights import WeightsFile, WeightsLayout
 
-CHECKED_TILES: Final = 8
-"""Tiles of every matrix that are read back and compared, spread from the first to the last."""
+CHECKED_TILES: Final = 4
+"""Tiles of every matrix whose values are compared, spread from the first to the last, beside those at pieces' ends."""
 
 
 def tiles_of(linear: Linear) -> str:
@@ -86,23 +86,62 @@ def _pieces(source: BinaryIO, part: Part) -> Iterator[Array]:
 
 
 def verify(linear: Linear, source: BinaryIO, layout: WeightsLayout, weights: Path) -> None:
-    """Read tiles back from ``weights.bin`` and compare every value with the checkpoint's, dequantised by ``gguf``.
+    """Read a matrix back from ``weights.bin`` and compare it with the checkpoint.
+
+    Raises:
+        InvalidPackage: a byte or a value differs.
+    """
+    ends = verify_bytes(linear, source, layout, weights)
+    spread = np.linspace(0, layout.slots[tiles_of(linear)].shape[0] - 1, CHECKED_TILES).astype(np.int64)
+    verify_values(linear, source, layout, weights, sorted({*ends, *spread.tolist()}))
+
+
+def verify_bytes(linear: Linear, source: BinaryIO, layout: WeightsLayout, weights: Path) -> list[int]:
+    """Require every byte to be what packing gives once more: finds what writing and reading do wrong.
+
+    Returns:
+        The first and the last tile of every piece that is packed at once.
+
+    Raises:
+        InvalidPackage: a byte differs.
+    """
+    stored, first, ends = _stored(linear, layout, weights), 0, []
+    for tiles, _ in _packed(source, linear):
+        _require_same(linear, first, np.asarray(stored[first : first + len(tiles)]), tiles, "bytes")
+        ends += [first, first + len(tiles) - 1]
+        first += len(tiles)
+    return ends
+
+
+def verify_values(linear: Linear, source: BinaryIO, layout: WeightsLayout, weights: Path, tiles: Sequence[int]) -> None:
+    """Require the values of tiles to be the checkpoint's, dequantised by ``gguf``: finds what packing does wrong.
 
     Raises:
         InvalidPackage: a value differs.
     """
-    slot = layout.slots[tiles_of(linear)]
-    stored = np.memmap(weights, np.uint8, "r", offset=slot.offset, shape=slot.shape)
-    chosen = np.unique(np.linspace(0, slot.shape[0] - 1, CHECKED_TILES).astype(np.int64))
-    for tile in chosen.tolist():
+    stored = _stored(linear, layout, weights)
+    for tile in tiles:
         found = unpack_rows(np.asarray(stored[tile : tile + 1]), FORMATS[linear.type_name])
         expected = np.zeros_like(found)
         for row, values in _expected_rows(source, linear, tile):
             expected[row : row + len(values), : values.shape[1]] = values
-        if not np.array_equal(found, expected):
+        _require_same(linear, tile, found[None], expected[None], "values")
+
+
+def _stored(linear: Linear, layout: WeightsLayout, weights: Path) -> Array:
+    slot = layout.slots[tiles_of(linear)]
+    return np.memmap(weights, np.uint8, "r", offset=slot.offset, shape=slot.shape)
+
+
+def _require_same(linear: Linear, first: int, found: Array, expected: Array, what: str) -> None:
+    """Compare tiles from number ``first`` on, ``[tiles, ...]``; the error names the first one that differs."""
+    if np.array_equal(found, expected):
+        return
+    for index, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
+        if differing := np.count_nonzero(ours != theirs):
             raise InvalidPackage(
                 "The packed weights are not the checkpoint's, so they were not published.",
-                f"'{linear.name}', tile {tile}: {np.count_nonzero(found != expected)} of {found.size} values differ.",
+                f"'{linear.name}', tile {first + index}: {differing} of {ours.size} {what} differ.",
                 "Report this with the name of the checkpoint.",
             )
 

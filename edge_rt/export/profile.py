@@ -31,11 +31,13 @@ class OpProfile(ABC):
         name: as in the manifest.
         opened_factor: what ONNX Runtime touches of ``weights.bin`` and packs anew, over its bytes.
         half_factor: the same for F16 matrices, beyond ``opened_factor``.
+        rounds_by_rule: activations are rounded as the reference does it, so a graph can be checked step by step.
     """
 
     name: ClassVar[str]
     opened_factor: ClassVar[float]
     half_factor: ClassVar[float]
+    rounds_by_rule: ClassVar[bool]
 
     @abstractmethod
     def gate_up(self, name: str, gate: Part, up: Part) -> tuple[Linear, ...]:
@@ -88,6 +90,7 @@ class PortableProfile(OpProfile):
     name = "portable"
     opened_factor = 2.0  # measured: 1.3 (F32) to 2.0 (Q8_0)
     half_factor = 1.5  # they are turned to float32; measured: 1.2
+    rounds_by_rule = False
 
     def gate_up(self, name: str, gate: Part, up: Part) -> tuple[Linear, ...]:
         """Stack them: their product is cut in two."""
@@ -138,6 +141,7 @@ class NativeProfile(OpProfile):
     name = "native"
     opened_factor = 1.0  # the kernels read the mapped file in place
     half_factor = 0.0
+    rounds_by_rule = True
 
     def gate_up(self, name: str, gate: Part, up: Part) -> tuple[Linear, ...]:
         """Let their tiles alternate, if they can."""

@@ -268,31 +268,63 @@ class TestNative:
 KILLING = """
 import os, random, signal, sys, time
 from pathlib import Path
+import edge_rt.export.exporter  # once, not in every child
 from edge_rt.export import export_model
 from edge_rt.package import open_package
 
 source, out = Path(sys.argv[1]), Path(sys.argv[2])
 
-def export_in_child():
+def export_in_child(stop_at):
+    # The child tells its stage at every event, and at number stop_at waits for a word to go on.
+    told, tell = os.pipe()
+    wait, go = os.pipe()
     pid = os.fork()
     if pid == 0:
+        os.close(told)
+        os.close(go)
+        seen = 0
+        def progress(event):
+            nonlocal seen
+            os.write(tell, event.stage.encode() + bytes([10]))
+            if seen == stop_at:
+                os.read(wait, 1)
+            seen += 1
         try:
-            export_model(source, out, profile="portable", force=True)
+            export_model(source, out, profile="portable", force=True, progress=progress)
         finally:
             os._exit(0)
-    return pid
+    os.close(tell)
+    os.close(wait)
+    return pid, open(told), go
 
-started = time.perf_counter()
-os.waitpid(export_in_child(), 0)
-whole = time.perf_counter() - started
+pid, events, go = export_in_child(None)
+stages, times = [], []
+for line in events:
+    stages.append(line.strip())
+    times.append(time.perf_counter())
+os.waitpid(pid, 0)
+times.append(time.perf_counter())
 open_package(out).verify()
+
 random.seed(7)
+anywhere = [random.randrange(len(stages)) for _ in range(9)]
+starts = [stages.index(stage) for stage in dict.fromkeys(stages)]
+stopped = [(at, None) for at in starts + anywhere[:4]]
+running = [(at, random.random()) for at in [stages.index("publish")] * 4 + anywhere[4:]]
 killed = left = 0
-for _ in range(20):
-    pid = export_in_child()
-    time.sleep(random.random() * whole)
+for at, share in stopped + running:
+    pid, events, go = export_in_child(at)
+    for _ in range(at + 1):
+        events.readline()
+    if share is not None:
+        os.write(go, b"x")
+        time.sleep(share * (times[at + 1] - times[at]))
     os.kill(pid, signal.SIGKILL)
-    killed += os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    was_killed = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    assert was_killed or share is not None, at
+    killed += was_killed
+    events.close()
+    os.close(go)
     left = max(left, len(os.listdir(out.parent)))
     if out.exists():
         open_package(out).verify()
@@ -304,6 +336,7 @@ print(killed, left, os.listdir(out.parent))
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_killed_at_any_moment_the_destination_is_absent_or_complete(small_gguf, tmp_path):
+    """At the start of every stage and anywhere between; half of the exports are stopped then, half are running."""
     (tmp_path / "out").mkdir()
     command = [sys.executable, "-c", KILLING, str(small_gguf), str(tmp_path / "out" / "p")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

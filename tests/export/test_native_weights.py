@@ -11,7 +11,7 @@ from edge_rt.errors import InvalidPackage
 from edge_rt.export.gguf_header import read_header
 from edge_rt.export.gguf_source import open_model_file
 from edge_rt.export.linear import Linear, Part
-from edge_rt.export.native_weights import fill, gate_up, place, tiles_of, verify
+from edge_rt.export.native_weights import fill, gate_up, place, tiles_of, verify, verify_bytes, verify_values
 from edge_rt.export.packing import FORMATS, unpack_rows
 from edge_rt.export.weights import WeightsFile, WeightsLayout
 from tests.helpers.gguf_factory import write_llama_gguf
@@ -117,16 +117,37 @@ class TestVerify:
         linear = Linear("qkv", (part_of(model, Q, np.arange(64)[::-1]), part_of(model, K)))
         return model, linear, *written(model, linear)[:2]
 
-    @pytest.mark.parametrize("at", [0, 255, 256, 287, 288, 319])
-    @pytest.mark.parametrize("tile", [0, -1])
+    @pytest.mark.parametrize("at", [0, 255, 256, 287, 288, 319, 320, 639])
+    @pytest.mark.parametrize("tile", range(6))
     def test_a_changed_byte(self, case, tile, at):
+        """Every tile is read, whichever values are compared; a changed byte is a changed value, too."""
         model, linear, layout, path = case
         slot = layout.slots[tiles_of(linear)]
         data = bytearray(path.read_bytes())
-        data[slot.offset + (tile % slot.shape[0]) * slot.row_bytes + at] ^= 1
+        data[slot.offset + tile * slot.row_bytes + at] ^= 1
         path.write_bytes(data)
-        with pytest.raises(InvalidPackage, match=r"'qkv', tile [05]: [0-9]+ of 1024 values differ"):
+        with pytest.raises(InvalidPackage, match=rf"'qkv', tile {tile}: 1 of 640 bytes differ"):
             verified(model, linear, layout, path)
+        with (
+            open_model_file(model.path) as source,
+            pytest.raises(InvalidPackage, match=rf"'qkv', tile {tile}: [0-9]+ of 1024 values differ"),
+        ):
+            verify_values(linear, source, layout, path, range(6))
+
+    def test_pieces_ends_are_among_the_tiles_whose_values_are_compared(self, case):
+        model, linear, layout, path = case
+        with open_model_file(model.path) as source:
+            assert verify_bytes(linear, source, layout, path) == [0, 3, 4, 5]
+
+    def test_values_in_another_order_of_rows(self, case):
+        """What packing would do wrong in the same way when the bytes are compared."""
+        model, linear, layout, path = case
+        for parts in ((dataclasses.replace(linear.parts[0], row_order=None), linear.parts[1]), linear.parts[::-1]):
+            with (
+                open_model_file(model.path) as source,
+                pytest.raises(InvalidPackage, match="values differ"),
+            ):
+                verify_values(dataclasses.replace(linear, parts=parts), source, layout, path, [0])
 
     def test_another_order_of_rows(self, case):
         model, linear, layout, path = case

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 
 import numpy as np
@@ -83,3 +84,54 @@ def test_float32_is_only_rounder(tmp_path):
         found = LlamaReference(stream, header, read_config(header)).logits(TOKEN_IDS)
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, slow_forward(model, TOKEN_IDS), atol=1e-5)
+
+
+class TestSteps:
+    """Every step by itself, from what a graph handed to it."""
+
+    @pytest.fixture
+    def judge(self, tmp_path):
+        def make(**options):
+            model = write_llama_gguf(tmp_path / "m.gguf", **options)
+            header = read_header(model.path)
+            stack.enter_context(stream := open_model_file(model.path))
+            return LlamaReference(stream, header, read_config(header), dtype=np.float64, cache=True)
+
+        with contextlib.ExitStack() as stack:
+            yield make
+
+    def own_streams(self, judge):
+        """Streams of the reference itself: without rounding, each step goes on from the last."""
+        streams = []
+        for _ in range(3):
+            filled = [*streams, *[np.zeros((len(TOKEN_IDS), 64))] * (3 - len(streams))]
+            streams.append(judge.logits_and_steps(TOKEN_IDS, filled)[1][len(streams)].exact)
+        return streams
+
+    def test_exact_steps_from_exact_streams_are_the_model(self, judge):
+        reference = judge()
+        logits, steps = reference.logits_and_steps(TOKEN_IDS, self.own_streams(reference))
+        np.testing.assert_allclose(steps[-1].exact, logits, atol=1e-12)
+        np.testing.assert_allclose(logits, reference.logits(TOKEN_IDS), atol=1e-12)
+        assert [step.exact.shape for step in steps] == [(6, 64)] * 3 + [(6, 419)]
+
+    def test_rounding_changes_every_step_but_the_embedding(self, judge):
+        reference = judge()
+        steps = reference.logits_and_steps(TOKEN_IDS, self.own_streams(reference))[1]
+        changes = [np.abs(step.exact - step.rounded).std() / step.exact.std() for step in steps]
+        assert changes[0] == 0
+        assert all(1e-4 < change < 0.05 for change in changes[1:])
+
+    def test_rows_before_float_matrices_are_not_rounded(self, judge):
+        reference = judge(weight_type="F16", embedding_type="F32")
+        for step in reference.logits_and_steps(TOKEN_IDS, self.own_streams(reference))[1]:
+            np.testing.assert_allclose(step.rounded, step.exact, atol=1e-12)
+
+    def test_a_step_depends_on_the_stream_before_it_alone(self, judge):
+        reference = judge()
+        streams = self.own_streams(reference)
+        before = reference.logits_and_steps(TOKEN_IDS, streams)[1]
+        streams[1] = streams[1][::-1]
+        after = reference.logits_and_steps(TOKEN_IDS, streams)[1]
+        same = [np.allclose(a.rounded, b.rounded, atol=1e-12) for a, b in zip(before, after, strict=True)]
+        assert same == [True, True, False, True]

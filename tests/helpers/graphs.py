@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from edge_rt.export.blocks import float_rows, read_rows
-from edge_rt.export.check import run_graph
+from edge_rt.export.check import compare, compare_steps, run_graph, run_steps
 from edge_rt.export.gguf_header import read_header
 from edge_rt.export.gguf_source import open_model_file
 from edge_rt.export.llama import read_config
@@ -68,6 +68,14 @@ class Built:
     def run(self, token_ids):
         """Return the graph's logits of a whole sequence."""
         return run_graph(self.graph, self.model, token_ids, self.profile)
+
+    def check_steps(self, token_ids):
+        """Return how a native graph compares with the reference, as a whole and step by step."""
+        streams = run_steps(self.graph, self.model, token_ids, self.profile)
+        logits = self.run(token_ids)
+        with open_model_file(self._gguf) as stream:
+            reference, steps = LlamaReference(stream, self.header, self.config).logits_and_steps(token_ids, streams)
+        return compare(reference, logits, "int8", compare_steps(streams, logits, steps))
 
     def reference(self, token_ids, dtype="float64"):
         """Return the reference's logits ``[len(token_ids), vocabulary]``."""

@@ -46,6 +46,25 @@ def norms_swapped(weights):
     return dataclasses.replace(weights, vectors=vectors | {"layer0.mlp_norm": vectors["layer1.attention_norm"]})
 
 
+def norms_of_a_layer_swapped(weights):
+    vectors = weights.vectors
+    attention, mlp = "layer1.attention_norm", "layer1.mlp_norm"
+    return dataclasses.replace(weights, vectors=vectors | {attention: vectors[mlp], mlp: vectors[attention]})
+
+
+def final_norm_of_a_layer(weights):
+    vectors = weights.vectors
+    return dataclasses.replace(weights, vectors=vectors | {"final_norm": vectors["layer1.mlp_norm"]})
+
+
+def rope_base_a_tenth_off(config):
+    return dataclasses.replace(config, rope_theta=1.1 * config.rope_theta)
+
+
+def epsilon_of_another_model(config):
+    return dataclasses.replace(config, rms_norm_eps=10 * config.rms_norm_eps)
+
+
 def other_rope_base(config):
     return dataclasses.replace(config, rope_theta=5000.0)
 

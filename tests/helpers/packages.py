@@ -33,3 +33,18 @@ def replace_file(package: Path, name: str, data: bytes) -> None:
         document["files"][name] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
     edit_manifest(package, change)
+
+
+def manifest_setter(path, value):
+    """Return a change of the manifest that sets a field, named by its path; ``KeyError`` removes it."""
+
+    def change(document):
+        *parents, last = path.split(".")
+        for part in parents:
+            document = document[int(part) if part.isdigit() else part]
+        if value is KeyError:
+            del document[last]
+        else:
+            document[last] = value
+
+    return change
