@@ -78,7 +78,7 @@ def package_logits(model: edge_rt.Model, token_ids: list[int], first: int) -> np
             piece = token_ids[start : start + PIECE]
             with cache.reserve(len(piece)) as rows:
                 wanted = min(len(piece), max(1, start + len(piece) - first))
-                pieces.append(target.forward(piece, rows.start, wanted).copy())
+                pieces.append(target.forward(piece, rows.start, wanted).logits.copy())
                 rows.commit(piece)
     return np.concatenate(pieces)[-(len(token_ids) - first) :]
 

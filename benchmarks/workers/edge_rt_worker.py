@@ -47,7 +47,7 @@ def run(task: str, rng: np.random.Generator, target, cache, model) -> float:
         prefill(Sequence(tokens, capacity=2048, max_tokens=1, end_ids=()), target, cache, model.prefill_chunk)
         rest = tokens[cache.length :]
         with cache.reserve(len(rest)) as rows:
-            target.forward(rest, rows.start, 1)[0].argmax()
+            target.forward(rest, rows.start, 1).logits[0].argmax()
             rows.commit(rest)
 
     if task.startswith("pp"):
@@ -59,7 +59,7 @@ def run(task: str, rng: np.random.Generator, target, cache, model) -> float:
         token = ids(1)[0]
         started = time.perf_counter()
         for position in range(int(task[2:])):
-            token = int(target.forward([token], position, 1)[0].argmax())
+            token = int(target.forward([token], position, 1).logits[0].argmax())
         return time.perf_counter() - started
     fill(ids(DEPTH))
     rows = int(task[4:])
@@ -67,7 +67,7 @@ def run(task: str, rng: np.random.Generator, target, cache, model) -> float:
     for _ in range(PASSES):
         tokens = ids(rows)
         started = time.perf_counter()
-        target.forward(tokens, DEPTH, rows).argmax(axis=-1)
+        target.forward(tokens, DEPTH, rows).logits.argmax(axis=-1)
         samples.append(time.perf_counter() - started)
     return float(np.median(samples))
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy.typing as npt
 
-from edge_rt.runtime.draft import Accepted, Draft
+from edge_rt.runtime.draft import ROOT, Accepted, Draft
 
 
 class TokenChooser(Protocol):
@@ -21,21 +21,26 @@ class TokenChooser(Protocol):
 
 
 def accept(draft: Draft, logits: npt.NDArray[Any], sampler: TokenChooser, end_ids: Collection[int]) -> Accepted:
-    """Emit tokens along the draft for as long as the sampler chooses what was drafted, and one more.
+    """Emit tokens down the draft for as long as the sampler chooses what was drafted, and one more.
 
-    Every token is drawn from the model's own distribution, so the text does not depend on the draft.
+    Every token is drawn from the model's own distribution, one draw per emitted token, so the text does not depend on
+    the draft: it is the one of plain decoding with the same seed.
 
     Args:
         draft: the guessed tokens.
-        logits: float32 ``[len(draft) + 1, vocabulary]``: behind the last known token, and behind every drafted one.
+        logits: float32 ``[len(draft) + 1, vocabulary]``: behind the last known token, and behind every node.
         sampler: chooses and remembers tokens.
         end_ids: tokens behind which nothing follows.
     """
+    children = {edge: node for node, edge in enumerate(zip(draft.parents, draft.token_ids, strict=True))}
     emitted: list[int] = []
-    for row in range(len(draft) + 1):
-        token = sampler.sample(logits[row])
+    path: list[int] = []
+    node: int | None = ROOT
+    while node is not None:
+        token = sampler.sample(logits[node + 1])
         sampler.observe(token)
         emitted.append(token)
-        if token in end_ids or row == len(draft) or draft.token_ids[row] != token:
-            break
-    return Accepted(tuple(emitted), len(draft))
+        node = None if token in end_ids else children.get((node, token))
+        if node is not None:
+            path.append(node)
+    return Accepted(tuple(emitted), tuple(path), len(draft))

@@ -56,15 +56,19 @@ class KVCache:
         assert self._reserved == 0, "rows are reserved"
         del self._token_ids[length:]
 
-    def reserve(self, count: int) -> Reservation:
+    def reserve(self, count: int, parents: Sequence[int] | None = None) -> Reservation:
         """Return ``count`` rows behind the committed ones, to be used as a context manager.
+
+        Args:
+            count: rows.
+            parents: for every row the earlier one of them that it follows, or -1; None for a chain.
 
         Raises:
             ContextOverflow: there are not that many rows left.
         """
         if self.length + count > self.capacity:
             raise ContextOverflow(self.length, count, self.capacity)
-        return Reservation(self, count)
+        return Reservation(self, count, parents)
 
     def check(self) -> None:
         """Assert the invariants: committed + reserved + free == capacity; the row map is a permutation."""
@@ -83,8 +87,10 @@ class Reservation:
         count: number of rows.
     """
 
-    def __init__(self, cache: KVCache, count: int) -> None:
+    def __init__(self, cache: KVCache, count: int, parents: Sequence[int] | None = None) -> None:
+        assert parents is None or len(parents) == count, (parents, count)
         self._cache = cache
+        self._parents = parents
         self.start = cache.length
         self.count = count
 
@@ -103,22 +109,28 @@ class Reservation:
 
         Args:
             token_ids: tokens in the order of the sequence.
-            path: which rows of the reservation they are in; None for the first ones. Any other path needs a row map.
+            path: which rows of the reservation they are in, each the parent of the next; None for the first ones. Any
+                other path needs a row map.
         """
         cache, count = self._cache, len(token_ids)
         assert cache._reserved == self.count, "not inside the block, or committed twice"
         assert count <= self.count, (count, self.count)
-        if path is not None and list(path) != list(range(count)):
-            self._bring_forward(path, count)
+        path = range(count) if path is None else path
+        assert len(path) == count, (path, count)
+        assert all(0 <= row < self.count for row in path), (path, self.count)
+        assert all(self._parent(row) == before for before, row in zip([-1, *path], path, strict=False)), path
+        if list(path) != list(range(count)):
+            self._bring_forward(path)
         cache._reserved = 0
         cache._token_ids.extend(token_ids)
 
-    def _bring_forward(self, path: Sequence[int], count: int) -> None:
+    def _parent(self, row: int) -> int:
+        return row - 1 if self._parents is None else self._parents[row]
+
+    def _bring_forward(self, path: Sequence[int]) -> None:
         """Make the rows of a path the first ones of the reservation."""
         row_map = self._cache._row_map
         assert row_map is not None, "rows of this cache cannot change places"
-        assert len(path) == len(set(path)) == count, (path, count)
-        assert all(0 <= row < self.count for row in path), (path, self.count)
         rest = [row for row in range(self.count) if row not in set(path)]
         rows = row_map[self.start : self.start + self.count]
         rows[:] = rows[[*path, *rest]]

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence as TokenIds
-from typing import Any, Protocol
-
-import numpy.typing as npt
+from typing import Protocol
 
 from edge_rt.runtime.accept import TokenChooser, accept
 from edge_rt.runtime.cache import KVCache
 from edge_rt.runtime.draft import Accepted, Drafter
+from edge_rt.runtime.outputs import Outputs
 from edge_rt.runtime.sequence import Sequence
 
 
 class Target(Protocol):
     """The model that has the last word."""
 
-    def forward(self, token_ids: TokenIds[int], start: int, num_logits: int) -> npt.NDArray[Any]:
-        """Compute tokens into cache rows ``start``... and return float32 logits ``[num_logits, vocabulary]``.
+    def forward(
+        self, token_ids: TokenIds[int], start: int, num_logits: int, *, parents: TokenIds[int] | None = None
+    ) -> Outputs:
+        """Compute tokens into cache rows ``start``...; the outputs are of the last ``num_logits`` (at least 1) tokens.
 
-        The logits belong to the last ``num_logits`` (at least 1) tokens; the array is overwritten by the next call.
+        Args:
+            token_ids: at least one.
+            start: rows before it are the context.
+            num_logits: tokens that want logits.
+            parents: for every token the earlier one that it follows, or -1 for the context's last; None for a chain.
 
         Raises:
             Cancelled: the run was stopped; the rows hold nothing.
@@ -59,13 +64,16 @@ def decode(
     Raises:
         Cancelled: a pass was stopped; sequence and cache are as after the step before.
     """
+    drafter.begin(sequence)
     while not sequence.is_finished:
         draft = drafter.propose(sequence, sequence.room - 1).first(sequence.room - 1)
         pending = sequence.token_ids[cache.length :]
-        with cache.reserve(len(pending) + len(draft)) as rows:
-            logits = target.forward([*pending, *draft.token_ids], rows.start, len(draft) + 1)
-            accepted = accept(draft, logits, sampler, sequence.end_ids)
-            rows.commit([*pending, *accepted.token_ids[:-1]])
+        known = len(pending)
+        parents = None if draft.is_chain else [*range(-1, known - 1), *(known + parent for parent in draft.parents)]
+        with cache.reserve(known + len(draft), parents) as rows:
+            outputs = target.forward([*pending, *draft.token_ids], rows.start, len(draft) + 1, parents=parents)
+            accepted = accept(draft, outputs.logits, sampler, sequence.end_ids)
+            rows.commit([*pending, *accepted.token_ids[:-1]], [*range(known), *(known + n for n in accepted.path)])
         sequence.append(accepted.token_ids)
-        drafter.observe(accepted, logits)
+        drafter.observe(draft, accepted, outputs)
         yield accepted

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from edge_rt.errors import ConfigError, InvalidPackage, UnsupportedModel
 from edge_rt.package import KV_FORMATS, Manifest, ModelConfig
+from edge_rt.runtime.outputs import Outputs
 from edge_rt.session import Binding, Session
 
 Array = npt.NDArray[Any]
@@ -39,18 +40,18 @@ class BoundPass(ABC):
         vocab_size: length of a row of logits.
 
     Attributes:
-        logits: float32 ``[num_logits, vocabulary]``, written by a run.
+        outputs: what a run writes.
     """
 
     def __init__(self, binding: Binding, rows: int, num_logits: int, vocab_size: int) -> None:
         self.binding = binding
-        self.logits = np.empty((num_logits, vocab_size), np.float32)
+        self.outputs = Outputs(np.empty((num_logits, vocab_size), np.float32))
         self._input_ids = np.zeros(rows, np.int64)
         self._logit_rows = np.zeros(num_logits, np.int64)
         self._last_rows = np.arange(rows - num_logits, rows, dtype=np.int64)
         binding.bind_input("input_ids", self._input_ids)
         binding.bind_input("logit_rows", self._logit_rows)
-        binding.bind_output("logits", self.logits)
+        binding.bind_output("logits", self.outputs.logits)
 
     def set(
         self, token_ids: Sequence[int], start: int, parents: Sequence[int] | None, logit_rows: Sequence[int] | None

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any, Final
-
-import numpy.typing as npt
+from typing import Final
 
 from edge_rt.errors import Cancelled
 from edge_rt.runtime.interface import BoundPass, GraphInterface
+from edge_rt.runtime.outputs import Outputs
 from edge_rt.session import Session, StopSwitch
 
 MAX_KEPT_SHAPES: Final = 32
 """Bindings kept for later passes of the same shape; binding anew costs about 40 microseconds."""
-
-Array = npt.NDArray[Any]
 
 
 class ModelRunner:
@@ -47,7 +44,7 @@ class ModelRunner:
         *,
         parents: Sequence[int] | None = None,
         logit_rows: Sequence[int] | None = None,
-    ) -> Array:
+    ) -> Outputs:
         """Compute tokens into cache rows ``start`` to ``start + len(token_ids)``.
 
         Args:
@@ -59,7 +56,7 @@ class ModelRunner:
             logit_rows: which ``num_logits`` tokens want logits instead of the last ones.
 
         Returns:
-            float32 ``[num_logits, vocabulary]``, overwritten by the next pass of the same shape.
+            What was computed for these rows, overwritten by the next pass of the same shape.
 
         Raises:
             Cancelled: the pass was stopped, or the runner was closed.
@@ -70,7 +67,7 @@ class ModelRunner:
             bound = self._pass(len(token_ids), num_logits)
             bound.set(token_ids, start, parents, logit_rows)
             bound.binding.run(self._switch)
-            return bound.logits
+            return bound.outputs
 
     def close(self) -> None:
         """Wait for the pass under way and let go of graph and cache; later passes raise ``Cancelled``."""

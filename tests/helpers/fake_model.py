@@ -14,12 +14,14 @@ from edge_rt.runtime.cancel import CancelToken
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.draft import Accepted, Draft, NullDrafter
 from edge_rt.runtime.generation import Generation
+from edge_rt.runtime.outputs import Outputs, TopTokens
 from edge_rt.runtime.sampling import Sampler
 from edge_rt.runtime.sequence import Sequence
 from edge_rt.runtime.text import TextStream
 
 VOCABULARY = 50
 GARBAGE = -1
+TOP_K = 8
 
 
 def model_config(**changes):
@@ -34,7 +36,7 @@ def model_config(**changes):
 
 def fake_cache(capacity=256):
     """Return a cache whose rows nobody writes; ``FakeTarget`` keeps rows of its own."""
-    return KVCache(capacity)
+    return KVCache(capacity, row_map=np.arange(capacity, dtype=np.int32))
 
 
 class FakeTarget:
@@ -45,29 +47,53 @@ class FakeTarget:
         fail_at: exception by index of the pass.
 
     Attributes:
-        rows: token of every row.
+        row_map: logical row -> row in memory, the cache's; None: as they are counted.
         passes: (first row, tokens, wanted logits) of every pass.
     """
 
     def __init__(self, *, stop_at=None, fail_at=None):
-        self.rows = []
+        self.row_map = None
         self.passes = []
         self.stop_at = stop_at
         self.fail_at = fail_at or {}
+        self._memory = []
 
-    def forward(self, token_ids, start, num_logits):
+    @property
+    def rows(self):
+        """Token of every row ever written, in the order of the cache."""
+        return [self._memory[self._place(row)] for row in range(len(self._memory))]
+
+    @rows.setter
+    def rows(self, token_ids):
+        self._memory = list(token_ids)
+
+    def _place(self, row):
+        return row if self.row_map is None else int(self.row_map[row])
+
+    def _write(self, start, token_ids):
+        self._memory += [GARBAGE] * (start + len(token_ids) - len(self._memory))
+        for row, token in enumerate(token_ids, start):
+            self._memory[self._place(row)] = token
+
+    def forward(self, token_ids, start, num_logits, *, parents=None):
         index = len(self.passes)
         self.passes.append((start, tuple(token_ids), num_logits))
-        assert start <= len(self.rows)
+        assert start <= len(self._memory)
         assert 1 <= num_logits <= len(token_ids)
-        self.rows[start:] = [GARBAGE] * len(token_ids)
+        self._write(start, [GARBAGE] * len(token_ids))
         if index == self.stop_at:
             raise Cancelled("The run was stopped.")
         if index in self.fail_at:
             raise self.fail_at[index]
-        self.rows[start:] = list(token_ids)
-        ends = range(start + len(token_ids) - num_logits + 1, start + len(token_ids) + 1)
-        return np.stack([self.logits(self.rows[:end]) for end in ends])
+        self._write(start, token_ids)
+        parents = range(-1, len(token_ids) - 1) if parents is None else parents
+        histories = []
+        for token, parent in zip(token_ids, parents, strict=True):
+            histories.append([*(histories[parent] if parent >= 0 else self.rows[:start]), token])
+        logits = np.stack([self.logits(history) for history in histories[-num_logits:]])
+        order = np.argsort(-logits, axis=-1, kind="stable")[:, :TOP_K].astype(np.int32)
+        sums = np.log(np.exp(logits).sum(axis=-1))
+        return Outputs(logits, TopTokens(order, np.take_along_axis(logits, order, -1), sums))
 
     @staticmethod
     def logits(history):
@@ -96,21 +122,28 @@ class LetterDecoder:
 
 
 class ScriptedDrafter:
-    """Proposes what a function of (the answer so far, limit) returns.
+    """Proposes what a function of (the answer so far, limit) returns: a draft, or the tokens of a chain.
 
     Attributes:
+        begun: sequences it was given.
         seen: outcomes it was told.
     """
 
     def __init__(self, script):
         self.script = script
+        self.begun = []
         self.seen: list[Accepted] = []
 
-    def propose(self, sequence, limit):
-        return Draft(tuple(self.script(sequence.answer_ids, limit)))
+    def begin(self, sequence):
+        self.begun.append(sequence)
 
-    def observe(self, accepted, logits):
-        assert logits.shape == (accepted.num_drafted + 1, VOCABULARY)
+    def propose(self, sequence, limit):
+        draft = self.script(sequence.answer_ids, limit)
+        return draft if isinstance(draft, Draft) else Draft.chain(draft)
+
+    def observe(self, draft, accepted, outputs):
+        assert outputs.logits.shape == (len(draft) + 1, VOCABULARY)
+        assert accepted.num_drafted == len(draft)
         self.seen.append(accepted)
 
 
@@ -138,6 +171,7 @@ class Run:
         config = GenerationConfig(**({"temperature": 0.0} | options))
         self.target = target if target is not None else FakeTarget()
         self.cache = cache if cache is not None else fake_cache()
+        self.target.row_map = self.cache._row_map
         self.sequence = Sequence(prompt, capacity=self.cache.capacity, max_tokens=config.max_tokens, end_ids=end_ids)
         self.text = TextStream(LetterDecoder(), config.stop)
         self.cancel = cancel or CancelToken()

@@ -109,18 +109,18 @@ class TestPaths:
         assert cache.token_ids == (1, 2, 5, 6)
 
     def test_a_path_comes_first_and_the_rest_behind_it(self, cache, row_map):
-        with cache.reserve(5) as rows:
+        with cache.reserve(5, [-1, -1, 0, 1, 1]) as rows:
             rows.commit([5, 6], path=[1, 4])
         cache.check()
         assert list(row_map) == [0, 1, 3, 6, 2, 4, 5, 7, 8, 9]
         assert cache.token_ids == (1, 2, 5, 6)
 
     def test_the_map_stays_when_rows_are_rolled_back(self, cache, row_map):
-        with cache.reserve(3) as rows:
+        with cache.reserve(3, [-1, -1, -1]) as rows:
             rows.commit([5], path=[2])
         cache.truncate(1)
         assert list(row_map) == [0, 1, 4, 2, 3, 5, 6, 7, 8, 9]
-        with cache.reserve(3) as rows:
+        with cache.reserve(3, [-1, -1, 1]) as rows:
             rows.commit([7, 8], path=[1, 2])
         assert list(row_map) == [0, 4, 2, 1, 3, 5, 6, 7, 8, 9]
         cache.check()
@@ -130,16 +130,17 @@ class TestPaths:
             pass
         assert list(row_map) == list(range(10))
 
-    @pytest.mark.parametrize("path", [[1, 1], [0], [0, 5], [-1, 0], [0, 1, 2]])
+    # Row 3 follows row 1, the others follow the one before them.
+    @pytest.mark.parametrize("path", [[1, 1], [0], [0, 5], [-1, 0], [0, 1, 2], [0, 2], [1, 2], [0, 3], [1, 0], [2, 3]])
     def test_misuse_is_an_assertion_and_changes_nothing(self, cache, row_map, path):
-        with cache.reserve(5) as rows, pytest.raises(AssertionError):
+        with cache.reserve(5, [-1, 0, 1, 1, 3]) as rows, pytest.raises(AssertionError):
             rows.commit([5, 6], path=path)
         assert list(row_map) == list(range(10))
         assert cache.length == 2
 
     def test_a_cache_without_a_map_keeps_the_first_rows_only(self):
         cache = KVCache(10)
-        with cache.reserve(3) as rows, pytest.raises(AssertionError, match="cannot change places"):
+        with cache.reserve(3, [-1, -1, -1]) as rows, pytest.raises(AssertionError, match="cannot change places"):
             rows.commit([5], path=[1])
         with cache.reserve(3) as rows:
             rows.commit([5, 6], path=[0, 1])
@@ -159,11 +160,15 @@ class TestPaths:
         for _ in range(data.draw(st.integers(1, 8))):
             cache.truncate(data.draw(st.integers(0, cache.length)))
             count = data.draw(st.integers(1, 24 - cache.length)) if cache.length < 24 else 0
-            with cache.reserve(count) as rows:
+            parents = [data.draw(st.integers(-1, row - 1)) for row in range(count)]
+            with cache.reserve(count, parents) as rows:
                 tokens = list(range(token, token + count))
                 for row in range(count):
                     memory[row_map[rows.start + row]] = tokens[row]
-                path = sorted(data.draw(st.sets(st.integers(0, count - 1)))) if count else []
+                path = [data.draw(st.integers(0, count - 1))] if count else []
+                while path and parents[path[0]] >= 0:
+                    path.insert(0, parents[path[0]])
+                del path[data.draw(st.integers(0, len(path))) :]
                 rows.commit([tokens[row] for row in path], path)
             token += count
             cache.check()

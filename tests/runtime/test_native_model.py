@@ -43,7 +43,7 @@ class Native:
     def append(self, token_ids):
         """Compute and commit tokens in one pass; return the logits of all of them."""
         with self.cache.reserve(len(token_ids)) as rows:
-            logits = self.runner.forward(token_ids, rows.start, len(token_ids)).copy()
+            logits = self.runner.forward(token_ids, rows.start, len(token_ids)).logits.copy()
             rows.commit(token_ids)
         self.cache.check()
         return logits
@@ -59,8 +59,8 @@ class Native:
 
     def tree(self, token_ids, parents, path):
         """Compute a tree, commit a path of it and return the logits of every node."""
-        with self.cache.reserve(len(token_ids)) as rows:
-            logits = self.runner.forward(token_ids, rows.start, len(token_ids), parents=parents).copy()
+        with self.cache.reserve(len(token_ids), parents) as rows:
+            logits = self.runner.forward(token_ids, rows.start, len(token_ids), parents=parents).logits.copy()
             rows.commit([token_ids[node] for node in path], path)
         self.cache.check()
         return logits
@@ -101,8 +101,8 @@ def test_passes_of_random_sizes(native, whole, seed):
 
 def test_any_rows_may_want_logits(native, whole):
     rows = [17, 0, 9]
-    same_bits(native.runner.forward(TOKEN_IDS[:20], 0, 3, logit_rows=rows), whole[rows])
-    same_bits(native.runner.forward(TOKEN_IDS[:20], 0, 3), whole[17:20])
+    same_bits(native.runner.forward(TOKEN_IDS[:20], 0, 3, logit_rows=rows).logits, whole[rows])
+    same_bits(native.runner.forward(TOKEN_IDS[:20], 0, 3).logits, whole[17:20])
 
 
 def test_rolled_back_and_computed_again(native, whole):
@@ -223,7 +223,7 @@ session = Session(package / "model.onnx", threads=threads, profile="native")
 runner = ModelRunner(session, open_interface(open_package(package).manifest, 160, "f32"), StopSwitch())
 digest = hashlib.sha256()
 for start, count in ((0, 100), (100, 1), (101, 1), (102, 8), (110, 40)):
-    digest.update(runner.forward(ids[start : start + count], start, count).tobytes())
+    digest.update(runner.forward(ids[start : start + count], start, count).logits.tobytes())
 print(digest.hexdigest())
 """
 
@@ -255,7 +255,7 @@ def test_stopped_and_closed(native_package):
 def test_a_pass_that_is_stopped_midway_leaves_committed_rows_alone(native_package):
     native = Native(native_package)
     native.append(TOKEN_IDS[:20])
-    expected = native.runner.forward(TOKEN_IDS[20:21], 20, 1).copy()
+    expected = native.runner.forward(TOKEN_IDS[20:21], 20, 1).logits.copy()
     stopped_midway = 0
     for attempt in range(300):
         # Later and later, until the pass ends before it is stopped; and then from the beginning.
@@ -268,7 +268,7 @@ def test_a_pass_that_is_stopped_midway_leaves_committed_rows_alone(native_packag
             stopped_midway += not np.array_equal(native.interface.buffers[0], began)
         timer.join()
         native.switch.reset()
-        same_bits(native.runner.forward(TOKEN_IDS[20:21], 20, 1), expected)
+        same_bits(native.runner.forward(TOKEN_IDS[20:21], 20, 1).logits, expected)
         # The rows that may have been written: what they hold tells one attempt from the next.
         native.interface.buffers[0][:, :, 21:150] = 0
         if stopped_midway >= 3:

@@ -41,25 +41,25 @@ def close_to(found, expected):
 def test_chunks_give_the_logits_of_the_whole(runner, whole, chunk):
     for start in range(0, len(TOKEN_IDS), chunk):
         ids = TOKEN_IDS[start : start + chunk]
-        logits = runner.forward(ids, start, len(ids))
+        logits = runner.forward(ids, start, len(ids)).logits
         assert logits.shape == (len(ids), 419)
         assert close_to(logits, whole[start : start + len(ids)])
 
 
 def test_only_the_last_rows_want_logits(runner, whole):
-    logits = runner.forward(TOKEN_IDS[:20], 0, 3)
+    logits = runner.forward(TOKEN_IDS[:20], 0, 3).logits
     assert logits.shape == (3, 419)
     assert close_to(logits, whole[17:20])
 
 
 def test_any_rows_may_want_logits(runner, whole):
-    logits = runner.forward(TOKEN_IDS[:20], 0, 3, logit_rows=[17, 0, 9])
+    logits = runner.forward(TOKEN_IDS[:20], 0, 3, logit_rows=[17, 0, 9]).logits
     assert close_to(logits, whole[[17, 0, 9]])
-    assert close_to(runner.forward(TOKEN_IDS[:20], 0, 3), whole[17:20])
+    assert close_to(runner.forward(TOKEN_IDS[:20], 0, 3).logits, whole[17:20])
 
 
 def test_a_chain_may_be_spelt_out_and_a_tree_is_refused(runner, whole):
-    assert close_to(runner.forward(TOKEN_IDS[:3], 0, 3, parents=[-1, 0, 1]), whole[:3])
+    assert close_to(runner.forward(TOKEN_IDS[:3], 0, 3, parents=[-1, 0, 1]).logits, whole[:3])
     with pytest.raises(UnsupportedModel, match="in a chain only"):
         runner.forward(TOKEN_IDS[:3], 0, 3, parents=[-1, 0, 0])
 
@@ -68,14 +68,14 @@ def test_rows_written_again_count_only_as_written_last(runner, whole):
     """Rolling back is a smaller start, nothing else."""
     runner.forward(TOKEN_IDS[:10], 0, 1)
     runner.forward([7, 7, 7, 7, 7], 10, 1)
-    assert close_to(runner.forward(TOKEN_IDS[10:20], 10, 10), whole[10:20])
-    assert close_to(runner.forward(TOKEN_IDS[5:12], 5, 7), whole[5:12])
+    assert close_to(runner.forward(TOKEN_IDS[10:20], 10, 10).logits, whole[10:20])
+    assert close_to(runner.forward(TOKEN_IDS[5:12], 5, 7).logits, whole[5:12])
 
 
 def test_the_same_pass_again_gives_the_same_bits(runner):
-    first = runner.forward(TOKEN_IDS[:20], 0, 20).copy()
+    first = runner.forward(TOKEN_IDS[:20], 0, 20).logits.copy()
     runner.forward(TOKEN_IDS[20:30], 20, 1)
-    np.testing.assert_array_equal(runner.forward(TOKEN_IDS[:20], 0, 20), first)
+    np.testing.assert_array_equal(runner.forward(TOKEN_IDS[:20], 0, 20).logits, first)
 
 
 def test_the_cache_is_written_in_place(runner):
@@ -90,7 +90,7 @@ def test_more_shapes_than_are_kept(runner, whole):
     for count in range(1, MAX_KEPT_SHAPES + 8):
         runner.forward(TOKEN_IDS[:count], 0, 1)
     assert len(runner._passes) == MAX_KEPT_SHAPES
-    assert close_to(runner.forward(TOKEN_IDS[:1], 0, 1), whole[:1])
+    assert close_to(runner.forward(TOKEN_IDS[:1], 0, 1).logits, whole[:1])
 
 
 def test_stopped(runner, whole):
@@ -98,7 +98,7 @@ def test_stopped(runner, whole):
     with pytest.raises(Cancelled):
         runner.forward(TOKEN_IDS[:5], 0, 1)
     runner.switch.reset()
-    assert close_to(runner.forward(TOKEN_IDS[:5], 0, 5), whole[:5])
+    assert close_to(runner.forward(TOKEN_IDS[:5], 0, 5).logits, whole[:5])
 
 
 def test_closed(runner):
