@@ -14,6 +14,7 @@ import math
 import os
 import re
 import secrets
+import shlex
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,8 +30,9 @@ from edge_rt.graph_check import check_graph
 FORMAT_NAME: Final = "edge-rt package"
 FORMAT_VERSION: Final = 1
 """Layout of the folder and of ``manifest.json``; raised when an older reader would misread a package."""
-GRAPH_VERSION: Final = 1
-"""Names and meaning of graph inputs and outputs; raised when the runtime has to bind them differently."""
+GRAPH_VERSIONS: Final[Mapping[str, int]] = {"native": 2, "portable": 1}
+"""Op profile -> version of the names and meaning of its graphs' inputs and outputs; raised when the runtime has to bind
+them differently."""
 
 MANIFEST_FILE: Final = "manifest.json"
 WEIGHTS_FILE: Final = "weights.bin"
@@ -42,6 +44,9 @@ WEIGHT_LAYOUTS: Final[Mapping[str, str]] = {"native": "tile16", "portable": "mat
 """Op profile -> name of the layout of its matrices in ``weights.bin``."""
 OP_PROFILES: Final = tuple(KV_FORMATS)
 """Operators of a graph: those of ``edge_rt.ops``, or ONNX Runtime's own."""
+
+MAX_TOP_TOKENS: Final = 8
+"""Most likely tokens that a native graph returns with every row of logits."""
 
 MAX_MANIFEST_BYTES: Final = 16 << 20
 _HASH_CHUNK_BYTES: Final = 4 << 20
@@ -66,6 +71,11 @@ class ModelConfig:
     rope_scaling: str
     tied_embedding: bool
     num_parameters: int
+
+    @property
+    def top_tokens(self) -> int:
+        """Most likely tokens that a native graph returns with every row of logits."""
+        return min(MAX_TOP_TOKENS, self.vocab_size)
 
 
 @dataclass(frozen=True)
@@ -112,7 +122,7 @@ class Manifest:
 
     Attributes:
         format_version: see ``FORMAT_VERSION``.
-        graph_version: see ``GRAPH_VERSION``.
+        graph_version: see ``GRAPH_VERSIONS``.
         producer: program and version that wrote the package.
         model: numbers of the architecture.
         op_profile: ``"native"`` (edge-rt's operators) or ``"portable"`` (ONNX Runtime's own).
@@ -293,15 +303,20 @@ def _parse_json(path: Path, data: bytes) -> dict[str, Any]:
 
 
 def _check_versions(path: Path, document: Mapping[str, Any]) -> None:
-    for field, ours in (("format_version", FORMAT_VERSION), ("graph_version", GRAPH_VERSION)):
+    profile = document.get("op_profile")
+    # Any JSON value may stand there; of a profile that is unknown there is no version to compare with.
+    ours_of_graph = GRAPH_VERSIONS.get(profile) if isinstance(profile, str) else None
+    for field, ours in (("format_version", FORMAT_VERSION), ("graph_version", ours_of_graph)):
         found = document.get(field)
         if not isinstance(found, int) or isinstance(found, bool):
             raise _invalid(path, f"the manifest's '{field}' is missing or no number.", f"Found {found!r}.")
-        if found != ours:
+        if ours is not None and found != ours:
+            of_profile = "" if ours_of_graph is None else f" --profile {profile}"
             raise VersionMismatch(
                 f"{path}: the package has {field} {found}, this edge-rt reads {ours}.",
                 f"It was written by {document.get('producer', 'an unknown program')!s:.80}.",
-                "Export the model again with this version, or install the version that wrote it.",
+                "Install the version that wrote it, or export the model again: "
+                f"edge-rt export -m SOURCE --out {shlex.quote(str(path))}{of_profile} --force",
             )
 
 

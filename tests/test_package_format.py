@@ -8,7 +8,7 @@ import json
 import pytest
 
 from edge_rt.errors import InvalidPackage, UnsupportedModel, VersionMismatch
-from edge_rt.package import is_package, open_package
+from edge_rt.package import GRAPH_VERSIONS, KV_FORMATS, is_package, open_package
 from tests.helpers.packages import edit_manifest, manifest_setter
 from tests.helpers.tiny_package import FILES, GRAPH, MANIFEST, write
 
@@ -150,6 +150,31 @@ class TestManifestRefused:
         with pytest.raises(VersionMismatch, match=f"{field} {version}, this edge-rt reads 1"):
             open_package(package.path)
 
+    @pytest.mark.parametrize(("profile", "version"), GRAPH_VERSIONS.items())
+    def test_every_profile_counts_its_graph_versions(self, package, profile, version):
+        def change(found):
+            def set_both(document):
+                document.update(op_profile=profile, kv_formats=[*KV_FORMATS[profile]], graph_version=found)
+
+            edit_manifest(package.path, set_both)
+
+        change(version)
+        assert open_package(package.path).manifest.op_profile == profile
+        for other in (version - 1, version + 1):
+            change(other)
+            with pytest.raises(VersionMismatch) as caught:
+                open_package(package.path)
+            assert caught.value.exit_code == 5
+            assert caught.value.what.endswith(f"the package has graph_version {other}, this edge-rt reads {version}.")
+            command = f"edge-rt export -m SOURCE --out {package.path} --profile {profile} --force"
+            assert caught.value.action.endswith(command)
+
+    @pytest.mark.parametrize("profile", ["of a later version", 5, None, [], {}])
+    def test_the_graph_version_of_a_profile_that_is_unknown(self, package, profile):
+        edit_manifest(package.path, lambda document: document.update(op_profile=profile, graph_version=9))
+        with pytest.raises((UnsupportedModel, InvalidPackage), match="op_profile"):
+            open_package(package.path)
+
     @pytest.mark.parametrize("version", [None, "1", True, 1.0])
     def test_versions_that_are_no_numbers(self, package, version):
         edit_manifest(package.path, manifest_setter("graph_version", version))
@@ -223,8 +248,10 @@ class TestManifestRefused:
 
     @pytest.mark.parametrize("formats", [["f32"], ["int8", "f16", "f32"], ["f16", "of_a_later_version"]])
     def test_cache_formats_of_native_packages(self, package, formats):
-        edit_manifest(package.path, manifest_setter("op_profile", "native"))
-        edit_manifest(package.path, manifest_setter("kv_formats", formats))
+        def change(document):
+            document.update(op_profile="native", graph_version=GRAPH_VERSIONS["native"], kv_formats=formats)
+
+        edit_manifest(package.path, change)
         manifest = open_package(package.path).manifest
         assert (manifest.kv_formats, manifest.weight_layout) == (tuple(formats), "tile16")
 

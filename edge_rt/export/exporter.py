@@ -37,7 +37,7 @@ from edge_rt.machine import peak_rss_bytes
 from edge_rt.ops import library_path
 from edge_rt.package import (
     FORMAT_VERSION,
-    GRAPH_VERSION,
+    GRAPH_VERSIONS,
     KV_FORMATS,
     TEMPLATE_FILE,
     TOKENIZER_FILE,
@@ -305,7 +305,7 @@ def _manifest(checkpoint: _Checkpoint, activations: str) -> Manifest:
     header, tokenizer = checkpoint.header, checkpoint.tokenizer
     return Manifest(
         format_version=FORMAT_VERSION,
-        graph_version=GRAPH_VERSION,
+        graph_version=GRAPH_VERSIONS[checkpoint.profile.name],
         producer=f"edge-rt {VERSION}",
         model=checkpoint.model,
         op_profile=checkpoint.profile.name,

@@ -113,8 +113,8 @@ class GraphBuilder(ABC):
         """Return the inputs beside tokens and wanted rows."""
 
     @abstractmethod
-    def _cache_outputs(self) -> Sequence[ir.Value]:
-        """Return the outputs beside the logits."""
+    def _more_outputs(self, logits: ir.Value) -> Sequence[ir.Value]:
+        """Return the outputs beside the logits ``[logit_rows, vocabulary]``, adding the nodes that compute them."""
 
     def wanted(self, x: ir.Value, name: str) -> ir.Value:
         """Take the rows whose logits are wanted."""
@@ -125,7 +125,7 @@ class GraphBuilder(ABC):
         shape: list[int | str] = ["logit_rows", self._config.vocab_size]
         graph = ir.Graph(
             [self._ids, self._logit_rows, *self._cache_inputs()],
-            [as_output(logits, ir.DataType.FLOAT, shape), *self._cache_outputs()],
+            [as_output(logits, ir.DataType.FLOAT, shape), *self._more_outputs(logits)],
             nodes=self._nodes,
             initializers=list(self._initializers.values()),
             opset_imports=dict(self._opsets),

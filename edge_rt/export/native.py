@@ -15,7 +15,16 @@ name                        dtype   shape                      meaning
 ``cache.{i}``               uint8   [2, kv_heads, C, row]      keys and values of layer i, written in place
 =========================== ======= ========================== =============================================
 
-The one output is ``logits`` float32 [R, vocabulary].
+Outputs, with the K = 8 most likely tokens of every row (fewer, if the vocabulary is smaller):
+
+=========================== ======= ========================== =============================================
+name                        dtype   shape                      meaning
+=========================== ======= ========================== =============================================
+``logits``                  float32 [R, vocabulary]            of the wanted rows
+``top_ids``                 int32   [R, K]                     ids of the largest logits; equal ones by id
+``top_logits``              float32 [R, K]                     these logits
+``log_sum_exp``             float32 [R]                        log of the sum of exp(logit) of the whole row
+=========================== ======= ========================== =============================================
 """
 
 from __future__ import annotations
@@ -25,7 +34,7 @@ from typing import Final
 
 import onnx_ir as ir
 
-from edge_rt.export.graph import GraphBuilder, LayerMatrices, Linears, Stream, graph_input
+from edge_rt.export.graph import GraphBuilder, LayerMatrices, Linears, Stream, as_output, graph_input
 from edge_rt.export.linear import Linear
 from edge_rt.export.native_weights import tiles_of
 from edge_rt.export.packing import FORMATS
@@ -56,8 +65,13 @@ class NativeBuilder(GraphBuilder):
     def _cache_inputs(self) -> Sequence[ir.Value]:
         return [self._past_length, self._row_map, self._parents, self._kv_formats, *self._caches]
 
-    def _cache_outputs(self) -> Sequence[ir.Value]:
-        return []
+    def _more_outputs(self, logits: ir.Value) -> Sequence[ir.Value]:
+        count = self._config.top_tokens
+        names = ("top_ids", "top_logits", "log_sum_exp")
+        found = self.node("RowTopK", [logits], names, domain=DOMAIN, attributes={"k": count})
+        types = (ir.DataType.INT32, ir.DataType.FLOAT, ir.DataType.FLOAT)
+        shapes: tuple[list[int | str], ...] = (["logit_rows", count], ["logit_rows", count], ["logit_rows"])
+        return [as_output(value, dtype, shape) for value, dtype, shape in zip(found, types, shapes, strict=True)]
 
     def embed(self, table: Linear, name: str) -> Stream:
         """Begin the stream with the embeddings of the input's tokens."""

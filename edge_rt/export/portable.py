@@ -65,7 +65,8 @@ class PortableBuilder(GraphBuilder):
     def _cache_inputs(self) -> Sequence[ir.Value]:
         return [self._seqlens_k, self._total, *self._pasts]
 
-    def _cache_outputs(self) -> Sequence[ir.Value]:
+    def _more_outputs(self, logits: ir.Value) -> Sequence[ir.Value]:
+        del logits
         return self._presents
 
     def linear(self, x: Stream, layers: Linears, name: str, *, norm: str) -> ir.Value:

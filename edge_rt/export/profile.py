@@ -183,6 +183,9 @@ class NativeProfile(OpProfile):
         inputs["row_map"] = np.arange(rows, dtype=np.int32)
         inputs["parents"] = np.arange(-1, rows - 1, dtype=np.int32)
         inputs["kv_formats"] = np.zeros(config.num_layers, np.int32)
+        outputs["top_ids"] = np.empty((rows, config.top_tokens), np.int32)
+        outputs["top_logits"] = np.empty((rows, config.top_tokens), np.float32)
+        outputs["log_sum_exp"] = np.empty(rows, np.float32)
         for layer in range(config.num_layers):
             inputs[f"cache.{layer}"] = np.zeros((2, config.num_kv_heads, rows, 4 * config.head_dim), np.uint8)
         return inputs, outputs

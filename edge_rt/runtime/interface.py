@@ -1,4 +1,4 @@
-"""What a graph is bound to: inputs, outputs and the memory of the KV cache, for each op profile.
+"""What a graph is bound to: inputs, outputs and the memory of both and of the KV cache, for each op profile.
 
 The interfaces are described in ``docs/package-format.md``. Which one a package has is decided once, by
 ``open_interface``.
@@ -6,11 +6,8 @@ The interfaces are described in ``docs/package-format.md``. Which one a package 
 
 from __future__ import annotations
 
-import math
-import mmap
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -18,7 +15,7 @@ import numpy.typing as npt
 
 from edge_rt.errors import ConfigError, InvalidPackage, UnsupportedModel
 from edge_rt.package import KV_FORMATS, Manifest, ModelConfig
-from edge_rt.runtime.outputs import Outputs
+from edge_rt.runtime.outputs import OutputMemory, Outputs, give_back, untouched
 from edge_rt.session import Binding, Session
 
 Array = npt.NDArray[Any]
@@ -28,6 +25,8 @@ KV_FORMAT_IDS: Final = {"f32": 0, "f16": 1, "int8": 2}
 """Cache format -> its number in the input ``kv_formats``."""
 INT8_GROUP: Final = 32
 """Elements of a row that share one scale."""
+_FILLING: Final = 0x11
+"""A byte that makes finite numbers in every cache format."""
 
 
 class BoundPass(ABC):
@@ -36,22 +35,26 @@ class BoundPass(ABC):
     Args:
         binding: where they are tied.
         rows: tokens of the pass.
-        num_logits: rows that want logits.
-        vocab_size: length of a row of logits.
+        outputs: what a run writes, for as many rows as want logits; runs of other shapes write it too.
 
     Attributes:
-        outputs: what a run writes.
+        outputs: likewise.
     """
 
-    def __init__(self, binding: Binding, rows: int, num_logits: int, vocab_size: int) -> None:
+    def __init__(self, binding: Binding, rows: int, outputs: Outputs) -> None:
+        num_logits = len(outputs.logits)
         self.binding = binding
-        self.outputs = Outputs(np.empty((num_logits, vocab_size), np.float32))
+        self.outputs = outputs
         self._input_ids = np.zeros(rows, np.int64)
         self._logit_rows = np.zeros(num_logits, np.int64)
         self._last_rows = np.arange(rows - num_logits, rows, dtype=np.int64)
         binding.bind_input("input_ids", self._input_ids)
         binding.bind_input("logit_rows", self._logit_rows)
-        binding.bind_output("logits", self.outputs.logits)
+        binding.bind_output("logits", outputs.logits)
+        if outputs.top is not None:
+            binding.bind_output("top_ids", outputs.top.ids)
+            binding.bind_output("top_logits", outputs.top.logits)
+            binding.bind_output("log_sum_exp", outputs.top.log_sum_exp)
 
     def set(
         self, token_ids: Sequence[int], start: int, parents: Sequence[int] | None, logit_rows: Sequence[int] | None
@@ -69,29 +72,51 @@ class BoundPass(ABC):
 class GraphInterface(ABC):
     """Inputs and outputs of one op profile's graph, and the memory of its cache.
 
-    Attributes:
+    Args:
+        config: numbers of the model.
         capacity: rows of the cache, one per token.
         kv_format: format of the cache.
+        top_tokens: most likely tokens that the graph returns with every row of logits.
+
+    Attributes:
+        config, capacity, kv_format: likewise.
+        outputs: memory of the outputs of all passes; one is bound only when there is room for its rows.
         row_bytes: bytes of one token in all layers.
         row_map: see ``KVCache``.
     """
 
     profile: ClassVar[str]
 
-    def __init__(self, config: ModelConfig, capacity: int, kv_format: str) -> None:
+    def __init__(self, config: ModelConfig, capacity: int, kv_format: str, top_tokens: int) -> None:
         self.config = config
         self.capacity = capacity
         self.kv_format = kv_format
+        self.outputs = OutputMemory(config.vocab_size, top_tokens)
         self.row_bytes = 0
         self.row_map: Array | None = None
 
     @abstractmethod
     def bind(self, session: Session, rows: int, num_logits: int) -> BoundPass:
-        """Tie buffers for passes of one shape to the graph."""
+        """Tie buffers for passes of one shape to the graph; there is room in ``outputs``."""
 
     @abstractmethod
     def release(self) -> None:
-        """Let go of the cache's memory; no pass may run any more."""
+        """Let go of the memory of cache and outputs; no pass may run any more."""
+        self.outputs.release()
+
+    def fill(self, rows: int) -> None:
+        """Write something into the first rows of the cache, so that passes behind them read memory as usual."""
+        for buffer in self._cache_buffers():
+            buffer[..., :rows, :] = _FILLING
+
+    def forget(self) -> None:
+        """Empty all rows of the cache and give their memory back."""
+        for buffer in self._cache_buffers():
+            give_back(buffer)
+
+    @abstractmethod
+    def _cache_buffers(self) -> list[Array]:
+        """Return the memory of the cache, ``[..., capacity, width]``."""
 
     @abstractmethod
     def _specs(self) -> Specs:
@@ -130,16 +155,20 @@ class PortableInterface(GraphInterface):
     profile = "portable"
 
     def __init__(self, config: ModelConfig, capacity: int, kv_format: str) -> None:
-        super().__init__(config, capacity, kv_format)
+        super().__init__(config, capacity, kv_format, top_tokens=0)
         shape = (config.num_layers, 2, 1, config.num_kv_heads, capacity, config.head_dim)
-        buffer = _untouched(shape, np.float32)
+        buffer = untouched(shape, np.float32)
         self.keys: list[Array] = [layer[0] for layer in buffer]
         self.values: list[Array] = [layer[1] for layer in buffer]
         self.row_bytes = buffer.nbytes // capacity
 
     def release(self) -> None:
         """Let go of the buffers."""
+        super().release()
         self.keys, self.values = [], []
+
+    def _cache_buffers(self) -> list[Array]:
+        return [*self.keys, *self.values]
 
     def bind(self, session: Session, rows: int, num_logits: int) -> BoundPass:
         """Tie buffers for passes of one shape to the graph."""
@@ -148,7 +177,7 @@ class PortableInterface(GraphInterface):
             for kind, buffer in zip(("key", "value"), buffers, strict=True):
                 binding.bind_input(f"past.{layer}.{kind}", buffer)
                 binding.bind_output(f"present.{layer}.{kind}", buffer)
-        return _PortablePass(binding, rows, num_logits, self.config.vocab_size)
+        return _PortablePass(binding, rows, self.outputs.first(num_logits))
 
     def _specs(self) -> Specs:
         cache = (1, self.config.num_kv_heads, "capacity", self.config.head_dim)
@@ -162,8 +191,8 @@ class PortableInterface(GraphInterface):
 
 
 class _PortablePass(BoundPass):
-    def __init__(self, binding: Binding, rows: int, num_logits: int, vocab_size: int) -> None:
-        super().__init__(binding, rows, num_logits, vocab_size)
+    def __init__(self, binding: Binding, rows: int, outputs: Outputs) -> None:
+        super().__init__(binding, rows, outputs)
         self._rows = rows
         self._seqlens_k = np.zeros(1, np.int32)
         self._total_length = np.zeros((), np.int32)
@@ -192,9 +221,9 @@ class NativeInterface(GraphInterface):
     profile = "native"
 
     def __init__(self, config: ModelConfig, capacity: int, kv_format: str) -> None:
-        super().__init__(config, capacity, kv_format)
+        super().__init__(config, capacity, kv_format, config.top_tokens)
         width = head_row_bytes(kv_format, config.head_dim)
-        buffer = _untouched((config.num_layers, 2, config.num_kv_heads, capacity, width), np.uint8)
+        buffer = untouched((config.num_layers, 2, config.num_kv_heads, capacity, width), np.uint8)
         self.buffers: list[Array] = list(buffer)
         self.row_bytes = buffer.nbytes // capacity
         self.row_map = np.arange(capacity, dtype=np.int32)
@@ -202,7 +231,11 @@ class NativeInterface(GraphInterface):
 
     def release(self) -> None:
         """Let go of the buffers."""
+        super().release()
         self.buffers = []
+
+    def _cache_buffers(self) -> list[Array]:
+        return self.buffers
 
     def bind(self, session: Session, rows: int, num_logits: int) -> BoundPass:
         """Tie buffers for passes of one shape to the graph."""
@@ -212,7 +245,7 @@ class NativeInterface(GraphInterface):
         binding.bind_input("kv_formats", self._formats)
         for layer, buffer in enumerate(self.buffers):
             binding.bind_input(f"cache.{layer}", buffer)
-        return _NativePass(binding, rows, num_logits, self.config.vocab_size)
+        return _NativePass(binding, rows, self.outputs.first(num_logits))
 
     def _specs(self) -> Specs:
         config = self.config
@@ -223,12 +256,15 @@ class NativeInterface(GraphInterface):
             "parents": (("rows",), "tensor(int32)"),
             "kv_formats": ((config.num_layers,), "tensor(int32)"),
             **{f"cache.{i}": (cache, "tensor(uint8)") for i in range(config.num_layers)},
+            "top_ids": (("logit_rows", config.top_tokens), "tensor(int32)"),
+            "top_logits": (("logit_rows", config.top_tokens), "tensor(float)"),
+            "log_sum_exp": (("logit_rows",), "tensor(float)"),
         }
 
 
 class _NativePass(BoundPass):
-    def __init__(self, binding: Binding, rows: int, num_logits: int, vocab_size: int) -> None:
-        super().__init__(binding, rows, num_logits, vocab_size)
+    def __init__(self, binding: Binding, rows: int, outputs: Outputs) -> None:
+        super().__init__(binding, rows, outputs)
         self._past_length = np.zeros(1, np.int32)
         self._parents = np.zeros(rows, np.int32)
         self._chain = np.arange(-1, rows - 1, dtype=np.int32)
@@ -269,16 +305,3 @@ def open_interface(manifest: Manifest, capacity: int, kv_format: str | None) -> 
         )
     kind = {interface.profile: interface for interface in (PortableInterface, NativeInterface)}[manifest.op_profile]
     return kind(manifest.model, capacity, kv_format)
-
-
-def _untouched(shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
-    """Return zeros whose pages take memory only once they are written.
-
-    numpy asks for huge pages, and then the first row of a head would take the memory of thousands.
-    """
-    memory = mmap.mmap(-1, math.prod(shape) * np.dtype(dtype).itemsize)
-    if hasattr(mmap, "MADV_NOHUGEPAGE"):
-        # A kernel without huge pages refuses, and has nothing to be kept from.
-        with suppress(OSError):
-            memory.madvise(mmap.MADV_NOHUGEPAGE)
-    return np.frombuffer(memory, dtype).reshape(shape)

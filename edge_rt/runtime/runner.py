@@ -56,7 +56,8 @@ class ModelRunner:
             logit_rows: which ``num_logits`` tokens want logits instead of the last ones.
 
         Returns:
-            What was computed for these rows, overwritten by the next pass of the same shape.
+            What was computed for these rows. The memory is the runner's: any later pass overwrites it, of whatever
+            shape, so what is to be kept longer has to be copied.
 
         Raises:
             Cancelled: the pass was stopped, or the runner was closed.
@@ -81,6 +82,9 @@ class ModelRunner:
             raise Cancelled("The model was closed.")
         key = (rows, num_logits)
         if key not in self._passes:
+            if self._interface.outputs.reserve(num_logits):
+                # They would write to the memory before, and keep it.
+                self._passes.clear()
             if len(self._passes) >= MAX_KEPT_SHAPES:
                 del self._passes[next(iter(self._passes))]
             self._passes[key] = self._interface.bind(self._session, rows, num_logits)

@@ -9,8 +9,10 @@ import onnx_ir as ir
 import pytest
 
 from edge_rt.export.graph import IR_VERSION
-from edge_rt.export.native import OPSETS
+from edge_rt.export.native import OPSETS, NativeBuilder
+from edge_rt.export.weights import WeightsLayout
 from edge_rt.ops import OPS
+from tests.helpers.fake_model import model_config
 from tests.helpers.gguf_factory import write_llama_gguf
 from tests.helpers.graphs import Built
 
@@ -37,6 +39,12 @@ def model(request, load):
 
 def input_names(node):
     return [value.name if value is not None else None for value in node.inputs]
+
+
+def described(values):
+    return [
+        (v.name, v.dtype.name, [str(d.value if isinstance(d, ir.SymbolicDim) else d) for d in v.shape]) for v in values
+    ]
 
 
 def test_operators_and_versions(model):
@@ -67,9 +75,7 @@ def test_every_operator_is_used_as_it_is_declared(model):
 def test_the_interface(model):
     layers = len([n for n in model.graph if n.op_type in ("SpecAttention", "DecoderLayer")])
     cache = [(f"cache.{i}", "UINT8", ["2", "2", "capacity", "row_bytes"]) for i in range(layers)]
-    found = [(v.name, v.dtype.name, [str(d.value if isinstance(d, ir.SymbolicDim) else d) for d in v.shape])
-             for v in model.graph.inputs]  # fmt: skip
-    assert found == [
+    assert described(model.graph.inputs) == [
         ("input_ids", "INT64", ["rows"]),
         ("logit_rows", "INT64", ["logit_rows"]),
         ("past_length", "INT32", ["1"]),
@@ -78,13 +84,28 @@ def test_the_interface(model):
         ("kv_formats", "INT32", [str(layers)]),
         *cache,
     ]
-    assert [value.name for value in model.graph.outputs] == ["logits"]
+    assert described(model.graph.outputs) == [
+        ("logits", "FLOAT", ["logit_rows", "419"]),
+        ("top_ids", "INT32", ["logit_rows", "8"]),
+        ("top_logits", "FLOAT", ["logit_rows", "8"]),
+        ("log_sum_exp", "FLOAT", ["logit_rows"]),
+    ]
+
+
+def test_a_vocabulary_of_fewer_tokens_than_are_looked_for():
+    builder = NativeBuilder(WeightsLayout(), model_config(vocab_size=5))
+    graph = builder.model(ir.Value(name="logits"), "test").graph
+    (node,) = graph
+    assert (node.op_type, node.attributes["k"].as_int()) == ("RowTopK", 5)
+    assert described(graph.outputs)[1] == ("top_ids", "INT32", ["logit_rows", "5"])
 
 
 def test_a_layer_is_one_operator_and_the_last_one_five(load):
     """Norms, residual sums and the gate are parts of the products; the last layer drops rows in its middle."""
     kinds = collections.Counter(node.op_type for node in load(**PLAIN).graph)
-    assert kinds == {"QuantEmbed": 1, "DecoderLayer": 2, "QuantLinear": 4 + 1, "SpecAttention": 1, "Gather": 2}
+    assert kinds == {
+        "QuantEmbed": 1, "DecoderLayer": 2, "QuantLinear": 4 + 1, "SpecAttention": 1, "Gather": 2, "RowTopK": 1,
+    }  # fmt: skip
 
 
 def test_only_wanted_rows_pass_the_last_attention(load):

@@ -7,7 +7,7 @@ import pytest
 from edge_rt.errors import ConfigError, RuntimeUnavailable, UnsupportedModel
 from edge_rt.export.profile import PROFILES, choose_profile
 from edge_rt.ops import library_path
-from edge_rt.package import KV_FORMATS, OP_PROFILES, WEIGHT_LAYOUTS
+from edge_rt.package import GRAPH_VERSIONS, KV_FORMATS, OP_PROFILES, WEIGHT_LAYOUTS
 from tests.helpers.native_profile import require_native
 
 HEADS = SimpleNamespace(num_heads=9, head_dim=64)
@@ -73,4 +73,4 @@ def test_heads_that_the_native_operators_do_not_take(library, heads, dim):
 
 
 def test_every_profile_of_the_format_can_be_written():
-    assert set(PROFILES) == set(OP_PROFILES) == set(KV_FORMATS) == set(WEIGHT_LAYOUTS)
+    assert set(PROFILES) == set(OP_PROFILES) == set(KV_FORMATS) == set(WEIGHT_LAYOUTS) == set(GRAPH_VERSIONS)

@@ -59,8 +59,10 @@ def test_buffers_can_be_written_and_do_not_overlap(make):
 
 def test_released_buffers_are_gone(make):
     interface = make(SMALL, 10)
+    interface.outputs.reserve(1)
     interface.release()
     assert buffers_of(interface) == []
+    assert interface.outputs.reserve(1)
 
 
 def test_rows_take_memory_only_when_written(make):
@@ -120,11 +122,23 @@ NATIVE_INPUTS = (
     ("cache.0", (2, 3, "capacity", "row_bytes"), "tensor(uint8)"),
     ("cache.1", (2, 3, "capacity", "row_bytes"), "tensor(uint8)"),
 )
-LOGITS = ("logits", ("logit_rows", 50), "tensor(float)")
+NATIVE_OUTPUTS = (
+    ("logits", ("logit_rows", 50), "tensor(float)"),
+    ("top_ids", ("logit_rows", 8), "tensor(int32)"),
+    ("top_logits", ("logit_rows", 8), "tensor(float)"),
+    ("log_sum_exp", ("logit_rows",), "tensor(float)"),
+)
 
 
 def test_a_native_graph_that_fits():
-    NativeInterface(SMALL, 10, "f16").check(StatedGraph(NATIVE_INPUTS, [LOGITS]))
+    NativeInterface(SMALL, 10, "f16").check(StatedGraph(NATIVE_INPUTS, NATIVE_OUTPUTS))
+
+
+def test_a_native_graph_of_a_vocabulary_below_the_number_of_top_tokens():
+    logits, ids, top, sums = NATIVE_OUTPUTS
+    outputs = [(logits[0], ("logit_rows", 5), logits[2]), *((n, ("logit_rows", 5), kind) for n, _, kind in (ids, top))]
+    small = dataclasses.replace(SMALL, vocab_size=5)
+    NativeInterface(small, 10, "f16").check(StatedGraph(NATIVE_INPUTS, [*outputs, sums]))
 
 
 @pytest.mark.parametrize("index", range(len(NATIVE_INPUTS)))
@@ -133,9 +147,19 @@ def test_a_native_graph_that_does_not_fit(index):
     name, shape, kind = NATIVE_INPUTS[index]
     for other in ([], [(name, (*shape, 1), kind)], [(name, shape, "tensor(float)")]):
         with pytest.raises(InvalidPackage, match=f"{name}: the manifest asks for"):
-            interface.check(StatedGraph([*NATIVE_INPUTS[:index], *other, *NATIVE_INPUTS[index + 1 :]], [LOGITS]))
+            interface.check(StatedGraph([*NATIVE_INPUTS[:index], *other, *NATIVE_INPUTS[index + 1 :]], NATIVE_OUTPUTS))
+
+
+@pytest.mark.parametrize("index", range(len(NATIVE_OUTPUTS)))
+def test_a_native_graph_of_other_outputs(index):
+    interface = NativeInterface(SMALL, 10, "f16")
+    name, shape, kind = NATIVE_OUTPUTS[index]
+    for other in ([], [(name, (*shape, 1), kind)], [(name, shape, "tensor(double)")]):
+        outputs = [*NATIVE_OUTPUTS[:index], *other, *NATIVE_OUTPUTS[index + 1 :]]
+        with pytest.raises(InvalidPackage, match=f"{name}: the manifest asks for"):
+            interface.check(StatedGraph(NATIVE_INPUTS, outputs))
 
 
 def test_a_graph_of_the_other_profile():
     with pytest.raises(InvalidPackage, match="seqlens_k"):
-        PortableInterface(SMALL, 10, "f32").check(StatedGraph(NATIVE_INPUTS, [LOGITS]))
+        PortableInterface(SMALL, 10, "f32").check(StatedGraph(NATIVE_INPUTS, NATIVE_OUTPUTS))

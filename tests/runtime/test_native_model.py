@@ -16,10 +16,11 @@ from edge_rt.machine import usable_cpus
 from edge_rt.package import KV_FORMATS, open_package
 from edge_rt.runtime.cache import KVCache
 from edge_rt.runtime.engine import DEFAULT_PREFILL_CHUNK, load_package
-from edge_rt.runtime.interface import open_interface
+from edge_rt.runtime.interface import NativeInterface, open_interface
 from edge_rt.runtime.runner import ModelRunner
 from edge_rt.session import Session, StopSwitch, pool_size
 from tests.helpers.gguf_factory import write_llama_gguf
+from tests.helpers.graphs import Built
 from tests.helpers.native_profile import require_native
 from tests.helpers.small import GREEDY
 
@@ -103,6 +104,65 @@ def test_any_rows_may_want_logits(native, whole):
     rows = [17, 0, 9]
     same_bits(native.runner.forward(TOKEN_IDS[:20], 0, 3, logit_rows=rows).logits, whole[rows])
     same_bits(native.runner.forward(TOKEN_IDS[:20], 0, 3).logits, whole[17:20])
+
+
+class TestTopTokens:
+    @staticmethod
+    def check(outputs):
+        """Compare what the graph found with numpy; equal logits stand by id."""
+        logits, top = outputs.logits, outputs.top
+        order = np.argsort(-logits, axis=-1, kind="stable")[:, : top.ids.shape[1]]
+        assert (top.ids.shape, top.ids.dtype, top.logits.dtype) == ((len(logits), 8), np.int32, np.float32)
+        np.testing.assert_array_equal(top.ids, order)
+        np.testing.assert_array_equal(top.ids[:, 0], logits.argmax(-1))
+        same_bits(top.logits, np.take_along_axis(logits, order, -1))
+        sums = np.log(np.exp(logits.astype(np.float64)).sum(-1))
+        np.testing.assert_allclose(top.log_sum_exp, sums, rtol=1e-6)
+        exact = np.exp(top.logits.astype(np.float64) - sums[:, None])
+        np.testing.assert_allclose(top.probabilities(), exact, rtol=1e-5)
+
+    @pytest.mark.parametrize("rows", [1, 2, 8, 33, 150])
+    def test_of_every_row(self, native, rows):
+        outputs = native.runner.forward(TOKEN_IDS[:rows], 0, rows)
+        assert len(outputs.top.ids) == rows
+        self.check(outputs)
+
+    def test_of_the_rows_that_want_logits(self, native, whole):
+        rows = [17, 0, 9]
+        outputs = native.runner.forward(TOKEN_IDS[:20], 0, 3, logit_rows=rows)
+        self.check(outputs)
+        np.testing.assert_array_equal(outputs.top.ids[:, 0], whole[rows].argmax(-1))
+
+    def test_of_a_tree(self, native, whole):
+        native.append(TOKEN_IDS[:40])
+        # A chain of two and a sibling that is the token of the text.
+        outputs = native.runner.forward([3, 4, TOKEN_IDS[40]], 40, 3, parents=[-1, 0, -1])
+        self.check(outputs)
+        assert outputs.top.ids[2, 0] == whole[40].argmax()
+
+    def test_passes_of_every_shape_write_to_the_same_memory(self, native):
+        native.runner.forward(TOKEN_IDS, 0, 150)
+        one, three = native.runner.forward(TOKEN_IDS[:1], 0, 1), native.runner.forward(TOKEN_IDS[1:4], 1, 3)
+        self.check(three)
+        self.check(one)
+        np.testing.assert_array_equal(one.top.ids, three.top.ids[:1])
+
+
+def test_equal_logits_stand_by_id(tmp_path):
+    """With embeddings of zeros every logit is 0."""
+    require_native()
+    write_llama_gguf(tmp_path / "m.gguf")
+    built = Built(tmp_path / "m.gguf", tmp_path, "int8", profile="native")
+    tiles = built.layout.slots["embedding.tiles"]
+    with (tmp_path / "weights.bin").open("r+b") as weights:
+        weights.seek(tiles.offset)
+        weights.write(bytes(tiles.nbytes))
+    session = Session(built.graph, threads=pool_size() or usable_cpus(), profile="native")
+    runner = ModelRunner(session, NativeInterface(built.model, 8, "f32"), StopSwitch())
+    outputs = runner.forward([1, 2], 0, 2)
+    assert not outputs.logits.any()
+    assert outputs.top.ids.tolist() == [[*range(8)]] * 2
+    np.testing.assert_allclose(outputs.top.log_sum_exp, np.log(419), rtol=1e-6)
 
 
 def test_rolled_back_and_computed_again(native, whole):

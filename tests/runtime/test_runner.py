@@ -78,6 +78,27 @@ def test_the_same_pass_again_gives_the_same_bits(runner):
     np.testing.assert_array_equal(runner.forward(TOKEN_IDS[:20], 0, 20).logits, first)
 
 
+def test_passes_of_every_shape_write_to_the_same_memory(runner, whole):
+    one = runner.forward(TOKEN_IDS[:1], 0, 1).logits
+    assert close_to(one, whole[:1])
+    three = runner.forward(TOKEN_IDS[1:4], 1, 3)
+    assert three.top is None
+    np.testing.assert_array_equal(one, three.logits[:1])
+    assert close_to(one, whole[1:2])
+
+
+def test_more_rows_than_there_is_room_for(runner, whole):
+    """Room for more rows is other memory: what was returned before stays, and nothing is bound to it any more."""
+    few = runner.forward(TOKEN_IDS[:1], 0, 1).logits
+    many = runner.forward(TOKEN_IDS, 0, 50).logits
+    assert len(runner._passes) == 1
+    assert close_to(few, whole[:1])
+    assert close_to(runner.forward(TOKEN_IDS[:1], 0, 1).logits, whole[:1])
+    runner.forward(TOKEN_IDS[:2], 0, 1)
+    assert close_to(many[:1], whole[1:2])
+    assert close_to(few, whole[:1])
+
+
 def test_the_cache_is_written_in_place(runner):
     keys = runner._interface.keys[1]
     assert not keys.any()

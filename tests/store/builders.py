@@ -10,7 +10,7 @@ from pathlib import Path
 
 from edge_rt.package import (
     FORMAT_VERSION,
-    GRAPH_VERSION,
+    GRAPH_VERSIONS,
     Manifest,
     ModelConfig,
     PackageWriter,
@@ -91,7 +91,7 @@ def write_package(path, *, source=b"source", activations="int8", force=False):
         return writer.publish(
             Manifest(
                 format_version=FORMAT_VERSION,
-                graph_version=GRAPH_VERSION,
+                graph_version=GRAPH_VERSIONS["portable"],
                 producer="test",
                 model=ModelConfig("tiny", "llama", 8, 1, 2, 1, 4, 16, 32, 64, 1e-5, 1e4, "none", True, 100),
                 op_profile="portable",

@@ -1,0 +1,75 @@
+"""Memory that passes of every number of rows share."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import psutil
+import pytest
+
+from edge_rt.errors import MemoryBudgetExceeded
+from edge_rt.runtime.outputs import OutputMemory
+
+
+def arrays(outputs):
+    return [outputs.logits, outputs.top.ids, outputs.top.logits, outputs.top.log_sum_exp]
+
+
+def test_shapes_and_types():
+    memory = OutputMemory(419, 8)
+    memory.reserve(3)
+    found = [(array.shape, array.dtype) for array in arrays(memory.first(3))]
+    assert found == [((3, 419), np.float32), ((3, 8), np.int32), ((3, 8), np.float32), ((3,), np.float32)]
+    assert all(array.flags.c_contiguous and array.flags.writeable for array in arrays(memory.first(3)))
+
+
+def test_a_graph_that_does_not_look_for_top_tokens():
+    memory = OutputMemory(419, 0)
+    memory.reserve(3)
+    assert memory.first(3).top is None
+
+
+def test_outputs_of_every_size_begin_at_the_same_place():
+    memory = OutputMemory(419, 8)
+    memory.reserve(40)
+    for one, many in zip(arrays(memory.first(1)), arrays(memory.first(40)), strict=True):
+        many[:] = np.arange(40).reshape(40, *[1] * (many.ndim - 1))
+        assert (one == 0).all()
+        one[:] = 7
+        assert (many[0] == 7).all()
+
+
+def test_room_grows_and_what_was_handed_out_stays():
+    memory = OutputMemory(419, 8)
+    assert memory.reserve(5)
+    before = memory.first(5)
+    assert not memory.reserve(5)
+    assert not memory.reserve(1)
+    before.logits[:] = 3
+    assert memory.reserve(1000)
+    for old, new in zip(arrays(before), arrays(memory.first(5)), strict=True):
+        assert not np.shares_memory(old, new)
+    assert (before.logits == 3).all()
+    assert not memory.reserve(1000)
+
+
+def test_rows_take_memory_only_when_written():
+    process = psutil.Process(os.getpid())
+    before = process.memory_info().rss
+    memory = OutputMemory(50_000, 8)
+    memory.reserve(1000)
+    memory.first(1).logits[:] = 1
+    assert memory.first(1000).logits.nbytes == 200_000_000
+    assert process.memory_info().rss - before < 8 << 20
+
+
+@pytest.mark.parametrize("rows", [1 << 40, 1 << 62])
+def test_more_than_there_is_address_space_for(rows):
+    memory = OutputMemory(50_000, 8)
+    memory.reserve(5)
+    before = memory.first(5)
+    with pytest.raises(MemoryBudgetExceeded, match="rows of 50000 logits"):
+        memory.reserve(rows)
+    assert np.shares_memory(before.logits, memory.first(5).logits)
+    assert memory.reserve(17)
