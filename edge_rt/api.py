@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import platformdirs
 
 from edge_rt.errors import ModelNotFound
 from edge_rt.package import is_package
 from edge_rt.progress import ProgressCallback, no_progress
 from edge_rt.runtime.engine import Model, load_package
+from edge_rt.runtime.row_cost import CostStore
+from edge_rt.runtime.speculation import DEFAULT_MAX_NODES, SpecOptions
 
 if TYPE_CHECKING:
     from edge_rt.store.pull import PullReport
@@ -24,6 +29,10 @@ def load(
     prefill_chunk: int | None = None,
     kv: str | None = None,
     isa: str | None = None,
+    spec: str = "auto",
+    draft_max: int | None = None,
+    corpus: Path | None = None,
+    spec_trace: Callable[[dict[str, Any]], None] | None = None,
 ) -> Model:
     """Load a package.
 
@@ -38,6 +47,11 @@ def load(
         prefill_chunk: tokens of one pass over a prompt; None takes what suits the package's op profile.
         kv: format of the KV cache, one of those that ``edge-rt inspect`` shows; None takes the package's first.
         isa: instruction set of the native operators, one of those that ``edge-rt doctor`` shows; None is the best.
+        spec: speculation: ``"auto"`` (off in the portable profile), ``"off"``, or one drafter: ``"ngram"``,
+            ``"suffix"``, ``"recycling"``, ``"reference"``.
+        draft_max: most drafted tokens of a pass; None leaves it to the cost model.
+        corpus: file of ``edge-rt corpus build`` for the suffix drafter.
+        spec_trace: called with every decoding step's decision.
 
     Raises:
         ModelNotFound: there is no such package.
@@ -54,6 +68,8 @@ def load(
         prefill_chunk=prefill_chunk,
         kv=kv,
         isa=isa,
+        spec=SpecOptions(spec, DEFAULT_MAX_NODES if draft_max is None else draft_max, corpus, spec_trace),
+        costs=CostStore(platformdirs.user_cache_path("edge-rt") / "row-costs"),
     )
 
 

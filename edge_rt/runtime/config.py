@@ -31,6 +31,8 @@ class GenerationConfig:
         logit_bias: token id -> value added to its logit.
         seed: makes sampling repeat on the same machine, package and version; None takes a new one each time.
         stop: texts that end the answer; they are not part of it.
+        spec: who drafts, one of ``SPEC_MODES`` in ``runtime/speculation.py``; None takes the model's setting.
+        reference: a text that the answer may copy parts of, such as a file to be edited; only drafts are made of it.
 
     Raises:
         ConfigError: a value is out of range.
@@ -48,6 +50,8 @@ class GenerationConfig:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    spec: str | None = None
+    reference: str | None = None
 
     def __post_init__(self) -> None:
         _require("stop", self.stop, isinstance(self.stop, str | list | tuple), "a text or a list of texts")
@@ -77,6 +81,9 @@ class GenerationConfig:
         if self.seed is not None:
             fits = _is_int(self.seed, 0) and self.seed < 1 << 64
             _require("seed", self.seed, fits, "a whole number from 0 to 2^64 - 1, or None")
+        _require("spec", self.spec, self.spec is None or isinstance(self.spec, str), "a name, or None")
+        is_text = self.reference is None or isinstance(self.reference, str)
+        _require("reference", self.reference, is_text, "a text, or None")
         for text in self.stop:
             _require("stop", text, isinstance(text, str) and text != "", "texts that are not empty")
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from edge_rt.runtime.outputs import Outputs
 
 if TYPE_CHECKING:
+    from edge_rt.runtime.results import SpecStats
     from edge_rt.runtime.sequence import Sequence
 
 ROOT = -1
@@ -90,6 +91,9 @@ class Drafter(Protocol):
                 overwritten by the next pass.
         """
 
+    def statistics(self, mode: str) -> SpecStats | None:
+        """Return what was drafted since ``begin``; None where nothing ever is."""
+
 
 class NullDrafter:
     """Proposes nothing: plain decoding, one token per pass."""
@@ -106,3 +110,7 @@ class NullDrafter:
     def observe(self, draft: Draft, accepted: Accepted, outputs: Outputs) -> None:
         """Do nothing."""
         del draft, accepted, outputs
+
+    def statistics(self, mode: str) -> None:
+        """Return None: there was no speculation."""
+        del mode

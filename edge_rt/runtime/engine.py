@@ -31,13 +31,15 @@ from edge_rt.runtime.cache import KVCache
 from edge_rt.runtime.cancel import CancelToken
 from edge_rt.runtime.chat import Chat
 from edge_rt.runtime.config import GenerationConfig
-from edge_rt.runtime.draft import NullDrafter
+from edge_rt.runtime.drafters.corpus import Corpus
 from edge_rt.runtime.generation import Generation
 from edge_rt.runtime.interface import open_interface
 from edge_rt.runtime.results import Event, Result
+from edge_rt.runtime.row_cost import CURVE_DEPTHS, CostStore, RowCosts, measure
 from edge_rt.runtime.runner import ModelRunner
 from edge_rt.runtime.sampling import Sampler
 from edge_rt.runtime.sequence import Sequence
+from edge_rt.runtime.speculation import Speculation, SpecOptions, cost_key
 from edge_rt.runtime.stream import EventSource, Stream
 from edge_rt.runtime.text import TextStream
 from edge_rt.session import Session, StopSwitch, onnxruntime_version, pool_size
@@ -69,6 +71,8 @@ class Model:
         prefill_chunk: tokens of one pass over a prompt; None takes the op profile's ``DEFAULT_PREFILL_CHUNK``.
         kv: format of the KV cache; None takes the one that the package prefers.
         isa: instruction set of the native operators; None is the best one.
+        spec: how to speculate, or a mode: ``"auto"``, ``"off"`` or a drafter's name.
+        costs: where the measured costs of passes are kept; None keeps them in memory only.
 
     Raises:
         ConfigError: an argument is out of range, or not for this package.
@@ -87,8 +91,11 @@ class Model:
         prefill_chunk: int | None = None,
         kv: str | None = None,
         isa: str | None = None,
+        spec: SpecOptions | str = "auto",
+        costs: CostStore | None = None,
     ) -> None:
         started = time.perf_counter()
+        spec = SpecOptions(spec) if isinstance(spec, str) else spec
         manifest = package.manifest
         config = manifest.model
         _check_device(device)
@@ -120,8 +127,13 @@ class Model:
         self._kv_format = interface.kv_format
         self._cache = KVCache(self.context_tokens, row_bytes=interface.row_bytes, row_map=interface.row_map)
         self._runner: ModelRunner | None = ModelRunner(session, interface, self._switch)
+        self._interface = interface
         self._lock = threading.Lock()
         self._pid = os.getpid()
+        self._cost_store = costs
+        self._speculation = Speculation(
+            spec, exact=manifest.op_profile == "native", costs=self._row_costs, corpus=self._open_corpus
+        )
         self.load_ms = 1e3 * (time.perf_counter() - started)
 
     # --- generation ---
@@ -248,6 +260,10 @@ class Model:
             end_ids=self.tokenizer.eos_token_ids,
         )
         sampler = Sampler(config, vocab_size, token_ids)
+        mode = self._speculation.resolve(config.spec, has_reference=config.reference is not None)
+        reference = None
+        if config.reference is not None and mode in ("auto", "reference"):
+            reference = self.tokenizer.encode_prompt(config.reference)
         text = TextStream(self.tokenizer.decode_stream(), config.stop)
 
         def source(token: CancelToken) -> EventSource:
@@ -256,12 +272,13 @@ class Model:
                     sequence,
                     runner,
                     self._cache,
-                    NullDrafter(),
+                    self._speculation.drafter(mode, reference),
                     sampler,
                     text,
                     chunk=self._chunk,
                     called=called,
                     on_prefill=on_prefill,
+                    spec_mode=mode,
                 )
                 return (yield from generation.events(token))
 
@@ -361,8 +378,47 @@ class Model:
         with self._exclusive(CancelToken()) as runner:
             yield runner, self._cache
 
+    @property
+    def speculation(self) -> Speculation:
+        """The drafters, and what they have learned."""
+        return self._speculation
+
+    def calibrate(self) -> RowCosts:
+        """Measure what passes cost on this machine, anew, and keep it; empties the KV cache.
+
+        Raises:
+            Busy: a generation is running.
+        """
+        with self.passes() as (runner, cache):
+            cache.truncate(0)
+            costs = self._measure_costs(runner)
+        self._speculation.costs = costs
+        return costs
+
+    def _row_costs(self) -> RowCosts:
+        """Return the stored costs of passes, or measure them; called while the model is held."""
+        stored = self._cost_store.load(cost_key(self.describe())) if self._cost_store is not None else None
+        if stored is not None:
+            return stored
+        self._cache.truncate(0)
+        return self._measure_costs(self._require_usable())
+
+    def _measure_costs(self, runner: ModelRunner) -> RowCosts:
+        """Measure passes over rows of the empty cache."""
+        self._interface.fill(min(self.context_tokens, CURVE_DEPTHS[-1]))
+        try:
+            costs = measure(lambda rows, depth: runner.forward([1] * rows, depth, rows), self.context_tokens)
+        finally:
+            self._interface.forget()
+        if self._cost_store is not None:
+            self._cost_store.save(cost_key(self.describe()), costs)
+        return costs
+
+    def _open_corpus(self, path: Path) -> Corpus:
+        return Corpus.open(path, tokenizer=self.package.manifest.files[self.package.manifest.tokenizer.file].sha256)
+
     def reset(self) -> None:
-        """Empty the KV cache.
+        """Empty the KV cache; what the drafters have learned stays.
 
         Raises:
             Busy: a generation is running.
@@ -392,7 +448,7 @@ class Model:
             "threads": self.threads,
             "onnxruntime": onnxruntime_version(),
             "prefill_chunk": self._chunk,
-            "speculation": "off",
+            "speculation": self._speculation.resolve(None, has_reference=True),
             "load_ms": self.load_ms,
         }
 

@@ -47,6 +47,7 @@ class Generation:
         chunk: most tokens of one pass over the prompt.
         called: moment of the call, ``time.perf_counter``.
         on_prefill: called with computed and all tokens of the prompt.
+        spec_mode: who drafts, for the statistics.
     """
 
     def __init__(
@@ -61,7 +62,9 @@ class Generation:
         chunk: int,
         called: float,
         on_prefill: Callable[[int, int], None] | None = None,
+        spec_mode: str = "off",
     ) -> None:
+        self._spec_mode = spec_mode
         self._sequence = sequence
         self._target = target
         self._cache = cache
@@ -127,7 +130,7 @@ class Generation:
                 cached_tokens=self._cached,
             ),
             timings=self._timings(),
-            spec=None,
+            spec=self._drafter.statistics(self._spec_mode),
             memory=Memory(peak_bytes=peak_rss_bytes(), kv_bytes=self._cache.length * self._cache.row_bytes),
         )
 

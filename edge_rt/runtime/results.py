@@ -78,6 +78,41 @@ class Memory:
 
 
 @dataclass(frozen=True)
+class SpecStats:
+    """Statistics of speculation, named as in llama.cpp's server.
+
+    Attributes:
+        mode: as asked for: ``"auto"`` or a drafter's name.
+        steps: verifying passes behind the first token, those without a draft included.
+        tokens_per_step: emitted tokens over these.
+        draft_n: drafted tokens that were tested: their parents were accepted.
+        draft_n_accepted: those that stayed.
+        acceptance: the share; 0 if none was tested.
+        rows_drafted: nodes of all drafts, tested or not.
+        accepted_per_position: share of the steps that accepted at least 1, 2, ... drafted tokens.
+        drafting_ms: time spent on drafting and learning.
+        verifying_ms: time spent on passes and on choosing tokens.
+        drafting_share: the first over both.
+        choices: steps by who drafted: ``"off"``, a drafter's name or ``"fusion"``.
+        memory_bytes: what the drafters hold.
+    """
+
+    mode: str
+    steps: int
+    tokens_per_step: float
+    draft_n: int
+    draft_n_accepted: int
+    acceptance: float
+    rows_drafted: int
+    accepted_per_position: tuple[float, ...]
+    drafting_ms: float
+    verifying_ms: float
+    drafting_share: float
+    choices: dict[str, int]
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
 class Result:
     """A finished generation.
 
@@ -89,7 +124,7 @@ class Result:
         stop_string: the stop text that ended the answer, or None.
         usage: token counts.
         timings: times.
-        spec: statistics of speculation; None because there was none.
+        spec: statistics of speculation; None if it was off.
         memory: memory of the process.
     """
 
@@ -99,7 +134,7 @@ class Result:
     stop_string: str | None
     usage: Usage
     timings: Timings
-    spec: None
+    spec: SpecStats | None
     memory: Memory
 
     def to_json(self) -> dict[str, Any]:

@@ -146,6 +146,9 @@ class ScriptedDrafter:
         assert accepted.num_drafted == len(draft)
         self.seen.append(accepted)
 
+    def statistics(self, mode):
+        return None
+
 
 class Run:
     """One generation on a fake target, step by step.

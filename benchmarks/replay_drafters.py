@@ -1,0 +1,198 @@
+"""Replays drafters over recorded answers, without a model, to tell what each policy would have cost.
+
+A greedy answer does not depend on the draft, so once answers and the likely tokens at their positions are recorded, a
+policy can be judged in seconds: its drafts are checked against the answer, and time is what a given curve of row costs
+says plus a given time for drafting. Rows of rejected nodes were never computed here, so recycling learns a little less
+than in earnest.
+
+    python benchmarks/replay_drafters.py record --package PACKAGE --prompts question.jsonl --out traces.jsonl
+    python benchmarks/replay_drafters.py replay traces.jsonl --policy suffix recycling cost ucb exp3
+
+Policies: a drafter alone with the cost model; ``cost``: all together with the cost model, no bandit; ``ucb`` and
+``exp3``: the bandit chooses among nothing, each alone and all together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge_rt.runtime.accept import accept
+from edge_rt.runtime.draft import Draft
+from edge_rt.runtime.drafters.acceptance import AcceptanceModel
+from edge_rt.runtime.drafters.adaptive import AdaptiveDrafter
+from edge_rt.runtime.drafters.arms import arms_of
+from edge_rt.runtime.drafters.bandit import EXP3, Bandit, DiscountedUCB
+from edge_rt.runtime.drafters.ngram import NgramSource
+from edge_rt.runtime.drafters.recycling import RecyclingSource
+from edge_rt.runtime.drafters.source import Source
+from edge_rt.runtime.drafters.suffix import SuffixSource
+from edge_rt.runtime.drafters.tree import TreeGrower
+from edge_rt.runtime.outputs import Outputs, TopTokens
+from edge_rt.runtime.row_cost import RowCosts
+from edge_rt.runtime.sequence import Sequence
+
+SOURCES: dict[str, type[Any]] = {"suffix": SuffixSource, "recycling": RecyclingSource, "ngram": NgramSource}
+# One Xeon with AVX-512 VNNI, 2 threads, SmolLM2-135M in 4 bits, depth 128.
+CURVE = RowCosts((1, 2, 4, 8, 9, 16, 17, 24), (128,), ((3.2, 3.4, 3.75, 4.8, 5.6, 7.8, 8.7, 11.0),))
+STRANGE = 1 << 30
+"""Token of rows that were never recorded."""
+
+
+def record(package: Path, prompts: Path, out: Path, max_tokens: int) -> None:
+    """Write greedy answers with the likely tokens of every position."""
+    import edge_rt
+
+    model = edge_rt.load(package, spec="off")
+    ends = set(model.tokenizer.eos_token_ids)
+    with out.open("w") as file:
+        for line in prompts.read_text(encoding="utf-8").splitlines():
+            entry = json.loads(line)
+            rendered = model.render([{"role": "user", "content": entry["turns"][0]}])
+            prompt = model.tokenizer.encode_rendered(rendered)
+            if len(prompt) + max_tokens > model.context_tokens:
+                continue
+            answer: list[int] = []
+            tops: list[Any] = []
+            with model.passes() as (runner, _):
+                begin = 0
+                while len(prompt) - begin > model.prefill_chunk:
+                    runner.forward(prompt[begin : begin + model.prefill_chunk], begin, 1)
+                    begin += model.prefill_chunk
+                outputs = runner.forward(prompt[begin:], begin, 1)
+                while True:
+                    assert outputs.top is not None, "the package has no likely tokens: export it natively"
+                    tops.append([outputs.top.ids[0].tolist(), outputs.top.probabilities()[0].round(4).tolist()])
+                    answer.append(int(outputs.logits[0].argmax()))
+                    if answer[-1] in ends or len(answer) >= max_tokens:
+                        break
+                    outputs = runner.forward(answer[-1:], len(prompt) + len(answer) - 1, 1)
+            entry = {"cat": entry.get("category", ""), "prompt": prompt, "answer": answer, "tops": tops}
+            file.write(json.dumps(entry) + "\n")
+
+
+class Clock:
+    """Virtual seconds."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Replay:
+    """Rows of logits of a recorded answer, and the sampler that reads them."""
+
+    def __init__(self, trace: dict[str, Any]) -> None:
+        self._trace = trace
+        self.position = 0
+
+    def outputs(self, draft: Draft) -> Outputs:
+        """Return what the model would compute, as far as it was recorded."""
+        answer, tops = self._trace["answer"], self._trace["tops"]
+        depths = [0]
+        for parent, token in zip(draft.parents, draft.token_ids, strict=True):
+            before = depths[parent + 1]
+            at = self.position + before
+            depths.append(before + 1 if before >= 0 and at < len(answer) and answer[at] == token else -1)
+        known = [self.position + depth if depth >= 0 else -1 for depth in depths]
+        known = [at if at < len(answer) else -1 for at in known]
+        width = len(tops[0][0])
+        ids = np.array([tops[at][0] if at >= 0 else [STRANGE] * width for at in known], np.int32)
+        shares = np.array([tops[at][1] if at >= 0 else [0.0] * width for at in known], np.float32)
+        logits = np.log(np.maximum(shares, 1e-9))
+        choices = np.array([[answer[at] if at >= 0 else STRANGE] for at in known])
+        return Outputs(choices, TopTokens(ids, logits, np.zeros(len(known), np.float32)))
+
+    def sample(self, row: Any) -> int:
+        """Return the recorded token."""
+        return int(row[0])
+
+    def observe(self, token_id: int) -> None:
+        """Do nothing."""
+
+
+def drafter_of(policy: str, clock: Clock, max_nodes: int) -> AdaptiveDrafter:
+    """Return the drafter of a policy, empty."""
+    names = [policy] if policy in SOURCES else ["suffix", "recycling"]
+    sources: list[Source] = [SOURCES[name]() for name in names]
+    arms = len(arms_of(names))
+    bandits: dict[str, Bandit] = {"exp3": EXP3(arms), "ucb": DiscountedUCB((0.8, 1.0, 1.0, 1.0))}
+    grower = TreeGrower(sources, AcceptanceModel(sources))
+    return AdaptiveDrafter(grower, CURVE, bandits.get(policy), max_nodes=max_nodes, clock=clock)
+
+
+def replay(traces: list[dict[str, Any]], policy: str, max_nodes: int, drafting_ms: float, cold: bool) -> Iterator[Any]:
+    """Yield category, tokens, steps and milliseconds of every answer, and microseconds spent in our own code."""
+    clock = Clock()
+    drafter = drafter_of(policy, clock, max_nodes)
+    curve = CURVE.curve(128, max_nodes + 1)
+    for trace in traces:
+        if cold:
+            drafter = drafter_of(policy, clock, max_nodes)
+        answer = trace["answer"]
+        sequence = Sequence(trace["prompt"], capacity=1 << 20, max_tokens=len(answer), end_ids=())
+        game = Replay(trace)
+        drafter.begin(sequence)
+        steps, ms, own = 0, 0.0, 0.0
+        while not sequence.is_finished:
+            began = time.perf_counter()
+            draft = drafter.propose(sequence, sequence.room - 1).first(sequence.room - 1)
+            own += time.perf_counter() - began
+            first = not game.position
+            outputs = game.outputs(draft)
+            accepted = accept(draft, outputs.logits, game, ())
+            cost = 0.0 if first else curve[len(draft)] + drafting_ms
+            clock.now += 1e-3 * cost
+            sequence.append(accepted.token_ids)
+            game.position += len(accepted.token_ids)
+            began = time.perf_counter()
+            drafter.observe(draft, accepted, outputs)
+            own += time.perf_counter() - began
+            if not first:
+                steps += 1
+                ms += cost
+        yield trace["cat"], len(answer) - 1, steps, ms, 1e6 * own
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    commands = parser.add_subparsers(dest="command", required=True)
+    recorder = commands.add_parser("record")
+    recorder.add_argument("--package", type=Path, required=True)
+    recorder.add_argument("--prompts", type=Path, required=True)
+    recorder.add_argument("--out", type=Path, required=True)
+    recorder.add_argument("--max-tokens", type=int, default=256)
+    player = commands.add_parser("replay")
+    player.add_argument("traces", type=Path)
+    player.add_argument("--policy", nargs="+", default=["suffix", "recycling", "cost", "ucb", "exp3"])
+    player.add_argument("--max-nodes", type=int, default=15)
+    player.add_argument("--drafting-ms", type=float, default=0.15)
+    player.add_argument("--every", type=int, default=1, help="take every n-th answer")
+    player.add_argument("--cold", action="store_true", help="forget everything between answers")
+    args = parser.parse_args()
+    if args.command == "record":
+        record(args.package, args.prompts, args.out, args.max_tokens)
+        return
+    traces = [json.loads(line) for line in args.traces.read_text().splitlines()][:: args.every]
+    print(f"{len(traces)} answers, tables {'cold' if args.cold else 'warm'}, at most {args.max_nodes} nodes")
+    plain = CURVE.ms[0][0]
+    for policy in args.policy:
+        by: dict[str, list[float]] = defaultdict(lambda: [0.0] * 4)
+        for category, *numbers in replay(traces, policy, args.max_nodes, args.drafting_ms, args.cold):
+            by[category] = [a + b for a, b in zip(by[category], numbers, strict=True)]
+        tokens, steps, ms, own = (sum(values) for values in zip(*by.values(), strict=True))
+        print(f"{policy:>10}: {plain * tokens / ms:.3f}x, {tokens / steps:.2f} tokens a step, {own / steps:.0f} us own")
+        print("   " + ", ".join(f"{name} {plain * n / t:.2f}x" for name, (n, _, t, _) in sorted(by.items())))
+
+
+if __name__ == "__main__":
+    main()

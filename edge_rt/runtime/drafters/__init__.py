@@ -1,0 +1,1 @@
+"""Sources of guesses, and what makes drafts of them."""

@@ -1,0 +1,115 @@
+"""Token recycling: what the model thought likely the last time it stood behind the same tokens.
+
+Every pass computes the most likely tokens behind every row, those of rejected guesses included. They are kept per
+context and handed out when the context comes again. Source: Luo et al., "Turning Trash into Treasure: Accelerating
+Inference of Large Language Models with Token Recycling" (contexts of one token), with the longer keys of STAND
+(Song et al., "Accelerated Test-Time Scaling with Model-Free Speculative Sampling").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from typing import Final
+
+import numpy as np
+
+from edge_rt.runtime.draft import ROOT, Accepted, Draft
+from edge_rt.runtime.drafters.source import Guess
+from edge_rt.runtime.outputs import Outputs
+
+MAX_ORDER: Final = 3
+"""Longest context, in tokens."""
+MAX_CONTEXTS: Final = 1 << 16
+"""Contexts kept of each order; the oldest go first."""
+LEAST_PROBABILITY: Final = 0.03
+"""Tokens below are not kept: they are not worth a row."""
+_BOUNDS: Final = (0.06, 0.12, 0.2, 0.32, 0.5, 0.7, 0.9)
+_RANKS: Final = 3
+_LEVELS: Final = len(_BOUNDS) + 1
+# How often a token of that probability is right when its context of 1, 2 or 3 tokens comes again.
+_TRUST: Final = (0.45, 0.75, 0.9)
+_ENTRY_BYTES: Final = 600
+
+Cursor = tuple[int, ...]
+Entry = list[tuple[int, int]]
+
+
+class RecyclingSource:
+    """Remembers the likely tokens behind contexts of 1 to ``max_order`` tokens.
+
+    A context that comes again replaces what was kept of it. Cursors are contexts: the last ``max_order`` tokens.
+
+    Args:
+        max_order: longest context in tokens.
+        max_contexts: contexts kept of each order.
+    """
+
+    name = "recycling"
+
+    def __init__(self, *, max_order: int = MAX_ORDER, max_contexts: int = MAX_CONTEXTS) -> None:
+        self.num_kinds = max_order * _RANKS * _LEVELS
+        self._max_order = max_order
+        self._max_contexts = max_contexts
+        self._entries: list[dict[Cursor, Entry]] = [{} for _ in range(max_order)]
+        self._context: Cursor = ()
+
+    def prior(self, kind: int) -> float:
+        """Return the probability that the model gave, less what a shorter context is wrong about."""
+        order, level = divmod(kind, _RANKS * _LEVELS)[0], kind % _LEVELS
+        bounds = (LEAST_PROBABILITY, *_BOUNDS, 1.0)
+        return _TRUST[min(order, len(_TRUST) - 1)] * (bounds[level] + bounds[level + 1]) / 2
+
+    def begin(self, token_ids: Items[int]) -> None:
+        """Stand at the end of the known tokens; what was learned stays."""
+        self._context = tuple(token_ids[-self._max_order :])
+
+    def extend(self, token_ids: Items[int]) -> None:
+        """Move on behind emitted tokens."""
+        self._context = (*self._context, *token_ids)[-self._max_order :]
+
+    def observe(self, draft: Draft, accepted: Accepted, outputs: Outputs, context: tuple[int, ...]) -> None:
+        """Keep the likely tokens of every row, accepted or not; without ``outputs.top`` nothing is learned."""
+        del accepted
+        if outputs.top is None:
+            return
+        probabilities = outputs.top.probabilities()
+        levels = np.searchsorted(_BOUNDS, probabilities, side="right").tolist()
+        counts = (probabilities >= LEAST_PROBABILITY).sum(axis=1).tolist()
+        ids = outputs.top.ids.tolist()
+        contexts = [context[-self._max_order :]]
+        for parent, token in zip(draft.parents, draft.token_ids, strict=True):
+            contexts.append((*contexts[parent - ROOT], token)[-self._max_order :])
+        for row, behind in enumerate(contexts):
+            count = counts[row]
+            if not count:
+                continue
+            entry = list(zip(ids[row][:count], levels[row][:count], strict=True))
+            for order in range(1, len(behind) + 1):
+                self._keep(self._entries[order - 1], behind[-order:], entry)
+
+    def _keep(self, entries: dict[Cursor, Entry], context: Cursor, entry: Entry) -> None:
+        if context not in entries and len(entries) >= self._max_contexts:
+            del entries[next(iter(entries))]
+        entries[context] = entry
+
+    def root(self) -> Cursor | None:
+        """Return the last known tokens."""
+        return self._context or None
+
+    def children(self, cursor: Cursor) -> list[Guess]:
+        """Return what was likely behind the longest context that is known."""
+        for order in range(len(cursor), 0, -1):
+            entry = self._entries[order - 1].get(cursor[-order:])
+            if entry is not None:
+                base = (order - 1) * _RANKS * _LEVELS
+                rest = cursor[-(self._max_order - 1) :] if self._max_order > 1 else ()
+                return [
+                    Guess(token, base + (rank if rank < _RANKS else _RANKS - 1) * _LEVELS + level, (*rest, token))
+                    for rank, (token, level) in enumerate(entry)
+                ]
+        return []
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the kept contexts, about 600 each."""
+        return _ENTRY_BYTES * sum(len(entries) for entries in self._entries)

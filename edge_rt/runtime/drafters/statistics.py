@@ -1,0 +1,70 @@
+"""What speculation did for one answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+
+from edge_rt.runtime.draft import Accepted, Draft
+from edge_rt.runtime.results import SpecStats
+
+
+@dataclass
+class SpecCounter:
+    """Counts while an answer is generated; the attributes are sums of those of ``SpecStats``."""
+
+    steps: int = 0
+    emitted: int = 0
+    tested: int = 0
+    accepted: int = 0
+    drafted: int = 0
+    drafting_ms: float = 0.0
+    verifying_ms: float = 0.0
+    lengths: list[int] = field(default_factory=list)
+    choices: dict[str, int] = field(default_factory=dict)
+
+    def add(
+        self,
+        draft: Draft,
+        accepted: Accepted,
+        tested: Items[bool],
+        drafting_ms: float,
+        verifying_ms: float,
+        choice: str,
+        *,
+        is_first: bool,
+    ) -> None:
+        """Count a step; the first one, which computes the prompt, only by its drafting time."""
+        self.drafting_ms += drafting_ms
+        if is_first:
+            return
+        self.steps += 1
+        self.emitted += len(accepted.token_ids)
+        self.tested += sum(tested)
+        self.accepted += accepted.num_accepted
+        self.drafted += len(draft)
+        self.verifying_ms += verifying_ms
+        self.choices[choice] = self.choices.get(choice, 0) + 1
+        while len(self.lengths) < accepted.num_accepted:
+            self.lengths.append(0)
+        for position in range(accepted.num_accepted):
+            self.lengths[position] += 1
+
+    def stats(self, mode: str, memory_bytes: int) -> SpecStats:
+        """Return the statistics so far."""
+        whole = self.drafting_ms + self.verifying_ms
+        return SpecStats(
+            mode=mode,
+            steps=self.steps,
+            tokens_per_step=self.emitted / self.steps if self.steps else 0.0,
+            draft_n=self.tested,
+            draft_n_accepted=self.accepted,
+            acceptance=self.accepted / self.tested if self.tested else 0.0,
+            rows_drafted=self.drafted,
+            accepted_per_position=tuple(count / self.steps for count in self.lengths),
+            drafting_ms=self.drafting_ms,
+            verifying_ms=self.verifying_ms,
+            drafting_share=self.drafting_ms / whole if whole else 0.0,
+            choices=dict(self.choices),
+            memory_bytes=memory_bytes,
+        )

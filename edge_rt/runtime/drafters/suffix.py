@@ -1,0 +1,176 @@
+"""Guesses from where the longest suffix of a text occurred before, in it or a corpus (SAM-Decoding, Hu et al. 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from typing import Any, Final
+
+from edge_rt.errors import ConfigError
+from edge_rt.runtime.draft import Accepted, Draft
+from edge_rt.runtime.drafters.automaton import SuffixAutomaton
+from edge_rt.runtime.drafters.corpus import MAX_MATCH, Corpus, Places
+from edge_rt.runtime.drafters.prefix import common_prefix
+from edge_rt.runtime.drafters.source import Guess
+from edge_rt.runtime.outputs import Outputs
+
+SEPARATOR: Final = -1
+"""Stands between two texts in the automaton; never guessed."""
+MAX_TOKENS: Final = 1 << 16
+MIN_TOKENS: Final = 64
+MAX_CHILDREN: Final = 3
+OVERLAP: Final = 16
+"""Tokens that a text shares with the one before it and that are taken in again, as the context of what follows."""
+
+_BUCKETS: Final = (0, 0, 1, 2, 3, 3, 4, 4, 4, 5, 5, 5, 5, 5, 5, 5, 6)
+"""Match length -> bucket: 1, 2, 3, 4-5, 6-8, 9-15, 16 and more."""
+_LONGEST: Final = len(_BUCKETS) - 1
+_PER_BUCKET: Final = 2 * MAX_CHILDREN
+# fmt: off
+_PRIORS: Final = (
+    # Matches in the text: a row per bucket; latest continuation (seen once, more often), next one, the one after it.
+    0.22, 0.35, 0.07, 0.12, 0.04, 0.08,
+    0.46, 0.70, 0.13, 0.17, 0.09, 0.08,
+    0.60, 0.79, 0.14, 0.18, 0.09, 0.08,
+    0.69, 0.83, 0.14, 0.18, 0.08, 0.09,
+    0.76, 0.90, 0.16, 0.28, 0.02, 0.26,
+    0.86, 0.95, 0.18, 0.20, 0.06, 0.15,
+    0.97, 0.97, 0.22, 0.12, 0.04, 0.08,
+    # Matches in a corpus: most frequent continuation, next one, the one after it.
+    0.06, 0.11, 0.03, 0.06, 0.01, 0.01,
+    0.08, 0.18, 0.04, 0.05, 0.03, 0.05,
+    0.13, 0.24, 0.04, 0.06, 0.04, 0.03,
+    0.20, 0.26, 0.07, 0.06, 0.08, 0.05,
+    0.25, 0.34, 0.11, 0.09, 0.02, 0.05,
+    0.39, 0.76, 0.04, 0.15, 0.02, 0.07,
+    0.53, 0.65, 0.22, 0.05, 0.01, 0.03,
+)
+# fmt: on
+
+
+class SuffixSource:
+    """Guesses what followed the longest suffix of the text where it occurred before.
+
+    A kind is (whose text, bucket of the match's length, rank, whether the guess followed once or more often).
+    The latest continuation comes first, then the most frequent: in trees of 8 nodes over 240 conversations 0.3-2 % more
+    tokens per step than either order alone. A match with fewer than three continuations adds those of its longest
+    suffix that occurs at more places: 0.5-1 % more than without them.
+
+    Texts of earlier turns and conversations stay and serve until ``max_tokens`` are held; then the automaton is built
+    anew from the later half, which takes 2.5 us per token (80 ms at the default, once in 32,768 tokens).
+
+    Args:
+        corpus: texts that guesses may come from as well; the caller opens and closes it.
+        max_tokens: tokens of all texts that are held.
+
+    Raises:
+        ConfigError: ``max_tokens`` is too small.
+    """
+
+    name = "suffix"
+
+    def __init__(self, corpus: Corpus | None = None, *, max_tokens: int = MAX_TOKENS) -> None:
+        if max_tokens < MIN_TOKENS:
+            raise ConfigError("The automaton is too small.", f"{max_tokens} tokens.", f"Give at least {MIN_TOKENS}.")
+        self.num_kinds = len(_PRIORS) if corpus is not None else len(_PRIORS) // 2
+        self._corpus = corpus
+        self._max_tokens = max_tokens
+        self._automaton = SuffixAutomaton()
+        self._known: list[int] = []
+
+    def prior(self, kind: int) -> float:
+        """Return the share of such guesses that were right in 240 conversations."""
+        return _PRIORS[kind]
+
+    def begin(self, token_ids: Items[int]) -> None:
+        """Take in what is new; a text that departs from the known one starts behind a separator."""
+        new = list(token_ids)
+        common = common_prefix(self._known, new)
+        if common < len(self._known):
+            self._take([SEPARATOR, *new[max(0, common - OVERLAP) :]])
+        else:
+            self._take(new[common:])
+        self._known = new
+
+    def extend(self, token_ids: Items[int]) -> None:
+        """Take in emitted tokens."""
+        self._known.extend(token_ids)
+        self._take(token_ids)
+
+    def observe(self, draft: Draft, accepted: Accepted, outputs: Outputs, context: tuple[int, ...]) -> None:
+        """Do nothing: what was emitted is all there is to learn."""
+        del draft, accepted, outputs, context
+
+    def root(self) -> Any | None:
+        """Return the cursor behind the last token; None if it occurs nowhere else."""
+        own = self._automaton
+        if self._corpus is None:
+            return (own.match, own.match_length) if own.match else None
+        found, places = self._corpus.find(self._known[-MAX_MATCH:])
+        if places:
+            return own.match, own.match_length, found, places
+        return (own.match, own.match_length) if own.match else None
+
+    def children(self, cursor: Any) -> Items[Guess]:
+        """Return at most three guesses, with a corpus four; cursors are valid until more is taken in."""
+        if len(cursor) == 2:
+            return self._own(*cursor)
+        return self._merged(*cursor)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of automaton and known text: about 120 per token; a mapped corpus is not counted."""
+        return self._automaton.memory_bytes + 8 * len(self._known)
+
+    def _take(self, token_ids: Items[int]) -> None:
+        if len(self._automaton) + len(token_ids) <= self._max_tokens:
+            self._automaton.extend(token_ids)
+        else:
+            self._automaton = SuffixAutomaton([*self._automaton.text, *token_ids][-(self._max_tokens // 2) :])
+
+    def _own(self, state: int, length: int) -> list[Guess]:
+        own = self._automaton
+        result: list[Guess] = []
+        if not state:
+            return result
+        base = _PER_BUCKET * _BUCKETS[min(length, _LONGEST)]
+        for token, behind in own.following(state):
+            if token != SEPARATOR:
+                kind = base + 2 * len(result) + (own.count(behind) > 1)
+                result.append(Guess(token, kind, (behind, length + 1)))
+                if len(result) == MAX_CHILDREN:
+                    return result
+        state = own.shorter(state)
+        if state <= 0:
+            return result
+        length = own.length(state)
+        base = _PER_BUCKET * _BUCKETS[min(length, _LONGEST)]
+        known = [guess.token_id for guess in result]
+        for token, behind in own.following(state):
+            if token != SEPARATOR and token not in known:
+                kind = base + 2 * len(result) + (own.count(behind) > 1)
+                result.append(Guess(token, kind, (behind, length + 1)))
+                if len(result) == MAX_CHILDREN:
+                    break
+        return result
+
+    def _merged(self, state: int, length: int, found: int, places: Places) -> list[Guess]:
+        """Return the guesses of text and corpus, the more trusted first; of equal tokens the more trusted guess."""
+        own, corpus = self._automaton, self._corpus
+        assert corpus is not None
+        following = corpus.following(places)
+        guesses = {guess.token_id: guess for guess in self._own(state, length)}
+        base = len(_PRIORS) // 2 + _PER_BUCKET * _BUCKETS[min(found, _LONGEST)]
+        for rank, (token, there) in enumerate(following):
+            guess = guesses.get(token)
+            kind = base + 2 * rank + (len(there) > 1)
+            if guess is not None:
+                # The text's cursor goes on without the corpus unless it is told where that goes on.
+                trusted = guess.kind if rank >= MAX_CHILDREN or _PRIORS[guess.kind] >= _PRIORS[kind] else kind
+                guesses[token] = Guess(token, trusted, (*guess.cursor, found + 1, there))
+            elif rank < MAX_CHILDREN:
+                guesses[token] = Guess(token, kind, (*own.advance(state, length, token), found + 1, there))
+        return sorted(guesses.values(), key=_distrust)[: MAX_CHILDREN + 1]
+
+
+def _distrust(guess: Guess) -> float:
+    return -_PRIORS[guess.kind]

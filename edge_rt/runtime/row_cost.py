@@ -1,0 +1,156 @@
+"""What a pass over several rows costs on this machine: the price list of speculation."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence as Items
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+CURVE_ROWS: Final = (1, 2, 4, 8, 9, 16, 17, 24)
+"""Rows that are measured: both sides of the steps that kernels take (8 rows share a walk over a tile of weights)."""
+CURVE_DEPTHS: Final = (64, 512, 2048)
+"""Rows of context that are measured, as far as the context reaches."""
+ROUNDS: Final = 4
+_VERSION: Final = 1
+
+
+@dataclass(frozen=True)
+class RowCosts:
+    """Milliseconds of a pass by its rows, at some depths of context.
+
+    Attributes:
+        rows: rising, begins with 1.
+        depths: rising, at least one.
+        ms: ``[depths][rows]``.
+    """
+
+    rows: tuple[int, ...]
+    depths: tuple[int, ...]
+    ms: tuple[tuple[float, ...], ...]
+
+    def curve(self, depth: int, most: int) -> list[float]:
+        """Return the milliseconds of passes over 1 to ``most`` rows, interpolated; index 0 is 1 row.
+
+        A larger pass never costs less: what the measurement says otherwise is noise.
+        """
+        where = bisect_right(self.depths, depth)
+        low, high = max(where - 1, 0), min(where, len(self.depths) - 1)
+        if len(self.depths) > 1 and low == high:
+            # Attention grows with depth beyond what was measured, too.
+            low, high = (high - 1, high) if depth > self.depths[-1] else (0, 1)
+        span = self.depths[high] - self.depths[low]
+        share = max((depth - self.depths[low]) / span, 0.0) if span else 0.0
+        at = [a + share * (b - a) for a, b in zip(self.ms[low], self.ms[high], strict=True)]
+        result: list[float] = []
+        for count in range(1, most + 1):
+            place = bisect_right(self.rows, count) - 1
+            if place + 1 < len(self.rows):
+                part = (count - self.rows[place]) / (self.rows[place + 1] - self.rows[place])
+                value = at[place] + part * (at[place + 1] - at[place])
+            else:
+                slope = (at[-1] - at[-2]) / (self.rows[-1] - self.rows[-2]) if len(at) > 1 else at[-1]
+                value = at[-1] + (count - self.rows[-1]) * slope
+            result.append(max(value, result[-1]) if result else value)
+        return result
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the costs as a JSON object."""
+        return {"version": _VERSION, "rows": self.rows, "depths": self.depths, "ms": self.ms}
+
+    @classmethod
+    def from_json(cls, document: Any) -> RowCosts | None:
+        """Return stored costs; None if this is not what ``to_json`` writes."""
+        try:
+            rows, depths = tuple(document["rows"]), tuple(document["depths"])
+            ms = tuple(tuple(float(value) for value in line) for line in document["ms"])
+            good = (
+                document["version"] == _VERSION
+                and rows[:1] == (1,)
+                and list(rows) == sorted(set(rows))
+                and len(depths) > 0
+                and list(depths) == sorted(set(depths))
+                and len(ms) == len(depths)
+                and all(len(line) == len(rows) and all(0 < value < 1e6 for value in line) for line in ms)
+            )
+        except (KeyError, TypeError, ValueError):
+            return None
+        return cls(rows, depths, ms) if good else None
+
+
+def measure(
+    run: Callable[[int, int], object],
+    capacity: int,
+    *,
+    rows: Items[int] = CURVE_ROWS,
+    depths: Items[int] = CURVE_DEPTHS,
+    rounds: int = ROUNDS,
+    clock: Callable[[], float] = time.perf_counter,
+) -> RowCosts:
+    """Measure passes: all row counts in turn, several times; the median of each.
+
+    Args:
+        run: ``run(rows, depth)`` computes a pass over so many rows behind a context of ``depth`` rows.
+        capacity: rows of the cache; what does not fit is not measured.
+        rows: row counts, rising from 1.
+        depths: depths, rising.
+        rounds: passes of each.
+        clock: seconds.
+    """
+    wanted = [count for count in rows if count <= capacity]
+    reached = [depth for depth in depths if depth + wanted[-1] <= capacity] or [0]
+    table = []
+    for depth in reached:
+        samples: dict[int, list[float]] = {count: [] for count in wanted}
+        # The first round warms up: bindings are made, pages are touched.
+        for turn in range(rounds + 1):
+            for count in wanted:
+                started = clock()
+                run(count, depth)
+                if turn > 0:
+                    samples[count].append(1e3 * (clock() - started))
+        table.append(tuple(statistics.median(samples[count]) for count in wanted))
+    return RowCosts(tuple(wanted), tuple(reached), tuple(table))
+
+
+class CostStore:
+    """Measured costs on disk, one small file per machine, package, cache format and thread count.
+
+    Args:
+        folder: where the files lie; it is made when something is stored.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def path(self, key: Mapping[str, Any]) -> Path:
+        """Return the file of a key: what the costs depend on."""
+        # Imported here: hashing is not needed to decode.
+        import hashlib
+
+        text = json.dumps(dict(key), sort_keys=True)
+        return self._folder / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
+
+    def load(self, key: Mapping[str, Any]) -> RowCosts | None:
+        """Return stored costs, or None: a file that cannot be read is like none, it will be measured again."""
+        try:
+            document = json.loads(self.path(key).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        return RowCosts.from_json(document) if isinstance(document, dict) and document.get("key") == dict(key) else None
+
+    def save(self, key: Mapping[str, Any], costs: RowCosts) -> bool:
+        """Store costs, in one step; return False if the disk does not take them, which costs a measurement later."""
+        path = self.path(key)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            draft = path.with_suffix(f".{time.time_ns()}.tmp")
+            draft.write_text(json.dumps({"key": dict(key), **costs.to_json()}), encoding="utf-8")
+            draft.replace(path)
+        except OSError:
+            return False
+        return True

@@ -1,0 +1,188 @@
+"""From ``spec="auto"`` to a drafter: who drafts for a model, with what it has learned, at what price."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence as Items
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from edge_rt.errors import ConfigError
+from edge_rt.runtime.draft import Drafter, NullDrafter
+from edge_rt.runtime.drafters.acceptance import AcceptanceModel
+from edge_rt.runtime.drafters.adaptive import AdaptiveDrafter, Trace
+from edge_rt.runtime.drafters.arms import arms_of
+from edge_rt.runtime.drafters.bandit import DiscountedUCB
+from edge_rt.runtime.drafters.corpus import Corpus
+from edge_rt.runtime.drafters.ngram import NgramSource
+from edge_rt.runtime.drafters.recycling import RecyclingSource
+from edge_rt.runtime.drafters.reference import ReferenceSource
+from edge_rt.runtime.drafters.source import Source
+from edge_rt.runtime.drafters.suffix import SuffixSource
+from edge_rt.runtime.drafters.tree import TreeGrower
+from edge_rt.runtime.row_cost import RowCosts
+
+SPEC_MODES: Final = ("off", "auto", "ngram", "suffix", "recycling", "reference")
+"""``auto`` lets suffix, recycling and, where a text is given, reference draft together and chooses among them."""
+AUTO_SOURCES: Final = ("suffix", "recycling")
+DEFAULT_MAX_NODES: Final = 23
+"""Most drafted tokens of a pass. The cost model takes fewer; more are seldom worth their rows on any CPU."""
+MAX_NODES: Final = 63
+
+# What an arm is expected to give before it was tried, relative to what is usual.
+_PRIOR_OFF, _PRIOR_ALONE, _PRIOR_TOGETHER = 0.8, 1.0, 1.0
+
+
+@dataclass(frozen=True)
+class SpecOptions:
+    """How a model speculates.
+
+    Attributes:
+        mode: one of ``SPEC_MODES``.
+        max_nodes: most drafted tokens of a pass, 1 to ``MAX_NODES``.
+        corpus: file of ``edge-rt corpus build``, which the suffix drafter looks into as well.
+        trace: called with every step's decision.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    mode: str = "auto"
+    max_nodes: int = DEFAULT_MAX_NODES
+    corpus: Path | None = None
+    trace: Trace | None = None
+
+    def __post_init__(self) -> None:
+        require_mode(self.mode)
+        if not 1 <= self.max_nodes <= MAX_NODES:
+            raise ConfigError(
+                "The largest draft is out of range.",
+                f"Got {self.max_nodes} tokens.",
+                f"Choose 1 to {MAX_NODES}, or turn speculation off.",
+            )
+
+
+def require_mode(mode: str) -> None:
+    """Refuse what is no mode of speculation.
+
+    Raises:
+        ConfigError: with the modes there are.
+    """
+    if mode not in SPEC_MODES:
+        raise ConfigError(
+            "The mode of speculation is unknown.", f"Got {mode!r:.40}.", f"Choose one of {', '.join(SPEC_MODES)}."
+        )
+
+
+class Speculation:
+    """The drafters of one model; what they learned stays from one generation to the next.
+
+    Args:
+        options: as asked for.
+        exact: whether a row's results do not depend on the rows beside it. Where they do, ``auto`` is off, trees cannot
+            be verified, and a chain that is asked for may give another text than plain decoding.
+        costs: measures passes, or takes what was stored; called when first needed.
+        corpus: opens the corpus of the options.
+    """
+
+    def __init__(
+        self,
+        options: SpecOptions,
+        *,
+        exact: bool,
+        costs: Callable[[], RowCosts],
+        corpus: Callable[[Path], Corpus],
+    ) -> None:
+        self.options = options
+        self.exact = exact
+        self._measure = costs
+        self._costs: RowCosts | None = None
+        self._corpus = corpus(options.corpus) if options.corpus is not None else None
+        self._sources: dict[str, Source] = {}
+        self._drafters: dict[tuple[str, ...], AdaptiveDrafter] = {}
+
+    def resolve(self, mode: str | None, *, has_reference: bool = False) -> str:
+        """Return the mode of a generation: what it asks for, or the model's.
+
+        Raises:
+            ConfigError: the mode is unknown, or wants a text that is not given.
+        """
+        mode = self.options.mode if mode is None else mode
+        require_mode(mode)
+        if mode == "reference" and not has_reference:
+            raise ConfigError(
+                "The reference drafter has nothing to copy from.",
+                "No reference text was given.",
+                "Give one (reference=..., --reference FILE), or choose another drafter.",
+            )
+        return "off" if mode == "auto" and not self.exact else mode
+
+    def drafter(self, mode: str, reference_ids: Items[int] | None = None) -> Drafter:
+        """Return the drafter for a generation.
+
+        Args:
+            mode: as ``resolve`` returns it.
+            reference_ids: tokens of a text that the answer may copy.
+        """
+        if mode == "off":
+            return NullDrafter()
+        names = AUTO_SOURCES if mode == "auto" else () if mode == "reference" else (mode,)
+        if reference_ids is not None and mode in ("auto", "reference"):
+            # A text is one request's, and so is what is learned about it.
+            return self._assemble((*(self._source(name) for name in names), ReferenceSource(reference_ids)))
+        if names not in self._drafters:
+            self._drafters[names] = self._assemble(tuple(self._source(name) for name in names))
+        return self._drafters[names]
+
+    @property
+    def costs(self) -> RowCosts:
+        """What passes cost; measured when first asked for."""
+        if self._costs is None:
+            self._costs = self._measure()
+        return self._costs
+
+    @costs.setter
+    def costs(self, costs: RowCosts) -> None:
+        self._costs = costs
+        self._drafters.clear()
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that the drafters hold."""
+        return sum(source.memory_bytes for source in self._sources.values())
+
+    def forget(self) -> None:
+        """Throw away what the drafters have learned."""
+        self._sources.clear()
+        self._drafters.clear()
+
+    def _source(self, name: str) -> Source:
+        if name not in self._sources:
+            makers: dict[str, Callable[[], Source]] = {
+                "ngram": NgramSource,
+                "suffix": lambda: SuffixSource(self._corpus),
+                "recycling": RecyclingSource,
+            }
+            self._sources[name] = makers[name]()
+        return self._sources[name]
+
+    def _assemble(self, sources: tuple[Source, ...]) -> AdaptiveDrafter:
+        arms = arms_of([source.name for source in sources])
+        bandit = None
+        if len(sources) > 1:
+            priors = (_PRIOR_OFF, *[_PRIOR_ALONE] * len(sources), _PRIOR_TOGETHER)
+            assert len(priors) == len(arms)
+            bandit = DiscountedUCB(priors)
+        return AdaptiveDrafter(
+            TreeGrower(sources, AcceptanceModel(sources), chain=not self.exact),
+            self.costs,
+            bandit,
+            max_nodes=self.options.max_nodes,
+            trace=self.options.trace,
+        )
+
+
+def cost_key(facts: dict[str, Any]) -> dict[str, Any]:
+    """Return what row costs depend on, out of ``Model.describe``."""
+    names = ("package_id", "op_profile", "isa", "kv_format", "threads", "onnxruntime")
+    return {name: facts[name] for name in names}
