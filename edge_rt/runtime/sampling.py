@@ -26,6 +26,31 @@ _TOP_K_GROUP: Final = 64
 _SORTED_AT_ONCE: Final = 256
 
 
+class Chance:
+    """The random choices of one generation, all from one seeded generator.
+
+    Args:
+        seed: makes the choices repeat; None takes a new one each time.
+    """
+
+    def __init__(self, seed: int | None) -> None:
+        self._random = np.random.Generator(np.random.PCG64(seed))
+
+    def happens(self, probability: float) -> bool:
+        """Return True with this probability; one number is drawn."""
+        return bool(self._random.random() < probability)
+
+    def choose(self, weights: Array) -> int:
+        """Return an index with a probability proportional to its weight; one number is drawn.
+
+        Args:
+            weights: ``[n]``, each at least 0, their sum above 0.
+        """
+        cumulated = np.cumsum(weights, dtype=np.float64)
+        drawn = int(np.searchsorted(cumulated, self._random.random() * cumulated[-1], side="right"))
+        return min(drawn, len(cumulated) - 1)
+
+
 class Sampler:
     """Chooses tokens for one generation; call ``sample`` and then ``observe`` for every emitted token.
 
@@ -36,13 +61,16 @@ class Sampler:
         vocab_size: length of a row of logits.
         prompt_ids: tokens of the prompt (for the repetition penalty).
 
+    Attributes:
+        chance: what tokens are drawn with.
+
     Raises:
         ConfigError: ``logit_bias`` names a token outside the vocabulary.
     """
 
     def __init__(self, config: GenerationConfig, vocab_size: int, prompt_ids: Iterable[int] = ()) -> None:
         self._config = config
-        self._random = np.random.Generator(np.random.PCG64(config.seed))
+        self.chance = Chance(config.seed)
         self._bias_ids = np.asarray(list(config.logit_bias), np.int64)
         self._bias = np.asarray(list(config.logit_bias.values()), np.float32)
         if self._bias_ids.size and self._bias_ids.max() >= vocab_size:
@@ -64,6 +92,23 @@ class Sampler:
         Raises:
             InferenceError: the logits are not numbers.
         """
+        ids, probabilities = self.distribution(logits)
+        # Temperature 0 draws no number.
+        return int(ids[0 if self._config.temperature == 0.0 else self.chance.choose(probabilities)])
+
+    def distribution(self, logits: Array) -> tuple[Array, Array]:
+        """Return what ``sample`` would draw a token from: after penalties, bias, temperature, top-k, top-p and min-p.
+
+        Args:
+            logits: float32 ``[vocabulary]``, left unchanged.
+
+        Returns:
+            Token ids int64 ``[n]``, rising, and their probabilities float64 ``[n]``, which sum to 1. At temperature 0
+            this is one token.
+
+        Raises:
+            InferenceError: the logits are not numbers.
+        """
         scores = self._adjusted(logits)
         best = int(scores.argmax())
         if not np.isfinite(scores[best]):
@@ -73,13 +118,13 @@ class Sampler:
                 "Export or pull the model again; report it if it repeats.",
             )
         if self._config.temperature == 0.0:
-            return best
+            return np.full(1, best, np.int64), np.ones(1)
         ids, weights = candidates(
             scores, self._config.temperature, self._config.top_k, self._config.top_p, self._config.min_p
         )
-        cumulated = np.cumsum(weights, dtype=np.float64)
-        drawn = int(np.searchsorted(cumulated, self._random.random() * cumulated[-1], side="right"))
-        return int(ids[min(drawn, len(ids) - 1)])
+        probabilities = weights.astype(np.float64)
+        probabilities /= probabilities.sum()
+        return ids, probabilities
 
     def observe(self, token_id: int) -> None:
         """Remember an emitted token for the penalties."""

@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings, strategies as st
 
 from edge_rt.errors import ConfigError, InferenceError
 from edge_rt.runtime.config import GenerationConfig
-from edge_rt.runtime.sampling import Sampler, candidates
+from edge_rt.runtime.sampling import Chance, Sampler, candidates
 
 NEAR = 1e-5
 """Sums of float32 weights closer than this (relative) to top-p's bound are not decided here."""
@@ -240,3 +240,88 @@ class TestDraws:
         logits[3] = bad
         with pytest.raises(InferenceError, match="not numbers"):
             Sampler(GenerationConfig(**options), 6).sample(logits)
+
+
+class TestDistribution:
+    @settings(max_examples=150, deadline=None)
+    @given(
+        steps=st.lists(st.integers(-60, 60), min_size=20, max_size=20),
+        answer=tokens,
+        temperature=temperatures,
+        top_k=st.integers(0, 20),
+        top_p=st.one_of(st.just(1.0), st.floats(0.01, 0.999)),
+        min_p=st.one_of(st.just(0.0), st.floats(0.001, 0.9)),
+        repetition=st.sampled_from([0.5, 1.0, 2.0]),
+        frequency=st.sampled_from([0.0, 0.5, -0.25]),
+        bias=st.dictionaries(st.integers(0, 19), st.sampled_from([-100.0, -0.5, 0.25]), max_size=3),
+    )
+    def test_is_the_references(self, steps, answer, temperature, top_k, top_p, min_p, repetition, frequency, bias):
+        config = GenerationConfig(
+            temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
+            repetition_penalty=repetition, frequency_penalty=frequency, logit_bias=bias,
+        )  # fmt: skip
+        scores = reference_scores(as_logits(steps), config, [1, 2], answer)
+        expected = reference_set(scores, temperature, top_k, top_p, min_p)
+        assume(expected is not None)
+        sampler = Sampler(config, 20, [1, 2])
+        for token in answer:
+            sampler.observe(token)
+
+        ids, probabilities = sampler.distribution(as_logits(steps))
+
+        assert ids.tolist() == expected
+        assert probabilities.dtype == np.float64
+        weights = np.exp((np.asarray(scores)[expected] - max(scores)) / temperature)
+        np.testing.assert_allclose(probabilities, weights / weights.sum(), rtol=1e-5, atol=1e-30)
+        assert math.fsum(probabilities) == pytest.approx(1.0, abs=1e-14)
+
+    @pytest.mark.parametrize("seed", range(5))
+    def test_sample_draws_from_it_with_one_number_per_token(self, seed):
+        config = GenerationConfig(seed=seed, temperature=1.1, top_p=0.9, repetition_penalty=1.4, presence_penalty=0.3)
+        one, other = Sampler(config, 200, [3]), Sampler(config, 200, [3])
+        random, chance = np.random.default_rng(seed), Chance(seed)
+        for _ in range(50):
+            logits = random.standard_normal(200).astype(np.float32)
+            # As often as one likes: looking draws nothing.
+            ids, probabilities = [other.distribution(logits) for _ in range(3)][-1]
+            token = one.sample(logits)
+            assert token == ids[chance.choose(probabilities)]
+            for sampler in (one, other):
+                sampler.observe(token)
+
+    def test_at_temperature_0_it_is_one_token_and_nothing_is_drawn(self):
+        config = GenerationConfig(temperature=0.0, top_k=3, seed=4)
+        sampler = Sampler(config, 6)
+        ids, probabilities = sampler.distribution(as_logits([0, 16, 32, -16, 24, 8]))
+        assert (ids.tolist(), probabilities.tolist()) == ([2], [1.0])
+        assert sampler.sample(as_logits([0, 16, 32, -16, 24, 8])) == 2
+        fresh = Chance(4)
+        half = [fresh.happens(0.5) for _ in range(64)]
+        assert [sampler.chance.happens(0.5) for _ in range(64)] == half
+
+
+class TestChance:
+    def test_what_is_sure_and_what_cannot_be(self):
+        chance = Chance(1)
+        for _ in range(100):
+            assert chance.happens(1.0)
+            assert not chance.happens(0.0)
+            assert chance.choose(np.asarray([0.0, 0.0, 1e-300, 0.0])) == 2
+
+    def test_frequencies(self):
+        chance, count = Chance(2), 6000
+        happened = sum(chance.happens(0.3) for _ in range(count))
+        # Four standard deviations.
+        assert abs(happened - 0.3 * count) < 4 * math.sqrt(count * 0.3 * 0.7)
+        chosen = [chance.choose(np.asarray([1.0, 0.0, 3.0, 4.0])) for _ in range(count)]
+        expected = {0: count / 8, 2: count * 3 / 8, 3: count / 2}
+        assert set(chosen) == set(expected)
+        # Two degrees of freedom: 18.4 is passed once in ten thousand seeds.
+        assert sum((chosen.count(i) - n) ** 2 / n for i, n in expected.items()) < 18.4
+
+    def test_every_choice_takes_one_number(self):
+        one, other = Chance(3), Chance(3)
+        for _ in range(10):
+            one.happens(0.5)
+            other.choose(np.ones(4))
+        assert [one.happens(0.5) for _ in range(64)] == [other.happens(0.5) for _ in range(64)]
