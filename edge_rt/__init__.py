@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         EdgeRTError as EdgeRTError,
         InferenceError as InferenceError,
         InputError as InputError,
+        InvalidCorpus as InvalidCorpus,
         InvalidModelFile as InvalidModelFile,
         InvalidPackage as InvalidPackage,
         InvalidTemplate as InvalidTemplate,
@@ -67,7 +68,7 @@ _HOME = {
     "edge_rt.api": ("load", "pull"),
     "edge_rt.errors": (
         "Busy", "Cancelled", "ConfigError", "ContextOverflow", "DownloadError", "EdgeRTError", "InferenceError",
-        "InputError", "InvalidModelFile", "InvalidPackage", "InvalidTemplate", "InvalidTokenizer",
+        "InputError", "InvalidCorpus", "InvalidModelFile", "InvalidPackage", "InvalidTemplate", "InvalidTokenizer",
         "MemoryBudgetExceeded", "ModelClosed", "ModelNotFound", "RuntimeUnavailable", "StorageError",
         "UnsupportedModel", "VersionMismatch",
     ),

@@ -9,6 +9,7 @@
     │   ├── InvalidPackage                    a package on disk is malformed or damaged
     │   ├── InvalidTemplate                   a chat template is unsafe, too costly or wrong
     │   ├── InvalidTokenizer                  a tokenizer is malformed or too costly
+    │   ├── InvalidCorpus                     a corpus for drafting is malformed or of another tokenizer
     │   ├── UnsupportedModel                  well-formed, but edge-rt cannot run it
     │   ├── ModelNotFound                     no such package, store name or file
     │   └── ContextOverflow                   the prompt does not fit the context
@@ -95,6 +96,10 @@ class InvalidTemplate(InputError):
 
 class InvalidTokenizer(InputError):
     """A tokenizer is malformed, inconsistent or too costly."""
+
+
+class InvalidCorpus(InputError):
+    """A corpus for drafting is malformed, or was built with another tokenizer."""
 
 
 class UnsupportedModel(InputError):

@@ -9,11 +9,13 @@ import typer
 from edge_rt.cli.bench import bench
 from edge_rt.cli.chat import chat
 from edge_rt.cli.console import Terminal
+from edge_rt.cli.corpus import corpus_app
 from edge_rt.cli.doctor import doctor
 from edge_rt.cli.export import export
 from edge_rt.cli.generate import generate
 from edge_rt.cli.inspect import inspect
 from edge_rt.cli.models import list_models, pull, rm
+from edge_rt.cli.verify import verify
 from edge_rt.version import VERSION
 
 app = typer.Typer(
@@ -32,8 +34,10 @@ app.command()(pull)
 app.command(name="list")(list_models)
 app.command()(rm)
 app.command()(inspect)
+app.command()(verify)
 app.command()(bench)
 app.command()(doctor)
+app.add_typer(corpus_app, name="corpus")
 
 
 def _print_version(wanted: bool) -> None:

@@ -40,6 +40,17 @@ from edge_rt.cli.options import (
     generation_config,
     make_terminal,
 )
+from edge_rt.cli.speculation import (
+    CorpusOption,
+    DraftMaxOption,
+    ReferenceOption,
+    SpecFlags,
+    SpecOption,
+    SpecTraceOption,
+    check_flags,
+    open_trace,
+    with_reference,
+)
 from edge_rt.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
@@ -67,6 +78,11 @@ def chat(
     logit_bias: BiasOption = None,
     seed: SeedOption = None,
     stop: StopOption = None,
+    spec: SpecOption = "auto",
+    draft_max: DraftMaxOption = None,
+    reference: ReferenceOption = None,
+    corpus: CorpusOption = None,
+    spec_trace: SpecTraceOption = None,
     no_history: Annotated[bool, typer.Option("--no-history", help="Keep no file of typed lines.")] = False,
     json: JsonOption = False,
     stats: StatsOption = None,
@@ -97,15 +113,19 @@ def chat(
     is_interactive = sys.stdin is not None and sys.stdin.isatty() and terminal.err_is_tty
     if is_interactive and json:
         raise ConfigError("--json needs lines from a pipe.", "Standard input is a terminal.", "Leave --json out.")
-    flags = ModelFlags(model, ctx, threads, device, store, config, offline, kv_type, isa)
+    check_flags(spec, draft_max=draft_max, reference=reference, corpus=corpus, trace=spec_trace)
+    options = with_reference(options, reference)
     show_stats = is_interactive if stats is None else stats
-    conversation = Conversation(terminal, flags, options, system=system, show_stats=show_stats)
-    try:
-        if is_interactive:
-            return _at_terminal(conversation, keep_history=not no_history)
-        return _from_pipe(conversation)
-    finally:
-        conversation.close()
+    with open_trace(spec_trace, terminal) as trace:
+        spec_flags = SpecFlags(spec, draft_max, corpus, trace)
+        flags = ModelFlags(model, ctx, threads, device, store, config, offline, kv_type, isa, spec_flags)
+        conversation = Conversation(terminal, flags, options, system=system, show_stats=show_stats)
+        try:
+            if is_interactive:
+                return _at_terminal(conversation, keep_history=not no_history)
+            return _from_pipe(conversation)
+        finally:
+            conversation.close()
 
 
 def _at_terminal(conversation: Conversation, *, keep_history: bool) -> int:

@@ -4,28 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from edge_rt.cli.console import gibibytes, number
-from edge_rt.cli.conversation import Attachment, Conversation, settings_to_options
-from edge_rt.cli.options import parse_logit_bias
-from edge_rt.cli.stats import facts_lines
-from edge_rt.errors import ConfigError, InputError, StorageError
-from edge_rt.runtime.config import GenerationConfig
+from edge_rt.cli.conversation import Attachment, Conversation
+from edge_rt.cli.settings import SPEC_OPTIONS, option_name, parse_option, settings_to_options, shown
+from edge_rt.cli.stats import facts_lines, tell_table
+from edge_rt.cli.textfile import path_of, read_text
+from edge_rt.errors import ConfigError, InputError
 
-MAX_FILE_BYTES: Final = 16 << 20
 SHOW_TOPICS: Final = ("info", "template", "params", "memory")
-OPTION_NAMES: Final = tuple(field.name for field in dataclasses.fields(GenerationConfig))
-_ALIASES: Final = {
-    "temp": "temperature",
-    "n": "max_tokens",
-    "repeat_penalty": "repetition_penalty",
-    "repeat-penalty": "repetition_penalty",
-}
 
 
 class LeaveChat(Exception):
@@ -67,7 +57,7 @@ class Commands:
             "/system": Command(self._system, "[TEXT]", 'set the system message ("" removes it), or show it'),
             "/set": Command(self._set, "[OPTION VALUE]", "change an option, or list them"),
             "/show": Command(self._show, "[info|template|params|memory]", "show facts"),
-            "/stats": Command(self._stats, "[on|off]", "figures under answers"),
+            "/stats": Command(self._stats, "[on|off]", "all figures of the last answer; on, off: a line under answers"),
             "/save": Command(self._save, "FILE", "save conversation and options"),
             "/load": Command(self._load, "FILE", "load a saved conversation"),
             "/regen": Command(self._regen, "", "answer the last message anew"),
@@ -144,20 +134,8 @@ class Commands:
         self._terminal.note("the last exchange is forgotten" if dropped else "there is nothing to forget", "dim")
 
     def _read(self, argument: str) -> None:
-        path = _path(argument)
-        try:
-            with path.open("rb") as stream:
-                data = stream.read(MAX_FILE_BYTES + 1)
-        except OSError as error:
-            raise StorageError(f"{path} cannot be read.", f"{error.strerror}.", "Check the path.") from error
-        if len(data) > MAX_FILE_BYTES:
-            raise InputError(f"{path} is too large.", f"The limit is {MAX_FILE_BYTES} bytes.", "Choose a part of it.")
-        try:
-            text = data.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise InputError(
-                f"{path} is not UTF-8 text.", f"Byte {error.start}: {error.reason}.", "Convert it."
-            ) from error
+        path = path_of(argument)
+        text = read_text(path)
         self._conversation.attached.append(Attachment(path.name, text))
         tokens = self._count_tokens(text)
         self._terminal.note(f"read {path.name}, {number(tokens)} tokens: in front of your next message", "dim")
@@ -173,29 +151,30 @@ class Commands:
             self._show("params")
             return
         given, _, value = argument.partition(" ")
-        name = _ALIASES.get(given, given.replace("-", "_"))
-        if name not in OPTION_NAMES:
-            raise ConfigError(
-                f"There is no option {given!r:.60}.", f"Options: {', '.join(OPTION_NAMES)}.", "Write /set OPTION VALUE."
-            )
+        name = option_name(given)
         if not value.strip():
             raise ConfigError(f"/set {name} needs a value.", "", "Write a number, a text, or default.")
-        conversation.options = conversation.options.with_options(**{name: parse_option(name, value.strip())})
-        self._terminal.note(f"{name} = {_shown(conversation.settings()[name])}", "dim")
+        conversation.set_options(conversation.options.with_options(**{name: parse_option(name, value.strip())}))
+        self._terminal.note(f"{name} = {self._params()[name]}", "dim")
 
     def _show(self, topic: str) -> None:
         topic = topic or "info"
         conversation = self._conversation
         if topic == "info":
-            self._rows(conversation.model.describe())
+            self._rows({**conversation.model.describe(), "speculation": conversation.spec})
         elif topic == "template":
             self._terminal.note(conversation.model.template_source or "(none)")
         elif topic == "params":
-            self._rows({name: _shown(value) for name, value in conversation.settings().items()})
+            self._rows(self._params())
         elif topic == "memory":
             self._memory()
         else:
             raise ConfigError(f"/show knows no {topic!r:.60}.", "", f"Choose one of {', '.join(SHOW_TOPICS)}.")
+
+    def _params(self) -> dict[str, str]:
+        conversation = self._conversation
+        values = {name: shown(name, value) for name, value in conversation.settings().items()}
+        return {**values, "spec": conversation.spec, "reference": shown("reference", conversation.options.reference)}
 
     def _rows(self, facts: Mapping[str, Any]) -> None:
         for name, text in facts_lines(facts):
@@ -223,15 +202,20 @@ class Commands:
         if argument not in ("", "on", "off"):
             raise ConfigError("/stats takes on or off.", f"Got {argument!r:.60}.", "")
         conversation = self._conversation
-        conversation.show_stats = argument == "on" if argument else not conversation.show_stats
-        self._terminal.note(f"figures are {'on' if conversation.show_stats else 'off'}", "dim")
+        if argument:
+            conversation.show_stats = argument == "on"
+            self._terminal.note(f"figures are {argument}", "dim")
+        elif conversation.last is None:
+            self._terminal.note("there is no answer yet", "dim")
+        else:
+            tell_table(self._terminal, conversation.last)
 
     # --- files ---
 
     def _save(self, argument: str) -> None:
         from edge_rt.runtime.chat import read_chat
 
-        path = _path(argument)
+        path = path_of(argument)
         if path.exists():
             try:
                 read_chat(path)
@@ -243,10 +227,11 @@ class Commands:
     def _load(self, argument: str) -> None:
         from edge_rt.runtime.chat import read_chat
 
-        conversation, path = self._conversation, _path(argument)
-        options = settings_to_options(read_chat(path).settings)
+        conversation, path = self._conversation, path_of(argument)
+        own = {name: getattr(conversation.options, name) for name in SPEC_OPTIONS}
+        options = settings_to_options({**read_chat(path).settings, **own})
+        conversation.set_options(options)
         saved = conversation.chat.load(path)
-        conversation.options = options
         conversation.attached.clear()
         if saved.package_id != conversation.model.package.id:
             self._terminal.warn(
@@ -275,49 +260,3 @@ class Commands:
         same = str(conversation.model.package.path)
         conversation.switch(dataclasses.replace(conversation.flags, model=same, ctx=int(argument)))
         self._terminal.note(f"the context has {number(conversation.model.context_tokens)} tokens", "dim")
-
-
-def parse_option(name: str, text: str) -> Any:
-    """Return the value that ``/set NAME TEXT`` means; ``GenerationConfig`` judges it.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
-    if text in ("default", "none", "None"):
-        return getattr(GenerationConfig(), name)
-    if name == "stop":
-        return _parse_stop(text)
-    if name == "logit_bias":
-        return parse_logit_bias(text.split())
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
-
-
-def _parse_stop(text: str) -> tuple[str, ...]:
-    """Return one text, or those of a JSON string or array of strings."""
-    if not text.startswith(('"', "[")):
-        return (text,)
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError("The stop texts are malformed.", f"{error}.", 'Write a text, or ["a", "b"].') from error
-    return tuple(value) if isinstance(value, list) else (value,)
-
-
-def _path(argument: str) -> Path:
-    is_quoted = len(argument) > 1 and argument[0] == argument[-1] and argument[0] in "\"'"
-    path = Path(argument[1:-1] if is_quoted else argument)
-    try:
-        return path.expanduser()
-    except RuntimeError as error:
-        raise StorageError(f"{path} names an unknown user.", f"{error}.", "Write the path out.") from error
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, dict | list):
-        return json.dumps(value, ensure_ascii=False) if value else "none"
-    return "none" if value is None else str(value)

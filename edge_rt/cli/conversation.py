@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import signal
 import sys
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +15,10 @@ from edge_rt.cli.console import SEPARATOR, Terminal, gibibytes, number
 from edge_rt.cli.interrupt import SignalReceived, wait_for_unfinished_work
 from edge_rt.cli.loading import load_model, obtain_package
 from edge_rt.cli.options import ModelFlags
+from edge_rt.cli.settings import options_to_settings
+from edge_rt.cli.speculation import warn_of_limits
 from edge_rt.cli.stats import tell_stats
-from edge_rt.errors import Cancelled, ContextOverflow, EdgeRTError, InputError
+from edge_rt.errors import Cancelled, ContextOverflow, EdgeRTError
 from edge_rt.runtime.config import GenerationConfig
 
 if TYPE_CHECKING:
@@ -55,11 +56,13 @@ class Conversation:
         load: loads a package as some flags say.
 
     Attributes:
-        flags, options, show_stats: as above; may be changed between answers, the flags by ``switch``.
+        flags, options, show_stats: as above; may be changed between answers, the flags by ``switch``, the options by
+            ``set_options``.
         name: the model's name.
         model: the loaded model.
         chat: the messages.
         attached: texts that go in front of the next message.
+        last: the last answer; None before the first.
 
     Raises:
         EdgeRTError: the model cannot be loaded, or has no chat template.
@@ -80,10 +83,12 @@ class Conversation:
         self.options = options
         self.show_stats = show_stats
         self.attached: list[Attachment] = []
+        self.last: Result | None = None
         self._load = load
         self.name, self._package = obtain_package(terminal, flags)
         self.model: Model = load(self._package, flags)
         self.chat: Chat = self.model.chat(system=system)
+        warn_of_limits(terminal, self.model, flags.spec, options)
 
     def say(self, text: str) -> Result:
         """Answer a message, with the attached texts in front of it.
@@ -141,6 +146,7 @@ class Conversation:
             self.terminal.warn(
                 f"the context is full ({used} of {number(self.model.context_tokens)} tokens); {self._ways_out()}."
             )
+        self.last = result
         if self.show_stats:
             tell_stats(self.terminal, result)
 
@@ -186,6 +192,7 @@ class Conversation:
             raise
         self.flags, self.name, self.model, self.chat = flags, name, model, chat
         self._package = package
+        warn_of_limits(self.terminal, model, flags.spec, self.options)
 
     def _open(self, package: Path, flags: ModelFlags, messages: list[ChatMessage]) -> tuple[Model, Chat]:
         """Load a package and have it go on with a conversation; it is closed again if it cannot."""
@@ -215,8 +222,24 @@ class Conversation:
 
     def settings(self) -> dict[str, Any]:
         """Return the options as a JSON object."""
-        values = {field.name: getattr(self.options, field.name) for field in dataclasses.fields(self.options)}
-        return {**values, "logit_bias": dict(self.options.logit_bias), "stop": list(self.options.stop)}
+        return options_to_settings(self.options)
+
+    @property
+    def spec(self) -> str:
+        """Who drafts, and why, if that is not what was asked for."""
+        asked = self.flags.spec.mode if self.options.spec is None else self.options.spec
+        mode = self.model.speculation.resolve(asked, has_reference=self.options.reference is not None)
+        return mode if mode == asked else f"{mode} ({asked}, op profile {self.model.package.manifest.op_profile})"
+
+    def set_options(self, options: GenerationConfig) -> None:
+        """Change the options; say what speculation does not promise with them.
+
+        Raises:
+            ConfigError: this model cannot do what they ask for.
+        """
+        if (options.spec, options.reference) != (self.options.spec, self.options.reference):
+            warn_of_limits(self.terminal, self.model, self.flags.spec, options)
+        self.options = options
 
     def banner(self) -> list[str]:
         """Return the lines that a chat begins with."""
@@ -240,23 +263,6 @@ class Conversation:
     def close(self) -> None:
         """Free the model."""
         self.model.close()
-
-
-def settings_to_options(settings: Mapping[str, Any]) -> GenerationConfig:
-    """Return the options that ``Conversation.settings`` wrote.
-
-    Raises:
-        InputError: they are malformed.
-    """
-    values = dict(settings)
-    try:
-        values["logit_bias"] = {int(token): bias for token, bias in dict(values.get("logit_bias") or {}).items()}
-        values["stop"] = tuple(values.get("stop") or ())
-        return GenerationConfig(**values)
-    except (TypeError, ValueError) as error:
-        raise InputError(
-            "The settings of the saved chat are not usable.", f"{error}", "Choose another file."
-        ) from error
 
 
 @contextmanager

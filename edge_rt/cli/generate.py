@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import stat
-import sys
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -44,10 +40,22 @@ from edge_rt.cli.options import (
     VerboseOption,
     generation_config,
     make_terminal,
-    read_stdin,
+)
+from edge_rt.cli.prompt import read_prompt
+from edge_rt.cli.speculation import (
+    CorpusOption,
+    DraftMaxOption,
+    ReferenceOption,
+    SpecFlags,
+    SpecOption,
+    SpecTraceOption,
+    check_flags,
+    open_trace,
+    warn_of_limits,
+    with_reference,
 )
 from edge_rt.cli.stats import tell_stats
-from edge_rt.errors import ConfigError, InputError
+from edge_rt.errors import ConfigError
 
 if TYPE_CHECKING:
     from edge_rt.runtime.config import GenerationConfig
@@ -55,8 +63,6 @@ if TYPE_CHECKING:
     from edge_rt.runtime.results import Event, Result
     from edge_rt.runtime.stream import Stream
 
-MAX_STDIN_BYTES: Final = 64 << 20
-PATIENCE_SECONDS: Final = 2.0
 EXIT_INTERRUPTED: Final = 130
 
 
@@ -83,6 +89,11 @@ def generate(
     logit_bias: BiasOption = None,
     seed: SeedOption = None,
     stop: StopOption = None,
+    spec: SpecOption = "auto",
+    draft_max: DraftMaxOption = None,
+    reference: ReferenceOption = None,
+    corpus: CorpusOption = None,
+    spec_trace: SpecTraceOption = None,
     no_stream: Annotated[bool, typer.Option("--no-stream", help="Write the answer when it is complete.")] = False,
     json_lines: Annotated[bool, typer.Option("--json-lines", help="Write one JSON event per line.")] = False,
     json: JsonOption = False,
@@ -113,14 +124,19 @@ def generate(
         raise ConfigError("--json and --json-lines exclude each other.", "Both were given.", "Choose one.")
     if raw and system is not None:
         raise ConfigError("--raw takes no system message.", "Both were given.", "Write it into the prompt.")
+    check_flags(spec, draft_max=draft_max, reference=reference, corpus=corpus, trace=spec_trace)
+    options = with_reference(options, reference)
     text = read_prompt(prompt, terminal)
-    flags = ModelFlags(model, ctx, threads, device, store, config, offline, kv_type, isa)
-    _, package = obtain_package(terminal, flags)
-    with load_model(package, flags) as loaded:
-        writer = _Writer(terminal, loaded, is_json=json, is_lines=json_lines, is_whole=no_stream)
-        result = _run(loaded, _messages(loaded, text, system, raw=raw), options, terminal, writer)
-        writer.finish(result)
-        _warn_if_full(terminal, loaded, result)
+    with open_trace(spec_trace, terminal) as trace:
+        spec_flags = SpecFlags(spec, draft_max, corpus, trace)
+        flags = ModelFlags(model, ctx, threads, device, store, config, offline, kv_type, isa, spec_flags)
+        _, package = obtain_package(terminal, flags)
+        with load_model(package, flags) as loaded:
+            warn_of_limits(terminal, loaded, spec_flags, options)
+            writer = _Writer(terminal, loaded, is_json=json, is_lines=json_lines, is_whole=no_stream)
+            result = _run(loaded, _messages(loaded, text, system, raw=raw), options, terminal, writer)
+            writer.finish(result)
+            _warn_if_full(terminal, loaded, result)
     if stats or (stats is None and verbose):
         tell_stats(terminal, result)
     return EXIT_INTERRUPTED if result.finish_reason == "cancelled" else 0
@@ -177,53 +193,3 @@ class _Writer:
             rest = "" if self._is_streaming else result.text
             # A screen and a file both want the last line to end.
             self._terminal.answer(rest if result.text.endswith("\n") else rest + "\n")
-
-
-def read_prompt(prompt: str | None, terminal: Terminal) -> str:
-    """Return the prompt of ``-p`` and of standard input, with a blank line between them.
-
-    Raises:
-        ConfigError: there is none.
-        InputError: standard input is not UTF-8.
-    """
-    piped = "" if _is_keyboard() else _decode(_read_patiently(prompt, terminal))
-    parts = [part for part in (prompt, piped.rstrip("\n") if prompt else piped) if part]
-    if not "".join(parts).strip():
-        raise ConfigError("There is no prompt.", "-p and standard input are empty.", "Give one: -p 'Tell me a story'.")
-    return "\n\n".join(parts)
-
-
-def _is_keyboard() -> bool:
-    return sys.stdin is not None and not sys.stdin.closed and sys.stdin.isatty()
-
-
-def _read_patiently(prompt: str | None, terminal: Terminal) -> bytes:
-    """Read standard input; say what is waited for if it stays open though there is a prompt already."""
-    text = "waiting for the end of standard input, which is part of the prompt (none? add: < /dev/null)"
-    timer = threading.Timer(PATIENCE_SECONDS, terminal.note, [text])
-    timer.daemon = True
-    if prompt is not None and _is_pipe():
-        timer.start()
-    try:
-        return read_stdin(MAX_STDIN_BYTES)
-    finally:
-        timer.cancel()
-
-
-def _is_pipe() -> bool:
-    try:
-        mode = os.fstat(0).st_mode
-    except OSError:
-        return False
-    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
-
-
-def _decode(data: bytes) -> str:
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(
-            "Standard input is not UTF-8 text.",
-            f"Byte {error.start} is 0x{data[error.start]:02x}: {error.reason}.",
-            "Convert it first, for example with iconv.",
-        ) from error

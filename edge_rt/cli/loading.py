@@ -79,7 +79,18 @@ def load_model(package: Path, flags: ModelFlags) -> Model:
     def work() -> Model:
         from edge_rt.api import load
 
-        model = load(package, ctx=flags.ctx, threads=flags.threads, device=flags.device, kv=flags.kv, isa=flags.isa)
+        model = load(
+            package,
+            ctx=flags.ctx,
+            threads=flags.threads,
+            device=flags.device,
+            kv=flags.kv,
+            isa=flags.isa,
+            spec=flags.spec.mode,
+            draft_max=flags.spec.draft_max,
+            corpus=flags.spec.corpus,
+            spec_trace=flags.spec.trace,
+        )
         if abandoned.is_set():
             model.close()
         return model

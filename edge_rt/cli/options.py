@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from edge_rt.cli.console import Terminal
+from edge_rt.cli.speculation import SpecFlags
 from edge_rt.errors import ConfigError
 from edge_rt.runtime.config import GenerationConfig
 
@@ -215,6 +215,7 @@ class ModelFlags:
     offline: bool = False
     kv: str | None = None
     isa: str | None = None
+    spec: SpecFlags = field(default_factory=SpecFlags)
 
     @property
     def reference(self) -> str:
@@ -260,17 +261,3 @@ def one_of(argument: str | None, option: str | None, name: str) -> str | None:
     if argument is not None and option is not None:
         raise ConfigError(f"{name} was given twice.", f"Got {argument!r:.80} and {option!r:.80}.", "Give it once.")
     return option if argument is None else argument
-
-
-def read_stdin(limit: int) -> bytes:
-    """Return all of stdin, or nothing if it is closed.
-
-    Raises:
-        ConfigError: it is longer than ``limit`` bytes.
-    """
-    if sys.stdin is None or sys.stdin.closed:
-        return b""
-    data = sys.stdin.buffer.read(limit + 1)
-    if len(data) > limit:
-        raise ConfigError("Standard input is too long.", f"The limit is {limit} bytes.", "Send less.")
-    return data

@@ -18,9 +18,10 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import ColorDepth, create_output
 
-from edge_rt.cli.commands import OPTION_NAMES, SHOW_TOPICS, Commands, LeaveChat
+from edge_rt.cli.commands import SHOW_TOPICS, Commands, LeaveChat
 from edge_rt.cli.console import Terminal
 from edge_rt.cli.lines import needs_more, parse_entry
+from edge_rt.cli.settings import OPTION_NAMES
 from edge_rt.errors import Cancelled, EdgeRTError
 
 if TYPE_CHECKING:

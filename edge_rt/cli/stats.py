@@ -8,20 +8,41 @@ from typing import TYPE_CHECKING, Any
 from edge_rt.cli.console import SEPARATOR, Terminal, gibibytes, number
 
 if TYPE_CHECKING:
-    from edge_rt.runtime.results import Result
+    from edge_rt.runtime.results import Result, SpecStats
 
 
 def stats_line(result: Result) -> str:
     """Return the one line that stands under an answer."""
     times = result.timings
-    return SEPARATOR.join(
-        [
-            f"prompt {number(times.prompt_n)} tok {number(times.prompt_per_second)} tok/s",
-            f"first token {times.ttft_ms / 1e3:.2f} s",
-            f"{number(times.predicted_n)} tok {_rate(times.predicted_per_second)}",
-            f"peak {gibibytes(result.memory.peak_bytes)}",
-        ]
-    )
+    parts = [
+        f"prompt {number(times.prompt_n)} tok {number(times.prompt_per_second)} tok/s",
+        f"first token {times.ttft_ms / 1e3:.2f} s",
+        f"{number(times.predicted_n)} tok {_rate(times.predicted_per_second)}",
+        *([spec_text(result.spec)] if result.spec is not None and result.spec.steps else []),
+        f"peak {gibibytes(result.memory.peak_bytes)}",
+    ]
+    return SEPARATOR.join(parts)
+
+
+def spec_text(spec: SpecStats) -> str:
+    """Return what speculation did: how many of the drafted tokens that were tested stayed, and what a step gave."""
+    if not spec.draft_n:
+        return f"nothing drafted ({spec.tokens_per_step:.1f} tok/step)"
+    share = f"{100 * spec.acceptance:.0f} %, {spec.tokens_per_step:.1f} tok/step"
+    return f"accepted {number(spec.draft_n_accepted)}/{number(spec.draft_n)} drafted ({share})"
+
+
+def _spec_rows(spec: SpecStats) -> dict[str, str]:
+    rows = {
+        "speculation": f"{spec.mode}: {spec_text(spec)} in {number(spec.steps)} steps",
+        "choices": ", ".join(f"{name} {number(count)}" for name, count in sorted(spec.choices.items())) or "-",
+        "drafting": f"{100 * spec.drafting_share:.1f} % of the time ({spec.drafting_ms:.1f} ms), "
+        f"{number(spec.rows_drafted)} tokens drafted",
+        "drafters": f"hold {number(spec.memory_bytes / 2**10)} KiB",
+    }
+    if spec.accepted_per_position:
+        rows["by position"] = " ".join(f"{100 * share:.0f} %" for share in spec.accepted_per_position)
+    return rows
 
 
 def _rate(per_second: float) -> str:
@@ -31,9 +52,14 @@ def _rate(per_second: float) -> str:
 
 def tell_stats(terminal: Terminal, result: Result) -> None:
     """Write the figures to stderr: a line, or a table with ``-v``."""
-    if not terminal.verbose:
+    if terminal.verbose:
+        tell_table(terminal, result)
+    else:
         terminal.note(stats_line(result), "dim")
-        return
+
+
+def tell_table(terminal: Terminal, result: Result) -> None:
+    """Write all figures to stderr, one a line."""
     times, usage = result.timings, result.usage
     rows = {
         "prompt": f"{number(usage.prompt_tokens)} tokens, {number(usage.cached_tokens)} of them cached",
@@ -42,6 +68,7 @@ def tell_stats(terminal: Terminal, result: Result) -> None:
         "first token": f"{times.ttft_ms / 1e3:.2f} s",
         "answer": f"{number(times.predicted_n)} tokens in {times.predicted_ms / 1e3:.2f} s, "
         f"{_rate(times.predicted_per_second)}",
+        **(_spec_rows(result.spec) if result.spec is not None else {}),
         "finished": result.finish_reason + (f" at {result.stop_string!r}" if result.stop_string else ""),
         "peak memory": gibibytes(result.memory.peak_bytes),
         "cache": gibibytes(result.memory.kv_bytes),

@@ -16,6 +16,7 @@ CURVE_ROWS: Final = (1, 2, 4, 8, 9, 16, 17, 24)
 CURVE_DEPTHS: Final = (64, 512, 2048)
 """Rows of context that are measured, as far as the context reaches."""
 ROUNDS: Final = 4
+BUDGET_SECONDS: Final = 1.5
 _VERSION: Final = 1
 
 
@@ -89,6 +90,7 @@ def measure(
     rows: Items[int] = CURVE_ROWS,
     depths: Items[int] = CURVE_DEPTHS,
     rounds: int = ROUNDS,
+    budget: float = BUDGET_SECONDS,
     clock: Callable[[], float] = time.perf_counter,
 ) -> RowCosts:
     """Measure passes: all row counts in turn, several times; the median of each.
@@ -99,15 +101,19 @@ def measure(
         rows: row counts, rising from 1.
         depths: depths, rising.
         rounds: passes of each.
+        budget: seconds; what is left after it is measured once only.
         clock: seconds.
     """
     wanted = [count for count in rows if count <= capacity]
     reached = [depth for depth in depths if depth + wanted[-1] <= capacity] or [0]
     table = []
+    begun = clock()
     for depth in reached:
         samples: dict[int, list[float]] = {count: [] for count in wanted}
         # The first round warms up: bindings are made, pages are touched.
         for turn in range(rounds + 1):
+            if turn > 1 and clock() - begun > budget:
+                break
             for count in wanted:
                 started = clock()
                 run(count, depth)

@@ -8,12 +8,15 @@ import re
 
 import pytest
 
-from edge_rt.cli.commands import Commands, LeaveChat, parse_option
+from edge_rt.cli.commands import Commands, LeaveChat
 from edge_rt.cli.console import Terminal
 from edge_rt.cli.conversation import Conversation
 from edge_rt.cli.options import ModelFlags
+from edge_rt.cli.settings import parse_option
 from edge_rt.errors import ConfigError, ContextOverflow, EdgeRTError, InputError, StorageError
 from edge_rt.runtime.config import GenerationConfig
+from edge_rt.runtime.engine import load_package
+from edge_rt.runtime.speculation import SpecOptions
 
 
 @pytest.fixture
@@ -21,6 +24,21 @@ def conversation(small_package, tmp_path):
     terminal = Terminal(io.StringIO(), io.StringIO())
     flags = ModelFlags(str(small_package), store=tmp_path / "store")
     made = Conversation(terminal, flags, GenerationConfig(temperature=0.0, max_tokens=4))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def speculating(native_package, tmp_path):
+    """A conversation whose model drafts; what its passes cost is kept nowhere."""
+    terminal = Terminal(io.StringIO(), io.StringIO())
+    flags = ModelFlags(str(native_package), store=tmp_path / "store")
+
+    def load(package, flags):
+        return load_package(package, ctx=flags.ctx, spec=SpecOptions(flags.spec.mode))
+
+    options = GenerationConfig(temperature=0.0, max_tokens=8)
+    made = Conversation(terminal, flags, options, load=load)
     yield made
     made.close()
 
@@ -67,6 +85,8 @@ def test_set(line, name, value, commands, conversation):
         "/ctx x",
         "/stats maybe",
         "/show nothing",
+        "/set spec magic",
+        "/set spec reference",
         "/save",
         "/clear now",
         "/regen",
@@ -211,6 +231,82 @@ def test_show(topic, commands, told):
 def test_help_names_every_command(commands, told):
     commands.run("/help")
     assert all(name in told() for name in commands.table)
+
+
+def test_stats_shows_the_last_answer(commands, conversation, told):
+    commands.run("/stats")
+    assert "there is no answer yet" in told()
+    conversation.say("one")
+    commands.run("/stats")
+    assert re.search(r"^answer +4 tokens", told(), re.MULTILINE)
+    assert "speculation" not in told()
+    assert conversation.show_stats is False
+
+
+@pytest.mark.parametrize("state", ["on", "off"])
+def test_stats_on_and_off_are_about_a_line_under_answers(state, commands, conversation, told):
+    conversation.show_stats = state == "off"
+    commands.run(f"/stats {state}")
+    conversation.say("one")
+    assert ("first token" in told()) is (state == "on")
+
+
+def test_the_drafter_can_be_chosen_between_answers(speculating):
+    commands, told = Commands(speculating), speculating.terminal._err.getvalue
+    modes = []
+    for mode in ("recycling", "off", "default"):
+        commands.run(f"/set spec {mode}")
+        speculating.say("one")
+        modes.append(speculating.last.spec and speculating.last.spec.mode)
+    assert modes == ["recycling", None, "auto"]
+    assert all(f"spec = {mode}\n" in told() for mode in ("recycling", "off", "auto"))
+    commands.run("/stats")
+    for label in ("speculation  auto: ", "choices ", "drafting ", "drafters     hold "):
+        assert f"\n{label}" in told()
+    assert "warning" not in told()
+
+
+def test_a_reference_is_a_file(speculating, tmp_path):
+    commands, told = Commands(speculating), speculating.terminal._err.getvalue
+    (tmp_path / "a file.txt").write_text("The sea is wide.")
+    with pytest.raises(StorageError):
+        commands.run("/set reference no-such-file")
+    commands.run(f'/set reference "{tmp_path / "a file.txt"}"')
+    assert speculating.options.reference == "The sea is wide."
+    assert "reference = a text of 16 characters" in told()
+    commands.run("/set spec reference")
+    assert speculating.say("one").spec.mode == "reference"
+    with pytest.raises(ConfigError):
+        commands.run("/set reference none")
+    commands.run("/set spec suffix")
+    assert "warning: suffix drafts alone: not used: --reference." in told()
+    commands.run("/set temp 0.5")
+    assert told().count("warning") == 1
+
+
+def test_load_leaves_who_drafts_as_it_is(speculating, tmp_path):
+    commands, path = Commands(speculating), tmp_path / "chat.json"
+    commands.run("/set spec ngram")
+    commands.run(f"/save {path}")
+    settings = json.loads(path.read_text())["settings"]
+    assert not {"spec", "reference"} & set(settings)
+    (tmp_path / "text").write_text("The sea is wide.")
+    commands.run("/set spec auto")
+    commands.run(f"/set reference {tmp_path / 'text'}")
+    commands.run(f"/load {path}")
+    assert (speculating.options.spec, speculating.options.reference) == ("auto", "The sea is wide.")
+
+
+def test_the_mode_in_force_is_shown(commands, speculating, told):
+    Commands(speculating).run("/show info")
+    Commands(speculating).run("/show params")
+    shown = speculating.terminal._err.getvalue()
+    assert re.search(r"^  speculation +auto$", shown, re.MULTILINE)
+    assert re.search(r"^  spec +auto$", shown, re.MULTILINE)
+    commands.run("/show info")
+    assert re.search(r"^  speculation +off \(auto, op profile portable\)$", told(), re.MULTILINE)
+    commands.run("/set spec suffix")
+    assert told().count("warning: the op profile of this model is portable") == 1
 
 
 @pytest.mark.parametrize("line", ["/exit", "/quit", "/bye"])

@@ -15,17 +15,43 @@ inline void insert_top(TopKPart* top, int k, float value, int32_t id) {
 
 inline float least_of_top(const TopKPart* top, int k) { return top->count < k ? kMinusInfinity : top->values[k - 1]; }
 
+// The inner maximum drops what is not a number.
+inline VF numbers_of(const float* logits) { return vf_max(vf_load(logits), vf_set1(kMinusInfinity)); }
+
+// A bound that the k-th largest logit reaches: the k-th largest of the 16 lanes' maxima.
+inline float bound_of_top(const float* logits, int64_t begin, int64_t end, int k) {
+  if (k > 16 || end - begin < 16) return kMinusInfinity;
+  VF most = vf_set1(kMinusInfinity);
+  for (int64_t i = begin; i + 16 <= end; i += 16) most = vf_max(numbers_of(logits + i), most);
+  float lanes[16];
+  vf_store(lanes, most);
+  for (int i = 1; i < 16; ++i) {
+    const float value = lanes[i];
+    int place = i;
+    for (; place > 0 && lanes[place - 1] < value; --place) lanes[place] = lanes[place - 1];
+    lanes[place] = value;
+  }
+  return lanes[k - 1];
+}
+
 inline void find_top(const float* logits, int64_t begin, int64_t end, int k, TopKPart* top) {
+  constexpr int kStride = 128;
+  const float bound = bound_of_top(logits, begin, end, k);
   top->count = 0;
-  for (int64_t i = begin; i < end; i += 16) {
-    const int n = end - i < 16 ? static_cast<int>(end - i) : 16;
-    // Most vectors hold nothing that is large enough. The inner maximum drops what is not a number.
-    const VF numbers = vf_max(vf_load_n(logits + i, n), vf_set1(kMinusInfinity));
-    if (n == 16 && top->count == k && vf_hmax(numbers) <= top->values[k - 1]) continue;
-    for (int j = 0; j < n; ++j) {
-      const float value = logits[i + j];
+  for (int64_t first = begin; first < end; first += kStride) {
+    const int64_t last = end - first < kStride ? end : first + kStride;
+    if (last - first == kStride) {
+      // Most strides hold nothing that is large enough.
+      VF most = numbers_of(logits + first);
+      for (int i = 16; i < kStride; i += 16) most = vf_max(numbers_of(logits + first + i), most);
+      const float peak = vf_hmax(most);
+      if (peak < bound || (top->count == k && peak <= top->values[k - 1])) continue;
+    }
+    for (int64_t i = first; i < last; ++i) {
+      const float value = logits[i];
+      if (value < bound) continue;
       if (value > least_of_top(top, k) || (top->count < k && value == value)) {
-        insert_top(top, k, value, static_cast<int32_t>(i + j));
+        insert_top(top, k, value, static_cast<int32_t>(i));
       }
     }
   }

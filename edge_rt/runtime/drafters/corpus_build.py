@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_rt.errors import ConfigError, InputError, StorageError
-from edge_rt.runtime.drafters.corpus import MAX_MATCH, Corpus, CorpusInfo
+from edge_rt.runtime.drafters.corpus import MAX_MATCH, Corpus
+from edge_rt.runtime.drafters.corpus_header import CorpusInfo
 
 MAX_TOKENS: Final = 1 << 30
 PIECE_CHARACTERS: Final = 1 << 18

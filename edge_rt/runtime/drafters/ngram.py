@@ -40,11 +40,12 @@ class NgramSource:
     """Guesses what followed the last 4, 3, 2 or 1 tokens before, the longest of them that are known.
 
     A kind is (level, rank, whether the guess followed once or more often). A key keeps three tokens, the latest first,
-    then the most frequent: measured on 240 conversations, that gives 4 % more tokens per step than the most frequent
-    first. Adding guesses of lower levels to those of the highest one that knows any gave 0.5 % less.
+    then the most frequent: in trees of 8 nodes over 240 conversations 0.1-2.6 % more tokens per step than with the most
+    frequent first. Adding guesses of lower levels to those of the highest that knows any gave 0.1-0.8 % less.
 
     A key is one integer, so a table of all levels is one dictionary; a token takes 4 entries of it at most, on real
-    chats 2.4 and 180 bytes. When it is full its older half is dropped (in 6 ms).
+    chats 1.8 and 180 bytes. When it is full its older half is dropped (in 4 ms).
+    With 4096 tokens known, taking in one token and giving a chain of 8 guesses takes 13 us.
 
     Args:
         levels: lengths of n-grams, from 2 to 5: a level of n looks at the last n - 1 tokens.
@@ -126,7 +127,7 @@ class NgramSource:
     def memory_bytes(self) -> int:
         """Bytes of table and known text."""
         table = sys.getsizeof(self._table) + _ENTRY_BYTES * len(self._table) + _LIST_BYTES * self._num_lists
-        return table + 8 * len(self._known)
+        return table + sys.getsizeof(self._known)
 
     def _take(self, token_ids: Items[int]) -> None:
         context, levels = self._context, self._levels

@@ -1,0 +1,33 @@
+"""Tables of ``edge-rt bench``: Markdown, ready to be pasted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from edge_rt.cli.console import Terminal
+
+if TYPE_CHECKING:
+    from edge_rt.runtime.row_cost import RowCosts
+
+
+def markdown(terminal: Terminal, rows: Sequence[tuple[str, ...]], *, right: Sequence[int]) -> None:
+    """Write rows, the first of which is the header; ``right`` are the columns that are aligned at the right."""
+    widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
+    rule = tuple("-" * (width - 1) + ":" if index in right else "-" * width for index, width in enumerate(widths))
+    for row in (rows[0], rule, *rows[1:]):
+        cells = (
+            cell.rjust(width) if index in right else cell.ljust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        terminal.line(f"| {' | '.join(cells)} |")
+
+
+def print_row_costs(terminal: Terminal, costs: RowCosts) -> None:
+    """Write what passes cost: a line for every number of rows, a column for every depth of context."""
+    header = ("rows of one pass", *(f"ms @ {depth}" for depth in costs.depths), "relative")
+    rows = [
+        (str(count), *(f"{line[index]:.2f}" for line in costs.ms), f"{costs.ms[0][index] / costs.ms[0][0]:.2f}x")
+        for index, count in enumerate(costs.rows)
+    ]
+    markdown(terminal, [header, *rows], right=range(len(header)))

@@ -1,0 +1,214 @@
+"""The flags of speculative decoding, what they mean together, and the file that its decisions go to."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, TextIO
+
+import typer
+
+from edge_rt.cli.textfile import read_text
+from edge_rt.errors import ConfigError, StorageError
+from edge_rt.runtime.config import GenerationConfig
+
+if TYPE_CHECKING:
+    from edge_rt.cli.console import Terminal
+    from edge_rt.runtime.engine import Model
+
+MODES: Final = ("off", "auto", "ngram", "suffix", "recycling", "reference")
+"""The same as the runtime's, which is not imported for the sake of ``--help``."""
+
+_PANEL: Final = "Speculation"
+_USED_BY: Final = {
+    "--reference": ("auto", "reference"),
+    "--corpus": ("auto", "suffix"),
+    "--draft-max": MODES[1:],
+    "--spec-trace": MODES[1:],
+}
+"""Flag -> the modes that use it."""
+
+
+def _modes(incomplete: str) -> list[str]:
+    return [mode for mode in MODES if mode.startswith(incomplete)]
+
+
+SpecOption = Annotated[
+    str,
+    typer.Option(
+        "--spec",
+        metavar="MODE",
+        rich_help_panel=_PANEL,
+        autocompletion=_modes,
+        help="Who drafts tokens ahead: off, auto, ngram, suffix, recycling or reference.",
+    ),
+]
+DraftMaxOption = Annotated[
+    int | None,
+    typer.Option(
+        "--draft-max", metavar="N", rich_help_panel=_PANEL, help="Most drafted tokens of a pass.", show_default=False
+    ),
+]
+ReferenceOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--reference",
+        metavar="FILE",
+        rich_help_panel=_PANEL,
+        help="Text that the answer may copy, such as a file to be edited.",
+    ),
+]
+CorpusOption = Annotated[
+    Path | None,
+    typer.Option("--corpus", metavar="FILE", rich_help_panel=_PANEL, help="File of 'edge-rt corpus build'."),
+]
+SpecTraceOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--spec-trace", metavar="FILE", rich_help_panel=_PANEL, help="Write every step's decision there, as JSON lines."
+    ),
+]
+
+Trace = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class SpecFlags:
+    """How a model that is loaded speculates; arguments of ``edge_rt.load``."""
+
+    mode: str = "auto"
+    draft_max: int | None = None
+    corpus: Path | None = None
+    trace: Trace | None = None
+
+
+def check_flags(
+    mode: str, *, draft_max: int | None, reference: Path | None, corpus: Path | None, trace: Path | None
+) -> None:
+    """Refuse flags that are wrong, or that say nothing together, before a model is fetched or loaded for them.
+
+    Raises:
+        ConfigError: a value is out of range, ``--spec reference`` has no text, or the mode does not use a flag.
+    """
+    from edge_rt.runtime.speculation import DEFAULT_MAX_NODES, SpecOptions
+
+    SpecOptions(mode, DEFAULT_MAX_NODES if draft_max is None else draft_max)
+    if mode == "reference" and reference is None:
+        raise ConfigError("--spec reference has nothing to copy from.", "There is no --reference.", "Give a file.")
+    given = {"--draft-max": draft_max, "--reference": reference, "--corpus": corpus, "--spec-trace": trace}
+    for flag, modes in _USED_BY.items():
+        if given[flag] is not None and mode not in modes:
+            raise ConfigError(
+                f"{flag} is not used with --spec {mode}.", f"It is used with {', '.join(modes)}.", "Leave one out."
+            )
+
+
+def with_reference(options: GenerationConfig, path: Path | None) -> GenerationConfig:
+    """Return the options with the text of ``--reference``.
+
+    Raises:
+        StorageError: the file cannot be read.
+        InputError: it is no UTF-8 text, or too long.
+    """
+    return options if path is None else options.with_options(reference=read_text(path.expanduser()))
+
+
+def warn_of_limits(terminal: Terminal, model: Model, flags: SpecFlags, options: GenerationConfig) -> None:
+    """Say what speculation does not promise, or does not do, with this model and these options; often nothing."""
+    asked = flags.mode if options.spec is None else options.spec
+    if asked not in ("off", "auto") and not model.speculation.exact:
+        terminal.warn(
+            f"the op profile of this model is {model.package.manifest.op_profile}: what its attention computes for a "
+            f"token depends on the tokens beside it, so with --spec {asked} the text may differ from plain decoding. "
+            "Only chains are drafted."
+        )
+    mode = model.speculation.resolve(asked, has_reference=options.reference is not None)
+    given = {
+        "--reference": options.reference,
+        "--corpus": flags.corpus,
+        "--draft-max": flags.draft_max,
+        "--spec-trace": flags.trace,
+    }
+    unused = [flag for flag, modes in _USED_BY.items() if given[flag] is not None and mode not in modes]
+    if unused:
+        why = "speculation is off" if mode == "off" else f"{mode} drafts alone"
+        where = f" (auto, op profile {model.package.manifest.op_profile})" if mode != asked else ""
+        terminal.warn(f"{why}{where}: not used: {', '.join(unused)}.")
+
+
+class TraceFile:
+    """Decisions as JSON lines, one a line and each written at once; a full disk does not end an answer.
+
+    Args:
+        stream: where they go.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream: TextIO | None = stream
+        # Whoever was stopped by a second Ctrl-C leaves while its thread still computes.
+        self._lock = threading.Lock()
+        self.error: OSError | None = None
+
+    def write(self, decision: dict[str, Any]) -> None:
+        """Write one decision; nothing once the file is closed or could not be written."""
+        with self._lock:
+            if self._stream is None or self.error is not None:
+                return
+            try:
+                self._stream.write(json.dumps(decision, allow_nan=False) + "\n")
+                self._stream.flush()
+            except OSError as error:
+                self.error = error
+
+    def close(self) -> None:
+        """Close the file; does nothing the second time."""
+        with self._lock:
+            stream, self._stream = self._stream, None
+            if stream is None:
+                return
+            try:
+                stream.close()
+            except OSError as error:
+                self.error = self.error or error
+
+
+@contextmanager
+def open_trace(path: Path | None, terminal: Terminal) -> Generator[Trace | None]:
+    """Open the file of ``--spec-trace`` and close it on every way out; None without one.
+
+    A file of an earlier run is replaced.
+
+    Raises:
+        ConfigError: the file exists and holds something else.
+        StorageError: it cannot be written.
+    """
+    if path is None:
+        yield None
+        return
+    path = path.expanduser()
+    try:
+        if path.is_file() and not _is_trace(path):
+            raise ConfigError(f"{path} exists and is no trace.", "It would be lost.", "Choose another file.")
+        trace = TraceFile(path.open("w", encoding="utf-8"))
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written.", f"{error.strerror}.", "Check the path.") from error
+    try:
+        yield trace.write
+    finally:
+        trace.close()
+        if trace.error is not None:
+            terminal.warn(f"the trace is not complete: {path}: {trace.error.strerror}")
+
+
+def _is_trace(path: Path) -> bool:
+    """Return whether a file is empty, or begins with a decision."""
+    with path.open("rb") as stream:
+        line = stream.readline(1 << 16)
+    try:
+        return not line or "position" in dict(json.loads(line))
+    except (ValueError, TypeError, RecursionError):
+        return False
