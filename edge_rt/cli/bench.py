@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edge_rt.cli.bench_prompts import PromptFlags, measure, print_figures, tell_left_out
+from edge_rt.cli.bench_prompts import PromptFlags, measure, print_figures
 from edge_rt.cli.bench_table import markdown, print_row_costs
 from edge_rt.cli.console import Terminal, gibibytes, number
 from edge_rt.cli.interrupt import run_in_background
@@ -31,6 +31,7 @@ from edge_rt.cli.options import (
     make_terminal,
 )
 from edge_rt.cli.speculation import CorpusOption, DraftMaxOption, SpecFlags
+from edge_rt.cli.verify_report import tell_left_out
 from edge_rt.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -186,13 +186,6 @@ def print_figures(terminal: Terminal, document: dict[str, Any]) -> None:
         terminal.line(f"steps that accepted at least so many drafted tokens: {steps}")
 
 
-def tell_left_out(terminal: Terminal, document: dict[str, Any]) -> None:
-    """Warn of prompts that were not measured."""
-    if left := document["left_out"]:
-        numbers = ", ".join(str(item["prompt"]) for item in left[:20]) + (", ..." if len(left) > 20 else "")
-        terminal.warn(f"{len(left)} left out, too long for the context: {numbers}")
-
-
 def _cells(figures: dict[str, Any]) -> tuple[str, ...]:
     interval = figures["speedup_interval"]
     return (

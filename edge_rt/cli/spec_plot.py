@@ -76,6 +76,8 @@ def _accepted(axes: Any, shares: list[float]) -> None:
     if len(shares) <= 12:
         axes.bar_label(bars, fmt="%.0f", fontsize=8, padding=2)
         axes.set_xticks(positions)
+    else:
+        axes.xaxis.get_major_locator().set_params(integer=True)
 
 
 def _speedups(axes: Any, groups: dict[str, dict[str, Any]]) -> None:

@@ -39,7 +39,7 @@ from edge_rt.runtime.row_cost import CURVE_DEPTHS, CostStore, RowCosts, measure
 from edge_rt.runtime.runner import ModelRunner
 from edge_rt.runtime.sampling import Sampler
 from edge_rt.runtime.sequence import Sequence
-from edge_rt.runtime.speculation import Speculation, SpecOptions, cost_key
+from edge_rt.runtime.speculation import SpecOptions, Speculation, cost_key
 from edge_rt.runtime.stream import EventSource, Stream
 from edge_rt.runtime.text import TextStream
 from edge_rt.session import Session, StopSwitch, onnxruntime_version, pool_size

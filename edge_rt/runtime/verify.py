@@ -68,6 +68,7 @@ class Answer:
         prompt: index of the prompt.
         token_ids: the answer, its end token included.
         steps: verifying passes behind its first token.
+        drafted: drafted tokens, accepted or not.
         overflow: tokens of the prompt, tokens asked for and capacity of the context, if the prompt was left out because
             they do not fit; otherwise None.
     """
@@ -77,6 +78,7 @@ class Answer:
     prompt: int
     token_ids: tuple[int, ...]
     steps: int
+    drafted: int = 0
     overflow: tuple[int, int, int] | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -100,6 +102,7 @@ class Answer:
             _count(document["prompt"]),
             tuple(map(_count, document["token_ids"])),
             _count(document["steps"]),
+            _count(document["drafted"]),
             overflow,
         )
 
@@ -144,9 +147,10 @@ def answers(
             result = answered(model, prompt, config, mode, raw=raw, cancel=token)
         except ContextOverflow as error:
             numbers = (error.prompt_tokens, error.requested_tokens, error.context_tokens)
-            yield Answer(kv, mode, prompt.index, (), 0, numbers)
+            yield Answer(kv, mode, prompt.index, (), 0, overflow=numbers)
             continue
-        yield Answer(kv, mode, prompt.index, result.token_ids, steps_of(result))
+        drafted = result.spec.rows_drafted if result.spec is not None else 0
+        yield Answer(kv, mode, prompt.index, result.token_ids, steps_of(result), drafted)
 
 
 def answered(
@@ -194,7 +198,7 @@ def summary(found: Items[Answer], modes: Items[str]) -> dict[str, Any]:
 
     ``prompts`` counts prompts that were compared, once per cache format, and ``identical`` those of them whose answers
     were the same with every drafter; ``tokens_per_step`` counts tokens and passes behind every answer's first token,
-    and is None where there were none.
+    and is None where there were none; where nothing was ``drafted``, nothing was verified.
 
     Args:
         found: answers of ``PLAIN`` and of every mode to the same prompts.
@@ -215,6 +219,7 @@ def summary(found: Items[Answer], modes: Items[str]) -> dict[str, Any]:
             "first_difference": asdict(parted[0]) if parted else None,
             "tokens": sum(len(answer.token_ids) for answer in own),
             "tokens_per_step": behind / steps if steps else None,
+            "drafted": sum(answer.drafted for answer in own),
         }
     return {
         "prompts": len(compared),

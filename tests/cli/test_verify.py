@@ -13,8 +13,8 @@ MODES = ["auto", "ngram", "suffix", "recycling"]
 HEADER = {"package_id": "abc", "options": {"max_tokens": 5}, "spec": ["auto"]}
 ANSWERS = [
     Answer("f32", "off", 0, (1, 2), 1),
-    Answer("f32", "auto", 0, (1, 2), 1),
-    Answer("f32", "off", 1, (), 0, (9, 5, 8)),
+    Answer("f32", "auto", 0, (1, 2), 1, 3),
+    Answer("f32", "off", 1, (), 0, 0, (9, 5, 8)),
 ]
 
 
@@ -38,7 +38,7 @@ def test_every_drafter_and_cache_format_is_compared(check):
     assert (document["prompts"], document["identical"]) == (6, 6)
     assert list(document["by_drafter"]) == MODES
     for item in document["by_drafter"].values():
-        assert list(item) == ["prompts", "identical", "first_difference", "tokens", "tokens_per_step"]
+        assert list(item) == ["prompts", "identical", "first_difference", "tokens", "tokens_per_step", "drafted"]
         assert (item["prompts"], item["identical"], item["tokens"]) == (6, 6, 72)
         assert item["tokens_per_step"] >= 1
     assert {kv: part["prompts"] for kv, part in document["by_kv"].items()} == {"f32": 3, "int8": 3}
@@ -50,7 +50,7 @@ def test_without_a_file_there_are_prompts(inline, native_package):
     result = inline(*arguments, "--temp", "0.9", "--top-k", "20", "--repeat-penalty", "1.3", "--seed", "5")
     lines = result.stdout.decode().splitlines()
     assert result.returncode == 0
-    assert lines[0].split() == ["drafter", "prompts", "identical", "tokens", "tok/step"]
+    assert lines[0].split() == ["drafter", "prompts", "identical", "tokens", "drafted", "tok/step"]
     assert lines[1].split()[:4] == ["reference", "2", "2", "12"]
     assert lines[2] == "every answer is identical"
     assert b"answers (f32, reference), 0 different" in result.stderr
@@ -200,7 +200,8 @@ def test_every_field_of_the_header_counts(field, tmp_path):
         b"GOOD{}\n",
         b"GOODnoise\n",
         b"GOOD[]\n",
-        b'GOOD{"kv": "f32", "mode": "off", "prompt": 0, "token_ids": [-1], "steps": 0, "overflow": null}\n',
+        b'GOOD{"kv": "f32", "mode": "off", "prompt": 0, "token_ids": [-1], "steps": 0, "drafted": 0}\n',
+        b'GOOD{"kv": "f32", "mode": "off", "prompt": 0, "token_ids": [], "steps": 0, "overflow": null}\n',
     ],
 )
 def test_other_files_are_refused_and_left_alone(data, tmp_path):

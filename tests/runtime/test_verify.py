@@ -54,7 +54,7 @@ def test_the_same_answers_are_identical():
     figures = {"prompts": 3, "identical": 3, "first_difference": None}
     assert document == {
         **figures,
-        "by_drafter": {"ngram": {**figures, "tokens": 12, "tokens_per_step": 9 / 6}},
+        "by_drafter": {"ngram": {**figures, "tokens": 12, "tokens_per_step": 9 / 6, "drafted": 150}},
         "left_out": [],
     }
 
@@ -115,14 +115,24 @@ def test_stopping_yields_nothing_of_the_prompt_under_way():
         next(work)
 
 
-@pytest.mark.parametrize("answer", [Answer("f32", "auto", 3, (1, 2), 1), Answer("int8", "off", 0, (), 0, (9, 8, 7))])
+@pytest.mark.parametrize(
+    "answer", [Answer("f32", "auto", 3, (1, 2), 1, 4), Answer("int8", "off", 0, (), 0, 0, (9, 8, 7))]
+)
 def test_answers_survive_json(answer):
     assert Answer.from_json(json.loads(json.dumps(answer.to_json()))) == answer
 
 
 @pytest.mark.parametrize(
     "change",
-    [{"prompt": -1}, {"prompt": True}, {"token_ids": [1.5]}, {"token_ids": 5}, {"steps": None}, {"overflow": [1, 2]}],
+    [
+        {"prompt": -1},
+        {"prompt": True},
+        {"token_ids": [1.5]},
+        {"token_ids": 5},
+        {"steps": None},
+        {"drafted": "3"},
+        {"overflow": [1, 2]},
+    ],
 )
 def test_malformed_answers_are_refused(change):
     document = Answer("f32", "auto", 3, (1, 2), 1).to_json() | change

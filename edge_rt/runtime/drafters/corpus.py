@@ -20,12 +20,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from edge_rt.errors import StorageError
+from edge_rt.errors import InvalidCorpus, StorageError
 from edge_rt.runtime.drafters.corpus_header import (
     HEADER_BYTES,
     WORD,
     CorpusInfo,
-    InvalidCorpus,
     check_tokenizer,
     damaged,
     parse_header,
