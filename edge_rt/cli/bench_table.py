@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 def markdown(terminal: Terminal, rows: Sequence[tuple[str, ...]], *, right: Sequence[int]) -> None:
     """Write rows, the first of which is the header; ``right`` are the columns that are aligned at the right."""
-    widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
+    # Two, so that a rule can say which side its column is aligned at.
+    widths = [max(2, *(len(row[index]) for row in rows)) for index in range(len(rows[0]))]
     rule = tuple("-" * (width - 1) + ":" if index in right else "-" * width for index, width in enumerate(widths))
     for row in (rows[0], rule, *rows[1:]):
         cells = (

@@ -7,9 +7,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 from edge_rt.errors import ConfigError
+
+ACCEPTANCE_RULES: Final = ("match", "ratio")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +36,10 @@ class GenerationConfig:
         spec: who drafts, one of ``SPEC_MODES`` in ``runtime/speculation.py``; None takes the model's setting.
         reference: a text that the answer may copy parts of, such as a file to be edited; only drafts are made of it.
 
+        accept: which drafted tokens stay. ``"match"``: those that plain decoding would choose, so a seed gives the same
+            text with any drafter. ``"ratio"``, with ``spec="recycling"`` only: more of them, by the probabilities they
+            were drawn with; the text is another, distributed the same. At temperature 0 both are one.
+
     Raises:
         ConfigError: a value is out of range.
         TypeError: an option of that name does not exist.
@@ -52,6 +58,7 @@ class GenerationConfig:
     stop: tuple[str, ...] = ()
     spec: str | None = None
     reference: str | None = None
+    accept: str = "match"
 
     def __post_init__(self) -> None:
         _require("stop", self.stop, isinstance(self.stop, str | list | tuple), "a text or a list of texts")
@@ -84,6 +91,7 @@ class GenerationConfig:
         _require("spec", self.spec, self.spec is None or isinstance(self.spec, str), "a name, or None")
         is_text = self.reference is None or isinstance(self.reference, str)
         _require("reference", self.reference, is_text, "a text, or None")
+        _require("accept", self.accept, self.accept in ACCEPTANCE_RULES, " or ".join(ACCEPTANCE_RULES))
         for text in self.stop:
             _require("stop", text, isinstance(text, str) and text != "", "texts that are not empty")
 

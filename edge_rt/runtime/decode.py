@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence as TokenIds
-from typing import Protocol
+from collections.abc import Callable, Collection, Iterator, Sequence as TokenIds
+from typing import Any, Protocol
 
-from edge_rt.runtime.accept import TokenChooser, accept
+import numpy.typing as npt
+
+from edge_rt.runtime.accept import accept
 from edge_rt.runtime.cache import KVCache
-from edge_rt.runtime.draft import Accepted, Drafter
+from edge_rt.runtime.draft import Accepted, Draft, Drafter
 from edge_rt.runtime.outputs import Outputs
+from edge_rt.runtime.sampling import Sampler
 from edge_rt.runtime.sequence import Sequence
+
+AcceptanceRule = Callable[[Draft, npt.NDArray[Any], Sampler, Collection[int]], Accepted]
+"""Which drafted tokens stay, and what follows them: arguments and outcome of ``accept``, the rule of all drafters that
+do not know with what probability they draw."""
 
 
 class Target(Protocol):
@@ -57,9 +64,22 @@ def prefill(
 
 
 def decode(
-    sequence: Sequence, drafter: Drafter, target: Target, cache: KVCache, sampler: TokenChooser
+    sequence: Sequence,
+    drafter: Drafter,
+    target: Target,
+    cache: KVCache,
+    sampler: Sampler,
+    rule: AcceptanceRule = accept,
 ) -> Iterator[Accepted]:
     """Generate until the sequence is finished; at every yield ``cache.length == len(sequence.token_ids) - 1``.
+
+    Args:
+        sequence: the request.
+        drafter: guesses tokens.
+        target: the model.
+        cache: its cache.
+        sampler: chooses tokens, or tells what they are to be chosen from.
+        rule: for the drafter's drafts.
 
     Raises:
         Cancelled: a pass was stopped; sequence and cache are as after the step before.
@@ -72,7 +92,7 @@ def decode(
         parents = None if draft.is_chain else [*range(-1, known - 1), *(known + parent for parent in draft.parents)]
         with cache.reserve(known + len(draft), parents) as rows:
             outputs = target.forward([*pending, *draft.token_ids], rows.start, len(draft) + 1, parents=parents)
-            accepted = accept(draft, outputs.logits, sampler, sequence.end_ids)
+            accepted = rule(draft, outputs.logits, sampler, sequence.end_ids)
             rows.commit([*pending, *accepted.token_ids[:-1]], [*range(known), *(known + n for n in accepted.path)])
         sequence.append(accepted.token_ids)
         drafter.observe(draft, accepted, outputs)

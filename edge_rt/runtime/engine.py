@@ -26,11 +26,14 @@ from edge_rt.errors import (
 )
 from edge_rt.machine import usable_cpus
 from edge_rt.package import Package, open_package
+from edge_rt.runtime.accept import accept
 from edge_rt.runtime.aio import AsyncStream
 from edge_rt.runtime.cache import KVCache
 from edge_rt.runtime.cancel import CancelToken
 from edge_rt.runtime.chat import Chat
 from edge_rt.runtime.config import GenerationConfig
+from edge_rt.runtime.decode import AcceptanceRule
+from edge_rt.runtime.draft import Drafter
 from edge_rt.runtime.drafters.corpus import Corpus
 from edge_rt.runtime.generation import Generation
 from edge_rt.runtime.interface import open_interface
@@ -260,7 +263,7 @@ class Model:
             end_ids=self.tokenizer.eos_token_ids,
         )
         sampler = Sampler(config, vocab_size, token_ids)
-        mode = self._speculation.resolve(config.spec, has_reference=config.reference is not None)
+        mode = self._speculation.resolve(config.spec, has_reference=config.reference is not None, accept=config.accept)
         reference = None
         if config.reference is not None and mode in ("auto", "reference"):
             reference = self.tokenizer.encode_prompt(config.reference)
@@ -268,22 +271,34 @@ class Model:
 
         def source(token: CancelToken) -> EventSource:
             with self._exclusive(token) as runner, _linked(cancel, token):
+                drafter, rule = self._drafting(config, mode, reference)
                 generation = Generation(
                     sequence,
                     runner,
                     self._cache,
-                    self._speculation.drafter(mode, reference),
+                    drafter,
                     sampler,
                     text,
                     chunk=self._chunk,
                     called=called,
                     on_prefill=on_prefill,
                     spec_mode=mode,
+                    rule=rule,
                 )
                 return (yield from generation.events(token))
 
         # A token of its own: a stream that is left early must not throw the caller's.
         return Stream(source, CancelToken(), on_result)
+
+    def _drafting(
+        self, config: GenerationConfig, mode: str, reference: list[int] | None
+    ) -> tuple[Drafter, AcceptanceRule]:
+        """Return who drafts for a generation, and which of its tokens stay; called while the model is held."""
+        # Greedy decoding has no distribution to keep: both rules keep its text then.
+        if config.accept == "ratio" and config.temperature > 0.0:
+            sampled = self._speculation.sampled_drafter(config.temperature, config.seed)
+            return sampled, sampled.accept
+        return self._speculation.drafter(mode, reference), accept
 
     def refuse_hopeless(self, text: str, config: GenerationConfig) -> None:
         """Refuse a text that cannot fit however it is cut into tokens, before seconds are spent on cutting it.

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 
 from edge_rt.errors import Cancelled
 from edge_rt.machine import peak_rss_bytes
-from edge_rt.runtime.accept import TokenChooser
+from edge_rt.runtime.accept import accept
 from edge_rt.runtime.cache import KVCache
 from edge_rt.runtime.cancel import CancelToken
-from edge_rt.runtime.decode import Target, decode, prefill
+from edge_rt.runtime.decode import AcceptanceRule, Target, decode, prefill
 from edge_rt.runtime.draft import Drafter
 from edge_rt.runtime.results import Event, Memory, Result, Timings, Usage
+from edge_rt.runtime.sampling import Sampler
 from edge_rt.runtime.sequence import Sequence
 from edge_rt.runtime.stream import EventSource
 from edge_rt.runtime.text import TextStream
@@ -48,6 +49,7 @@ class Generation:
         called: moment of the call, ``time.perf_counter``.
         on_prefill: called with computed and all tokens of the prompt.
         spec_mode: who drafts, for the statistics.
+        rule: which drafted tokens stay.
     """
 
     def __init__(
@@ -56,14 +58,16 @@ class Generation:
         target: Target,
         cache: KVCache,
         drafter: Drafter,
-        sampler: TokenChooser,
+        sampler: Sampler,
         text: TextStream,
         *,
         chunk: int,
         called: float,
         on_prefill: Callable[[int, int], None] | None = None,
         spec_mode: str = "off",
+        rule: AcceptanceRule = accept,
     ) -> None:
+        self._rule = rule
         self._spec_mode = spec_mode
         self._sequence = sequence
         self._target = target
@@ -88,7 +92,7 @@ class Generation:
         cache.truncate(self._cached)
         try:
             prefill(sequence, self._target, cache, self._chunk, self._on_prefill)
-            for accepted in decode(sequence, self._drafter, self._target, cache, self._sampler):
+            for accepted in decode(sequence, self._drafter, self._target, cache, self._sampler, self._rule):
                 self._clock.tick()
                 yield self._event(accepted.token_ids)
                 if cancel.cancelled:

@@ -17,6 +17,7 @@ from edge_rt.runtime.drafters.corpus import Corpus
 from edge_rt.runtime.drafters.ngram import NgramSource
 from edge_rt.runtime.drafters.recycling import RecyclingSource
 from edge_rt.runtime.drafters.reference import ReferenceSource
+from edge_rt.runtime.drafters.sampled import PlaceRates, SampledDrafter
 from edge_rt.runtime.drafters.source import Source
 from edge_rt.runtime.drafters.suffix import SuffixSource
 from edge_rt.runtime.drafters.tree import TreeGrower
@@ -25,6 +26,8 @@ from edge_rt.runtime.row_cost import RowCosts
 SPEC_MODES: Final = ("off", "auto", "ngram", "suffix", "recycling", "reference")
 """``auto`` lets suffix, recycling and, where a text is given, reference draft together and chooses among them."""
 AUTO_SOURCES: Final = ("suffix", "recycling")
+RATIO_MODE: Final = "recycling"
+"""The mode whose source knows probabilities to draw with, as ``accept="ratio"`` wants."""
 DEFAULT_MAX_NODES: Final = 23
 """Most drafted tokens of a pass. The cost model takes fewer; more are seldom worth their rows on any CPU."""
 MAX_NODES: Final = 63
@@ -100,12 +103,18 @@ class Speculation:
         self._corpus = corpus(options.corpus) if options.corpus is not None else None
         self._sources: dict[str, Source] = {}
         self._drafters: dict[tuple[str, ...], AdaptiveDrafter] = {}
+        self._place_rates = PlaceRates()
 
-    def resolve(self, mode: str | None, *, has_reference: bool = False) -> str:
+    def resolve(self, mode: str | None, *, has_reference: bool = False, accept: str = "match") -> str:
         """Return the mode of a generation: what it asks for, or the model's.
 
+        Args:
+            mode: of the request; None takes the model's.
+            has_reference: whether the request has a text that may be copied.
+            accept: the request's acceptance rule.
+
         Raises:
-            ConfigError: the mode is unknown, or wants a text that is not given.
+            ConfigError: the mode is unknown, wants a text that is not given, or cannot draft for the acceptance rule.
         """
         mode = self.options.mode if mode is None else mode
         require_mode(mode)
@@ -114,6 +123,12 @@ class Speculation:
                 "The reference drafter has nothing to copy from.",
                 "No reference text was given.",
                 "Give one (reference=..., --reference FILE), or choose another drafter.",
+            )
+        if accept == "ratio" and mode != RATIO_MODE:
+            raise ConfigError(
+                "The acceptance rule 'ratio' needs a drafter that draws with known probabilities.",
+                f"The mode of speculation is {mode!r}; 1 of {len(SPEC_MODES)} has them, {RATIO_MODE!r}.",
+                f"Choose {RATIO_MODE} (spec={RATIO_MODE!r}, --spec {RATIO_MODE}), or the rule 'match'.",
             )
         return "off" if mode == "auto" and not self.exact else mode
 
@@ -133,6 +148,24 @@ class Speculation:
         if names not in self._drafters:
             self._drafters[names] = self._assemble(tuple(self._source(name) for name in names))
         return self._drafters[names]
+
+    def sampled_drafter(self, temperature: float, seed: int | None) -> SampledDrafter:
+        """Return the drafter for a generation that accepts by ratio; its ``accept`` is the rule.
+
+        Args:
+            temperature: of the request, above 0.
+            seed: of the request.
+        """
+        return SampledDrafter(
+            self._source(RATIO_MODE),
+            self._place_rates,
+            self.costs,
+            temperature=temperature,
+            seed=seed,
+            max_nodes=self.options.max_nodes,
+            chain=not self.exact,
+            trace=self.options.trace,
+        )
 
     @property
     def costs(self) -> RowCosts:
@@ -155,6 +188,7 @@ class Speculation:
         """Throw away what the drafters have learned."""
         self._sources.clear()
         self._drafters.clear()
+        self._place_rates = PlaceRates()
 
     def _source(self, name: str) -> Source:
         if name not in self._sources:

@@ -54,6 +54,7 @@ def test_the_table_says_what_was_measured(bench, tmp_path):
     lines = result.stdout.decode().splitlines()
     assert result.returncode == 0
     assert [line.split("|")[1].strip() for line in lines[:5:2]] == ["prompts of", "all", "b"]
+    assert [len(cell.strip(" ")) >= 2 for cell in lines[1].strip("|").split("|")] == [True] * 10
     assert any(line.startswith("speculation ngram, temperature 0.7, tables cold;") for line in lines)
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert b"2/2 prompts" in result.stderr

@@ -19,7 +19,7 @@ from edge_rt.runtime.outputs import Outputs
 
 MAX_ORDER: Final = 3
 """Longest context, in tokens."""
-MAX_CONTEXTS: Final = 1 << 16
+MAX_CONTEXTS: Final = 1 << 15
 """Contexts kept of each order; the oldest go first."""
 LEAST_PROBABILITY: Final = 0.03
 """Tokens below are not kept: they are not worth a row."""
@@ -28,7 +28,7 @@ _RANKS: Final = 3
 _LEVELS: Final = len(_BOUNDS) + 1
 # How often a token of that probability is right when its context of 1, 2 or 3 tokens comes again.
 _TRUST: Final = (0.45, 0.75, 0.9)
-_ENTRY_BYTES: Final = 600
+_ENTRY_BYTES: Final = 260
 
 Cursor = tuple[int, ...]
 Entry = list[tuple[int, int]]
@@ -111,5 +111,5 @@ class RecyclingSource:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of the kept contexts, about 600 each."""
+        """Bytes of the kept contexts, about 260 each as measured."""
         return _ENTRY_BYTES * sum(len(entries) for entries in self._entries)

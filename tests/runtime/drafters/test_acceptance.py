@@ -45,14 +45,13 @@ class World:
         truth = [self.draws.randrange(1000) for _ in range(depth)]
         for source, kinds in zip(self.sources, self.rates, strict=True):
             source.script = {}
-            cursor = "root"
+            cursor, right = "root", True
+            # What follows a wrong guess looks like what follows a right one.
             for level, token in enumerate(truth):
                 kind = self.draws.randrange(len(kinds))
-                right = self.draws.random() < kinds[kind]
+                right = right and self.draws.random() < kinds[kind]
                 guess = Guess(token if right else self.draws.randrange(1000, 10**6), kind, (source.name, level))
                 source.script[cursor] = [guess]
-                if not right:
-                    break
                 cursor = guess.cursor
         tree = self.grower.grow(limit, use, least=0.0)
         accepted = accept_all(tree, lambda node: tree.draft.token_ids[node] in truth)
