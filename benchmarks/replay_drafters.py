@@ -85,6 +85,7 @@ class Clock:
         self.now = 0.0
 
     def __call__(self) -> float:
+        """Return the moment."""
         return self.now
 
 

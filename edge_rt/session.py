@@ -170,8 +170,8 @@ class StopSwitch:
         # A plain flag: a signal handler must not wait for a lock that it interrupted.
         self._is_set = False
         self._options = ort.RunOptions()
-        # ONNX Runtime's Python looks this up at every run, and where it is missing throws and catches an exception, which
-        # takes as long as two layers. The value means: capture no graph.
+        # ONNX Runtime's Python looks this up at every run, and throws and catches an exception where it is missing, for
+        # which there is time for a layer of a small model. The value means: capture no graph.
         self._options.add_run_config_entry("gpu_graph_id", "-1")
         self._options.log_severity_level = 4
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence as Items
@@ -93,7 +92,7 @@ def measure(
     budget: float = BUDGET_SECONDS,
     clock: Callable[[], float] = time.perf_counter,
 ) -> RowCosts:
-    """Measure passes: all row counts in turn, several times; the median of each.
+    """Measure passes: all row counts in turn, several times; the least of each, as other work only adds.
 
     Args:
         run: ``run(rows, depth)`` computes a pass over so many rows behind a context of ``depth`` rows.
@@ -119,7 +118,7 @@ def measure(
                 run(count, depth)
                 if turn > 0:
                     samples[count].append(1e3 * (clock() - started))
-        table.append(tuple(statistics.median(samples[count]) for count in wanted))
+        table.append(tuple(min(samples[count]) for count in wanted))
     return RowCosts(tuple(wanted), tuple(reached), tuple(table))
 
 

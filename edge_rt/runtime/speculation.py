@@ -15,9 +15,10 @@ from edge_rt.runtime.drafters.arms import arms_of
 from edge_rt.runtime.drafters.bandit import DiscountedUCB
 from edge_rt.runtime.drafters.corpus import Corpus
 from edge_rt.runtime.drafters.ngram import NgramSource
+from edge_rt.runtime.drafters.places import PlaceRates
 from edge_rt.runtime.drafters.recycling import RecyclingSource
 from edge_rt.runtime.drafters.reference import ReferenceSource
-from edge_rt.runtime.drafters.sampled import PlaceRates, SampledDrafter
+from edge_rt.runtime.drafters.sampled import SampledDrafter
 from edge_rt.runtime.drafters.source import Source
 from edge_rt.runtime.drafters.suffix import SuffixSource
 from edge_rt.runtime.drafters.tree import TreeGrower
@@ -183,6 +184,11 @@ class Speculation:
     def memory_bytes(self) -> int:
         """Bytes that the drafters hold."""
         return sum(source.memory_bytes for source in self._sources.values())
+
+    def replace(self, name: str, source: Source) -> None:
+        """Let another source guess in the place of one of ours: for measurements and tests."""
+        self._sources[name] = source
+        self._drafters.clear()
 
     def forget(self) -> None:
         """Throw away what the drafters have learned."""

@@ -81,11 +81,15 @@ class OracleSource(SourceBase):
     Args:
         text: prompt and answer.
         truthful: called with a position in the text: whether to tell the truth about it.
+        lie: what is added to the true token for a lie.
         clock: of the drafting; every look takes ``ms``.
     """
 
-    def __init__(self, text, truthful, *, name="oracle", priors=(0.5,), kind=lambda position: 0, clock=None, ms=0.0):
+    def __init__(
+        self, text, truthful, *, name="oracle", priors=(0.5,), kind=lambda position: 0, lie=1, clock=None, ms=0.0
+    ):
         super().__init__(name, priors)
+        self._lie = lie
         self._text, self._truthful, self._kind, self._clock, self._ms = text, truthful, kind, clock, ms
 
     def root(self):
@@ -98,7 +102,7 @@ class OracleSource(SourceBase):
             return []
         token = self._text[cursor]
         if not self._truthful(cursor):
-            token = (token + 1) % VOCABULARY
+            token = (token + self._lie) % VOCABULARY
         return [Guess(token, self._kind(cursor), cursor + 1)]
 
 

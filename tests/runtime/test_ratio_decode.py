@@ -6,6 +6,7 @@ import itertools
 import time
 import zlib
 from collections import Counter
+from functools import cache
 
 import numpy as np
 import pytest
@@ -15,63 +16,68 @@ from edge_rt.errors import ConfigError
 from edge_rt.runtime.accept_ratio import Proposal, accept_ratio
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.draft import NullDrafter
+from edge_rt.runtime.drafters.places import PlaceRates
 from edge_rt.runtime.drafters.recycling import RecyclingSource
-from edge_rt.runtime.drafters.sampled import PlaceRates, SampledDrafter
+from edge_rt.runtime.drafters.sampled import SampledDrafter
 from edge_rt.runtime.generation import Generation
 from edge_rt.runtime.row_cost import RowCosts
 from edge_rt.runtime.sampling import Sampler
-from edge_rt.runtime.speculation import SPEC_MODES, Speculation, SpecOptions
+from edge_rt.runtime.speculation import SPEC_MODES, SpecOptions, Speculation
 from tests.helpers.fake_model import VOCABULARY, FakeTarget, Run, fake_cache
 
+TOKENS = 5
 PROMPT = [3, 1, 2]
 CHEAP = RowCosts((1, 24), (0,), ((1.0, 1.5),))
 """Passes whose rows cost next to nothing, so that drafts are large."""
 
 
+@cache
+def logits_behind(*last):
+    near, far = (
+        np.random.default_rng(zlib.crc32(np.asarray(part, np.int64).tobytes())).standard_normal(TOKENS)
+        for part in (last[-1:], last)
+    )
+    return (1.2 * near + 0.7 * far).astype(np.float32)
+
+
 class RepeatingTarget(FakeTarget):
     """Few tokens; what follows depends on the last two, mostly on the last one: contexts come again, and mislead."""
 
-    TOKENS = 5
-    ROWS = {}
-
-    @classmethod
-    def logits(cls, history):
-        last = tuple(int(token) for token in history[-2:])
-        if last not in cls.ROWS:
-            near, far = (
-                np.random.default_rng(zlib.crc32(np.asarray(part, np.int64).tobytes())).standard_normal(cls.TOKENS)
-                for part in (last[-1:], last)
-            )
-            cls.ROWS[last] = (1.2 * near + 0.7 * far).astype(np.float32)
-        return cls.ROWS[last]
+    @staticmethod
+    def logits(history):
+        return logits_behind(*history[-2:])
 
 
 class RatioRun(Run):
-    """A run whose drafts are drawn from a source, and accepted by ratio.
+    """A run whose drafts are drawn, from a source or as the drafters ``of`` a model do, and accepted by ratio.
 
     Attributes:
         drafter: its drafter.
     """
 
-    def __init__(self, prompt, *, source, rates=None, costs=CHEAP, chain=False, rule=None, trace=None, **options):
+    def __init__(self, prompt, *, source=None, rates=None, chain=False, rule=None, trace=None, of=None, **options):
+        options = {"target": RepeatingTarget()} | options
         super().__init__(prompt, **options)
         names = {"target", "cache", "chunk", "end_ids", "cancel"}
         config = GenerationConfig(**{name: value for name, value in options.items() if name not in names})
-        self.drafter = SampledDrafter(
-            source, rates or PlaceRates(), costs, temperature=config.temperature, seed=config.seed, max_nodes=12,
-            chain=chain, trace=trace,
-        )  # fmt: skip
+        if of is None:
+            self.drafter = SampledDrafter(
+                source, rates, CHEAP, temperature=config.temperature, seed=config.seed, max_nodes=12, chain=chain,
+                trace=trace,
+            )  # fmt: skip
+        else:
+            self.drafter = of.sampled_drafter(config.temperature, config.seed)
         self._generation = Generation(
             self.sequence, self.target, self.cache, self.drafter, Sampler(config, VOCABULARY, prompt), self.text,
             chunk=8, called=time.perf_counter(), rule=self.drafter.accept if rule is None else rule(self.drafter),
         )  # fmt: skip
 
 
-def taught(tokens=200, **options):
+def taught(tokens=200, *, max_order=3, **options):
     """Return a source that has seen an answer, and what became of drafts meanwhile."""
-    source, rates = RecyclingSource(), PlaceRates()
+    source, rates = RecyclingSource(max_order=max_order), PlaceRates()
     options = {"temperature": 1.0, "seed": 9, "max_tokens": tokens} | options
-    RatioRun(PROMPT, target=RepeatingTarget(), cache=fake_cache(), source=source, rates=rates, **options).result()
+    RatioRun(PROMPT, source=source, rates=rates, **options).result()
     return source, rates
 
 
@@ -94,9 +100,7 @@ class TestState:
     @given(options=OPTIONS, max_tokens=st.integers(1, 60), chain=st.booleans())
     def test_whole_after_every_step_and_no_token_too_many(self, options, max_tokens, chain):
         source, rates = taught(60)
-        run = RatioRun(
-            PROMPT, target=RepeatingTarget(), source=source, rates=rates, chain=chain, max_tokens=max_tokens, **options
-        )
+        run = RatioRun(PROMPT, source=source, rates=rates, chain=chain, max_tokens=max_tokens, **options)
         result = run.result()
         assert (len(result.token_ids), result.finish_reason) == (max_tokens, "length")
 
@@ -104,9 +108,7 @@ class TestState:
     @given(options=OPTIONS, capacity=st.integers(4, 40))
     def test_full_contexts(self, options, capacity):
         source, rates = taught(60)
-        run = RatioRun(
-            PROMPT, target=RepeatingTarget(), cache=fake_cache(capacity), source=source, rates=rates, **options
-        )
+        run = RatioRun(PROMPT, cache=fake_cache(capacity), source=source, rates=rates, **options)
         result = run.result()
         assert (result.usage.total_tokens, result.finish_reason) == (capacity, "context_full")
 
@@ -114,9 +116,7 @@ class TestState:
     @given(options=OPTIONS, end=st.integers(0, 4))
     def test_nothing_follows_an_end_token(self, options, end):
         source, rates = taught(60)
-        run = RatioRun(
-            PROMPT, target=RepeatingTarget(), source=source, rates=rates, max_tokens=60, end_ids=(end,), **options
-        )
+        run = RatioRun(PROMPT, source=source, rates=rates, max_tokens=60, end_ids=(end,), **options)
         answer = run.result().token_ids
         assert end not in answer[:-1]
         assert answer[-1] == end or len(answer) == 60
@@ -125,9 +125,7 @@ class TestState:
     @given(options=OPTIONS, stop=st.text("ABCDE", min_size=1, max_size=3))
     def test_stop_texts(self, options, stop):
         source, rates = taught(60)
-        run = RatioRun(
-            PROMPT, target=RepeatingTarget(), source=source, rates=rates, max_tokens=60, stop=(stop,), **options
-        )
+        run = RatioRun(PROMPT, source=source, rates=rates, max_tokens=60, stop=(stop,), **options)
         result = run.result()
         letters = "".join(chr(ord("A") + token) for token in result.token_ids)
         assert letters.find(stop) == (len(letters) - len(stop) if result.stop_string else -1)
@@ -148,7 +146,7 @@ class TestState:
         source, rates = taught()
         seen = []
         run = RatioRun(
-            PROMPT, target=RepeatingTarget(), source=source, rates=rates, trace=seen.append, temperature=1.0, seed=1,
+            PROMPT, source=source, rates=rates, trace=seen.append, temperature=1.0, seed=1,
             max_tokens=100,
         )  # fmt: skip
         spec = run.result().spec
@@ -159,9 +157,7 @@ class TestState:
 
     def test_trees_are_drawn_and_their_second_siblings_stay(self):
         source, rates = taught()
-        run = RatioRun(
-            PROMPT, target=RepeatingTarget(), source=source, rates=rates, temperature=1.0, seed=1, max_tokens=100
-        )
+        run = RatioRun(PROMPT, source=source, rates=rates, temperature=1.0, seed=1, max_tokens=100)
         run.result()
         order = run.cache._row_map[: run.cache.length].tolist()
         assert any(before > after for before, after in itertools.pairwise(order)), "no branch was ever taken"
@@ -177,7 +173,7 @@ class TestState:
 
             return rule
 
-        options = {"target": RepeatingTarget(), "temperature": 1.0, "seed": 1, "max_tokens": 60}
+        options = {"temperature": 1.0, "seed": 1, "max_tokens": 60}
         RatioRun(PROMPT, source=source, rates=rates, chain=True, rule=watched, **options).result()
         assert all(draft.is_chain for draft in proposed)
         assert max(len(draft) for draft in proposed) > 1
@@ -186,7 +182,7 @@ class TestState:
         def text(seed):
             source, rates = taught()
             options = {"temperature": 1.0, "seed": seed, "max_tokens": 40}
-            return RatioRun(PROMPT, target=RepeatingTarget(), source=source, rates=rates, **options).result().token_ids
+            return RatioRun(PROMPT, source=source, rates=rates, **options).result().token_ids
 
         assert text(5) == text(5) != text(6)
 
@@ -194,7 +190,7 @@ class TestState:
 def law_of(options, length):
     """Return the probability of every answer of plain decoding."""
     law = {}
-    for answer in itertools.product(range(RepeatingTarget.TOKENS), repeat=length):
+    for answer in itertools.product(range(TOKENS), repeat=length):
         sampler, history, probability = Sampler(GenerationConfig(**options), VOCABULARY, PROMPT), list(PROMPT), 1.0
         for token in answer:
             ids, chances = sampler.distribution(RepeatingTarget.logits(history))
@@ -221,38 +217,74 @@ def deviation(found, law):
     return (square - freedom) / (2 * freedom) ** 0.5
 
 
+class FixedRates(PlaceRates):
+    """Believes in ranks, whatever happens: drafts have one shape."""
+
+    def __init__(self, *by_rank):
+        super().__init__()
+        self._by_rank = by_rank
+
+    def rate(self, sure, depth, rank):
+        return self._by_rank[rank]
+
+    def learn(self, sure, place, hit):
+        pass
+
+
 class TestTheLaw:
-    """Whole answers over many seeds, through the loop that users run."""
+    """Beginnings of answers over many seeds, through the loop that users run."""
 
     LENGTH = 4
-    COUNT = 3000
+    COUNT = 2500
     OPTIONS = (
         {"temperature": 1.0, "top_p": 1.0},
         {"temperature": 0.7, "top_p": 0.9, "repetition_penalty": 1.3},
         {"temperature": 1.4, "top_k": 4, "top_p": 1.0, "frequency_penalty": 0.5},
     )
 
-    def answers(self, options, **more):
-        """Return how often each answer came, and the drafted tokens that stayed."""
-        source, rates = taught(**options)
-        found, stayed = Counter(), 0
+    def answers(self, options, *, rates=None, **more):
+        """Return how often each beginning came, and of which ranks the drafted tokens were that stayed."""
+        # Contexts of one token are wrong about a model that looks at two.
+        source, learned = taught(max_order=1, **options)
+        found, ranks = Counter(), Counter()
+
+        def watched(drafter):
+            def rule(draft, *others):
+                accepted = drafter.accept(draft, *others)
+                ranks.update(draft.parents[:node].count(draft.parents[node]) for node in accepted.path)
+                return accepted
+
+            return rule
+
+        more = {"rule": watched} | more
         for seed in range(self.COUNT):
             run = RatioRun(
-                PROMPT, target=RepeatingTarget(), source=source, rates=rates, seed=seed, max_tokens=self.LENGTH,
-                **options, **more,
-            )  # fmt: skip
-            result = run.result()
-            found[result.token_ids] += 1
-            stayed += result.spec.draft_n_accepted
-        return found, stayed
+                PROMPT, source=source, rates=rates or learned, seed=seed, max_tokens=self.LENGTH + 2, **options, **more
+            )
+            found[run.result().token_ids[: self.LENGTH]] += 1
+        return found, ranks
 
-    @pytest.mark.parametrize("options", OPTIONS, ids=str)
-    @pytest.mark.parametrize("chain", [False, True])
-    def test_answers_are_distributed_as_plain_decodings(self, options, chain):
-        found, stayed = self.answers(options, chain=chain)
+    @pytest.mark.parametrize(
+        ("options", "chain", "rates"),
+        [
+            (OPTIONS[0], True, None),
+            (OPTIONS[1], False, None),
+            #        +-- A --+-- C
+            # root --+-- B   +-- E
+            #        +-- D
+            (OPTIONS[0], False, FixedRates(0.45, 0.3, 0.15)),
+            (OPTIONS[2], False, FixedRates(0.45, 0.3, 0.15)),
+            (OPTIONS[1], False, FixedRates(0.34, 0.33, 0.32)),
+        ],
+    )
+    def test_answers_are_distributed_as_plain_decodings(self, options, chain, rates):
+        found, ranks = self.answers(options, chain=chain, rates=rates)
         # Of about a hundred degrees of freedom, 5 standard deviations are passed once in a hundred thousand seeds.
         assert deviation(found, law_of(options, self.LENGTH)) < 5
-        assert stayed > self.COUNT // 2
+        assert ranks.total() > self.COUNT
+        if rates is not None:
+            assert ranks[1] > self.COUNT // 10
+            assert ranks[2] > self.COUNT // 50
 
     def test_plain_decoding_passes_the_same_test(self):
         options = self.OPTIONS[0]
@@ -267,13 +299,30 @@ class TestTheLaw:
     def test_untrue_proposals_would_be_found(self):
         def untrue(drafter):
             def rule(draft, logits, sampler, end_ids):
-                flat = Proposal.of(range(RepeatingTarget.TOKENS), [1.0] * RepeatingTarget.TOKENS)
+                flat = Proposal.of(range(TOKENS), [1.0] * TOKENS)
                 return accept_ratio(draft, [flat] * len(draft), logits, sampler, end_ids, sampler.chance)
 
             return rule
 
         options = self.OPTIONS[0]
         found, _ = self.answers(options, rule=untrue)
+        assert deviation(found, law_of(options, self.LENGTH)) > 15
+
+    def test_unlikely_tokens_that_are_dropped_once_drawn_would_be_found(self):
+        def picky(drafter):
+            def rule(draft, *others):
+                # The most likely token of this place is kept, another one is not.
+                keep = [draft.token_ids[node] == best(drafter, node) for node in range(len(draft))]
+                return drafter.accept(draft.first(keep.index(False) if False in keep else len(draft)), *others)
+
+            return rule
+
+        def best(drafter, node):
+            proposal = drafter._proposals[node]
+            return proposal.token_ids[proposal.weights.argmax()]
+
+        options = self.OPTIONS[0]
+        found, _ = self.answers(options, chain=True, rule=picky)
         assert deviation(found, law_of(options, self.LENGTH)) > 15
 
 
@@ -304,15 +353,7 @@ class TestChoosingTheRule:
         speculator = speculation("recycling")
 
         def answer():
-            target, config = RepeatingTarget(), GenerationConfig(temperature=1.0, seed=4, max_tokens=40)
-            run = Run(PROMPT, target=target)
-            drafter = speculator.sampled_drafter(config.temperature, config.seed)
-            run._generation = Generation(
-                run.sequence, target, run.cache, drafter, Sampler(config, VOCABULARY), run.text, chunk=8,
-                called=0.0, rule=drafter.accept,
-            )  # fmt: skip
-            run.sequence._max_tokens = 40
-            return run.result().spec
+            return RatioRun(PROMPT, of=speculator, temperature=1.0, seed=4, max_tokens=40).result().spec
 
         first, second = answer(), answer()
         assert second.steps < first.steps

@@ -7,7 +7,6 @@ sorted or dropped any more.
 
 from __future__ import annotations
 
-import heapq
 import time
 from bisect import bisect
 from collections.abc import Callable, Collection, Sequence as Items
@@ -19,6 +18,7 @@ import numpy.typing as npt
 from edge_rt.runtime.accept_ratio import Proposal, accept_ratio
 from edge_rt.runtime.draft import ROOT, Accepted, Draft
 from edge_rt.runtime.drafters.adaptive import Trace, best_size
+from edge_rt.runtime.drafters.places import MAX_SIBLINGS, SURE_BOUNDS, Place, PlaceRates
 from edge_rt.runtime.drafters.source import Guess, Source
 from edge_rt.runtime.drafters.statistics import SpecCounter
 from edge_rt.runtime.drafters.tree import LEAST_VALUE, context_of
@@ -37,100 +37,6 @@ _DRAFTING_MS: Final = 0.1
 _DEPTH_STEP: Final = 128
 _LEAST_WEIGHT: Final = 1e-6
 """Tokens so much less likely than the best one are not drawn."""
-_SURE: Final = (0.2, 0.4, 0.65)
-"""Bounds of how sure the source is of its best guess behind the known tokens, before temperature."""
-_DEPTHS: Final = 6
-_SIBLINGS: Final = 3
-_KEEP: Final = 0.998
-_TRIALS: Final = 6.0
-# Before anything is learned: how often the first drawn token stays, by sureness; deeper ones; the next sibling's share
-# of what the ones before leave.
-_FIRST: Final = (0.2, 0.35, 0.55, 0.8)
-_DEEPER: Final = 0.5
-_SHARE: Final = 0.3
-
-
-class Place(NamedTuple):
-    """A place of a draft's shape.
-
-    Attributes:
-        parent: index of the place above, or ``ROOT``.
-        depth: 0 behind the known tokens.
-        rank: number of siblings drawn before.
-        value: probability that a token drawn there is accepted.
-    """
-
-    parent: int
-    depth: int
-    rank: int
-    value: float
-
-
-class PlaceRates:
-    """How often a drawn token stays if its parent did: learned by how sure the source was, by depth and by rank.
-
-    One object serves all generations of a model.
-    """
-
-    def __init__(self) -> None:
-        self._hits: list[float] = []
-        for first in _FIRST:
-            for depth in range(_DEPTHS):
-                left = 1.0
-                for rank in range(_SIBLINGS):
-                    share = left * ((first if depth == 0 else _DEEPER) if rank == 0 else _SHARE)
-                    left -= share
-                    self._hits.append(share * _TRIALS)
-        self._trials = [_TRIALS] * len(self._hits)
-
-    @staticmethod
-    def _cell(sure: int, depth: int, rank: int) -> int:
-        return (sure * _DEPTHS + min(depth, _DEPTHS - 1)) * _SIBLINGS + rank
-
-    def rate(self, sure: int, depth: int, rank: int) -> float:
-        """Return the share of tokens that stayed.
-
-        Args:
-            sure: 0 to 3, by the source's best guess at the root.
-            depth: at least 0.
-            rank: 0 to 2.
-        """
-        cell = self._cell(sure, depth, rank)
-        return self._hits[cell] / self._trials[cell]
-
-    def learn(self, sure: int, place: Place, hit: bool) -> None:
-        """Take in whether a token stayed whose parent did; a place that nothing could be drawn into is no hit."""
-        cell = self._cell(sure, place.depth, place.rank)
-        self._hits[cell] = self._hits[cell] * _KEEP + hit
-        self._trials[cell] = self._trials[cell] * _KEEP + 1.0
-
-    def shape(self, sure: int, limit: int, *, least: float, siblings: int = _SIBLINGS) -> list[Place]:
-        """Return the most valuable places, the best first, parents and earlier siblings before the others.
-
-        Args:
-            sure: 0 to 3.
-            limit: most places.
-            least: places of less value are left out.
-            siblings: most places behind one token, 1 to 3; 1 makes chains.
-        """
-        places: list[Place] = []
-        # The second number tells places of equal value apart; the last one is the value of the place above.
-        heap: list[tuple[float, int, Place, float]] = []
-
-        def add(parent: int, above: float, depth: int, rank: int, bound: float) -> None:
-            value = min(above * self.rate(sure, depth, rank), bound)
-            if value >= least:
-                heapq.heappush(heap, (-value, parent * _SIBLINGS + rank, Place(parent, depth, rank, value), above))
-
-        if limit > 0:
-            add(ROOT, 1.0, 0, 0, 1.0)
-        while heap and len(places) < limit:
-            _, _, place, above = heapq.heappop(heap)
-            places.append(place)
-            add(len(places) - 1, place.value, place.depth + 1, 0, place.value)
-            if place.rank + 1 < siblings:
-                add(place.parent, above, place.depth, place.rank + 1, place.value)
-        return places
 
 
 class _Context(NamedTuple):
@@ -179,7 +85,7 @@ class SampledDrafter:
         self._exponent = 1.0 / max(temperature, LEAST_TEMPERATURE)
         self._random = Chance(drafting_seed(seed))
         self._max_nodes = max_nodes
-        self._siblings = 1 if chain else _SIBLINGS
+        self._siblings = 1 if chain else MAX_SIBLINGS
         self._trace = trace
         self._clock = clock
         self._priors = [source.prior(kind) for kind in range(source.num_kinds)]
@@ -218,7 +124,7 @@ class SampledDrafter:
         if sequence.num_answer_tokens and most > 0 and cursor is not None:
             guesses = self._source.children(cursor)
             if guesses:
-                self._sure = bisect(_SURE, max(self._priors[guess.kind] for guess in guesses))
+                self._sure = bisect(SURE_BOUNDS, max(self._priors[guess.kind] for guess in guesses))
                 self._places = self._shape(most, len(sequence.token_ids))
                 draft = self._draw(guesses)
         self._proposed = self._clock()

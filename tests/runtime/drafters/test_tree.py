@@ -178,9 +178,7 @@ def test_only_what_was_tested_is_learned():
     assert sorted(ids) == [1, 2, 3, 4, 5, 6]
     # 1 and 4 are right: 2 was tested and wrong, and so was 5; 3 and 6 were never tested.
     found.learn(tree, Accepted((1, 4, 9), (ids.index(1), ids.index(4)), 6))
-    expected = [
-        (*tree.evidence[node], token in (1, 4)) for node, token in enumerate(ids) if token in (1, 2, 4, 5)
-    ]
+    expected = [(*tree.evidence[node], token in (1, 4)) for node, token in enumerate(ids) if token in (1, 2, 4, 5)]
     assert told.heard == expected
 
 
