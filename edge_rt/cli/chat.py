@@ -10,6 +10,7 @@ import typer
 
 from edge_rt.cli.lines import needs_more, parse_entry
 from edge_rt.cli.options import (
+    AcceptOption,
     BiasOption,
     ConfigOption,
     CtxOption,
@@ -83,6 +84,7 @@ def chat(
     reference: ReferenceOption = None,
     corpus: CorpusOption = None,
     spec_trace: SpecTraceOption = None,
+    accept: AcceptOption = None,
     no_history: Annotated[bool, typer.Option("--no-history", help="Keep no file of typed lines.")] = False,
     json: JsonOption = False,
     stats: StatsOption = None,
@@ -109,11 +111,12 @@ def chat(
         logit_bias=logit_bias,
         seed=seed,
         stop=stop,
+        accept=accept,
     )
     is_interactive = sys.stdin is not None and sys.stdin.isatty() and terminal.err_is_tty
     if is_interactive and json:
         raise ConfigError("--json needs lines from a pipe.", "Standard input is a terminal.", "Leave --json out.")
-    check_flags(spec, draft_max=draft_max, reference=reference, corpus=corpus, trace=spec_trace)
+    check_flags(spec, draft_max=draft_max, reference=reference, corpus=corpus, trace=spec_trace, accept=options.accept)
     options = with_reference(options, reference)
     show_stats = is_interactive if stats is None else stats
     with open_trace(spec_trace, terminal) as trace:

@@ -11,6 +11,7 @@ from edge_rt.cli.answering import answer
 from edge_rt.cli.console import Terminal, number
 from edge_rt.cli.loading import load_model, obtain_package
 from edge_rt.cli.options import (
+    AcceptOption,
     BiasOption,
     ConfigOption,
     CtxOption,
@@ -94,6 +95,7 @@ def generate(
     reference: ReferenceOption = None,
     corpus: CorpusOption = None,
     spec_trace: SpecTraceOption = None,
+    accept: AcceptOption = None,
     no_stream: Annotated[bool, typer.Option("--no-stream", help="Write the answer when it is complete.")] = False,
     json_lines: Annotated[bool, typer.Option("--json-lines", help="Write one JSON event per line.")] = False,
     json: JsonOption = False,
@@ -119,12 +121,13 @@ def generate(
         logit_bias=logit_bias,
         seed=seed,
         stop=stop,
+        accept=accept,
     )
     if json and json_lines:
         raise ConfigError("--json and --json-lines exclude each other.", "Both were given.", "Choose one.")
     if raw and system is not None:
         raise ConfigError("--raw takes no system message.", "Both were given.", "Write it into the prompt.")
-    check_flags(spec, draft_max=draft_max, reference=reference, corpus=corpus, trace=spec_trace)
+    check_flags(spec, draft_max=draft_max, reference=reference, corpus=corpus, trace=spec_trace, accept=options.accept)
     options = with_reference(options, reference)
     text = read_prompt(prompt, terminal)
     with open_trace(spec_trace, terminal) as trace:

@@ -133,6 +133,16 @@ StopOption = Annotated[
     list[str] | None,
     _option("--stop", text="Text that ends the answer; repeatable.", panel=_GENERATION, metavar="TEXT"),
 ]
+AcceptOption = Annotated[
+    str | None,
+    _option(
+        "--accept",
+        text="Which drafted tokens stay: match (the text of plain decoding) or ratio (--spec recycling only).",
+        panel=_GENERATION,
+        default=_D.accept,
+        metavar="RULE",
+    ),
+]
 
 JsonOption = Annotated[bool, _option("--json", text="Write one JSON document to stdout.", panel=_PLACES)]
 QuietOption = Annotated[bool, _option("-q", "--quiet", text="Only errors and warnings on stderr.", panel=_PLACES)]
@@ -160,6 +170,7 @@ def generation_config(
     logit_bias: Sequence[str] | None,
     seed: int | None,
     stop: Sequence[str] | None,
+    accept: str | None = None,
 ) -> GenerationConfig:
     """Return the options that the flags ask for; a flag that is absent leaves the default.
 
@@ -178,6 +189,7 @@ def generation_config(
         "logit_bias": parse_logit_bias(logit_bias or ()) or None,
         "seed": seed,
         "stop": tuple(stop or ()) or None,
+        "accept": accept,
     }
     return _D.with_options(**{name: value for name, value in flags.items() if value is not None})
 

@@ -15,7 +15,7 @@ from edge_rt.errors import ConfigError, InputError
 from edge_rt.runtime.config import GenerationConfig
 
 OPTION_NAMES: Final = tuple(field.name for field in dataclasses.fields(GenerationConfig))
-SPEC_OPTIONS: Final = ("spec", "reference")
+SPEC_OPTIONS: Final = ("spec", "reference", "accept")
 _ALIASES: Final = {
     "temp": "temperature",
     "n": "max_tokens",
@@ -92,7 +92,7 @@ def shown(name: str, value: Any) -> str:
 
 
 def options_to_settings(options: GenerationConfig) -> dict[str, Any]:
-    """Return what answers depend on as a JSON object: who drafts them, and from what, is left out."""
+    """Return what answers depend on as a JSON object: who drafts them, from what, and by which rule is left out."""
     values = {name: getattr(options, name) for name in OPTION_NAMES if name not in SPEC_OPTIONS}
     return {**values, "logit_bias": dict(options.logit_bias), "stop": list(options.stop)}
 

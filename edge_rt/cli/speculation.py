@@ -87,18 +87,26 @@ class SpecFlags:
 
 
 def check_flags(
-    mode: str, *, draft_max: int | None, reference: Path | None, corpus: Path | None, trace: Path | None
+    mode: str,
+    *,
+    draft_max: int | None,
+    reference: Path | None,
+    corpus: Path | None,
+    trace: Path | None,
+    accept: str = "match",
 ) -> None:
     """Refuse flags that are wrong, or that say nothing together, before a model is fetched or loaded for them.
 
     Raises:
-        ConfigError: a value is out of range, ``--spec reference`` has no text, or the mode does not use a flag.
+        ConfigError: a value is out of range, ``--spec reference`` has no text, the mode does not use a flag,
+            or it cannot draft for the acceptance rule.
     """
-    from edge_rt.runtime.speculation import DEFAULT_MAX_NODES, SpecOptions
+    from edge_rt.runtime.speculation import DEFAULT_MAX_NODES, SpecOptions, require_rule
 
     SpecOptions(mode, DEFAULT_MAX_NODES if draft_max is None else draft_max)
     if mode == "reference" and reference is None:
         raise ConfigError("--spec reference has nothing to copy from.", "There is no --reference.", "Give a file.")
+    require_rule(accept, mode)
     given = {"--draft-max": draft_max, "--reference": reference, "--corpus": corpus, "--spec-trace": trace}
     for flag, modes in _USED_BY.items():
         if given[flag] is not None and mode not in modes:

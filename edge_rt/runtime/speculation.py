@@ -78,6 +78,20 @@ def require_mode(mode: str) -> None:
         )
 
 
+def require_rule(accept: str, mode: str) -> None:
+    """Refuse an acceptance rule that a mode cannot draft for.
+
+    Raises:
+        ConfigError: the rule is ``"ratio"``, and the mode draws from no probabilities.
+    """
+    if accept == "ratio" and mode != RATIO_MODE:
+        raise ConfigError(
+            "The acceptance rule 'ratio' needs a drafter that draws with known probabilities.",
+            f"The mode of speculation is {mode!r}; 1 of {len(SPEC_MODES)} has them, {RATIO_MODE!r}.",
+            f"Choose {RATIO_MODE} (spec={RATIO_MODE!r}, --spec {RATIO_MODE}), or the rule 'match'.",
+        )
+
+
 class Speculation:
     """The drafters of one model; what they learned stays from one generation to the next.
 
@@ -125,12 +139,7 @@ class Speculation:
                 "No reference text was given.",
                 "Give one (reference=..., --reference FILE), or choose another drafter.",
             )
-        if accept == "ratio" and mode != RATIO_MODE:
-            raise ConfigError(
-                "The acceptance rule 'ratio' needs a drafter that draws with known probabilities.",
-                f"The mode of speculation is {mode!r}; 1 of {len(SPEC_MODES)} has them, {RATIO_MODE!r}.",
-                f"Choose {RATIO_MODE} (spec={RATIO_MODE!r}, --spec {RATIO_MODE}), or the rule 'match'.",
-            )
+        require_rule(accept, mode)
         return "off" if mode == "auto" and not self.exact else mode
 
     def drafter(self, mode: str, reference_ids: Items[int] | None = None) -> Drafter:

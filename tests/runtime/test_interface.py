@@ -75,6 +75,52 @@ def test_rows_take_memory_only_when_written(make):
     assert process.memory_info().rss - before < 8 << 20
 
 
+class TestFilled:
+    """The cache as a measurement of deep passes finds it, and leaves it."""
+
+    @pytest.mark.parametrize("rows", [0, 1, 7, 10])
+    def test_the_first_rows_and_no_others(self, make, rows):
+        interface = make(SMALL, 10)
+        interface.fill(rows)
+        for array in buffers_of(interface):
+            assert (array[..., :rows, :] != 0).all()
+            assert not array[..., rows:, :].any()
+
+    def test_numbers_of_every_format_are_finite(self, make):
+        interface = make(SMALL, 10)
+        interface.fill(10)
+        for array in buffers_of(interface):
+            # Any two bytes that stand together may be half a precision number or its scale.
+            assert np.isfinite(np.ascontiguousarray(array).view(np.float16)).all()
+            assert np.isfinite(np.ascontiguousarray(array[..., :8]).view(np.float32)).all()
+
+    def test_forgotten_rows_are_zeros_that_take_no_memory(self, make):
+        process = psutil.Process(os.getpid())
+        interface = make(model_config(num_layers=8, num_kv_heads=8, head_dim=64), 8192)
+        before = process.memory_info().rss
+        interface.fill(8192)
+        # Written pages are there, and then they are not.
+        assert process.memory_info().rss - before >= 64 << 20
+        interface.forget()
+        assert process.memory_info().rss - before < 8 << 20
+        assert not any(np.any(array[..., ::512, :]) for array in buffers_of(interface))
+
+    def test_forgotten_rows_can_be_written_again(self, make):
+        interface = make(SMALL, 10)
+        interface.fill(10)
+        interface.forget()
+        interface.fill(3)
+        assert all((array[..., :3, :] != 0).all() for array in buffers_of(interface))
+        assert not any(array[..., 3:, :].any() for array in buffers_of(interface))
+
+    def test_a_released_cache_has_nothing_to_fill(self, make):
+        interface = make(SMALL, 10)
+        interface.release()
+        interface.fill(5)
+        interface.forget()
+        assert buffers_of(interface) == []
+
+
 class TestChoice:
     @pytest.fixture
     def manifest(self, small_package):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 
 import numpy as np
@@ -9,7 +10,7 @@ import psutil
 import pytest
 
 from edge_rt.errors import MemoryBudgetExceeded
-from edge_rt.runtime.outputs import OutputMemory
+from edge_rt.runtime.outputs import OutputMemory, give_back, untouched
 
 
 def arrays(outputs):
@@ -73,3 +74,38 @@ def test_more_than_there_is_address_space_for(rows):
         memory.reserve(rows)
     assert np.shares_memory(before.logits, memory.first(5).logits)
     assert memory.reserve(17)
+
+
+@pytest.mark.parametrize("view", ["whole", "part", "other type", "read only"])
+def test_memory_that_is_given_back_is_zeros_again(view):
+    process = psutil.Process(os.getpid())
+    array = untouched((64, 1 << 18), np.float32)
+    before = process.memory_info().rss
+    array[:] = 7
+    assert process.memory_info().rss - before >= 60 << 20
+    part = {"whole": array, "part": array[3:5, ::2], "other type": array.view(np.uint8), "read only": array[:]}[view]
+    if view == "read only":
+        part.flags.writeable = False
+    give_back(part)
+    assert process.memory_info().rss - before < 4 << 20
+    # All of the mapping goes, not the view alone.
+    assert not array.any()
+    array[5] = 3
+    assert (array[5] == 3).all()
+    assert not array[6].any()
+
+
+def test_only_memory_that_was_made_for_it_is_given_back():
+    with pytest.raises(AssertionError):
+        give_back(np.ones(10))
+
+
+def test_memory_that_the_system_does_not_take_back_is_zeros_all_the_same():
+    """Pages of a private mapping cannot be removed."""
+    memory = mmap.mmap(-1, 1 << 16, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with pytest.raises(OSError, match="Invalid argument"):
+        memory.madvise(mmap.MADV_REMOVE)
+    array = np.frombuffer(memory, np.float32).reshape(128, -1)
+    array[:] = 7
+    give_back(array[5:7])
+    assert not array.any()

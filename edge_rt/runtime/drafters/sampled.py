@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 PROBE_STEPS: Final = 16
 """Steps without a draft after which one token is drafted all the same, to learn whether drafting pays again."""
-_DRAFTING_MS: Final = 0.1
+_DRAFTING_MS: Final = 0.2
 """What a draft is taken to cost. It is not measured as it goes: a seed would then give another text every time."""
 _DEPTH_STEP: Final = 128
 _LEAST_WEIGHT: Final = 1e-6

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from itertools import pairwise
 
 import pytest
@@ -191,20 +192,29 @@ class TestSameText:
 def liars(count=1, *, kinds=1, ms=0.02):
     return lambda text, clock: [
         OracleSource(
-            text, never, name=f"liar{index}", priors=(0.5,) * kinds, kind=lambda at: at % kinds, clock=clock, ms=ms
+            text,
+            never,
+            name=f"liar{index}",
+            priors=(0.5,) * kinds,
+            kind=lambda at: at % kinds,
+            lie=1 + index,
+            clock=clock,
+            ms=ms,
         )
         for index in range(count)
     ]
 
 
 class TestLiars:
-    @pytest.mark.parametrize("bandit", [False, True])
-    @pytest.mark.parametrize(("count", "kinds"), [(1, 1), (1, 8), (2, 1), (3, 4)])
+    @pytest.mark.parametrize(
+        ("count", "kinds", "bandit"), [(1, 1, False), (1, 8, False), (1, 8, True), (2, 1, True), (3, 4, True)]
+    )
     def test_they_are_left_alone_at_little_cost(self, count, kinds, bandit):
         trial = Trial(liars(count, kinds=kinds), bandit=bandit)
         assert trial.ms < 1.04 * trial.plain_ms
-        assert sum(trial.drafted[10 * BLOCK_STEPS :]) < 0.05 * len(trial.drafted)
-        assert trial.spec.choices["off"] > 0.85 * trial.spec.steps
+        assert sum(trial.drafted[10 * BLOCK_STEPS :]) < 0.15 * len(trial.drafted)
+        assert sum(trial.drafted[25 * BLOCK_STEPS :]) < 0.05 * len(trial.drafted)
+        assert trial.spec.choices["off"] > 0.75 * trial.spec.steps
         assert trial.spec.acceptance == 0
 
     def test_in_the_next_answer_they_are_known(self):
@@ -234,7 +244,7 @@ class TestTheRight:
         assert trial.spec.tokens_per_step > 15
         assert trial.ms < 0.2 * trial.plain_ms
         assert trial.spec.acceptance == 1
-        assert min(trial.drafted[8:-1]) == 23
+        assert min(trial.drafted[10:-1]) == 23
 
     def test_a_liar_beside_them_does_no_harm(self):
         alone = Trial(lambda text, clock: [OracleSource(text, always)])
@@ -248,7 +258,7 @@ class TestTheRight:
                 OracleSource(text, lambda at: at % 2 > 0, name="half", clock=clock, ms=0.3),
                 OracleSource(text, lambda at: at % 8 > 0, name="good", clock=clock, ms=0.3),
             ],
-            max_tokens=3000,
+            max_tokens=1500,
         )
         assert trial.ms < 0.75 * trial.plain_ms
         choices = trial.spec.choices
@@ -292,7 +302,7 @@ class TestCosts:
         trial = Trial(
             lambda text, clock: [OracleSource(text, always, clock=clock, ms=0.02)], costs=other, measured=measured
         )
-        assert min(trial.drafted[8:-1]) == 23
+        assert min(trial.drafted[10:-1]) == 23
         assert trial.ms < 0.25 * trial.plain_ms
 
 
@@ -369,7 +379,9 @@ class TestBookkeeping:
         assert trial.drafter.counter.steps == after.steps
 
     def test_what_was_expected_comes_true(self):
-        trial = Trial(lambda text, clock: [OracleSource(text, lambda at: hash((at, "x")) % 10 > 2)], max_tokens=3000)
+        trial = Trial(
+            lambda text, clock: [OracleSource(text, lambda at: random.Random(at).random() < 0.7)], max_tokens=1500
+        )
         later = trial.steps[len(trial.steps) // 3 :]
         expected = sum(step["expected"] for step in later) / len(later)
         assert expected == pytest.approx(sum(step["emitted"] for step in later) / len(later), rel=0.1)
