@@ -38,7 +38,8 @@ class GenerationConfig:
 
         accept: which drafted tokens stay. ``"match"``: those that plain decoding would choose, so a seed gives the same
             text with any drafter. ``"ratio"``, with ``spec="recycling"`` only: more of them, by the probabilities they
-            were drawn with; the text is another, distributed the same. At temperature 0 both are one.
+            were drawn with; the text is another, distributed the same, and a seed repeats it only while the drafters
+            know the same. At temperature 0 both are one.
 
     Raises:
         ConfigError: a value is out of range.

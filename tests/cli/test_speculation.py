@@ -69,6 +69,14 @@ def test_draft_max_bounds_what_a_step_drafts(ask, tmp_path):
     assert sum(drafted) == json.loads(result.stdout)["spec"]["rows_drafted"]
 
 
+def test_the_ratio_rule(ask):
+    plain = json.loads(ask("--spec", "off", "--json").stdout)
+    ratio = ("--spec", "recycling", "--accept", "ratio", "--json")
+    assert json.loads(ask(*ratio).stdout)["token_ids"] == plain["token_ids"]
+    warm = ask(*ratio, "--temp", "1", "--seed", "1")
+    assert (warm.returncode, warm.stderr, json.loads(warm.stdout)["spec"]["mode"]) == (0, b"", "recycling")
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -79,6 +87,8 @@ def test_draft_max_bounds_what_a_step_drafts(ask, tmp_path):
         (("--spec", "ngram", "--reference", "x"), "--reference is not used with --spec ngram."),
         (("--spec", "recycling", "--corpus", "x"), "--corpus is not used with --spec recycling."),
         (("--spec", "off", "--draft-max", "4"), "--draft-max is not used with --spec off."),
+        (("--accept", "both"), "The option 'accept' is out of range."),
+        (("--accept", "ratio"), "The acceptance rule 'ratio' needs a drafter that draws with known probabilities."),
         (("--spec", "off", "--spec-trace", "x"), "--spec-trace is not used with --spec off."),
     ],
 )

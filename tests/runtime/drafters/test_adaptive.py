@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from edge_rt.runtime.draft import ROOT
+from edge_rt.runtime.draft import ROOT, Draft
 from edge_rt.runtime.drafters.acceptance import AcceptanceModel
 from edge_rt.runtime.drafters.adaptive import BLOCK_STEPS, AdaptiveDrafter, best_size
 from edge_rt.runtime.drafters.bandit import EXP3, DiscountedUCB
@@ -18,6 +18,7 @@ from edge_rt.runtime.drafters.reference import ReferenceSource
 from edge_rt.runtime.drafters.suffix import SuffixSource
 from edge_rt.runtime.drafters.tree import TreeGrower
 from edge_rt.runtime.row_cost import RowCosts
+from edge_rt.runtime.sequence import Sequence
 from tests.helpers.fake_model import VOCABULARY, FakeTarget, Run, fake_cache
 from tests.helpers.fake_sources import Clock, OracleSource, RandomSource, TimedTarget, linear_costs
 
@@ -268,6 +269,17 @@ class TestTheRight:
         trial = Trial(lambda text, clock: [OracleSource(text, always)], max_nodes=5)
         assert set(trial.drafted[:-1]) <= set(range(6))
         assert max(trial.drafted) == 5
+
+    @pytest.mark.parametrize("limit", [0, 1, 4, 9])
+    def test_never_more_than_there_is_room_for(self, limit):
+        source = OracleSource(range(40), always)
+        drafter = AdaptiveDrafter(
+            TreeGrower([source], AcceptanceModel([source])), linear_costs(4.0, 0.01), None, max_nodes=8
+        )
+        sequence = Sequence([0, 1], capacity=100, max_tokens=None, end_ids=())
+        sequence.append([2])
+        drafter.begin(sequence)
+        assert drafter.propose(sequence, limit) == Draft.chain(range(3, 3 + min(limit, 8)))
 
     def test_the_last_rows_of_an_answer_are_not_exceeded(self):
         for count in range(1, 30):
