@@ -118,6 +118,7 @@ class Speculation:
         self._corpus = corpus(options.corpus) if options.corpus is not None else None
         self._sources: dict[str, Source] = {}
         self._drafters: dict[tuple[str, ...], AdaptiveDrafter] = {}
+        self._referring: tuple[tuple[str, tuple[int, ...]], AdaptiveDrafter] | None = None
         self._place_rates = PlaceRates()
 
     def resolve(self, mode: str | None, *, has_reference: bool = False, accept: str = "match") -> str:
@@ -153,8 +154,12 @@ class Speculation:
             return NullDrafter()
         names = AUTO_SOURCES if mode == "auto" else () if mode == "reference" else (mode,)
         if reference_ids is not None and mode in ("auto", "reference"):
-            # A text is one request's, and so is what is learned about it.
-            return self._assemble((*(self._source(name) for name in names), ReferenceSource(reference_ids)))
+            # Of these only the last one is kept: a chat gives the same text at every turn.
+            key = (mode, tuple(reference_ids))
+            if self._referring is None or self._referring[0] != key:
+                sources = (*(self._source(name) for name in names), ReferenceSource(reference_ids))
+                self._referring = (key, self._assemble(sources))
+            return self._referring[1]
         if names not in self._drafters:
             self._drafters[names] = self._assemble(tuple(self._source(name) for name in names))
         return self._drafters[names]
@@ -187,7 +192,7 @@ class Speculation:
     @costs.setter
     def costs(self, costs: RowCosts) -> None:
         self._costs = costs
-        self._drafters.clear()
+        self._drop_drafters()
 
     @property
     def memory_bytes(self) -> int:
@@ -197,13 +202,17 @@ class Speculation:
     def replace(self, name: str, source: Source) -> None:
         """Let another source guess in the place of one of ours: for measurements and tests."""
         self._sources[name] = source
-        self._drafters.clear()
+        self._drop_drafters()
 
     def forget(self) -> None:
         """Throw away what the drafters have learned."""
         self._sources.clear()
-        self._drafters.clear()
+        self._drop_drafters()
         self._place_rates = PlaceRates()
+
+    def _drop_drafters(self) -> None:
+        self._drafters.clear()
+        self._referring = None
 
     def _source(self, name: str) -> Source:
         if name not in self._sources:

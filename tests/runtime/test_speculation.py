@@ -127,10 +127,10 @@ class TestDrafters:
         assert names(found.drafter("auto", [1, 2])) == ["off", "suffix", "recycling", "reference", "fusion"]
         assert names(found.drafter("reference", [1, 2])) == ["off", "reference"]
 
-    def test_drafters_stay_but_for_those_of_a_text(self):
+    def test_drafters_stay_and_a_text_has_its_own(self):
         found = speculation()
         assert found.drafter("auto") is found.drafter("auto")
-        assert found.drafter("auto", [1, 2]) is not found.drafter("auto", [1, 2])
+        assert found.drafter("auto", [1, 2]) is not found.drafter("auto", [1, 3])
         assert found.drafter("suffix") is not found.drafter("auto")
 
     def test_what_is_learned_serves_all_modes(self):

@@ -272,7 +272,7 @@ class TestTheRight:
 
     @pytest.mark.parametrize("limit", [0, 1, 4, 9])
     def test_never_more_than_there_is_room_for(self, limit):
-        source = OracleSource(range(40), always)
+        source = OracleSource(range(40), always, priors=(0.95,))
         drafter = AdaptiveDrafter(
             TreeGrower([source], AcceptanceModel([source])), linear_costs(4.0, 0.01), None, max_nodes=8
         )

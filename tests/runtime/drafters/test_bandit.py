@@ -110,3 +110,12 @@ class TestEXP3:
         assert first == again != other
         shares = np.bincount(first, minlength=3) / 2000
         np.testing.assert_allclose(shares, bandits[0].probabilities(), atol=0.04)
+
+    def test_a_reward_counts_more_the_seldomer_its_arm_is_drawn(self):
+        bandit = EXP3(2, rate=0.1, explore=0.0, keep=1.0)
+        bandit.learn(0, MAX_REWARD)
+        share = 1 / (1 + np.exp(-0.1 / 0.5))
+        assert bandit.probabilities() == pytest.approx([share, 1 - share])
+        bandit.learn(1, MAX_REWARD)
+        share = 1 / (1 + np.exp(-0.1 / 0.5 + 0.1 / (1 - share)))
+        assert bandit.probabilities() == pytest.approx([share, 1 - share])

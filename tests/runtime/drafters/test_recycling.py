@@ -103,6 +103,8 @@ def test_rejected_guesses_teach_too():
     draft = Draft((7, 8, 9), (ROOT, 0, 0))
     source = RecyclingSource()
     learn(source, [5, 6], row(t1=0.9), row(t2=0.9), row(t3=0.9), row(t4=0.9), draft=draft)
+    # The last token alone does not tell any more.
+    learn(source, [0, 9], row(t15=0.9))
     for text, token in (((5, 6), 1), ((5, 6, 7), 2), ((6, 7, 8), 3), ((6, 7, 9), 4)):
         source.begin(text)
         assert guessed(source, source.root()) == [token]
