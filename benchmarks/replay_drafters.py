@@ -23,13 +23,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from exp3 import EXP3
 
 from edge_rt.runtime.accept import accept
 from edge_rt.runtime.draft import Draft
 from edge_rt.runtime.drafters.acceptance import AcceptanceModel
 from edge_rt.runtime.drafters.adaptive import AdaptiveDrafter
 from edge_rt.runtime.drafters.arms import arms_of
-from edge_rt.runtime.drafters.bandit import EXP3, Bandit, DiscountedUCB
+from edge_rt.runtime.drafters.bandit import Bandit, DiscountedUCB
 from edge_rt.runtime.drafters.ngram import NgramSource
 from edge_rt.runtime.drafters.recycling import RecyclingSource
 from edge_rt.runtime.drafters.source import Source

@@ -31,7 +31,7 @@ def load(
     isa: str | None = None,
     spec: str = "auto",
     draft_max: int | None = None,
-    corpus: Path | None = None,
+    corpus: str | Path | None = None,
     spec_trace: Callable[[dict[str, Any]], None] | None = None,
 ) -> Model:
     """Load a package.
@@ -68,7 +68,12 @@ def load(
         prefill_chunk=prefill_chunk,
         kv=kv,
         isa=isa,
-        spec=SpecOptions(spec, DEFAULT_MAX_NODES if draft_max is None else draft_max, corpus, spec_trace),
+        spec=SpecOptions(
+            spec,
+            max_nodes=DEFAULT_MAX_NODES if draft_max is None else draft_max,
+            corpus=Path(corpus) if corpus is not None else None,
+            trace=spec_trace,
+        ),
         costs=CostStore(platformdirs.user_cache_path("edge-rt") / "row-costs"),
     )
 

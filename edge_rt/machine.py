@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import sys
 from pathlib import Path
 from typing import Final
@@ -76,3 +77,15 @@ def _inactive_file_bytes(cgroup: Path) -> int:
     except OSError:
         return 0
     return next((int(line.split()[1]) for line in lines if line.startswith("inactive_file ")), 0)
+
+
+def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """Return the name of the CPU, as far as the system tells it."""
+    try:
+        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() in ("model name", "Model", "CPU part"):
+                return value.strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

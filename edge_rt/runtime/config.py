@@ -90,8 +90,8 @@ class GenerationConfig:
             fits = _is_int(self.seed, 0) and self.seed < 1 << 64
             _require("seed", self.seed, fits, "a whole number from 0 to 2^64 - 1, or None")
         _require("spec", self.spec, self.spec is None or isinstance(self.spec, str), "a name, or None")
-        is_text = self.reference is None or isinstance(self.reference, str)
-        _require("reference", self.reference, is_text, "a text, or None")
+        is_text = self.reference is None or (isinstance(self.reference, str) and self.reference != "")
+        _require("reference", self.reference, is_text, "a text that is not empty, or None")
         _require("accept", self.accept, self.accept in ACCEPTANCE_RULES, " or ".join(ACCEPTANCE_RULES))
         for text in self.stop:
             _require("stop", text, isinstance(text, str) and text != "", "texts that are not empty")

@@ -15,6 +15,7 @@ import numpy as np
 
 from edge_rt.errors import (
     Busy,
+    Cancelled,
     ConfigError,
     ContextOverflow,
     InferenceError,
@@ -33,16 +34,17 @@ from edge_rt.runtime.cancel import CancelToken
 from edge_rt.runtime.chat import Chat
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.decode import AcceptanceRule
-from edge_rt.runtime.draft import Drafter
+from edge_rt.runtime.draft import Drafter, NullDrafter
 from edge_rt.runtime.drafters.corpus import Corpus
 from edge_rt.runtime.generation import Generation
 from edge_rt.runtime.interface import open_interface
+from edge_rt.runtime.pricing import PassPrices
 from edge_rt.runtime.results import Event, Result
-from edge_rt.runtime.row_cost import CURVE_DEPTHS, CostStore, RowCosts, measure
+from edge_rt.runtime.row_cost import CostStore, RowCosts
 from edge_rt.runtime.runner import ModelRunner
 from edge_rt.runtime.sampling import Sampler
 from edge_rt.runtime.sequence import Sequence
-from edge_rt.runtime.speculation import SpecOptions, Speculation, cost_key
+from edge_rt.runtime.speculation import SpecOptions, Speculation
 from edge_rt.runtime.stream import EventSource, Stream
 from edge_rt.runtime.text import TextStream
 from edge_rt.session import Session, StopSwitch, onnxruntime_version, pool_size
@@ -120,6 +122,9 @@ class Model:
             raise MemoryBudgetExceeded(
                 "The KV cache does not fit the memory.", f"{error}.", "Load the model with a smaller context."
             ) from error
+        corpus = None
+        if spec.corpus is not None:
+            corpus = Corpus.open(Path(spec.corpus), tokenizer=manifest.files[manifest.tokenizer.file].sha256)
         session = Session(
             package.file(manifest.segments[0].graph),
             threads=threads if threads is not None else pool_size() or usable_cpus(),
@@ -130,12 +135,22 @@ class Model:
         self._kv_format = interface.kv_format
         self._cache = KVCache(self.context_tokens, row_bytes=interface.row_bytes, row_map=interface.row_map)
         self._runner: ModelRunner | None = ModelRunner(session, interface, self._switch)
-        self._interface = interface
         self._lock = threading.Lock()
         self._pid = os.getpid()
-        self._cost_store = costs
+        facts = {
+            "package_id": package.id,
+            "op_profile": manifest.op_profile,
+            "isa": self._isa,
+            "kv_format": self._kv_format,
+            "threads": self.threads,
+            "onnxruntime": onnxruntime_version(),
+        }
+        self.prices = PassPrices(facts, interface, self._cache, costs)
         self._speculation = Speculation(
-            spec, exact=manifest.op_profile == "native", costs=self._row_costs, corpus=self._open_corpus
+            spec,
+            exact=manifest.op_profile == "native",
+            costs=lambda: self.prices.get(self._require_usable()),
+            corpus=corpus,
         )
         self.load_ms = 1e3 * (time.perf_counter() - started)
 
@@ -266,12 +281,17 @@ class Model:
         mode = self._speculation.resolve(config.spec, has_reference=config.reference is not None, accept=config.accept)
         reference = None
         if config.reference is not None and mode in ("auto", "reference"):
-            reference = self.tokenizer.encode_prompt(config.reference)
+            reference = self.tokenizer.encode_text(config.reference)
         text = TextStream(self.tokenizer.decode_stream(), config.stop)
 
         def source(token: CancelToken) -> EventSource:
             with self._exclusive(token) as runner, _linked(cancel, token):
-                drafter, rule = self._drafting(config, mode, reference)
+                try:
+                    drafter, rule = self._drafting(config, mode, reference)
+                except Cancelled:
+                    # Stopped while passes were measured.
+                    drafter, rule = NullDrafter(), accept
+                    sequence.finish("cancelled")
                 generation = Generation(
                     sequence,
                     runner,
@@ -285,7 +305,14 @@ class Model:
                     spec_mode=mode,
                     rule=rule,
                 )
-                return (yield from generation.events(token))
+                try:
+                    return (yield from generation.events(token))
+                except GeneratorExit:
+                    raise
+                except BaseException:
+                    # It may have come in the middle of a drafter's work, which would go on from what is half done.
+                    self._speculation.forget()
+                    raise
 
         # A token of its own: a stream that is left early must not throw the caller's.
         return Stream(source, CancelToken(), on_result)
@@ -404,33 +431,10 @@ class Model:
         Raises:
             Busy: a generation is running.
         """
-        with self.passes() as (runner, cache):
-            cache.truncate(0)
-            costs = self._measure_costs(runner)
-        self._speculation.costs = costs
+        with self.passes() as (runner, _):
+            costs = self.prices.measure(runner)
+            self._speculation.costs = costs
         return costs
-
-    def _row_costs(self) -> RowCosts:
-        """Return the stored costs of passes, or measure them; called while the model is held."""
-        stored = self._cost_store.load(cost_key(self.describe())) if self._cost_store is not None else None
-        if stored is not None:
-            return stored
-        self._cache.truncate(0)
-        return self._measure_costs(self._require_usable())
-
-    def _measure_costs(self, runner: ModelRunner) -> RowCosts:
-        """Measure passes over rows of the empty cache."""
-        self._interface.fill(min(self.context_tokens, CURVE_DEPTHS[-1]))
-        try:
-            costs = measure(lambda rows, depth: runner.forward([1] * rows, depth, rows), self.context_tokens)
-        finally:
-            self._interface.forget()
-        if self._cost_store is not None:
-            self._cost_store.save(cost_key(self.describe()), costs)
-        return costs
-
-    def _open_corpus(self, path: Path) -> Corpus:
-        return Corpus.open(path, tokenizer=self.package.manifest.files[self.package.manifest.tokenizer.file].sha256)
 
     def reset(self) -> None:
         """Empty the KV cache; what the drafters have learned stays.
@@ -463,7 +467,7 @@ class Model:
             "threads": self.threads,
             "onnxruntime": onnxruntime_version(),
             "prefill_chunk": self._chunk,
-            "speculation": self._speculation.resolve(None, has_reference=True),
+            "speculation": self._speculation.mode,
             "load_ms": self.load_ms,
         }
 
@@ -477,6 +481,7 @@ class Model:
         if runner is not None:
             self._switch.stop()
             runner.close()
+            self._speculation.close()
 
     def __enter__(self) -> Self:
         return self

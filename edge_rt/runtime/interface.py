@@ -111,8 +111,8 @@ class GraphInterface(ABC):
 
     def forget(self) -> None:
         """Empty all rows of the cache and give their memory back."""
-        for buffer in self._cache_buffers():
-            give_back(buffer)
+        # All of them are views of one piece of memory.
+        give_back(self._cache_buffers()[0])
 
     @abstractmethod
     def _cache_buffers(self) -> list[Array]:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence as Items
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final
 
 CURVE_ROWS: Final = (1, 2, 4, 8, 9, 16, 17, 24)
 """Rows that are measured: both sides of the steps that kernels take (8 rows share a walk over a tile of weights)."""
-CURVE_DEPTHS: Final = (64, 512, 2048)
+CURVE_DEPTHS: Final = (64, 320, 1024)
 """Rows of context that are measured, as far as the context reaches."""
 ROUNDS: Final = 4
 BUDGET_SECONDS: Final = 1.5
-_VERSION: Final = 1
+_VERSION: Final = 2
+_MOST_MS: Final = 1e6
+_DEPTH_STEP: Final = 128
 
 
 @dataclass(frozen=True)
@@ -26,23 +31,21 @@ class RowCosts:
     Attributes:
         rows: rising, begins with 1.
         depths: rising, at least one.
-        ms: ``[depths][rows]``.
+        ms: ``[depths][rows]``; made to rise with both, as no larger pass costs less: what says otherwise is noise.
     """
 
     rows: tuple[int, ...]
     depths: tuple[int, ...]
     ms: tuple[tuple[float, ...], ...]
 
-    def curve(self, depth: int, most: int) -> list[float]:
-        """Return the milliseconds of passes over 1 to ``most`` rows, interpolated; index 0 is 1 row.
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ms", _rising(self.ms))
 
-        A larger pass never costs less: what the measurement says otherwise is noise.
-        """
-        where = bisect_right(self.depths, depth)
-        low, high = max(where - 1, 0), min(where, len(self.depths) - 1)
-        if len(self.depths) > 1 and low == high:
-            # Attention grows with depth beyond what was measured, too.
-            low, high = (high - 1, high) if depth > self.depths[-1] else (0, 1)
+    def curve(self, depth: int, most: int) -> list[float]:
+        """Return the milliseconds of passes over 1 to ``most`` rows, interpolated; index 0 is 1 row."""
+        low = min(max(bisect_right(self.depths, depth) - 1, 0), max(len(self.depths) - 2, 0))
+        high = min(low + 1, len(self.depths) - 1)
+        # Attention grows with depth beyond what was measured, too.
         span = self.depths[high] - self.depths[low]
         share = max((depth - self.depths[low]) / span, 0.0) if span else 0.0
         at = [a + share * (b - a) for a, b in zip(self.ms[low], self.ms[high], strict=True)]
@@ -55,6 +58,7 @@ class RowCosts:
             else:
                 slope = (at[-1] - at[-2]) / (self.rows[-1] - self.rows[-2]) if len(at) > 1 else at[-1]
                 value = at[-1] + (count - self.rows[-1]) * slope
+            # Beyond the last depth lines may cross.
             result.append(max(value, result[-1]) if result else value)
         return result
 
@@ -66,20 +70,59 @@ class RowCosts:
     def from_json(cls, document: Any) -> RowCosts | None:
         """Return stored costs; None if this is not what ``to_json`` writes."""
         try:
-            rows, depths = tuple(document["rows"]), tuple(document["depths"])
-            ms = tuple(tuple(float(value) for value in line) for line in document["ms"])
+            rows, depths, ms = list(document["rows"]), list(document["depths"]), list(document["ms"])
             good = (
                 document["version"] == _VERSION
-                and rows[:1] == (1,)
-                and list(rows) == sorted(set(rows))
+                and all(type(number) is int and number >= 0 for number in (*rows, *depths))
+                and rows[:1] == [1]
+                and rows == sorted(set(rows))
                 and len(depths) > 0
-                and list(depths) == sorted(set(depths))
+                and depths == sorted(set(depths))
                 and len(ms) == len(depths)
-                and all(len(line) == len(rows) and all(0 < value < 1e6 for value in line) for line in ms)
+                and all(len(line) == len(rows) for line in ms)
+                and all(type(value) is float and 0 < value < _MOST_MS for line in ms for value in line)
             )
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError):
             return None
-        return cls(rows, depths, ms) if good else None
+        return cls(tuple(rows), tuple(depths), tuple(tuple(line) for line in ms)) if good else None
+
+
+class CostCurve:
+    """The costs of passes at a depth, looked up again as a text grows.
+
+    Args:
+        costs: what was measured.
+        most: rows of the largest pass.
+
+    Attributes:
+        cheapest: what the cheapest further row takes, as a share of a pass over one row: no guess that is less likely
+            pays.
+    """
+
+    def __init__(self, costs: RowCosts, most: int) -> None:
+        self._costs = costs
+        self._most = most
+        self._depth = -_DEPTH_STEP
+        self._curve: list[float] = []
+        self.cheapest = 0.0
+
+    def at(self, depth: int) -> list[float]:
+        """Return the milliseconds of passes over 1 to ``most`` rows; index 0 is 1 row."""
+        if abs(depth - self._depth) >= _DEPTH_STEP:
+            self._depth = depth
+            self._curve = self._costs.curve(depth, self._most)
+            rows = zip(self._curve, self._curve[1:], strict=False)
+            self.cheapest = min((b - a for a, b in rows), default=0.0) / self._curve[0]
+        return self._curve
+
+
+def _rising(ms: Items[Items[float]]) -> tuple[tuple[float, ...], ...]:
+    """Let no larger pass and no longer context cost less."""
+    result: list[tuple[float, ...]] = []
+    for line in ms:
+        least = result[-1] if result else (0.0,) * len(line)
+        result.append(tuple(accumulate((max(a, b) for a, b in zip(line, least, strict=True)), max)))
+    return tuple(result)
 
 
 def measure(
@@ -100,26 +143,28 @@ def measure(
         rows: row counts, rising from 1.
         depths: depths, rising.
         rounds: passes of each.
-        budget: seconds; what is left after it is measured once only.
+        budget: seconds to be kept to: first fewer rounds are measured, at least one, then fewer depths, at least one.
         clock: seconds.
     """
     wanted = [count for count in rows if count <= capacity]
     reached = [depth for depth in depths if depth + wanted[-1] <= capacity] or [0]
-    table = []
+    table: list[list[float]] = []
     begun = clock()
     for depth in reached:
-        samples: dict[int, list[float]] = {count: [] for count in wanted}
+        if table and clock() - begun > budget:
+            break
+        least = [math.inf] * len(wanted)
         # The first round warms up: bindings are made, pages are touched.
         for turn in range(rounds + 1):
-            if turn > 1 and clock() - begun > budget:
+            if turn > 1 and clock() - begun > budget * (len(table) + 1) / len(reached):
                 break
-            for count in wanted:
+            for place, count in enumerate(wanted):
                 started = clock()
                 run(count, depth)
                 if turn > 0:
-                    samples[count].append(1e3 * (clock() - started))
-        table.append(tuple(min(samples[count]) for count in wanted))
-    return RowCosts(tuple(wanted), tuple(reached), tuple(table))
+                    least[place] = min(least[place], 1e3 * (clock() - started))
+        table.append(least)
+    return RowCosts(tuple(wanted), tuple(reached[: len(table)]), tuple(tuple(line) for line in table))
 
 
 class CostStore:
@@ -144,7 +189,7 @@ class CostStore:
         """Return stored costs, or None: a file that cannot be read is like none, it will be measured again."""
         try:
             document = json.loads(self.path(key).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return None
         return RowCosts.from_json(document) if isinstance(document, dict) and document.get("key") == dict(key) else None
 
@@ -154,8 +199,12 @@ class CostStore:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             draft = path.with_suffix(f".{time.time_ns()}.tmp")
-            draft.write_text(json.dumps({"key": dict(key), **costs.to_json()}), encoding="utf-8")
-            draft.replace(path)
+            try:
+                draft.write_text(json.dumps({"key": dict(key), **costs.to_json()}), encoding="utf-8")
+                draft.replace(path)
+            finally:
+                with suppress(OSError):
+                    draft.unlink(missing_ok=True)
         except OSError:
             return False
         return True

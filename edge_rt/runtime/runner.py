@@ -11,7 +11,7 @@ from edge_rt.runtime.interface import BoundPass, GraphInterface
 from edge_rt.runtime.outputs import Outputs
 from edge_rt.session import Session, StopSwitch
 
-MAX_KEPT_SHAPES: Final = 32
+MAX_KEPT_SHAPES: Final = 72
 """Bindings kept for later passes of the same shape; binding anew costs about 40 microseconds."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence as Items
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from edge_rt.errors import ConfigError
 from edge_rt.runtime.draft import Drafter, NullDrafter
@@ -34,7 +34,7 @@ DEFAULT_MAX_NODES: Final = 23
 MAX_NODES: Final = 63
 
 # What an arm is expected to give before it was tried, relative to what is usual.
-_PRIOR_OFF, _PRIOR_ALONE, _PRIOR_TOGETHER = 0.8, 1.0, 1.0
+_PRIOR_OFF, _PRIOR_DRAFTING = 0.8, 1.0
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class SpecOptions:
 
     def __post_init__(self) -> None:
         require_mode(self.mode)
-        if not 1 <= self.max_nodes <= MAX_NODES:
+        if type(self.max_nodes) is not int or not 1 <= self.max_nodes <= MAX_NODES:
             raise ConfigError(
                 "The largest draft is out of range.",
                 f"Got {self.max_nodes} tokens.",
@@ -100,7 +100,7 @@ class Speculation:
         exact: whether a row's results do not depend on the rows beside it. Where they do, ``auto`` is off, trees cannot
             be verified, and a chain that is asked for may give another text than plain decoding.
         costs: measures passes, or takes what was stored; called when first needed.
-        corpus: opens the corpus of the options.
+        corpus: of the options, opened; who drafts with another source has no use for it.
     """
 
     def __init__(
@@ -109,17 +109,25 @@ class Speculation:
         *,
         exact: bool,
         costs: Callable[[], RowCosts],
-        corpus: Callable[[Path], Corpus],
+        corpus: Corpus | None,
     ) -> None:
         self.options = options
         self.exact = exact
         self._measure = costs
         self._costs: RowCosts | None = None
-        self._corpus = corpus(options.corpus) if options.corpus is not None else None
+        self._corpus = corpus
         self._sources: dict[str, Source] = {}
         self._drafters: dict[tuple[str, ...], AdaptiveDrafter] = {}
         self._referring: tuple[tuple[str, tuple[int, ...]], AdaptiveDrafter] | None = None
         self._place_rates = PlaceRates()
+
+    @property
+    def mode(self) -> str:
+        """What is done where a generation asks for nothing else."""
+        return self._in_force(self.options.mode)
+
+    def _in_force(self, mode: str) -> str:
+        return "off" if mode == "auto" and not self.exact else mode
 
     def resolve(self, mode: str | None, *, has_reference: bool = False, accept: str = "match") -> str:
         """Return the mode of a generation: what it asks for, or the model's.
@@ -140,8 +148,14 @@ class Speculation:
                 "No reference text was given.",
                 "Give one (reference=..., --reference FILE), or choose another drafter.",
             )
+        if has_reference and mode in ("ngram", "suffix", "recycling"):
+            raise ConfigError(
+                "A reference text is given to a drafter that does not copy from one.",
+                f"The drafter is {mode!r}.",
+                "Choose auto or reference, or leave the text out.",
+            )
         require_rule(accept, mode)
-        return "off" if mode == "auto" and not self.exact else mode
+        return self._in_force(mode)
 
     def drafter(self, mode: str, reference_ids: Items[int] | None = None) -> Drafter:
         """Return the drafter for a generation.
@@ -210,6 +224,11 @@ class Speculation:
         self._drop_drafters()
         self._place_rates = PlaceRates()
 
+    def close(self) -> None:
+        """Let go of everything, the corpus included."""
+        self.forget()
+        self._corpus = None
+
     def _drop_drafters(self) -> None:
         self._drafters.clear()
         self._referring = None
@@ -226,21 +245,11 @@ class Speculation:
 
     def _assemble(self, sources: tuple[Source, ...]) -> AdaptiveDrafter:
         arms = arms_of([source.name for source in sources])
-        bandit = None
-        if len(sources) > 1:
-            priors = (_PRIOR_OFF, *[_PRIOR_ALONE] * len(sources), _PRIOR_TOGETHER)
-            assert len(priors) == len(arms)
-            bandit = DiscountedUCB(priors)
+        priors = [_PRIOR_OFF] + [_PRIOR_DRAFTING] * (len(arms) - 1)
         return AdaptiveDrafter(
             TreeGrower(sources, AcceptanceModel(sources), chain=not self.exact),
             self.costs,
-            bandit,
+            DiscountedUCB(tuple(priors)),
             max_nodes=self.options.max_nodes,
             trace=self.options.trace,
         )
-
-
-def cost_key(facts: dict[str, Any]) -> dict[str, Any]:
-    """Return what row costs depend on, out of ``Model.describe``."""
-    names = ("package_id", "op_profile", "isa", "kv_format", "threads", "onnxruntime")
-    return {name: facts[name] for name in names}

@@ -11,6 +11,8 @@ from edge_rt.runtime.drafters.source import Source
 
 _KEEP: Final = 0.998
 """What is left of a count after one more trial of the same kind: about 500 trials are remembered."""
+_KEEP_GENERATION: Final = 0.8
+"""What is left of all counts from one generation to the next."""
 _KIND_TRIALS: Final = 6.0
 _CELL_TRIALS: Final = 6.0
 """Trials that the prior counts for."""
@@ -32,15 +34,30 @@ class _Rates:
     """Discounted shares of hits, with priors; ``value`` is always up to date."""
 
     def __init__(self, priors: Items[float], trials: float) -> None:
+        self._priors = list(priors)
+        self._prior_trials = trials
         self._hits = [prior * trials for prior in priors]
         self._trials = [trials] * len(priors)
+        self._is_learned = [False] * len(priors)
         self.value = list(priors)
 
     def learn(self, index: int, hit: bool) -> None:
         trials = self._trials[index] * _KEEP + 1.0
         hits = self._hits[index] * _KEEP + hit
         self._trials[index], self._hits[index] = trials, hits
+        self._is_learned[index] = True
         self.value[index] = hits / trials
+
+    def relax(self, keep: float) -> None:
+        """Go a part of the way back to the priors."""
+        own = self._prior_trials
+        for index, is_learned in enumerate(self._is_learned):
+            if is_learned:
+                prior = self._priors[index]
+                trials = own + keep * (self._trials[index] - own)
+                hits = prior * own + keep * (self._hits[index] - prior * own)
+                self._trials[index], self._hits[index] = trials, hits
+                self.value[index] = hits / trials
 
 
 class AcceptanceModel:
@@ -69,6 +86,16 @@ class AcceptanceModel:
                     x = cell / _STEPS_PER_UNIT - _WIDEST + agreement
                     priors.append(share / (1 + math.exp(-x)))
         self._cells = _Rates(priors, _CELL_TRIALS)
+
+    def relax(self, keep: float = _KEEP_GENERATION) -> None:
+        """Trust what was learned less, between generations.
+
+        What is believed to be wrong is tried no more, so nothing else would show that another text proves it right.
+        """
+        self._cells.relax(keep)
+        for source, rates in enumerate(self._kinds):
+            rates.relax(keep)
+            self._odds[source][:] = [_logit(value) for value in rates.value]
 
     @property
     def odds(self) -> list[list[float]]:

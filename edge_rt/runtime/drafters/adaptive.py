@@ -13,16 +13,18 @@ from edge_rt.runtime.drafters.statistics import SpecCounter
 from edge_rt.runtime.drafters.tree import EMPTY, LEAST_VALUE, TreeGrower, context_of
 from edge_rt.runtime.outputs import Outputs
 from edge_rt.runtime.results import SpecStats
-from edge_rt.runtime.row_cost import RowCosts
+from edge_rt.runtime.row_cost import CostCurve, RowCosts
 
 if TYPE_CHECKING:
     from edge_rt.runtime.sequence import Sequence
 
 BLOCK_STEPS: Final = 8
 """Steps between two choices of the bandit: one step says too little."""
-_DEPTH_STEP: Final = 128
 _SPEED_KEEP: Final = 0.95
 _USUAL_KEEP: Final = 0.75
+_IDLE_STEPS: Final = 64
+_WORST: Final = 5.0
+"""A step that takes so many times what is usual is somebody else's doing, and counts as one that takes so long."""
 Trace = Callable[[dict[str, Any]], None]
 
 
@@ -71,14 +73,11 @@ class AdaptiveDrafter:
         self.arms = arms_of([source.name for source in grower.sources])
         self.counter = SpecCounter()
         self._grower = grower
-        self._costs = costs
+        self._curve = CostCurve(costs, max_nodes + 1)
         self._bandit = bandit
         self._max_nodes = max_nodes
         self._trace = trace
         self._clock = clock
-        self._curve_depth = -1
-        self._curve: list[float] = []
-        self._least = LEAST_VALUE
         # Milliseconds of drafting and learning, by arm.
         self._drafting = [0.05, *[0.1] * (len(self.arms) - 1)]
         # How much slower than measured passes are just now, be it heat or other work.
@@ -87,6 +86,7 @@ class AdaptiveDrafter:
         self._usual = 0.0
         self._arm = len(self.arms) - 1
         self._ledger = Ledger(self.arms)
+        self._idle = 0
         self._tree = EMPTY
         self._started = self._proposed = 0.0
         self._sequence: Sequence | None = None
@@ -105,6 +105,7 @@ class AdaptiveDrafter:
         self._sequence = sequence
         self.counter = SpecCounter()
         started = self._clock()
+        self._grower.begin()
         for source in self._grower.sources:
             source.begin(sequence.token_ids)
         self.counter.drafting_ms += 1e3 * (self._clock() - started)
@@ -119,10 +120,15 @@ class AdaptiveDrafter:
                 self._close_block()
             most = min(limit, self._max_nodes)
             if self._arm != OFF and most > 0:
-                costs = self._costs_at(len(sequence.token_ids))
-                tree = self._grower.grow(most, self.arms[self._arm].mask, self._least)
+                costs = self._curve.at(len(sequence.token_ids))
+                tree = self._grower.grow(most, self.arms[self._arm].mask, max(LEAST_VALUE, self._curve.cheapest))
                 size = best_size(tree.values, costs, self._drafting[self._arm])
                 self._tree = tree.first(size)
+                # What is not tried is not learned: now and then one guess is, though it does not seem to pay.
+                self._idle = 0 if size else self._idle + 1
+                if self._idle >= _IDLE_STEPS:
+                    self._idle = 0
+                    self._tree = self._grower.grow(1, self.arms[self._arm].mask, 0.0)
         self._proposed = self._clock()
         return self._tree.draft
 
@@ -149,9 +155,9 @@ class AdaptiveDrafter:
         )  # fmt: skip
         if is_first:
             return
-        costs = self._costs_at(len(sequence.token_ids))
-        self._slowness += (1 - _SPEED_KEEP) * (min(verifying / costs[len(draft)], 10.0) - self._slowness)
-        spent = drafting / max(self._slowness, 0.1)
+        costs = self._curve.at(len(sequence.token_ids))
+        self._slowness += (1 - _SPEED_KEEP) * (min(verifying / costs[len(draft)], _WORST) - self._slowness)
+        spent = min(drafting / max(self._slowness, 0.1), _WORST * self._drafting[self._arm])
         self._drafting[self._arm] += (1 - _SPEED_KEEP) * (spent - self._drafting[self._arm])
         self._ledger.add(self._arm, tree, accepted, costs, self._drafting)
         if self._trace is not None:
@@ -179,13 +185,3 @@ class AdaptiveDrafter:
                     self._bandit.learn(arm, min(speed / self._usual, MAX_REWARD))
         self._arm = self._bandit.choose()
         self._ledger.clear()
-
-    def _costs_at(self, depth: int) -> list[float]:
-        """Return the milliseconds of passes over 1 to ``max_nodes`` + 1 rows."""
-        if abs(depth - self._curve_depth) > _DEPTH_STEP or not self._curve:
-            self._curve_depth = depth
-            self._curve = self._costs.curve(depth, self._max_nodes + 1)
-            # No node pays that is worth less than the cheapest row takes from plain decoding.
-            rows = zip(self._curve, self._curve[1:], strict=False)
-            self._least = max(LEAST_VALUE, min((b - a for a, b in rows), default=0.0) / self._curve[0])
-        return self._curve

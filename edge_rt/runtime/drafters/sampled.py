@@ -24,7 +24,7 @@ from edge_rt.runtime.drafters.statistics import SpecCounter
 from edge_rt.runtime.drafters.tree import LEAST_VALUE, context_of
 from edge_rt.runtime.outputs import Outputs
 from edge_rt.runtime.results import SpecStats
-from edge_rt.runtime.row_cost import RowCosts
+from edge_rt.runtime.row_cost import CostCurve, RowCosts
 from edge_rt.runtime.sampling import LEAST_TEMPERATURE, Chance, Sampler
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ PROBE_STEPS: Final = 16
 """Steps without a draft after which one token is drafted all the same, to learn whether drafting pays again."""
 _DRAFTING_MS: Final = 0.2
 """What a draft is taken to cost. It is not measured as it goes: a seed would then give another text every time."""
-_DEPTH_STEP: Final = 128
 _LEAST_WEIGHT: Final = 1e-6
 """Tokens so much less likely than the best one are not drawn."""
 
@@ -81,7 +80,7 @@ class SampledDrafter:
         self.counter = SpecCounter()
         self._source = source
         self._rates = rates
-        self._costs = costs
+        self._curve = CostCurve(costs, max_nodes + 1)
         self._exponent = 1.0 / max(temperature, LEAST_TEMPERATURE)
         self._random = Chance(drafting_seed(seed))
         self._max_nodes = max_nodes
@@ -89,9 +88,6 @@ class SampledDrafter:
         self._trace = trace
         self._clock = clock
         self._priors = [source.prior(kind) for kind in range(source.num_kinds)]
-        self._curve_depth = -1
-        self._curve: list[float] = []
-        self._least = LEAST_VALUE
         self._idle = 0
         self._sure = 0
         self._places: list[Place] = []
@@ -169,8 +165,10 @@ class SampledDrafter:
 
     def _shape(self, most: int, depth: int) -> list[Place]:
         """Return the places to draw into, knowing the source's guesses at the root and nothing that is drawn."""
-        costs = self._costs_at(depth)
-        places = self._rates.shape(self._sure, most, least=self._least, siblings=self._siblings)
+        costs = self._curve.at(depth)
+        places = self._rates.shape(
+            self._sure, most, least=max(LEAST_VALUE, self._curve.cheapest), siblings=self._siblings
+        )
         size = best_size([place.value for place in places], costs, _DRAFTING_MS)
         self._idle = 0 if size else self._idle + 1
         if self._idle >= PROBE_STEPS:
@@ -219,16 +217,6 @@ class SampledDrafter:
         proposal = Proposal.of([guess.token_id for guess in guesses], weights.tolist())
         context = _Context(proposal, {guess.token_id: guess.cursor for guess in guesses})
         return context, proposal.draw(count, self._random)
-
-    def _costs_at(self, depth: int) -> list[float]:
-        """Return the milliseconds of passes over 1 to ``max_nodes`` + 1 rows."""
-        if abs(depth - self._curve_depth) > _DEPTH_STEP or not self._curve:
-            self._curve_depth = depth
-            self._curve = self._costs.curve(depth, self._max_nodes + 1)
-            # No node pays that is worth less than the cheapest row takes from plain decoding.
-            rows = zip(self._curve, self._curve[1:], strict=False)
-            self._least = max(LEAST_VALUE, min((b - a for a, b in rows), default=0.0) / self._curve[0])
-        return self._curve
 
 
 def drafting_seed(seed: int | None) -> int | None:

@@ -97,7 +97,8 @@ class SuffixSource:
         new = list(token_ids)
         common = common_prefix(self._known, new)
         if common < len(self._known):
-            self._begin = len(self._automaton) + 1
+            if common <= OVERLAP:
+                self._begin = len(self._automaton) + 1  # else it is still the same conversation
             self._take([SEPARATOR, *new[max(0, common - OVERLAP) :]])
         else:
             self._take(new[common:])

@@ -139,13 +139,18 @@ class TreeGrower:
                 self._order += 1
                 heapq.heappush(heap, _Node(-reached, self._order, parent, token, cell, guesses, behind))
 
+    def begin(self) -> None:
+        """Take up another generation."""
+        self._model.relax()
+
     def learn(self, tree: Tree, accepted: Accepted) -> None:
         """Take in which nodes were right: those whose parent was reached."""
-        reached = {ROOT, *accepted.path}
+        following = dict(zip((ROOT, *accepted.path), accepted.token_ids, strict=True))
         for node, parent in enumerate(tree.draft.parents):
-            if parent in reached:
+            if parent in following:
                 guesses, cell = tree.evidence[node]
-                self._model.learn(guesses, cell, node in reached)
+                # An end token that was foreseen is right, though it is not part of the path.
+                self._model.learn(guesses, cell, tree.draft.token_ids[node] == following[parent])
 
 
 def context_of(sequence: Sequence, emitted: int) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 from edge_rt.runtime.draft import ROOT, Draft
 from edge_rt.runtime.drafters.acceptance import AcceptanceModel
 from edge_rt.runtime.drafters.adaptive import BLOCK_STEPS, AdaptiveDrafter, best_size
-from edge_rt.runtime.drafters.bandit import EXP3, DiscountedUCB
+from edge_rt.runtime.drafters.bandit import DiscountedUCB
 from edge_rt.runtime.drafters.ngram import NgramSource
 from edge_rt.runtime.drafters.recycling import RecyclingSource
 from edge_rt.runtime.drafters.reference import ReferenceSource
@@ -185,7 +185,7 @@ class TestSameText:
         trial = Trial(lambda text, clock: [SuffixSource(), RecyclingSource()], target=RepeatingTarget)
         clock = Clock()
         grower = TreeGrower(trial.sources, AcceptanceModel(trial.sources))
-        drafter = AdaptiveDrafter(grower, COSTS, EXP3(4), max_nodes=8, clock=clock)
+        drafter = AdaptiveDrafter(grower, COSTS, DiscountedUCB((0.8, 1.0, 1.0, 1.0)), max_nodes=8, clock=clock)
         run = Run(PROMPT, target=RepeatingTarget(clock, COSTS), cache=fake_cache(4096), drafter=drafter, max_tokens=400)
         assert run.result().token_ids == trial.answer
 

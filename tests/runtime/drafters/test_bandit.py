@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import random
 
-import numpy as np
 import pytest
 
-from edge_rt.runtime.drafters.bandit import EXP3, MAX_REWARD, DiscountedUCB
+from edge_rt.runtime.drafters.bandit import DiscountedUCB
 
-MAKERS = {"ucb": lambda arms: DiscountedUCB((1.0,) * arms), "exp3": lambda arms: EXP3(arms, seed=1)}
+MAKERS = {"ucb": lambda arms: DiscountedUCB((1.0,) * arms)}
 
 
 @pytest.fixture(params=MAKERS)
@@ -78,44 +77,3 @@ class TestDiscountedUCB:
     def test_without_a_bonus_it_is_greedy(self):
         bandit = DiscountedUCB((1.0, 0.9), bonus=0.0)
         assert play(bandit, [1.0, 5.0], 100, noise=0.0) == [100, 0]
-
-
-class TestEXP3:
-    def test_at_first_all_arms_are_equal(self):
-        assert EXP3(4).probabilities() == [0.25] * 4
-
-    def test_probabilities_are_probabilities_whatever_the_rewards(self):
-        bandit = EXP3(3, explore=0.09)
-        draws = random.Random(0)
-        for _ in range(3000):
-            bandit.learn(draws.randrange(3), draws.choice([0.0, 1.0, MAX_REWARD, 1e9]))
-            shares = bandit.probabilities()
-            assert sum(shares) == pytest.approx(1.0)
-            assert min(shares) >= 0.09 / 3 * (1 - 1e-12)
-
-    def test_rewards_beyond_the_largest_count_as_it(self):
-        one, other = EXP3(2), EXP3(2)
-        one.learn(0, MAX_REWARD)
-        other.learn(0, 1e6)
-        assert one.probabilities() == other.probabilities()
-        other.learn(1, MAX_REWARD / 2)
-        assert one.probabilities() != other.probabilities()
-
-    def test_draws_follow_the_probabilities_and_the_seed(self):
-        bandits = [EXP3(3, seed=seed) for seed in (5, 5, 6)]
-        for bandit in bandits:
-            for _ in range(4):
-                bandit.learn(1, 1.0)
-        first, again, other = ([bandit.choose() for _ in range(2000)] for bandit in bandits)
-        assert first == again != other
-        shares = np.bincount(first, minlength=3) / 2000
-        np.testing.assert_allclose(shares, bandits[0].probabilities(), atol=0.04)
-
-    def test_a_reward_counts_more_the_seldomer_its_arm_is_drawn(self):
-        bandit = EXP3(2, rate=0.1, explore=0.0, keep=1.0)
-        bandit.learn(0, MAX_REWARD)
-        share = 1 / (1 + np.exp(-0.1 / 0.5))
-        assert bandit.probabilities() == pytest.approx([share, 1 - share])
-        bandit.learn(1, MAX_REWARD)
-        share = 1 / (1 + np.exp(-0.1 / 0.5 + 0.1 / (1 - share)))
-        assert bandit.probabilities() == pytest.approx([share, 1 - share])
