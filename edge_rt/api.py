@@ -33,6 +33,7 @@ def load(
     draft_max: int | None = None,
     corpus: str | Path | None = None,
     spec_trace: Callable[[dict[str, Any]], None] | None = None,
+    on_calibrate: Callable[[], None] | None = None,
 ) -> Model:
     """Load a package.
 
@@ -52,6 +53,8 @@ def load(
         draft_max: most drafted tokens of a pass; None leaves it to the cost model.
         corpus: file of ``edge-rt corpus build`` for the suffix drafter.
         spec_trace: called with every decoding step's decision.
+        on_calibrate: called when the first answer has to wait for a measurement of what passes cost here, which takes a
+            second or two and is kept.
 
     Raises:
         ModelNotFound: there is no such package.
@@ -75,6 +78,7 @@ def load(
             trace=spec_trace,
         ),
         costs=CostStore(platformdirs.user_cache_path("edge-rt") / "row-costs"),
+        on_calibrate=on_calibrate,
     )
 
 

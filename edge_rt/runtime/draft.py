@@ -91,8 +91,13 @@ class Drafter(Protocol):
                 overwritten by the next pass.
         """
 
-    def statistics(self, mode: str) -> SpecStats | None:
-        """Return what was drafted since ``begin``; None where nothing ever is."""
+    def statistics(self, mode: str, taken_back: int = 0) -> SpecStats | None:
+        """Return what was drafted since ``begin``; None where nothing ever is.
+
+        Args:
+            mode: as asked for.
+            taken_back: emitted tokens that lay behind a stop text.
+        """
 
 
 class NullDrafter:
@@ -111,6 +116,6 @@ class NullDrafter:
         """Do nothing."""
         del draft, accepted, outputs
 
-    def statistics(self, mode: str) -> None:
+    def statistics(self, mode: str, taken_back: int = 0) -> None:
         """Return None: there was no speculation."""
-        del mode
+        del mode, taken_back

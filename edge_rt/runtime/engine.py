@@ -78,6 +78,7 @@ class Model:
         isa: instruction set of the native operators; None is the best one.
         spec: how to speculate, or a mode: ``"auto"``, ``"off"`` or a drafter's name.
         costs: where the measured costs of passes are kept; None keeps them in memory only.
+        on_calibrate: called when a generation has to wait for their measurement, which takes a second or two.
 
     Raises:
         ConfigError: an argument is out of range, or not for this package.
@@ -98,6 +99,7 @@ class Model:
         isa: str | None = None,
         spec: SpecOptions | str = "auto",
         costs: CostStore | None = None,
+        on_calibrate: Callable[[], None] | None = None,
     ) -> None:
         started = time.perf_counter()
         spec = SpecOptions(spec) if isinstance(spec, str) else spec
@@ -146,6 +148,7 @@ class Model:
             "onnxruntime": onnxruntime_version(),
         }
         self.prices = PassPrices(facts, interface, self._cache, costs)
+        self.prices.on_measure = on_calibrate
         self._speculation = Speculation(
             spec,
             exact=manifest.op_profile == "native",

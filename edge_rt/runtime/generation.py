@@ -79,6 +79,7 @@ class Generation:
         self._clock = _Clock(called)
         self._on_prefill = on_prefill
         self._cached = 0
+        self._taken_back = 0
 
     def events(self, cancel: CancelToken) -> EventSource:
         """Generate; the value of the generator is the result.
@@ -112,7 +113,8 @@ class Generation:
             pieces.append(self._text.push((token,)))
             if self._text.stop_string is not None:
                 sequence = self._sequence
-                sequence.stop_after(sequence.num_answer_tokens - len(token_ids) + count)
+                self._taken_back = len(token_ids) - count
+                sequence.stop_after(sequence.num_answer_tokens - self._taken_back)
                 self._cache.truncate(len(sequence.token_ids) - 1)
                 return Event("".join(pieces), tuple(token_ids[:count]))
         return Event("".join(pieces), tuple(token_ids))
@@ -134,7 +136,7 @@ class Generation:
                 cached_tokens=self._cached,
             ),
             timings=self._timings(),
-            spec=self._drafter.statistics(self._spec_mode),
+            spec=self._drafter.statistics(self._spec_mode, self._taken_back),
             memory=Memory(peak_bytes=peak_rss_bytes(), kv_bytes=self._cache.length * self._cache.row_bytes),
         )
 

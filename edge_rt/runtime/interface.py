@@ -112,7 +112,8 @@ class GraphInterface(ABC):
     def forget(self) -> None:
         """Empty all rows of the cache and give their memory back."""
         # All of them are views of one piece of memory.
-        give_back(self._cache_buffers()[0])
+        for buffer in self._cache_buffers()[:1]:
+            give_back(buffer)
 
     @abstractmethod
     def _cache_buffers(self) -> list[Array]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence as Items
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,9 +18,10 @@ CURVE_DEPTHS: Final = (64, 320, 1024)
 """Rows of context that are measured, as far as the context reaches."""
 ROUNDS: Final = 4
 BUDGET_SECONDS: Final = 1.5
-_VERSION: Final = 2
+_VERSION: Final = 3
 _MOST_MS: Final = 1e6
 _DEPTH_STEP: Final = 128
+_STEADY: Final = 1.25
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,15 @@ class RowCosts:
         rows: rising, begins with 1.
         depths: rising, at least one.
         ms: ``[depths][rows]``; made to rise with both, as no larger pass costs less: what says otherwise is noise.
+        steady: whether passes took the same time again and again; on a busy machine they do not.
+        tries: measurements that these are the least of.
     """
 
     rows: tuple[int, ...]
     depths: tuple[int, ...]
     ms: tuple[tuple[float, ...], ...]
+    steady: bool = True
+    tries: int = 1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ms", _rising(self.ms))
@@ -64,7 +68,18 @@ class RowCosts:
 
     def to_json(self) -> dict[str, Any]:
         """Return the costs as a JSON object."""
-        return {"version": _VERSION, "rows": self.rows, "depths": self.depths, "ms": self.ms}
+        return {
+            "version": _VERSION, "rows": self.rows, "depths": self.depths, "ms": self.ms, "steady": self.steady,
+            "tries": self.tries,
+        }  # fmt: skip
+
+    def least(self, other: RowCosts) -> RowCosts:
+        """Return the lower costs of two measurements; those of ``other`` alone if it measured something else."""
+        if (self.rows, self.depths) != (other.rows, other.depths):
+            return other
+        pairs = zip(self.ms, other.ms, strict=True)
+        ms = tuple(tuple(min(a, b) for a, b in zip(one, two, strict=True)) for one, two in pairs)
+        return RowCosts(self.rows, self.depths, ms, self.steady or other.steady, self.tries + other.tries)
 
     @classmethod
     def from_json(cls, document: Any) -> RowCosts | None:
@@ -81,10 +96,16 @@ class RowCosts:
                 and len(ms) == len(depths)
                 and all(len(line) == len(rows) for line in ms)
                 and all(type(value) is float and 0 < value < _MOST_MS for line in ms for value in line)
+                and type(document["steady"]) is bool
+                and type(document["tries"]) is int
+                and document["tries"] > 0
             )
         except (KeyError, TypeError):
             return None
-        return cls(tuple(rows), tuple(depths), tuple(tuple(line) for line in ms)) if good else None
+        if not good:
+            return None
+        lines = tuple(tuple(line) for line in ms)
+        return cls(tuple(rows), tuple(depths), lines, document["steady"], document["tries"])
 
 
 class CostCurve:
@@ -148,12 +169,13 @@ def measure(
     """
     wanted = [count for count in rows if count <= capacity]
     reached = [depth for depth in depths if depth + wanted[-1] <= capacity] or [0]
-    table: list[list[float]] = []
+    table: list[tuple[float, ...]] = []
+    steady = True
     begun = clock()
     for depth in reached:
         if table and clock() - begun > budget:
             break
-        least = [math.inf] * len(wanted)
+        samples: list[list[float]] = [[] for _ in wanted]
         # The first round warms up: bindings are made, pages are touched.
         for turn in range(rounds + 1):
             if turn > 1 and clock() - begun > budget * (len(table) + 1) / len(reached):
@@ -162,9 +184,14 @@ def measure(
                 started = clock()
                 run(count, depth)
                 if turn > 0:
-                    least[place] = min(least[place], 1e3 * (clock() - started))
+                    samples[place].append(1e3 * (clock() - started))
+        least = tuple(min(times) for times in samples)
+        # The second best of several is close to the best, and no larger pass was much faster, where nothing disturbs.
+        for times in samples:
+            steady &= len(times) > 1 and sorted(times)[1] <= _STEADY * min(times)
+        steady &= all(a <= _STEADY * b for a, b in pairwise(least))
         table.append(least)
-    return RowCosts(tuple(wanted), tuple(reached[: len(table)]), tuple(tuple(line) for line in table))
+    return RowCosts(tuple(wanted), tuple(reached[: len(table)]), tuple(table), steady)
 
 
 class CostStore:

@@ -148,13 +148,13 @@ class Speculation:
                 "No reference text was given.",
                 "Give one (reference=..., --reference FILE), or choose another drafter.",
             )
+        require_rule(accept, mode)
         if has_reference and mode in ("ngram", "suffix", "recycling"):
             raise ConfigError(
                 "A reference text is given to a drafter that does not copy from one.",
                 f"The drafter is {mode!r}.",
                 "Choose auto or reference, or leave the text out.",
             )
-        require_rule(accept, mode)
         return self._in_force(mode)
 
     def drafter(self, mode: str, reference_ids: Items[int] | None = None) -> Drafter:

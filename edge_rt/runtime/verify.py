@@ -68,7 +68,7 @@ class Answer:
         prompt: index of the prompt.
         token_ids: the answer, its end token included.
         steps: verifying passes behind its first token.
-        drafted: drafted tokens, accepted or not.
+        drafted: rows drafted, tested or not.
         overflow: tokens of the prompt, tokens asked for and capacity of the context, if the prompt was left out because
             they do not fit; otherwise None.
     """

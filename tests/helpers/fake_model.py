@@ -146,7 +146,7 @@ class ScriptedDrafter:
         assert accepted.num_drafted == len(draft)
         self.seen.append(accepted)
 
-    def statistics(self, mode):
+    def statistics(self, mode, taken_back=0):
         return None
 
 

@@ -128,6 +128,10 @@ def linear_costs(first=4.0, per_row=0.4, rows=64):
     return RowCosts((1, rows), (0,), ((first, first + (rows - 1) * per_row),))
 
 
+WRONG = 1 << 20
+"""A token that no source guesses."""
+
+
 def accept_all(tree, is_right):
     """Return the outcome of a tree, given which tokens are right at which node: ``is_right(node)``."""
     path, node = [], ROOT
@@ -138,7 +142,7 @@ def accept_all(tree, is_right):
         node = children[0]
         path.append(node)
     tokens = [tree.draft.token_ids[node] for node in path]
-    return Accepted((*tokens, 0), tuple(path), len(tree.draft))
+    return Accepted((*tokens, WRONG), tuple(path), len(tree.draft))
 
 
 def outputs_of(probabilities, top=8):

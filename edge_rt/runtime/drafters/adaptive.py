@@ -96,9 +96,9 @@ class AdaptiveDrafter:
         """Bytes that the sources hold."""
         return sum(source.memory_bytes for source in self._grower.sources)
 
-    def statistics(self, mode: str) -> SpecStats:
+    def statistics(self, mode: str, taken_back: int = 0) -> SpecStats:
         """Return what was drafted since ``begin``."""
-        return self.counter.stats(mode, self.memory_bytes)
+        return self.counter.stats(mode, self.memory_bytes, taken_back)
 
     def begin(self, sequence: Sequence) -> None:
         """Take up a sequence; what was learned from earlier ones stays."""

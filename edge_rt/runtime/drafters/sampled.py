@@ -97,9 +97,9 @@ class SampledDrafter:
         self._started = self._proposed = 0.0
         self._sequence: Sequence | None = None
 
-    def statistics(self, mode: str) -> SpecStats:
+    def statistics(self, mode: str, taken_back: int = 0) -> SpecStats:
         """Return what was drafted since ``begin``."""
-        return self.counter.stats(mode, self._source.memory_bytes)
+        return self.counter.stats(mode, self._source.memory_bytes, taken_back)
 
     def begin(self, sequence: Sequence) -> None:
         """Take up a sequence."""

@@ -50,16 +50,19 @@ class SpecCounter:
         for position in range(accepted.num_accepted):
             self.lengths[position] += 1
 
-    def stats(self, mode: str, memory_bytes: int) -> SpecStats:
-        """Return the statistics so far."""
+    def stats(self, mode: str, memory_bytes: int, taken_back: int = 0) -> SpecStats:
+        """Return the statistics so far, less accepted tokens of the last step that were taken back."""
+        accepted = max(self.accepted - taken_back, 0)
+        tested = max(self.tested - taken_back, 0)
+        emitted = self.emitted - taken_back
         whole = self.drafting_ms + self.verifying_ms
         return SpecStats(
             mode=mode,
             steps=self.steps,
-            tokens_per_step=self.emitted / self.steps if self.steps else 0.0,
-            draft_n=self.tested,
-            draft_n_accepted=self.accepted,
-            acceptance=self.accepted / self.tested if self.tested else 0.0,
+            tokens_per_step=emitted / self.steps if self.steps else 0.0,
+            draft_n=tested,
+            draft_n_accepted=accepted,
+            acceptance=accepted / tested if tested else 0.0,
             rows_drafted=self.drafted,
             accepted_per_position=tuple(count / self.steps for count in self.lengths),
             drafting_ms=self.drafting_ms,

@@ -295,15 +295,17 @@ class TestCosts:
 
     def test_where_a_row_costs_a_pass_nothing_is_drafted(self):
         trial = Trial(lambda text, clock: [OracleSource(text, always)], costs=linear_costs(4.0, 4.0))
-        assert sum(trial.drafted) == 0
-        assert trial.ms == pytest.approx(trial.plain_ms)
+        # But for one guess now and then, to see whether it still does not pay.
+        assert sum(trial.drafted) <= len(trial.drafted) / 64
+        assert trial.ms == pytest.approx(trial.plain_ms, rel=0.02)
 
     def test_costs_of_the_depth_reached_count(self):
         costs = RowCosts((1, 24), (0, 300), ((4.0, 4.1), (4.0, 4.0 * 24)))
         trial = Trial(lambda text, clock: [OracleSource(text, always)], costs=costs, max_tokens=1000)
         sizes = [(step["position"], step["drafted"]) for step in trial.steps]
         assert all(size == 23 for position, size in sizes if 30 < position < 100)
-        assert all(size == 0 for position, size in sizes if position > 600)
+        assert all(size <= 1 for position, size in sizes if position > 600)
+        assert sum(size for position, size in sizes if position > 600) <= 8
         assert sizes[-1][0] > 600
 
     @pytest.mark.parametrize("factor", [0.3, 4.0])
