@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edge_rt.cli.bench_prompts import PromptFlags, measure, print_figures
+from edge_rt.cli.bench_prompts import PromptFlags, measure, print_figures, spec_name
 from edge_rt.cli.bench_table import markdown, print_row_costs
 from edge_rt.cli.console import Terminal, gibibytes, number
 from edge_rt.cli.interrupt import run_in_background
@@ -161,13 +161,16 @@ def bench(
     flags = ModelFlags(
         model, ctx, threads, device, store, config, offline, kv_type, isa, SpecFlags("auto", draft_max, corpus)
     )
-    _, package = obtain_package(terminal, flags)
+    name, package = obtain_package(terminal, flags)
 
     with load_model(package, flags) as loaded:
         facts = loaded.describe()
         if calibrate:
             terminal.note("measuring passes", "dim")
             costs = run_in_background(loaded.calibrate)
+            is_kept = loaded.prices.is_kept
+            if not is_kept:
+                terminal.warn("the costs could not be kept: the first answer that speculates will measure them again.")
         elif prompts is not None:
             document = measure(terminal, loaded, texts, asked)
         else:
@@ -190,11 +193,11 @@ def bench(
             report, facts = run_in_background(work), loaded.describe()
     if calibrate:
         if json:
-            terminal.document({"row_costs": costs.to_json(), "model": facts})
+            terminal.document({"row_costs": costs.to_json(), "is_kept": is_kept, "model": facts})
         else:
             print_row_costs(terminal, costs)
     elif prompts is not None:
-        _tell_prompts(terminal, document, facts, plot, json=json)
+        _tell_prompts(terminal, document, facts, plot, name=name, json=json)
     elif json:
         terminal.document({**report.to_json(), "repetitions": repetitions or 5, "model": facts})
     else:
@@ -222,14 +225,20 @@ def _refuse_mixture(asked: PromptFlags, plain: list[str], *, calibrate: bool) ->
 
 
 def _tell_prompts(
-    terminal: Terminal, document: dict[str, Any], facts: Mapping[str, Any], plot: Path | None, *, json: bool
+    terminal: Terminal,
+    document: dict[str, Any],
+    facts: Mapping[str, Any],
+    plot: Path | None,
+    *,
+    name: str,
+    json: bool,
 ) -> None:
     if plot is not None:
         from edge_rt.cli.spec_plot import draw
 
         title = (
-            f"{facts['model']}, {facts['op_profile']}, cache {facts['kv_format']}, {facts['threads']} threads: "
-            f"speculation {document['spec']}, tables {document['tables']}, temperature {document['temperature']:g}"
+            f"{name}, {facts['op_profile']}, cache {facts['kv_format']}, {facts['threads']} threads: "
+            f"{spec_name(document)}, tables {document['tables']}, temperature {document['temperature']:g}"
         )
         draw(document, plot, title=title)
         terminal.note(f"drawn: {plot}", "dim")

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 from edge_rt.cli.bench_table import markdown
 from edge_rt.cli.console import Terminal
 from edge_rt.cli.interrupt import Background
+from edge_rt.cli.speculation import warn_of_profile
+from edge_rt.cli.stats import visible_shares
 from edge_rt.cli.status_line import StatusLine
 from edge_rt.errors import ConfigError, ContextOverflow
 from edge_rt.runtime.cancel import CancelToken
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from edge_rt.runtime.spec_benchmark import LeftOut, Sample
 
 DEFAULT_MAX_TOKENS: Final = 256
+FEW_PROMPTS: Final = 4
+"""Figures of fewer prompts say little."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,8 @@ class PromptFlags:
             raise ConfigError(
                 f"--corpus is not used with --spec {self.spec}.", "It is used with auto, suffix.", "Leave one out."
             )
+        if self.draft_max is not None and self.spec == "off":
+            raise ConfigError("--draft-max is not used with --spec off.", "Nothing is drafted.", "Leave one out.")
         self.config()
         if self.plot is not None:
             from edge_rt.cli.spec_plot import require_plot
@@ -124,6 +130,15 @@ def measure(terminal: Terminal, model: Model, prompts: list[Prompt], flags: Prom
     token = CancelToken()
     line = StatusLine(terminal, len(prompts))
     config = flags.config()
+    in_force = model.speculation.resolve(flags.spec, has_reference=flags.spec == "reference")
+    warn_of_profile(terminal, model, flags.spec, given=f"--spec {flags.spec}")
+    if in_force != flags.spec:
+        unused = [flag for flag in flags.given() if flag in ("--draft-max", "--corpus")]
+        terminal.warn(
+            f"speculation is off ({flags.spec}, op profile {model.package.manifest.op_profile}): plain decoding is "
+            "measured against itself; choose a drafter with --spec."
+            + (f" Not used: {', '.join(unused)}." if unused else "")
+        )
 
     def work(emit: Callable[[Sample | LeftOut], None]) -> dict[str, Any]:
         from edge_rt.runtime.spec_benchmark import Sample, measure_prompts, report
@@ -159,8 +174,17 @@ def measure(terminal: Terminal, model: Model, prompts: list[Prompt], flags: Prom
         "raw": flags.raw,
         "draft_max": flags.draft_max,
         "corpus": None if flags.corpus is None else str(flags.corpus),
+        "spec_in_force": in_force,
     }
     return {**document, **facts}
+
+
+def spec_name(document: dict[str, Any]) -> str:
+    """Return what was measured against plain decoding, for people."""
+    asked, in_force = document["spec"], document["spec_in_force"]
+    if in_force != "off":
+        return f"speculation {asked}"
+    return "plain against plain" + ("" if asked == "off" else f" (speculation {asked} is off)")
 
 
 def print_figures(terminal: Terminal, document: dict[str, Any]) -> None:
@@ -176,14 +200,16 @@ def print_figures(terminal: Terminal, document: dict[str, Any]) -> None:
     terminal.line()
     greedy = "greedy" if document["temperature"] == 0 else f"temperature {document['temperature']}"
     terminal.line(
-        f"speculation {document['spec']}, {greedy}, tables {document['tables']}; mean of the prompts' own speed-ups "
+        f"{spec_name(document)}, {greedy}, tables {document['tables']}; mean of the prompts' own speed-ups "
         f"{_text(document['speedup_mean'])}; drafting {_percent(document['drafting_share'])} of the time; "
         f"repeated 4-grams {_percent(document['repetition'])}, in the least repetitive half "
         f"{_percent(document['least_repetitive_half']['repetition'])}"
     )
-    steps = ", ".join(f"{index}: {share:.0%}" for index, share in enumerate(document["accepted_per_position"], start=1))
-    if steps:
+    shares = visible_shares(document["accepted_per_position"])
+    if steps := ", ".join(f"{index}: {share:.0%}" for index, share in enumerate(shares, start=1)):
         terminal.line(f"steps that accepted at least so many drafted tokens: {steps}")
+    if (few := document["least_repetitive_half"]["prompts"]) < FEW_PROMPTS:
+        terminal.line(f"the least repetitive half has only {few} prompt{'s'[: few != 1]}: too few to go by")
 
 
 def _cells(figures: dict[str, Any]) -> tuple[str, ...]:

@@ -25,10 +25,13 @@ def markdown(terminal: Terminal, rows: Sequence[tuple[str, ...]], *, right: Sequ
 
 
 def print_row_costs(terminal: Terminal, costs: RowCosts) -> None:
-    """Write what passes cost: a line for every number of rows, a column for every depth of context."""
-    header = ("rows of one pass", *(f"ms @ {depth}" for depth in costs.depths), "relative")
+    """Write what passes cost: a line for every number of rows, two columns for every depth of context."""
+    header = (
+        "rows of one pass",
+        *(name for depth in costs.depths for name in (f"ms @ {depth}", f"relative @ {depth}")),
+    )
     rows = [
-        (str(count), *(f"{line[index]:.2f}" for line in costs.ms), f"{costs.ms[0][index] / costs.ms[0][0]:.2f}x")
+        (str(count), *(cell for line in costs.ms for cell in (f"{line[index]:.2f}", f"{line[index] / line[0]:.2f}x")))
         for index, count in enumerate(costs.rows)
     ]
     markdown(terminal, [header, *rows], right=range(len(header)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
@@ -50,6 +51,7 @@ from edge_rt.cli.speculation import (
     SpecTraceOption,
     check_flags,
     open_trace,
+    tell_calibration,
     with_reference,
 )
 from edge_rt.errors import ConfigError, InputError
@@ -120,7 +122,7 @@ def chat(
     options = with_reference(options, reference)
     show_stats = is_interactive if stats is None else stats
     with open_trace(spec_trace, terminal) as trace:
-        spec_flags = SpecFlags(spec, draft_max, corpus, trace)
+        spec_flags = SpecFlags(spec, draft_max, corpus, trace, functools.partial(tell_calibration, terminal))
         flags = ModelFlags(model, ctx, threads, device, store, config, offline, kv_type, isa, spec_flags)
         conversation = Conversation(terminal, flags, options, system=system, show_stats=show_stats)
         try:

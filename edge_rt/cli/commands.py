@@ -174,7 +174,13 @@ class Commands:
     def _params(self) -> dict[str, str]:
         conversation = self._conversation
         values = {name: shown(name, value) for name, value in conversation.settings().items()}
-        return {**values, "spec": conversation.spec, "reference": shown("reference", conversation.options.reference)}
+        options = conversation.options
+        return {
+            **values,
+            "spec": conversation.spec,
+            "reference": shown("reference", options.reference),
+            "accept": options.accept,
+        }
 
     def _rows(self, facts: Mapping[str, Any]) -> None:
         for name, text in facts_lines(facts):

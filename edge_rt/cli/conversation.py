@@ -15,7 +15,7 @@ from edge_rt.cli.console import SEPARATOR, Terminal, gibibytes, number
 from edge_rt.cli.interrupt import SignalReceived, wait_for_unfinished_work
 from edge_rt.cli.loading import load_model, obtain_package
 from edge_rt.cli.options import ModelFlags
-from edge_rt.cli.settings import options_to_settings
+from edge_rt.cli.settings import check_options, options_to_settings
 from edge_rt.cli.speculation import warn_of_limits
 from edge_rt.cli.stats import tell_stats
 from edge_rt.errors import Cancelled, ContextOverflow, EdgeRTError
@@ -192,7 +192,7 @@ class Conversation:
             raise
         self.flags, self.name, self.model, self.chat = flags, name, model, chat
         self._package = package
-        warn_of_limits(self.terminal, model, flags.spec, self.options)
+        warn_of_limits(self.terminal, model, flags.spec, self.options, in_chat=True)
 
     def _open(self, package: Path, flags: ModelFlags, messages: list[ChatMessage]) -> tuple[Model, Chat]:
         """Load a package and have it go on with a conversation; it is closed again if it cannot."""
@@ -235,10 +235,11 @@ class Conversation:
         """Change the options; say what speculation does not promise with them.
 
         Raises:
-            ConfigError: this model cannot do what they ask for.
+            ConfigError: they do not go together.
         """
+        check_options(options, self.flags.spec.mode)
         if (options.spec, options.reference) != (self.options.spec, self.options.reference):
-            warn_of_limits(self.terminal, self.model, self.flags.spec, options)
+            warn_of_limits(self.terminal, self.model, self.flags.spec, options, in_chat=True)
         self.options = options
 
     def banner(self) -> list[str]:

@@ -53,6 +53,8 @@ def build(
 ) -> int:
     """Tokenise texts with a model's tokenizer and write their index: 8 bytes per token."""
     terminal = make_terminal(json=json, quiet=quiet, verbose=verbose, no_color=no_color)
+    if any(_is_same(text, out) for text in texts):
+        raise ConfigError(f"{out} is one of the texts.", "The index would replace it.", "Choose another name for it.")
     if out.exists() and not force:
         raise ConfigError(f"{out} exists.", "Nothing was read.", "Choose another name, or add --force.")
     flags = ModelFlags(model, store=store, config=config, offline=offline)
@@ -93,6 +95,14 @@ def info(
         document = _facts(file, corpus.info)
     _show(terminal, document, as_json=json)
     return 0
+
+
+def _is_same(text: Path, out: Path) -> bool:
+    """Return whether two paths lead to one file."""
+    try:
+        return text.samefile(out)
+    except OSError:
+        return False
 
 
 def _encoded(terminal: Terminal, texts: list[Path], tokenizer: Tokenizer) -> Generator[list[int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -52,6 +53,7 @@ from edge_rt.cli.speculation import (
     SpecTraceOption,
     check_flags,
     open_trace,
+    tell_calibration,
     warn_of_limits,
     with_reference,
 )
@@ -131,7 +133,7 @@ def generate(
     options = with_reference(options, reference)
     text = read_prompt(prompt, terminal)
     with open_trace(spec_trace, terminal) as trace:
-        spec_flags = SpecFlags(spec, draft_max, corpus, trace)
+        spec_flags = SpecFlags(spec, draft_max, corpus, trace, functools.partial(tell_calibration, terminal))
         flags = ModelFlags(model, ctx, threads, device, store, config, offline, kv_type, isa, spec_flags)
         _, package = obtain_package(terminal, flags)
         with load_model(package, flags) as loaded:

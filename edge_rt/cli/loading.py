@@ -90,6 +90,7 @@ def load_model(package: Path, flags: ModelFlags) -> Model:
             draft_max=flags.spec.draft_max,
             corpus=flags.spec.corpus,
             spec_trace=flags.spec.trace,
+            on_calibrate=flags.spec.on_calibrate,
         )
         if abandoned.is_set():
             model.close()

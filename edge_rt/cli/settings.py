@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from edge_rt.cli.console import number
 from edge_rt.cli.options import parse_logit_bias
-from edge_rt.cli.speculation import MODES
+from edge_rt.cli.speculation import MODES, USED_BY
 from edge_rt.cli.textfile import path_of, read_text
 from edge_rt.errors import ConfigError, InputError
 from edge_rt.runtime.config import GenerationConfig
@@ -89,6 +89,37 @@ def shown(name: str, value: Any) -> str:
     if isinstance(value, dict | list):
         return json.dumps(value, ensure_ascii=False) if value else "none"
     return "none" if value is None else str(value)
+
+
+def check_options(options: GenerationConfig, mode: str) -> None:
+    """Refuse options of speculation that do not go together, in the words of a chat and before they are needed.
+
+    Args:
+        options: of the generations to come.
+        mode: the mode of speculation that the chat was begun with.
+
+    Raises:
+        ConfigError: with the commands that mend it.
+    """
+    mode = mode if options.spec is None else options.spec
+    if mode == "reference" and options.reference is None:
+        raise ConfigError(
+            "The reference drafter has nothing to copy from.",
+            "There is no reference text.",
+            "Give one with /set reference FILE, or choose another drafter with /set spec.",
+        )
+    if options.reference is not None and mode not in ("off", *USED_BY["--reference"]):
+        raise ConfigError(
+            f"The drafter {mode} copies from no reference text.",
+            f"There is one of {number(len(options.reference))} characters.",
+            "Use /set spec auto or /set spec reference, or drop it with /set reference none.",
+        )
+    if options.accept == "ratio" and mode != "recycling":
+        raise ConfigError(
+            "The acceptance rule ratio needs a drafter that draws with known probabilities.",
+            f"The mode of speculation is {mode}; recycling has them.",
+            "Use /set spec recycling before /set accept ratio, and /set accept match before another drafter.",
+        )
 
 
 def options_to_settings(options: GenerationConfig) -> dict[str, Any]:

@@ -24,7 +24,7 @@ MODES: Final = ("off", "auto", "ngram", "suffix", "recycling", "reference")
 """The same as the runtime's, which is not imported for the sake of ``--help``."""
 
 _PANEL: Final = "Speculation"
-_USED_BY: Final = {
+USED_BY: Final = {
     "--reference": ("auto", "reference"),
     "--corpus": ("auto", "suffix"),
     "--draft-max": MODES[1:],
@@ -84,6 +84,12 @@ class SpecFlags:
     draft_max: int | None = None
     corpus: Path | None = None
     trace: Trace | None = None
+    on_calibrate: Callable[[], None] | None = None
+
+
+def tell_calibration(terminal: Terminal) -> None:
+    """Say why the first answer waits."""
+    terminal.note("measuring what passes cost here (once per machine and model)", "dim")
 
 
 def check_flags(
@@ -108,7 +114,7 @@ def check_flags(
         raise ConfigError("--spec reference has nothing to copy from.", "There is no --reference.", "Give a file.")
     require_rule(accept, mode)
     given = {"--draft-max": draft_max, "--reference": reference, "--corpus": corpus, "--spec-trace": trace}
-    for flag, modes in _USED_BY.items():
+    for flag, modes in USED_BY.items():
         if given[flag] is not None and mode not in modes:
             raise ConfigError(
                 f"{flag} is not used with --spec {mode}.", f"It is used with {', '.join(modes)}.", "Leave one out."
@@ -125,15 +131,49 @@ def with_reference(options: GenerationConfig, path: Path | None) -> GenerationCo
     return options if path is None else options.with_options(reference=read_text(path.expanduser()))
 
 
-def warn_of_limits(terminal: Terminal, model: Model, flags: SpecFlags, options: GenerationConfig) -> None:
-    """Say what speculation does not promise, or does not do, with this model and these options; often nothing."""
-    asked = flags.mode if options.spec is None else options.spec
-    if asked not in ("off", "auto") and not model.speculation.exact:
+def never_drafts(mode: str, op_profile: str) -> bool:
+    """Return whether a drafter that was asked for has nothing to learn from in an op profile."""
+    return mode == "recycling" and op_profile != "native"
+
+
+def warn_of_profile(terminal: Terminal, model: Model, mode: str, *, given: str) -> None:
+    """Say what a drafter that was asked for does not promise, or does not do, in the op profile of this model.
+
+    Args:
+        terminal: where to.
+        model: the model.
+        mode: the mode of speculation that was asked for.
+        given: how it was asked for, such as ``--spec ngram``.
+    """
+    if mode in ("off", "auto") or model.speculation.exact:
+        return
+    profile = model.package.manifest.op_profile
+    if never_drafts(mode, profile):
         terminal.warn(
-            f"the op profile of this model is {model.package.manifest.op_profile}: what its attention computes for a "
-            f"token depends on the tokens beside it, so with --spec {asked} the text may differ from plain decoding. "
-            "Only chains are drafted."
+            f"{given} never drafts with this model: it learns from the likely tokens of every row, and graphs of the "
+            f"op profile {profile} do not return them."
         )
+        return
+    terminal.warn(
+        f"the op profile of this model is {profile}: what its attention computes for a token depends on the tokens "
+        f"beside it, so with {given} the text may differ from plain decoding. Only chains are drafted."
+    )
+
+
+def warn_of_limits(
+    terminal: Terminal, model: Model, flags: SpecFlags, options: GenerationConfig, *, in_chat: bool = False
+) -> None:
+    """Say what speculation does not promise, or does not do, with this model and these options; often nothing.
+
+    Args:
+        terminal: where to.
+        model: the model.
+        flags: how it was loaded.
+        options: of the generations to come; ``spec`` is None unless ``/set spec`` chose it.
+        in_chat: name the command of a chat for what can be changed there, not the flag.
+    """
+    asked = flags.mode if options.spec is None else options.spec
+    warn_of_profile(terminal, model, asked, given=f"--spec {asked}" if options.spec is None else f"/set spec {asked}")
     mode = model.speculation.resolve(asked, has_reference=options.reference is not None)
     given = {
         "--reference": options.reference,
@@ -141,7 +181,9 @@ def warn_of_limits(terminal: Terminal, model: Model, flags: SpecFlags, options: 
         "--draft-max": flags.draft_max,
         "--spec-trace": flags.trace,
     }
-    unused = [flag for flag, modes in _USED_BY.items() if given[flag] is not None and mode not in modes]
+    unused = [flag for flag, modes in USED_BY.items() if given[flag] is not None and mode not in modes]
+    if in_chat:
+        unused = ["/set reference" if flag == "--reference" else flag for flag in unused]
     if unused:
         why = "speculation is off" if mode == "off" else f"{mode} drafts alone"
         where = f" (auto, op profile {model.package.manifest.op_profile})" if mode != asked else ""

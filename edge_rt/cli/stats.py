@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, Final
 
 from edge_rt.cli.console import SEPARATOR, Terminal, gibibytes, number
 
 if TYPE_CHECKING:
     from edge_rt.runtime.results import Result, SpecStats
+
+LEAST_SHARE: Final = 0.005
+"""Shares up to it would be shown as 0 %."""
 
 
 def stats_line(result: Result) -> str:
@@ -29,19 +33,24 @@ def spec_text(spec: SpecStats) -> str:
     if not spec.draft_n:
         return f"nothing drafted ({spec.tokens_per_step:.1f} tok/step)"
     share = f"{100 * spec.acceptance:.0f} %, {spec.tokens_per_step:.1f} tok/step"
-    return f"accepted {number(spec.draft_n_accepted)}/{number(spec.draft_n)} drafted ({share})"
+    return f"accepted {number(spec.draft_n_accepted)} of {number(spec.draft_n)} tested ({share})"
+
+
+def visible_shares(shares: Sequence[float]) -> list[float]:
+    """Return the shares of steps that accepted at least 1, 2, ... tokens, as far as they are not shown as 0 %."""
+    return list(takewhile(lambda share: share > LEAST_SHARE, shares))
 
 
 def _spec_rows(spec: SpecStats) -> dict[str, str]:
     rows = {
         "speculation": f"{spec.mode}: {spec_text(spec)} in {number(spec.steps)} steps",
         "choices": ", ".join(f"{name} {number(count)}" for name, count in sorted(spec.choices.items())) or "-",
-        "drafting": f"{100 * spec.drafting_share:.1f} % of the time ({spec.drafting_ms:.1f} ms), "
-        f"{number(spec.rows_drafted)} tokens drafted",
+        "drafted": f"{number(spec.rows_drafted)} rows, {number(spec.draft_n)} of them tested (their parents stayed)",
+        "drafting": f"{100 * spec.drafting_share:.1f} % of the time ({spec.drafting_ms:.1f} ms)",
         "drafters": f"hold {number(spec.memory_bytes / 2**10)} KiB",
     }
-    if spec.accepted_per_position:
-        rows["by position"] = " ".join(f"{100 * share:.0f} %" for share in spec.accepted_per_position)
+    if shares := visible_shares(spec.accepted_per_position):
+        rows["by position"] = " ".join(f"{100 * share:.0f} %" for share in shares)
     return rows
 
 

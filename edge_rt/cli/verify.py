@@ -25,7 +25,7 @@ from edge_rt.cli.options import (
     VerboseOption,
     make_terminal,
 )
-from edge_rt.cli.speculation import CorpusOption, DraftMaxOption, SpecFlags
+from edge_rt.cli.speculation import CorpusOption, DraftMaxOption, SpecFlags, never_drafts
 from edge_rt.cli.verify_report import findings, print_findings, tell_left_out
 from edge_rt.cli.verify_run import VerifyRun
 from edge_rt.errors import ConfigError
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from edge_rt.tokenizer import Tokenizer
 
 EXIT_DIFFERENT: Final = 1
+_WHY_IDLE: Final = "it never drafts, as graphs return no likely tokens"
 
 PromptsOption = Annotated[
     Path | None,
@@ -124,10 +125,12 @@ def verify(
     package = open_package(path)
     manifest = package.manifest
     formats = _formats(kv_type, manifest)
+    modes, idle = _drafting(modes, manifest.op_profile)
     if manifest.op_profile != "native":
         terminal.warn(
             f"nothing is promised in the op profile {manifest.op_profile}: its attention's results depend on the rows "
             "computed together, so answers may differ; auto drafts nothing there"
+            + (f"; {', '.join(idle)} is left out: {_WHY_IDLE}" if idle else "")
         )
     header = {
         "edge_rt": VERSION,
@@ -181,6 +184,23 @@ def _modes(given: Sequence[str] | None) -> list[str]:
     if "off" in modes:
         raise ConfigError("There is nothing to verify with --spec off.", "It is what others are compared with.", "")
     return modes
+
+
+def _drafting(modes: Sequence[str], op_profile: str) -> tuple[list[str], list[str]]:
+    """Return the modes to verify, and those left out because they never draft in this op profile.
+
+    Raises:
+        ConfigError: no other mode was asked for.
+    """
+    idle = [mode for mode in modes if never_drafts(mode, op_profile)]
+    drafting = [mode for mode in modes if mode not in idle]
+    if not drafting:
+        raise ConfigError(
+            f"There is nothing to verify with --spec {', '.join(idle)}.",
+            f"In the op profile {op_profile} {_WHY_IDLE}.",
+            "Choose another drafter, or a package of the op profile native.",
+        )
+    return drafting, idle
 
 
 def _formats(given: Sequence[str] | None, manifest: Manifest) -> list[str]:

@@ -46,7 +46,7 @@ def findings(
 
 def print_findings(terminal: Terminal, document: Mapping[str, Any]) -> None:
     """Write a table of the drafters, and where each of them first differs."""
-    rows = [("drafter", "prompts", "identical", "tokens", "drafted", "tok/step")]
+    rows = [("drafter", "prompts", "identical", "tokens", "rows drafted", "tok/step")]
     for mode, item in document["by_drafter"].items():
         counts = (number(item[name]) for name in ("prompts", "identical", "tokens", "drafted"))
         per_step = item["tokens_per_step"]

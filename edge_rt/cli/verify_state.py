@@ -110,12 +110,10 @@ class VerifyState:
     def _check_header(self, found: dict[str, Any], wanted: dict[str, Any]) -> None:
         if found.get("format") != STATE_FORMAT:
             raise self._strange("Its first line is not of this kind.")
-        names = sorted(name for name in {*found, *wanted} if found.get(name) != wanted.get(name))
-        if names:
-            told = "; ".join(f"{name} {found.get(name)!r:.80}, now {wanted.get(name)!r:.80}" for name in names)
+        if told := _changes(found, wanted):
             raise ConfigError(
                 f"{self._path} is of another verification.",
-                f"It has {told}.",
+                f"{'; '.join(told)}.",
                 "Give the options it was begun with, or name another file.",
             )
 
@@ -129,3 +127,15 @@ class VerifyState:
 
     def _unusable(self, error: OSError) -> StorageError:
         return StorageError(f"{self._path} cannot be used.", f"{error.strerror}.", "Check path and permissions.")
+
+
+def _changes(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """Return what differs between two headers, one text for each value; options are named one by one."""
+    told = []
+    for name in sorted({*found, *wanted}):
+        old, new = found.get(name), wanted.get(name)
+        if isinstance(old, dict) and isinstance(new, dict):
+            told += _changes(old, new)
+        elif old != new:
+            told.append(f"{name:.80} was {old!r:.80}, is now {new!r:.80}")
+    return told

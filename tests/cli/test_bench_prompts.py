@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -63,6 +64,37 @@ def test_the_table_says_what_was_measured(bench, tmp_path):
 def test_plain_against_plain(bench):
     document = json.loads(bench("--spec", "off", "--limit", "2", "--json").stdout)
     assert (document["tokens_per_step"], document["acceptance"], document["drafting_share"]) == (1.0, None, 0.0)
+    told = bench("--spec", "off", "--limit", "2")
+    assert "\nplain against plain, greedy, tables warm;" in told.stdout.decode()
+    assert b"warning" not in told.stderr
+
+
+def test_auto_is_said_to_be_off_in_the_portable_profile(inline, small_package, prompts):
+    arguments = ("bench", "-m", small_package, "--prompts", prompts, "-n", "4", "--limit", "1")
+    result = inline(*arguments, "--draft-max", "4")
+    assert "\nplain against plain (speculation auto is off), greedy" in result.stdout.decode()
+    assert b"warning: speculation is off (auto, op profile portable)" in result.stderr
+    assert b"Not used: --draft-max.\n" in result.stderr
+    drafting = inline(*arguments, "--spec", "ngram", "--json")
+    assert json.loads(drafting.stdout)["spec_in_force"] == "ngram"
+    assert b"warning: the op profile of this model is portable" in drafting.stderr
+    idle = inline(*arguments, "--spec", "recycling", "--json")
+    assert b"warning: --spec recycling never drafts with this model" in idle.stderr
+
+
+@pytest.mark.parametrize(("count", "said"), [(6, True), (7, False)])
+def test_a_half_of_few_prompts_is_no_figure_to_go_by(count, said, bench, prompts):
+    prompts.write_text("word\n" * count)
+    told = bench("-n", "2").stdout.decode()
+    assert ("the least repetitive half has only 3 prompts: too few to go by" in told) is said
+
+
+def test_the_picture_is_titled_with_the_package(inline, native_package, prompts, tmp_path):
+    picture = tmp_path / "out.svg"
+    arguments = ("--prompts", prompts, "--limit", "1", "-n", "4", "--spec", "off", "--plot", picture)
+    assert inline("bench", "-m", native_package, *arguments).returncode == 0
+    title = f"{native_package.name}, native, cache f32"
+    assert title in picture.read_text()
 
 
 def test_long_prompts_are_left_out_and_told(bench, prompts):
@@ -86,6 +118,7 @@ def test_long_prompts_are_left_out_and_told(bench, prompts):
         (("--raw",), "--prompts is missing"),
         (("--prompts", "x", "--spec", "magic"), "mode of speculation is unknown"),
         (("--prompts", "x", "--spec", "ngram", "--corpus", "y"), "--corpus is not used"),
+        (("--prompts", "x", "--spec", "off", "--draft-max", "4"), "--draft-max is not used"),
         (("--prompts", "x", "--temp", "-3"), "'temperature'"),
         (("--prompts", "x", "--plot", "picture.doc"), "no name of a picture"),
     ],
@@ -106,11 +139,25 @@ def test_calibrate_measures_and_keeps(inline, native_package, cli_env):
     table = inline("bench", "-m", native_package, "--calibrate").stdout.decode().splitlines()
     assert table[0].split("|")[1].strip() == "rows of one pass"
     assert len(table) == 2 + len(costs["rows"])
-    assert table[2].rstrip(" |").endswith("1.00x")
+    names = [cell.strip() for cell in table[0].strip("|").split("|")][1:]
+    assert names == [name for depth in costs["depths"] for name in (f"ms @ {depth}", f"relative @ {depth}")]
+    assert table[2].count("1.00x") == len(costs["depths"])
+
+
+def test_costs_that_the_disk_does_not_take_are_told(inline, native_package, cli_env):
+    kept = inline("bench", "-m", native_package, "--calibrate", "--json")
+    assert (json.loads(kept.stdout)["is_kept"], kept.stderr.decode()) == (True, "measuring passes\n")
+    folder = Path(cli_env["XDG_CACHE_HOME"]) / "edge-rt"
+    shutil.rmtree(folder)
+    folder.write_text("a file where the folder should be")
+    lost = inline("bench", "-m", native_package, "--calibrate", "--json")
+    assert (lost.returncode, json.loads(lost.stdout)["is_kept"]) == (0, False)
+    assert b"warning: the costs could not be kept" in lost.stderr
 
 
 def test_signals_stop_it(start, slow_package, prompts):
     process = start("bench", "-m", slow_package, "--prompts", prompts, "--max-tokens", "400", "--json")
+    assert b"warning: speculation is off" in process.stderr.readline()
     assert process.stderr.readline() == b"1/3 prompts\n"
     process.send_signal(signal.SIGTERM)
     stdout, _ = process.communicate(timeout=20)

@@ -87,6 +87,7 @@ def test_set(line, name, value, commands, conversation):
         "/show nothing",
         "/set spec magic",
         "/set spec reference",
+        "/set accept ratio",
         "/save",
         "/clear now",
         "/regen",
@@ -276,12 +277,30 @@ def test_a_reference_is_a_file(speculating, tmp_path):
     assert "reference = a text of 16 characters" in told()
     commands.run("/set spec reference")
     assert speculating.say("one").spec.mode == "reference"
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match="/set reference FILE, or choose another drafter with /set spec"):
         commands.run("/set reference none")
-    commands.run("/set spec suffix")
-    assert "warning: suffix drafts alone: not used: --reference." in told()
+    with pytest.raises(ConfigError, match="drop it with /set reference none"):
+        commands.run("/set spec suffix")
+    assert speculating.options.spec == "reference"
+    commands.run("/set spec off")
+    assert "warning: speculation is off: not used: /set reference." in told()
     commands.run("/set temp 0.5")
     assert told().count("warning") == 1
+
+
+def test_an_acceptance_rule_is_judged_when_it_is_set(speculating):
+    commands, told = Commands(speculating), speculating.terminal._err.getvalue
+    with pytest.raises(ConfigError, match="Use /set spec recycling before /set accept ratio"):
+        commands.run("/set accept ratio")
+    commands.run("/set spec recycling")
+    commands.run("/set accept ratio")
+    assert told().endswith("accept = ratio\n")
+    with pytest.raises(ConfigError, match="/set accept match before another drafter"):
+        commands.run("/set spec suffix")
+    assert (speculating.options.spec, speculating.options.accept) == ("recycling", "ratio")
+    assert speculating.say("one").spec.mode == "recycling"
+    commands.run("/show params")
+    assert re.search(r"^  accept +ratio$", told(), re.MULTILINE)
 
 
 def test_load_leaves_who_drafts_as_it_is(speculating, tmp_path):
@@ -307,6 +326,9 @@ def test_the_mode_in_force_is_shown(commands, speculating, told):
     assert re.search(r"^  speculation +off \(auto, op profile portable\)$", told(), re.MULTILINE)
     commands.run("/set spec suffix")
     assert told().count("warning: the op profile of this model is portable") == 1
+    assert "so with /set spec suffix the text may differ" in told()
+    commands.run("/set spec recycling")
+    assert "warning: /set spec recycling never drafts with this model" in told()
 
 
 @pytest.mark.parametrize("line", ["/exit", "/quit", "/bye"])

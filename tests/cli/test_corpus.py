@@ -45,6 +45,16 @@ def test_a_file_is_replaced_only_with_force(inline, small_package, texts, tmp_pa
     assert inline(*arguments, "--force").returncode == 0
 
 
+@pytest.mark.parametrize("force", [(), ("--force",)])
+def test_a_text_is_never_replaced_by_its_index(force, inline, small_package, texts, tmp_path):
+    before = texts[1].read_bytes()
+    (tmp_path / "link").symlink_to(texts[1])
+    for out in (texts[1], tmp_path / "link"):
+        done = inline("corpus", "build", *texts, "-m", small_package, "--out", out, *force)
+        assert (done.returncode, b"is one of the texts" in done.stderr) == (2, True)
+    assert texts[1].read_bytes() == before
+
+
 def test_what_cannot_be_used_is_said(inline, small_package, texts, tmp_path):
     (tmp_path / "latin.txt").write_bytes(b"stra\xdfe und")
     (tmp_path / "broken").write_bytes(b"edgertCO and then nothing")

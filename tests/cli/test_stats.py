@@ -56,7 +56,7 @@ def told(tell, result, **options):
 def test_the_line():
     assert stats_line(RESULT) == (
         "prompt 512 tok 1 240 tok/s · first token 0.43 s · 128 tok 38.2 tok/s · "
-        "accepted 71/104 drafted (68 %, 2.9 tok/step) · peak 1.31 GiB"
+        "accepted 71 of 104 tested (68 %, 2.9 tok/step) · peak 1.31 GiB"
     )
 
 
@@ -73,14 +73,23 @@ def test_steps_without_drafts_have_no_acceptance():
 
 def test_the_table():
     rows = {line[:12].rstrip(): line[13:] for line in told(tell_table, RESULT).splitlines()}
-    assert rows["speculation"] == "auto: accepted 71/104 drafted (68 %, 2.9 tok/step) in 44 steps"
+    assert rows["speculation"] == "auto: accepted 71 of 104 tested (68 %, 2.9 tok/step) in 44 steps"
     assert rows["choices"] == "fusion 40, off 4"
-    assert rows["drafting"] == "4.0 % of the time (12.3 ms), 1 300 tokens drafted"
+    assert rows["drafted"] == "1 300 rows, 104 of them tested (their parents stayed)"
+    assert rows["drafting"] == "4.0 % of the time (12.3 ms)"
     assert rows["drafters"] == "hold 3 072 KiB"
     assert rows["by position"] == "75 % 50 % 25 %"
     plain = told(tell_table, dataclasses.replace(RESULT, spec=None))
     assert set(told(tell_table, RESULT).splitlines()) > set(plain.splitlines())
     assert "drafte" not in plain
+
+
+@pytest.mark.parametrize(("shares", "shown"), [((0.75, 0.006, 0.004, 0.001), "75 % 1 %"), ((0.005,), None), ((), None)])
+def test_positions_that_hardly_ever_stay_are_cut(shares, shown):
+    spec = dataclasses.replace(SPEC, accepted_per_position=shares)
+    lines = told(tell_table, dataclasses.replace(RESULT, spec=spec)).splitlines()
+    found = [line[13:] for line in lines if line.startswith("by position")]
+    assert found == ([] if shown is None else [shown])
 
 
 def test_verbose_takes_the_table():

@@ -50,7 +50,7 @@ def test_without_a_file_there_are_prompts(inline, native_package):
     result = inline(*arguments, "--temp", "0.9", "--top-k", "20", "--repeat-penalty", "1.3", "--seed", "5")
     lines = result.stdout.decode().splitlines()
     assert result.returncode == 0
-    assert lines[0].split() == ["drafter", "prompts", "identical", "tokens", "drafted", "tok/step"]
+    assert lines[0].split() == ["drafter", "prompts", "identical", "tokens", "rows", "drafted", "tok/step"]
     assert lines[1].split()[:4] == ["reference", "2", "2", "12"]
     assert lines[2] == "every answer is identical"
     assert b"answers (f32, reference), 0 different" in result.stderr
@@ -99,8 +99,7 @@ def test_another_verification_is_refused(check, tmp_path):
     result = check("--state", state, "--spec", "ngram", "--seed", "3", "--json")
     error = json.loads(result.stdout)["error"]
     assert (result.returncode, error["type"]) == (2, "ConfigError")
-    assert "spec ['suffix'], now ['ngram']" in error["numbers"]
-    assert "options" in error["numbers"]
+    assert error["numbers"] == "seed was 0, is now 3; spec was ['suffix'], is now ['ngram']."
     assert state.read_bytes() == before
 
 
@@ -108,6 +107,17 @@ def test_the_portable_profile_promises_nothing(inline, small_package, prompts):
     result = inline("verify", "-m", small_package, "--prompts", prompts, "-n", "4", "--limit", "1", "--spec", "auto")
     assert result.returncode == 0
     assert b"warning: nothing is promised in the op profile portable" in result.stderr
+
+
+def test_recycling_is_left_out_of_the_portable_profile_and_that_is_said(inline, small_package, prompts):
+    arguments = ("verify", "-m", small_package, "--prompts", prompts, "-n", "4", "--limit", "1", "--json")
+    result = inline(*arguments)
+    document = json.loads(result.stdout)
+    assert list(document["by_drafter"]) == document["run"]["spec"] == ["auto", "ngram", "suffix"]
+    assert b"; recycling is left out: it never drafts" in result.stderr
+    alone = inline(*arguments, "--spec", "recycling")
+    assert (alone.returncode, b"nothing to verify with --spec recycling" in alone.stderr) == (2, True)
+    assert b"left out" not in inline(*arguments, "--spec", "ngram").stderr
 
 
 @pytest.mark.parametrize(
