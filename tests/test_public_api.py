@@ -48,7 +48,8 @@ def test_version_and_changelog_agree():
 def test_oldest_versions_are_the_stated_floors():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     stated = {}
-    for requirement in [*project["dependencies"], *project["optional-dependencies"]["cpu"]]:
+    extras = project["optional-dependencies"]
+    for requirement in [*project["dependencies"], *extras["cpu"], *extras["plot"]]:
         name, floor = requirement.split(">=")
         stated[name] = floor
     tested = dict(line.split("==") for line in (ROOT / ".ci" / "oldest.txt").read_text().split())
