@@ -40,7 +40,11 @@ from edge_rt.runtime.outputs import Outputs, TopTokens
 from edge_rt.runtime.row_cost import RowCosts
 from edge_rt.runtime.sequence import Sequence
 
-SOURCES: dict[str, type[Any]] = {"suffix": SuffixSource, "recycling": RecyclingSource, "ngram": NgramSource}
+SOURCES: dict[str, Any] = {
+    "suffix": SuffixSource,
+    "recycling": lambda: RecyclingSource(max_order=2),
+    "ngram": NgramSource,
+}
 # One Xeon with AVX-512 VNNI, 2 threads, SmolLM2-135M in 4 bits, depth 128.
 CURVE = RowCosts((1, 2, 4, 8, 9, 16, 17, 24), (128,), ((3.2, 3.4, 3.75, 4.8, 5.6, 7.8, 8.7, 11.0),))
 STRANGE = 1 << 30

@@ -89,7 +89,7 @@ class SpecFlags:
 
 def tell_calibration(terminal: Terminal) -> None:
     """Say why the first answer waits."""
-    terminal.note("measuring what passes cost here (once per machine and model)", "dim")
+    terminal.note("measuring what passes cost here (kept for later)", "dim")
 
 
 def check_flags(

@@ -20,7 +20,7 @@ from tests.cli.conftest import ENDLESS
 
 GREEDY = ("--temp", "0", "-n", "24")
 DRAFTERS = MODES[2:5]
-MEASURING = "measuring what passes cost here (once per machine and model)\n"
+MEASURING = "measuring what passes cost here (kept for later)\n"
 
 
 @pytest.fixture

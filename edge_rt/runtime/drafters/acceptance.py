@@ -7,10 +7,9 @@ from bisect import bisect
 from collections.abc import Sequence as Items
 from typing import Final
 
+from edge_rt.runtime.drafters.rates import Rates
 from edge_rt.runtime.drafters.source import Source
 
-_KEEP: Final = 0.998
-"""What is left of a count after one more trial of the same kind: about 500 trials are remembered."""
 _KEEP_GENERATION: Final = 0.8
 """What is left of all counts from one generation to the next."""
 _KIND_TRIALS: Final = 6.0
@@ -30,36 +29,6 @@ def _logit(p: float) -> float:
     return math.log(p / (1 - p))
 
 
-class _Rates:
-    """Discounted shares of hits, with priors; ``value`` is always up to date."""
-
-    def __init__(self, priors: Items[float], trials: float) -> None:
-        self._priors = list(priors)
-        self._prior_trials = trials
-        self._hits = [prior * trials for prior in priors]
-        self._trials = [trials] * len(priors)
-        self._is_learned = [False] * len(priors)
-        self.value = list(priors)
-
-    def learn(self, index: int, hit: bool) -> None:
-        trials = self._trials[index] * _KEEP + 1.0
-        hits = self._hits[index] * _KEEP + hit
-        self._trials[index], self._hits[index] = trials, hits
-        self._is_learned[index] = True
-        self.value[index] = hits / trials
-
-    def relax(self, keep: float) -> None:
-        """Go a part of the way back to the priors."""
-        own = self._prior_trials
-        for index, is_learned in enumerate(self._is_learned):
-            if is_learned:
-                prior = self._priors[index]
-                trials = own + keep * (self._trials[index] - own)
-                hits = prior * own + keep * (self._hits[index] - prior * own)
-                self._trials[index], self._hits[index] = trials, hits
-                self.value[index] = hits / trials
-
-
 class AcceptanceModel:
     """Estimates the probability that a token follows, given which sources guess it and what else they guess.
 
@@ -73,7 +42,7 @@ class AcceptanceModel:
 
     def __init__(self, sources: Items[Source]) -> None:
         self._kinds = [
-            _Rates([source.prior(kind) for kind in range(source.num_kinds)], _KIND_TRIALS) for source in sources
+            Rates([source.prior(kind) for kind in range(source.num_kinds)], _KIND_TRIALS) for source in sources
         ]
         self._odds = [[_logit(value) for value in rates.value] for rates in self._kinds]
         priors = []
@@ -85,7 +54,7 @@ class AcceptanceModel:
                 for cell in range(_CELLS):
                     x = cell / _STEPS_PER_UNIT - _WIDEST + agreement
                     priors.append(share / (1 + math.exp(-x)))
-        self._cells = _Rates(priors, _CELL_TRIALS)
+        self._cells = Rates(priors, _CELL_TRIALS)
 
     def relax(self, keep: float = _KEEP_GENERATION) -> None:
         """Trust what was learned less, between generations.

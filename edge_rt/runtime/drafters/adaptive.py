@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from edge_rt.runtime.draft import ROOT, Accepted, Draft
 from edge_rt.runtime.drafters.arms import OFF, Ledger, arms_of
 from edge_rt.runtime.drafters.bandit import MAX_REWARD, Bandit
-from edge_rt.runtime.drafters.statistics import SpecCounter
+from edge_rt.runtime.drafters.statistics import SpecCounter, decision
 from edge_rt.runtime.drafters.tree import EMPTY, LEAST_VALUE, TreeGrower, context_of
 from edge_rt.runtime.outputs import Outputs
 from edge_rt.runtime.results import SpecStats
@@ -31,8 +31,9 @@ Trace = Callable[[dict[str, Any]], None]
 def best_size(values: Items[float], costs: Items[float], drafting: float) -> int:
     """Return how many nodes to verify: those that maximise expected tokens over cost; 0 if plain decoding is faster.
 
-    The rule of goodput (Liu et al., "TurboSpec") over the values of a best-first tree: ``(1 + v_1 + ... + v_m) /
-    (t(1 + m) + drafting)`` against ``1 / t(1)``.
+    The rule of goodput (Liu et al., "TurboSpec") over the values of a best-first tree: the m that maximises
+    ``(1 + v_1 + ... + v_m) / (t(1 + m) + drafting)``. The time for guessing is spent whatever is verified, so it counts
+    for m = 0, too.
 
     Args:
         values: falling, the probability of every node that it is accepted.
@@ -161,17 +162,8 @@ class AdaptiveDrafter:
         self._drafting[self._arm] += (1 - _SPEED_KEEP) * (spent - self._drafting[self._arm])
         self._ledger.add(self._arm, tree, accepted, costs, self._drafting)
         if self._trace is not None:
-            self._trace(
-                {
-                    "position": len(sequence.token_ids) - emitted,
-                    "arm": self.arms[self._arm].name,
-                    "drafted": len(draft),
-                    "expected": 1.0 + sum(tree.values),
-                    "emitted": emitted,
-                    "drafting_ms": drafting,
-                    "verifying_ms": verifying,
-                }
-            )
+            arm = self.arms[self._arm].name
+            self._trace(decision(sequence, arm, draft, accepted, sum(tree.values), drafting, verifying))
 
     def _close_block(self) -> None:
         """Tell the bandit how the arms did in the last steps, and ask it for the next ones."""

@@ -6,13 +6,13 @@ import heapq
 from typing import Final, NamedTuple
 
 from edge_rt.runtime.draft import ROOT
+from edge_rt.runtime.drafters.rates import Rates
 
 SURE_BOUNDS: Final = (0.2, 0.4, 0.65)
 """How sure a source may be of its best guess behind the known tokens: four ranges, told apart by these bounds."""
 _DEPTHS: Final = 6
 MAX_SIBLINGS: Final = 3
 """Most places behind one token."""
-_KEEP: Final = 0.998
 _TRIALS: Final = 6.0
 # Before anything is learned: how often the first drawn token stays, by sureness; deeper ones; the next sibling's share
 # of what the ones before leave.
@@ -44,15 +44,15 @@ class PlaceRates:
     """
 
     def __init__(self) -> None:
-        self._hits: list[float] = []
+        priors: list[float] = []
         for first in _FIRST:
             for depth in range(_DEPTHS):
                 left = 1.0
                 for rank in range(MAX_SIBLINGS):
                     share = left * ((first if depth == 0 else _DEEPER) if rank == 0 else _SHARE)
                     left -= share
-                    self._hits.append(share * _TRIALS)
-        self._trials = [_TRIALS] * len(self._hits)
+                    priors.append(share)
+        self._rates = Rates(priors, _TRIALS)
 
     @staticmethod
     def _cell(sure: int, depth: int, rank: int) -> int:
@@ -66,14 +66,11 @@ class PlaceRates:
             depth: at least 0.
             rank: 0 to 2.
         """
-        cell = self._cell(sure, depth, rank)
-        return self._hits[cell] / self._trials[cell]
+        return self._rates.value[self._cell(sure, depth, rank)]
 
     def learn(self, sure: int, place: Place, hit: bool) -> None:
         """Take in whether a token stayed whose parent did; a place that nothing could be drawn into is no hit."""
-        cell = self._cell(sure, place.depth, place.rank)
-        self._hits[cell] = self._hits[cell] * _KEEP + hit
-        self._trials[cell] = self._trials[cell] * _KEEP + 1.0
+        self._rates.learn(self._cell(sure, place.depth, place.rank), hit)
 
     def shape(self, sure: int, limit: int, *, least: float, siblings: int = MAX_SIBLINGS) -> list[Place]:
         """Return the most valuable places, the best first, parents and earlier siblings before the others.

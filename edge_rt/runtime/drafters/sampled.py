@@ -20,7 +20,7 @@ from edge_rt.runtime.draft import ROOT, Accepted, Draft
 from edge_rt.runtime.drafters.adaptive import Trace, best_size
 from edge_rt.runtime.drafters.places import MAX_SIBLINGS, SURE_BOUNDS, Place, PlaceRates
 from edge_rt.runtime.drafters.source import Guess, Source
-from edge_rt.runtime.drafters.statistics import SpecCounter
+from edge_rt.runtime.drafters.statistics import SpecCounter, decision
 from edge_rt.runtime.drafters.tree import LEAST_VALUE, context_of
 from edge_rt.runtime.outputs import Outputs
 from edge_rt.runtime.results import SpecStats
@@ -151,17 +151,8 @@ class SampledDrafter:
         tested = [parent in reached for parent in draft.parents]
         self.counter.add(draft, accepted, tested, drafting, verifying, name, is_first=is_first)
         if self._trace is not None and not is_first:
-            self._trace(
-                {
-                    "position": len(sequence.token_ids) - emitted,
-                    "arm": name,
-                    "drafted": len(draft),
-                    "expected": 1.0 + sum(place.value for place in self._places),
-                    "emitted": emitted,
-                    "drafting_ms": drafting,
-                    "verifying_ms": verifying,
-                }
-            )
+            expected = sum(place.value for place in self._places)
+            self._trace(decision(sequence, name, draft, accepted, expected, drafting, verifying))
 
     def _shape(self, most: int, depth: int) -> list[Place]:
         """Return the places to draw into, knowing the source's guesses at the root and nothing that is drawn."""

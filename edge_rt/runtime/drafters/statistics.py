@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from edge_rt.runtime.draft import Accepted, Draft
 from edge_rt.runtime.results import SpecStats
+
+if TYPE_CHECKING:
+    from edge_rt.runtime.sequence import Sequence
 
 
 @dataclass
@@ -71,3 +75,35 @@ class SpecCounter:
             choices=dict(self.choices),
             memory_bytes=memory_bytes,
         )
+
+
+def decision(
+    sequence: Sequence,
+    arm: str,
+    draft: Draft,
+    accepted: Accepted,
+    expected: float,
+    drafting_ms: float,
+    verifying_ms: float,
+) -> dict[str, Any]:
+    """Return what a trace is told of a step, as ``docs/decoding.md`` lists it.
+
+    Args:
+        sequence: the request; it holds what was emitted.
+        arm: who drafted.
+        draft: what was verified.
+        accepted: what was emitted.
+        expected: drafted tokens that were expected to stay.
+        drafting_ms: time of drafting and learning.
+        verifying_ms: time of the pass and of choosing tokens.
+    """
+    emitted = len(accepted.token_ids)
+    return {
+        "position": len(sequence.token_ids) - emitted,
+        "arm": arm,
+        "drafted": len(draft),
+        "expected": 1.0 + expected,
+        "emitted": emitted,
+        "drafting_ms": drafting_ms,
+        "verifying_ms": verifying_ms,
+    }
