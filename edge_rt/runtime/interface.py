@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_rt.errors import ConfigError, InvalidPackage, UnsupportedModel
+from edge_rt.kv_formats import KV_FORMAT
 from edge_rt.package import KV_FORMATS, Manifest, ModelConfig
 from edge_rt.runtime.outputs import OutputMemory, Outputs, give_back, untouched
 from edge_rt.session import Binding, Session
@@ -21,10 +22,6 @@ from edge_rt.session import Binding, Session
 Array = npt.NDArray[Any]
 Specs = dict[str, tuple[tuple[int | str, ...], str]]
 
-KV_FORMAT_IDS: Final = {"f32": 0, "f16": 1, "int8": 2}
-"""Cache format -> its number in the input ``kv_formats``."""
-INT8_GROUP: Final = 32
-"""Elements of a row that share one scale."""
 _FILLING: Final = 0x11
 """A byte that makes finite numbers in every cache format."""
 
@@ -223,12 +220,12 @@ class NativeInterface(GraphInterface):
 
     def __init__(self, config: ModelConfig, capacity: int, kv_format: str) -> None:
         super().__init__(config, capacity, kv_format, config.top_tokens)
-        width = head_row_bytes(kv_format, config.head_dim)
+        width = KV_FORMAT[kv_format].row_bytes(config.head_dim)
         buffer = untouched((config.num_layers, 2, config.num_kv_heads, capacity, width), np.uint8)
         self.buffers: list[Array] = list(buffer)
         self.row_bytes = buffer.nbytes // capacity
         self.row_map = np.arange(capacity, dtype=np.int32)
-        self._formats = np.full(config.num_layers, KV_FORMAT_IDS[kv_format], np.int32)
+        self._formats = np.full(config.num_layers, KV_FORMAT[kv_format].id, np.int32)
 
     def release(self) -> None:
         """Let go of the buffers."""
@@ -275,13 +272,6 @@ class _NativePass(BoundPass):
     def _place(self, start: int, parents: Sequence[int] | None) -> None:
         self._past_length[0] = start
         self._parents[:] = self._chain if parents is None else parents
-
-
-def head_row_bytes(kv_format: str, head_dim: int) -> int:
-    """Return the bytes of one head's key (or value) of one token."""
-    if kv_format == "int8":
-        return head_dim + 2 * -(-head_dim // INT8_GROUP)
-    return {"f32": 4, "f16": 2}[kv_format] * head_dim
 
 
 def open_interface(manifest: Manifest, capacity: int, kv_format: str | None) -> GraphInterface:

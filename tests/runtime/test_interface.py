@@ -11,7 +11,7 @@ import pytest
 
 from edge_rt.errors import ConfigError, InvalidPackage
 from edge_rt.package import KV_FORMATS, open_package
-from edge_rt.runtime.interface import NativeInterface, PortableInterface, head_row_bytes, open_interface
+from edge_rt.runtime.interface import NativeInterface, PortableInterface, open_interface
 from edge_rt.session import TensorSpec
 from tests.helpers.fake_model import model_config
 
@@ -42,11 +42,6 @@ def test_native_buffers_are_what_the_graph_binds(kv_format, width):
     assert {array.dtype for array in buffers_of(interface)} == {np.dtype(np.uint8)}
     assert interface.row_bytes == 2 * 2 * 3 * width
     np.testing.assert_array_equal(interface.row_map, np.arange(10, dtype=np.int32))
-
-
-@pytest.mark.parametrize(("head_dim", "width"), [(32, 34), (64, 68), (48, 52), (16, 18), (128, 136)])
-def test_an_int8_row_has_a_scale_for_every_32_elements(head_dim, width):
-    assert head_row_bytes("int8", head_dim) == width
 
 
 def test_buffers_can_be_written_and_do_not_overlap(make):

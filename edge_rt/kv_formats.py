@@ -1,0 +1,80 @@
+"""Formats of the KV cache: how many bytes a token takes in each, for the plan and for the memory that is bound.
+
+How the bytes lie, and what is computed with them, is said in ``csrc/ops/spec_attention/spec_attention.h``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+GROUP: Final = 32
+"""Elements of a row that share one scale."""
+
+
+@dataclass(frozen=True)
+class RowFormat:
+    """How one head's key, or value, of one token is stored.
+
+    Attributes:
+        bits: of an element that is stored by itself.
+        group_code_bytes: of the codes of a group, for formats that store groups whole; 0 for the others.
+        group_extra_bytes: of a group's scale and minimum.
+    """
+
+    bits: int = 0
+    group_code_bytes: int = 0
+    group_extra_bytes: int = 0
+
+    def bytes(self, head_dim: int) -> int:
+        """Return the bytes of one row of ``head_dim`` elements."""
+        groups = -(-head_dim // GROUP)
+        return self.bits * head_dim // 8 + groups * (self.group_code_bytes + self.group_extra_bytes)
+
+
+_INT8: Final = RowFormat(bits=8, group_extra_bytes=2)
+_INT4: Final = RowFormat(group_code_bytes=GROUP // 2, group_extra_bytes=4)
+_INT4X2: Final = RowFormat(group_code_bytes=GROUP, group_extra_bytes=4)
+
+
+@dataclass(frozen=True)
+class KvFormat:
+    """A format of the cache.
+
+    Attributes:
+        name: as in ``--kv-type`` and in manifests.
+        id: its number in the graph's input ``kv_formats``.
+        key: of keys.
+        value: of values.
+    """
+
+    name: str
+    id: int
+    key: RowFormat
+    value: RowFormat
+
+    def row_bytes(self, head_dim: int) -> int:
+        """Return the bytes of the last axis of a layer's cache, uint8 ``[2, kv_heads, rows, bytes]``.
+
+        Keys and values may differ in size; the mean of both, rounded up, holds them together.
+        """
+        return -(-(self.key.bytes(head_dim) + self.value.bytes(head_dim)) // 2)
+
+    def token_bytes(self, kv_heads: int, head_dim: int) -> int:
+        """Return the bytes of one token in one layer."""
+        return 2 * kv_heads * self.row_bytes(head_dim)
+
+
+KV_FORMAT: Final[Mapping[str, KvFormat]] = {
+    entry.name: entry
+    for entry in (
+        KvFormat("f32", 0, RowFormat(bits=32), RowFormat(bits=32)),
+        KvFormat("f16", 1, RowFormat(bits=16), RowFormat(bits=16)),
+        KvFormat("int8", 2, _INT8, _INT8),
+        KvFormat("k8v4", 3, _INT8, _INT4),
+        KvFormat("int4", 4, _INT4, _INT4),
+        KvFormat("int4x2", 5, _INT4X2, _INT4X2),
+    )
+}
+"""Name -> format."""

@@ -1,0 +1,1 @@
+"""Package + device + request -> plan: arithmetic only, nothing is loaded."""
