@@ -316,21 +316,28 @@ def test_a_pass_that_is_stopped_midway_leaves_committed_rows_alone(native_packag
     native = Native(native_package)
     native.append(TOKEN_IDS[:20])
     expected = native.runner.forward(TOKEN_IDS[20:21], 20, 1).logits.copy()
+    written = native.interface.buffers[0][:, :, 21:150]
+
+    def stop_once_rows_are_written():
+        while not written.any() and not ended.is_set():
+            pass
+        native.switch.stop()
+
     stopped_midway = 0
-    for attempt in range(300):
-        # Later and later, until the pass ends before it is stopped; and then from the beginning.
-        timer = threading.Timer(2e-4 * (attempt % 30), native.switch.stop)
-        timer.start()
-        began = native.interface.buffers[0].copy()
+    for _ in range(300):
+        ended = threading.Event()
+        watcher = threading.Thread(target=stop_once_rows_are_written)
+        watcher.start()
         try:
             native.runner.forward(TOKEN_IDS[20:150], 20, 1)
         except Cancelled:
-            stopped_midway += not np.array_equal(native.interface.buffers[0], began)
-        timer.join()
+            stopped_midway += written.any()
+        ended.set()
+        watcher.join()
         native.switch.reset()
         same_bits(native.runner.forward(TOKEN_IDS[20:21], 20, 1).logits, expected)
-        # The rows that may have been written: what they hold tells one attempt from the next.
-        native.interface.buffers[0][:, :, 21:150] = 0
+        # What the rows hold tells one attempt from the next.
+        written[:] = 0
         if stopped_midway >= 3:
             break
     assert stopped_midway >= 3
