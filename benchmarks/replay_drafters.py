@@ -41,10 +41,12 @@ from edge_rt.runtime.row_cost import RowCosts
 from edge_rt.runtime.sequence import Sequence
 
 SOURCES: dict[str, Any] = {
-    "suffix": SuffixSource,
-    "recycling": lambda: RecyclingSource(max_order=2),
-    "ngram": NgramSource,
+    "suffix": lambda tables: SuffixSource(max_tokens=tables[0]),
+    "recycling": lambda tables: RecyclingSource(max_order=2, max_contexts=tables[1]),
+    "ngram": lambda _: NgramSource(),
 }
+TABLES = (1 << 16, 1 << 15)
+"""Most tokens of the suffix automaton, most contexts of recycling of each order."""
 # One Xeon with AVX-512 VNNI, 2 threads, SmolLM2-135M in 4 bits, depth 128.
 CURVE = RowCosts((1, 2, 4, 8, 9, 16, 17, 24), (128,), ((3.2, 3.4, 3.75, 4.8, 5.6, 7.8, 8.7, 11.0),))
 STRANGE = 1 << 30
@@ -126,29 +128,36 @@ class Replay:
         """Do nothing."""
 
 
-def drafter_of(policy: str, clock: Clock, max_nodes: int) -> AdaptiveDrafter:
+def drafter_of(policy: str, clock: Clock, max_nodes: int, tables: tuple[int, int] = TABLES) -> AdaptiveDrafter:
     """Return the drafter of a policy, empty."""
     names = [policy] if policy in SOURCES else ["suffix", "recycling"]
-    sources: list[Source] = [SOURCES[name]() for name in names]
+    sources: list[Source] = [SOURCES[name](tables) for name in names]
     arms = len(arms_of(names))
     bandits: dict[str, Bandit] = {"exp3": EXP3(arms), "ucb": DiscountedUCB((0.8, 1.0, 1.0, 1.0))}
     grower = TreeGrower(sources, AcceptanceModel(sources))
     return AdaptiveDrafter(grower, CURVE, bandits.get(policy), max_nodes=max_nodes, clock=clock)
 
 
-def replay(traces: list[dict[str, Any]], policy: str, max_nodes: int, drafting_ms: float, cold: bool) -> Iterator[Any]:
-    """Yield category, tokens, steps and milliseconds of every answer, and microseconds spent in our own code."""
+def replay(
+    traces: list[dict[str, Any]],
+    policy: str,
+    max_nodes: int,
+    drafting_ms: float,
+    cold: bool,
+    tables: tuple[int, int] = TABLES,
+) -> Iterator[Any]:
+    """Yield category, tokens, steps, rows and milliseconds of every answer, and microseconds spent in our own code."""
     clock = Clock()
-    drafter = drafter_of(policy, clock, max_nodes)
+    drafter = drafter_of(policy, clock, max_nodes, tables)
     curve = CURVE.curve(128, max_nodes + 1)
     for trace in traces:
         if cold:
-            drafter = drafter_of(policy, clock, max_nodes)
+            drafter = drafter_of(policy, clock, max_nodes, tables)
         answer = trace["answer"]
         sequence = Sequence(trace["prompt"], capacity=1 << 20, max_tokens=len(answer), end_ids=())
         game = Replay(trace)
         drafter.begin(sequence)
-        steps, ms, own = 0, 0.0, 0.0
+        steps, rows, ms, own = 0, 0, 0.0, 0.0
         while not sequence.is_finished:
             began = time.perf_counter()
             draft = drafter.propose(sequence, sequence.room - 1).first(sequence.room - 1)
@@ -165,8 +174,9 @@ def replay(traces: list[dict[str, Any]], policy: str, max_nodes: int, drafting_m
             own += time.perf_counter() - began
             if not first:
                 steps += 1
+                rows += len(draft) + 1
                 ms += cost
-        yield trace["cat"], len(answer) - 1, steps, ms, 1e6 * own
+        yield trace["cat"], len(answer) - 1, steps, rows, ms, 1e6 * own
 
 
 def main() -> None:
@@ -184,20 +194,30 @@ def main() -> None:
     player.add_argument("--drafting-ms", type=float, default=0.15)
     player.add_argument("--every", type=int, default=1, help="take every n-th answer")
     player.add_argument("--cold", action="store_true", help="forget everything between answers")
+    player.add_argument("--suffix-tokens", type=int, default=TABLES[0])
+    player.add_argument("--contexts", type=int, default=TABLES[1], help="of token recycling, of each order")
+    player.add_argument("--json", action="store_true", help="print one line of JSON for every policy")
     args = parser.parse_args()
     if args.command == "record":
         record(args.package, args.prompts, args.out, args.max_tokens)
         return
     traces = [json.loads(line) for line in args.traces.read_text().splitlines()][:: args.every]
-    print(f"{len(traces)} answers, tables {'cold' if args.cold else 'warm'}, at most {args.max_nodes} nodes")
+    tables = (args.suffix_tokens, args.contexts)
+    if not args.json:
+        print(f"{len(traces)} answers, tables {'cold' if args.cold else 'warm'}, at most {args.max_nodes} nodes")
     plain = CURVE.ms[0][0]
     for policy in args.policy:
-        by: dict[str, list[float]] = defaultdict(lambda: [0.0] * 4)
-        for category, *numbers in replay(traces, policy, args.max_nodes, args.drafting_ms, args.cold):
+        by: dict[str, list[float]] = defaultdict(lambda: [0.0] * 5)
+        for category, *numbers in replay(traces, policy, args.max_nodes, args.drafting_ms, args.cold, tables):
             by[category] = [a + b for a, b in zip(by[category], numbers, strict=True)]
-        tokens, steps, ms, own = (sum(values) for values in zip(*by.values(), strict=True))
+        tokens, steps, rows, ms, own = (sum(values) for values in zip(*by.values(), strict=True))
+        if args.json:
+            facts = {"policy": policy, "max_nodes": args.max_nodes, "suffix_tokens": tables[0], "contexts": tables[1]}
+            means = {"tokens_per_step": tokens / steps, "rows_per_step": rows / steps}
+            print(json.dumps({**facts, **means, "speedup": plain * tokens / ms}), flush=True)
+            continue
         print(f"{policy:>10}: {plain * tokens / ms:.3f}x, {tokens / steps:.2f} tokens a step, {own / steps:.0f} us own")
-        print("   " + ", ".join(f"{name} {plain * n / t:.2f}x" for name, (n, _, t, _) in sorted(by.items())))
+        print("   " + ", ".join(f"{name} {plain * n / t:.2f}x" for name, (n, _, _, t, _) in sorted(by.items())))
 
 
 if __name__ == "__main__":

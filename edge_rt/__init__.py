@@ -22,7 +22,7 @@ from edge_rt.version import VERSION
 __version__ = VERSION
 
 if TYPE_CHECKING:
-    from edge_rt.api import load as load, pull as pull
+    from edge_rt.api import load as load, plan as plan, pull as pull
     from edge_rt.errors import (
         Busy as Busy,
         Cancelled as Cancelled,
@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     )
     from edge_rt.export.entry import export_model as export_model
     from edge_rt.export.exporter import ExportReport as ExportReport
+    from edge_rt.memory.budget import Budget as Budget
+    from edge_rt.memory.plan import Plan as Plan
     from edge_rt.package import Package as Package, open_package as open_package
     from edge_rt.progress import ProgressEvent as ProgressEvent
     from edge_rt.runtime.aio import AsyncStream as AsyncStream
@@ -65,7 +67,7 @@ if TYPE_CHECKING:
     from edge_rt.store.pull import PullReport as PullReport
 
 _HOME = {
-    "edge_rt.api": ("load", "pull"),
+    "edge_rt.api": ("load", "plan", "pull"),
     "edge_rt.errors": (
         "Busy", "Cancelled", "ConfigError", "ContextOverflow", "DownloadError", "EdgeRTError", "InferenceError",
         "InputError", "InvalidCorpus", "InvalidModelFile", "InvalidPackage", "InvalidTemplate", "InvalidTokenizer",
@@ -74,6 +76,8 @@ _HOME = {
     ),
     "edge_rt.export.entry": ("export_model",),
     "edge_rt.export.exporter": ("ExportReport",),
+    "edge_rt.memory.budget": ("Budget",),
+    "edge_rt.memory.plan": ("Plan",),
     "edge_rt.package": ("Package", "open_package"),
     "edge_rt.progress": ("ProgressEvent",),
     "edge_rt.runtime.aio": ("AsyncStream",),

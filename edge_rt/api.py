@@ -1,4 +1,4 @@
-"""The Python API: load a model by path or name, pull one, export one."""
+"""The Python API: plan a model's memory, load it by path or name, pull one."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 import platformdirs
 
 from edge_rt.errors import ModelNotFound
-from edge_rt.package import is_package
+from edge_rt.memory.plan import Plan
+from edge_rt.package import is_package, open_package
 from edge_rt.progress import ProgressCallback, no_progress
 from edge_rt.runtime.engine import Model, load_package
+from edge_rt.runtime.planning import Memory as MemoryBudget, Wanted, plan_package
 from edge_rt.runtime.row_cost import CostStore
-from edge_rt.runtime.speculation import DEFAULT_MAX_NODES, SpecOptions
+from edge_rt.runtime.speculation import SpecOptions
 
 if TYPE_CHECKING:
     from edge_rt.store.pull import PullReport
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 def load(
     model: str | Path,
     *,
+    memory: MemoryBudget = None,
     ctx: int | None = None,
     threads: int | None = None,
     device: str = "auto",
@@ -29,7 +32,7 @@ def load(
     prefill_chunk: int | None = None,
     kv: str | None = None,
     isa: str | None = None,
-    spec: str = "auto",
+    spec: str | None = None,
     draft_max: int | None = None,
     corpus: str | Path | None = None,
     spec_trace: Callable[[dict[str, Any]], None] | None = None,
@@ -41,16 +44,20 @@ def load(
 
     Args:
         model: folder of a package, or the name of one in the store.
-        ctx: capacity of the context in tokens; None takes the model's own, up to 8192.
+        memory: budget of resident memory for the process: bytes, a text such as ``"600MiB"``, or a ``Budget`` that
+            several models share. None: what the machine has available. What is asked for below is kept or refused; what
+            is not is given up where it does not fit: speculation, then the precision of the cache, then context.
+        ctx: capacity of the context in tokens; None leaves it to the plan: the model's own, up to 8192, if that fits.
         threads: None takes every CPU this process may use; the number is one per process.
         device: ``"auto"`` or ``"cpu"``.
         store: folder of the store; None takes the configured one.
-        prefill_chunk: tokens of one pass over a prompt; None takes what suits the package's op profile.
-        kv: format of the KV cache, one of those that ``edge-rt inspect`` shows; None takes the package's first.
+        prefill_chunk: tokens of one pass over a prompt; None leaves it to the plan.
+        kv: format of the KV cache, one of those that ``edge-rt inspect`` shows; ``"auto"`` takes the fastest that fits,
+            None the package's first, if it fits.
         isa: instruction set of the native operators, one of those that ``edge-rt doctor`` shows; None is the best.
         spec: speculation: ``"auto"`` (off in the portable profile), ``"off"``, or one drafter: ``"ngram"``,
-            ``"suffix"``, ``"recycling"``, ``"reference"``.
-        draft_max: most drafted tokens of a pass; None leaves it to the cost model.
+            ``"suffix"``, ``"recycling"``, ``"reference"``; None is ``"auto"``, if it fits.
+        draft_max: most drafted tokens of a pass; None leaves it to plan and cost model.
         corpus: file of ``edge-rt corpus build`` for the suffix drafter.
         spec_trace: called with every decoding step's decision.
         on_calibrate: called when the first answer has to wait for a measurement of what passes cost here, which takes a
@@ -60,11 +67,13 @@ def load(
         ModelNotFound: there is no such package.
         InputError: the package cannot be used.
         ConfigError: an argument is out of range, or not for this package.
-        MemoryBudgetExceeded: the model does not fit the memory.
+        MemoryBudgetExceeded: the model does not fit the budget; it says what is needed and what would fit. Nothing
+            large was loaded.
         RuntimeUnavailable: ONNX Runtime, the device or the native operators are missing.
     """
     return load_package(
         _locate(model, store),
+        memory=memory,
         ctx=ctx,
         threads=threads,
         device=device,
@@ -73,13 +82,47 @@ def load(
         isa=isa,
         spec=SpecOptions(
             spec,
-            max_nodes=DEFAULT_MAX_NODES if draft_max is None else draft_max,
+            max_nodes=draft_max,
             corpus=Path(corpus) if corpus is not None else None,
             trace=spec_trace,
         ),
         costs=CostStore(platformdirs.user_cache_path("edge-rt") / "row-costs"),
         on_calibrate=on_calibrate,
     )
+
+
+def plan(
+    model: str | Path,
+    *,
+    memory: MemoryBudget = None,
+    ctx: int | None = None,
+    threads: int | None = None,
+    store: Path | None = None,
+    prefill_chunk: int | None = None,
+    kv: str | None = None,
+    spec: str | None = None,
+    draft_max: int | None = None,
+) -> Plan:
+    """Return what ``load`` with the same arguments would decide, whether it fits or not; nothing is loaded.
+
+    Args:
+        model: as of ``load``, like the rest.
+        memory: the budget.
+        ctx: tokens of context.
+        threads: that compute.
+        store: folder of the store.
+        prefill_chunk: tokens of one pass over a prompt.
+        kv: format of the KV cache.
+        spec: speculation.
+        draft_max: most drafted tokens of a pass.
+
+    Raises:
+        ModelNotFound: there is no such package.
+        InputError: the package cannot be used.
+        ConfigError: an argument is out of range, or not for this package.
+    """
+    wanted = Wanted(ctx, kv, prefill_chunk, SpecOptions(spec, draft_max), threads)
+    return plan_package(open_package(_locate(model, store)), wanted, memory)
 
 
 def _locate(model: str | Path, store: Path | None) -> Path:

@@ -11,6 +11,20 @@ from typing import Final
 
 GROUP: Final = 32
 """Elements of a row that share one scale."""
+WINDOW_ROUNDING: Final = 64
+"""Rows of layers with a sliding window are a multiple of this, the positions that attention takes at a time."""
+
+
+def window_capacity(window: int, largest_pass: int, positions: int) -> int:
+    """Return the rows of a layer with a sliding window: what a token sees, and the largest pass.
+
+    Args:
+        window: tokens that a token sees, itself included.
+        largest_pass: rows of the largest pass: the prefill chunk, or a draft and the token before it.
+        positions: tokens of the context; more rows are never needed.
+    """
+    rows = -(-(window + largest_pass) // WINDOW_ROUNDING) * WINDOW_ROUNDING
+    return min(positions, rows)
 
 
 @dataclass(frozen=True)

@@ -6,28 +6,17 @@ import os
 import platform
 import sys
 from pathlib import Path
-from typing import Final
 
 import psutil
 
-CGROUP: Final = Path("/sys/fs/cgroup")
-"""Where Linux shows the limits of this process's cgroup (v2)."""
+from edge_rt.cgroup import ROOT, cgroup_cpus, cgroup_memory_bytes
 
 
-def usable_cpus(cgroup: Path = CGROUP) -> int:
+def usable_cpus(cgroup: Path = ROOT) -> int:
     """Return how many CPUs this process may use: affinity, cgroup quota and physical cores, whichever is least."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
     physical = psutil.cpu_count(logical=False) or allowed
     return max(1, min(allowed, physical, cgroup_cpus(cgroup) or allowed))
-
-
-def cgroup_cpus(cgroup: Path = CGROUP) -> int | None:
-    """Return the whole CPUs granted by the cgroup's ``cpu.max``, rounded up; None when unlimited or unknown."""
-    try:
-        quota, period = (cgroup / "cpu.max").read_text().split()
-        return None if quota == "max" else max(1, -(-int(quota) // int(period)))
-    except (OSError, ValueError, ZeroDivisionError):
-        return None
 
 
 def peak_rss_bytes() -> int:
@@ -51,32 +40,25 @@ def _linux_peak_rss_bytes() -> int | None:
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:")), None)
 
 
-def available_memory_bytes(cgroup: Path = CGROUP) -> int:
+def available_memory_bytes(cgroup: Path = ROOT) -> int:
     """Return the memory that can be had without swapping, in bytes: the machine's or the cgroup's, the lesser."""
     machine = int(psutil.virtual_memory().available)
     granted = cgroup_memory_bytes(cgroup)
     return machine if granted is None else min(machine, granted)
 
 
-def cgroup_memory_bytes(cgroup: Path = CGROUP) -> int | None:
-    """Return what ``memory.max`` leaves to the cgroup, in bytes; None when unlimited or unknown."""
-    try:
-        limit = (cgroup / "memory.max").read_text().strip()
-        if limit == "max":
-            return None
-        used = int((cgroup / "memory.current").read_text())
-        return max(0, int(limit) - max(0, used - _inactive_file_bytes(cgroup)))
-    except (OSError, ValueError):
-        return None
+def return_free_memory() -> bool:
+    """Give back to the system what the heap keeps of freed memory; return whether any was.
 
+    glibc keeps it for later, and after a tokenizer was read that is a third of what a small model needs in all. Other
+    systems have nothing to call, or nothing to give back.
+    """
+    if sys.platform != "linux":
+        return False
+    import ctypes
 
-def _inactive_file_bytes(cgroup: Path) -> int:
-    """Return the bytes of cached files, which count as used but which the kernel drops before it refuses any."""
-    try:
-        lines = (cgroup / "memory.stat").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in lines if line.startswith("inactive_file ")), 0)
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    return bool(trim(0)) if trim is not None else False
 
 
 def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:

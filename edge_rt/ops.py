@@ -64,7 +64,7 @@ _WEIGHT: Final = Port("weight", "uint8", "[tiles, blocks, bytes]")
 _ATTENTION_PORTS: Final = (
     Port("cache", "uint8", "[2, KV, C, row bytes]"),
     Port("past_length", "int32", "[1]"),
-    Port("row_map", "int32", "[C]"),
+    Port("row_map", "int32", "[C], with a window [P] as well"),
     Port("parents", "int32", "[S]"),
     Port("kv_formats", "int32", "[layers]"),
     Port("cos", "float", "[P, R / 2]"),

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Final, Self, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import psutil
 
@@ -33,12 +33,17 @@ FORMAT_VERSION: Final = 1
 GRAPH_VERSIONS: Final[Mapping[str, int]] = {"native": 2, "portable": 1}
 """Op profile -> version of the names and meaning of its graphs' inputs and outputs; raised when the runtime has to bind
 them differently."""
+WINDOW_GRAPH_VERSIONS: Final[Mapping[str, int]] = {"native": 3, "portable": 1}
+"""The same of models with a sliding window: a reader that knows of none must not run them as if there were none."""
 
 MANIFEST_FILE: Final = "manifest.json"
 WEIGHTS_FILE: Final = "weights.bin"
 TOKENIZER_FILE: Final = "tokenizer.json"
 TEMPLATE_FILE: Final = "chat_template.jinja"
-KV_FORMATS: Final[Mapping[str, tuple[str, ...]]] = {"native": ("f32", "f16", "int8"), "portable": ("f32",)}
+KV_FORMATS: Final[Mapping[str, tuple[str, ...]]] = {
+    "native": ("f16", "f32", "int8", "k8v4", "int4", "int4x2"),
+    "portable": ("f32",),
+}
 """Op profile -> cache formats that the runtime of this version can run it with, preferred first."""
 WEIGHT_LAYOUTS: Final[Mapping[str, str]] = {"native": "tile16", "portable": "matmulnbits"}
 """Op profile -> name of the layout of its matrices in ``weights.bin``."""
@@ -54,7 +59,10 @@ _HASH_CHUNK_BYTES: Final = 4 << 20
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Numbers of the architecture; sizes count elements, ``context_length`` counts tokens."""
+    """Numbers of the architecture; sizes count elements, ``context_length`` and ``sliding_window`` count tokens.
+
+    ``sliding_window`` is how many tokens attention sees, the token itself included, in every layer; 0: all of them.
+    """
 
     name: str
     architecture: str
@@ -71,11 +79,17 @@ class ModelConfig:
     rope_scaling: str
     tied_embedding: bool
     num_parameters: int
+    sliding_window: int = 0
 
     @property
     def top_tokens(self) -> int:
         """Most likely tokens that a native graph returns with every row of logits."""
         return min(MAX_TOP_TOKENS, self.vocab_size)
+
+    @property
+    def layer_windows(self) -> tuple[int, ...]:
+        """Sliding window of every layer; 0: none."""
+        return (self.sliding_window,) * self.num_layers
 
 
 @dataclass(frozen=True)
@@ -122,7 +136,7 @@ class Manifest:
 
     Attributes:
         format_version: see ``FORMAT_VERSION``.
-        graph_version: see ``GRAPH_VERSIONS``.
+        graph_version: see ``graph_version``.
         producer: program and version that wrote the package.
         model: numbers of the architecture.
         op_profile: ``"native"`` (edge-rt's operators) or ``"portable"`` (ONNX Runtime's own).
@@ -161,7 +175,10 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """Return the one spelling of this manifest: UTF-8 JSON, keys in field order, two spaces, final newline."""
-        document = {"format": FORMAT_NAME, **dataclasses.asdict(self)}
+        document: dict[str, Any] = {"format": FORMAT_NAME, **dataclasses.asdict(self)}
+        if not self.model.sliding_window:
+            # Left out where there is none: such packages are those of versions that knew of no windows.
+            del document["model"]["sliding_window"]
         return (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode("utf-8")
 
 
@@ -203,6 +220,11 @@ class Package:
                     f"Its SHA-256 is {found}, the manifest says {info.sha256}.",
                     "Export or pull the model again.",
                 )
+
+
+def graph_version(op_profile: str, sliding_window: int) -> int:
+    """Return the version of the graphs of an op profile, see ``GRAPH_VERSIONS`` and ``WINDOW_GRAPH_VERSIONS``."""
+    return (WINDOW_GRAPH_VERSIONS if sliding_window else GRAPH_VERSIONS)[op_profile]
 
 
 def sha256_file(path: Path) -> str:
@@ -303,9 +325,11 @@ def _parse_json(path: Path, data: bytes) -> dict[str, Any]:
 
 
 def _check_versions(path: Path, document: Mapping[str, Any]) -> None:
-    profile = document.get("op_profile")
+    profile, model = document.get("op_profile"), document.get("model")
     # Any JSON value may stand there; of a profile that is unknown there is no version to compare with.
-    ours_of_graph = GRAPH_VERSIONS.get(profile) if isinstance(profile, str) else None
+    has_window = isinstance(model, dict) and bool(model.get("sliding_window"))
+    known = isinstance(profile, str) and profile in GRAPH_VERSIONS
+    ours_of_graph = graph_version(str(profile), has_window) if known else None
     for field, ours in (("format_version", FORMAT_VERSION), ("graph_version", ours_of_graph)):
         found = document.get(field)
         if not isinstance(found, int) or isinstance(found, bool):
@@ -324,15 +348,21 @@ T = TypeVar("T")
 
 
 def _build(kind: type[T], value: Any, path: Path, where: str) -> T:
-    """Turn JSON into a dataclass; every missing, unknown or mistyped field is an error that names it."""
+    """Turn JSON into a dataclass; every missing, unknown or mistyped field is an error that names it.
+
+    A field that has a default may be missing.
+    """
     if not isinstance(value, dict):
         raise _invalid(path, f"'{where}' must be an object.", f"Found {type(value).__name__}.")
     hints = get_type_hints(kind)
+    entries = dataclasses.fields(cast("Any", kind))
+    required = {entry.name for entry in entries if entry.default is dataclasses.MISSING}
     unknown = sorted(set(value) - set(hints))
-    missing = sorted(set(hints) - set(value))
+    missing = sorted(required - set(value))
     if unknown or missing:
         raise _invalid(path, f"'{where}' has the wrong fields.", f"Missing: {missing}; unknown: {unknown}.")
-    return kind(**{name: _convert(hint, value[name], path, f"{where}.{name}") for name, hint in hints.items()})
+    given = {name: hint for name, hint in hints.items() if name in value}
+    return kind(**{name: _convert(hint, value[name], path, f"{where}.{name}") for name, hint in given.items()})
 
 
 def _convert(hint: Any, value: Any, path: Path, where: str) -> Any:
@@ -360,10 +390,11 @@ def _check_values(path: Path, manifest: Manifest) -> None:
     model = manifest.model
     for name, value in dataclasses.asdict(model).items():
         number = isinstance(value, int | float) and not isinstance(value, bool)
+        least = "a number above 0"
+        if name == "sliding_window":
+            number, least = number and value != 0, "0 or more"
         if number and not (math.isfinite(value) and value > 0):
-            raise _invalid(
-                path, f"'manifest.model.{name}' is out of range.", f"Found {value}, wanted a number above 0."
-            )
+            raise _invalid(path, f"'manifest.model.{name}' is out of range.", f"Found {value}, wanted {least}.")
     if model.num_heads % model.num_kv_heads:
         numbers = f"{model.num_heads} is no multiple of {model.num_kv_heads}."
         raise _invalid(path, "'manifest.model.num_kv_heads' does not divide 'num_heads'.", numbers)

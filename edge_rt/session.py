@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable
-from contextlib import nullcontext
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -120,8 +120,8 @@ _TRANSLATIONS: Final[tuple[tuple[Any, type[EdgeRTError], str, str], ...]] = (
     (
         _contains("Failed to allocate", "bad_alloc", "std::bad_alloc", "Available memory of"),
         MemoryBudgetExceeded,
-        "ONNX Runtime could not allocate memory.",
-        "Use a smaller context or a smaller model.",
+        "A pass needs more memory than there is for it.",
+        "Compute fewer tokens at once, use a smaller context, or give a larger budget.",
     ),
     (
         lambda text: "edge_rt:" in text and "is not a registered function/op" in text,
@@ -205,8 +205,65 @@ class TensorSpec:
     type: str
 
 
+@dataclass(frozen=True)
+class PassMemory:
+    """Memory for the intermediate values of passes: tensors between operators, and what operators need meanwhile.
+
+    It is one piece from the beginning, so what passes leave behind never keeps a later one from finding room; pages
+    that are not written take nothing. Weights that ONNX Runtime packs are counted into the limit, if there is one.
+
+    Attributes:
+        bytes: of the piece.
+        is_limit: whether a pass that needs more fails; it is given more otherwise.
+    """
+
+    bytes: int
+    is_limit: bool
+
+    @property
+    def arena(self) -> dict[str, int]:
+        """ONNX Runtime's configuration of such an arena."""
+        size = max(-(-self.bytes // _PAGE) * _PAGE, _PAGE)
+        return {
+            "max_mem": size if self.is_limit else 0,
+            # The only strategy that heeds the size of the first piece, and the one that grows.
+            "arena_extend_strategy": 0,
+            "initial_chunk_size_bytes": size,
+            # The rest of a free piece is always free for another tensor.
+            "max_dead_bytes_per_chunk": 1,
+        }
+
+
+_PAGE: Final = 4096
+
+
+def _register_arena(configuration: dict[str, int]) -> None:
+    """Make an arena the one that sessions opened from now on take, if they ask for the process's.
+
+    Registering replaces: a session that was opened before keeps the arena that it was opened with, alone.
+    """
+    kind = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
+    ort.create_and_register_allocator(kind, ort.OrtArenaCfg(configuration))
+
+
+@contextmanager
+def _arena_of_its_own(options: Any, memory: PassMemory | None) -> Generator[None]:
+    """Give the session that is opened inside the block an arena that no other session shares."""
+    if memory is None:
+        yield
+        return
+    with _REGISTRATION:
+        _register_arena(memory.arena)
+        options.add_session_config_entry("session.use_env_allocators", "1")
+        try:
+            yield
+        finally:
+            # The process would keep the arena's memory after the session is gone, and share it with other programs.
+            _register_arena({})
+
+
 # ONNX Runtime's call takes nothing but a path, so the instruction set is told to the library beforehand; under this
-# lock, because another thread may be opening a session with another one.
+# lock, because another thread may be opening a session with another one. So it is with arenas.
 _REGISTRATION: Final = threading.Lock()
 
 
@@ -235,6 +292,7 @@ class Session:
         profile: the package's op profile; ``"native"`` makes our operators known to the graph.
         isa: instruction set of our operators, one of ``NativeLibrary.isa_names``; None is the best one.
         library: our operators; None is the installed library.
+        memory: for intermediate values; None lets ONNX Runtime take what it needs, and keep it.
 
     Raises:
         InvalidPackage, UnsupportedModel, MemoryBudgetExceeded: the graph cannot be opened.
@@ -251,6 +309,7 @@ class Session:
         profile: str = "portable",
         isa: str | None = None,
         library: NativeLibrary | None = None,
+        memory: PassMemory | None = None,
     ) -> None:
         check_onnxruntime_version()
         _POOL.ensure(threads)
@@ -276,7 +335,7 @@ class Session:
         # A native session reads the mapped file and packs nothing.
         pages = huge_pages_for_new_memory if profile == "portable" else nullcontext
         try:
-            with pages():
+            with pages(), _arena_of_its_own(options, memory):
                 self._session = ort.InferenceSession(str(graph), options, providers=list(providers))
         except Exception as error:
             raise translate(error, loading=True) from error

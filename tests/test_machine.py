@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 
@@ -8,7 +9,8 @@ import numpy as np
 import psutil
 import pytest
 
-from edge_rt.machine import available_memory_bytes, cgroup_cpus, cgroup_memory_bytes, peak_rss_bytes, usable_cpus
+from edge_rt.cgroup import cgroup_cpus, cgroup_memory_bytes
+from edge_rt.machine import available_memory_bytes, peak_rss_bytes, return_free_memory, usable_cpus
 
 
 def test_usable_cpus_are_at_most_those_of_the_process():
@@ -41,6 +43,17 @@ def test_the_peak_is_not_that_of_the_parent():
 
 def test_available_memory_is_less_than_there_is():
     assert 0 < available_memory_bytes() <= psutil.virtual_memory().total
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc keeps freed memory and gives it back")
+def test_freed_memory_goes_back_to_the_system():
+    blocks = [bytes(2000) for _ in range(50_000)]
+    last = blocks[-1]  # it keeps the heap from shrinking by itself
+    del blocks
+    before = psutil.Process().memory_info().rss
+    assert return_free_memory()
+    assert before - psutil.Process().memory_info().rss > 50 << 20
+    assert len(last) == 2000
 
 
 class TestCgroup:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 
@@ -115,6 +116,19 @@ class TestFormat:
         one, two = write(tmp_path / "one"), write(tmp_path / "two", dict(reversed(FILES.items())))
         assert one.id == two.id
 
+    def test_a_sliding_window_is_one_more_number(self, tmp_path):
+        windowed = dataclasses.replace(MANIFEST.model, sliding_window=128)
+        package = write(tmp_path / "tiny", manifest=dataclasses.replace(MANIFEST, model=windowed))
+        pinned = PINNED.replace('"num_parameters": 100864', '"num_parameters": 100864,\n    "sliding_window": 128')
+        assert (package.path / "manifest.json").read_bytes() == pinned.encode()
+        assert package.manifest.model.layer_windows == (128, 128)
+        assert open_package(package.path).manifest.model == windowed
+
+    def test_a_package_that_says_nothing_of_windows_has_none(self, package):
+        assert package.manifest.model.layer_windows == (0, 0)
+        edit_manifest(package.path, manifest_setter("model.sliding_window", 0))
+        assert open_package(package.path).manifest.model == MANIFEST.model
+
     def test_whole_numbers_are_floats_where_floats_are_meant(self, package):
         edit_manifest(package.path, lambda document: document["model"].update(rope_theta=10000))
         assert open_package(package.path).manifest.model.rope_theta == 10000.0
@@ -169,6 +183,23 @@ class TestManifestRefused:
             command = f"edge-rt export -m SOURCE --out {package.path} --profile {profile} --force"
             assert caught.value.action.endswith(command)
 
+    def test_windows_have_graph_versions_of_their_own(self, package):
+        """A reader that knows of no windows must not take such a package for one without."""
+
+        def change(found, window):
+            def set_all(document):
+                document.update(op_profile="native", kv_formats=["f16"], graph_version=found)
+                document["model"]["sliding_window"] = window
+
+            edit_manifest(package.path, set_all)
+
+        change(3, 128)
+        assert open_package(package.path).manifest.model.sliding_window == 128
+        for found, window, ours in ((2, 128, 3), (3, 0, 2)):
+            change(found, window)
+            with pytest.raises(VersionMismatch, match=f"graph_version {found}, this edge-rt reads {ours}"):
+                open_package(package.path)
+
     @pytest.mark.parametrize("profile", ["of a later version", 5, None, [], {}])
     def test_the_graph_version_of_a_profile_that_is_unknown(self, package, profile):
         edit_manifest(package.path, lambda document: document.update(op_profile=profile, graph_version=9))
@@ -197,6 +228,7 @@ class TestManifestRefused:
             ("model.rope_theta", True, "'manifest.model.rope_theta' has the wrong type"),
             ("model.rope_theta", None, "'manifest.model.rope_theta' has the wrong type"),
             ("model.tied_embedding", 1, "'manifest.model.tied_embedding' has the wrong type"),
+            ("model.sliding_window", 16.0, "'manifest.model.sliding_window' has the wrong type"),
             ("kv_formats", "f32", "'manifest.kv_formats' has the wrong type"),
             ("kv_formats", [1], r"'manifest.kv_formats\[0\]' has the wrong type"),
             ("segments", [5], r"'manifest.segments\[0\]' must be an object"),
@@ -222,6 +254,7 @@ class TestManifestRefused:
             ("model.rms_norm_eps", float("nan"), "rms_norm_eps' is out of range"),
             ("model.rope_theta", float("inf"), "rope_theta' is out of range"),
             ("model.num_kv_heads", 3, "does not divide 'num_heads'"),
+            ("model.sliding_window", -1, "sliding_window' is out of range. Found -1, wanted 0 or more"),
             ("segments", [], "the segments are not one"),
             ("segments.0.end_layer", 1, "the segments are not one"),
         ],

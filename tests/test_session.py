@@ -21,6 +21,7 @@ from edge_rt.errors import (
 from edge_rt.machine import usable_cpus
 from edge_rt.ops import NativeLibrary, library_path, native_library
 from edge_rt.session import (
+    PassMemory,
     Session,
     StopSwitch,
     TensorSpec,
@@ -145,6 +146,53 @@ class TestOpen:
     def test_an_opset_of_the_future(self, tmp_path):
         with pytest.raises((InvalidPackage, UnsupportedModel)):
             opened(write_graph(tmp_path / "g.onnx", opset=99))
+
+
+class TestPassMemory:
+    """``y = 4 x``: the value between the two additions is the only one that is nobody's."""
+
+    @staticmethod
+    def bound(tmp_path, memory):
+        session = Session(
+            write_graph(tmp_path / "two.onnx", steps=2), threads=pool_size() or usable_cpus(), memory=memory
+        )
+
+        def compute(count):
+            x, y = np.ones(count, np.float32), np.zeros(count, np.float32)
+            binding = session.binding()
+            binding.bind_input("x", x)
+            binding.bind_output("y", y)
+            binding.run(StopSwitch())
+            return y
+
+        return compute
+
+    def test_a_run_that_needs_more_fails_and_a_smaller_one_works(self, tmp_path):
+        compute = self.bound(tmp_path, PassMemory(1 << 20, is_limit=True))
+        for _ in range(2):
+            assert (compute(1 << 18) == 4).all()
+            with pytest.raises(MemoryBudgetExceeded, match="needs more memory than there is for it"):
+                compute((1 << 18) + 64)
+        assert (compute(10) == 4).all()
+
+    def test_what_runs_leave_behind_takes_no_room(self, tmp_path):
+        compute = self.bound(tmp_path, PassMemory(1 << 20, is_limit=True))
+        for count in range(1 << 10, 1 << 18, 5000):
+            assert (compute(count) == 4).all()
+
+    def test_without_a_limit_there_is_more(self, tmp_path):
+        compute = self.bound(tmp_path, PassMemory(1 << 12, is_limit=False))
+        assert (compute(1 << 20) == 4).all()
+
+    def test_every_session_has_its_own(self, tmp_path):
+        small = self.bound(tmp_path, PassMemory(1 << 16, is_limit=True))
+        large = self.bound(tmp_path, PassMemory(1 << 22, is_limit=True))
+        unlimited = self.bound(tmp_path, None)
+        assert (large(1 << 20) == 4).all()
+        assert (unlimited(1 << 21) == 4).all()
+        with pytest.raises(MemoryBudgetExceeded):
+            small(1 << 15)
+        assert (small(1 << 14) == 4).all()
 
 
 class TestNativeProfile:

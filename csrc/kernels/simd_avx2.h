@@ -209,6 +209,112 @@ EDGE_RT_INLINE __m256i dot4(__m256i acc, __m256i a, __m256i b) {
 }
 EDGE_RT_INLINE VI vi_dot4(VI acc, VB a, VB b) { return {dot4(acc.lo, a.lo, b.lo), dot4(acc.hi, a.hi, b.hi)}; }
 
+template <int Distance>
+EDGE_RT_INLINE __m256 butterfly(__m256 a) {
+  if constexpr (Distance == 4) {
+    const __m256 other = _mm256_permute2f128_ps(a, a, 1);
+    return _mm256_blend_ps(_mm256_add_ps(a, other), _mm256_sub_ps(other, a), 0xf0);
+  } else if constexpr (Distance == 2) {
+    const __m256 other = _mm256_permute_ps(a, 0x4e);
+    return _mm256_blend_ps(_mm256_add_ps(a, other), _mm256_sub_ps(other, a), 0xcc);
+  } else {
+    const __m256 other = _mm256_permute_ps(a, 0xb1);
+    return _mm256_blend_ps(_mm256_add_ps(a, other), _mm256_sub_ps(other, a), 0xaa);
+  }
+}
+template <int Distance>
+EDGE_RT_INLINE VF vf_butterfly(VF a) {
+  if constexpr (Distance == 8) {
+    return {_mm256_add_ps(a.lo, a.hi), _mm256_sub_ps(a.lo, a.hi)};
+  } else {
+    return {butterfly<Distance>(a.lo), butterfly<Distance>(a.hi)};
+  }
+}
+EDGE_RT_INLINE VI words_of(const uint8_t* p) {
+  const __m128i bytes = load128(p);
+  return {_mm256_cvtepu8_epi32(bytes), _mm256_cvtepu8_epi32(_mm_unpackhi_epi64(bytes, bytes))};
+}
+EDGE_RT_INLINE void vf_from_nibbles(const uint8_t* p, float scale, float minimum, VF* lower, VF* upper) {
+  const VI words = words_of(p);
+  const __m256i last = _mm256_set1_epi32(15);
+  const VF low = vf_from_i32({_mm256_and_si256(words.lo, last), _mm256_and_si256(words.hi, last)});
+  const VF high = vf_from_i32({_mm256_srli_epi32(words.lo, 4), _mm256_srli_epi32(words.hi, 4)});
+  *lower = vf_fma(low, vf_set1(scale), vf_set1(minimum));
+  *upper = vf_fma(high, vf_set1(scale), vf_set1(minimum));
+}
+EDGE_RT_INLINE VF from_bytes(__m128i bytes) {
+  return vf_from_i32({_mm256_cvtepu8_epi32(bytes), _mm256_cvtepu8_epi32(_mm_unpackhi_epi64(bytes, bytes))});
+}
+EDGE_RT_INLINE void vf_from_nibble_pairs(const uint8_t* codes, const uint8_t* finer, float scale, float minimum,
+                                         VF* lower, VF* upper) {
+  const __m128i a = load128(codes), b = load128(finer), last = _mm_set1_epi8(15);
+  const __m128i low = _mm_or_si128(_mm_slli_epi16(_mm_and_si128(a, last), 4), _mm_and_si128(b, last));
+  const __m128i high = _mm_or_si128(_mm_andnot_si128(last, a), _mm_and_si128(_mm_srli_epi16(b, 4), last));
+  *lower = vf_fma(from_bytes(low), vf_set1(scale), vf_set1(minimum));
+  *upper = vf_fma(from_bytes(high), vf_set1(scale), vf_set1(minimum));
+}
+EDGE_RT_INLINE void vf_from_half_pairs(VI words, VF* lower, VF* upper) {
+  // Without signs, so that packing takes the words as they are.
+  const __m256i a = words.lo, b = words.hi, first = _mm256_set1_epi32(0xffff);
+  const auto pack = [](__m256i x, __m256i y) { return _mm256_permute4x64_epi64(_mm256_packus_epi32(x, y), 0xd8); };
+  const __m256i low = pack(_mm256_and_si256(a, first), _mm256_and_si256(b, first));
+  const __m256i high = pack(_mm256_srli_epi32(a, 16), _mm256_srli_epi32(b, 16));
+  *lower = {_mm256_cvtph_ps(_mm256_castsi256_si128(low)), _mm256_cvtph_ps(_mm256_extracti128_si256(low, 1))};
+  *upper = {_mm256_cvtph_ps(_mm256_castsi256_si128(high)), _mm256_cvtph_ps(_mm256_extracti128_si256(high, 1))};
+}
+EDGE_RT_INLINE void vi_load_split(const void* p, VI* even, VI* odd) {
+  const auto half = [](const char* from, __m256i* first, __m256i* second) {
+    const __m256 a = _mm256_loadu_ps(reinterpret_cast<const float*>(from));
+    const __m256 b = _mm256_loadu_ps(reinterpret_cast<const float*>(from + 32));
+    *first = _mm256_permute4x64_epi64(_mm256_castps_si256(_mm256_shuffle_ps(a, b, 0x88)), 0xd8);
+    *second = _mm256_permute4x64_epi64(_mm256_castps_si256(_mm256_shuffle_ps(a, b, 0xdd)), 0xd8);
+  };
+  half(static_cast<const char*>(p), &even->lo, &odd->lo);
+  half(static_cast<const char*>(p) + 64, &even->hi, &odd->hi);
+}
+
+EDGE_RT_INLINE void vb_store(int8_t* p, VB a) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a.lo);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 32), a.hi);
+}
+EDGE_RT_INLINE VB vb_lower(VB a) {
+  const __m256i last = _mm256_set1_epi8(15);
+  return {_mm256_and_si256(a.lo, last), _mm256_and_si256(a.hi, last)};
+}
+EDGE_RT_INLINE VB vb_upper(VB a) { return vb_lower({_mm256_srli_epi16(a.lo, 4), _mm256_srli_epi16(a.hi, 4)}); }
+EDGE_RT_INLINE VB vb_join(VB upper, VB lower) {
+  return {_mm256_or_si256(_mm256_slli_epi16(upper.lo, 4), lower.lo),
+          _mm256_or_si256(_mm256_slli_epi16(upper.hi, 4), lower.hi)};
+}
+EDGE_RT_INLINE VB vb_flip(VB a) {
+  const __m256i sign = _mm256_set1_epi8(-128);
+  return {_mm256_xor_si256(a.lo, sign), _mm256_xor_si256(a.hi, sign)};
+}
+
+#if defined(__AVXVNNI__) || (defined(__AVX512VNNI__) && defined(__AVX512VL__))
+EDGE_RT_INLINE VI vi_dot4_positive(VI acc, VB a, VB b) {
+#if defined(__AVXVNNI__)
+  return {_mm256_dpbusd_avx_epi32(acc.lo, a.lo, b.lo), _mm256_dpbusd_avx_epi32(acc.hi, a.hi, b.hi)};
+#else
+  return {_mm256_dpbusd_epi32(acc.lo, a.lo, b.lo), _mm256_dpbusd_epi32(acc.hi, a.hi, b.hi)};
+#endif
+}
+constexpr int32_t kReadyBias = 128;
+EDGE_RT_INLINE VB vb_ready(VB a) { return vb_flip(a); }
+EDGE_RT_INLINE VI vi_dot4_ready(VI acc, VB a, VB b) { return vi_dot4_positive(acc, a, b); }
+#else
+EDGE_RT_INLINE __m256i dot4_positive(__m256i acc, __m256i a, __m256i b) {
+  return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), _mm256_set1_epi16(1)));
+}
+EDGE_RT_INLINE VI vi_dot4_positive(VI acc, VB a, VB b) {
+  return {dot4_positive(acc.lo, a.lo, b.lo), dot4_positive(acc.hi, a.hi, b.hi)};
+}
+// Unsigned bytes above 127 would not fit the sums of 16 bits.
+constexpr int32_t kReadyBias = 0;
+EDGE_RT_INLINE VB vb_ready(VB a) { return a; }
+EDGE_RT_INLINE VI vi_dot4_ready(VI acc, VB a, VB b) { return vi_dot4(acc, a, b); }
+#endif
+
 }  // namespace
 }  // namespace EDGE_RT_ISA_NAMESPACE
 }  // namespace edge_rt

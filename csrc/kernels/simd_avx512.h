@@ -195,6 +195,72 @@ EDGE_RT_INLINE VI vi_dot4(VI acc, VB a, VB b) {
   return {_mm512_dpbusd_epi32(acc.v, _mm512_abs_epi8(a.v), signed_b)};
 }
 
+template <int Distance>
+EDGE_RT_INLINE VF vf_butterfly(VF a) {
+  __m512 other;
+  __mmask16 second;
+  if constexpr (Distance == 8) {
+    other = _mm512_shuffle_f32x4(a.v, a.v, 0x4e);
+    second = 0xff00;
+  } else if constexpr (Distance == 4) {
+    other = _mm512_shuffle_f32x4(a.v, a.v, 0xb1);
+    second = 0xf0f0;
+  } else if constexpr (Distance == 2) {
+    other = _mm512_permute_ps(a.v, 0x4e);
+    second = 0xcccc;
+  } else {
+    other = _mm512_permute_ps(a.v, 0xb1);
+    second = 0xaaaa;
+  }
+  return {_mm512_mask_sub_ps(_mm512_add_ps(a.v, other), second, other, a.v)};
+}
+EDGE_RT_INLINE __m512i words_of(const uint8_t* p) {
+  return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+// All 16 results there are, then one picked by each half: the permutation looks at 4 bits alone.
+EDGE_RT_INLINE void vf_from_nibbles(const uint8_t* p, float scale, float minimum, VF* lower, VF* upper) {
+  const __m512 codes = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const __m512 levels = _mm512_fmadd_ps(codes, _mm512_set1_ps(scale), _mm512_set1_ps(minimum));
+  const __m512i words = words_of(p);
+  lower->v = _mm512_permutexvar_ps(words, levels);
+  upper->v = _mm512_permutexvar_ps(_mm512_srli_epi32(words, 4), levels);
+}
+EDGE_RT_INLINE void vf_from_nibble_pairs(const uint8_t* codes, const uint8_t* finer, float scale, float minimum,
+                                         VF* lower, VF* upper) {
+  const __m128i a = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes));
+  const __m128i b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(finer));
+  // Bits shifted over the end of a byte are those that the other code provides.
+  const __m128i last = _mm_set1_epi8(15);
+  const __m128i low = _mm_ternarylogic_epi32(_mm_slli_epi16(a, 4), b, last, 0xd8);
+  const __m128i high = _mm_ternarylogic_epi32(a, _mm_srli_epi16(b, 4), last, 0xd8);
+  const __m512 scales = _mm512_set1_ps(scale), minimums = _mm512_set1_ps(minimum);
+  lower->v = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(low)), scales, minimums);
+  upper->v = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(high)), scales, minimums);
+}
+EDGE_RT_INLINE void vf_from_half_pairs(VI words, VF* lower, VF* upper) {
+  lower->v = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(words.v));
+  upper->v = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(words.v, 16)));
+}
+EDGE_RT_INLINE void vi_load_split(const void* p, VI* even, VI* odd) {
+  const __m512i a = _mm512_loadu_si512(p), b = _mm512_loadu_si512(static_cast<const char*>(p) + 64);
+  const __m512i pick = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+  even->v = _mm512_permutex2var_epi32(a, pick, b);
+  odd->v = _mm512_permutex2var_epi32(a, _mm512_add_epi32(pick, _mm512_set1_epi32(1)), b);
+}
+
+EDGE_RT_INLINE void vb_store(int8_t* p, VB a) { _mm512_storeu_si512(p, a.v); }
+EDGE_RT_INLINE VB vb_lower(VB a) { return {_mm512_and_si512(a.v, _mm512_set1_epi8(15))}; }
+EDGE_RT_INLINE VB vb_upper(VB a) { return {_mm512_and_si512(_mm512_srli_epi16(a.v, 4), _mm512_set1_epi8(15))}; }
+EDGE_RT_INLINE VB vb_join(VB upper, VB lower) {
+  return {_mm512_or_si512(_mm512_slli_epi16(upper.v, 4), lower.v)};
+}
+EDGE_RT_INLINE VB vb_flip(VB a) { return {_mm512_xor_si512(a.v, _mm512_set1_epi8(-128))}; }
+
+EDGE_RT_INLINE VI vi_dot4_positive(VI acc, VB a, VB b) { return {_mm512_dpbusd_epi32(acc.v, a.v, b.v)}; }
+constexpr int32_t kReadyBias = 128;
+EDGE_RT_INLINE VB vb_ready(VB a) { return vb_flip(a); }
+EDGE_RT_INLINE VI vi_dot4_ready(VI acc, VB a, VB b) { return vi_dot4_positive(acc, a, b); }
+
 }  // namespace
 }  // namespace EDGE_RT_ISA_NAMESPACE
 }  // namespace edge_rt

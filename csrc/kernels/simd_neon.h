@@ -184,6 +184,77 @@ EDGE_RT_INLINE VI vi_dot4(VI acc, VB a, VB b) {
           vdotq_s32(acc.v3, a.v3, b.v3)};
 }
 
+EDGE_RT_INLINE float32x4_t butterfly(float32x4_t a, float32x4_t other, uint32x4_t second) {
+  return vbslq_f32(second, vsubq_f32(other, a), vaddq_f32(a, other));
+}
+template <int Distance>
+EDGE_RT_INLINE VF vf_butterfly(VF a) {
+  if constexpr (Distance == 8) {
+    return {vaddq_f32(a.v0, a.v2), vaddq_f32(a.v1, a.v3), vsubq_f32(a.v0, a.v2), vsubq_f32(a.v1, a.v3)};
+  } else if constexpr (Distance == 4) {
+    return {vaddq_f32(a.v0, a.v1), vsubq_f32(a.v0, a.v1), vaddq_f32(a.v2, a.v3), vsubq_f32(a.v2, a.v3)};
+  } else if constexpr (Distance == 2) {
+    const uint32x4_t second = {0, 0, ~0u, ~0u};
+    const auto step = [&](float32x4_t x) { return butterfly(x, vextq_f32(x, x, 2), second); };
+    return {step(a.v0), step(a.v1), step(a.v2), step(a.v3)};
+  } else {
+    const uint32x4_t second = {0, ~0u, 0, ~0u};
+    const auto step = [&](float32x4_t x) { return butterfly(x, vrev64q_f32(x), second); };
+    return {step(a.v0), step(a.v1), step(a.v2), step(a.v3)};
+  }
+}
+EDGE_RT_INLINE VF from_bytes(uint8x16_t bytes) {
+  const uint16x8_t low = vmovl_u8(vget_low_u8(bytes)), high = vmovl_high_u8(bytes);
+  return {vcvtq_f32_u32(vmovl_u16(vget_low_u16(low))), vcvtq_f32_u32(vmovl_high_u16(low)),
+          vcvtq_f32_u32(vmovl_u16(vget_low_u16(high))), vcvtq_f32_u32(vmovl_high_u16(high))};
+}
+EDGE_RT_INLINE void vf_from_nibbles(const uint8_t* p, float scale, float minimum, VF* lower, VF* upper) {
+  const uint8x16_t bytes = vld1q_u8(p);
+  *lower = vf_fma(from_bytes(vandq_u8(bytes, vdupq_n_u8(15))), vf_set1(scale), vf_set1(minimum));
+  *upper = vf_fma(from_bytes(vshrq_n_u8(bytes, 4)), vf_set1(scale), vf_set1(minimum));
+}
+EDGE_RT_INLINE void vf_from_nibble_pairs(const uint8_t* codes, const uint8_t* finer, float scale, float minimum,
+                                         VF* lower, VF* upper) {
+  const uint8x16_t a = vld1q_u8(codes), b = vld1q_u8(finer);
+  *lower = vf_fma(from_bytes(vsliq_n_u8(b, a, 4)), vf_set1(scale), vf_set1(minimum));
+  *upper = vf_fma(from_bytes(vsriq_n_u8(a, b, 4)), vf_set1(scale), vf_set1(minimum));
+}
+EDGE_RT_INLINE void vf_from_half_pairs(VI words, VF* lower, VF* upper) {
+  const auto half = [](uint16x4_t x) { return vcvt_f32_f16(vreinterpret_f16_u16(x)); };
+  const uint32x4_t a = vreinterpretq_u32_s32(words.v0), b = vreinterpretq_u32_s32(words.v1);
+  const uint32x4_t c = vreinterpretq_u32_s32(words.v2), d = vreinterpretq_u32_s32(words.v3);
+  *lower = {half(vmovn_u32(a)), half(vmovn_u32(b)), half(vmovn_u32(c)), half(vmovn_u32(d))};
+  *upper = {half(vshrn_n_u32(a, 16)), half(vshrn_n_u32(b, 16)), half(vshrn_n_u32(c, 16)), half(vshrn_n_u32(d, 16))};
+}
+EDGE_RT_INLINE void vi_load_split(const void* p, VI* even, VI* odd) {
+  int32x4_t v[8];
+  for (int i = 0; i < 8; ++i) v[i] = vreinterpretq_s32_u8(vld1q_u8(static_cast<const uint8_t*>(p) + 16 * i));
+  *even = {vuzp1q_s32(v[0], v[1]), vuzp1q_s32(v[2], v[3]), vuzp1q_s32(v[4], v[5]), vuzp1q_s32(v[6], v[7])};
+  *odd = {vuzp2q_s32(v[0], v[1]), vuzp2q_s32(v[2], v[3]), vuzp2q_s32(v[4], v[5]), vuzp2q_s32(v[6], v[7])};
+}
+
+EDGE_RT_INLINE void vb_store(int8_t* p, VB a) {
+  vst1q_s8(p, a.v0);
+  vst1q_s8(p + 16, a.v1);
+  vst1q_s8(p + 32, a.v2);
+  vst1q_s8(p + 48, a.v3);
+}
+EDGE_RT_INLINE int8x16_t lower_half(int8x16_t a) { return vandq_s8(a, vdupq_n_s8(15)); }
+EDGE_RT_INLINE int8x16_t upper_half(int8x16_t a) {
+  return vreinterpretq_s8_u8(vshrq_n_u8(vreinterpretq_u8_s8(a), 4));
+}
+EDGE_RT_INLINE int8x16_t join_halves(int8x16_t upper, int8x16_t lower) { return vorrq_s8(vshlq_n_s8(upper, 4), lower); }
+EDGE_RT_INLINE int8x16_t flip_sign(int8x16_t a) { return veorq_s8(a, vdupq_n_s8(-128)); }
+EDGE_RT_UNARY(VB, vb_lower, VB, lower_half)
+EDGE_RT_UNARY(VB, vb_upper, VB, upper_half)
+EDGE_RT_BINARY(VB, vb_join, join_halves)
+EDGE_RT_UNARY(VB, vb_flip, VB, flip_sign)
+
+EDGE_RT_INLINE VI vi_dot4_positive(VI acc, VB a, VB b) { return vi_dot4(acc, a, b); }
+constexpr int32_t kReadyBias = 0;
+EDGE_RT_INLINE VB vb_ready(VB a) { return a; }
+EDGE_RT_INLINE VI vi_dot4_ready(VI acc, VB a, VB b) { return vi_dot4(acc, a, b); }
+
 #undef EDGE_RT_UNARY
 #undef EDGE_RT_BINARY
 

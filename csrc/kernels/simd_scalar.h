@@ -184,6 +184,61 @@ EDGE_RT_INLINE VI vi_dot4(VI acc, VB a, VB b) {
   return acc;
 }
 
+// a[l] + a[l + Distance] in the lower lane of every pair of lanes Distance apart, a[l - Distance] - a[l] in the other.
+template <int Distance>
+EDGE_RT_INLINE VF vf_butterfly(VF a) {
+  EDGE_RT_LANES(VF, (l & Distance) == 0 ? a.v[l] + a.v[l ^ Distance] : a.v[l ^ Distance] - a.v[l]);
+}
+// fma(code, scale, minimum) of 16 bytes' lower halves, and of their upper ones.
+EDGE_RT_INLINE void vf_from_nibbles(const uint8_t* p, float scale, float minimum, VF* lower, VF* upper) {
+  for (int l = 0; l < 16; ++l) {
+    lower->v[l] = s_fma(static_cast<float>(p[l] & 15), scale, minimum);
+    upper->v[l] = s_fma(static_cast<float>(p[l] >> 4), scale, minimum);
+  }
+}
+// The same of codes of 8 bits, whose upper halves are `codes` and whose lower ones `finer`.
+EDGE_RT_INLINE void vf_from_nibble_pairs(const uint8_t* codes, const uint8_t* finer, float scale, float minimum,
+                                         VF* lower, VF* upper) {
+  for (int l = 0; l < 16; ++l) {
+    lower->v[l] = s_fma(static_cast<float>((codes[l] & 15) * 16 + (finer[l] & 15)), scale, minimum);
+    upper->v[l] = s_fma(static_cast<float>((codes[l] & 0xf0) + (finer[l] >> 4)), scale, minimum);
+  }
+}
+// The halves that lie in the lower, and in the upper two bytes of words.
+EDGE_RT_INLINE void vf_from_half_pairs(VI words, VF* lower, VF* upper) {
+  for (int l = 0; l < 16; ++l) {
+    lower->v[l] = float_of_half(static_cast<uint16_t>(word(words.v[l])));
+    upper->v[l] = float_of_half(static_cast<uint16_t>(word(words.v[l]) >> 16));
+  }
+}
+// Words 0, 2, 4 ... and 1, 3, 5 ... of 32; p need not be aligned.
+EDGE_RT_INLINE void vi_load_split(const void* p, VI* even, VI* odd) {
+  for (int l = 0; l < 16; ++l) {
+    std::memcpy(&even->v[l], static_cast<const char*>(p) + 8 * l, 4);
+    std::memcpy(&odd->v[l], static_cast<const char*>(p) + 8 * l + 4, 4);
+  }
+}
+
+EDGE_RT_INLINE void vb_store(int8_t* p, VB a) { std::memcpy(p, a.v, sizeof a.v); }
+#define EDGE_RT_BYTES(expression)                                                    \
+  VB out;                                                                            \
+  for (int l = 0; l < 64; ++l) out.v[l] = static_cast<int8_t>(expression); \
+  return out
+// The lower half of every byte; the upper one; a byte of two halves, both 0 to 15.
+EDGE_RT_INLINE VB vb_lower(VB a) { EDGE_RT_BYTES(a.v[l] & 15); }
+EDGE_RT_INLINE VB vb_upper(VB a) { EDGE_RT_BYTES((a.v[l] >> 4) & 15); }
+EDGE_RT_INLINE VB vb_join(VB upper, VB lower) { EDGE_RT_BYTES(upper.v[l] * 16 + lower.v[l]); }
+// Adds 128 to every byte, or takes it away: between signed bytes and unsigned ones.
+EDGE_RT_INLINE VB vb_flip(VB a) { EDGE_RT_BYTES(a.v[l] ^ 0x80); }
+#undef EDGE_RT_BYTES
+
+// vi_dot4 with a in 0..127.
+EDGE_RT_INLINE VI vi_dot4_positive(VI acc, VB a, VB b) { return vi_dot4(acc, a, b); }
+// vi_dot4 for many b: vi_dot4_ready(acc, vb_ready(a), b) is vi_dot4(acc, a, b) plus kReadyBias * (the sum of b's four).
+constexpr int32_t kReadyBias = 0;
+EDGE_RT_INLINE VB vb_ready(VB a) { return a; }
+EDGE_RT_INLINE VI vi_dot4_ready(VI acc, VB a, VB b) { return vi_dot4(acc, a, b); }
+
 #undef EDGE_RT_LANES
 
 }  // namespace

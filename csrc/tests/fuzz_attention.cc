@@ -15,6 +15,10 @@ constexpr const char *kOneSpan = "good, one span", *kSpans = "good, several span
                      *kCutSpan = "good, window that cuts a span", *kTreeOverEnd = "good, tree over a span's end",
                      *kPromptOverEnd = "good, prompt over a span's end";
 
+KvCoding coding_of(const AttentionShape& shape, int64_t plane) {
+  return kKvFormats[shape.format].coding(plane < shape.kv_heads ? 0 : 1);
+}
+
 // The next size at which heads * dim is a multiple of 32.
 int64_t in_blocks(int64_t heads, int64_t dim) {
   const int64_t step = std::max<int64_t>(2, kBlock / std::gcd(heads, int64_t{kBlock}));
@@ -45,19 +49,32 @@ Input make_cache(Random& random, const AttentionShape& shape, const Input& row_m
   for (int64_t plane = 0; plane < 2 * shape.kv_heads; ++plane) {
     for (int64_t i = 0; i < shape.past; ++i) {
       const std::vector<ByteRange> at = places_in_cache(shape, plane, row_map.get<int32_t>(i));
-      for (int64_t d = 0; d < shape.dim; ++d) {
-        const int64_t begin = static_cast<int64_t>(at[0].begin);
-        if (shape.format == kKvF32) {
-          cache.set(begin / 4 + d, random.uniform(-2.0f, 2.0f));
-        } else if (shape.format == kKvF16) {
-          cache.set(begin / 2 + d, moderate_half(random));
+      const KvCoding coding = coding_of(shape, plane);
+      const bool has_minimums = coding >= kCodedNibbles;
+      const auto begin = static_cast<int64_t>(at[0].begin);
+      if (has_minimums) {
+        for (size_t part = 0; part + 1 < at.size(); ++part) {
+          for (size_t b = at[part].begin; b < at[part].end; ++b) {
+            cache.bytes[b] = static_cast<uint8_t>(random.below(256));
+          }
+        }
+      }
+      for (int64_t d = 0; d < shape.dim && !has_minimums; ++d) {
+        const auto place = static_cast<size_t>(begin);
+        if (coding == kCodedF32) {
+          const float value = random.uniform(-2.0f, 2.0f);
+          std::memcpy(&cache.bytes[place + static_cast<size_t>(d) * 4], &value, sizeof value);
+        } else if (coding == kCodedF16) {
+          const uint16_t value = moderate_half(random);
+          std::memcpy(&cache.bytes[place + static_cast<size_t>(d) * 2], &value, sizeof value);
         } else {
           cache.set(begin + d, static_cast<int8_t>(random.between(-127, 127)));
         }
       }
       // A scale is positive and small.
-      for (size_t b = at[1].begin; b < at[1].end; b += 2) {
-        const auto half = static_cast<uint16_t>(moderate_half(random) % 0x2000);
+      for (size_t b = at.back().begin; b < at.back().end; b += 2) {
+        const bool is_minimum = has_minimums && (b - at.back().begin) % 4 == 2;
+        const auto half = static_cast<uint16_t>(is_minimum ? moderate_half(random) : moderate_half(random) % 0x2000);
         std::memcpy(&cache.bytes[b], &half, sizeof half);
       }
     }
@@ -164,19 +181,26 @@ AttentionShape any_attention(Random& random, bool is_in_blocks) {
   const KvFormat& format = kKvFormats[shape.format];
   shape.row_bytes = kv_row_bytes(format, shape.dim) + format.alignment * (random.one_in(3) ? random.below(9) : 0);
   shape.row_bytes += (format.alignment - shape.row_bytes % format.alignment) % format.alignment;
-  shape.plane_bytes = shape.capacity * shape.row_bytes;
   return shape;
 }
 
 std::vector<ByteRange> places_in_cache(const AttentionShape& shape, int64_t plane, int64_t row) {
-  const KvFormat& format = kKvFormats[shape.format];
-  const int64_t base = plane * shape.plane_bytes, width = format.bytes_per_dim * shape.dim;
-  const int64_t extra = format.bytes_per_group * kv_groups(static_cast<int>(shape.dim));
-  const int64_t scales = base + shape.capacity * width + row * extra;
-  const auto range = [](int64_t begin, int64_t size) {
-    return ByteRange{static_cast<size_t>(begin), static_cast<size_t>(begin + size)};
+  const auto plane_bytes = [&](int64_t of) {
+    return shape.capacity * kv_row_bytes(kKvRows[coding_of(shape, of)], shape.dim);
   };
-  return {range(base + row * width, width), range(scales, extra)};
+  int64_t base = 0;
+  for (int64_t before = 0; before < plane; ++before) base += plane_bytes(before);
+  const KvRow& coded = kKvRows[coding_of(shape, plane)];
+  const int64_t width = kv_code_bytes(coded, shape.dim), extra = coded.bytes_per_group * kv_groups(shape.dim);
+  std::vector<ByteRange> places;
+  const auto add = [&](int64_t begin, int64_t size) {
+    places.push_back({static_cast<size_t>(begin), static_cast<size_t>(begin + size)});
+  };
+  for (int part = 0; part < std::max(1, coded.nibble_planes); ++part) {
+    add(base + (part * shape.capacity + row) * width, width);
+  }
+  add(base + shape.capacity * kv_all_code_bytes(coded, shape.dim) + row * extra, extra);
+  return places;
 }
 
 void add_attention(Case& call, Random& random, const AttentionShape& shape) {

@@ -95,8 +95,8 @@ bool short_cache_row(Case& call, Random& random) {
   Input& cache = call.inputs[kCache];
   const auto format = static_cast<size_t>(call.inputs[kFormats].get<int32_t>(call.attribute("layer")->integer));
   const int64_t needed = kv_row_bytes(kKvFormats[format], call.attribute("head_dim")->integer);
-  const int64_t uneven = (needed + kKvFormats[format].alignment - 1) / kKvFormats[format].alignment *
-                         kKvFormats[format].alignment + 1;
+  const int64_t alignment = kKvFormats[format].alignment;
+  const int64_t uneven = alignment == 1 ? needed - 1 : (needed + alignment - 1) / alignment * alignment + 1;
   cache.dims[3] = random.pick<int64_t>({0, needed - 1, needed / 2, uneven});
   cache.resize();
   call.words = {"bytes a row"};
@@ -105,6 +105,7 @@ bool short_cache_row(Case& call, Random& random) {
 
 bool shifted_cache(Case& call, Random& random) {
   const int32_t format = call.inputs[kFormats].get<int32_t>(call.attribute("layer")->integer);
+  if (kKvFormats[format].alignment == 1) return false;
   call.inputs[kCache].alignment = format == kKvF32 ? random.pick<size_t>({1, 2}) : 1;
   call.words = {"cache does not begin"};
   return true;
@@ -113,6 +114,18 @@ bool shifted_cache(Case& call, Random& random) {
 bool layer_without_format(Case& call, Random& random) {
   call.set("layer", random.pick<int64_t>({call.inputs[kFormats].dims[0], INT64_MAX}));
   call.words = {"kv_formats has"};
+  return true;
+}
+
+// Another number of rows than positions. With a window there may be fewer.
+bool other_row_count(Case& call, Random& random) {
+  const bool has_window = call.attribute("window")->integer > 0, of_map = random.one_in(2);
+  Input& input = call.inputs[of_map ? kRowMap : kCache];
+  int64_t& dim = input.dims[of_map ? 0 : 2];
+  const int64_t fewer = random.pick<int64_t>({0, dim - 1, dim / 2});
+  const int64_t more = random.pick<int64_t>({dim + 1, dim + 5, dim * 2});
+  dim = has_window ? (of_map ? fewer : more) : random.one_in(2) ? fewer : more;
+  input.resize();
   return true;
 }
 
@@ -127,14 +140,14 @@ bool no_rows(Case& call, Random&) {
 
 }  // namespace
 
-const CheckedDims kAttentionDims = {{kCache, {0, 1, 2}}, {kPast, {0}},   {kRowMap, {0}},
-                                    {kParents, {0}},     {kCos, {0, 1}}, {kSin, {0, 1}},
-                                    {kQueryNorm, {0}},   {kKeyNorm, {0}}, {kSinks, {0}}};
+const CheckedDims kAttentionDims = {{kCache, {0, 1}},  {kPast, {0}},      {kParents, {0}},  {kCos, {0, 1}},
+                                    {kSin, {0, 1}},    {kQueryNorm, {0}}, {kKeyNorm, {0}}, {kSinks, {0}}};
 
 std::vector<Mistake> attention_mistakes() {
   return {{"attention attribute", wrong_attribute},
           {"row_map out of range", wrong_row},
           {"row_map twice", double_row},
+          {"rows unlike positions", other_row_count},
           {"past_length", wrong_past},
           {"parents", wrong_parent},
           {"kv format unknown", wrong_format},

@@ -34,14 +34,14 @@ enum AttentionInput : int {
 };
 
 struct AttentionShape {
-  int64_t kv_heads, heads, dim, rows, past, capacity, row_bytes, plane_bytes;
+  int64_t kv_heads, heads, dim, rows, past, capacity, row_bytes;
   KvFormatId format;
 };
 
 // `is_in_blocks`: heads * dim is a multiple of 32, as rounded inputs of a matrix must be.
 AttentionShape any_attention(Random& random, bool is_in_blocks);
 
-// Where a row of a plane lies: its elements, and its scales if the format has any.
+// Where a row of a plane lies: its elements, in one or two parts, and last its scales and minimums, if there are any.
 std::vector<ByteRange> places_in_cache(const AttentionShape& shape, int64_t plane, int64_t row);
 
 // Adds inputs 1 to 10, the attributes, which bytes of the cache the call writes, and its feature.

@@ -92,7 +92,7 @@ std::vector<float> Attention::run(const KernelTable& kernels, const std::vector<
   pass.k_norm = pointer(k_norm);
   pass.sinks = pointer(sinks);
   pass.cache = cache.as<uint8_t>();
-  pass.plane_bytes = pass.capacity * kv_row_bytes(kKvFormats[format], head_dim);
+  pass.lay_planes();
   pass.row_map = row_map.data();
   pass.parents = parents.data();
   pass.depths = depths.data();

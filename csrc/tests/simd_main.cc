@@ -416,6 +416,7 @@ int main() {
     check_rounding(f);
     check_halves(f);
     check_sums(f);
+    check_nibbles(f);
     check_parts(f);
     check_math(f, plain);
     check_rms(f, plain);

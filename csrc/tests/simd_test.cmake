@@ -6,7 +6,7 @@ set(simd_header_avx512_vnni simd_avx512.h)
 set(simd_header_neon_dotprod simd_neon.h)
 set(simd_header_neon_i8mm simd_neon.h)
 
-add_executable(simd_test simd_main.cc)
+add_executable(simd_test simd_main.cc simd_nibbles.cc)
 target_link_libraries(simd_test PRIVATE edge_rt_base edge_rt_kernels)
 foreach(isa IN LISTS isas)
   string(TOUPPER "${isa}" upper)

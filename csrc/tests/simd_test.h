@@ -31,10 +31,24 @@ struct SimdFunctions {
   void (*int_sum16)(const int32_t* a /* 16 vectors */, int32_t* out);
   void (*dot4)(const int32_t* acc, const int8_t* a /* 64 */, const int8_t* b /* 64 */, int32_t* out);
   void (*dot4_set1)(const int32_t* acc, const int8_t* a /* 64 */, const int8_t* four, int32_t* out);
+  Floats *butterfly_1, *butterfly_2, *butterfly_4, *butterfly_8;
+  // 16 bytes of two codes each, to 16 floats and 16 floats.
+  void (*from_nibbles)(const uint8_t* codes, float scale, float minimum, float* out);
+  void (*from_nibble_pairs)(const uint8_t* codes, const uint8_t* finer, float scale, float minimum, float* out);
+  void (*from_half_pairs)(const int32_t* words, float* out);
+  void (*load_split)(const void* words /* 32 */, int32_t* out);
+  using Bytes = void(const int8_t* a, const int8_t* b, int8_t* out);
+  Bytes *bytes_copy, *bytes_lower, *bytes_upper, *bytes_join, *bytes_flip;
+  void (*dot4_positive)(const int32_t* acc, const int8_t* a, const int8_t* b, int32_t* out);
+  void (*dot4_ready)(const int32_t* acc, const int8_t* a, const int8_t* b, int32_t* out);
+  int32_t ready_bias;
   float (*s_fma)(float a, float b, float c);
   float (*s_sqrt)(float a);
   float (*s_exp)(float a);
   float (*rms_scale)(const float* a, int n, float eps);
 };
+
+// What 4-bit codes need.
+void check_nibbles(const SimdFunctions& functions);
 
 }  // namespace edge_rt

@@ -73,6 +73,56 @@ void add_integers(SimdFunctions& f) {
   };
 }
 
+#define EDGE_RT_BYTES(expression)                                  \
+  [](const int8_t* a, const int8_t* b, int8_t* out) {              \
+    const VB x = vb_load(a), y = vb_load(b);                       \
+    (void)x, (void)y;                                              \
+    vb_store(out, expression);                                     \
+  }
+
+void add_nibbles(SimdFunctions& f) {
+  f.butterfly_1 = EDGE_RT_FLOATS(vf_butterfly<1>(x));
+  f.butterfly_2 = EDGE_RT_FLOATS(vf_butterfly<2>(x));
+  f.butterfly_4 = EDGE_RT_FLOATS(vf_butterfly<4>(x));
+  f.butterfly_8 = EDGE_RT_FLOATS(vf_butterfly<8>(x));
+  f.from_nibbles = [](const uint8_t* codes, float scale, float minimum, float* out) {
+    VF lower, upper;
+    vf_from_nibbles(codes, scale, minimum, &lower, &upper);
+    vf_store(out, lower);
+    vf_store(out + 16, upper);
+  };
+  f.from_nibble_pairs = [](const uint8_t* codes, const uint8_t* finer, float scale, float minimum, float* out) {
+    VF lower, upper;
+    vf_from_nibble_pairs(codes, finer, scale, minimum, &lower, &upper);
+    vf_store(out, lower);
+    vf_store(out + 16, upper);
+  };
+  f.from_half_pairs = [](const int32_t* words, float* out) {
+    VF lower, upper;
+    vf_from_half_pairs(vi_load(words), &lower, &upper);
+    vf_store(out, lower);
+    vf_store(out + 16, upper);
+  };
+  f.load_split = [](const void* words, int32_t* out) {
+    VI even, odd;
+    vi_load_split(words, &even, &odd);
+    vi_store(out, even);
+    vi_store(out + 16, odd);
+  };
+  f.bytes_copy = EDGE_RT_BYTES(x);
+  f.bytes_lower = EDGE_RT_BYTES(vb_lower(x));
+  f.bytes_upper = EDGE_RT_BYTES(vb_upper(x));
+  f.bytes_join = EDGE_RT_BYTES(vb_join(vb_lower(x), vb_lower(y)));
+  f.bytes_flip = EDGE_RT_BYTES(vb_flip(x));
+  f.dot4_positive = [](const int32_t* acc, const int8_t* a, const int8_t* b, int32_t* out) {
+    vi_store(out, vi_dot4_positive(vi_load(acc), vb_load(a), vb_load(b)));
+  };
+  f.dot4_ready = [](const int32_t* acc, const int8_t* a, const int8_t* b, int32_t* out) {
+    vi_store(out, vi_dot4_ready(vi_load(acc), vb_ready(vb_load(a)), vb_load(b)));
+  };
+  f.ready_bias = kReadyBias;
+}
+
 void add_sums(SimdFunctions& f) {
   f.sum = [](const float* a) { return vf_sum(vf_load(a)); };
   f.hmax = [](const float* a) { return vf_hmax(vf_load(a)); };
@@ -104,6 +154,7 @@ SimdFunctions simd_functions() {
   add_conversions(f);
   add_integers(f);
   add_sums(f);
+  add_nibbles(f);
   return f;
 }
 

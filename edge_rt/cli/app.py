@@ -15,6 +15,8 @@ from edge_rt.cli.export import export
 from edge_rt.cli.generate import generate
 from edge_rt.cli.inspect import inspect
 from edge_rt.cli.models import list_models, pull, rm
+from edge_rt.cli.plan import plan
+from edge_rt.cli.profile import profile
 from edge_rt.cli.verify import verify
 from edge_rt.version import VERSION
 
@@ -36,6 +38,8 @@ app.command()(rm)
 app.command()(inspect)
 app.command()(verify)
 app.command()(bench)
+app.command()(plan)
+app.command()(profile)
 app.command()(doctor)
 app.add_typer(corpus_app, name="corpus")
 

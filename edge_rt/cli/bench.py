@@ -20,6 +20,7 @@ from edge_rt.cli.options import (
     IsaOption,
     JsonOption,
     KvOption,
+    MemoryOption,
     ModelFlags,
     ModelOption,
     NoColorOption,
@@ -136,6 +137,7 @@ def bench(
             "--plot", metavar="FILE", rich_help_panel=_PROMPTS, help="Draw the figures: a .png, .svg or .pdf file."
         ),
     ] = None,
+    memory: MemoryOption = None,
     ctx: CtxOption = None,
     threads: ThreadsOption = None,
     device: DeviceOption = "auto",
@@ -159,7 +161,7 @@ def bench(
     _refuse_mixture(asked, [name for name, value in plain.items() if value], calibrate=calibrate)
     texts = asked.read() if prompts is not None else []
     flags = ModelFlags(
-        model, ctx, threads, device, store, config, offline, kv_type, isa, SpecFlags("auto", draft_max, corpus)
+        model, ctx, threads, device, store, config, offline, kv_type, isa, SpecFlags(spec, draft_max, corpus), memory
     )
     name, package = obtain_package(terminal, flags)
 

@@ -21,6 +21,7 @@ from edge_rt.cli.options import (
     JsonOption,
     KvOption,
     MaxTokensOption,
+    MemoryOption,
     MinPOption,
     ModelFlags,
     ModelOption,
@@ -65,6 +66,7 @@ EXIT_INTERRUPTED = 130
 def chat(
     model: ModelOption = None,
     system: SystemOption = None,
+    memory: MemoryOption = None,
     ctx: CtxOption = None,
     threads: ThreadsOption = None,
     device: DeviceOption = "auto",
@@ -81,7 +83,7 @@ def chat(
     logit_bias: BiasOption = None,
     seed: SeedOption = None,
     stop: StopOption = None,
-    spec: SpecOption = "auto",
+    spec: SpecOption = None,
     draft_max: DraftMaxOption = None,
     reference: ReferenceOption = None,
     corpus: CorpusOption = None,
@@ -123,7 +125,7 @@ def chat(
     show_stats = is_interactive if stats is None else stats
     with open_trace(spec_trace, terminal) as trace:
         spec_flags = SpecFlags(spec, draft_max, corpus, trace, functools.partial(tell_calibration, terminal))
-        flags = ModelFlags(model, ctx, threads, device, store, config, offline, kv_type, isa, spec_flags)
+        flags = ModelFlags(model, ctx, threads, device, store, config, offline, kv_type, isa, spec_flags, memory)
         conversation = Conversation(terminal, flags, options, system=system, show_stats=show_stats)
         try:
             if is_interactive:

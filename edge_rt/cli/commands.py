@@ -11,7 +11,7 @@ from typing import Any, Final
 from edge_rt.cli.console import gibibytes, number
 from edge_rt.cli.conversation import Attachment, Conversation
 from edge_rt.cli.settings import SPEC_OPTIONS, option_name, parse_option, settings_to_options, shown
-from edge_rt.cli.stats import facts_lines, tell_table
+from edge_rt.cli.stats import facts_lines, of_budget, tell_table
 from edge_rt.cli.textfile import path_of, read_text
 from edge_rt.errors import ConfigError, InputError
 
@@ -161,7 +161,8 @@ class Commands:
         topic = topic or "info"
         conversation = self._conversation
         if topic == "info":
-            self._rows({**conversation.model.describe(), "speculation": conversation.spec})
+            facts = {name: value for name, value in conversation.model.describe().items() if name != "memory"}
+            self._rows({**facts, "speculation": conversation.spec})
         elif topic == "template":
             self._terminal.note(conversation.model.template_source or "(none)")
         elif topic == "params":
@@ -190,7 +191,9 @@ class Commands:
         from edge_rt.machine import peak_rss_bytes
 
         conversation = self._conversation
-        facts = conversation.model.describe()
+        model = conversation.model
+        facts = model.describe()
+        memory = facts["memory"]
         per_token = facts["kv_bytes_per_token"]
         used, room = conversation.chat.token_count(), facts["context_tokens"]
         waiting = [f"{item.name}, {number(self._count_tokens(item.text))} tokens" for item in conversation.attached]
@@ -199,10 +202,13 @@ class Commands:
                 "conversation": f"{number(used)} of {number(room)} tokens",
                 **({"for the next message": "; ".join(waiting)} if waiting else {}),
                 "cache": f"{gibibytes(used * per_token)} of {gibibytes(room * per_token)}",
-                "weights": gibibytes(facts["weights_bytes"]),
-                "peak of the process": gibibytes(peak_rss_bytes()),
+                "planned": of_budget(memory["planned_bytes"], memory["budget_bytes"]),
+                **{f"  {term.name}": f"{gibibytes(term.bytes)}  {term.text}" for term in model.plan.terms},
+                "peak of the process": of_budget(peak_rss_bytes(), memory["budget_bytes"]),
             }
         )
+        for step in model.plan.given_up:
+            self._terminal.note(f"  reduced to fit: {step}")
 
     def _stats(self, argument: str) -> None:
         if argument not in ("", "on", "off"):
@@ -264,5 +270,14 @@ class Commands:
                 "Choose one in that range.",
             )
         same = str(conversation.model.package.path)
+        before = conversation.model.describe()
         conversation.switch(dataclasses.replace(conversation.flags, model=same, ctx=int(argument)))
-        self._terminal.note(f"the context has {number(conversation.model.context_tokens)} tokens", "dim")
+        after = conversation.model.describe()
+        self._terminal.note(f"the context has {number(after['context_tokens'])} tokens", "dim")
+        for name, title in (("kv_format", "cache"), ("speculation", "speculation"), ("prefill_chunk", "prefill chunk")):
+            if before[name] != after[name]:
+                self._terminal.note(f"{title}: {after[name]} instead of {before[name]}", "dim")
+        planned = [of_budget(facts["memory"]["planned_bytes"], None) for facts in (before, after)]
+        budget = after["memory"]["budget_bytes"]
+        room = "" if budget is None else f", the budget is {gibibytes(budget)}"
+        self._terminal.note(f"memory planned: {planned[1]} instead of {planned[0]}{room}", "dim")

@@ -16,8 +16,8 @@ from edge_rt.cli.interrupt import SignalReceived, wait_for_unfinished_work
 from edge_rt.cli.loading import load_model, obtain_package
 from edge_rt.cli.options import ModelFlags
 from edge_rt.cli.settings import check_options, options_to_settings
-from edge_rt.cli.speculation import warn_of_limits
-from edge_rt.cli.stats import tell_stats
+from edge_rt.cli.speculation import warn_of_limits, why_not_auto
+from edge_rt.cli.stats import of_budget, tell_stats
 from edge_rt.errors import Cancelled, ContextOverflow, EdgeRTError
 from edge_rt.runtime.config import GenerationConfig
 
@@ -227,9 +227,9 @@ class Conversation:
     @property
     def spec(self) -> str:
         """Who drafts, and why, if that is not what was asked for."""
-        asked = self.flags.spec.mode if self.options.spec is None else self.options.spec
-        mode = self.model.speculation.resolve(asked, has_reference=self.options.reference is not None)
-        return mode if mode == asked else f"{mode} ({asked}, op profile {self.model.package.manifest.op_profile})"
+        wanted = self.flags.spec.mode if self.options.spec is None else self.options.spec
+        mode = self.model.speculation.resolve(wanted, has_reference=self.options.reference is not None)
+        return mode if mode == (wanted or "auto") else f"{mode} ({why_not_auto(self.model)})"
 
     def set_options(self, options: GenerationConfig) -> None:
         """Change the options; say what speculation does not promise with them.
@@ -237,7 +237,7 @@ class Conversation:
         Raises:
             ConfigError: they do not go together.
         """
-        check_options(options, self.flags.spec.mode)
+        check_options(options, self.flags.spec.asked)
         if (options.spec, options.reference) != (self.options.spec, self.options.reference):
             warn_of_limits(self.terminal, self.model, self.flags.spec, options, in_chat=True)
         self.options = options
@@ -253,13 +253,22 @@ class Conversation:
             ]
         )
         cache = gibibytes(facts["kv_bytes_per_token"] * facts["context_tokens"])
+        memory = facts["memory"]
+        planned = f"memory {of_budget(memory['planned_bytes'], memory['budget_bytes'])} planned"
+        model = f"{facts['architecture']}, {facts['parameters'] / 1e6:.0f} M parameters"
         return [
-            f"{self.name}{SEPARATOR}{facts['architecture']}, {facts['parameters'] / 1e6:.0f} M parameters",
+            SEPARATOR.join([self.name, model, planned]),
             f"weights  {weights}",
             f"context  {number(facts['context_tokens'])} tokens, {cache} when full",
             f"device   {facts['device']}, {facts['threads']} threads{SEPARATOR}ONNX Runtime {facts['onnxruntime']}",
+            *self._reduced(),
             "type /help for commands, Ctrl-D to leave",
         ]
+
+    def _reduced(self) -> list[str]:
+        """Return a line about what the memory plan had to give up; none if it is nothing."""
+        names = [step.partition(":")[0] for step in self.model.plan.given_up]
+        return [f"reduced to fit the memory: {', '.join(names)} (/show memory)"] if names else []
 
     def close(self) -> None:
         """Free the model."""

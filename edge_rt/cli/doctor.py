@@ -8,8 +8,11 @@ import platform
 import shutil
 import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+import typer
+
+from edge_rt.cli.console import Terminal
 from edge_rt.cli.options import (
     ConfigOption,
     JsonOption,
@@ -30,6 +33,18 @@ LIBRARIES: Final = ("numpy", "tokenizers", "jinja2", "gguf", "onnx", "onnx-ir", 
 
 
 def doctor(
+    save_profile: Annotated[
+        bool,
+        typer.Option(
+            "--save-profile",
+            help="Measure, for about 4 seconds, how fast memory is read and what a process takes by itself, and keep "
+            "it: plans on this machine use it.",
+        ),
+    ] = False,
+    profile_name: Annotated[
+        str,
+        typer.Option("--profile-name", metavar="NAME", help="Keep it under another name, for 'plan --device NAME'."),
+    ] = "default",
     json: JsonOption = False,
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
@@ -39,6 +54,10 @@ def doctor(
 ) -> int:
     """Report on this machine; exit code 5 if something that is needed is missing."""
     terminal = make_terminal(json=json, quiet=quiet, verbose=verbose, no_color=no_color)
+    if save_profile:
+        from edge_rt.memory.device import profile_path
+
+        profile_path(profile_name)  # before anything is measured for a name that cannot be one
     facts: dict[str, Any] = {"edge_rt": VERSION, "python": platform.python_version(), "platform": platform.platform()}
     problems: list[str] = []
     warnings: list[str] = []
@@ -54,6 +73,8 @@ def doctor(
             "onnxruntime and onnxruntime-gpu are both installed and overwrite each other: "
             "uninstall both, then install one."
         )
+    if save_profile:
+        facts |= _measured(terminal, profile_name)
     if json:
         terminal.document({**facts, "warnings": warnings, "problems": problems})
     else:
@@ -70,6 +91,8 @@ def doctor(
 def _machine() -> dict[str, Any]:
     import psutil
 
+    from edge_rt.cgroup import cgroup_memory_bytes
+    from edge_rt.cli.device_probe import gpus
     from edge_rt.machine import usable_cpus
 
     memory = psutil.virtual_memory()
@@ -79,6 +102,24 @@ def _machine() -> dict[str, Any]:
         "cpu": _cpu_name(),
         "memory_bytes": memory.total,
         "memory_available_bytes": memory.available,
+        "memory_granted_bytes": cgroup_memory_bytes(),
+        "gpus": gpus(),
+    }
+
+
+def _measured(terminal: Terminal, name: str) -> dict[str, Any]:
+    """Measure this machine and keep it as a device profile."""
+    from edge_rt.cli.device_probe import measure_device
+    from edge_rt.memory.device import profile_path, save_profile
+
+    terminal.note("measuring how fast memory is read", "dim")
+    profile = measure_device(name)
+    path = profile_path(name)
+    save_profile(profile, path)
+    return {
+        "profile": str(path),
+        "profile_bandwidth_bytes": int(profile.bandwidth),
+        "profile_base_bytes": profile.base_bytes,
     }
 
 

@@ -23,6 +23,7 @@ from edge_rt.cli.options import (
     make_terminal,
 )
 from edge_rt.cli.progress import show_progress
+from edge_rt.memory.size import parse_size
 
 if TYPE_CHECKING:
     from edge_rt.export import ExportReport
@@ -51,6 +52,10 @@ def export(
     profile: ProfileOption = None,
     activations: ActivationsOption = "int8",
     force: Annotated[bool, typer.Option("--force", help="Replace a package at DIR.")] = False,
+    memory: Annotated[
+        str | None,
+        typer.Option("--memory", metavar="SIZE", help="Refuse an export that needs more, such as 2GiB."),
+    ] = None,
     json: JsonOption = False,
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
@@ -62,6 +67,7 @@ def export(
     """Turn a GGUF checkpoint into a package; nothing is left behind if it fails or is stopped."""
     terminal = make_terminal(json=json, quiet=quiet, verbose=verbose, no_color=no_color)
     flags = ModelFlags(model, store=store, config=config, offline=offline)
+    budget = None if memory is None else parse_size(memory)
     check_runtime()
     with show_progress(terminal) as progress:
         source = _source(terminal, flags, progress)
@@ -75,7 +81,7 @@ def export(
             activations=activations,
             force=force,
             progress=progress,
-            on_estimate=functools.partial(tell_estimate, terminal),
+            on_estimate=functools.partial(tell_estimate, terminal, budget=budget),
         )
     for warning in report.warnings:
         terminal.warn(warning)

@@ -22,6 +22,7 @@ from edge_rt.cli.options import (
     JsonOption,
     KvOption,
     MaxTokensOption,
+    MemoryOption,
     MinPOption,
     ModelFlags,
     ModelOption,
@@ -62,7 +63,8 @@ from edge_rt.errors import ConfigError
 
 if TYPE_CHECKING:
     from edge_rt.runtime.config import GenerationConfig
-    from edge_rt.runtime.engine import Model, Prompt
+    from edge_rt.runtime.encoding import Prompt
+    from edge_rt.runtime.engine import Model
     from edge_rt.runtime.results import Event, Result
     from edge_rt.runtime.stream import Stream
 
@@ -76,6 +78,7 @@ def generate(
     ] = None,
     system: SystemOption = None,
     raw: Annotated[bool, typer.Option("--raw", help="Take the prompt as it is, without the chat template.")] = False,
+    memory: MemoryOption = None,
     ctx: CtxOption = None,
     threads: ThreadsOption = None,
     device: DeviceOption = "auto",
@@ -92,7 +95,7 @@ def generate(
     logit_bias: BiasOption = None,
     seed: SeedOption = None,
     stop: StopOption = None,
-    spec: SpecOption = "auto",
+    spec: SpecOption = None,
     draft_max: DraftMaxOption = None,
     reference: ReferenceOption = None,
     corpus: CorpusOption = None,
@@ -134,7 +137,7 @@ def generate(
     text = read_prompt(prompt, terminal)
     with open_trace(spec_trace, terminal) as trace:
         spec_flags = SpecFlags(spec, draft_max, corpus, trace, functools.partial(tell_calibration, terminal))
-        flags = ModelFlags(model, ctx, threads, device, store, config, offline, kv_type, isa, spec_flags)
+        flags = ModelFlags(model, ctx, threads, device, store, config, offline, kv_type, isa, spec_flags, memory)
         _, package = obtain_package(terminal, flags)
         with load_model(package, flags) as loaded:
             warn_of_limits(terminal, loaded, spec_flags, options)

@@ -11,6 +11,7 @@ from edge_rt.cli.console import Terminal
 from edge_rt.cli.interrupt import SignalReceived, run_in_background
 from edge_rt.cli.options import ModelFlags
 from edge_rt.cli.progress import show_progress
+from edge_rt.errors import MemoryBudgetExceeded
 
 if TYPE_CHECKING:
     from edge_rt.export import ExportEstimate
@@ -18,11 +19,21 @@ if TYPE_CHECKING:
     from edge_rt.store import Resolved
 
 
-def tell_estimate(terminal: Terminal, estimate: ExportEstimate) -> None:
-    """Say what an export will need."""
+def tell_estimate(terminal: Terminal, estimate: ExportEstimate, *, budget: int | None = None) -> None:
+    """Say what an export will need.
+
+    Raises:
+        MemoryBudgetExceeded: that is more memory than the budget; nothing was written yet.
+    """
     from edge_rt.store import human_bytes
 
     disk, memory = human_bytes(estimate.disk_bytes), human_bytes(estimate.peak_memory_bytes)
+    if budget is not None and estimate.peak_memory_bytes > budget:
+        raise MemoryBudgetExceeded(
+            "The export does not fit the memory budget.",
+            f"It needs at most {memory}, the budget is {human_bytes(budget)}.",
+            f"Give --memory {estimate.peak_memory_bytes}, or export on another machine: a package runs anywhere.",
+        )
     terminal.note(f"export needs at most {disk} of disk and {memory} of memory", "dim")
 
 
@@ -53,6 +64,8 @@ def obtain_package(terminal: Terminal, flags: ModelFlags) -> tuple[str, Path]:
     from edge_rt.store import ensure_package, export_with_edge_rt, resolve
 
     store = flags.open_store()
+    # A size that cannot be read is told before anything is fetched.
+    _ = flags.budget_bytes
     resolved = resolve(flags.reference, store)
     if resolved.kind == "package" and resolved.path is not None:
         return resolved.name, resolved.path
@@ -75,12 +88,14 @@ def load_model(package: Path, flags: ModelFlags) -> Model:
         SignalReceived: a signal came; the model is freed as soon as ONNX Runtime has loaded it.
     """
     abandoned = threading.Event()
+    memory = flags.budget_bytes
 
     def work() -> Model:
         from edge_rt.api import load
 
         model = load(
             package,
+            memory=memory,
             ctx=flags.ctx,
             threads=flags.threads,
             device=flags.device,

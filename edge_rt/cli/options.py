@@ -63,10 +63,23 @@ ThreadsOption = Annotated[
     _option("-t", "--threads", text="Threads that compute.", default="every usable CPU", metavar="N", min=1),
 ]
 DeviceOption = Annotated[str, _option("--device", text="auto or cpu.", default="auto", metavar="DEVICE")]
+MemoryOption = Annotated[
+    str | None,
+    _option(
+        "--memory",
+        text="Budget of memory, such as 600MiB or 2GiB; never exceeded.",
+        default="the configuration's, or what is available",
+        metavar="SIZE",
+    ),
+]
 KvOption = Annotated[
     str | None,
     _option(
-        "--kv-type", text="Format of the KV cache: f32, f16 or int8.", default="the package's first", metavar="FORMAT"
+        "--kv-type",
+        "--kv",
+        text="Format of the KV cache (see inspect), or auto: the fastest that fits.",
+        default="the package's first",
+        metavar="FORMAT",
     ),
 ]
 IsaOption = Annotated[
@@ -228,6 +241,23 @@ class ModelFlags:
     kv: str | None = None
     isa: str | None = None
     spec: SpecFlags = field(default_factory=SpecFlags)
+    memory: str | None = None
+
+    @property
+    def budget_bytes(self) -> int | None:
+        """The budget of memory: the flag's, or the configuration's; None if there is none.
+
+        Raises:
+            ConfigError: it is no size, or the configuration file is wrong.
+        """
+        from edge_rt.memory.size import parse_size
+
+        given = self.memory
+        if given is None:
+            from edge_rt.store.config import load_config
+
+            given = load_config(None if self.config is None else self.config.expanduser()).memory
+        return None if given is None else parse_size(given)
 
     @property
     def reference(self) -> str:

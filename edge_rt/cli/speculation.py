@@ -38,13 +38,14 @@ def _modes(incomplete: str) -> list[str]:
 
 
 SpecOption = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--spec",
         metavar="MODE",
         rich_help_panel=_PANEL,
         autocompletion=_modes,
         help="Who drafts tokens ahead: off, auto, ngram, suffix, recycling or reference.",
+        show_default="auto, if it fits the memory",
     ),
 ]
 DraftMaxOption = Annotated[
@@ -80,11 +81,16 @@ Trace = Callable[[dict[str, Any]], None]
 class SpecFlags:
     """How a model that is loaded speculates; arguments of ``edge_rt.load``."""
 
-    mode: str = "auto"
+    mode: str | None = None
     draft_max: int | None = None
     corpus: Path | None = None
     trace: Trace | None = None
     on_calibrate: Callable[[], None] | None = None
+
+    @property
+    def asked(self) -> str:
+        """The mode that was asked for; auto where none was."""
+        return self.mode or "auto"
 
 
 def tell_calibration(terminal: Terminal) -> None:
@@ -93,7 +99,7 @@ def tell_calibration(terminal: Terminal) -> None:
 
 
 def check_flags(
-    mode: str,
+    given_mode: str | None,
     *,
     draft_max: int | None,
     reference: Path | None,
@@ -107,9 +113,10 @@ def check_flags(
         ConfigError: a value is out of range, ``--spec reference`` has no text, the mode does not use a flag,
             or it cannot draft for the acceptance rule.
     """
-    from edge_rt.runtime.speculation import DEFAULT_MAX_NODES, SpecOptions, require_rule
+    from edge_rt.runtime.speculation import SpecOptions, require_rule
 
-    SpecOptions(mode, DEFAULT_MAX_NODES if draft_max is None else draft_max)
+    SpecOptions(given_mode, draft_max)
+    mode = given_mode or "auto"
     if mode == "reference" and reference is None:
         raise ConfigError("--spec reference has nothing to copy from.", "There is no --reference.", "Give a file.")
     require_rule(accept, mode)
@@ -160,6 +167,13 @@ def warn_of_profile(terminal: Terminal, model: Model, mode: str, *, given: str) 
     )
 
 
+def why_not_auto(model: Model) -> str:
+    """Return why a model does something else than ``auto``."""
+    if model.speculation.exact:
+        return "auto, to fit the memory"
+    return f"auto, op profile {model.package.manifest.op_profile}"
+
+
 def warn_of_limits(
     terminal: Terminal, model: Model, flags: SpecFlags, options: GenerationConfig, *, in_chat: bool = False
 ) -> None:
@@ -172,9 +186,11 @@ def warn_of_limits(
         options: of the generations to come; ``spec`` is None unless ``/set spec`` chose it.
         in_chat: name the command of a chat for what can be changed there, not the flag.
     """
-    asked = flags.mode if options.spec is None else options.spec
+    wanted = flags.mode if options.spec is None else options.spec
+    asked = wanted or "auto"
     warn_of_profile(terminal, model, asked, given=f"--spec {asked}" if options.spec is None else f"/set spec {asked}")
-    mode = model.speculation.resolve(asked, has_reference=options.reference is not None)
+    # Without a mode it is the plan's: where memory is short, speculation may be off.
+    mode = model.speculation.resolve(wanted, has_reference=options.reference is not None)
     given = {
         "--reference": options.reference,
         "--corpus": flags.corpus,
@@ -186,7 +202,7 @@ def warn_of_limits(
         unused = ["/set reference" if flag == "--reference" else flag for flag in unused]
     if unused:
         why = "speculation is off" if mode == "off" else f"{mode} drafts alone"
-        where = f" (auto, op profile {model.package.manifest.op_profile})" if mode != asked else ""
+        where = f" ({why_not_auto(model)})" if mode != asked else ""
         terminal.warn(f"{why}{where}: not used: {', '.join(unused)}.")
 
 

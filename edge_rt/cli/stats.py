@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from edge_rt.cli.console import SEPARATOR, Terminal, gibibytes, number
 
 if TYPE_CHECKING:
-    from edge_rt.runtime.results import Result, SpecStats
+    from edge_rt.runtime.results import Memory, Result, SpecStats
 
 LEAST_SHARE: Final = 0.005
 """Shares up to it would be shown as 0 %."""
@@ -23,9 +23,23 @@ def stats_line(result: Result) -> str:
         f"first token {times.ttft_ms / 1e3:.2f} s",
         f"{number(times.predicted_n)} tok {_rate(times.predicted_per_second)}",
         *([spec_text(result.spec)] if result.spec is not None and result.spec.steps else []),
-        f"peak {gibibytes(result.memory.peak_bytes)}",
+        f"peak {peak_text(result.memory)}",
     ]
     return SEPARATOR.join(parts)
+
+
+def peak_text(memory: Memory) -> str:
+    """Return the peak of the process, and the budget if there is one: ``"301 MiB of 400"``."""
+    return of_budget(memory.peak_bytes, memory.budget_bytes)
+
+
+def of_budget(count: int, budget: int | None) -> str:
+    """Return bytes, and the budget in the same unit if there is one."""
+    if budget is None:
+        return gibibytes(count)
+    unit, step = ("GiB", 1 << 30) if budget >= 1 << 30 else ("MiB", 1 << 20)
+    digits = 2 if budget >= 1 << 30 else 0
+    return f"{count / step:.{digits}f} {unit} of {budget / step:.{digits}f}"
 
 
 def spec_text(spec: SpecStats) -> str:
@@ -79,7 +93,7 @@ def tell_table(terminal: Terminal, result: Result) -> None:
         f"{_rate(times.predicted_per_second)}",
         **(_spec_rows(result.spec) if result.spec is not None else {}),
         "finished": result.finish_reason + (f" at {result.stop_string!r}" if result.stop_string else ""),
-        "peak memory": gibibytes(result.memory.peak_bytes),
+        "peak memory": peak_text(result.memory),
         "cache": gibibytes(result.memory.kv_bytes),
     }
     for name, value in rows.items():

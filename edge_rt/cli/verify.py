@@ -15,6 +15,7 @@ from edge_rt.cli.options import (
     DeviceOption,
     IsaOption,
     JsonOption,
+    MemoryOption,
     ModelFlags,
     ModelOption,
     NoColorOption,
@@ -75,8 +76,9 @@ def verify(
         list[str] | None,
         typer.Option(
             "--kv-type",
+            "--kv",
             metavar="FORMAT",
-            help="Format of the KV cache: f32, f16 or int8; repeatable.",
+            help="Format of the KV cache (see inspect); repeatable.",
             show_default="the package's first",
         ),
     ] = None,
@@ -94,6 +96,7 @@ def verify(
     raw: RawOption = False,
     draft_max: DraftMaxOption = None,
     corpus: CorpusOption = None,
+    memory: MemoryOption = None,
     ctx: CtxOption = None,
     threads: ThreadsOption = None,
     device: DeviceOption = "auto",
@@ -116,7 +119,7 @@ def verify(
     if corpus is not None and not {"auto", "suffix"}.intersection(modes):
         raise ConfigError(f"--corpus is not used with --spec {', '.join(modes)}.", "It is used with auto, suffix.", "")
     flags = ModelFlags(
-        model, ctx, threads, device, store, config, offline, None, isa, SpecFlags("auto", draft_max, corpus)
+        model, ctx, threads, device, store, config, offline, None, isa, SpecFlags(None, draft_max, corpus), memory
     )
     _, path = obtain_package(terminal, flags)
 

@@ -37,7 +37,6 @@ from edge_rt.machine import peak_rss_bytes
 from edge_rt.ops import library_path
 from edge_rt.package import (
     FORMAT_VERSION,
-    GRAPH_VERSIONS,
     KV_FORMATS,
     TEMPLATE_FILE,
     TOKENIZER_FILE,
@@ -50,6 +49,7 @@ from edge_rt.package import (
     SourceInfo,
     TokenizerInfo,
     absolute_path,
+    graph_version,
     sha256_file,
 )
 from edge_rt.progress import ProgressCallback, ProgressEvent
@@ -305,7 +305,7 @@ def _manifest(checkpoint: _Checkpoint, activations: str) -> Manifest:
     header, tokenizer = checkpoint.header, checkpoint.tokenizer
     return Manifest(
         format_version=FORMAT_VERSION,
-        graph_version=GRAPH_VERSIONS[checkpoint.profile.name],
+        graph_version=graph_version(checkpoint.profile.name, checkpoint.model.sliding_window),
         producer=f"edge-rt {VERSION}",
         model=checkpoint.model,
         op_profile=checkpoint.profile.name,

@@ -26,6 +26,7 @@ USED_KEYS: Final = frozenset(
         "attention.head_count_kv",
         "attention.key_length",
         "attention.layer_norm_rms_epsilon",
+        "attention.sliding_window",
         "attention.value_length",
         "block_count",
         "context_length",
@@ -60,7 +61,6 @@ NEUTRAL_VALUES: Final[Mapping[str, tuple[float, ...]]] = {
     "attention.clamp_kqv": (0,),
     "attention.max_alibi_bias": (0,),
     "attention.scale": (0,),
-    "attention.sliding_window": (0,),
     "attn_logit_softcapping": (0,),
     "expert_count": (0,),
     "expert_shared_count": (0,),
@@ -100,7 +100,10 @@ class RopeScaling:
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """Numbers of a llama model as the checkpoint states them, checked against each other."""
+    """Numbers of a llama model as the checkpoint states them, checked against each other.
+
+    ``sliding_window``: tokens that attention sees in every layer, the token itself included; 0: all.
+    """
 
     name: str
     hidden_size: int
@@ -115,6 +118,7 @@ class LlamaConfig:
     rope_theta: float
     rope_scaling: RopeScaling
     tied_embedding: bool
+    sliding_window: int = 0
 
     def to_model_config(self, num_parameters: int) -> ModelConfig:
         """Return the numbers that the package's manifest keeps."""
@@ -134,6 +138,7 @@ class LlamaConfig:
             rope_scaling=self.rope_scaling.kind,
             tied_embedding=self.tied_embedding,
             num_parameters=num_parameters,
+            sliding_window=self.sliding_window,
         )
 
 
@@ -171,6 +176,7 @@ def read_config(header: GGUFHeader) -> LlamaConfig:
         rope_theta=header.get_float("llama.rope.freq_base", default=10_000.0, minimum=MIN_ROPE_THETA, maximum=1e12),
         rope_scaling=_rope_scaling(header),
         tied_embedding="output.weight" not in header.tensors,
+        sliding_window=_sliding_window(header),
     )
     _check_tensors(header, config)
     return config
@@ -231,6 +237,12 @@ def _head_dim(header: GGUFHeader, width: int, heads: int) -> int:
             "Choose another model.",
         )
     return head_dim
+
+
+def _sliding_window(header: GGUFHeader) -> int:
+    """Return how many tokens attention sees in every layer; 0 for all, also where the window covers the context."""
+    window = header.get_int("llama.attention.sliding_window", default=0, minimum=0, maximum=MAX_CONTEXT)
+    return window if window < header.get_int("llama.context_length") else 0
 
 
 def _vocab_size(header: GGUFHeader) -> int:

@@ -1,7 +1,8 @@
 """The native op profile: building blocks of a graph out of edge-rt's own operators (domain ``edge_rt``).
 
 Norms, residual sums and the gate of the feed-forward are parts of ``QuantLinear``; rotation and the cache are parts of
-``SpecAttention``. Inputs of the graph, for S rows of which R want logits, in a cache of C rows:
+``SpecAttention``. Inputs of the graph, for S rows of which R want logits, in a cache of C rows; layers with a sliding
+window have fewer, W, which P positions share:
 
 =========================== ======= ========================== =============================================
 name                        dtype   shape                      meaning
@@ -10,12 +11,14 @@ name                        dtype   shape                      meaning
 ``logit_rows``              int64   [R]                        rows of this pass whose logits are wanted
 ``past_length``             int32   [1]                        committed rows before this pass
 ``row_map``                 int32   [C]                        logical row -> row in the cache's memory
+``window_row_map``          int32   [P]                        the same for layers with a window
 ``parents``                 int32   [S]                        row of this pass that a row follows; -1: the past
 ``kv_formats``              int32   [num_layers]               format of the layer's cache
-``cache.{i}``               uint8   [2, kv_heads, C, row]      keys and values of layer i, written in place
+``cache.{i}``               uint8   [2, kv_heads, C or W, row] keys and values of layer i, written in place
 =========================== ======= ========================== =============================================
 
-Outputs, with the K = 8 most likely tokens of every row (fewer, if the vocabulary is smaller):
+There is a map for each kind of layer that the model has. Outputs, with the K = 8 most likely tokens of every row
+(fewer, if the vocabulary is smaller):
 
 =========================== ======= ========================== =============================================
 name                        dtype   shape                      meaning
@@ -57,13 +60,23 @@ class NativeBuilder(GraphBuilder):
         super().__init__(layout, config, OPSETS)
         self._past_length = graph_input("past_length", ir.DataType.INT32, [1])
         self._row_map = graph_input("row_map", ir.DataType.INT32, ["capacity"])
+        self._window_row_map = graph_input("window_row_map", ir.DataType.INT32, ["positions"])
         self._parents = graph_input("parents", ir.DataType.INT32, ["rows"])
         self._kv_formats = graph_input("kv_formats", ir.DataType.INT32, [config.num_layers])
-        shape: list[int | str] = [2, config.num_kv_heads, "capacity", "row_bytes"]
-        self._caches = [graph_input(f"cache.{i}", ir.DataType.UINT8, shape) for i in range(config.num_layers)]
+        self._windows = config.layer_windows
+        self._caches = [
+            graph_input(
+                f"cache.{i}",
+                ir.DataType.UINT8,
+                [2, config.num_kv_heads, "window_rows" if window else "capacity", "row_bytes"],
+            )
+            for i, window in enumerate(self._windows)
+        ]
 
     def _cache_inputs(self) -> Sequence[ir.Value]:
-        return [self._past_length, self._row_map, self._parents, self._kv_formats, *self._caches]
+        wanted = ((self._row_map, 0 in self._windows), (self._window_row_map, any(self._windows)))
+        maps = [row_map for row_map, is_wanted in wanted if is_wanted]
+        return [self._past_length, *maps, self._parents, self._kv_formats, *self._caches]
 
     def _more_outputs(self, logits: ir.Value) -> Sequence[ir.Value]:
         count = self._config.top_tokens
@@ -131,7 +144,7 @@ class NativeBuilder(GraphBuilder):
         return [
             self._caches[layer],
             self._past_length,
-            self._row_map,
+            self._window_row_map if self._windows[layer] else self._row_map,
             self._parents,
             self._kv_formats,
             self.stored("rope.cos"),
@@ -139,13 +152,14 @@ class NativeBuilder(GraphBuilder):
         ]
 
     def _heads(self, layer: int) -> dict[str, int | float | str]:
-        config = self._config
+        config, window = self._config, self._windows[layer]
         return {
             "num_heads": config.num_heads,
             "num_kv_heads": config.num_kv_heads,
             "head_dim": config.head_dim,
             "layer": layer,
             "scale": config.head_dim**-0.5,
+            **({"window": window} if window else {}),
         }
 
     def _product(self, x: ir.Value, layers: Linears, name: str, *, norm: str) -> ir.Value:

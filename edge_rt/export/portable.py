@@ -188,7 +188,7 @@ class PortableBuilder(GraphBuilder):
 
     def attention(self, qkv: ir.Value, layer: int) -> ir.Value:
         """Rotate, append to the cache and attend."""
-        config = self._config
+        config, window = self._config, self._config.layer_windows[layer]
         width = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
         (batched,) = self.node(
             "Reshape", [qkv, self.constant("shape.qkv", [1, -1, width])], [f"layer{layer}.qkv.batched"]
@@ -205,6 +205,7 @@ class PortableBuilder(GraphBuilder):
                 "kv_num_heads": config.num_kv_heads,
                 "do_rotary": 1,
                 "scale": config.head_dim**-0.5,
+                **({"local_window_size": window} if window else {}),
             },
         )
         self._presents += [as_output(value, ir.DataType.FLOAT, self._cache_shape) for value in outputs[1:]]

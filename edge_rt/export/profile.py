@@ -180,7 +180,8 @@ class NativeProfile(OpProfile):
         rows = len(token_ids)
         inputs, outputs = _common_feeds(config, token_ids)
         inputs["past_length"] = np.zeros(1, np.int32)
-        inputs["row_map"] = np.arange(rows, dtype=np.int32)
+        maps = [("row_map", 0 in config.layer_windows), ("window_row_map", any(config.layer_windows))]
+        inputs |= {name: np.arange(rows, dtype=np.int32) for name, is_wanted in maps if is_wanted}
         inputs["parents"] = np.arange(-1, rows - 1, dtype=np.int32)
         inputs["kv_formats"] = np.zeros(config.num_layers, np.int32)
         outputs["top_ids"] = np.empty((rows, config.top_tokens), np.int32)

@@ -3,7 +3,7 @@
 It shares with the exporter what reads the file (header, ``LlamaConfig``, raw rows) and the rope frequencies
 (``scaled_frequencies``), so it cannot find a fault in those; tests hold them against formulas of their own. The
 arithmetic is its own: weights are dequantised by the ``gguf`` library, rows of q and k stay in the file's order and
-are rotated as adjacent pairs, and attention is one softmax over all positions.
+are rotated as adjacent pairs, and attention is one softmax over all positions that a token sees.
 
 For graphs that round activations it also computes every step by itself, from what the graph handed to that step, with
 the native kernels' rule of rounding. From one end of a deep model to the other the least difference in float arithmetic
@@ -156,7 +156,10 @@ class LlamaReference:
         # [forward, row, head, element] -> [forward, head, row, element]
         q, k, v = (part.transpose(0, 2, 1, 3) for part in (q, k, v))
         scores = np.matmul(q, k.transpose(0, 1, 3, 2)) * self._dtype.type(config.head_dim**-0.5)
-        scores = np.where(np.tri(rows, dtype=bool), scores, -np.inf)
+        seen = np.tri(rows, dtype=bool)
+        if config.sliding_window:
+            seen &= ~np.tri(rows, k=-config.sliding_window, dtype=bool)
+        scores = np.where(seen, scores, -np.inf)
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
         attended = np.matmul(weights, v).transpose(0, 2, 1, 3).reshape(*x.shape[:2], -1)

@@ -1,1 +1,1 @@
-"""Package + device + request -> plan: arithmetic only, nothing is loaded."""
+"""From a package, a device and a request to a memory plan: pure arithmetic, nothing is loaded."""

@@ -10,26 +10,38 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_rt.errors import ContextOverflow
+from edge_rt.runtime.window import WindowRows
 
 
 class KVCache:
     """Tokens whose keys and values are computed.
 
     A row belongs to one token and never changes once committed; rolling back is a smaller length. Rows are written
-    under a reservation, which leaves the cache as it was unless it is committed.
+    under a reservation, which leaves the cache as it was unless it is committed. Layers with a sliding window keep
+    the last rows only, so that rolling back far may mean beginning anew.
 
     Args:
         capacity: rows, one per token.
         row_bytes: bytes of one token in all layers.
         row_map: int32 ``[capacity]``, logical row -> row in memory, which the graph reads; it is permuted here when a
             path through a tree is committed, so that no row is ever moved. None: rows lie as they are counted.
+        window: rows of layers with a sliding window, with a map of their own; None: there are no such layers.
     """
 
-    def __init__(self, capacity: int, *, row_bytes: int = 0, row_map: npt.NDArray[Any] | None = None) -> None:
+    def __init__(
+        self,
+        capacity: int,
+        *,
+        row_bytes: int = 0,
+        row_map: npt.NDArray[Any] | None = None,
+        window: WindowRows | None = None,
+    ) -> None:
         assert row_map is None or row_map.shape == (capacity,), (row_map, capacity)
+        assert window is None or window.row_map.shape == (capacity,), (window, capacity)
         self.capacity = capacity
         self.row_bytes = row_bytes
         self._row_map = row_map
+        self._window = window
         self._token_ids: list[int] = []
         self._reserved = 0
 
@@ -37,6 +49,20 @@ class KVCache:
     def length(self) -> int:
         """Committed rows."""
         return len(self._token_ids)
+
+    @property
+    def largest_pass(self) -> int:
+        """Most rows that can be reserved at once."""
+        return self.capacity if self._window is None else self._window.largest_pass
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the rows that hold committed tokens, in all layers."""
+        window = self._window
+        if window is None:
+            return self.row_bytes * self.length
+        others = self.row_bytes - window.row_bytes
+        return others * self.length + window.row_bytes * min(self.length, window.capacity)
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -50,17 +76,37 @@ class KVCache:
                 return index
         return min(len(self._token_ids), len(token_ids))
 
-    def truncate(self, length: int) -> None:
-        """Roll back to the first ``length`` rows."""
+    def truncate(self, length: int) -> int:
+        """Roll back to the first ``length`` rows.
+
+        Returns:
+            The rows that are kept: ``length``, or 0 if layers with a sliding window no longer have what the next token
+            would see. The tokens behind them have to be computed again.
+        """
         assert 0 <= length <= self.length, (length, self.length)
         assert self._reserved == 0, "rows are reserved"
+        if self._window is not None and (length == 0 or not self._window.holds(length)):
+            self._window.reset()
+            length = 0
         del self._token_ids[length:]
+        return length
+
+    def pretend(self, length: int) -> None:
+        """Take ``length`` rows for committed, whatever they hold: for passes that are only timed.
+
+        The cache must be emptied before it is used for anything else.
+        """
+        assert length <= self.capacity, (length, self.capacity)
+        self.truncate(0)
+        if self._window is not None:
+            self._window.assign(length)
+        self._token_ids = [0] * length
 
     def reserve(self, count: int, parents: Sequence[int] | None = None) -> Reservation:
         """Return ``count`` rows behind the committed ones, to be used as a context manager.
 
         Args:
-            count: rows.
+            count: rows, at most ``largest_pass``.
             parents: for every row the earlier one of them that it follows, or -1; None for a chain.
 
         Raises:
@@ -68,15 +114,21 @@ class KVCache:
         """
         if self.length + count > self.capacity:
             raise ContextOverflow(self.length, count, self.capacity)
+        assert count <= self.largest_pass, (count, self.largest_pass)
         return Reservation(self, count, parents)
 
     def check(self) -> None:
-        """Assert the invariants: committed + reserved + free == capacity; the row map is a permutation."""
+        """Assert the invariants: committed + reserved + free == capacity; the row map is a permutation.
+
+        Those of layers with a window are ``WindowRows.check``'s.
+        """
         free = self.capacity - self.length - self._reserved
         assert free >= 0, (self.capacity, self.length, self._reserved)
         assert self._reserved >= 0, self._reserved
         if self._row_map is not None:
             assert np.array_equal(np.sort(self._row_map), np.arange(self.capacity)), "a row is mapped twice"
+        if self._window is not None:
+            self._window.check(self.length, self.length + self._reserved)
 
 
 class Reservation:
@@ -96,6 +148,8 @@ class Reservation:
 
     def __enter__(self) -> Self:
         assert self._cache._reserved == 0, "rows are reserved already"
+        if self._cache._window is not None:
+            self._cache._window.assign(self.start + self.count)
         self._cache._reserved = self.count
         return self
 
@@ -129,8 +183,11 @@ class Reservation:
 
     def _bring_forward(self, path: Sequence[int]) -> None:
         """Make the rows of a path the first ones of the reservation."""
-        row_map = self._cache._row_map
-        assert row_map is not None, "rows of this cache cannot change places"
-        rest = [row for row in range(self.count) if row not in set(path)]
-        rows = row_map[self.start : self.start + self.count]
-        rows[:] = rows[[*path, *rest]]
+        cache = self._cache
+        of_window = None if cache._window is None else cache._window.row_map
+        maps = [row_map for row_map in (cache._row_map, of_window) if row_map is not None]
+        assert maps, "rows of this cache cannot change places"
+        order = [*path, *(row for row in range(self.count) if row not in set(path))]
+        for row_map in maps:
+            rows = row_map[self.start : self.start + self.count]
+            rows[:] = rows[order]

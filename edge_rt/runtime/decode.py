@@ -51,9 +51,10 @@ def prefill(
         sequence: a request whose leading ``cache.length`` tokens are committed.
         target: the model.
         cache: its cache.
-        chunk: most tokens of one pass; it bounds the memory of activations.
+        chunk: most tokens of one pass, which may be fewer; it bounds the memory of activations.
         on_progress: called with tokens computed so far and tokens of the prompt.
     """
+    chunk = min(chunk, cache.largest_pass)
     while len(sequence.token_ids) - cache.length > chunk:
         pending = sequence.token_ids[cache.length : cache.length + chunk]
         with cache.reserve(chunk) as rows:
@@ -86,9 +87,10 @@ def decode(
     """
     drafter.begin(sequence)
     while not sequence.is_finished:
-        draft = drafter.propose(sequence, sequence.room - 1).first(sequence.room - 1)
         pending = sequence.token_ids[cache.length :]
         known = len(pending)
+        limit = min(sequence.room - 1, cache.largest_pass - known)
+        draft = drafter.propose(sequence, limit).first(limit)
         parents = None if draft.is_chain else [*range(-1, known - 1), *(known + parent for parent in draft.parents)]
         with cache.reserve(known + len(draft), parents) as rows:
             outputs = target.forward([*pending, *draft.token_ids], rows.start, len(draft) + 1, parents=parents)

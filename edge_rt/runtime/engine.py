@@ -5,27 +5,22 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence as Items
+from collections.abc import Callable, Generator, Sequence as Items
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
-
-import numpy as np
+from typing import Any, Self
 
 from edge_rt.errors import (
     Busy,
     Cancelled,
     ConfigError,
-    ContextOverflow,
     InferenceError,
-    InvalidTemplate,
     MemoryBudgetExceeded,
     ModelClosed,
     RuntimeUnavailable,
-    StorageError,
 )
-from edge_rt.machine import usable_cpus
+from edge_rt.machine import return_free_memory
 from edge_rt.package import Package, open_package
 from edge_rt.runtime.accept import accept
 from edge_rt.runtime.aio import AsyncStream
@@ -35,10 +30,10 @@ from edge_rt.runtime.chat import Chat
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.decode import AcceptanceRule
 from edge_rt.runtime.draft import Drafter, NullDrafter
-from edge_rt.runtime.drafters.corpus import Corpus
+from edge_rt.runtime.encoding import Message, Prompt, PromptEncoder
 from edge_rt.runtime.generation import Generation
-from edge_rt.runtime.interface import open_interface
-from edge_rt.runtime.pricing import PassPrices
+from edge_rt.runtime.loading import load_parts
+from edge_rt.runtime.planning import Memory as MemoryBudget, Wanted, plan_load
 from edge_rt.runtime.results import Event, Result
 from edge_rt.runtime.row_cost import CostStore, RowCosts
 from edge_rt.runtime.runner import ModelRunner
@@ -47,18 +42,9 @@ from edge_rt.runtime.sequence import Sequence
 from edge_rt.runtime.speculation import SpecOptions, Speculation
 from edge_rt.runtime.stream import EventSource, Stream
 from edge_rt.runtime.text import TextStream
-from edge_rt.session import Session, StopSwitch, onnxruntime_version, pool_size
-from edge_rt.template import ChatTemplate, RenderedPrompt
+from edge_rt.session import StopSwitch, onnxruntime_version, pool_size
+from edge_rt.template import RenderedPrompt
 from edge_rt.tokenizer import Tokenizer
-
-DEFAULT_CONTEXT: Final = 8192
-"""Largest context taken without being asked for, in tokens."""
-DEFAULT_PREFILL_CHUNK: Final = {"native": 256, "portable": 128}
-"""Op profile -> tokens of one pass over a prompt: larger ones need more memory, and with ONNX Runtime's attention they
-compute more masked scores."""
-
-Message = Mapping[str, Any]
-Prompt = str | Items[int] | Items[Message]
 
 
 class Model:
@@ -70,20 +56,33 @@ class Model:
 
     Args:
         package: the opened package.
-        ctx: capacity of the context in tokens; None takes the model's own, up to ``DEFAULT_CONTEXT``.
+        memory: budget of resident memory for the process: bytes, a text such as ``"600MiB"``, or a ``Budget`` that
+            several models share. None: what the machine has available. What is not asked for is given up where it does
+            not fit: speculation, then the precision of the cache, then context.
+        ctx: capacity of the context in tokens; None leaves it to the plan: the model's own, up to 8192, if that fits.
         threads: None takes every CPU this process may use; the number is one per process.
         device: ``"auto"`` or ``"cpu"``.
-        prefill_chunk: tokens of one pass over a prompt; None takes the op profile's ``DEFAULT_PREFILL_CHUNK``.
-        kv: format of the KV cache; None takes the one that the package prefers.
+        prefill_chunk: tokens of one pass over a prompt; None leaves it to the plan.
+        kv: format of the KV cache; ``"auto"`` takes the fastest that fits, None the one that the package prefers, if it
+            fits.
         isa: instruction set of the native operators; None is the best one.
-        spec: how to speculate, or a mode: ``"auto"``, ``"off"`` or a drafter's name.
+        spec: how to speculate, or a mode: ``"auto"``, ``"off"`` or a drafter's name; None is ``"auto"``, if it fits.
         costs: where the measured costs of passes are kept; None keeps them in memory only.
         on_calibrate: called when a generation has to wait for their measurement, which takes a second or two.
+        on_load: called with the name of what has just been loaded: ``"tokenizer"``, ``"cache"``, ``"session"``.
+
+    Attributes:
+        package: the package.
+        plan: what its memory is planned to be.
+        context_tokens: capacity of the context.
+        prices: what passes cost.
+        load_ms: milliseconds that loading took.
 
     Raises:
         ConfigError: an argument is out of range, or not for this package.
         InputError: the package or a part of it cannot be used.
-        MemoryBudgetExceeded: the KV cache or the model does not fit the memory.
+        MemoryBudgetExceeded: the model does not fit the budget, as the plan says before anything large is loaded; or
+            the system has less memory than it said.
         RuntimeUnavailable: the device is not available, or the native operators are not.
     """
 
@@ -91,70 +90,52 @@ class Model:
         self,
         package: Package,
         *,
+        memory: MemoryBudget = None,
         ctx: int | None = None,
         threads: int | None = None,
         device: str = "auto",
         prefill_chunk: int | None = None,
         kv: str | None = None,
         isa: str | None = None,
-        spec: SpecOptions | str = "auto",
+        spec: SpecOptions | str | None = None,
         costs: CostStore | None = None,
         on_calibrate: Callable[[], None] | None = None,
+        on_load: Callable[[str], None] | None = None,
     ) -> None:
         started = time.perf_counter()
-        spec = SpecOptions(spec) if isinstance(spec, str) else spec
-        manifest = package.manifest
-        config = manifest.model
         _check_device(device)
-        self._chunk = DEFAULT_PREFILL_CHUNK[manifest.op_profile] if prefill_chunk is None else prefill_chunk
-        if self._chunk < 1:
-            raise ConfigError("The prefill chunk is out of range.", f"Got {prefill_chunk}.", "Give at least 1.")
+        asked = spec if isinstance(spec, SpecOptions) else SpecOptions(spec)
+        # A format or a size that is wrong is told before anything else is looked at.
+        self._load_plan = plan_load(package, Wanted(ctx, kv, prefill_chunk, asked, threads), memory)
         self.package = package
-        self.context_tokens = _context_tokens(ctx, config.context_length)
-        self.tokenizer = Tokenizer.from_file(
-            package.file(manifest.tokenizer.file),
-            info=manifest.tokenizer,
-            embedding_rows=config.vocab_size,
-        )
-        self._template = _load_template(package, self.tokenizer)
+        self.plan = self._load_plan.plan
+        self.context_tokens = self.plan.choice.ctx
         self._switch = StopSwitch()
-        try:
-            interface = open_interface(manifest, self.context_tokens, kv)
-        except (MemoryError, OSError, OverflowError) as error:
-            raise MemoryBudgetExceeded(
-                "The KV cache does not fit the memory.", f"{error}.", "Load the model with a smaller context."
-            ) from error
-        corpus = None
-        if spec.corpus is not None:
-            corpus = Corpus.open(Path(spec.corpus), tokenizer=manifest.files[manifest.tokenizer.file].sha256)
-        session = Session(
-            package.file(manifest.segments[0].graph),
-            threads=threads if threads is not None else pool_size() or usable_cpus(),
-            profile=manifest.op_profile,
-            isa=isa,
-        )
-        self._providers, self._isa = session.providers, session.isa
-        self._kv_format = interface.kv_format
-        self._cache = KVCache(self.context_tokens, row_bytes=interface.row_bytes, row_map=interface.row_map)
-        self._runner: ModelRunner | None = ModelRunner(session, interface, self._switch)
         self._lock = threading.Lock()
         self._pid = os.getpid()
-        facts = {
-            "package_id": package.id,
-            "op_profile": manifest.op_profile,
-            "isa": self._isa,
-            "kv_format": self._kv_format,
-            "threads": self.threads,
-            "onnxruntime": onnxruntime_version(),
-        }
-        self.prices = PassPrices(facts, interface, self._cache, costs)
+        try:
+            parts = load_parts(
+                package,
+                self._load_plan,
+                self._load_plan.spec_options(asked),
+                threads=threads,
+                isa=isa,
+                costs=costs,
+                switch=self._switch,
+                runner=self._require_usable,
+                tell=on_load or _tell_nobody,
+            )
+        except MemoryError as error:
+            self._load_plan.release()
+            raise _exhausted(error) from error
+        except BaseException:
+            self._load_plan.release()
+            raise
+        self._texts: PromptEncoder | None = parts.texts
+        self._runner: ModelRunner | None = parts.runner
+        self._cache, self._speculation, self.prices = parts.cache, parts.speculation, parts.prices
+        self._providers, self._isa, self._kv_format = parts.providers, parts.isa, parts.kv_format
         self.prices.on_measure = on_calibrate
-        self._speculation = Speculation(
-            spec,
-            exact=manifest.op_profile == "native",
-            costs=lambda: self.prices.get(self._require_usable()),
-            corpus=corpus,
-        )
         self.load_ms = 1e3 * (time.perf_counter() - started)
 
     # --- generation ---
@@ -200,7 +181,9 @@ class Model:
         """Generate an answer piece by piece; arguments and errors as in ``generate``."""
         called = time.perf_counter()
         config = (config or GenerationConfig()).with_options(**options)
-        return self._stream_ids(self._encode(prompt, config), config, cancel, on_prefill_progress, called)
+        return self._stream_ids(
+            self._require_texts().encode(prompt, config), config, cancel, on_prefill_progress, called
+        )
 
     async def agenerate(self, prompt: Prompt, config: GenerationConfig | None = None, **options: Any) -> Result:
         """Do ``generate`` in a worker thread; cancelling the task stops the generation."""
@@ -230,14 +213,26 @@ class Model:
             InvalidTemplate: there is no template, or it refuses the messages.
             ConfigError: the messages are malformed.
         """
-        if isinstance(self._template, InvalidTemplate):
-            raise self._template
-        return self._template.render(messages, add_generation_prompt=add_generation_prompt)
+        return self._require_texts().render(messages, add_generation_prompt=add_generation_prompt)
 
     @property
     def template_source(self) -> str | None:
         """Source of the chat template in use, or None."""
-        return None if isinstance(self._template, InvalidTemplate) else self._template.source
+        return self._require_texts().template_source
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer.
+
+        Raises:
+            ModelClosed: it went with the model.
+        """
+        return self._require_texts().tokenizer
+
+    def _require_texts(self) -> PromptEncoder:
+        if self._texts is None:
+            raise _closed()
+        return self._texts
 
     def stream_ids(
         self,
@@ -302,16 +297,21 @@ class Model:
                     drafter,
                     sampler,
                     text,
-                    chunk=self._chunk,
+                    chunk=self.prefill_chunk,
                     called=called,
                     on_prefill=on_prefill,
                     spec_mode=mode,
                     rule=rule,
+                    planned=self._load_plan.totals,
                 )
                 try:
                     return (yield from generation.events(token))
                 except GeneratorExit:
                     raise
+                except MemoryError as error:
+                    # Rows are committed or free, whatever was under way: the next generation goes on from them.
+                    self._speculation.forget()
+                    raise _exhausted(error) from error
                 except BaseException:
                     # It may have come in the middle of a drafter's work, which would go on from what is half done.
                     self._speculation.forget()
@@ -336,33 +336,7 @@ class Model:
         Raises:
             ContextOverflow: with the least number of tokens that the text can have.
         """
-        least, reserved = self.tokenizer.min_tokens(text), config.max_tokens or 1
-        if least + reserved > self.context_tokens:
-            raise ContextOverflow(least, reserved, self.context_tokens)
-
-    def _encode(self, prompt: Prompt, config: GenerationConfig) -> list[int]:
-        if isinstance(prompt, str):
-            self.refuse_hopeless(prompt, config)
-            return self.tokenizer.encode_prompt(prompt)
-        if isinstance(prompt, np.ndarray):
-            prompt = prompt.tolist()
-        items: list[Any] = list(prompt) if isinstance(prompt, list | tuple) else [repr(prompt)]
-        if items and isinstance(items[0], Mapping):
-            rendered = self.render(items)
-            self.refuse_hopeless(rendered.plain_text, config)
-            return self.tokenizer.encode_rendered(rendered)
-        return self._checked_ids(items)
-
-    def _checked_ids(self, items: list[Any]) -> list[int]:
-        size = self.package.manifest.model.vocab_size
-        wrong = [item for item in items if type(item) is not int or not 0 <= item < size]
-        if wrong:
-            raise ConfigError(
-                "The prompt is neither a text, nor messages, nor token ids.",
-                f"It holds {wrong[0]!r:.40}; token ids are whole numbers from 0 to {size - 1}.",
-                "Correct it.",
-            )
-        return items
+        self._require_texts().refuse_hopeless(text, config)
 
     @contextmanager
     def _exclusive(self, cancel: CancelToken) -> Generator[ModelRunner]:
@@ -387,7 +361,7 @@ class Model:
 
     def _require_usable(self) -> ModelRunner:
         if self._runner is None:
-            raise ModelClosed("The model is closed.", "", "Load it again.")
+            raise _closed()
         if os.getpid() != self._pid:
             raise InferenceError(
                 "The model cannot be used in a forked process.",
@@ -411,7 +385,12 @@ class Model:
     @property
     def prefill_chunk(self) -> int:
         """Tokens of one pass over a prompt."""
-        return self._chunk
+        return self.plan.choice.prefill_chunk
+
+    @property
+    def logit_rows(self) -> int | None:
+        """Most rows whose logits a pass may want; None: as many as the system has memory for."""
+        return self._load_plan.most_logit_rows
 
     @contextmanager
     def passes(self) -> Generator[tuple[ModelRunner, KVCache]]:
@@ -469,8 +448,9 @@ class Model:
             "providers": self._providers,
             "threads": self.threads,
             "onnxruntime": onnxruntime_version(),
-            "prefill_chunk": self._chunk,
+            "prefill_chunk": self.prefill_chunk,
             "speculation": self._speculation.mode,
+            "memory": self._load_plan.to_json(),
             "load_ms": self.load_ms,
         }
 
@@ -485,6 +465,9 @@ class Model:
             self._switch.stop()
             runner.close()
             self._speculation.close()
+            self._texts = None
+            self._load_plan.release()
+            return_free_memory()
 
     def __enter__(self) -> Self:
         return self
@@ -493,6 +476,16 @@ class Model:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _closed() -> ModelClosed:
+    return ModelClosed("The model is closed.", "", "Load it again.")
+
+
+def _exhausted(error: MemoryError) -> MemoryBudgetExceeded:
+    return MemoryBudgetExceeded(
+        "The memory is exhausted.", f"{error or 'Python could not allocate'}.", "Load the model with a smaller context."
+    )
 
 
 def load_package(path: Path, **options: Any) -> Model:
@@ -513,6 +506,10 @@ def _linked(outer: CancelToken | None, inner: CancelToken) -> Generator[None]:
         unsubscribe()
 
 
+def _tell_nobody(loaded: str) -> None:
+    del loaded
+
+
 def _check_device(device: str) -> None:
     if device == "cuda":
         raise RuntimeUnavailable(
@@ -520,37 +517,3 @@ def _check_device(device: str) -> None:
         )
     if device not in ("auto", "cpu"):
         raise ConfigError("The device is unknown.", f"Got {device!r:.40}.", "Choose auto or cpu.")
-
-
-def _context_tokens(ctx: int | None, trained: int) -> int:
-    if ctx is None:
-        return min(trained, DEFAULT_CONTEXT)
-    if not 2 <= ctx <= trained:
-        raise ConfigError(
-            "The context is out of range.",
-            f"Got {ctx} tokens; the model was trained for 2 to {trained}.",
-            "Choose one in that range.",
-        )
-    return ctx
-
-
-def _load_template(package: Package, tokenizer: Tokenizer) -> ChatTemplate | InvalidTemplate:
-    """Return the template, or the error that a chat will raise: plain prompts need none."""
-    name = package.manifest.chat_template
-    try:
-        source = package.file(name).read_text(encoding="utf-8") if name is not None else None
-    except UnicodeDecodeError as error:
-        return InvalidTemplate(f"{package.path}: the chat template is no text.", f"{error}.", "Export the model again.")
-    except OSError as error:
-        raise StorageError(f"{name} cannot be read.", f"{error.strerror}.", "Check its permissions.") from error
-    bos = tokenizer.bos_token_id
-    eos = tokenizer.eos_token_ids
-    try:
-        return ChatTemplate(
-            source,
-            special_tokens=tokenizer.special_tokens,
-            bos_token=(tokenizer.id_to_token(bos) or "") if bos is not None else "",
-            eos_token=(tokenizer.id_to_token(eos[0]) or "") if eos else "",
-        )
-    except InvalidTemplate as error:
-        return error

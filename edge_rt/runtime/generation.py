@@ -50,6 +50,7 @@ class Generation:
         on_prefill: called with computed and all tokens of the prompt.
         spec_mode: who drafts, for the statistics.
         rule: which drafted tokens stay.
+        planned: bytes of the memory plan and of the budget, for the result.
     """
 
     def __init__(
@@ -66,8 +67,10 @@ class Generation:
         on_prefill: Callable[[int, int], None] | None = None,
         spec_mode: str = "off",
         rule: AcceptanceRule = accept,
+        planned: tuple[int | None, int | None] = (None, None),
     ) -> None:
         self._rule = rule
+        self._planned = planned
         self._spec_mode = spec_mode
         self._sequence = sequence
         self._target = target
@@ -85,12 +88,13 @@ class Generation:
         """Generate; the value of the generator is the result.
 
         Whatever ends it, the cache holds the rows of whole steps only. A prompt that was cancelled before its first
-        token leaves the cache as it was, but for what the prompt did not share with it.
+        token leaves the cache as it was, but for what the prompt did not share with it (and empty, where layers with a
+        sliding window have given up the rows behind it).
         """
         sequence, cache = self._sequence, self._cache
         self._clock.begun = time.perf_counter()
-        self._cached = cache.common_prefix(sequence.token_ids[:-1])
-        cache.truncate(self._cached)
+        # What is kept can be less than what is shared: see KVCache.truncate.
+        self._cached = cache.truncate(cache.common_prefix(sequence.token_ids[:-1]))
         try:
             prefill(sequence, self._target, cache, self._chunk, self._on_prefill)
             for accepted in decode(sequence, self._drafter, self._target, cache, self._sampler, self._rule):
@@ -137,7 +141,7 @@ class Generation:
             ),
             timings=self._timings(),
             spec=self._drafter.statistics(self._spec_mode, self._taken_back),
-            memory=Memory(peak_bytes=peak_rss_bytes(), kv_bytes=self._cache.length * self._cache.row_bytes),
+            memory=Memory(peak_rss_bytes(), self._cache.used_bytes, *self._planned),
         )
 
     def _timings(self) -> Timings:

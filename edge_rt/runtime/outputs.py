@@ -53,7 +53,8 @@ class OutputMemory:
     """Memory that passes of every number of rows share: the outputs of a pass are its first rows.
 
     A step in a decode loop wants one row of logits, then ten, then four; memory for each of these sizes would be
-    hundreds of kilobytes for every row of every size.
+    hundreds of kilobytes for every row of every size. Where a plan says how many rows there ever are (``plan``), room
+    for just these is made once.
 
     Args:
         vocab_size: length of a row of logits.
@@ -64,7 +65,24 @@ class OutputMemory:
         self._vocab_size = vocab_size
         self._top_tokens = top_tokens
         self._rows = 0
+        self._planned = 0
+        self._most: int | None = None
         self.release()
+
+    def plan(self, rows: int, most: int | None) -> None:
+        """Say for how many rows room is made at once, and beyond how many no pass may go.
+
+        Args:
+            rows: at least 1.
+            most: at least ``rows``; None lets passes want as many as the system has memory for.
+        """
+        assert 1 <= rows <= (rows if most is None else most), (rows, most)
+        self._planned, self._most = rows, most
+
+    @property
+    def most(self) -> int | None:
+        """Rows beyond which no pass may go, or None."""
+        return self._most
 
     def reserve(self, rows: int) -> bool:
         """Make room for the outputs of ``rows`` rows.
@@ -74,12 +92,19 @@ class OutputMemory:
             valid and is written by the passes that are bound to it; it keeps the old memory for as long as it lives.
 
         Raises:
-            MemoryBudgetExceeded: there is not so much address space; the memory is as before.
+            MemoryBudgetExceeded: the plan has not so many rows, or there is not so much address space; the memory is as
+                before.
         """
         if rows <= self._rows:
             return False
-        # Rows that are never written take no memory, so there may be more than were asked for.
-        room = 1 << max(rows - 1, _LEAST_ROWS - 1).bit_length()
+        if self._most is not None and rows > self._most:
+            raise MemoryBudgetExceeded(
+                "A pass wants the logits of more rows than the memory plan has.",
+                f"{rows} rows of {self._vocab_size} logits; the plan has {self._most}.",
+                "Ask for fewer, or load the model with larger drafts or a larger budget.",
+            )
+        # Rows that are never written take no memory, so without a plan there may be more than were asked for.
+        room = max(self._planned, rows if self._most is not None else 1 << max(rows - 1, _LEAST_ROWS - 1).bit_length())
         try:
             self._memory = self._allocate(room)
         except (MemoryError, OSError, OverflowError) as error:

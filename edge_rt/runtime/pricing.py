@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from edge_rt.machine import cpu_model
 from edge_rt.runtime.cache import KVCache
-from edge_rt.runtime.interface import GraphInterface
+from edge_rt.runtime.graph_interface import GraphInterface
 from edge_rt.runtime.row_cost import CURVE_DEPTHS, CURVE_ROWS, CostStore, RowCosts, measure
 from edge_rt.runtime.runner import ModelRunner
 from edge_rt.version import VERSION
@@ -34,9 +34,12 @@ class PassPrices:
     def __init__(
         self, facts: dict[str, Any], interface: GraphInterface, cache: KVCache, store: CostStore | None
     ) -> None:
+        # What is measured must fit the memory plan, too.
+        most = min(interface.outputs.most or CURVE_ROWS[-1], cache.largest_pass)
+        self._rows = [rows for rows in CURVE_ROWS if rows <= most]
         reach = min(cache.capacity, CURVE_DEPTHS[-1] + CURVE_ROWS[-1])
         self.key = facts | {
-            "edge_rt": VERSION, "cpu": cpu_model(), "capacity": reach,
+            "edge_rt": VERSION, "cpu": cpu_model(), "capacity": reach, "rows": self._rows,
         }  # fmt: skip
         self._interface = interface
         self._cache = cache
@@ -71,11 +74,15 @@ class PassPrices:
             if depth > filled:
                 interface.fill(depth)
                 filled = depth
-            runner.forward([1] * rows, depth, rows)
+            if depth != cache.length:
+                cache.pretend(depth)
+            with cache.reserve(rows) as reserved:
+                runner.forward([1] * rows, reserved.start, rows)
 
         try:
-            costs = measure(run, cache.capacity)
+            costs = measure(run, cache.capacity, rows=self._rows)
         finally:
+            cache.truncate(0)
             interface.forget()
         if earlier is not None:
             costs = earlier.least(costs)

@@ -71,10 +71,14 @@ class Memory:
     Attributes:
         peak_bytes: highest resident memory so far.
         kv_bytes: bytes of the rows of the KV cache in use.
+        planned_bytes: what the memory plan has for the process at its peak.
+        budget_bytes: the budget that was given; None without one.
     """
 
     peak_bytes: int
     kv_bytes: int
+    planned_bytes: int | None = None
+    budget_bytes: int | None = None
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from edge_rt.errors import Cancelled
-from edge_rt.runtime.interface import BoundPass, GraphInterface
+from edge_rt.runtime.graph_interface import BoundPass, GraphInterface
 from edge_rt.runtime.outputs import Outputs
 from edge_rt.session import Session, StopSwitch
 
@@ -69,6 +69,11 @@ class ModelRunner:
             bound.set(token_ids, start, parents, logit_rows)
             bound.binding.run(self._switch)
             return bound.outputs
+
+    @property
+    def cache_address(self) -> int:
+        """An address in the mapping that is the memory of the cache, which holds nothing else."""
+        return self._interface.cache_address
 
     def close(self) -> None:
         """Wait for the pass under way and let go of graph and cache; later passes raise ``Cancelled``."""

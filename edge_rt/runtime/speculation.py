@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from edge_rt.errors import ConfigError
+from edge_rt.errors import ConfigError, MemoryBudgetExceeded
 from edge_rt.runtime.draft import Drafter, NullDrafter
 from edge_rt.runtime.drafters.acceptance import AcceptanceModel
 from edge_rt.runtime.drafters.adaptive import AdaptiveDrafter, Trace
 from edge_rt.runtime.drafters.arms import arms_of
 from edge_rt.runtime.drafters.bandit import DiscountedUCB
 from edge_rt.runtime.drafters.corpus import Corpus
-from edge_rt.runtime.drafters.ngram import NgramSource
+from edge_rt.runtime.drafters.ngram import MAX_ENTRIES, MIN_ENTRIES, NgramSource
 from edge_rt.runtime.drafters.places import PlaceRates
-from edge_rt.runtime.drafters.recycling import RecyclingSource
+from edge_rt.runtime.drafters.recycling import MAX_CONTEXTS, RecyclingSource
 from edge_rt.runtime.drafters.reference import ReferenceSource
 from edge_rt.runtime.drafters.sampled import SampledDrafter
 from edge_rt.runtime.drafters.source import Source
-from edge_rt.runtime.drafters.suffix import SuffixSource
+from edge_rt.runtime.drafters.suffix import MAX_TOKENS, MIN_TOKENS, SuffixSource
 from edge_rt.runtime.drafters.tree import TreeGrower
 from edge_rt.runtime.row_cost import RowCosts
 
@@ -42,8 +42,9 @@ class SpecOptions:
     """How a model speculates.
 
     Attributes:
-        mode: one of ``SPEC_MODES``.
-        max_nodes: most drafted tokens of a pass, 1 to ``MAX_NODES``.
+        mode: one of ``SPEC_MODES``; None is ``"auto"``, unless the memory plan has no room for it.
+        max_nodes: most drafted tokens of a pass, 1 to ``MAX_NODES``; None is ``DEFAULT_MAX_NODES``, or fewer if the
+            memory plan has no room for them.
         corpus: file of ``edge-rt corpus build``, which the suffix drafter looks into as well.
         trace: called with every step's decision.
 
@@ -51,14 +52,15 @@ class SpecOptions:
         ConfigError: a value is out of range.
     """
 
-    mode: str = "auto"
-    max_nodes: int = DEFAULT_MAX_NODES
+    mode: str | None = None
+    max_nodes: int | None = None
     corpus: Path | None = None
     trace: Trace | None = None
 
     def __post_init__(self) -> None:
-        require_mode(self.mode)
-        if type(self.max_nodes) is not int or not 1 <= self.max_nodes <= MAX_NODES:
+        if self.mode is not None:
+            require_mode(self.mode)
+        if self.max_nodes is not None and (type(self.max_nodes) is not int or not 1 <= self.max_nodes <= MAX_NODES):
             raise ConfigError(
                 "The largest draft is out of range.",
                 f"Got {self.max_nodes} tokens.",
@@ -92,6 +94,22 @@ def require_rule(accept: str, mode: str) -> None:
         )
 
 
+@dataclass(frozen=True)
+class TableBounds:
+    """How much drafters may remember.
+
+    Attributes:
+        suffix_tokens: tokens of the suffix drafter; as many keys of n-grams, or tokens of a reference text, take no
+            more memory. 0: none of the three may be used.
+        recycling_contexts: contexts of each order that token recycling keeps; 0: it may not be used.
+        is_planned: whether these are a memory budget's: one table may then grow in the place of another, not beside it.
+    """
+
+    suffix_tokens: int = MAX_TOKENS
+    recycling_contexts: int = MAX_CONTEXTS
+    is_planned: bool = False
+
+
 class Speculation:
     """The drafters of one model; what they learned stays from one generation to the next.
 
@@ -101,6 +119,7 @@ class Speculation:
             be verified, and a chain that is asked for may give another text than plain decoding.
         costs: measures passes, or takes what was stored; called when first needed.
         corpus: of the options, opened; who drafts with another source has no use for it.
+        bounds: of the drafters' tables.
     """
 
     def __init__(
@@ -110,9 +129,13 @@ class Speculation:
         exact: bool,
         costs: Callable[[], RowCosts],
         corpus: Corpus | None,
+        bounds: TableBounds | None = None,
     ) -> None:
         self.options = options
         self.exact = exact
+        self._mode = options.mode or "auto"
+        self._max_nodes = options.max_nodes or DEFAULT_MAX_NODES
+        self._bounds = bounds or TableBounds()
         self._measure = costs
         self._costs: RowCosts | None = None
         self._corpus = corpus
@@ -124,7 +147,7 @@ class Speculation:
     @property
     def mode(self) -> str:
         """What is done where a generation asks for nothing else."""
-        return self._in_force(self.options.mode)
+        return self._in_force(self._mode)
 
     def _in_force(self, mode: str) -> str:
         return "off" if mode == "auto" and not self.exact else mode
@@ -139,8 +162,9 @@ class Speculation:
 
         Raises:
             ConfigError: the mode is unknown, wants a text that is not given, or cannot draft for the acceptance rule.
+            MemoryBudgetExceeded: the memory plan has no room for its tables.
         """
-        mode = self.options.mode if mode is None else mode
+        mode = self._mode if mode is None else mode
         require_mode(mode)
         if mode == "reference" and not has_reference:
             raise ConfigError(
@@ -155,7 +179,24 @@ class Speculation:
                 f"The drafter is {mode!r}.",
                 "Choose auto or reference, or leave the text out.",
             )
-        return self._in_force(mode)
+        mode = self._in_force(mode)
+        self._require_room(mode)
+        return mode
+
+    def _require_room(self, mode: str) -> None:
+        bounds = self._bounds
+        room = {
+            "auto": bounds.suffix_tokens + bounds.recycling_contexts,
+            "recycling": bounds.recycling_contexts,
+            "off": 1,
+        }.get(mode, bounds.suffix_tokens)
+        if not room:
+            raise MemoryBudgetExceeded(
+                f"The memory plan has no room for the drafter {mode!r}.",
+                f"It was made for {self._mode!r}: {bounds.suffix_tokens} tokens of text and "
+                f"{bounds.recycling_contexts} contexts may be remembered.",
+                f"Load the model with it (spec={mode!r}, --spec {mode}), or with a larger budget.",
+            )
 
     def drafter(self, mode: str, reference_ids: Items[int] | None = None) -> Drafter:
         """Return the drafter for a generation.
@@ -166,8 +207,11 @@ class Speculation:
         """
         if mode == "off":
             return NullDrafter()
-        names = AUTO_SOURCES if mode == "auto" else () if mode == "reference" else (mode,)
-        if reference_ids is not None and mode in ("auto", "reference"):
+        names = self._auto_sources() if mode == "auto" else () if mode == "reference" else (mode,)
+        is_referring = reference_ids is not None and mode in ("auto", "reference")
+        if self._bounds.is_planned:
+            self._share(names, len(reference_ids or ()) if is_referring else 0)
+        if reference_ids is not None and is_referring:
             # Of these only the last one is kept: a chat gives the same text at every turn.
             key = (mode, tuple(reference_ids))
             if self._referring is None or self._referring[0] != key:
@@ -191,10 +235,38 @@ class Speculation:
             self.costs,
             temperature=temperature,
             seed=seed,
-            max_nodes=self.options.max_nodes,
+            max_nodes=self._max_nodes,
             chain=not self.exact,
             trace=self.options.trace,
         )
+
+    def _auto_sources(self) -> tuple[str, ...]:
+        room = {"suffix": self._bounds.suffix_tokens, "recycling": self._bounds.recycling_contexts}
+        return tuple(name for name in AUTO_SOURCES if room[name])
+
+    def _share(self, names: Items[str], reference_tokens: int) -> None:
+        """Hold no more than is planned: n-grams, suffixes and a reference text have one table's memory together.
+
+        Raises:
+            MemoryBudgetExceeded: the reference text takes more than there is.
+        """
+        if not reference_tokens and not {"ngram", "suffix"}.intersection(names):
+            return
+        for name in {"ngram", "suffix"}.difference(names):
+            if self._sources.pop(name, None) is not None:
+                self._drop_drafters()
+        if not reference_tokens:
+            self._referring = None
+        left = self._bounds.suffix_tokens - reference_tokens
+        if left < (MIN_TOKENS if "suffix" in names else 0):
+            raise MemoryBudgetExceeded(
+                "The reference text does not fit the memory plan.",
+                f"It has {reference_tokens} tokens; drafters may remember {self._bounds.suffix_tokens}.",
+                "Give a shorter text, or load the model with a larger budget.",
+            )
+        source = self._source("suffix") if "suffix" in names else None
+        if isinstance(source, SuffixSource):
+            source.limit(left)
 
     @property
     def costs(self) -> RowCosts:
@@ -235,11 +307,13 @@ class Speculation:
 
     def _source(self, name: str) -> Source:
         if name not in self._sources:
+            bounds = self._bounds
+            entries = max(MIN_ENTRIES, bounds.suffix_tokens) if bounds.is_planned else MAX_ENTRIES
             makers: dict[str, Callable[[], Source]] = {
-                "ngram": NgramSource,
-                "suffix": lambda: SuffixSource(self._corpus),
+                "ngram": lambda: NgramSource(max_entries=entries),
+                "suffix": lambda: SuffixSource(self._corpus, max_tokens=max(MIN_TOKENS, bounds.suffix_tokens)),
                 # A third token of context changed nothing in 240 answers but the time it takes.
-                "recycling": lambda: RecyclingSource(max_order=2),
+                "recycling": lambda: RecyclingSource(max_order=2, max_contexts=bounds.recycling_contexts),
             }
             self._sources[name] = makers[name]()
         return self._sources[name]
@@ -251,6 +325,6 @@ class Speculation:
             TreeGrower(sources, AcceptanceModel(sources), chain=not self.exact),
             self.costs,
             DiscountedUCB(tuple(priors)),
-            max_nodes=self.options.max_nodes,
+            max_nodes=self._max_nodes,
             trace=self.options.trace,
         )

@@ -1,8 +1,9 @@
 """The user's configuration file, and from it the place of the store.
 
-``config.toml`` in the platform's folder for configuration may hold one key::
+``config.toml`` in the platform's folder for configuration may hold these keys::
 
     store = "/path/of/the/store"    # "~" is expanded; a relative path starts at the folder of config.toml
+    memory = "600MiB"               # budget of every command that loads a model and is given no --memory
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import platformdirs
 from edge_rt.errors import ConfigError, StorageError
 
 MAX_CONFIG_BYTES = 1 << 20
+_KEYS = ("store", "memory")
 
 
 @dataclass(frozen=True)
@@ -24,9 +26,11 @@ class Config:
 
     Attributes:
         store: root folder of the store; None for the platform's default.
+        memory: budget of memory as it is written; None for what is available.
     """
 
     store: Path | None = None
+    memory: str | None = None
 
 
 def default_config_path() -> Path:
@@ -63,10 +67,22 @@ def load_config(path: Path | None = None) -> Config:
         values = tomllib.loads(raw.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid TOML.", f"{error}.", "Correct or remove the file.") from error
-    unknown = sorted(values.keys() - {"store"})
+    unknown = sorted(values.keys() - set(_KEYS))
     if unknown:
-        raise ConfigError(f"{path}: unknown key {unknown[0]!r}.", "Known keys: 'store'.", "Correct or remove the key.")
-    return Config(store=_store_path(path, values.get("store")))
+        known = ", ".join(map(repr, _KEYS))
+        raise ConfigError(f"{path}: unknown key {unknown[0]!r}.", f"Known keys: {known}.", "Correct or remove the key.")
+    return Config(store=_store_path(path, values.get("store")), memory=_memory(path, values.get("memory")))
+
+
+def _memory(path: Path, value: object) -> str | None:
+    if value is None:
+        return None
+    # A number of bytes may stand without quotes; what it means is judged where it is used.
+    if not isinstance(value, str | int) or isinstance(value, bool):
+        raise ConfigError(
+            f"{path}: the value of 'memory' is no size.", f"It is {value!r}.", 'Write it as memory = "600MiB".'
+        )
+    return str(value)
 
 
 def _store_path(path: Path, value: object) -> Path | None:

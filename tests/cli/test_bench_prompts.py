@@ -93,7 +93,7 @@ def test_the_picture_is_titled_with_the_package(inline, native_package, prompts,
     picture = tmp_path / "out.svg"
     arguments = ("--prompts", prompts, "--limit", "1", "-n", "4", "--spec", "off", "--plot", picture)
     assert inline("bench", "-m", native_package, *arguments).returncode == 0
-    title = f"{native_package.name}, native, cache f32"
+    title = f"{native_package.name}, native, cache f16"
     assert title in picture.read_text()
 
 

@@ -47,7 +47,7 @@ def test_a_native_package_says_so(inline, native_package):
     shown = inline("inspect", native_package).stdout.decode()
     assert ["weight_layout", "tile16"] in [line.split() for line in shown.splitlines()]
     facts = json.loads(inline("inspect", native_package, "--json").stdout)
-    assert (facts["op_profile"], facts["kv_formats"]) == ("native", ["f32", "f16", "int8"])
+    assert (facts["op_profile"], facts["kv_formats"]) == ("native", ["f16", "f32", "int8", "k8v4", "int4", "int4x2"])
 
 
 def test_the_cache_and_the_instruction_set_can_be_chosen(inline, native_package):
@@ -55,11 +55,11 @@ def test_the_cache_and_the_instruction_set_can_be_chosen(inline, native_package)
     least = require_native()[-1]
     answers = [
         json.loads(inline(*flags, *more).stdout)
-        for more in ((), ("--isa", least), ("--kv-type", "f16"), ("--kv-type", "int8"))
+        for more in ((), ("--isa", least), ("--kv-type", "f32"), ("--kv-type", "int8"))
     ]
     assert answers[0]["token_ids"] == answers[1]["token_ids"]
-    plain, half, narrow = (answers[i]["memory"]["kv_bytes"] / answers[i]["usage"]["total_tokens"] for i in (0, 2, 3))
-    assert plain > half > narrow
+    half, whole, narrow = (answers[i]["memory"]["kv_bytes"] / answers[i]["usage"]["total_tokens"] for i in (0, 2, 3))
+    assert whole > half > narrow
     for more in (("--isa", "mmx"), ("--kv-type", "int3")):
         assert inline(*flags, *more).returncode == 2
 

@@ -213,10 +213,20 @@ class TestNative:
         package.verify()
         manifest = package.manifest
         assert (manifest.activations, manifest.op_profile, manifest.weight_layout) == ("int8", "native", "tile16")
-        assert manifest.kv_formats == ("f32", "f16", "int8")
+        assert manifest.kv_formats == ("f16", "f32", "int8", "k8v4", "int4", "int4x2")
         assert manifest.quantisation == {
             "embedding": "Q8_0", "attention": "Q4_1", "feed_forward": "Q4_1", "head": "Q8_0",
         }  # fmt: skip
+
+    @pytest.mark.parametrize(("profile", "version"), [("native", 3), ("portable", 1)])
+    def test_a_sliding_window_is_kept(self, tmp_path, profile, version):
+        if profile == "native":
+            require_native()
+        write_llama_gguf(tmp_path / "m.gguf", extra_metadata={"llama.attention.sliding_window": 16})
+        export_model(tmp_path / "m.gguf", tmp_path / "p", profile=profile)
+        manifest = open_package(tmp_path / "p").manifest
+        assert (manifest.model.sliding_window, manifest.graph_version) == (16, version)
+        assert manifest.model.layer_windows == (16, 16)
 
     def test_the_same_file_gives_the_same_bytes(self, small_gguf, native_package, tmp_path):
         export_model(small_gguf, tmp_path / "again", profile="native")

@@ -46,6 +46,9 @@ def refused(gguf, tmp_path, error, message):
         ("attention.layer_norm_rms_epsilon", -1e-5, InvalidModelFile),
         ("attention.layer_norm_rms_epsilon", INF, InvalidModelFile),
         ("attention.key_length", 8, UnsupportedModel),
+        ("attention.sliding_window", -1, InvalidModelFile),
+        ("attention.sliding_window", 1 << 62, InvalidModelFile),
+        ("attention.sliding_window", "16", InvalidModelFile),
         ("attention.key_length", 0, InvalidModelFile),
         ("attention.value_length", 32, UnsupportedModel),
         ("block_count", 0, InvalidModelFile),
@@ -103,6 +106,14 @@ def test_another_architecture(tmp_path):
     refused(path, tmp_path, UnsupportedModel, "'mamba' is not supported. Supported: llama")
 
 
+@pytest.mark.parametrize(("stated", "found"), [(None, 0), (0, 0), (1, 1), (255, 255), (256, 0), (4096, 0)])
+def test_a_window_that_covers_the_context_is_none(tmp_path, stated, found):
+    extra = {} if stated is None else {"llama.attention.sliding_window": stated}
+    write_llama_gguf(tmp_path / "m.gguf", context=256, extra_metadata=extra)
+    config = read_config(read_header(tmp_path / "m.gguf"))
+    assert (config.sliding_window, config.to_model_config(1).sliding_window) == (found, found)
+
+
 class TestVariants:
     """A key that changes what the model computes is never ignored."""
 
@@ -114,7 +125,6 @@ class TestVariants:
             ("attention.max_alibi_bias", 8.0),
             ("attention.output_scale", 0.5),
             ("attention.scale", 0.01),
-            ("attention.sliding_window", 4),
             ("attention.sliding_window_pattern", [True, False]),
             ("attn_logit_softcapping", 50.0),
             ("embedding_scale", 12.0),

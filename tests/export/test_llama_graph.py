@@ -41,6 +41,8 @@ MODELS = {
     },
     "frequency factors": {"rope_freqs": True, "rope_theta": 5e5},
     "large epsilon": {"rms_norm_eps": 0.5},
+    "sliding window": {"extra_metadata": {"llama.attention.sliding_window": 7}},
+    "only the token itself": {"extra_metadata": {"llama.attention.sliding_window": 1}},
 }
 
 

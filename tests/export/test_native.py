@@ -92,6 +92,23 @@ def test_the_interface(model):
     ]
 
 
+def test_layers_with_a_sliding_window(load):
+    graph = load(**PLAIN, extra_metadata={"llama.attention.sliding_window": 16}).graph
+    inputs = {name: shape for name, _, shape in described(graph.inputs)}
+    assert inputs["window_row_map"] == ["positions"]
+    assert "row_map" not in inputs
+    assert inputs["cache.2"] == ["2", "2", "window_rows", "row_bytes"]
+    layers = [node for node in graph if node.op_type in ("SpecAttention", "DecoderLayer")]
+    assert [(node.attributes["window"].as_int(), input_names(node)[3]) for node in layers] == [
+        (16, "window_row_map")
+    ] * 3
+
+
+def test_without_a_sliding_window_nothing_is_said_of_one(model):
+    for node in model.graph:
+        assert "window" not in node.attributes
+
+
 def test_a_vocabulary_of_fewer_tokens_than_are_looked_for():
     builder = NativeBuilder(WeightsLayout(), model_config(vocab_size=5))
     graph = builder.model(ir.Value(name="logits"), "test").graph

@@ -50,3 +50,11 @@ def test_weights_lie_outside(model):
             assert str(tensor.location) == "weights.bin"
         else:
             assert tensor.nbytes <= 64
+
+
+@pytest.mark.parametrize(("window", "found"), [(0, None), (16, 16)])
+def test_a_sliding_window_is_the_operators(tmp_path, window, found):
+    write_llama_gguf(tmp_path / "m.gguf", extra_metadata={"llama.attention.sliding_window": window})
+    graph = ir.load(Built(tmp_path / "m.gguf", tmp_path).graph).graph
+    attributes = [node.attributes.get("local_window_size") for node in graph if node.op_type == "GroupQueryAttention"]
+    assert [attribute and attribute.as_int() for attribute in attributes] == [found] * 2

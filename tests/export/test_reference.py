@@ -17,7 +17,7 @@ from tests.helpers.gguf_factory import write_llama_gguf
 TOKEN_IDS = [5, 17, 300, 17, 99, 4]
 
 
-def slow_forward(model, token_ids):
+def slow_forward(model, token_ids, window=1000):
     """Return float64 logits ``[len(token_ids), vocabulary]``, one position and head at a time."""
     config, weights = model.config, {name: w.astype(np.float64) for name, w in model.weights.items()}
     heads, kv_heads, size = config["heads"], config["kv_heads"], config["head_dim"]
@@ -44,13 +44,14 @@ def slow_forward(model, token_ids):
             q, k, v = ((weights[f"blk.{layer}.attn_{kind}.weight"] @ x).reshape(-1, size) for kind in ("q", "k", "v"))
             keys.append([rotate(head, position) for head in k])
             values.append(v)
+            first = max(0, len(keys) - window)
             outputs = []
             for head in range(heads):
                 own, query = head * kv_heads // heads, rotate(q[head], position)
-                scores = np.asarray([float(query @ key[own]) / math.sqrt(size) for key in keys])
+                scores = np.asarray([float(query @ key[own]) / math.sqrt(size) for key in keys[first:]])
                 shares = np.exp(scores - scores.max())
                 shares /= shares.sum()
-                outputs.append(sum(share * value[own] for share, value in zip(shares, values, strict=True)))
+                outputs.append(sum(share * value[own] for share, value in zip(shares, values[first:], strict=True)))
             attended.append(weights[f"blk.{layer}.attn_output.weight"] @ np.concatenate(outputs))
         rows = [row + output for row, output in zip(rows, attended, strict=True)]
         for position, row in enumerate(rows):
@@ -75,6 +76,17 @@ def test_logits(tmp_path, options):
     expected = slow_forward(model, TOKEN_IDS)
     np.testing.assert_allclose(found, expected, atol=1e-9)
     np.testing.assert_allclose(again, expected[:2], atol=1e-9)
+
+
+@pytest.mark.parametrize("window", [1, 2, 5, 6])
+def test_logits_of_a_sliding_window(tmp_path, window):
+    model = write_llama_gguf(tmp_path / "m.gguf", extra_metadata={"llama.attention.sliding_window": window})
+    header = read_header(model.path)
+    with open_model_file(model.path) as stream:
+        found = LlamaReference(stream, header, read_config(header), dtype=np.float64).logits(TOKEN_IDS)
+    np.testing.assert_allclose(found, slow_forward(model, TOKEN_IDS, window), atol=1e-9)
+    # Six tokens: a window of as many hides nothing.
+    assert np.allclose(found, slow_forward(model, TOKEN_IDS)) == (window == 6)
 
 
 def test_float32_is_only_rounder(tmp_path):

@@ -26,6 +26,7 @@ class Built:
         profile: name of the op profile.
         change_weights: function of the collected weights that returns others.
         change_config: function of the config that returns another, for the graph only.
+        change_model: the same of the manifest's numbers.
 
     Attributes:
         graph: path of the graph.
@@ -35,12 +36,13 @@ class Built:
     """
 
     def __init__(
-        self, gguf, folder, activations="float", *, profile="portable", change_weights=None, change_config=None
-    ):
+        self, gguf, folder, activations="float", *, profile="portable", change_weights=None, change_config=None,
+        change_model=None,
+    ):  # fmt: skip
         self.header = read_header(gguf)
         self.config = read_config(self.header)
         used = change_config(self.config) if change_config else self.config
-        self.model = used.to_model_config(1)
+        self.model = (change_model or (lambda model: model))(used.to_model_config(1))
         self.profile = PROFILES[profile]
         self.weights = collect_weights(self.header, self.config, self.profile)
         if change_weights:

@@ -6,8 +6,19 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-FORMATS = ("f32", "f16", "int8")
+FORMATS = ("f32", "f16", "int8", "k8v4", "int4", "int4x2", "int4x2_upper")
 GROUP = 32
+# How a format stores keys, and values; and which of the two it turns by a Hadamard transform.
+CODINGS = {
+    "f32": ("f32", "f32"),
+    "f16": ("f16", "f16"),
+    "int8": ("int8", "int8"),
+    "k8v4": ("int8", "nibbles"),
+    "int4": ("nibbles", "nibbles"),
+    "int4x2": ("pairs", "pairs"),
+    "int4x2_upper": ("upper", "upper"),
+}
+TURNED = {"k8v4": (False, True), "int4": (True, True), "int4x2": (True, True), "int4x2_upper": (True, True)}
 
 
 @dataclass(frozen=True)
@@ -55,25 +66,66 @@ class Tables:
         self.optional = {name: array for name, array in named.items() if array is not None}
 
 
-def row_bytes(kv_format, dim):
-    return {"f32": 4 * dim, "f16": 2 * dim, "int8": dim + 2 * -(-dim // GROUP)}[kv_format]
+def row_bytes(coding, dim):
+    """Return the bytes of one head's key, or value, of one token."""
+    groups = -(-dim // GROUP)
+    plain = {"f32": 4 * dim, "f16": 2 * dim, "int8": dim + 2 * groups}
+    return plain[coding] if coding in plain else groups * (20 if coding == "nibbles" else 36)
 
 
 def empty_cache(config, kv_format, capacity):
-    return np.zeros((2, config.kv_heads, capacity, row_bytes(kv_format, config.dim)), np.uint8)
+    width = -(-sum(row_bytes(coding, config.dim) for coding in CODINGS[kv_format]) // 2)
+    return np.zeros((2, config.kv_heads, capacity, width), np.uint8)
 
 
 def read_cache(cache, kv_format, dim):
-    """Return the values of a cache as float64 [2, kv heads, capacity, dim]."""
-    capacity = cache.shape[2]
-    planes = cache.reshape(2, cache.shape[1], -1)
-    if kv_format != "int8":
-        kind = {"f32": np.float32, "f16": np.float16}[kv_format]
-        return planes.view(kind).reshape(2, cache.shape[1], capacity, dim).astype(np.float64)
-    codes = planes[..., : capacity * dim].view(np.int8).reshape(2, cache.shape[1], capacity, dim)
-    scales = np.ascontiguousarray(planes[..., capacity * dim :]).view(np.float16)
-    scales = scales.reshape(2, cache.shape[1], capacity, -1)
-    return codes * np.repeat(scales, GROUP, axis=-1)[..., :dim].astype(np.float64)
+    """Return the values of a cache as float64 [2, kv heads, capacity, dim], as they are stored: turned ones turned."""
+    kv_heads, capacity = cache.shape[1:3]
+    flat, out = cache.reshape(-1), []
+    for coding in CODINGS[kv_format]:
+        size = capacity * row_bytes(coding, dim)
+        planes, flat = flat[: kv_heads * size].reshape(kv_heads, size), flat[kv_heads * size :]
+        out.append(read_planes(np.ascontiguousarray(planes), coding, capacity, dim))
+    return np.array(out)
+
+
+def read_planes(planes, coding, capacity, dim):
+    shape, groups = (len(planes), capacity, -1), -(-dim // GROUP)
+    if coding in ("f32", "f16"):
+        return planes.view({"f32": np.float32, "f16": np.float16}[coding]).reshape(shape).astype(np.float64)
+    if coding == "int8":
+        codes = planes[:, : capacity * dim].view(np.int8).reshape(shape)
+        scales = np.ascontiguousarray(planes[:, capacity * dim :]).view(np.float16).reshape(shape)
+        return codes * np.repeat(scales, GROUP, axis=-1)[..., :dim].astype(np.float64)
+    size = capacity * groups * GROUP // 2
+    extras = planes[:, size if coding == "nibbles" else 2 * size :]
+    extras = np.ascontiguousarray(extras).view(np.float16).astype(np.float64).reshape(len(planes), capacity, groups, 2)
+    codes = nibbles(planes[:, :size].reshape(len(planes), capacity, groups, GROUP // 2))
+    values = codes * extras[..., :1] + extras[..., 1:]
+    if coding == "pairs":
+        finer = nibbles(planes[:, size : 2 * size].reshape(len(planes), capacity, groups, GROUP // 2))
+        values += (finer - 8) * (extras[..., :1] / 16)
+    return values.reshape(shape)[..., :dim]
+
+
+def nibbles(codes):
+    """Return [..., 32] numbers out of [..., 16] bytes: all lower halves, then all upper ones."""
+    return np.concatenate([codes & 15, codes >> 4], axis=-1).astype(np.float64)
+
+
+def turned(x):
+    """Return the Hadamard transform of the last axis, in blocks of the largest power of two that divides it."""
+    dim = x.shape[-1]
+    matrix = np.ones((1, 1))
+    while dim % (2 * len(matrix)) == 0:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    blocks = x.reshape(*x.shape[:-1], -1, len(matrix))
+    return (blocks @ matrix / np.sqrt(len(matrix))).reshape(x.shape)
+
+
+def turns(kv_format):
+    """Return functions for keys and queries, and for values and results: as they are, or turned."""
+    return tuple(turned if is_turned else np.asarray for is_turned in TURNED.get(kv_format, (False, False)))
 
 
 def depths(parents):
@@ -118,6 +170,11 @@ def split_heads(config, tables, qkv, position):
     return q, rotate(normed(k, tables.k_norm, config.epsilon), cos, sin, config.interleaved), v
 
 
+def has_query_codes(kv_format):
+    """Return whether scores are integer sums, for which queries are rounded."""
+    return CODINGS[kv_format][0] not in ("f32", "f16")
+
+
 def rounded(queries):
     """Return queries as integer scores see them: int8 codes per group."""
     out = queries.copy()
@@ -136,7 +193,9 @@ def attend(config, tables, qkv, cache, kv_format, past, row_map, parents):
     for row, depth in enumerate(depths(parents)):
         position = past + depth
         queries, _, _ = split_heads(config, tables, qkv[row], position)
-        if kv_format == "int8":
+        turn_key, turn_value = turns(kv_format)
+        queries = turn_key(queries)
+        if has_query_codes(kv_format):
             queries = rounded(queries)
         physical = [*row_map[:past], *(row_map[past + node] for node in ancestors(parents, row))]
         first = max(0, position + 1 - config.window) if config.window else 0
@@ -148,5 +207,5 @@ def attend(config, tables, qkv, cache, kv_format, past, row_map, parents):
                 scores = config.softcap * np.tanh(scores / config.softcap)
             sink = [] if tables.sinks is None else [float(tables.sinks[head])]
             weights = np.exp(np.concatenate([scores, sink]) - max([scores.max(), *sink]))
-            out.append(weights[: len(scores)] @ values / weights.sum())
+            out.append(turn_value(weights[: len(scores)] @ values / weights.sum()))
     return np.array(out).reshape(len(parents), -1)

@@ -170,7 +170,7 @@ BAD_INPUTS = {
     "row beyond the cache": ({"row_map": INT(*range(6), *[CAPACITY] * (CAPACITY - 6))}, "row_map holds 450"),
     "row given twice": ({"row_map": np.zeros(CAPACITY, np.int32)}, "row_map gives row 0"),
     "row map of another length": ({"row_map": INT(0, 1, 2)}, "row_map is"),
-    "unknown kv format": ({"kv_formats": INT(0, 3)}, r"kv_formats\[1\] is 3"),
+    "unknown kv format": ({"kv_formats": INT(0, 7)}, r"kv_formats\[1\] is 7"),
     "no format for the layer": ({"kv_formats": INT(0)}, "kv_formats has 1 entries"),
     "positions end": ({"cos": ZEROS(6, 16), "sin": ZEROS(6, 16)}, "position 6 has no row"),
     "sin unlike cos": ({"sin": ZEROS(CAPACITY, 15)}, "sin is"),

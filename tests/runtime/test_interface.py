@@ -11,7 +11,9 @@ import pytest
 
 from edge_rt.errors import ConfigError, InvalidPackage
 from edge_rt.package import KV_FORMATS, open_package
-from edge_rt.runtime.interface import NativeInterface, PortableInterface, open_interface
+from edge_rt.runtime.interface import open_interface
+from edge_rt.runtime.native_interface import NativeInterface
+from edge_rt.runtime.portable_interface import PortableInterface
 from edge_rt.session import TensorSpec
 from tests.helpers.fake_model import model_config
 
@@ -35,13 +37,77 @@ def test_portable_buffers_are_what_the_graph_binds():
     assert (interface.row_bytes, interface.row_map) == (2 * 2 * 3 * 8 * 4, None)
 
 
-@pytest.mark.parametrize(("kv_format", "width"), [("f32", 32), ("f16", 16), ("int8", 8 + 2)])
+WIDTHS = {"f32": 32, "f16": 16, "int8": 8 + 2, "k8v4": (8 + 2 + 16 + 4) // 2, "int4": 16 + 4, "int4x2": 32 + 4}
+"""Bytes of a row of 8 elements; groups of 4 bit codes are stored whole."""
+
+
+@pytest.mark.parametrize(("kv_format", "width"), WIDTHS.items())
 def test_native_buffers_are_what_the_graph_binds(kv_format, width):
     interface = NativeInterface(SMALL, 10, kv_format)
     assert [array.shape for array in buffers_of(interface)] == [(2, 3, 10, width)] * 2
     assert {array.dtype for array in buffers_of(interface)} == {np.dtype(np.uint8)}
     assert interface.row_bytes == 2 * 2 * 3 * width
+    assert interface.cache_bytes == 2 * (-(-2 * 3 * 10 * width // 64) * 64)
     np.testing.assert_array_equal(interface.row_map, np.arange(10, dtype=np.int32))
+
+
+def test_every_layer_may_have_a_format_of_its_own():
+    config = dataclasses.replace(SMALL, num_layers=4)
+    interface = NativeInterface(config, 10, ["f16", "int8", "int8", "k8v4"])
+    assert [array.shape[3] for array in interface.buffers] == [16, 10, 10, 15]
+    assert interface.row_bytes == 2 * 3 * (16 + 10 + 10 + 15)
+    assert interface.cache_bytes == 960 + 640 + 640 + 960  # of 960, 600, 600 and 900: whole lines of 64
+    assert (interface.kv_format, interface.kv_formats) == (
+        "f16 x 1, int8 x 2, k8v4 x 1",
+        ("f16", "int8", "int8", "k8v4"),
+    )
+    begins = [array.ctypes.data - interface.cache_address for array in interface.buffers]
+    assert begins == [0, 960, 1600, 2240]
+    assert NativeInterface(config, 10, ["int8"] * 4).kv_format == "int8"
+
+
+class TestWindow:
+    """Layers with a sliding window have rows for what is seen and for the largest pass."""
+
+    CONFIG = dataclasses.replace(SMALL, sliding_window=100)
+
+    def test_memory(self):
+        whole = NativeInterface(SMALL, 8192, "f16")
+        interface = NativeInterface(self.CONFIG, 8192, "f16", largest_pass=64)
+        assert [array.shape for array in interface.buffers] == [(2, 3, 192, 16)] * 2
+        assert (interface.row_map, interface.window.row_map.shape) == (None, (8192,))
+        assert interface.row_bytes == interface.window.row_bytes == whole.row_bytes
+        assert (interface.cache_bytes, whole.cache_bytes) == (192 * 192, 192 * 8192)
+
+    def test_a_context_that_is_smaller_than_the_window(self):
+        interface = NativeInterface(self.CONFIG, 30, "f16")
+        assert interface.buffers[0].shape[2] == 30
+        assert interface.open_cache().largest_pass == 30
+
+    def test_the_bookkeeping_is_of_this_memory(self):
+        cache = NativeInterface(self.CONFIG, 8192, "f16", largest_pass=64).open_cache()
+        assert (cache.capacity, cache.length, cache.largest_pass) == (8192, 0, 93)
+        assert PortableInterface(self.CONFIG, 10, "f32").open_cache().largest_pass == 10
+
+    def test_filled_and_forgotten(self):
+        interface = NativeInterface(self.CONFIG, 8192, "f16", largest_pass=64)
+        interface.fill(5000)
+        assert all((array != 0).all() for array in interface.buffers)
+        interface.forget()
+        assert not any(array.any() for array in interface.buffers)
+
+    def test_the_graph_has_the_map_of_windows_alone(self):
+        inputs = [
+            ("window_row_map", ("positions",), kind) if name == "row_map"
+            else (name, (2, 3, "window_rows", "row_bytes"), kind) if name.startswith("cache.")
+            else (name, shape, kind)
+            for name, shape, kind in NATIVE_INPUTS
+        ]  # fmt: skip
+        NativeInterface(self.CONFIG, 10, "f16").check(StatedGraph(inputs, NATIVE_OUTPUTS))
+        with pytest.raises(InvalidPackage, match=r"row_map: the manifest asks for None|window_row_map: the manifest"):
+            NativeInterface(self.CONFIG, 10, "f16").check(StatedGraph(NATIVE_INPUTS, NATIVE_OUTPUTS))
+        with pytest.raises(InvalidPackage, match="row_map: the manifest"):
+            NativeInterface(SMALL, 10, "f16").check(StatedGraph(inputs, NATIVE_OUTPUTS))
 
 
 def test_buffers_can_be_written_and_do_not_overlap(make):
@@ -66,7 +132,7 @@ def test_rows_take_memory_only_when_written(make):
     interface = make(model_config(num_layers=8, num_kv_heads=8, head_dim=64), 8192)
     for array in buffers_of(interface):
         array[:, :, :16] = 1
-    assert interface.row_bytes * interface.capacity >= 64 << 20
+    assert interface.cache_bytes >= 40 << 20
     assert process.memory_info().rss - before < 8 << 20
 
 
@@ -86,8 +152,8 @@ class TestFilled:
         interface.fill(10)
         for array in buffers_of(interface):
             # Any two bytes that stand together may be half a precision number or its scale.
-            assert np.isfinite(np.ascontiguousarray(array).view(np.float16)).all()
-            assert np.isfinite(np.ascontiguousarray(array[..., :8]).view(np.float32)).all()
+            assert np.isfinite(np.frombuffer(array.tobytes(), np.float16)).all()
+            assert np.isfinite(np.frombuffer(array.tobytes(), np.float32)).all()
 
     def test_forgotten_rows_are_zeros_that_take_no_memory(self, make):
         process = psutil.Process(os.getpid())
@@ -95,7 +161,7 @@ class TestFilled:
         before = process.memory_info().rss
         interface.fill(8192)
         # Written pages are there, and then they are not.
-        assert process.memory_info().rss - before >= 64 << 20
+        assert process.memory_info().rss - before >= interface.cache_bytes - (1 << 20) >= 39 << 20
         interface.forget()
         assert process.memory_info().rss - before < 8 << 20
         assert not any(np.any(array[..., ::512, :]) for array in buffers_of(interface))
@@ -139,6 +205,18 @@ class TestChoice:
     def test_a_format_that_the_package_has_not(self, native, kv_format):
         with pytest.raises(ConfigError, match=r"with the op profile native it can be f16, int8\."):
             open_interface(native, 10, kv_format)
+
+    def test_a_format_that_is_younger_than_the_package(self, native):
+        with pytest.raises(ConfigError, match="Choose one of these, or export the model again"):
+            open_interface(native, 10, "int4")
+        with pytest.raises(ConfigError, match="Choose one of these, or leave it out"):
+            open_interface(native, 10, "int3")
+
+    def test_a_format_for_every_layer(self, native):
+        assert open_interface(native, 10, ["int8", "f16"]).kv_formats == ("int8", "f16")
+        for formats, message in ((["int8"], "Got 1, the model has 2"), (["f16", "f32"], "Got 'f32'"), ([], "Got 0")):
+            with pytest.raises(ConfigError, match=message):
+                open_interface(native, 10, formats)
 
     def test_portable_has_one_format(self, manifest):
         with pytest.raises(ConfigError, match=r"Got 'f16'; with the op profile portable it can be f32\."):

@@ -55,6 +55,28 @@ def test_room_grows_and_what_was_handed_out_stays():
     assert not memory.reserve(1000)
 
 
+def test_a_plan_has_so_many_rows_and_no_more():
+    memory = OutputMemory(419, 8)
+    memory.plan(5, 5)
+    assert memory.most == 5
+    assert memory.reserve(1)
+    first = memory.first(5)
+    assert first.logits.nbytes == 5 * 419 * 4
+    assert not memory.reserve(5)
+    with pytest.raises(MemoryBudgetExceeded, match=r"6 rows of 419 logits; the plan has 5\."):
+        memory.reserve(6)
+    assert np.shares_memory(first.logits, memory.first(3).logits)
+
+
+def test_a_plan_without_a_budget_may_be_gone_beyond():
+    memory = OutputMemory(419, 8)
+    memory.plan(24, None)
+    memory.reserve(1)
+    assert not memory.reserve(24)
+    assert memory.reserve(25)
+    assert len(memory.first(25).logits) == 25
+
+
 def test_rows_take_memory_only_when_written():
     process = psutil.Process(os.getpid())
     before = process.memory_info().rss

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from edge_rt.errors import Cancelled, UnsupportedModel
-from edge_rt.runtime.interface import PortableInterface
+from edge_rt.runtime.portable_interface import PortableInterface
 from edge_rt.runtime.runner import MAX_KEPT_SHAPES, ModelRunner
 from edge_rt.session import Session, StopSwitch, pool_size
 from tests.helpers.graphs import Built

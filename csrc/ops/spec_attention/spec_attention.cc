@@ -28,6 +28,13 @@ Range range_of(const int32_t* values, int64_t count) {
   return range;
 }
 
+// How many of some values lie in a range; likewise.
+int64_t count_within(const int32_t* values, int64_t count, const Range& range) {
+  int64_t found = 0;
+  for (int64_t i = 0; i < count; ++i) found += values[i] >= range.low && values[i] <= range.high ? 1 : 0;
+  return found;
+}
+
 long long printable(int64_t value) { return static_cast<long long>(value); }
 
 }  // namespace
@@ -86,7 +93,11 @@ abi::Status* SpecAttention::check_shapes(const ort::OpContext& context, Attentio
     return context.error("cache has %lld rows, must be 1 to %lld", printable(pass->capacity), printable(kMaxRows));
   }
   const ort::TensorView& cos = context.input(6);
-  if ((bad = context.check_shape(3, {pass->capacity})) != nullptr ||
+  // With a window, rows of positions that are no longer seen can be given to new ones: then there are more positions
+  // than rows, and `row_map` says where each lies.
+  const int64_t mapped = context.input(3).rank == 1 ? context.input(3).dims[0] : 0;
+  const bool is_ring = pass->window > 0 && mapped > pass->capacity;
+  if ((bad = context.check_shape(3, {is_ring ? mapped : pass->capacity})) != nullptr ||
       (bad = context.check_shape(4, {pass->rows})) != nullptr ||
       (bad = context.check_shape(7, {cos.dims[0], cos.dims[1]})) != nullptr) {
     return bad;
@@ -119,38 +130,48 @@ abi::Status* SpecAttention::check_cache(const ort::OpContext& context, Attention
     return context.error("cache does not begin at a multiple of %d bytes", format.alignment);
   }
   pass->cache = cache.as<uint8_t>();
-  pass->plane_bytes = pass->capacity * given;
+  pass->lay_planes();
   return nullptr;
 }
 
-// Rows that will be written must exist, be different, and hold nothing that is committed.
+// Rows that will be written must exist, be different, and hold nothing that the pass reads: all that is committed, or
+// what the first of its rows sees through the window.
 abi::Status* SpecAttention::check_rows(const ort::OpContext& context, const AttentionPass& pass) const {
-  if (pass.past < 0 || pass.past + pass.rows > pass.capacity) {
-    return context.error("past_length %lld and %lld rows of the pass, cache has %lld rows", printable(pass.past),
+  const int64_t mapped = context.input(3).dims[0];
+  const bool is_ring = mapped != pass.capacity;  // of a layer with a window: see check_shapes
+  if (pass.past < 0 || pass.past + pass.rows > mapped) {
+    return context.error("past_length %lld and %lld rows of the pass, %s has %lld rows", printable(pass.past),
+                         printable(pass.rows), is_ring ? "row_map" : "cache", printable(mapped));
+  }
+  const int64_t seen = is_ring ? pass.first_seen(pass.past) : 0;
+  if (pass.past + pass.rows - seen > pass.capacity) {
+    return context.error("a window of %lld and %lld rows of the pass, cache has %lld rows", printable(pass.past - seen),
                          printable(pass.rows), printable(pass.capacity));
   }
-  const Range old_rows = range_of(pass.row_map, pass.past);
-  const Range new_rows = range_of(pass.row_map + pass.past, pass.rows);
-  const int32_t low = std::min(old_rows.low, new_rows.low), high = std::max(old_rows.high, new_rows.high);
-  if (low < 0 || high >= pass.capacity) {
-    return context.error("row_map holds %d, must be 0 to %lld", low < 0 ? low : high, printable(pass.capacity - 1));
+  // Spans are looked at from their beginning on, so that entries before the window must be in range too.
+  const int64_t begin = seen / kKvSpan * kKvSpan;
+  const Range looked_at = range_of(pass.row_map + begin, pass.past + pass.rows - begin);
+  if (looked_at.low < 0 || looked_at.high >= pass.capacity) {
+    return context.error("row_map holds %d, must be 0 to %lld", looked_at.low < 0 ? looked_at.low : looked_at.high,
+                         printable(pass.capacity - 1));
   }
-  // Mostly new rows lie behind the committed ones, in order: then the two ranges do not meet.
-  bool distinct = pass.past == 0 || new_rows.low > old_rows.high;
-  for (int64_t i = 1; distinct && i < pass.rows; ++i) {
-    distinct = pass.row_map[pass.past + i] > pass.row_map[pass.past + i - 1];
-  }
+  const int32_t *old_rows = pass.row_map + seen, *new_rows = pass.row_map + pass.past;
+  const int64_t old_count = pass.past - seen;
+  const Range given = range_of(new_rows, pass.rows);
+  // Mostly new rows rise, and no old row lies between them.
+  bool distinct = count_within(old_rows, old_count, given) == 0;
+  for (int64_t i = 1; distinct && i < pass.rows; ++i) distinct = new_rows[i] > new_rows[i - 1];
   if (distinct) return nullptr;
-  std::vector<uint8_t> is_new(static_cast<size_t>(new_rows.high - new_rows.low + 1));
+  std::vector<uint8_t> is_new(static_cast<size_t>(given.high - given.low + 1));
   for (int64_t i = 0; i < pass.rows; ++i) {
-    uint8_t& mark = is_new[static_cast<size_t>(pass.row_map[pass.past + i] - new_rows.low)];
-    if (mark != 0) return context.error("row_map gives row %d to two positions", pass.row_map[pass.past + i]);
+    uint8_t& mark = is_new[static_cast<size_t>(new_rows[i] - given.low)];
+    if (mark != 0) return context.error("row_map gives row %d to two positions", new_rows[i]);
     mark = 1;
   }
-  for (int64_t i = 0; i < pass.past; ++i) {
-    const int32_t row = pass.row_map[i];
-    if (row >= new_rows.low && row <= new_rows.high && is_new[static_cast<size_t>(row - new_rows.low)] != 0) {
-      return context.error("row_map gives row %d of position %lld to the pass", row, printable(i));
+  for (int64_t i = 0; i < old_count; ++i) {
+    const int32_t row = old_rows[i];
+    if (row >= given.low && row <= given.high && is_new[static_cast<size_t>(row - given.low)] != 0) {
+      return context.error("row_map gives row %d of position %lld to the pass", row, printable(seen + i));
     }
   }
   return nullptr;

@@ -3,11 +3,17 @@
 //
 // What is computed, in this order of operations on every instruction set:
 // - q and k heads: RMS norm where weights are given (x * rms_scale * weight), rotation, q *= scale.
+// - In formats that say so below, keys and queries are then turned by a normalised Hadamard transform, which leaves
+//   scores as they are and spreads large elements, so that 4 bits hold them; likewise values, and y, which turns them
+//   back. The transform is of blocks: the largest power of two that divides the head size. x *= sqrt(1 / block), then
+//   (a + b, a - b) at distances 1, 2, 4 ... within a block.
 // - A key counts at its logical position. Positions fall into chunks of kKvChunk, chunks into tiles of kKvTile, both
 //   aligned to position 0, so the sums below do not depend on how a pass was cut or where a row lies in the cache.
 // - Score of float keys: products added by fma in 16 lanes (lane = dimension mod 16, ascending; the first product is a
 //   multiplication), then vf_sum's tree. Of int8 keys: the query is rounded to int8 per group of kKvGroup dimensions
-//   (as QuantLinear rounds), integer sums per group, s = fma(float(dot) * key scale, query scale, s) ascending.
+//   (as QuantLinear rounds), integer sums per group, s = fma(float(dot) * key scale, query scale, s) ascending. Of keys
+//   that are codes over a minimum: s = fma(query scale, fma(key scale, float(dot), minimum * float(sum)), s), where sum
+//   is that of the query's codes of the group.
 // - Then softcap * tanh(s / softcap).
 // - Chunk: m = largest score, p = exp(score - m), l = p added in 16 lanes (lane = position mod 16) and vf_sum's tree,
 //   o = p * value added by fma, positions ascending; keys that do not count are skipped.
@@ -30,26 +36,74 @@ constexpr int kMaxHeadDim = 512;
 constexpr int kMaxBlockRows = 32;   // rows of the pass that are computed together
 constexpr float kNoScore = -3.0e38f;
 
-// How rows lie in the cache. One plane (keys or values of one kv head) holds `capacity` rows:
-//   f32    capacity x D floats
-//   f16    capacity x D halves
-//   int8   capacity x D codes, then capacity x ceil(D / 32) half scales of groups of 32:
-//          scale = half(max|x| / 127), code = round(x / scale) within -127 ... 127, 0 where the scale is 0
-// A plane takes capacity * (the cache's last dimension) bytes. Speed needs the cache on a 64-byte boundary.
-// Another format is an entry here, its functions in spec_attention_cache.inl, an entry in kKvKernels there, and a way
-// to its scores in spec_attention_tile.inl if they are not sums of floats.
-enum KvFormatId : int { kKvF32 = 0, kKvF16 = 1, kKvInt8 = 2, kKvFormatCount = 3 };
+// How rows lie in the cache. First the key planes of all kv heads, then their value planes, each of `capacity` rows
+// without gaps between planes; what is left of the cache's last dimension lies behind them all.
+//   f32      capacity x D floats
+//   f16      capacity x D halves
+//   int8     capacity x D codes, then capacity x ceil(D / 32) half scales of groups of 32:
+//            scale = half(max|x| / 127), code = round(x / scale) within -127 ... 127, 0 where the scale is 0
+//   nibbles  capacity x ceil(D / 32) x 16 bytes of codes: byte j of a group holds element j in its low half and element
+//            j + 16 in the other; then capacity x ceil(D / 32) pairs of halves, scale and minimum:
+//            minimum = half(min x), scale = half((max x - min x) / 15), code = round((x - minimum) / scale) within
+//            0 ... 15, 0 where the scale is 0; the value is fma(code, scale, minimum)
+//   pairs    the same codes, then as many bytes of finer ones for what the first leave over, then scales and minimums:
+//            finer code = 8 + round((x - value) / (scale / 16)) within 0 ... 15, 8 where the scale is 0. Both are one
+//            code 16 * code + finer code of 8 bits: value = fma(that, scale / 16, minimum - scale / 2)
+//   upper    `pairs` of which the first codes alone are read, as if they were `nibbles`: half the bytes, for drafts
+// Elements that fill up the last group have code 0. Speed needs the cache on a 64-byte boundary.
+// Another coding is an entry here, its functions in spec_attention_cache.inl or spec_attention_nibbles.inl, an entry in
+// kKvKernels there, and a way to its scores in spec_attention_codes.inl if they are not sums of floats.
+enum KvCoding : int { kCodedF32, kCodedF16, kCodedInt8, kCodedNibbles, kCodedPairs, kCodedUpper, kKvCodingCount };
+
+struct KvRow {
+  int bytes_per_dim;
+  int nibble_planes;       // of 16 bytes per group
+  int bytes_per_group;     // of scales and minimums
+};
+constexpr KvRow kKvRows[kKvCodingCount] = {{4, 0, 0}, {2, 0, 0}, {1, 0, 2}, {0, 1, 4}, {0, 2, 4}, {0, 2, 4}};
+
+enum KvFormatId : int {
+  kKvF32 = 0,
+  kKvF16 = 1,
+  kKvInt8 = 2,
+  kKvK8V4 = 3,
+  kKvInt4 = 4,
+  kKvInt4x2 = 5,
+  kKvInt4x2Upper = 6,
+  kKvFormatCount = 7
+};
 
 struct KvFormat {
   const char* name;
-  int alignment;           // that the cache's last dimension must have
-  int bytes_per_dim;
-  int bytes_per_group;
-};
-constexpr KvFormat kKvFormats[kKvFormatCount] = {{"f32", 4, 4, 0}, {"f16", 2, 2, 0}, {"int8", 2, 1, 2}};
+  int alignment;           // that the cache's last dimension must have, and its address
+  KvCoding key, value;
+  bool turns_keys, turns_values;  // by the Hadamard transform
 
+  KvCoding coding(int which) const { return which == 0 ? key : value; }
+};
+constexpr KvFormat kKvFormats[kKvFormatCount] = {
+    {"f32", 4, kCodedF32, kCodedF32, false, false},
+    {"f16", 2, kCodedF16, kCodedF16, false, false},
+    {"int8", 2, kCodedInt8, kCodedInt8, false, false},
+    {"k8v4", 1, kCodedInt8, kCodedNibbles, false, true},
+    {"int4", 2, kCodedNibbles, kCodedNibbles, true, true},
+    {"int4x2", 2, kCodedPairs, kCodedPairs, true, true},
+    {"int4x2_upper", 2, kCodedUpper, kCodedUpper, true, true}};
+
+inline constexpr int64_t kv_groups(int64_t head_dim) { return (head_dim + kKvGroup - 1) / kKvGroup; }
+// Bytes of a row's codes in one of its planes, of all its codes, and of the row.
+inline constexpr int64_t kv_code_bytes(const KvRow& row, int64_t head_dim) {
+  return row.bytes_per_dim * head_dim + (row.nibble_planes > 0 ? kKvGroup / 2 * kv_groups(head_dim) : 0);
+}
+inline constexpr int64_t kv_all_code_bytes(const KvRow& row, int64_t head_dim) {
+  return kv_code_bytes(row, head_dim) * (row.nibble_planes > 1 ? row.nibble_planes : 1);
+}
+inline constexpr int64_t kv_row_bytes(const KvRow& row, int64_t head_dim) {
+  return kv_all_code_bytes(row, head_dim) + row.bytes_per_group * kv_groups(head_dim);
+}
+// What the cache's last dimension must hold: half of a key and a value.
 inline constexpr int64_t kv_row_bytes(const KvFormat& format, int64_t head_dim) {
-  return format.bytes_per_dim * head_dim + format.bytes_per_group * ((head_dim + kKvGroup - 1) / kKvGroup);
+  return (kv_row_bytes(kKvRows[format.key], head_dim) + kv_row_bytes(kKvRows[format.value], head_dim) + 1) / 2;
 }
 
 // One run of the op, checked. Queries are numbered (kv head, row, head within the group).
@@ -66,23 +120,36 @@ struct AttentionPass {
   const float *qkv, *cos, *sin;
   const float *q_norm, *k_norm, *sinks;  // or nullptr
   uint8_t* cache;
-  int64_t plane_bytes;
+  int64_t plane_bytes[2];             // of keys, of values
   const int32_t *row_map, *parents;
   const int32_t* depths;              // [rows]: 0 for the first row after the committed ones
   float* y;
   // Scratch memory, 64-byte aligned.
   int64_t first_query;                // number of the query that `queries` begins with
   float* queries;                     // [kv_heads][rows][group][padded_dim], ends padded with zeros
-  int8_t* query_codes;                // int8 keys only: the same with padded_codes(head_dim) codes,
-  float* query_scales;                // and its scale per group of dimensions
+  int8_t* query_codes;                // keys of codes only: the same with padded_codes(head_dim) codes,
+  float* query_scales;                // and the scale and the sum of codes per group of dimensions
+  int32_t* query_sums;
 
+  // First position that a row at `position` attends to.
+  int64_t first_seen(int64_t position) const {
+    return window > 0 && position + 1 > window ? position + 1 - window : 0;
+  }
   int64_t query_index(int kv, int64_t row) const { return (kv * rows + row) * group; }
   // Where a query lies in scratch memory.
   int64_t query_place(int kv, int64_t row) const { return query_index(kv, row) - first_query; }
-  uint8_t* plane(int which, int kv) const { return cache + (which * kv_heads + kv) * plane_bytes; }
+  const KvFormat& form() const { return kKvFormats[format]; }
+  int groups() const { return static_cast<int>(kv_groups(head_dim)); }
+  bool has_query_codes() const { return form().key >= kCodedInt8; }
+  // Where the planes of `capacity` rows lie in the cache.
+  void lay_planes() {
+    for (int i = 0; i < 2; ++i) plane_bytes[i] = capacity * kv_row_bytes(kKvRows[form().coding(i)], head_dim);
+  }
+  uint8_t* plane(int which, int kv) const {
+    return cache + which * kv_heads * plane_bytes[0] + kv * plane_bytes[which];
+  }
 };
 
-inline constexpr int kv_groups(int head_dim) { return (head_dim + kKvGroup - 1) / kKvGroup; }
 // Codes of one row in scratch memory: whole vectors of 64.
 inline constexpr int padded_codes(int head_dim) { return (head_dim + 63) / 64 * 64; }
 
@@ -98,7 +165,7 @@ struct AttentionWork {
   float* scores;  // [queries of a block][kKvChunk]
   float* rows;    // [kKvChunk][padded_dim], or padded_codes bytes each
   float* across;  // a tile of the same, transposed
-  float* scales;  // [kv_groups][kKvTile]
+  float* scales;  // [kv_groups][kKvTile], then as many minimums
 };
 
 struct SpecAttentionKernels {

@@ -38,7 +38,7 @@ inline VI to_codes(VF x) { return vi_round(vf_max(vf_set1(-127.0f), vf_min(vf_se
 
 inline void append_int8(const AttentionPass& pass, uint8_t* plane, int64_t at, const float* x) {
   uint8_t* codes = plane + at * pass.head_dim;
-  uint8_t* scales = plane + pass.capacity * pass.head_dim + at * kv_groups(pass.head_dim) * 2;
+  uint8_t* scales = plane + pass.capacity * pass.head_dim + at * pass.groups() * 2;
   for (int d = 0; d < pass.head_dim; d += kKvGroup) {
     const int n = pass.head_dim - d < kKvGroup ? pass.head_dim - d : kKvGroup;
     const VF low = vf_load_n(x + d, n < 16 ? n : 16), high = vf_load_n(x + d + 16, n < 16 ? 0 : n - 16);
@@ -85,41 +85,67 @@ inline void read_f16(const AttentionPass& pass, const uint8_t* plane, const int3
   }
 }
 
-// Scales of a tile, of one row after the other: scales[row * groups + group].
-inline void read_scales(const AttentionPass& pass, const uint8_t* plane, const int32_t* rows, float* scales) {
-  constexpr int kMost = kKvTile * kv_groups(kMaxHeadDim);
-  const int groups = kv_groups(pass.head_dim);
-  const uint8_t* base = plane + pass.capacity * pass.head_dim;
-  uint16_t halves[kMost];
-  if (groups == 2) {
-    // The usual size: copies of a length that the compiler knows.
-    for (int j = 0; j < kKvTile; ++j) std::memcpy(halves + 2 * j, base + static_cast<int64_t>(rows[j]) * 4, 4);
-  } else {
-    for (int j = 0; j < kKvTile; ++j) {
-      const uint8_t* from = base + static_cast<int64_t>(rows[j]) * groups * 2;
-      for (int g = 0; g < groups; ++g) std::memcpy(halves + j * groups + g, from + 2 * g, 2);
-    }
+// The rows of a tile lie one after the other.
+EDGE_RT_INLINE bool are_adjacent(const int32_t* rows) {
+  const auto first = static_cast<uint32_t>(rows[0]);
+  uint32_t different = 0;
+  for (uint32_t j = 0; j < kKvTile; ++j) different |= static_cast<uint32_t>(rows[j]) ^ (first + j);
+  return different == 0;
+}
+
+// Words (4 bytes) of a tile's rows, Words of each, where they lie or copied together.
+template <int Words>
+EDGE_RT_INLINE const uint8_t* collect_words(const uint8_t* base, const int32_t* rows, bool adjacent, uint8_t* copy) {
+  if (adjacent) return base + int64_t{rows[0]} * (4 * Words);
+  for (int j = 0; j < kKvTile; ++j) {
+    std::memcpy(copy + 4 * Words * j, base + int64_t{rows[j]} * (4 * Words), 4 * Words);
   }
-  for (int i = 0; i < groups; ++i) vf_store(scales + i * 16, vf_from_half(halves + i * 16));
+  return copy;
+}
+
+EDGE_RT_INLINE VI load_words(const uint8_t* p) {
+  int32_t words[kKvTile];
+  std::memcpy(words, p, sizeof words);
+  return vi_load(words);
+}
+
+// Scales of a tile, [groups][kKvTile].
+inline void read_scales(const AttentionPass& pass, const uint8_t* plane, const int32_t* rows, float* scales) {
+  const int groups = pass.groups();
+  const uint8_t* base = plane + pass.capacity * pass.head_dim;
+  if (groups == 2) {
+    uint8_t copy[4 * kKvTile];
+    VF first, second;
+    vf_from_half_pairs(load_words(collect_words<1>(base, rows, are_adjacent(rows), copy)), &first, &second);
+    vf_store(scales, first);
+    vf_store(scales + kKvTile, second);
+    return;
+  }
+  uint16_t halves[kKvTile * kv_groups(kMaxHeadDim)];
+  for (int j = 0; j < kKvTile; ++j) {
+    const uint8_t* from = base + static_cast<int64_t>(rows[j]) * groups * 2;
+    for (int g = 0; g < groups; ++g) std::memcpy(halves + g * kKvTile + j, from + 2 * g, 2);
+  }
+  for (int g = 0; g < groups; ++g) vf_store(scales + g * kKvTile, vf_from_half(halves + g * kKvTile));
 }
 
 inline void read_int8(const AttentionPass& pass, const uint8_t* plane, const int32_t* rows, const AttentionWork& work,
                       const float** out) {
   const int dim = pass.head_dim;
   read_scales(pass, plane, rows, work.scales);
-  const float* scales = work.scales;
   for (int j = 0; j < kKvTile; ++j) {
     const int8_t* from = reinterpret_cast<const int8_t*>(plane) + static_cast<int64_t>(rows[j]) * dim;
     float* to = work.rows + j * pass.padded_dim;
     out[j] = to;
     int d = 0;
-    for (; d + kKvGroup <= dim; d += kKvGroup) {
-      const VF scale = vf_set1(*scales++);
+    const float* scales = work.scales + j;
+    for (; d + kKvGroup <= dim; d += kKvGroup, scales += kKvTile) {
+      const VF scale = vf_set1(*scales);
       vf_store(to + d, vf_mul(vf_from_i8(from + d), scale));
       vf_store(to + d + 16, vf_mul(vf_from_i8(from + d + 16), scale));
     }
     if (d == dim) continue;
-    const VF scale = vf_set1(*scales++);
+    const VF scale = vf_set1(*scales);
     for (; d < dim; d += 16) {
       int8_t tail[16];
       copy_tail(tail, from + d, dim - d < 16 ? dim - d : 16);
@@ -127,12 +153,3 @@ inline void read_int8(const AttentionPass& pass, const uint8_t* plane, const int
     }
   }
 }
-
-struct KvKernels {
-  void (*append)(const AttentionPass& pass, uint8_t* plane, int64_t at, const float* x);
-  void (*read)(const AttentionPass& pass, const uint8_t* plane, const int32_t* rows, const AttentionWork& work,
-               const float** out);
-  bool integer_keys;    // scores are integer sums over codes
-};
-constexpr KvKernels kKvKernels[kKvFormatCount] = {
-    {append_f32, read_f32, false}, {append_f16, read_f16, false}, {append_int8, read_int8, true}};

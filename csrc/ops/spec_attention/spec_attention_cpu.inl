@@ -1,9 +1,12 @@
 // SpecAttention on the CPU; spec_attention.h says what is computed.
+#include "ops/spec_attention/spec_attention_hadamard.inl"
 #include "ops/spec_attention/spec_attention_cache.inl"
-#include "ops/spec_attention/spec_attention_prepare.inl"
 #include "ops/spec_attention/spec_attention_softmax.inl"
 #include "ops/spec_attention/spec_attention_tile.inl"
+#include "ops/spec_attention/spec_attention_nibbles.inl"
+#include "ops/spec_attention/spec_attention_prepare.inl"
 #include "ops/spec_attention/spec_attention_transpose.inl"
+#include "ops/spec_attention/spec_attention_codes.inl"
 
 // A chunk as the rows of a block see it: keys [first[r], last[r]) count for row r, positions relative to the chunk.
 struct ChunkView {
@@ -31,18 +34,24 @@ inline void see_chunk(int64_t end, ChunkView* view) {
   }
 }
 
-// Physical rows of a tile's positions that lie below `limit`; the others repeat a row that may be read.
+// Physical rows of a tile's positions that some row of the pass sees; the others repeat a row that may be read. What
+// lies before the window may have been given to another position, which is being written.
 inline void map_rows(const AttentionPass& pass, int64_t position, int64_t limit, int32_t* out) {
-  for (int j = 0; j < kKvTile; ++j) out[j] = pass.row_map[position + j < limit ? position + j : limit - 1];
+  const int64_t seen = pass.first_seen(pass.past);
+  for (int j = 0; j < kKvTile; ++j) {
+    const int64_t at = position + j < limit ? position + j : limit - 1;
+    out[j] = pass.row_map[at > seen ? at : seen];
+  }
 }
 
 // The same for one row of a tree, whose positions behind the committed ones are its ancestors.
 inline void map_ancestors(const AttentionPass& pass, int64_t position, int64_t row, int32_t* out) {
+  const int64_t seen = pass.first_seen(pass.past);
   int64_t node = row;
   for (int j = kKvTile - 1; j >= 0; --j) {
     const int64_t depth = position + j - pass.past;
     if (depth < 0) {
-      out[j] = pass.row_map[position + j];
+      out[j] = pass.row_map[position + j > seen ? position + j : seen];
       continue;
     }
     while (pass.depths[node] > depth) node = pass.parents[node];
@@ -74,50 +83,31 @@ EDGE_RT_INLINE void visit_tile(const ChunkView& view, int tile, const Use& use) 
 
 // Keys or values of a tile, to be fetched while something else is computed; scales take a line or two, fetched at once.
 inline Ahead look_ahead(const AttentionPass& pass, int which, int kv, int64_t position, int most = kKvTile) {
-  const KvFormat& format = kKvFormats[pass.format];
-  const int64_t left = pass.past + pass.rows - position, row_bytes = format.bytes_per_dim * pass.head_dim;
+  const CodedPlane in(pass, pass.plane(which, kv), pass.form().coding(which));
+  const int64_t left = pass.past + pass.rows - position;
   const int count = left < 0 ? 0 : left > most ? most : static_cast<int>(left);
-  const uint8_t* plane = pass.plane(which, kv);
   const int32_t* rows = pass.row_map + position;
-  if (format.bytes_per_group > 0 && count > 0) {
-    const int64_t scale_bytes = format.bytes_per_group * kv_groups(pass.head_dim);
-    prefetch(plane + pass.capacity * row_bytes + rows[0] * scale_bytes);
-    prefetch(plane + pass.capacity * row_bytes + rows[count - 1] * scale_bytes);
+  if (in.extra_bytes > 0 && count > 0) {
+    prefetch(in.extras + rows[0] * in.extra_bytes);
+    prefetch(in.extras + rows[count - 1] * in.extra_bytes);
   }
-  return {plane, rows, row_bytes, count};
+  const int64_t second = pass.form().coding(which) == kCodedPairs ? in.finer - in.codes : 0;
+  return {in.codes, rows, in.code_bytes, count, second};
 }
 
 inline void score_tile(const ChunkView& view, int kv, int tile, int begin, int end, const int32_t* physical,
                        const AttentionWork& work, Ahead* ahead) {
   const AttentionPass& pass = view.pass;
-  const KvKernels& format = kKvKernels[pass.format];
   const uint8_t* plane = pass.plane(0, kv);
   const int64_t query = pass.query_place(kv, view.begin + begin);
   const int64_t count = static_cast<int64_t>(end - begin) * pass.group;
   float* scores = work.scores + static_cast<int64_t>(begin) * pass.group * kKvChunk + tile * kKvTile;
-  if (format.integer_keys) {
-    const int width = padded_codes(pass.head_dim), groups = kv_groups(pass.head_dim);
-    const void* rows[kKvTile];
-    for (int j = 0; j < kKvTile; ++j) {
-      const uint8_t* from = plane + static_cast<int64_t>(physical[j]) * pass.head_dim;
-      rows[j] = from;
-      if (width == pass.head_dim) continue;
-      int8_t* to = reinterpret_cast<int8_t*>(work.rows) + j * width;
-      std::memset(to, 0, static_cast<size_t>(width));
-      std::memcpy(to, from, static_cast<size_t>(pass.head_dim));
-      rows[j] = to;
-    }
-    for (int word = 0; word < width / 4; word += 16) transpose16(rows, word, work.across + 16 * word);
-    read_scales(pass, plane, physical, work.rows);
-    for (int g = 0; g < groups; ++g) {
-      for (int j = 0; j < kKvTile; ++j) work.scales[g * kKvTile + j] = work.rows[j * groups + g];
-    }
-    score_int8(reinterpret_cast<const int8_t*>(work.across), work.scales, groups, pass.query_codes + query * width,
-               width, pass.query_scales + query * groups, count, scores, ahead);
+  if (pass.has_query_codes()) {
+    score_coded(pass, plane, physical, query, count, work, scores, ahead);
     return;
   }
   const float* keys[kKvTile];
-  format.read(pass, plane, physical, work, keys);
+  kKvKernels[pass.form().key].read(pass, plane, physical, work, keys);
   const float* across = nullptr;
   if (count >= kAcrossQueries) {
     const void* rows[kKvTile];
@@ -139,8 +129,10 @@ inline void score_tile(const ChunkView& view, int kv, int tile, int begin, int e
 inline void weigh_tile(const ChunkView& view, int kv, int tile, int begin, int end, const int32_t* physical,
                        const AttentionWork& work, float* output, Ahead* ahead) {
   const AttentionPass& pass = view.pass;
+  const KvKernels& format = kKvKernels[pass.form().value];
+  const bool few = format.weigh != nullptr && (end - begin) * pass.group <= kMostCodedQueries;
   const float* values[kKvTile];
-  kKvKernels[pass.format].read(pass, pass.plane(1, kv), physical, work, values);
+  if (!few) format.read(pass, pass.plane(1, kv), physical, work, values);
   for (int r = begin; r < end;) {
     int next = r + 1, low = 0, high = kKvTile;
     if (view.fills(r, tile)) {
@@ -152,6 +144,13 @@ inline void weigh_tile(const ChunkView& view, int kv, int tile, int begin, int e
       if (high > kKvTile) high = kKvTile;
     }
     const int64_t query = static_cast<int64_t>(r) * pass.group;
+    if (few) {
+      format.weigh(pass, pass.plane(1, kv), physical, low, high, work,
+                   work.scores + query * kKvChunk + tile * kKvTile, output + query * pass.padded_dim,
+                   static_cast<int64_t>(next - r) * pass.group, ahead);
+      r = next;
+      continue;
+    }
     weigh_values(values, low, high, work.scores + query * kKvChunk + tile * kKvTile, output + query * pass.padded_dim,
                  pass.padded_dim, static_cast<int64_t>(next - r) * pass.group, ahead);
     r = next;
@@ -170,13 +169,14 @@ inline int weigh_tiles(const ChunkView& view, int kv, const AttentionWork& work,
   if (!pass.chain && pass.past - view.start < last) last = clamp_to_chunk(pass.past - view.start);
   const int tiles = first > 0 ? 0 : last / kKvTile;
   if (tiles < 2) return 0;
+  if (kKvKernels[pass.form().value].weigh != nullptr && view.rows * pass.group <= kMostCodedQueries) return 0;
   const float* values[kKvChunk];
   Ahead keys = look_ahead(pass, 0, kv, view.start + kKvChunk, tiles * kKvTile);
   for (int tile = 0; tile < tiles; ++tile) {
     AttentionWork place = work;
     place.rows += tile * kKvTile * pass.padded_dim;
     const int32_t* physical = pass.row_map + view.start + tile * kKvTile;
-    kKvKernels[pass.format].read(pass, pass.plane(1, kv), physical, place, values + tile * kKvTile);
+    kKvKernels[pass.form().value].read(pass, pass.plane(1, kv), physical, place, values + tile * kKvTile);
   }
   weigh_values(values, 0, tiles * kKvTile, work.scores, output, pass.padded_dim,
                static_cast<int64_t>(view.rows) * pass.group, &keys);

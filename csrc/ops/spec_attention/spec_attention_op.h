@@ -9,7 +9,8 @@
 namespace edge_rt {
 
 // y [S, H * D] = attention of S rows over the cache, which the op appends to (`cache` is written in place).
-//   row_map: physical row of every logical position; row i of the pass is written to row_map[past_length + i].
+//   row_map: physical row of every logical position; row i of the pass is written to row_map[past_length + i]. With a
+//     window there may be more positions than rows: those that are no longer seen share theirs with later ones.
 //   parents: -1 for the last committed token, else an earlier row of the pass; a row's position is past_length + depth.
 //   kv_formats: the format of every layer's cache, at index `layer` (spec_attention.h lists them).
 // Everything is checked before anything is written.

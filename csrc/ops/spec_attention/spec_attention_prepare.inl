@@ -39,7 +39,7 @@ inline void rotate_head(const AttentionPass& pass, const float* in, const float*
 }
 
 // Rounds a query to int8 per group, like the activations of QuantLinear.
-inline void round_query(const float* query, int head_dim, int8_t* codes, float* scales) {
+inline void round_query(const float* query, int head_dim, int8_t* codes, float* scales, int32_t* sums) {
   for (int g = 0; g < kv_groups(head_dim); ++g) {
     const int left = head_dim - g * kKvGroup;
     const VF low = vf_load(query + g * kKvGroup);
@@ -48,10 +48,13 @@ inline void round_query(const float* query, int head_dim, int8_t* codes, float* 
     scales[g] = largest / 127.0f;
     if (largest > 0) {
       const VF inverse = vf_set1(127.0f / largest);
-      vf_to_i8(codes + g * kKvGroup, to_codes(vf_mul(low, inverse)));
-      vf_to_i8(codes + g * kKvGroup + 16, to_codes(vf_mul(high, inverse)));
+      const VI first = to_codes(vf_mul(low, inverse)), second = to_codes(vf_mul(high, inverse));
+      vf_to_i8(codes + g * kKvGroup, first);
+      vf_to_i8(codes + g * kKvGroup + 16, second);
+      sums[g] = vi_sum(vi_add(first, second));
     } else {
       std::memset(codes + g * kKvGroup, 0, kKvGroup);
+      sums[g] = 0;
     }
   }
 }
@@ -74,7 +77,7 @@ EDGE_RT_INLINE void rotate_whole(const AttentionPass& pass, const float* in, int
 }
 
 inline void append_row(const AttentionPass& pass, int64_t row, int kv) {
-  const KvKernels& format = kKvKernels[pass.format];
+  const KvFormat& format = pass.form();
   const int64_t dim = pass.head_dim, position = pass.past + pass.depths[row], at = pass.row_map[pass.past + row];
   const float* key = pass.qkv + (row * (pass.heads + 2 * pass.kv_heads) + pass.heads + kv) * dim;
   float x[kMaxHeadDim + 16];
@@ -83,8 +86,17 @@ inline void append_row(const AttentionPass& pass, int64_t row, int kv) {
   } else {
     rotate_head(pass, key, pass.k_norm, position, x);
   }
-  format.append(pass, pass.plane(0, kv), at, x);
-  format.append(pass, pass.plane(1, kv), at, key + pass.kv_heads * dim);
+  if (format.turns_keys) hadamard(x, pass.head_dim);
+  kKvKernels[format.key].append(pass, pass.plane(0, kv), at, x);
+  const float* value = key + pass.kv_heads * dim;
+  if (format.turns_values) {
+    for (int d = 0; d < pass.head_dim; d += 16) {
+      vf_store(x + d, vf_load_n(value + d, pass.head_dim - d < 16 ? pass.head_dim - d : 16));
+    }
+    hadamard(x, pass.head_dim);
+    value = x;
+  }
+  kKvKernels[format.value].append(pass, pass.plane(1, kv), at, value);
 }
 
 inline void prepare_queries(const AttentionPass& pass, int64_t row, int kv) {
@@ -105,9 +117,10 @@ inline void prepare_queries(const AttentionPass& pass, int64_t row, int kv) {
         vf_store(query + d, vf_mul(vf_load_n(x + d, pass.head_dim - d < 16 ? pass.head_dim - d : 16), scale));
       }
     }
-    if (kKvKernels[pass.format].integer_keys) {
+    if (pass.form().turns_keys) hadamard(query, pass.head_dim);
+    if (pass.has_query_codes()) {
       round_query(query, pass.head_dim, pass.query_codes + index * padded_codes(pass.head_dim),
-                  pass.query_scales + index * kv_groups(pass.head_dim));
+                  pass.query_scales + index * pass.groups(), pass.query_sums + index * pass.groups());
     }
   }
 }

@@ -46,11 +46,6 @@ AttentionState advance(const AttentionState& state, int64_t queries, int padded_
   return {state.peak + queries, state.sum + queries, state.output + queries * padded_dim};
 }
 
-// First position that a row at `position` attends to.
-int64_t first_seen(const AttentionPass& pass, int64_t position) {
-  return pass.window > 0 ? std::max<int64_t>(position + 1 - pass.window, 0) : 0;
-}
-
 AttentionState shift(const AttentionState& state, int64_t floats) {
   return {state.peak + floats, state.sum + floats, state.output + floats};
 }
@@ -71,7 +66,7 @@ AttentionPlan::AttentionPlan(const AttentionPass& pass) : padded_dim_(pass.padde
   blocks_ = divide_up(pass.rows, block_rows_);
   group_ = std::clamp<int64_t>(spans * pass.kv_heads * blocks_ / kSpanItems, 1, kMostSpans);
   groups_ = divide_up(spans, group_);
-  chunk_begin_ = std::max(span_begin_ * kSpanChunks, first_seen(pass, pass.past) / kKvChunk);
+  chunk_begin_ = std::max(span_begin_ * kSpanChunks, pass.first_seen(pass.past) / kKvChunk);
   chunk_end_ = (pass.past + deepest) / kKvChunk + 1;
   pieces_ = std::clamp<int64_t>(kChunkItems / (pass.kv_heads * blocks_), 1, chunk_end_ - chunk_begin_);
   append_rows_ = divide_up(pass.rows, kAppendItems);
@@ -88,18 +83,19 @@ AttentionPlan::AttentionPlan(const AttentionPass& pass) : padded_dim_(pass.padde
 }
 
 int64_t AttentionPlan::first_span(const AttentionPass& pass, int64_t position) const {
-  return first_seen(pass, position) / kKvSpan;
+  return pass.first_seen(position) / kKvSpan;
 }
 
 size_t AttentionPlan::lay_out(char* base, AttentionPass* pass) {
   Pieces pieces(base);
-  const int codes = padded_codes(pass->head_dim), groups = kv_groups(pass->head_dim);
+  const int codes = padded_codes(pass->head_dim), groups = pass->groups();
   const int64_t block_queries = block_rows_ * pass->group;
   const auto take_queries = [&](int64_t count) {
     pass->queries = pieces.take<float>(count * padded_dim_);
-    const int64_t coded = pass->format == kKvInt8 ? count : 0;
+    const int64_t coded = pass->has_query_codes() ? count : 0;
     pass->query_codes = pieces.take<int8_t>(coded * codes);
     pass->query_scales = pieces.take<float>(coded * groups);
+    pass->query_sums = pieces.take<int32_t>(coded * groups);
   };
   pass->first_query = 0;
   if (way_ != Way::kChunks) take_queries(queries_);
@@ -114,7 +110,7 @@ size_t AttentionPlan::lay_out(char* base, AttentionPass* pass) {
   const int64_t row_words = std::max<int64_t>(padded_dim_, codes / 4);
   first_work_.rows = pieces.take<float>(kKvChunk * row_words);
   first_work_.across = pieces.take<float>(kKvTile * row_words);
-  first_work_.scales = pieces.take<float>(kKvTile * groups);
+  first_work_.scales = pieces.take<float>(2 * kKvTile * groups);
   for (AttentionState* state : {&chunk_, &span_, &state_}) *state = take_state(pieces, block_queries, padded_dim_);
   const size_t one = pieces.used() - shared;
   work_floats_ = static_cast<int64_t>(one / sizeof(float));
@@ -167,8 +163,7 @@ void AttentionPlan::prepare_block(const Block& block) const {
 void AttentionPlan::attend_span(const Block& block, int64_t span, int slot, const AttentionState& out) const {
   const int64_t queries = (block.end - block.begin) * pass_->group;
   const Positions at = positions(block);
-  const int64_t seen = pass_->window > 0 ? std::max<int64_t>(at.low + 1 - pass_->window, 0) : 0;
-  const int64_t begin = std::max(span * kSpanChunks, seen / kKvChunk);
+  const int64_t begin = std::max(span * kSpanChunks, pass_->first_seen(at.low) / kKvChunk);
   const int64_t end = std::min((span + 1) * kSpanChunks, at.high / kKvChunk + 1);
   const AttentionState chunk_state = shift(chunk_, slot * work_floats_);
   kernels_->begin(padded_dim_, queries, out);
@@ -252,6 +247,7 @@ void AttentionPlan::attend_chunks(int64_t item, int worker) {
   pass.queries += floats;
   pass.query_codes += 4 * floats;
   pass.query_scales += floats;
+  pass.query_sums += floats;
   for (int64_t row = block.begin; row < block.end; ++row) kernels_->prepare_queries(pass, row, block.kv);
   for (int64_t chunk = begin; chunk < end; ++chunk) {
     const int64_t at = (chunk - chunk_begin_) * queries_ + pass.first_query;

@@ -115,9 +115,19 @@ inline void finish_rows(const AttentionPass& pass, int kv, int64_t begin, int64_
       sum = s_fma(sum, factor, s_exp(sink - peak));
     }
     float* y = pass.y + (row * pass.heads + head) * pass.head_dim;
+    float turned[kMaxHeadDim];
+    const bool turns = pass.form().turns_values;
     for (int d = 0; d < pass.head_dim; d += 16) {
       const VF value = vf_mul(vf_load(state.output + i * pass.padded_dim + d), vf_set1(factor));
-      vf_store_n(y + d, vf_div(value, vf_set1(sum)), pass.head_dim - d < 16 ? pass.head_dim - d : 16);
+      const VF result = vf_div(value, vf_set1(sum));
+      if (turns) {
+        vf_store(turned + d, result);
+      } else {
+        vf_store_n(y + d, result, pass.head_dim - d < 16 ? pass.head_dim - d : 16);
+      }
     }
+    if (!turns) continue;
+    hadamard(turned, pass.head_dim);
+    std::memcpy(y, turned, static_cast<size_t>(pass.head_dim) * 4);
   }
 }

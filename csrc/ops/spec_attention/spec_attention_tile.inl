@@ -18,21 +18,24 @@ struct Ahead {
   const uint8_t* plane;
   const int32_t* rows;
   int64_t row_bytes;
-  int count;  // rows to go
+  int count;       // rows to go
+  int step;        // rows that are taken for one: mostly they share a line
+  int64_t bytes;   // of those
+  int64_t second;  // distance to the other half of what is read of a row; 0: it has none
+
+  Ahead(const uint8_t* base, const int32_t* first, int64_t bytes_of_row, int rows_to_go, int64_t other)
+      : plane(base), rows(first), row_bytes(bytes_of_row), count(rows_to_go),
+        step(bytes_of_row > 32 ? 1 : bytes_of_row > 16 ? 2 : 4), bytes(bytes_of_row * step), second(other) {}
 
   // To the second level: the first has no room for lines to wait, and loads would wait behind them.
   static EDGE_RT_INLINE void fetch_line(const uint8_t* p) { __builtin_prefetch(p, 0, 2); }
   EDGE_RT_INLINE void fetch(int wanted) {
-    for (; wanted > 0 && count > 0; --wanted, --count) {
-      const uint8_t* row = plane + *rows++ * row_bytes;
-      const uint8_t* end = row + row_bytes;
-      for (; row + 192 < end; row += 256) {
-        fetch_line(row);
-        fetch_line(row + 64);
-        fetch_line(row + 128);
-        fetch_line(row + 192);
-      }
-      for (; row < end; row += 64) fetch_line(row);
+    for (; wanted > 0 && count > 0; wanted -= step, count -= step) {
+      const uint8_t* row = plane + *rows * row_bytes;
+      rows += step;
+      for (int64_t at = 0; at < bytes; at += 64) fetch_line(row + at);
+      if (second == 0) continue;
+      for (int64_t at = 0; at < bytes; at += 64) fetch_line(row + second + at);
     }
   }
   // Rows to fetch in each of some steps.
@@ -102,46 +105,6 @@ inline void score_float(const float* const* keys, const float* across, int vecto
   for (; i < count; ++i) {
     ahead->fetch(rows);
     score_rows<Vectors>(keys, vectors, queries + i * stride, scores + i * kKvChunk);
-  }
-}
-
-// Codes of keys lie transposed: 4 codes of each of the 16 keys, then the next 4.
-template <int Queries>
-inline void score_codes(const int8_t* across, const float* key_scales, int groups, const int8_t* codes, int code_stride,
-                        const float* query_scales, float* scores) {
-  VF sums[Queries];
-  for (int i = 0; i < Queries; ++i) sums[i] = vf_zero();
-  for (int g = 0; g < groups; ++g) {
-    VI dots[Queries];
-    for (int i = 0; i < Queries; ++i) dots[i] = vi_zero();
-    for (int w = 0; w < kKvGroup / 4; ++w) {
-      const VB keys = vb_load(across + (g * (kKvGroup / 4) + w) * 64);
-      for (int i = 0; i < Queries; ++i) {
-        dots[i] = vi_dot4(dots[i], keys, vb_set1_4(codes + i * code_stride + g * kKvGroup + 4 * w));
-      }
-    }
-    const VF scale = vf_load(key_scales + g * kKvTile);
-    for (int i = 0; i < Queries; ++i) {
-      sums[i] = vf_fma(vf_mul(vf_from_i32(dots[i]), scale), vf_set1(query_scales[i * groups + g]), sums[i]);
-    }
-  }
-  for (int i = 0; i < Queries; ++i) vf_store(scores + i * kKvChunk, sums[i]);
-}
-
-inline void score_int8(const int8_t* across, const float* key_scales, int groups, const int8_t* codes, int code_stride,
-                       const float* query_scales, int64_t count, float* scores, Ahead* ahead) {
-  const int rows = ahead->share((count + 3) / 4);
-  for (int64_t i = 0; i < count; i += 4) {
-    ahead->fetch(rows);
-    const int8_t* code = codes + i * code_stride;
-    const float* scale = query_scales + i * groups;
-    float* to = scores + i * kKvChunk;
-    switch (count - i) {
-      case 1: score_codes<1>(across, key_scales, groups, code, code_stride, scale, to); break;
-      case 2: score_codes<2>(across, key_scales, groups, code, code_stride, scale, to); break;
-      case 3: score_codes<3>(across, key_scales, groups, code, code_stride, scale, to); break;
-      default: score_codes<4>(across, key_scales, groups, code, code_stride, scale, to); break;
-    }
   }
 }
 

@@ -66,7 +66,7 @@ class SuffixSource:
     With 4096 tokens known, taking in one token and giving a chain of 8 guesses takes 35 us, with a corpus of a million
     tokens beside them 85 us. Texts of earlier turns and conversations stay and serve until ``max_tokens`` are held.
     Then the automaton is built anew from the later half, in 2.5 us per token: at the default in 80 ms, every 32,768
-    tokens.
+    tokens; the old one is gone by then.
 
     Args:
         corpus: texts that guesses may come from as well; the caller opens and closes it.
@@ -134,14 +134,34 @@ class SuffixSource:
         """Bytes of automaton and known text, 120 per token; a mapped corpus is not counted."""
         return self._automaton.memory_bytes + sys.getsizeof(self._known)
 
+    def limit(self, max_tokens: int) -> None:
+        """Hold at most ``max_tokens`` tokens from now on; the oldest go if there are more.
+
+        Raises:
+            ConfigError: that is too little.
+        """
+        if max_tokens < MIN_TOKENS:
+            raise ConfigError("The automaton is too small.", f"{max_tokens} tokens.", f"Give at least {MIN_TOKENS}.")
+        self._max_tokens = max_tokens
+        if len(self._automaton) > max_tokens:
+            self._rebuild(())
+
     def _take(self, token_ids: Items[int]) -> None:
         if len(self._automaton) + len(token_ids) <= self._max_tokens:
             self._automaton.extend(token_ids)
         else:
-            held = [*self._automaton.text, *token_ids]
-            kept = held[-(self._max_tokens // 2) :]
-            self._begin = max(self._begin - (len(held) - len(kept)), 0)
-            self._automaton = SuffixAutomaton(kept)
+            self._rebuild(token_ids)
+
+    def _rebuild(self, token_ids: Items[int]) -> None:
+        """Go on with the later half of what is allowed, ``token_ids`` last."""
+        kept, held = self._max_tokens // 2, len(self._automaton)
+        new = token_ids[max(0, len(token_ids) - kept) :]
+        text = self._automaton.text[max(0, held - (kept - len(new))) :]
+        text.extend(new)
+        self._begin = max(self._begin - (held + len(token_ids) - len(text)), 0)
+        # The old one goes first: two of them would be more than the bound allows.
+        self._automaton = SuffixAutomaton()
+        self._automaton.extend(text)
 
     def _own(self, state: int, length: int) -> list[Guess]:
         own = self._automaton

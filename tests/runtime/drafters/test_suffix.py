@@ -122,3 +122,31 @@ def test_both_go_on_behind_a_guess_of_either(corpus):
     source.begin([12, 13, 50, 11, 12, 13, 51, 10, 11, 12])
     behind = {guess.token_id: guess.cursor for guess in source.children(source.root())}
     assert {guess.token_id for guess in source.children(behind[13])} >= {51, 14}
+
+
+def test_a_smaller_bound_drops_the_oldest_tokens():
+    text = [*range(100, 300)]
+    source = SuffixSource(max_tokens=256)
+    source.begin(text)
+    source.limit(80)
+    assert len(source._automaton) == 40
+    assert list(source._automaton.text) == text[-40:]
+    # What is left is still known, what is gone is not.
+    source.extend([299])
+    assert source.root() is not None
+    source.extend([101, 102])
+    assert source.root() is None
+    with pytest.raises(ConfigError):
+        source.limit(63)
+
+
+@given(st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=90), min_size=1, max_size=12))
+def test_the_bound_is_never_exceeded_and_the_newest_tokens_stay(pieces):
+    source, emitted = SuffixSource(max_tokens=64), []
+    for piece in pieces:
+        source.extend(piece)
+        emitted.extend(piece)
+        held = list(source._automaton.text)
+        assert len(held) <= 64
+        assert held == emitted[len(emitted) - len(held) :]
+        assert len(held) >= min(len(emitted), 32)

@@ -1,0 +1,218 @@
+// Scores of keys that are codes: integer sums over a tile whose codes lie across, four of each of the 16 keys side by
+// side, then the next four.
+
+// Codes as they are multiplied.
+enum class CodeKind { kSigned, kNibbles, kBytes };
+
+struct TileCodes {
+  const int8_t* across;             // [groups][kKvGroup / 4][64]
+  const float *scales, *minimums;   // [groups][kKvTile]
+  int groups;
+};
+
+// Rounded queries that follow one another.
+struct QueryCodes {
+  const int8_t* codes;
+  int stride;
+  const float* scales;   // [groups] of every query
+  const int32_t* sums;
+
+  QueryCodes from(int64_t query, int groups) const {
+    return {codes + query * stride, stride, scales + query * groups, sums + query * groups};
+  }
+};
+
+constexpr int kGroupWords = kKvGroup / 4;
+
+template <CodeKind Kind>
+EDGE_RT_INLINE VI dot_codes(VI acc, VB keys, VB query) {
+  return Kind == CodeKind::kNibbles ? vi_dot4_positive(acc, keys, query) : vi_dot4_ready(acc, keys, query);
+}
+
+// What the sum of products is to begin with, so that it ends as that of the codes themselves: bytes are multiplied as
+// signed ones, less 128, and signed ones as vb_ready left them.
+template <CodeKind Kind>
+EDGE_RT_INLINE VI first_dot(int32_t sum) {
+  constexpr int32_t kMissing = Kind == CodeKind::kNibbles ? 0 : (Kind == CodeKind::kBytes ? 128 : 0) - kReadyBias;
+  return vi_set1(static_cast<int32_t>(static_cast<uint32_t>(sum) * static_cast<uint32_t>(kMissing)));
+}
+
+// Groups is their number, or 0 where it is only known at run time.
+template <int Queries, CodeKind Kind, int Groups>
+inline void score_codes(const TileCodes& keys, const QueryCodes& queries, float* scores) {
+  const int groups = Groups > 0 ? Groups : keys.groups;
+  VF sums[Queries];
+  for (int i = 0; i < Queries; ++i) sums[i] = vf_zero();
+  for (int g = 0; g < groups; ++g) {
+    VI dots[Queries];
+    for (int i = 0; i < Queries; ++i) dots[i] = first_dot<Kind>(queries.sums[i * groups + g]);
+    for (int w = 0; w < kGroupWords; ++w) {
+      const VB codes = vb_load(keys.across + (g * kGroupWords + w) * 64);
+      for (int i = 0; i < Queries; ++i) {
+        dots[i] = dot_codes<Kind>(dots[i], codes, vb_set1_4(queries.codes + i * queries.stride + g * kKvGroup + 4 * w));
+      }
+    }
+    const VF scale = vf_load(keys.scales + g * kKvTile);
+    if constexpr (Kind == CodeKind::kSigned) {
+      for (int i = 0; i < Queries; ++i) {
+        sums[i] = vf_fma(vf_mul(vf_from_i32(dots[i]), scale), vf_set1(queries.scales[i * groups + g]), sums[i]);
+      }
+    } else {
+      const VF minimum = vf_load(keys.minimums + g * kKvTile);
+      for (int i = 0; i < Queries; ++i) {
+        const VF below = vf_mul(minimum, vf_from_i32(vi_set1(queries.sums[i * groups + g])));
+        const VF sum = vf_fma(scale, vf_from_i32(dots[i]), below);
+        sums[i] = vf_fma(vf_set1(queries.scales[i * groups + g]), sum, sums[i]);
+      }
+    }
+  }
+  for (int i = 0; i < Queries; ++i) vf_store(scores + i * kKvChunk, sums[i]);
+}
+
+template <CodeKind Kind, int Groups>
+inline void score_some_codes(const TileCodes& keys, const QueryCodes& queries, int64_t count, float* scores,
+                            Ahead* ahead) {
+  const int rows = ahead->share((count + 3) / 4);
+  for (int64_t i = 0; i < count; i += 4) {
+    ahead->fetch(rows);
+    const QueryCodes some = queries.from(i, keys.groups);
+    float* to = scores + i * kKvChunk;
+    switch (count - i) {
+      case 1: score_codes<1, Kind, Groups>(keys, some, to); break;
+      case 2: score_codes<2, Kind, Groups>(keys, some, to); break;
+      case 3: score_codes<3, Kind, Groups>(keys, some, to); break;
+      default: score_codes<4, Kind, Groups>(keys, some, to); break;
+    }
+  }
+}
+
+template <CodeKind Kind>
+inline void score_all_codes(const TileCodes& keys, const QueryCodes& queries, int64_t count, float* scores,
+                            Ahead* ahead) {
+  if (keys.groups == 2) {
+    score_some_codes<Kind, 2>(keys, queries, count, scores, ahead);
+  } else {
+    score_some_codes<Kind, 0>(keys, queries, count, scores, ahead);
+  }
+}
+
+// Lays the codes of a tile of keys across.
+template <class At>
+EDGE_RT_INLINE void spread_int8(const At& at, int groups, int8_t* across) {
+  for (int quad = 0; quad < 2 * groups; ++quad) {
+    VB words[4];
+    load_across(at, quad * 16, words);
+    for (int w = 0; w < 4; ++w) vb_store(across + (quad * 4 + w) * 64, vb_ready(words[w]));
+  }
+}
+
+// The two halves of a word's bytes are the group's elements from 4 w on, and those from 16 + 4 w on.
+template <KvCoding Coding, class At>
+EDGE_RT_INLINE void spread_coded(const At& codes, const At& finer_codes, int groups, int8_t* across) {
+  for (int g = 0; g < groups; ++g, across += kGroupWords * 64) {
+    VB words[4];
+    load_across(codes, g * 16, words);
+    if constexpr (Coding == kCodedPairs) {
+      VB finer[4];
+      load_across(finer_codes, g * 16, finer);
+      for (int w = 0; w < 4; ++w) {
+        const VB low = vb_join(vb_lower(words[w]), vb_lower(finer[w]));
+        const VB high = vb_join(vb_upper(words[w]), vb_upper(finer[w]));
+        vb_store(across + w * 64, vb_ready(vb_flip(low)));
+        vb_store(across + (4 + w) * 64, vb_ready(vb_flip(high)));
+      }
+    } else {
+      for (int w = 0; w < 4; ++w) {
+        vb_store(across + w * 64, vb_lower(words[w]));
+        vb_store(across + (4 + w) * 64, vb_upper(words[w]));
+      }
+    }
+  }
+}
+
+// Rows of a tile that lie one after the other, and others. Stride is 0 where it is only known at run time.
+template <int64_t Stride>
+struct AdjacentRows {
+  const uint8_t* first;
+  EDGE_RT_INLINE const uint8_t* operator()(int j) const { return first + j * Stride; }
+};
+template <int64_t Stride>
+struct MappedRows {
+  const uint8_t* base;
+  int64_t stride;
+  const int32_t* rows;
+  EDGE_RT_INLINE const uint8_t* operator()(int j) const { return base + rows[j] * (Stride > 0 ? Stride : stride); }
+};
+
+inline void gather_int8(const AttentionPass& pass, const uint8_t* plane, const int32_t* rows,
+                        const AttentionWork& work) {
+  const int dim = pass.head_dim, groups = pass.groups();
+  int8_t* across = reinterpret_cast<int8_t*>(work.across);
+  if (dim == 64) {
+    if (are_adjacent(rows)) {
+      spread_int8(AdjacentRows<64>{plane + int64_t{rows[0]} * 64}, 2, across);
+    } else {
+      spread_int8(MappedRows<64>{plane, 64, rows}, 2, across);
+    }
+  } else if (dim % kKvGroup == 0) {
+    spread_int8(MappedRows<0>{plane, dim, rows}, groups, across);
+  } else {
+    // The last group is filled up with zeros.
+    const int width = padded_codes(dim);
+    uint8_t* copies = reinterpret_cast<uint8_t*>(work.rows);
+    for (int j = 0; j < kKvTile; ++j) {
+      std::memset(copies + j * width, 0, static_cast<size_t>(width));
+      std::memcpy(copies + j * width, plane + static_cast<int64_t>(rows[j]) * dim, static_cast<size_t>(dim));
+    }
+    spread_int8([&](int j) { return copies + j * width; }, groups, across);
+  }
+  read_scales(pass, plane, rows, work.scales);
+}
+
+template <KvCoding Coding>
+inline void gather_coded(const AttentionPass& pass, const uint8_t* plane, const int32_t* rows,
+                         const AttentionWork& work) {
+  const CodedPlane in(pass, plane, Coding);
+  const int groups = pass.groups();
+  int8_t* across = reinterpret_cast<int8_t*>(work.across);
+  if (groups == 2) {
+    if (are_adjacent(rows)) {
+      const int64_t at = int64_t{rows[0]} * 32;
+      spread_coded<Coding>(AdjacentRows<32>{in.codes + at}, AdjacentRows<32>{in.finer + at}, 2, across);
+    } else {
+      spread_coded<Coding>(MappedRows<32>{in.codes, 32, rows}, MappedRows<32>{in.finer, 32, rows}, 2, across);
+    }
+  } else {
+    const int64_t stride = in.code_bytes;
+    spread_coded<Coding>(MappedRows<0>{in.codes, stride, rows}, MappedRows<0>{in.finer, stride, rows}, groups, across);
+  }
+  read_levels(in, rows, groups, Coding == kCodedPairs, work.scales);
+}
+
+// Scores of a tile for `count` queries from number `query` in scratch memory on.
+inline void score_coded(const AttentionPass& pass, const uint8_t* plane, const int32_t* physical, int64_t query,
+                        int64_t count, const AttentionWork& work, float* scores, Ahead* ahead) {
+  const int groups = pass.groups(), width = padded_codes(pass.head_dim);
+  const TileCodes keys{reinterpret_cast<const int8_t*>(work.across), work.scales, work.scales + groups * kKvTile,
+                       groups};
+  const QueryCodes all{pass.query_codes, width, pass.query_scales, pass.query_sums};
+  const QueryCodes queries = all.from(query, groups);
+  switch (pass.form().key) {
+    case kCodedInt8:
+      gather_int8(pass, plane, physical, work);
+      score_all_codes<CodeKind::kSigned>(keys, queries, count, scores, ahead);
+      break;
+    case kCodedPairs:
+      gather_coded<kCodedPairs>(pass, plane, physical, work);
+      score_all_codes<CodeKind::kBytes>(keys, queries, count, scores, ahead);
+      break;
+    case kCodedUpper:
+      gather_coded<kCodedUpper>(pass, plane, physical, work);
+      score_all_codes<CodeKind::kNibbles>(keys, queries, count, scores, ahead);
+      break;
+    default:
+      gather_coded<kCodedNibbles>(pass, plane, physical, work);
+      score_all_codes<CodeKind::kNibbles>(keys, queries, count, scores, ahead);
+      break;
+  }
+}

@@ -1,0 +1,106 @@
+"""Measures this machine for a device profile: how fast memory is read, and what a process of ours takes by itself."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from edge_rt.errors import RuntimeUnavailable
+
+if TYPE_CHECKING:
+    from edge_rt.memory.device import DeviceProfile
+
+_BASE_PROGRAM: Final = """
+import contextlib, io
+import edge_rt.api, edge_rt.runtime.engine, edge_rt.store
+from edge_rt.cli.main import run
+import psutil
+with contextlib.redirect_stdout(io.StringIO()):
+    run(["plan", "--device", "list"])  # the command line imports more where it reads flags
+print(psutil.Process().memory_info().rss)
+"""
+"""Imports what a command that loads a model has imported by then."""
+_GPU_QUERY: Final = ("--query-gpu=name,memory.total,memory.free", "--format=csv,noheader,nounits")
+_TIMEOUT_S: Final = 60.0
+
+Run = Callable[[Sequence[str]], str]
+
+
+def run_command(command: Sequence[str]) -> str:
+    """Return what a program prints.
+
+    Raises:
+        OSError, subprocess.SubprocessError: it cannot be run, fails, or takes longer than a minute.
+    """
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_TIMEOUT_S)
+    return done.stdout
+
+
+def measure_device(
+    name: str, *, bandwidth: Callable[[int], float] | None = None, run: Run = run_command
+) -> DeviceProfile:
+    """Return this machine as a profile: about four seconds.
+
+    Args:
+        name: of the profile.
+        bandwidth: measures bytes per second for a number of threads; None reads memory with numpy.
+        run: starts a program and returns what it prints.
+
+    Raises:
+        RuntimeUnavailable: a process of ours cannot be started.
+    """
+    from edge_rt.memory.device import GENERIC, machine_profile, preset
+
+    if bandwidth is None:
+        from edge_rt.runtime.bandwidth import measure_bandwidth
+
+        bandwidth = measure_bandwidth
+    generic = preset(GENERIC)
+    here = machine_profile()
+    return replace(
+        generic,
+        name=name,
+        total_bytes=here.total_bytes,
+        available_bytes=here.available_bytes,
+        bandwidth=bandwidth(here.threads),
+        base_bytes=base_bytes(run),
+        is_measured=True,
+        threads=here.threads,
+    )
+
+
+def base_bytes(run: Run = run_command) -> int:
+    """Return the resident memory of a fresh process that has imported what loading a model needs.
+
+    Raises:
+        RuntimeUnavailable: it cannot be started.
+    """
+    try:
+        return int(run([sys.executable, "-c", _BASE_PROGRAM]))
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        raise RuntimeUnavailable(
+            "A process cannot be started to measure its memory.", f"{str(error)[:300]}.", "Check the installation."
+        ) from error
+
+
+def gpus(run: Run = run_command, which: Callable[[str], str | None] = shutil.which) -> list[dict[str, Any]]:
+    """Return name and memory of NVIDIA's GPUs, as their tool tells them; none where there is no tool.
+
+    They are reported only: edge-rt computes on the CPU.
+    """
+    tool = which("nvidia-smi")
+    if tool is None:
+        return []
+    try:
+        lines = run([tool, *_GPU_QUERY]).splitlines()
+        found = [[field.strip() for field in line.rsplit(",", 2)] for line in lines if line.strip()]
+        return [
+            {"name": name, "memory_bytes": int(total) << 20, "memory_free_bytes": int(free) << 20}
+            for name, total, free in found
+        ]
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return []

@@ -1,0 +1,23 @@
+"""The process that ``edge-rt profile`` measures: as large as a chat on the command line before it loads a model."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+
+
+def main() -> None:
+    """Import what the command line has imported by then, and do what is asked on standard input."""
+    import prompt_toolkit  # noqa: F401
+
+    from edge_rt.cli.main import run
+
+    with contextlib.redirect_stdout(io.StringIO()):
+        run(["plan", "--device", "list"])  # reading flags imports more
+    from edge_rt.runtime.memory_worker import main as work
+
+    work()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""Other settings that fit, as they are typed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+from edge_rt.memory.device import DeviceProfile
+from edge_rt.memory.ladder import LEAST_CONTEXT, Decision, Ladder
+from edge_rt.memory.request import AUTO, OFF, Alternative, Request
+from edge_rt.memory.shape import ModelShape
+from edge_rt.memory.size import round_up
+from edge_rt.memory.speed import tokens_per_second
+from edge_rt.memory.terms import Choice
+
+MOST: Final = 4
+"""Other settings under the same budget."""
+_FORMATS_SHOWN: Final = 2
+
+
+def alternatives_to(
+    shape: ModelShape,
+    device: DeviceProfile,
+    request: Request,
+    decision: Decision,
+    budget: int,
+    speculation_bytes: int | None,
+) -> tuple[Alternative, ...]:
+    """Return other settings, each of which fits.
+
+    Args:
+        shape: the model.
+        device: the machine.
+        request: what was asked for.
+        decision: what was decided for it.
+        budget: bytes under which it was.
+        speculation_bytes: budget at which speculation would keep its speed; None if nothing is drafted.
+    """
+    found: list[Alternative] = []
+    seen = {decision.choice} if decision.total_bytes <= budget else set[Choice]()
+    candidates = _nearby(shape, request, decision.choice) if seen else _pinning_less(request)
+    for candidate in candidates:
+        other = _planned(shape, device, candidate, budget)
+        if other is not None and other.choice not in seen:
+            seen.add(other.choice)
+            found.append(other)
+        if len(found) == MOST:
+            break
+    # With more memory, or with less, what was pinned works; whatever was pinned, the least there is does.
+    enough = round_up(decision.least_bytes)
+    others = [replace(request, budget_bytes=enough)] if enough != budget else []
+    if speculation_bytes is not None and not decision.choice.draft_max:
+        kept = replace(request, ctx=decision.choice.ctx, kv=decision.choice.kv_format)
+        others.append(replace(kept, budget_bytes=round_up(speculation_bytes)))
+    for other_request in others:
+        assert other_request.budget_bytes is not None
+        other = _planned(shape, device, other_request, other_request.budget_bytes)
+        if other is not None:
+            found.append(other)
+    return tuple(found)
+
+
+def _nearby(shape: ModelShape, request: Request, choice: Choice) -> Iterator[Request]:
+    """Yield requests beside a choice that fits: other caches, half the context or twice, no speculation."""
+    smaller = [name for name in shape.kv_formats if shape.token_bytes(name) < shape.token_bytes(choice.kv_format)]
+    smaller.sort(key=shape.token_bytes, reverse=True)
+    for name in smaller[:1] + smaller[1:][-(_FORMATS_SHOWN - 1) :]:
+        yield replace(request, kv=name, ctx=choice.ctx)
+    if choice.ctx // 2 >= min(LEAST_CONTEXT, shape.context_length):
+        yield replace(request, ctx=choice.ctx // 2)
+    if choice.ctx < shape.context_length:
+        yield replace(request, ctx=min(2 * choice.ctx, shape.context_length))
+    if choice.draft_max:
+        yield replace(request, spec=OFF, draft_max=None, ctx=choice.ctx)
+
+
+def _pinning_less(request: Request) -> Iterator[Request]:
+    """Yield requests that leave open what was pinned, one thing first, then more."""
+    if request.spec not in (None, OFF):
+        yield replace(request, spec=None, draft_max=None)
+        yield replace(request, spec=OFF, draft_max=None)
+    if request.kv not in (None, AUTO):
+        yield replace(request, kv=AUTO)
+    if request.ctx is not None:
+        yield replace(request, ctx=None)
+        yield replace(request, ctx=None, spec=OFF, draft_max=None)
+    yield replace(request, ctx=None, kv=None, spec=None, draft_max=None)
+
+
+def _planned(shape: ModelShape, device: DeviceProfile, request: Request, budget: int) -> Alternative | None:
+    """Return what a request gives, spelled out; None if it does not fit."""
+    decision = Ladder(shape, device, request).decide(budget)
+    if decision.total_bytes > budget:
+        return None
+    # What the plan decides by itself it decides again, but a shorter context is worth reading.
+    shown = request if request.ctx is not None else replace(request, ctx=decision.choice.ctx)
+    again = Ladder(shape, device, shown).decide(budget)
+    if again.choice != decision.choice:
+        shown = request
+    speed = tokens_per_second(shape, device, decision.choice)
+    return Alternative(decision.choice, decision.total_bytes, speed, shown.flags)

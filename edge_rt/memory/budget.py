@@ -1,0 +1,105 @@
+"""A budget of memory that the models of one process share."""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+from typing import Self
+
+from edge_rt.errors import MemoryBudgetExceeded
+from edge_rt.memory.size import parse_size, show_size
+
+
+class Budget:
+    """Bytes that several models may take together; safe to use from any thread.
+
+    Args:
+        total_bytes: of all claims together; a number or a text such as ``"600MiB"``.
+
+    Raises:
+        ConfigError: it is no size.
+    """
+
+    def __init__(self, total_bytes: int | str) -> None:
+        self.total_bytes = parse_size(total_bytes)
+        self._lock = threading.Lock()
+        self._claims: dict[int, Claim] = {}
+        self._base_bytes = 0
+
+    def claim(self, name: str, num_bytes: int, *, base_bytes: int = 0) -> Claim:
+        """Take bytes out of the budget until the claim is released.
+
+        Args:
+            name: who holds them.
+            num_bytes: how many.
+            base_bytes: memory of the process itself, which all claims share: the first claim's is counted, until no
+                claim is held any more.
+
+        Raises:
+            MemoryBudgetExceeded: there are not so many left; nothing is taken.
+        """
+        with self._lock:
+            base = self._base_bytes if self._claims else base_bytes
+            free = self.total_bytes - base - sum(claim.bytes for claim in self._claims.values())
+            if num_bytes > free:
+                held = ", ".join(f"{claim.name} {show_size(claim.bytes)}" for claim in self._claims.values())
+                raise MemoryBudgetExceeded(
+                    f"{name} does not fit what is left of the memory budget.",
+                    f"It needs {show_size(num_bytes)}, {show_size(free)} of {show_size(self.total_bytes)} are left"
+                    + (f" ({held})." if held else "."),
+                    "Close another model, ask for a smaller context, or give a larger budget.",
+                )
+            claim = Claim(self, name, num_bytes)
+            self._claims[id(claim)] = claim
+            self._base_bytes = base
+            return claim
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes that nobody has claimed, and that the process itself does not take."""
+        with self._lock:
+            return self.total_bytes - self._base_bytes - sum(claim.bytes for claim in self._claims.values())
+
+    @property
+    def base_bytes(self) -> int:
+        """Bytes of the process itself, which the claims share; 0 while there is none."""
+        with self._lock:
+            return self._base_bytes
+
+    @property
+    def claims(self) -> tuple[tuple[str, int], ...]:
+        """Name and bytes of every claim that is held, the oldest first."""
+        with self._lock:
+            return tuple((claim.name, claim.bytes) for claim in self._claims.values())
+
+    def _give_back(self, claim: Claim) -> None:
+        with self._lock:
+            self._claims.pop(id(claim), None)
+            if not self._claims:
+                self._base_bytes = 0
+
+
+class Claim:
+    """Bytes taken out of a budget; made by ``Budget.claim``. Leaving a ``with`` block releases it.
+
+    Attributes:
+        name: who holds it.
+        bytes: how much.
+    """
+
+    def __init__(self, budget: Budget, name: str, num_bytes: int) -> None:
+        self.name = name
+        self.bytes = num_bytes
+        self._budget = budget
+
+    def release(self) -> None:
+        """Give the bytes back; does nothing the second time."""
+        self._budget._give_back(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()

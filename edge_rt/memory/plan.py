@@ -1,0 +1,173 @@
+"""The plan: what fits a budget, what it takes part by part, and what else there is."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, replace
+
+from edge_rt.errors import ConfigError, MemoryBudgetExceeded
+from edge_rt.memory.alternatives import alternatives_to
+from edge_rt.memory.device import DeviceProfile
+from edge_rt.memory.ladder import DEFAULT_CONTEXT, KEPT_SPEED, LEAST_CONTEXT, Decision, Ladder
+from edge_rt.memory.request import AUTO, Alternative, Request
+from edge_rt.memory.shape import ModelShape
+from edge_rt.memory.size import show_size
+from edge_rt.memory.speed import plain_tokens_per_second, tokens_per_second
+from edge_rt.memory.terms import Choice, Regimes, Term, regimes_of, terms_of
+
+__all__ = [
+    "DEFAULT_CONTEXT", "KEPT_SPEED", "LEAST_CONTEXT", "Alternative", "Choice", "Plan", "Request", "Term", "make_plan",
+    "require_fit",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was decided, what it takes, and what else there is.
+
+    Attributes:
+        shape: the model.
+        device: the machine.
+        request: what was asked for.
+        choice: what was decided; the least there is, if nothing fits.
+        terms: what each part takes at its largest.
+        total_bytes: their sum, the peak of the process.
+        budget_bytes: what there is.
+        fits: whether the total is within the budget.
+        minimum_bytes: the smallest budget that works for what the request pins.
+        speculation_bytes: the smallest budget at which speculation keeps 96 % of its speed with this context and cache
+            (SpecMemo's criterion); None if nothing would be drafted.
+        tokens_per_second: expected, with half the context filled.
+        plain_tokens_per_second: the same without speculation.
+        given_up: what the budget took, in words with numbers.
+        alternatives: other settings that fit.
+        regimes: bytes at each of the peaks that have to fit.
+    """
+
+    shape: ModelShape
+    device: DeviceProfile
+    request: Request
+    choice: Choice
+    terms: tuple[Term, ...]
+    total_bytes: int
+    budget_bytes: int
+    fits: bool
+    minimum_bytes: int
+    speculation_bytes: int | None
+    tokens_per_second: float
+    plain_tokens_per_second: float
+    given_up: tuple[str, ...]
+    alternatives: tuple[Alternative, ...]
+    regimes: Regimes
+
+
+def make_plan(shape: ModelShape, device: DeviceProfile, request: Request) -> Plan:
+    """Return what to do under the budget; never raises for lack of memory: ``fits`` says so.
+
+    Args:
+        shape: the model.
+        device: the machine.
+        request: what is pinned; everything else is chosen.
+
+    Raises:
+        ConfigError: what is pinned is out of range, or not for this model.
+    """
+    _check(shape, request)
+    budget = device.available_bytes if request.budget_bytes is None else request.budget_bytes
+    ladder = Ladder(shape, device, request)
+    decision = ladder.decide(budget)
+    choice = decision.choice
+    speculation_bytes = ladder.speculation_bytes(choice)
+    return Plan(
+        shape=shape,
+        device=device,
+        request=request,
+        choice=choice,
+        terms=terms_of(shape, device, choice, request.resident_bytes),
+        total_bytes=decision.total_bytes,
+        budget_bytes=budget,
+        fits=decision.total_bytes <= budget,
+        minimum_bytes=decision.least_bytes,
+        speculation_bytes=speculation_bytes,
+        tokens_per_second=tokens_per_second(shape, device, choice),
+        plain_tokens_per_second=plain_tokens_per_second(shape, device, choice),
+        given_up=_given_up(shape, device, ladder, decision),
+        alternatives=alternatives_to(shape, device, request, decision, budget, speculation_bytes),
+        regimes=regimes_of(shape, device, choice, request.resident_bytes),
+    )
+
+
+def require_fit(plan: Plan) -> Plan:
+    """Return the plan if it fits.
+
+    Raises:
+        MemoryBudgetExceeded: with what is needed and available, and a setting that fits.
+    """
+    if plan.fits:
+        return plan
+    terms = sorted(plan.terms, key=lambda term: term.bytes, reverse=True)
+    parts = ", ".join(f"{term.name} {show_size(term.bytes)}" for term in terms if term.bytes)
+    ways = [f"{shlex.join(other.flags)} (takes {show_size(other.total_bytes)})" for other in plan.alternatives[:2]]
+    raise MemoryBudgetExceeded(
+        f"{plan.shape.name} does not fit the memory.",
+        f"It needs at least {show_size(plan.minimum_bytes)} with a context of {plan.choice.ctx} tokens "
+        f"({plan.choice.kv_format} cache), the budget is {show_size(plan.budget_bytes)} ({parts}).",
+        f"Try {' or '.join(dict.fromkeys(ways))}.",
+    )
+
+
+def _check(shape: ModelShape, request: Request) -> None:
+    if request.ctx is not None and not 2 <= request.ctx <= shape.context_length:
+        raise ConfigError(
+            "The context is out of range.",
+            f"Got {request.ctx} tokens; the model was trained for 2 to {shape.context_length}.",
+            "Choose one in that range.",
+        )
+    if request.kv not in (None, AUTO, *shape.kv_formats):
+        raise ConfigError(
+            "The package's KV cache has no such format.",
+            f"Got {request.kv!r:.40}; with the op profile {shape.op_profile} it can be {', '.join(shape.kv_formats)}.",
+            "Choose one of these, or auto.",
+        )
+    for name, value in (("draft_max", request.draft_max), ("prefill_chunk", request.prefill_chunk)):
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} is out of range.", f"Got {value}.", "Give at least 1.")
+
+
+def _given_up(shape: ModelShape, device: DeviceProfile, ladder: Ladder, decision: Decision) -> tuple[str, ...]:
+    """Return what the choice has less than the best one, in the order in which it was given up."""
+    best, choice = decision.best, decision.choice
+    speculative = {
+        name: getattr(choice, name)
+        for name in ("spec", "draft_max", "suffix_tokens", "recycling_contexts", "logit_rows")
+    }
+    steps = (
+        (f"speculation: {_speculation(choice)} instead of {_speculation(best)}", speculative),
+        (f"KV cache: {choice.kv_format} instead of {best.kv_format}", {"kv_format": choice.kv_format}),
+        (
+            f"prefill chunk: {choice.prefill_chunk} tokens instead of {best.prefill_chunk}",
+            {"prefill_chunk": choice.prefill_chunk},
+        ),
+        (f"context: {choice.ctx} tokens instead of {best.ctx}", {"ctx": choice.ctx}),
+    )
+    result, held = [], best
+    for text, fields in steps:
+        less = replace(held, **fields)
+        if less == held:
+            continue
+        saved = ladder.total(held) - ladder.total(less)
+        # A shorter context has smaller tables by default, which is nothing given up by itself.
+        if saved or text.startswith("context"):
+            change = tokens_per_second(shape, device, less) / tokens_per_second(shape, device, held) - 1
+            speed = f", {100 * change:+.0f} % tokens per second" if abs(change) >= 0.005 else ""
+            result.append(f"{text} (saves {show_size(saved)}{speed})")
+        held = less
+    return tuple(result)
+
+
+def _speculation(choice: Choice) -> str:
+    if not choice.draft_max:
+        return "off"
+    tables = [f"{choice.suffix_tokens} tokens"] * bool(choice.suffix_tokens)
+    tables += [f"{choice.recycling_contexts} contexts"] * bool(choice.recycling_contexts)
+    return f"{choice.spec} with drafts of {choice.draft_max} and tables of {' and '.join(tables)}"

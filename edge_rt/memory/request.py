@@ -1,0 +1,64 @@
+"""What is asked of a plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from edge_rt.memory.size import exact_size
+from edge_rt.memory.terms import Choice
+
+AUTO: Final = "auto"
+OFF: Final = "off"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked for; None leaves it to the plan.
+
+    Attributes:
+        budget_bytes: None: the device's available memory.
+        ctx: tokens; pinned.
+        kv: None: the package's first, given up under pressure; ``"auto"``: the fastest that fits; a name: pinned.
+        spec: None: ``"auto"``, given up under pressure; a mode: pinned, though its tables and drafts may be smaller.
+        draft_max: most drafted tokens; pinned.
+        prefill_chunk: tokens of a pass over a prompt; pinned.
+        resident_bytes: what the process holds already, as of ``terms.runtime_bytes``.
+    """
+
+    budget_bytes: int | None = None
+    ctx: int | None = None
+    kv: str | None = None
+    spec: str | None = None
+    draft_max: int | None = None
+    prefill_chunk: int | None = None
+    resident_bytes: int | None = None
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """What is typed for it, after the model."""
+        given: list[tuple[str, object]] = [
+            ("--memory", None if self.budget_bytes is None else exact_size(self.budget_bytes)),
+            ("--ctx", self.ctx),
+            ("--kv-type", self.kv),
+            ("--spec", self.spec),
+            ("--draft-max", self.draft_max),
+        ]
+        return tuple(part for name, value in given if value is not None for part in (name, str(value)))
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """Another setting that fits.
+
+    Attributes:
+        choice: what is then decided.
+        total_bytes: what it takes.
+        tokens_per_second: expected.
+        flags: to be typed, for example ``("--memory", "600MiB", "--ctx", "2048")``.
+    """
+
+    choice: Choice
+    total_bytes: int
+    tokens_per_second: float
+    flags: tuple[str, ...]

@@ -1,0 +1,143 @@
+"""What a plan needs to know of a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edge_rt.kv_formats import KV_FORMAT
+from edge_rt.package import KV_FORMATS, WEIGHTS_FILE, Manifest, ModelConfig
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A model's numbers, of a package or foreseen from a checkpoint.
+
+    Attributes:
+        name: of the model.
+        architecture: as in the manifest.
+        op_profile: ``"native"`` or ``"portable"``.
+        num_layers, hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, vocab_size, context_length: as
+            in ``ModelConfig``.
+        sliding_window: tokens that windowed layers see; 0 if there are none.
+        window_layers: layers that have a window.
+        weights_bytes: of ``weights.bin``, as it is mapped.
+        read_bytes: of the weights that a pass over one row reads.
+        tokenizer_bytes: of ``tokenizer.json``.
+        kv_formats: cache formats that it can be run with, preferred first.
+        package_id: None if the numbers are foreseen from a checkpoint.
+        activations: ``"int8"`` or ``"float"``.
+    """
+
+    name: str
+    architecture: str
+    op_profile: str
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    context_length: int
+    sliding_window: int
+    window_layers: int
+    weights_bytes: int
+    read_bytes: int
+    tokenizer_bytes: int
+    kv_formats: tuple[str, ...]
+    package_id: str | None
+    activations: str = "int8"
+
+    @property
+    def qkv_size(self) -> int:
+        """Features of the queries, keys and values of a token."""
+        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+
+    @property
+    def rotation_bytes(self) -> int:
+        """Bytes of the rotary embedding's tables in ``weights.bin``: cosine and sine of every position, float32."""
+        return 2 * self.context_length * (self.head_dim // 2) * 4
+
+    @property
+    def is_estimate(self) -> bool:
+        """Whether the numbers are foreseen, not those of a package."""
+        return self.package_id is None
+
+    def token_bytes(self, kv_format: str) -> int:
+        """Return the bytes that a token takes in the cache of one layer."""
+        if self.op_profile == "portable":
+            return 2 * self.num_kv_heads * self.head_dim * 4
+        return KV_FORMAT[kv_format].token_bytes(self.num_kv_heads, self.head_dim)
+
+
+def shape_of(manifest: Manifest, package_id: str | None) -> ModelShape:
+    """Return the numbers of a package.
+
+    Args:
+        manifest: of the package.
+        package_id: its identity; None if there is no package yet.
+    """
+    usable = tuple(name for name in manifest.kv_formats if name in KV_FORMATS[manifest.op_profile])
+    return shape_of_config(
+        manifest.model,
+        op_profile=manifest.op_profile,
+        weights_bytes=manifest.files[WEIGHTS_FILE].size,
+        tokenizer_bytes=manifest.files[manifest.tokenizer.file].size,
+        kv_formats=usable,
+        package_id=package_id,
+        activations=manifest.activations,
+    )
+
+
+def shape_of_config(
+    config: ModelConfig,
+    *,
+    op_profile: str,
+    weights_bytes: int,
+    tokenizer_bytes: int,
+    kv_formats: tuple[str, ...],
+    package_id: str | None = None,
+    embedding_bytes: int | None = None,
+    activations: str = "int8",
+    window_layers: int | None = None,
+) -> ModelShape:
+    """Return the numbers of a model whose files are known, or foreseen.
+
+    Args:
+        config: numbers of the architecture.
+        op_profile: as of ``ModelShape``.
+        weights_bytes: likewise.
+        tokenizer_bytes: likewise.
+        kv_formats: likewise.
+        package_id: likewise.
+        embedding_bytes: of an embedding table that the head does not share; None takes it for 8 bit.
+        activations: as of ``ModelShape``.
+        window_layers: likewise; None takes all of a model that has a window.
+    """
+    if embedding_bytes is None:
+        embedding_bytes = config.vocab_size * (config.hidden_size + 2 * -(-config.hidden_size // 32))
+    # Of these a pass over one row reads a row.
+    unread = 0 if config.tied_embedding else min(embedding_bytes, weights_bytes // 2)
+    unread += min(2 * config.context_length * (config.head_dim // 2) * 4, weights_bytes // 4)
+    windows = config.num_layers if window_layers is None else window_layers
+    return ModelShape(
+        name=config.name,
+        architecture=config.architecture,
+        op_profile=op_profile,
+        num_layers=config.num_layers,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        vocab_size=config.vocab_size,
+        context_length=config.context_length,
+        sliding_window=config.sliding_window,
+        window_layers=windows if config.sliding_window else 0,
+        weights_bytes=weights_bytes,
+        read_bytes=weights_bytes - unread,
+        tokenizer_bytes=tokenizer_bytes,
+        kv_formats=kv_formats,
+        package_id=package_id,
+        activations=activations,
+    )

@@ -1,0 +1,49 @@
+"""Tokens per second that a choice is expected to give: what has to be read, over how fast a device reads."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Final
+
+from edge_rt.memory.device import DeviceProfile
+from edge_rt.memory.gains import gain_of
+from edge_rt.memory.shape import ModelShape
+from edge_rt.memory.terms import Choice
+
+DRAFTING_S: Final = 150e-6
+"""Seconds that a step spends on guessing and learning, in Python."""
+UNCERTAINTY: Final = 0.3
+"""Share by which an expected speed may be wrong where bandwidth was not measured."""
+
+
+def row_cost(curve: Sequence[tuple[int, float]], rows: float) -> float:
+    """Return the time of a pass over ``rows`` as a multiple of one row's, interpolated."""
+    counts = [count for count, _ in curve]
+    place = min(max(bisect_left(counts, rows), 1), len(curve) - 1)
+    (low, cheap), (high, dear) = curve[place - 1], curve[place]
+    return max(1.0, cheap + (rows - low) * (dear - cheap) / (high - low))
+
+
+def pass_seconds(shape: ModelShape, device: DeviceProfile, choice: Choice) -> float:
+    """Return the seconds of a pass over one row with half the context filled."""
+    seen = choice.ctx // 2
+    windowed = min(seen, shape.sliding_window) if shape.window_layers else 0
+    rows = (shape.num_layers - shape.window_layers) * seen + shape.window_layers * windowed
+    cache = rows * shape.token_bytes(choice.kv_format)
+    return device.step_overhead_s + (shape.read_bytes + cache) / device.bandwidth
+
+
+def plain_tokens_per_second(shape: ModelShape, device: DeviceProfile, choice: Choice) -> float:
+    """Return the tokens per second of plain decoding."""
+    return 1 / pass_seconds(shape, device, choice)
+
+
+def tokens_per_second(shape: ModelShape, device: DeviceProfile, choice: Choice) -> float:
+    """Return the tokens per second of a choice; speculation that does not pay is taken as not used."""
+    plain = plain_tokens_per_second(shape, device, choice)
+    if not choice.draft_max:
+        return plain
+    gain = gain_of(choice.spec, choice.draft_max, choice.suffix_tokens)
+    seconds = pass_seconds(shape, device, choice) * row_cost(device.row_cost, gain.rows) + DRAFTING_S
+    return max(plain, gain.tokens / seconds)

@@ -1,0 +1,231 @@
+"""From what a load is asked for to a plan of its memory, and to its share of a budget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import psutil
+
+from edge_rt.errors import ConfigError
+from edge_rt.machine import usable_cpus
+from edge_rt.memory.budget import Budget, Claim
+from edge_rt.memory.device import DeviceProfile, machine_profile
+from edge_rt.memory.plan import Plan, Request, make_plan, require_fit
+from edge_rt.memory.shape import shape_of
+from edge_rt.memory.terms import pass_memory_bytes
+from edge_rt.package import Package
+from edge_rt.runtime.drafters.recycling import MAX_CONTEXTS
+from edge_rt.runtime.drafters.suffix import MAX_TOKENS
+from edge_rt.runtime.interface import check_kv_format
+from edge_rt.runtime.speculation import DEFAULT_MAX_NODES, SpecOptions, TableBounds
+from edge_rt.session import PassMemory, pool_size
+
+AUTO_KV: Final = "auto"
+"""Instead of a cache format: the plan chooses."""
+
+_STEP: Final = 1 << 20
+
+Memory = int | str | Budget | None
+"""A budget as it is given: bytes, a text such as ``"600MiB"``, one that several models share, or what there is."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a load asks for; None leaves it to the plan.
+
+    Attributes:
+        ctx: tokens of context.
+        kv: format of the KV cache, or ``"auto"``.
+        prefill_chunk: tokens of one pass over a prompt.
+        spec: how to speculate.
+        threads: that compute.
+    """
+
+    ctx: int | None = None
+    kv: str | None = None
+    prefill_chunk: int | None = None
+    spec: SpecOptions = field(default_factory=SpecOptions)
+    threads: int | None = None
+
+    def check(self, package: Package) -> None:
+        """Refuse what no budget makes possible.
+
+        Raises:
+            ConfigError: a value is out of range, or not for this package.
+        """
+        trained = package.manifest.model.context_length
+        if self.ctx is not None and not 2 <= self.ctx <= trained:
+            raise ConfigError(
+                "The context is out of range.",
+                f"Got {self.ctx} tokens; the model was trained for 2 to {trained}.",
+                "Choose one in that range.",
+            )
+        if self.kv not in (None, AUTO_KV):
+            check_kv_format(package.manifest, str(self.kv))
+        if self.prefill_chunk is not None and self.prefill_chunk < 1:
+            raise ConfigError("The prefill chunk is out of range.", f"Got {self.prefill_chunk}.", "Give at least 1.")
+
+
+@dataclass(frozen=True)
+class LoadPlan:
+    """A plan that fits, and what follows from it.
+
+    Attributes:
+        plan: the plan.
+        budget_bytes: the budget that was given, of all models that share it; None without one.
+        is_strict: whether it holds a budget that was given, or had to give something up for what there is. A plan that
+            does neither says what is taken unless more is asked for later, which is then given.
+        claim: its share of the budget; None without one.
+    """
+
+    plan: Plan
+    budget_bytes: int | None
+    is_strict: bool
+    claim: Claim | None
+
+    def spec_options(self, options: SpecOptions) -> SpecOptions:
+        """Return how to speculate, as it was asked for and as the plan decided."""
+        choice = self.plan.choice
+        mode = options.mode
+        if mode is None and choice.spec == "off" and self.plan.given_up:
+            mode = "off"
+        elif mode is None and choice.spec != "off":
+            mode = choice.spec
+        most = choice.draft_max or options.max_nodes
+        return replace(options, mode=mode or "auto", max_nodes=most or DEFAULT_MAX_NODES)
+
+    @property
+    def table_bounds(self) -> TableBounds:
+        """What drafters may remember."""
+        choice = self.plan.choice
+        if self.is_strict:
+            tokens = choice.suffix_tokens
+            return TableBounds(tokens, choice.recycling_contexts, is_planned=True)
+        return TableBounds(choice.suffix_tokens or MAX_TOKENS, choice.recycling_contexts or MAX_CONTEXTS)
+
+    @property
+    def logit_rows(self) -> int:
+        """Rows of logits for which there is room from the beginning."""
+        rows = self.plan.choice.logit_rows
+        return rows if self.is_strict else max(rows, DEFAULT_MAX_NODES + 1)
+
+    @property
+    def most_logit_rows(self) -> int | None:
+        """Rows of logits beyond which no pass may go; None: as many as the system has memory for."""
+        return self.logit_rows if self.is_strict else None
+
+    @property
+    def largest_pass(self) -> int:
+        """Rows of the largest pass that is planned."""
+        return max(self.plan.choice.largest_pass, self.logit_rows)
+
+    @property
+    def pass_memory(self) -> PassMemory:
+        """Memory for the intermediate values of passes."""
+        planned = pass_memory_bytes(self.plan.shape, self.plan.choice)
+        # ONNX Runtime takes packed weights from the same arena, whatever its limit, and then holds no limit any more.
+        # There the size of a pass is what bounds it.
+        return PassMemory(planned, is_limit=self.is_strict and self.plan.shape.op_profile == "native")
+
+    @property
+    def totals(self) -> tuple[int, int | None]:
+        """Bytes that are planned, and those of the budget; None without one."""
+        return self.plan.total_bytes, self.budget_bytes
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what is planned as a JSON object: bytes in all and of every term, the budget, what was given up."""
+        plan = self.plan
+        return {
+            "planned_bytes": plan.total_bytes,
+            "budget_bytes": self.budget_bytes,
+            "available_bytes": plan.budget_bytes,
+            "minimum_bytes": plan.minimum_bytes,
+            "terms": {term.name: term.bytes for term in plan.terms},
+            "given_up": list(plan.given_up),
+        }
+
+    def release(self) -> None:
+        """Give the share of the budget back; does nothing the second time."""
+        if self.claim is not None:
+            self.claim.release()
+
+
+def plan_package(
+    package: Package,
+    wanted: Wanted,
+    memory: Memory = None,
+    *,
+    device: DeviceProfile | None = None,
+) -> Plan:
+    """Return the plan for a package in this process, whether it fits or not; nothing is loaded.
+
+    Without a budget the plan may take what the machine has available, beside what this process holds already. In a
+    budget that models share, it may take what they leave, and the process itself is counted once.
+
+    Args:
+        package: the opened package.
+        wanted: what is asked for.
+        memory: the budget.
+        device: another machine than this one; then the process is taken to be one that holds nothing yet.
+
+    Raises:
+        ConfigError: what is wanted is out of range, or the budget is no size.
+    """
+    wanted.check(package)
+    spec = wanted.spec
+    budget = _budget(memory)
+    resident: int | None
+    if device is None:
+        resident = resident_bytes()
+        device = machine_profile()
+        threads = wanted.threads or pool_size() or usable_cpus()
+        device = replace(device, available_bytes=device.available_bytes + resident, threads=threads)
+    else:
+        resident = device.base_bytes
+    total = None
+    if budget is not None:
+        if budget.base_bytes:
+            resident = budget.base_bytes
+        total = budget.free_bytes + budget.base_bytes
+    request = Request(
+        budget_bytes=total,
+        ctx=wanted.ctx,
+        kv=wanted.kv,
+        spec=spec.mode,
+        draft_max=spec.max_nodes if spec.mode != "off" else None,
+        prefill_chunk=wanted.prefill_chunk,
+        resident_bytes=resident,
+    )
+    return make_plan(shape_of(package.manifest, package.id), device, request)
+
+
+def plan_load(package: Package, wanted: Wanted, memory: Memory) -> LoadPlan:
+    """Return a plan that fits, with its share of the budget taken.
+
+    Args:
+        package: the opened package.
+        wanted: what is asked for.
+        memory: the budget; None: what the machine has available.
+
+    Raises:
+        ConfigError: what is wanted is out of range, or the budget is no size.
+        MemoryBudgetExceeded: it does not fit: what is needed, what there is, and a setting that fits.
+    """
+    budget = _budget(memory)
+    plan = require_fit(plan_package(package, wanted, budget))
+    claim = None
+    if budget is not None:
+        base = sum(term.bytes for term in plan.terms if term.name == "runtime")
+        claim = budget.claim(plan.shape.name, plan.total_bytes - base, base_bytes=base)
+    total = budget.total_bytes if budget is not None else None
+    return LoadPlan(plan, total, is_strict=total is not None or bool(plan.given_up), claim=claim)
+
+
+def resident_bytes() -> int:
+    """Return the memory that this process holds now, in bytes: rounded up, as two plans in a row are to agree."""
+    return -(-int(psutil.Process().memory_info().rss) // _STEP) * _STEP
+
+
+def _budget(memory: Memory) -> Budget | None:
+    return memory if memory is None or isinstance(memory, Budget) else Budget(memory)

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from edge_rt.cli.device_probe import base_bytes, gpus, measure_device
+from edge_rt.errors import RuntimeUnavailable
+from edge_rt.runtime.bandwidth import measure_bandwidth
+
+
+def failing(command):
+    raise subprocess.CalledProcessError(1, command)
+
+
+def test_a_profile_is_what_was_measured():
+    profile = measure_device("mine", bandwidth=lambda threads: 1e9 * threads, run=lambda command: "77000000\n")
+    assert (profile.name, profile.is_measured, profile.base_bytes) == ("mine", True, 77000000)
+    assert profile.bandwidth == 1e9 * profile.threads
+    assert profile.problem() is None
+
+
+def test_a_process_that_cannot_be_started_is_told():
+    with pytest.raises(RuntimeUnavailable):
+        base_bytes(failing)
+
+
+def test_gpus_are_reported_as_their_tool_tells_them():
+    found = gpus(lambda command: "NVIDIA X, Y, 8188, 7627\nother, 24576, 100\n", lambda name: f"/bin/{name}")
+    assert [gpu["name"] for gpu in found] == ["NVIDIA X, Y", "other"]
+    assert found[0]["memory_free_bytes"] == 7627 << 20
+
+
+@pytest.mark.parametrize("answer", [failing, lambda command: "no devices", lambda command: "a, b, c"])
+def test_a_strange_tool_is_none(answer):
+    assert gpus(answer, lambda name: name) == []
+    assert gpus(answer, lambda name: None) == []
+
+
+def test_bandwidth_is_bytes_over_seconds():
+    ticks = iter(range(10_000))
+    rate = measure_bandwidth(2, buffer_bytes=1 << 16, seconds=20.0, clock=lambda: float(next(ticks)))
+    assert rate == 1 << 16

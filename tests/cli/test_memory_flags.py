@@ -1,0 +1,157 @@
+"""``--memory`` on the commands that load a model, and what a chat says of its memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import shlex
+
+import pytest
+
+from edge_rt.cli.commands import Commands
+from edge_rt.cli.console import Terminal
+from edge_rt.cli.conversation import Conversation
+from edge_rt.cli.options import ModelFlags
+from edge_rt.cli.stats import of_budget
+from edge_rt.errors import ConfigError
+from edge_rt.runtime.config import GenerationConfig
+
+MIB = 1 << 20
+GENERATE = ("-p", "Hello", "-n", "4", "--temp", "0")
+COMMANDS = [
+    ("generate", *GENERATE),
+    ("bench", "--pp", "8", "--tg", "4", "-d", "8", "-r", "1"),
+    ("verify", "-n", "4", "--limit", "1"),
+    ("chat",),
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+def test_a_budget_that_is_too_small_is_exit_code_4(inline, native_package, command):
+    verb, *rest = command
+    result = inline(verb, "-m", native_package, *rest, "--memory", "5MiB", stdin=b"hello\n")
+    assert result.returncode == 4
+    told = result.stderr.decode()
+    assert "does not fit the memory" in told
+    assert "budget is 5.0 MiB" in told
+    assert result.stdout == b""
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+def test_what_is_no_size_is_a_usage_error(inline, native_package, command):
+    verb, *rest = command
+    result = inline(verb, "-m", native_package, *rest, "--memory", "plenty", stdin=b"hello\n")
+    assert result.returncode == 2
+    assert "'plenty'" in result.stderr.decode()
+
+
+def test_a_setting_that_is_offered_works_when_it_is_typed(cli, native_package):
+    refused = cli("generate", "-m", native_package, *GENERATE, "--ctx", "400", "--memory", "20MiB")
+    assert refused.returncode == 4
+    action = refused.stderr.decode().partition("Try ")[2]
+    flags = shlex.split(" ".join(action.partition(" (takes")[0].split()))
+    assert flags[0] == "--memory"
+    typed = cli("generate", "-m", native_package, *GENERATE, *flags, "--json")
+    assert typed.returncode == 0, typed.stderr
+    memory = json.loads(typed.stdout)["memory"]
+    assert memory["peak_bytes"] <= memory["budget_bytes"]
+
+
+def test_json_has_plan_and_budget(inline, native_package):
+    result = inline("generate", "-m", native_package, *GENERATE, "--memory", "3GiB", "--json")
+    document = json.loads(result.stdout)
+    planned = document["model"]["memory"]
+    assert planned["budget_bytes"] == document["memory"]["budget_bytes"] == 3 << 30
+    assert planned["planned_bytes"] == sum(planned["terms"].values()) == document["memory"]["planned_bytes"]
+
+
+def test_the_line_under_an_answer_tells_the_peak_of_the_budget(inline, native_package):
+    result = inline("generate", "-m", native_package, *GENERATE, "--memory", "3GiB", "--stats")
+    assert " GiB of 3.00\n" in result.stderr.decode()
+
+
+def test_the_configuration_has_a_budget_and_the_flag_goes_before_it(inline, native_package, tmp_path):
+    config = tmp_path / "config.toml"
+    config.write_text('memory = "5MiB"\n')
+    command = ("generate", "-m", native_package, *GENERATE, "--config", config)
+    assert inline(*command).returncode == 4
+    assert inline(*command, "--memory", "3GiB").returncode == 0
+    config.write_text("memory = true\n")
+    assert inline(*command).returncode == 2
+
+
+def test_both_names_of_the_cache_format(inline, native_package):
+    command = ("generate", "-m", native_package, *GENERATE, "--json")
+    for flag in ("--kv", "--kv-type"):
+        assert json.loads(inline(*command, flag, "int8").stdout)["model"]["kv_format"] == "int8"
+    chosen = json.loads(inline(*command, "--kv", "auto").stdout)["model"]["kv_format"]
+    assert chosen in json.loads(inline("inspect", native_package, "--json").stdout)["kv_formats"]
+
+
+def test_an_export_that_needs_more_writes_nothing(inline, small_gguf, tmp_path):
+    command = ("export", "-m", small_gguf, "--out", tmp_path / "out")
+    result = inline(*command, "--memory", "1MiB")
+    assert result.returncode == 4
+    assert "The export does not fit" in result.stderr.decode()
+    assert not (tmp_path / "out").exists()
+    assert inline(*command, "--memory", "3GiB").returncode == 0
+
+
+@pytest.fixture
+def conversation(native_package, tmp_path):
+    flags = ModelFlags(str(native_package), store=tmp_path / "store", memory="3GiB")
+    made = Conversation(
+        Terminal(io.StringIO(), io.StringIO()), flags, GenerationConfig(temperature=0.0, max_tokens=2, spec="off")
+    )
+    yield made
+    made.close()
+
+
+def test_a_chat_says_what_it_plans_to_take(conversation):
+    planned = conversation.model.plan.total_bytes
+    assert conversation.banner()[0].endswith(f"memory {planned / 2**30:.2f} GiB of 3.00 planned")
+    assert len(conversation.banner()) <= 6
+
+
+def test_show_memory_has_every_term(conversation):
+    Commands(conversation).run("/show memory")
+    told = conversation.terminal._err.getvalue()
+    for term in conversation.model.plan.terms:
+        assert f"  {term.name} " in told
+        assert term.text in told
+    assert "planned" in told
+    assert told.count(" of 3.00") == 2
+
+
+def test_ctx_plans_anew_in_the_same_budget_and_says_what_changed(conversation):
+    before = conversation.model.plan
+    Commands(conversation).run("/ctx 64")
+    after = conversation.model.plan
+    assert (before.choice.ctx, after.choice.ctx) == (512, 64)
+    assert after.budget_bytes == before.budget_bytes
+    assert after.total_bytes - after.terms[0].bytes < before.total_bytes - before.terms[0].bytes
+    told = conversation.terminal._err.getvalue()
+    assert "the context has 64 tokens" in told
+    assert "memory planned: " in told
+    assert "the budget is 3.00 GiB" in told
+
+
+def test_a_model_that_does_not_fit_leaves_the_one_before(conversation):
+    conversation.flags = dataclasses.replace(conversation.flags, memory="3GiB")
+    with pytest.raises(ConfigError):
+        conversation.switch(dataclasses.replace(conversation.flags, memory="nothing"))
+    assert conversation.say("hello").usage.completion_tokens > 0
+
+
+@pytest.mark.parametrize(
+    ("count", "budget", "text"),
+    [
+        (301 * MIB, 400 * MIB, "301 MiB of 400"),
+        (301 * MIB, None, "301 MiB"),
+        (1341 * MIB, 2048 * MIB, "1.31 GiB of 2.00"),
+        (100 * MIB, 2048 * MIB, "0.10 GiB of 2.00"),
+    ],
+)
+def test_bytes_of_a_budget(count, budget, text):
+    assert of_budget(count, budget) == text

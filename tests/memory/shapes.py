@@ -1,0 +1,86 @@
+"""Models and machines that exist only as numbers."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from edge_rt.memory.device import DeviceProfile
+from edge_rt.memory.request import Request
+from edge_rt.memory.shape import ModelShape
+
+MIB = 1 << 20
+NATIVE_FORMATS = ("f16", "f32", "int8", "k8v4", "int4", "int4x2")
+
+DEVICE = DeviceProfile(
+    name="test",
+    total_bytes=8 << 30,
+    available_bytes=4 << 30,
+    bandwidth=20e9,
+    step_overhead_s=1e-3,
+    row_cost=((1, 1.0), (8, 1.5), (24, 3.4)),
+    threads=2,
+)
+
+
+def make_shape(**changes) -> ModelShape:
+    """Return SmolLM2-135M's shape, or one that differs in some numbers."""
+    numbers = {
+        "name": "small", "architecture": "llama", "op_profile": "native", "num_layers": 30, "hidden_size": 576,
+        "intermediate_size": 1536, "num_heads": 9, "num_kv_heads": 3, "head_dim": 64, "vocab_size": 49152,
+        "context_length": 8192, "sliding_window": 0, "window_layers": 0, "weights_bytes": 98799616,
+        "read_bytes": 96000000, "tokenizer_bytes": 1563270, "kv_formats": NATIVE_FORMATS, "package_id": "x",
+    }  # fmt: skip
+    return ModelShape(**{**numbers, **changes})
+
+
+@st.composite
+def shapes(draw) -> ModelShape:
+    """Models of all sizes, with and without windows, of both profiles."""
+    groups, kv_heads = draw(st.integers(1, 8)), draw(st.sampled_from([1, 2, 4, 8]))
+    layers, context = draw(st.integers(1, 64)), draw(st.sampled_from([64, 300, 2048, 8192, 131072]))
+    windowed = draw(st.integers(0, layers))
+    profile = draw(st.sampled_from(["native", "native", "native", "portable"]))
+    formats = ("f32",)
+    if profile == "native":
+        formats = draw(st.sampled_from([NATIVE_FORMATS, ("f32", "f16", "int8"), ("int8",)]))
+    weights = draw(st.integers(1, 8 << 10)) * MIB
+    return make_shape(
+        op_profile=profile, num_layers=layers, num_heads=groups * kv_heads, num_kv_heads=kv_heads,
+        hidden_size=32 * draw(st.integers(1, 256)), intermediate_size=32 * draw(st.integers(1, 1024)),
+        head_dim=draw(st.sampled_from([32, 64, 80, 128])), vocab_size=draw(st.integers(300, 260000)),
+        context_length=context, sliding_window=draw(st.sampled_from([16, 512, 4096])) if windowed else 0,
+        window_layers=windowed, weights_bytes=weights, read_bytes=weights, kv_formats=formats,
+        tokenizer_bytes=draw(st.integers(1000, 20 << 20)),
+        activations=draw(st.sampled_from(["int8", "float"])) if profile == "portable" else "int8",
+    )  # fmt: skip
+
+
+@st.composite
+def requests(draw, shape: ModelShape) -> Request:
+    """What may be asked for a model, without a budget."""
+    spec = draw(st.sampled_from([None, None, "auto", "off", "suffix", "recycling", "ngram"]))
+    return Request(
+        ctx=draw(st.none() | st.integers(2, shape.context_length)),
+        kv=draw(st.none() | st.just("auto") | st.sampled_from(shape.kv_formats)),
+        spec=spec,
+        draft_max=draw(st.none() | st.integers(1, 63)) if spec != "off" else None,
+        prefill_chunk=draw(st.none() | st.none() | st.integers(1, 1024)),
+        resident_bytes=draw(st.none() | st.just(0) | st.integers(1, 300 * MIB)),
+    )
+
+
+def request_of(flags: tuple[str, ...], base: Request) -> Request:
+    """Return the request that typed flags mean; what has no flag is as in ``base``."""
+    from edge_rt.memory.size import parse_size
+
+    given = dict(zip(flags[::2], flags[1::2], strict=True))
+    assert set(given) <= {"--memory", "--ctx", "--kv-type", "--spec", "--draft-max"}
+    return Request(
+        budget_bytes=parse_size(given["--memory"]) if "--memory" in given else None,
+        ctx=int(given["--ctx"]) if "--ctx" in given else None,
+        kv=given.get("--kv-type"),
+        spec=given.get("--spec"),
+        draft_max=int(given["--draft-max"]) if "--draft-max" in given else None,
+        prefill_chunk=base.prefill_chunk,
+        resident_bytes=base.resident_bytes,
+    )

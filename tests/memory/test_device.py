@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+
+import pytest
+
+from edge_rt.errors import ConfigError, StorageError
+from edge_rt.memory.device import (
+    GENERIC,
+    PRESETS_FILE,
+    load_profile,
+    machine_profile,
+    preset,
+    presets,
+    profile_path,
+    read_presets,
+    save_profile,
+    saved_names,
+)
+from tests.memory.shapes import DEVICE
+
+
+def test_every_figure_of_every_preset_has_a_tag_and_a_source():
+    document = json.loads(PRESETS_FILE.read_text())
+    figures = {"total_gb", "available_gb", "bandwidth_gb_s", "efficiency", "step_overhead_ms", "row_cost"}
+    assert set(presets()) == {entry["name"] for entry in document["devices"]}
+    for entry in presets().values():
+        assert set(entry.evidence) == figures
+        assert all(tag in document["evidence"] and source for tag, source in entry.evidence.values())
+        assert entry.profile.problem() is None
+        assert entry.profile.available_bytes <= entry.profile.total_bytes
+
+
+def test_the_bandwidth_of_a_preset_is_its_share_of_the_peak():
+    assert preset("rpi5-8gb").bandwidth == pytest.approx(17e9 * 0.67)
+    assert preset("rpi5-8gb").is_measured is False
+
+
+def test_an_unknown_device_is_refused():
+    with pytest.raises(ConfigError, match="no device of that name"):
+        preset("no-such-device")
+
+
+def test_a_saved_profile_is_read_back(tmp_path):
+    path = profile_path("mine", tmp_path / "new")
+    save_profile(replace(DEVICE, name="mine", is_measured=True, base_bytes=70 << 20), path)
+    assert load_profile(path) == replace(DEVICE, name="mine", is_measured=True, base_bytes=70 << 20)
+    assert saved_names(tmp_path / "new") == ["mine"]
+    assert [entry.name for entry in path.parent.iterdir()] == ["mine.json"]
+
+
+@pytest.mark.parametrize("name", ["", "../up", "A", "a/b", "x" * 65, ".hidden"])
+def test_a_name_cannot_lead_elsewhere(name, tmp_path):
+    with pytest.raises(ConfigError):
+        profile_path(name, tmp_path)
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError):
+        save_profile(DEVICE, tmp_path / "file" / "mine.json")
+
+
+GOOD = json.loads(json.dumps({"version": 1, **asdict(DEVICE)}))
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        "no JSON", [], {}, {**GOOD, "version": 2}, {**GOOD, "bandwidth": 0}, {**GOOD, "bandwidth": "fast"},
+        {**GOOD, "row_cost": [[1, 1.0]]}, {**GOOD, "row_cost": [[1, 1.0], [8, 0.5]]}, {**GOOD, "row_cost": [[2, 1.0]]},
+        {**GOOD, "threads": 0}, {**GOOD, "more": 1}, {**GOOD, "base_bytes": -1},
+    ],
+)  # fmt: skip
+def test_a_malformed_profile_is_refused(document, tmp_path):
+    path = tmp_path / "mine.json"
+    path.write_text(document if isinstance(document, str) else json.dumps(document))
+    with pytest.raises(ConfigError, match=r"mine\.json"):
+        load_profile(path)
+
+
+def test_malformed_presets_are_refused(tmp_path):
+    path = tmp_path / "devices.json"
+    path.write_text('{"devices": [{"name": "x"}]}')
+    with pytest.raises(ConfigError):
+        read_presets(path)
+
+
+def test_this_machine_is_measured_memory_and_saved_speed(tmp_path):
+    path = profile_path("default", tmp_path)
+    before = machine_profile(path, available=lambda: 123, threads=3)
+    assert (before.bandwidth, before.is_measured) == (preset(GENERIC).bandwidth, False)
+    save_profile(replace(DEVICE, bandwidth=7e9, is_measured=True), path)
+    after = machine_profile(path, available=lambda: 123, threads=3)
+    assert (after.bandwidth, after.is_measured, after.available_bytes, after.threads) == (7e9, True, 123, 3)
+
+
+def test_a_damaged_saved_profile_keeps_no_model_from_loading(tmp_path):
+    path = profile_path("default", tmp_path)
+    path.write_text("{")
+    assert machine_profile(path).is_measured is False

@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import functools
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from edge_rt.errors import ConfigError, MemoryBudgetExceeded
+from edge_rt.memory.ladder import CHUNKS
+from edge_rt.memory.plan import Plan, make_plan, require_fit
+from edge_rt.memory.request import Request
+from edge_rt.memory.speed import tokens_per_second
+from tests.memory.shapes import DEVICE, MIB, make_shape, request_of, requests, shapes
+
+BUDGETS = st.integers(1, 20 << 10).map(lambda count: count * MIB // 2)
+
+
+def with_budget(request: Request, budget: int) -> Request:
+    return Request(
+        budget, request.ctx, request.kv, request.spec, request.draft_max, request.prefill_chunk, request.resident_bytes
+    )
+
+
+def rank(plan: Plan) -> tuple:
+    """Return what a plan kept, the last to be given up first: larger is better."""
+    shape, choice = plan.shape, plan.choice
+    return choice.ctx, choice.prefill_chunk, shape.token_bytes(choice.kv_format), choice.draft_max > 0
+
+
+@given(st.data(), shapes(), BUDGETS)
+@settings(max_examples=60, deadline=None)
+def test_the_total_is_the_sum_of_its_terms_and_decides_what_fits(data, shape, budget):
+    plan = make_plan(shape, DEVICE, with_budget(data.draw(requests(shape)), budget))
+    assert plan.total_bytes == sum(term.bytes for term in plan.terms)
+    assert all(term.bytes >= 0 and term.text for term in plan.terms)
+    assert plan.fits == (plan.total_bytes <= budget)
+    assert plan.total_bytes == max(plan.regimes.load, plan.regimes.prefill, plan.regimes.decode)
+
+
+@given(st.data(), shapes())
+@settings(max_examples=40, deadline=None)
+def test_the_minimum_fits_and_one_byte_less_does_not(data, shape):
+    request = data.draw(requests(shape))
+    minimum = make_plan(shape, DEVICE, with_budget(request, 1)).minimum_bytes
+    enough = make_plan(shape, DEVICE, with_budget(request, minimum))
+    assert enough.fits
+    assert enough.total_bytes == enough.minimum_bytes == minimum
+    assert not make_plan(shape, DEVICE, with_budget(request, minimum - 1)).fits
+
+
+@given(st.data(), shapes(), BUDGETS, BUDGETS)
+@settings(max_examples=60, deadline=None)
+def test_a_larger_budget_never_keeps_less(data, shape, one, two):
+    request = data.draw(requests(shape))
+    small, large = (make_plan(shape, DEVICE, with_budget(request, budget)) for budget in sorted((one, two)))
+    assert large.fits >= small.fits
+    assert small.minimum_bytes == large.minimum_bytes
+    if small.fits:
+        assert rank(large) >= rank(small)
+
+
+@given(st.data(), shapes(), BUDGETS)
+@settings(max_examples=40, deadline=None)
+def test_every_alternative_fits_when_it_is_typed(data, shape, budget):
+    plan = make_plan(shape, DEVICE, with_budget(data.draw(requests(shape)), budget))
+    assert plan.alternatives or plan.fits
+    for other in plan.alternatives:
+        again = make_plan(shape, DEVICE, request_of(other.flags, plan.request))
+        assert again.fits
+        assert (again.choice, again.total_bytes) == (other.choice, other.total_bytes)
+
+
+@given(st.data(), shapes(), BUDGETS)
+@settings(max_examples=40, deadline=None)
+def test_what_is_pinned_is_kept(data, shape, budget):
+    request = with_budget(data.draw(requests(shape)), budget)
+    choice = make_plan(shape, DEVICE, request).choice
+    assert request.ctx in (None, choice.ctx)
+    assert request.kv in (None, "auto", choice.kv_format)
+    if request.spec not in (None, "auto"):
+        assert choice.spec == request.spec
+    if request.draft_max is not None and choice.draft_max:
+        assert choice.draft_max == max(1, min(request.draft_max, choice.ctx - 2))
+    assert choice.prefill_chunk in ((request.prefill_chunk,) if request.prefill_chunk else CHUNKS[shape.op_profile])
+    assert choice.logit_rows == choice.draft_max + 1
+
+
+@given(st.data(), shapes())
+@settings(max_examples=40, deadline=None)
+def test_speculation_keeps_its_speed_at_its_lower_bound(data, shape):
+    request = data.draw(requests(shape))
+    free = make_plan(shape, DEVICE, with_budget(request, 1 << 50))
+    if free.speculation_bytes is None:
+        assert free.choice.draft_max == 0
+        return
+    pinned = Request(
+        free.speculation_bytes, free.choice.ctx, free.choice.kv_format, request.spec, request.draft_max,
+        request.prefill_chunk, request.resident_bytes,
+    )  # fmt: skip
+    tight = make_plan(shape, DEVICE, pinned)
+    assert tight.fits
+    assert tight.tokens_per_second >= 0.96 * free.tokens_per_second - 1e-9
+
+
+@functools.cache
+def shrinking_plans() -> tuple[Plan, ...]:
+    shape = make_shape()
+    return tuple(make_plan(shape, DEVICE, Request(size)) for size in range(430 * MIB, 190 * MIB, -MIB // 2))
+
+
+class TestLadder:
+    """What SmolLM2's shape gives up as the budget shrinks."""
+
+    @pytest.fixture
+    def plans(self):
+        return shrinking_plans()
+
+    def test_nothing_is_given_up_without_need(self, plans):
+        assert plans[0].given_up == ()
+        assert plans[0].choice.spec == "auto"
+        assert (plans[0].choice.ctx, plans[0].choice.kv_format) == (8192, "f16")
+
+    def test_speculation_goes_before_precision_and_precision_before_context(self, plans):
+        fitting = [plan for plan in plans if plan.fits]
+        for plan in fitting:
+            if plan.choice.kv_format == "f16":
+                assert plan.choice.ctx == 8192
+            if plan.choice.ctx < 8192:
+                assert (plan.choice.kv_format, plan.choice.prefill_chunk) == ("int4", 64)
+        kept = {(plan.choice.kv_format, plan.choice.draft_max > 0) for plan in fitting}
+        assert {("f16", True), ("f16", False), ("int8", True)} <= kept
+        assert {plan.choice.ctx for plan in fitting} >= {8192}
+        assert min(plan.choice.ctx for plan in fitting) < 1024
+
+    def test_every_step_is_told_with_numbers(self, plans):
+        told = " ".join(step for plan in plans for step in plan.given_up)
+        for word in ("speculation: ", "KV cache: int8 instead of f16", "prefill chunk: 64", "context: ", "MiB"):
+            assert word in told
+
+    def test_smaller_tables_and_trees_come_before_none(self, plans):
+        drafts = [plan.choice for plan in plans if plan.choice.kv_format == "f16" and plan.fits]
+        assert {choice.recycling_contexts for choice in drafts} >= {2048, 1024}
+        assert len({choice.draft_max for choice in drafts}) > 2
+
+
+def test_auto_takes_a_less_precise_cache_only_where_it_is_faster():
+    short = make_plan(make_shape(), DEVICE, Request(ctx=64, kv="auto"))
+    long = make_plan(make_shape(), DEVICE, Request(ctx=8192, kv="auto"))
+    assert short.choice.kv_format == "f16"
+    assert long.choice.kv_format != "f16"
+    assert long.tokens_per_second > make_plan(make_shape(), DEVICE, Request(ctx=8192)).tokens_per_second
+
+
+def test_portable_packages_do_not_speculate_unless_asked():
+    shape = make_shape(op_profile="portable", kv_formats=("f32",))
+    assert make_plan(shape, DEVICE, Request()).choice.spec == "off"
+    assert make_plan(shape, DEVICE, Request(spec="suffix")).choice.spec == "suffix"
+
+
+def test_a_window_bounds_the_cache():
+    whole = make_plan(make_shape(), DEVICE, Request(spec="off"))
+    windowed = make_plan(make_shape(sliding_window=512, window_layers=30), DEVICE, Request(spec="off"))
+    sizes = [next(term.bytes for term in plan.terms if term.name == "kv_cache") for plan in (whole, windowed)]
+    assert sizes == [8192 * 30 * 768, 768 * 30 * 768]
+
+
+def test_another_model_of_the_process_has_paid_for_the_runtime():
+    alone, second = (make_plan(make_shape(), DEVICE, Request(resident_bytes=held)) for held in (None, 0))
+    assert alone.total_bytes - second.total_bytes == next(t.bytes for t in alone.terms if t.name == "runtime")
+
+
+def test_a_plan_that_does_not_fit_says_what_does():
+    plan = make_plan(make_shape(), DEVICE, Request(budget_bytes=100 * MIB, ctx=8192, kv="f32"))
+    with pytest.raises(MemoryBudgetExceeded) as raised:
+        require_fit(plan)
+    assert raised.value.exit_code == 4
+    assert "100.0 MiB" in raised.value.numbers
+    assert "kv_cache 360.0 MiB" in raised.value.numbers
+    assert f"--memory {-(-plan.minimum_bytes // MIB)}MiB" in raised.value.action
+
+
+def test_a_plan_that_fits_is_returned():
+    plan = make_plan(make_shape(), DEVICE, Request())
+    assert require_fit(plan) is plan
+
+
+@pytest.mark.parametrize(
+    "request_", [Request(ctx=1), Request(ctx=8193), Request(kv="int3"), Request(draft_max=0), Request(prefill_chunk=0)]
+)
+def test_what_cannot_be_is_refused(request_):
+    with pytest.raises(ConfigError):
+        make_plan(make_shape(), DEVICE, request_)
+
+
+def test_speculation_that_does_not_pay_is_not_expected_to():
+    from dataclasses import replace
+
+    dear = replace(DEVICE, row_cost=((1, 1.0), (2, 2.0), (24, 24.0)))
+    plan = make_plan(make_shape(), dear, Request())
+    assert tokens_per_second(plan.shape, dear, plan.choice) == plan.plain_tokens_per_second

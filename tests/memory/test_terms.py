@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from edge_rt.memory.activations import allocated_bytes
+from edge_rt.memory.gains import GAINS, gain_of
+from edge_rt.memory.speed import row_cost
+from edge_rt.memory.terms import (
+    BASE_BYTES,
+    Choice,
+    kv_bytes,
+    pass_memory_bytes,
+    regimes_of,
+    runtime_bytes,
+    terms_of,
+    weights_bytes,
+)
+from tests.memory.shapes import DEVICE, MIB, make_shape, shapes
+
+CHOICE = Choice(2048, "f16", "auto", 23, 256, 8192, 4096, 24)
+LARGE = make_shape(
+    num_layers=16, hidden_size=2048, intermediate_size=8192, num_heads=32, num_kv_heads=8, vocab_size=128256
+)
+
+
+def test_passes_take_what_was_measured():
+    # Anonymous memory that a first pass of this many rows adds, in MiB: measured with benchmarks/memory_terms.py.
+    measured = {
+        ("small", 64): 1.8,
+        ("small", 256): 7.2,
+        ("small", 512): 13.6,
+        ("large", 256): 26.3,
+        ("large", 512): 51.4,
+    }
+    for (name, rows), size in measured.items():
+        shape = make_shape() if name == "small" else LARGE
+        assert 0.97 * size <= allocated_bytes(shape, rows, 2048) / MIB <= 1.1 * size + 10
+
+
+@given(shapes(), st.sampled_from([64, 128, 256]), st.integers(64, 8192))
+@settings(max_examples=60, deadline=None)
+def test_more_rows_and_a_longer_context_never_take_less(shape, rows, ctx):
+    assert allocated_bytes(shape, rows, ctx) <= allocated_bytes(shape, 2 * rows, ctx)
+    assert allocated_bytes(shape, 8, ctx) <= allocated_bytes(shape, 8, 2 * ctx)
+
+
+def test_the_arena_of_a_choice_holds_its_largest_pass():
+    shape = make_shape()
+    assert pass_memory_bytes(shape, CHOICE) >= allocated_bytes(shape, 256, 2048)
+    few = replace(CHOICE, prefill_chunk=1, draft_max=15, ctx=8192)
+    assert pass_memory_bytes(shape, few) >= allocated_bytes(shape, 16, 8192)
+
+
+def test_the_cache_is_rows_times_bytes():
+    shape = make_shape()
+    assert kv_bytes(shape, CHOICE) == 2048 * 30 * 2 * 3 * 64 * 2
+    assert kv_bytes(shape, replace(CHOICE, kv_format="int8")) == 2048 * 30 * 2 * 3 * (64 + 4)
+
+
+def test_windowed_layers_keep_the_window_and_the_largest_pass():
+    shape = make_shape(sliding_window=100, window_layers=10)
+    row = 2 * 3 * 64 * 2
+    assert kv_bytes(shape, CHOICE) == (20 * 2048 + 10 * 384) * row  # 100 + 256, up to a multiple of 64
+
+
+def test_rotations_count_as_far_as_the_context_reaches():
+    shape = make_shape(context_length=131072)
+    saved = weights_bytes(shape, 131072) - weights_bytes(shape, 1024)
+    assert 0.95 * shape.rotation_bytes < saved < shape.rotation_bytes
+
+
+def test_a_process_counts_as_it_is_and_one_to_be_started_as_usual():
+    assert runtime_bytes(DEVICE, None) == BASE_BYTES
+    assert runtime_bytes(DEVICE, 62 * MIB) == 62 * MIB
+    assert runtime_bytes(DEVICE, 0) == 0
+    assert runtime_bytes(replace(DEVICE, base_bytes=9 * MIB), None) == 9 * MIB
+
+
+def test_reading_a_large_vocabulary_may_be_the_peak():
+    shape = make_shape(weights_bytes=4 * MIB, read_bytes=4 * MIB, vocab_size=151000, tokenizer_bytes=11 * MIB)
+    choice = Choice(64, "int4", "off", 0, 64, 0, 0, 1)
+    regimes = regimes_of(shape, DEVICE, choice, None)
+    assert regimes.largest == "load"
+    assert sum(term.bytes for term in terms_of(shape, DEVICE, choice, None)) == regimes.load
+
+
+def test_longer_drafts_emit_more_and_what_lies_between_is_between():
+    for mode, steps in GAINS.items():
+        for step in steps:
+            assert gain_of(mode, step.draft_max, 1 << 16).tokens == step.tokens
+        between = gain_of(mode, 6, 1 << 16)
+        assert steps[2].tokens < between.tokens < steps[3].tokens
+        assert gain_of(mode, 63, 1 << 16).tokens == steps[-1].tokens
+    assert gain_of("suffix", 8, 1024).tokens < gain_of("suffix", 8, 4096).tokens
+    assert gain_of("ngram", 8, 4096) == gain_of("suffix", 8, 4096)
+
+
+def test_row_costs_are_interpolated_and_continued():
+    curve = ((1, 1.0), (8, 1.7), (16, 3.3))
+    assert [row_cost(curve, rows) for rows in (1, 4.5, 8, 16, 24)] == pytest.approx([1.0, 1.35, 1.7, 3.3, 4.9])

@@ -1,0 +1,345 @@
+"""A load keeps to its memory plan: what is decided, what is refused, and what a failure leaves behind."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import edge_rt
+from edge_rt.errors import ConfigError, EdgeRTError, InvalidTokenizer, MemoryBudgetExceeded
+from edge_rt.machine import available_memory_bytes
+from edge_rt.memory.budget import Budget
+from edge_rt.memory.device import DeviceProfile
+from edge_rt.package import open_package
+from edge_rt.runtime.drafters.source import Guess
+from edge_rt.runtime.engine import load_package
+from edge_rt.runtime.planning import Wanted, plan_package
+from edge_rt.runtime.row_cost import RowCosts
+from edge_rt.runtime.speculation import SpecOptions
+from tests.helpers.packages import copied, replace_file
+from tests.helpers.small import GREEDY
+
+MIB = 1 << 20
+AMPLE = 4096 * MIB
+FREE_ROWS = RowCosts((1, 64), (0,), ((1.0, 1.001),))
+TEXT = "The little boat left the harbour at dawn, and the sea was calm. " * 3
+
+
+class TestDecisions:
+    def test_without_a_budget_there_is_what_the_machine_has(self, native_package):
+        with load_package(native_package) as model:
+            memory = model.describe()["memory"]
+        assert memory["budget_bytes"] is None
+        assert abs(memory["available_bytes"] - available_memory_bytes()) < 1024 * MIB
+        assert memory["planned_bytes"] == sum(memory["terms"].values()) > MIB
+        assert memory["given_up"] == []
+
+    def test_what_is_asked_for_is_done(self, native_package):
+        asked = {"ctx": 300, "kv": "int8", "spec": "suffix", "draft_max": 5, "prefill_chunk": 17}
+        with edge_rt.load(native_package, memory=AMPLE, **asked) as model:
+            choice, facts = model.plan.choice, model.describe()
+        assert (choice.ctx, choice.kv_format, choice.spec, choice.draft_max) == (300, "int8", "suffix", 5)
+        assert (facts["context_tokens"], facts["kv_format"], facts["prefill_chunk"]) == (300, "int8", 17)
+        assert facts["speculation"] == "suffix"
+
+    def test_a_plan_says_what_a_load_does(self, native_package):
+        foreseen = edge_rt.plan(native_package, memory=AMPLE, ctx=200)
+        with edge_rt.load(native_package, memory=AMPLE, ctx=200) as model:
+            assert model.plan.choice == foreseen.choice
+
+    @pytest.mark.parametrize("memory", [MIB, str(MIB), "1MiB", "0.5MiB"])
+    def test_too_little_is_refused_with_needed_available_and_a_way_out(self, native_package, memory):
+        with pytest.raises(MemoryBudgetExceeded, match=r"needs at least .* MiB .*budget is .*Try --memory") as caught:
+            edge_rt.load(native_package, memory=memory)
+        assert caught.value.exit_code == 4
+
+    @pytest.mark.parametrize("memory", ["", "much", "-5MiB", 0])
+    def test_what_is_no_size(self, native_package, memory):
+        with pytest.raises(ConfigError, match="size of memory"):
+            edge_rt.load(native_package, memory=memory)
+
+    @pytest.mark.parametrize("asked", [{"ctx": 1}, {"ctx": 513}, {"kv": "int3"}, {"prefill_chunk": 0}])
+    def test_what_no_budget_makes_possible(self, native_package, asked):
+        with pytest.raises(ConfigError):
+            edge_rt.plan(native_package, memory=AMPLE, **asked)
+
+    def test_auto_takes_a_format_that_the_package_has(self, native_package):
+        with edge_rt.load(native_package, memory=AMPLE, kv="auto") as model:
+            assert model.plan.choice.kv_format in model.package.manifest.kv_formats
+
+    def test_another_machine_has_nothing_yet(self, native_package):
+        board = DeviceProfile("board", 512 * MIB, 300 * MIB, 4e9, 1e-3, ((1, 1.0), (8, 2.0)), base_bytes=50 * MIB)
+        plan = plan_package(open_package(native_package), Wanted(), device=board)
+        assert plan.budget_bytes == 300 * MIB
+        assert next(term.bytes for term in plan.terms if term.name == "runtime") == 50 * MIB
+
+
+class TestSharedBudget:
+    def test_two_models_share_one_and_the_process_is_counted_once(self, native_package):
+        budget = Budget(AMPLE)
+        with edge_rt.load(native_package, memory=budget) as one:
+            left = budget.free_bytes
+            assert left == AMPLE - one.plan.total_bytes
+            with edge_rt.load(native_package, memory=budget, ctx=64) as two:
+                own = two.plan.total_bytes - budget.base_bytes
+                assert budget.free_bytes == left - own
+                assert own < two.plan.total_bytes
+                assert two.plan.budget_bytes == left + budget.base_bytes
+                assert two.describe()["memory"]["budget_bytes"] == AMPLE
+            assert budget.free_bytes == left
+        assert (budget.free_bytes, budget.base_bytes, budget.claims) == (AMPLE, 0, ())
+
+    def test_the_second_model_gets_what_is_left(self, native_package):
+        whole = edge_rt.plan(native_package, memory=AMPLE, spec="off").total_bytes + 2 * MIB
+        budget = Budget(whole)
+        with edge_rt.load(native_package, memory=budget, spec="off") as one:
+            with pytest.raises(MemoryBudgetExceeded):
+                edge_rt.load(native_package, memory=budget, spec="off")
+            assert one.generate(TEXT, max_tokens=3, **GREEDY).usage.completion_tokens == 3
+        with edge_rt.load(native_package, memory=Budget(whole + 4 * MIB), spec="off"):
+            pass
+
+    @pytest.mark.parametrize(
+        ("name", "error"), [("tokenizer.json", InvalidTokenizer), ("model.onnx", EdgeRTError)], ids=str
+    )
+    def test_a_load_that_fails_half_way_holds_nothing(self, native_package, tmp_path, name, error):
+        package = copied(native_package, tmp_path)
+        replace_file(package, name, b"{}")
+        budget = Budget(AMPLE)
+        with pytest.raises(error):
+            edge_rt.load(package, memory=budget)
+        assert (budget.free_bytes, budget.claims) == (AMPLE, ())
+
+    def test_closing_twice_gives_back_once(self, native_package):
+        budget = Budget(AMPLE)
+        one, two = (edge_rt.load(native_package, memory=budget, ctx=64) for _ in range(2))
+        one.close()
+        one.close()
+        assert len(budget.claims) == 1
+        two.close()
+        assert budget.free_bytes == AMPLE
+
+
+@pytest.fixture
+def strict(native_package):
+    """A model in a budget, for which rows cost nothing."""
+    with edge_rt.load(native_package, memory=AMPLE, draft_max=3, prefill_chunk=32) as model:
+        model.speculation.costs = FREE_ROWS
+        yield model
+
+
+class TestLimits:
+    def test_a_pass_that_wants_too_many_logits_is_refused_and_the_next_one_is_as_before(self, strict):
+        assert strict.logit_rows == 4
+        with strict.passes() as (runner, _):
+            before = runner.forward([5, 6, 7, 8], 0, 4).logits.copy()
+            with pytest.raises(MemoryBudgetExceeded, match=r"5 rows of 419 logits; the plan has 4\."):
+                runner.forward([5] * 5, 0, 5)
+            assert (runner.forward([5, 6, 7, 8], 0, 4).logits == before).all()
+
+    def test_a_pass_that_is_too_large_is_refused_and_the_next_one_is_as_before(self, native_package):
+        answers = []
+        for memory in (None, AMPLE):
+            with edge_rt.load(native_package, memory=memory, prefill_chunk=1, spec="off", ctx=512) as model:
+                with model.passes() as (runner, _):
+                    first = runner.forward([7], 0, 1).logits.copy()
+                    if memory is not None:
+                        with pytest.raises(MemoryBudgetExceeded, match="needs more memory than there is for it"):
+                            runner.forward([5] * 512, 0, 1)
+                    assert (runner.forward([7], 0, 1).logits == first).all()
+                answers.append(model.generate(TEXT, max_tokens=20, **GREEDY).token_ids)
+        assert answers[0] == answers[1]
+
+    def test_logits_take_exactly_their_rows(self, strict):
+        with strict.passes() as (runner, _):
+            whole = runner.forward([5] * 4, 0, 4).logits
+            base = runner.forward([5], 0, 1).logits
+        assert np.shares_memory(whole, base)
+
+    def test_what_is_measured_stays_within_the_plan(self, strict):
+        assert strict.calibrate().rows == (1, 2, 4)
+
+    def test_drafts_are_no_larger_than_planned(self, native_package):
+        steps = []
+        options = SpecOptions("auto", 3, trace=steps.append)
+        with load_package(native_package, memory=AMPLE, spec=options) as model:
+            model.speculation.costs = FREE_ROWS
+            for _ in range(2):
+                model.generate(TEXT, max_tokens=60, **GREEDY)
+        assert max(step["drafted"] for step in steps) == 3
+
+    def test_a_budget_does_not_change_an_answer(self, native_package, strict):
+        with edge_rt.load(native_package, spec="off") as plain:
+            expected = plain.generate(TEXT, max_tokens=60, **GREEDY)
+        assert strict.generate(TEXT, max_tokens=60, **GREEDY).token_ids == expected.token_ids
+
+    def test_a_drafter_that_the_plan_has_no_room_for_is_refused(self, native_package):
+        with edge_rt.load(native_package, memory=AMPLE, spec="off") as model:
+            for mode in ("auto", "suffix", "ngram", "recycling"):
+                with pytest.raises(MemoryBudgetExceeded, match=f"no room for the drafter '{mode}'"):
+                    model.generate(TEXT, spec=mode, max_tokens=2)
+            assert model.generate(TEXT, max_tokens=2, **GREEDY).usage.completion_tokens == 2
+
+    def test_without_a_budget_it_is_there_when_it_is_asked_for(self, native_package):
+        with edge_rt.load(native_package, spec="off") as model:
+            model.speculation.costs = FREE_ROWS
+            assert model.generate(TEXT, spec="suffix", max_tokens=40, **GREEDY).spec.mode == "suffix"
+
+    def test_a_reference_text_takes_the_place_of_other_tables(self, strict):
+        room = strict.plan.choice.suffix_tokens
+        assert room > 0
+        reference = " harbour" * (room * 2)
+        with pytest.raises(MemoryBudgetExceeded, match="reference text does not fit"):
+            strict.generate(TEXT, reference=reference, max_tokens=2, **GREEDY)
+        result = strict.generate(TEXT, reference="and the sea was calm", max_tokens=40, **GREEDY)
+        assert result.token_ids == strict.generate(TEXT, spec="off", max_tokens=40, **GREEDY).token_ids
+
+    def test_results_tell_plan_and_budget(self, strict):
+        memory = strict.generate(TEXT, max_tokens=2, **GREEDY).memory
+        assert (memory.planned_bytes, memory.budget_bytes) == (strict.plan.total_bytes, AMPLE)
+
+
+class Exhausted:
+    """A source of guesses that runs out of memory after so many tokens.
+
+    Args:
+        after: tokens.
+    """
+
+    name = "suffix"
+    num_kinds = 1
+    memory_bytes = 0
+
+    def __init__(self, after):
+        self.left = after
+
+    def prior(self, kind):
+        return 0.5
+
+    def begin(self, token_ids):
+        pass
+
+    def extend(self, token_ids):
+        self.left -= len(token_ids)
+        if self.left < 0:
+            raise MemoryError("a table could not grow")
+
+    def observe(self, draft, accepted, outputs, context):
+        pass
+
+    def root(self):
+        return 0
+
+    def children(self, cursor):
+        return [Guess(5, 0, 0)]
+
+
+@pytest.mark.parametrize("after", [0, 1, 7, 30])
+def test_memory_that_ends_in_the_middle_of_an_answer_leaves_the_model_usable(native_package, after):
+    with edge_rt.load(native_package, spec="off") as plain:
+        expected = plain.generate(TEXT, max_tokens=60, **GREEDY)
+    with edge_rt.load(native_package, memory=AMPLE, spec="suffix") as model:
+        model.speculation.costs = FREE_ROWS
+        model.speculation.replace("suffix", Exhausted(after))
+        with pytest.raises(MemoryBudgetExceeded, match="a table could not grow"):
+            model.generate(TEXT, max_tokens=60, **GREEDY)
+        with model.passes() as (_, cache):
+            cache.check()
+            held = cache.token_ids
+        whole = (*model.tokenizer.encode_prompt(TEXT), *expected.token_ids)
+        assert held == whole[: len(held)]
+        assert model.generate(TEXT, max_tokens=60, **GREEDY).token_ids == expected.token_ids
+
+
+ADDRESS_SPACE = """
+import resource, sys
+import edge_rt
+from edge_rt.errors import MemoryBudgetExceeded
+
+package = sys.argv[1]
+prompt = [(11 * i) % 400 + 3 for i in range(400)]
+with edge_rt.load(package, spec="off", prefill_chunk=256, ctx=512, threads=1) as model:
+    with model.passes() as (runner, _):
+        runner.forward([5], 0, 1)
+    size = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmSize"))
+    resource.setrlimit(resource.RLIMIT_AS, (size * 1024, resource.RLIM_INFINITY))
+    # Rows of so many logits are beyond what is mapped.
+    try:
+        with model.passes() as (runner, _):
+            runner.forward([5] * 512, 0, 512)
+            runner.forward([5] * 511, 0, 511)
+        print("ran")
+    except (MemoryBudgetExceeded, MemoryError) as error:
+        print(type(error).__name__)
+    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    answers = [model.generate(prompt, max_tokens=5, temperature=0).token_ids for _ in range(2)]
+    model.reset()
+    answers.append(model.generate(prompt, max_tokens=5, temperature=0).token_ids)
+    print(len(set(answers)))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit of address space is Linux's")
+def test_a_system_without_memory_leaves_the_model_usable(native_package):
+    done = run(ADDRESS_SPACE, native_package)
+    assert done.stdout.split() == ["MemoryBudgetExceeded", "1"], done.stderr
+
+
+TO_THE_LIMITS = """
+import json, sys
+import edge_rt
+from edge_rt.errors import MemoryBudgetExceeded
+from edge_rt.runtime.row_cost import RowCosts
+
+def status(name):
+    return next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith(name))
+
+package, short, asked = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
+budget = edge_rt.plan(package, memory="8GiB", **asked).minimum_bytes - short
+base = status("VmHWM")
+try:
+    model = edge_rt.load(package, memory=budget, threads=2, **asked)
+except MemoryBudgetExceeded as error:
+    print(json.dumps({"refused": str(error), "grown": status("VmHWM") - base}))
+    sys.exit(error.exit_code)
+with model:
+    model.speculation.costs = RowCosts((1, 64), (0,), ((1.0, 1.001),))
+    prompt = [(11 * i) % 400 + 3 for i in range(model.context_tokens // 2)]
+    never = {token: -1e4 for token in model.tokenizer.eos_token_ids}
+    for seed in range(3):
+        result = model.generate(prompt[seed:], temperature=1.0, seed=seed, repetition_penalty=1.1, logit_bias=never)
+        assert result.finish_reason == "context_full", result
+    drafted = result.spec.rows_drafted if result.spec is not None else 0
+    print(json.dumps({"peak": status("VmHWM"), "budget": budget, "drafted": drafted}))
+"""
+
+
+def run(code: str, package: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", code, str(package), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="peaks are read from /proc")
+@pytest.mark.parametrize(
+    "asked", [{"spec": "off"}, {"spec": "auto", "draft_max": 8}, {"spec": "auto", "kv": "int8", "ctx": 100}], ids=str
+)
+def test_the_smallest_budget_holds_to_the_end_of_the_context(native_package, asked):
+    done = run(TO_THE_LIMITS, native_package, "0", json.dumps(asked))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["peak"] <= found["budget"]
+    assert (found["drafted"] > 0) == (asked["spec"] != "off")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="peaks are read from /proc")
+def test_a_little_less_is_refused_before_anything_large_is_loaded(native_package):
+    done = run(TO_THE_LIMITS, native_package, str(MIB), json.dumps({"spec": "off"}))
+    assert done.returncode == 4, done.stderr
+    found = json.loads(done.stdout)
+    assert found["grown"] < 2 * MIB
+    assert "--memory" in found["refused"]

@@ -1,0 +1,226 @@
+"""Models with a sliding window: fewer rows of the cache than tokens, and the bits of a cache that has them all."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from edge_rt.export import export_model
+from edge_rt.machine import usable_cpus
+from edge_rt.package import KV_FORMATS, ModelConfig, open_package
+from edge_rt.runtime.engine import load_package
+from edge_rt.runtime.interface import open_interface
+from edge_rt.runtime.native_interface import NativeInterface
+from edge_rt.runtime.portable_interface import PortableInterface
+from edge_rt.runtime.runner import ModelRunner
+from edge_rt.runtime.speculation import SpecOptions
+from edge_rt.session import Session, StopSwitch, pool_size
+from tests.helpers.gguf_factory import write_llama_gguf
+from tests.helpers.graphs import Built
+from tests.helpers.native_profile import require_native
+from tests.helpers.small import GREEDY
+
+WINDOW = 24
+CONTEXT = 320
+LARGEST_PASS = 40
+TOKEN_IDS = [(5 + 41 * i) % 419 for i in range(300)]
+PROMPT = "The little boat left the harbour at dawn, and the sea was calm. " * 4
+FORMATS = KV_FORMATS["native"]
+
+
+class Windowed:
+    """A runner over a cache of a window, and one over a cache with a row for every position."""
+
+    def __init__(self, interface, graph):
+        session = Session(graph, threads=pool_size() or usable_cpus(), profile="native")
+        self.interface, self.cache = interface, interface.open_cache()
+        self.runner = ModelRunner(session, interface, StopSwitch())
+
+    def append(self, token_ids):
+        with self.cache.reserve(len(token_ids)) as rows:
+            logits = self.runner.forward(token_ids, rows.start, len(token_ids)).logits.copy()
+            rows.commit(token_ids)
+        self.cache.check()
+        return logits
+
+    def append_in(self, size, token_ids):
+        parts = [self.append(token_ids[start : start + size]) for start in range(0, len(token_ids), size)]
+        return np.concatenate(parts)
+
+    def tree(self, token_ids, parents, path):
+        with self.cache.reserve(len(token_ids), parents) as rows:
+            logits = self.runner.forward(token_ids, rows.start, len(token_ids), parents=parents).logits.copy()
+            rows.commit([token_ids[node] for node in path], path)
+        self.cache.check()
+        return logits
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory):
+    require_native()
+    folder = tmp_path_factory.mktemp("window")
+    metadata = {"llama.attention.sliding_window": WINDOW}
+    write_llama_gguf(folder / "m.gguf", context=CONTEXT, extra_metadata=metadata)
+    export_model(folder / "m.gguf", folder / "p", profile="native")
+    return folder / "p"
+
+
+def opened(package, kv_format, largest_pass=LARGEST_PASS):
+    manifest = open_package(package).manifest
+    return Windowed(open_interface(manifest, CONTEXT, kv_format, largest_pass=largest_pass), package / "model.onnx")
+
+
+@pytest.fixture(scope="module", params=FORMATS)
+def model(request, package):
+    return opened(package, request.param)
+
+
+@pytest.fixture(scope="module")
+def whole(model, package):
+    """Logits of every token, computed with a row for every position."""
+    plain = opened(package, model.interface.kv_format, largest_pass=CONTEXT)
+    assert plain.interface.window.capacity == CONTEXT
+    return plain.append_in(64, TOKEN_IDS)
+
+
+@pytest.fixture(autouse=True)
+def empty(request):
+    if "model" in request.fixturenames:
+        request.getfixturevalue("model").cache.truncate(0)
+
+
+def same_bits(found, expected):
+    np.testing.assert_array_equal(found.view(np.uint32), expected.view(np.uint32))
+
+
+def test_the_cache_holds_the_window_and_the_largest_pass(model):
+    rows = 64  # 24 + 40
+    assert [buffer.shape[2] for buffer in model.interface.buffers] == [rows] * 2
+    assert model.interface.row_map is None
+    assert model.interface.cache_bytes == model.interface.row_bytes * rows
+
+
+@pytest.mark.parametrize("size", [1, 3, 16, 17, 40])
+def test_passes_of_any_size(model, whole, size):
+    same_bits(model.append_in(size, TOKEN_IDS), whole)
+
+
+def test_rolled_back_to_every_position_and_computed_again(model, whole):
+    kept = set()
+    for length in range(150):
+        model.cache.truncate(0)
+        model.append_in(25, TOKEN_IDS[:150])
+        start = model.cache.truncate(length)
+        kept.add(start)
+        assert start in (0, length)
+        same_bits(model.append_in(8, TOKEN_IDS[start:180]), whole[start:180])
+    # 64 rows, 150 tokens: 86 positions are lost, and behind 109 tokens the next one sees position 86.
+    assert kept == {0, *range(109, 150)}
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.data())
+def test_trees_and_rollbacks_leave_no_trace(package, data):
+    model, plain = opened(package, "int8"), opened(package, "int8", largest_pass=CONTEXT)
+    for _ in range(data.draw(st.integers(1, 30))):
+        count = data.draw(st.integers(1, 12))
+        if model.cache.length + count > CONTEXT:
+            break
+        token_ids = data.draw(st.lists(st.integers(3, 418), min_size=count, max_size=count))
+        parents = [data.draw(st.integers(-1, row - 1)) for row in range(count)]
+        path = [data.draw(st.integers(0, count - 1))]
+        while parents[path[0]] >= 0:
+            path.insert(0, parents[path[0]])
+        same_bits(model.tree(token_ids, parents, path), plain.tree(token_ids, parents, path))
+        if data.draw(st.integers(0, 4)) == 0:
+            kept = model.cache.truncate(max(0, model.cache.length - data.draw(st.integers(0, 20))))
+            plain.cache.truncate(kept)
+
+
+@pytest.mark.parametrize("kv_format", FORMATS)
+def test_speculative_answers_are_the_plain_ones(package, kv_format):
+    accepted = 0
+    for sampling in (GREEDY, {"temperature": 0.7, "seed": 5}):
+        answers = []
+        for spec, chunk in ((SpecOptions("off"), 300), (SpecOptions("off"), 7), (SpecOptions("suffix"), 16)):
+            with load_package(package, kv=kv_format, spec=spec, prefill_chunk=chunk) as model:
+                # The second time what is still in the cache is not computed again.
+                results = [model.generate(PROMPT, max_tokens=150, **sampling) for _ in range(2)]
+                answers += [result.token_ids for result in results]
+                accepted += sum(result.spec.draft_n_accepted for result in results if result.spec is not None)
+        assert answers == answers[:1] * 6
+    assert accepted > 0
+
+
+def test_a_conversation_computes_what_the_window_has_lost(package):
+    with load_package(package, prefill_chunk=16, spec=SpecOptions("off", max_nodes=7)) as model:
+        first = model.generate(TOKEN_IDS[:100], max_tokens=5, **GREEDY)
+        follow = [*TOKEN_IDS[:100], *first.token_ids, 7, 8, 9]
+        near = model.generate(follow, max_tokens=5, **GREEDY)
+        assert near.usage.cached_tokens == 104
+        # The end is taken back, and most of the text.
+        far = model.generate([*TOKEN_IDS[:50], 11], max_tokens=5, **GREEDY)
+        assert far.usage.cached_tokens == 0
+        model.reset()
+        assert model.generate([*TOKEN_IDS[:50], 11], max_tokens=5, **GREEDY).token_ids == far.token_ids
+        model.reset()
+        assert model.generate(follow, max_tokens=5, **GREEDY).token_ids == near.token_ids
+    bytes_per_token = 2 * 2 * 2 * 32
+    assert far.memory.kv_bytes == 55 * bytes_per_token
+    assert near.memory.kv_bytes == 64 * bytes_per_token
+
+
+class Mixed(ModelConfig):
+    """Every other layer has the window."""
+
+    @property
+    def layer_windows(self):
+        return tuple(self.sliding_window * (layer % 2) for layer in range(self.num_layers))
+
+
+def test_layers_with_and_without_a_window(tmp_path):
+    """And each in a format of its own: a graph has both kinds of map, bits are those of a row for every position."""
+    require_native()
+    write_llama_gguf(tmp_path / "m.gguf", layers=3, context=CONTEXT)
+    built = Built(
+        tmp_path / "m.gguf", tmp_path, "int8", profile="native",
+        change_model=lambda model: Mixed(**(dataclasses.asdict(model) | {"sliding_window": WINDOW})),
+    )  # fmt: skip
+    formats = ("f16", "int8", "f32")
+
+    def interface(largest_pass):
+        return NativeInterface(built.model, CONTEXT, formats, largest_pass=largest_pass)
+
+    ring, plain = (Windowed(interface(size), built.graph) for size in (LARGEST_PASS, CONTEXT))
+    assert [buffer.shape for buffer in ring.interface.buffers] == [
+        (2, 2, CONTEXT, 32), (2, 2, 64, 18), (2, 2, CONTEXT, 64),
+    ]  # fmt: skip
+    expected = plain.append_in(40, TOKEN_IDS)
+    same_bits(ring.append_in(7, TOKEN_IDS), expected)
+    assert ring.cache.truncate(290) == 290
+    tree = ([3, 4, TOKEN_IDS[290], TOKEN_IDS[291]], [-1, 0, -1, 2])
+    same_bits(ring.tree(*tree, path=[2, 3])[2:], expected[290:292])
+    same_bits(ring.append_in(3, TOKEN_IDS[292:]), expected[292:])
+    assert ring.cache.truncate(200) == 0
+    same_bits(ring.append_in(9, TOKEN_IDS), expected)
+
+
+def test_portable_packages_mask_what_is_not_seen(tmp_path):
+    """In passes of any size, over a cache that has all rows."""
+    metadata = {"llama.attention.sliding_window": WINDOW}
+    write_llama_gguf(tmp_path / "m.gguf", context=CONTEXT, extra_metadata=metadata)
+    built = Built(tmp_path / "m.gguf", tmp_path)
+    expected = built.reference(TOKEN_IDS)
+    for size in (300, 33, 1):
+        session = Session(built.graph, threads=pool_size() or usable_cpus(), profile="portable")
+        interface = PortableInterface(built.model, CONTEXT, "f32")
+        assert interface.window is None
+        runner, parts = ModelRunner(session, interface, StopSwitch()), []
+        for start in range(0, 300, size):
+            token_ids = TOKEN_IDS[start : start + size]
+            parts.append(runner.forward(token_ids, start, len(token_ids)).logits.copy())
+        errors = np.abs(np.concatenate(parts) - expected).max(axis=1) / expected.std(axis=1)
+        assert errors.max() < 1e-4
