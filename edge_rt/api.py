@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import platformdirs
 
-from edge_rt.errors import ModelNotFound
+from edge_rt.errors import ConfigError, ModelNotFound
+from edge_rt.memory.budget import Budget
 from edge_rt.memory.plan import Plan
 from edge_rt.package import is_package, open_package
 from edge_rt.progress import ProgressCallback, no_progress
+from edge_rt.runtime.encoding import PromptEncoder
 from edge_rt.runtime.engine import Model, load_package
 from edge_rt.runtime.planning import Memory as MemoryBudget, Wanted, plan_package
 from edge_rt.runtime.row_cost import CostStore
@@ -37,6 +39,8 @@ def load(
     corpus: str | Path | None = None,
     spec_trace: Callable[[dict[str, Any]], None] | None = None,
     on_calibrate: Callable[[], None] | None = None,
+    plan: Plan | None = None,
+    texts: PromptEncoder | None = None,
 ) -> Model:
     """Load a package.
 
@@ -62,15 +66,24 @@ def load(
         spec_trace: called with every decoding step's decision.
         on_calibrate: called when the first answer has to wait for a measurement of what passes cost here, which takes a
             second or two and is kept.
+        plan: what ``edge_rt.plan`` has decided for this package, to be done as it is; what it decides is then not given
+            again, but ``memory`` may be a ``Budget`` that the model's share is taken from.
+        texts: ``Model.texts`` of another model, whose tokenizer is shared if this package has the same one. Reading a
+            tokenizer takes memory of which a part stays in pieces, so a process that loads again and again grows less.
 
     Raises:
         ModelNotFound: there is no such package.
         InputError: the package cannot be used.
-        ConfigError: an argument is out of range, or not for this package.
+        ConfigError: an argument is out of range, or not for this package, or the plan has decided it already.
         MemoryBudgetExceeded: the model does not fit the budget; it says what is needed and what would fit. Nothing
             large was loaded.
         RuntimeUnavailable: ONNX Runtime, the device or the native operators are missing.
     """
+    if plan is not None:
+        _refuse_twice(
+            memory=None if isinstance(memory, Budget) else memory,
+            ctx=ctx, threads=threads, prefill_chunk=prefill_chunk, kv=kv, spec=spec, draft_max=draft_max,
+        )  # fmt: skip
     return load_package(
         _locate(model, store),
         memory=memory,
@@ -88,6 +101,8 @@ def load(
         ),
         costs=CostStore(platformdirs.user_cache_path("edge-rt") / "row-costs"),
         on_calibrate=on_calibrate,
+        plan=plan,
+        texts=texts,
     )
 
 
@@ -123,6 +138,14 @@ def plan(
     """
     wanted = Wanted(ctx, kv, prefill_chunk, SpecOptions(spec, draft_max), threads)
     return plan_package(open_package(_locate(model, store)), wanted, memory)
+
+
+def _refuse_twice(**given: object) -> None:
+    names = [name for name, value in given.items() if value is not None]
+    if names:
+        raise ConfigError(
+            "The plan has decided that already.", f"Given beside it: {', '.join(names)}.", "Give it to edge_rt.plan."
+        )
 
 
 def _locate(model: str | Path, store: Path | None) -> Path:

@@ -117,17 +117,22 @@ class ContextOverflow(InputError):
         prompt_tokens: tokens of the prompt.
         requested_tokens: tokens that were to be generated.
         context_tokens: capacity of the context.
+        is_least: whether the prompt has ``prompt_tokens`` or more: it was not encoded to its end.
     """
 
-    def __init__(self, prompt_tokens: int, requested_tokens: int, context_tokens: int) -> None:
+    def __init__(
+        self, prompt_tokens: int, requested_tokens: int, context_tokens: int, *, is_least: bool = False
+    ) -> None:
+        prompt = f"Prompt {'of at least ' if is_least else ''}{prompt_tokens} tokens"
         super().__init__(
             "The prompt does not fit the context.",
-            f"Prompt {prompt_tokens} tokens + {requested_tokens} reserved > context {context_tokens}.",
+            f"{prompt} + {requested_tokens} reserved > context {context_tokens}.",
             "Shorten the prompt, ask for fewer tokens, or load the model with a larger context.",
         )
         self.prompt_tokens = prompt_tokens
         self.requested_tokens = requested_tokens
         self.context_tokens = context_tokens
+        self.is_least = is_least
 
 
 class MemoryBudgetExceeded(EdgeRTError):

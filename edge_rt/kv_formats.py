@@ -5,7 +5,7 @@ How the bytes lie, and what is computed with them, is said in ``csrc/ops/spec_at
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -35,21 +35,32 @@ class RowFormat:
         bits: of an element that is stored by itself.
         group_code_bytes: of the codes of a group, for formats that store groups whole; 0 for the others.
         group_extra_bytes: of a group's scale and minimum.
+        code_parts: parts that the codes of a row lie in.
     """
 
     bits: int = 0
     group_code_bytes: int = 0
     group_extra_bytes: int = 0
+    code_parts: int = 1
 
     def bytes(self, head_dim: int) -> int:
         """Return the bytes of one row of ``head_dim`` elements."""
         groups = -(-head_dim // GROUP)
         return self.bits * head_dim // 8 + groups * (self.group_code_bytes + self.group_extra_bytes)
 
+    def parts(self, head_dim: int) -> tuple[int, ...]:
+        """Return the bytes of what a row is divided into: parts of its codes, then scales and minimums.
+
+        All rows' first parts lie together, then all second ones, and so on.
+        """
+        extra = -(-head_dim // GROUP) * self.group_extra_bytes
+        codes = (self.bytes(head_dim) - extra) // self.code_parts
+        return (codes,) * self.code_parts + ((extra,) if extra else ())
+
 
 _INT8: Final = RowFormat(bits=8, group_extra_bytes=2)
 _INT4: Final = RowFormat(group_code_bytes=GROUP // 2, group_extra_bytes=4)
-_INT4X2: Final = RowFormat(group_code_bytes=GROUP, group_extra_bytes=4)
+_INT4X2: Final = RowFormat(group_code_bytes=GROUP, group_extra_bytes=4, code_parts=2)
 
 
 @dataclass(frozen=True)
@@ -78,6 +89,23 @@ class KvFormat:
     def token_bytes(self, kv_heads: int, head_dim: int) -> int:
         """Return the bytes of one token in one layer."""
         return 2 * kv_heads * self.row_bytes(head_dim)
+
+    def places(self, kv_heads: int, head_dim: int, capacity: int, rows: int) -> Iterator[tuple[int, int]]:
+        """Yield where the first rows of every head's keys and values lie in a layer's cache.
+
+        Args:
+            kv_heads: heads.
+            head_dim: elements of a head's key, or value.
+            capacity: rows of the cache.
+            rows: how many of them are asked for, at most ``capacity``.
+
+        Yields:
+            First byte, and the one behind the last; ascending.
+        """
+        begin = 0
+        for size in (size for row in (self.key, self.value) for size in row.parts(head_dim) * kv_heads):
+            yield begin, begin + rows * size
+            begin += capacity * size
 
 
 KV_FORMAT: Final[Mapping[str, KvFormat]] = {

@@ -6,10 +6,14 @@ import os
 import platform
 import sys
 from pathlib import Path
+from typing import Final
 
 import psutil
 
 from edge_rt.cgroup import ROOT, cgroup_cpus, cgroup_memory_bytes
+
+_CACHE_UNITS: Final = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_M_ARENA_MAX: Final = -8  # of glibc's malloc.h
 
 
 def usable_cpus(cgroup: Path = ROOT) -> int:
@@ -59,6 +63,34 @@ def return_free_memory() -> bool:
 
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     return bool(trim(0)) if trim is not None else False
+
+
+def use_one_heap() -> bool:
+    """Let all threads allocate from one heap; return whether the system can. For before the first of them is started.
+
+    glibc gives threads heaps of their own. Where every model is loaded in another thread, what the one before has freed
+    then lies in another heap: 8 MiB more after a few loads of a small model.
+    """
+    if sys.platform != "linux":
+        return False
+    import ctypes
+
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+    return bool(set_option(_M_ARENA_MAX, 1)) if set_option is not None else False
+
+
+def last_level_cache_bytes(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int | None:
+    """Return the size of the largest cache of the first CPU; None where the system does not tell."""
+    sizes = []
+    for path in folder.glob("index*/size"):
+        try:
+            text = path.read_text(encoding="ascii").strip()
+        except (OSError, ValueError):
+            continue
+        number, unit = (text[:-1], _CACHE_UNITS[text[-1]]) if text[-1:] in _CACHE_UNITS else (text, 1)
+        if number.isdecimal():
+            sizes.append(int(number) * unit)
+    return max(sizes, default=None)
 
 
 def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:

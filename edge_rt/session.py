@@ -28,6 +28,8 @@ from edge_rt.ops import NativeLibrary, native_library
 from edge_rt.package import OP_PROFILES
 
 MINIMUM_ONNXRUNTIME: Final = (1, 23)
+MINIMUM_FOR_WINDOWS: Final = (1, 24)
+"""Below it GroupQueryAttention sees ``local_window_size`` + 1 tokens; measured: 1.23.2 against 1.24.4 to 1.31.1."""
 MAX_THREADS: Final = 1024
 
 # Official builds of ONNX Runtime report usage to their vendor unless this is set before they are imported; calling
@@ -58,14 +60,38 @@ def check_onnxruntime_version(version: str | None = None) -> None:
         VersionMismatch: ONNX Runtime is too old.
     """
     version = version or onnxruntime_version()
-    numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:2])
-    if numbers < MINIMUM_ONNXRUNTIME:
+    if _major_minor(version) < MINIMUM_ONNXRUNTIME:
         floor = ".".join(map(str, MINIMUM_ONNXRUNTIME))
         raise VersionMismatch(
             "ONNX Runtime is too old.",
             f"Version {version} is installed, at least {floor} is needed.",
             "Upgrade it: pip install --upgrade onnxruntime.",
         )
+
+
+def check_window_support(op_profile: str, window: int, version: str | None = None) -> None:
+    """Refuse a sliding window where ONNX Runtime's operators compute another one.
+
+    Args:
+        op_profile: of the package; native ones have an operator of their own.
+        window: tokens that a token sees, itself included; 0: all.
+        version: of ONNX Runtime; None is the one in use.
+
+    Raises:
+        VersionMismatch: ONNX Runtime is too old for it.
+    """
+    version = version or onnxruntime_version()
+    if op_profile == "portable" and window and _major_minor(version) < MINIMUM_FOR_WINDOWS:
+        floor = ".".join(map(str, MINIMUM_FOR_WINDOWS))
+        raise VersionMismatch(
+            "ONNX Runtime is too old for a portable package with a sliding window: it sees one token too many.",
+            f"The window is of {window} tokens; version {version} is installed, at least {floor} is needed.",
+            "Upgrade ONNX Runtime, or export the model with --profile native.",
+        )
+
+
+def _major_minor(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.partition("+")[0].split(".")[:2])
 
 
 def available_providers() -> list[str]:

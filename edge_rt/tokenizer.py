@@ -21,11 +21,15 @@ import tokenizers
 from edge_rt.errors import ConfigError, InputError, InvalidTokenizer, StorageError
 from edge_rt.machine import return_free_memory
 from edge_rt.tokenizer_check import FETCH_AGAIN, MAX_FILE_BYTES, MAX_VOCABULARY, check_document, invalid, parse
+from edge_rt.tokenizer_cuts import PIECE_CHARACTERS, cut, cut_pattern
 
 # Bytes that normalisation can turn into one: at most 4 are known, 8 leaves room.
 _MAX_COMPOSITION: Final = 8
 # Tokens whose bytes are kept, 240 bytes each: more than a text uses, and no large vocabulary's all.
 _MAX_SPELLED: Final = 4096
+_COUNTED_CHARACTERS: Final = 1 << 16  # of a text whose bytes are counted at once
+# Tokens that a cut in the wrong place may add.
+_SPLIT_TOKENS: Final = 8
 
 
 class TokenizerFacts(Protocol):
@@ -84,6 +88,7 @@ class Tokenizer:
         self._bytes: dict[int, bytes] = {}
         self._normalizes = document.get("normalizer") is not None
         self._bound: tuple[int, bytes] | None = None
+        self._cuts = cut_pattern(document)
         self.bos_token_id = facts.bos_token_id if facts else None
         self.eos_token_ids = facts.eos_token_ids if facts else ()
         self.add_bos = facts is not None and facts.add_bos and facts.bos_token_id is not None
@@ -158,6 +163,61 @@ class Tokenizer:
             InputError: the text has lone surrogates, which no encoding can express.
             InvalidTokenizer: the tokenizer's own rules failed on this text.
         """
+        if len(text) <= PIECE_CHARACTERS:
+            return self._encode_piece(text)
+        # The library takes hundreds of bytes for each character of what it gets at once.
+        ids = [token_id for piece in cut(text, self._cuts) for token_id in self._encode_piece(piece)]
+        return_free_memory()
+        return ids
+
+    def encode_within(self, parts: Iterable[tuple[str, bool]], most: int) -> list[int] | int:
+        """Encode texts and special tokens, but no further than needed to know that there are too many tokens.
+
+        Memory is bounded by that, not by the length of the texts.
+
+        Args:
+            parts: (text, is a special token) in order, as of ``RenderedPrompt.pieces``.
+            most: tokens that there may be.
+
+        Returns:
+            The ids that :meth:`encode_rendered` gives; or, of more than ``most``, a number that they have at least.
+
+        Raises:
+            InputError, InvalidTokenizer: as :meth:`encode_text` and :meth:`encode_rendered`.
+        """
+        ids: list[int] = []
+        pieces = [(text, is_special) for text, is_special in parts]
+        is_long = sum(len(text) for text, _ in pieces) > PIECE_CHARACTERS
+        try:
+            for text, is_special in pieces:
+                if is_special:
+                    ids.append(self._special_id(text))
+                for piece in () if is_special else cut(text, self._cuts):
+                    least = self._least_of_stretch(piece, most - len(ids))
+                    if len(ids) + least > most:
+                        return len(ids) + least
+                    ids.extend(self._encode_piece(piece))
+                    if len(ids) > most:
+                        return len(ids)
+            return ids if len(ids) <= most else len(ids)
+        finally:
+            if is_long:
+                return_free_memory()
+
+    def _least_of_stretch(self, stretch: str, most: int) -> int:
+        """Return a number of tokens that a text which cannot be cut has at least, 0 if it may have ``most``.
+
+        It is counted in parts: a cut in the wrong place adds a token or two.
+        """
+        least = 0
+        if len(stretch) > 2 * PIECE_CHARACTERS:
+            for start in range(0, len(stretch), PIECE_CHARACTERS):
+                least += max(len(self._encode(stretch[start : start + PIECE_CHARACTERS])) - _SPLIT_TOKENS, 0)
+                if least > most:
+                    return least
+        return 0
+
+    def _encode_piece(self, text: str) -> list[int]:
         ids = self._encode(text)
         if self.special_ids.isdisjoint(ids):
             return ids
@@ -182,11 +242,14 @@ class Tokenizer:
             if not is_special:
                 ids.extend(self.encode_text(text))
                 continue
-            token_id = self._special_by_text.get(text)
-            if token_id is None:
-                raise invalid("The chat template uses a special token that does not exist.", f"{text[:40]!r}.")
-            ids.append(token_id)
+            ids.append(self._special_id(text))
         return ids
+
+    def _special_id(self, text: str) -> int:
+        token_id = self._special_by_text.get(text)
+        if token_id is None:
+            raise invalid("The chat template uses a special token that does not exist.", f"{text[:40]!r}.")
+        return token_id
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """Return the text of ``ids``; bytes that are no UTF-8 become U+FFFD.
@@ -226,7 +289,9 @@ class Tokenizer:
             self._bound = self._find_bound()
             return_free_memory()
         longest, missing = self._bound
-        return len(text.encode("utf-8", "surrogatepass").translate(None, missing)) // longest
+        starts = range(0, len(text), _COUNTED_CHARACTERS)
+        parts = (text[start : start + _COUNTED_CHARACTERS].encode("utf-8", "surrogatepass") for start in starts)
+        return sum(len(part.translate(None, missing)) for part in parts) // longest
 
     def _find_bound(self) -> tuple[int, bytes]:
         """Return most bytes of a token, and the bytes that have none."""

@@ -10,7 +10,13 @@ import psutil
 import pytest
 
 from edge_rt.cgroup import cgroup_cpus, cgroup_memory_bytes
-from edge_rt.machine import available_memory_bytes, peak_rss_bytes, return_free_memory, usable_cpus
+from edge_rt.machine import (
+    available_memory_bytes,
+    last_level_cache_bytes,
+    peak_rss_bytes,
+    return_free_memory,
+    usable_cpus,
+)
 
 
 def test_usable_cpus_are_at_most_those_of_the_process():
@@ -104,3 +110,11 @@ class TestCgroup:
         assert available_memory_bytes(tmp_path) == 700
         (tmp_path / "memory.max").write_text(f"{1 << 60}\n")
         assert available_memory_bytes(tmp_path) <= psutil.virtual_memory().total
+
+
+def test_the_last_level_cache_is_the_largest_that_is_told(tmp_path):
+    for place, size in enumerate(("48K", "2048K", "32M", "odd")):
+        (tmp_path / f"index{place}").mkdir()
+        (tmp_path / f"index{place}" / "size").write_text(size + "\n")
+    assert last_level_cache_bytes(tmp_path) == 32 << 20
+    assert last_level_cache_bytes(tmp_path / "none") is None

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -27,6 +28,7 @@ from edge_rt.session import (
     TensorSpec,
     available_providers,
     check_onnxruntime_version,
+    check_window_support,
     pool_size,
     translate,
 )
@@ -246,6 +248,21 @@ class TestVersion:
     @pytest.mark.parametrize("version", ["1.23.0", "1.31.1", "1.23.2+cpu", "2.0.0"])
     def test_new_enough(self, version):
         check_onnxruntime_version(version)
+
+    @pytest.mark.parametrize("version", ["1.23.0", "1.23.2+cpu", "0.99.0"])
+    def test_too_old_for_a_portable_window(self, version):
+        message = f"The window is of 7 tokens; version {re.escape(version)} is installed, at least 1\\.24 is needed"
+        with pytest.raises(VersionMismatch, match=message) as caught:
+            check_window_support("portable", 7, version)
+        assert "--profile native" in caught.value.action
+
+    @pytest.mark.parametrize(
+        ("op_profile", "window", "version"),
+        [("portable", 7, "1.24.0"), ("portable", 7, "1.31.1+cpu"), ("portable", 7, "2.0.0"),
+         ("portable", 0, "1.23.0"), ("native", 7, "1.23.0")],
+    )  # fmt: skip
+    def test_new_enough_for_a_window(self, op_profile, window, version):
+        check_window_support(op_profile, window, version)
 
     def test_not_installed(self):
         program = (

@@ -13,7 +13,8 @@ constexpr int64_t kMostDeepProducts = 100000;
 
 constexpr const char *kOneSpan = "good, one span", *kSpans = "good, several spans",
                      *kCutSpan = "good, window that cuts a span", *kTreeOverEnd = "good, tree over a span's end",
-                     *kPromptOverEnd = "good, prompt over a span's end";
+                     *kPromptOverEnd = "good, prompt over a span's end", *kRing = "good, fewer rows than positions",
+                     *kRingBehindSpan = "good, such rows and spans not seen";
 
 KvCoding coding_of(const AttentionShape& shape, int64_t plane) {
   return kKvFormats[shape.format].coding(plane < shape.kv_heads ? 0 : 1);
@@ -41,13 +42,20 @@ void choose_rows(AttentionShape& shape, Random& random) {
   shape.past = std::min<int64_t>(shape.past, std::max<int64_t>(kMostProducts / (head_products * shape.rows), 4));
 }
 
-// All bits set, which is no number as float or half: what is not committed must not be looked at.
+// With room for what the first row of the pass sees and for the pass, and little more.
+void make_it_a_ring(AttentionShape& shape, Random& random) {
+  shape.ring_window = random.one_in(2) ? random.size(shape.past) : random.between(1, shape.past);
+  shape.capacity = shape.ring_window - 1 + shape.rows + (random.one_in(2) ? 0 : random.below(4));
+  shape.positions = std::max(shape.positions, shape.capacity + 1);
+}
+
+// All bits set, which is no number as float or half: what is not committed, or a ring has lost, must not be looked at.
 Input make_cache(Random& random, const AttentionShape& shape, const Input& row_map) {
   Input cache = bytes(random, {0});
   cache.dims = {2, shape.kv_heads, shape.capacity, shape.row_bytes};
   cache.bytes.assign(static_cast<size_t>(cache.count()), 0xff);
   for (int64_t plane = 0; plane < 2 * shape.kv_heads; ++plane) {
-    for (int64_t i = 0; i < shape.past; ++i) {
+    for (int64_t i = shape.first_seen(); i < shape.past; ++i) {
       const std::vector<ByteRange> at = places_in_cache(shape, plane, row_map.get<int32_t>(i));
       const KvCoding coding = coding_of(shape, plane);
       const bool has_minimums = coding >= kCodedNibbles;
@@ -84,9 +92,32 @@ Input make_cache(Random& random, const AttentionShape& shape, const Input& row_m
   return cache;
 }
 
+// Rows in any order, which every `capacity` positions take again. What stands behind the pass is not read, nor is a
+// span that is not seen; other entries before the window must be rows, but any will do.
+Input make_ring(Random& random, const AttentionShape& shape) {
+  Input map = int32s({shape.positions});
+  std::vector<int32_t> rows(static_cast<size_t>(shape.capacity));
+  std::iota(rows.begin(), rows.end(), 0);
+  for (size_t i = rows.size() - 1; i > 0; --i) {
+    std::swap(rows[i], rows[static_cast<size_t>(random.below(static_cast<int64_t>(i) + 1))]);
+  }
+  const bool is_wild = random.one_in(2);
+  for (int64_t i = 0; i < shape.positions; ++i) {
+    int32_t row = rows[static_cast<size_t>(i % shape.capacity)];
+    if (is_wild && i < shape.first_seen()) row = static_cast<int32_t>(random.below(shape.capacity));
+    if (is_wild && (i < shape.first_mapped() || i >= shape.past + shape.rows)) {
+      row = random.pick({INT32_MIN, INT32_MAX, -1});
+    }
+    map.set(i, row);
+  }
+  map.alignment = random.pick<size_t>({64, 4});
+  return map;
+}
+
 // Positions' rows: in order, or shuffled, or with committed ones that were moved to the front by an earlier pass. What
 // stands behind the pass is not read.
 Input make_row_map(Random& random, const AttentionShape& shape) {
+  if (shape.is_ring()) return make_ring(random, shape);
   Input map = int32s({shape.capacity});
   std::vector<int32_t> rows(static_cast<size_t>(shape.capacity));
   std::iota(rows.begin(), rows.end(), 0);
@@ -176,7 +207,9 @@ AttentionShape any_attention(Random& random, bool is_in_blocks) {
   } else {
     choose_rows(shape, random);
   }
-  shape.capacity = shape.past + shape.rows + (random.one_in(2) ? 0 : random.below(30));
+  shape.capacity = shape.positions = shape.past + shape.rows + (random.one_in(2) ? 0 : random.below(30));
+  shape.ring_window = 0;
+  if (shape.past > 1 && random.one_in(3)) make_it_a_ring(shape, random);
   shape.format = static_cast<KvFormatId>(random.below(kKvFormatCount));
   const KvFormat& format = kKvFormats[shape.format];
   shape.row_bytes = kv_row_bytes(format, shape.dim) + format.alignment * (random.one_in(3) ? random.below(9) : 0);
@@ -231,7 +264,10 @@ void add_attention(Case& call, Random& random, const AttentionShape& shape) {
   call.set("scale", 1.0f / std::sqrt(static_cast<float>(shape.dim)));
   const int64_t end = shape.past + shape.rows;
   int64_t window = 0;
-  if (random.one_in(2)) {
+  if (shape.is_ring()) {
+    window = shape.ring_window;
+    call.set("window", window);
+  } else if (random.one_in(2)) {
     window = random.pick<int64_t>({0, 1, random.size(end), random.between(1, end), random.between(1, end),
                                    kKvSpan + random.between(-1, 1), end + 5, 1 << 28, INT64_MAX});
     call.set("window", window);
@@ -239,7 +275,8 @@ void add_attention(Case& call, Random& random, const AttentionShape& shape) {
   if (random.one_in(3)) call.set("softcap", random.pick({0.0f, 0.5f, 30.0f}));
   if (random.one_in(2)) call.set("interleaved", random.below(2));
   if (random.one_in(2)) call.set("epsilon", random.pick({1e-6f, 1e-5f, 0.25f}));
-  call.feature = feature_of(shape, call.inputs[kParents], window, last);
+  call.features = {feature_of(shape, call.inputs[kParents], window, last)};
+  if (shape.is_ring()) call.features.emplace_back(shape.first_mapped() > 0 ? kRingBehindSpan : kRing);
   call.in_place = kCache;
   for (int64_t i = 0; i < shape.rows; ++i) {
     for (int64_t plane = 0; plane < 2 * shape.kv_heads; ++plane) {
@@ -250,7 +287,9 @@ void add_attention(Case& call, Random& random, const AttentionShape& shape) {
   }
 }
 
-std::vector<std::string> attention_features() { return {kOneSpan, kSpans, kCutSpan, kTreeOverEnd, kPromptOverEnd}; }
+std::vector<std::string> attention_features() {
+  return {kOneSpan, kSpans, kCutSpan, kTreeOverEnd, kPromptOverEnd, kRing, kRingBehindSpan};
+}
 
 Subject spec_attention() {
   Subject subject{"SpecAttention", make, {}, kAttentionDims, {}, {kCache}, true, attention_mistakes(),

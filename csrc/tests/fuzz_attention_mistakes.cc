@@ -10,6 +10,10 @@ namespace {
 int64_t past_of(const Case& call) { return call.inputs[kPast].get<int32_t>(0); }
 int64_t rows_of(const Case& call) { return call.inputs[kRowsIn].dims[0]; }
 int64_t capacity_of(const Case& call) { return call.inputs[kCache].dims[2]; }
+int64_t positions_of(const Case& call) { return call.inputs[kRowMap].dims[0]; }
+bool is_ring(const Case& call) { return positions_of(call) != capacity_of(call); }
+// The first position whose row the pass must not overwrite.
+int64_t first_seen(Case& call) { return is_ring(call) ? past_of(call) + 1 - call.attribute("window")->integer : 0; }
 
 bool wrong_attribute(Case& call, Random& random) {
   const int64_t heads = call.attribute("num_heads")->integer;
@@ -31,17 +35,18 @@ bool wrong_attribute(Case& call, Random& random) {
 }
 
 bool wrong_row(Case& call, Random& random) {
-  const int64_t used = past_of(call) + rows_of(call);
+  const int64_t used = past_of(call) + rows_of(call), begin = first_seen(call) / kKvSpan * kKvSpan;
   const auto capacity = static_cast<int32_t>(capacity_of(call));
-  call.inputs[kRowMap].set(random.below(used), random.pick({-1, capacity, INT32_MIN, INT32_MAX, capacity + 7}));
+  call.inputs[kRowMap].set(random.between(begin, used - 1),
+                           random.pick({-1, capacity, INT32_MIN, INT32_MAX, capacity + 7}));
   call.words = {"row_map holds"};
   return true;
 }
 
-// A row of the pass that another position has, be it committed or of the pass.
+// A row of the pass that another position has, be it committed and seen or of the pass.
 bool double_row(Case& call, Random& random) {
   const int64_t past = past_of(call), used = past + rows_of(call);
-  const int64_t at = random.between(past, used - 1), other = random.below(used);
+  const int64_t at = random.between(past, used - 1), other = random.between(first_seen(call), used - 1);
   if (at == other) return false;
   Input& map = call.inputs[kRowMap];
   map.set(at, map.get<int32_t>(other));
@@ -50,7 +55,7 @@ bool double_row(Case& call, Random& random) {
 }
 
 bool wrong_past(Case& call, Random& random) {
-  const int64_t most = capacity_of(call) - rows_of(call);
+  const int64_t most = positions_of(call) - rows_of(call);
   call.inputs[kPast].set(0, random.pick({-1, INT32_MIN, INT32_MAX, static_cast<int32_t>(most + 1)}));
   call.words = {"past_length"};
   return true;
@@ -117,8 +122,26 @@ bool layer_without_format(Case& call, Random& random) {
   return true;
 }
 
+// Positions that end before the pass does, or fewer rows than it and what it sees, or more rows than positions.
+bool other_ring_size(Case& call, Random& random) {
+  const int64_t used = past_of(call) + rows_of(call), needed = used - first_seen(call), mapped = positions_of(call);
+  const bool of_map = random.one_in(2);
+  Input& input = call.inputs[of_map ? kRowMap : kCache];
+  int64_t& dim = input.dims[of_map ? 0 : 2];
+  dim = of_map ? random.pick<int64_t>({0, used - 1, used / 2})
+               : random.pick<int64_t>({0, needed - 1, needed / 2, mapped + 1, mapped + 5});
+  if (of_map) {
+    call.words = {"row_map is", "past_length"};
+  } else {
+    call.words = {dim > mapped ? "row_map is" : "cache has"};
+  }
+  input.resize();
+  return true;
+}
+
 // Another number of rows than positions. With a window there may be fewer.
 bool other_row_count(Case& call, Random& random) {
+  if (is_ring(call)) return other_ring_size(call, random);
   const bool has_window = call.attribute("window")->integer > 0, of_map = random.one_in(2);
   Input& input = call.inputs[of_map ? kRowMap : kCache];
   int64_t& dim = input.dims[of_map ? 0 : 2];

@@ -72,7 +72,7 @@ struct Case {
   std::vector<std::vector<int64_t>> outputs;  // dimensions that they must have
   std::vector<int> output_types;
 
-  std::string feature;  // what a good call is about, to be counted
+  std::vector<std::string> features;  // what a good call is about, to be counted
   // Kinds of mistakes in it; none: the call must work. Several are joined by "+".
   std::string mistake;
   std::vector<std::string> words;  // the message must hold one of them; none: any message will do

@@ -170,7 +170,7 @@ void run_one(const Options& options, int64_t number, const std::vector<Registere
     if (!problem.empty()) fail(options, number, call, problem, registered[i]);
     if (has_fault) kind = outcome.message.empty() ? kFaultSurvived : kFaultMet;
     ++(*counts)[call.op][kind];
-    if (kind == kGood && !call.feature.empty()) ++(*counts)[call.op][call.feature];
+    for (const std::string& feature : call.features) (*counts)[call.op][feature] += kind == kGood ? 1 : 0;
     if (i == 0) first = std::move(outcome);
   }
 }

@@ -35,7 +35,15 @@ enum AttentionInput : int {
 
 struct AttentionShape {
   int64_t kv_heads, heads, dim, rows, past, capacity, row_bytes;
+  // Entries of row_map; more than `capacity` make a ring, which needs a window.
+  int64_t positions;
+  int64_t ring_window;  // 0: no ring, and any window or none
   KvFormatId format;
+
+  bool is_ring() const { return ring_window > 0; }
+  // The first position of a ring that the pass sees, and the first whose row is looked at.
+  int64_t first_seen() const { return is_ring() ? past + 1 - ring_window : 0; }
+  int64_t first_mapped() const { return first_seen() / kKvSpan * kKvSpan; }
 };
 
 // `is_in_blocks`: heads * dim is a multiple of 32, as rounded inputs of a matrix must be.

@@ -56,6 +56,7 @@ from edge_rt.cli.speculation import (
     with_reference,
 )
 from edge_rt.errors import ConfigError, InputError
+from edge_rt.machine import use_one_heap
 
 if TYPE_CHECKING:
     from edge_rt.cli.conversation import Conversation
@@ -126,6 +127,10 @@ def chat(
     with open_trace(spec_trace, terminal) as trace:
         spec_flags = SpecFlags(spec, draft_max, corpus, trace, functools.partial(tell_calibration, terminal))
         flags = ModelFlags(model, ctx, threads, device, store, config, offline, kv_type, isa, spec_flags, memory)
+        use_one_heap()
+        if is_interactive:
+            # The line editor belongs to what the process holds before a model is loaded.
+            import edge_rt.cli.repl  # noqa: F401
         conversation = Conversation(terminal, flags, options, system=system, show_stats=show_stats)
         try:
             if is_interactive:

@@ -18,15 +18,23 @@ def this_machine() -> DeviceProfile:
     """Return this machine's profile for a command that is about to start here.
 
     To be called before anything large is imported. How much the interpreter and the command line take depends on their
-    versions, so it is read from this process unless a saved profile knows it; in steps, so that a command that is
-    typed twice has one plan.
+    versions, so it is read from this process; in steps, so that a command that is typed twice has one plan. A saved
+    profile may know of more, but belongs to the installation that made it: it makes no plan smaller.
     """
     import psutil
 
     own = int(psutil.Process().memory_info().rss)
     from edge_rt.memory.device import machine_profile
 
-    profile = machine_profile()
-    if profile.base_bytes is None:
-        profile = replace(profile, base_bytes=-(-own // _STEP) * _STEP + LIBRARIES_BYTES)
-    return profile
+    return with_base(machine_profile(), own)
+
+
+def with_base(profile: DeviceProfile, own_bytes: int) -> DeviceProfile:
+    """Return a profile whose ``base_bytes`` is what a command takes, or was measured to take if that is more.
+
+    Args:
+        profile: of this machine.
+        own_bytes: resident memory of a process of the command line that has imported nothing large.
+    """
+    expected = -(-own_bytes // _STEP) * _STEP + LIBRARIES_BYTES
+    return replace(profile, base_bytes=max(expected, profile.base_bytes or 0))

@@ -101,6 +101,10 @@ class Commands:
         self._terminal.note('  """ ... """  several lines; also Alt-Enter, or \\ at the end of a line')
         self._terminal.note("  //text  a message that begins with a slash;  Ctrl-G  write in $EDITOR")
         self._terminal.note("  Ctrl-C  stop the answer")
+        self._terminal.note(
+            "  /ctx and /model plan the memory anew: the cache's format, speculation and the prefill chunk may"
+        )
+        self._terminal.note("  change with what fits, which is then said; what does not fit leaves everything as it is")
 
     def _exit(self, _: str) -> None:
         raise LeaveChat
@@ -256,9 +260,11 @@ class Commands:
 
     def _model(self, argument: str) -> None:
         conversation = self._conversation
+        before = conversation.model.describe()
         conversation.switch(dataclasses.replace(conversation.flags, model=argument, ctx=None))
         for line in conversation.banner()[:-1]:
             self._terminal.note(line, "dim")
+        self._tell_changes(before, conversation.model.describe())
 
     def _ctx(self, argument: str) -> None:
         conversation = self._conversation
@@ -274,10 +280,13 @@ class Commands:
         conversation.switch(dataclasses.replace(conversation.flags, model=same, ctx=int(argument)))
         after = conversation.model.describe()
         self._terminal.note(f"the context has {number(after['context_tokens'])} tokens", "dim")
-        for name, title in (("kv_format", "cache"), ("speculation", "speculation"), ("prefill_chunk", "prefill chunk")):
-            if before[name] != after[name]:
-                self._terminal.note(f"{title}: {after[name]} instead of {before[name]}", "dim")
+        self._tell_changes(before, after)
         planned = [of_budget(facts["memory"]["planned_bytes"], None) for facts in (before, after)]
         budget = after["memory"]["budget_bytes"]
         room = "" if budget is None else f", the budget is {gibibytes(budget)}"
         self._terminal.note(f"memory planned: {planned[1]} instead of {planned[0]}{room}", "dim")
+
+    def _tell_changes(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+        for name, title in (("kv_format", "cache"), ("speculation", "speculation"), ("prefill_chunk", "prefill chunk")):
+            if before[name] != after[name]:
+                self._terminal.note(f"{title}: {after[name]} instead of {before[name]}", "dim")

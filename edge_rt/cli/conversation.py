@@ -8,12 +8,12 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from edge_rt.cli.answering import MakeStream, answer
 from edge_rt.cli.console import SEPARATOR, Terminal, gibibytes, number
 from edge_rt.cli.interrupt import SignalReceived, wait_for_unfinished_work
-from edge_rt.cli.loading import load_model, obtain_package
+from edge_rt.cli.loading import load_model, obtain_package, plan_model
 from edge_rt.cli.options import ModelFlags
 from edge_rt.cli.settings import check_options, options_to_settings
 from edge_rt.cli.speculation import warn_of_limits, why_not_auto
@@ -22,13 +22,23 @@ from edge_rt.errors import Cancelled, ContextOverflow, EdgeRTError
 from edge_rt.runtime.config import GenerationConfig
 
 if TYPE_CHECKING:
+    from edge_rt.memory.plan import Plan
     from edge_rt.runtime.cancel import CancelToken
     from edge_rt.runtime.chat import Chat, ChatMessage
+    from edge_rt.runtime.encoding import PromptEncoder
     from edge_rt.runtime.engine import Model
     from edge_rt.runtime.results import Event, Result
+    from edge_rt.runtime.row_cost import RowCosts
     from edge_rt.runtime.stream import Stream
 
-LoadModel = Callable[[Path, ModelFlags], "Model"]
+
+class LoadModel(Protocol):
+    """Loads packages."""
+
+    def __call__(
+        self, package: Path, flags: ModelFlags, plan: Plan | None = None, texts: PromptEncoder | None = None, /
+    ) -> Model:
+        """Load a package as some flags say, and as was decided if a plan is given; it may share a tokenizer."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +63,7 @@ class Conversation:
         options: how tokens are chosen.
         system: the system message.
         show_stats: write figures under every answer.
-        load: loads a package as some flags say.
+        load: loads a package.
 
     Attributes:
         flags, options, show_stats: as above; may be changed between answers, the flags by ``switch``, the options by
@@ -87,6 +97,8 @@ class Conversation:
         self._load = load
         self.name, self._package = obtain_package(terminal, flags)
         self.model: Model = load(self._package, flags)
+        # What the process held before its first model; a later one takes over the heap of the one before.
+        self._base_bytes = self.model.plan.runtime_bytes
         self.chat: Chat = self.model.chat(system=system)
         warn_of_limits(terminal, self.model, flags.spec, options)
 
@@ -174,6 +186,8 @@ class Conversation:
     def switch(self, flags: ModelFlags) -> None:
         """Load another model, or the same one otherwise, and keep the conversation.
 
+        What does not fit the memory is refused before anything is closed.
+
         Raises:
             EdgeRTError: it cannot be loaded; the one before is back, unless a warning says that it is not.
             Cancelled: Ctrl-C stopped it; the one before is back.
@@ -181,22 +195,27 @@ class Conversation:
         """
         with _interrupt_as_cancelled():
             name, package = obtain_package(self.terminal, flags)
+            plan = plan_model(package, flags, self._base_bytes)
         messages = [message.copy() for message in self.chat.messages]
+        kept = _Kept.of(self.model, package)
         try:
             with _interrupt_as_cancelled():
                 # Closed before the next one is loaded: two models at once may not fit the memory.
                 self.model.close()
-                model, chat = self._open(package, flags, messages)
+                model, chat = self._open(package, flags, plan, messages, kept)
         except EdgeRTError as error:
-            self._reopen(messages, error)
+            self._reopen(messages, kept, error)
             raise
         self.flags, self.name, self.model, self.chat = flags, name, model, chat
         self._package = package
         warn_of_limits(self.terminal, model, flags.spec, self.options, in_chat=True)
 
-    def _open(self, package: Path, flags: ModelFlags, messages: list[ChatMessage]) -> tuple[Model, Chat]:
+    def _open(
+        self, package: Path, flags: ModelFlags, plan: Plan, messages: list[ChatMessage], kept: _Kept
+    ) -> tuple[Model, Chat]:
         """Load a package and have it go on with a conversation; it is closed again if it cannot."""
-        model = self._load(package, flags)
+        model = self._load(package, flags, plan, kept.texts)
+        kept.give_prices(model)
         try:
             chat = model.chat()
             chat.messages = messages
@@ -206,17 +225,18 @@ class Conversation:
             raise
         return model, chat
 
-    def _reopen(self, messages: list[ChatMessage], reason: EdgeRTError) -> None:
-        """Bring the present model back after another one could not take its place."""
+    def _reopen(self, messages: list[ChatMessage], kept: _Kept, reason: EdgeRTError) -> None:
+        """Bring the present model back, as it was decided, after another one could not take its place."""
         if isinstance(reason, Cancelled):
             self.terminal.note(f"stopping: {self.name} is loaded again", "dim")
             # What was stopped frees its memory first.
             wait_for_unfinished_work()
         try:
-            model = self._load(self._package, self.flags)
+            model = self._load(self._package, self.flags, self.model.plan, kept.texts)
         except EdgeRTError as error:
             self.terminal.warn(f"{self.name} cannot be loaded again: {error} Choose a model with /model.")
             return
+        kept.give_prices(model)
         self.model, self.chat = model, model.chat()
         self.chat.messages = messages
 
@@ -273,6 +293,36 @@ class Conversation:
     def close(self) -> None:
         """Free the model."""
         self.model.close()
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What a model leaves to the one that takes its place.
+
+    Attributes:
+        texts: its tokenizer, if the other one has the same: reading it anew would leave the heap in pieces.
+        key: what its passes' costs depend on.
+        costs: these; None if they were not measured.
+    """
+
+    texts: PromptEncoder | None
+    key: dict[str, Any]
+    costs: RowCosts | None
+
+    @classmethod
+    def of(cls, model: Model, package: Path) -> _Kept:
+        """Return what a model leaves to that of another package."""
+        from edge_rt.package import open_package
+
+        texts = model.texts
+        if texts is not None and not texts.has_tokenizer_of(open_package(package)):
+            texts = None
+        return cls(texts, model.prices.key, model.speculation.known_costs)
+
+    def give_prices(self, model: Model) -> None:
+        """Give a model the costs, if its passes are the same; measuring takes a second or two."""
+        if self.costs is not None and model.prices.key == self.key:
+            model.speculation.costs = self.costs
 
 
 @contextmanager

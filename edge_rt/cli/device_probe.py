@@ -40,14 +40,12 @@ def run_command(command: Sequence[str]) -> str:
     return done.stdout
 
 
-def measure_device(
-    name: str, *, bandwidth: Callable[[int], float] | None = None, run: Run = run_command
-) -> DeviceProfile:
+def measure_device(name: str, *, bandwidth: Callable[[int], float], run: Run = run_command) -> DeviceProfile:
     """Return this machine as a profile: about four seconds.
 
     Args:
         name: of the profile.
-        bandwidth: measures bytes per second for a number of threads; None reads memory with numpy.
+        bandwidth: measures bytes per second for a number of threads.
         run: starts a program and returns what it prints.
 
     Raises:
@@ -55,10 +53,6 @@ def measure_device(
     """
     from edge_rt.memory.device import GENERIC, machine_profile, preset
 
-    if bandwidth is None:
-        from edge_rt.runtime.bandwidth import measure_bandwidth
-
-        bandwidth = measure_bandwidth
     generic = preset(GENERIC)
     here = machine_profile()
     return replace(

@@ -24,7 +24,7 @@ from edge_rt.cli.options import (
     open_the_store,
 )
 from edge_rt.cli.stats import facts_lines
-from edge_rt.errors import EdgeRTError, RuntimeUnavailable
+from edge_rt.errors import ConfigError, EdgeRTError, RuntimeUnavailable
 from edge_rt.ops import NativeStatus, library_path, native_status
 from edge_rt.version import VERSION
 
@@ -42,9 +42,9 @@ def doctor(
         ),
     ] = False,
     profile_name: Annotated[
-        str,
+        str | None,
         typer.Option("--profile-name", metavar="NAME", help="Keep it under another name, for 'plan --device NAME'."),
-    ] = "default",
+    ] = None,
     json: JsonOption = False,
     quiet: QuietOption = False,
     verbose: VerboseOption = False,
@@ -54,10 +54,8 @@ def doctor(
 ) -> int:
     """Report on this machine; exit code 5 if something that is needed is missing."""
     terminal = make_terminal(json=json, quiet=quiet, verbose=verbose, no_color=no_color)
-    if save_profile:
-        from edge_rt.memory.device import profile_path
-
-        profile_path(profile_name)  # before anything is measured for a name that cannot be one
+    # Before anything is measured for a name that cannot be one.
+    name = _profile_name(profile_name, save_profile)
     facts: dict[str, Any] = {"edge_rt": VERSION, "python": platform.python_version(), "platform": platform.platform()}
     problems: list[str] = []
     warnings: list[str] = []
@@ -73,8 +71,8 @@ def doctor(
             "onnxruntime and onnxruntime-gpu are both installed and overwrite each other: "
             "uninstall both, then install one."
         )
-    if save_profile:
-        facts |= _measured(terminal, profile_name)
+    if name is not None:
+        facts |= _measured(terminal, name, warnings)
     if json:
         terminal.document({**facts, "warnings": warnings, "problems": problems})
     else:
@@ -107,13 +105,45 @@ def _machine() -> dict[str, Any]:
     }
 
 
-def _measured(terminal: Terminal, name: str) -> dict[str, Any]:
+def _profile_name(given: str | None, is_saved: bool) -> str | None:
+    """Return the name under which a profile is to be saved; None if none is.
+
+    Raises:
+        ConfigError: it cannot be a name, or nothing is saved that could have it.
+    """
+    from edge_rt.memory.device import SAVED_NAME, check_new_name
+
+    if not is_saved:
+        if given is not None:
+            raise ConfigError(
+                "--profile-name is given without --save-profile.", f"Got {given!r:.60}.", "Add --save-profile."
+            )
+        return None
+    name = SAVED_NAME if given is None else given
+    check_new_name(name)
+    return name
+
+
+def _measured(terminal: Terminal, name: str, warnings: list[str]) -> dict[str, Any]:
     """Measure this machine and keep it as a device profile."""
     from edge_rt.cli.device_probe import measure_device
     from edge_rt.memory.device import profile_path, save_profile
+    from edge_rt.runtime.bandwidth import STEADY, measure_bandwidth
 
-    terminal.note("measuring how fast memory is read", "dim")
-    profile = measure_device(name)
+    terminal.note("Measuring how fast memory is read.", "dim")
+    spreads: list[float] = []
+
+    def bandwidth(threads: int) -> float:
+        measured = measure_bandwidth(threads)
+        spreads.append(measured.spread)
+        return measured.bytes_per_second
+
+    profile = measure_device(name, bandwidth=bandwidth)
+    if max(spreads) > STEADY:
+        warnings.append(
+            f"Memory was read at speeds that differ by {100 * max(spreads):.0f} %, the best was kept: "
+            "measure again on a quieter machine."
+        )
     path = profile_path(name)
     save_profile(profile, path)
     return {

@@ -15,6 +15,8 @@ from edge_rt.errors import MemoryBudgetExceeded
 
 if TYPE_CHECKING:
     from edge_rt.export import ExportEstimate
+    from edge_rt.memory.plan import Plan
+    from edge_rt.runtime.encoding import PromptEncoder
     from edge_rt.runtime.engine import Model
     from edge_rt.store import Resolved
 
@@ -80,8 +82,44 @@ def obtain_package(terminal: Terminal, flags: ModelFlags) -> tuple[str, Path]:
     return path.name, path
 
 
-def load_model(package: Path, flags: ModelFlags) -> Model:
+def plan_model(package: Path, flags: ModelFlags, base_bytes: int | None = None) -> Plan:
+    """Return the plan for a package, one that fits; nothing is loaded.
+
+    Args:
+        package: folder of the package.
+        flags: how it is to be loaded.
+        base_bytes: what this process held before its first model, if there was one; the package then takes the place of
+            what is loaded now.
+
+    Raises:
+        EdgeRTError: the package cannot be used, the flags are wrong, or it does not fit the memory.
+        SignalReceived: a signal came.
+    """
+    memory = flags.budget_bytes
+    return run_in_background(lambda: _decide(package, flags, memory, base_bytes))
+
+
+def _decide(package: Path, flags: ModelFlags, memory: int | None, base_bytes: int | None) -> Plan:
+    # All that a load imports belongs to what the process holds before it.
+    import edge_rt.api  # noqa: F401
+    from edge_rt.memory.plan import require_fit
+    from edge_rt.package import open_package
+    from edge_rt.runtime.planning import Wanted, plan_package
+    from edge_rt.runtime.speculation import SpecOptions
+
+    spec = SpecOptions(flags.spec.mode, flags.spec.draft_max)
+    wanted = Wanted(flags.ctx, flags.kv, spec=spec, threads=flags.threads)
+    return require_fit(plan_package(open_package(package), wanted, memory, base_bytes=base_bytes))
+
+
+def load_model(package: Path, flags: ModelFlags, plan: Plan | None = None, texts: PromptEncoder | None = None) -> Model:
     """Load a package while signals can still reach this process.
+
+    Args:
+        package: folder of the package.
+        flags: how it is loaded.
+        plan: what was decided for it; None: it is decided first.
+        texts: of another model, whose tokenizer is shared if this package has the same one.
 
     Raises:
         EdgeRTError: the errors of ``edge_rt.load``.
@@ -95,14 +133,10 @@ def load_model(package: Path, flags: ModelFlags) -> Model:
 
         model = load(
             package,
-            memory=memory,
-            ctx=flags.ctx,
-            threads=flags.threads,
+            plan=_decide(package, flags, memory, None) if plan is None else plan,
+            texts=texts,
             device=flags.device,
-            kv=flags.kv,
             isa=flags.isa,
-            spec=flags.spec.mode,
-            draft_max=flags.spec.draft_max,
             corpus=flags.spec.corpus,
             spec_trace=flags.spec.trace,
             on_calibrate=flags.spec.on_calibrate,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -29,11 +29,22 @@ from edge_rt.cli.speculation import MODES, DraftMaxOption, SpecOption
 from edge_rt.errors import ConfigError, MemoryBudgetExceeded, ModelNotFound
 
 if TYPE_CHECKING:
-    from edge_rt.memory.device import DeviceProfile
-    from edge_rt.memory.plan import Plan
     from edge_rt.memory.shape import ModelShape
 
-LIST: Final = "list"
+
+@dataclass(frozen=True)
+class FoundModel:
+    """A model that can be planned.
+
+    Attributes:
+        shape: its numbers.
+        notes: what has to be said about them.
+        can_run: whether the commands that run a model take it.
+    """
+
+    shape: ModelShape
+    notes: tuple[str, ...] = ()
+    can_run: bool = True
 
 
 def plan(
@@ -66,7 +77,9 @@ def plan(
     """
     # First of all: what this process takes now is what every command takes.
     here = this_machine() if device in (None, "auto", "cpu") else None
-    from edge_rt.memory.device import preset
+    from edge_rt.cli.plan_report import plan_json, print_plan
+    from edge_rt.cli.plan_speed import Speeds, measured_here
+    from edge_rt.memory.device import LIST, preset
     from edge_rt.memory.plan import Request, make_plan
 
     terminal = make_terminal(json=json, quiet=quiet, verbose=verbose, no_color=no_color)
@@ -81,17 +94,24 @@ def plan(
     if spec == "off" and draft_max is not None:
         raise ConfigError("--draft-max is given with --spec off.", "", "Leave one of them out.")
     profile = preset(str(device)) if here is None else here
-    shape, notes = find_shape(flags)
+    found = find_model(flags)
     request = Request(budget_bytes=flags.budget_bytes, ctx=ctx, kv=kv_type, spec=spec, draft_max=draft_max)
-    made = make_plan(shape, profile, request)
+    made = make_plan(found.shape, profile, request)
+    speeds = Speeds(found.shape, profile, {} if here is None else measured_here(found.shape, profile))
+    notes = found.notes
+    if here is not None and not speeds.rate(made.choice).is_measured:
+        notes += _cache_notes(found.shape)
     if json:
-        terminal.document({**plan_json(made), "notes": list(notes)})
-    else:
-        _print(terminal, made, notes, model=flags.reference, device=device)
+        terminal.document({**plan_json(made, speeds), "notes": list(notes)})
+        return 0 if made.fits else MemoryBudgetExceeded.exit_code
+    # What cannot be run here can be planned.
+    verb = ["edge-rt", "generate" if found.can_run and here is not None else "plan", "-m", flags.reference]
+    elsewhere = [] if here is not None else ["--device", str(device)]
+    print_plan(terminal, made, speeds, notes, verb=verb, elsewhere=elsewhere)
     return 0 if made.fits else MemoryBudgetExceeded.exit_code
 
 
-def find_shape(flags: ModelFlags) -> tuple[ModelShape, tuple[str, ...]]:
+def find_model(flags: ModelFlags) -> FoundModel:
     """Return the numbers of the model that the flags mean, and what has to be said about them.
 
     Raises:
@@ -104,7 +124,7 @@ def find_shape(flags: ModelFlags) -> tuple[ModelShape, tuple[str, ...]]:
     path = Path(flags.reference).expanduser()
     if is_package(path):
         package = open_package(path)
-        return shape_of(package.manifest, package.id), ()
+        return FoundModel(shape_of(package.manifest, package.id))
     if path.is_dir():
         from edge_rt.export.foresee import is_checkpoint_folder
 
@@ -121,11 +141,11 @@ def find_shape(flags: ModelFlags) -> tuple[ModelShape, tuple[str, ...]]:
         )
     if resolved.kind == "package":
         package = open_package(resolved.path)
-        return shape_of(package.manifest, package.id), ()
+        return FoundModel(shape_of(package.manifest, package.id))
     return _foreseen(resolved.path)
 
 
-def _foreseen(path: Path) -> tuple[ModelShape, tuple[str, ...]]:
+def _foreseen(path: Path) -> FoundModel:
     from edge_rt.export.foresee import foresee_folder, foresee_gguf
     from edge_rt.memory.shape import shape_of_config
     from edge_rt.package import KV_FORMATS
@@ -140,124 +160,19 @@ def _foreseen(path: Path) -> tuple[ModelShape, tuple[str, ...]]:
         embedding_bytes=found.embedding_bytes,
         window_layers=found.window_layers,
     )
-    return shape, found.notes
+    return FoundModel(shape, found.notes, can_run=found.is_exact)
 
 
-def plan_json(made: Plan) -> dict[str, Any]:
-    """Return a plan as a JSON object."""
-    return {
-        "fits": made.fits,
-        "budget_bytes": made.budget_bytes,
-        "total_bytes": made.total_bytes,
-        "minimum_bytes": made.minimum_bytes,
-        "speculation_bytes": made.speculation_bytes,
-        "terms": {term.name: term.bytes for term in made.terms},
-        "term_texts": {term.name: term.text for term in made.terms},
-        "file_bytes": sum(term.bytes for term in made.terms if term.kind == "file"),
-        "regimes": {**asdict(made.regimes), "largest": made.regimes.largest},
-        "choice": asdict(made.choice),
-        "tokens_per_second": made.tokens_per_second,
-        "plain_tokens_per_second": made.plain_tokens_per_second,
-        "speed_is_measured": made.device.is_measured,
-        "given_up": list(made.given_up),
-        "alternatives": [
-            {
-                "flags": list(other.flags),
-                "total_bytes": other.total_bytes,
-                "tokens_per_second": other.tokens_per_second,
-                "choice": asdict(other.choice),
-            }
-            for other in made.alternatives
-        ],
-        "model": made.shape.name,
-        "is_estimate": made.shape.is_estimate,
-        "shape": asdict(made.shape),
-        "device": asdict(made.device),
-    }
+def _cache_notes(shape: ModelShape) -> tuple[str, ...]:
+    """Return what is to be said of speeds where a model is smaller than a cache of this machine."""
+    from edge_rt.machine import last_level_cache_bytes
+    from edge_rt.memory.size import show_mib
 
-
-def _print(terminal: Terminal, made: Plan, notes: tuple[str, ...], *, model: str, device: str | None) -> None:
-    from edge_rt.memory.size import show_size
-
-    choice, total = made.choice, made.total_bytes
-    for note in notes:
-        terminal.warn(note)
-    estimated = ", estimated" if made.shape.is_estimate and notes else ""
-    terminal.line(f"{made.shape.name} on {made.device.name} ({made.shape.op_profile}{estimated})\n")
-    rows = [(term.name, _mib(term.bytes), f"{100 * term.bytes / total:.1f} %", term.text) for term in made.terms]
-    rows += [("total", _mib(total), "", f"largest while {_REGIMES[made.regimes.largest]}")]
-    rows += [("budget", _mib(made.budget_bytes), "", _budget_text(made))]
-    terminal.table(rows, right=(1, 2))
-    terminal.line()
-    terminal.table(_decided(made))
-    if made.given_up:
-        terminal.line("\ngiven up for the budget")
-    for text in made.given_up:
-        terminal.line(f"  {text}")
-    terminal.line("\nother settings that fit" if made.fits else "\nwhat fits")
-    verb = ["edge-rt", "generate", "-m", model]
-    for other in made.alternatives:
-        command = shlex.join([*verb, *other.flags])
-        terminal.line(f"  {command}")
-        terminal.line(f"    takes {show_size(other.total_bytes)}, {_rate(other.tokens_per_second, made.device)}")
-    if not made.fits:
-        short = show_size(total - made.budget_bytes)
-        terminal.note(f"it does not fit: {short} are missing for context {choice.ctx}", "red")
-    if device in (None, "auto", "cpu") and made.budget_bytes > made.device.available_bytes:
-        available = show_size(made.device.available_bytes)
-        terminal.warn(f"the budget is more than this machine has available now, {available}.")
-
-
-_REGIMES: Final = {
-    "load": "tokenizer and graph are read",
-    "prefill": "a prompt fills the context",
-    "decode": "the largest pass is computed in a full context",
-}
-
-
-def _decided(made: Plan) -> list[tuple[str, str]]:
-    from edge_rt.memory.size import show_size
-
-    choice = made.choice
-    drafting = "off"
-    if choice.draft_max:
-        tables = [f"{choice.suffix_tokens} tokens"] * bool(choice.suffix_tokens)
-        tables += [f"{choice.recycling_contexts} contexts"] * bool(choice.recycling_contexts)
-        drafting = f"{choice.spec}, drafts of up to {choice.draft_max}, tables of {' and '.join(tables)}"
-    speed = _rate(made.tokens_per_second, made.device)
-    if choice.draft_max:
-        speed += f"; without speculation {made.plain_tokens_per_second:.0f}"
-    rows = [
-        ("context", f"{choice.ctx} of {made.shape.context_length} tokens"),
-        ("KV cache", choice.kv_format),
-        ("speculation", drafting),
-        ("prefill chunk", f"{choice.prefill_chunk} tokens"),
-        ("expected", speed),
-        ("smallest budget that works", show_size(made.minimum_bytes)),
-    ]
-    if made.speculation_bytes is not None:
-        at = f"with context {choice.ctx} and {choice.kv_format} cache"
-        rows.append(("speculation keeps 96 % from", f"{show_size(made.speculation_bytes)} {at}"))
-    return rows
-
-
-def _budget_text(made: Plan) -> str:
-    from edge_rt.memory.size import show_size
-
-    what = "given" if made.request.budget_bytes is not None else "what is available"
-    left = made.budget_bytes - made.total_bytes
-    return f"{what}; {show_size(left)} left" if left >= 0 else f"{what}; {show_size(-left)} too little"
-
-
-def _rate(value: float, device: DeviceProfile) -> str:
-    from edge_rt.memory.speed import UNCERTAINTY
-
-    doubt = "" if device.is_measured else f" (+-{100 * UNCERTAINTY:.0f} %)"
-    return f"{value:.3g} tokens per second{doubt}"
-
-
-def _mib(count: int) -> str:
-    return f"{count / (1 << 20):.1f} MiB"
+    cache = last_level_cache_bytes()
+    if cache is None or shape.read_bytes > cache:
+        return ()
+    size = show_mib(cache)
+    return (f"The weights fit the CPU's last-level cache, {size}: the expected speed is a lower estimate.",)
 
 
 def _list_devices(terminal: Terminal, *, as_json: bool) -> None:

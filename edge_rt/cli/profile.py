@@ -86,7 +86,7 @@ def profile(
     name, package = obtain_package(terminal, flags)
     plan = _plan(package, flags, spec, draft_max, here)
     if plan.given_up:
-        terminal.note("given up: " + "; ".join(plan.given_up), "dim")
+        terminal.note("Given up: " + "; ".join(plan.given_up), "dim")
 
     def work() -> MemoryProfile:
         from edge_rt.runtime.memory_profile import MemoryProfile
@@ -94,9 +94,9 @@ def profile(
 
         def tell(stage: str) -> None:
             if stage in _STAGES:
-                terminal.note(f"measuring: {_STAGES[stage]}", "dim")
+                terminal.note(f"Measuring: {_STAGES[stage]}", "dim")
             elif stage.startswith("turn"):
-                terminal.note(f"measuring a chat: {stage} of {CHAT_TURNS}", "dim")
+                terminal.note(f"Measuring a chat: {stage} of {CHAT_TURNS}", "dim")
 
         run = measure_plan(package, plan, worker=_WORKER, threads=threads, on_stage=tell)
         if plot is None or not _can_chat(package):
@@ -110,13 +110,13 @@ def profile(
         from edge_rt.cli.memory_plot import draw
 
         draw(measured, plot, title=_title(name, plan))
-        terminal.note(f"drawn: {plot}", "dim")
+        terminal.note(f"Drawn: {plot}", "dim")
     if json:
         terminal.document({**measured.to_json(), "model": name})
     else:
         _print(terminal, measured)
     if measured.exceeded:
-        terminal.warn("the measured peak is above the budget: please report it, with the output of --json.")
+        terminal.warn("The measured peak is above the budget: please report it, with the output of --json.")
     return int(measured.exceeded)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from edge_rt.cli.console import Terminal
 from edge_rt.cli.interrupt import Background, SignalReceived
-from edge_rt.cli.loading import load_model
+from edge_rt.cli.loading import load_model, plan_model
 from edge_rt.cli.options import ModelFlags
 from edge_rt.cli.status_line import StatusLine
 from edge_rt.runtime.cancel import CancelToken
@@ -57,6 +57,7 @@ class VerifyRun:
         self._raw = raw
         self._found: dict[tuple[str, str, int], Answer] = {}
         self._different = 0
+        self._base_bytes: int | None = None
 
     def execute(self, state: VerifyState | None) -> list[Answer]:
         """Return all answers, those that the state held included: by cache format, mode and prompt.
@@ -107,7 +108,11 @@ class VerifyRun:
         """Give what is missing with one cache format."""
         token = CancelToken()
         pending = {mode: [p for p in self._prompts if (kv, mode, p.index) not in self._found] for mode in modes}
-        with load_model(self._package, dataclasses.replace(self._flags, kv=kv)) as loaded:
+        flags = dataclasses.replace(self._flags, kv=kv)
+        plan = plan_model(self._package, flags, self._base_bytes)
+        # Every model takes over the heap of the one before.
+        self._base_bytes = plan.runtime_bytes
+        with load_model(self._package, flags, plan) as loaded:
 
             def work(emit: Callable[[Answer], None]) -> None:
                 from edge_rt.runtime.verify import answers

@@ -53,6 +53,7 @@ from edge_rt.package import (
     sha256_file,
 )
 from edge_rt.progress import ProgressCallback, ProgressEvent
+from edge_rt.session import check_window_support
 from edge_rt.template import ChatTemplate, lint
 from edge_rt.tokenizer import Tokenizer
 from edge_rt.version import VERSION
@@ -137,6 +138,8 @@ def export_checkpoint(
         InputError, StorageError, MemoryBudgetExceeded, ConfigError, RuntimeUnavailable: as there.
     """
     chosen = choose_profile(profile, activations, library_path(), config)
+    # The last stage runs the graph.
+    check_window_support(chosen.name, config.sliding_window)
 
     def stage(name: str, done: int = 0, total: int | None = None, message: str = "") -> None:
         progress(ProgressEvent(name, STAGES.index(name) + 1, len(STAGES), done, total, message=message))

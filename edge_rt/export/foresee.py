@@ -7,35 +7,37 @@ with matrices in 4 bits and embedding and head in 8.
 
 from __future__ import annotations
 
-import json
 import math
-import struct
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from edge_rt.errors import InvalidModelFile, StorageError, UnsupportedModel
+from edge_rt.errors import InvalidModelFile, ModelNotFound, UnsupportedModel
 from edge_rt.export.gguf_header import read_header
 from edge_rt.export.gguf_types import GGUFHeader
 from edge_rt.export.llama import ARCHITECTURES, read_config
+from edge_rt.export.safetensors_header import WEIGHTS_PATTERN, read_json, read_tensors
 from edge_rt.ops import MAX_HEAD_DIM, MAX_HEADS, library_path
 from edge_rt.package import ModelConfig
 
 CONFIG_FILE: Final = "config.json"
-WEIGHTS_PATTERN: Final = "*.safetensors"
 MATRIX_BITS: Final = "matrices in 4 bits (blocks of 32 with scale and minimum), embedding and head in 8 bits"
 """What is assumed of a package that cannot be exported yet."""
 
 _TILE_ROWS, _BLOCK = 16, 32
 _BYTES_4_BIT, _BYTES_8_BIT = 320, 544  # of a block of a tile: as packing lays Q4_1 and Q8_0
 _PAGE: Final = 4096
-_MAX_HEADER_BYTES: Final = 100 << 20
 _MAX_CONFIG_BYTES: Final = 16 << 20
 _JSON_TOKEN_BYTES: Final = 42  # of a tokenizer.json, for each token: measured 32 to 43
 _MAX_LAYERS: Final = 4096
 _HUGE: Final = 1 << 40
-_MAX_AXES: Final = 8
+_LAYER: Final = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.([0-9]{1,6})\.")
+_EXPERTS: Final = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+_FULL_LAYER_EVERY: Final = {"gemma2": 2, "gemma3_text": 6}
+"""Kind of model -> every so many layers one has no window, where the configuration does not say."""
+_QWEN_WINDOW_FROM: Final = 28  # the first windowed layer of its family, where the configuration does not say
 _MAX_CONTEXT: Final = 1 << 24
 
 
@@ -102,9 +104,9 @@ def foresee_gguf(path: Path) -> Foreseen:
 
 
 def is_checkpoint_folder(path: Path) -> bool:
-    """Tell whether a folder holds a model's configuration and weights as the hub keeps them."""
+    """Tell whether a folder holds a model's configuration as the hub keeps it."""
     try:
-        return (path / CONFIG_FILE).is_file() and next(path.glob(WEIGHTS_PATTERN), None) is not None
+        return (path / CONFIG_FILE).is_file()
     except OSError:
         return False
 
@@ -113,20 +115,28 @@ def foresee_folder(folder: Path) -> Foreseen:
     """Return the package that ``config.json`` and ``*.safetensors`` would become; only headers are read.
 
     Raises:
-        InvalidModelFile: a file is malformed.
+        ModelNotFound: there are no weights.
+        InvalidModelFile: a file is malformed, or part of the weights is missing.
         UnsupportedModel: the configuration has not the usual numbers.
         StorageError: a file cannot be read.
     """
-    document = _read_config(folder / CONFIG_FILE)
+    document = read_json(folder / CONFIG_FILE, _MAX_CONFIG_BYTES)
+    if next(folder.glob(WEIGHTS_PATTERN), None) is None:
+        raise ModelNotFound(
+            f"{folder} holds no weights.",
+            f"{CONFIG_FILE} is there, {WEIGHTS_PATTERN} is missing.",
+            "Fetch the model's safetensors files, too, or give a GGUF file.",
+        )
     # Models that see or hear keep the numbers of their language model apart.
     text = document.get("text_config")
     numbers = {**document, **text} if isinstance(text, dict) else document
-    shapes = _shapes(folder)
+    tensors = read_tensors(folder)
+    shapes = tensors.shapes
     architectures = document.get("architectures")
     name = str(architectures[0] if isinstance(architectures, list) and architectures else "unknown")
     kind = str(numbers.get("model_type", name))
     tied = bool(numbers.get("tie_word_embeddings", not any("lm_head" in key for key in shapes)))
-    windows, window_layers = _windows(numbers)
+    windows, window_layers = _windows(numbers, kind)
     config = _config(
         folder.name,
         kind,
@@ -143,12 +153,65 @@ def foresee_folder(folder: Path) -> Foreseen:
         shapes=shapes,
         where=f"{folder.name}/{CONFIG_FILE}",
     )
+    _require_layers(folder, config, shapes)
     notes = [f"Estimated from headers: {MATRIX_BITS}; edge-rt exports GGUF files, not safetensors, so far."]
     if kind not in ARCHITECTURES:
         notes.append(f"edge-rt cannot run the architecture {kind:.40} yet ({name:.60}).")
+    experts = max((value for key in _EXPERTS if type(value := numbers.get(key)) is int), default=0)
+    if tensors.are_packed:
+        if experts > 1:
+            raise UnsupportedModel(
+                f"{folder.name}: the size of this model cannot be told.",
+                f"It has {experts} experts in each layer, and its matrices are quantised already.",
+                "Give the checkpoint that it was quantised from.",
+            )
+        shapes = _usual_shapes(config)
+        config = replace(config, num_parameters=sum(map(math.prod, shapes.values())))
+        notes.append(
+            f"These weights are quantised already, in a form that edge-rt does not read: sizes are those of a usual "
+            f"model with the numbers of {CONFIG_FILE}."
+        )
+    elif experts > 1:
+        notes.append(
+            f"A mixture of {experts} experts, which edge-rt cannot run yet: all of them are counted as weights, and as "
+            "read for every token, though a token needs only some; what passes take is that of a dense model."
+        )
     tokenizer = folder / "tokenizer.json"
     size = tokenizer.stat().st_size if tokenizer.is_file() else _JSON_TOKEN_BYTES * config.vocab_size
     return _estimated(config, shapes, size, window_layers, tuple(notes))
+
+
+def _require_layers(folder: Path, config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuse weights that lack whole layers; those of a model that names its layers in another way are not judged.
+
+    Raises:
+        InvalidModelFile: layers are missing.
+    """
+    found = {int(match[1]) for name in shapes if (match := _LAYER.search(name))}
+    missing = [layer for layer in range(config.num_layers) if layer not in found] if found else []
+    if missing or not shapes:
+        count = f"{len(missing)} of {config.num_layers} layers" if shapes else "All tensors"
+        raise InvalidModelFile(
+            f"{folder.name} has not all the weights that {CONFIG_FILE} tells of.",
+            f"{count} are missing" + (f", the first is layer {missing[0]}." if missing else "."),
+            "Fetch the model again, all of its files.",
+        )
+
+
+def _usual_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Return the tensors of a llama-like model with these numbers."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    heads, pairs = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    shapes: dict[str, tuple[int, ...]] = {"embed_tokens": (config.vocab_size, hidden), "norm": (hidden,)}
+    if not config.tied_embedding:
+        shapes["lm_head"] = (config.vocab_size, hidden)
+    for layer in range(config.num_layers):
+        shapes |= {
+            f"{layer}.q": (heads, hidden), f"{layer}.k": (pairs, hidden), f"{layer}.v": (pairs, hidden),
+            f"{layer}.o": (hidden, heads), f"{layer}.gate": (inner, hidden), f"{layer}.up": (inner, hidden),
+            f"{layer}.down": (hidden, inner), f"{layer}.norm": (hidden,), f"{layer}.other_norm": (hidden,),
+        }  # fmt: skip
+    return shapes
 
 
 def _foresee_foreign(header: GGUFHeader, error: UnsupportedModel) -> Foreseen:
@@ -273,72 +336,21 @@ def _config(
     )
 
 
-def _windows(numbers: Mapping[str, Any]) -> tuple[int, int]:
+def _windows(numbers: Mapping[str, Any], kind: str) -> tuple[int, int]:
     """Return the sliding window, and how many layers have it."""
     window, layers = numbers.get("sliding_window"), numbers.get("num_hidden_layers")
-    if type(window) is not int or window < 1 or numbers.get("use_sliding_window") is False or type(layers) is not int:
+    is_qwen = kind.startswith(("qwen2", "qwen3"))
+    used = numbers.get("use_sliding_window", not is_qwen)
+    if type(window) is not int or window < 1 or not used or type(layers) is not int:
         return 0, 0
     kinds = numbers.get("layer_types")
-    count = sum(kind == "sliding_attention" for kind in kinds) if isinstance(kinds, list) else layers
-    return (window, min(count, layers)) if count else (0, 0)
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    try:
-        with path.open("rb") as stream:
-            data = stream.read(_MAX_CONFIG_BYTES + 1)
-    except OSError as error:
-        raise StorageError(f"{path} cannot be read.", f"{error.strerror}.", "Check its permissions.") from error
-    try:
-        document = json.loads(data) if len(data) <= _MAX_CONFIG_BYTES else None
-    except (ValueError, RecursionError) as error:
-        raise _malformed(path, f"{error}") from error
-    if not isinstance(document, dict):
-        raise _malformed(path, "it holds no JSON object of reasonable size")
-    return document
-
-
-def _shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of all tensors, from the headers of the folder's files."""
-    result: dict[str, tuple[int, ...]] = {}
-    for path in sorted(folder.glob(WEIGHTS_PATTERN)):
-        result |= _header_shapes(path)
-    return result
-
-
-def _header_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    try:
-        with path.open("rb") as stream:
-            prefix = stream.read(8)
-            length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
-            if not 2 <= length <= _MAX_HEADER_BYTES:
-                raise _malformed(path, f"its header says {length} bytes")
-            data = stream.read(length)
-            if len(data) < length:
-                raise _malformed(path, f"its header says {length} bytes, {len(data)} are there")
-    except OSError as error:
-        raise StorageError(f"{path} cannot be read.", f"{error.strerror}.", "Check its permissions.") from error
-    try:
-        document: Any = json.loads(data)
-        entries = {name: entry["shape"] for name, entry in document.items() if name != "__metadata__"}
-    except (ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
-        raise _malformed(path, f"its header cannot be read ({type(error).__name__})") from error
-    for name, shape in entries.items():
-        if not _is_shape(shape):
-            raise _malformed(path, f"the shape of {name!r:.60} is {shape!r:.60}")
-    return {name: tuple(shape) for name, shape in entries.items()}
-
-
-def _is_shape(shape: object) -> bool:
-    if not isinstance(shape, list) or len(shape) > _MAX_AXES:
-        return False
-    product = 1
-    for count in shape:
-        if type(count) is not int or not 0 <= count <= _HUGE:
-            return False
-        product *= count
-    return product <= _HUGE
-
-
-def _malformed(path: Path, reason: str) -> InvalidModelFile:
-    return InvalidModelFile(f"{path.name} is malformed.", f"{reason[:200]}.", "Fetch the model again.")
+    pattern = numbers.get("sliding_window_pattern", _FULL_LAYER_EVERY.get(kind))
+    first = numbers.get("max_window_layers", _QWEN_WINDOW_FROM if is_qwen else 0)
+    if isinstance(kinds, list):
+        count = sum(kind == "sliding_attention" for kind in kinds)
+    elif type(pattern) is int and pattern > 0:
+        count = layers - layers // pattern
+    else:
+        # The layers before see everything, whatever the name says.
+        count = layers - first if type(first) is int and first >= 0 else layers
+    return (window, min(count, layers)) if count > 0 else (0, 0)

@@ -6,12 +6,15 @@ import threading
 from types import TracebackType
 from typing import Self
 
-from edge_rt.errors import MemoryBudgetExceeded
+from edge_rt.errors import ConfigError, MemoryBudgetExceeded
 from edge_rt.memory.size import parse_size, show_size
 
 
 class Budget:
-    """Bytes that several models may take together; safe to use from any thread.
+    """Bytes that several models may take together, at once or in turn; safe to use from any thread.
+
+    What the process itself holds is decided by the first claim and kept: when a model is closed, its freed heap stays
+    with the process, and the next load takes its memory from there.
 
     Args:
         total_bytes: of all claims together; a number or a text such as ``"600MiB"``.
@@ -21,6 +24,12 @@ class Budget:
     """
 
     def __init__(self, total_bytes: int | str) -> None:
+        if isinstance(total_bytes, bool) or not isinstance(total_bytes, int | str):
+            raise ConfigError(
+                "The size of memory is neither a whole number nor a text.",
+                f"Got {total_bytes!r:.40} ({type(total_bytes).__name__}).",
+                'Give bytes as an int, or a text such as "1.5GiB".',
+            )
         self.total_bytes = parse_size(total_bytes)
         self._lock = threading.Lock()
         self._claims: dict[int, Claim] = {}
@@ -30,16 +39,15 @@ class Budget:
         """Take bytes out of the budget until the claim is released.
 
         Args:
-            name: who holds them.
+            name: who holds them; a second holder of the same name is called ``"name (2)"``, and so on.
             num_bytes: how many.
-            base_bytes: memory of the process itself, which all claims share: the first claim's is counted, until no
-                claim is held any more.
+            base_bytes: memory of the process itself, which all claims share; what is told first is kept.
 
         Raises:
             MemoryBudgetExceeded: there are not so many left; nothing is taken.
         """
         with self._lock:
-            base = self._base_bytes if self._claims else base_bytes
+            base = self._base_bytes or base_bytes
             free = self.total_bytes - base - sum(claim.bytes for claim in self._claims.values())
             if num_bytes > free:
                 held = ", ".join(f"{claim.name} {show_size(claim.bytes)}" for claim in self._claims.values())
@@ -49,7 +57,7 @@ class Budget:
                     + (f" ({held})." if held else "."),
                     "Close another model, ask for a smaller context, or give a larger budget.",
                 )
-            claim = Claim(self, name, num_bytes)
+            claim = Claim(self, self._unused(name), num_bytes)
             self._claims[id(claim)] = claim
             self._base_bytes = base
             return claim
@@ -62,7 +70,7 @@ class Budget:
 
     @property
     def base_bytes(self) -> int:
-        """Bytes of the process itself, which the claims share; 0 while there is none."""
+        """Bytes of the process itself, which the claims share; 0 before a claim has told them."""
         with self._lock:
             return self._base_bytes
 
@@ -75,8 +83,13 @@ class Budget:
     def _give_back(self, claim: Claim) -> None:
         with self._lock:
             self._claims.pop(id(claim), None)
-            if not self._claims:
-                self._base_bytes = 0
+
+    def _unused(self, name: str) -> str:
+        names = {claim.name for claim in self._claims.values()}
+        result, number = name, 2
+        while result in names:
+            result, number = f"{name} ({number})", number + 1
+        return result
 
 
 class Claim:

@@ -26,6 +26,10 @@ GENERIC: Final = "generic"
 MACHINE: Final = "this machine"
 SAVED_NAME: Final = "default"
 """Profile that ``machine_profile`` looks for."""
+LIST: Final = "list"
+"""Given as a device, it shows them all."""
+LOCAL: Final = (None, "auto", "cpu")
+"""Given as a device, or left out, they mean this machine."""
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _GB: Final = 10**9
 _VERSION: Final = 1
@@ -163,6 +167,18 @@ def profile_path(name: str, folder: Path | None = None) -> Path:
             "Use up to 64 small letters, digits, dots, dashes and underscores.",
         )
     return (profiles_folder() if folder is None else folder) / f"{name}.json"
+
+
+def check_new_name(name: str) -> None:
+    """Refuse a name under which a profile could be saved, but not be asked for.
+
+    Raises:
+        ConfigError: it cannot be a name, or means something else to ``--device``.
+    """
+    profile_path(name)
+    if name == LIST or name in LOCAL or name in presets():
+        what = "is the name of a preset" if name in presets() else "has another meaning for --device"
+        raise ConfigError("That cannot be the name of a device profile.", f"{name!r} {what}.", "Choose another name.")
 
 
 def saved_names(folder: Path | None = None) -> list[str]:

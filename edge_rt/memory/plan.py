@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from edge_rt.errors import ConfigError, MemoryBudgetExceeded
@@ -13,7 +14,7 @@ from edge_rt.memory.request import AUTO, Alternative, Request
 from edge_rt.memory.shape import ModelShape
 from edge_rt.memory.size import show_size
 from edge_rt.memory.speed import plain_tokens_per_second, tokens_per_second
-from edge_rt.memory.terms import Choice, Regimes, Term, regimes_of, terms_of
+from edge_rt.memory.terms import Choice, Regimes, Term, regimes_of, terms_of, tokenizer_bytes
 
 __all__ = [
     "DEFAULT_CONTEXT", "KEPT_SPEED", "LEAST_CONTEXT", "Alternative", "Choice", "Plan", "Request", "Term", "make_plan",
@@ -60,6 +61,11 @@ class Plan:
     alternatives: tuple[Alternative, ...]
     regimes: Regimes
 
+    @property
+    def runtime_bytes(self) -> int:
+        """Bytes of the total that the process itself takes, whatever it loads."""
+        return sum(term.bytes for term in self.terms if term.name == "runtime")
+
 
 def make_plan(shape: ModelShape, device: DeviceProfile, request: Request) -> Plan:
     """Return what to do under the budget; never raises for lack of memory: ``fits`` says so.
@@ -97,23 +103,34 @@ def make_plan(shape: ModelShape, device: DeviceProfile, request: Request) -> Pla
     )
 
 
-def require_fit(plan: Plan) -> Plan:
+def require_fit(plan: Plan, spell: Callable[[tuple[str, ...]], str] = shlex.join) -> Plan:
     """Return the plan if it fits.
+
+    Args:
+        plan: the plan.
+        spell: writes the flags of a setting that fits, as whoever reads the error can give them.
 
     Raises:
         MemoryBudgetExceeded: with what is needed and available, and a setting that fits.
     """
     if plan.fits:
         return plan
-    terms = sorted(plan.terms, key=lambda term: term.bytes, reverse=True)
-    parts = ", ".join(f"{term.name} {show_size(term.bytes)}" for term in terms if term.bytes)
-    ways = [f"{shlex.join(other.flags)} (takes {show_size(other.total_bytes)})" for other in plan.alternatives[:2]]
+    parts = ", ".join(f"{name} {show_size(count)}" for name, count in _largest_first(plan) if count)
+    ways = [f"{spell(other.flags)} (takes {show_size(other.total_bytes)})" for other in plan.alternatives[:2]]
     raise MemoryBudgetExceeded(
         f"{plan.shape.name} does not fit the memory.",
         f"It needs at least {show_size(plan.minimum_bytes)} with a context of {plan.choice.ctx} tokens "
         f"({plan.choice.kv_format} cache), the budget is {show_size(plan.budget_bytes)} ({parts}).",
         f"Try {' or '.join(dict.fromkeys(ways))}.",
     )
+
+
+def _largest_first(plan: Plan) -> list[tuple[str, int]]:
+    """Return names and bytes of the parts; what loading takes beyond all that follows is a part by itself here."""
+    parts = {term.name: term.bytes for term in plan.terms}
+    staying = tokenizer_bytes(plan.shape, plan.choice.ctx)
+    parts |= {"tokenizer": staying, "load peak": parts["tokenizer"] - staying}
+    return sorted(parts.items(), key=lambda part: part[1], reverse=True)
 
 
 def _check(shape: ModelShape, request: Request) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from edge_rt.memory.size import exact_size
+from edge_rt.memory.size import exact_size, parse_size
 from edge_rt.memory.terms import Choice
 
 AUTO: Final = "auto"
@@ -45,6 +45,32 @@ class Request:
             ("--draft-max", self.draft_max),
         ]
         return tuple(part for name, value in given if value is not None for part in (name, str(value)))
+
+
+ARGUMENTS: Final = {
+    "--memory": "memory", "--ctx": "ctx", "--kv-type": "kv", "--spec": "spec", "--draft-max": "draft_max",
+}  # fmt: skip
+"""Flag of the command line -> argument of ``edge_rt.load``."""
+
+
+def as_arguments(flags: tuple[str, ...], *, budget: int | None = None, shared_bytes: int = 0) -> str:
+    """Return flags as a program writes them for ``edge_rt.load``, for example ``memory="259MiB", kv="f32"``.
+
+    Args:
+        flags: of ``Request.flags``.
+        budget: bytes of the budget there is, where it is a ``Budget`` object that others may share: it is named only
+            where it has to be larger.
+        shared_bytes: what others hold of that.
+    """
+    result = []
+    for flag, value in zip(flags[::2], flags[1::2], strict=True):
+        if flag == "--memory" and budget is not None:
+            wanted = parse_size(value)
+            if wanted > budget:
+                result.append(f'memory=Budget("{exact_size(wanted + shared_bytes)}")')
+        else:
+            result.append(f"{ARGUMENTS[flag]}={value}" if value.isdecimal() else f'{ARGUMENTS[flag]}="{value}"')
+    return ", ".join(result)
 
 
 @dataclass(frozen=True)

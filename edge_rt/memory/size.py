@@ -12,8 +12,12 @@ _UNITS: Final = {
     "k": 10**3, "kb": 10**3, "m": 10**6, "mb": 10**6, "g": 10**9, "gb": 10**9, "t": 10**12, "tb": 10**12,
     "ki": 1 << 10, "kib": 1 << 10, "mi": 1 << 20, "mib": 1 << 20, "gi": 1 << 30, "gib": 1 << 30,
     "ti": 1 << 40, "tib": 1 << 40,
+    "p": 10**15, "pb": 10**15, "pi": 1 << 50, "pib": 1 << 50, "e": 10**18, "eb": 10**18, "ei": 1 << 60, "eib": 1 << 60,
 }  # fmt: skip
-_SIZE: Final = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([a-z]{0,3})")
+_SIZE: Final = re.compile(r"(-?)([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([a-z]{0,3})")
+_LARGEST: Final = 1 << 50
+_LEAST_MIB: Final = (1 << 20) // 10
+_EXAMPLES: Final = "Write it as 600MiB, 2GiB, 1.5GB or a number of bytes."
 _STEPS: Final = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 
@@ -25,21 +29,20 @@ def parse_size(text: str | int) -> int:
             T) in 1000.
 
     Raises:
-        ConfigError: it is no size, or not above 0.
+        ConfigError: it is no size, not above 0, or more than any machine has.
     """
-    found = _SIZE.fullmatch(str(text).strip().lower())
-    unit = _UNITS.get(found[2]) if found else None
-    size = (
-        int(float(found[1]) * unit)
-        if found and unit is not None and "." in found[1]
-        else (int(found[1]) * unit if found and unit is not None else 0)
-    )
-    if size < 1:
-        raise ConfigError(
-            "The size of memory cannot be read.",
-            f"Got {str(text)!r:.40}.",
-            "Write it as 600MiB, 2GiB, 1.5GB or a number of bytes.",
-        )
+    given = f"Got {str(text)!r:.40}"
+    found = _SIZE.fullmatch(str(text).strip().lower()) if type(text) in (str, int) else None
+    unit = _UNITS.get(found[3]) if found else None
+    if found is None or unit is None:
+        raise ConfigError("The size of memory cannot be read.", f"{given}.", _EXAMPLES)
+    number = float(found[2]) if "." in found[2] else int(found[2])
+    size = int(number * unit)
+    if found[1] or size < 1:
+        raise ConfigError("The size of memory is out of range.", f"{given}, it must be above 0.", _EXAMPLES)
+    if size > _LARGEST:
+        limit = f"the limit is {_LARGEST >> 40} TiB"
+        raise ConfigError("The size of memory is too large.", f"{given}, {limit}.", _EXAMPLES)
     return size
 
 
@@ -49,6 +52,13 @@ def show_size(count: float) -> str:
         if abs(count) >= step:
             return f"{count / step:.1f} {unit}"
     return f"{count:.0f} B"
+
+
+def show_mib(count: float) -> str:
+    """Return bytes in MiB, as all sizes of a report are; in KiB what could not be seen in MiB."""
+    if 0 < abs(count) < _LEAST_MIB:
+        return f"{count / 1024:.1f} KiB"
+    return f"{count / (1 << 20):.1f} MiB"
 
 
 def round_up(count: int) -> int:

@@ -14,7 +14,7 @@ from edge_rt.memory.terms import Choice
 DRAFTING_S: Final = 150e-6
 """Seconds that a step spends on guessing and learning, in Python."""
 UNCERTAINTY: Final = 0.3
-"""Share by which an expected speed may be wrong where bandwidth was not measured."""
+"""Share by which an expected speed may be wrong."""
 
 
 def row_cost(curve: Sequence[tuple[int, float]], rows: float) -> float:
@@ -41,9 +41,18 @@ def plain_tokens_per_second(shape: ModelShape, device: DeviceProfile, choice: Ch
 
 def tokens_per_second(shape: ModelShape, device: DeviceProfile, choice: Choice) -> float:
     """Return the tokens per second of a choice; speculation that does not pay is taken as not used."""
-    plain = plain_tokens_per_second(shape, device, choice)
+    return speculative_tokens_per_second(pass_seconds(shape, device, choice), device.row_cost, choice)
+
+
+def speculative_tokens_per_second(seconds: float, curve: Sequence[tuple[int, float]], choice: Choice) -> float:
+    """Return the tokens per second of a choice; speculation that does not pay is taken as not used.
+
+    Args:
+        seconds: of a pass over one row.
+        curve: as of ``DeviceProfile.row_cost``.
+        choice: how tokens are drafted.
+    """
     if not choice.draft_max:
-        return plain
+        return 1 / seconds
     gain = gain_of(choice.spec, choice.draft_max, choice.suffix_tokens)
-    seconds = pass_seconds(shape, device, choice) * row_cost(device.row_cost, gain.rows) + DRAFTING_S
-    return max(plain, gain.tokens / seconds)
+    return max(1 / seconds, gain.tokens / (seconds * row_cost(curve, gain.rows) + DRAFTING_S))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from edge_rt.kv_formats import KV_FORMAT, window_capacity
-from edge_rt.memory.activations import FEW_ROWS, allocated_bytes, own_rows_bytes
+from edge_rt.memory.activations import allocated_bytes, heaviest_rows, own_rows_bytes
 from edge_rt.memory.device import DeviceProfile
 from edge_rt.memory.shape import ModelShape
 from edge_rt.memory.size import show_size
@@ -196,16 +196,14 @@ def drafter_bytes(choice: Choice) -> int:
     return _PRICES + SUFFIX_TOKEN_BYTES * choice.suffix_tokens + RECYCLING_CONTEXT_BYTES * choice.recycling_contexts
 
 
-def tree_passes(choice: Choice) -> tuple[int, ...]:
-    """Return the rows of the passes over drafts that may need most: attention spreads few rows in another way."""
-    return min(choice.tree_rows, FEW_ROWS), choice.tree_rows
+def passes_bytes(shape: ModelShape, rows: int, ctx: int) -> int:
+    """Return the most that passes of up to ``rows`` tokens allocate: a prompt may end with any number of them."""
+    return max(allocated_bytes(shape, size, ctx) for size in heaviest_rows(shape, rows))
 
 
 def pass_memory_bytes(shape: ModelShape, choice: Choice) -> int:
     """Return what the passes of a choice allocate, those parts included that they never touch: a limit for an arena."""
-    chunk = allocated_bytes(shape, min(choice.prefill_chunk, choice.ctx), choice.ctx)
-    few = (allocated_bytes(shape, rows, choice.ctx) for rows in tree_passes(choice))
-    return max(chunk, *few)
+    return passes_bytes(shape, choice.largest_pass, choice.ctx)
 
 
 def terms_of(shape: ModelShape, device: DeviceProfile, choice: Choice, resident_bytes: int | None) -> tuple[Term, ...]:
@@ -243,8 +241,8 @@ def _parts(
     chunk = min(choice.prefill_chunk, choice.ctx)
     # Passes of other sizes lie elsewhere in the arena, so in time all of what the largest allocates is touched.
     own = own_rows_bytes(shape, device.threads)
-    prefill = own + allocated_bytes(shape, chunk, choice.ctx)
-    tree = own + max(allocated_bytes(shape, rows, choice.ctx) for rows in tree_passes(choice))
+    prefill = own + passes_bytes(shape, chunk, choice.ctx)
+    tree = own + passes_bytes(shape, choice.tree_rows, choice.ctx)
     logits, one = logits_bytes(shape, choice.logit_rows), logits_bytes(shape, 1)
     sampling, drafters = sampling_bytes(shape), drafter_bytes(choice)
     is_portable = shape.op_profile == "portable"

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_rt.errors import ConfigError, ContextOverflow, InvalidTemplate, StorageError
+from edge_rt.errors import ConfigError, ContextOverflow, InvalidTemplate, MemoryBudgetExceeded, StorageError
 from edge_rt.package import Package
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.template import ChatTemplate, RenderedPrompt
@@ -23,6 +23,7 @@ class PromptEncoder:
     Args:
         package: the opened package.
         context_tokens: capacity of the context, for prompts that cannot fit it.
+        like: of another model; its tokenizer is shared if the package has the same one, and not read again.
 
     Attributes:
         tokenizer: of the package.
@@ -31,14 +32,20 @@ class PromptEncoder:
         InvalidTokenizer, StorageError: the package's files cannot be used.
     """
 
-    def __init__(self, package: Package, context_tokens: int) -> None:
+    def __init__(self, package: Package, context_tokens: int, like: PromptEncoder | None = None) -> None:
         manifest = package.manifest
-        self.tokenizer = Tokenizer.from_file(
+        self._source = _tokenizer_source(package)
+        tokenizer = like.tokenizer if like is not None and like.has_tokenizer_of(package) else None
+        self.tokenizer: Tokenizer = tokenizer or Tokenizer.from_file(
             package.file(manifest.tokenizer.file), info=manifest.tokenizer, embedding_rows=manifest.model.vocab_size
         )
         self._template = _load_template(package, self.tokenizer)
         self._context_tokens = context_tokens
         self._vocab_size = manifest.model.vocab_size
+
+    def has_tokenizer_of(self, package: Package) -> bool:
+        """Return whether a package's tokenizer is this one."""
+        return self._source == _tokenizer_source(package)
 
     @property
     def template_source(self) -> str | None:
@@ -64,7 +71,7 @@ class PromptEncoder:
         """
         least, reserved = self.tokenizer.min_tokens(text), config.max_tokens or 1
         if least + reserved > self._context_tokens:
-            raise ContextOverflow(least, reserved, self._context_tokens)
+            raise ContextOverflow(least, reserved, self._context_tokens, is_least=True)
 
     def encode(self, prompt: Prompt, config: GenerationConfig) -> list[int]:
         """Return the token ids of a text, taken as it is, of messages, or of ids.
@@ -76,15 +83,47 @@ class PromptEncoder:
         """
         if isinstance(prompt, str):
             self.refuse_hopeless(prompt, config)
-            return self.tokenizer.encode_prompt(prompt)
+            bos = self.tokenizer.bos_token_id
+            start = [bos] if self.tokenizer.add_bos and bos is not None else []
+            return [*start, *self._encode_within([(prompt, False)], len(start), config)]
         if isinstance(prompt, np.ndarray):
             prompt = prompt.tolist()
         items: list[Any] = list(prompt) if isinstance(prompt, list | tuple) else [repr(prompt)]
         if items and isinstance(items[0], Mapping):
             rendered = self.render(items)
             self.refuse_hopeless(rendered.plain_text, config)
-            return self.tokenizer.encode_rendered(rendered)
+            return self._encode_within(rendered.pieces(), 0, config)
         return self._checked_ids(items)
+
+    def encode_reference(self, text: str, most: int | None) -> list[int]:
+        """Return the token ids of a text that an answer may copy.
+
+        Args:
+            text: the text.
+            most: tokens that drafters may remember; None: as many as there are.
+
+        Raises:
+            MemoryBudgetExceeded: the text has more; it is not encoded to its end then.
+        """
+        if most is None:
+            return self.tokenizer.encode_text(text)
+        least = self.tokenizer.min_tokens(text)
+        found = least if least > most else self.tokenizer.encode_within([(text, False)], most)
+        if isinstance(found, int):
+            raise MemoryBudgetExceeded(
+                "The reference text does not fit the memory plan.",
+                f"It has at least {found} tokens; drafters may remember {most}.",
+                "Give a shorter text, or load the model with a larger budget.",
+            )
+        return found
+
+    def _encode_within(self, parts: Items[tuple[str, bool]], before: int, config: GenerationConfig) -> list[int]:
+        """Encode what may fit the context behind ``before`` tokens; too much is refused as soon as that is known."""
+        reserved = config.max_tokens or 1
+        found = self.tokenizer.encode_within(parts, max(self._context_tokens - reserved - before, 0))
+        if isinstance(found, int):
+            raise ContextOverflow(before + found, reserved, self._context_tokens, is_least=True)
+        return found
 
     def _checked_ids(self, items: list[Any]) -> list[int]:
         size = self._vocab_size
@@ -118,3 +157,9 @@ def _load_template(package: Package, tokenizer: Tokenizer) -> ChatTemplate | Inv
         )
     except InvalidTemplate as error:
         return error
+
+
+def _tokenizer_source(package: Package) -> tuple[object, ...]:
+    """Return all that a package's tokenizer is made from."""
+    manifest = package.manifest
+    return manifest.files[manifest.tokenizer.file].sha256, manifest.tokenizer, manifest.model.vocab_size

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Sequence as Items
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -21,6 +22,7 @@ from edge_rt.errors import (
     RuntimeUnavailable,
 )
 from edge_rt.machine import return_free_memory
+from edge_rt.memory.plan import Plan
 from edge_rt.package import Package, open_package
 from edge_rt.runtime.accept import accept
 from edge_rt.runtime.aio import AsyncStream
@@ -70,6 +72,9 @@ class Model:
         costs: where the measured costs of passes are kept; None keeps them in memory only.
         on_calibrate: called when a generation has to wait for their measurement, which takes a second or two.
         on_load: called with the name of what has just been loaded: ``"tokenizer"``, ``"cache"``, ``"session"``.
+        plan: what was decided for this package before, to be done as it is: budget (unless a ``Budget`` is given),
+            context, chunk, format, mode, draft length and threads are then the plan's.
+        texts: ``texts`` of another model, whose tokenizer is shared if this package has the same one.
 
     Attributes:
         package: the package.
@@ -101,12 +106,17 @@ class Model:
         costs: CostStore | None = None,
         on_calibrate: Callable[[], None] | None = None,
         on_load: Callable[[str], None] | None = None,
+        plan: Plan | None = None,
+        texts: PromptEncoder | None = None,
     ) -> None:
         started = time.perf_counter()
         _check_device(device)
         asked = spec if isinstance(spec, SpecOptions) else SpecOptions(spec)
+        if plan is not None:
+            asked = replace(asked, mode=plan.request.spec, max_nodes=plan.request.draft_max)
+            threads = plan.device.threads
         # A format or a size that is wrong is told before anything else is looked at.
-        self._load_plan = plan_load(package, Wanted(ctx, kv, prefill_chunk, asked, threads), memory)
+        self._load_plan = plan_load(package, Wanted(ctx, kv, prefill_chunk, asked, threads), memory, plan)
         self.package = package
         self.plan = self._load_plan.plan
         self.context_tokens = self.plan.choice.ctx
@@ -124,6 +134,7 @@ class Model:
                 switch=self._switch,
                 runner=self._require_usable,
                 tell=on_load or _tell_nobody,
+                texts=texts,
             )
         except MemoryError as error:
             self._load_plan.release()
@@ -229,6 +240,11 @@ class Model:
         """
         return self._require_texts().tokenizer
 
+    @property
+    def texts(self) -> PromptEncoder | None:
+        """Tokenizer and chat template, for another model to share; None once the model is closed."""
+        return self._texts
+
     def _require_texts(self) -> PromptEncoder:
         if self._texts is None:
             raise _closed()
@@ -279,7 +295,9 @@ class Model:
         mode = self._speculation.resolve(config.spec, has_reference=config.reference is not None, accept=config.accept)
         reference = None
         if config.reference is not None and mode in ("auto", "reference"):
-            reference = self.tokenizer.encode_text(config.reference)
+            bounds = self._load_plan.table_bounds
+            most = bounds.suffix_tokens if bounds.is_planned else None
+            reference = self._require_texts().encode_reference(config.reference, most)
         text = TextStream(self.tokenizer.decode_stream(), config.stop)
 
         def source(token: CancelToken) -> EventSource:

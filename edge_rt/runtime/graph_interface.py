@@ -22,7 +22,7 @@ from edge_rt.session import Binding, Session
 Array = npt.NDArray[Any]
 Specs = dict[str, tuple[tuple[int | str, ...], str]]
 
-_FILLING: Final = 0x11
+FILLING: Final = 0x11
 """A byte that makes finite numbers in every cache format."""
 
 
@@ -108,10 +108,12 @@ class GraphInterface(ABC):
         """Let go of the memory of cache and outputs; no pass may run any more."""
         self.outputs.release()
 
+    @abstractmethod
     def fill(self, rows: int) -> None:
-        """Write something into the first rows of the cache, so that passes behind them read memory as usual."""
-        for buffer in self._cache_buffers():
-            buffer[..., :rows, :] = _FILLING
+        """Write ``FILLING`` into the first rows of the cache, so that passes behind them read memory as usual.
+
+        A layer that has fewer rows is written whole.
+        """
 
     def forget(self) -> None:
         """Empty all rows of the cache and give their memory back."""
@@ -126,7 +128,7 @@ class GraphInterface(ABC):
 
     @abstractmethod
     def _cache_buffers(self) -> list[Array]:
-        """Return the memory of the cache, ``[..., capacity, width]``."""
+        """Return the memory of the cache, in order; none once it is released."""
 
     @abstractmethod
     def _specs(self) -> Specs:

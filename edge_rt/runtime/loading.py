@@ -19,7 +19,7 @@ from edge_rt.runtime.pricing import PassPrices
 from edge_rt.runtime.row_cost import CostStore
 from edge_rt.runtime.runner import ModelRunner
 from edge_rt.runtime.speculation import SpecOptions, Speculation
-from edge_rt.session import Session, StopSwitch, onnxruntime_version, pool_size
+from edge_rt.session import Session, StopSwitch, check_window_support, onnxruntime_version, pool_size
 
 
 @dataclass
@@ -58,6 +58,7 @@ def load_parts(
     switch: StopSwitch,
     runner: Callable[[], ModelRunner],
     tell: Callable[[str], None],
+    texts: PromptEncoder | None = None,
 ) -> Parts:
     """Load what a plan has decided: tokenizer, memory of the cache, graph, drafters.
 
@@ -71,12 +72,15 @@ def load_parts(
         switch: stops passes.
         runner: returns the runner while the model may be used.
         tell: called with ``"tokenizer"``, ``"cache"`` and ``"session"``, as these are loaded.
+        texts: of another model, whose tokenizer is shared if this package has the same one.
 
     Raises:
+        VersionMismatch: ONNX Runtime is too old for the package.
         EdgeRTError: a part of the package cannot be used, or the system has less memory than it said.
     """
     manifest, choice = package.manifest, load_plan.plan.choice
-    texts = PromptEncoder(package, choice.ctx)
+    check_window_support(manifest.op_profile, manifest.model.sliding_window)
+    texts = PromptEncoder(package, choice.ctx, texts)
     tell("tokenizer")
     interface = _open_interface(package, load_plan)
     tell("cache")

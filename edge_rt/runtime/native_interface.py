@@ -10,7 +10,7 @@ import numpy as np
 
 from edge_rt.kv_formats import KV_FORMAT, window_capacity
 from edge_rt.package import ModelConfig
-from edge_rt.runtime.graph_interface import Array, BoundPass, GraphInterface, Specs
+from edge_rt.runtime.graph_interface import FILLING, Array, BoundPass, GraphInterface, Specs
 from edge_rt.runtime.outputs import Outputs, untouched
 from edge_rt.runtime.window import WindowRows
 from edge_rt.session import Binding, Session
@@ -78,6 +78,15 @@ class NativeInterface(GraphInterface):
         """Let go of the buffers."""
         super().release()
         self.buffers = []
+
+    def fill(self, rows: int) -> None:
+        """Write the first rows of all layers, where their formats keep them."""
+        heads, head_dim = self.config.num_kv_heads, self.config.head_dim
+        # There are no buffers once they are released.
+        for buffer, name in zip(self.buffers, self.kv_formats, strict=False):
+            capacity, layer = buffer.shape[2], buffer.reshape(-1)
+            for begin, end in KV_FORMAT[name].places(heads, head_dim, capacity, min(rows, capacity)):
+                layer[begin:end] = FILLING
 
     def _cache_buffers(self) -> list[Array]:
         return self.buffers

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
 import psutil
 
-from edge_rt.errors import ConfigError
+from edge_rt.errors import ConfigError, RuntimeUnavailable
 from edge_rt.machine import usable_cpus
 from edge_rt.memory.budget import Budget, Claim
 from edge_rt.memory.device import DeviceProfile, machine_profile
 from edge_rt.memory.plan import Plan, Request, make_plan, require_fit
+from edge_rt.memory.request import as_arguments
 from edge_rt.memory.shape import shape_of
 from edge_rt.memory.terms import pass_memory_bytes
 from edge_rt.package import Package
+from edge_rt.process_memory import read_memory
 from edge_rt.runtime.drafters.recycling import MAX_CONTEXTS
 from edge_rt.runtime.drafters.suffix import MAX_TOKENS
 from edge_rt.runtime.interface import check_kv_format
@@ -157,17 +161,23 @@ def plan_package(
     memory: Memory = None,
     *,
     device: DeviceProfile | None = None,
+    base_bytes: int | None = None,
 ) -> Plan:
     """Return the plan for a package in this process, whether it fits or not; nothing is loaded.
 
     Without a budget the plan may take what the machine has available, beside what this process holds already. In a
     budget that models share, it may take what they leave, and the process itself is counted once.
 
+    A process does not get smaller by all that a closed model took: the heap keeps much of it, for the next load to
+    use. Where one model takes another's place, what the process holds is therefore what it held before the first one.
+
     Args:
         package: the opened package.
         wanted: what is asked for.
         memory: the budget.
         device: another machine than this one; then the process is taken to be one that holds nothing yet.
+        base_bytes: what this process held before its first model (``runtime_bytes`` of its plan), where the planned one
+            takes the place of all that are loaded; None: what it holds now.
 
     Raises:
         ConfigError: what is wanted is out of range, or the budget is no size.
@@ -177,10 +187,11 @@ def plan_package(
     budget = _budget(memory)
     resident: int | None
     if device is None:
-        resident = resident_bytes()
+        resident = resident_bytes() if base_bytes is None else base_bytes
         device = machine_profile()
         threads = wanted.threads or pool_size() or usable_cpus()
-        device = replace(device, available_bytes=device.available_bytes + resident, threads=threads)
+        held = resident if base_bytes is None else max(base_bytes, _unshared_bytes())
+        device = replace(device, available_bytes=device.available_bytes + held, threads=threads)
     else:
         resident = device.base_bytes
     total = None
@@ -200,31 +211,54 @@ def plan_package(
     return make_plan(shape_of(package.manifest, package.id), device, request)
 
 
-def plan_load(package: Package, wanted: Wanted, memory: Memory) -> LoadPlan:
+def plan_load(package: Package, wanted: Wanted, memory: Memory, decided: Plan | None = None) -> LoadPlan:
     """Return a plan that fits, with its share of the budget taken.
 
     Args:
         package: the opened package.
         wanted: what is asked for.
-        memory: the budget; None: what the machine has available.
+        memory: the budget; None: what the machine has available, or the budget of ``decided``.
+        decided: a plan for this package that was made before, to be done as it is; ``wanted`` is not looked at then.
 
     Raises:
-        ConfigError: what is wanted is out of range, or the budget is no size.
+        ConfigError: what is wanted is out of range, the budget is no size, or the plan is another package's.
         MemoryBudgetExceeded: it does not fit: what is needed, what there is, and a setting that fits.
     """
     budget = _budget(memory)
-    plan = require_fit(plan_package(package, wanted, budget))
+    if decided is not None and decided.shape.package_id != package.id:
+        raise ConfigError(
+            "The plan was made for another package.",
+            f"It is for {decided.shape.name} ({str(decided.shape.package_id)[:12]}), this is {package.id[:12]}.",
+            "Make one with edge_rt.plan for the package that is to be loaded.",
+        )
+    plan = plan_package(package, wanted, budget) if decided is None else decided
+    require_fit(plan, _spelling(plan, memory))
     claim = None
     if budget is not None:
-        base = sum(term.bytes for term in plan.terms if term.name == "runtime")
+        base = plan.runtime_bytes
         claim = budget.claim(plan.shape.name, plan.total_bytes - base, base_bytes=base)
-    total = budget.total_bytes if budget is not None else None
+    total = plan.request.budget_bytes if budget is None else budget.total_bytes
     return LoadPlan(plan, total, is_strict=total is not None or bool(plan.given_up), claim=claim)
 
 
 def resident_bytes() -> int:
     """Return the memory that this process holds now, in bytes: rounded up, as two plans in a row are to agree."""
     return -(-int(psutil.Process().memory_info().rss) // _STEP) * _STEP
+
+
+def _unshared_bytes() -> int:
+    """Return the memory of this process that is not counted as available already, as pages of mapped files are."""
+    try:
+        return read_memory().private_bytes
+    except RuntimeUnavailable:
+        return 0
+
+
+def _spelling(plan: Plan, memory: Memory) -> Callable[[tuple[str, ...]], str]:
+    """Return how settings that fit are written for a caller of ``edge_rt.load``."""
+    if not isinstance(memory, Budget):
+        return as_arguments
+    return partial(as_arguments, budget=plan.budget_bytes, shared_bytes=memory.total_bytes - plan.budget_bytes)
 
 
 def _budget(memory: Memory) -> Budget | None:

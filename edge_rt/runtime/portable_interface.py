@@ -8,7 +8,7 @@ import numpy as np
 
 from edge_rt.errors import UnsupportedModel
 from edge_rt.package import ModelConfig
-from edge_rt.runtime.graph_interface import Array, BoundPass, GraphInterface, Specs
+from edge_rt.runtime.graph_interface import FILLING, Array, BoundPass, GraphInterface, Specs
 from edge_rt.runtime.outputs import Outputs, untouched
 from edge_rt.session import Binding, Session
 
@@ -38,6 +38,11 @@ class PortableInterface(GraphInterface):
         """Let go of the buffers."""
         super().release()
         self.keys, self.values = [], []
+
+    def fill(self, rows: int) -> None:
+        """Write the first rows of all layers."""
+        for buffer in self._cache_buffers():
+            buffer.view(np.uint8)[..., :rows, :] = FILLING
 
     def _cache_buffers(self) -> list[Array]:
         return [*self.keys, *self.values]

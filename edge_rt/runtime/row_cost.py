@@ -223,6 +223,25 @@ class CostStore:
             return None
         return RowCosts.from_json(document) if isinstance(document, dict) and document.get("key") == dict(key) else None
 
+    def find(self, facts: Mapping[str, Any]) -> list[tuple[dict[str, Any], RowCosts]]:
+        """Return all that is stored for keys that have these facts among others, with their keys."""
+        found: list[tuple[dict[str, Any], RowCosts]] = []
+        try:
+            paths = sorted(self._folder.glob("*.json"))
+        except OSError:
+            return found
+        for path in paths:
+            try:
+                document = json.loads(path.read_text(encoding="utf-8"))
+            except (OSError, ValueError, RecursionError):
+                continue
+            key = document.get("key") if isinstance(document, dict) else None
+            if not isinstance(key, dict) or any(key.get(name) != value for name, value in facts.items()):
+                continue
+            if (costs := RowCosts.from_json(document)) is not None:
+                found.append((key, costs))
+        return found
+
     def save(self, key: Mapping[str, Any], costs: RowCosts) -> bool:
         """Store costs, in one step; return False if the disk does not take them, which costs a measurement later."""
         path = self.path(key)

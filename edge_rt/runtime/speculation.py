@@ -281,6 +281,11 @@ class Speculation:
         self._drop_drafters()
 
     @property
+    def known_costs(self) -> RowCosts | None:
+        """What passes cost, if that was asked for before; nothing is measured."""
+        return self._costs
+
+    @property
     def memory_bytes(self) -> int:
         """Bytes that the drafters hold."""
         return sum(source.memory_bytes for source in self._sources.values())

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import json
 import shutil
 import signal
+import sys
 
 import pytest
 
 from edge_rt.cli.console import Terminal
 from edge_rt.cli.conversation import Conversation
 from edge_rt.cli.interrupt import SignalReceived
-from edge_rt.cli.loading import load_model
+from edge_rt.cli.loading import load_model, plan_model
 from edge_rt.cli.options import ModelFlags
-from edge_rt.errors import Cancelled, ModelNotFound, UnsupportedModel
+from edge_rt.errors import Cancelled, MemoryBudgetExceeded, ModelNotFound, UnsupportedModel
 from edge_rt.runtime.config import GenerationConfig
+from edge_rt.runtime.planning import resident_bytes
+
+MIB = 1 << 20
 
 
 class Loader:
@@ -26,10 +31,10 @@ class Loader:
         self.raising = []
         self.has_chat = True
 
-    def __call__(self, package, flags):
+    def __call__(self, package, flags, plan=None, texts=None):
         if self.raising:
             raise self.raising.pop(0)
-        model = load_model(package, flags)
+        model = load_model(package, flags, plan, texts)
         self.models.append(model)
         if not self.has_chat:
             self.has_chat = True
@@ -119,3 +124,67 @@ def test_other_signals_leave(signals, conversation, loader, other):
     with pytest.raises(SignalReceived):
         conversation.switch(other)
     assert loader.raising == []
+
+
+@pytest.fixture
+def tight(native_package, loader, tmp_path):
+    """A chat whose budget is 2 MiB more than a context of 256 tokens takes at least."""
+    flags = ModelFlags(str(native_package), ctx=256, store=tmp_path / "store", memory="3GiB")
+    minimum = plan_model(native_package, flags).minimum_bytes
+    flags = dataclasses.replace(flags, memory=str(minimum + 2 * MIB))
+    terminal = Terminal(io.StringIO(), io.StringIO())
+    made = Conversation(terminal, flags, GenerationConfig(temperature=0.0, max_tokens=2), load=loader)
+    made.say("one")
+    yield made
+    made.close()
+
+
+def test_a_process_that_has_grown_may_load_again_what_it_had(tight):
+    choices = {256: tight.model.plan.choice}
+    ballast = b"x" * (32 * MIB)
+    for ctx in (64, 256, 128, 256, 64):
+        tight.switch(dataclasses.replace(tight.flags, ctx=ctx))
+        assert choices.setdefault(ctx, tight.model.plan.choice) == tight.model.plan.choice
+        assert tight.model.plan.runtime_bytes < resident_bytes() - len(ballast) // 2
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_closed(tight, loader):
+    flags = tight.flags
+    with pytest.raises(MemoryBudgetExceeded):
+        tight.switch(dataclasses.replace(flags, memory="5MiB"))
+    assert loader.models == [tight.model]
+    assert tight.flags == flags
+    tight.say("two")
+
+
+def test_after_ctrl_c_the_model_is_as_it_was_and_nothing_is_measured_again(tight, loader):
+    before, costs = tight.model.plan, tight.model.speculation.costs
+    measured = []
+    loader.raising = [SignalReceived(signal.SIGINT)]
+    with pytest.raises(Cancelled):
+        tight.switch(dataclasses.replace(tight.flags, ctx=64))
+    assert tight.model is loader.models[1]
+    assert tight.model.plan == before
+    tight.model.prices.on_measure = lambda: measured.append(1)
+    assert tight.model.speculation.costs is costs
+    tight.say("two")
+    assert measured == []
+
+
+def test_a_package_with_the_same_tokenizer_does_not_read_it_again(tight):
+    tokenizer = tight.model.tokenizer
+    tight.switch(dataclasses.replace(tight.flags, ctx=64))
+    assert tight.model.tokenizer is tokenizer
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="peaks are read from /proc")
+def test_a_chat_keeps_its_budget_through_many_loads(cli, native_package):
+    lines = "".join(f"/ctx {ctx}\nTell me of the sea. {'word ' * (ctx // 4)}\n/clear\n" for ctx in (512, 128) * 4)
+    flags = ModelFlags(str(native_package), memory="3GiB")
+    # A command's own process holds less than this one.
+    budget = plan_model(native_package, flags).minimum_bytes
+    done = cli("chat", "-m", native_package, "--memory", budget, "-n", 8, "--json", stdin=lines.encode())
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert len(document["turns"]) == 8
+    assert max(turn["memory"]["peak_bytes"] for turn in document["turns"]) <= budget

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import subprocess
+from dataclasses import replace
 
 import pytest
 
+from edge_rt.cli.command_memory import LIBRARIES_BYTES, with_base
 from edge_rt.cli.device_probe import base_bytes, gpus, measure_device
 from edge_rt.errors import RuntimeUnavailable
 from edge_rt.runtime.bandwidth import measure_bandwidth
+from tests.memory.shapes import DEVICE
 
 
 def failing(command):
@@ -39,5 +42,27 @@ def test_a_strange_tool_is_none(answer):
 
 def test_bandwidth_is_bytes_over_seconds():
     ticks = iter(range(10_000))
-    rate = measure_bandwidth(2, buffer_bytes=1 << 16, seconds=20.0, clock=lambda: float(next(ticks)))
-    assert rate == 1 << 16
+    measured = measure_bandwidth(2, buffer_bytes=1 << 16, seconds=20.0, clock=lambda: float(next(ticks)))
+    assert (measured.bytes_per_second, measured.spread) == (1 << 16, 0.0)
+
+
+def test_the_best_repeat_counts_and_the_worst_tells_how_quiet_it_was():
+    now, calls = 0.0, 0
+
+    def clock():
+        nonlocal now, calls
+        calls += 1
+        # The first repeat is disturbed: all of it takes twice the time.
+        now += 2.0 if calls <= 10 else 1.0
+        return now
+
+    measured = measure_bandwidth(1, buffer_bytes=1 << 16, seconds=0.0, repeats=3, clock=clock)
+    assert measured.bytes_per_second == 1 << 16
+    assert measured.spread == pytest.approx(0.5)
+
+
+def test_a_saved_base_makes_no_plan_smaller():
+    unprofiled = with_base(DEVICE, 30 << 20).base_bytes
+    assert unprofiled == (30 << 20) + LIBRARIES_BYTES
+    assert with_base(replace(DEVICE, base_bytes=40 << 20), 30 << 20).base_bytes == unprofiled
+    assert with_base(replace(DEVICE, base_bytes=200 << 20), 30 << 20).base_bytes == 200 << 20

@@ -47,14 +47,14 @@ def test_a_person_gets_a_table_and_bars(cli, native_package):
     assert "planned" in text
     assert "unaccounted" in text
     assert "█" in text
-    assert "measuring: the context is full" in done.stderr.decode()
+    assert "Measuring: the context is full" in done.stderr.decode()
 
 
 def test_what_does_not_fit_is_refused_before_a_process_is_started(cli, native_package):
     done = cli("profile", "-m", native_package, "--ctx", 64, "--memory", "20MiB", "--json")
     assert done.returncode == 4
     assert json.loads(done.stdout)["error"]["type"] == "MemoryBudgetExceeded"
-    assert b"measuring" not in done.stderr
+    assert b"Measuring" not in done.stderr
 
 
 def test_ctrl_c_ends_the_process_that_is_measured(start, native_package):

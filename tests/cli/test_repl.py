@@ -18,11 +18,11 @@ SLOW_LOAD = """
 import sys, time
 import edge_rt.api
 load = edge_rt.api.load
-def slow(*package, ctx, **options):
-    if ctx == 4096:
+def slow(*package, plan, **options):
+    if plan.choice.ctx == 4096:
         print("LOADING", file=sys.stderr, flush=True)
         time.sleep(1.5)
-    return load(*package, ctx=ctx, **options)
+    return load(*package, plan=plan, **options)
 edge_rt.api.load = slow
 from edge_rt.cli.main import main
 main()

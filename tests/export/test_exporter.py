@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from edge_rt.errors import Cancelled, ConfigError, InputError, RuntimeUnavailable, StorageError
+from edge_rt.errors import Cancelled, ConfigError, InputError, RuntimeUnavailable, StorageError, VersionMismatch
 from edge_rt.export import export_model
 from edge_rt.export.exporter import STAGES
 from edge_rt.ops import library_path
@@ -18,6 +18,7 @@ from edge_rt.runtime.engine import load_package
 from tests.helpers.gguf_factory import write_llama_gguf
 from tests.helpers.native_profile import require_native
 from tests.helpers.packages import listing
+from tests.helpers.portable_profile import require_portable_windows, windows_refusal
 from tests.helpers.small import GREEDY
 
 export = functools.partial(export_model, profile="portable")
@@ -28,6 +29,17 @@ def contents(folder):
 
 
 class TestPackage:
+    def test_a_window_that_cannot_be_checked_is_refused_at_once(self, tmp_path):
+        refusal = windows_refusal()
+        if refusal is None:
+            pytest.skip("this ONNX Runtime computes sliding windows as it should")
+        write_llama_gguf(tmp_path / "m.gguf", extra_metadata={"llama.attention.sliding_window": 16})
+        events = []
+        with pytest.raises(VersionMismatch, match="one token too many"):
+            export_model(tmp_path / "m.gguf", tmp_path / "p", profile="portable", progress=events.append)
+        assert events == []
+        assert [path.name for path in tmp_path.iterdir()] == ["m.gguf"]
+
     def test_the_same_file_gives_the_same_bytes(self, small_gguf, small_package, tmp_path):
         export(small_gguf, tmp_path / "again")
         assert contents(tmp_path / "again") == contents(small_package)
@@ -220,8 +232,7 @@ class TestNative:
 
     @pytest.mark.parametrize(("profile", "version"), [("native", 3), ("portable", 1)])
     def test_a_sliding_window_is_kept(self, tmp_path, profile, version):
-        if profile == "native":
-            require_native()
+        require_native() if profile == "native" else require_portable_windows()
         write_llama_gguf(tmp_path / "m.gguf", extra_metadata={"llama.attention.sliding_window": 16})
         export_model(tmp_path / "m.gguf", tmp_path / "p", profile=profile)
         manifest = open_package(tmp_path / "p").manifest

@@ -12,6 +12,7 @@ from tests.helpers.gguf_factory import write_llama_gguf
 from tests.helpers.graphs import Built
 from tests.helpers.mistakes import norms_swapped, other_epsilon, other_rope_base
 from tests.helpers.native_profile import require_native
+from tests.helpers.portable_profile import require_portable_windows
 
 TOLERANCE = {"float": 1e-4, "int8": 0.2}
 """Largest accepted difference of a logit, over the standard deviation of its row in float64."""
@@ -53,6 +54,8 @@ def errors(found, reference):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_float_logits_are_the_references(tmp_path, name):
+    if "llama.attention.sliding_window" in MODELS[name].get("extra_metadata", {}):
+        require_portable_windows()
     write_llama_gguf(tmp_path / "m.gguf", **MODELS[name])
     built = Built(tmp_path / "m.gguf", tmp_path)
     found = built.run(TOKEN_IDS)

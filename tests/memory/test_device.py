@@ -9,6 +9,7 @@ from edge_rt.errors import ConfigError, StorageError
 from edge_rt.memory.device import (
     GENERIC,
     PRESETS_FILE,
+    check_new_name,
     load_profile,
     machine_profile,
     preset,
@@ -54,6 +55,17 @@ def test_a_saved_profile_is_read_back(tmp_path):
 def test_a_name_cannot_lead_elsewhere(name, tmp_path):
     with pytest.raises(ConfigError):
         profile_path(name, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["list", "auto", "cpu", GENERIC, "rpi5-8gb", "../up"])
+def test_a_name_that_means_something_else_is_no_new_one(name):
+    with pytest.raises(ConfigError):
+        check_new_name(name)
+
+
+def test_other_names_are():
+    check_new_name("default")
+    check_new_name("bench-1")
 
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path):

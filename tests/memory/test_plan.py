@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import functools
+import re
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -177,6 +178,20 @@ def test_a_plan_that_does_not_fit_says_what_does():
     assert "100.0 MiB" in raised.value.numbers
     assert "kv_cache 360.0 MiB" in raised.value.numbers
     assert f"--memory {-(-plan.minimum_bytes // MIB)}MiB" in raised.value.action
+
+
+def test_what_loading_takes_for_a_moment_is_not_blamed_on_the_tokenizer():
+    shape = make_shape(op_profile="portable", kv_formats=("f32",), weights_bytes=200 * MIB)
+    plan = make_plan(shape, DEVICE, Request(budget_bytes=100 * MIB, ctx=64))
+    with pytest.raises(MemoryBudgetExceeded) as raised:
+        require_fit(plan)
+    parts = dict(re.findall(r"(load peak|[a-z_]+) ([0-9.]+) MiB", raised.value.numbers.partition(" (")[2]))
+    assert float(parts["tokenizer"]) < 25
+    assert float(parts["load peak"]) > 10
+    listed = raised.value.numbers.rpartition("(")[2]
+    sizes = re.findall(r"([0-9.]+) (MiB|KiB)", listed)
+    total = sum(float(size) * (MIB if unit == "MiB" else 1024) for size, unit in sizes)
+    assert total == pytest.approx(plan.total_bytes, abs=MIB)
 
 
 def test_a_plan_that_fits_is_returned():

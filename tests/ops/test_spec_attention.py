@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from tests.helpers.kv_layout import marked_rows
 from tests.ops import spec_attention_reference as reference
 from tests.ops.single_op import ISAS, SingleOp, needs_native
 from tests.ops.spec_attention_reference import FORMATS, Config, Tables
@@ -250,18 +251,62 @@ def test_bits_do_not_depend_on_the_instruction_set(shape, kv_format):
         assert found[isa] == found[ISAS[0]], isa
 
 
+@pytest.mark.parametrize("kv_format", FORMATS)
 @pytest.mark.parametrize("count", [4, 40])
-def test_a_broken_row_breaks_only_itself(count):
-    config = Config()
+def test_a_broken_row_breaks_only_itself(kv_format, count):
+    """Rows that do not see it have the same bits, as results and in the cache; what it gives itself is left open."""
+    config = Config(dim=48)
     rng = np.random.default_rng(5)
     tables = make_tables(rng, config)
+    parents = np.arange(-1, count - 1)
+    at = count // 2
+    parents[at + 1] = at - 1  # the rows behind it follow another
     qkv = make_rows(rng, config, count)
     broken = qkv.copy()
-    broken[count // 2, -1] = np.nan
-    broken[count // 2, 0] = np.inf
-    clean, found = (Layer(config, tables).run(rows, 0) for rows in (qkv, broken))
-    assert found[: count // 2].tobytes() == clean[: count // 2].tobytes()
-    assert not np.isfinite(found[count // 2]).all()
+    broken[at, -1] = broken[at, config.heads * config.dim] = np.nan  # of a value, of a key
+    broken[at, 0] = np.inf
+    clean, found = Layer(config, tables, kv_format), Layer(config, tables, kv_format)
+    expected, got = clean.run(qkv, 0, parents), found.run(broken, 0, parents)
+    others = np.arange(count) != at
+    assert got[others].tobytes() == expected[others].tobytes()
+    if kv_format in ("f32", "f16"):
+        assert not np.isfinite(got[at]).all()
+    name = kv_format.removesuffix("_upper")
+    own = marked_rows(name, found.cache.shape, config.dim, [at])
+    np.testing.assert_array_equal(found.cache[~own], clean.cache[~own])
+
+
+@pytest.mark.parametrize("kv_format", FORMATS)
+def test_a_broken_row_of_another_pass_breaks_nothing(kv_format):
+    """It is rolled back: what is computed afterwards does not see it, in the row that it had or in others."""
+    config = Config(dim=48)
+    rng = np.random.default_rng(6)
+    tables = make_tables(rng, config)
+    first, second = make_rows(rng, config, 20), make_rows(rng, config, 9)
+    clean, found = Layer(config, tables, kv_format), Layer(config, tables, kv_format)
+    for layer in (clean, found):
+        layer.run(first, 0)
+    found.run(np.full_like(second, np.nan), 20)
+    for size in (1, 8):
+        assert found.run(second[:size], 20).tobytes() == clean.run(second[:size], 20).tobytes()
+
+
+@pytest.mark.parametrize("kv_format", FORMATS)
+@pytest.mark.parametrize("dim", [2, 48, 64])
+def test_rows_lie_where_the_format_says(kv_format, dim):
+    """A pass writes all bytes of its rows, and no others."""
+    config = Config(dim=dim)
+    rng = np.random.default_rng(7)
+    row_map = rng.permutation(CAPACITY)
+    caches = []
+    for empty in (0, 0xEE):
+        layer = Layer(config, make_tables(rng, config), kv_format, row_map=row_map)
+        layer.cache[...] = empty
+        layer.run(make_rows(np.random.default_rng(8), config, 5), 0)
+        caches.append((layer.cache != empty).copy())
+    marks = marked_rows(kv_format.removesuffix("_upper"), layer.cache.shape, dim, row_map[:5])
+    # What was written differs from one of the two.
+    np.testing.assert_array_equal(caches[0] | caches[1], marks)
 
 
 def good(kv_format="f32"):

@@ -16,6 +16,7 @@ from edge_rt.runtime.native_interface import NativeInterface
 from edge_rt.runtime.portable_interface import PortableInterface
 from edge_rt.session import TensorSpec
 from tests.helpers.fake_model import model_config
+from tests.helpers.kv_layout import marked_rows
 
 SMALL = model_config(num_layers=2, num_kv_heads=3, head_dim=8)
 
@@ -91,6 +92,9 @@ class TestWindow:
 
     def test_filled_and_forgotten(self):
         interface = NativeInterface(self.CONFIG, 8192, "f16", largest_pass=64)
+        interface.fill(100)
+        marks = marked_rows("f16", (2, 3, 192, 16), 8, range(100))
+        assert all(np.array_equal(array != 0, marks) for array in interface.buffers)
         interface.fill(5000)
         assert all((array != 0).all() for array in interface.buffers)
         interface.forget()
@@ -140,12 +144,29 @@ class TestFilled:
     """The cache as a measurement of deep passes finds it, and leaves it."""
 
     @pytest.mark.parametrize("rows", [0, 1, 7, 10])
-    def test_the_first_rows_and_no_others(self, make, rows):
-        interface = make(SMALL, 10)
+    @pytest.mark.parametrize("head_dim", [2, 8, 48, 64])
+    @pytest.mark.parametrize("kv_format", KV_FORMATS["native"])
+    def test_the_bytes_of_the_first_rows_and_no_others(self, kv_format, head_dim, rows):
+        interface = NativeInterface(dataclasses.replace(SMALL, head_dim=head_dim), 10, kv_format)
+        interface.fill(rows)
+        for array in interface.buffers:
+            marks = marked_rows(kv_format, array.shape, head_dim, range(rows))
+            np.testing.assert_array_equal(array, np.where(marks, 0x11, 0))
+
+    def test_every_layer_in_its_own_format(self):
+        formats = ["k8v4", "int4x2"]
+        interface = NativeInterface(SMALL, 10, formats)
+        interface.fill(3)
+        for array, name in zip(interface.buffers, formats, strict=True):
+            np.testing.assert_array_equal(array == 0x11, marked_rows(name, array.shape, 8, range(3)))
+
+    @pytest.mark.parametrize("rows", [0, 1, 7, 10])
+    def test_the_first_rows_of_a_portable_cache_and_no_others(self, rows):
+        interface = PortableInterface(SMALL, 10, "f32")
         interface.fill(rows)
         for array in buffers_of(interface):
-            assert (array[..., :rows, :] != 0).all()
-            assert not array[..., rows:, :].any()
+            assert (array.view(np.uint8)[:, :, :rows] == 0x11).all()
+            assert not array[:, :, rows:].any()
 
     def test_numbers_of_every_format_are_finite(self, make):
         interface = make(SMALL, 10)
@@ -171,8 +192,9 @@ class TestFilled:
         interface.fill(10)
         interface.forget()
         interface.fill(3)
-        assert all((array[..., :3, :] != 0).all() for array in buffers_of(interface))
-        assert not any(array[..., 3:, :].any() for array in buffers_of(interface))
+        # Three of ten rows, in all formats; k8v4 has a byte of every head's row behind them that no row uses.
+        share = [np.count_nonzero(array) / array.size for array in buffers_of(interface)]
+        assert share == pytest.approx([0.3] * len(share), abs=0.001)
 
     def test_a_released_cache_has_nothing_to_fill(self, make):
         interface = make(SMALL, 10)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -54,7 +55,7 @@ class TestDecisions:
 
     @pytest.mark.parametrize("memory", [MIB, str(MIB), "1MiB", "0.5MiB"])
     def test_too_little_is_refused_with_needed_available_and_a_way_out(self, native_package, memory):
-        with pytest.raises(MemoryBudgetExceeded, match=r"needs at least .* MiB .*budget is .*Try --memory") as caught:
+        with pytest.raises(MemoryBudgetExceeded, match=r"needs at least .* MiB .*budget is .*Try memory=") as caught:
             edge_rt.load(native_package, memory=memory)
         assert caught.value.exit_code == 4
 
@@ -62,6 +63,23 @@ class TestDecisions:
     def test_what_is_no_size(self, native_package, memory):
         with pytest.raises(ConfigError, match="size of memory"):
             edge_rt.load(native_package, memory=memory)
+
+    @pytest.mark.parametrize("memory", [1.5, 2e9, True, b"1GiB"])
+    def test_a_size_is_a_whole_number_or_a_text(self, native_package, memory):
+        for use in (Budget, lambda size: edge_rt.load(native_package, memory=size)):
+            with pytest.raises(ConfigError, match=f"neither a whole number nor a text.*{type(memory).__name__}"):
+                use(memory)
+
+    def test_advice_is_given_as_arguments_that_work(self, native_package):
+        asked = {"ctx": 400, "kv": "int8", "spec": "suffix"}
+        with pytest.raises(MemoryBudgetExceeded) as caught:
+            edge_rt.load(native_package, memory="20MiB", **asked)
+        assert "--" not in str(caught.value)
+        # The process may have grown by the error itself.
+        advice = eval(f"dict({caught.value.action.partition('Try ')[2].partition(' (takes')[0]})")
+        assert set(advice) >= {"memory", *asked}
+        size = int(advice.pop("memory").removesuffix("MiB")) + 4
+        edge_rt.load(native_package, memory=f"{size}MiB", **advice).close()
 
     @pytest.mark.parametrize("asked", [{"ctx": 1}, {"ctx": 513}, {"kv": "int3"}, {"prefill_chunk": 0}])
     def test_what_no_budget_makes_possible(self, native_package, asked):
@@ -92,7 +110,7 @@ class TestSharedBudget:
                 assert two.plan.budget_bytes == left + budget.base_bytes
                 assert two.describe()["memory"]["budget_bytes"] == AMPLE
             assert budget.free_bytes == left
-        assert (budget.free_bytes, budget.base_bytes, budget.claims) == (AMPLE, 0, ())
+        assert (budget.free_bytes, budget.claims) == (AMPLE - budget.base_bytes, ())
 
     def test_the_second_model_gets_what_is_left(self, native_package):
         whole = edge_rt.plan(native_package, memory=AMPLE, spec="off").total_bytes + 2 * MIB
@@ -113,7 +131,7 @@ class TestSharedBudget:
         budget = Budget(AMPLE)
         with pytest.raises(error):
             edge_rt.load(package, memory=budget)
-        assert (budget.free_bytes, budget.claims) == (AMPLE, ())
+        assert (budget.free_bytes, budget.claims) == (AMPLE - budget.base_bytes, ())
 
     def test_closing_twice_gives_back_once(self, native_package):
         budget = Budget(AMPLE)
@@ -122,7 +140,95 @@ class TestSharedBudget:
         one.close()
         assert len(budget.claims) == 1
         two.close()
-        assert budget.free_bytes == AMPLE
+        assert budget.free_bytes == AMPLE - budget.base_bytes
+
+    def test_what_the_process_holds_is_decided_once(self, native_package):
+        budget = Budget(AMPLE)
+        with edge_rt.load(native_package, memory=budget, ctx=64) as first:
+            total, base = first.plan.total_bytes, budget.base_bytes
+        ballast = b"x" * (32 * MIB)
+        assert edge_rt.plan(native_package, memory=AMPLE, ctx=64).total_bytes > total + len(ballast) // 2
+        with edge_rt.load(native_package, memory=budget, ctx=64) as again:
+            assert (again.plan.total_bytes, budget.base_bytes) == (total, base)
+
+    def test_claims_of_one_name_are_numbered(self):
+        budget = Budget(AMPLE)
+        first, _, _ = (budget.claim("model", MIB) for _ in range(3))
+        assert [name for name, _ in budget.claims] == ["model", "model (2)", "model (3)"]
+        first.release()
+        budget.claim("model", MIB)
+        assert [name for name, _ in budget.claims] == ["model (2)", "model (3)", "model"]
+
+    def test_a_claim_that_tells_nothing_of_the_process_leaves_that_to_the_next(self):
+        budget = Budget(100)
+        budget.claim("own", 10)
+        budget.claim("model", 20, base_bytes=30)
+        assert (budget.base_bytes, budget.free_bytes) == (30, 40)
+        with pytest.raises(MemoryBudgetExceeded):
+            budget.claim("more", 41, base_bytes=50)
+        assert (budget.base_bytes, budget.free_bytes) == (30, 40)
+
+    def test_advice_for_a_shared_budget_is_a_larger_one_for_all(self, native_package):
+        budget = Budget(AMPLE)
+        budget.claim("others", AMPLE - 20 * MIB)
+        with pytest.raises(MemoryBudgetExceeded) as caught:
+            edge_rt.load(native_package, memory=budget)
+        found = re.search(r'Try memory=Budget\("(\d+)MiB"\)', caught.value.action)
+        assert found is not None, caught.value.action
+        larger = Budget(int(found[1]) * MIB)
+        larger.claim("others", AMPLE - 20 * MIB)
+        # The process may have grown by the error itself.
+        larger.total_bytes += 2 * MIB
+        edge_rt.load(native_package, memory=larger).close()
+
+
+class TestDecidedPlan:
+    def test_it_is_done_as_it_is(self, native_package):
+        plan = edge_rt.plan(native_package, memory=AMPLE, ctx=64, kv="int8", spec="suffix", draft_max=3)
+        ballast = b"x" * (32 * MIB)
+        with edge_rt.load(native_package, plan=plan) as model:
+            assert model.plan is plan
+            assert model.describe()["memory"]["budget_bytes"] == AMPLE
+            facts = model.describe()
+            assert (facts["context_tokens"], facts["kv_format"], facts["speculation"]) == (64, "int8", "suffix")
+            assert model.logit_rows == 4
+        assert len(ballast) == 32 * MIB
+
+    def test_a_budget_that_others_share_gives_the_share_of_it(self, native_package):
+        budget = Budget(AMPLE)
+        plan = edge_rt.plan(native_package, memory=budget, ctx=64)
+        with edge_rt.load(native_package, memory=budget, plan=plan):
+            assert budget.free_bytes == AMPLE - plan.total_bytes
+
+    @pytest.mark.parametrize("more", [{"ctx": 64}, {"memory": AMPLE}, {"kv": "auto"}, {"threads": 1}], ids=str)
+    def test_what_it_decides_is_not_given_again(self, native_package, more):
+        plan = edge_rt.plan(native_package)
+        with pytest.raises(ConfigError, match=f"decided that already.*{next(iter(more))}"):
+            edge_rt.load(native_package, plan=plan, **more)
+
+    def test_of_another_package_it_is_refused(self, native_package, small_package):
+        with pytest.raises(ConfigError, match="another package"):
+            edge_rt.load(small_package, plan=edge_rt.plan(native_package))
+
+    def test_one_that_does_not_fit_is_refused(self, native_package):
+        with pytest.raises(MemoryBudgetExceeded):
+            edge_rt.load(native_package, plan=edge_rt.plan(native_package, memory="5MiB"))
+
+
+class TestSharedTokenizer:
+    def test_models_of_one_tokenizer_share_it(self, native_package):
+        with edge_rt.load(native_package, spec="off") as one:
+            texts, expected = one.texts, one.generate(TEXT, max_tokens=5, **GREEDY).token_ids
+        assert one.texts is None
+        with edge_rt.load(native_package, spec="off", texts=texts) as two:
+            assert two.tokenizer is texts.tokenizer
+            assert two.generate(TEXT, max_tokens=5, **GREEDY).token_ids == expected
+
+    def test_another_tokenizer_is_read(self, native_package, tmp_path):
+        package = copied(native_package, tmp_path)
+        replace_file(package, "tokenizer.json", (package / "tokenizer.json").read_bytes() + b"\n")
+        with edge_rt.load(native_package, spec="off") as one, edge_rt.load(package, texts=one.texts) as two:
+            assert two.tokenizer is not one.tokenizer
 
 
 @pytest.fixture
@@ -300,6 +406,10 @@ def status(name):
     return next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith(name))
 
 package, short, asked = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
+edge_rt.plan(package, memory="8GiB", **asked)
+# What the process holds is planned in whole MiB: a few KiB of the first plan must not make the second one larger.
+room = -status("VmRSS") % (1 << 20)
+ballast = b"x" * (room + (256 << 10)) if room < 512 << 10 else b""
 budget = edge_rt.plan(package, memory="8GiB", **asked).minimum_bytes - short
 base = status("VmHWM")
 try:
@@ -342,4 +452,4 @@ def test_a_little_less_is_refused_before_anything_large_is_loaded(native_package
     assert done.returncode == 4, done.stderr
     found = json.loads(done.stdout)
     assert found["grown"] < 2 * MIB
-    assert "--memory" in found["refused"]
+    assert "Try memory=" in found["refused"]

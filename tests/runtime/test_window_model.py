@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from edge_rt.errors import VersionMismatch
 from edge_rt.export import export_model
 from edge_rt.machine import usable_cpus
 from edge_rt.package import KV_FORMATS, ModelConfig, open_package
@@ -21,6 +25,7 @@ from edge_rt.session import Session, StopSwitch, pool_size
 from tests.helpers.gguf_factory import write_llama_gguf
 from tests.helpers.graphs import Built
 from tests.helpers.native_profile import require_native
+from tests.helpers.portable_profile import require_portable_windows, windows_refusal
 from tests.helpers.small import GREEDY
 
 WINDOW = 24
@@ -210,6 +215,7 @@ def test_layers_with_and_without_a_window(tmp_path):
 
 def test_portable_packages_mask_what_is_not_seen(tmp_path):
     """In passes of any size, over a cache that has all rows."""
+    require_portable_windows()
     metadata = {"llama.attention.sliding_window": WINDOW}
     write_llama_gguf(tmp_path / "m.gguf", context=CONTEXT, extra_metadata=metadata)
     built = Built(tmp_path / "m.gguf", tmp_path)
@@ -224,3 +230,18 @@ def test_portable_packages_mask_what_is_not_seen(tmp_path):
             parts.append(runner.forward(token_ids, start, len(token_ids)).logits.copy())
         errors = np.abs(np.concatenate(parts) - expected).max(axis=1) / expected.std(axis=1)
         assert errors.max() < 1e-4
+
+
+def test_portable_packages_load_only_where_the_window_is_right(small_package, tmp_path):
+    folder = Path(shutil.copytree(small_package, tmp_path / "p"))
+    manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
+    manifest["model"]["sliding_window"] = WINDOW
+    (folder / "manifest.json").write_text(json.dumps(manifest), "utf-8")
+    refusal = windows_refusal()
+    if refusal is None:
+        with load_package(folder) as model:
+            assert model.generate(PROMPT, max_tokens=1, **GREEDY).usage.completion_tokens == 1
+        return
+    with pytest.raises(VersionMismatch, match=r"sees one token too many\. The window is of 24 tokens") as caught:
+        load_package(folder)
+    assert (caught.value.what, caught.value.action) == (refusal.what, refusal.action)

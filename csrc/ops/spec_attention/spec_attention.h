@@ -20,6 +20,8 @@
 // - Chunks join in ascending order: M' = max(M, m), a = exp(M - M'), b = exp(m - M'), L = fma(l, b, L * a), O likewise,
 //   beginning with M = kNoScore, L = O = 0. So do the chunks of a span of kKvSpan positions, aligned to position 0, and
 //   then the spans of a row. A sink joins last, as one more score without a value. y = O / L.
+// Inputs should be finite. Of a row whose q, k or v is not, y and what it leaves in the cache are unspecified, and so
+// is y of rows that attend to it. All others have the bits that they would have beside a finite row.
 #pragma once
 
 #include <cstdint>

@@ -18,9 +18,9 @@ from bisect import bisect_left
 from collections.abc import Sequence as Items
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import BinaryIO, Final, Self
 
-from edge_rt.errors import InvalidCorpus, StorageError
+from edge_rt.errors import StorageError
 from edge_rt.runtime.drafters.corpus_header import (
     HEADER_BYTES,
     WORD,
@@ -82,19 +82,17 @@ class Corpus:
                 size = file.seek(0, 2)
                 info = parse_header(path, head, size)
                 check_tokenizer(path, info, tokenizer)
+                if verify:
+                    _check_sections(path, info, file)
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                if hasattr(mmap, "MADV_RANDOM"):
+                    # Lookups jump: what lies around would fill memory and hardly be read.
+                    mapped.madvise(mmap.MADV_RANDOM)
         except OSError as error:
             if isinstance(error, StorageError):
                 raise
             raise StorageError(f"{path} cannot be read.", f"{error.strerror or error}.", "Check the path.") from error
-        corpus = cls(path, info, mapped)
-        if verify:
-            try:
-                corpus.verify()
-            except InvalidCorpus:
-                corpus.close()
-                raise
-        return corpus
+        return cls(path, info, mapped)
 
     def __enter__(self) -> Self:
         return self
@@ -110,25 +108,6 @@ class Corpus:
         self._words.release()
         self._view.release()
         self._mapped.close()
-
-    def verify(self) -> None:
-        """Compare both sections with their hashes.
-
-        Raises:
-            InvalidCorpus: one is damaged.
-        """
-        middle = HEADER_BYTES + self.info.text_bytes
-        sections = (
-            ("text", HEADER_BYTES, middle, self.info.text_sha256),
-            ("order", middle, self.info.size_bytes, self.info.order_sha256),
-        )
-        for name, start, end, expected in sections:
-            digest = hashlib.sha256()
-            for offset in range(start, end, _CHUNK):
-                digest.update(self._mapped[offset : min(offset + _CHUNK, end)])
-            if digest.hexdigest() != expected:
-                numbers = f"Section '{name}' has SHA-256 {digest.hexdigest()}, the header says {expected}."
-                raise damaged(self.path, "is damaged", numbers)
 
     def _context(self, place: int) -> bytes:
         start = HEADER_BYTES + WORD * place
@@ -196,6 +175,24 @@ class Corpus:
         if len(result) > 1:
             result.sort(key=_fewer)
         return result
+
+
+def _check_sections(path: Path, info: CorpusInfo, file: BinaryIO) -> None:
+    """Compare both sections with their hashes: read, since what is touched in a mapping stays in memory.
+
+    Raises:
+        InvalidCorpus: one is damaged.
+    """
+    file.seek(HEADER_BYTES)
+    sections = (("text", info.text_bytes, info.text_sha256), ("order", info.order_bytes, info.order_sha256))
+    for name, size, expected in sections:
+        digest = hashlib.sha256()
+        while size > 0 and (piece := file.read(min(_CHUNK, size))):
+            digest.update(piece)
+            size -= len(piece)
+        if digest.hexdigest() != expected:
+            numbers = f"Section '{name}' has SHA-256 {digest.hexdigest()}, the header says {expected}."
+            raise damaged(path, "is damaged", numbers)
 
 
 def _fewer(item: tuple[int, Places]) -> int:

@@ -1,0 +1,104 @@
+"""Speeds that a plan may expect on this machine: from passes that were measured when a model ran here, if one did.
+
+A plan decides by the device's profile, so that it is the same before the first answer and after. What is shown may know
+more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from edge_rt.memory.gains import gain_of
+from edge_rt.memory.speed import (
+    pass_seconds,
+    plain_tokens_per_second,
+    speculative_tokens_per_second,
+    tokens_per_second,
+)
+
+if TYPE_CHECKING:
+    from edge_rt.memory.device import DeviceProfile
+    from edge_rt.memory.shape import ModelShape
+    from edge_rt.memory.terms import Choice
+    from edge_rt.runtime.row_cost import CostStore, RowCosts
+
+
+@dataclass(frozen=True)
+class Rate:
+    """An expected speed.
+
+    Attributes:
+        tokens_per_second: of the choice, with half the context filled.
+        plain: the same without speculation.
+        is_measured: whether it comes from passes that were measured here, with this cache.
+    """
+
+    tokens_per_second: float
+    plain: float
+    is_measured: bool
+
+
+class Speeds:
+    """Rates of a model's choices on a device.
+
+    Args:
+        shape: the model.
+        device: the machine.
+        measured: cache format -> what passes cost here; empty for another machine, or before the first answer.
+    """
+
+    def __init__(self, shape: ModelShape, device: DeviceProfile, measured: Mapping[str, RowCosts]) -> None:
+        self._shape = shape
+        self._device = device
+        self._measured = measured
+
+    def rate(self, choice: Choice) -> Rate:
+        """Return what a choice is expected to give."""
+        shape, device = self._shape, self._device
+        if not self._measured:
+            plain = plain_tokens_per_second(shape, device, choice)
+            return Rate(tokens_per_second(shape, device, choice), plain, is_measured=False)
+        own = self._measured.get(choice.kv_format)
+        size = shape.token_bytes(choice.kv_format)
+        # A cache with larger rows is no faster: what it costs is a safe price for one that was not measured.
+        larger = [name for name in self._measured if shape.token_bytes(name) > size]
+        dearer = self._measured[min(larger, key=shape.token_bytes)] if larger else None
+        costs = own or dearer or next(iter(self._measured.values()))
+        knows_depth = own is not None or dearer is not None
+        rows = round(gain_of(choice.spec, choice.draft_max, choice.suffix_tokens).rows) + 1 if choice.draft_max else 2
+        line = costs.curve(choice.ctx // 2 if knows_depth else 0, max(2, rows))
+        seconds = line[0] / 1e3
+        if not knows_depth:
+            # Weights and overhead are the same with every cache; what is read of this one is told by the device.
+            seconds += pass_seconds(shape, device, choice) - pass_seconds(shape, device, replace(choice, ctx=0))
+        curve = tuple((place + 1, cost / line[0]) for place, cost in enumerate(line))
+        return Rate(speculative_tokens_per_second(seconds, curve, choice), 1 / seconds, own is not None)
+
+
+def measured_here(shape: ModelShape, device: DeviceProfile, store: CostStore | None = None) -> dict[str, RowCosts]:
+    """Return what passes of a package cost on this machine, by cache format, as far as they were measured undisturbed.
+
+    Args:
+        shape: the model.
+        device: this machine.
+        store: where costs are kept; None takes that of ``edge_rt.load``.
+    """
+    if shape.package_id is None:
+        return {}
+    from edge_rt.machine import cpu_model
+    from edge_rt.ops import library_path, native_status
+    from edge_rt.runtime.row_cost import CostStore
+    from edge_rt.version import VERSION
+
+    if store is None:
+        import platformdirs
+
+        store = CostStore(platformdirs.user_cache_path("edge-rt") / "row-costs")
+    facts = {"package_id": shape.package_id, "threads": device.threads, "edge_rt": VERSION, "cpu": cpu_model()}
+    # The best of the instruction sets is what runs unless another is asked for.
+    usable = (None, native_status(library_path()).best)
+    found = [(key, costs) for key, costs in store.find(facts) if costs.steady and key.get("isa") in usable]
+    found.sort(key=lambda entry: (len(entry[1].depths), -entry[1].ms[0][0]))
+    return {str(key.get("kv_format")): costs for key, costs in found}

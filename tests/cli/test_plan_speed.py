@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from edge_rt.cli.plan_speed import Speeds, measured_here
+from edge_rt.machine import cpu_model
+from edge_rt.memory.plan import Request, make_plan
+from edge_rt.memory.speed import plain_tokens_per_second
+from edge_rt.runtime.row_cost import CostStore, RowCosts
+from edge_rt.version import VERSION
+from tests.memory.shapes import DEVICE, make_shape
+
+SHAPE = make_shape()
+KEY = {"package_id": "x", "threads": 2, "edge_rt": VERSION, "cpu": cpu_model(), "isa": None, "kv_format": "f16"}
+
+
+def costs(first: float, *, steady: bool = True) -> RowCosts:
+    """Passes that cost ``first`` ms in a context of 100 tokens, and twice as much in one of 200."""
+    return RowCosts((1, 8), (100, 200), ((first, 2 * first), (2 * first, 4 * first)), steady)
+
+
+def choice_of(**request):
+    return make_plan(SHAPE, DEVICE, Request(**request)).choice
+
+
+def test_without_a_measurement_the_device_tells_the_speed():
+    choice = choice_of(ctx=200, kv="f16", spec="off")
+    rate = Speeds(SHAPE, DEVICE, {}).rate(choice)
+    assert rate.tokens_per_second == rate.plain == plain_tokens_per_second(SHAPE, DEVICE, choice)
+    assert not rate.is_measured
+
+
+def test_passes_that_were_measured_tell_the_speed_at_half_the_context():
+    speeds = Speeds(SHAPE, DEVICE, {"f16": costs(2.0)})
+    assert speeds.rate(choice_of(ctx=200, kv="f16", spec="off")).plain == pytest.approx(500)
+    assert speeds.rate(choice_of(ctx=400, kv="f16", spec="off")).plain == pytest.approx(250)
+    assert speeds.rate(choice_of(ctx=200, kv="f16", spec="off")).is_measured
+
+
+def test_speculation_is_priced_by_the_rows_that_were_measured():
+    choice = choice_of(ctx=200, kv="f16", draft_max=2)
+    rate = Speeds(SHAPE, DEVICE, {"f16": costs(2.0)}).rate(choice)
+    assert rate.tokens_per_second > rate.plain
+    dear = RowCosts((1, 8), (100,), ((2.0, 200.0),))
+    assert Speeds(SHAPE, DEVICE, {"f16": dear}).rate(choice).tokens_per_second == rate.plain
+
+
+def test_a_cache_that_was_not_measured_is_priced_by_a_larger_one():
+    speeds = Speeds(SHAPE, DEVICE, {"f16": costs(2.0), "int4": costs(1.0)})
+    rate = speeds.rate(choice_of(ctx=200, kv="int8", spec="off"))
+    assert (rate.plain, rate.is_measured) == (pytest.approx(500), False)
+
+
+def test_the_largest_cache_is_priced_by_what_the_device_reads():
+    rate = Speeds(SHAPE, DEVICE, {"f16": costs(2.0)}).rate(choice_of(ctx=200, kv="f32", spec="off"))
+    read = 100 * SHAPE.num_layers * SHAPE.token_bytes("f32") / DEVICE.bandwidth
+    assert 1 / rate.plain == pytest.approx(2e-3 + read)
+    assert not rate.is_measured
+
+
+def test_what_was_measured_here_for_this_package_is_found(tmp_path):
+    store = CostStore(tmp_path)
+    store.save(KEY, costs(2.0))
+    store.save({**KEY, "capacity": 9}, costs(1.5))
+    store.save({**KEY, "kv_format": "int8"}, costs(1.0, steady=False))
+    for other in ({"package_id": "y"}, {"threads": 3}, {"cpu": "abacus"}, {"isa": "slow"}, {"edge_rt": "0"}):
+        store.save({**KEY, **other}, costs(0.1))
+    (tmp_path / "damaged.json").write_text("{")
+    (tmp_path / "list.json").write_text("[]")
+    found = measured_here(SHAPE, DEVICE, store)
+    assert found == {"f16": costs(1.5)}
+    assert measured_here(replace(SHAPE, package_id=None), DEVICE, store) == {}
+    assert measured_here(SHAPE, DEVICE, CostStore(tmp_path / "none")) == {}
