@@ -10,6 +10,7 @@ import typer
 
 from edge_rt.cli.bench_prompts import PromptFlags, measure, print_figures, spec_name
 from edge_rt.cli.bench_table import markdown, print_row_costs
+from edge_rt.cli.command_memory import own_bytes
 from edge_rt.cli.console import Terminal, gibibytes, number
 from edge_rt.cli.interrupt import run_in_background
 from edge_rt.cli.loading import load_model, obtain_package
@@ -155,13 +156,25 @@ def bench(
 
     With --prompts: what speculation gains on the prompts of a file, against plain decoding of the same tokens.
     """
+    own = own_bytes()
     terminal = make_terminal(json=json, quiet=quiet, verbose=verbose, no_color=no_color)
     asked = PromptFlags(prompts, limit, spec, draft_max, corpus, max_tokens, temp, top_p, seed, cold, raw, plot)
     plain = {"--repetitions": repetitions, "--pp": prompt_sizes, "--tg": generated, "--depth": depth}
     _refuse_mixture(asked, [name for name, value in plain.items() if value], calibrate=calibrate)
     texts = asked.read() if prompts is not None else []
     flags = ModelFlags(
-        model, ctx, threads, device, store, config, offline, kv_type, isa, SpecFlags(spec, draft_max, corpus), memory
+        model,
+        ctx,
+        threads,
+        device,
+        store,
+        config,
+        offline,
+        kv_type,
+        isa,
+        SpecFlags(spec, draft_max, corpus),
+        memory,
+        own_bytes=own,
     )
     name, package = obtain_package(terminal, flags)
 

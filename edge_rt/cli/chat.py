@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edge_rt.cli.command_memory import own_bytes
 from edge_rt.cli.lines import needs_more, parse_entry
 from edge_rt.cli.options import (
     AcceptOption,
@@ -103,6 +104,7 @@ def chat(
     """Chat with a model; it is fetched first if it is not here. Lines of a pipe are answered one by one."""
     from edge_rt.cli.conversation import Conversation
 
+    own = own_bytes()
     terminal = make_terminal(json=json, quiet=quiet, verbose=verbose, no_color=no_color)
     options = generation_config(
         max_tokens=max_tokens,
@@ -126,7 +128,7 @@ def chat(
     show_stats = is_interactive if stats is None else stats
     with open_trace(spec_trace, terminal) as trace:
         spec_flags = SpecFlags(spec, draft_max, corpus, trace, functools.partial(tell_calibration, terminal))
-        flags = ModelFlags(model, ctx, threads, device, store, config, offline, kv_type, isa, spec_flags, memory)
+        flags = ModelFlags(model, ctx, threads, device, store, config, offline, kv_type, isa, spec_flags, memory, own)
         use_one_heap()
         if is_interactive:
             # The line editor belongs to what the process holds before a model is loaded.

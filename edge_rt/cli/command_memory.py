@@ -14,19 +14,26 @@ MiB, of which the line editor takes 5."""
 _STEP: Final = 1 << 20
 
 
-def this_machine() -> DeviceProfile:
-    """Return this machine's profile for a command that is about to start here.
-
-    To be called before anything large is imported. How much the interpreter and the command line take depends on their
-    versions, so it is read from this process; in steps, so that a command that is typed twice has one plan. A saved
-    profile may know of more, but belongs to the installation that made it: it makes no plan smaller.
-    """
+def own_bytes() -> int:
+    """Return what this process holds now; asked where a verb begins, before anything large is imported."""
     import psutil
 
-    own = int(psutil.Process().memory_info().rss)
+    return int(psutil.Process().memory_info().rss)
+
+
+def this_machine(own_bytes: int) -> DeviceProfile:
+    """Return this machine's profile for a command that starts here.
+
+    How much the interpreter and the command line take depends on their versions, so it is read from this process; in
+    steps, so that a command that is typed twice has one plan. A saved profile may know of more, but belongs to the
+    installation that made it: it makes no plan smaller.
+
+    Args:
+        own_bytes: of the process, as the function of that name returned it.
+    """
     from edge_rt.memory.device import machine_profile
 
-    return with_base(machine_profile(), own)
+    return with_base(machine_profile(), own_bytes)
 
 
 def with_base(profile: DeviceProfile, own_bytes: int) -> DeviceProfile:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from edge_rt.cli.answering import answer
+from edge_rt.cli.command_memory import own_bytes
 from edge_rt.cli.console import Terminal, number
 from edge_rt.cli.loading import load_model, obtain_package
 from edge_rt.cli.options import (
@@ -113,6 +114,7 @@ def generate(
     config: ConfigOption = None,
 ) -> int:
     """Answer one prompt, given with -p, on standard input, or both."""
+    own = own_bytes()
     terminal = make_terminal(json=json or json_lines, quiet=quiet, verbose=verbose, no_color=no_color)
     options = generation_config(
         max_tokens=max_tokens,
@@ -137,7 +139,7 @@ def generate(
     text = read_prompt(prompt, terminal)
     with open_trace(spec_trace, terminal) as trace:
         spec_flags = SpecFlags(spec, draft_max, corpus, trace, functools.partial(tell_calibration, terminal))
-        flags = ModelFlags(model, ctx, threads, device, store, config, offline, kv_type, isa, spec_flags, memory)
+        flags = ModelFlags(model, ctx, threads, device, store, config, offline, kv_type, isa, spec_flags, memory, own)
         _, package = obtain_package(terminal, flags)
         with load_model(package, flags) as loaded:
             warn_of_limits(terminal, loaded, spec_flags, options)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import shlex
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edge_rt.cli.command_memory import this_machine
 from edge_rt.cli.console import Terminal
 from edge_rt.cli.interrupt import SignalReceived, run_in_background
 from edge_rt.cli.options import ModelFlags
@@ -21,8 +23,16 @@ if TYPE_CHECKING:
     from edge_rt.store import Resolved
 
 
-def tell_estimate(terminal: Terminal, estimate: ExportEstimate, *, budget: int | None = None) -> None:
+def tell_estimate(
+    terminal: Terminal, estimate: ExportEstimate, *, budget: int | None = None, package: str | None = None
+) -> None:
     """Say what an export will need.
+
+    Args:
+        terminal: where.
+        estimate: the needs.
+        budget: bytes of memory that it may take; None: as many as there are.
+        package: what is exported only to be loaded afterwards; None: the export is what was asked for.
 
     Raises:
         MemoryBudgetExceeded: that is more memory than the budget; nothing was written yet.
@@ -34,7 +44,9 @@ def tell_estimate(terminal: Terminal, estimate: ExportEstimate, *, budget: int |
         raise MemoryBudgetExceeded(
             "The export does not fit the memory budget.",
             f"It needs at most {memory}, the budget is {human_bytes(budget)}.",
-            f"Give --memory {estimate.peak_memory_bytes}, or export on another machine: a package runs anywhere.",
+            f"Give --memory {estimate.peak_memory_bytes}, or export on another machine: a package runs anywhere."
+            if package is None
+            else f"Fetch and export it first, once, without a budget: edge-rt pull {shlex.quote(package)}",
         )
     terminal.note(f"export needs at most {disk} of disk and {memory} of memory", "dim")
 
@@ -75,7 +87,8 @@ def obtain_package(terminal: Terminal, flags: ModelFlags) -> tuple[str, Path]:
     # Whether a GGUF file was exported before is known only once it is hashed.
     is_new = "" if resolved.kind == "gguf" else f"{resolved.name} is not on this machine: "
     tell_source(terminal, resolved, offline=flags.offline, lead=is_new)
-    exporter = functools.partial(export_with_edge_rt, on_estimate=functools.partial(tell_estimate, terminal))
+    on_estimate = functools.partial(tell_estimate, terminal, budget=flags.budget_bytes, package=flags.reference)
+    exporter = functools.partial(export_with_edge_rt, on_estimate=on_estimate)
     with show_progress(terminal) as progress:
         path = ensure_package(flags.reference, store=store, offline=flags.offline, progress=progress, exporter=exporter)
     terminal.note(f"{path.name} is ready in {path}", "dim")
@@ -104,11 +117,14 @@ def _decide(package: Path, flags: ModelFlags, memory: int | None, base_bytes: in
     import edge_rt.api  # noqa: F401
     from edge_rt.memory.plan import require_fit
     from edge_rt.package import open_package
-    from edge_rt.runtime.planning import Wanted, plan_package
+    from edge_rt.runtime.planning import Wanted, plan_package, resident_bytes
     from edge_rt.runtime.speculation import SpecOptions
 
     spec = SpecOptions(flags.spec.mode, flags.spec.draft_max)
     wanted = Wanted(flags.ctx, flags.kv, spec=spec, threads=flags.threads)
+    if base_bytes is None:
+        # What 'edge-rt plan' expects of a command, so that what it says fits does fit, and what it refuses is refused.
+        base_bytes = max(this_machine(flags.own_bytes).base_bytes or 0, resident_bytes())
     return require_fit(plan_package(open_package(package), wanted, memory, base_bytes=base_bytes))
 
 

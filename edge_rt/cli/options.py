@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from edge_rt.cli.command_memory import own_bytes
 from edge_rt.cli.console import Terminal
 from edge_rt.cli.speculation import SpecFlags
 from edge_rt.errors import ConfigError
@@ -229,7 +230,7 @@ def parse_logit_bias(texts: Sequence[str]) -> dict[int, float]:
 
 @dataclass(frozen=True)
 class ModelFlags:
-    """Which model, and how it is loaded."""
+    """Which model, and how it is loaded; made where a verb begins, as ``own_bytes`` is then what every verb takes."""
 
     model: str | None
     ctx: int | None = None
@@ -242,6 +243,7 @@ class ModelFlags:
     isa: str | None = None
     spec: SpecFlags = field(default_factory=SpecFlags)
     memory: str | None = None
+    own_bytes: int = field(default_factory=own_bytes)
 
     @property
     def budget_bytes(self) -> int | None:

@@ -75,8 +75,7 @@ def plan(
     The model is a package, a GGUF file, or a folder with config.json and safetensors: only headers are read. Exit code
     4 if it does not fit.
     """
-    # First of all: what this process takes now is what every command takes.
-    here = this_machine() if device in (None, "auto", "cpu") else None
+    flags = ModelFlags(model, ctx, None, "auto", store, config, True, kv_type, memory=memory)
     from edge_rt.cli.plan_report import plan_json, print_plan
     from edge_rt.cli.plan_speed import Speeds, measured_here
     from edge_rt.memory.device import LIST, preset
@@ -86,7 +85,7 @@ def plan(
     if device == LIST:
         _list_devices(terminal, as_json=json)
         return 0
-    flags = ModelFlags(model, ctx, None, "auto", store, config, True, kv_type, memory=memory)
+    here = this_machine(flags.own_bytes) if device in (None, "auto", "cpu") else None
     if spec not in (None, *MODES):
         raise ConfigError(
             "The mode of speculation is unknown.", f"Got {spec!r:.40}.", f"Choose one of {', '.join(MODES)}."

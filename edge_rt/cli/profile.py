@@ -76,15 +76,14 @@ def profile(
     A fresh process loads the model as planned and uses it to the plan's limits: a full context, the largest draft in
     every pass, full tables. Its peak of resident memory is compared with the plan, part by part.
     """
+    flags = ModelFlags(model, ctx, threads, "auto", store, config, offline, kv_type, memory=memory)
     terminal = make_terminal(json=json, quiet=quiet, verbose=verbose, no_color=no_color)
-    here = this_machine()
     if plot is not None:
         from edge_rt.cli.spec_plot import require_plot
 
         require_plot(plot)
-    flags = ModelFlags(model, ctx, threads, "auto", store, config, offline, kv_type, memory=memory)
     name, package = obtain_package(terminal, flags)
-    plan = _plan(package, flags, spec, draft_max, here)
+    plan = _plan(package, flags, spec, draft_max, this_machine(flags.own_bytes))
     if plan.given_up:
         terminal.note("Given up: " + "; ".join(plan.given_up), "dim")
 

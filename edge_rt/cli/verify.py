@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from edge_rt.cli.command_memory import own_bytes
 from edge_rt.cli.loading import obtain_package
 from edge_rt.cli.options import (
     ConfigOption,
@@ -110,6 +111,7 @@ def verify(
     config: ConfigOption = None,
 ) -> int:
     """Compare speculative answers with plain ones; exit code 0 if all are identical, 1 if one is not."""
+    own = own_bytes()
     terminal = make_terminal(json=json, quiet=quiet, verbose=verbose, no_color=no_color)
     chosen = GenerationConfig(
         max_tokens=max_tokens, temperature=temp, top_p=top_p, top_k=top_k, repetition_penalty=repeat_penalty, seed=seed
@@ -119,7 +121,18 @@ def verify(
     if corpus is not None and not {"auto", "suffix"}.intersection(modes):
         raise ConfigError(f"--corpus is not used with --spec {', '.join(modes)}.", "It is used with auto, suffix.", "")
     flags = ModelFlags(
-        model, ctx, threads, device, store, config, offline, None, isa, SpecFlags(None, draft_max, corpus), memory
+        model,
+        ctx,
+        threads,
+        device,
+        store,
+        config,
+        offline,
+        None,
+        isa,
+        SpecFlags(None, draft_max, corpus),
+        memory,
+        own_bytes=own,
     )
     _, path = obtain_package(terminal, flags)
 

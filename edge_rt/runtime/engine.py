@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Generator, Sequence as Items
 from contextlib import contextmanager
 from dataclasses import replace
@@ -117,6 +118,8 @@ class Model:
             threads = plan.device.threads
         # A format or a size that is wrong is told before anything else is looked at.
         self._load_plan = plan_load(package, Wanted(ctx, kv, prefill_chunk, asked, threads), memory, plan)
+        # A model that is dropped without being closed gives its share back as well.
+        weakref.finalize(self, self._load_plan.release)
         self.package = package
         self.plan = self._load_plan.plan
         self.context_tokens = self.plan.choice.ctx

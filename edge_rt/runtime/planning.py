@@ -29,6 +29,7 @@ AUTO_KV: Final = "auto"
 """Instead of a cache format: the plan chooses."""
 
 _STEP: Final = 1 << 20
+_SETTLING: Final = 3
 
 Memory = int | str | Budget | None
 """A budget as it is given: bytes, a text such as ``"600MiB"``, one that several models share, or what there is."""
@@ -183,8 +184,19 @@ def plan_package(
         ConfigError: what is wanted is out of range, or the budget is no size.
     """
     wanted.check(package)
+    # Planning takes memory itself, the first time; what follows is to find the process as it was planned.
+    for _ in range(_SETTLING):
+        before = resident_bytes()
+        plan = _plan_package(package, wanted, _budget(memory), device, base_bytes)
+        if resident_bytes() == before:
+            break
+    return plan
+
+
+def _plan_package(
+    package: Package, wanted: Wanted, budget: Budget | None, device: DeviceProfile | None, base_bytes: int | None
+) -> Plan:
     spec = wanted.spec
-    budget = _budget(memory)
     resident: int | None
     if device is None:
         resident = resident_bytes() if base_bytes is None else base_bytes

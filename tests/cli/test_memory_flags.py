@@ -46,6 +46,14 @@ def test_what_is_no_size_is_a_usage_error(inline, native_package, command):
     assert "'plenty'" in result.stderr.decode()
 
 
+def test_a_model_that_has_to_be_exported_first_is_not_where_that_exceeds_the_budget(inline, small_gguf, tmp_path):
+    flags = ("-m", small_gguf, "--store", tmp_path, "--memory", "100MiB")
+    result = inline("generate", *flags, *GENERATE)
+    assert result.returncode == 4
+    assert f"edge-rt pull {small_gguf}" in result.stderr.decode()
+    assert list((tmp_path / "packages").iterdir()) == []
+
+
 def test_a_setting_that_is_offered_works_when_it_is_typed(cli, native_package):
     refused = cli("generate", "-m", native_package, *GENERATE, "--ctx", "400", "--memory", "20MiB")
     assert refused.returncode == 4

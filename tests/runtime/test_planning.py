@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 import subprocess
@@ -132,6 +133,14 @@ class TestSharedBudget:
         with pytest.raises(error):
             edge_rt.load(package, memory=budget)
         assert (budget.free_bytes, budget.claims) == (AMPLE - budget.base_bytes, ())
+
+    def test_a_model_that_is_dropped_without_being_closed_gives_its_share_back(self, native_package):
+        budget = Budget(AMPLE)
+        model = edge_rt.load(native_package, memory=budget)
+        assert len(budget.claims) == 1
+        del model
+        gc.collect()
+        assert budget.claims == ()
 
     def test_closing_twice_gives_back_once(self, native_package):
         budget = Budget(AMPLE)
