@@ -141,7 +141,8 @@ def tight(native_package, loader, tmp_path):
 
 def test_a_process_that_has_grown_may_load_again_what_it_had(tight):
     choices = {256: tight.model.plan.choice}
-    ballast = b"x" * (32 * MIB)
+    # More than the libraries that a command is expected to import yet.
+    ballast = b"x" * (128 * MIB)
     for ctx in (64, 256, 128, 256, 64):
         tight.switch(dataclasses.replace(tight.flags, ctx=ctx))
         assert choices.setdefault(ctx, tight.model.plan.choice) == tight.model.plan.choice
