@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -26,10 +27,13 @@ def test_help_is_quick_and_imports_nothing_heavy(cli, cli_env):
     assert loaded.stderr.strip() == "[]"
     times = []
     for _ in range(3):
-        started = time.perf_counter()
+        # Seconds of computing: those on the clock tell how busy the machine is.
+        before = os.times()
         assert cli("--help").returncode == 0
-        times.append(time.perf_counter() - started)
-    assert min(times) < 0.5
+        after = os.times()
+        computing = after.children_user + after.children_system
+        times.append(computing - before.children_user - before.children_system)
+    assert 0 < min(times) < 0.5
 
 
 def test_default_model_is_the_stores():
