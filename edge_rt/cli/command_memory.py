@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 LIBRARIES_BYTES: Final = 45 << 20
 """numpy, ONNX Runtime, tokenizers, the runtime and a chat's line editor, beside what every command has; measured: 44.4
 MiB, of which the line editor takes 5."""
-_STEP: Final = 1 << 20
 
 
 def own_bytes() -> int:
@@ -43,5 +42,7 @@ def with_base(profile: DeviceProfile, own_bytes: int) -> DeviceProfile:
         profile: of this machine.
         own_bytes: resident memory of a process of the command line that has imported nothing large.
     """
-    expected = -(-own_bytes // _STEP) * _STEP + LIBRARIES_BYTES
+    from edge_rt.memory.size import round_up
+
+    expected = round_up(own_bytes) + LIBRARIES_BYTES
     return replace(profile, base_bytes=max(expected, profile.base_bytes or 0))

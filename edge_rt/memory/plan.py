@@ -146,9 +146,9 @@ def _check(shape: ModelShape, request: Request) -> None:
             f"Got {request.kv!r:.40}; with the op profile {shape.op_profile} it can be {', '.join(shape.kv_formats)}.",
             "Choose one of these, or auto.",
         )
-    for name, value in (("draft_max", request.draft_max), ("prefill_chunk", request.prefill_chunk)):
+    for name, value in (("largest draft", request.draft_max), ("prefill chunk", request.prefill_chunk)):
         if value is not None and value < 1:
-            raise ConfigError(f"{name} is out of range.", f"Got {value}.", "Give at least 1.")
+            raise ConfigError(f"The {name} is out of range.", f"Got {value}.", "Give at least 1.")
 
 
 def _given_up(shape: ModelShape, device: DeviceProfile, ladder: Ladder, decision: Decision) -> tuple[str, ...]:

@@ -56,7 +56,7 @@ class ModelShape:
     @property
     def rotation_bytes(self) -> int:
         """Bytes of the rotary embedding's tables in ``weights.bin``: cosine and sine of every position, float32."""
-        return 2 * self.context_length * (self.head_dim // 2) * 4
+        return _rotation_bytes(self.context_length, self.head_dim)
 
     @property
     def is_estimate(self) -> bool:
@@ -68,6 +68,10 @@ class ModelShape:
         if self.op_profile == "portable":
             return 2 * self.num_kv_heads * self.head_dim * 4
         return KV_FORMAT[kv_format].token_bytes(self.num_kv_heads, self.head_dim)
+
+
+def _rotation_bytes(positions: int, head_dim: int) -> int:
+    return 2 * positions * (head_dim // 2) * 4
 
 
 def shape_of(manifest: Manifest, package_id: str | None) -> ModelShape:
@@ -118,7 +122,7 @@ def shape_of_config(
         embedding_bytes = config.vocab_size * (config.hidden_size + 2 * -(-config.hidden_size // 32))
     # Of these a pass over one row reads a row.
     unread = 0 if config.tied_embedding else min(embedding_bytes, weights_bytes // 2)
-    unread += min(2 * config.context_length * (config.head_dim // 2) * 4, weights_bytes // 4)
+    unread += min(_rotation_bytes(config.context_length, config.head_dim), weights_bytes // 4)
     windows = config.num_layers if window_layers is None else window_layers
     return ModelShape(
         name=config.name,

@@ -14,8 +14,9 @@ from edge_rt.machine import usable_cpus
 from edge_rt.memory.budget import Budget, Claim
 from edge_rt.memory.device import DeviceProfile, machine_profile
 from edge_rt.memory.plan import Plan, Request, make_plan, require_fit
-from edge_rt.memory.request import as_arguments
+from edge_rt.memory.request import AUTO, as_arguments
 from edge_rt.memory.shape import shape_of
+from edge_rt.memory.size import round_up
 from edge_rt.memory.terms import pass_memory_bytes
 from edge_rt.package import Package
 from edge_rt.process_memory import read_memory
@@ -25,10 +26,6 @@ from edge_rt.runtime.interface import check_kv_format
 from edge_rt.runtime.speculation import DEFAULT_MAX_NODES, SpecOptions, TableBounds
 from edge_rt.session import PassMemory, pool_size
 
-AUTO_KV: Final = "auto"
-"""Instead of a cache format: the plan chooses."""
-
-_STEP: Final = 1 << 20
 _SETTLING: Final = 3
 
 Memory = int | str | Budget | None
@@ -54,22 +51,13 @@ class Wanted:
     threads: int | None = None
 
     def check(self, package: Package) -> None:
-        """Refuse what no budget makes possible.
+        """Refuse a cache format that this package does not have; the other numbers are ``make_plan``'s to judge.
 
         Raises:
-            ConfigError: a value is out of range, or not for this package.
+            ConfigError: with the formats there are, and whether exporting again gives the one that is asked for.
         """
-        trained = package.manifest.model.context_length
-        if self.ctx is not None and not 2 <= self.ctx <= trained:
-            raise ConfigError(
-                "The context is out of range.",
-                f"Got {self.ctx} tokens; the model was trained for 2 to {trained}.",
-                "Choose one in that range.",
-            )
-        if self.kv not in (None, AUTO_KV):
+        if self.kv not in (None, AUTO):
             check_kv_format(package.manifest, str(self.kv))
-        if self.prefill_chunk is not None and self.prefill_chunk < 1:
-            raise ConfigError("The prefill chunk is out of range.", f"Got {self.prefill_chunk}.", "Give at least 1.")
 
 
 @dataclass(frozen=True)
@@ -255,7 +243,7 @@ def plan_load(package: Package, wanted: Wanted, memory: Memory, decided: Plan | 
 
 def resident_bytes() -> int:
     """Return the memory that this process holds now, in bytes: rounded up, as two plans in a row are to agree."""
-    return -(-int(psutil.Process().memory_info().rss) // _STEP) * _STEP
+    return round_up(int(psutil.Process().memory_info().rss))
 
 
 def _unshared_bytes() -> int:

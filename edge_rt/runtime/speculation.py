@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from edge_rt.errors import ConfigError, MemoryBudgetExceeded
+from edge_rt.memory.ladder import DEFAULT_DRAFT
 from edge_rt.runtime.draft import Drafter, NullDrafter
 from edge_rt.runtime.drafters.acceptance import AcceptanceModel
 from edge_rt.runtime.drafters.adaptive import AdaptiveDrafter, Trace
@@ -29,7 +30,7 @@ SPEC_MODES: Final = ("off", "auto", "ngram", "suffix", "recycling", "reference")
 AUTO_SOURCES: Final = ("suffix", "recycling")
 RATIO_MODE: Final = "recycling"
 """The mode whose source knows probabilities to draw with, as ``accept="ratio"`` wants."""
-DEFAULT_MAX_NODES: Final = 23
+DEFAULT_MAX_NODES: Final = DEFAULT_DRAFT
 """Most drafted tokens of a pass. The cost model takes fewer; more are seldom worth their rows on any CPU."""
 MAX_NODES: Final = 63
 
