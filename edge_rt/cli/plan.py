@@ -135,7 +135,7 @@ def find_model(flags: ModelFlags) -> FoundModel:
     if resolved.path is None:
         raise ModelNotFound(
             f"{flags.reference} is not on this machine.",
-            f"edge-rt {resolved.description}.",
+            f"To have it: {resolved.description}.",
             f"Run: edge-rt pull {shlex.quote(flags.reference)}",
         )
     if resolved.kind == "package":

@@ -46,7 +46,7 @@ _SAMPLING_FIXED: Final = 3 * MIB  # numpy's random generator and the pages of it
 _SAMPLING_TOKEN: Final = 46
 
 SUFFIX_TOKEN_BYTES: Final = 420
-"""Of a token in the suffix automaton. Random tokens take 264, measured when it is full; the rest is slack for the heap."""
+"""Of a token in the suffix automaton: random tokens take 264, measured when it is full; the rest is slack."""
 RECYCLING_CONTEXT_BYTES: Final = 1310
 """Of a context of each order in token recycling, with eight likely tokens; with three of them it is 830."""
 _PRICES: Final = 64 << 10  # curves, acceptance rates and bandits
