@@ -7,6 +7,7 @@ Every format has a graph with caches of its own for all layers, so that a pass f
 CPU, what a pass of the model would find there. Rounds alternate between formats and numbers of rows on one pool of
 threads, beginning elsewhere each time. Printed are medians of microseconds per layer with the middle half of the
 rounds; how much faster than f16 that is; and the time over that of as many passes of one row. The rows are a chain.
+A format with "+constants" behind it, such as int4+constants, has the constants that an export computes for keys.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from edge_rt.ops import DOMAIN, native_library
 
 FORMATS = {"f32": 0, "f16": 1, "int8": 2, "k8v4": 3, "int4": 4, "int4x2": 5, "int4x2_upper": 6}
 """Name -> number in the graph's input ``kv_formats``."""
+CONSTANTS = ("key_centre", "key_balance", "key_feedback")
 GROUP = 32
+WITH_CONSTANTS = "+constants"
 FILL = 512
 """Rows of a pass that fills a cache."""
 
@@ -50,6 +53,8 @@ class Subject:
     def __init__(self, options: argparse.Namespace, kv_format: str) -> None:
         self.heads, self.kv_heads, self.dim = options.heads, options.kv_heads, options.head_dim
         self.layers, self.capacity = options.layers, options.depth + max(options.rows)
+        self.has_constants = kv_format.endswith(WITH_CONSTANTS)
+        kv_format = kv_format.removesuffix(WITH_CONSTANTS)
         self.kv_format = kv_format
         self.width = (self.heads + 2 * self.kv_heads) * self.dim
         angles = np.arange(self.capacity)[:, None] * 10000.0 ** -(np.arange(self.dim // 2) / (self.dim // 2))
@@ -76,11 +81,24 @@ class Subject:
             start = -memory.ctypes.data % 4096
             self.memory.append(memory[start : memory.size - 4096 + start])
             self.fixed[f"cache{layer}"] = ort.OrtValue.ortvalue_from_numpy(self.memory[-1].reshape(shape))
+            self.fixed |= self.constants(layer)
         # The operator writes every row of one layer; the others get the same.
         for past in range(0, self.capacity, FILL):
             first.run_with_iobinding(self.bind(first, min(FILL, self.capacity - past), past))
         for memory in self.memory[1:]:
             memory[:] = self.memory[0]
+
+    def constants(self, layer: int) -> dict[str, Any]:
+        """Return a layer's constants of keys: any will do."""
+        if not self.has_constants:
+            return {}
+        rng, shape = np.random.default_rng(layer), (self.kv_heads, self.dim)
+        feedback = np.triu(0.1 * rng.standard_normal((*shape, self.dim)), 1)
+        drawn = (rng.standard_normal(shape), rng.uniform(0.5, 2.0, shape), feedback)
+        return {
+            f"{name}{layer}": ort.OrtValue.ortvalue_from_numpy(array.astype(np.float32))
+            for name, array in zip(CONSTANTS, drawn, strict=True)
+        }
 
     def graph(self, layers: int) -> ir.Model:
         """Return that many layers as one graph."""
@@ -95,8 +113,16 @@ class Subject:
         nodes = []
         for layer in range(layers):
             passes = [value(name, integer, 1) for name in ("past_length", "row_map", "parents", "kv_formats")]
-            inputs = [value("qkv", number, 2), value(f"cache{layer}", ir.DataType.UINT8, 4), *passes]
+            inputs: list[ir.Value | None] = [
+                value("qkv", number, 2),
+                value(f"cache{layer}", ir.DataType.UINT8, 4),
+                *passes,
+            ]
             inputs += [value("cos", number, 2), value("sin", number, 2)]
+            if self.has_constants:
+                ranks = (2, 2, 3)
+                constants = [value(f"{name}{layer}", number, rank) for name, rank in zip(CONSTANTS, ranks, strict=True)]
+                inputs += [None, None, None, *constants]
             attributes = {"num_heads": self.heads, "num_kv_heads": self.kv_heads, "head_dim": self.dim}
             attributes |= {"layer": 0, "scale": self.dim**-0.5}
             nodes.append(ir.node("SpecAttention", inputs, attributes, domain=DOMAIN))

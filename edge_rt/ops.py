@@ -75,6 +75,13 @@ _ATTENTION_PORTS: Final = (
 )
 """What attention takes beside queries, keys and values."""
 
+_KEY_CONSTANT_PORTS: Final = (
+    Port("key_centre", "float", "[KV, D]", is_optional=True),
+    Port("key_balance", "float", "[KV, D]", is_optional=True),
+    Port("key_feedback", "float", "[KV, D, D]", is_optional=True),
+)
+"""Constants that keys of 4 bits are written with; ``key_centre`` without softcap and sinks only."""
+
 OPS: Final[tuple[Op, ...]] = (
     # y = residual + activation(norm(x) @ weight.T + bias): M rows, K inputs, N outputs.
     Op(
@@ -109,6 +116,7 @@ OPS: Final[tuple[Op, ...]] = (
         (
             Port("qkv", "float", "[S, (H + 2 KV) D]"),
             *_ATTENTION_PORTS,
+            *_KEY_CONSTANT_PORTS,
         ),
         (Port("y", "float", "[S, H D]"),),
         {
@@ -135,6 +143,7 @@ OPS: Final[tuple[Op, ...]] = (
             Port("mlp_norm", "float", "[K]"),
             Port("gate_up", "uint8", "[tiles, blocks, bytes]"),
             Port("down", "uint8", "[tiles, blocks, bytes]"),
+            *_KEY_CONSTANT_PORTS,
         ),
         (Port("y", "float", "[S, K]"),),
         {

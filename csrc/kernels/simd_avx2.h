@@ -230,6 +230,11 @@ EDGE_RT_INLINE VF vf_butterfly(VF a) {
     return {butterfly<Distance>(a.lo), butterfly<Distance>(a.hi)};
   }
 }
+template <int Lane>
+EDGE_RT_INLINE VF vf_lane(VF a) {
+  const __m256 all = _mm256_permutevar8x32_ps(Lane < 8 ? a.lo : a.hi, _mm256_set1_epi32(Lane % 8));
+  return {all, all};
+}
 EDGE_RT_INLINE VI words_of(const uint8_t* p) {
   const __m128i bytes = load128(p);
   return {_mm256_cvtepu8_epi32(bytes), _mm256_cvtepu8_epi32(_mm_unpackhi_epi64(bytes, bytes))};

@@ -195,6 +195,11 @@ EDGE_RT_INLINE VI vi_dot4(VI acc, VB a, VB b) {
   return {_mm512_dpbusd_epi32(acc.v, _mm512_abs_epi8(a.v), signed_b)};
 }
 
+template <int Lane>
+EDGE_RT_INLINE VF vf_lane(VF a) {
+  return {_mm512_permutexvar_ps(_mm512_set1_epi32(Lane), a.v)};
+}
+
 template <int Distance>
 EDGE_RT_INLINE VF vf_butterfly(VF a) {
   __m512 other;

@@ -203,6 +203,12 @@ EDGE_RT_INLINE VF vf_butterfly(VF a) {
     return {step(a.v0), step(a.v1), step(a.v2), step(a.v3)};
   }
 }
+template <int Lane>
+EDGE_RT_INLINE VF vf_lane(VF a) {
+  const float32x4_t four = Lane < 4 ? a.v0 : Lane < 8 ? a.v1 : Lane < 12 ? a.v2 : a.v3;
+  const float32x4_t all = vdupq_laneq_f32(four, Lane % 4);
+  return {all, all, all, all};
+}
 EDGE_RT_INLINE VF from_bytes(uint8x16_t bytes) {
   const uint16x8_t low = vmovl_u8(vget_low_u8(bytes)), high = vmovl_high_u8(bytes);
   return {vcvtq_f32_u32(vmovl_u16(vget_low_u16(low))), vcvtq_f32_u32(vmovl_high_u16(low)),

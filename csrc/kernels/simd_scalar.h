@@ -189,6 +189,11 @@ template <int Distance>
 EDGE_RT_INLINE VF vf_butterfly(VF a) {
   EDGE_RT_LANES(VF, (l & Distance) == 0 ? a.v[l] + a.v[l ^ Distance] : a.v[l ^ Distance] - a.v[l]);
 }
+// One lane in all lanes.
+template <int Lane>
+EDGE_RT_INLINE VF vf_lane(VF a) {
+  return vf_set1(a.v[Lane]);
+}
 // fma(code, scale, minimum) of 16 bytes' lower halves, and of their upper ones.
 EDGE_RT_INLINE void vf_from_nibbles(const uint8_t* p, float scale, float minimum, VF* lower, VF* upper) {
   for (int l = 0; l < 16; ++l) {

@@ -136,6 +136,20 @@ Input make_row_map(Random& random, const AttentionShape& shape) {
   return map;
 }
 
+// Each may be there or not. A balance is well above 0, and feedback far from adding up.
+void add_key_constants(Case& call, Random& random, const AttentionShape& shape, float softcap, int first) {
+  const auto at = [&](int i) -> Input& { return call.inputs[static_cast<size_t>(first + i)]; };
+  call.inputs.resize(std::max<size_t>(call.inputs.size(), static_cast<size_t>(first) + 3));
+  at(0) = floats(random, {shape.kv_heads, shape.dim}, -2.0f, 2.0f);
+  at(1) = floats(random, {shape.kv_heads, shape.dim}, 0.25f, 4.0f);
+  at(2) = floats(random, {shape.kv_heads, shape.dim, shape.dim}, -0.05f, 0.05f);
+  for (int64_t i = 0; i < at(2).count(); ++i) {
+    if (i % shape.dim <= i / shape.dim % shape.dim) at(2).set(i, 0.0f);
+  }
+  for (int i = 0; i < 3; ++i) at(i).present = random.one_in(2);
+  if (call.inputs[kSinks].present || softcap != 0) at(0).present = false;
+}
+
 // Returns the greatest depth.
 int64_t make_parents(Random& random, const AttentionShape& shape, Input* out) {
   *out = int32s({shape.rows});
@@ -170,7 +184,7 @@ Case make(Random& random) {
   const AttentionShape shape = any_attention(random, false);
   const int64_t width = (shape.heads + 2 * shape.kv_heads) * shape.dim;
   call.inputs = {floats(random, {shape.rows, width}, -3.0f, 3.0f)};
-  add_attention(call, random, shape);
+  add_attention(call, random, shape, kKeyConstants);
   // Float values are copied as they are.
   for (int64_t i = 0; shape.format == kKvF32 && i < shape.rows; ++i) {
     const int32_t row = call.inputs[kRowMap].get<int32_t>(shape.past + i);
@@ -236,7 +250,7 @@ std::vector<ByteRange> places_in_cache(const AttentionShape& shape, int64_t plan
   return places;
 }
 
-void add_attention(Case& call, Random& random, const AttentionShape& shape) {
+void add_attention(Case& call, Random& random, const AttentionShape& shape, int key_constants) {
   call.inputs.resize(std::max<size_t>(call.inputs.size(), kSinks + 1));
   call.inputs[kRowMap] = make_row_map(random, shape);
   call.inputs[kCache] = make_cache(random, shape, call.inputs[kRowMap]);
@@ -272,9 +286,11 @@ void add_attention(Case& call, Random& random, const AttentionShape& shape) {
                                    kKvSpan + random.between(-1, 1), end + 5, 1 << 28, INT64_MAX});
     call.set("window", window);
   }
-  if (random.one_in(3)) call.set("softcap", random.pick({0.0f, 0.5f, 30.0f}));
+  float softcap = 0.0f;
+  if (random.one_in(3)) call.set("softcap", softcap = random.pick({0.0f, 0.5f, 30.0f}));
   if (random.one_in(2)) call.set("interleaved", random.below(2));
   if (random.one_in(2)) call.set("epsilon", random.pick({1e-6f, 1e-5f, 0.25f}));
+  add_key_constants(call, random, shape, softcap, key_constants);
   call.features = {feature_of(shape, call.inputs[kParents], window, last)};
   if (shape.is_ring()) call.features.emplace_back(shape.first_mapped() > 0 ? kRingBehindSpan : kRing);
   call.in_place = kCache;
@@ -291,13 +307,15 @@ std::vector<std::string> attention_features() {
   return {kOneSpan, kSpans, kCutSpan, kTreeOverEnd, kPromptOverEnd, kRing, kRingBehindSpan};
 }
 
-Subject spec_attention() {
-  Subject subject{"SpecAttention", make, {}, kAttentionDims, {}, {kCache}, true, attention_mistakes(),
-                  attention_features()};
+Subject attention_subject(const char* op, std::function<Case(Random&)> make_call, int key_constants) {
+  Subject subject{op, std::move(make_call), {}, attention_dims(key_constants), {}, {kCache}, true,
+                  attention_mistakes(key_constants), attention_features()};
   for (int i = kRowsIn; i < kQueryNorm; ++i) subject.required.push_back(i);
   subject.checked.push_back({kRowsIn, {0, 1}});
   subject.required_attributes = {"num_heads", "num_kv_heads", "head_dim", "layer", "scale"};
   return subject;
 }
+
+Subject spec_attention() { return attention_subject("SpecAttention", make, kKeyConstants); }
 
 }  // namespace edge_rt::fuzz

@@ -163,10 +163,31 @@ bool no_rows(Case& call, Random&) {
 
 }  // namespace
 
-const CheckedDims kAttentionDims = {{kCache, {0, 1}},  {kPast, {0}},      {kParents, {0}},  {kCos, {0, 1}},
-                                    {kSin, {0, 1}},    {kQueryNorm, {0}}, {kKeyNorm, {0}}, {kSinks, {0}}};
+CheckedDims attention_dims(int key_constants) {
+  return {{kCache, {0, 1}},
+          {kPast, {0}},
+          {kParents, {0}},
+          {kCos, {0, 1}},
+          {kSin, {0, 1}},
+          {kQueryNorm, {0}},
+          {kKeyNorm, {0}},
+          {kSinks, {0}},
+          {key_constants, {0, 1}},
+          {key_constants + 1, {0, 1}},
+          {key_constants + 2, {0, 1, 2}}};
+}
 
-std::vector<Mistake> attention_mistakes() {
+std::vector<Mistake> attention_mistakes(int key_constants) {
+  const auto seen_centre = [key_constants](Case& call, Random& random) {
+    call.inputs[static_cast<size_t>(key_constants)].present = true;
+    if (random.one_in(2)) {
+      call.set("softcap", random.pick({0.5f, 30.0f}));
+    } else {
+      call.inputs[kSinks].present = true;
+    }
+    call.words = {"key_centre is given beside"};
+    return true;
+  };
   return {{"attention attribute", wrong_attribute},
           {"row_map out of range", wrong_row},
           {"row_map twice", double_row},
@@ -179,7 +200,8 @@ std::vector<Mistake> attention_mistakes() {
           {"cache row", short_cache_row},
           {"cache misaligned", shifted_cache},
           {"no rows", no_rows},
-          {"layer without format", layer_without_format}};
+          {"layer without format", layer_without_format},
+          {"centre that is seen", seen_centre}};
 }
 
 }  // namespace edge_rt::fuzz

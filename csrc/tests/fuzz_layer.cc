@@ -36,9 +36,8 @@ Case make(Random& random) {
   const int64_t inner_step = rounds_activations(formats[kDown]) ? kBlock : kTileRows;
   const int64_t intermediate = steps(random, inner_step, std::min<int64_t>(row_products / 2 / (3 * hidden), 160));
 
-  call.inputs.resize(kInputs[kDown] + 1);
-  call.inputs[kRowsIn] = floats(random, {shape.rows, hidden}, -3.0f, 3.0f);
-  add_attention(call, random, shape);
+  call.inputs = {floats(random, {shape.rows, hidden}, -3.0f, 3.0f)};
+  add_attention(call, random, shape, kLayerKeyConstants);
   call.inputs[kAttentionNorm] = floats(random, {hidden}, -2.0f, 2.0f);
   call.inputs[kMlpNorm] = floats(random, {hidden}, -2.0f, 2.0f);
   const int64_t outs[kMatrices] = {width, hidden, 2 * intermediate, hidden};
@@ -110,9 +109,7 @@ bool wrong_epsilon(Case& call, Random& random) {
 }  // namespace
 
 Subject decoder_layer() {
-  Subject subject = spec_attention();
-  subject.op = "DecoderLayer";
-  subject.make = make;
+  Subject subject = attention_subject("DecoderLayer", make, kLayerKeyConstants);
   for (const int i : {kAttentionNorm, kMlpNorm}) {
     subject.required.push_back(i);
     subject.checked.push_back({i, {0}});

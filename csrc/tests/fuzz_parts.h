@@ -52,12 +52,18 @@ AttentionShape any_attention(Random& random, bool is_in_blocks);
 // Where a row of a plane lies: its elements, in one or two parts, and last its scales and minimums, if there are any.
 std::vector<ByteRange> places_in_cache(const AttentionShape& shape, int64_t plane, int64_t row);
 
-// Adds inputs 1 to 10, the attributes, which bytes of the cache the call writes, and its feature.
-void add_attention(Case& call, Random& random, const AttentionShape& shape);
+// Adds inputs 1 to 10, the constants of keys, the attributes, which bytes of the cache the call writes, and what the
+// call is about.
+void add_attention(Case& call, Random& random, const AttentionShape& shape, int key_constants);
+
+// Where the constants of keys begin: behind all other inputs.
+constexpr int kKeyConstants = kSinks + 1, kLayerKeyConstants = kSinks + 7;
 
 // Dimensions of those inputs that are checked.
-extern const CheckedDims kAttentionDims;
-std::vector<Mistake> attention_mistakes();
+CheckedDims attention_dims(int key_constants);
+std::vector<Mistake> attention_mistakes(int key_constants);
+// Calls of SpecAttention, or of what has all of its inputs and mistakes.
+Subject attention_subject(const char* op, std::function<Case(Random&)> make, int key_constants);
 // What good calls are counted by.
 std::vector<std::string> attention_features();
 

@@ -22,12 +22,14 @@ constexpr Shape kShapes[] = {{"small", 128, 4, 2, 32, 32, 256, kW4M, kW4M, kW4M,
 
 class Layer {
  public:
-  Layer(const KernelTable& kernels, const Shape& shape, int kv_format, int capacity)
+  Layer(const KernelTable& kernels, const Shape& shape, int kv_format, int capacity, bool has_key_constants = false)
       : kernels_(kernels), shape_(shape), random_(shape.name), qkv_(random_, shape.qkv, width(), shape.hidden),
         output_(random_, shape.output, shape.hidden, shape.heads * shape.head_dim),
         gate_up_(random_, shape.gate_up, 2 * shape.inner, shape.hidden),
         down_(random_, shape.down, shape.hidden, shape.inner), norm_(random_.uniform(shape.hidden, 2.0f)),
-        attention_(shape.heads, shape.kv_heads, shape.head_dim, shape.rotary, kv_format, capacity) {}
+        attention_(shape.heads, shape.kv_heads, shape.head_dim, shape.rotary, kv_format, capacity) {
+    if (has_key_constants) attention_.draw_key_constants(random_);
+  }
 
   // By kernels, one operator after the other.
   std::vector<float> run(const std::vector<float>& x, const std::vector<int32_t>& parents, int64_t past) {
@@ -50,7 +52,7 @@ class Layer {
     const auto capacity = static_cast<int64_t>(attention_.row_map.size());
     const int64_t row_bytes = kv_row_bytes(kKvFormats[attention_.format], shape_.head_dim);
     const auto before = static_cast<int32_t>(past), format = static_cast<int32_t>(attention_.format);
-    const std::vector<Tensor> inputs = {
+    std::vector<Tensor> inputs = {
         tensor_of({rows, hidden}, x.data()),
         tensor_of({2, shape_.kv_heads, capacity, row_bytes}, attention_.cache.as<uint8_t>()),
         tensor_of({1}, &before),
@@ -68,6 +70,12 @@ class Layer {
         tensor_of({hidden}, norm_.data()),
         tensor_of(gate_up_),
         tensor_of(down_)};
+    if (!attention_.key_centre.empty()) {
+      const int64_t heads = shape_.kv_heads, dim = shape_.head_dim;
+      inputs.push_back(tensor_of({heads, dim}, attention_.key_centre.data()));
+      inputs.push_back(tensor_of({heads, dim}, attention_.key_balance.data()));
+      inputs.push_back(tensor_of({heads, dim, dim}, attention_.key_feedback.data()));
+    }
     return run_node("DecoderLayer", attributes(), inputs, 1, 3);
   }
 
@@ -166,11 +174,14 @@ bool run_layer(const KernelTable& kernels, const Report& report, const Shape& sh
 
 // DecoderLayer with few rows, one, a prompt, and a tree, which ends behind the second span of keys where the prompt is
 // long; its bits must be those of its parts.
-bool run_decoder_layer(const KernelTable& kernels, const Report& report, const Shape& shape, int format) {
-  const std::string name = std::string("decoder_layer.") + shape.name + "." + kKvFormats[format].name;
+bool run_decoder_layer(const KernelTable& kernels, const Report& report, const Shape& shape, int format,
+                       bool has_key_constants = false) {
+  const std::string name = std::string("decoder_layer.") + shape.name + "." + kKvFormats[format].name +
+                           (has_key_constants ? ".key_constants" : "");
   Random random(name);
   const int prompt = shape.has_long_prompt ? 484 : 30, capacity = prompt + 39;  // 69 and 523: 5 divides neither
-  Layer whole(kernels, shape, format, capacity), parts(kernels, shape, format, capacity);
+  Layer whole(kernels, shape, format, capacity, has_key_constants);
+  Layer parts(kernels, shape, format, capacity, has_key_constants);
   Hash hash, expected;
   const auto pass = [&](const std::vector<int32_t>& parents, int64_t past) {
     const std::vector<float> x = random.uniform(static_cast<int64_t>(parents.size()) * shape.hidden, 1.0f);
@@ -200,6 +211,7 @@ bool run_layers(const KernelTable& kernels, const Report& report) {
       same = run_layer(kernels, report, shape, format) && same;
       same = run_decoder_layer(kernels, report, shape, format) && same;
     }
+    same = run_decoder_layer(kernels, report, shape, kKvInt4, true) && same;
   }
   return same;
 }

@@ -129,6 +129,15 @@ void run_attentions(const KernelTable& kernels, const Report& report, int format
   run_attention(kernels, report, prefix + "spans_600_cut", awkward(random, format, 617, 130), 600);
 }
 
+void run_key_constants(const KernelTable& kernels, const Report& report, int format, const Attention& attention) {
+  const std::string name = std::string("spec_attention.") + kKvFormats[format].name + ".key_constants_" +
+                           std::to_string(attention.head_dim);
+  Random random(name);
+  Attention with_constants = attention;
+  with_constants.draw_key_constants(random);
+  run_attention(kernels, report, name, std::move(with_constants), 140);
+}
+
 }  // namespace
 
 const char* format_name(WeightFormat format) { return kFormatNames[static_cast<int>(format)]; }
@@ -141,6 +150,13 @@ void run_ops(const KernelTable& kernels, const Report& report) {
   }
   for (int k : {1, 5, kMaxTopK}) run_top_k(kernels, report, k);
   for (int format = 0; format < kKvFormatCount; ++format) run_attentions(kernels, report, format);
+  for (const int format : {kKvInt4, kKvInt4x2, kKvInt4x2Upper}) {
+    run_key_constants(kernels, report, format, Attention(4, 2, 64, 64, format, 192));
+    run_key_constants(kernels, report, format, Attention(3, 1, 22, 10, format, 192));
+  }
+  for (const int dim : {16, 80, 128, 256}) {
+    run_key_constants(kernels, report, kKvInt4, Attention(2, 2, dim, dim, kKvInt4, 192));
+  }
 }
 
 }  // namespace edge_rt::golden

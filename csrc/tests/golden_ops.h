@@ -40,6 +40,7 @@ struct Attention {
   float softcap = 0.0f;
   bool interleaved = false;
   std::vector<float> q_norm, k_norm, sinks;  // empty: none
+  std::vector<float> key_centre, key_balance, key_feedback;
   std::vector<float> cos, sin;               // [positions][rotary / 2]
   std::vector<int32_t> row_map;              // its length is the capacity
   Memory cache;
@@ -47,6 +48,8 @@ struct Attention {
   // Zeroed cache; positions on a circle, by rational numbers in place of sines; row 5 i mod capacity for position i.
   Attention(int head_count, int kv_head_count, int dim, int rotary_dim, int kv_format, int capacity);
   size_t cache_bytes() const;
+  // Makes up constants of keys.
+  void draw_key_constants(Random& random);
 
   // Appends the rows and returns y; parents as in the op.
   std::vector<float> run(const KernelTable& kernels, const std::vector<float>& qkv,

@@ -63,6 +63,17 @@ size_t Attention::cache_bytes() const {
   return static_cast<size_t>(2 * kv_heads * kv_row_bytes(kKvFormats[format], head_dim)) * capacity;
 }
 
+void Attention::draw_key_constants(Random& random) {
+  key_centre = random.uniform(kv_heads * head_dim, 1.0f);
+  key_balance = random.uniform(kv_heads * head_dim, 1.0f);
+  for (float& value : key_balance) value = 1.25f + 0.75f * value;
+  key_feedback = random.uniform(int64_t{kv_heads} * head_dim * head_dim, 0.25f);
+  for (size_t i = 0; i < key_feedback.size(); ++i) {
+    const size_t row = i / static_cast<size_t>(head_dim) % static_cast<size_t>(head_dim);
+    if (i % static_cast<size_t>(head_dim) <= row) key_feedback[i] = 0.0f;
+  }
+}
+
 std::vector<float> Attention::run(const KernelTable& kernels, const std::vector<float>& qkv,
                                   const std::vector<int32_t>& parents, int64_t past) {
   const auto pointer = [](const std::vector<float>& values) { return values.empty() ? nullptr : values.data(); };
@@ -91,6 +102,9 @@ std::vector<float> Attention::run(const KernelTable& kernels, const std::vector<
   pass.q_norm = pointer(q_norm);
   pass.k_norm = pointer(k_norm);
   pass.sinks = pointer(sinks);
+  pass.key_centre = pointer(key_centre);
+  pass.key_balance = pointer(key_balance);
+  pass.key_feedback = pointer(key_feedback);
   pass.cache = cache.as<uint8_t>();
   pass.lay_planes();
   pass.row_map = row_map.data();

@@ -38,6 +38,14 @@ void check_butterfly(SimdFunctions::Floats* tested, int distance) {
   }
 }
 
+void check_lane(SimdFunctions::Floats* tested, int lane) {
+  Random random;
+  float a[16], out[16];
+  for (float& value : a) value = random.uniform();
+  tested(a, a, a, out);
+  for (const float value : out) CHECK(same(value, a[lane]));
+}
+
 void check_values(const SimdFunctions& f) {
   Random random;
   for (int turn = 0; turn < kTurns; ++turn) {
@@ -145,6 +153,10 @@ void check_nibbles(const SimdFunctions& functions) {
   check_butterfly(functions.butterfly_2, 2);
   check_butterfly(functions.butterfly_4, 4);
   check_butterfly(functions.butterfly_8, 8);
+  check_lane(functions.lane_0, 0);
+  check_lane(functions.lane_6, 6);
+  check_lane(functions.lane_9, 9);
+  check_lane(functions.lane_15, 15);
   check_values(functions);
   check_words(functions);
   check_bytes(functions);

@@ -32,6 +32,7 @@ struct SimdFunctions {
   void (*dot4)(const int32_t* acc, const int8_t* a /* 64 */, const int8_t* b /* 64 */, int32_t* out);
   void (*dot4_set1)(const int32_t* acc, const int8_t* a /* 64 */, const int8_t* four, int32_t* out);
   Floats *butterfly_1, *butterfly_2, *butterfly_4, *butterfly_8;
+  Floats *lane_0, *lane_6, *lane_9, *lane_15;
   // 16 bytes of two codes each, to 16 floats and 16 floats.
   void (*from_nibbles)(const uint8_t* codes, float scale, float minimum, float* out);
   void (*from_nibble_pairs)(const uint8_t* codes, const uint8_t* finer, float scale, float minimum, float* out);

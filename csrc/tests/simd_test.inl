@@ -85,6 +85,10 @@ void add_nibbles(SimdFunctions& f) {
   f.butterfly_2 = EDGE_RT_FLOATS(vf_butterfly<2>(x));
   f.butterfly_4 = EDGE_RT_FLOATS(vf_butterfly<4>(x));
   f.butterfly_8 = EDGE_RT_FLOATS(vf_butterfly<8>(x));
+  f.lane_0 = EDGE_RT_FLOATS(vf_lane<0>(x));
+  f.lane_6 = EDGE_RT_FLOATS(vf_lane<6>(x));
+  f.lane_9 = EDGE_RT_FLOATS(vf_lane<9>(x));
+  f.lane_15 = EDGE_RT_FLOATS(vf_lane<15>(x));
   f.from_nibbles = [](const uint8_t* codes, float scale, float minimum, float* out) {
     VF lower, upper;
     vf_from_nibbles(codes, scale, minimum, &lower, &upper);

@@ -59,10 +59,14 @@ class Tables:
     q_norm: np.ndarray | None = None
     k_norm: np.ndarray | None = None
     sinks: np.ndarray | None = None
+    key_centre: np.ndarray | None = None
+    key_balance: np.ndarray | None = None
+    key_feedback: np.ndarray | None = None
     optional: dict = field(init=False)
 
     def __post_init__(self):
-        named = {"q_norm": self.q_norm, "k_norm": self.k_norm, "sinks": self.sinks}
+        names = ("q_norm", "k_norm", "sinks", "key_centre", "key_balance", "key_feedback")
+        named = {name: getattr(self, name) for name in names}
         self.optional = {name: array for name, array in named.items() if array is not None}
 
 
@@ -97,15 +101,49 @@ def read_planes(planes, coding, capacity, dim):
         codes = planes[:, : capacity * dim].view(np.int8).reshape(shape)
         scales = np.ascontiguousarray(planes[:, capacity * dim :]).view(np.float16).reshape(shape)
         return codes * np.repeat(scales, GROUP, axis=-1)[..., :dim].astype(np.float64)
-    size = capacity * groups * GROUP // 2
-    extras = planes[:, size if coding == "nibbles" else 2 * size :]
-    extras = np.ascontiguousarray(extras).view(np.float16).astype(np.float64).reshape(len(planes), capacity, groups, 2)
-    codes = nibbles(planes[:, :size].reshape(len(planes), capacity, groups, GROUP // 2))
-    values = codes * extras[..., :1] + extras[..., 1:]
+    codes, scales, minimums = read_codes(planes, coding, capacity, dim)
+    values = codes * scales + minimums
     if coding == "pairs":
+        size = capacity * groups * GROUP // 2
         finer = nibbles(planes[:, size : 2 * size].reshape(len(planes), capacity, groups, GROUP // 2))
-        values += (finer - 8) * (extras[..., :1] / 16)
+        values += (finer - 8) * (scales / 16)
     return values.reshape(shape)[..., :dim]
+
+
+def read_codes(planes, coding, capacity, dim):
+    """Return the first codes [planes, capacity, groups, 32] and their groups' scales and minimums [..., 1]."""
+    groups = -(-dim // GROUP)
+    size = capacity * groups * GROUP // 2
+    extras = np.ascontiguousarray(planes[:, size if coding == "nibbles" else 2 * size :])
+    extras = extras.view(np.float16).astype(np.float64).reshape(len(planes), capacity, groups, 2)
+    codes = nibbles(planes[:, :size].reshape(len(planes), capacity, groups, GROUP // 2))
+    return codes, extras[..., :1], extras[..., 1:]
+
+
+def read_int4_keys(cache, dim):
+    """Return codes, scales and minimums of an int4 cache's keys, all [kv heads, capacity, dim]."""
+    kv_heads, capacity = cache.shape[1:3]
+    size = capacity * row_bytes("nibbles", dim)
+    planes = np.ascontiguousarray(cache.reshape(-1)[: kv_heads * size].reshape(kv_heads, size))
+    codes, *levels = read_codes(planes, "nibbles", capacity, dim)
+    shape = (kv_heads, capacity, -1)
+    return [codes.reshape(shape)[..., :dim], *(np.repeat(x, GROUP, -1).reshape(shape)[..., :dim] for x in levels)]
+
+
+def coded_steps(x, codes, scales, minimums, feedback):
+    """Return how many steps above its group's minimum each element of a key lay when it was rounded.
+
+    Args:
+        x: [dim], the key before feedback.
+        codes, scales, minimums: [dim], of the key as it is stored.
+        feedback: [dim, dim], of its kv head.
+    """
+    x, steps = x.copy(), np.zeros_like(x)
+    for i in range(len(x)):
+        steps[i] = (x[i] - minimums[i]) / scales[i]
+        error = x[i] - (codes[i] * scales[i] + minimums[i])
+        x[i + 1 :] -= error * feedback[i, i + 1 :].astype(np.float64)
+    return steps
 
 
 def nibbles(codes):
@@ -170,6 +208,18 @@ def split_heads(config, tables, qkv, position):
     return q, rotate(normed(k, tables.k_norm, config.epsilon), cos, sin, config.interleaved), v
 
 
+def balanced(config, tables, kv_format, queries, keys):
+    """Return one row's queries and keys less the centre and in balance, where the format wants that."""
+    if not TURNED.get(kv_format, (False, False))[0]:
+        return queries, keys
+    if tables.key_centre is not None:
+        keys = keys - tables.key_centre
+    if tables.key_balance is not None:
+        keys = keys / tables.key_balance
+        queries = queries * np.repeat(tables.key_balance, config.heads // config.kv_heads, axis=0)
+    return queries, keys
+
+
 def has_query_codes(kv_format):
     """Return whether scores are integer sums, for which queries are rounded."""
     return CODINGS[kv_format][0] not in ("f32", "f16")
@@ -192,7 +242,8 @@ def attend(config, tables, qkv, cache, kv_format, past, row_map, parents):
     out = []
     for row, depth in enumerate(depths(parents)):
         position = past + depth
-        queries, _, _ = split_heads(config, tables, qkv[row], position)
+        queries, keys, _ = split_heads(config, tables, qkv[row], position)
+        queries, _ = balanced(config, tables, kv_format, queries, keys)
         turn_key, turn_value = turns(kv_format)
         queries = turn_key(queries)
         if has_query_codes(kv_format):

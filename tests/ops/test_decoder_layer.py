@@ -37,6 +37,17 @@ def extras(rng):
     return {name: rng.uniform(0.5, 1.5, size).astype(np.float32) for name, size in sizes.items()}
 
 
+def key_constants(rng):
+    """Return what keys of 4 bits are written with."""
+    heads, dim = ATTENTION.kv_heads, ATTENTION.dim
+    drawn = {
+        "key_centre": rng.standard_normal((heads, dim)),
+        "key_balance": rng.uniform(0.5, 2.0, (heads, dim)),
+        "key_feedback": np.triu(0.15 * rng.standard_normal((heads, dim, dim)), 1),
+    }
+    return {name: array.astype(np.float32) for name, array in drawn.items()}
+
+
 class Layer:
     """Weights, tables and a cache, to be run as one operator or as five.
 
@@ -92,7 +103,7 @@ class Layer:
         return self._run("QuantLinear", name, attributes, {"x": x, "weight": self.weights[name], **more}, {})
 
     def _run(self, op, name, attributes, inputs, options):
-        key = (name, *attributes.items(), *options.items())
+        key = (name, *attributes.items(), *options.items(), *inputs)
         if key not in self._ops:
             self._ops[key] = SingleOp(op, attributes, inputs, **options)
         return self._ops[key].run_in_place(**inputs)[0]
@@ -145,6 +156,21 @@ def test_attributes_and_inputs_of_attention_count(threads):
     assert whole.cache.tobytes() == parts.cache.tobytes()
 
 
+@pytest.mark.parametrize("kv_format", FORMATS)
+def test_constants_of_keys_count(kv_format):
+    constants = key_constants(np.random.default_rng(3))
+    whole, parts = (Layer(MATRICES["w4m"], kv_format, **constants) for _ in range(2))
+    plain = Layer(MATRICES["w4m"], kv_format)
+    threads, counted = cycle([1, 2, 3, 4, 3]), False
+    for x, past, parents in passes():
+        count = next(threads)
+        found, expected = whole.whole(x, past, parents, threads=count), parts.in_parts(x, past, parents)
+        assert found.tobytes() == expected.tobytes(), (len(x), past, parents, count)
+        counted |= found.tobytes() != plain.whole(x, past, parents).tobytes()
+    assert counted == kv_format.startswith("int4")
+    assert whole.cache.tobytes() == parts.cache.tobytes()
+
+
 @pytest.mark.parametrize("isa", ISAS[1:])
 @pytest.mark.parametrize("kv_format", FORMATS)
 @pytest.mark.parametrize("formats", ["w4m", "mixed"])
@@ -175,6 +201,10 @@ BAD_INPUTS = {
     "positions end": ({"cos": ZEROS(6, 16), "sin": ZEROS(6, 16)}, "position 6 has no row"),
     "sin unlike cos": ({"sin": ZEROS(CAPACITY, 15)}, "sin is"),
     "sinks of other heads": ({"sinks": ZEROS(5)}, "sinks is"),
+    "centre of other heads": ({"key_centre": ZEROS(6, 32)}, r"key_centre is \[6, 32\]"),
+    "centre beside sinks": ({"key_centre": ZEROS(2, 32)}, "key_centre is given beside sinks"),
+    "balance of another head size": ({"key_balance": ZEROS(2, 31)}, "key_balance is"),
+    "feedback without columns": ({"key_feedback": ZEROS(2, 32)}, "key_feedback is"),
 }
 BAD_ATTRIBUTES = {
     "intermediate cuts a tile": ({"intermediate": INTERMEDIATE - 8, "down_format": "f32"}, "intermediate is 152"),

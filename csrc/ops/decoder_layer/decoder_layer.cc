@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kInputOf[] = {12, 13, 15, 16};  // of qkv, output, gate_up and down
 constexpr const char* kPrefixes[] = {"qkv_", "output_", "gate_up_", "down_"};
-constexpr int kAttentionNorm = 11, kMlpNorm = 14;
+constexpr int kAttentionNorm = 11, kMlpNorm = 14, kKeyConstants = 17;
 constexpr int64_t kMaxIntermediate = int64_t{1} << 23;  // gate_up has twice as many rows
 
 size_t aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
@@ -54,7 +54,7 @@ abi::Status* DecoderLayer::compute(ort::OpContext& context) const {
   if (abi::Status* bad = check(context, rows, weights)) return bad;
   SpecAttention::Depths depths(rows);
   AttentionPass pass;
-  if (abi::Status* bad = attention_.check(context, rows, &pass, depths.data())) return bad;
+  if (abi::Status* bad = attention_.check(context, rows, kKeyConstants, &pass, depths.data())) return bad;
   ort::TensorView y;
   if (abi::Status* bad = context.output(0, {rows, matrices_[kDown].out_features}, &y)) return bad;
 

@@ -16,9 +16,9 @@
 
 namespace edge_rt {
 
-// Inputs 1 to 10 and the attributes they need are SpecAttention's. qkv, output, gate_up and down are packed matrices of
-// attributes <name>_format; gate_up alternates tiles of gate and up rows. `hidden` is the length of a row of x,
-// `intermediate` of the gate. `epsilon` belongs to all norms.
+// Inputs 1 to 10, the constants of keys and the attributes they need are SpecAttention's. qkv, output, gate_up and down
+// are packed matrices of attributes <name>_format; gate_up alternates tiles of gate and up rows. `hidden` is the length
+// of a row of x, `intermediate` of the gate. `epsilon` belongs to all norms.
 struct DecoderLayer {
   static constexpr const char* kName = "DecoderLayer";
   static constexpr ort::Port kInputs[] = {{"x", abi::kFloat},
@@ -37,7 +37,10 @@ struct DecoderLayer {
                                           {"output", abi::kUint8},
                                           {"mlp_norm", abi::kFloat},
                                           {"gate_up", abi::kUint8},
-                                          {"down", abi::kUint8}};
+                                          {"down", abi::kUint8},
+                                          {"key_centre", abi::kFloat, abi::kOptional},
+                                          {"key_balance", abi::kFloat, abi::kOptional},
+                                          {"key_feedback", abi::kFloat, abi::kOptional}};
   static constexpr ort::Port kOutputs[] = {{"y", abi::kFloat}};
 
   abi::Status* create(ort::Attributes& attributes);

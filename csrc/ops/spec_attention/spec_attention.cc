@@ -13,6 +13,7 @@ namespace {
 // Larger ones do not occur, and products of numbers below it fit 64 bits.
 constexpr int64_t kMaxHeads = 1024;
 constexpr int64_t kMaxRows = int64_t{1} << 28;
+constexpr int kKeyConstants = 11;  // the first input of them
 
 // Smallest and largest of values that must be all of [0, capacity): one pass that compilers vectorise.
 struct Range {
@@ -199,7 +200,25 @@ abi::Status* SpecAttention::find_depths(const ort::OpContext& context, Attention
   return nullptr;
 }
 
-abi::Status* SpecAttention::check(const ort::OpContext& context, int64_t rows, AttentionPass* pass,
+abi::Status* SpecAttention::check_key_constants(const ort::OpContext& context, int first, AttentionPass* pass) const {
+  const int64_t heads = pass->kv_heads, dim = pass->head_dim;
+  abi::Status* bad = nullptr;
+  if ((bad = context.check_shape(first, {heads, dim})) != nullptr ||
+      (bad = context.check_shape(first + 1, {heads, dim})) != nullptr ||
+      (bad = context.check_shape(first + 2, {heads, dim, dim})) != nullptr) {
+    return bad;
+  }
+  if (context.input(first).present && (pass->softcap != 0 || pass->sinks != nullptr)) {
+    return context.error("key_centre is given beside %s, which sees what it takes from scores",
+                         pass->softcap != 0 ? "a softcap" : "sinks");
+  }
+  pass->key_centre = context.input(first).as<const float>();
+  pass->key_balance = context.input(first + 1).as<const float>();
+  pass->key_feedback = context.input(first + 2).as<const float>();
+  return nullptr;
+}
+
+abi::Status* SpecAttention::check(const ort::OpContext& context, int64_t rows, int key_constants, AttentionPass* pass,
                                   int32_t* depths) const {
   *pass = fixed_;
   pass->rows = rows;
@@ -215,7 +234,7 @@ abi::Status* SpecAttention::check(const ort::OpContext& context, int64_t rows, A
   pass->q_norm = context.input(8).as<const float>();
   pass->k_norm = context.input(9).as<const float>();
   pass->sinks = context.input(10).as<const float>();
-  return nullptr;
+  return check_key_constants(context, key_constants, pass);
 }
 
 abi::Status* SpecAttention::compute(ort::OpContext& context) const {
@@ -223,7 +242,7 @@ abi::Status* SpecAttention::compute(ort::OpContext& context) const {
   const int64_t rows = context.input(0).dims[0];
   Depths depths(rows);
   AttentionPass pass;
-  if (abi::Status* bad = check(context, rows, &pass, depths.data())) return bad;
+  if (abi::Status* bad = check(context, rows, kKeyConstants, &pass, depths.data())) return bad;
   pass.qkv = context.input(0).as<const float>();
   ort::TensorView y;
   if (abi::Status* bad = context.output(0, {rows, out_features()}, &y)) return bad;

@@ -7,6 +7,9 @@
 //   scores as they are and spreads large elements, so that 4 bits hold them; likewise values, and y, which turns them
 //   back. The transform is of blocks: the largest power of two that divides the head size. x *= sqrt(1 / block), then
 //   (a + b, a - b) at distances 1, 2, 4 ... within a block.
+// - Before that, in formats that turn keys, where these are given: key = (key - centre) / balance, and
+//   q = q * balance, each of its kv head. Softmax does not see the centre, nor scores the balance; but keys of a layer
+//   share much, and their dimensions differ in size, which would take up the range of 4 bits.
 // - A key counts at its logical position. Positions fall into chunks of kKvChunk, chunks into tiles of kKvTile, both
 //   aligned to position 0, so the sums below do not depend on how a pass was cut or where a row lies in the cache.
 // - Score of float keys: products added by fma in 16 lanes (lane = dimension mod 16, ascending; the first product is a
@@ -48,10 +51,17 @@ constexpr float kNoScore = -3.0e38f;
 //            j + 16 in the other; then capacity x ceil(D / 32) pairs of halves, scale and minimum:
 //            minimum = half(min x), scale = half((max x - min x) / 15), code = round((x - minimum) / scale) within
 //            0 ... 15, 0 where the scale is 0; the value is fma(code, scale, minimum)
+//            Keys with feedback are rounded element by element: see below
 //   pairs    the same codes, then as many bytes of finer ones for what the first leave over, then scales and minimums:
 //            finer code = 8 + round((x - value) / (scale / 16)) within 0 ... 15, 8 where the scale is 0. Both are one
 //            code 16 * code + finer code of 8 bits: value = fma(that, scale / 16, minimum - scale / 2)
 //   upper    `pairs` of which the first codes alone are read, as if they were `nibbles`: half the bytes, for drafts
+// Feedback F of a kv head, strictly upper triangular: later elements of a key make up for the errors of earlier ones,
+// as far as queries tend to point that way (GPTQ, arXiv:2210.17323, with queries in the place of a layer's inputs).
+// Scales and minimums are those of the key before; left = x - minimum. Then for i ascending:
+//   code = fma(left[i], 1 / scale, 2^23), which rounds, within 2^23 + (0 ... 15), less 2^23; with 0 for 1 / 0
+//   error = fma(-code, scale, left[i]);  left[j] = fma(-error, F[i][j], left[j]) for j > i
+// Finer codes hold the errors themselves, so `pairs` and `upper` do without.
 // Elements that fill up the last group have code 0. Speed needs the cache on a 64-byte boundary.
 // Another coding is an entry here, its functions in spec_attention_cache.inl or spec_attention_nibbles.inl, an entry in
 // kKvKernels there, and a way to its scores in spec_attention_codes.inl if they are not sums of floats.
@@ -121,6 +131,7 @@ struct AttentionPass {
   bool chain;                         // every row's parent is the row before it
   const float *qkv, *cos, *sin;
   const float *q_norm, *k_norm, *sinks;  // or nullptr
+  const float *key_centre, *key_balance, *key_feedback;  // likewise
   uint8_t* cache;
   int64_t plane_bytes[2];             // of keys, of values
   const int32_t *row_map, *parents;
@@ -170,9 +181,16 @@ struct AttentionWork {
   float* scales;  // [kv_groups][kKvTile], then as many minimums
 };
 
+// A row's key and value of a kv head.
+struct AppendUnit {
+  int64_t row;
+  int kv;
+};
+constexpr int kMostAppended = 4;
+
 struct SpecAttentionKernels {
-  // Writes a row's key and value of a kv head to the cache.
-  void (*append_row)(const AttentionPass& pass, int64_t row, int kv);
+  // Writes at most kMostAppended units to the cache.
+  void (*append)(const AttentionPass& pass, const AppendUnit* units, int count);
   // Writes a row's queries of a kv head's group to scratch memory.
   void (*prepare_queries)(const AttentionPass& pass, int64_t row, int kv);
   // Begins to fetch the keys of a chunk.

@@ -4,6 +4,7 @@
 #include "ops/spec_attention/spec_attention_softmax.inl"
 #include "ops/spec_attention/spec_attention_tile.inl"
 #include "ops/spec_attention/spec_attention_nibbles.inl"
+#include "ops/spec_attention/spec_attention_feedback.inl"
 #include "ops/spec_attention/spec_attention_prepare.inl"
 #include "ops/spec_attention/spec_attention_transpose.inl"
 #include "ops/spec_attention/spec_attention_codes.inl"
@@ -219,5 +220,5 @@ inline void fetch_keys(const AttentionPass& pass, int kv, int64_t chunk) {
   for (int tile = 0; tile < kKvTiles; ++tile) look_ahead(pass, 0, kv, chunk * kKvChunk + tile * kKvTile).fetch(kKvTile);
 }
 
-constexpr SpecAttentionKernels kSpecAttentionKernels{append_row,  prepare_queries, fetch_keys, attend_chunk,
-                                                     begin_state, fold_chunk,      finish_rows};
+constexpr SpecAttentionKernels kSpecAttentionKernels{append_units, prepare_queries, fetch_keys, attend_chunk,
+                                                     begin_state,  fold_chunk,      finish_rows};

@@ -28,35 +28,45 @@ inline Levels round_levels(float largest, float smallest, uint8_t* to) {
 
 inline VI to_codes(VF x, float low, float high) { return vi_round(vf_max(vf_set1(low), vf_min(vf_set1(high), x))); }
 
-// Of 32 elements; finer codes too where `finer` is not null. Elements from `count` on get code 0.
-inline void append_group(const float* x, int count, uint8_t* codes, uint8_t* finer, uint8_t* extras) {
+// 32 elements and their levels, which are written to `extras`. Elements from `count` on are like the first.
+struct CodedGroup {
+  VF half[2];
+  Levels levels;
+};
+inline CodedGroup load_coded_group(const float* x, int count, uint8_t* extras) {
   float filled[kKvGroup];
   if (count < kKvGroup) {
     for (int i = 0; i < kKvGroup; ++i) filled[i] = x[i < count ? i : 0];
     x = filled;
   }
-  const VF half[2] = {vf_load(x), vf_load(x + 16)};
-  const float largest = vf_hmax(vf_max(half[0], half[1]));
-  const float smallest = -vf_hmax(vf_max(vf_neg(half[0]), vf_neg(half[1])));
-  const Levels levels = round_levels(largest, smallest, extras);
+  const VF low = vf_load(x), high = vf_load(x + 16);
+  const float largest = vf_hmax(vf_max(low, high)), smallest = -vf_hmax(vf_max(vf_neg(low), vf_neg(high)));
+  return {{low, high}, round_levels(largest, smallest, extras)};
+}
+
+// Codes of a group plus `shift`, two to a byte; those from `count` on become 0.
+inline void pack_group(const int8_t codes[kKvGroup], int shift, int count, uint8_t* out) {
+  for (int i = 0; i < 16; ++i) {
+    const int low = i < count ? (codes[i] + shift) & 15 : 0, high = i + 16 < count ? (codes[i + 16] + shift) & 15 : 0;
+    out[i] = static_cast<uint8_t>(low | high << 4);
+  }
+}
+
+// Finer codes too where `finer` is not null.
+inline void append_group(const float* x, int count, uint8_t* codes, uint8_t* finer, uint8_t* extras) {
+  const CodedGroup group = load_coded_group(x, count, extras);
   int8_t first[kKvGroup] = {}, second[kKvGroup] = {};
-  if (levels.scale > 0) {
-    const VF scale = vf_set1(levels.scale), minimum = vf_set1(levels.minimum);
+  if (group.levels.scale > 0) {
+    const VF scale = vf_set1(group.levels.scale), minimum = vf_set1(group.levels.minimum);
     for (int i = 0; i < 2; ++i) {
-      const VI code = to_codes(vf_div(vf_sub(half[i], minimum), scale), 0.0f, 15.0f);
+      const VI code = to_codes(vf_div(vf_sub(group.half[i], minimum), scale), 0.0f, 15.0f);
       vf_to_i8(first + 16 * i, code);
-      const VF left = vf_sub(half[i], vf_fma(vf_from_i32(code), scale, minimum));
+      const VF left = vf_sub(group.half[i], vf_fma(vf_from_i32(code), scale, minimum));
       vf_to_i8(second + 16 * i, to_codes(vf_div(left, vf_mul(scale, vf_set1(0.0625f))), -8.0f, 7.0f));
     }
   }
-  for (int i = 0; i < 16; ++i) {
-    const auto pack = [&](const int8_t* from, int shift) {
-      const int low = i < count ? (from[i] + shift) & 15 : 0, high = i + 16 < count ? (from[i + 16] + shift) & 15 : 0;
-      return static_cast<uint8_t>(low | high << 4);
-    };
-    codes[i] = pack(first, 0);
-    if (finer != nullptr) finer[i] = pack(second, 8);
-  }
+  pack_group(first, 0, count, codes);
+  if (finer != nullptr) pack_group(second, 8, count, finer);
 }
 
 template <KvCoding Coding>

@@ -13,6 +13,9 @@ namespace edge_rt {
 //     window there may be more positions than rows: those that are no longer seen share theirs with later ones.
 //   parents: -1 for the last committed token, else an earlier row of the pass; a row's position is past_length + depth.
 //   kv_formats: the format of every layer's cache, at index `layer` (spec_attention.h lists them).
+//   key_centre, key_balance [KV, D], key_feedback [KV, D, D]: constants of every kv head for keys of 4 bits
+//     (spec_attention.h says how they count); other formats do without. A centre moves all scores of a query alike,
+//     which softmax does not see, but softcap and sinks would: it is refused beside them.
 // Everything is checked before anything is written.
 struct SpecAttention {
   static constexpr const char* kName = "SpecAttention";
@@ -26,15 +29,20 @@ struct SpecAttention {
                                           {"sin", abi::kFloat},
                                           {"q_norm", abi::kFloat, abi::kOptional},
                                           {"k_norm", abi::kFloat, abi::kOptional},
-                                          {"sinks", abi::kFloat, abi::kOptional}};
+                                          {"sinks", abi::kFloat, abi::kOptional},
+                                          {"key_centre", abi::kFloat, abi::kOptional},
+                                          {"key_balance", abi::kFloat, abi::kOptional},
+                                          {"key_feedback", abi::kFloat, abi::kOptional}};
   static constexpr ort::Port kOutputs[] = {{"y", abi::kFloat}};
 
   abi::Status* create(ort::Attributes& attributes);
   abi::Status* compute(ort::OpContext& context) const;
 
-  // For operators that compute qkv themselves and have the other inputs at the same places: reads and checks those for a
-  // pass of `rows` rows. `depths` has room for as many. What is left to fill in: qkv, y, and scratch memory.
-  abi::Status* check(const ort::OpContext& context, int64_t rows, AttentionPass* pass, int32_t* depths) const;
+  // For operators that compute qkv themselves and have the other inputs at the same places, but for the constants of
+  // keys, which begin at input `key_constants`: reads and checks those for a pass of `rows` rows. `depths` has room for
+  // as many. What is left to fill in: qkv, y, and scratch memory.
+  abi::Status* check(const ort::OpContext& context, int64_t rows, int key_constants, AttentionPass* pass,
+                     int32_t* depths) const;
   int64_t qkv_features() const { return (fixed_.heads + 2 * fixed_.kv_heads) * int64_t{fixed_.head_dim}; }
   int64_t out_features() const { return fixed_.heads * int64_t{fixed_.head_dim}; }
   const SpecAttentionKernels& kernels() const { return *kernels_; }
@@ -55,6 +63,7 @@ struct SpecAttention {
   abi::Status* check_shapes(const ort::OpContext& context, AttentionPass* pass) const;
   abi::Status* check_cache(const ort::OpContext& context, AttentionPass* pass) const;
   abi::Status* check_rows(const ort::OpContext& context, const AttentionPass& pass) const;
+  abi::Status* check_key_constants(const ort::OpContext& context, int first, AttentionPass* pass) const;
   abi::Status* find_depths(const ort::OpContext& context, AttentionPass* pass, int32_t* depths) const;
 
   AttentionPass fixed_{};  // what the attributes say

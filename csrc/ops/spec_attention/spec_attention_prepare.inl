@@ -76,19 +76,48 @@ EDGE_RT_INLINE void rotate_whole(const AttentionPass& pass, const float* in, int
   }
 }
 
-inline void append_row(const AttentionPass& pass, int64_t row, int kv) {
-  const KvFormat& format = pass.form();
-  const int64_t dim = pass.head_dim, position = pass.past + pass.depths[row], at = pass.row_map[pass.past + row];
-  const float* key = pass.qkv + (row * (pass.heads + 2 * pass.kv_heads) + pass.heads + kv) * dim;
-  float x[kMaxHeadDim + 16];
+// The steps of a query and of a key before they are turned; x has room for whole vectors.
+inline void balance_query(const AttentionPass& pass, int kv, float* x) {
+  if (pass.key_balance == nullptr) return;
+  const float* balance = pass.key_balance + int64_t{kv} * pass.head_dim;
+  for (int d = 0; d < pass.head_dim; d += 16) {
+    const int n = pass.head_dim - d < 16 ? pass.head_dim - d : 16;
+    vf_store(x + d, vf_mul(vf_load(x + d), vf_load_n(balance + d, n)));
+  }
+}
+inline void balance_key(const AttentionPass& pass, int kv, float* x) {
+  const int64_t first = int64_t{kv} * pass.head_dim;
+  for (int d = 0; d < pass.head_dim; d += 16) {
+    const int n = pass.head_dim - d < 16 ? pass.head_dim - d : 16;
+    VF key = vf_load(x + d);
+    if (pass.key_centre != nullptr) key = vf_sub(key, vf_load_n(pass.key_centre + first + d, n));
+    if (pass.key_balance != nullptr) key = vf_div(key, vf_load_n(pass.key_balance + first + d, n));
+    vf_store_n(x + d, key, n);
+  }
+}
+
+inline const float* key_of(const AttentionPass& pass, const AppendUnit& unit) {
+  return pass.qkv + (unit.row * (pass.heads + 2 * pass.kv_heads) + pass.heads + unit.kv) * pass.head_dim;
+}
+
+// A key as it is to be stored.
+inline void prepare_key(const AttentionPass& pass, const AppendUnit& unit, float* x) {
+  const float* key = key_of(pass, unit);
+  const int64_t position = pass.past + pass.depths[unit.row];
   if (rotates_whole(pass, pass.k_norm)) {
     rotate_whole(pass, key, position, [&](int d, VF value) { vf_store(x + d, value); });
   } else {
     rotate_head(pass, key, pass.k_norm, position, x);
   }
-  if (format.turns_keys) hadamard(x, pass.head_dim);
-  kKvKernels[format.key].append(pass, pass.plane(0, kv), at, x);
-  const float* value = key + pass.kv_heads * dim;
+  if (!pass.form().turns_keys) return;
+  if (pass.key_centre != nullptr || pass.key_balance != nullptr) balance_key(pass, unit.kv, x);
+  hadamard(x, pass.head_dim);
+}
+
+inline void append_value(const AttentionPass& pass, const AppendUnit& unit) {
+  const KvFormat& format = pass.form();
+  const float* value = key_of(pass, unit) + int64_t{pass.kv_heads} * pass.head_dim;
+  float x[kMaxHeadDim + 16];
   if (format.turns_values) {
     for (int d = 0; d < pass.head_dim; d += 16) {
       vf_store(x + d, vf_load_n(value + d, pass.head_dim - d < 16 ? pass.head_dim - d : 16));
@@ -96,7 +125,22 @@ inline void append_row(const AttentionPass& pass, int64_t row, int kv) {
     hadamard(x, pass.head_dim);
     value = x;
   }
-  kKvKernels[format.value].append(pass, pass.plane(1, kv), at, value);
+  kKvKernels[format.value].append(pass, pass.plane(1, unit.kv), pass.row_map[pass.past + unit.row], value);
+}
+
+inline void append_units(const AttentionPass& pass, const AppendUnit* units, int count) {
+  const KvCoding coding = pass.form().key;
+  float x[kMostAppended][kMaxHeadDim + 16];
+  if (coding == kCodedNibbles && pass.key_feedback != nullptr) {
+    for (int i = 0; i < count; ++i) prepare_key(pass, units[i], x[i]);
+    append_fed_back(pass, units, x, count);
+  } else {
+    for (int i = 0; i < count; ++i) {
+      prepare_key(pass, units[i], x[0]);
+      kKvKernels[coding].append(pass, pass.plane(0, units[i].kv), pass.row_map[pass.past + units[i].row], x[0]);
+    }
+  }
+  for (int i = 0; i < count; ++i) append_value(pass, units[i]);
 }
 
 inline void prepare_queries(const AttentionPass& pass, int64_t row, int kv) {
@@ -117,7 +161,10 @@ inline void prepare_queries(const AttentionPass& pass, int64_t row, int kv) {
         vf_store(query + d, vf_mul(vf_load_n(x + d, pass.head_dim - d < 16 ? pass.head_dim - d : 16), scale));
       }
     }
-    if (pass.form().turns_keys) hadamard(query, pass.head_dim);
+    if (pass.form().turns_keys) {
+      balance_query(pass, kv, query);
+      hadamard(query, pass.head_dim);
+    }
     if (pass.has_query_codes()) {
       round_query(query, pass.head_dim, pass.query_codes + index * padded_codes(pass.head_dim),
                   pass.query_scales + index * pass.groups(), pass.query_sums + index * pass.groups());

@@ -36,6 +36,31 @@ class Pieces {
   size_t used_ = 0;
 };
 
+// Hands units to the kernel together, which takes less time; the last ones when it goes out of scope.
+class Appending {
+ public:
+  Appending(const SpecAttentionKernels& kernels, const AttentionPass& pass) : kernels_(kernels), pass_(pass) {}
+  ~Appending() { flush(); }
+  Appending(const Appending&) = delete;
+  Appending& operator=(const Appending&) = delete;
+
+  void add(int64_t row, int kv) {
+    units_[count_++] = {row, kv};
+    if (count_ == kMostAppended) flush();
+  }
+
+ private:
+  void flush() {
+    if (count_ > 0) kernels_.append(pass_, units_, count_);
+    count_ = 0;
+  }
+
+  const SpecAttentionKernels& kernels_;
+  const AttentionPass& pass_;
+  AppendUnit units_[kMostAppended];
+  int count_ = 0;
+};
+
 AttentionState take_state(Pieces& pieces, int64_t queries, int padded_dim) {
   float* peak = pieces.take<float>(queries);
   float* sum = pieces.take<float>(queries);
@@ -144,15 +169,17 @@ AttentionPlan::Positions AttentionPlan::positions(const Block& block) const {
 }
 
 void AttentionPlan::append_rows(int64_t begin, int64_t end) const {
-  for (int64_t row = begin; row < end; ++row) {
-    for (int kv = 0; kv < pass_->kv_heads; ++kv) kernels_->append_row(*pass_, row, kv);
+  Appending appending(*kernels_, *pass_);
+  for (int kv = 0; kv < pass_->kv_heads; ++kv) {
+    for (int64_t row = begin; row < end; ++row) appending.add(row, kv);
   }
 }
 
 void AttentionPlan::append_chunks(int kv, int64_t begin, int64_t end) const {
+  Appending appending(*kernels_, *pass_);
   for (int64_t row = 0; row < pass_->rows; ++row) {
     const int64_t chunk = (pass_->past + pass_->depths[row]) / kKvChunk;
-    if (chunk >= begin && chunk < end) kernels_->append_row(*pass_, row, kv);
+    if (chunk >= begin && chunk < end) appending.add(row, kv);
   }
 }
 
@@ -224,10 +251,11 @@ void AttentionPlan::append_some(int64_t item, int) {
 }
 
 void AttentionPlan::prepare_units(int64_t item, int) {
-  const int64_t heads = pass_->kv_heads;
+  Appending appending(*kernels_, *pass_);
   for (int64_t unit = item * unit_share_; unit < std::min((item + 1) * unit_share_, units_); ++unit) {
-    kernels_->append_row(*pass_, unit / heads, static_cast<int>(unit % heads));
-    kernels_->prepare_queries(*pass_, unit / heads, static_cast<int>(unit % heads));
+    const int kv = static_cast<int>(unit / pass_->rows);  // rows of a kv head share its constants
+    appending.add(unit % pass_->rows, kv);
+    kernels_->prepare_queries(*pass_, unit % pass_->rows, kv);
   }
 }
 
