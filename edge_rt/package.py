@@ -35,6 +35,8 @@ GRAPH_VERSIONS: Final[Mapping[str, int]] = {"native": 2, "portable": 1}
 them differently."""
 WINDOW_GRAPH_VERSIONS: Final[Mapping[str, int]] = {"native": 3, "portable": 1}
 """The same of models with a sliding window: a reader that knows of none must not run them as if there were none."""
+CALIBRATED_GRAPH_VERSION: Final = 4
+"""The same of native graphs, with a window or without, whose attention takes constants for 4-bit keys."""
 
 MANIFEST_FILE: Final = "manifest.json"
 WEIGHTS_FILE: Final = "weights.bin"
@@ -49,6 +51,9 @@ WEIGHT_LAYOUTS: Final[Mapping[str, str]] = {"native": "tile16", "portable": "mat
 """Op profile -> name of the layout of its matrices in ``weights.bin``."""
 OP_PROFILES: Final = tuple(KV_FORMATS)
 """Operators of a graph: those of ``edge_rt.ops``, or ONNX Runtime's own."""
+
+BUILT_IN_CALIBRATION: Final = "built-in"
+"""Name of edge-rt's own calibration text."""
 
 MAX_TOP_TOKENS: Final = 8
 """Most likely tokens that a native graph returns with every row of logits."""
@@ -123,6 +128,19 @@ class SourceInfo:
 
 
 @dataclass(frozen=True)
+class KeyCalibration:
+    """The text that the constants of 4-bit keys were computed from.
+
+    Attributes:
+        tokens: of the text that were used.
+        source: ``BUILT_IN_CALIBRATION``, or the name of a file.
+    """
+
+    tokens: int
+    source: str
+
+
+@dataclass(frozen=True)
 class FileInfo:
     """Size in bytes and SHA-256 (lower-case hexadecimal) of one file."""
 
@@ -149,6 +167,7 @@ class Manifest:
         chat_template: file of the template, or None.
         source: the checkpoint.
         license: licence identifier given by the checkpoint, or None.
+        key_calibration: of the constants of 4-bit keys; None for a package without.
         files: every other file of the folder.
     """
 
@@ -166,6 +185,7 @@ class Manifest:
     chat_template: str | None
     source: SourceInfo
     license: str | None
+    key_calibration: KeyCalibration | None = dataclasses.field(default=None, kw_only=True)
     files: Mapping[str, FileInfo]
 
     @property
@@ -179,6 +199,8 @@ class Manifest:
         if not self.model.sliding_window:
             # Left out where there is none: such packages are those of versions that knew of no windows.
             del document["model"]["sliding_window"]
+        if self.key_calibration is None:
+            del document["key_calibration"]
         return (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode("utf-8")
 
 
@@ -222,8 +244,13 @@ class Package:
                 )
 
 
-def graph_version(op_profile: str, sliding_window: int) -> int:
-    """Return the version of the graphs of an op profile, see ``GRAPH_VERSIONS`` and ``WINDOW_GRAPH_VERSIONS``."""
+def graph_version(op_profile: str, sliding_window: int, *, is_calibrated: bool = False) -> int:
+    """Return the version of the graphs of an op profile.
+
+    See ``GRAPH_VERSIONS``, ``WINDOW_GRAPH_VERSIONS`` and ``CALIBRATED_GRAPH_VERSION``.
+    """
+    if is_calibrated and op_profile == "native":
+        return CALIBRATED_GRAPH_VERSION
     return (WINDOW_GRAPH_VERSIONS if sliding_window else GRAPH_VERSIONS)[op_profile]
 
 
@@ -329,7 +356,8 @@ def _check_versions(path: Path, document: Mapping[str, Any]) -> None:
     # Any JSON value may stand there; of a profile that is unknown there is no version to compare with.
     has_window = isinstance(model, dict) and bool(model.get("sliding_window"))
     known = isinstance(profile, str) and profile in GRAPH_VERSIONS
-    ours_of_graph = graph_version(str(profile), has_window) if known else None
+    is_calibrated = document.get("key_calibration") is not None
+    ours_of_graph = graph_version(str(profile), has_window, is_calibrated=is_calibrated) if known else None
     for field, ours in (("format_version", FORMAT_VERSION), ("graph_version", ours_of_graph)):
         found = document.get(field)
         if not isinstance(found, int) or isinstance(found, bool):
@@ -378,6 +406,10 @@ def _convert(hint: Any, value: Any, path: Path, where: str) -> Any:
     ):
         return {key: _convert(arguments[1], item, path, f"{where}.{key}") for key, item in value.items()}
     allowed = arguments if origin is not None and origin is not tuple else (hint,)
+    if isinstance(value, dict):
+        for option in allowed:
+            if dataclasses.is_dataclass(option) and isinstance(option, type):
+                return _build(option, value, path, where)
     if float in allowed and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if any(type(value) is option for option in allowed):
@@ -395,6 +427,13 @@ def _check_values(path: Path, manifest: Manifest) -> None:
             number, least = number and value != 0, "0 or more"
         if number and not (math.isfinite(value) and value > 0):
             raise _invalid(path, f"'manifest.model.{name}' is out of range.", f"Found {value}, wanted {least}.")
+    if (calibration := manifest.key_calibration) is not None:
+        if calibration.tokens < 1:
+            numbers = f"Found {calibration.tokens}, wanted a number above 0."
+            raise _invalid(path, "'manifest.key_calibration.tokens' is out of range.", numbers)
+        if "int4" not in KV_FORMATS.get(manifest.op_profile, ("int4",)):
+            numbers = f"The op profile {manifest.op_profile} has no 4-bit keys."
+            raise _invalid(path, "'manifest.key_calibration' means nothing here.", numbers)
     if model.num_heads % model.num_kv_heads:
         numbers = f"{model.num_heads} is no multiple of {model.num_kv_heads}."
         raise _invalid(path, "'manifest.model.num_kv_heads' does not divide 'num_heads'.", numbers)

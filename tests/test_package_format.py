@@ -9,7 +9,7 @@ import json
 import pytest
 
 from edge_rt.errors import InvalidPackage, UnsupportedModel, VersionMismatch
-from edge_rt.package import GRAPH_VERSIONS, KV_FORMATS, is_package, open_package
+from edge_rt.package import GRAPH_VERSIONS, KV_FORMATS, KeyCalibration, is_package, open_package
 from tests.helpers.packages import edit_manifest, manifest_setter
 from tests.helpers.tiny_package import FILES, GRAPH, MANIFEST, write
 
@@ -199,6 +199,46 @@ class TestManifestRefused:
             change(found, window)
             with pytest.raises(VersionMismatch, match=f"graph_version {found}, this edge-rt reads {ours}"):
                 open_package(package.path)
+
+    def test_calibrated_keys_have_a_graph_version_of_their_own(self, package):
+        """A reader that knows of no such constants would not give them to attention's other formats either."""
+
+        def change(found, calibration, window=0, profile="native"):
+            def set_all(document):
+                document.update(op_profile=profile, kv_formats=["f16" if profile == "native" else "f32"])
+                document.update(graph_version=found, key_calibration=calibration)
+                document["model"]["sliding_window"] = window
+
+            edit_manifest(package.path, set_all)
+
+        calibration = {"tokens": 2048, "source": "built-in"}
+        for window in (0, 128):
+            change(4, calibration, window)
+            assert open_package(package.path).manifest.key_calibration == KeyCalibration(2048, "built-in")
+        change(2, None)
+        assert open_package(package.path).manifest.key_calibration is None
+        for found, given, window, ours in ((4, None, 0, 2), (4, None, 128, 3), (2, calibration, 0, 4)):
+            change(found, given, window)
+            with pytest.raises(VersionMismatch, match=f"graph_version {found}, this edge-rt reads {ours}"):
+                open_package(package.path)
+        for wrong, message in (
+            ({"tokens": 0, "source": "x"}, "key_calibration.tokens' is out of range"),
+            ({"tokens": 1}, r"key_calibration' has the wrong fields\. Missing: \['source'\]"),
+            ({"tokens": "1", "source": "x"}, "key_calibration.tokens' has the wrong type"),
+            ([2048, "built-in"], "key_calibration' has the wrong type"),
+        ):
+            change(4, wrong)
+            with pytest.raises(InvalidPackage, match=message):
+                open_package(package.path)
+        change(1, calibration, profile="portable")
+        with pytest.raises(InvalidPackage, match="portable has no 4-bit keys"):
+            open_package(package.path)
+
+    def test_calibration_stands_in_the_manifest_where_there_is_one(self, package):
+        known = KeyCalibration(2048, "built-in")
+        text = dataclasses.replace(MANIFEST, key_calibration=known).to_bytes().decode()
+        assert '"key_calibration": {\n    "tokens": 2048,\n    "source": "built-in"\n  },\n  "files"' in text
+        assert "key_calibration" not in MANIFEST.to_bytes().decode()
 
     @pytest.mark.parametrize("profile", ["of a later version", 5, None, [], {}])
     def test_the_graph_version_of_a_profile_that_is_unknown(self, package, profile):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -23,7 +23,9 @@ from edge_rt.cli.options import (
     make_terminal,
 )
 from edge_rt.cli.progress import show_progress
+from edge_rt.cli.textfile import path_of
 from edge_rt.memory.size import parse_size
+from edge_rt.package import BUILT_IN_CALIBRATION
 
 if TYPE_CHECKING:
     from edge_rt.export import ExportReport
@@ -44,6 +46,16 @@ ActivationsOption = Annotated[
         "--activations", metavar="KIND", help="int8 (fast) or float (closest to the checkpoint; portable only)."
     ),
 ]
+CalibrationOption = Annotated[
+    str | None,
+    typer.Option(
+        "--calibration",
+        metavar="FILE|none",
+        help="Text that the constants for 4-bit keys are computed from, or none for a package without (native only).",
+        show_default="a text of edge-rt's own",
+    ),
+]
+NO_CALIBRATION: Final = "none"
 
 
 def export(
@@ -51,6 +63,7 @@ def export(
     model: ModelOption = None,
     profile: ProfileOption = None,
     activations: ActivationsOption = "int8",
+    calibration: CalibrationOption = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a package at DIR.")] = False,
     memory: Annotated[
         str | None,
@@ -79,6 +92,7 @@ def export(
             out,
             profile=profile,
             activations=activations,
+            calibration=_calibration(calibration),
             force=force,
             progress=progress,
             on_estimate=functools.partial(tell_estimate, terminal, budget=budget),
@@ -90,6 +104,13 @@ def export(
     else:
         _print_report(terminal, report)
     return 0
+
+
+def _calibration(option: str | None) -> Path | str | None:
+    """Return the option as ``export_model`` takes it."""
+    if option is None:
+        return BUILT_IN_CALIBRATION
+    return None if option == NO_CALIBRATION else path_of(option)
 
 
 def _source(terminal: Terminal, flags: ModelFlags, progress: ProgressCallback) -> Path:

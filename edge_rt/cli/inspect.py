@@ -28,7 +28,7 @@ from edge_rt.cli.stats import facts_lines
 from edge_rt.errors import ConfigError, ModelNotFound
 
 if TYPE_CHECKING:
-    from edge_rt.package import Package
+    from edge_rt.package import Manifest, Package
 
 SHOWN_TEMPLATE_LINES = 12
 
@@ -91,12 +91,18 @@ def _package_facts(path: Path, *, verify: bool) -> dict[str, Any]:
         "activations": manifest.activations,
         "quantisation": dict(manifest.quantisation),
         "kv_formats": list(manifest.kv_formats),
+        "key_calibration": _calibration(manifest),
         "model": dataclasses.asdict(manifest.model),
         "tokenizer": dataclasses.asdict(manifest.tokenizer),
         "source": dataclasses.asdict(manifest.source),
         "files": {name: info.size for name, info in manifest.files.items()},
         "chat_template": _template(package),
     }
+
+
+def _calibration(manifest: Manifest) -> dict[str, Any] | None:
+    found = manifest.key_calibration
+    return None if found is None else dataclasses.asdict(found)
 
 
 def _template(package: Package) -> str | None:

@@ -49,14 +49,16 @@ def _bar(terminal: Terminal) -> Progress:
     )
 
     class Sized(ProgressColumn):
-        """Shows another column where the size of the stage is known."""
+        """Shows another column where the size of the stage is known, and is in bytes if the column is about them."""
 
         def __init__(self, inner: ProgressColumn) -> None:
             super().__init__()
             self._inner = inner
+            self._needs_bytes = not isinstance(inner, TimeRemainingColumn)
 
         def render(self, task: Task) -> RenderableType:
-            return "" if task.total is None else self._inner.render(task)
+            is_shown = task.total is not None and (task.fields["unit"] == "bytes" or not self._needs_bytes)
+            return self._inner.render(task) if is_shown else ""
 
     return Progress(
         TextColumn("{task.description}", markup=False),
@@ -81,7 +83,7 @@ class _Bar:
             if self._task is not None:
                 self._progress.remove_task(self._task)
             self._title = title
-            self._task = self._progress.add_task(title, total=event.total)
+            self._task = self._progress.add_task(title, total=event.total, unit=event.unit)
         if event.message and event.message != "done":
             self._progress.console.print(harmless(event.message), style="dim", soft_wrap=True)
         self._progress.update(self._task, completed=event.done, total=event.total)

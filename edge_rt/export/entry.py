@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from edge_rt.export.gguf_header import read_header
 from edge_rt.export.llama import read_config
+from edge_rt.package import BUILT_IN_CALIBRATION
 from edge_rt.progress import ProgressCallback, no_progress
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ def export_model(
     *,
     profile: str | None = None,
     activations: str = "int8",
+    calibration: Path | str | None = BUILT_IN_CALIBRATION,
     force: bool = False,
     progress: ProgressCallback = no_progress,
     on_estimate: Callable[[ExportEstimate], None] | None = None,
@@ -38,15 +40,19 @@ def export_model(
             machine runs.
         activations: ``"int8"``: linear layers round their input to int8 per block of 32 (fast); ``"float"``: they do
             not, and the profile is the portable one.
+        calibration: text for the constants with which 4-bit keys (the cache formats ``int4`` and ``int4x2``) are
+            written, in the native profile: ``"built-in"``; a UTF-8 file of at least 512 tokens, or a ``.json`` file, a
+            list of conversations, each a list of ``{"role": ..., "content": ...}``; None: no constants.
         force: replace a package at ``out``.
         progress: called with the stages of ``STAGES``.
         on_estimate: called once with the predicted disk and memory, before anything is written.
 
     Raises:
-        InputError: the checkpoint is malformed, unsupported, or its template or tokenizer is.
+        InputError: the checkpoint is malformed, unsupported, or its template or tokenizer is; or the calibration text.
         StorageError: the destination exists, or does not fit the disk.
         MemoryBudgetExceeded: the export does not fit the memory.
-        ConfigError: ``profile`` or ``activations`` are unknown, or do not go together.
+        ConfigError: ``profile`` or ``activations`` are unknown, or do not go together, or a ``calibration`` text is
+            named for the portable profile.
         RuntimeUnavailable: the native profile was asked for, and this machine cannot run it.
     """
     started = time.monotonic()
@@ -60,6 +66,7 @@ def export_model(
         out,
         profile=profile,
         activations=activations,
+        calibration=calibration,
         force=force,
         progress=progress,
         on_estimate=on_estimate,

@@ -9,6 +9,7 @@ from typing import Final
 
 from edge_rt.errors import MemoryBudgetExceeded, StorageError
 from edge_rt.export.blocks import PIECE_BYTES
+from edge_rt.export.calibrate import calibration_bytes
 from edge_rt.export.check import CHECK_ROWS
 from edge_rt.export.linear import Linear
 from edge_rt.export.llama_graph import LlamaWeights
@@ -38,9 +39,21 @@ class ExportEstimate:
 
 
 def estimate_export(
-    weights: LlamaWeights, layout: WeightsLayout, config: ModelConfig, profile: OpProfile
+    weights: LlamaWeights,
+    layout: WeightsLayout,
+    config: ModelConfig,
+    profile: OpProfile,
+    calibration_tokens: int = 0,
 ) -> ExportEstimate:
-    """Predict the size of the package and the peak memory of the process that writes it."""
+    """Predict the size of the package and the peak memory of the process that writes it.
+
+    Args:
+        weights: matrices of the model.
+        layout: where everything lies in ``weights.bin``.
+        config: numbers of the model.
+        profile: operators of the graph.
+        calibration_tokens: of the text that constants of 4-bit keys are computed from; 0 if there are none.
+    """
     linears = tuple(weights.linears())
     parts = [part for linear in linears for part in linear.parts]
     writing = PIECE_COPIES * max(_bytes_in_memory(linear) for linear in linears)
@@ -53,10 +66,11 @@ def estimate_export(
     largest = max(part.tensor.elements for linear in linears if linear not in ends for part in linear.parts)
     piece = max(part.tensor.elements * min(1.0, PIECE_BYTES / part.tensor.nbytes) for part in parts)
     reference = int(4 * (largest + FLOAT_COPIES * piece))
+    calibrating = opened + calibration_bytes(config, calibration_tokens) if calibration_tokens else 0
     base = BASE_BYTES + VOCABULARY_BYTES * config.vocab_size
     return ExportEstimate(
         disk_bytes=layout.size + GRAPH_AND_TEXT_BYTES,
-        peak_memory_bytes=base + max(writing, logits + max(opened, reference)),
+        peak_memory_bytes=base + max(writing, calibrating, logits + max(opened, reference)),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import time
 from collections.abc import Callable, Sequence
@@ -13,8 +14,15 @@ from typing import Any, BinaryIO, Final, cast
 import numpy as np
 import onnx_ir as ir
 
-from edge_rt.errors import InvalidTemplate, StorageError
+from edge_rt.errors import ConfigError, InvalidTemplate, StorageError
 from edge_rt.export.blocks import float_rows, read_rows, rope_factors
+from edge_rt.export.calibrate import calibrate
+from edge_rt.export.calibration_text import (
+    Calibration,
+    CalibrationText,
+    encode_calibration,
+    read_calibration,
+)
 from edge_rt.export.check import (
     CheckResult,
     check_token_ids,
@@ -36,6 +44,7 @@ from edge_rt.export.weights import WeightsFile, WeightsLayout
 from edge_rt.machine import peak_rss_bytes
 from edge_rt.ops import library_path
 from edge_rt.package import (
+    BUILT_IN_CALIBRATION,
     FORMAT_VERSION,
     KV_FORMATS,
     TEMPLATE_FILE,
@@ -59,8 +68,8 @@ from edge_rt.tokenizer import Tokenizer
 from edge_rt.version import VERSION
 
 GRAPH_FILE: Final = "model.onnx"
-STAGES: Final = ("read", "plan", "weights", "graph", "check", "publish")
-"""Names of the stages, in order."""
+STAGES: Final = ("read", "plan", "weights", "graph", "calibrate", "check", "publish")
+"""Names of the stages, in order. Packages without constants of 4-bit keys have no stage ``"calibrate"``."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +115,7 @@ class _Checkpoint:
     weights: LlamaWeights
     profile: OpProfile
     tokenizer: TokenizerBuild
+    calibration: Calibration | None
     warnings: tuple[str, ...]
 
 
@@ -116,6 +126,7 @@ def export_checkpoint(
     *,
     profile: str | None,
     activations: str,
+    calibration: Path | str | None,
     force: bool,
     progress: ProgressCallback,
     on_estimate: Callable[[ExportEstimate], None] | None,
@@ -129,6 +140,7 @@ def export_checkpoint(
         out: folder to create.
         profile: as there.
         activations: as there.
+        calibration: as there.
         force: as there.
         progress: as there.
         on_estimate: as there.
@@ -138,17 +150,21 @@ def export_checkpoint(
         InputError, StorageError, MemoryBudgetExceeded, ConfigError, RuntimeUnavailable: as there.
     """
     chosen = choose_profile(profile, activations, library_path(), config)
+    text = _calibration_text(calibration, chosen)
     # The last stage runs the graph.
     check_window_support(chosen.name, config.sliding_window)
 
-    def stage(name: str, done: int = 0, total: int | None = None, message: str = "") -> None:
-        progress(ProgressEvent(name, STAGES.index(name) + 1, len(STAGES), done, total, message=message))
+    stages = [name for name in STAGES if name != "calibrate" or text is not None]
+
+    def stage(name: str, done: int = 0, total: int | None = None, message: str = "", unit: str = "bytes") -> None:
+        progress(ProgressEvent(name, stages.index(name) + 1, len(stages), done, total, unit, message))
 
     stage("read")
-    checkpoint = read_checkpoint(header, config, chosen)
+    checkpoint = read_checkpoint(header, config, chosen, text)
     stage("plan")
-    layout = place_weights(checkpoint.weights, checkpoint.config, chosen)
-    estimate = estimate_export(checkpoint.weights, layout, checkpoint.model, chosen)
+    layout = place_weights(checkpoint.weights, checkpoint.config, chosen, is_calibrated=text is not None)
+    tokens = () if checkpoint.calibration is None else checkpoint.calibration.token_ids
+    estimate = estimate_export(checkpoint.weights, layout, checkpoint.model, chosen, len(tokens))
     if on_estimate is not None:
         on_estimate(estimate)
     require_room(estimate, absolute_path(out))
@@ -157,6 +173,11 @@ def export_checkpoint(
         stage("graph")
         _write_texts(checkpoint.tokenizer, writer.folder)
         _write_graph(checkpoint, layout, activations, writer.folder / GRAPH_FILE)
+        if tokens:
+            # The graph names where the constants lie, whatever they are.
+            on_step = functools.partial(stage, "calibrate", unit="steps")
+            calibrate(writer.folder, checkpoint.weights, layout, checkpoint.model, tokens, on_step)
+            gc.collect()
         stage("check")
         results = _check(stream, checkpoint, layout, activations, writer.folder)
         stage("publish")
@@ -186,9 +207,35 @@ def _report(
     )
 
 
-def read_checkpoint(header: GGUFHeader, config: LlamaConfig, profile: OpProfile) -> _Checkpoint:
+def _calibration_text(calibration: Path | str | None, profile: OpProfile) -> CalibrationText | None:
+    """Read the text for the constants of 4-bit keys; None where the package has none.
+
+    Raises:
+        ConfigError: a file was named, and the profile has no 4-bit keys.
+        StorageError, InputError: the file cannot be used.
+    """
+    if calibration is None:
+        return None
+    if profile.has_4_bit_keys:
+        return read_calibration(calibration)
+    if calibration == BUILT_IN_CALIBRATION:
+        return None
+    raise ConfigError(
+        f"The {profile.name} op profile has no 4-bit cache.",
+        f"Got the calibration text {calibration}.",
+        "Leave it out, or export with --profile native.",
+    )
+
+
+def read_checkpoint(
+    header: GGUFHeader, config: LlamaConfig, profile: OpProfile, text: CalibrationText | None = None
+) -> _Checkpoint:
     """Read and judge everything that can be refused without touching the tensor data."""
     tokenizer = build_tokenizer(header.metadata, config.vocab_size)
+    loaded = Tokenizer.from_text(tokenizer.json_text, info=tokenizer, embedding_rows=config.vocab_size)
+    calibration = None
+    if text is not None:
+        calibration = encode_calibration(text, loaded, tokenizer.chat_template, config.context_length)
     return _Checkpoint(
         header=header,
         config=config,
@@ -196,17 +243,17 @@ def read_checkpoint(header: GGUFHeader, config: LlamaConfig, profile: OpProfile)
         weights=collect_weights(header, config, profile),
         profile=profile,
         tokenizer=tokenizer,
-        warnings=_template_warnings(tokenizer),
+        calibration=calibration,
+        warnings=_template_warnings(tokenizer.chat_template, loaded),
     )
 
 
-def _template_warnings(tokenizer: TokenizerBuild) -> tuple[str, ...]:
+def _template_warnings(template: str | None, tokenizer: Tokenizer) -> tuple[str, ...]:
     """Say what is odd about the template; one that cannot be used stops chats only, so it is not refused."""
-    if tokenizer.chat_template is None:
+    if template is None:
         return ()
-    special = Tokenizer.from_text(tokenizer.json_text).special_tokens
     try:
-        return tuple(lint(ChatTemplate(tokenizer.chat_template, special_tokens=special)))
+        return tuple(lint(ChatTemplate(template, special_tokens=tokenizer.special_tokens)))
     except InvalidTemplate as error:
         return (f"The chat template cannot be used: {error}",)
 
@@ -306,9 +353,12 @@ def _check_steps(
 
 def _manifest(checkpoint: _Checkpoint, activations: str) -> Manifest:
     header, tokenizer = checkpoint.header, checkpoint.tokenizer
+    calibration = None if checkpoint.calibration is None else checkpoint.calibration.to_manifest()
     return Manifest(
         format_version=FORMAT_VERSION,
-        graph_version=graph_version(checkpoint.profile.name, checkpoint.model.sliding_window),
+        graph_version=graph_version(
+            checkpoint.profile.name, checkpoint.model.sliding_window, is_calibrated=calibration is not None
+        ),
         producer=f"edge-rt {VERSION}",
         model=checkpoint.model,
         op_profile=checkpoint.profile.name,
@@ -321,6 +371,7 @@ def _manifest(checkpoint: _Checkpoint, activations: str) -> Manifest:
         chat_template=TEMPLATE_FILE if tokenizer.chat_template is not None else None,
         source=SourceInfo("gguf", header.path.name, sha256_file(header.path), header.file_size),
         license=cast("str | None", header.get_str("general.license", default=None)),
+        key_calibration=calibration,
         files={},
     )
 

@@ -86,7 +86,7 @@ def foresee_gguf(path: Path) -> Foreseen:
 
     profile = choose_profile(None, "int8", library_path(), config)
     weights = collect_weights(header, config, profile)
-    layout = place_weights(weights, config, profile)
+    layout = place_weights(weights, config, profile, is_calibrated=profile.has_4_bit_keys)
     embedding = 0
     if not config.tied_embedding:
         embedding = sum(slot.nbytes for name, slot in layout.slots.items() if name.startswith("embedding."))
@@ -264,6 +264,8 @@ def _estimated(
         total += -(-size // _PAGE) * _PAGE if size >= 16 * _PAGE else size
     total += 2 * 4 * config.context_length * (config.head_dim // 2)
     fits = config.head_dim <= MAX_HEAD_DIM and config.head_dim % 2 == 0 and config.num_heads <= MAX_HEADS
+    if fits:  # constants of 4-bit keys
+        total += 4 * config.num_layers * config.num_kv_heads * config.head_dim * (2 + config.head_dim)
     return Foreseen(config, "native" if fits else "portable", total, embedding, tokenizer, window_layers, False, notes)
 
 

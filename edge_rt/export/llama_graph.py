@@ -12,9 +12,10 @@ import onnx_ir as ir
 
 from edge_rt.export.blocks import unpermuted_rows
 from edge_rt.export.gguf_types import GGUFHeader, TensorInfo
-from edge_rt.export.graph import Stream
+from edge_rt.export.graph import GraphBuilder, Stream
 from edge_rt.export.linear import Linear, Part, stack
 from edge_rt.export.llama import LlamaConfig, scaled_frequencies
+from edge_rt.export.native_weights import place_key_constants
 from edge_rt.export.profile import OpProfile
 from edge_rt.export.weights import Slot, WeightsFile, WeightsLayout
 from edge_rt.package import ModelConfig
@@ -92,8 +93,17 @@ def collect_weights(header: GGUFHeader, config: LlamaConfig, profile: OpProfile)
     )
 
 
-def place_weights(weights: LlamaWeights, config: LlamaConfig, profile: OpProfile) -> WeightsLayout:
-    """Return where everything lies in ``weights.bin``."""
+def place_weights(
+    weights: LlamaWeights, config: LlamaConfig, profile: OpProfile, *, is_calibrated: bool = False
+) -> WeightsLayout:
+    """Return where everything lies in ``weights.bin``.
+
+    Args:
+        weights: matrices and vectors.
+        config: numbers of the model.
+        profile: how matrices lie.
+        is_calibrated: leave room for constants of 4-bit keys, which only a profile that has such keys can read.
+    """
     layout = WeightsLayout()
     for linear in weights.linears():
         profile.place(linear, layout)
@@ -101,6 +111,8 @@ def place_weights(weights: LlamaWeights, config: LlamaConfig, profile: OpProfile
         layout.add(name, np.float32, (tensor.shape[0],))
     for table in ("rope.cos", "rope.sin"):
         layout.add(table, np.float32, (config.context_length, config.head_dim // 2))
+    if is_calibrated:
+        place_key_constants(layout, config.num_layers, config.num_kv_heads, config.head_dim)
     return layout
 
 
@@ -144,7 +156,11 @@ def build_graph(
         activations: ``"int8"`` or ``"float"``.
         producer: program that is named in the graph.
     """
-    build = profile.builder(layout, config, activations)
+    return assemble(profile.builder(layout, config, activations), weights, config, producer)
+
+
+def assemble(build: GraphBuilder, weights: LlamaWeights, config: ModelConfig, producer: str) -> ir.Model:
+    """Build the whole model with a builder that has nothing in it yet; arguments as those of ``build_graph``."""
     x = build.embed(weights.embedding, "embedding")
     last = config.num_layers - 1
     for i, layer in enumerate(weights.layers[:last]):

@@ -39,7 +39,7 @@ import onnx_ir as ir
 
 from edge_rt.export.graph import GraphBuilder, LayerMatrices, Linears, Stream, as_output, graph_input
 from edge_rt.export.linear import Linear
-from edge_rt.export.native_weights import tiles_of
+from edge_rt.export.native_weights import key_constant_names, tiles_of
 from edge_rt.export.packing import FORMATS
 from edge_rt.export.weights import WeightsLayout
 from edge_rt.package import ModelConfig
@@ -109,7 +109,9 @@ class NativeBuilder(GraphBuilder):
 
     def attention(self, qkv: ir.Value, layer: int) -> ir.Value:
         """Rotate, append to the cache and attend."""
-        inputs = [qkv, *self._cache_of(layer)]
+        inputs: list[ir.Value | None] = [qkv, *self._cache_of(layer)]
+        if constants := self._key_constants_of(layer):
+            inputs += [*[None] * 3, *constants]
         attributes = self._heads(layer)
         return self.node("SpecAttention", inputs, [f"layer{layer}.attention"], domain=DOMAIN, attributes=attributes)[0]
 
@@ -130,6 +132,7 @@ class NativeBuilder(GraphBuilder):
             self.stored(f"layer{index}.mlp_norm"),
             tiles["gate_up"],
             tiles["down"],
+            *self._key_constants_of(index),
         ]
         attributes: dict[str, int | float | str] = {
             **self._heads(index),
@@ -150,6 +153,11 @@ class NativeBuilder(GraphBuilder):
             self.stored("rope.cos"),
             self.stored("rope.sin"),
         ]
+
+    def _key_constants_of(self, layer: int) -> list[ir.Value]:
+        """Return the constants of 4-bit keys, if the package has them."""
+        names = key_constant_names(layer)
+        return [self.stored(name) for name in names] if names[0] in self._layout.slots else []
 
     def _heads(self, layer: int) -> dict[str, int | float | str]:
         config, window = self._config, self._windows[layer]

@@ -42,6 +42,20 @@ def place(linear: Linear, layout: WeightsLayout) -> None:
     layout.add(tiles_of(linear), np.uint8, shape)
 
 
+def key_constant_names(layer: int) -> tuple[str, str, str]:
+    """Return the names of a layer's constants of 4-bit keys, in the order in which operators take them."""
+    return f"layer{layer}.key_centre", f"layer{layer}.key_balance", f"layer{layer}.key_feedback"
+
+
+def place_key_constants(layout: WeightsLayout, layers: int, kv_heads: int, head_dim: int) -> None:
+    """Add the constants of 4-bit keys to the layout; see ``edge_rt.export.key_calibration``."""
+    for layer in range(layers):
+        centre, balance, feedback = key_constant_names(layer)
+        layout.add(centre, np.float32, (kv_heads, head_dim))
+        layout.add(balance, np.float32, (kv_heads, head_dim))
+        layout.add(feedback, np.float32, (kv_heads, head_dim, head_dim))
+
+
 def fill(
     linear: Linear, source: BinaryIO, layout: WeightsLayout, out: WeightsFile, on_bytes: Callable[[int], None]
 ) -> None:

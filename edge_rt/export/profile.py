@@ -32,12 +32,14 @@ class OpProfile(ABC):
         opened_factor: what ONNX Runtime touches of ``weights.bin`` and packs anew, over its bytes.
         half_factor: the same for F16 matrices, beyond ``opened_factor``.
         rounds_by_rule: activations are rounded as the reference does it, so a graph can be checked step by step.
+        has_4_bit_keys: the cache can have them, and packages hold constants for them.
     """
 
     name: ClassVar[str]
     opened_factor: ClassVar[float]
     half_factor: ClassVar[float]
     rounds_by_rule: ClassVar[bool]
+    has_4_bit_keys: ClassVar[bool]
 
     @abstractmethod
     def gate_up(self, name: str, gate: Part, up: Part) -> tuple[Linear, ...]:
@@ -91,6 +93,7 @@ class PortableProfile(OpProfile):
     opened_factor = 2.0  # measured: 1.3 (F32) to 2.0 (Q8_0)
     half_factor = 1.5  # they are turned to float32; measured: 1.2
     rounds_by_rule = False
+    has_4_bit_keys = False
 
     def gate_up(self, name: str, gate: Part, up: Part) -> tuple[Linear, ...]:
         """Stack them: their product is cut in two."""
@@ -142,6 +145,7 @@ class NativeProfile(OpProfile):
     opened_factor = 1.0  # the kernels read the mapped file in place
     half_factor = 0.0
     rounds_by_rule = True
+    has_4_bit_keys = True
 
     def gate_up(self, name: str, gate: Part, up: Part) -> tuple[Linear, ...]:
         """Let their tiles alternate, if they can."""

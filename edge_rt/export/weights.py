@@ -69,19 +69,27 @@ class WeightsFile:
 
     The whole file is allocated first, so that a full disk is noticed before the work and not after it.
 
+    Args:
+        path: the file.
+        layout: where its tensors lie.
+        is_new: False to write further tensors of a file that this class has begun.
+
     Raises:
         StorageError: the disk is full, or the file cannot be written.
     """
 
-    def __init__(self, path: Path, layout: WeightsLayout) -> None:
+    def __init__(self, path: Path, layout: WeightsLayout, *, is_new: bool = True) -> None:
         self._path = path
         self._layout = layout
+        self._is_new = is_new
 
     def __enter__(self) -> Self:
         try:
-            self._stream = self._path.open("xb", buffering=0)
+            self._stream = self._path.open("xb" if self._is_new else "r+b", buffering=0)
         except OSError as error:
             raise self._failure(error) from error
+        if not self._is_new:
+            return self
         try:
             self._allocate()
             self._stream.truncate(self._layout.size)

@@ -11,7 +11,7 @@ from tests.helpers.native_profile import require_native
 
 
 def test_the_estimate_comes_first_and_the_check_last(inline, small_gguf, tmp_path):
-    result = inline("export", "-m", small_gguf, "--out", tmp_path / "out")
+    result = inline("export", "-m", small_gguf, "--out", tmp_path / "out", "--calibration", "none")
     assert result.returncode == 0
     told = result.stderr.decode()
     assert told.index("export needs at most") < told.index("3/6 weights") < told.index("5/6 check")
@@ -50,6 +50,23 @@ def test_a_native_package_says_so(inline, native_package):
     assert (facts["op_profile"], facts["kv_formats"]) == ("native", ["f16", "f32", "int8", "k8v4", "int4", "int4x2"])
 
 
+def test_what_4_bit_keys_are_calibrated_with(inline, small_gguf, native_package, tmp_path):
+    shown = inline("inspect", native_package).stdout.decode()
+    assert ["key_calibration", "tokens", "512,", "source", "built-in"] in [line.split() for line in shown.splitlines()]
+    facts = json.loads(inline("inspect", native_package, "--json").stdout)
+    assert facts["key_calibration"] == {"tokens": 512, "source": "built-in"}
+    (tmp_path / "own.txt").write_text("To be, or not to be, that is the question. " * 100)
+    arguments = ("export", "-m", small_gguf, "--out", tmp_path / "out", "--force", "--calibration")
+    for option, expected in ((tmp_path / "own.txt", {"tokens": 512, "source": "own.txt"}), ("none", None)):
+        result = inline(*arguments, option)
+        assert result.returncode == 0
+        assert (b"/7 calibrate" in result.stderr) == (expected is not None)
+        assert json.loads(inline("inspect", tmp_path / "out", "--json").stdout)["key_calibration"] == expected
+    assert inline(*arguments, tmp_path / "missing.txt").returncode == 6
+    refused = inline(*arguments, tmp_path / "own.txt", "--profile", "portable")
+    assert (refused.returncode, b"has no 4-bit cache" in refused.stderr) == (2, True)
+
+
 def test_the_cache_and_the_instruction_set_can_be_chosen(inline, native_package):
     flags = ("generate", "-m", native_package, "-p", "Hello", "--raw", "-n", "4", "--temp", "0", "--json")
     least = require_native()[-1]
@@ -73,14 +90,16 @@ def test_force_replaces_a_package(inline, small_gguf, tmp_path):
     ]
 
 
-@pytest.mark.parametrize("stage", ["1/6 read", "3/6 weights", "4/6 graph", "5/6 check"])
+@pytest.mark.parametrize("stage", ["read", "weights", "graph", "calibrate", "check"])
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_leaves_nothing_behind(signum, code, stage, start, slow_gguf, tmp_path):
+    if stage == "calibrate":
+        require_native()
     folder = tmp_path / "here"
     folder.mkdir()
     process = start("export", "-m", slow_gguf, "--out", folder / "out", "--json")
     for line in process.stderr:
-        if line.startswith(stage.encode()):
+        if line.split()[1:2] == [stage.encode()]:
             break
     sent = time.monotonic()
     process.send_signal(signum)

@@ -62,3 +62,12 @@ def test_a_screen_gets_a_bar_and_harmless_messages():
     shown = show(Screen())
     assert "2/2 weights" in shown
     assert "␛[2J" in shown
+
+
+@pytest.mark.parametrize(("unit", "is_shown"), [("bytes", True), ("steps", False)])
+def test_only_bytes_are_shown_as_bytes(unit, is_shown):
+    screen = Screen()
+    with show_progress(Terminal(io.StringIO(), screen)) as progress:
+        for done in range(5):
+            progress(ProgressEvent("calibrate", 1, 2, done, 40, unit=unit))
+    assert ("bytes" in screen.getvalue()) == is_shown

@@ -22,6 +22,7 @@ print(json.dumps(export_model(sys.argv[1], sys.argv[2], profile=sys.argv[3]).to_
 MODELS = {
     "small": {},
     "half": {"hidden": 512, "ffn": 3072, "layers": 3, "weight_type": "F16"},
+    "calibration": {"layers": 12, "heads": 16, "kv_heads": 8, "head_dim": 64, "context": 2048},
     "vocabulary": {"hidden": 256, "layers": 1, "vocab": 20_000, "embedding_type": "Q8_0"},
 }
 

@@ -12,8 +12,9 @@ import pytest
 from edge_rt.errors import Cancelled, ConfigError, InputError, RuntimeUnavailable, StorageError, VersionMismatch
 from edge_rt.export import export_model
 from edge_rt.export.exporter import STAGES
+from edge_rt.export.foresee import foresee_gguf
 from edge_rt.ops import library_path
-from edge_rt.package import WEIGHTS_FILE, open_package
+from edge_rt.package import WEIGHTS_FILE, KeyCalibration, open_package
 from edge_rt.runtime.engine import load_package
 from tests.helpers.gguf_factory import write_llama_gguf
 from tests.helpers.native_profile import require_native
@@ -22,6 +23,7 @@ from tests.helpers.portable_profile import require_portable_windows, windows_ref
 from tests.helpers.small import GREEDY
 
 export = functools.partial(export_model, profile="portable")
+PORTABLE_STAGES = tuple(stage for stage in STAGES if stage != "calibrate")
 
 
 def contents(folder):
@@ -103,8 +105,9 @@ class TestStages:
     def test_they_come_in_order_and_end(self, small_gguf, tmp_path):
         events = []
         export(small_gguf, tmp_path / "p", progress=events.append)
-        assert tuple(dict.fromkeys(event.stage for event in events)) == STAGES
-        assert [event.step for event in events] == sorted(event.step for event in events)
+        assert tuple(dict.fromkeys(event.stage for event in events)) == PORTABLE_STAGES
+        assert list(dict.fromkeys(event.step for event in events)) == list(range(1, len(PORTABLE_STAGES) + 1))
+        assert {event.steps for event in events} == {len(PORTABLE_STAGES)}
         weights = [event for event in events if event.stage == "weights"]
         assert weights[0].done == 0
         assert weights[-1].done == weights[-1].total
@@ -117,7 +120,7 @@ class TestStages:
         assert names == []
         assert estimate.disk_bytes > 0
 
-    @pytest.mark.parametrize("stage", STAGES)
+    @pytest.mark.parametrize("stage", PORTABLE_STAGES)
     def test_an_exception_in_any_stage_leaves_nothing(self, small_gguf, tmp_path, stage):
         def progress(event):
             if event.stage == stage:
@@ -230,11 +233,13 @@ class TestNative:
             "embedding": "Q8_0", "attention": "Q4_1", "feed_forward": "Q4_1", "head": "Q8_0",
         }  # fmt: skip
 
-    @pytest.mark.parametrize(("profile", "version"), [("native", 3), ("portable", 1)])
-    def test_a_sliding_window_is_kept(self, tmp_path, profile, version):
+    @pytest.mark.parametrize(
+        ("profile", "calibration", "version"), [("native", None, 3), ("native", "built-in", 4), ("portable", None, 1)]
+    )
+    def test_a_sliding_window_is_kept(self, tmp_path, profile, calibration, version):
         require_native() if profile == "native" else require_portable_windows()
         write_llama_gguf(tmp_path / "m.gguf", extra_metadata={"llama.attention.sliding_window": 16})
-        export_model(tmp_path / "m.gguf", tmp_path / "p", profile=profile)
+        export_model(tmp_path / "m.gguf", tmp_path / "p", profile=profile, calibration=calibration)
         manifest = open_package(tmp_path / "p").manifest
         assert (manifest.model.sliding_window, manifest.graph_version) == (16, version)
         assert manifest.model.layer_windows == (16, 16)
@@ -284,6 +289,75 @@ class TestNative:
         export_model(tmp_path / "m.gguf", tmp_path / "p", profile="native")
         with load_package(tmp_path / "p") as model:
             assert len(model.generate("Hello", max_tokens=3, **GREEDY).token_ids) == 3
+
+
+class TestCalibration:
+    """Constants of 4-bit keys in packages."""
+
+    def test_a_native_package_has_them_and_says_from_what(self, native_package):
+        manifest = open_package(native_package).manifest
+        assert (manifest.graph_version, manifest.key_calibration) == (4, KeyCalibration(512, "built-in"))
+
+    def test_a_package_without_them(self, small_gguf, native_package, tmp_path):
+        report = export_model(small_gguf, tmp_path / "p", profile="native", calibration=None)
+        manifest = open_package(tmp_path / "p").manifest
+        assert (manifest.graph_version, manifest.key_calibration) == (2, None)
+        assert b"key_" not in (tmp_path / "p" / "model.onnx").read_bytes()
+        assert b"key_calibration" not in (tmp_path / "p" / "manifest.json").read_bytes()
+        assert report.disk_bytes < open_package(native_package).size_bytes
+        # They are read by 4-bit caches alone.
+        answers = []
+        for package in (tmp_path / "p", native_package):
+            with load_package(package, kv="f16") as model:
+                answers.append(model.generate("Hello", max_tokens=8, **GREEDY).token_ids)
+        assert answers[0] == answers[1]
+
+    def test_a_file_of_ones_own(self, small_gguf, native_package, tmp_path):
+        (tmp_path / "text.txt").write_text("The quick brown fox jumps over the lazy dog. " * 100)
+        export_model(small_gguf, tmp_path / "p", profile="native", calibration=tmp_path / "text.txt")
+        assert open_package(tmp_path / "p").manifest.key_calibration == KeyCalibration(512, "text.txt")
+        ours, theirs = ((folder / WEIGHTS_FILE).read_bytes() for folder in (native_package, tmp_path / "p"))
+        assert len(ours) == len(theirs)
+        assert ours != theirs
+
+    @pytest.mark.parametrize(
+        ("name", "content", "error"),
+        [("no", None, StorageError), ("short.txt", "Hi", InputError), ("a.json", "{}", InputError)],
+    )
+    def test_a_file_that_will_not_do(self, small_gguf, tmp_path, name, content, error):
+        require_native()
+        if content is not None:
+            (tmp_path / name).write_text(content)
+        with pytest.raises(error, match="calibration text"):
+            export_model(small_gguf, tmp_path / "out" / "p", profile="native", calibration=tmp_path / name)
+        assert not (tmp_path / "out").exists()
+
+    def test_the_portable_profile_has_none(self, small_gguf, small_package, tmp_path):
+        assert open_package(small_package).manifest.key_calibration is None
+        with pytest.raises(ConfigError, match="portable op profile has no 4-bit cache"):
+            export(small_gguf, tmp_path / "p", calibration=tmp_path / "text.txt")
+        export(small_gguf, tmp_path / "p", calibration=None)
+        assert contents(tmp_path / "p") == contents(small_package)
+
+    def test_stopped_meanwhile_nothing_is_left(self, small_gguf, tmp_path):
+        require_native()
+        seen = []
+
+        def progress(event):
+            if event.stage == "calibrate":
+                seen.append(event)
+                if event.done > 2:
+                    raise Cancelled("stopped")
+
+        with pytest.raises(Cancelled):
+            export_model(small_gguf, tmp_path / "p", profile="native", progress=progress)
+        assert listing(tmp_path) == []
+        assert {(event.unit, event.total) for event in seen} == {("steps", 4 + 2)}
+        assert (seen[0].step, seen[0].steps) == (STAGES.index("calibrate") + 1, len(STAGES))
+
+    def test_what_was_foreseen_of_the_weights(self, small_gguf, native_package):
+        found = foresee_gguf(small_gguf)
+        assert found.weights_bytes == open_package(native_package).manifest.files[WEIGHTS_FILE].size
 
 
 KILLING = """

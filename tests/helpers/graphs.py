@@ -27,6 +27,7 @@ class Built:
         change_weights: function of the collected weights that returns others.
         change_config: function of the config that returns another, for the graph only.
         change_model: the same of the manifest's numbers.
+        is_calibrated: leave room for constants of 4-bit keys; they are 0, which no balance may be.
 
     Attributes:
         graph: path of the graph.
@@ -37,7 +38,7 @@ class Built:
 
     def __init__(
         self, gguf, folder, activations="float", *, profile="portable", change_weights=None, change_config=None,
-        change_model=None,
+        change_model=None, is_calibrated=False,
     ):  # fmt: skip
         self.header = read_header(gguf)
         self.config = read_config(self.header)
@@ -47,7 +48,7 @@ class Built:
         self.weights = collect_weights(self.header, self.config, self.profile)
         if change_weights:
             self.weights = change_weights(self.weights)
-        self.layout = place_weights(self.weights, self.config, self.profile)
+        self.layout = place_weights(self.weights, self.config, self.profile, is_calibrated=is_calibrated)
         self.graph = folder / "model.onnx"
         self._gguf = gguf
         with WeightsFile(folder / WEIGHTS_FILE, self.layout) as out, open_model_file(gguf) as stream:

@@ -1,0 +1,244 @@
+"""Constants with which 4-bit keys are written, computed from the keys and queries of a calibration text.
+
+A key k of a head becomes a row of codes in three steps, each with constants of the layer (``KeyConstants``):
+
+- less a centre c: a score loses q . c for every key alike, which softmax does not see. c is the mean of the keys, each
+  weighted with what an error of its score would change;
+- over a balance S per dimension, with which the query is multiplied: this moves range from dimensions in which keys are
+  large to those in which queries are. As SmoothQuant (arXiv:2211.10438) does it for weights and activations, with half
+  of the difference moved, and standard deviations where it has largest magnitudes;
+- rounded element by element, where what rounding changed is made good in the elements that follow: GPTQ
+  (arXiv:2210.17323), with the second moment of the queries in the place of that of a layer's inputs.
+
+What an error changes is judged at P, the attention after softmax: the diagonal of softmax's Jacobian is P (1 - P). A
+key's weight is the sum of that over the queries, a query's weight the sum over the keys.
+
+The arithmetic is float64, and the constants are rounded to half precision in the end, so that machines which add in
+another order come to the same constants nearly always.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+MAX_BALANCE: Final = 16.0
+"""Largest factor of a dimension; the smallest is its inverse."""
+DAMPING: Final = 0.1
+"""Share of the mean diagonal that is added to the queries' moment, which keeps it invertible."""
+
+_DUST: Final = 1e-12
+_ROWS: Final = 64
+_PRODUCT: Final = 1 << 18
+_VECTOR_PRODUCT: Final = 1 << 13
+"""Multiplications of one product of matrices, and of a vector and a matrix. BLAS does not share out so few of them
+among threads: what comes out does not depend on their number, and nobody waits for them."""
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class KeyConstants:
+    """Constants of one layer, float32; every value is one of half precision.
+
+    Attributes:
+        centre: ``[kv_heads, head_dim]``.
+        balance: ``[kv_heads, head_dim]``, above 0.
+        feedback: ``[kv_heads, head_dim, head_dim]``, 0 on the diagonal and below; row i says how the error of element
+            i is made good in those behind it.
+    """
+
+    centre: Array
+    balance: Array
+    feedback: Array
+
+    @property
+    def arrays(self) -> tuple[Array, Array, Array]:
+        """All three, in the order in which operators take them."""
+        return self.centre, self.balance, self.feedback
+
+    @classmethod
+    def neutral(cls, kv_heads: int, head_dim: int) -> KeyConstants:
+        """Return constants that change nothing."""
+        shape = (kv_heads, head_dim)
+        return cls(np.zeros(shape, np.float32), np.ones(shape, np.float32), np.zeros((*shape, head_dim), np.float32))
+
+    @classmethod
+    def joined(cls, heads: Sequence[KeyConstants]) -> KeyConstants:
+        """Return the constants of a layer, given those of its kv heads."""
+        return cls(*(np.concatenate(arrays) for arrays in zip(*(head.arrays for head in heads), strict=True)))
+
+
+@dataclass(frozen=True)
+class KeyStatistics:
+    """What a calibration text says about the keys and queries of a kv head, float64.
+
+    Attributes:
+        key_weights: what an error of a key's scores would change, ``[tokens]``.
+        centre: weighted mean of the keys, ``[head_dim]``.
+        variance: weighted variance of every dimension of the keys, ``[head_dim]``.
+        query_moment: weighted second moment of the queries, trace 1 (0 if there is none), ``[head_dim, head_dim]``.
+    """
+
+    key_weights: Array
+    centre: Array
+    variance: Array
+    query_moment: Array
+
+
+def statistics_bytes(tokens: int, rows: int, head_dim: int) -> int:
+    """Return the memory that ``key_statistics`` takes: scores and squares, keys and what is made of them, queries."""
+    return 8 * (2 * _rows_at_once(head_dim) * tokens + (4 * tokens + 2 * rows) * head_dim)
+
+
+def key_statistics(
+    keys: Array, queries: Array, positions: Array, *, scale: float, window: int = 0, is_centred: bool = True
+) -> KeyStatistics:
+    """Weigh keys and queries of one kv head by attention.
+
+    Args:
+        keys: as attention uses them, behind norm and rotation, ``[tokens, head_dim]``; key t stands at position t.
+        queries: likewise, of some tokens, ``[rows, heads of the group, head_dim]``, not yet times ``scale``.
+        positions: of the queries, ascending, ``[rows]``.
+        scale: factor of scores.
+        window: tokens that a query sees, its own included; 0: all.
+        is_centred: False where no centre may be taken off: then the variance is about 0.
+    """
+    tokens, head_dim = keys.shape
+    keys = keys.astype(np.float64)
+    rows = queries.reshape(-1, head_dim).astype(np.float64)
+    places = np.repeat(positions, queries.shape[1])
+    key_weights, row_weights = np.zeros(tokens), np.zeros(len(rows))
+    step = _rows_at_once(head_dim)
+    rooms = np.empty((2, step * tokens))
+    for begin in range(0, len(rows), step):
+        chunk, at = rows[begin : begin + step], places[begin : begin + step]
+        seen = slice(max(0, at[0] + 1 - window) if window else 0, at[-1] + 1)
+        shape = (len(chunk), seen.stop - seen.start)
+        scores, squares = (room[: math.prod(shape)].reshape(shape) for room in rooms)
+        _multiply(chunk * scale, keys[seen].T, scores)
+        _hide(scores, at - seen.start, window)
+        of_keys, row_weights[begin : begin + step] = _jacobian(scores, squares)
+        key_weights[seen] += of_keys
+    moment = weighted_moment(rows, row_weights)
+    total, trace = key_weights.sum(), moment.trace()
+    shares = key_weights / total if total else key_weights
+    centre = (shares[:, None] * keys).sum(axis=0) if is_centred else np.zeros(head_dim)
+    variance = (shares[:, None] * (keys - centre) ** 2).sum(axis=0)
+    return KeyStatistics(key_weights, centre, variance, moment / trace if trace else moment)
+
+
+def weighted_moment(rows: Array, weights: Array) -> Array:
+    """Return the sum of w x x^T over the rows x, ``[head_dim, head_dim]``.
+
+    Args:
+        rows: float64 ``[rows, head_dim]``.
+        weights: ``[rows]``.
+    """
+    moment = np.zeros((rows.shape[1], rows.shape[1]))
+    step = _rows_at_once(rows.shape[1])
+    for begin in range(0, len(rows), step):
+        piece = rows[begin : begin + step]
+        moment += (piece * weights[begin : begin + step, None]).T @ piece
+    return moment
+
+
+def _rows_at_once(head_dim: int) -> int:
+    return max(1, min(_ROWS, _PRODUCT // head_dim**2))
+
+
+def _multiply(rows: Array, columns: Array, out: Array) -> None:
+    """Write ``rows @ columns`` to ``out``, some columns at a time."""
+    step = max(1, (_PRODUCT if len(rows) > 1 else _VECTOR_PRODUCT) // rows.size)
+    for first in range(0, columns.shape[1], step):
+        piece = slice(first, first + step)
+        np.matmul(rows, columns[:, piece], out=out[:, piece])
+
+
+def _hide(scores: Array, positions: Array, window: int) -> None:
+    """Set the scores of keys that a row does not see to minus infinity.
+
+    Args:
+        scores: ``[rows, keys]``, up to the last row's own key.
+        positions: of the rows, counted from the first key, ascending.
+        window: tokens that a row sees; 0: all.
+    """
+    columns = np.arange(scores.shape[1])
+    later = slice(positions[0] + 1, None)
+    scores[:, later][columns[later] > positions[:, None]] = -np.inf
+    if window:
+        earlier = slice(0, max(0, positions[-1] + 1 - window))
+        scores[:, earlier][columns[earlier] <= positions[:, None] - window] = -np.inf
+
+
+def _jacobian(scores: Array, squares: Array) -> tuple[Array, Array]:
+    """Return the sums of P (1 - P) over the rows and over the keys.
+
+    Args:
+        scores: ``[rows, keys]``; overwritten.
+        squares: room of the same shape.
+    """
+    scores -= scores.max(axis=1, keepdims=True)
+    np.exp(scores, out=scores)
+    np.multiply(scores, scores, out=squares)
+    inverse = 1.0 / scores.sum(axis=1)
+    of_keys = np.empty((2, scores.shape[1]))
+    _multiply(inverse[None], scores, of_keys[:1])
+    _multiply(inverse[None] ** 2, squares, of_keys[1:])
+    of_rows = 1.0 - squares.sum(axis=1) * inverse**2
+    # Where one key has all of the attention, rounding may leave less than 0.
+    return np.maximum(of_keys[0] - of_keys[1], 0.0), np.maximum(of_rows, 0.0)
+
+
+def key_constants(statistics: KeyStatistics) -> KeyConstants:
+    """Return the constants of one kv head, as a layer with this head alone."""
+    moment, head_dim = statistics.query_moment, len(statistics.centre)
+    # Keys that are all alike differ from their mean by rounding.
+    variance = np.where(statistics.variance > _DUST * statistics.centre**2, statistics.variance, 0.0)
+    balance = _balance(variance, moment.diagonal())
+    turned = turn(turn(balance[:, None] * moment * balance).T)
+    mean = turned.trace() / head_dim
+    # Where there are no queries, all elements weigh the same.
+    turned += (DAMPING * mean if mean > 0 else 1.0) * np.eye(head_dim)
+    # In elements that follow, a unit of error is made good by the row of the upper factor over its diagonal.
+    upper = np.linalg.cholesky(np.linalg.inv(turned)).T
+    feedback = np.triu(upper / upper.diagonal()[:, None], 1)
+    return KeyConstants(*(_half(array)[None] for array in (statistics.centre, balance, feedback)))
+
+
+def _balance(variance: Array, moment: Array) -> Array:
+    """Return the factors of the dimensions, with geometric mean 1; 1 where keys or queries have nothing."""
+    is_used = (variance > 0) & (moment > 0)
+    balance = np.ones(len(variance))
+    logs = 0.25 * (np.log(variance[is_used]) - np.log(moment[is_used]))
+    if logs.size:
+        balance[is_used] = np.exp(np.clip(logs - logs.mean(), -np.log(MAX_BALANCE), np.log(MAX_BALANCE)))
+    return balance
+
+
+def _half(array: Array) -> Array:
+    rounded: Array = array.astype(np.float16).astype(np.float32)
+    return rounded
+
+
+def turn(rows: Array) -> Array:
+    """Return ``[..., head_dim]`` turned by the normalised Hadamard transform of the cache's 4-bit formats.
+
+    It is of blocks: the largest power of two that divides the head size. It is its own inverse.
+    """
+    head_dim = rows.shape[-1]
+    block = head_dim & -head_dim
+    turned = rows.reshape(*rows.shape[:-1], head_dim // block, block) * block**-0.5
+    distance = 1
+    while distance < block:
+        pairs = turned.reshape(*turned.shape[:-1], block // (2 * distance), 2, distance)
+        first, second = pairs[..., 0, :], pairs[..., 1, :]
+        turned = np.stack([first + second, first - second], axis=-2).reshape(turned.shape)
+        distance *= 2
+    result: Array = turned.reshape(rows.shape)
+    return result
