@@ -13,6 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from edge_rt.export.key_calibration import KeyConstants, turn
+from edge_rt.export.key_rounding import rounded
+
 GROUP = 32
 
 Array = npt.NDArray[Any]
@@ -37,6 +40,15 @@ def asymmetric(x: Array, bits: int, axis: int = -1) -> Array:
     least, step = _least_and_step(groups, bits)
     codes = np.clip(np.rint((groups - least) / np.where(step > 0, step, 1)), 0, 2**bits - 1)
     return _ungrouped(codes * step + least, x, axis)
+
+
+def calibrated_keys(keys: Array, constants: KeyConstants) -> Array:
+    """Return what a query reads of ``[kv_heads, tokens, head_dim]`` in ``int4``, written with its constants."""
+    read = np.empty_like(keys)
+    for head, (centre, balance, feedback) in enumerate(zip(*constants.arrays, strict=True)):
+        rows = turn((keys[head].astype(np.float64) - centre) / balance)
+        read[head] = turn(rounded(rows, feedback.astype(np.float64))) * balance + centre
+    return read
 
 
 def two_planes(x: Array) -> tuple[Array, Array]:

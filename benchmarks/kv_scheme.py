@@ -7,7 +7,20 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from kv_codecs import GROUP, asymmetric, hadamard, half, low_rank, outliers, symmetric8, two_planes, without
+from kv_codecs import (
+    GROUP,
+    asymmetric,
+    calibrated_keys,
+    hadamard,
+    half,
+    low_rank,
+    outliers,
+    symmetric8,
+    two_planes,
+    without,
+)
+
+from edge_rt.export.key_calibration import KeyConstants
 
 CHUNK = 128
 """Tokens that share factors and the outliers' vectors, where a scheme has them."""
@@ -33,6 +46,8 @@ class Side:
         first: tokens at the beginning of the text that stay in float16 for good: attention rests on them.
         centre: float32 ``[kv_heads, 1, head_dim]``, subtracted before and added after; None: nothing is. Of keys it
             needs no adding in earnest: a query's product with it is the same for all keys, which softmax does not see.
+        constants: of a layer whose 4-bit keys are written as an export calibrates them, ``centre`` included; of kind
+            ``token`` only.
     """
 
     kind: Literal["f16", "int8", "token", "channel", "planes"] = "f16"
@@ -44,6 +59,7 @@ class Side:
     tail: int = 0
     first: int = 0
     centre: Array | None = field(default=None, compare=False)
+    constants: KeyConstants | None = field(default=None, compare=False)
 
     def quantised(self, tokens: Any) -> Any:
         """Return how many tokens the pass over the last one of ``tokens`` (an integer, or an array) finds quantised.
@@ -66,6 +82,8 @@ class Side:
         return result
 
     def _read_whole(self, x: Array, *, values: bool) -> Array:
+        if self.constants is not None:
+            return calibrated_keys(x, self.constants)
         turn = hadamard(x.shape[-1]) if self.rotated else None
         centred = x if self.centre is None else x - self.centre
         stored = centred if turn is None else centred @ turn
@@ -168,6 +186,13 @@ def centred(scheme: Scheme, centre: Array, first: int) -> Scheme:
         first: tokens.
     """
     return Scheme(replace(scheme.keys, centre=centre, first=first), replace(scheme.values, first=first))
+
+
+def calibrated(scheme: Scheme, constants: KeyConstants, *, has_feedback: bool = True) -> Scheme:
+    """Return a scheme whose keys are written with constants of their layer; without feedback, each element alone."""
+    if not has_feedback:
+        constants = replace(constants, feedback=np.zeros_like(constants.feedback))
+    return Scheme(replace(scheme.keys, constants=constants), scheme.values)
 
 
 def recent(scheme: Scheme, tokens: int) -> Scheme:

@@ -23,10 +23,16 @@ from typing import Any
 import numpy as np
 import torch
 from kv_mix import rank_layers, swapped, with_formats
-from kv_scheme import Scheme, centred, recent, schemes
+from kv_scheme import Scheme, calibrated, centred, recent, schemes
 from kv_simulation import Simulation
 from kv_stats import Estimate, perplexity, perplexity_ratio
 from kv_text import ANSWERS, PROMPTS, Window, read_windows
+
+from edge_rt.export.calibration_text import encode_calibration, read_calibration
+from edge_rt.export.gguf_header import read_header
+from edge_rt.export.gguf_tokenizer import build_tokenizer
+from edge_rt.export.llama import read_config
+from edge_rt.package import BUILT_IN_CALIBRATION
 
 CONTEXTS = (512, 2048)
 CALIBRATION_TOKENS = 768
@@ -112,6 +118,16 @@ def divergence(exact: torch.Tensor, found: torch.Tensor) -> list[float]:
     return (exact.exp() * (exact - found)).sum(-1, dtype=torch.float64).tolist()
 
 
+def calibration_ids(gguf: Path) -> tuple[int, ...]:
+    """Return the tokens of the text that an export calibrates 4-bit keys with."""
+    header = read_header(gguf)
+    config = read_config(header)
+    build = build_tokenizer(header.metadata, config.vocab_size)
+    text = read_calibration(BUILT_IN_CALIBRATION)
+    sizes = {"vocab_size": config.vocab_size, "context_length": config.context_length}
+    return encode_calibration(text, build, **sizes).token_ids
+
+
 def row_of(
     name: str, layers: Sequence[Scheme], found: dict[str, Any], base: dict[str, Any], simulation: Simulation
 ) -> dict:
@@ -178,6 +194,11 @@ def main() -> None:
         compared[name] = [centred(schemes()["int4, both rotated"], mean, first) for mean in means]
     both = [recent(centred(schemes()["int4, both rotated"], mean, 0), LAST_TOKENS) for mean in means]
     compared[f"int4, keys centred, last {LAST_TOKENS} tokens f16"] = both
+    constants = simulation.key_constants(calibration_ids(arguments.gguf))
+    for name, has_feedback in (("int4, keys calibrated", True), ("int4, keys calibrated, no feedback", False)):
+        compared[name] = [
+            calibrated(schemes()["int4, both rotated"], layer, has_feedback=has_feedback) for layer in constants
+        ]
     chosen = list(compared) if arguments.only is None else ["f16", *arguments.only]
     found = {name: evaluation.result(name, compared[name]) for name in chosen}
     sensitivity: list[float] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,13 @@ from kv_scheme import Scheme, Side
 from kv_text import Window
 from transformers import AttentionInterface, AutoModelForCausalLM
 
+from edge_rt.export.key_calibration import KeyConstants, key_constants, key_statistics
+
 QUERIES = 256
 """Queries that are attended for together; they see no key behind their last one."""
 LOGIT_ROWS = 512
+QUERY_STRIDE = 4
+"""Every so many queries, one is used where keys are calibrated."""
 
 
 class Simulation:
@@ -40,7 +44,7 @@ class Simulation:
         self.kv_heads = config.num_key_value_heads
         self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self._schemes: Sequence[Scheme] = [Scheme()] * self.layers
-        self._key_sums: list[np.ndarray] | None = None
+        self._watch: Callable[[int, np.ndarray, np.ndarray], None] | None = None
 
     @torch.inference_mode()
     def states(
@@ -65,11 +69,39 @@ class Simulation:
 
     def key_means(self, windows: Sequence[Window]) -> list[np.ndarray]:
         """Return each layer's mean key, rotary embedding included, float32 ``[kv_heads, 1, head_dim]``."""
-        self._key_sums = [np.zeros((self.kv_heads, 1, self.head_dim))] * self.layers
+        sums = np.zeros((self.layers, self.kv_heads, 1, self.head_dim))
+
+        def add(layer: int, keys: np.ndarray, _: np.ndarray) -> None:
+            sums[layer] += keys.sum(axis=1, keepdims=True, dtype=np.float64)
+
         for window in windows:
-            self.states(window.ids, [Scheme()] * self.layers)
-        sums, self._key_sums = self._key_sums, None
-        return [(total / sum(len(window.ids) for window in windows)).astype(np.float32) for total in sums]
+            self._watched(window.ids, add)
+        return list((sums / sum(len(window.ids) for window in windows)).astype(np.float32))
+
+    def key_constants(self, ids: Sequence[int]) -> list[KeyConstants]:
+        """Return each layer's constants for 4-bit keys, as an export computes them from a text."""
+        found: dict[int, KeyConstants] = {}
+        positions = np.arange(0, len(ids), QUERY_STRIDE)
+
+        def compute(layer: int, keys: np.ndarray, queries: np.ndarray) -> None:
+            heads = [
+                key_constants(
+                    key_statistics(one, group[:, positions].swapaxes(0, 1), positions, scale=one.shape[1] ** -0.5)
+                )
+                for one, group in zip(keys, queries.reshape(len(keys), -1, *queries.shape[1:]), strict=True)
+            ]
+            found[layer] = KeyConstants.joined(heads)
+
+        self._watched(ids, compute)
+        return [found[layer] for layer in range(self.layers)]
+
+    def _watched(self, ids: Sequence[int], watch: Callable[[int, np.ndarray, np.ndarray], None]) -> None:
+        """Call ``watch`` with every layer's number, keys and queries ``[heads, tokens, dim]``, rotated."""
+        self._watch = watch
+        try:
+            self.states(ids, [Scheme()] * self.layers)
+        finally:
+            self._watch = None
 
     @torch.inference_mode()
     def logits(self, state: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
@@ -94,9 +126,8 @@ class Simulation:
     ) -> tuple[torch.Tensor, None]:
         """Attend; query ``[1, heads, tokens, dim]``, key and value ``[1, kv_heads, tokens, dim]``, keys rotated."""
         scheme = self._schemes[module.layer_idx]
-        if self._key_sums is not None:
-            total = key[0].double().sum(dim=1, keepdim=True).numpy()
-            self._key_sums[module.layer_idx] = self._key_sums[module.layer_idx] + total
+        if self._watch is not None:
+            self._watch(module.layer_idx, key[0].numpy(), query[0].numpy())
         keys, late_keys = _views(scheme.keys, key[0], values=False)
         values, late_values = _views(scheme.values, value[0], values=True)
         kv_heads, tokens, dim = keys.shape

@@ -19,9 +19,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from edge_rt.memory.device import machine_profile
-from edge_rt.memory.plan import Request, make_plan
-from edge_rt.memory.shape import ModelShape, shape_of
+from edge_rt.memory.shape import shape_of
 from edge_rt.package import open_package
 
 MIB = 1 << 20
@@ -31,10 +29,30 @@ PROGRAM = [sys.executable, "-c", "from edge_rt.cli.main import main; main()"]
 UNLIMITED = 1 << 40
 
 
-def budget_of(shape: ModelShape, kind: str, ctx: int, kv: str, spec: str) -> int:
-    """Return the smallest budget for a setting, or a comfortable one, in bytes."""
-    plan = make_plan(shape, machine_profile(), Request(budget_bytes=UNLIMITED, ctx=ctx, kv=kv, spec=spec))
-    return plan.minimum_bytes if kind == "minimum" else round(1.1 * plan.total_bytes)
+def budget_of(setting: dict[str, Any]) -> int:
+    """Return the smallest budget for a setting, or a comfortable one, in bytes, as the command line plans it."""
+    document, done = call("plan", setting, UNLIMITED)
+    if "minimum_bytes" not in document:
+        sys.exit(f"No plan for {setting}: {done.stderr[-500:]}")
+    total, minimum = int(document["total_bytes"]), int(document["minimum_bytes"])
+    return minimum if setting["budget"] == "minimum" else round(1.1 * total)
+
+
+def call(
+    verb: str, setting: dict[str, Any], budget: int, threads: int | None = None
+) -> tuple[dict[str, Any], subprocess.CompletedProcess[str]]:
+    """Run a command for a setting, and return what it prints."""
+    command = [*PROGRAM, verb, "-m", setting["package"], "--json", "--ctx", str(setting["ctx"])]
+    command += ["--kv-type", setting["kv"], "--spec", setting["spec"], "--memory", str(budget)]
+    if verb == "profile":
+        command.append("--quiet")
+    if verb == "profile" and threads is not None:
+        command += ["--threads", str(threads)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        return json.loads(done.stdout), done
+    except ValueError:
+        sys.exit(f"{' '.join(command[3:])} ended with {done.returncode}: {done.stderr[-500:]}")
 
 
 def grid(package: Path, contexts: list[int], formats: list[str], specs: list[str]) -> Iterator[dict[str, Any]]:
@@ -46,22 +64,13 @@ def grid(package: Path, contexts: list[int], formats: list[str], specs: list[str
             print(f"left out: {package.name} cannot be run with context {ctx} and cache {kv}", file=sys.stderr)
             continue
         yield {
-            "package": str(package), "package_id": opened.id, "ctx": ctx, "kv": kv, "spec": spec, "budget": kind,
-            "budget_bytes": budget_of(shape, kind, ctx, kv, spec),
+            "package": str(package), "package_id": opened.id, "ctx": ctx, "kv": kv, "spec": spec, "budget": kind
         }  # fmt: skip
 
 
 def run(setting: dict[str, Any], threads: int | None) -> dict[str, Any]:
     """Profile one setting."""
-    command = [*PROGRAM, "profile", "-m", setting["package"], "--json", "--quiet", "--ctx", str(setting["ctx"])]
-    command += ["--kv-type", setting["kv"], "--spec", setting["spec"], "--memory", str(setting["budget_bytes"])]
-    if threads is not None:
-        command += ["--threads", str(threads)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    try:
-        document = json.loads(done.stdout)
-    except ValueError:
-        sys.exit(f"{' '.join(command[3:])} ended with {done.returncode}: {done.stderr[-500:]}")
+    document, done = call("profile", setting, setting["budget_bytes"], threads)
     kept = ("planned_peak_bytes", "measured_peak_bytes", "relative_error", "exceeded", "terms", "choice", "error")
     return {"exit_code": done.returncode, **{name: document[name] for name in kept if name in document}}
 
@@ -122,6 +131,7 @@ def main() -> None:
     results = []
     for package in args.package:
         for setting in grid(package, args.ctx, args.kv, args.spec):
+            setting["budget_bytes"] = budget_of(setting)
             key = tuple(setting[name] for name in keys)
             if key not in kept:
                 kept[key] = {**setting, **run(setting, args.threads)}

@@ -2,8 +2,9 @@ import numpy as np
 import pytest
 from kv_codecs import asymmetric, half
 from kv_mix import mixed, rank_layers, swapped, with_formats
-from kv_scheme import Scheme, Side, centred, kivi, recent, schemes
+from kv_scheme import Scheme, Side, calibrated, centred, kivi, recent, schemes
 
+from edge_rt.export.key_calibration import KeyConstants, key_constants, key_statistics
 from edge_rt.kv_formats import KV_FORMAT
 
 HEADS, DIM = 3, 64
@@ -134,3 +135,31 @@ def test_half_int8_half_int4_takes_exactly_the_bytes_of_k8v4():
     wanted = 30 * schemes()["k8v4"].bytes(512, HEADS, DIM)
     assert sum(layer.bytes(512, HEADS, DIM) for layer in layers) == pytest.approx(wanted)
     assert all(isinstance(layer, Scheme) for layer in layers)
+
+
+def test_neutral_constants_leave_int4_as_it_is():
+    int4, x = schemes()["int4, both rotated"], keys(40)
+    scheme = calibrated(int4, KeyConstants.neutral(HEADS, DIM))
+    assert np.allclose(scheme.keys.read(x, values=False), int4.keys.read(x, values=False), atol=1e-3)
+    assert scheme.bytes(512, HEADS, DIM) == int4.bytes(512, HEADS, DIM)
+
+
+def test_calibrated_keys_have_scores_with_smaller_errors_and_feedback_helps():
+    rng = np.random.default_rng(1)
+    spread = np.geomspace(0.1, 3, DIM).astype(np.float32)
+    x = keys(200) * spread + 4 * spread
+    queries = (rng.standard_normal((HEADS, 200, DIM)) * spread[::-1]).astype(np.float32)
+    places = np.arange(200)
+    heads = [
+        key_constants(key_statistics(one, rows[:, None], places, scale=0.125))
+        for one, rows in zip(x, queries, strict=True)
+    ]
+    int4, constants = schemes()["int4, both rotated"], KeyConstants.joined(heads)
+
+    def error(scheme):
+        lost = scheme.keys.read(x, values=False) - x
+        scores = queries @ lost.swapaxes(1, 2)
+        return (scores - scores.mean(axis=2, keepdims=True)).std()
+
+    alone = error(calibrated(int4, constants, has_feedback=False))
+    assert error(calibrated(int4, constants)) < 0.95 * alone < 0.95 * 0.9 * error(int4)
