@@ -82,7 +82,7 @@ def load(
     if plan is not None:
         _refuse_twice(
             memory=None if isinstance(memory, Budget) else memory,
-            ctx=ctx, threads=threads, prefill_chunk=prefill_chunk, kv=kv, spec=spec, draft_max=draft_max,
+            ctx=ctx, threads=threads, prefill_chunk=prefill_chunk, kv=kv, spec=spec, draft_max=draft_max, corpus=corpus,
         )  # fmt: skip
     return load_package(
         _locate(model, store),
@@ -117,6 +117,7 @@ def plan(
     kv: str | None = None,
     spec: str | None = None,
     draft_max: int | None = None,
+    corpus: str | Path | None = None,
 ) -> Plan:
     """Return what ``load`` with the same arguments would decide, whether it fits or not; nothing is loaded.
 
@@ -130,13 +131,16 @@ def plan(
         kv: format of the KV cache.
         spec: speculation.
         draft_max: most drafted tokens of a pass.
+        corpus: file that drafts are looked up in.
 
     Raises:
         ModelNotFound: there is no such package.
         InputError: the package cannot be used.
         ConfigError: an argument is out of range, or not for this package.
+        StorageError: the corpus cannot be read.
     """
-    wanted = Wanted(ctx, kv, prefill_chunk, SpecOptions(spec, draft_max), threads)
+    options = SpecOptions(spec, draft_max, None if corpus is None else Path(corpus))
+    wanted = Wanted(ctx, kv, prefill_chunk, options, threads)
     return plan_package(open_package(_locate(model, store)), wanted, memory)
 
 

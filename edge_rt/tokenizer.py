@@ -204,6 +204,10 @@ class Tokenizer:
             if is_long:
                 return_free_memory()
 
+    def longest_stretch(self, text: str) -> int:
+        """Return the UTF-8 bytes of the longest part of a text that is encoded at once, cut where that is possible."""
+        return max(len(piece.encode("utf-8", "surrogatepass")) for piece in cut(text, self._cuts))
+
     def _least_of_stretch(self, stretch: str, most: int) -> int:
         """Return a number of tokens that a text which cannot be cut has at least, 0 if it may have ``most``.
 

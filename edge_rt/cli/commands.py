@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from edge_rt.cli.chat_advice import in_words_of_a_chat
 from edge_rt.cli.console import gibibytes, number
 from edge_rt.cli.conversation import Attachment, Conversation
 from edge_rt.cli.settings import SPEC_OPTIONS, option_name, parse_option, settings_to_options, shown
@@ -140,12 +141,17 @@ class Commands:
     def _read(self, argument: str) -> None:
         path = path_of(argument)
         text = read_text(path)
+        with in_words_of_a_chat():
+            tokens = self._count_tokens(text)
         self._conversation.attached.append(Attachment(path.name, text))
-        tokens = self._count_tokens(text)
-        self._terminal.note(f"read {path.name}, {number(tokens)} tokens: in front of your next message", "dim")
+        self._terminal.note(f"read {path.name}, {tokens}: in front of your next message", "dim")
 
-    def _count_tokens(self, text: str) -> int:
-        return len(self._conversation.model.tokenizer.encode_text(text))
+    def _count_tokens(self, text: str) -> str:
+        texts = self._conversation.model.texts
+        assert texts is not None
+        # Of a text that does not fit the context no more is encoded than shows that.
+        tokens, is_exact = texts.count_tokens(text)
+        return f"{number(tokens)} tokens" + ("" if is_exact else " or more, too many for the context")
 
     # --- options ---
 
@@ -200,7 +206,7 @@ class Commands:
         memory = facts["memory"]
         per_token = facts["kv_bytes_per_token"]
         used, room = conversation.chat.token_count(), facts["context_tokens"]
-        waiting = [f"{item.name}, {number(self._count_tokens(item.text))} tokens" for item in conversation.attached]
+        waiting = [f"{item.name}, {self._count_tokens(item.text)}" for item in conversation.attached]
         self._rows(
             {
                 "conversation": f"{number(used)} of {number(room)} tokens",

@@ -7,10 +7,12 @@ import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from edge_rt.cli.answering import MakeStream, answer
+from edge_rt.cli.chat_advice import flags_of_a_chat, in_words_of_a_chat, setting_in_chat
 from edge_rt.cli.console import SEPARATOR, Terminal, gibibytes, number
 from edge_rt.cli.interrupt import SignalReceived, wait_for_unfinished_work
 from edge_rt.cli.loading import load_model, obtain_package, plan_model
@@ -18,7 +20,7 @@ from edge_rt.cli.options import ModelFlags
 from edge_rt.cli.settings import check_options, options_to_settings
 from edge_rt.cli.speculation import warn_of_limits, why_not_auto
 from edge_rt.cli.stats import of_budget, tell_stats
-from edge_rt.errors import Cancelled, ContextOverflow, EdgeRTError
+from edge_rt.errors import Cancelled, ContextOverflow, EdgeRTError, MemoryBudgetExceeded
 from edge_rt.runtime.config import GenerationConfig
 
 if TYPE_CHECKING:
@@ -99,6 +101,7 @@ class Conversation:
         self.model: Model = load(self._package, flags)
         # What the process held before its first model; a later one takes over the heap of the one before.
         self._base_bytes = self.model.plan.runtime_bytes
+        self._has_pieces = False  # whether that counts what models of other tokenizers leave in the heap
         self.chat: Chat = self.model.chat(system=system)
         warn_of_limits(terminal, self.model, flags.spec, options)
 
@@ -113,7 +116,8 @@ class Conversation:
         def make_stream(token: CancelToken, on_prefill: Callable[[int, int], None]) -> Stream:
             return self.chat.stream(whole, self.options, cancel=token, on_prefill_progress=on_prefill)
 
-        result = self._answer(make_stream)
+        with in_words_of_a_chat():
+            result = self._answer(make_stream)
         if result.finish_reason != "cancelled" or result.token_ids:
             self.attached.clear()
         return result
@@ -124,7 +128,8 @@ class Conversation:
         Raises:
             ConfigError: there is none.
         """
-        return self._answer(lambda token, _: self.chat.regenerate(self.options, cancel=token))
+        with in_words_of_a_chat():
+            return self._answer(lambda token, _: self.chat.regenerate(self.options, cancel=token))
 
     def _answer(self, make_stream: MakeStream) -> Result:
         terminal = self.terminal
@@ -195,9 +200,13 @@ class Conversation:
         """
         with _interrupt_as_cancelled():
             name, package = obtain_package(self.terminal, flags)
-            plan = plan_model(package, flags, self._base_bytes)
+            kept = _Kept.of(self.model, package)
+            base, has_pieces = self._base_after(kept)
+            # A context of the present model is what /ctx asks for.
+            spell = partial(setting_in_chat, flags=flags, is_same_model=flags.ctx is not None and name == self.name)
+            with flags_of_a_chat(flags.reference):
+                plan = plan_model(package, flags, base, spell=spell)
         messages = [message.copy() for message in self.chat.messages]
-        kept = _Kept.of(self.model, package)
         try:
             with _interrupt_as_cancelled():
                 # Closed before the next one is loaded: two models at once may not fit the memory.
@@ -208,7 +217,21 @@ class Conversation:
             raise
         self.flags, self.name, self.model, self.chat = flags, name, model, chat
         self._package = package
-        warn_of_limits(self.terminal, model, flags.spec, self.options, in_chat=True)
+        self._base_bytes, self._has_pieces = base, has_pieces
+        try:
+            warn_of_limits(self.terminal, model, flags.spec, self.options, in_chat=True)
+        except MemoryBudgetExceeded as error:
+            # The model is loaded: what was set for the one before gives way, not the model.
+            self.options = self.options.with_options(spec=None, accept="match")
+            self.terminal.warn(f"{error.what} spec and accept are back to default.")
+
+    def _base_after(self, kept: _Kept) -> tuple[int, bool]:
+        """Return what the process is taken to hold before the next model, and whether pieces of the heap are in it."""
+        from edge_rt.runtime.planning import PIECES_BYTES
+
+        if self._has_pieces or kept.texts is not None:
+            return self._base_bytes, self._has_pieces
+        return self._base_bytes + PIECES_BYTES, True
 
     def _open(
         self, package: Path, flags: ModelFlags, plan: Plan, messages: list[ChatMessage], kept: _Kept
@@ -259,7 +282,8 @@ class Conversation:
         """
         check_options(options, self.flags.spec.asked)
         if (options.spec, options.reference) != (self.options.spec, self.options.reference):
-            warn_of_limits(self.terminal, self.model, self.flags.spec, options, in_chat=True)
+            with in_words_of_a_chat():
+                warn_of_limits(self.terminal, self.model, self.flags.spec, options, in_chat=True)
         self.options = options
 
     def banner(self) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import shlex
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -95,7 +96,13 @@ def obtain_package(terminal: Terminal, flags: ModelFlags) -> tuple[str, Path]:
     return path.name, path
 
 
-def plan_model(package: Path, flags: ModelFlags, base_bytes: int | None = None) -> Plan:
+def plan_model(
+    package: Path,
+    flags: ModelFlags,
+    base_bytes: int | None = None,
+    *,
+    spell: Callable[[tuple[str, ...]], str] = shlex.join,
+) -> Plan:
     """Return the plan for a package, one that fits; nothing is loaded.
 
     Args:
@@ -103,16 +110,23 @@ def plan_model(package: Path, flags: ModelFlags, base_bytes: int | None = None) 
         flags: how it is to be loaded.
         base_bytes: what this process held before its first model, if there was one; the package then takes the place of
             what is loaded now.
+        spell: writes the flags of a setting that fits, as of ``require_fit``.
 
     Raises:
         EdgeRTError: the package cannot be used, the flags are wrong, or it does not fit the memory.
         SignalReceived: a signal came.
     """
     memory = flags.budget_bytes
-    return run_in_background(lambda: _decide(package, flags, memory, base_bytes))
+    return run_in_background(lambda: _decide(package, flags, memory, base_bytes, spell))
 
 
-def _decide(package: Path, flags: ModelFlags, memory: int | None, base_bytes: int | None) -> Plan:
+def _decide(
+    package: Path,
+    flags: ModelFlags,
+    memory: int | None,
+    base_bytes: int | None = None,
+    spell: Callable[[tuple[str, ...]], str] = shlex.join,
+) -> Plan:
     # All that a load imports belongs to what the process holds before it.
     import edge_rt.api  # noqa: F401
     from edge_rt.memory.plan import require_fit
@@ -120,12 +134,12 @@ def _decide(package: Path, flags: ModelFlags, memory: int | None, base_bytes: in
     from edge_rt.runtime.planning import Wanted, plan_package, resident_bytes
     from edge_rt.runtime.speculation import SpecOptions
 
-    spec = SpecOptions(flags.spec.mode, flags.spec.draft_max)
+    spec = SpecOptions(flags.spec.mode, flags.spec.draft_max, flags.spec.corpus)
     wanted = Wanted(flags.ctx, flags.kv, spec=spec, threads=flags.threads)
     if base_bytes is None:
         # What 'edge-rt plan' expects of a command, so that what it says fits does fit, and what it refuses is refused.
         base_bytes = max(this_machine(flags.own_bytes).base_bytes or 0, resident_bytes())
-    return require_fit(plan_package(open_package(package), wanted, memory, base_bytes=base_bytes))
+    return require_fit(plan_package(open_package(package), wanted, memory, base_bytes=base_bytes), spell)
 
 
 def load_model(package: Path, flags: ModelFlags, plan: Plan | None = None, texts: PromptEncoder | None = None) -> Model:
@@ -149,11 +163,10 @@ def load_model(package: Path, flags: ModelFlags, plan: Plan | None = None, texts
 
         model = load(
             package,
-            plan=_decide(package, flags, memory, None) if plan is None else plan,
+            plan=_decide(package, flags, memory) if plan is None else plan,
             texts=texts,
             device=flags.device,
             isa=flags.isa,
-            corpus=flags.spec.corpus,
             spec_trace=flags.spec.trace,
             on_calibrate=flags.spec.on_calibrate,
         )

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from edge_rt.errors import StorageError
-from edge_rt.memory.terms import Choice, Term, terms_of
+from edge_rt.memory.choice import Choice
+from edge_rt.memory.term_texts import Term, terms_of
+from edge_rt.memory.terms import sizes_of
 
 if TYPE_CHECKING:
     from edge_rt.memory.plan import Plan
@@ -83,7 +85,7 @@ def largest_context(total: Callable[[int], int], budget: int, trained: int) -> i
 
 def _terms_at(plan: Plan, ctx: int, kv_format: str) -> tuple[Term, ...]:
     choice: Choice = replace(plan.choice, ctx=ctx, kv_format=kv_format)
-    return terms_of(plan.shape, plan.device, choice, plan.request.resident_bytes)
+    return terms_of(plan.shape, choice, sizes_of(plan.shape, plan.device, choice, plan.request))
 
 
 def spread(wanted: dict[str, float], gap: float) -> dict[str, float]:

@@ -25,8 +25,8 @@ from edge_rt.cli.options import (
     VerboseOption,
     make_terminal,
 )
-from edge_rt.cli.speculation import MODES, DraftMaxOption, SpecOption
-from edge_rt.errors import ConfigError, MemoryBudgetExceeded, ModelNotFound
+from edge_rt.cli.speculation import CorpusOption, DraftMaxOption, SpecOption, check_planned
+from edge_rt.errors import MemoryBudgetExceeded, ModelNotFound
 
 if TYPE_CHECKING:
     from edge_rt.memory.shape import ModelShape
@@ -54,6 +54,7 @@ def plan(
     kv_type: KvOption = None,
     spec: SpecOption = None,
     draft_max: DraftMaxOption = None,
+    corpus: CorpusOption = None,
     device: Annotated[
         str | None,
         typer.Option(
@@ -80,21 +81,25 @@ def plan(
     from edge_rt.cli.plan_speed import Speeds, measured_here
     from edge_rt.memory.device import LIST, preset
     from edge_rt.memory.plan import Request, make_plan
+    from edge_rt.memory.size import file_size
 
     terminal = make_terminal(json=json, quiet=quiet, verbose=verbose, no_color=no_color)
     if device == LIST:
         _list_devices(terminal, as_json=json)
         return 0
     here = this_machine(flags.own_bytes) if device in (None, "auto", "cpu") else None
-    if spec not in (None, *MODES):
-        raise ConfigError(
-            "The mode of speculation is unknown.", f"Got {spec!r:.40}.", f"Choose one of {', '.join(MODES)}."
-        )
-    if spec == "off" and draft_max is not None:
-        raise ConfigError("--draft-max is given with --spec off.", "", "Leave one of them out.")
+    check_planned(spec, draft_max, corpus)
     profile = preset(str(device)) if here is None else here
     found = find_model(flags)
-    request = Request(budget_bytes=flags.budget_bytes, ctx=ctx, kv=kv_type, spec=spec, draft_max=draft_max)
+    request = Request(
+        budget_bytes=flags.budget_bytes,
+        ctx=ctx,
+        kv=kv_type,
+        spec=spec,
+        draft_max=draft_max,
+        corpus=None if corpus is None else str(corpus),
+        corpus_bytes=file_size(corpus),
+    )
     made = make_plan(found.shape, profile, request)
     speeds = Speeds(found.shape, profile, {} if here is None else measured_here(found.shape, profile))
     notes = found.notes

@@ -19,9 +19,9 @@ from edge_rt.memory.speed import (
 )
 
 if TYPE_CHECKING:
+    from edge_rt.memory.choice import Choice
     from edge_rt.memory.device import DeviceProfile
     from edge_rt.memory.shape import ModelShape
-    from edge_rt.memory.terms import Choice
     from edge_rt.runtime.row_cost import CostStore, RowCosts
 
 

@@ -26,7 +26,7 @@ from edge_rt.cli.options import (
     VerboseOption,
     make_terminal,
 )
-from edge_rt.cli.speculation import DraftMaxOption
+from edge_rt.cli.speculation import CorpusOption, DraftMaxOption, check_planned
 
 if TYPE_CHECKING:
     from edge_rt.memory.device import DeviceProfile
@@ -45,6 +45,7 @@ _STAGES: Final = {
     "tree": "the largest tree is verified",
     "sampling": "tokens are drawn",
     "drafters": "the drafters' tables are full",
+    "corpus": "the corpus is looked up",
     "answer": "an answer is generated",
 }
 
@@ -59,6 +60,7 @@ def profile(
         typer.Option("--spec", metavar="MODE", help="Mode of speculation, or off.", show_default="the plan's"),
     ] = None,
     draft_max: DraftMaxOption = None,
+    corpus: CorpusOption = None,
     threads: ThreadsOption = None,
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE", help="Draw it: a .png, .svg or .pdf file.")
@@ -82,8 +84,9 @@ def profile(
         from edge_rt.cli.spec_plot import require_plot
 
         require_plot(plot)
+    check_planned(spec, draft_max, corpus)
     name, package = obtain_package(terminal, flags)
-    plan = _plan(package, flags, spec, draft_max, this_machine(flags.own_bytes))
+    plan = _plan(package, flags, spec, draft_max, corpus, this_machine(flags.own_bytes))
     if plan.given_up:
         terminal.note("Given up: " + "; ".join(plan.given_up), "dim")
 
@@ -119,7 +122,14 @@ def profile(
     return int(measured.exceeded)
 
 
-def _plan(package: Path, flags: ModelFlags, spec: str | None, draft_max: int | None, device: DeviceProfile) -> Plan:
+def _plan(
+    package: Path,
+    flags: ModelFlags,
+    spec: str | None,
+    draft_max: int | None,
+    corpus: Path | None,
+    device: DeviceProfile,
+) -> Plan:
     """Return the plan that a fresh process would make of a package on this machine.
 
     Raises:
@@ -131,7 +141,7 @@ def _plan(package: Path, flags: ModelFlags, spec: str | None, draft_max: int | N
     from edge_rt.runtime.planning import Wanted, plan_package
     from edge_rt.runtime.speculation import SpecOptions
 
-    wanted = Wanted(flags.ctx, flags.kv, None, SpecOptions(spec, max_nodes=draft_max))
+    wanted = Wanted(flags.ctx, flags.kv, None, SpecOptions(spec, draft_max, corpus))
     return require_fit(plan_package(open_package(package), wanted, flags.budget_bytes, device=device))
 
 

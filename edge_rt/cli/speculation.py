@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 MODES: Final = ("off", "auto", "ngram", "suffix", "recycling", "reference")
 """The same as the runtime's, which is not imported for the sake of ``--help``."""
 
+AUTO: Final = "auto"
 _PANEL: Final = "Speculation"
 USED_BY: Final = {
     "--reference": ("auto", "reference"),
@@ -116,13 +117,31 @@ def check_flags(
     from edge_rt.runtime.speculation import SpecOptions, require_rule
 
     SpecOptions(given_mode, draft_max)
-    mode = given_mode or "auto"
+    mode = given_mode or AUTO
     if mode == "reference" and reference is None:
         raise ConfigError("--spec reference has nothing to copy from.", "There is no --reference.", "Give a file.")
     require_rule(accept, mode)
-    given = {"--draft-max": draft_max, "--reference": reference, "--corpus": corpus, "--spec-trace": trace}
+    _refuse_unused(
+        mode, {"--draft-max": draft_max, "--reference": reference, "--corpus": corpus, "--spec-trace": trace}
+    )
+
+
+def check_planned(given_mode: str | None, draft_max: int | None, corpus: Path | None) -> None:
+    """Refuse flags of a plan that are wrong, or that say nothing together; nothing of the runtime is imported for it.
+
+    Raises:
+        ConfigError: the mode is unknown, or does not use a flag.
+    """
+    if given_mode not in (None, *MODES):
+        raise ConfigError(
+            "The mode of speculation is unknown.", f"Got {given_mode!r:.40}.", f"Choose one of {', '.join(MODES)}."
+        )
+    _refuse_unused(given_mode or AUTO, {"--draft-max": draft_max, "--corpus": corpus})
+
+
+def _refuse_unused(mode: str, given: dict[str, object]) -> None:
     for flag, modes in USED_BY.items():
-        if given[flag] is not None and mode not in modes:
+        if given.get(flag) is not None and mode not in modes:
             raise ConfigError(
                 f"{flag} is not used with --spec {mode}.", f"It is used with {', '.join(modes)}.", "Leave one out."
             )

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
+from edge_rt.memory.choice import Choice
 from edge_rt.memory.device import DeviceProfile
 from edge_rt.memory.ladder import LEAST_CONTEXT, Decision, Ladder
 from edge_rt.memory.request import AUTO, OFF, Alternative, Request
 from edge_rt.memory.shape import ModelShape
 from edge_rt.memory.size import round_up
 from edge_rt.memory.speed import tokens_per_second
-from edge_rt.memory.terms import Choice
 
 MOST: Final = 4
 """Other settings under the same budget."""
@@ -72,20 +72,20 @@ def _nearby(shape: ModelShape, request: Request, choice: Choice) -> Iterator[Req
     if choice.ctx < shape.context_length:
         yield replace(request, ctx=min(2 * choice.ctx, shape.context_length))
     if choice.draft_max:
-        yield replace(request, spec=OFF, draft_max=None, ctx=choice.ctx)
+        yield replace(request.without_drafts(OFF), ctx=choice.ctx)
 
 
 def _pinning_less(request: Request) -> Iterator[Request]:
     """Yield requests that leave open what was pinned, one thing first, then more."""
-    if request.spec not in (None, OFF):
-        yield replace(request, spec=None, draft_max=None)
-        yield replace(request, spec=OFF, draft_max=None)
+    if request.wants_drafts:
+        yield request.without_drafts(None)
+        yield request.without_drafts(OFF)
     if request.kv not in (None, AUTO):
         yield replace(request, kv=AUTO)
     if request.ctx is not None:
         yield replace(request, ctx=None)
-        yield replace(request, ctx=None, spec=OFF, draft_max=None)
-    yield replace(request, ctx=None, kv=None, spec=None, draft_max=None)
+        yield replace(request.without_drafts(OFF), ctx=None)
+    yield replace(request.without_drafts(None), ctx=None, kv=None)
 
 
 def _planned(shape: ModelShape, device: DeviceProfile, request: Request, budget: int) -> Alternative | None:

@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
+from edge_rt.memory.choice import Choice
 from edge_rt.memory.device import DeviceProfile
 from edge_rt.memory.gains import LEAST_TABLE
 from edge_rt.memory.request import AUTO, OFF, Request
 from edge_rt.memory.shape import ModelShape
 from edge_rt.memory.speed import tokens_per_second
-from edge_rt.memory.terms import Choice, terms_of
+from edge_rt.memory.terms import sizes_of
 
 DEFAULT_CONTEXT: Final = 8192
 """Largest context taken without being asked for, in tokens."""
@@ -75,7 +76,7 @@ class Ladder:
 
     def total(self, choice: Choice) -> int:
         """Return the bytes of a choice."""
-        return sum(term.bytes for term in terms_of(self._shape, self._device, choice, self._request.resident_bytes))
+        return sizes_of(self._shape, self._device, choice, self._request).total
 
     def decide(self, budget: int) -> Decision:
         """Return the first configuration that fits the budget.
@@ -159,7 +160,8 @@ class Ladder:
             rungs.append(other)
             if request.draft_max is None and other.draft_max > _CHAIN:
                 rungs.append(replace(other, draft_max=_CHAIN, logit_rows=_CHAIN + 1))
-            rungs.append(off)
+            if not request.wants_drafts:
+                rungs.append(off)
         return rungs
 
     def _speed(self, choice: Choice) -> float:

@@ -8,13 +8,15 @@ from dataclasses import dataclass, replace
 
 from edge_rt.errors import ConfigError, MemoryBudgetExceeded
 from edge_rt.memory.alternatives import alternatives_to
+from edge_rt.memory.choice import Choice
 from edge_rt.memory.device import DeviceProfile
 from edge_rt.memory.ladder import DEFAULT_CONTEXT, KEPT_SPEED, LEAST_CONTEXT, Decision, Ladder
 from edge_rt.memory.request import AUTO, Alternative, Request
 from edge_rt.memory.shape import ModelShape
 from edge_rt.memory.size import show_size
 from edge_rt.memory.speed import plain_tokens_per_second, tokens_per_second
-from edge_rt.memory.terms import Choice, Regimes, Term, regimes_of, terms_of, tokenizer_bytes
+from edge_rt.memory.term_texts import Term, terms_of
+from edge_rt.memory.terms import Regimes, Sizes, sizes_of
 
 __all__ = [
     "DEFAULT_CONTEXT", "KEPT_SPEED", "LEAST_CONTEXT", "Alternative", "Choice", "Plan", "Request", "Term", "make_plan",
@@ -42,7 +44,7 @@ class Plan:
         plain_tokens_per_second: the same without speculation.
         given_up: what the budget took, in words with numbers.
         alternatives: other settings that fit.
-        regimes: bytes at each of the peaks that have to fit.
+        sizes: bytes that the terms are told from.
     """
 
     shape: ModelShape
@@ -59,12 +61,17 @@ class Plan:
     plain_tokens_per_second: float
     given_up: tuple[str, ...]
     alternatives: tuple[Alternative, ...]
-    regimes: Regimes
+    sizes: Sizes
+
+    @property
+    def regimes(self) -> Regimes:
+        """Bytes at each of the peaks that have to fit."""
+        return self.sizes.regimes
 
     @property
     def runtime_bytes(self) -> int:
         """Bytes of the total that the process itself takes, whatever it loads."""
-        return sum(term.bytes for term in self.terms if term.name == "runtime")
+        return self.sizes.runtime
 
 
 def make_plan(shape: ModelShape, device: DeviceProfile, request: Request) -> Plan:
@@ -83,13 +90,14 @@ def make_plan(shape: ModelShape, device: DeviceProfile, request: Request) -> Pla
     ladder = Ladder(shape, device, request)
     decision = ladder.decide(budget)
     choice = decision.choice
+    sizes = sizes_of(shape, device, choice, request)
     speculation_bytes = ladder.speculation_bytes(choice)
     return Plan(
         shape=shape,
         device=device,
         request=request,
         choice=choice,
-        terms=terms_of(shape, device, choice, request.resident_bytes),
+        terms=terms_of(shape, choice, sizes),
         total_bytes=decision.total_bytes,
         budget_bytes=budget,
         fits=decision.total_bytes <= budget,
@@ -99,7 +107,7 @@ def make_plan(shape: ModelShape, device: DeviceProfile, request: Request) -> Pla
         plain_tokens_per_second=plain_tokens_per_second(shape, device, choice),
         given_up=_given_up(shape, device, ladder, decision),
         alternatives=alternatives_to(shape, device, request, decision, budget, speculation_bytes),
-        regimes=regimes_of(shape, device, choice, request.resident_bytes),
+        sizes=sizes,
     )
 
 
@@ -127,9 +135,9 @@ def require_fit(plan: Plan, spell: Callable[[tuple[str, ...]], str] = shlex.join
 
 def _largest_first(plan: Plan) -> list[tuple[str, int]]:
     """Return names and bytes of the parts; what loading takes beyond all that follows is a part by itself here."""
+    sizes = plan.sizes
     parts = {term.name: term.bytes for term in plan.terms}
-    staying = tokenizer_bytes(plan.shape, plan.choice.ctx)
-    parts |= {"tokenizer": staying, "load peak": parts["tokenizer"] - staying}
+    parts |= {"tokenizer": sizes.tokenizer, "session": sizes.session, "load peak": sizes.load_excess}
     return sorted(parts.items(), key=lambda part: part[1], reverse=True)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, replace
 from typing import Final
 
+from edge_rt.memory.choice import Choice
 from edge_rt.memory.size import exact_size, parse_size
-from edge_rt.memory.terms import Choice
 
 AUTO: Final = "auto"
 OFF: Final = "off"
@@ -20,10 +21,13 @@ class Request:
         budget_bytes: None: the device's available memory.
         ctx: tokens; pinned.
         kv: None: the package's first, given up under pressure; ``"auto"``: the fastest that fits; a name: pinned.
-        spec: None: ``"auto"``, given up under pressure; a mode: pinned, though its tables and drafts may be smaller.
+        spec: None: ``"auto"``, given up under pressure unless ``draft_max`` or a corpus is pinned; a mode: pinned,
+            though its tables and drafts may be smaller.
         draft_max: most drafted tokens; pinned.
         prefill_chunk: tokens of a pass over a prompt; pinned.
         resident_bytes: what the process holds already, as of ``terms.runtime_bytes``.
+        corpus: file of texts that drafts are looked up in; pinned.
+        corpus_bytes: of that file.
     """
 
     budget_bytes: int | None = None
@@ -33,6 +37,17 @@ class Request:
     draft_max: int | None = None
     prefill_chunk: int | None = None
     resident_bytes: int | None = None
+    corpus: str | None = None
+    corpus_bytes: int = 0
+
+    @property
+    def wants_drafts(self) -> bool:
+        """Whether something that is pinned makes sense with speculation only."""
+        return self.draft_max is not None or self.corpus is not None or self.spec not in (None, OFF)
+
+    def without_drafts(self, spec: str | None) -> Request:
+        """Return the request with nothing pinned of speculation but the mode."""
+        return replace(self, spec=spec, draft_max=None, corpus=None, corpus_bytes=0)
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -43,12 +58,14 @@ class Request:
             ("--kv-type", self.kv),
             ("--spec", self.spec),
             ("--draft-max", self.draft_max),
+            ("--corpus", self.corpus),
         ]
         return tuple(part for name, value in given if value is not None for part in (name, str(value)))
 
 
 ARGUMENTS: Final = {
     "--memory": "memory", "--ctx": "ctx", "--kv-type": "kv", "--spec": "spec", "--draft-max": "draft_max",
+    "--corpus": "corpus",
 }  # fmt: skip
 """Flag of the command line -> argument of ``edge_rt.load``."""
 
@@ -69,7 +86,7 @@ def as_arguments(flags: tuple[str, ...], *, budget: int | None = None, shared_by
             if wanted > budget:
                 result.append(f'memory=Budget("{exact_size(wanted + shared_bytes)}")')
         else:
-            result.append(f"{ARGUMENTS[flag]}={value}" if value.isdecimal() else f'{ARGUMENTS[flag]}="{value}"')
+            result.append(f"{ARGUMENTS[flag]}={value if value.isdecimal() else json.dumps(value, ensure_ascii=False)}")
     return ", ".join(result)
 
 

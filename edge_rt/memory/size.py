@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Final
 
-from edge_rt.errors import ConfigError
+from edge_rt.errors import ConfigError, StorageError
 
 _UNITS: Final = {
     "": 1, "b": 1,
@@ -64,6 +65,20 @@ def show_mib(count: float) -> str:
 def round_up(count: int) -> int:
     """Return whole MiB that hold so many bytes, in bytes."""
     return -(-count // (1 << 20)) << 20
+
+
+def file_size(path: Path | None) -> int:
+    """Return the bytes of a file; 0 without one.
+
+    Raises:
+        StorageError: it cannot be read.
+    """
+    if path is None:
+        return 0
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read.", f"{error.strerror or error}.", "Check the path.") from error
 
 
 def exact_size(count: int) -> str:

@@ -1,7 +1,7 @@
-"""The terms of a memory plan: what each part of a running model takes, from a model's numbers and a choice.
+"""The terms of a memory plan: bytes of each part of a running model, from a model's numbers and a choice.
 
 The coefficients were measured in fresh processes by ``benchmarks/memory_terms.py``, and err on the high side. Formulas
-are in ``docs/memory.md``.
+are in ``docs/memory.md``; ``term_texts`` puts them in words.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from edge_rt.kv_formats import KV_FORMAT, window_capacity
+from edge_rt.kv_formats import window_capacity
 from edge_rt.memory.activations import allocated_bytes, heaviest_rows, own_rows_bytes
+from edge_rt.memory.choice import Choice
 from edge_rt.memory.device import DeviceProfile
+from edge_rt.memory.request import Request
 from edge_rt.memory.shape import ModelShape
-from edge_rt.memory.size import show_size
 
 MIB: Final = 1 << 20
 
@@ -28,22 +29,23 @@ _READING_TEXT: Final = 33  # the same while it is read
 _READING_FIXED: Final = 10 * MIB
 _SPELLED_BYTES: Final = 245  # of a token whose text has been looked up once
 _SPELLED_TOKENS: Final = 4096  # so many are kept
-_ENCODED_BYTES: Final = 128  # of a token of the prompt, in the tokenizer library's result
+_ENCODED_BYTES: Final = 330  # for a byte of text that is encoded at once: digits take 326, CJK 230, letters 190
+_LEAST_STRETCH, _MOST_STRETCH = 8 << 10, 32 << 10  # bytes; a piece of 2,048 characters has at most the former
 _WORD_CACHE: Final = MIB  # the library keeps 10,000 words
 
 _SESSION_FIXED: Final = 33 * MIB // 4
 _SESSION_LAYER: Final = 16 << 10
 _TOKEN_LISTS: Final = 160  # bytes of a context token in the lists of sequence, cache and prompt
 
-# Of a portable package, over weights.bin: what ONNX Runtime packs anew, what stays mapped, what loading takes.
+# Of a portable package, over weights.bin: what ONNX Runtime packs anew, what stays mapped, both while it loads.
 _PACKED: Final = {"int8": 1.18, "float": 0.62}
 _MAPPED: Final = {"int8": 0.42, "float": 0.62}
-_PACKING: Final = 1.6
+_PACKING: Final = {"int8": 1.6, "float": 0.65}
 
 _FAULT_AROUND: Final = 256 << 10  # the kernel maps the pages around one that is touched
 
 _SAMPLING_FIXED: Final = 3 * MIB  # numpy's random generator and the pages of its library
-_SAMPLING_TOKEN: Final = 46
+_SAMPLING_TOKEN: Final = 54
 
 SUFFIX_TOKEN_BYTES: Final = 420
 """Of a token in the suffix automaton: random tokens take 264, measured when it is full; the rest is slack."""
@@ -53,55 +55,67 @@ _PRICES: Final = 64 << 10  # curves, acceptance rates and bandits
 
 
 @dataclass(frozen=True)
-class Choice:
-    """What a plan decides.
+class Sizes:
+    """Bytes of every part of a running model, each at its largest.
 
     Attributes:
-        ctx: capacity of the context in tokens.
-        kv_format: of the KV cache.
-        spec: mode of speculation.
-        draft_max: most drafted tokens of a pass; 0 with speculation off.
-        prefill_chunk: tokens of one pass over a prompt.
-        suffix_tokens: tokens that the suffix drafter (or the n-gram table, or a reference) holds; 0 where none is used.
-        recycling_contexts: contexts that token recycling holds of each order; 0 where it is not used.
-        logit_rows: rows of logits that are ever held.
+        runtime, tokenizer, weights, corpus, session, kv_cache, logits, sampling, drafters: the parts.
+        chunk: activations of a pass over a prompt's chunk.
+        draft: activations of a pass that verifies the largest draft.
+        reading: of the process while the tokenizer is read, before what follows is touched.
+        packing: of the process while ONNX Runtime makes the graph, likewise.
+        one_logit_row: bytes of one row of logits; while a prompt is read there are no more.
     """
 
-    ctx: int
-    kv_format: str
-    spec: str
-    draft_max: int
-    prefill_chunk: int
-    suffix_tokens: int
-    recycling_contexts: int
-    logit_rows: int
+    runtime: int
+    tokenizer: int
+    weights: int
+    corpus: int
+    session: int
+    kv_cache: int
+    chunk: int
+    draft: int
+    logits: int
+    sampling: int
+    drafters: int
+    reading: int
+    packing: int
+    one_logit_row: int
 
     @property
-    def tree_rows(self) -> int:
-        """Rows of a pass that verifies the largest draft."""
-        return self.draft_max + 1
+    def activations(self) -> int:
+        """Bytes of all passes: an arena keeps what the largest once had."""
+        return max(self.chunk, self.draft)
 
     @property
-    def largest_pass(self) -> int:
-        """Rows of the largest pass."""
-        return max(min(self.prefill_chunk, self.ctx), self.tree_rows)
+    def running(self) -> int:
+        """Bytes of all parts at once."""
+        return self._held + self.activations + self.logits
 
+    @property
+    def load_excess(self) -> int:
+        """Bytes that loading takes for a moment beyond all that follows."""
+        return max(0, max(self.reading, self.packing) - self.running)
 
-@dataclass(frozen=True)
-class Term:
-    """A part of the memory.
+    @property
+    def total(self) -> int:
+        """The peak of the process."""
+        return self.running + self.load_excess
 
-    Attributes:
-        name: one of runtime, tokenizer, weights, session, kv_cache, activations, logits, sampling, drafters.
-        bytes: of it at its largest.
-        kind: ``"file"`` (mapped: processes share it, and the kernel may drop it) or ``"private"``.
-        text: the formula with its numbers.
-    """
+    @property
+    def regimes(self) -> Regimes:
+        """The peaks that have to fit, each by itself."""
+        return Regimes(
+            load=max(self.reading, self.packing),
+            prefill=self._held + self.chunk + self.one_logit_row,
+            decode=self.running,
+        )
 
-    name: str
-    bytes: int
-    kind: str
-    text: str
+    @property
+    def _held(self) -> int:
+        """Bytes beside passes. A first answer may draft, so tables may be full before the last prompt."""
+        mapped = self.weights + self.corpus
+        return self.runtime + self.tokenizer + mapped + self.session + self.kv_cache + self.sampling + self.drafters
 
 
 @dataclass(frozen=True)
@@ -156,8 +170,15 @@ def tokenizer_bytes(shape: ModelShape, ctx: int) -> int:
     """Return what stays of a tokenizer, and what texts of a context's length take in it."""
     buckets = 1 << (8 * shape.vocab_size // 7 - 1).bit_length()
     tables = _TOKENIZER_BUCKET * buckets + _TOKENIZER_TEXT * shape.tokenizer_bytes
-    texts = _SPELLED_BYTES * min(shape.vocab_size, _SPELLED_TOKENS) + _ENCODED_BYTES * ctx + _WORD_CACHE
-    return _TOKENIZER_FIXED + tables + texts
+    spelled = _SPELLED_BYTES * min(shape.vocab_size, _SPELLED_TOKENS)
+    # A text is encoded before tokens are drawn, whose arrays then lie in the same place.
+    encoded = max(0, _ENCODED_BYTES * longest_stretch(ctx) - _SAMPLING_TOKEN * shape.vocab_size)
+    return _TOKENIZER_FIXED + tables + spelled + encoded + _WORD_CACHE
+
+
+def longest_stretch(ctx: int) -> int:
+    """Return the bytes of text that there is memory to encode at once: of a stretch that cannot be cut."""
+    return min(max(ctx, _LEAST_STRETCH), _MOST_STRETCH)
 
 
 def reading_bytes(shape: ModelShape) -> int:
@@ -166,9 +187,18 @@ def reading_bytes(shape: ModelShape) -> int:
 
 
 def session_bytes(shape: ModelShape, ctx: int) -> int:
-    """Return graph, bindings and code of ONNX Runtime, the lists of a context's tokens, and weights that it packs."""
-    packed = int(_PACKED[shape.activations] * shape.weights_bytes) if shape.op_profile == "portable" else 0
-    return _SESSION_FIXED + _SESSION_LAYER * shape.num_layers + _TOKEN_LISTS * ctx + packed
+    """Return graph, bindings and code of ONNX Runtime, and the lists of a context's tokens."""
+    return _SESSION_FIXED + _SESSION_LAYER * shape.num_layers + _TOKEN_LISTS * ctx
+
+
+def packed_bytes(shape: ModelShape) -> int:
+    """Return the weights that ONNX Runtime packs into memory of its own; 0 for a native package."""
+    return int(_PACKED[shape.activations] * shape.weights_bytes) if shape.op_profile == "portable" else 0
+
+
+def packing_bytes(shape: ModelShape) -> int:
+    """Return what packing takes in the meantime, packed and mapped weights included."""
+    return int(_PACKING[shape.activations] * shape.weights_bytes) if shape.op_profile == "portable" else 0
 
 
 def weights_bytes(shape: ModelShape, ctx: int) -> int:
@@ -206,92 +236,38 @@ def pass_memory_bytes(shape: ModelShape, choice: Choice) -> int:
     return passes_bytes(shape, choice.largest_pass, choice.ctx)
 
 
-def terms_of(shape: ModelShape, device: DeviceProfile, choice: Choice, resident_bytes: int | None) -> tuple[Term, ...]:
-    """Return all terms, as large as they ever get at once; their sum is what the process takes.
+def corpus_bytes(choice: Choice, request: Request) -> int:
+    """Return the mapped bytes of a corpus that lookups touch in a long run: all of it, if suffixes are looked up."""
+    return request.corpus_bytes if choice.suffix_tokens else 0
+
+
+def sizes_of(shape: ModelShape, device: DeviceProfile, choice: Choice, request: Request) -> Sizes:
+    """Return the bytes of every part.
 
     Args:
         shape: the model.
         device: the machine.
         choice: what was decided.
-        resident_bytes: as of ``runtime_bytes``.
+        request: what was asked for: what the process holds already, and the corpus, are not the plan's to decide.
     """
-    terms, regimes = _parts(shape, device, choice, resident_bytes)
-    excess = regimes.load - sum(term.bytes for term in terms)
-    if excess <= 0:
-        return terms
-    more = f"; reading it takes {show_size(excess)} more than all that follows"
-    return tuple(
-        Term(term.name, term.bytes + excess, term.kind, term.text + more) if term.name == "tokenizer" else term
-        for term in terms
-    )
-
-
-def regimes_of(shape: ModelShape, device: DeviceProfile, choice: Choice, resident_bytes: int | None) -> Regimes:
-    """Return the bytes at each of the peaks; arguments as of ``terms_of``."""
-    return _parts(shape, device, choice, resident_bytes)[1]
-
-
-def _parts(
-    shape: ModelShape, device: DeviceProfile, choice: Choice, resident_bytes: int | None
-) -> tuple[tuple[Term, ...], Regimes]:
-    base = runtime_bytes(device, resident_bytes)
+    base = runtime_bytes(device, request.resident_bytes)
     tokenizer, session = tokenizer_bytes(shape, choice.ctx), session_bytes(shape, choice.ctx)
-    weights, kv = weights_bytes(shape, choice.ctx), kv_bytes(shape, choice)
-    full, windowed = kv_rows(shape, choice)
-    chunk = min(choice.prefill_chunk, choice.ctx)
     # Passes of other sizes lie elsewhere in the arena, so in time all of what the largest allocates is touched.
     own = own_rows_bytes(shape, device.threads)
-    prefill = own + passes_bytes(shape, chunk, choice.ctx)
-    tree = own + passes_bytes(shape, choice.tree_rows, choice.ctx)
-    logits, one = logits_bytes(shape, choice.logit_rows), logits_bytes(shape, 1)
-    sampling, drafters = sampling_bytes(shape), drafter_bytes(choice)
-    is_portable = shape.op_profile == "portable"
-    windows = f", {shape.window_layers} of them {windowed}" if shape.window_layers else ""
-    rows, largest = (chunk, prefill) if prefill >= tree else (choice.tree_rows, tree)
-    private = "private"
-    terms = (
-        Term("runtime", base, private, "Python, ONNX Runtime and edge-rt before a model is loaded"),
-        Term("tokenizer", tokenizer, private, f"{shape.vocab_size} tokens, {show_size(shape.tokenizer_bytes)} of JSON"),
-        Term("weights", weights, "file", _weights_text(shape)),
-        Term(
-            "session", session, private,
-            f"graph of {shape.num_layers} layers, code of ONNX Runtime, lists of {choice.ctx} tokens"
-            + (", packed weights" if is_portable else ""),
-        ),
-        Term(
-            "kv_cache", kv, private,
-            f"{full} rows x {shape.num_layers} layers{windows} x {shape.token_bytes(choice.kv_format)} B "
-            f"({_kv_name(shape, choice)})",
-        ),
-        Term(
-            "activations", largest, private,
-            f"{rows} rows at once: {'a chunk of the prompt' if rows == chunk else 'a draft'}",
-        ),
-        Term("logits", logits, private, f"{choice.logit_rows} rows x {shape.vocab_size} x 4 B"),
-        Term("sampling", sampling, private, f"arrays of {shape.vocab_size} tokens"),
-        Term(
-            "drafters", drafters, private,
-            f"{choice.suffix_tokens} tokens x {SUFFIX_TOKEN_BYTES} B + {choice.recycling_contexts} contexts x "
-            f"{RECYCLING_CONTEXT_BYTES} B" if drafters else "speculation is off",
-        ),
-    )  # fmt: skip
-    loading = base + session + (int(_PACKING * shape.weights_bytes) if is_portable else 0)
-    loading += max(reading_bytes(shape), tokenizer)
-    constant = base + tokenizer + weights + session + kv
-    # A first answer may draft, so its tables may be full before the last prompt; an arena keeps what it once had.
-    regimes = Regimes(
-        load=loading,
-        prefill=constant + prefill + one + drafters + sampling,
-        decode=constant + max(tree, prefill) + logits + drafters + sampling,
+    chunk = min(choice.prefill_chunk, choice.ctx)
+    return Sizes(
+        runtime=base,
+        tokenizer=tokenizer,
+        weights=weights_bytes(shape, choice.ctx),
+        corpus=corpus_bytes(choice, request),
+        session=session + packed_bytes(shape),
+        kv_cache=kv_bytes(shape, choice),
+        chunk=own + passes_bytes(shape, chunk, choice.ctx),
+        draft=own + passes_bytes(shape, choice.tree_rows, choice.ctx),
+        logits=logits_bytes(shape, choice.logit_rows),
+        sampling=sampling_bytes(shape),
+        drafters=drafter_bytes(choice),
+        reading=base + session + max(reading_bytes(shape), tokenizer),
+        packing=base + session + tokenizer + packing_bytes(shape),
+        one_logit_row=logits_bytes(shape, 1),
     )
-    return terms, regimes
-
-
-def _kv_name(shape: ModelShape, choice: Choice) -> str:
-    return choice.kv_format if choice.kv_format in KV_FORMAT and shape.op_profile == "native" else "f32"
-
-
-def _weights_text(shape: ModelShape) -> str:
-    if shape.op_profile == "portable":
-        return f"what stays mapped of {show_size(shape.weights_bytes)} in weights.bin"
-    return "weights.bin, read in place" + (", once exported" if shape.is_estimate else "")

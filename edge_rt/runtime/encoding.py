@@ -24,6 +24,7 @@ class PromptEncoder:
         package: the opened package.
         context_tokens: capacity of the context, for prompts that cannot fit it.
         like: of another model; its tokenizer is shared if the package has the same one, and not read again.
+        most_stretch_bytes: UTF-8 bytes that may be encoded at once, where a text cannot be cut; None: any number.
 
     Attributes:
         tokenizer: of the package.
@@ -32,7 +33,14 @@ class PromptEncoder:
         InvalidTokenizer, StorageError: the package's files cannot be used.
     """
 
-    def __init__(self, package: Package, context_tokens: int, like: PromptEncoder | None = None) -> None:
+    def __init__(
+        self,
+        package: Package,
+        context_tokens: int,
+        like: PromptEncoder | None = None,
+        *,
+        most_stretch_bytes: int | None = None,
+    ) -> None:
         manifest = package.manifest
         self._source = _tokenizer_source(package)
         tokenizer = like.tokenizer if like is not None and like.has_tokenizer_of(package) else None
@@ -42,6 +50,7 @@ class PromptEncoder:
         self._template = _load_template(package, self.tokenizer)
         self._context_tokens = context_tokens
         self._vocab_size = manifest.model.vocab_size
+        self._most_stretch = most_stretch_bytes
 
     def has_tokenizer_of(self, package: Package) -> bool:
         """Return whether a package's tokenizer is this one."""
@@ -60,7 +69,7 @@ class PromptEncoder:
             ConfigError: the messages are malformed.
         """
         if isinstance(self._template, InvalidTemplate):
-            raise self._template
+            raise _copy_of(self._template)
         return self._template.render(messages, add_generation_prompt=add_generation_prompt)
 
     def refuse_hopeless(self, text: str, config: GenerationConfig) -> None:
@@ -68,10 +77,40 @@ class PromptEncoder:
 
         Raises:
             ContextOverflow: with the least number of tokens that the text can have.
+            MemoryBudgetExceeded: a part of it has to be encoded at once that the memory plan has no room for.
         """
         least, reserved = self.tokenizer.min_tokens(text), config.max_tokens or 1
         if least + reserved > self._context_tokens:
             raise ContextOverflow(least, reserved, self._context_tokens, is_least=True)
+        self._require_encodable(text)
+
+    def count_tokens(self, text: str) -> tuple[int, bool]:
+        """Return the tokens of a text, or of one that does not fit the context a number that it has at least.
+
+        Returns:
+            The number, and whether it is exact.
+
+        Raises:
+            MemoryBudgetExceeded: as of ``refuse_hopeless``.
+        """
+        least = self.tokenizer.min_tokens(text)
+        if least > self._context_tokens:
+            return least, False
+        self._require_encodable(text)
+        found = self.tokenizer.encode_within([(text, False)], self._context_tokens)
+        return (found, False) if isinstance(found, int) else (len(found), True)
+
+    def _require_encodable(self, text: str) -> None:
+        most = self._most_stretch
+        if most is None or len(text) <= most // 4:
+            return
+        longest = self.tokenizer.longest_stretch(text)
+        if longest > most:
+            raise MemoryBudgetExceeded(
+                "A part of the text has to be encoded at once, and does not fit the memory plan.",
+                f"It has {longest} bytes without a place to cut; the plan has room for {most}.",
+                "Break it up, for example with spaces or line ends, or load the model without a memory budget.",
+            )
 
     def encode(self, prompt: Prompt, config: GenerationConfig) -> list[int]:
         """Return the token ids of a text, taken as it is, of messages, or of ids.
@@ -108,6 +147,8 @@ class PromptEncoder:
         if most is None:
             return self.tokenizer.encode_text(text)
         least = self.tokenizer.min_tokens(text)
+        if least <= most:
+            self._require_encodable(text)
         found = least if least > most else self.tokenizer.encode_within([(text, False)], most)
         if isinstance(found, int):
             raise MemoryBudgetExceeded(
@@ -156,7 +197,12 @@ def _load_template(package: Package, tokenizer: Tokenizer) -> ChatTemplate | Inv
             eos_token=(tokenizer.id_to_token(eos[0]) or "") if eos else "",
         )
     except InvalidTemplate as error:
-        return error
+        return _copy_of(error)
+
+
+def _copy_of(error: InvalidTemplate) -> InvalidTemplate:
+    """Return the error as new: one that was raised holds the frames it went through, and so a model in a cycle."""
+    return InvalidTemplate(error.what, error.numbers, error.action)
 
 
 def _tokenizer_source(package: Package) -> tuple[object, ...]:

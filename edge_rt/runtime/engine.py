@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
@@ -74,7 +75,7 @@ class Model:
         on_calibrate: called when a generation has to wait for their measurement, which takes a second or two.
         on_load: called with the name of what has just been loaded: ``"tokenizer"``, ``"cache"``, ``"session"``.
         plan: what was decided for this package before, to be done as it is: budget (unless a ``Budget`` is given),
-            context, chunk, format, mode, draft length and threads are then the plan's.
+            context, chunk, format, mode, draft length, corpus and threads are then the plan's.
         texts: ``texts`` of another model, whose tokenizer is shared if this package has the same one.
 
     Attributes:
@@ -114,7 +115,9 @@ class Model:
         _check_device(device)
         asked = spec if isinstance(spec, SpecOptions) else SpecOptions(spec)
         if plan is not None:
-            asked = replace(asked, mode=plan.request.spec, max_nodes=plan.request.draft_max)
+            file = plan.request.corpus
+            corpus = None if file is None else Path(file)
+            asked = replace(asked, mode=plan.request.spec, max_nodes=plan.request.draft_max, corpus=corpus)
             threads = plan.device.threads
         # A format or a size that is wrong is told before anything else is looked at.
         self._load_plan = plan_load(package, Wanted(ctx, kv, prefill_chunk, asked, threads), memory, plan)
@@ -488,6 +491,8 @@ class Model:
             self._speculation.close()
             self._texts = None
             self._load_plan.release()
+            # What still hangs together in cycles would keep its places in the heap until some later load.
+            gc.collect()
             return_free_memory()
 
     def __enter__(self) -> Self:

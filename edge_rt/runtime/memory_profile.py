@@ -51,7 +51,7 @@ class Stage:
         name: of the work.
         seconds: since the start of the process.
         memory: what it held.
-        weights_bytes, cache_bytes, logits_bytes: resident bytes of these mappings.
+        weights_bytes, cache_bytes, logits_bytes, corpus_bytes: resident bytes of these mappings.
         facts: what the process told of the work beside.
     """
 
@@ -62,11 +62,12 @@ class Stage:
     cache_bytes: int
     logits_bytes: int
     facts: dict[str, Any]
+    corpus_bytes: int = 0
 
     @property
     def mapped_bytes(self) -> int:
         """Bytes of the parts that are mappings of their own."""
-        return self.weights_bytes + self.cache_bytes + self.logits_bytes
+        return self.weights_bytes + self.cache_bytes + self.logits_bytes + self.corpus_bytes
 
     @property
     def other_bytes(self) -> int:
@@ -100,9 +101,9 @@ class MemoryRun:
 def measured_terms(stages: Iterable[Stage]) -> dict[str, int]:
     """Return the bytes of every term that stages show.
 
-    Weights, KV cache and logits are mappings, whose resident bytes the kernel tells. The others are what resident
-    memory beside these mappings grew by in their stages; where passes, sampling or drafters raised the high-water mark,
-    what was held only in the midst of it counts too.
+    Weights, KV cache, logits and corpus are mappings, whose resident bytes the kernel tells. The others are what
+    resident memory beside these mappings grew by in their stages; where passes, sampling or drafters raised the
+    high-water mark, what was held only in the midst of it counts too.
     """
     terms = dict.fromkeys(("runtime", "tokenizer", "weights", "session", "kv_cache"), 0)
     terms |= dict.fromkeys(("activations", "logits", "sampling", "drafters"), 0)
@@ -111,6 +112,8 @@ def measured_terms(stages: Iterable[Stage]) -> dict[str, int]:
         terms["weights"] = max(terms["weights"], stage.weights_bytes)
         terms["kv_cache"] = max(terms["kv_cache"], stage.cache_bytes)
         terms["logits"] = max(terms["logits"], stage.logits_bytes)
+        if stage.corpus_bytes:
+            terms["corpus"] = max(terms.get("corpus", 0), stage.corpus_bytes)
         reached = stage.other_bytes
         if stage.memory.peak_bytes > peak and stage.name in _HELD_FOR_A_WHILE:
             reached = max(reached, stage.memory.peak_bytes - stage.mapped_bytes)
@@ -192,6 +195,7 @@ def _stage_json(stage: Stage) -> dict[str, Any]:
         "weights_bytes": stage.weights_bytes,
         "kv_cache_bytes": stage.cache_bytes,
         "logits_bytes": stage.logits_bytes,
+        "corpus_bytes": stage.corpus_bytes,
         **stage.facts,
     }
 

@@ -21,8 +21,8 @@ from typing import IO, Any, Final
 
 from edge_rt import errors
 from edge_rt.errors import EdgeRTError, InferenceError, MemoryBudgetExceeded, RuntimeUnavailable
+from edge_rt.memory.choice import Choice
 from edge_rt.memory.plan import Plan
-from edge_rt.memory.terms import Choice
 from edge_rt.package import WEIGHTS_FILE
 from edge_rt.process_memory import file_bytes, range_bytes, read_mappings, read_memory
 from edge_rt.runtime.memory_profile import MemoryRun, Moment, Stage
@@ -64,6 +64,7 @@ def measure_plan(
         "spec": asked.spec,
         "draft_max": asked.draft_max,
         "prefill_chunk": asked.prefill_chunk,
+        "corpus": asked.corpus,
         "threads": threads,
         "turns": turns,
     }
@@ -81,7 +82,8 @@ def measure_plan(
             start_new_session=True,
         )
         try:
-            return _Watch(process, package / WEIGHTS_FILE, plan.choice, started, on_stage).follow(request)
+            corpus = None if asked.corpus is None else Path(asked.corpus).resolve()
+            return _Watch(process, package / WEIGHTS_FILE, corpus, plan.choice, started, on_stage).follow(request)
         except (BrokenPipeError, EOFError) as error:
             raise _ended(process.wait(), complaints) from error
         finally:
@@ -96,6 +98,7 @@ class _Watch:
         self,
         process: subprocess.Popen[bytes],
         weights: Path,
+        corpus: Path | None,
         choice: Choice,
         started: float,
         on_stage: Callable[[str], None] | None,
@@ -105,6 +108,7 @@ class _Watch:
         self._process = process
         self._folder = Path(f"/proc/{process.pid}")
         self._weights = weights
+        self._corpus = corpus
         self._started = started
         self._on_stage = on_stage
         self._addresses: dict[str, int] = {}
@@ -171,6 +175,7 @@ class _Watch:
             weights_bytes=file_bytes(mappings, self._weights),
             cache_bytes=0 if cache is None else range_bytes(mappings, [cache]),
             logits_bytes=0 if logits is None else range_bytes(mappings, [logits]),
+            corpus_bytes=0 if self._corpus is None else file_bytes(mappings, self._corpus),
             facts=facts,
         )
         self._stages.append(stage)

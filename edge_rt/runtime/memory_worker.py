@@ -20,6 +20,7 @@ import numpy as np
 
 from edge_rt.errors import ContextOverflow, EdgeRTError, MemoryBudgetExceeded
 from edge_rt.memory.budget import Budget
+from edge_rt.memory.terms import longest_stretch
 from edge_rt.runtime.cache import KVCache
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.draft import ROOT, Accepted, Draft
@@ -41,6 +42,9 @@ CHAT_MESSAGES: Final = (
     "Explain in detail how a lighthouse works, and name the parts of its lamp.",
 )
 _TOP_TOKENS: Final = 8
+_MAPPED_AT_ONCE: Final = 1 << 16  # bytes of a file, where one is touched
+_LOOKUPS_PER_BLOCK: Final = 16
+_MOST_LOOKUPS: Final = 200_000
 _SAMPLINGS: Final = (
     GenerationConfig(temperature=1.0, top_p=0.95, repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1),
     GenerationConfig(temperature=1.0, top_p=1.0, top_k=0, repetition_penalty=1.1, frequency_penalty=0.1),
@@ -90,7 +94,11 @@ class Drive:
         self._told("sampling")
         self._fill_tables()
         self._told("drafters")
+        self._look_up()
+        self._told("corpus")
         # Once more with everything that is held by now: the longest context, the largest passes, full tables.
+        # First a text that cannot be cut, with a token in every byte.
+        self._model.tokenizer.encode_text("7" * longest_stretch(self._limits.ctx))
         with self._model.passes() as (runner, cache):
             cache.truncate(max(0, self._limits.ctx - self._nodes - 1 - self._limits.prefill_chunk))
             self._fill(runner, cache, self._limits.ctx - self._nodes - 1)
@@ -187,6 +195,16 @@ class Drive:
                 held = speculation.memory_bytes
                 drafter.begin(self._sequence(length))
 
+    def _look_up(self) -> None:
+        """Look up what stands at places all over the corpus, until all of it was touched."""
+        corpus = self._model.speculation.corpus
+        if corpus is None or not self._limits.suffix_tokens:
+            return
+        places = corpus.info.num_places
+        for _ in range(min(_MOST_LOOKUPS, 256 + _LOOKUPS_PER_BLOCK * corpus.info.size_bytes // _MAPPED_AT_ONCE)):
+            found = corpus.find(corpus.context(self._random.randrange(places)))
+            corpus.following(found[1])
+
     def _sequence(self, length: int, different: int | None = None) -> Sequence:
         tokens = self._made_up(length) if different is None else self._random.choices(range(different), k=length)
         return Sequence(tokens, capacity=self._limits.ctx, max_tokens=None, end_ids=())
@@ -237,7 +255,7 @@ def work(request: dict[str, Any], tell: Stage) -> None:
         kv=request["kv"],
         prefill_chunk=request["prefill_chunk"],
         threads=request["threads"],
-        spec=SpecOptions(request["spec"], max_nodes=request["draft_max"]),
+        spec=SpecOptions(request["spec"], request["draft_max"], request["corpus"] and Path(request["corpus"])),
         on_load=tell,
     )
     with base, model:

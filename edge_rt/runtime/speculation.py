@@ -287,6 +287,11 @@ class Speculation:
         return self._costs
 
     @property
+    def corpus(self) -> Corpus | None:
+        """Texts that the suffix drafter looks into as well, if there are any."""
+        return self._corpus
+
+    @property
     def memory_bytes(self) -> int:
         """Bytes that the drafters hold."""
         return sum(source.memory_bytes for source in self._sources.values())

@@ -20,6 +20,8 @@ LLAMA = {
     "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 320,
     "max_position_embeddings": 2048, "tie_word_embeddings": True,
 }  # fmt: skip
+KEY_CONSTANTS = 2 * 2 * 4 * (16 + 16 + 16 * 16)
+"""Bytes of two layers' constants for 4-bit keys: two heads of 16."""
 
 
 def write_checkpoint(folder, config=None, tensors=None):
@@ -116,8 +118,8 @@ def test_a_folder_is_planned_from_headers_alone(inline, tmp_path):
     assert "edge-rt plan -m" in text
     assert "edge-rt generate" not in text
     plan = json.loads(inline("plan", "-m", folder, "--json").stdout)
-    # 8 bits: 34 bytes for 32 elements; 4 bits with scale and minimum: 20. Then norms and rotations.
-    weights = 320 * 64 // 32 * 34 + 2 * (64 * 64 + 64 * 128) // 32 * 20 + 64 * 4 + 2 * 2048 * 8 * 4
+    # 8 bits: 34 bytes for 32 elements; 4 bits with scale and minimum: 20. Then norms, rotations, constants of keys.
+    weights = 320 * 64 // 32 * 34 + 2 * (64 * 64 + 64 * 128) // 32 * 20 + 64 * 4 + 2 * 2048 * 8 * 4 + KEY_CONSTANTS
     assert plan["shape"]["weights_bytes"] == weights
     assert any("Estimated" in note for note in plan["notes"])
     assert not any("cannot run" in note for note in plan["notes"])
@@ -197,7 +199,7 @@ def test_only_files_of_the_index_are_counted(inline, tmp_path):
     shard(folder, "a.safetensors", LAYERS)
     write_index(folder, dict.fromkeys(LAYERS, "a.safetensors"))
     plan = json.loads(inline("plan", "-m", folder, "--json").stdout)
-    assert plan["shape"]["weights_bytes"] == 2 * 64 * 64 // 32 * 20 + 2 * 2048 * 8 * 4
+    assert plan["shape"]["weights_bytes"] == 2 * 64 * 64 // 32 * 20 + 2 * 2048 * 8 * 4 + KEY_CONSTANTS
 
 
 def test_layers_that_are_missing_are_told(inline, tmp_path):
@@ -222,7 +224,7 @@ def test_a_quantised_checkpoint_has_the_size_of_its_configuration(inline, tmp_pa
     shard(folder, "model.safetensors", PACKED, "I32")
     plan = json.loads(inline("plan", "-m", folder, "--json").stdout)
     layer = (2 * 64 * 64 + 2 * 32 * 64 + 3 * 64 * 128) // 32 * 20 + 2 * 64 * 4
-    assert plan["shape"]["weights_bytes"] == 320 * 64 // 32 * 34 + 2 * layer + 64 * 4 + 2 * 2048 * 8 * 4
+    assert plan["shape"]["weights_bytes"] == 320 * 64 // 32 * 34 + 2 * layer + 64 * 4 + 2 * 2048 * 8 * 4 + KEY_CONSTANTS
     assert any("quantised already" in note for note in plan["notes"])
 
 

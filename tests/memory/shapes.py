@@ -59,6 +59,7 @@ def shapes(draw) -> ModelShape:
 def requests(draw, shape: ModelShape) -> Request:
     """What may be asked for a model, without a budget."""
     spec = draw(st.sampled_from([None, None, "auto", "off", "suffix", "recycling", "ngram"]))
+    corpus = draw(st.integers(0, 64)) * MIB if spec in (None, "auto", "suffix") else 0
     return Request(
         ctx=draw(st.none() | st.integers(2, shape.context_length)),
         kv=draw(st.none() | st.just("auto") | st.sampled_from(shape.kv_formats)),
@@ -66,6 +67,8 @@ def requests(draw, shape: ModelShape) -> Request:
         draft_max=draw(st.none() | st.integers(1, 63)) if spec != "off" else None,
         prefill_chunk=draw(st.none() | st.none() | st.integers(1, 1024)),
         resident_bytes=draw(st.none() | st.just(0) | st.integers(1, 300 * MIB)),
+        corpus="texts.idx" if corpus else None,
+        corpus_bytes=corpus,
     )
 
 
@@ -74,7 +77,7 @@ def request_of(flags: tuple[str, ...], base: Request) -> Request:
     from edge_rt.memory.size import parse_size
 
     given = dict(zip(flags[::2], flags[1::2], strict=True))
-    assert set(given) <= {"--memory", "--ctx", "--kv-type", "--spec", "--draft-max"}
+    assert set(given) <= {"--memory", "--ctx", "--kv-type", "--spec", "--draft-max", "--corpus"}
     return Request(
         budget_bytes=parse_size(given["--memory"]) if "--memory" in given else None,
         ctx=int(given["--ctx"]) if "--ctx" in given else None,
@@ -83,4 +86,6 @@ def request_of(flags: tuple[str, ...], base: Request) -> Request:
         draft_max=int(given["--draft-max"]) if "--draft-max" in given else None,
         prefill_chunk=base.prefill_chunk,
         resident_bytes=base.resident_bytes,
+        corpus=given.get("--corpus"),
+        corpus_bytes=base.corpus_bytes if "--corpus" in given else 0,
     )

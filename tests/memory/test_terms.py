@@ -6,16 +6,19 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from edge_rt.memory.activations import allocated_bytes
+from edge_rt.memory.choice import Choice
 from edge_rt.memory.gains import GAINS, gain_of
+from edge_rt.memory.request import Request
 from edge_rt.memory.speed import row_cost
+from edge_rt.memory.term_texts import terms_of
 from edge_rt.memory.terms import (
     BASE_BYTES,
-    Choice,
     kv_bytes,
+    longest_stretch,
     pass_memory_bytes,
-    regimes_of,
     runtime_bytes,
-    terms_of,
+    sizes_of,
+    tokenizer_bytes,
     weights_bytes,
 )
 from tests.memory.shapes import DEVICE, MIB, make_shape, shapes
@@ -82,9 +85,36 @@ def test_a_process_counts_as_it_is_and_one_to_be_started_as_usual():
 def test_reading_a_large_vocabulary_may_be_the_peak():
     shape = make_shape(weights_bytes=4 * MIB, read_bytes=4 * MIB, vocab_size=151000, tokenizer_bytes=11 * MIB)
     choice = Choice(64, "int4", "off", 0, 64, 0, 0, 1)
-    regimes = regimes_of(shape, DEVICE, choice, None)
-    assert regimes.largest == "load"
-    assert sum(term.bytes for term in terms_of(shape, DEVICE, choice, None)) == regimes.load
+    sizes = sizes_of(shape, DEVICE, choice, Request())
+    assert sizes.regimes.largest == "load"
+    assert sum(term.bytes for term in terms_of(shape, choice, sizes)) == sizes.regimes.load == sizes.total
+
+
+def test_packed_weights_are_counted_once_while_they_are_made():
+    # Measured with SmolLM2-135M: 197.1 MiB beside what the process held, tokenizer included, of 108.6 MiB of weights.
+    shape = make_shape(op_profile="portable", kv_formats=("f32",), weights_bytes=113840128, read_bytes=113840128)
+    choice = Choice(512, "f32", "off", 0, 128, 0, 0, 1)
+    packing = sizes_of(shape, DEVICE, choice, Request(resident_bytes=0)).packing
+    assert 197.1 * MIB <= packing <= 1.06 * 197.1 * MIB
+
+
+def test_a_corpus_is_a_mapped_file_where_suffixes_are_looked_up():
+    request = Request(corpus="texts.idx", corpus_bytes=50 * MIB)
+    with_it, without = (sizes_of(make_shape(), DEVICE, CHOICE, asked) for asked in (request, Request()))
+    assert with_it.total - without.total == 50 * MIB
+    terms = {term.name: term for term in terms_of(make_shape(), CHOICE, with_it)}
+    assert (terms["corpus"].bytes, terms["corpus"].kind) == (50 * MIB, "file")
+    assert "corpus" not in {term.name for term in terms_of(make_shape(), CHOICE, without)}
+    other = replace(CHOICE, spec="recycling", suffix_tokens=0)
+    assert sizes_of(make_shape(), DEVICE, other, request).corpus == 0
+
+
+def test_a_longer_context_may_have_a_longer_stretch_that_cannot_be_cut():
+    assert [longest_stretch(ctx) for ctx in (64, 8192, 20000, 131072)] == [8192, 8192, 20000, 32768]
+    shape = make_shape()
+    assert tokenizer_bytes(shape, 20000) - tokenizer_bytes(shape, 8192) == 330 * (20000 - 8192)
+    # What drawing a token of a large vocabulary takes afterwards is room enough.
+    assert tokenizer_bytes(make_shape(vocab_size=128256), 17000) == tokenizer_bytes(make_shape(vocab_size=128256), 64)
 
 
 def test_longer_drafts_emit_more_and_what_lies_between_is_between():

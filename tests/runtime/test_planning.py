@@ -8,19 +8,30 @@ import mmap
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import edge_rt
-from edge_rt.errors import ConfigError, EdgeRTError, InvalidTokenizer, MemoryBudgetExceeded
+from edge_rt.errors import (
+    ConfigError,
+    EdgeRTError,
+    InvalidTemplate,
+    InvalidTokenizer,
+    MemoryBudgetExceeded,
+    StorageError,
+)
 from edge_rt.machine import available_memory_bytes
 from edge_rt.memory.budget import Budget
 from edge_rt.memory.device import DeviceProfile
 from edge_rt.package import open_package
+from edge_rt.runtime.drafters.corpus_build import build_corpus
 from edge_rt.runtime.drafters.source import Guess
 from edge_rt.runtime.engine import load_package
+from edge_rt.runtime.memory_profile import measured_terms
+from edge_rt.runtime.memory_watch import measure_plan
 from edge_rt.runtime.planning import Wanted, plan_package
 from edge_rt.runtime.row_cost import RowCosts
 from edge_rt.runtime.speculation import SpecOptions
@@ -97,6 +108,59 @@ class TestDecisions:
         plan = plan_package(open_package(native_package), Wanted(), device=board)
         assert plan.budget_bytes == 300 * MIB
         assert next(term.bytes for term in plan.terms if term.name == "runtime") == 50 * MIB
+
+
+class TestCorpus:
+    @pytest.fixture
+    def corpus(self, native_package, tmp_path):
+        manifest = open_package(native_package).manifest
+        sha256 = manifest.files[manifest.tokenizer.file].sha256
+        texts = [[token % 400 for token in range(5, 5000)]]
+        build_corpus(texts, tmp_path / "corpus", vocab_size=manifest.model.vocab_size, tokenizer_sha256=sha256)
+        return tmp_path / "corpus"
+
+    def test_its_file_is_part_of_the_plan_and_of_the_load(self, native_package, corpus):
+        plan = edge_rt.plan(native_package, memory=AMPLE, corpus=corpus)
+        term = next(term for term in plan.terms if term.name == "corpus")
+        assert (term.bytes, term.kind) == (corpus.stat().st_size, "file")
+        with edge_rt.load(native_package, plan=plan) as model:
+            assert model.speculation.corpus is not None
+            assert model.speculation.corpus.path == corpus
+        with edge_rt.load(native_package, memory=AMPLE, corpus=corpus) as model:
+            assert "corpus" in {term.name for term in model.plan.terms}
+
+    def test_speculation_is_not_given_up_beside_it(self, native_package, corpus):
+        least = edge_rt.plan(native_package, memory=AMPLE, corpus=corpus).minimum_bytes
+        with edge_rt.load(native_package, memory=least + (8 << 20), corpus=corpus) as model:
+            assert model.speculation.mode != "off"
+
+    def test_one_that_is_not_there_is_told_before_anything_is_loaded(self, native_package, tmp_path):
+        with pytest.raises(StorageError, match="cannot be read"):
+            edge_rt.load(native_package, corpus=tmp_path / "nothing")
+
+    def test_driving_it_to_its_limits_looks_all_of_it_up(self, native_package, corpus):
+        plan = edge_rt.plan(native_package, memory=AMPLE, ctx=64, spec="suffix", corpus=corpus)
+        run = measure_plan(native_package, plan)
+        assert measured_terms(run.stages)["corpus"] >= 0.9 * corpus.stat().st_size
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="mappings are read from /proc")
+def test_a_closed_model_leaves_no_weights_mapped_whatever_its_template_raised(native_package, tmp_path):
+    package = copied(native_package, tmp_path)
+    replace_file(package, open_package(package).manifest.chat_template, b"{% for %}")
+
+    def mapped() -> bool:
+        return str(package) in Path("/proc/self/maps").read_text()
+
+    gc.disable()
+    try:
+        with edge_rt.load(package, memory=AMPLE, spec="off") as model:
+            with suppress(InvalidTemplate):
+                model.chat().send("one")
+            assert mapped()
+        assert not mapped()
+    finally:
+        gc.enable()
 
 
 class TestSharedBudget:

@@ -113,6 +113,12 @@ class Corpus:
         start = HEADER_BYTES + WORD * place
         return self._mapped[start : start + WORD * MAX_MATCH]
 
+    def context(self, number: int) -> list[int]:
+        """Return up to ``MAX_MATCH`` token ids that end at one of the ``num_places`` places, by its number."""
+        words = struct.unpack(f">{MAX_MATCH}I", self._context(self._order[number]).ljust(WORD * MAX_MATCH, b"\0"))
+        text = words[: words.index(0)] if 0 in words else words
+        return [word - 1 for word in reversed(text)]
+
     def find(self, context: Items[int]) -> tuple[int, Places]:
         """Return the longest suffix that occurs: its tokens, 0 to ``MAX_MATCH``, and places where it ends.
 

@@ -1,0 +1,40 @@
+"""What a plan decides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a plan decides.
+
+    Attributes:
+        ctx: capacity of the context in tokens.
+        kv_format: of the KV cache.
+        spec: mode of speculation.
+        draft_max: most drafted tokens of a pass; 0 with speculation off.
+        prefill_chunk: tokens of one pass over a prompt.
+        suffix_tokens: tokens that the suffix drafter (or the n-gram table, or a reference) holds; 0 where none is used.
+        recycling_contexts: contexts that token recycling holds of each order; 0 where it is not used.
+        logit_rows: rows of logits that are ever held.
+    """
+
+    ctx: int
+    kv_format: str
+    spec: str
+    draft_max: int
+    prefill_chunk: int
+    suffix_tokens: int
+    recycling_contexts: int
+    logit_rows: int
+
+    @property
+    def tree_rows(self) -> int:
+        """Rows of a pass that verifies the largest draft."""
+        return self.draft_max + 1
+
+    @property
+    def largest_pass(self) -> int:
+        """Rows of the largest pass."""
+        return max(min(self.prefill_chunk, self.ctx), self.tree_rows)
