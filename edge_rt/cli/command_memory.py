@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from edge_rt.memory.device import DeviceProfile
 
 LIBRARIES_BYTES: Final = 46 << 20
-"""numpy, ONNX Runtime, tokenizers, the runtime and a chat's line editor, beside what every command has; measured: 44.4 to 45.6
-MiB, of which the line editor takes 5."""
+"""numpy, ONNX Runtime, tokenizers, the runtime and a chat's line editor, beside what every command has; measured: 44.4
+to 45.6 MiB, of which the line editor takes 5."""
 
 
 def own_bytes() -> int:
