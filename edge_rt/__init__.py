@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         ContextOverflow as ContextOverflow,
         DownloadError as DownloadError,
         EdgeRTError as EdgeRTError,
+        EncodingBudgetExceeded as EncodingBudgetExceeded,
         InferenceError as InferenceError,
         InputError as InputError,
         InvalidCorpus as InvalidCorpus,
@@ -69,10 +70,10 @@ if TYPE_CHECKING:
 _HOME = {
     "edge_rt.api": ("load", "plan", "pull"),
     "edge_rt.errors": (
-        "Busy", "Cancelled", "ConfigError", "ContextOverflow", "DownloadError", "EdgeRTError", "InferenceError",
-        "InputError", "InvalidCorpus", "InvalidModelFile", "InvalidPackage", "InvalidTemplate", "InvalidTokenizer",
-        "MemoryBudgetExceeded", "ModelClosed", "ModelNotFound", "RuntimeUnavailable", "StorageError",
-        "UnsupportedModel", "VersionMismatch",
+        "Busy", "Cancelled", "ConfigError", "ContextOverflow", "DownloadError", "EdgeRTError",
+        "EncodingBudgetExceeded", "InferenceError", "InputError", "InvalidCorpus", "InvalidModelFile",
+        "InvalidPackage", "InvalidTemplate", "InvalidTokenizer", "MemoryBudgetExceeded", "ModelClosed",
+        "ModelNotFound", "RuntimeUnavailable", "StorageError", "UnsupportedModel", "VersionMismatch",
     ),
     "edge_rt.export.entry": ("export_model",),
     "edge_rt.export.exporter": ("ExportReport",),

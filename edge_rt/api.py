@@ -62,7 +62,7 @@ def load(
         spec: speculation: ``"auto"`` (off in the portable profile), ``"off"``, or one drafter: ``"ngram"``,
             ``"suffix"``, ``"recycling"``, ``"reference"``; None is ``"auto"``, if it fits.
         draft_max: most drafted tokens of a pass; None leaves it to plan and cost model.
-        corpus: file of ``edge-rt corpus build`` for the suffix drafter.
+        corpus: file of ``edge-rt corpus build`` for the suffix drafter; with ``spec`` None, ``"auto"`` or ``"suffix"``.
         spec_trace: called with every decoding step's decision.
         on_calibrate: called when the first answer has to wait for a measurement of what passes cost here, which takes a
             second or two and is kept.
@@ -74,7 +74,8 @@ def load(
     Raises:
         ModelNotFound: there is no such package.
         InputError: the package cannot be used.
-        ConfigError: an argument is out of range, or not for this package, or the plan has decided it already.
+        ConfigError: an argument is out of range, not for this package, not used with ``spec``, or the plan has decided
+            it already.
         MemoryBudgetExceeded: the model does not fit the budget; it says what is needed and what would fit. Nothing
             large was loaded.
         RuntimeUnavailable: ONNX Runtime, the device or the native operators are missing.
@@ -121,6 +122,8 @@ def plan(
 ) -> Plan:
     """Return what ``load`` with the same arguments would decide, whether it fits or not; nothing is loaded.
 
+    Its ``unused`` names what is asked for and changes nothing.
+
     Args:
         model: as of ``load``, like the rest.
         memory: the budget.
@@ -136,8 +139,9 @@ def plan(
     Raises:
         ModelNotFound: there is no such package.
         InputError: the package cannot be used.
-        ConfigError: an argument is out of range, or not for this package.
-        StorageError: the corpus cannot be read.
+        ConfigError: an argument is out of range, not for this package, or not used with ``spec``.
+        InvalidCorpus: the corpus is none, or comes from another tokenizer.
+        StorageError: it cannot be read.
     """
     options = SpecOptions(spec, draft_max, None if corpus is None else Path(corpus))
     wanted = Wanted(ctx, kv, prefill_chunk, options, threads)

@@ -14,6 +14,7 @@
     │   ├── ModelNotFound                     no such package, store name or file
     │   └── ContextOverflow                   the prompt does not fit the context
     ├── MemoryBudgetExceeded         exit 4   it does not fit into memory
+    │   └── EncodingBudgetExceeded            a text that cannot be cut takes too much to encode
     ├── RuntimeUnavailable           exit 5   ONNX Runtime or a device is missing
     │   └── VersionMismatch                   present, but in a version edge-rt cannot use
     ├── StorageError (OSError)       exit 6   disk full, no permission, lock held
@@ -139,6 +140,33 @@ class MemoryBudgetExceeded(EdgeRTError):
     """The work would need more memory than there is."""
 
     exit_code = 4
+
+
+class EncodingBudgetExceeded(MemoryBudgetExceeded):
+    """A part of a text has to be encoded at once, and takes more memory than plan and budget have for it.
+
+    Args:
+        stretch_bytes: UTF-8 bytes of the part.
+        room_bytes: UTF-8 bytes that there is room for.
+        enough: a memory budget that would do, such as ``"412MiB"``; None if no budget is the limit but the machine.
+        way: how more memory is had, where the advice to load the model again does not do.
+
+    Attributes:
+        stretch_bytes, room_bytes, enough: as above.
+    """
+
+    def __init__(self, stretch_bytes: int, room_bytes: int, enough: str | None, *, way: str | None = None) -> None:
+        more = way or "free memory and load the model again"
+        if way is None and enough is not None:
+            more = f"load the model with a memory budget of {enough} or more (--memory, memory=)"
+        super().__init__(
+            "A part of the text has to be encoded at once, and does not fit the memory plan.",
+            f"It has {stretch_bytes} bytes without a place to cut; there is room for {room_bytes}.",
+            f"Break it up, for example with spaces or line ends, or {more}.",
+        )
+        self.stretch_bytes = stretch_bytes
+        self.room_bytes = room_bytes
+        self.enough = enough
 
 
 class RuntimeUnavailable(EdgeRTError):

@@ -270,6 +270,11 @@ def sha256_file(path: Path) -> str:
     return digest.hexdigest()
 
 
+def stored_name(path: Path) -> str:
+    """Return the name of a file as a manifest can hold it: what of it is no text becomes U+FFFD."""
+    return path.name.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 def absolute_path(path: Path) -> Path:
     """Return the path with ``~`` expanded, absolute.
 

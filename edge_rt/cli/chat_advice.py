@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from edge_rt.cli.options import ModelFlags
-from edge_rt.errors import ConfigError, MemoryBudgetExceeded
+from edge_rt.errors import ConfigError, EncodingBudgetExceeded, MemoryBudgetExceeded
 
 WAYS: Final = (
     "/ctx N takes another context; for another budget, cache or drafter leave with /exit and start again with "
@@ -52,6 +52,12 @@ def in_words_of_a_chat() -> Generator[None]:
     """Say of an answer or an option that the memory plan has no room for what can be done about it in a chat."""
     try:
         yield
+    except EncodingBudgetExceeded as error:
+        # Another context has room for no longer a text.
+        way = "leave with /exit, free memory and start again"
+        if error.enough is not None:
+            way = f"leave with /exit and start again with --memory {error.enough}"
+        raise EncodingBudgetExceeded(error.stretch_bytes, error.room_bytes, error.enough, way=way) from error
     except MemoryBudgetExceeded as error:
         raise MemoryBudgetExceeded(error.what, error.numbers, WAYS) from error
 

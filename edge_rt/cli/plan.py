@@ -29,6 +29,7 @@ from edge_rt.cli.speculation import CorpusOption, DraftMaxOption, SpecOption, ch
 from edge_rt.errors import MemoryBudgetExceeded, ModelNotFound
 
 if TYPE_CHECKING:
+    from edge_rt.memory.plan import Plan
     from edge_rt.memory.shape import ModelShape
 
 
@@ -89,6 +90,10 @@ def plan(
         return 0
     here = this_machine(flags.own_bytes) if device in (None, "auto", "cpu") else None
     check_planned(spec, draft_max, corpus)
+    if corpus is not None:
+        from edge_rt.runtime.drafters.corpus import Corpus
+
+        Corpus.open(corpus, verify=False).close()
     profile = preset(str(device)) if here is None else here
     found = find_model(flags)
     request = Request(
@@ -103,11 +108,14 @@ def plan(
     made = make_plan(found.shape, profile, request)
     speeds = Speeds(found.shape, profile, {} if here is None else measured_here(found.shape, profile))
     notes = found.notes
+    unused = _unused(made)
     if here is not None and not speeds.rate(made.choice).is_measured:
         notes += _cache_notes(found.shape)
     if json:
-        terminal.document({**plan_json(made, speeds), "notes": list(notes)})
+        terminal.document({**plan_json(made, speeds), "notes": [*notes, *unused]})
         return 0 if made.fits else MemoryBudgetExceeded.exit_code
+    for text in unused:
+        terminal.warn(text)
     # What cannot be run here can be planned.
     verb = ["edge-rt", "generate" if found.can_run and here is not None else "plan", "-m", flags.reference]
     elsewhere = [] if here is not None else ["--device", str(device)]
@@ -165,6 +173,14 @@ def _foreseen(path: Path) -> FoundModel:
         window_layers=found.window_layers,
     )
     return FoundModel(shape, found.notes, can_run=found.is_exact)
+
+
+def _unused(made: Plan) -> tuple[str, ...]:
+    """Return what is to be said of flags that change nothing, as a command that runs the model says it."""
+    if not made.unused:
+        return ()
+    profile = made.shape.op_profile
+    return (f"speculation is off (auto, op profile {profile}): not used: {', '.join(made.unused)}.",)
 
 
 def _cache_notes(shape: ModelShape) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from edge_rt.errors import StorageError, UnsupportedModel
+from edge_rt.errors import StorageError
 from edge_rt.export.graph import GraphBuilder, LayerMatrices, Stream, as_output
 from edge_rt.export.key_calibration import KeyConstants, key_constants, key_statistics, statistics_bytes
 from edge_rt.export.key_rounding import better_constants
@@ -65,7 +65,7 @@ def calibration_bytes(config: ModelConfig, tokens: int) -> int:
     """Predict the memory of ``calibrate`` beside the weights: cache, queries, one pass, and statistics."""
     cache = config.num_layers * tokens * KV_FORMAT[_FORMAT].token_bytes(config.num_kv_heads, config.head_dim)
     queries = config.num_layers * -(-tokens // STRIDE) * config.num_heads * config.head_dim * 2
-    width = max(config.hidden_size, config.intermediate_size)
+    width = max(config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim)
     one_pass = 4 * PASS_ROWS * (config.num_layers * _qkv_width(config) + 4 * width) + 8 * config.vocab_size
     group = config.num_heads // config.num_kv_heads
     head = statistics_bytes(tokens, -(-tokens // STRIDE) * group, config.head_dim)
@@ -79,11 +79,12 @@ def calibrate(
     config: ModelConfig,
     token_ids: Sequence[int],
     on_progress: Callable[[int, int], None],
-) -> None:
+) -> tuple[str, ...]:
     """Compute the constants of 4-bit keys and write them into ``weights.bin``.
 
     A kv head whose keys would lose more with its constants than without gets neutral ones. That is judged here, and not
-    by running the published graph in 4 bits: what a format of 4 bits loses is more than a fault would change.
+    by running the published graph in 4 bits: what a format of 4 bits loses is more than a fault would change. A head
+    whose keys or queries half precision cannot hold gets neutral ones, too.
 
     Args:
         folder: holds ``weights.bin``, with everything else in it.
@@ -93,19 +94,41 @@ def calibrate(
         token_ids: the text, at most ``config.context_length`` tokens.
         on_progress: called with the steps done, and all steps.
 
+    Returns:
+        A sentence about the heads that half precision cannot hold, if there are any.
+
     Raises:
-        UnsupportedModel: a key or query is no finite number.
         StorageError: the disk is full.
         RuntimeUnavailable: this machine cannot run native graphs.
     """
     passes = -(-len(token_ids) // PASS_ROWS)
     steps = passes + config.num_layers
     caches, queries = _run(folder, weights, layout, config, token_ids, lambda done: on_progress(done, steps))
+    unfit: dict[int, int] = {}
     with WeightsFile(folder / WEIGHTS_FILE, layout, is_new=False) as out:
-        for layer, constants in enumerate(_constants(caches, queries, config)):
+        for layer, heads in enumerate(_constants(caches, queries, config)):
+            if missing := heads.count(None):
+                unfit[layer] = missing
+            neutral = KeyConstants.neutral(1, config.head_dim)
+            constants = KeyConstants.joined([neutral if head is None else head for head in heads])
             for name, array in zip(key_constant_names(layer), constants.arrays, strict=True):
                 out.write(layout.slots[name], 0, array)
             on_progress(passes + layer + 1, steps)
+    return (_warning(unfit, config),) if unfit else ()
+
+
+def _warning(unfit: Mapping[int, int], config: ModelConfig) -> str:
+    """Say how many heads have no constants.
+
+    Args:
+        unfit: layer -> kv heads whose keys or queries half precision cannot hold.
+        config: numbers of the model.
+    """
+    heads = config.num_layers * config.num_kv_heads
+    return (
+        f"{sum(unfit.values())} of {heads} kv heads, the first in layer {min(unfit)}, have keys or queries that do not "
+        "fit half precision: they have no constants for 4-bit keys, and int4 and int4x2 caches lose more there."
+    )
 
 
 def _run(
@@ -136,15 +159,18 @@ def _run(
         taken = -(-tokens // STRIDE)
         queries = np.empty((config.num_layers, taken, config.num_heads, config.head_dim), np.float16)
         tables = [_table(folder, layout, name)[:tokens:STRIDE, None] for name in ("rope.cos", "rope.sin")]
+        # One room for all passes: a second one is more than the prediction has.
+        room = np.empty((config.num_layers, min(tokens, PASS_ROWS), _qkv_width(config)), np.float32)
         for begin in range(0, tokens, PASS_ROWS):
             on_pass(begin // PASS_ROWS)
-            products = _pass(session, config, caches, token_ids[begin : begin + PASS_ROWS], begin)
+            products = room[:, : tokens - begin]
+            _pass(session, config, caches, token_ids[begin : begin + PASS_ROWS], begin, products)
             # PASS_ROWS is a multiple of STRIDE.
-            rows = slice(begin // STRIDE, begin // STRIDE + len(products[0][::STRIDE]))
+            rows = slice(begin // STRIDE, begin // STRIDE + len(products[0, ::STRIDE]))
             for layer, qkv in enumerate(products):
                 found = qkv[::STRIDE, : config.num_heads * config.head_dim]
                 found = found.reshape(-1, config.num_heads, config.head_dim)
-                with np.errstate(over="ignore"):
+                with np.errstate(over="ignore", invalid="ignore"):
                     queries[layer, rows] = _rotated(found, *(table[rows] for table in tables))
     finally:
         graph.unlink()
@@ -153,9 +179,14 @@ def _run(
 
 
 def _pass(
-    session: Session, config: ModelConfig, caches: Sequence[Array], token_ids: Sequence[int], begin: int
-) -> list[Array]:
-    """Compute tokens behind ``begin`` others; return every layer's queries, keys and values ``[rows, width]``."""
+    session: Session,
+    config: ModelConfig,
+    caches: Sequence[Array],
+    token_ids: Sequence[int],
+    begin: int,
+    products: Array,
+) -> None:
+    """Compute tokens behind ``begin`` others; write queries, keys and values to ``products [layers, rows, width]``."""
     rows, capacity = len(token_ids), caches[0].shape[2]
     inputs: dict[str, Array] = {
         "input_ids": np.asarray(token_ids, np.int64),
@@ -168,7 +199,6 @@ def _pass(
     # Layers with a window have room for all rows here, too.
     maps = (("row_map", 0 in config.layer_windows), ("window_row_map", any(config.layer_windows)))
     inputs |= {name: np.arange(capacity, dtype=np.int32) for name, is_wanted in maps if is_wanted}
-    products = [np.empty((rows, _qkv_width(config)), np.float32) for _ in range(config.num_layers)]
     outputs = {
         "logits": np.empty((1, config.vocab_size), np.float32),
         "top_ids": np.empty((1, config.top_tokens), np.int32),
@@ -182,7 +212,6 @@ def _pass(
     for name, array in outputs.items():
         binding.bind_output(name, array)
     binding.run(StopSwitch())
-    return products
 
 
 def _qkv_width(config: ModelConfig) -> int:
@@ -200,23 +229,21 @@ def _rotated(rows: Array, cos: Array, sin: Array) -> Array:
     return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
 
-def _constants(caches: Sequence[Array], queries: Array, config: ModelConfig) -> Iterator[KeyConstants]:
-    """Yield the constants of every layer; several heads are computed at once."""
+def _constants(caches: Sequence[Array], queries: Array, config: ModelConfig) -> Iterator[list[KeyConstants | None]]:
+    """Yield every layer's constants, by kv head; several heads are computed at once."""
     kv_heads = config.num_kv_heads
     with ThreadPoolExecutor(usable_cpus()) as workers:
         for layer, keys in enumerate(caches):
             found = queries[layer].reshape(len(queries[layer]), kv_heads, -1, config.head_dim).swapaxes(0, 1)
-            if not (np.isfinite(keys).all() and np.isfinite(found).all()):
-                raise UnsupportedModel(
-                    "The constants of 4-bit keys cannot be computed.",
-                    f"Keys or queries of layer {layer} are not finite in half precision.",
-                    "Export the model without them: --calibration none.",
-                )
             of_head = functools.partial(_of_head, scale=config.head_dim**-0.5, window=config.layer_windows[layer])
-            yield KeyConstants.joined(list(workers.map(of_head, keys, found)))
+            yield list(workers.map(of_head, keys, found))
 
 
-def _of_head(keys: Array, queries: Array, *, scale: float, window: int) -> KeyConstants:
+def _of_head(keys: Array, queries: Array, *, scale: float, window: int) -> KeyConstants | None:
+    """Return the constants of a kv head; None where half precision cannot hold the keys or queries."""
+    # The cache holds keys that are too large as the largest half; NaN is not less than it, either.
+    if not all(np.abs(rows).max() < np.finfo(np.float16).max for rows in (keys, queries)):
+        return None
     positions = STRIDE * np.arange(len(queries))
     statistics = key_statistics(keys, queries, positions, scale=scale, window=window)
     return better_constants(keys, statistics, key_constants(statistics))

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from edge_rt.errors import InputError, InvalidTemplate, StorageError
-from edge_rt.package import BUILT_IN_CALIBRATION, KeyCalibration
-from edge_rt.template import ChatTemplate
+from edge_rt.package import BUILT_IN_CALIBRATION, KeyCalibration, stored_name
+from edge_rt.template import ROLES, ChatTemplate
 from edge_rt.tokenizer import Tokenizer
 
 CALIBRATION_TOKENS: Final = 2048
@@ -66,8 +66,8 @@ def read_calibration(calibration: Path | str) -> CalibrationText:
     path = Path(calibration)
     text = _read(path)
     if path.suffix.lower() == ".json":
-        return CalibrationText(path.name, _conversations(path, text))
-    return CalibrationText(path.name, text=text)
+        return CalibrationText(stored_name(path), _conversations(path, text))
+    return CalibrationText(stored_name(path), text=text)
 
 
 def _read(path: Path) -> str:
@@ -83,7 +83,8 @@ def _read(path: Path) -> str:
             f"The calibration text {path} is too large.", f"The limit is {_MAX_BYTES} bytes.", "Choose a part of it."
         )
     try:
-        return data.decode("utf-8")
+        # Some editors begin a file with a byte order mark.
+        return data.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise InputError(
             f"The calibration text {path} is not UTF-8.", f"Byte {error.start}: {error.reason}.", "Convert it."
@@ -103,6 +104,9 @@ def _conversations(path: Path, text: str) -> tuple[Conversation, ...]:
             "Each must be a list of objects with the texts 'role' and 'content'.",
             "Correct it, or give a plain text.",
         )
+    for number, conversation in enumerate(found):
+        for index, message in enumerate(conversation):
+            _check_message(path, f"message {index} of conversation {number}", message)
     return tuple(found)
 
 
@@ -117,6 +121,23 @@ def _is_conversation(value: Any) -> bool:
             for message in value
         )
     )
+
+
+def _check_message(path: Path, place: str, message: dict[str, str]) -> None:
+    if message["role"] not in ROLES:
+        raise InputError(
+            f"The calibration text {path} has an unknown role.",
+            f"In {place}: {message['role'][:40]!r}; known: {', '.join(sorted(ROLES))}.",
+            "Correct it.",
+        )
+    try:
+        message["content"].encode()
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"The calibration text {path} has a lone surrogate, which is no character.",
+            f"In {place}: character {error.start} of the content.",
+            "Correct it.",
+        ) from error
 
 
 def encode_calibration(

@@ -60,6 +60,7 @@ from edge_rt.package import (
     absolute_path,
     graph_version,
     sha256_file,
+    stored_name,
 )
 from edge_rt.progress import ProgressCallback, ProgressEvent
 from edge_rt.session import check_window_support
@@ -86,7 +87,7 @@ class ExportReport:
         seconds: wall time.
         profile: op profile of the package.
         check: distance of the published graph from the checkpoint; before it the float graph's, if the profile has one.
-        warnings: sentences about the chat template.
+        warnings: sentences about the chat template, and about heads without constants for 4-bit keys.
     """
 
     path: Path
@@ -173,17 +174,18 @@ def export_checkpoint(
         stage("graph")
         _write_texts(checkpoint.tokenizer, writer.folder)
         _write_graph(checkpoint, layout, activations, writer.folder / GRAPH_FILE)
+        warnings = checkpoint.warnings
         if tokens:
             # The graph names where the constants lie, whatever they are.
             on_step = functools.partial(stage, "calibrate", unit="steps")
-            calibrate(writer.folder, checkpoint.weights, layout, checkpoint.model, tokens, on_step)
+            warnings += calibrate(writer.folder, checkpoint.weights, layout, checkpoint.model, tokens, on_step)
             gc.collect()
         stage("check")
         results = _check(stream, checkpoint, layout, activations, writer.folder)
         stage("publish")
         package = writer.publish(_manifest(checkpoint, activations))
     stage("publish", 1, 1, "done")
-    return _report(package, estimate, results, checkpoint.warnings, started)
+    return _report(package, estimate, results, warnings, started)
 
 
 def _report(
@@ -369,7 +371,7 @@ def _manifest(checkpoint: _Checkpoint, activations: str) -> Manifest:
         drafters=(),
         tokenizer=TokenizerInfo(TOKENIZER_FILE, tokenizer.bos_token_id, tokenizer.eos_token_ids, tokenizer.add_bos),
         chat_template=TEMPLATE_FILE if tokenizer.chat_template is not None else None,
-        source=SourceInfo("gguf", header.path.name, sha256_file(header.path), header.file_size),
+        source=SourceInfo("gguf", stored_name(header.path), sha256_file(header.path), header.file_size),
         license=cast("str | None", header.get_str("general.license", default=None)),
         key_calibration=calibration,
         files={},

@@ -80,6 +80,14 @@ class Budget:
         with self._lock:
             return tuple((claim.name, claim.bytes) for claim in self._claims.values())
 
+    def _extend(self, claim: Claim, num_bytes: int) -> int:
+        with self._lock:
+            free = self.total_bytes - self._base_bytes - sum(other.bytes for other in self._claims.values())
+            missing = num_bytes - claim.bytes - free
+            if missing <= 0:
+                claim.bytes = max(claim.bytes, num_bytes)
+            return max(0, missing)
+
     def _give_back(self, claim: Claim) -> None:
         with self._lock:
             self._claims.pop(id(claim), None)
@@ -97,13 +105,21 @@ class Claim:
 
     Attributes:
         name: who holds it.
-        bytes: how much.
+        bytes: how much; grows by ``extend``.
     """
 
     def __init__(self, budget: Budget, name: str, num_bytes: int) -> None:
         self.name = name
         self.bytes = num_bytes
         self._budget = budget
+
+    def extend(self, num_bytes: int) -> int:
+        """Take more until so many bytes are held in all, or nothing if the budget does not have them.
+
+        Returns:
+            Bytes that the budget lacks; 0: they are held now.
+        """
+        return self._budget._extend(self, num_bytes)
 
     def release(self) -> None:
         """Give the bytes back; does nothing the second time."""

@@ -32,6 +32,7 @@ class Plan:
         shape: the model.
         device: the machine.
         request: what was asked for.
+        unused: flags of it that change nothing for this model, as nothing is drafted: ``("--draft-max", "--corpus")``.
         choice: what was decided; the least there is, if nothing fits.
         terms: what each part takes at its largest.
         total_bytes: their sum, the peak of the process.
@@ -50,6 +51,7 @@ class Plan:
     shape: ModelShape
     device: DeviceProfile
     request: Request
+    unused: tuple[str, ...]
     choice: Choice
     terms: tuple[Term, ...]
     total_bytes: int
@@ -87,6 +89,7 @@ def make_plan(shape: ModelShape, device: DeviceProfile, request: Request) -> Pla
     """
     _check(shape, request)
     budget = device.available_bytes if request.budget_bytes is None else request.budget_bytes
+    asked, request = request, request.used_by(shape)
     ladder = Ladder(shape, device, request)
     decision = ladder.decide(budget)
     choice = decision.choice
@@ -95,7 +98,8 @@ def make_plan(shape: ModelShape, device: DeviceProfile, request: Request) -> Pla
     return Plan(
         shape=shape,
         device=device,
-        request=request,
+        request=asked,
+        unused=tuple(flag for flag in asked.flags[::2] if flag not in request.flags[::2]),
         choice=choice,
         terms=terms_of(shape, choice, sizes),
         total_bytes=decision.total_bytes,

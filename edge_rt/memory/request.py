@@ -7,10 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from edge_rt.memory.choice import Choice
+from edge_rt.memory.shape import ModelShape
 from edge_rt.memory.size import exact_size, parse_size
 
 AUTO: Final = "auto"
 OFF: Final = "off"
+CORPUS_MODES: Final = (AUTO, "suffix")
+"""The modes of speculation that look drafts up in a corpus."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,14 @@ class Request:
     def without_drafts(self, spec: str | None) -> Request:
         """Return the request with nothing pinned of speculation but the mode."""
         return replace(self, spec=spec, draft_max=None, corpus=None, corpus_bytes=0)
+
+    def used_by(self, shape: ModelShape) -> Request:
+        """Return the request without what changes nothing for a model.
+
+        Where passes are not exact nothing is drafted unless a drafter is named.
+        """
+        drafts_by_itself = shape.op_profile == "native"
+        return self if drafts_by_itself or self.spec not in (None, AUTO) else self.without_drafts(self.spec)
 
     @property
     def flags(self) -> tuple[str, ...]:

@@ -30,6 +30,7 @@ _READING_FIXED: Final = 10 * MIB
 _SPELLED_BYTES: Final = 245  # of a token whose text has been looked up once
 _SPELLED_TOKENS: Final = 4096  # so many are kept
 _ENCODED_BYTES: Final = 330  # for a byte of text that is encoded at once: digits take 326, CJK 230, letters 190
+_LONG_ENCODED_BYTES: Final = 640  # the same of a longer text than planned: digits take 388 to 625, CJK 168 to 268
 _LEAST_STRETCH, _MOST_STRETCH = 8 << 10, 32 << 10  # bytes; a piece of 2,048 characters has at most the former
 _WORD_CACHE: Final = MIB  # the library keeps 10,000 words
 
@@ -171,14 +172,30 @@ def tokenizer_bytes(shape: ModelShape, ctx: int) -> int:
     buckets = 1 << (8 * shape.vocab_size // 7 - 1).bit_length()
     tables = _TOKENIZER_BUCKET * buckets + _TOKENIZER_TEXT * shape.tokenizer_bytes
     spelled = _SPELLED_BYTES * min(shape.vocab_size, _SPELLED_TOKENS)
-    # A text is encoded before tokens are drawn, whose arrays then lie in the same place.
-    encoded = max(0, _ENCODED_BYTES * longest_stretch(ctx) - _SAMPLING_TOKEN * shape.vocab_size)
+    encoded = _encoding_room(shape, ctx) - _SAMPLING_TOKEN * shape.vocab_size
     return _TOKENIZER_FIXED + tables + spelled + encoded + _WORD_CACHE
 
 
 def longest_stretch(ctx: int) -> int:
-    """Return the bytes of text that there is memory to encode at once: of a stretch that cannot be cut."""
+    """Return the bytes of text that memory to encode at once is planned for: of a stretch that cannot be cut."""
     return min(max(ctx, _LEAST_STRETCH), _MOST_STRETCH)
+
+
+def long_stretch_bytes(shape: ModelShape, ctx: int, stretch_bytes: int) -> int:
+    """Return what encoding so many bytes of text at once takes beyond what is planned for it."""
+    if stretch_bytes <= longest_stretch(ctx):
+        return 0
+    return max(0, _LONG_ENCODED_BYTES * stretch_bytes - _encoding_room(shape, ctx))
+
+
+def encodable_bytes(shape: ModelShape, ctx: int, more_bytes: int) -> int:
+    """Return the bytes of text that can be encoded at once with so much memory beyond what is planned for it."""
+    return max(longest_stretch(ctx), (_encoding_room(shape, ctx) + more_bytes) // _LONG_ENCODED_BYTES)
+
+
+def _encoding_room(shape: ModelShape, ctx: int) -> int:
+    """Return the memory to encode a text; it is done before tokens are drawn, whose arrays then lie there."""
+    return max(_ENCODED_BYTES * longest_stretch(ctx), _SAMPLING_TOKEN * shape.vocab_size)
 
 
 def reading_bytes(shape: ModelShape) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 from edge_rt.errors import ConfigError, ContextOverflow, InvalidTemplate, MemoryBudgetExceeded, StorageError
 from edge_rt.package import Package
 from edge_rt.runtime.config import GenerationConfig
+from edge_rt.runtime.text_room import TextRoom
 from edge_rt.template import ChatTemplate, RenderedPrompt
 from edge_rt.tokenizer import Tokenizer
 
@@ -24,7 +25,7 @@ class PromptEncoder:
         package: the opened package.
         context_tokens: capacity of the context, for prompts that cannot fit it.
         like: of another model; its tokenizer is shared if the package has the same one, and not read again.
-        most_stretch_bytes: UTF-8 bytes that may be encoded at once, where a text cannot be cut; None: any number.
+        room: memory for text that cannot be cut, and has to be encoded at once; None: any text.
 
     Attributes:
         tokenizer: of the package.
@@ -39,7 +40,7 @@ class PromptEncoder:
         context_tokens: int,
         like: PromptEncoder | None = None,
         *,
-        most_stretch_bytes: int | None = None,
+        room: TextRoom | None = None,
     ) -> None:
         manifest = package.manifest
         self._source = _tokenizer_source(package)
@@ -50,7 +51,7 @@ class PromptEncoder:
         self._template = _load_template(package, self.tokenizer)
         self._context_tokens = context_tokens
         self._vocab_size = manifest.model.vocab_size
-        self._most_stretch = most_stretch_bytes
+        self._room = room
 
     def has_tokenizer_of(self, package: Package) -> bool:
         """Return whether a package's tokenizer is this one."""
@@ -77,7 +78,8 @@ class PromptEncoder:
 
         Raises:
             ContextOverflow: with the least number of tokens that the text can have.
-            MemoryBudgetExceeded: a part of it has to be encoded at once that the memory plan has no room for.
+            EncodingBudgetExceeded: a part of it has to be encoded at once that neither the memory plan nor what its
+                budget leaves has room for.
         """
         least, reserved = self.tokenizer.min_tokens(text), config.max_tokens or 1
         if least + reserved > self._context_tokens:
@@ -91,7 +93,7 @@ class PromptEncoder:
             The number, and whether it is exact.
 
         Raises:
-            MemoryBudgetExceeded: as of ``refuse_hopeless``.
+            EncodingBudgetExceeded: as of ``refuse_hopeless``.
         """
         least = self.tokenizer.min_tokens(text)
         if least > self._context_tokens:
@@ -101,16 +103,9 @@ class PromptEncoder:
         return (found, False) if isinstance(found, int) else (len(found), True)
 
     def _require_encodable(self, text: str) -> None:
-        most = self._most_stretch
-        if most is None or len(text) <= most // 4:
-            return
-        longest = self.tokenizer.longest_stretch(text)
-        if longest > most:
-            raise MemoryBudgetExceeded(
-                "A part of the text has to be encoded at once, and does not fit the memory plan.",
-                f"It has {longest} bytes without a place to cut; the plan has room for {most}.",
-                "Break it up, for example with spaces or line ends, or load the model without a memory budget.",
-            )
+        # A character has four bytes at most.
+        if self._room is not None and 4 * len(text) > self._room.planned_bytes:
+            self._room.require(self.tokenizer.longest_stretch(text))
 
     def encode(self, prompt: Prompt, config: GenerationConfig) -> list[int]:
         """Return the token ids of a text, taken as it is, of messages, or of ids.
@@ -119,6 +114,7 @@ class PromptEncoder:
             ConfigError: it is none of these.
             ContextOverflow: a text cannot fit the context.
             InvalidTemplate: messages cannot be rendered.
+            EncodingBudgetExceeded: as of ``refuse_hopeless``.
         """
         if isinstance(prompt, str):
             self.refuse_hopeless(prompt, config)
@@ -143,6 +139,7 @@ class PromptEncoder:
 
         Raises:
             MemoryBudgetExceeded: the text has more; it is not encoded to its end then.
+            EncodingBudgetExceeded: as of ``refuse_hopeless``.
         """
         if most is None:
             return self.tokenizer.encode_text(text)

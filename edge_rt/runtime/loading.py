@@ -80,7 +80,7 @@ def load_parts(
     """
     manifest, choice = package.manifest, load_plan.plan.choice
     check_window_support(manifest.op_profile, manifest.model.sliding_window)
-    texts = PromptEncoder(package, choice.ctx, texts, most_stretch_bytes=load_plan.most_stretch_bytes)
+    texts = PromptEncoder(package, choice.ctx, texts, room=load_plan.text_room)
     tell("tokenizer")
     interface = _open_interface(package, load_plan)
     tell("cache")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import psutil
@@ -14,16 +15,18 @@ from edge_rt.machine import usable_cpus
 from edge_rt.memory.budget import Budget, Claim
 from edge_rt.memory.device import DeviceProfile, machine_profile
 from edge_rt.memory.plan import Plan, Request, make_plan, require_fit
-from edge_rt.memory.request import AUTO, as_arguments
+from edge_rt.memory.request import AUTO, CORPUS_MODES, as_arguments
 from edge_rt.memory.shape import shape_of
 from edge_rt.memory.size import file_size, round_up
-from edge_rt.memory.terms import longest_stretch, pass_memory_bytes
+from edge_rt.memory.terms import pass_memory_bytes
 from edge_rt.package import Package
 from edge_rt.process_memory import read_memory
+from edge_rt.runtime.drafters.corpus import Corpus
 from edge_rt.runtime.drafters.recycling import MAX_CONTEXTS
 from edge_rt.runtime.drafters.suffix import MAX_TOKENS
 from edge_rt.runtime.interface import check_kv_format
 from edge_rt.runtime.speculation import DEFAULT_MAX_NODES, SpecOptions, TableBounds
+from edge_rt.runtime.text_room import TextRoom
 from edge_rt.session import PassMemory, pool_size
 
 _SETTLING: Final = 3
@@ -55,13 +58,28 @@ class Wanted:
     threads: int | None = None
 
     def check(self, package: Package) -> None:
-        """Refuse a cache format that this package does not have; the other numbers are ``make_plan``'s to judge.
+        """Refuse what is not for this package, or says nothing together; numbers are ``make_plan``'s to judge.
 
         Raises:
-            ConfigError: with the formats there are, and whether exporting again gives the one that is asked for.
+            ConfigError: the package has no such cache format (with those there are, and whether exporting again gives
+                it), or the mode of speculation does not use a corpus.
+            InvalidCorpus: the corpus is none, or comes from another tokenizer.
+            StorageError: it cannot be read.
         """
         if self.kv not in (None, AUTO):
             check_kv_format(package.manifest, str(self.kv))
+        corpus, mode = self.spec.corpus, self.spec.mode or AUTO
+        if corpus is None:
+            return
+        if mode not in CORPUS_MODES:
+            raise ConfigError(
+                f"A corpus is not used with the mode of speculation {mode!r}.",
+                f"It is used with {', '.join(CORPUS_MODES)}.",
+                "Leave one out.",
+            )
+        tokenizer = package.manifest.files[package.manifest.tokenizer.file].sha256
+        # Its sections are compared with their hashes when it is loaded.
+        Corpus.open(Path(corpus), tokenizer=tokenizer, verify=False).close()
 
 
 @dataclass(frozen=True)
@@ -73,13 +91,15 @@ class LoadPlan:
         budget_bytes: the budget that was given, of all models that share it; None without one.
         is_strict: whether it holds a budget that was given, or had to give something up for what there is. A plan that
             does neither says what is taken unless more is asked for later, which is then given.
-        claim: its share of the budget; None without one.
+        claim: its share of the budget, or of what there is where that is short; None without either.
+        text_room: memory for text that has to be encoded at once, in that share; None: as much as the system has.
     """
 
     plan: Plan
     budget_bytes: int | None
     is_strict: bool
     claim: Claim | None
+    text_room: TextRoom | None
 
     def spec_options(self, options: SpecOptions) -> SpecOptions:
         """Return how to speculate, as it was asked for and as the plan decided."""
@@ -126,14 +146,10 @@ class LoadPlan:
         return PassMemory(planned, is_limit=self.is_strict and self.plan.shape.op_profile == "native")
 
     @property
-    def most_stretch_bytes(self) -> int | None:
-        """Bytes of text beyond which nothing may be encoded at once; None: as many as the system has memory for."""
-        return longest_stretch(self.plan.choice.ctx) if self.is_strict else None
-
-    @property
     def totals(self) -> tuple[int, int | None]:
-        """Bytes that are planned, and those of the budget; None without one."""
-        return self.plan.total_bytes, self.budget_bytes
+        """Bytes that are planned, with those that long texts have taken since, and the budget's; None without one."""
+        more = 0 if self.text_room is None else self.text_room.taken_bytes
+        return self.plan.total_bytes + more, self.budget_bytes
 
     def to_json(self) -> dict[str, Any]:
         """Return what is planned as a JSON object: bytes in all and of every term, the budget, what was given up."""
@@ -178,8 +194,9 @@ def plan_package(
             takes the place of all that are loaded; None: what it holds now.
 
     Raises:
-        ConfigError: what is wanted is out of range, or the budget is no size.
-        StorageError: the corpus cannot be read.
+        ConfigError: what is wanted is out of range or says nothing together, or the budget is no size.
+        InvalidCorpus: the corpus is none, or comes from another tokenizer.
+        StorageError: it cannot be read.
     """
     wanted.check(package)
     # Planning takes memory itself, the first time; what follows is to find the process as it was planned.
@@ -245,12 +262,15 @@ def plan_load(package: Package, wanted: Wanted, memory: Memory, decided: Plan | 
         )
     plan = plan_package(package, wanted, budget) if decided is None else decided
     require_fit(plan, _spelling(plan, memory))
-    claim = None
-    if budget is not None:
-        base = plan.runtime_bytes
-        claim = budget.claim(plan.shape.name, plan.total_bytes - base, base_bytes=base)
     total = plan.request.budget_bytes if budget is None else budget.total_bytes
-    return LoadPlan(plan, total, is_strict=total is not None or bool(plan.given_up), claim=claim)
+    is_strict = total is not None or bool(plan.given_up)
+    if budget is None and is_strict:
+        budget = Budget(plan.budget_bytes)
+    if budget is None:
+        return LoadPlan(plan, total, is_strict, claim=None, text_room=None)
+    base = plan.runtime_bytes
+    claim = budget.claim(plan.shape.name, plan.total_bytes - base, base_bytes=base)
+    return LoadPlan(plan, total, is_strict, claim, TextRoom(plan, budget, claim, is_given=total is not None))
 
 
 def resident_bytes() -> int:

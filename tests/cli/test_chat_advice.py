@@ -14,7 +14,7 @@ from edge_rt.cli.conversation import Conversation
 from edge_rt.cli.loading import plan_model
 from edge_rt.cli.options import ModelFlags
 from edge_rt.cli.speculation import SpecFlags
-from edge_rt.errors import ConfigError, MemoryBudgetExceeded
+from edge_rt.errors import ConfigError, EncodingBudgetExceeded, MemoryBudgetExceeded
 from edge_rt.runtime.config import GenerationConfig
 
 FLAGS = ModelFlags("some model", ctx=8192, memory="300MiB", kv="int8", spec=SpecFlags("suffix", 8))
@@ -51,6 +51,13 @@ def test_errors_keep_what_they_say_but_for_the_advice():
     ):
         raise ConfigError("No such format.", "Got x.", "Choose another.")
     assert refused.value.action.endswith("edge-rt chat -m m")
+
+
+def test_a_text_that_no_budget_limits_is_not_advised_a_budget():
+    with pytest.raises(EncodingBudgetExceeded) as caught, in_words_of_a_chat():
+        raise EncodingBudgetExceeded(9000, 8192, None)
+    assert "--memory" not in str(caught.value)
+    assert "/exit" in caught.value.action
 
 
 @pytest.fixture
@@ -94,5 +101,13 @@ def test_a_text_that_has_to_be_encoded_at_once_is_refused_where_it_does_not_fit_
     with pytest.raises(MemoryBudgetExceeded, match=r"9000 bytes without a place to cut.*room for 8192") as caught:
         tight.model.texts._require_encodable("~" * 9000)
     assert "spaces or line ends" in caught.value.action
+    with pytest.raises(EncodingBudgetExceeded, match="9000 bytes") as advised, in_words_of_a_chat():
+        tight.model.texts._require_encodable("~" * 9000)
+    enough = caught.value.enough
+    way = (
+        f"Break it up, for example with spaces or line ends, or leave with /exit and start again with --memory {enough}"
+    )
+    assert advised.value.action == f"{way}."
+    assert str(advised.value).endswith(f"{way}.")
     Commands(tight).run(f"/read {tmp_path / 'long.txt'}")
     assert "or more, too many for the context" in tight.terminal._err.getvalue()

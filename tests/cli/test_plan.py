@@ -330,3 +330,19 @@ def test_a_small_saved_base_does_not_lower_the_minimum(cli, native_package):
     assert after["device"]["is_measured"] is True
     # Resident memory is not the same to the page in two processes.
     assert after["minimum_bytes"] >= before - (1 << 20)
+
+
+def test_flags_that_a_portable_package_does_not_use_are_named(inline, small_package):
+    command = ("plan", "-m", small_package, "--draft-max", "5")
+    said = "speculation is off (auto, op profile portable): not used: --draft-max."
+    shown = inline(*command)
+    assert said in shown.stderr.decode()
+    assert "--draft-max" not in shown.stdout.decode()
+    assert said in json.loads(inline(*command, "--json").stdout)["notes"]
+    assert said not in json.loads(inline(*command, "--spec", "suffix", "--json").stdout)["notes"]
+
+
+def test_a_folder_is_no_corpus(inline, native_package, tmp_path):
+    result = inline("plan", "-m", native_package, "--corpus", tmp_path, "--json")
+    assert result.returncode == 6
+    assert "Is a directory" in json.loads(result.stdout)["error"]["numbers"]

@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from edge_rt.errors import Cancelled, UnsupportedModel
+from edge_rt.errors import Cancelled
 from edge_rt.export.blocks import unpermuted_rows
 from edge_rt.export.calibrate import PASS_ROWS, STRIDE, calibrate
 from edge_rt.export.key_calibration import KeyConstants, key_constants, key_statistics
@@ -40,9 +40,20 @@ def built(folder, **options):
 
 def run(model, ids=IDS, on_progress=lambda done, total: None):
     """Calibrate and return every layer's constants as the package has them."""
+    constants, warnings = run_and_hear(model, ids, on_progress)
+    assert warnings == ()
+    return constants
+
+
+def run_and_hear(model, ids=IDS, on_progress=lambda done, total: None):
+    """Calibrate and return every layer's constants as the package has them, and what is said about them."""
     folder = model.graph.parent
-    calibrate(folder, model.weights, model.layout, model.model, ids, on_progress)
-    return [stored(model, layer) for layer in range(model.model.num_layers)]
+    warnings = calibrate(folder, model.weights, model.layout, model.model, ids, on_progress)
+    return [stored(model, layer) for layer in range(model.model.num_layers)], warnings
+
+
+def head_of(constants, head):
+    return KeyConstants(*(array[head : head + 1] for array in constants.arrays))
 
 
 def stored(model, layer):
@@ -134,12 +145,25 @@ class TestWork:
             run(model, on_progress=stop)
         assert listing(model.graph.parent) == ["model.onnx", WEIGHTS_FILE]
 
-    def test_queries_that_half_precision_cannot_hold(self, tmp_path):
-        large = {"blk.1.attn_q.weight": np.full((64, 64), 3e4, np.float32)}
-        model = built(tmp_path, weights=large, weight_type="F32")
-        with pytest.raises(UnsupportedModel, match=r"layer 1 are not finite.*--calibration none"):
-            run(model)
+    def test_heads_that_half_precision_cannot_hold_have_neutral_constants(self, tmp_path):
+        """Of two kv heads, the queries of the second are too large in the second layer."""
+        query = np.random.default_rng(3).standard_normal((64, 64)).astype(np.float32) * 0.08
+        query[32:] *= 1e6
+        model = built(tmp_path, weights={"blk.1.attn_q.weight": query}, weight_type="F32")
+        (first, second), (warning,) = run_and_hear(model)
+        neutral = KeyConstants.neutral(1, model.model.head_dim)
+        assert [same(head_of(second, head), neutral) for head in range(2)] == [False, True]
+        assert not any(same(head_of(first, head), neutral) for head in range(2))
+        assert warning.startswith("1 of 4 kv heads, the first in layer 1, have keys or queries that do not fit half")
         assert listing(model.graph.parent) == ["model.onnx", WEIGHTS_FILE]
+
+    def test_keys_that_half_precision_cannot_hold(self, tmp_path):
+        large = {"blk.1.attn_k.weight": np.full((32, 64), 3e4, np.float32)}
+        model = built(tmp_path, weights=large, weight_type="F32")
+        (first, second), warnings = run_and_hear(model)
+        assert first.feedback.any()
+        assert same(second, KeyConstants.neutral(2, model.model.head_dim))
+        assert [warning.split(",")[0] for warning in warnings] == ["2 of 4 kv heads"]
 
 
 class TestGraph:

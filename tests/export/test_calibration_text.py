@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 
@@ -64,6 +66,37 @@ class TestReading:
         path.write_text(document)
         with pytest.raises(InputError, match=r"The calibration text .*c\.json is no"):
             read_calibration(path)
+
+    @pytest.mark.parametrize(
+        ("message", "complaint"),
+        [
+            (
+                {"role": "pirate", "content": "Arr"},
+                "unknown role.*message 1 of conversation 2: 'pirate'; known: ",
+            ),
+            ({"role": "\ud800", "content": "Arr"}, "unknown role"),
+            ({"role": "user", "content": "A\udfffrr"}, "lone surrogate.*message 1 of conversation 2: character 1"),
+        ],
+    )
+    def test_messages_that_no_model_can_read(self, tmp_path, message, complaint):
+        path = tmp_path / "c.json"
+        path.write_text(json.dumps([CHAT, CHAT, [CHAT[0], message]]))
+        with pytest.raises(InputError, match=rf"The calibration text .*c\.json has an? {complaint}"):
+            read_calibration(path)
+
+    def test_a_byte_order_mark_is_no_part_of_the_text(self, tmp_path):
+        for name, text in (("c.json", json.dumps([CHAT])), ("notes.txt", "Hello")):
+            (tmp_path / name).write_text(text, encoding="utf-8-sig")
+        assert read_calibration(tmp_path / "c.json").conversations == (CHAT,)
+        assert read_calibration(tmp_path / "notes.txt").text == "Hello"
+
+    def test_a_name_that_is_no_text(self, tmp_path):
+        path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/a\xff.txt"))
+        try:
+            path.write_text("Hello")
+        except OSError:
+            pytest.skip("this file system has no such names")
+        assert read_calibration(path).source == "a\ufffd.txt"
 
     def test_files_that_cannot_be_read(self, tmp_path):
         with pytest.raises(StorageError, match="cannot be read"):

@@ -23,6 +23,8 @@ MODELS = {
     "small": {},
     "half": {"hidden": 512, "ffn": 3072, "layers": 3, "weight_type": "F16"},
     "calibration": {"layers": 12, "heads": 16, "kv_heads": 8, "head_dim": 64, "context": 2048},
+    # Queries, keys and values of a pass are most of it.
+    "wide": {"layers": 24, "heads": 64, "kv_heads": 1, "head_dim": 128, "ffn": 64, "context": 256},
     "vocabulary": {"hidden": 256, "layers": 1, "vocab": 20_000, "embedding_type": "Q8_0"},
 }
 

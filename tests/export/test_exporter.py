@@ -3,10 +3,13 @@ from __future__ import annotations
 import functools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from edge_rt.errors import Cancelled, ConfigError, InputError, RuntimeUnavailable, StorageError, VersionMismatch
@@ -331,6 +334,28 @@ class TestCalibration:
         with pytest.raises(error, match="calibration text"):
             export_model(small_gguf, tmp_path / "out" / "p", profile="native", calibration=tmp_path / name)
         assert not (tmp_path / "out").exists()
+
+    def test_names_that_are_no_text(self, small_gguf, tmp_path):
+        require_native()
+        gguf, text = (Path(os.fsdecode(os.fsencode(tmp_path) + name)) for name in (b"/m\xff.gguf", b"/a\xff.txt"))
+        try:
+            shutil.copy(small_gguf, gguf)
+        except OSError:
+            pytest.skip("this file system has no such names")
+        text.write_text("The quick brown fox jumps over the lazy dog. " * 100)
+        export_model(gguf, tmp_path / "p", profile="native", calibration=text)
+        manifest = open_package(tmp_path / "p").manifest
+        assert (manifest.source.name, manifest.key_calibration.source) == ("m\ufffd.gguf", "a\ufffd.txt")
+
+    @pytest.mark.parametrize("is_own", [False, True])
+    def test_queries_that_half_precision_cannot_hold_are_told(self, tmp_path, is_own):
+        require_native()
+        query = np.random.default_rng(3).standard_normal((64, 64)).astype(np.float32) * 1e5
+        write_llama_gguf(tmp_path / "m.gguf", weights={"blk.1.attn_q.weight": query}, weight_type="F32")
+        (tmp_path / "text.txt").write_text("The quick brown fox jumps over the lazy dog. " * 100)
+        options = {"calibration": tmp_path / "text.txt"} if is_own else {}
+        report = export_model(tmp_path / "m.gguf", tmp_path / "p", profile="native", **options)
+        assert [warning for warning in report.warnings if "2 of 4 kv heads, the first in layer 1" in warning]
 
     def test_the_portable_profile_has_none(self, small_gguf, small_package, tmp_path):
         assert open_package(small_package).manifest.key_calibration is None

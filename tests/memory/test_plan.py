@@ -164,6 +164,21 @@ def test_auto_takes_a_less_precise_cache_only_where_it_is_faster():
     assert long.tokens_per_second > make_plan(make_shape(), DEVICE, Request(ctx=8192)).tokens_per_second
 
 
+@pytest.mark.parametrize("spec", [None, "auto"])
+def test_what_a_portable_package_does_not_use_is_named_and_no_setting_has_it(spec):
+    shape = make_shape(op_profile="portable", kv_formats=("f32",))
+    asked = Request(spec=spec, draft_max=5, corpus="texts.idx", corpus_bytes=MIB)
+    for budget in (None, MIB):
+        plan = make_plan(shape, DEVICE, replace(asked, budget_bytes=budget))
+        assert plan.unused == ("--draft-max", "--corpus")
+        assert plan.request.draft_max == 5
+        assert plan.alternatives
+        assert not any({"--draft-max", "--corpus"} & set(other.flags) for other in plan.alternatives)
+    for used in (replace(asked, spec="suffix"), Request(spec="off"), Request()):
+        assert make_plan(shape, DEVICE, used).unused == ()
+    assert make_plan(make_shape(), DEVICE, asked).unused == ()
+
+
 def test_portable_packages_do_not_speculate_unless_asked():
     shape = make_shape(op_profile="portable", kv_formats=("f32",))
     assert make_plan(shape, DEVICE, Request()).choice.spec == "off"

@@ -13,7 +13,9 @@ from edge_rt.memory.speed import row_cost
 from edge_rt.memory.term_texts import terms_of
 from edge_rt.memory.terms import (
     BASE_BYTES,
+    encodable_bytes,
     kv_bytes,
+    long_stretch_bytes,
     longest_stretch,
     pass_memory_bytes,
     runtime_bytes,
@@ -115,6 +117,18 @@ def test_a_longer_context_may_have_a_longer_stretch_that_cannot_be_cut():
     assert tokenizer_bytes(shape, 20000) - tokenizer_bytes(shape, 8192) == 330 * (20000 - 8192)
     # What drawing a token of a large vocabulary takes afterwards is room enough.
     assert tokenizer_bytes(make_shape(vocab_size=128256), 17000) == tokenizer_bytes(make_shape(vocab_size=128256), 64)
+
+
+def test_a_longer_text_than_planned_takes_memory_beyond_the_plan():
+    shape = make_shape()
+    assert long_stretch_bytes(shape, 64, 8192) == 0
+    for size in (8193, 20000, 1 << 20):
+        more = long_stretch_bytes(shape, 64, size)
+        assert more >= 330 * (size - 8192)
+        assert encodable_bytes(shape, 64, more) == size
+        assert encodable_bytes(shape, 64, more - 1) == max(size - 1, 8192)
+    # What drawing a token of a large vocabulary takes is room for a text.
+    assert long_stretch_bytes(make_shape(vocab_size=151936), 8192, 12000) == 0
 
 
 def test_longer_drafts_emit_more_and_what_lies_between_is_between():

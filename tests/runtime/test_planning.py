@@ -15,9 +15,12 @@ import numpy as np
 import pytest
 
 import edge_rt
+from edge_rt.cli.speculation import USED_BY
 from edge_rt.errors import (
     ConfigError,
     EdgeRTError,
+    EncodingBudgetExceeded,
+    InvalidCorpus,
     InvalidTemplate,
     InvalidTokenizer,
     MemoryBudgetExceeded,
@@ -26,6 +29,7 @@ from edge_rt.errors import (
 from edge_rt.machine import available_memory_bytes
 from edge_rt.memory.budget import Budget
 from edge_rt.memory.device import DeviceProfile
+from edge_rt.memory.request import CORPUS_MODES
 from edge_rt.package import open_package
 from edge_rt.runtime.drafters.corpus_build import build_corpus
 from edge_rt.runtime.drafters.source import Guess
@@ -138,6 +142,22 @@ class TestCorpus:
         with pytest.raises(StorageError, match="cannot be read"):
             edge_rt.load(native_package, corpus=tmp_path / "nothing")
 
+    @pytest.mark.parametrize("mode", ["off", "recycling", "ngram", "reference"])
+    @pytest.mark.parametrize("use", [edge_rt.plan, edge_rt.load], ids=["plan", "load"])
+    def test_a_mode_that_does_not_use_it_is_refused(self, native_package, corpus, use, mode):
+        with pytest.raises(ConfigError, match=f"not used with the mode of speculation '{mode}'.*auto, suffix"):
+            use(native_package, spec=mode, corpus=corpus)
+
+    def test_the_command_line_refuses_the_same_modes(self):
+        assert USED_BY["--corpus"] == CORPUS_MODES
+
+    @pytest.mark.parametrize("use", [edge_rt.plan, edge_rt.load], ids=["plan", "load"])
+    def test_what_is_none_is_refused_alike_by_plan_and_load(self, native_package, tmp_path, use):
+        (tmp_path / "text").write_text("no corpus " * 100)
+        for path, error in ((tmp_path, StorageError), (tmp_path / "text", InvalidCorpus)):
+            with pytest.raises(error, match=re.escape(str(path))):
+                use(native_package, corpus=path)
+
     def test_driving_it_to_its_limits_looks_all_of_it_up(self, native_package, corpus):
         plan = edge_rt.plan(native_package, memory=AMPLE, ctx=64, spec="suffix", corpus=corpus)
         run = measure_plan(native_package, plan)
@@ -226,6 +246,19 @@ class TestSharedBudget:
             assert edge_rt.plan(native_package, memory=AMPLE, ctx=64).total_bytes > total + len(ballast) // 4
             with edge_rt.load(native_package, memory=budget, ctx=64) as again:
                 assert (again.plan.total_bytes, budget.base_bytes) == (total, base)
+
+    def test_a_claim_grows_by_what_nobody_holds_or_not_at_all(self):
+        budget = Budget(100)
+        claim = budget.claim("model", 20, base_bytes=30)
+        budget.claim("other", 10)
+        assert claim.extend(61) == 1
+        assert (claim.bytes, budget.free_bytes) == (20, 40)
+        assert claim.extend(60) == 0
+        assert (claim.bytes, budget.free_bytes) == (60, 0)
+        assert claim.extend(50) == 0
+        assert claim.bytes == 60
+        claim.release()
+        assert budget.free_bytes == 60
 
     def test_claims_of_one_name_are_numbered(self):
         budget = Budget(AMPLE)
@@ -384,6 +417,71 @@ class TestLimits:
     def test_results_tell_plan_and_budget(self, strict):
         memory = strict.generate(TEXT, max_tokens=2, **GREEDY).memory
         assert (memory.planned_bytes, memory.budget_bytes) == (strict.plan.total_bytes, AMPLE)
+
+
+class TestUncutTexts:
+    """Texts of one word are encoded at once: the plan has room for 8,192 bytes, what the budget leaves for more."""
+
+    def test_one_that_is_longer_than_planned_takes_what_the_budget_leaves(self, native_package):
+        with edge_rt.load(native_package, memory=AMPLE, ctx=64) as model:
+            text = "~" * 40000
+            assert model.texts.count_tokens(text)[0] > 64
+            model.texts._require_encodable(text)
+            planned = model.generate("one", max_tokens=2, **GREEDY).memory.planned_bytes
+            assert 200 * 40000 < planned - model.plan.total_bytes < 1000 * 40000
+            # The same room serves the next one.
+            model.texts._require_encodable(text)
+            assert model.generate("one", max_tokens=2, **GREEDY).memory.planned_bytes == planned
+
+    def test_one_that_the_budget_has_no_room_for_is_refused_with_one_that_has(self, native_package):
+        asked = {"ctx": 64, "kv": "f32", "spec": "off", "prefill_chunk": 16}
+        package, wanted = open_package(native_package), Wanted(64, "f32", 16, SpecOptions("off"))
+        base = 100 * MIB
+        least = plan_package(package, wanted, AMPLE, base_bytes=base).minimum_bytes
+
+        def load(memory):
+            plan = plan_package(package, wanted, memory, base_bytes=base)
+            return edge_rt.load(native_package, plan=plan)
+
+        assert plan_package(package, wanted, least, base_bytes=base).choice.ctx == asked["ctx"]
+        with load(least + MIB) as model:
+            model.texts._require_encodable("~" * 8192)
+            with pytest.raises(EncodingBudgetExceeded, match=r"It has 50000 bytes .* room for 8192") as caught:
+                model.texts._require_encodable("~" * 50000)
+            assert model.generate("one", max_tokens=2, **GREEDY).memory.planned_bytes == model.plan.total_bytes
+        assert f"budget of {caught.value.enough} or more" in caught.value.action
+        with load(caught.value.enough) as model:
+            model.texts._require_encodable("~" * 50000)
+            with pytest.raises(EncodingBudgetExceeded):
+                model.texts._require_encodable("~" * 60000)
+
+    def test_a_budget_that_would_do_also_has_what_was_given_up(self, native_package):
+        package, base = open_package(native_package), 100 * MIB
+        tight = plan_package(package, Wanted(), AMPLE, base_bytes=base).minimum_bytes + MIB // 4
+        plan = plan_package(package, Wanted(), tight, base_bytes=base)
+        assert plan.given_up
+        with edge_rt.load(native_package, plan=plan) as model, pytest.raises(EncodingBudgetExceeded) as caught:
+            model.texts._require_encodable("~" * 50000)
+        larger = plan_package(package, Wanted(), caught.value.enough, base_bytes=base)
+        with edge_rt.load(native_package, plan=larger) as model:
+            model.texts._require_encodable("~" * 50000)
+
+    def test_in_a_shared_budget_it_takes_what_nobody_has_claimed_until_it_is_closed(self, native_package):
+        budget = Budget(AMPLE)
+        with edge_rt.load(native_package, memory=budget, ctx=64) as model:
+            left = budget.free_bytes
+            model.texts._require_encodable("~" * 20000)
+            assert budget.free_bytes < left
+            with budget.claim("other", budget.free_bytes):
+                model.texts._require_encodable("~" * 20000)
+                with pytest.raises(EncodingBudgetExceeded, match="room for 20000") as caught:
+                    model.texts._require_encodable("~" * 40000)
+                assert int(caught.value.enough.removesuffix("MiB")) > AMPLE // MIB
+        assert (budget.free_bytes, budget.claims) == (AMPLE - budget.base_bytes, ())
+
+    def test_without_a_budget_any_may_be_encoded(self, native_package):
+        with edge_rt.load(native_package, ctx=64) as model:
+            model.texts._require_encodable("~" * 1_000_000)
 
 
 class Exhausted:
