@@ -13,6 +13,13 @@ LIBRARIES_BYTES: Final = 46 << 20
 to 45.6 MiB, of which the line editor takes 5."""
 
 
+STEP: Final = 128 << 10
+"""What a process holds is counted in such steps, so that one command has mostly one plan."""
+PLANNING: Final = 1 << 19
+"""What ``edge-rt plan`` counts more than a command that loads: processes differ by some 0.2 MiB, and what is said to be
+enough is to be enough. As it is less than 1 MiB, 1 MiB less than the smallest budget is refused by every command."""
+
+
 def own_bytes() -> int:
     """Return what this process holds now; asked where a verb begins, before anything large is imported."""
     import psutil
@@ -23,8 +30,8 @@ def own_bytes() -> int:
 def this_machine(own_bytes: int) -> DeviceProfile:
     """Return this machine's profile for a command that starts here.
 
-    How much the interpreter and the command line take depends on their versions, so it is read from this process; in
-    steps, so that a command that is typed twice has one plan. A saved profile may know of more, but belongs to the
+    How much the interpreter and the command line take depends on their versions, so it is read from this process, in
+    steps. A saved profile may know of more, but belongs to the
     installation that made it: it makes no plan smaller.
 
     Args:
@@ -44,5 +51,5 @@ def with_base(profile: DeviceProfile, own_bytes: int) -> DeviceProfile:
     """
     from edge_rt.memory.size import round_up
 
-    expected = round_up(own_bytes) + LIBRARIES_BYTES
+    expected = round_up(own_bytes, STEP) + LIBRARIES_BYTES
     return replace(profile, base_bytes=max(expected, profile.base_bytes or 0))

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_rt.cli.command_memory import this_machine
+from edge_rt.cli.command_memory import STEP, own_bytes, this_machine
 from edge_rt.cli.console import Terminal
 from edge_rt.cli.interrupt import SignalReceived, run_in_background
 from edge_rt.cli.options import ModelFlags
@@ -25,7 +25,12 @@ if TYPE_CHECKING:
 
 
 def tell_estimate(
-    terminal: Terminal, estimate: ExportEstimate, *, budget: int | None = None, package: str | None = None
+    terminal: Terminal,
+    estimate: ExportEstimate,
+    *,
+    budget: int | None = None,
+    package: str | None = None,
+    lead: str = "",
 ) -> None:
     """Say what an export will need.
 
@@ -34,20 +39,24 @@ def tell_estimate(
         estimate: the needs.
         budget: bytes of memory that it may take; None: as many as there are.
         package: what is exported only to be loaded afterwards; None: the export is what was asked for.
+        lead: stands before the command that exports it first, such as how to come to where it can be typed.
 
     Raises:
         MemoryBudgetExceeded: that is more memory than the budget; nothing was written yet.
     """
+    from edge_rt.memory.size import show_size
     from edge_rt.store import human_bytes
 
-    disk, memory = human_bytes(estimate.disk_bytes), human_bytes(estimate.peak_memory_bytes)
+    # A memory that a model is loaded into is told in the units of its plan.
+    memory_text = human_bytes if package is None else show_size
+    disk, memory = human_bytes(estimate.disk_bytes), memory_text(estimate.peak_memory_bytes)
     if budget is not None and estimate.peak_memory_bytes > budget:
         raise MemoryBudgetExceeded(
             "The export does not fit the memory budget.",
-            f"It needs at most {memory}, the budget is {human_bytes(budget)}.",
+            f"It needs at most {memory}, the budget is {memory_text(budget)}.",
             f"Give --memory {estimate.peak_memory_bytes}, or export on another machine: a package runs anywhere."
             if package is None
-            else f"Fetch and export it first, once, without a budget: edge-rt pull {shlex.quote(package)}",
+            else f"Fetch and export it first, once, without a budget: {lead}edge-rt pull {shlex.quote(package)}",
         )
     terminal.note(f"export needs at most {disk} of disk and {memory} of memory", "dim")
 
@@ -70,8 +79,13 @@ def tell_source(terminal: Terminal, resolved: Resolved, *, offline: bool, lead: 
         terminal.note(f"{lead}{resolved.description}")
 
 
-def obtain_package(terminal: Terminal, flags: ModelFlags) -> tuple[str, Path]:
+def obtain_package(terminal: Terminal, flags: ModelFlags, *, lead: str = "") -> tuple[str, Path]:
     """Return name and folder of the package that the flags mean; it is fetched and exported first if need be.
+
+    Args:
+        terminal: where to say so.
+        flags: the model.
+        lead: stands before a command that helps, as of ``tell_estimate``.
 
     Raises:
         EdgeRTError: there is no such model, or it cannot be fetched or exported.
@@ -88,7 +102,9 @@ def obtain_package(terminal: Terminal, flags: ModelFlags) -> tuple[str, Path]:
     # Whether a GGUF file was exported before is known only once it is hashed.
     is_new = "" if resolved.kind == "gguf" else f"{resolved.name} is not on this machine: "
     tell_source(terminal, resolved, offline=flags.offline, lead=is_new)
-    on_estimate = functools.partial(tell_estimate, terminal, budget=flags.budget_bytes, package=flags.reference)
+    on_estimate = functools.partial(
+        tell_estimate, terminal, budget=flags.budget_bytes, package=flags.reference, lead=lead
+    )
     exporter = functools.partial(export_with_edge_rt, on_estimate=on_estimate)
     with show_progress(terminal) as progress:
         path = ensure_package(flags.reference, store=store, offline=flags.offline, progress=progress, exporter=exporter)
@@ -130,15 +146,16 @@ def _decide(
     # All that a load imports belongs to what the process holds before it.
     import edge_rt.api  # noqa: F401
     from edge_rt.memory.plan import require_fit
+    from edge_rt.memory.size import round_up
     from edge_rt.package import open_package
-    from edge_rt.runtime.planning import Wanted, plan_package, resident_bytes
+    from edge_rt.runtime.planning import Wanted, plan_package
     from edge_rt.runtime.speculation import SpecOptions
 
     spec = SpecOptions(flags.spec.mode, flags.spec.draft_max, flags.spec.corpus)
     wanted = Wanted(flags.ctx, flags.kv, spec=spec, threads=flags.threads)
     if base_bytes is None:
-        # What 'edge-rt plan' expects of a command, so that what it says fits does fit, and what it refuses is refused.
-        base_bytes = max(this_machine(flags.own_bytes).base_bytes or 0, resident_bytes())
+        # What 'edge-rt plan' expects of a command, so that what it says fits does fit.
+        base_bytes = max(this_machine(flags.own_bytes).base_bytes or 0, round_up(own_bytes(), STEP))
     return require_fit(plan_package(open_package(package), wanted, memory, base_bytes=base_bytes), spell)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edge_rt.cli.command_memory import this_machine
+from edge_rt.cli.command_memory import PLANNING, this_machine
 from edge_rt.cli.console import Terminal
 from edge_rt.cli.options import (
     ConfigOption,
@@ -88,7 +88,7 @@ def plan(
     if device == LIST:
         _list_devices(terminal, as_json=json)
         return 0
-    here = this_machine(flags.own_bytes) if device in (None, "auto", "cpu") else None
+    here = this_machine(flags.own_bytes + PLANNING) if device in (None, "auto", "cpu") else None
     check_planned(spec, draft_max, corpus)
     if corpus is not None:
         from edge_rt.runtime.drafters.corpus import Corpus

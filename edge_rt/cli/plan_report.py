@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from edge_rt.cli.console import Terminal
-from edge_rt.memory.size import show_mib
+from edge_rt.memory.size import show_at_least, show_mib
 from edge_rt.memory.speed import UNCERTAINTY
 
 if TYPE_CHECKING:
@@ -129,11 +129,11 @@ def _decided(made: Plan, rate: Rate) -> list[tuple[str, str]]:
         ("speculation", drafting),
         ("prefill chunk", f"{choice.prefill_chunk} tokens"),
         ("expected", speed),
-        ("smallest budget that works", show_mib(made.minimum_bytes)),
+        ("smallest budget that works", show_at_least(made.minimum_bytes)),
     ]
     if made.speculation_bytes is not None:
         at = f"with context {choice.ctx} and {choice.kv_format} cache"
-        rows.append(("speculation keeps 96 % from", f"{show_mib(made.speculation_bytes)} {at}"))
+        rows.append(("speculation keeps 96 % from", f"{show_at_least(made.speculation_bytes)} {at}"))
     return rows
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.application import get_app
+from prompt_toolkit.buffer import Buffer
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter, WordCompleter
 from prompt_toolkit.document import Document
 from prompt_toolkit.formatted_text import AnyFormattedText
@@ -33,6 +34,8 @@ PLACEHOLDER: Final = "Send a message (/help for commands)"
 LEAVE_SECONDS: Final = 1.0
 """Two Ctrl-C at an empty prompt within this time leave the chat."""
 EXIT_INTERRUPTED: Final = 130
+MOST_EDITS: Final = 64
+"""That can be undone. Each is a copy of the whole text: of a line of 6,000 keys they would take 18 MB."""
 
 
 class PrivateHistory(FileHistory):
@@ -142,7 +145,7 @@ def make_session(
 ) -> PromptSession[str]:
     """Return what reads lines; it writes to stderr, as stdout is for answers."""
     is_dumb = os.environ.get("TERM") in ("dumb", "unknown")
-    return PromptSession(
+    session: PromptSession[str] = PromptSession(
         history=history,
         completer=CommandCompleter(commands, models),
         complete_while_typing=False,
@@ -154,6 +157,12 @@ def make_session(
         color_depth=ColorDepth.DEPTH_1_BIT if terminal.no_color else None,
         tempfile_suffix=".txt",
     )
+    session.default_buffer.on_text_changed += _forget_old_edits
+    return session
+
+
+def _forget_old_edits(buffer: Buffer) -> None:
+    del buffer._undo_stack[:-MOST_EDITS]
 
 
 class Repl:
@@ -202,7 +211,7 @@ class Repl:
                 self._terminal.control("\r\x1b[K")
                 self._terminal.note("stopped", "dim")
             except EdgeRTError as error:
-                self._terminal.error(self._conversation.explain(error))
+                self._terminal.error(str(self._conversation.explain(error)))
 
     def _handle(self, text: str) -> None:
         entry = parse_entry(text)

@@ -17,6 +17,8 @@ from edge_rt.memory.speed import tokens_per_second
 MOST: Final = 4
 """Other settings under the same budget."""
 _FORMATS_SHOWN: Final = 2
+_SLACK: Final = 1 << 19
+"""What a process may take more than another one of the same command: what is typed later is to fit, too."""
 
 
 def alternatives_to(
@@ -48,11 +50,11 @@ def alternatives_to(
         if len(found) == MOST:
             break
     # With more memory, or with less, what was pinned works; whatever was pinned, the least there is does.
-    enough = round_up(decision.least_bytes)
+    enough = round_up(decision.least_bytes + _SLACK)
     others = [replace(request, budget_bytes=enough)] if enough != budget else []
     if speculation_bytes is not None and not decision.choice.draft_max:
         kept = replace(request, ctx=decision.choice.ctx, kv=decision.choice.kv_format)
-        others.append(replace(kept, budget_bytes=round_up(speculation_bytes)))
+        others.append(replace(kept, budget_bytes=round_up(speculation_bytes + _SLACK)))
     for other_request in others:
         assert other_request.budget_bytes is not None
         other = _planned(shape, device, other_request, other_request.budget_bytes)
@@ -91,7 +93,7 @@ def _pinning_less(request: Request) -> Iterator[Request]:
 def _planned(shape: ModelShape, device: DeviceProfile, request: Request, budget: int) -> Alternative | None:
     """Return what a request gives, spelled out; None if it does not fit."""
     decision = Ladder(shape, device, request).decide(budget)
-    if decision.total_bytes > budget:
+    if decision.total_bytes > budget or decision.least_bytes > budget - _SLACK:
         return None
     # What the plan decides by itself it decides again, but a shorter context is worth reading.
     shown = request if request.ctx is not None else replace(request, ctx=decision.choice.ctx)

@@ -35,6 +35,9 @@ class Budget:
         self._claims: dict[int, Claim] = {}
         self._base_bytes = 0
 
+    def __repr__(self) -> str:
+        return f"<edge_rt.Budget of {show_size(self.total_bytes)}, {show_size(self.free_bytes)} free>"
+
     def claim(self, name: str, num_bytes: int, *, base_bytes: int = 0) -> Claim:
         """Take bytes out of the budget until the claim is released.
 

@@ -13,7 +13,7 @@ from edge_rt.memory.device import DeviceProfile
 from edge_rt.memory.ladder import DEFAULT_CONTEXT, KEPT_SPEED, LEAST_CONTEXT, Decision, Ladder
 from edge_rt.memory.request import AUTO, Alternative, Request
 from edge_rt.memory.shape import ModelShape
-from edge_rt.memory.size import show_size
+from edge_rt.memory.size import show_at_least, show_mib, show_size
 from edge_rt.memory.speed import plain_tokens_per_second, tokens_per_second
 from edge_rt.memory.term_texts import Term, terms_of
 from edge_rt.memory.terms import Regimes, Sizes, sizes_of
@@ -131,8 +131,8 @@ def require_fit(plan: Plan, spell: Callable[[tuple[str, ...]], str] = shlex.join
     ways = [f"{spell(other.flags)} (takes {show_size(other.total_bytes)})" for other in plan.alternatives[:2]]
     raise MemoryBudgetExceeded(
         f"{plan.shape.name} does not fit the memory.",
-        f"It needs at least {show_size(plan.minimum_bytes)} with a context of {plan.choice.ctx} tokens "
-        f"({plan.choice.kv_format} cache), the budget is {show_size(plan.budget_bytes)} ({parts}).",
+        f"It needs at least {show_at_least(plan.minimum_bytes)} with a context of {plan.choice.ctx} tokens "
+        f"({plan.choice.kv_format} cache), the budget is {show_mib(plan.budget_bytes)} ({parts}).",
         f"Try {' or '.join(dict.fromkeys(ways))}.",
     )
 

@@ -62,9 +62,14 @@ def show_mib(count: float) -> str:
     return f"{count / (1 << 20):.1f} MiB"
 
 
-def round_up(count: int) -> int:
-    """Return whole MiB that hold so many bytes, in bytes."""
-    return -(-count // (1 << 20)) << 20
+def show_at_least(count: int) -> str:
+    """Return bytes in MiB, rounded up: what is enough, when it is typed."""
+    return f"{-(-10 * count // (1 << 20)) / 10:.1f} MiB"
+
+
+def round_up(count: int, step: int = 1 << 20) -> int:
+    """Return whole MiB, or another step, that hold so many bytes, in bytes."""
+    return -(-count // step) * step
 
 
 def file_size(path: Path | None) -> int:

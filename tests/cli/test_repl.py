@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import stat
 import time
+from types import SimpleNamespace
 
 import pexpect
 import pytest
+from prompt_toolkit.history import InMemoryHistory
 
+from edge_rt.cli.repl import make_session
 from tests.cli.conftest import ENDLESS, PROGRAM
 
 PROMPT = re.escape(">>> ")
@@ -292,3 +296,18 @@ def test_errors_are_red_only_where_colours_are_wanted(env, arguments, is_red, sp
     child.expect(pexpect.EOF)
     assert "error: There is no model" in child.before
     assert ("\x1b[31m" in child.before) is is_red
+
+
+def test_edits_that_can_be_undone_take_little_memory():
+    session = make_session(SimpleNamespace(no_color=True), SimpleNamespace(table={}), InMemoryHistory(), list)
+    buffer = session.default_buffer
+
+    async def type_and_undo():
+        for length in range(1, 2001):
+            buffer.save_to_undo_stack()
+            buffer.text = "x" * length
+        assert sum(len(text) for text, _ in buffer._undo_stack) < 2000 * 65
+        buffer.undo()
+
+    asyncio.run(type_and_undo())
+    assert len(buffer.text) == 1999

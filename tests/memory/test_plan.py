@@ -204,7 +204,7 @@ def test_a_plan_that_does_not_fit_says_what_does():
     assert raised.value.exit_code == 4
     assert "100.0 MiB" in raised.value.numbers
     assert "kv_cache 360.0 MiB" in raised.value.numbers
-    assert f"--memory {-(-plan.minimum_bytes // MIB)}MiB" in raised.value.action
+    assert f"--memory {-(-(plan.minimum_bytes + MIB // 2) // MIB)}MiB" in raised.value.action
 
 
 def test_what_loading_takes_for_a_moment_is_not_blamed_on_the_tokenizer():

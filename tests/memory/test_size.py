@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from edge_rt.errors import ConfigError
-from edge_rt.memory.size import exact_size, parse_size, round_up, show_mib, show_size
+from edge_rt.memory.size import exact_size, parse_size, round_up, show_at_least, show_mib, show_size
 
 
 @pytest.mark.parametrize(
@@ -49,3 +49,9 @@ def test_an_exact_size_is_read_back(count):
     assert parse_size(exact_size(count)) == count
     assert count <= round_up(count) < count + (1 << 20)
     assert show_size(count)
+
+
+def test_what_is_enough_is_shown_rounded_up():
+    least = 228_710_609
+    assert show_at_least(least) == "218.2 MiB"
+    assert parse_size(show_at_least(least)) >= least
