@@ -81,6 +81,8 @@ def load(
         RuntimeUnavailable: ONNX Runtime, the device or the native operators are missing.
     """
     if plan is not None:
+        if not isinstance(plan, Plan):
+            raise ConfigError("The plan is none.", f"Got {plan!r:.40}.", "Give what edge_rt.plan returned, or None.")
         _refuse_twice(
             memory=None if isinstance(memory, Budget) else memory,
             ctx=ctx, threads=threads, prefill_chunk=prefill_chunk, kv=kv, spec=spec, draft_max=draft_max, corpus=corpus,

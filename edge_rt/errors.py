@@ -14,7 +14,8 @@
     │   ├── ModelNotFound                     no such package, store name or file
     │   └── ContextOverflow                   the prompt does not fit the context
     ├── MemoryBudgetExceeded         exit 4   it does not fit into memory
-    │   └── EncodingBudgetExceeded            a text that cannot be cut takes too much to encode
+    │   ├── EncodingBudgetExceeded            a text that cannot be cut takes too much to encode
+    │   └── ReferenceBudgetExceeded           a reference text is longer than drafters may remember
     ├── RuntimeUnavailable           exit 5   ONNX Runtime or a device is missing
     │   └── VersionMismatch                   present, but in a version edge-rt cannot use
     ├── StorageError (OSError)       exit 6   disk full, no permission, lock held
@@ -114,21 +115,31 @@ class ModelNotFound(InputError):
 class ContextOverflow(InputError):
     """The prompt and the tokens asked for do not fit the context.
 
-    Attributes:
+    Args:
         prompt_tokens: tokens of the prompt.
         requested_tokens: tokens that were to be generated.
         context_tokens: capacity of the context.
         is_least: whether the prompt has ``prompt_tokens`` or more: it was not encoded to its end.
+        way: a sentence that says what helps, where the advice to load the model again does not do.
+
+    Attributes:
+        prompt_tokens, requested_tokens, context_tokens, is_least: as above.
     """
 
     def __init__(
-        self, prompt_tokens: int, requested_tokens: int, context_tokens: int, *, is_least: bool = False
+        self,
+        prompt_tokens: int,
+        requested_tokens: int,
+        context_tokens: int,
+        *,
+        is_least: bool = False,
+        way: str | None = None,
     ) -> None:
         prompt = f"Prompt {'of at least ' if is_least else ''}{prompt_tokens} tokens"
         super().__init__(
             "The prompt does not fit the context.",
             f"{prompt} + {requested_tokens} reserved > context {context_tokens}.",
-            "Shorten the prompt, ask for fewer tokens, or load the model with a larger context.",
+            way or "Shorten the prompt, ask for fewer tokens, or load the model with a larger context.",
         )
         self.prompt_tokens = prompt_tokens
         self.requested_tokens = requested_tokens
@@ -167,6 +178,33 @@ class EncodingBudgetExceeded(MemoryBudgetExceeded):
         self.stretch_bytes = stretch_bytes
         self.room_bytes = room_bytes
         self.enough = enough
+
+
+class ReferenceBudgetExceeded(MemoryBudgetExceeded):
+    """A reference text has more tokens than the memory plan lets drafters remember.
+
+    Args:
+        reference_tokens: tokens of the text.
+        room_tokens: tokens that there is room for.
+        is_least: whether the text has ``reference_tokens`` or more: it was not encoded to its end.
+        way: a sentence that says what helps, where the advice to load the model again does not do.
+
+    Attributes:
+        reference_tokens, room_tokens, is_least: as above.
+    """
+
+    def __init__(
+        self, reference_tokens: int, room_tokens: int, *, is_least: bool = False, way: str | None = None
+    ) -> None:
+        super().__init__(
+            "The reference text does not fit the memory plan.",
+            f"It has {'at least ' if is_least else ''}{reference_tokens} tokens; "
+            f"drafters may remember {room_tokens} of it.",
+            way or "Give a shorter text, or load the model with a larger budget.",
+        )
+        self.reference_tokens = reference_tokens
+        self.room_tokens = room_tokens
+        self.is_least = is_least
 
 
 class RuntimeUnavailable(EdgeRTError):

@@ -56,7 +56,7 @@ from edge_rt.cli.speculation import (
     tell_calibration,
     with_reference,
 )
-from edge_rt.errors import ConfigError, InputError
+from edge_rt.errors import ConfigError, ContextOverflow, InputError
 from edge_rt.machine import use_one_heap
 
 if TYPE_CHECKING:
@@ -176,6 +176,8 @@ def _from_pipe(conversation: Conversation) -> int:
                     return _finish(conversation, turns, EXIT_INTERRUPTED)
         except LeaveChat:
             break
+        except ContextOverflow as error:
+            raise conversation.explain(error) from error
     return _finish(conversation, turns, 0)
 
 

@@ -8,12 +8,15 @@ from contextlib import contextmanager
 from typing import Final
 
 from edge_rt.cli.options import ModelFlags
-from edge_rt.errors import ConfigError, EncodingBudgetExceeded, MemoryBudgetExceeded
+from edge_rt.errors import ConfigError, EncodingBudgetExceeded, MemoryBudgetExceeded, ReferenceBudgetExceeded
 
 WAYS: Final = (
     "/ctx N takes another context; for another budget, cache or drafter leave with /exit and start again with "
     "--memory, --kv-type or --spec."
 )
+
+LEAVE: Final = "/exit and "
+"""Stands before a command line."""
 
 
 def setting_in_chat(setting: tuple[str, ...], flags: ModelFlags, *, is_same_model: bool) -> str:
@@ -38,7 +41,7 @@ def setting_in_chat(setting: tuple[str, ...], flags: ModelFlags, *, is_same_mode
     other = {name: given.get(name) for name in kept} != kept or not _is_size(given.get("--memory"), memory)
     if is_same_model and not other and "--ctx" in given:
         return f"/ctx {given['--ctx']}"
-    return f"/exit and {shlex.join(['edge-rt', 'chat', '-m', flags.reference, *setting])}"
+    return f"{LEAVE}{shlex.join(['edge-rt', 'chat', '-m', flags.reference, *setting])}"
 
 
 def _is_size(text: str | None, size: int | None) -> bool:
@@ -58,6 +61,14 @@ def in_words_of_a_chat() -> Generator[None]:
         if error.enough is not None:
             way = f"leave with /exit and start again with --memory {error.enough}"
         raise EncodingBudgetExceeded(error.stretch_bytes, error.room_bytes, error.enough, way=way) from error
+    except ReferenceBudgetExceeded as error:
+        way = (
+            "Give a shorter text, do without one (/set reference none), or leave with /exit and start again with a "
+            "larger --memory."
+        )
+        raise ReferenceBudgetExceeded(
+            error.reference_tokens, error.room_tokens, is_least=error.is_least, way=way
+        ) from error
     except MemoryBudgetExceeded as error:
         raise MemoryBudgetExceeded(error.what, error.numbers, WAYS) from error
 

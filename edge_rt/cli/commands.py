@@ -290,7 +290,8 @@ class Commands:
         planned = [of_budget(facts["memory"]["planned_bytes"], None) for facts in (before, after)]
         budget = after["memory"]["budget_bytes"]
         room = "" if budget is None else f", the budget is {gibibytes(budget)}"
-        self._terminal.note(f"memory planned: {planned[1]} instead of {planned[0]}{room}", "dim")
+        change = f" instead of {planned[0]}" if planned[1] != planned[0] else ""
+        self._terminal.note(f"memory planned: {planned[1]}{change}{room}", "dim")
 
     def _tell_changes(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
         for name, title in (("kv_format", "cache"), ("speculation", "speculation"), ("prefill_chunk", "prefill chunk")):

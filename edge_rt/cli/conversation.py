@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from edge_rt.cli.answering import MakeStream, answer
-from edge_rt.cli.chat_advice import flags_of_a_chat, in_words_of_a_chat, setting_in_chat
+from edge_rt.cli.chat_advice import LEAVE, flags_of_a_chat, in_words_of_a_chat, setting_in_chat
 from edge_rt.cli.console import SEPARATOR, Terminal, gibibytes, number
 from edge_rt.cli.interrupt import SignalReceived, wait_for_unfinished_work
 from edge_rt.cli.loading import load_model, obtain_package, plan_model
@@ -104,6 +104,7 @@ class Conversation:
         self._has_pieces = False  # whether that counts what models of other tokenizers leave in the heap
         self.chat: Chat = self.model.chat(system=system)
         warn_of_limits(terminal, self.model, flags.spec, options)
+        self.model.check_reference(options)
 
     def say(self, text: str) -> Result:
         """Answer a message, with the attached texts in front of it.
@@ -167,15 +168,16 @@ class Conversation:
         if self.show_stats:
             tell_stats(self.terminal, result)
 
-    def explain(self, error: EdgeRTError) -> str:
-        """Return what an error means for somebody who chats."""
+    def explain(self, error: EdgeRTError) -> EdgeRTError:
+        """Return an error with advice for somebody who chats."""
         if not isinstance(error, ContextOverflow):
-            return str(error)
-        prompt, reserved, context = error.prompt_tokens, error.requested_tokens, error.context_tokens
-        return (
-            f"The conversation does not fit the context. "
-            f"Prompt {number(prompt)} tokens + {number(reserved)} reserved > context {number(context)}. "
-            f"{self._ways_out(self.attached_names())}."
+            return error
+        return ContextOverflow(
+            error.prompt_tokens,
+            error.requested_tokens,
+            error.context_tokens,
+            is_least=error.is_least,
+            way=f"{self._ways_out(self.attached_names())}.",
         )
 
     def attached_names(self) -> str:
@@ -199,7 +201,7 @@ class Conversation:
             SignalReceived: another signal came, or a second Ctrl-C.
         """
         with _interrupt_as_cancelled():
-            name, package = obtain_package(self.terminal, flags)
+            name, package = obtain_package(self.terminal, flags, lead=LEAVE)
             kept = _Kept.of(self.model, package)
             base, has_pieces = self._base_after(kept)
             # A context of the present model is what /ctx asks for.
@@ -224,6 +226,12 @@ class Conversation:
             # The model is loaded: what was set for the one before gives way, not the model.
             self.options = self.options.with_options(spec=None, accept="match")
             self.terminal.warn(f"{error.what} spec and accept are back to default.")
+        try:
+            with in_words_of_a_chat():
+                model.check_reference(self.options)
+        except MemoryBudgetExceeded as error:
+            # It is kept: what it needs may be had by another /ctx.
+            self.terminal.warn(str(error))
 
     def _base_after(self, kept: _Kept) -> tuple[int, bool]:
         """Return what the process is taken to hold before the next model, and whether pieces of the heap are in it."""
@@ -279,11 +287,14 @@ class Conversation:
 
         Raises:
             ConfigError: they do not go together.
+            MemoryBudgetExceeded: the memory plan has no room for the drafter or the reference text. Nothing is changed.
         """
         check_options(options, self.flags.spec.asked)
         if (options.spec, options.reference) != (self.options.spec, self.options.reference):
             with in_words_of_a_chat():
                 warn_of_limits(self.terminal, self.model, self.flags.spec, options, in_chat=True)
+                if self.model.texts is not None:
+                    self.model.check_reference(options)
         self.options = options
 
     def banner(self) -> list[str]:

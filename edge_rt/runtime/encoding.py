@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_rt.errors import ConfigError, ContextOverflow, InvalidTemplate, MemoryBudgetExceeded, StorageError
+from edge_rt.errors import ConfigError, ContextOverflow, InvalidTemplate, ReferenceBudgetExceeded, StorageError
 from edge_rt.package import Package
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.text_room import TextRoom
@@ -138,7 +138,7 @@ class PromptEncoder:
             most: tokens that drafters may remember; None: as many as there are.
 
         Raises:
-            MemoryBudgetExceeded: the text has more; it is not encoded to its end then.
+            ReferenceBudgetExceeded: the text has more; it is not encoded to its end then.
             EncodingBudgetExceeded: as of ``refuse_hopeless``.
         """
         if most is None:
@@ -148,11 +148,7 @@ class PromptEncoder:
             self._require_encodable(text)
         found = least if least > most else self.tokenizer.encode_within([(text, False)], most)
         if isinstance(found, int):
-            raise MemoryBudgetExceeded(
-                "The reference text does not fit the memory plan.",
-                f"It has at least {found} tokens; drafters may remember {most}.",
-                "Give a shorter text, or load the model with a larger budget.",
-            )
+            raise ReferenceBudgetExceeded(found, most, is_least=True)
         return found
 
     def _encode_within(self, parts: Items[tuple[str, bool]], before: int, config: GenerationConfig) -> list[int]:

@@ -301,8 +301,7 @@ class Model:
         mode = self._speculation.resolve(config.spec, has_reference=config.reference is not None, accept=config.accept)
         reference = None
         if config.reference is not None and mode in ("auto", "reference"):
-            bounds = self._load_plan.table_bounds
-            most = bounds.suffix_tokens if bounds.is_planned else None
+            most = self._speculation.most_reference_tokens(mode)
             reference = self._require_texts().encode_reference(config.reference, most)
         text = TextStream(self.tokenizer.decode_stream(), config.stop)
 
@@ -361,6 +360,20 @@ class Model:
             ContextOverflow: with the least number of tokens that the text can have.
         """
         self._require_texts().refuse_hopeless(text, config)
+
+    def check_reference(self, config: GenerationConfig) -> None:
+        """Refuse a reference text that the memory plan has no room for, before an answer needs it.
+
+        Raises:
+            ConfigError: options of speculation do not go together.
+            MemoryBudgetExceeded: there is no room for the drafter, or for the text.
+        """
+        if config.reference is None:
+            return
+        mode = self._speculation.resolve(config.spec, has_reference=True, accept=config.accept)
+        most = self._speculation.most_reference_tokens(mode)
+        if most is not None and mode in ("auto", "reference"):
+            self._require_texts().encode_reference(config.reference, most)
 
     @contextmanager
     def _exclusive(self, cancel: CancelToken) -> Generator[ModelRunner]:

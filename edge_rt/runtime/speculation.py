@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from edge_rt.errors import ConfigError, MemoryBudgetExceeded
+from edge_rt.errors import ConfigError, MemoryBudgetExceeded, ReferenceBudgetExceeded
 from edge_rt.memory.ladder import DEFAULT_DRAFT
 from edge_rt.runtime.draft import Drafter, NullDrafter
 from edge_rt.runtime.drafters.acceptance import AcceptanceModel
@@ -249,7 +249,7 @@ class Speculation:
         """Hold no more than is planned: n-grams, suffixes and a reference text have one table's memory together.
 
         Raises:
-            MemoryBudgetExceeded: the reference text takes more than there is.
+            ReferenceBudgetExceeded: the reference text takes more than there is.
         """
         if not reference_tokens and not {"ngram", "suffix"}.intersection(names):
             return
@@ -258,16 +258,25 @@ class Speculation:
                 self._drop_drafters()
         if not reference_tokens:
             self._referring = None
-        left = self._bounds.suffix_tokens - reference_tokens
-        if left < (MIN_TOKENS if "suffix" in names else 0):
-            raise MemoryBudgetExceeded(
-                "The reference text does not fit the memory plan.",
-                f"It has {reference_tokens} tokens; drafters may remember {self._bounds.suffix_tokens}.",
-                "Give a shorter text, or load the model with a larger budget.",
-            )
+        room = self._reference_room(names)
+        if reference_tokens > room:
+            raise ReferenceBudgetExceeded(reference_tokens, room)
         source = self._source("suffix") if "suffix" in names else None
         if isinstance(source, SuffixSource):
-            source.limit(left)
+            source.limit(max(MIN_TOKENS, self._bounds.suffix_tokens - reference_tokens))
+
+    def _reference_room(self, names: Items[str]) -> int:
+        return max(0, self._bounds.suffix_tokens - (MIN_TOKENS if "suffix" in names else 0))
+
+    def most_reference_tokens(self, mode: str) -> int | None:
+        """Return how many tokens of a reference text the memory plan has room for; None: as many as there are.
+
+        Args:
+            mode: as ``resolve`` returns it; one that copies from such a text.
+        """
+        if not self._bounds.is_planned:
+            return None
+        return self._reference_room(self._auto_sources() if mode == "auto" else ())
 
     @property
     def costs(self) -> RowCosts:

@@ -32,6 +32,12 @@ def test_commands_and_several_lines_work_too(talk):
     assert [message["content"] for message in messages if message["role"] == "user"] == ["a\nb", "/x"]
 
 
+def test_a_prompt_that_does_not_fit_is_refused_with_what_can_be_typed(talk):
+    error = json.loads(talk(b"/ctx 64\n" + b"word " * 600 + b"\n", "--json").stdout)["error"]
+    assert (error["type"], error["exit_code"]) == ("ContextOverflow", 3)
+    assert error["action"] == "/clear starts anew, /undo drops the last exchange, or /ctx N for more (up to 512)."
+
+
 @pytest.mark.parametrize(
     ("stdin", "code"), [(b"one\n/nope\ntwo\n", 2), (b"word " * 600 + b"\n", 3), (b"one\n\xff\n", 3), (b"", 0)]
 )

@@ -9,12 +9,13 @@ import shlex
 import pytest
 
 from edge_rt.cli.chat_advice import WAYS, flags_of_a_chat, in_words_of_a_chat, setting_in_chat
+from edge_rt.cli.commands import Commands
 from edge_rt.cli.console import Terminal
 from edge_rt.cli.conversation import Conversation
 from edge_rt.cli.loading import plan_model
 from edge_rt.cli.options import ModelFlags
 from edge_rt.cli.speculation import SpecFlags
-from edge_rt.errors import ConfigError, EncodingBudgetExceeded, MemoryBudgetExceeded
+from edge_rt.errors import ConfigError, EncodingBudgetExceeded, MemoryBudgetExceeded, ReferenceBudgetExceeded
 from edge_rt.runtime.config import GenerationConfig
 
 FLAGS = ModelFlags("some model", ctx=8192, memory="300MiB", kv="int8", spec=SpecFlags("suffix", 8))
@@ -94,9 +95,55 @@ def test_a_drafter_that_was_set_gives_way_where_another_load_has_no_room_for_it(
     tight.say("one")
 
 
-def test_a_text_that_has_to_be_encoded_at_once_is_refused_where_it_does_not_fit_the_plan(tight, tmp_path):
-    from edge_rt.cli.commands import Commands
+@pytest.fixture
+def drafting(native_package, tmp_path):
+    """A chat under a budget whose drafters have room for some thousand tokens."""
+    flags = ModelFlags(str(native_package), ctx=64, store=tmp_path / "store", memory="3GiB", spec=SpecFlags("auto"))
+    made = Conversation(Terminal(io.StringIO(), io.StringIO()), flags, GenerationConfig(temperature=0.0, max_tokens=2))
+    yield made
+    made.close()
 
+
+def test_a_reference_text_that_the_plan_has_no_room_for_is_refused_where_it_is_set(drafting, tmp_path):
+    short, long = tmp_path / "short.txt", tmp_path / "long.txt"
+    short.write_text("The sea is wide.")
+    long.write_text(" harbour" * (drafting.model.plan.choice.suffix_tokens + 1))
+    commands = Commands(drafting)
+    commands.run(f"/set reference {short}")
+    with pytest.raises(ReferenceBudgetExceeded, match="It has at least") as caught:
+        commands.run(f"/set reference {long}")
+    assert "/set reference none" in caught.value.action
+    assert drafting.options.reference == short.read_text()
+    commands.run("/set spec off")
+    commands.run(f"/set reference {long}")
+    with pytest.raises(ReferenceBudgetExceeded):
+        commands.run("/set spec auto")
+    assert drafting.options.spec == "off"
+
+
+def test_a_reference_text_leaves_room_for_the_table_beside_it(drafting):
+    tokens = drafting.model.plan.choice.suffix_tokens
+    texts = [drafting.model.tokenizer.decode([300] * (tokens - less)) for less in (8, 64)]
+    counts = [len(drafting.model.tokenizer.encode_text(text)) for text in texts]
+    assert [tokens - 64 < counts[0] <= tokens, counts[1] <= tokens - 64] == [True, True]
+    with pytest.raises(ReferenceBudgetExceeded, match=f"may remember {tokens - 64} of it"):
+        drafting.set_options(drafting.options.with_options(reference=texts[0]))
+    drafting.set_options(drafting.options.with_options(reference=texts[0], spec="reference"))
+    drafting.set_options(drafting.options.with_options(reference=texts[1], spec="auto"))
+
+
+def test_a_reference_text_that_another_load_has_no_room_for_is_told(drafting):
+    drafting.set_options(drafting.options.with_options(spec="off", reference=" harbour" * 40_000))
+    drafting.options = drafting.options.with_options(spec="auto")
+    drafting.switch(dataclasses.replace(drafting.flags, ctx=32))
+    assert "warning: The reference text does not fit the memory plan." in drafting.terminal._err.getvalue()
+    with pytest.raises(ReferenceBudgetExceeded, match="/set reference none"):
+        drafting.say("one")
+    Commands(drafting).run("/set reference none")
+    drafting.say("one")
+
+
+def test_a_text_that_has_to_be_encoded_at_once_is_refused_where_it_does_not_fit_the_plan(tight, tmp_path):
     (tmp_path / "long.txt").write_text("~" * 9000)
     with pytest.raises(MemoryBudgetExceeded, match=r"9000 bytes without a place to cut.*room for 8192") as caught:
         tight.model.texts._require_encodable("~" * 9000)

@@ -133,7 +133,7 @@ def test_undo_first_drops_a_text_that_does_not_fit(commands, conversation, tmp_p
     commands.run(f"/read {tmp_path / 'huge.txt'}")
     with pytest.raises(ContextOverflow) as caught:
         conversation.say("what is it?")
-    assert "/undo forgets the text of huge.txt" in conversation.explain(caught.value)
+    assert "/undo forgets the text of huge.txt" in str(conversation.explain(caught.value))
     commands.run("/show memory")
     assert re.search(r"for the next message +huge\.txt, [\d ]+ tokens", told())
     commands.run("/undo")
@@ -148,7 +148,8 @@ def test_advice_keeps_its_letters(conversation):
     commands.run("/ctx 64")
     with pytest.raises(ContextOverflow) as caught:
         conversation.say("word " * 200)
-    assert "/undo drops the last exchange, or /ctx N for more (up to 512)." in conversation.explain(caught.value)
+    assert "/undo drops the last exchange, or /ctx N for more (up to 512)." in str(conversation.explain(caught.value))
+    assert (caught.value.is_least, conversation.explain(caught.value).is_least) == (True, True)
 
 
 def test_an_answer_that_is_cut_names_the_option(conversation, told):
@@ -207,6 +208,12 @@ def test_ctx_keeps_the_conversation(commands, conversation):
     commands.run("/ctx 128")
     assert (conversation.model.context_tokens, conversation.chat.messages) == (128, messages)
     conversation.say("two")
+
+
+def test_ctx_tells_of_the_memory_only_what_changed(commands, told):
+    commands.run("/ctx 64")
+    commands.run("/ctx 64")
+    assert re.search(r"memory planned: \d+ MiB\n$", told())
 
 
 def test_a_model_that_cannot_be_loaded_leaves_the_old_one(commands, conversation):

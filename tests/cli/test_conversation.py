@@ -151,6 +151,15 @@ def test_a_process_that_has_grown_may_load_again_what_it_had(tight):
             assert tight.model.plan.runtime_bytes < resident_bytes() - len(ballast) // 4
 
 
+def test_a_checkpoint_whose_export_does_not_fit_is_refused_with_what_can_be_typed(tight, small_gguf):
+    with pytest.raises(
+        MemoryBudgetExceeded, match=r"The export does not fit.* MiB, the budget is \d+\.\d MiB"
+    ) as caught:
+        tight.switch(dataclasses.replace(tight.flags, model=str(small_gguf), memory="5MiB"))
+    assert caught.value.action.endswith(f": /exit and edge-rt pull {small_gguf}")
+    tight.say("two")
+
+
 def test_what_does_not_fit_is_refused_before_anything_is_closed(tight, loader):
     flags = tight.flags
     with pytest.raises(MemoryBudgetExceeded):

@@ -260,6 +260,11 @@ class TestSharedBudget:
         claim.release()
         assert budget.free_bytes == 60
 
+    def test_it_shows_what_it_has(self):
+        budget = Budget("600MiB")
+        budget.claim("model", 100 * MIB, base_bytes=50 * MIB)
+        assert repr(budget) == "<edge_rt.Budget of 600.0 MiB, 450.0 MiB free>"
+
     def test_claims_of_one_name_are_numbered(self):
         budget = Budget(AMPLE)
         first, _, _ = (budget.claim("model", MIB) for _ in range(3))
@@ -292,6 +297,11 @@ class TestSharedBudget:
 
 
 class TestDecidedPlan:
+    @pytest.mark.parametrize("given", ["x", 5, {}], ids=repr)
+    def test_it_is_one(self, native_package, given):
+        with pytest.raises(ConfigError, match=r"The plan is none\. Got "):
+            edge_rt.load(native_package, plan=given)
+
     def test_it_is_done_as_it_is(self, native_package):
         plan = edge_rt.plan(native_package, memory=AMPLE, ctx=64, kv="int8", spec="suffix", draft_max=3)
         ballast = b"x" * (32 * MIB)
