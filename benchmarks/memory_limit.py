@@ -23,6 +23,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from edge_rt.memory.size import parse_size
+
 MIB = 1 << 20
 TEXT = "Write a long story about a lighthouse keeper who finds a bottle with a letter in it."
 REQUESTS = (
@@ -99,7 +101,7 @@ def generate(package: Path, flags: list[str], tokens: int) -> list[str]:
 
 def peak_of(done: subprocess.CompletedProcess[str]) -> float:
     """Return the peak of resident memory that an answer reports, in MiB."""
-    return float(json.loads(done.stdout)["memory"]["peak_rss_bytes"]) / MIB
+    return float(json.loads(done.stdout)["memory"]["peak_bytes"]) / MIB
 
 
 def main() -> None:
@@ -139,13 +141,13 @@ def too_small(package: Path, flags: list[str], tokens: int) -> int:
     alternatives = plan_of(package, flags)["alternatives"]
     failures += not alternatives
     for alternative in alternatives:
-        words = shlex.split(alternative["flags"])
-        allowed = int(words[words.index("--memory") + 1]) if "--memory" in words else budget
+        words = alternative["flags"]
+        allowed = parse_size(words[words.index("--memory") + 1]) if "--memory" in words else budget
         with memory_cgroup(int(1.05 * allowed)) as group:
             empty_page_cache()
             done = group.run(generate(package, words, tokens))
         failures += done.returncode != 0
-        print(f"  {alternative['flags']}: exit {done.returncode}", flush=True)
+        print(f"  {shlex.join(words)}: exit {done.returncode}", flush=True)
     return failures
 
 
