@@ -51,7 +51,7 @@ class Budget:
         """
         with self._lock:
             base = self._base_bytes or base_bytes
-            free = self.total_bytes - base - sum(claim.bytes for claim in self._claims.values())
+            free = self._free_beside(base)
             if num_bytes > free:
                 held = ", ".join(f"{claim.name} {show_size(claim.bytes)}" for claim in self._claims.values())
                 raise MemoryBudgetExceeded(
@@ -69,7 +69,7 @@ class Budget:
     def free_bytes(self) -> int:
         """Bytes that nobody has claimed, and that the process itself does not take."""
         with self._lock:
-            return self.total_bytes - self._base_bytes - sum(claim.bytes for claim in self._claims.values())
+            return self._free_beside(self._base_bytes)
 
     @property
     def base_bytes(self) -> int:
@@ -83,10 +83,12 @@ class Budget:
         with self._lock:
             return tuple((claim.name, claim.bytes) for claim in self._claims.values())
 
+    def _free_beside(self, base_bytes: int) -> int:
+        return self.total_bytes - base_bytes - sum(claim.bytes for claim in self._claims.values())
+
     def _extend(self, claim: Claim, num_bytes: int) -> int:
         with self._lock:
-            free = self.total_bytes - self._base_bytes - sum(other.bytes for other in self._claims.values())
-            missing = num_bytes - claim.bytes - free
+            missing = num_bytes - claim.bytes - self._free_beside(self._base_bytes)
             if missing <= 0:
                 claim.bytes = max(claim.bytes, num_bytes)
             return max(0, missing)
