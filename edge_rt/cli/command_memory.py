@@ -16,7 +16,7 @@ to 45.6 MiB, of which the line editor takes 5."""
 STEP: Final = 128 << 10
 """What a process holds is counted in such steps, so that one command has mostly one plan."""
 PLANNING: Final = 1 << 19
-"""What ``edge-rt plan`` counts more than a command that loads: processes differ by 0.1 MiB or so, and what is said to be
+"""What ``edge-rt plan`` counts more than a command that loads: processes differ by 0.1 MiB, and what is said to be
 enough is to be enough. As it is less than 1 MiB, 1 MiB less than the smallest budget is refused by every command."""
 
 

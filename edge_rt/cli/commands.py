@@ -13,8 +13,9 @@ from edge_rt.cli.console import gibibytes, number
 from edge_rt.cli.conversation import Attachment, Conversation
 from edge_rt.cli.settings import SPEC_OPTIONS, option_name, parse_option, settings_to_options, shown
 from edge_rt.cli.stats import facts_lines, of_budget, tell_table
-from edge_rt.cli.textfile import path_of, read_text
+from edge_rt.cli.textfile import path_of
 from edge_rt.errors import ConfigError, InputError
+from edge_rt.textfile import read_text
 
 SHOW_TOPICS: Final = ("info", "template", "params", "memory")
 

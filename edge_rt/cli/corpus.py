@@ -23,8 +23,8 @@ from edge_rt.cli.options import (
     make_terminal,
 )
 from edge_rt.cli.stats import facts_lines
-from edge_rt.cli.textfile import read_text
 from edge_rt.errors import ConfigError
+from edge_rt.textfile import read_text
 
 if TYPE_CHECKING:
     from edge_rt.runtime.drafters.corpus_header import CorpusInfo

@@ -10,9 +10,10 @@ from typing import Any, Final
 from edge_rt.cli.console import number
 from edge_rt.cli.options import parse_logit_bias
 from edge_rt.cli.speculation import MODES, USED_BY
-from edge_rt.cli.textfile import path_of, read_text
+from edge_rt.cli.textfile import path_of
 from edge_rt.errors import ConfigError, InputError
 from edge_rt.runtime.config import GenerationConfig
+from edge_rt.textfile import read_text
 
 OPTION_NAMES: Final = tuple(field.name for field in dataclasses.fields(GenerationConfig))
 SPEC_OPTIONS: Final = ("spec", "reference", "accept")

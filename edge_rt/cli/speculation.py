@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TextIO
 
 import typer
 
-from edge_rt.cli.textfile import read_text
 from edge_rt.errors import ConfigError, StorageError
 from edge_rt.runtime.config import GenerationConfig
+from edge_rt.textfile import read_text
 
 if TYPE_CHECKING:
     from edge_rt.cli.console import Terminal

@@ -8,9 +8,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from edge_rt.errors import InputError, InvalidTemplate, StorageError
+from edge_rt.errors import InputError, InvalidTemplate
 from edge_rt.package import BUILT_IN_CALIBRATION, KeyCalibration, stored_name
 from edge_rt.template import ROLES, ChatTemplate
+from edge_rt.textfile import read_text
 from edge_rt.tokenizer import Tokenizer
 
 CALIBRATION_TOKENS: Final = 2048
@@ -19,7 +20,6 @@ LEAST_TOKENS: Final = 512
 """Tokens that a text must have, where the context has room for so many."""
 
 _FILE: Final = Path(__file__).with_name("calibration.json")
-_MAX_BYTES: Final = 16 << 20
 _MAX_CHARACTERS: Final = 1 << 18  # enough for the tokens that are used, and read in no time
 # Templates may write the date; the same checkpoint gives the same bytes on every day.
 _NOON: Final = datetime(2025, 1, 1, 12)
@@ -71,24 +71,8 @@ def read_calibration(calibration: Path | str) -> CalibrationText:
 
 
 def _read(path: Path) -> str:
-    try:
-        with path.open("rb") as stream:
-            data = stream.read(_MAX_BYTES + 1)
-    except OSError as error:
-        raise StorageError(
-            f"The calibration text {path} cannot be read.", f"{error.strerror}.", "Check the path."
-        ) from error
-    if len(data) > _MAX_BYTES:
-        raise InputError(
-            f"The calibration text {path} is too large.", f"The limit is {_MAX_BYTES} bytes.", "Choose a part of it."
-        )
-    try:
-        # Some editors begin a file with a byte order mark.
-        return data.decode("utf-8").removeprefix("\ufeff")
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"The calibration text {path} is not UTF-8.", f"Byte {error.start}: {error.reason}.", "Convert it."
-        ) from error
+    # Some editors begin a file with a byte order mark.
+    return read_text(path, called="The calibration text ").removeprefix("\ufeff")
 
 
 def _conversations(path: Path, text: str) -> tuple[Conversation, ...]:
