@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 import edge_rt
-from edge_rt.runtime.draft import Accepted, Draft
+from edge_rt.runtime.decode.draft import Accepted, Draft
 from edge_rt.runtime.drafters.source import Guess
-from edge_rt.runtime.outputs import Outputs
+from edge_rt.runtime.graph.outputs import Outputs
 
 RESAMPLES = 2000
 

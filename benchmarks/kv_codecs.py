@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edge_rt.export.key_calibration import KeyConstants, turn
-from edge_rt.export.key_rounding import rounded
+from edge_rt.export.calibration.key_constants import KeyConstants, turn
+from edge_rt.export.calibration.key_rounding import rounded
 
 GROUP = 32
 

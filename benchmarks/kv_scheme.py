@@ -20,7 +20,7 @@ from kv_codecs import (
     without,
 )
 
-from edge_rt.export.key_calibration import KeyConstants
+from edge_rt.export.calibration.key_constants import KeyConstants
 
 CHUNK = 128
 """Tokens that share factors and the outliers' vectors, where a scheme has them."""

@@ -28,11 +28,11 @@ from kv_simulation import Simulation
 from kv_stats import Estimate, perplexity, perplexity_ratio
 from kv_text import ANSWERS, PROMPTS, Window, read_windows
 
-from edge_rt.export.calibration_text import encode_calibration, read_calibration
-from edge_rt.export.gguf_header import read_header
-from edge_rt.export.gguf_tokenizer import build_tokenizer
-from edge_rt.export.llama import read_config
-from edge_rt.package import BUILT_IN_CALIBRATION
+from edge_rt.export.calibration.text import encode_calibration, read_calibration
+from edge_rt.export.families.llama import read_config
+from edge_rt.export.sources.gguf_header import read_header
+from edge_rt.export.sources.gguf_tokenizer import build_tokenizer
+from edge_rt.package.manifest import BUILT_IN_CALIBRATION
 
 CONTEXTS = (512, 2048)
 CALIBRATION_TOKENS = 768

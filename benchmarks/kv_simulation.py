@@ -12,7 +12,7 @@ from kv_scheme import Scheme, Side
 from kv_text import Window
 from transformers import AttentionInterface, AutoModelForCausalLM
 
-from edge_rt.export.key_calibration import KeyConstants, key_constants, key_statistics
+from edge_rt.export.calibration.key_constants import KeyConstants, key_constants, key_statistics
 
 QUERIES = 256
 """Queries that are attended for together; they see no key behind their last one."""

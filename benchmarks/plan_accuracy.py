@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_rt.memory.shape import shape_of
-from edge_rt.package import open_package
+from edge_rt.package.reader import open_package
 
 MIB = 1 << 20
 LEAST_ERROR, MOST_ERROR = -0.03, 0.06

@@ -12,10 +12,10 @@ import time
 import numpy as np
 
 import edge_rt
-from edge_rt.runtime.decode import decode
-from edge_rt.runtime.draft import NullDrafter
-from edge_rt.runtime.sampling import Sampler
-from edge_rt.runtime.sequence import Sequence
+from edge_rt.runtime.decode.draft import NullDrafter
+from edge_rt.runtime.decode.loop import decode
+from edge_rt.runtime.decode.sampling import Sampler
+from edge_rt.runtime.decode.sequence import Sequence
 
 PROMPT = "Write a long story about a lighthouse keeper who finds a map in a bottle."
 CONFIGS = {

@@ -27,13 +27,13 @@ import numpy as np
 from alternating import Worker
 
 import edge_rt
+from edge_rt.measure.memory_report import MemoryProfile
+from edge_rt.measure.memory_watch import measure_plan
 from edge_rt.memory.device import machine_profile
 from edge_rt.memory.plan import Plan, Request, make_plan
 from edge_rt.memory.shape import ModelShape, shape_of
-from edge_rt.package import open_package
-from edge_rt.runtime.memory_profile import MemoryProfile
-from edge_rt.runtime.memory_watch import measure_plan
-from edge_rt.runtime.speculation import MAX_NODES
+from edge_rt.package.reader import open_package
+from edge_rt.runtime.speculation.speculation import MAX_NODES
 
 MIB = 1 << 20
 WORKER = Path(__file__).parent / "workers" / "memo_worker.py"

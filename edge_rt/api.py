@@ -11,13 +11,13 @@ import platformdirs
 from edge_rt.errors import ConfigError, ModelNotFound
 from edge_rt.memory.budget import Budget
 from edge_rt.memory.plan import Plan
-from edge_rt.package import is_package, open_package
+from edge_rt.package.reader import is_package, open_package
 from edge_rt.progress import ProgressCallback, no_progress
-from edge_rt.runtime.encoding import PromptEncoder
 from edge_rt.runtime.engine import Model, load_package
-from edge_rt.runtime.planning import Memory as MemoryBudget, Wanted, plan_package
-from edge_rt.runtime.row_cost import CostStore
-from edge_rt.runtime.speculation import SpecOptions
+from edge_rt.runtime.load.planning import Memory as MemoryBudget, Wanted, plan_package
+from edge_rt.runtime.prompt.encoding import PromptEncoder
+from edge_rt.runtime.speculation.cost_model import CostStore
+from edge_rt.runtime.speculation.speculation import SpecOptions
 
 if TYPE_CHECKING:
     from edge_rt.store.pull import PullReport

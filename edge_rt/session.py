@@ -23,9 +23,9 @@ from edge_rt.errors import (
     UnsupportedModel,
     VersionMismatch,
 )
-from edge_rt.hugepages import huge_pages_for_new_memory
 from edge_rt.ops import NativeLibrary, native_library
-from edge_rt.package import OP_PROFILES
+from edge_rt.package.manifest import OP_PROFILES
+from edge_rt.system.huge_pages import huge_pages_for_new_memory
 
 MINIMUM_ONNXRUNTIME: Final = (1, 23)
 MINIMUM_FOR_WINDOWS: Final = (1, 24)

@@ -19,7 +19,6 @@ from edge_rt.errors import (
     UnsupportedModel,
     VersionMismatch,
 )
-from edge_rt.machine import usable_cpus
 from edge_rt.ops import NativeLibrary, library_path, native_library
 from edge_rt.session import (
     PassMemory,
@@ -32,6 +31,7 @@ from edge_rt.session import (
     pool_size,
     translate,
 )
+from edge_rt.system.machine import usable_cpus
 
 
 def write_graph(path, op="Add", *, domain="", opset=21, steps=1):

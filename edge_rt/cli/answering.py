@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from edge_rt.cli.console import Terminal, number
 from edge_rt.cli.interrupt import Background, cancel_on_interrupt
-from edge_rt.runtime.cancel import CancelToken
+from edge_rt.cli.render.console import Terminal, number
+from edge_rt.runtime.graph.cancel import CancelToken
 
 if TYPE_CHECKING:
     from edge_rt.runtime.results import Event, Result

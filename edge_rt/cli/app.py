@@ -6,18 +6,18 @@ from typing import Annotated
 
 import typer
 
-from edge_rt.cli.bench import bench
-from edge_rt.cli.chat import chat
-from edge_rt.cli.console import Terminal
-from edge_rt.cli.corpus import corpus_app
-from edge_rt.cli.doctor import doctor
-from edge_rt.cli.export import export
-from edge_rt.cli.generate import generate
-from edge_rt.cli.inspect import inspect
-from edge_rt.cli.models import list_models, pull, rm
-from edge_rt.cli.plan import plan
-from edge_rt.cli.profile import profile
-from edge_rt.cli.verify import verify
+from edge_rt.cli.commands.bench import bench
+from edge_rt.cli.commands.chat import chat
+from edge_rt.cli.commands.corpus import corpus_app
+from edge_rt.cli.commands.doctor import doctor
+from edge_rt.cli.commands.export import export
+from edge_rt.cli.commands.generate import generate
+from edge_rt.cli.commands.inspect import inspect
+from edge_rt.cli.commands.models import list_models, pull, rm
+from edge_rt.cli.commands.plan import plan
+from edge_rt.cli.commands.profile import profile
+from edge_rt.cli.commands.verify import verify
+from edge_rt.cli.render.console import Terminal
 from edge_rt.version import VERSION
 
 app = typer.Typer(

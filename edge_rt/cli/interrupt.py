@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Final, Generic, TypeVar
 
-from edge_rt.runtime.cancel import CancelToken
+from edge_rt.runtime.graph.cancel import CancelToken
 
 T = TypeVar("T")
 R = TypeVar("R")

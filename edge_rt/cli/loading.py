@@ -9,18 +9,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_rt.cli.command_memory import STEP, own_bytes, this_machine
-from edge_rt.cli.console import Terminal
+from edge_rt.cli.baseline_memory import STEP, own_bytes, this_machine
 from edge_rt.cli.interrupt import SignalReceived, run_in_background
 from edge_rt.cli.options import ModelFlags
-from edge_rt.cli.progress import show_progress
+from edge_rt.cli.render.console import Terminal
+from edge_rt.cli.render.progress import show_progress
 from edge_rt.errors import MemoryBudgetExceeded
 
 if TYPE_CHECKING:
     from edge_rt.export import ExportEstimate
     from edge_rt.memory.plan import Plan
-    from edge_rt.runtime.encoding import PromptEncoder
     from edge_rt.runtime.engine import Model
+    from edge_rt.runtime.prompt.encoding import PromptEncoder
     from edge_rt.store import Resolved
 
 
@@ -44,7 +44,7 @@ def tell_estimate(
     Raises:
         MemoryBudgetExceeded: that is more memory than the budget; nothing was written yet.
     """
-    from edge_rt.memory.size import show_size
+    from edge_rt.byte_size import show_size
     from edge_rt.store import human_bytes
 
     # A memory that a model is loaded into is told in the units of its plan.
@@ -145,11 +145,11 @@ def _decide(
 ) -> Plan:
     # All that a load imports belongs to what the process holds before it.
     import edge_rt.api  # noqa: F401
+    from edge_rt.byte_size import round_up
     from edge_rt.memory.plan import require_fit
-    from edge_rt.memory.size import round_up
-    from edge_rt.package import open_package
-    from edge_rt.runtime.planning import Wanted, plan_package
-    from edge_rt.runtime.speculation import SpecOptions
+    from edge_rt.package.reader import open_package
+    from edge_rt.runtime.load.planning import Wanted, plan_package
+    from edge_rt.runtime.speculation.speculation import SpecOptions
 
     spec = SpecOptions(flags.spec.mode, flags.spec.draft_max, flags.spec.corpus)
     wanted = Wanted(flags.ctx, flags.kv, spec=spec, threads=flags.threads)

@@ -9,8 +9,8 @@ import traceback
 from collections.abc import Sequence
 from typing import Any, Final
 
-from edge_rt.cli.console import OutputClosed, OutputFailed, Terminal
 from edge_rt.cli.interrupt import SignalReceived, has_unfinished_work, signals_as_exceptions
+from edge_rt.cli.render.console import OutputClosed, OutputFailed, Terminal
 from edge_rt.errors import Cancelled, EdgeRTError, ErrorJSON, MemoryBudgetExceeded, StorageError
 
 EXIT_UNEXPECTED: Final = 1

@@ -14,7 +14,7 @@ def main() -> None:
 
     with contextlib.redirect_stdout(io.StringIO()):
         run(["plan", "--device", "list"])  # reading flags imports more
-    from edge_rt.runtime.memory_worker import main as work
+    from edge_rt.measure.memory_worker import main as work
 
     work()
 

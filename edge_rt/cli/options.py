@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from edge_rt.cli.command_memory import own_bytes
-from edge_rt.cli.console import Terminal
+from edge_rt.cli.baseline_memory import own_bytes
+from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.speculation import SpecFlags
 from edge_rt.errors import ConfigError
 from edge_rt.runtime.config import GenerationConfig
@@ -252,7 +252,7 @@ class ModelFlags:
         Raises:
             ConfigError: it is no size, or the configuration file is wrong.
         """
-        from edge_rt.memory.size import parse_size
+        from edge_rt.byte_size import parse_size
 
         given = self.memory
         if given is None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from edge_rt.memory.gains import gain_of
+from edge_rt.memory.speculation_table import gain_of
 from edge_rt.memory.speed import (
     pass_seconds,
     plain_tokens_per_second,
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from edge_rt.memory.choice import Choice
     from edge_rt.memory.device import DeviceProfile
     from edge_rt.memory.shape import ModelShape
-    from edge_rt.runtime.row_cost import CostStore, RowCosts
+    from edge_rt.runtime.speculation.cost_model import CostStore, RowCosts
 
 
 @dataclass(frozen=True)
@@ -87,9 +87,9 @@ def measured_here(shape: ModelShape, device: DeviceProfile, store: CostStore | N
     """
     if shape.package_id is None:
         return {}
-    from edge_rt.machine import cpu_model
     from edge_rt.ops import library_path, native_status
-    from edge_rt.runtime.row_cost import CostStore
+    from edge_rt.runtime.speculation.cost_model import CostStore
+    from edge_rt.system.machine import cpu_model
     from edge_rt.version import VERSION
 
     if store is None:

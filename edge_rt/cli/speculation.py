@@ -14,10 +14,10 @@ import typer
 
 from edge_rt.errors import ConfigError, StorageError
 from edge_rt.runtime.config import GenerationConfig
-from edge_rt.textfile import read_text
+from edge_rt.text.text_file import read_text
 
 if TYPE_CHECKING:
-    from edge_rt.cli.console import Terminal
+    from edge_rt.cli.render.console import Terminal
     from edge_rt.runtime.engine import Model
 
 MODES: Final = ("off", "auto", "ngram", "suffix", "recycling", "reference")
@@ -114,7 +114,7 @@ def check_flags(
         ConfigError: a value is out of range, ``--spec reference`` has no text, the mode does not use a flag,
             or it cannot draft for the acceptance rule.
     """
-    from edge_rt.runtime.speculation import SpecOptions, require_rule
+    from edge_rt.runtime.speculation.speculation import SpecOptions, require_rule
 
     SpecOptions(given_mode, draft_max)
     mode = given_mode or AUTO

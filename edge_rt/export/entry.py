@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_rt.export.gguf_header import read_header
-from edge_rt.export.llama import read_config
-from edge_rt.package import BUILT_IN_CALIBRATION
+from edge_rt.export.families.llama import read_config
+from edge_rt.export.sources.gguf_header import read_header
+from edge_rt.package.manifest import BUILT_IN_CALIBRATION
 from edge_rt.progress import ProgressCallback, no_progress
 
 if TYPE_CHECKING:

@@ -15,15 +15,14 @@ import numpy as np
 import onnx_ir as ir
 
 from edge_rt.errors import ConfigError, InvalidTemplate, StorageError
-from edge_rt.export.blocks import float_rows, read_rows, rope_factors
-from edge_rt.export.calibrate import calibrate
-from edge_rt.export.calibration_text import (
+from edge_rt.export.calibration.calibrate import calibrate
+from edge_rt.export.calibration.text import (
     Calibration,
     CalibrationText,
     encode_calibration,
     read_calibration,
 )
-from edge_rt.export.check import (
+from edge_rt.export.check.compare import (
     CheckResult,
     check_token_ids,
     compare,
@@ -32,18 +31,24 @@ from edge_rt.export.check import (
     run_graph,
     run_steps,
 )
+from edge_rt.export.check.reference import LlamaReference
 from edge_rt.export.estimate import ExportEstimate, estimate_export, require_room
-from edge_rt.export.gguf_source import open_model_file
-from edge_rt.export.gguf_tokenizer import TokenizerBuild, build_tokenizer
-from edge_rt.export.gguf_types import GGUFHeader
-from edge_rt.export.llama import LlamaConfig
-from edge_rt.export.llama_graph import LlamaWeights, build_graph, collect_weights, place_weights, write_rope_tables
-from edge_rt.export.profile import OpProfile, choose_profile
-from edge_rt.export.reference import LlamaReference
-from edge_rt.export.weights import WeightsFile, WeightsLayout
-from edge_rt.machine import peak_rss_bytes
+from edge_rt.export.families.llama import LlamaConfig
+from edge_rt.export.families.llama_graph import (
+    LlamaWeights,
+    build_graph,
+    collect_weights,
+    place_weights,
+    write_rope_tables,
+)
+from edge_rt.export.op_profile import OpProfile, choose_profile
+from edge_rt.export.sources.gguf_tokenizer import TokenizerBuild, build_tokenizer
+from edge_rt.export.sources.gguf_types import GGUFHeader
+from edge_rt.export.sources.model_file import open_model_file
+from edge_rt.export.weights.blocks import float_rows, read_rows, rope_factors
+from edge_rt.export.weights.weights_file import WeightsFile, WeightsLayout
 from edge_rt.ops import library_path
-from edge_rt.package import (
+from edge_rt.package.manifest import (
     BUILT_IN_CALIBRATION,
     FORMAT_VERSION,
     KV_FORMATS,
@@ -52,20 +57,18 @@ from edge_rt.package import (
     WEIGHTS_FILE,
     Manifest,
     ModelConfig,
-    Package,
-    PackageWriter,
     Segment,
     SourceInfo,
     TokenizerInfo,
-    absolute_path,
     graph_version,
-    sha256_file,
-    stored_name,
 )
+from edge_rt.package.reader import Package, absolute_path, sha256_file, stored_name
+from edge_rt.package.writer import PackageWriter
 from edge_rt.progress import ProgressCallback, ProgressEvent
 from edge_rt.session import check_window_support
-from edge_rt.template import ChatTemplate, lint
-from edge_rt.tokenizer import Tokenizer
+from edge_rt.system.machine import peak_rss_bytes
+from edge_rt.text.template import ChatTemplate, lint
+from edge_rt.text.tokenizer import Tokenizer
 from edge_rt.version import VERSION
 
 GRAPH_FILE: Final = "model.onnx"

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
+from edge_rt.byte_size import round_up
 from edge_rt.memory.choice import Choice
 from edge_rt.memory.device import DeviceProfile
-from edge_rt.memory.ladder import LEAST_CONTEXT, Decision, Ladder
+from edge_rt.memory.fallbacks import LEAST_CONTEXT, Decision, Ladder
 from edge_rt.memory.request import AUTO, OFF, Alternative, Request
 from edge_rt.memory.shape import ModelShape
-from edge_rt.memory.size import round_up
 from edge_rt.memory.speed import tokens_per_second
 
 MOST: Final = 4

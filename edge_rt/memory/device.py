@@ -245,7 +245,7 @@ def machine_profile(
     """
     import psutil
 
-    from edge_rt.machine import available_memory_bytes, usable_cpus
+    from edge_rt.system.machine import available_memory_bytes, usable_cpus
 
     profile = presets()[GENERIC].profile
     path = profile_path(SAVED_NAME) if path is None else path

@@ -6,16 +6,16 @@ import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from edge_rt.byte_size import show_at_least, show_mib, show_size
 from edge_rt.errors import ConfigError, MemoryBudgetExceeded
 from edge_rt.memory.alternatives import alternatives_to
 from edge_rt.memory.choice import Choice
 from edge_rt.memory.device import DeviceProfile
-from edge_rt.memory.ladder import DEFAULT_CONTEXT, KEPT_SPEED, LEAST_CONTEXT, Decision, Ladder
+from edge_rt.memory.fallbacks import DEFAULT_CONTEXT, KEPT_SPEED, LEAST_CONTEXT, Decision, Ladder
+from edge_rt.memory.plan_terms import Term, terms_of
 from edge_rt.memory.request import AUTO, Alternative, Request
 from edge_rt.memory.shape import ModelShape
-from edge_rt.memory.size import show_at_least, show_mib, show_size
 from edge_rt.memory.speed import plain_tokens_per_second, tokens_per_second
-from edge_rt.memory.term_texts import Term, terms_of
 from edge_rt.memory.terms import Regimes, Sizes, sizes_of
 
 __all__ = [

@@ -6,9 +6,9 @@ import json
 from dataclasses import dataclass, replace
 from typing import Final
 
+from edge_rt.byte_size import exact_size, parse_size
 from edge_rt.memory.choice import Choice
 from edge_rt.memory.shape import ModelShape
-from edge_rt.memory.size import exact_size, parse_size
 
 AUTO: Final = "auto"
 OFF: Final = "off"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edge_rt.kv_formats import KV_FORMAT
-from edge_rt.package import KV_FORMATS, WEIGHTS_FILE, Manifest, ModelConfig
+from edge_rt.package.manifest import KV_FORMATS, WEIGHTS_FILE, Manifest, ModelConfig
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import Final
 
 from edge_rt.memory.choice import Choice
 from edge_rt.memory.device import DeviceProfile
-from edge_rt.memory.gains import gain_of
 from edge_rt.memory.shape import ModelShape
+from edge_rt.memory.speculation_table import gain_of
 
 DRAFTING_S: Final = 150e-6
 """Seconds that a step spends on guessing and learning, in Python."""

@@ -6,23 +6,25 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence as Items
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, Final, Literal, NotRequired, Protocol, TypedDict
 
 from edge_rt.errors import ConfigError, InputError, StorageError
 from edge_rt.runtime.aio import AsyncStream
-from edge_rt.runtime.cancel import CancelToken
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.generation import usable_ids
+from edge_rt.runtime.graph.cancel import CancelToken
 from edge_rt.runtime.results import Result
 from edge_rt.runtime.stream import Stream
 from edge_rt.version import VERSION
 
 if TYPE_CHECKING:
-    from edge_rt.runtime.engine import Model
-    from edge_rt.template import RenderedPrompt
+    from edge_rt.package.reader import Package
+    from edge_rt.runtime.prompt.encoding import Message
+    from edge_rt.text.template import RenderedPrompt
+    from edge_rt.text.tokenizer import Tokenizer
 
 CHAT_FORMAT: Final = "edge-rt chat"
 CHAT_VERSION: Final = 1
@@ -35,6 +37,34 @@ class ChatMessage(TypedDict):
     role: Literal["system", "user", "assistant"]
     content: str
     interrupted: NotRequired[bool]
+
+
+class ChatModel(Protocol):
+    """What a conversation needs of a model; ``edge_rt.Model`` has it."""
+
+    package: Package
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+
+    def render(self, messages: Items[Message], *, add_generation_prompt: bool = True) -> RenderedPrompt:
+        """Return messages as the template writes them."""
+
+    def check_prompt_fits(self, text: str, config: GenerationConfig) -> None:
+        """Refuse a text that cannot fit however it is cut into tokens."""
+
+    def stream_ids(
+        self,
+        token_ids: Items[int],
+        config: GenerationConfig,
+        *,
+        cancel: CancelToken | None = None,
+        on_prefill_progress: Callable[[int, int], None] | None = None,
+        on_result: Callable[[Result], None] | None = None,
+        called: float | None = None,
+    ) -> Stream:
+        """Generate behind token ids."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +93,7 @@ class Chat:
         InvalidTemplate: the model has no chat template.
     """
 
-    def __init__(self, model: Model, system: str | None = None) -> None:
+    def __init__(self, model: ChatModel, system: str | None = None) -> None:
         self._model = model
         self._context: _Context | None = None
         self.messages: list[ChatMessage] = []
@@ -158,7 +188,7 @@ class Chat:
         called = time.perf_counter()
         config = (config or GenerationConfig()).with_options(**options)
         prompt = self._model.render(asked)
-        self._model.refuse_hopeless(prompt.plain_text, config)
+        self._model.check_prompt_fits(prompt.plain_text, config)
         token_ids = self._encode(prompt)
 
         def on_result(result: Result) -> None:

@@ -23,32 +23,32 @@ from edge_rt.errors import (
     ModelClosed,
     RuntimeUnavailable,
 )
-from edge_rt.machine import return_free_memory
 from edge_rt.memory.plan import Plan
-from edge_rt.package import Package, open_package
-from edge_rt.runtime.accept import accept
+from edge_rt.package.reader import Package, open_package
 from edge_rt.runtime.aio import AsyncStream
-from edge_rt.runtime.cache import KVCache
-from edge_rt.runtime.cancel import CancelToken
 from edge_rt.runtime.chat import Chat
 from edge_rt.runtime.config import GenerationConfig
-from edge_rt.runtime.decode import AcceptanceRule
-from edge_rt.runtime.draft import Drafter, NullDrafter
-from edge_rt.runtime.encoding import Message, Prompt, PromptEncoder
+from edge_rt.runtime.decode.accept import accept
+from edge_rt.runtime.decode.detokenizer import TextStream
+from edge_rt.runtime.decode.draft import Drafter, NullDrafter
+from edge_rt.runtime.decode.loop import AcceptanceRule
+from edge_rt.runtime.decode.sampling import Sampler
+from edge_rt.runtime.decode.sequence import Sequence
 from edge_rt.runtime.generation import Generation
-from edge_rt.runtime.loading import load_parts
-from edge_rt.runtime.planning import Memory as MemoryBudget, Wanted, plan_load
+from edge_rt.runtime.graph.cache import KVCache
+from edge_rt.runtime.graph.cancel import CancelToken
+from edge_rt.runtime.graph.runner import ModelRunner
+from edge_rt.runtime.load.loading import load_parts
+from edge_rt.runtime.load.planning import Memory as MemoryBudget, Wanted, plan_load
+from edge_rt.runtime.prompt.encoding import Message, Prompt, PromptEncoder
 from edge_rt.runtime.results import Event, Result
-from edge_rt.runtime.row_cost import CostStore, RowCosts
-from edge_rt.runtime.runner import ModelRunner
-from edge_rt.runtime.sampling import Sampler
-from edge_rt.runtime.sequence import Sequence
-from edge_rt.runtime.speculation import SpecOptions, Speculation
+from edge_rt.runtime.speculation.cost_model import CostStore, RowCosts
+from edge_rt.runtime.speculation.speculation import SpecOptions, Speculation
 from edge_rt.runtime.stream import EventSource, Stream
-from edge_rt.runtime.text import TextStream
 from edge_rt.session import StopSwitch, onnxruntime_version, pool_size
-from edge_rt.template import RenderedPrompt
-from edge_rt.tokenizer import Tokenizer
+from edge_rt.system.machine import return_free_memory
+from edge_rt.text.template import RenderedPrompt
+from edge_rt.text.tokenizer import Tokenizer
 
 
 class Model:
@@ -353,13 +353,13 @@ class Model:
             return sampled, sampled.accept
         return self._speculation.drafter(mode, reference), accept
 
-    def refuse_hopeless(self, text: str, config: GenerationConfig) -> None:
+    def check_prompt_fits(self, text: str, config: GenerationConfig) -> None:
         """Refuse a text that cannot fit however it is cut into tokens, before seconds are spent on cutting it.
 
         Raises:
             ContextOverflow: with the least number of tokens that the text can have.
         """
-        self._require_texts().refuse_hopeless(text, config)
+        self._require_texts().check_prompt_fits(text, config)
 
     def check_reference(self, config: GenerationConfig) -> None:
         """Refuse a reference text that the memory plan has no room for, before an answer needs it.

@@ -7,17 +7,17 @@ from collections.abc import Callable, Sequence as TokenIds
 from dataclasses import dataclass
 
 from edge_rt.errors import Cancelled
-from edge_rt.machine import peak_rss_bytes
-from edge_rt.runtime.accept import accept
-from edge_rt.runtime.cache import KVCache
-from edge_rt.runtime.cancel import CancelToken
-from edge_rt.runtime.decode import AcceptanceRule, Target, decode, prefill
-from edge_rt.runtime.draft import Drafter
+from edge_rt.runtime.decode.accept import accept
+from edge_rt.runtime.decode.detokenizer import TextStream
+from edge_rt.runtime.decode.draft import Drafter
+from edge_rt.runtime.decode.loop import AcceptanceRule, Target, decode, prefill
+from edge_rt.runtime.decode.sampling import Sampler
+from edge_rt.runtime.decode.sequence import Sequence
+from edge_rt.runtime.graph.cache import KVCache
+from edge_rt.runtime.graph.cancel import CancelToken
 from edge_rt.runtime.results import Event, Memory, Result, Timings, Usage
-from edge_rt.runtime.sampling import Sampler
-from edge_rt.runtime.sequence import Sequence
 from edge_rt.runtime.stream import EventSource
-from edge_rt.runtime.text import TextStream
+from edge_rt.system.machine import peak_rss_bytes
 
 
 @dataclass

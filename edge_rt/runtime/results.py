@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from edge_rt.runtime.sequence import FinishReason
+FinishReason = Literal["stop", "length", "cancelled", "context_full"]
+"""Why an answer ended."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from edge_rt.errors import ConfigError
-from edge_rt.runtime.cancel import CancelToken
+from edge_rt.runtime.graph.cancel import CancelToken
 from edge_rt.runtime.results import Event, Result
 
 EventSource = Generator[Event, None, Result]

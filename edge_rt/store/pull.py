@@ -21,7 +21,7 @@ from edge_rt.store.staging import discard, entry_lock
 
 if TYPE_CHECKING:
     from edge_rt.export import ExportEstimate, ExportReport
-    from edge_rt.package import Package
+    from edge_rt.package.reader import Package
 
 DEFAULT_ACTIVATIONS = "int8"
 

@@ -106,7 +106,7 @@ def resolve_source(ref: str | os.PathLike[str], store: Store, *, options: FetchO
 
 
 def _resolve(ref: str | os.PathLike[str], store: Store, options: FetchOptions, *, fetch: bool) -> Resolved:
-    from edge_rt.package import is_package
+    from edge_rt.package.reader import is_package
 
     text = os.fspath(ref)
     path = _existing(text)
@@ -133,7 +133,7 @@ def _existing(text: str) -> Path | None:
 
 
 def _resolve_path(path: Path) -> Resolved:
-    from edge_rt.package import is_package
+    from edge_rt.package.reader import is_package
 
     if path.is_dir():
         if is_package(path):

@@ -120,7 +120,7 @@ def test_memory_budget_is_exit_code_4(cli_env, small_gguf, tmp_path):
 def test_an_unexpected_error_is_one_line_without_v(cli_env):
     code = (
         "import edge_rt.cli.options as o, sys\n"
-        "import edge_rt.cli.models as m\n"
+        "import edge_rt.cli.commands.models as m\n"
         "def boom(*a): raise RuntimeError('odd')\n"
         "m.open_the_store = boom\n"
         "from edge_rt.cli.main import run\nsys.exit(run(['list', '--json', *sys.argv[1:]]))"

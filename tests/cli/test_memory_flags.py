@@ -9,11 +9,11 @@ import shlex
 
 import pytest
 
-from edge_rt.cli.commands import Commands
-from edge_rt.cli.console import Terminal
-from edge_rt.cli.conversation import Conversation
+from edge_rt.cli.chat.conversation import Conversation
+from edge_rt.cli.chat.slash_commands import Commands
 from edge_rt.cli.options import ModelFlags
-from edge_rt.cli.stats import of_budget
+from edge_rt.cli.render.console import Terminal
+from edge_rt.cli.render.stats import of_budget
 from edge_rt.errors import ConfigError
 from edge_rt.runtime.config import GenerationConfig
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from edge_rt.cli.console import Terminal
+from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.speculation import MODES, TraceFile, open_trace, with_reference
 from edge_rt.errors import ConfigError, InputError, StorageError
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.drafters.corpus_build import build_corpus
-from edge_rt.runtime.pricing import MAX_TRIES
-from edge_rt.runtime.speculation import SPEC_MODES
+from edge_rt.runtime.speculation.cost_measurement import MAX_TRIES
+from edge_rt.runtime.speculation.speculation import SPEC_MODES
 from tests.cli.conftest import ENDLESS
 
 GREEDY = ("--temp", "0", "-n", "24")

@@ -15,9 +15,10 @@ import pytest
 from edge_rt.errors import Cancelled, ConfigError, InputError, RuntimeUnavailable, StorageError, VersionMismatch
 from edge_rt.export import export_model
 from edge_rt.export.exporter import STAGES
-from edge_rt.export.foresee import foresee_gguf
+from edge_rt.export.size_estimate import foresee_gguf
 from edge_rt.ops import library_path
-from edge_rt.package import WEIGHTS_FILE, KeyCalibration, open_package
+from edge_rt.package.manifest import WEIGHTS_FILE, KeyCalibration
+from edge_rt.package.reader import open_package
 from edge_rt.runtime.engine import load_package
 from tests.helpers.gguf_factory import write_llama_gguf
 from tests.helpers.native_profile import require_native
@@ -390,7 +391,7 @@ import os, random, signal, sys, time
 from pathlib import Path
 import edge_rt.export.exporter  # once, not in every child
 from edge_rt.export import export_model
-from edge_rt.package import open_package
+from edge_rt.package.reader import open_package
 
 source, out = Path(sys.argv[1]), Path(sys.argv[2])
 

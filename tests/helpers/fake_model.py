@@ -8,16 +8,16 @@ import zlib
 import numpy as np
 
 from edge_rt.errors import Cancelled
-from edge_rt.package import ModelConfig
-from edge_rt.runtime.cache import KVCache
-from edge_rt.runtime.cancel import CancelToken
+from edge_rt.package.manifest import ModelConfig
 from edge_rt.runtime.config import GenerationConfig
-from edge_rt.runtime.draft import Accepted, Draft, NullDrafter
+from edge_rt.runtime.decode.detokenizer import TextStream
+from edge_rt.runtime.decode.draft import Accepted, Draft, NullDrafter
+from edge_rt.runtime.decode.sampling import Sampler
+from edge_rt.runtime.decode.sequence import Sequence
 from edge_rt.runtime.generation import Generation
-from edge_rt.runtime.outputs import Outputs, TopTokens
-from edge_rt.runtime.sampling import Sampler
-from edge_rt.runtime.sequence import Sequence
-from edge_rt.runtime.text import TextStream
+from edge_rt.runtime.graph.cache import KVCache
+from edge_rt.runtime.graph.cancel import CancelToken
+from edge_rt.runtime.graph.outputs import Outputs, TopTokens
 
 VOCABULARY = 50
 GARBAGE = -1

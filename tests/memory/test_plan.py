@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from edge_rt.errors import ConfigError, MemoryBudgetExceeded
-from edge_rt.memory.ladder import CHUNKS
+from edge_rt.memory.fallbacks import CHUNKS
 from edge_rt.memory.plan import Plan, make_plan, require_fit
 from edge_rt.memory.request import Request
 from edge_rt.memory.speed import tokens_per_second

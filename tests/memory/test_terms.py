@@ -7,10 +7,10 @@ from hypothesis import given, settings, strategies as st
 
 from edge_rt.memory.activations import allocated_bytes
 from edge_rt.memory.choice import Choice
-from edge_rt.memory.gains import GAINS, gain_of
+from edge_rt.memory.plan_terms import terms_of
 from edge_rt.memory.request import Request
+from edge_rt.memory.speculation_table import GAINS, gain_of
 from edge_rt.memory.speed import row_cost
-from edge_rt.memory.term_texts import terms_of
 from edge_rt.memory.terms import (
     BASE_BYTES,
     encodable_bytes,

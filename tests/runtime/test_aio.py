@@ -8,7 +8,7 @@ import pytest
 
 from edge_rt.errors import ConfigError, InferenceError
 from edge_rt.runtime.aio import QUEUE_EVENTS, AsyncStream
-from edge_rt.runtime.cancel import CancelToken
+from edge_rt.runtime.graph.cancel import CancelToken
 from edge_rt.runtime.results import Event
 from edge_rt.runtime.stream import Stream
 

@@ -24,9 +24,9 @@ from edge_rt.errors import (
     ModelClosed,
     RuntimeUnavailable,
 )
-from edge_rt.runtime.cancel import CancelToken
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.engine import load_package
+from edge_rt.runtime.graph.cancel import CancelToken
 from tests.helpers.packages import copied, edit_manifest, replace_file
 from tests.helpers.small import GREEDY
 

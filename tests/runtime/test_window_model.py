@@ -13,15 +13,16 @@ from hypothesis import given, settings, strategies as st
 
 from edge_rt.errors import VersionMismatch
 from edge_rt.export import export_model
-from edge_rt.machine import usable_cpus
-from edge_rt.package import KV_FORMATS, ModelConfig, open_package
+from edge_rt.package.manifest import KV_FORMATS, ModelConfig
+from edge_rt.package.reader import open_package
 from edge_rt.runtime.engine import load_package
-from edge_rt.runtime.interface import open_interface
-from edge_rt.runtime.native_interface import NativeInterface
-from edge_rt.runtime.portable_interface import PortableInterface
-from edge_rt.runtime.runner import ModelRunner
-from edge_rt.runtime.speculation import SpecOptions
+from edge_rt.runtime.graph.io_binding import open_interface
+from edge_rt.runtime.graph.io_binding_native import NativeInterface
+from edge_rt.runtime.graph.io_binding_portable import PortableInterface
+from edge_rt.runtime.graph.runner import ModelRunner
+from edge_rt.runtime.speculation.speculation import SpecOptions
 from edge_rt.session import Session, StopSwitch, pool_size
+from edge_rt.system.machine import usable_cpus
 from tests.helpers.gguf_factory import write_llama_gguf
 from tests.helpers.graphs import Built
 from tests.helpers.native_profile import require_native

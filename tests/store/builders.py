@@ -8,16 +8,16 @@ import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edge_rt.package import (
+from edge_rt.package.manifest import (
     FORMAT_VERSION,
     GRAPH_VERSIONS,
     Manifest,
     ModelConfig,
-    PackageWriter,
     Segment,
     SourceInfo,
     TokenizerInfo,
 )
+from edge_rt.package.writer import PackageWriter
 from edge_rt.store.files import FileSpec
 from edge_rt.store.recipes import PipWheelSource, Recipe
 from edge_rt.store.resolve import FetchOptions

@@ -8,10 +8,10 @@ from itertools import islice
 from typing import Any, Final
 
 from edge_rt.errors import ConfigError
-from edge_rt.runtime.draft import Accepted, Draft
+from edge_rt.runtime.decode.draft import Accepted, Draft
 from edge_rt.runtime.drafters.prefix import common_prefix
 from edge_rt.runtime.drafters.source import Guess
-from edge_rt.runtime.outputs import Outputs
+from edge_rt.runtime.graph.outputs import Outputs
 
 LEVELS: Final = (2, 3, 4, 5)
 MAX_ENTRIES: Final = 1 << 17

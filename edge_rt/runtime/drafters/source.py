@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 from typing import Any, NamedTuple, Protocol
 
-from edge_rt.runtime.draft import Accepted, Draft
-from edge_rt.runtime.outputs import Outputs
+from edge_rt.runtime.decode.draft import Accepted, Draft
+from edge_rt.runtime.graph.outputs import Outputs
 
 CONTEXT_TOKENS = 4
 """Known tokens before a draft that a source is told with the step's outputs."""

@@ -7,12 +7,12 @@ from collections.abc import Sequence as Items
 from typing import Any, Final
 
 from edge_rt.errors import ConfigError
-from edge_rt.runtime.draft import Accepted, Draft
+from edge_rt.runtime.decode.draft import Accepted, Draft
 from edge_rt.runtime.drafters.automaton import SuffixAutomaton
 from edge_rt.runtime.drafters.corpus import MAX_MATCH, Corpus, Places
 from edge_rt.runtime.drafters.prefix import common_prefix
 from edge_rt.runtime.drafters.source import Guess
-from edge_rt.runtime.outputs import Outputs
+from edge_rt.runtime.graph.outputs import Outputs
 
 SEPARATOR: Final = -1
 """Stands between two texts in the automaton; never guessed."""

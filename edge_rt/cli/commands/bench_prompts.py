@@ -1,0 +1,235 @@
+"""``edge-rt bench --prompts``: what speculation gains on the prompts of a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from edge_rt.cli.interrupt import Background
+from edge_rt.cli.render.bench_table import markdown
+from edge_rt.cli.render.console import Terminal
+from edge_rt.cli.render.stats import visible_shares
+from edge_rt.cli.render.status_line import StatusLine
+from edge_rt.cli.speculation import warn_of_profile
+from edge_rt.errors import ConfigError, ContextOverflow
+from edge_rt.runtime.config import GenerationConfig
+from edge_rt.runtime.graph.cancel import CancelToken
+
+if TYPE_CHECKING:
+    from edge_rt.measure.prompts import Prompt
+    from edge_rt.measure.speculation_benchmark import LeftOut, Sample
+    from edge_rt.runtime.engine import Model
+
+DEFAULT_MAX_TOKENS: Final = 256
+FEW_PROMPTS: Final = 4
+"""Figures of fewer prompts say little."""
+
+
+@dataclass(frozen=True)
+class PromptFlags:
+    """Flags that say how prompts are measured; None is one that was not given.
+
+    Attributes:
+        prompts: the file.
+        limit: take the first so many.
+        mode: mode of speculation.
+        draft_max: most drafted tokens of a pass.
+        corpus: file of ``edge-rt corpus build``.
+        max_tokens: most tokens of an answer.
+        temp, top_p, seed: how tokens are chosen.
+        cold: measure with empty tables.
+        raw: give prompts without the chat template.
+        plot: file of the picture.
+    """
+
+    prompts: Path | None
+    limit: int | None
+    mode: str | None
+    draft_max: int | None
+    corpus: Path | None
+    max_tokens: int | None
+    temp: float | None
+    top_p: float | None
+    seed: int | None
+    cold: bool
+    raw: bool
+    plot: Path | None
+
+    def given(self) -> list[str]:
+        """Return the flags that were given, but for ``--prompts``."""
+        flags = {
+            "--limit": self.limit,
+            "--spec": self.mode,
+            "--draft-max": self.draft_max,
+            "--corpus": self.corpus,
+            "--max-tokens": self.max_tokens,
+            "--temp": self.temp,
+            "--top-p": self.top_p,
+            "--seed": self.seed,
+            "--cold": self.cold or None,
+            "--raw": self.raw or None,
+            "--plot": self.plot,
+        }
+        return [name for name, value in flags.items() if value is not None]
+
+    def config(self) -> GenerationConfig:
+        """Return how tokens are chosen; greedily unless asked otherwise.
+
+        Raises:
+            ConfigError: a value is out of range.
+        """
+        config = GenerationConfig(
+            max_tokens=DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens,
+            temperature=0.0 if self.temp is None else self.temp,
+            seed=0 if self.seed is None else self.seed,
+        )
+        return config if self.top_p is None else config.with_options(top_p=self.top_p)
+
+    @property
+    def spec(self) -> str:
+        """The mode of speculation."""
+        return "auto" if self.mode is None else self.mode
+
+    def read(self) -> list[Prompt]:
+        """Return the prompts to take, after everything is checked that can be before a model is loaded.
+
+        Raises:
+            ConfigError: a flag is wrong.
+            InputError: the file is malformed.
+            StorageError: it cannot be read.
+            RuntimeUnavailable: a picture is wanted, and nothing can draw it.
+        """
+        from edge_rt.measure.prompts import read_prompts
+        from edge_rt.runtime.speculation.speculation import require_mode
+
+        assert self.prompts is not None
+        require_mode(self.spec)
+        if self.corpus is not None and self.spec not in ("auto", "suffix"):
+            raise ConfigError(
+                f"--corpus is not used with --spec {self.spec}.", "It is used with auto, suffix.", "Leave one out."
+            )
+        if self.draft_max is not None and self.spec == "off":
+            raise ConfigError("--draft-max is not used with --spec off.", "Nothing is drafted.", "Leave one out.")
+        self.config()
+        if self.plot is not None:
+            from edge_rt.cli.render.speculation_plot import require_plot
+
+            require_plot(self.plot)
+        return read_prompts(self.prompts)[: self.limit]
+
+
+def measure(terminal: Terminal, model: Model, prompts: list[Prompt], flags: PromptFlags) -> dict[str, Any]:
+    """Measure the prompts and return all figures as a JSON object.
+
+    Raises:
+        EdgeRTError: a generation failed, two answers differ, or no prompt fits the context.
+        SignalReceived: a signal came.
+    """
+    token = CancelToken()
+    line = StatusLine(terminal, len(prompts))
+    config = flags.config()
+    in_force = model.speculation.resolve(flags.spec, has_reference=flags.spec == "reference")
+    warn_of_profile(terminal, model, flags.spec, given=f"--spec {flags.spec}")
+    if in_force != flags.spec:
+        unused = [flag for flag in flags.given() if flag in ("--draft-max", "--corpus")]
+        terminal.warn(
+            f"speculation is off ({flags.spec}, op profile {model.package.manifest.op_profile}): plain decoding is "
+            "measured against itself; choose a drafter with --spec."
+            + (f" Not used: {', '.join(unused)}." if unused else "")
+        )
+
+    def work(emit: Callable[[Sample | LeftOut], None]) -> dict[str, Any]:
+        from edge_rt.measure.speculation_benchmark import Sample, measure_prompts, report
+
+        samples: list[Sample] = []
+        left_out: list[LeftOut] = []
+        for item in measure_prompts(model, prompts, config, flags.spec, cold=flags.cold, raw=flags.raw, cancel=token):
+            if isinstance(item, Sample):
+                samples.append(item)
+            else:
+                left_out.append(item)
+            emit(item)
+        if not samples:
+            worst = left_out[0]
+            raise ContextOverflow(worst.prompt_tokens, worst.requested_tokens, worst.context_tokens)
+        return report(samples, left_out)
+
+    try:
+        background: Background[Sample | LeftOut, dict[str, Any]] = Background(work)
+        for done, _ in enumerate(background, start=1):
+            line.show(done, "prompts")
+        document = background.result()
+    finally:
+        token.cancel()
+        line.clear()
+    facts = {
+        "spec": flags.spec,
+        "tables": "cold" if flags.cold else "warm",
+        "max_tokens": config.max_tokens,
+        "temperature": config.temperature,
+        "top_p": config.top_p,
+        "seed": config.seed,
+        "raw": flags.raw,
+        "draft_max": flags.draft_max,
+        "corpus": None if flags.corpus is None else str(flags.corpus),
+        "spec_in_force": in_force,
+    }
+    return {**document, **facts}
+
+
+def spec_name(document: dict[str, Any]) -> str:
+    """Return what was measured against plain decoding, for people."""
+    asked, in_force = document["spec"], document["spec_in_force"]
+    if in_force != "off":
+        return f"speculation {asked}"
+    return "plain against plain" + ("" if asked == "off" else f" (speculation {asked} is off)")
+
+
+def print_figures(terminal: Terminal, document: dict[str, Any]) -> None:
+    """Write the figures for people: a table, and what they mean."""
+    header = ("prompts of", "n", "tokens", "speed-up", "95 %", "with prefill", "tok/step", "accepted", "tok/s", "plain")
+    groups = {
+        "all": document,
+        **document["by_category"],
+        "least repetitive half": document["least_repetitive_half"],
+    }
+    rows = [(name, *_cells(figures)) for name, figures in groups.items()]
+    markdown(terminal, [header, *rows], right=range(1, len(header)))
+    terminal.line()
+    greedy = "greedy" if document["temperature"] == 0 else f"temperature {document['temperature']}"
+    terminal.line(
+        f"{spec_name(document)}, {greedy}, tables {document['tables']}; mean of the prompts' own speed-ups "
+        f"{_text(document['speedup_mean'])}; drafting {_percent(document['drafting_share'])} of the time; "
+        f"repeated 4-grams {_percent(document['repetition'])}, in the least repetitive half "
+        f"{_percent(document['least_repetitive_half']['repetition'])}"
+    )
+    shares = visible_shares(document["accepted_per_position"])
+    if steps := ", ".join(f"{index}: {share:.0%}" for index, share in enumerate(shares, start=1)):
+        terminal.line(f"steps that accepted at least so many drafted tokens: {steps}")
+    if (few := document["least_repetitive_half"]["prompts"]) < FEW_PROMPTS:
+        terminal.line(f"the least repetitive half has only {few} prompt{'s'[: few != 1]}: too few to go by")
+
+
+def _cells(figures: dict[str, Any]) -> tuple[str, ...]:
+    interval = figures["speedup_interval"]
+    return (
+        str(figures["prompts"]),
+        str(figures["tokens"]),
+        _text(figures["speedup"]),
+        "-" if interval is None else f"{interval[0]:.2f} to {interval[1]:.2f}",
+        _text(figures["speedup_with_prefill"]),
+        _text(figures["tokens_per_step"]),
+        _percent(figures["acceptance"]),
+        _text(figures["tok_s"], 1),
+        _text(figures["tok_s_plain"], 1),
+    )
+
+
+def _text(value: float | None, digits: int = 2) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f} %"

@@ -1,0 +1,222 @@
+"""``edge-rt plan``: what a model takes of the memory, before anything is loaded."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edge_rt.cli.baseline_memory import PLANNING, this_machine
+from edge_rt.cli.options import (
+    ConfigOption,
+    CtxOption,
+    JsonOption,
+    KvOption,
+    MemoryOption,
+    ModelFlags,
+    ModelOption,
+    NoColorOption,
+    QuietOption,
+    StoreOption,
+    VerboseOption,
+    make_terminal,
+)
+from edge_rt.cli.render.console import Terminal
+from edge_rt.cli.speculation import CorpusOption, DraftMaxOption, SpecOption, check_planned
+from edge_rt.errors import MemoryBudgetExceeded, ModelNotFound
+
+if TYPE_CHECKING:
+    from edge_rt.memory.plan import Plan
+    from edge_rt.memory.shape import ModelShape
+
+
+@dataclass(frozen=True)
+class FoundModel:
+    """A model that can be planned.
+
+    Attributes:
+        shape: its numbers.
+        notes: what has to be said about them.
+        can_run: whether the commands that run a model take it.
+    """
+
+    shape: ModelShape
+    notes: tuple[str, ...] = ()
+    can_run: bool = True
+
+
+def plan(
+    model: ModelOption = None,
+    memory: MemoryOption = None,
+    ctx: CtxOption = None,
+    kv_type: KvOption = None,
+    spec: SpecOption = None,
+    draft_max: DraftMaxOption = None,
+    corpus: CorpusOption = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            "--device",
+            metavar="DEVICE",
+            help="Another machine than this one: a preset, or a saved profile; 'list' shows them.",
+            show_default="this machine",
+        ),
+    ] = None,
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+    verbose: VerboseOption = False,
+    no_color: NoColorOption = False,
+    store: StoreOption = None,
+    config: ConfigOption = None,
+) -> int:
+    """Say what a model takes of the memory, and what is fastest within a budget.
+
+    The model is a package, a GGUF file, or a folder with config.json and safetensors: only headers are read. Exit code
+    4 if it does not fit.
+    """
+    flags = ModelFlags(model, ctx, None, "auto", store, config, True, kv_type, memory=memory)
+    from edge_rt.byte_size import file_size
+    from edge_rt.cli.plan_speed import Speeds, measured_here
+    from edge_rt.cli.render.plan_report import plan_json, print_plan
+    from edge_rt.memory.device import LIST, preset
+    from edge_rt.memory.plan import Request, make_plan
+
+    terminal = make_terminal(json=json, quiet=quiet, verbose=verbose, no_color=no_color)
+    if device == LIST:
+        _list_devices(terminal, as_json=json)
+        return 0
+    here = this_machine(flags.own_bytes + PLANNING) if device in (None, "auto", "cpu") else None
+    check_planned(spec, draft_max, corpus)
+    if corpus is not None:
+        from edge_rt.runtime.drafters.corpus import Corpus
+
+        Corpus.open(corpus, verify=False).close()
+    profile = preset(str(device)) if here is None else here
+    found = find_model(flags)
+    request = Request(
+        budget_bytes=flags.budget_bytes,
+        ctx=ctx,
+        kv=kv_type,
+        spec=spec,
+        draft_max=draft_max,
+        corpus=None if corpus is None else str(corpus),
+        corpus_bytes=file_size(corpus),
+    )
+    made = make_plan(found.shape, profile, request)
+    speeds = Speeds(found.shape, profile, {} if here is None else measured_here(found.shape, profile))
+    notes = found.notes
+    unused = _unused(made)
+    if here is not None and not speeds.rate(made.choice).is_measured:
+        notes += _cache_notes(found.shape)
+    if json:
+        terminal.document({**plan_json(made, speeds), "notes": [*notes, *unused]})
+        return 0 if made.fits else MemoryBudgetExceeded.exit_code
+    for text in unused:
+        terminal.warn(text)
+    # What cannot be run here can be planned.
+    verb = ["edge-rt", "generate" if found.can_run and here is not None else "plan", "-m", flags.reference]
+    elsewhere = [] if here is not None else ["--device", str(device)]
+    print_plan(terminal, made, speeds, notes, verb=verb, elsewhere=elsewhere)
+    return 0 if made.fits else MemoryBudgetExceeded.exit_code
+
+
+def find_model(flags: ModelFlags) -> FoundModel:
+    """Return the numbers of the model that the flags mean, and what has to be said about them.
+
+    Raises:
+        ModelNotFound: it is not on this machine.
+        EdgeRTError: it cannot be read, or its size cannot be told.
+    """
+    from edge_rt.memory.shape import shape_of
+    from edge_rt.package.reader import is_package, open_package
+
+    path = Path(flags.reference).expanduser()
+    if is_package(path):
+        package = open_package(path)
+        return FoundModel(shape_of(package.manifest, package.id))
+    if path.is_dir():
+        from edge_rt.export.size_estimate import is_checkpoint_folder
+
+        if is_checkpoint_folder(path):
+            return _foreseen(path)
+    from edge_rt.store import resolve
+
+    resolved = resolve(flags.reference, flags.open_store())
+    if resolved.path is None:
+        raise ModelNotFound(
+            f"{flags.reference} is not on this machine.",
+            f"To have it: {resolved.description}.",
+            f"Run: edge-rt pull {shlex.quote(flags.reference)}",
+        )
+    if resolved.kind == "package":
+        package = open_package(resolved.path)
+        return FoundModel(shape_of(package.manifest, package.id))
+    return _foreseen(resolved.path)
+
+
+def _foreseen(path: Path) -> FoundModel:
+    from edge_rt.export.size_estimate import foresee_folder, foresee_gguf
+    from edge_rt.memory.shape import shape_of_config
+    from edge_rt.package.manifest import KV_FORMATS
+
+    found = foresee_folder(path) if path.is_dir() else foresee_gguf(path)
+    shape = shape_of_config(
+        found.config,
+        op_profile=found.op_profile,
+        weights_bytes=found.weights_bytes,
+        tokenizer_bytes=found.tokenizer_bytes,
+        kv_formats=KV_FORMATS[found.op_profile],
+        embedding_bytes=found.embedding_bytes,
+        window_layers=found.window_layers,
+    )
+    return FoundModel(shape, found.notes, can_run=found.is_exact)
+
+
+def _unused(made: Plan) -> tuple[str, ...]:
+    """Return what is to be said of flags that change nothing, as a command that runs the model says it."""
+    if not made.unused:
+        return ()
+    profile = made.shape.op_profile
+    return (f"speculation is off (auto, op profile {profile}): not used: {', '.join(made.unused)}.",)
+
+
+def _cache_notes(shape: ModelShape) -> tuple[str, ...]:
+    """Return what is to be said of speeds where a model is smaller than a cache of this machine."""
+    from edge_rt.byte_size import show_mib
+    from edge_rt.system.machine import last_level_cache_bytes
+
+    cache = last_level_cache_bytes()
+    if cache is None or shape.read_bytes > cache:
+        return ()
+    size = show_mib(cache)
+    return (f"The weights fit the CPU's last-level cache, {size}: the expected speed is a lower estimate.",)
+
+
+def _list_devices(terminal: Terminal, *, as_json: bool) -> None:
+    from edge_rt.byte_size import show_size
+    from edge_rt.memory.device import load_profile, presets, profile_path, saved_names
+
+    saved = {name: load_profile(profile_path(name)) for name in saved_names()}
+    if as_json:
+        terminal.document(
+            {
+                "presets": [
+                    {**asdict(entry.profile), "text": entry.text, "evidence": dict(entry.evidence)}
+                    for entry in presets().values()
+                ],
+                "saved": [asdict(replace(profile, name=name)) for name, profile in saved.items()],
+            }
+        )
+        return
+    rows = [("", "memory", "available", "read per second", "")]
+    for entry in presets().values():
+        one = entry.profile
+        speed = f"{one.bandwidth / 1e9:.0f} GB"
+        rows.append((entry.name, show_size(one.total_bytes), show_size(one.available_bytes), speed, entry.text))
+    for name, one in saved.items():
+        speed = f"{one.bandwidth / 1e9:.0f} GB"
+        rows.append((name, show_size(one.total_bytes), show_size(one.available_bytes), speed, "saved here, measured"))
+    terminal.table(rows, right=(1, 2, 3))
