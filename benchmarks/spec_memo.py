@@ -33,7 +33,7 @@ from edge_rt.memory.device import machine_profile
 from edge_rt.memory.plan import Plan, Request, make_plan
 from edge_rt.memory.shape import ModelShape, shape_of
 from edge_rt.package.reader import open_package
-from edge_rt.runtime.speculation.speculation import MAX_NODES
+from edge_rt.spec_modes import MAX_DRAFT
 
 MIB = 1 << 20
 WORKER = Path(__file__).parent / "workers" / "memo_worker.py"
@@ -70,8 +70,8 @@ def make_plans(shape: ModelShape, ctx: int, kv: str) -> dict[str, Plan]:
         sys.exit("the plan knows no budget at which speculation pays")
     return {
         "small": plan(enough, ctx, None),
-        "large": plan(UNLIMITED, shape.context_length, MAX_NODES),
-        "equal": plan(UNLIMITED, ctx, MAX_NODES),
+        "large": plan(UNLIMITED, shape.context_length, MAX_DRAFT),
+        "equal": plan(UNLIMITED, ctx, MAX_DRAFT),
     }
 
 

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 _BASE_PROGRAM: Final = """
 import contextlib, io
 import edge_rt.api, edge_rt.runtime.engine, edge_rt.store
-from edge_rt.cli.main import run
+from edge_rt.cli.main import main
 import psutil
 with contextlib.redirect_stdout(io.StringIO()):
-    run(["plan", "--device", "list"])  # the command line imports more where it reads flags
+    main(["plan", "--device", "list"])  # the command line imports more where it reads flags
 print(psutil.Process().memory_info().rss)
 """
 """Imports what a command that loads a model has imported by then."""

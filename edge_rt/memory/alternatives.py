@@ -10,9 +10,10 @@ from edge_rt.byte_size import round_up
 from edge_rt.memory.choice import Choice
 from edge_rt.memory.device import DeviceProfile
 from edge_rt.memory.fallbacks import LEAST_CONTEXT, Decision, Ladder
-from edge_rt.memory.request import AUTO, OFF, Alternative, Request
+from edge_rt.memory.request import Alternative, Request
 from edge_rt.memory.shape import ModelShape
 from edge_rt.memory.speed import tokens_per_second
+from edge_rt.spec_modes import AUTO, OFF
 
 MOST: Final = 4
 """Other settings under the same budget."""

@@ -13,11 +13,12 @@ from typing import Final
 
 from edge_rt.memory.choice import Choice
 from edge_rt.memory.device import DeviceProfile
-from edge_rt.memory.request import AUTO, OFF, Request
+from edge_rt.memory.request import Request
 from edge_rt.memory.shape import ModelShape
 from edge_rt.memory.speculation_table import LEAST_TABLE
 from edge_rt.memory.speed import tokens_per_second
 from edge_rt.memory.terms import sizes_of
+from edge_rt.spec_modes import AUTO, OFF
 
 DEFAULT_CONTEXT: Final = 8192
 """Largest context taken without being asked for, in tokens."""

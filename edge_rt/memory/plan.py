@@ -13,10 +13,11 @@ from edge_rt.memory.choice import Choice
 from edge_rt.memory.device import DeviceProfile
 from edge_rt.memory.fallbacks import DEFAULT_CONTEXT, KEPT_SPEED, LEAST_CONTEXT, Decision, Ladder
 from edge_rt.memory.plan_terms import Term, terms_of
-from edge_rt.memory.request import AUTO, Alternative, Request
+from edge_rt.memory.request import Alternative, Request
 from edge_rt.memory.shape import ModelShape
 from edge_rt.memory.speed import plain_tokens_per_second, tokens_per_second
 from edge_rt.memory.terms import Regimes, Sizes, sizes_of
+from edge_rt.spec_modes import AUTO
 
 __all__ = [
     "DEFAULT_CONTEXT", "KEPT_SPEED", "LEAST_CONTEXT", "Alternative", "Choice", "Plan", "Request", "Term", "make_plan",

@@ -19,8 +19,8 @@ from edge_rt.export.size_estimate import foresee_gguf
 from edge_rt.ops import library_path
 from edge_rt.package.manifest import WEIGHTS_FILE, KeyCalibration
 from edge_rt.package.reader import open_package
-from edge_rt.runtime.engine import load_package
 from tests.helpers.gguf_factory import write_llama_gguf
+from tests.helpers.models import load_package
 from tests.helpers.native_profile import require_native
 from tests.helpers.packages import listing
 from tests.helpers.portable_profile import require_portable_windows, windows_refusal

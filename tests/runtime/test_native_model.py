@@ -14,7 +14,6 @@ from edge_rt.errors import Cancelled, ConfigError, InferenceError
 from edge_rt.export import export_model
 from edge_rt.package.manifest import KV_FORMATS
 from edge_rt.package.reader import open_package
-from edge_rt.runtime.engine import load_package
 from edge_rt.runtime.graph.io_binding import open_interface
 from edge_rt.runtime.graph.io_binding_native import NativeInterface
 from edge_rt.runtime.graph.runner import ModelRunner
@@ -22,6 +21,7 @@ from edge_rt.session import Session, StopSwitch, pool_size
 from edge_rt.system.machine import usable_cpus
 from tests.helpers.gguf_factory import write_llama_gguf
 from tests.helpers.graphs import Built
+from tests.helpers.models import load_package
 from tests.helpers.native_profile import require_native
 from tests.helpers.small import GREEDY
 

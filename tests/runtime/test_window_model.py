@@ -15,16 +15,15 @@ from edge_rt.errors import VersionMismatch
 from edge_rt.export import export_model
 from edge_rt.package.manifest import KV_FORMATS, ModelConfig
 from edge_rt.package.reader import open_package
-from edge_rt.runtime.engine import load_package
 from edge_rt.runtime.graph.io_binding import open_interface
 from edge_rt.runtime.graph.io_binding_native import NativeInterface
 from edge_rt.runtime.graph.io_binding_portable import PortableInterface
 from edge_rt.runtime.graph.runner import ModelRunner
-from edge_rt.runtime.speculation.speculation import SpecOptions
 from edge_rt.session import Session, StopSwitch, pool_size
 from edge_rt.system.machine import usable_cpus
 from tests.helpers.gguf_factory import write_llama_gguf
 from tests.helpers.graphs import Built
+from tests.helpers.models import load_package
 from tests.helpers.native_profile import require_native
 from tests.helpers.portable_profile import require_portable_windows, windows_refusal
 from tests.helpers.small import GREEDY
@@ -151,7 +150,7 @@ def test_speculative_answers_are_the_plain_ones(package, kv_format):
     accepted = 0
     for sampling in (GREEDY, {"temperature": 0.7, "seed": 5}):
         answers = []
-        for spec, chunk in ((SpecOptions("off"), 300), (SpecOptions("off"), 7), (SpecOptions("suffix"), 16)):
+        for spec, chunk in (("off", 300), ("off", 7), ("suffix", 16)):
             with load_package(package, kv=kv_format, spec=spec, prefill_chunk=chunk) as model:
                 # The second time what is still in the cache is not computed again.
                 results = [model.generate(PROMPT, max_tokens=150, **sampling) for _ in range(2)]
@@ -162,7 +161,7 @@ def test_speculative_answers_are_the_plain_ones(package, kv_format):
 
 
 def test_a_conversation_computes_what_the_window_has_lost(package):
-    with load_package(package, prefill_chunk=16, spec=SpecOptions("off", max_nodes=7)) as model:
+    with load_package(package, prefill_chunk=16, spec="off", draft_max=7) as model:
         first = model.generate(TOKEN_IDS[:100], max_tokens=5, **GREEDY)
         follow = [*TOKEN_IDS[:100], *first.token_ids, 7, 8, 9]
         near = model.generate(follow, max_tokens=5, **GREEDY)

@@ -257,3 +257,10 @@ class CostStore:
         except OSError:
             return False
         return True
+
+
+def user_costs() -> CostStore:
+    """Return the store of this user's measured costs."""
+    import platformdirs
+
+    return CostStore(platformdirs.user_cache_path("edge-rt") / "row-costs")
