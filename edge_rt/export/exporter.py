@@ -33,7 +33,7 @@ from edge_rt.export.check.compare import (
 )
 from edge_rt.export.check.reference import LlamaReference
 from edge_rt.export.estimate import ExportEstimate, estimate_export, require_room
-from edge_rt.export.families.llama import LlamaConfig
+from edge_rt.export.families.llama_config import LlamaConfig
 from edge_rt.export.families.llama_graph import (
     LlamaWeights,
     build_graph,
