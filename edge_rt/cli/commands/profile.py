@@ -29,8 +29,8 @@ from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.speculation import CorpusOption, DraftMaxOption, check_planned
 
 if TYPE_CHECKING:
-    from edge_rt.measure.memory_report import MemoryProfile
-    from edge_rt.memory.device import DeviceProfile
+    from edge_rt.measure.memory_report import MemoryReport
+    from edge_rt.memory.device import Device
     from edge_rt.memory.plan import Plan
 
 CHAT_TURNS: Final = 8
@@ -90,8 +90,8 @@ def profile(
     if plan.given_up:
         terminal.note("Given up: " + "; ".join(plan.given_up), "dim")
 
-    def work() -> MemoryProfile:
-        from edge_rt.measure.memory_report import MemoryProfile
+    def work() -> MemoryReport:
+        from edge_rt.measure.memory_report import MemoryReport
         from edge_rt.measure.memory_watch import measure_plan
 
         def tell(stage: str) -> None:
@@ -102,9 +102,9 @@ def profile(
 
         run = measure_plan(package, plan, worker=_WORKER, threads=threads, on_stage=tell)
         if plot is None or not _can_chat(package):
-            return MemoryProfile(plan, run)
+            return MemoryReport(plan, run)
         chat = measure_plan(package, plan, worker=_WORKER, threads=threads, turns=CHAT_TURNS, on_stage=tell)
-        return MemoryProfile(plan, run, chat)
+        return MemoryReport(plan, run, chat)
 
     # In this thread, where a signal ends the measurement and its process at once.
     measured = work()
@@ -128,7 +128,7 @@ def _plan(
     spec: str | None,
     draft_max: int | None,
     corpus: Path | None,
-    device: DeviceProfile,
+    device: Device,
 ) -> Plan:
     """Return the plan that a fresh process would make of a package on this machine.
 
@@ -157,7 +157,7 @@ def _title(name: str, plan: Plan) -> str:
     return f"{name}, {plan.shape.op_profile}: context {choice.ctx}, cache {choice.kv_format}, {drafts}"
 
 
-def _print(terminal: Terminal, measured: MemoryProfile) -> None:
+def _print(terminal: Terminal, measured: MemoryReport) -> None:
     """Write table and chart."""
     terms = measured.terms()
     planned, peak = measured.plan.total_bytes, measured.run.peak_bytes
@@ -201,7 +201,7 @@ def _cells(planned: int, measured: int) -> tuple[str, str, str]:
     return _mib(planned), _mib(measured), error
 
 
-def _room(measured: MemoryProfile) -> str:
+def _room(measured: MemoryReport) -> str:
     left = measured.plan.budget_bytes - measured.run.peak_bytes
     return f"{_mib(left)} left at the peak" if left >= 0 else f"{_mib(-left)} too much at the peak"
 

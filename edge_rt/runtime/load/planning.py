@@ -13,7 +13,7 @@ import psutil
 from edge_rt.byte_size import file_size, round_up
 from edge_rt.errors import ConfigError, RuntimeUnavailable
 from edge_rt.memory.budget import Budget, Claim
-from edge_rt.memory.device import DeviceProfile, machine_profile
+from edge_rt.memory.device import Device, this_device
 from edge_rt.memory.plan import Plan, Request, make_plan, require_fit
 from edge_rt.memory.request import AUTO, CORPUS_MODES, as_arguments
 from edge_rt.memory.shape import shape_of
@@ -23,7 +23,7 @@ from edge_rt.runtime.drafters.corpus import Corpus
 from edge_rt.runtime.drafters.recycling import MAX_CONTEXTS
 from edge_rt.runtime.drafters.suffix import MAX_TOKENS
 from edge_rt.runtime.graph.io_binding import check_kv_format
-from edge_rt.runtime.prompt.encoding_budget import TextRoom
+from edge_rt.runtime.prompt.encoding_budget import EncodingBudget
 from edge_rt.runtime.speculation.speculation import DEFAULT_MAX_NODES, SpecOptions, TableBounds
 from edge_rt.session import PassMemory, pool_size
 from edge_rt.system.machine import usable_cpus
@@ -99,7 +99,7 @@ class LoadPlan:
     budget_bytes: int | None
     is_strict: bool
     claim: Claim | None
-    text_room: TextRoom | None
+    text_room: EncodingBudget | None
 
     def spec_options(self, options: SpecOptions) -> SpecOptions:
         """Return how to speculate, as it was asked for and as the plan decided."""
@@ -174,7 +174,7 @@ def plan_package(
     wanted: Wanted,
     memory: Memory = None,
     *,
-    device: DeviceProfile | None = None,
+    device: Device | None = None,
     base_bytes: int | None = None,
 ) -> Plan:
     """Return the plan for a package in this process, whether it fits or not; nothing is loaded.
@@ -209,13 +209,13 @@ def plan_package(
 
 
 def _plan_package(
-    package: Package, wanted: Wanted, budget: Budget | None, device: DeviceProfile | None, base_bytes: int | None
+    package: Package, wanted: Wanted, budget: Budget | None, device: Device | None, base_bytes: int | None
 ) -> Plan:
     spec = wanted.spec
     resident: int | None
     if device is None:
         resident = resident_bytes() if base_bytes is None else base_bytes
-        device = machine_profile()
+        device = this_device()
         threads = wanted.threads or pool_size() or usable_cpus()
         held = resident if base_bytes is None else max(base_bytes, _unshared_bytes())
         device = replace(device, available_bytes=device.available_bytes + held, threads=threads)
@@ -270,7 +270,7 @@ def plan_load(package: Package, wanted: Wanted, memory: Memory, decided: Plan | 
         return LoadPlan(plan, total, is_strict, claim=None, text_room=None)
     base = plan.runtime_bytes
     claim = budget.claim(plan.shape.name, plan.total_bytes - base, base_bytes=base)
-    return LoadPlan(plan, total, is_strict, claim, TextRoom(plan, budget, claim, is_given=total is not None))
+    return LoadPlan(plan, total, is_strict, claim, EncodingBudget(plan, budget, claim, is_given=total is not None))
 
 
 def resident_bytes() -> int:

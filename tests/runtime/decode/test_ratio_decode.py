@@ -21,7 +21,7 @@ from edge_rt.runtime.drafters.recycling import RecyclingSource
 from edge_rt.runtime.engine import load_package
 from edge_rt.runtime.generation import Generation
 from edge_rt.runtime.speculation.cost_model import RowCosts
-from edge_rt.runtime.speculation.draft_shape import PlaceRates
+from edge_rt.runtime.speculation.draft_shape import SlotRates
 from edge_rt.runtime.speculation.sampled import SampledDrafter
 from edge_rt.runtime.speculation.speculation import SPEC_MODES, SpecOptions, Speculation
 from tests.helpers.fake_model import VOCABULARY, FakeTarget, Run, fake_cache
@@ -76,7 +76,7 @@ class RatioRun(Run):
 
 def taught(tokens=200, *, max_order=3, **options):
     """Return a source that has seen an answer, and what became of drafts meanwhile."""
-    source, rates = RecyclingSource(max_order=max_order), PlaceRates()
+    source, rates = RecyclingSource(max_order=max_order), SlotRates()
     options = {"temperature": 1.0, "seed": 9, "max_tokens": tokens} | options
     RatioRun(PROMPT, source=source, rates=rates, **options).result()
     return source, rates
@@ -218,7 +218,7 @@ def deviation(found, law):
     return (square - freedom) / (2 * freedom) ** 0.5
 
 
-class FixedRates(PlaceRates):
+class FixedRates(SlotRates):
     """Believes in ranks, whatever happens: drafts have one shape."""
 
     def __init__(self, *by_rank):
