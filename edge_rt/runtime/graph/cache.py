@@ -1,4 +1,4 @@
-"""The KV cache's bookkeeping: which rows hold which tokens. The rows themselves are the graph interface's."""
+"""The KV cache's bookkeeping: which rows hold which tokens. The rows themselves are the IO binding's."""
 
 from __future__ import annotations
 

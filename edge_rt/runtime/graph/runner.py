@@ -20,17 +20,17 @@ class ModelRunner:
 
     Args:
         session: the opened graph.
-        interface: what it is bound to, the cache's memory included.
+        io_binding: what it is bound to, the cache's memory included.
         switch: stops a pass.
 
     Raises:
-        InvalidPackage: the graph has other inputs or outputs than the interface asks for.
+        InvalidPackage: the graph has other inputs or outputs than the binding asks for.
     """
 
-    def __init__(self, session: Session, interface: IOBinding, switch: StopSwitch) -> None:
-        interface.check(session)
+    def __init__(self, session: Session, io_binding: IOBinding, switch: StopSwitch) -> None:
+        io_binding.check(session)
         self._session: Session | None = session
-        self._io_binding = interface
+        self._io_binding = io_binding
         self._switch = switch
         self._passes: dict[tuple[int, int], BoundPass] = {}
         # Reentrant: a signal handler may close the model in the thread that runs it.

@@ -21,7 +21,7 @@ class MeasuredCosts:
 
     Args:
         facts: what costs depend on beside the machine: package, op profile, instruction set, cache format, threads.
-        interface: the cache's memory.
+        io_binding: the cache's memory.
         cache: its bookkeeping.
         store: where measured costs are kept; None keeps nothing.
 
@@ -31,15 +31,15 @@ class MeasuredCosts:
         on_measure: called when a measurement begins.
     """
 
-    def __init__(self, facts: dict[str, Any], interface: IOBinding, cache: KVCache, store: CostStore | None) -> None:
+    def __init__(self, facts: dict[str, Any], io_binding: IOBinding, cache: KVCache, store: CostStore | None) -> None:
         # What is measured must fit the memory plan, too.
-        most = min(interface.outputs.most or CURVE_ROWS[-1], cache.largest_pass)
+        most = min(io_binding.outputs.most or CURVE_ROWS[-1], cache.largest_pass)
         self._rows = [rows for rows in CURVE_ROWS if rows <= most]
         reach = min(cache.capacity, CURVE_DEPTHS[-1] + CURVE_ROWS[-1])
         self.key = facts | {
             "edge_rt": VERSION, "cpu": cpu_model(), "capacity": reach, "rows": self._rows,
         }  # fmt: skip
-        self._io_binding = interface
+        self._io_binding = io_binding
         self._cache = cache
         self._store = store
         self.is_kept = True
@@ -61,7 +61,7 @@ class MeasuredCosts:
         Raises:
             Cancelled: a pass was stopped; nothing is stored.
         """
-        cache, interface = self._cache, self._io_binding
+        cache, io_binding = self._cache, self._io_binding
         if self.on_measure is not None:
             self.on_measure()
         cache.truncate(0)
@@ -70,7 +70,7 @@ class MeasuredCosts:
         def run(rows: int, depth: int) -> None:
             nonlocal filled
             if depth > filled:
-                interface.fill(depth)
+                io_binding.fill(depth)
                 filled = depth
             if depth != cache.length:
                 cache.pretend(depth)
@@ -81,7 +81,7 @@ class MeasuredCosts:
             costs = measure(run, cache.capacity, rows=self._rows)
         finally:
             cache.truncate(0)
-            interface.forget()
+            io_binding.forget()
         if earlier is not None:
             costs = earlier.least(costs)
         self.is_kept = self._store is not None and self._store.save(self.key, costs)
