@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from edge_rt.memory.choice import Choice
-from edge_rt.memory.device import DeviceProfile
+from edge_rt.memory.device import Device
 from edge_rt.memory.request import Request
 from edge_rt.memory.shape import ModelShape
 from edge_rt.memory.speculation_table import LEAST_TABLE
@@ -57,7 +57,7 @@ class Decision:
     least_bytes: int
 
 
-class Ladder:
+class Fallbacks:
     """The configurations that a request leaves open, from the most wanted to the smallest.
 
     Args:
@@ -66,7 +66,7 @@ class Ladder:
         request: what is pinned.
     """
 
-    def __init__(self, shape: ModelShape, device: DeviceProfile, request: Request) -> None:
+    def __init__(self, shape: ModelShape, device: Device, request: Request) -> None:
         self._shape = shape
         self._device = device
         self._request = request

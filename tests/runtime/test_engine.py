@@ -461,7 +461,7 @@ def test_close_frees_the_cache_and_keeps_its_counts(small_package):
     model = load_package(small_package)
     model.generate("Hello", max_tokens=2, **GREEDY)
     with model.passes() as (runner, _):
-        interface = runner._interface
+        interface = runner._io_binding
         assert interface.keys
     cached = model.cached_tokens
     model.close()

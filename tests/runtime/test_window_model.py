@@ -15,9 +15,9 @@ from edge_rt.errors import VersionMismatch
 from edge_rt.export import export_model
 from edge_rt.package.manifest import KV_FORMATS, ModelConfig
 from edge_rt.package.reader import open_package
-from edge_rt.runtime.graph.io_binding import open_interface
-from edge_rt.runtime.graph.io_binding_native import NativeInterface
-from edge_rt.runtime.graph.io_binding_portable import PortableInterface
+from edge_rt.runtime.graph.io_binding import open_io_binding
+from edge_rt.runtime.graph.io_binding_native import NativeIOBinding
+from edge_rt.runtime.graph.io_binding_portable import PortableIOBinding
 from edge_rt.runtime.graph.runner import ModelRunner
 from edge_rt.session import Session, StopSwitch, pool_size
 from edge_rt.system.machine import usable_cpus
@@ -75,7 +75,7 @@ def package(tmp_path_factory):
 
 def opened(package, kv_format, largest_pass=LARGEST_PASS):
     manifest = open_package(package).manifest
-    return Windowed(open_interface(manifest, CONTEXT, kv_format, largest_pass=largest_pass), package / "model.onnx")
+    return Windowed(open_io_binding(manifest, CONTEXT, kv_format, largest_pass=largest_pass), package / "model.onnx")
 
 
 @pytest.fixture(scope="module", params=FORMATS)
@@ -197,7 +197,7 @@ def test_layers_with_and_without_a_window(tmp_path):
     formats = ("f16", "int8", "f32")
 
     def interface(largest_pass):
-        return NativeInterface(built.model, CONTEXT, formats, largest_pass=largest_pass)
+        return NativeIOBinding(built.model, CONTEXT, formats, largest_pass=largest_pass)
 
     ring, plain = (Windowed(interface(size), built.graph) for size in (LARGEST_PASS, CONTEXT))
     assert [buffer.shape for buffer in ring.interface.buffers] == [
@@ -222,7 +222,7 @@ def test_portable_packages_mask_what_is_not_seen(tmp_path):
     expected = built.reference(TOKEN_IDS)
     for size in (300, 33, 1):
         session = Session(built.graph, threads=pool_size() or usable_cpus(), profile="portable")
-        interface = PortableInterface(built.model, CONTEXT, "f32")
+        interface = PortableIOBinding(built.model, CONTEXT, "f32")
         assert interface.window is None
         runner, parts = ModelRunner(session, interface, StopSwitch()), []
         for start in range(0, 300, size):

@@ -106,10 +106,10 @@ def _profile_name(given: str | None, is_saved: bool) -> str | None:
 
 
 def _measured(terminal: Terminal, name: str, warnings: list[str]) -> dict[str, Any]:
-    """Measure this machine and keep it as a device profile."""
+    """Measure this machine and keep it under a name."""
     from edge_rt.cli.device_probe import measure_device
     from edge_rt.measure.bandwidth import STEADY, measure_bandwidth
-    from edge_rt.memory.device import profile_path, save_profile
+    from edge_rt.memory.device import device_path, save_device
 
     terminal.note("Measuring how fast memory is read.", "dim")
     spreads: list[float] = []
@@ -125,8 +125,8 @@ def _measured(terminal: Terminal, name: str, warnings: list[str]) -> dict[str, A
             f"Memory was read at speeds that differ by {100 * max(spreads):.0f} %, the best was kept: "
             "measure again on a quieter machine."
         )
-    path = profile_path(name)
-    save_profile(profile, path)
+    path = device_path(name)
+    save_device(profile, path)
     return {
         "profile": str(path),
         "profile_bandwidth_bytes": int(profile.bandwidth),

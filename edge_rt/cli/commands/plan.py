@@ -41,7 +41,7 @@ class MachineFlags:
     device: Annotated[
         str | None,
         flags.DEVICE.but(
-            help="Another machine than this one: a preset, or a saved profile; 'list' shows them.", shown="this machine"
+            help="Another machine than this one: a preset, or a saved one; 'list' shows them.", shown="this machine"
         ),
     ] = None
 
@@ -139,11 +139,11 @@ def find_model(reference: str, places: PlaceFlags) -> FoundModel:
 
 
 def _foreseen(path: Path) -> FoundModel:
-    from edge_rt.export.size_estimate import foresee_folder, foresee_gguf
+    from edge_rt.export.size_estimate import estimate_folder, estimate_gguf
     from edge_rt.memory.shape import shape_of_config
     from edge_rt.package.manifest import KV_FORMATS
 
-    found = foresee_folder(path) if path.is_dir() else foresee_gguf(path)
+    found = estimate_folder(path) if path.is_dir() else estimate_gguf(path)
     shape = shape_of_config(
         found.config,
         op_profile=found.op_profile,
@@ -178,14 +178,14 @@ def _cache_notes(shape: ModelShape) -> tuple[str, ...]:
 
 def _list_devices(terminal: Terminal) -> None:
     from edge_rt.byte_size import show_size
-    from edge_rt.memory.device import load_profile, presets, profile_path, saved_names
+    from edge_rt.memory.device import device_path, load_device, presets, saved_names
 
-    saved = {name: load_profile(profile_path(name)) for name in saved_names()}
+    saved = {name: load_device(device_path(name)) for name in saved_names()}
     if terminal.is_json:
         terminal.document(
             {
                 "presets": [
-                    {**asdict(entry.profile), "text": entry.text, "evidence": dict(entry.evidence)}
+                    {**asdict(entry.device), "text": entry.text, "evidence": dict(entry.evidence)}
                     for entry in presets().values()
                 ],
                 "saved": [asdict(replace(profile, name=name)) for name, profile in saved.items()],
@@ -194,7 +194,7 @@ def _list_devices(terminal: Terminal) -> None:
         return
     rows = [("", "memory", "available", "read per second", "")]
     for entry in presets().values():
-        one = entry.profile
+        one = entry.device
         speed = f"{one.bandwidth / 1e9:.0f} GB"
         rows.append((entry.name, show_size(one.total_bytes), show_size(one.available_bytes), speed, entry.text))
     for name, one in saved.items():

@@ -14,8 +14,8 @@ from edge_rt.cli.options.spread import only
 from edge_rt.cli.render.console import Terminal
 
 if TYPE_CHECKING:
-    from edge_rt.measure.memory_report import MemoryProfile
-    from edge_rt.memory.device import DeviceProfile
+    from edge_rt.measure.memory_report import MemoryReport
+    from edge_rt.memory.device import Device
     from edge_rt.memory.plan import Plan
     from edge_rt.package.reader import Package
     from edge_rt.runtime.load.options import LoadOptions
@@ -83,11 +83,9 @@ def profile(
     return int(measured.exceeded)
 
 
-def _measure(
-    terminal: Terminal, package: Package, plan: Plan, *, threads: int | None, with_chat: bool
-) -> MemoryProfile:
+def _measure(terminal: Terminal, package: Package, plan: Plan, *, threads: int | None, with_chat: bool) -> MemoryReport:
     """Drive a fresh process to the plan's limits, and a second one through a chat if it is to be drawn."""
-    from edge_rt.measure.memory_report import MemoryProfile
+    from edge_rt.measure.memory_report import MemoryReport
     from edge_rt.measure.memory_watch import measure_plan
 
     def tell(stage: str) -> None:
@@ -98,12 +96,12 @@ def _measure(
 
     run = measure_plan(package.path, plan, worker=_WORKER, threads=threads, on_stage=tell)
     if not with_chat or package.manifest.chat_template is None:
-        return MemoryProfile(plan, run)
+        return MemoryReport(plan, run)
     chat = measure_plan(package.path, plan, worker=_WORKER, threads=threads, turns=CHAT_TURNS, on_stage=tell)
-    return MemoryProfile(plan, run, chat)
+    return MemoryReport(plan, run, chat)
 
 
-def _plan(package: Package, options: LoadOptions, device: DeviceProfile) -> Plan:
+def _plan(package: Package, options: LoadOptions, device: Device) -> Plan:
     """Return the plan that a fresh process would make of a package on this machine.
 
     Raises:
@@ -122,7 +120,7 @@ def _title(name: str, plan: Plan) -> str:
     return f"{name}, {plan.shape.op_profile}: context {choice.ctx}, cache {choice.kv_format}, {drafts}"
 
 
-def _print(terminal: Terminal, measured: MemoryProfile) -> None:
+def _print(terminal: Terminal, measured: MemoryReport) -> None:
     """Write table and chart."""
     terms = measured.terms()
     planned, peak = measured.plan.total_bytes, measured.run.peak_bytes
@@ -166,7 +164,7 @@ def _cells(planned: int, measured: int) -> tuple[str, str, str]:
     return _mib(planned), _mib(measured), error
 
 
-def _room(measured: MemoryProfile) -> str:
+def _room(measured: MemoryReport) -> str:
     left = measured.plan.budget_bytes - measured.run.peak_bytes
     return f"{_mib(left)} left at the peak" if left >= 0 else f"{_mib(-left)} too much at the peak"
 

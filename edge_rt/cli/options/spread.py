@@ -97,7 +97,7 @@ def spread(command: Callable[..., int]) -> Callable[..., int]:
             flags = dict(_flags(kind, marks))
             groups[name] = (kind, tuple(flags))
         else:
-            flags = {name: _declared(hints[name], parameter.default)}
+            flags = {name: _declared(hints[name], parameter.default, name)}
         if twice := parameters.keys() & flags.keys():
             raise TypeError(f"{command.__name__} takes {min(twice)} twice")
         parameters |= flags
@@ -138,7 +138,7 @@ def _declaration(hint: Any) -> Flag | Argument | None:
     return next((mark for mark in _unwrap(hint)[1] if isinstance(mark, Flag | Argument)), None)
 
 
-def _declared(hint: Any, default: Any, name: str = "") -> inspect.Parameter:
+def _declared(hint: Any, default: Any, name: str) -> inspect.Parameter:
     """Return a parameter as typer reads it."""
     declaration = _declaration(hint)
     if declaration is None:

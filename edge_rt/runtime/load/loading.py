@@ -10,12 +10,12 @@ from edge_rt.errors import MemoryBudgetExceeded
 from edge_rt.package.reader import Package
 from edge_rt.runtime.drafters.corpus import Corpus
 from edge_rt.runtime.graph.cache import KVCache
-from edge_rt.runtime.graph.io_binding import open_interface
-from edge_rt.runtime.graph.io_binding_base import GraphInterface
+from edge_rt.runtime.graph.io_binding import open_io_binding
+from edge_rt.runtime.graph.io_binding_base import IOBinding
 from edge_rt.runtime.graph.runner import ModelRunner
 from edge_rt.runtime.load.planning import LoadPlan
 from edge_rt.runtime.prompt.encoding import PromptEncoder
-from edge_rt.runtime.speculation.cost_measurement import PassPrices
+from edge_rt.runtime.speculation.cost_measurement import MeasuredCosts
 from edge_rt.runtime.speculation.speculation import Speculation
 from edge_rt.session import Session, StopSwitch, check_window_support, onnxruntime_version, pool_size
 from edge_rt.system.machine import usable_cpus
@@ -39,7 +39,7 @@ class Parts:
     texts: PromptEncoder
     cache: KVCache
     runner: ModelRunner
-    prices: PassPrices
+    prices: MeasuredCosts
     speculation: Speculation
     providers: list[str]
     isa: str | None
@@ -92,7 +92,7 @@ def load_parts(
         "threads": pool_size(),
         "onnxruntime": onnxruntime_version(),
     }
-    prices = PassPrices(facts, interface, cache, options.costs)
+    prices = MeasuredCosts(facts, interface, cache, options.costs)
     prices.on_measure = options.on_calibrate
     speculation = Speculation(
         load_plan.spec_mode,
@@ -115,10 +115,10 @@ def load_parts(
     )
 
 
-def _open_interface(package: Package, load_plan: LoadPlan) -> GraphInterface:
+def _open_interface(package: Package, load_plan: LoadPlan) -> IOBinding:
     choice = load_plan.plan.choice
     try:
-        interface = open_interface(package.manifest, choice.ctx, choice.kv_format, largest_pass=load_plan.largest_pass)
+        interface = open_io_binding(package.manifest, choice.ctx, choice.kv_format, largest_pass=load_plan.largest_pass)
     except (MemoryError, OSError, OverflowError) as error:
         raise MemoryBudgetExceeded(
             "The KV cache does not fit the memory.", f"{error}.", "Load the model with a smaller context."

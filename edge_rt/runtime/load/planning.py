@@ -13,7 +13,7 @@ import psutil
 from edge_rt.byte_size import file_size, round_up
 from edge_rt.errors import ConfigError, RuntimeUnavailable
 from edge_rt.memory.budget import Budget, Claim
-from edge_rt.memory.device import DeviceProfile, machine_profile
+from edge_rt.memory.device import Device, this_device
 from edge_rt.memory.fallbacks import DEFAULT_DRAFT
 from edge_rt.memory.plan import Plan, Request, make_plan, require_fit
 from edge_rt.memory.request import as_arguments
@@ -23,7 +23,7 @@ from edge_rt.package.reader import Package
 from edge_rt.runtime.drafters.recycling import MAX_CONTEXTS
 from edge_rt.runtime.drafters.suffix import MAX_TOKENS
 from edge_rt.runtime.load.options import LoadOptions, Memory
-from edge_rt.runtime.prompt.encoding_budget import TextRoom
+from edge_rt.runtime.prompt.encoding_budget import EncodingBudget
 from edge_rt.runtime.speculation.speculation import TableBounds
 from edge_rt.session import PassMemory, pool_size
 from edge_rt.spec_modes import AUTO, OFF
@@ -56,7 +56,7 @@ class LoadPlan:
     budget_bytes: int | None
     is_strict: bool
     claim: Claim | None
-    text_room: TextRoom | None
+    text_room: EncodingBudget | None
 
     @property
     def spec_mode(self) -> str:
@@ -130,7 +130,7 @@ class LoadPlan:
             self.claim.release()
 
 
-def plan_package(package: Package, options: LoadOptions, *, device: DeviceProfile | None = None) -> Plan:
+def plan_package(package: Package, options: LoadOptions, *, device: Device | None = None) -> Plan:
     """Return the plan for a package in this process, whether it fits or not; nothing is loaded.
 
     Without a budget the plan may take what the machine has available, beside what this process holds already. In a
@@ -161,12 +161,12 @@ def plan_package(package: Package, options: LoadOptions, *, device: DeviceProfil
     return plan
 
 
-def _plan_package(package: Package, options: LoadOptions, budget: Budget | None, device: DeviceProfile | None) -> Plan:
+def _plan_package(package: Package, options: LoadOptions, budget: Budget | None, device: Device | None) -> Plan:
     base_bytes = options.base_bytes
     resident: int | None
     if device is None:
         resident = resident_bytes() if base_bytes is None else base_bytes
-        device = machine_profile()
+        device = this_device()
         threads = options.threads or pool_size() or usable_cpus()
         held = resident if base_bytes is None else max(base_bytes, _unshared_bytes())
         device = replace(device, available_bytes=device.available_bytes + held, threads=threads)
@@ -220,7 +220,9 @@ def plan_load(package: Package, options: LoadOptions) -> LoadPlan:
         return LoadPlan(plan, asked, total, is_strict, claim=None, text_room=None)
     base = plan.runtime_bytes
     claim = budget.claim(plan.shape.name, plan.total_bytes - base, base_bytes=base)
-    return LoadPlan(plan, asked, total, is_strict, claim, TextRoom(plan, budget, claim, is_given=total is not None))
+    return LoadPlan(
+        plan, asked, total, is_strict, claim, EncodingBudget(plan, budget, claim, is_given=total is not None)
+    )
 
 
 def _asked_of(plan: Plan, options: LoadOptions) -> LoadOptions:

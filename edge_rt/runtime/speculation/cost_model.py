@@ -1,4 +1,4 @@
-"""What a pass over several rows costs on this machine: the price list of speculation."""
+"""What a pass over several rows costs on this machine: measured, interpolated, kept."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from edge_rt.runtime.speculation.adaptive import AdaptiveDrafter, Trace
 from edge_rt.runtime.speculation.arms import arms_of
 from edge_rt.runtime.speculation.bandit import DiscountedUCB
 from edge_rt.runtime.speculation.cost_model import RowCosts
-from edge_rt.runtime.speculation.draft_shape import PlaceRates
+from edge_rt.runtime.speculation.draft_shape import SlotRates
 from edge_rt.runtime.speculation.sampled import SampledDrafter
 from edge_rt.runtime.speculation.tree import TreeGrower
 from edge_rt.spec_modes import RATIO_MODE, REFERENCE_MODES, require_mode, require_rule
@@ -81,7 +81,7 @@ class Speculation:
         self._sources: dict[str, Source] = {}
         self._drafters: dict[tuple[str, ...], AdaptiveDrafter] = {}
         self._referring: tuple[tuple[str, tuple[int, ...]], AdaptiveDrafter] | None = None
-        self._place_rates = PlaceRates()
+        self._place_rates = SlotRates()
 
     @property
     def mode(self) -> str:
@@ -252,7 +252,7 @@ class Speculation:
         """Throw away what the drafters have learned."""
         self._sources.clear()
         self._drop_drafters()
-        self._place_rates = PlaceRates()
+        self._place_rates = SlotRates()
 
     def close(self) -> None:
         """Let go of everything, the corpus included."""

@@ -22,7 +22,7 @@ from edge_rt.runtime.decode.sampling import Sampler
 from edge_rt.runtime.drafters.recycling import RecyclingSource
 from edge_rt.runtime.generation import Generation, Held
 from edge_rt.runtime.speculation.cost_model import RowCosts
-from edge_rt.runtime.speculation.draft_shape import PlaceRates
+from edge_rt.runtime.speculation.draft_shape import SlotRates
 from edge_rt.runtime.speculation.sampled import SampledDrafter
 from edge_rt.runtime.speculation.speculation import Speculation
 from edge_rt.spec_modes import SPEC_MODES
@@ -80,7 +80,7 @@ class RatioRun(Run):
 
 def taught(tokens=200, *, max_order=3, **options):
     """Return a source that has seen an answer, and what became of drafts meanwhile."""
-    source, rates = RecyclingSource(max_order=max_order), PlaceRates()
+    source, rates = RecyclingSource(max_order=max_order), SlotRates()
     options = {"temperature": 1.0, "seed": 9, "max_tokens": tokens} | options
     RatioRun(PROMPT, source=source, rates=rates, **options).result()
     return source, rates
@@ -222,7 +222,7 @@ def deviation(found, law):
     return (square - freedom) / (2 * freedom) ** 0.5
 
 
-class FixedRates(PlaceRates):
+class FixedRates(SlotRates):
     """Believes in ranks, whatever happens: drafts have one shape."""
 
     def __init__(self, *by_rank):

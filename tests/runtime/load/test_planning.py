@@ -28,7 +28,7 @@ from edge_rt.errors import (
 from edge_rt.measure.memory_report import measured_terms
 from edge_rt.measure.memory_watch import measure_plan
 from edge_rt.memory.budget import Budget
-from edge_rt.memory.device import DeviceProfile
+from edge_rt.memory.device import Device
 from edge_rt.package.reader import open_package
 from edge_rt.runtime.drafters.corpus_build import build_corpus
 from edge_rt.runtime.drafters.source import Guess
@@ -107,7 +107,7 @@ class TestDecisions:
             assert model.plan.choice.kv_format in model.package.manifest.kv_formats
 
     def test_another_machine_has_nothing_yet(self, native_package):
-        board = DeviceProfile("board", 512 * MIB, 300 * MIB, 4e9, 1e-3, ((1, 1.0), (8, 2.0)), base_bytes=50 * MIB)
+        board = Device("board", 512 * MIB, 300 * MIB, 4e9, 1e-3, ((1, 1.0), (8, 2.0)), base_bytes=50 * MIB)
         plan = plan_package(open_package(native_package), LoadOptions(), device=board)
         assert plan.budget_bytes == 300 * MIB
         assert next(term.bytes for term in plan.terms if term.name == "runtime") == 50 * MIB
