@@ -292,7 +292,7 @@ struct Slots {
 template <bool is_newest>
 const abi::Table* table(uint32_t version) {
   static const Slots made(is_newest);
-  return version <= (is_newest ? 25 : 18) ? reinterpret_cast<const abi::Table*>(made.slots) : nullptr;
+  return version <= (is_newest ? 31 : 18) ? reinterpret_cast<const abi::Table*>(made.slots) : nullptr;
 }
 
 }  // namespace
