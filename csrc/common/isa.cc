@@ -82,7 +82,7 @@ bool isa_from_name(const char* name, Isa* out) {
   return false;
 }
 
-// The build defines EDGE_RT_HAS_<SET> for every csrc/kernels/isa_<set>.cc that it compiles.
+// The build defines EDGE_RT_HAS_<SET> for every set that it compiles csrc/kernels/kernels.cc for.
 bool isa_is_compiled(Isa isa) {
   switch (isa) {
     case Isa::kScalar:

@@ -2,7 +2,7 @@
 //
 // Kernels are written once over these names and compiled once per instruction set. One virtual width of 16 lanes, one
 // order of every sum and IEEE operations only give the same bits on every CPU; only NaN need not agree.
-// The includer defines EDGE_RT_ISA_NAMESPACE, which keeps the sets apart in one library.
+// The build defines EDGE_RT_ISA_NAMESPACE, which keeps the sets apart in one library.
 #pragma once
 
 #if defined(__FAST_MATH__)

@@ -1,5 +1,6 @@
-// QuantLinear on the CPU, in terms of the 16-lane types; included once per instruction set behind that set's
-// quant_linear_tile_*.inl.
+// QuantLinear on the CPU, in terms of the 16-lane types.
+
+#include "ops/quant_linear/quant_linear_tile.inl"
 
 // --- rounding rows of x ---
 

@@ -2,9 +2,9 @@
 // key (16 registers of lanes, then the tree by vf_sum16), or, for many queries, over transposed keys (a lane per key).
 
 // Queries and vectors that fit the registers together.
-#if defined(__AVX512F__)
+#if defined(EDGE_RT_SIMD_AVX512)
 constexpr int kScoreQueries = 4, kValueQueries = 4, kValueVectors = 4;
-#elif defined(__AVX2__)
+#elif defined(EDGE_RT_SIMD_AVX2)
 constexpr int kScoreQueries = 1, kValueQueries = 2, kValueVectors = 2;
 #else
 constexpr int kScoreQueries = 2, kValueQueries = 2, kValueVectors = 2;

@@ -2,7 +2,7 @@
 // needs only transpositions of 4 by 4 within its quarters.
 
 // out[k], lane j: word k of the 16 bytes at `offset` of row j, which begins at at(j).
-#if defined(__AVX512F__)
+#if defined(EDGE_RT_SIMD_AVX512)
 
 template <class At>
 EDGE_RT_INLINE void load_across(const At& at, int64_t offset, VB out[4]) {
@@ -24,7 +24,7 @@ EDGE_RT_INLINE void load_across(const At& at, int64_t offset, VB out[4]) {
   out[3].v = _mm512_castps_si512(_mm512_shuffle_ps(b, f, 0xee));
 }
 
-#elif defined(__AVX2__)
+#elif defined(EDGE_RT_SIMD_AVX2)
 
 template <class At>
 EDGE_RT_INLINE void load_across(const At& at, int64_t offset, VB out[4]) {
@@ -49,7 +49,7 @@ EDGE_RT_INLINE void load_across(const At& at, int64_t offset, VB out[4]) {
   for (int k = 0; k < 4; ++k) out[k] = {low[k], high[k]};
 }
 
-#elif defined(__aarch64__) && defined(__ARM_FEATURE_DOTPROD)
+#elif defined(EDGE_RT_SIMD_NEON)
 
 template <class At>
 EDGE_RT_INLINE void load_across(const At& at, int64_t offset, VB out[4]) {

@@ -1,4 +1,5 @@
-// Compiled once per instruction set, behind EDGE_RT_ISA_NAMESPACE and that set's simd_*.h.
+// Compiled once per instruction set, as kernels/kernels.cc is.
+#include "kernels/simd.h"
 #include "tests/simd_test.h"
 
 namespace edge_rt {
