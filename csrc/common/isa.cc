@@ -36,8 +36,7 @@ bool cpu_has(Isa isa) {
   const uint32_t last_subleaf = eax;
   const bool has_avx2 = has_base && bit(ebx7, 5) && (saved & 0x6) == 0x6;
   switch (isa) {
-    case Isa::kAvx2:
-      return has_avx2;
+    case Isa::kAvx2: return has_avx2;
     case Isa::kAvxVnni: {
       uint32_t eax71 = 0, ignored_b, ignored_c, ignored_d;
       if (last_subleaf < 1 || !__get_cpuid_count(7, 1, &eax71, &ignored_b, &ignored_c, &ignored_d)) return false;
@@ -48,8 +47,7 @@ bool cpu_has(Isa isa) {
                               bit(ebx7, 31 /* VL */) && bit(ecx7, 11 /* VNNI */);
       return has_avx2 && has_avx512 && (saved & 0xe6) == 0xe6;
     }
-    default:
-      return false;
+    default: return false;
   }
 }
 
@@ -85,30 +83,23 @@ bool isa_from_name(const char* name, Isa* out) {
 // The build defines EDGE_RT_HAS_<SET> for every set that it compiles csrc/kernels/kernels.cc for.
 bool isa_is_compiled(Isa isa) {
   switch (isa) {
-    case Isa::kScalar:
-      return true;
+    case Isa::kScalar: return true;
 #ifdef EDGE_RT_HAS_AVX2
-    case Isa::kAvx2:
-      return true;
+    case Isa::kAvx2: return true;
 #endif
 #ifdef EDGE_RT_HAS_AVX_VNNI
-    case Isa::kAvxVnni:
-      return true;
+    case Isa::kAvxVnni: return true;
 #endif
 #ifdef EDGE_RT_HAS_AVX512_VNNI
-    case Isa::kAvx512Vnni:
-      return true;
+    case Isa::kAvx512Vnni: return true;
 #endif
 #ifdef EDGE_RT_HAS_NEON_DOTPROD
-    case Isa::kNeonDotprod:
-      return true;
+    case Isa::kNeonDotprod: return true;
 #endif
 #ifdef EDGE_RT_HAS_NEON_I8MM
-    case Isa::kNeonI8mm:
-      return true;
+    case Isa::kNeonI8mm: return true;
 #endif
-    default:
-      return false;
+    default: return false;
   }
 }
 

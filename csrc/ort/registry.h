@@ -30,7 +30,8 @@ struct CustomOpBase : abi::OpRecord {
   static constexpr int kInputCount = static_cast<int>(std::size(Op::kInputs));
   static constexpr int kOutputCount = static_cast<int>(std::size(Op::kOutputs));
   static_assert(kInputCount <= kMaxPorts && kOutputCount <= kMaxPorts, "too many inputs or outputs");
-  static constexpr OpShape kShape{Op::kName, std::data(Op::kInputs), kInputCount, std::data(Op::kOutputs), kOutputCount};
+  static constexpr OpShape kShape{Op::kName, std::data(Op::kInputs), kInputCount, std::data(Op::kOutputs),
+                                  kOutputCount};
 
   // One node: the op's own state, and what is needed to run it.
   struct Kernel {

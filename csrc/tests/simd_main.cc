@@ -14,8 +14,8 @@
 
 namespace edge_rt {
 
-#define EDGE_RT_DECLARE(set) \
-  namespace set {            \
+#define EDGE_RT_DECLARE(set)      \
+  namespace set {                 \
   SimdFunctions simd_functions(); \
   }
 EDGE_RT_DECLARE(scalar)
@@ -72,8 +72,8 @@ bool same(float a, float b) { return a != a ? b != b : bits_of(a) == bits_of(b);
 
 // Numbers of every size, whole ones and halves of such (ties of rounding), edges; never NaN.
 float any_float(Random& random) {
-  static const float kEdges[] = {0.0f,     -0.0f,     1.0f,          -1.0f,   65504.0f, -65504.0f,
-                                 65520.0f, 1e30f,     -1e30f,        1e-45f,  -1e-45f,  1.1754944e-38f,
+  static const float kEdges[] = {0.0f,     -0.0f,     1.0f,          -1.0f,    65504.0f,  -65504.0f,
+                                 65520.0f, 1e30f,     -1e30f,        1e-45f,   -1e-45f,   1.1754944e-38f,
                                  5.9e-8f,  -2.98e-8f, 3.4028235e38f, INFINITY, -INFINITY, 8388607.5f};
   switch (random.next() % 4) {
     case 0: return kEdges[random.next() % (sizeof kEdges / sizeof kEdges[0])];
@@ -96,8 +96,8 @@ void check_floats(const char* name, SimdFunctions::Floats* tested, const PlainFl
     tested(a, b, c, out);
     for (int l = 0; l < 16; ++l) {
       if (same(plain(a[l], b[l], c[l]), out[l])) continue;
-      std::fprintf(stderr, "%s(%a, %a, %a) is %a, not %a\n", name, static_cast<double>(a[l]),
-                   static_cast<double>(b[l]), static_cast<double>(c[l]), static_cast<double>(out[l]),
+      std::fprintf(stderr, "%s(%a, %a, %a) is %a, not %a\n", name, static_cast<double>(a[l]), static_cast<double>(b[l]),
+                   static_cast<double>(c[l]), static_cast<double>(out[l]),
                    static_cast<double>(plain(a[l], b[l], c[l])));
       std::exit(1);
     }

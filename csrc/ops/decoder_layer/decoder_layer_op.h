@@ -2,9 +2,9 @@
 //
 // y = a + down(silu(gate(norm(a))) * up(norm(a))),  a = x + output(attention(qkv(norm(x))))
 //
-// The bits are those of the five operators one after the other. Together they fork and join once, and their outputs stay
-// in scratch memory: a node of its own costs about 4 microseconds for a fork, a join and what ONNX Runtime does between,
-// while a 1-row product takes 8 to 30.
+// The bits are those of the five operators one after the other. Together they fork and join once, and their outputs
+// stay in scratch memory: a node of its own costs about 4 microseconds for a fork, a join and what ONNX Runtime does
+// between, while a 1-row product takes 8 to 30.
 #pragma once
 
 #include <atomic>

@@ -10,7 +10,7 @@ struct Tile {
   const uint8_t* prefetch_end;  // memory before it may be fetched ahead
 };
 
-// An integer below 2^22 in size, added to these bits, is a float that is larger by kMagic: a conversion for one addition.
+// An integer below 2^22 in size, added to these bits, is a float larger by kMagic: a conversion for one addition.
 constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23
 constexpr int32_t kMagicBits = 0x4B400000;
 

@@ -6,9 +6,7 @@
 
 template <class At>
 EDGE_RT_INLINE void load_across(const At& at, int64_t offset, VB out[4]) {
-  const auto quad = [&](int j) {
-    return _mm_loadu_ps(reinterpret_cast<const float*>(at(j) + offset));
-  };
+  const auto quad = [&](int j) { return _mm_loadu_ps(reinterpret_cast<const float*>(at(j) + offset)); };
   __m512 v[4];
   for (int i = 0; i < 4; ++i) {
     v[i] = _mm512_castps128_ps512(quad(i));
@@ -28,9 +26,7 @@ EDGE_RT_INLINE void load_across(const At& at, int64_t offset, VB out[4]) {
 
 template <class At>
 EDGE_RT_INLINE void load_across(const At& at, int64_t offset, VB out[4]) {
-  const auto quad = [&](int j) {
-    return _mm_loadu_ps(reinterpret_cast<const float*>(at(j) + offset));
-  };
+  const auto quad = [&](int j) { return _mm_loadu_ps(reinterpret_cast<const float*>(at(j) + offset)); };
   const auto half = [&](int first, __m256i to[4]) {
     __m256 v[4];
     for (int i = 0; i < 4; ++i) {
