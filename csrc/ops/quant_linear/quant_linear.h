@@ -81,7 +81,7 @@ struct Activations {
   uint32_t* group_extra(int64_t group) const { return extra + group * kGroupRows * blocks; }
 };
 
-// What turns rows of x into Activations: RMSNorm if norm_weight is given (v = x * rms * weight, rounded twice), and codes.
+// What turns rows of x into Activations: RMSNorm if norm_weight is given (v = x * rms * weight, two roundings), codes.
 struct RoundRows {
   const float* x;            // [rows][features]
   int64_t features;          // at most blocks * 32; a multiple of 32 unless the format is a float one
