@@ -7,6 +7,8 @@
 #include <cpuid.h>
 #elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 namespace edge_rt {
@@ -58,6 +60,21 @@ bool cpu_has(Isa isa) {
   const bool has_dotprod = bit(first, 20 /* ASIMDDP */) && bit(first, 9 /* FPHP */) && bit(first, 10 /* ASIMDHP */);
   if (isa == Isa::kNeonDotprod) return has_dotprod;
   return isa == Isa::kNeonI8mm && has_dotprod && bit(second, 13 /* I8MM */);
+}
+
+#elif defined(__aarch64__) && defined(__APPLE__)
+
+// A feature that this version of the system has no name for is one that its CPUs lack.
+bool has_feature(const char* name) {
+  int value = 0;
+  size_t size = sizeof value;
+  return sysctlbyname(name, &value, &size, nullptr, 0) == 0 && value != 0;
+}
+
+bool cpu_has(Isa isa) {
+  if (isa != Isa::kNeonDotprod && isa != Isa::kNeonI8mm) return false;
+  const bool has_dotprod = has_feature("hw.optional.arm.FEAT_DotProd") && has_feature("hw.optional.arm.FEAT_FP16");
+  return has_dotprod && (isa == Isa::kNeonDotprod || has_feature("hw.optional.arm.FEAT_I8MM"));
 }
 
 #else

@@ -1,7 +1,4 @@
 // The 16-lane types of every instruction set that this machine executes, against plain definitions: bits are equal.
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -10,6 +7,7 @@
 
 #include "common/isa.h"
 #include "tests/check.h"
+#include "tests/pages.h"
 #include "tests/simd_test.h"
 
 namespace edge_rt {
@@ -305,11 +303,10 @@ void check_sums(const SimdFunctions& f) {
 
 // Parts of a vector at both ends of a page whose neighbours may not be touched.
 void check_parts(const SimdFunctions& f) {
-  const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  void* memory = mmap(nullptr, 3 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  CHECK(memory != MAP_FAILED);
-  char* middle = static_cast<char*>(memory) + page;
-  CHECK(mprotect(middle, page, PROT_READ | PROT_WRITE) == 0);
+  const size_t page = pages::page_bytes();
+  char* memory = pages::reserve(3 * page);
+  char* middle = memory + page;
+  pages::open(middle, page);
   float* begin = reinterpret_cast<float*>(middle);
   float* end = begin + page / sizeof(float);
   float values[16], out[16];
@@ -323,7 +320,7 @@ void check_parts(const SimdFunctions& f) {
       for (int l = 0; l < 16; ++l) CHECK(same(out[l], l < n ? values[l] : 0.0f));
     }
   }
-  CHECK(munmap(memory, 3 * page) == 0);
+  pages::give_back(memory, 3 * page);
 }
 
 // Largest relative error against a function in double; bits are those of scalar code.
