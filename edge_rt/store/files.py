@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from edge_rt.byte_size import human_bytes
 from edge_rt.errors import DownloadError, EdgeRTError, StorageError
 
 CHUNK = 1 << 20
@@ -31,16 +32,6 @@ class FileSpec:
     name: str
     size: int | None = None
     sha256: str | None = None
-
-
-def human_bytes(size: int) -> str:
-    """Format a number of bytes with decimal units, as download pages do: ``92.9 MB``."""
-    value = float(size)
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if value < 1000:
-            return f"{size} bytes" if unit == "bytes" else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:.1f} TB"
 
 
 @contextmanager

@@ -13,7 +13,6 @@ from edge_rt.cli.chat.conversation import Conversation
 from edge_rt.cli.chat.slash_commands import Commands
 from edge_rt.cli.options import ModelFlags
 from edge_rt.cli.render.console import Terminal
-from edge_rt.cli.render.stats import of_budget
 from edge_rt.errors import ConfigError
 from edge_rt.runtime.config import GenerationConfig
 
@@ -150,16 +149,3 @@ def test_a_model_that_does_not_fit_leaves_the_one_before(conversation):
     with pytest.raises(ConfigError):
         conversation.switch(dataclasses.replace(conversation.flags, memory="nothing"))
     assert conversation.say("hello").usage.completion_tokens > 0
-
-
-@pytest.mark.parametrize(
-    ("count", "budget", "text"),
-    [
-        (301 * MIB, 400 * MIB, "301 MiB of 400"),
-        (301 * MIB, None, "301 MiB"),
-        (1341 * MIB, 2048 * MIB, "1.31 GiB of 2.00"),
-        (100 * MIB, 2048 * MIB, "0.10 GiB of 2.00"),
-    ],
-)
-def test_bytes_of_a_budget(count, budget, text):
-    assert of_budget(count, budget) == text

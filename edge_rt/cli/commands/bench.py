@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edge_rt.byte_size import show_rounded
 from edge_rt.cli.baseline_memory import own_bytes
 from edge_rt.cli.commands.bench_prompts import PromptFlags, measure, print_figures, spec_name
 from edge_rt.cli.interrupt import run_in_background
@@ -31,7 +32,7 @@ from edge_rt.cli.options import (
     make_terminal,
 )
 from edge_rt.cli.render.bench_table import markdown, print_row_costs
-from edge_rt.cli.render.console import Terminal, gibibytes, number
+from edge_rt.cli.render.console import Terminal, number
 from edge_rt.cli.render.verify_report import tell_left_out
 from edge_rt.cli.speculation import CorpusOption, DraftMaxOption, SpecFlags
 from edge_rt.errors import ConfigError
@@ -266,7 +267,7 @@ def _tell_prompts(
 
 def _print(terminal: Terminal, report: BenchReport, facts: Mapping[str, Any]) -> None:
     """Write the table in llama-bench's form, ready to be pasted."""
-    size, parameters = gibibytes(facts["weights_bytes"]), f"{facts['parameters'] / 1e6:.2f} M"
+    size, parameters = show_rounded(facts["weights_bytes"]), f"{facts['parameters'] / 1e6:.2f} M"
     backend = f"ONNX Runtime {facts['onnxruntime']} {facts['device']}, {facts['op_profile']}"
     if facts["isa"] is not None:
         backend += f" {facts['isa']}"
@@ -284,5 +285,5 @@ def _print(terminal: Terminal, report: BenchReport, facts: Mapping[str, Any]) ->
     markdown(terminal, [("rows of one pass", "ms", "relative"), *passes], right=(0, 1, 2))
     terminal.line()
     terminal.line(f"time to first token, 128 tokens of prompt: {number(document['ttft_ms'])} ms")
-    terminal.line(f"peak memory: {gibibytes(document['peak_bytes'])}")
+    terminal.line(f"peak memory: {show_rounded(document['peak_bytes'])}")
     terminal.note("Choosing the most likely token is part of tg; encoding text is not. Row costs are medians.", "dim")

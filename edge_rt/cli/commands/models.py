@@ -109,7 +109,7 @@ def list_models(
     config: ConfigOption = None,
 ) -> int:
     """List the models in the store."""
-    from edge_rt.store import human_bytes
+    from edge_rt.byte_size import human_bytes
 
     terminal = make_terminal(json=json, quiet=quiet, verbose=verbose, no_color=no_color)
     place = open_the_store(store, config)
@@ -150,7 +150,7 @@ def rm(
     config: ConfigOption = None,
 ) -> int:
     """Remove a model, its package and its source files, from the store."""
-    from edge_rt.store import human_bytes
+    from edge_rt.byte_size import human_bytes
 
     terminal = make_terminal(json=json, quiet=quiet, verbose=verbose, no_color=no_color)
     place = open_the_store(store, config)
