@@ -44,16 +44,13 @@ def tell_estimate(
     Raises:
         MemoryBudgetExceeded: that is more memory than the budget; nothing was written yet.
     """
-    from edge_rt.byte_size import show_size
-    from edge_rt.store import human_bytes
+    from edge_rt.byte_size import human_bytes, show_size
 
-    # A memory that a model is loaded into is told in the units of its plan.
-    memory_text = human_bytes if package is None else show_size
-    disk, memory = human_bytes(estimate.disk_bytes), memory_text(estimate.peak_memory_bytes)
+    disk, memory = human_bytes(estimate.disk_bytes), show_size(estimate.peak_memory_bytes)
     if budget is not None and estimate.peak_memory_bytes > budget:
         raise MemoryBudgetExceeded(
             "The export does not fit the memory budget.",
-            f"It needs at most {memory}, the budget is {memory_text(budget)}.",
+            f"It needs at most {memory}, the budget is {show_size(budget)}.",
             f"Give --memory {estimate.peak_memory_bytes}, or export on another machine: a package runs anywhere."
             if package is None
             else f"Fetch and export it first, once, without a budget: {lead}edge-rt pull {shlex.quote(package)}",

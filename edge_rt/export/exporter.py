@@ -53,10 +53,11 @@ from edge_rt.package.manifest import (
     TokenizerInfo,
     graph_version,
 )
-from edge_rt.package.reader import Package, absolute_path, sha256_file, stored_name
+from edge_rt.package.reader import Package, absolute_path, stored_name
 from edge_rt.package.writer import PackageWriter
 from edge_rt.progress import ProgressCallback, ProgressEvent
 from edge_rt.session import check_window_support
+from edge_rt.system.file_hash import sha256_file
 from edge_rt.system.machine import peak_rss_bytes
 from edge_rt.version import VERSION
 

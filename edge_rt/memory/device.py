@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
-import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -19,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from edge_rt.errors import ConfigError, StorageError
+from edge_rt.system.atomic_files import write_atomically
 
 PRESETS_FILE: Final = Path(__file__).with_name("devices.json")
 GENERIC: Final = "generic"
@@ -194,22 +193,7 @@ def save_device(device: Device, path: Path) -> None:
         StorageError: it cannot be written.
     """
     text = json.dumps({"version": _VERSION, **asdict(device)}, indent=2) + "\n"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}.", suffix=".tmp")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(draft).replace(path)
-        finally:
-            with suppress(OSError):
-                Path(draft).unlink(missing_ok=True)
-    except OSError as error:
-        raise StorageError(
-            f"{path} cannot be written.", f"{error.strerror or error}.", "Check its permissions and the disk's space."
-        ) from error
+    write_atomically(path, [text.encode()], parents=True)
 
 
 def load_device(path: Path) -> Device:

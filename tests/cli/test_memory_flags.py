@@ -8,7 +8,6 @@ import shlex
 import pytest
 
 from edge_rt.cli.chat.slash_commands import Commands
-from edge_rt.cli.render.stats import of_budget
 from edge_rt.errors import ConfigError
 from tests.helpers.chats import load_options, make_chat
 
@@ -142,16 +141,3 @@ def test_a_model_that_does_not_fit_leaves_the_one_before(conversation):
     with pytest.raises(ConfigError):
         conversation.switch(same, conversation.load.but(memory="nothing"))
     assert conversation.say("hello").usage.completion_tokens > 0
-
-
-@pytest.mark.parametrize(
-    ("count", "budget", "text"),
-    [
-        (301 * MIB, 400 * MIB, "301 MiB of 400"),
-        (301 * MIB, None, "301 MiB"),
-        (1341 * MIB, 2048 * MIB, "1.31 GiB of 2.00"),
-        (100 * MIB, 2048 * MIB, "0.10 GiB of 2.00"),
-    ],
-)
-def test_bytes_of_a_budget(count, budget, text):
-    assert of_budget(count, budget) == text

@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from edge_rt.byte_size import show_rounded, show_share
 from edge_rt.cli.answering import MakeStream, answering
 from edge_rt.cli.chat.advice import LEAVE, flags_of_a_chat, in_words_of_a_chat, setting_in_chat
 from edge_rt.cli.chat.settings import check_options, options_to_settings
 from edge_rt.cli.interrupt import SignalReceived, wait_for_unfinished_work
 from edge_rt.cli.loading import load_model, obtain_package, plan_model
 from edge_rt.cli.options.groups import PlaceFlags
-from edge_rt.cli.render.console import SEPARATOR, Terminal, gibibytes, number
-from edge_rt.cli.render.stats import of_budget, tell_stats
+from edge_rt.cli.render.console import SEPARATOR, Terminal, number
+from edge_rt.cli.render.stats import tell_stats
 from edge_rt.cli.speculation import warn_of_limits, why_not_auto
 from edge_rt.errors import Cancelled, ContextOverflow, EdgeRTError, MemoryBudgetExceeded
 from edge_rt.runtime.config import GenerationConfig
@@ -314,12 +315,12 @@ class Conversation:
             [
                 "+".join(dict.fromkeys(facts["quantisation"].values())),
                 f"{facts['activations']} activations",
-                gibibytes(facts["weights_bytes"]),
+                show_rounded(facts["weights_bytes"]),
             ]
         )
-        cache = gibibytes(facts["kv_bytes_per_token"] * facts["context_tokens"])
+        cache = show_rounded(facts["kv_bytes_per_token"] * facts["context_tokens"])
         memory = facts["memory"]
-        planned = f"memory {of_budget(memory['planned_bytes'], memory['budget_bytes'])} planned"
+        planned = f"memory {show_share(memory['planned_bytes'], memory['budget_bytes'])} planned"
         model = f"{facts['architecture']}, {facts['parameters'] / 1e6:.0f} M parameters"
         return [
             SEPARATOR.join([self.name, model, planned]),

@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from edge_rt.byte_size import show_rounded, show_share
 from edge_rt.cli.chat.advice import in_words_of_a_chat
 from edge_rt.cli.chat.conversation import Attachment, Conversation
 from edge_rt.cli.chat.settings import SPEC_OPTIONS, option_name, parse_option, settings_to_options, shown
-from edge_rt.cli.render.console import gibibytes, number
-from edge_rt.cli.render.stats import facts_lines, of_budget, tell_table
+from edge_rt.cli.render.console import number
+from edge_rt.cli.render.stats import facts_lines, tell_table
 from edge_rt.cli.user_paths import path_of
 from edge_rt.errors import ConfigError, InputError
 from edge_rt.text.text_file import read_text
@@ -211,10 +212,10 @@ class Commands:
             {
                 "conversation": f"{number(used)} of {number(room)} tokens",
                 **({"for the next message": "; ".join(waiting)} if waiting else {}),
-                "cache": f"{gibibytes(used * per_token)} of {gibibytes(room * per_token)}",
-                "planned": of_budget(memory["planned_bytes"], memory["budget_bytes"]),
-                **{f"  {term.name}": f"{gibibytes(term.bytes)}  {term.text}" for term in model.plan.terms},
-                "peak of the process": of_budget(peak_rss_bytes(), memory["budget_bytes"]),
+                "cache": f"{show_rounded(used * per_token)} of {show_rounded(room * per_token)}",
+                "planned": show_share(memory["planned_bytes"], memory["budget_bytes"]),
+                **{f"  {term.name}": f"{show_rounded(term.bytes)}  {term.text}" for term in model.plan.terms},
+                "peak of the process": show_share(peak_rss_bytes(), memory["budget_bytes"]),
             }
         )
         for step in model.plan.given_up:
@@ -287,9 +288,9 @@ class Commands:
         after = conversation.model.describe()
         self._terminal.note(f"the context has {number(after['context_tokens'])} tokens", "dim")
         self._tell_changes(before, after)
-        planned = [of_budget(facts["memory"]["planned_bytes"], None) for facts in (before, after)]
+        planned = [show_share(facts["memory"]["planned_bytes"], None) for facts in (before, after)]
         budget = after["memory"]["budget_bytes"]
-        room = "" if budget is None else f", the budget is {gibibytes(budget)}"
+        room = "" if budget is None else f", the budget is {show_rounded(budget)}"
         change = f" instead of {planned[0]}" if planned[1] != planned[0] else ""
         self._terminal.note(f"memory planned: {planned[1]}{change}{room}", "dim")
 

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from edge_rt.byte_size import show_rounded
 from edge_rt.cli.commands.bench_prompts import PromptFlags, measure, print_figures, spec_name
 from edge_rt.cli.interrupt import run_in_background
 from edge_rt.cli.loading import load_model, obtain_package
 from edge_rt.cli.options import flags
 from edge_rt.cli.options.groups import LoadFlags, OutputFlags, PlaceFlags
 from edge_rt.cli.render.bench_table import markdown, print_row_costs
-from edge_rt.cli.render.console import Terminal, gibibytes, number
+from edge_rt.cli.render.console import Terminal, number
 from edge_rt.cli.render.verify_report import tell_left_out
 from edge_rt.errors import ConfigError
 
@@ -164,7 +165,7 @@ def _tell_prompts(
 
 def _print(terminal: Terminal, report: BenchReport, facts: Mapping[str, Any]) -> None:
     """Write the table in llama-bench's form, ready to be pasted."""
-    size, parameters = gibibytes(facts["weights_bytes"]), f"{facts['parameters'] / 1e6:.2f} M"
+    size, parameters = show_rounded(facts["weights_bytes"]), f"{facts['parameters'] / 1e6:.2f} M"
     backend = f"ONNX Runtime {facts['onnxruntime']} {facts['device']}, {facts['op_profile']}"
     if facts["isa"] is not None:
         backend += f" {facts['isa']}"
@@ -182,5 +183,5 @@ def _print(terminal: Terminal, report: BenchReport, facts: Mapping[str, Any]) ->
     markdown(terminal, [("rows of one pass", "ms", "relative"), *passes], right=(0, 1, 2))
     terminal.line()
     terminal.line(f"time to first token, 128 tokens of prompt: {number(document['ttft_ms'])} ms")
-    terminal.line(f"peak memory: {gibibytes(document['peak_bytes'])}")
+    terminal.line(f"peak memory: {show_rounded(document['peak_bytes'])}")
     terminal.note("Choosing the most likely token is part of tg; encoding text is not. Row costs are medians.", "dim")

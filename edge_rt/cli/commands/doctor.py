@@ -186,11 +186,11 @@ def native_facts(status: NativeStatus, warnings: list[str]) -> dict[str, Any]:
 
 
 def _readable(facts: dict[str, Any]) -> dict[str, Any]:
-    from edge_rt.store import human_bytes
+    from edge_rt.byte_size import show_size
 
     shown = {}
     for name, value in facts.items():
         is_size = name.endswith("_bytes") and value is not None
-        shown[name.removesuffix("_bytes").replace("_", " ")] = human_bytes(value) if is_size else value
+        shown[name.removesuffix("_bytes").replace("_", " ")] = show_size(value) if is_size else value
     shown["executable"] = sys.executable
     return shown

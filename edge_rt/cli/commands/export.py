@@ -97,13 +97,13 @@ def _source(terminal: Terminal, reference: str, places: PlaceFlags, progress: Pr
 
 
 def _print_report(terminal: Terminal, report: ExportReport) -> None:
-    from edge_rt.store import human_bytes
+    from edge_rt.byte_size import human_bytes, show_size
 
     rows = [
         ("package", str(report.path)),
         ("op profile", report.profile),
         ("disk", f"{human_bytes(report.disk_bytes)} (predicted at most {human_bytes(report.predicted_disk_bytes)})"),
-        ("memory", f"{human_bytes(report.peak_bytes)} (predicted at most {human_bytes(report.predicted_peak_bytes)})"),
+        ("memory", f"{show_size(report.peak_bytes)} (predicted at most {show_size(report.predicted_peak_bytes)})"),
         ("time", f"{report.seconds:.1f} s"),
     ]
     for check in report.check:

@@ -139,7 +139,7 @@ def _json_value(value: object) -> str | int | float | None:
 
 
 def _print(terminal: Terminal, facts: dict[str, Any], *, whole_template: bool) -> None:
-    from edge_rt.store import human_bytes
+    from edge_rt.byte_size import human_bytes
 
     template = facts["chat_template"]
     sections = {name: facts[name] for name in ("model", "metadata") if name in facts}

@@ -90,7 +90,7 @@ def _print_pulled(terminal: Terminal, report: PullReport) -> None:
 
 def list_models(output: OutputFlags, places: Annotated[PlaceFlags, only("store", "config")]) -> int:
     """List the models in the store."""
-    from edge_rt.store import human_bytes
+    from edge_rt.byte_size import human_bytes
 
     terminal = output.terminal()
     place = places.open_store()
@@ -130,7 +130,7 @@ class RemoveFlags:
 
 def rm(removed: RemoveFlags, output: OutputFlags, places: Annotated[PlaceFlags, only("store", "config")]) -> int:
     """Remove a model, its package and its source files, from the store."""
-    from edge_rt.store import human_bytes
+    from edge_rt.byte_size import human_bytes
 
     terminal, name = output.terminal(), removed.name
     place = places.open_store()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
+from edge_rt.byte_size import in_mib
 from edge_rt.cli.baseline_memory import this_machine
 from edge_rt.cli.loading import obtain_package
 from edge_rt.cli.options import flags
@@ -128,16 +129,17 @@ def _print(terminal: Terminal, measured: MemoryReport) -> None:
     texts = {term.name: term.text for term in measured.plan.terms}
     for name, term in terms.items():
         rows.append((name, *_cells(term["planned"], term["measured"]), texts.get(name, "")))
-    rows.append(("unaccounted", "", _mib(measured.unaccounted_bytes), "", "peak less the sum of the parts"))
+    rows.append(("unaccounted", "", in_mib(measured.unaccounted_bytes), "", "peak less the sum of the parts"))
     rows.append(("peak", *_cells(planned, peak), "of resident memory, by the kernel's count"))
-    rows.append(("budget", _mib(measured.plan.budget_bytes), "", "", _room(measured)))
+    rows.append(("budget", in_mib(measured.plan.budget_bytes), "", "", _room(measured)))
     terminal.table(rows, right=(1, 2, 3))
     terminal.line()
     for line in chart({**terms, "peak": {"planned": planned, "measured": peak}}):
         terminal.line(line)
     highest = measured.run.highest()
     terminal.line()
-    terminal.line(f"of the peak {_mib(highest.private_bytes)} MiB are private, {_mib(highest.file_bytes)} MiB of files")
+    private, files = in_mib(highest.private_bytes), in_mib(highest.file_bytes)
+    terminal.line(f"of the peak {private} MiB are private, {files} MiB of files")
 
 
 def chart(terms: dict[str, dict[str, int]], width: int = _BAR) -> list[str]:
@@ -154,20 +156,16 @@ def chart(terms: dict[str, dict[str, int]], width: int = _BAR) -> list[str]:
         for label, mark in (("planned", "░"), ("measured", "█")):
             size = term[label]
             bar = mark * max(round(width * size / most), 1 if size else 0)
-            lines.append(f"{name if label == 'planned' else '':<{names}}  {bar:<{width}}  {_mib(size):>8} {label}")
+            lines.append(f"{name if label == 'planned' else '':<{names}}  {bar:<{width}}  {in_mib(size):>8} {label}")
     return lines
 
 
 def _cells(planned: int, measured: int) -> tuple[str, str, str]:
     # The share of something tiny says nothing.
     error = f"{100 * (planned / measured - 1):+.1f} %" if measured >= _MIB else ""
-    return _mib(planned), _mib(measured), error
+    return in_mib(planned), in_mib(measured), error
 
 
 def _room(measured: MemoryReport) -> str:
     left = measured.plan.budget_bytes - measured.run.peak_bytes
-    return f"{_mib(left)} left at the peak" if left >= 0 else f"{_mib(-left)} too much at the peak"
-
-
-def _mib(size: Any) -> str:
-    return f"{size / _MIB:,.1f}".replace(",", " ")
+    return f"{in_mib(left)} left at the peak" if left >= 0 else f"{in_mib(-left)} too much at the peak"

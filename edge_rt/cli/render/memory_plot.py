@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from edge_rt.byte_size import show_rounded
+from edge_rt.cli.render.console import number
 from edge_rt.errors import StorageError
 from edge_rt.memory.choice import Choice
 from edge_rt.memory.plan_terms import Term, terms_of
@@ -136,18 +138,18 @@ def _contexts(axes: Any, plan: Plan) -> None:
         _budget_line(axes, plan, crossing, colours, is_low=budget < 0.6 * top)
     else:
         axes.text(
-            0.99, 0.99, f"budget {_size(plan.budget_bytes)}: every context fits", transform=axes.transAxes,
+            0.99, 0.99, f"budget {show_rounded(plan.budget_bytes)}: every context fits", transform=axes.transAxes,
             ha="right", va="top", fontsize=9, color=_BUDGET,
         )  # fmt: skip
     axes.plot([chosen.ctx], [plan.total_bytes / _MIB], "o", color="black", markersize=6, zorder=6)
     axes.annotate(
-        f"planned: {_size(plan.total_bytes)}", (chosen.ctx, plan.total_bytes / _MIB), (0, -32),
+        f"planned: {show_rounded(plan.total_bytes)}", (chosen.ctx, plan.total_bytes / _MIB), (0, -32),
         textcoords="offset points", ha="center", fontsize=9, weight="bold", zorder=6, bbox=_BEHIND,
         arrowprops={"arrowstyle": "-", "linewidth": 0.8},
     )  # fmt: skip
     axes.set_title(f"Memory by context; bands: the parts with a cache of {chosen.kv_format}", fontsize=10)
     axes.set_xlabel("tokens of context")
-    axes.xaxis.set_major_formatter(lambda value, _: _number(round(value)))
+    axes.xaxis.set_major_formatter(lambda value, _: number(round(value)))
     axes.set_ylabel("MiB")
     axes.set_xlim(contexts[0], contexts[-1])
     axes.set_ylim(0, top)
@@ -167,7 +169,7 @@ def _budget_line(axes: Any, plan: Plan, longest: dict[str, int], colours: dict[s
     budget = plan.budget_bytes / _MIB
     axes.axhline(budget, color=_BUDGET, linewidth=1.4, linestyle="--", zorder=4)
     axes.annotate(
-        f"budget {_size(plan.budget_bytes)}", (0 if is_low else 1, budget), (5 if is_low else -5, 5),
+        f"budget {show_rounded(plan.budget_bytes)}", (0 if is_low else 1, budget), (5 if is_low else -5, 5),
         xycoords=("axes fraction", "data"), textcoords="offset points", ha="left" if is_low else "right",
         fontsize=9, color=_BUDGET, zorder=6, bbox=_BEHIND,
     )  # fmt: skip
@@ -181,7 +183,7 @@ def _budget_line(axes: Any, plan: Plan, longest: dict[str, int], colours: dict[s
         before = float("-inf") if is_close else most
         height = (34 if is_chosen else 14) * (-1.6 if is_close else 1)
         axes.annotate(
-            f"max context {_number(most)}" if is_chosen else _number(most), (most, budget),
+            f"max context {number(most)}" if is_chosen else number(most), (most, budget),
             (8 if is_close else -8, height), textcoords="offset points", ha="left" if is_close else "right",
             color=colour, zorder=6, fontsize=9 if is_chosen else 8, weight="bold" if is_chosen else "normal",
             bbox=_BEHIND, arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.8},
@@ -223,10 +225,10 @@ def _timeline(axes: Any, run: MemoryRun, report: MemoryReport) -> None:
         colors=[colour for _, colour in kinds.values()],
     )  # fmt: skip
     planned, budget = report.plan.total_bytes / _MIB, report.plan.budget_bytes / _MIB
-    label = f"planned peak {_size(report.plan.total_bytes)}"
+    label = f"planned peak {show_rounded(report.plan.total_bytes)}"
     axes.axhline(planned, color="black", linewidth=1, linestyle=":", label=label)
     if budget <= 1.3 * planned:
-        label = f"budget {_size(report.plan.budget_bytes)}"
+        label = f"budget {show_rounded(report.plan.budget_bytes)}"
         axes.axhline(budget, color=_BUDGET, linewidth=1.4, linestyle="--", label=label)
     highest = max(planned, budget if budget <= 1.3 * planned else 0.0)
     turns = [stage for stage in run.stages if "tokens" in stage.facts]
@@ -243,7 +245,7 @@ def _timeline(axes: Any, run: MemoryRun, report: MemoryReport) -> None:
             )  # fmt: skip
             last = stage.seconds
     name = "A chat" if report.chat is run else "The measurement"
-    axes.set_title(f"{name} from the start of its process on: peak {_size(run.peak_bytes)}", fontsize=10)
+    axes.set_title(f"{name} from the start of its process on: peak {show_rounded(run.peak_bytes)}", fontsize=10)
     axes.set_xlabel("seconds")
     axes.set_ylabel("MiB")
     axes.set_xlim(0, seconds[-1])
@@ -253,11 +255,3 @@ def _timeline(axes: Any, run: MemoryRun, report: MemoryReport) -> None:
 
 def _label(name: str) -> str:
     return {"kv_cache": "KV cache"}.get(name, name)
-
-
-def _number(value: int) -> str:
-    return f"{value:,}".replace(",", " ")
-
-
-def _size(size: int) -> str:
-    return f"{size / (1 << 30):.2f} GiB" if size >= 1 << 30 else f"{size / _MIB:.0f} MiB"

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_rt.errors import ContextOverflow
+from edge_rt.runtime.graph.prefix import common_prefix
 from edge_rt.runtime.graph.sliding_window import SlidingWindow
 
 
@@ -71,10 +72,7 @@ class KVCache:
 
     def common_prefix(self, token_ids: Sequence[int]) -> int:
         """Return how many leading tokens of ``token_ids`` are committed already."""
-        for index, (ours, theirs) in enumerate(zip(self._token_ids, token_ids, strict=False)):
-            if ours != theirs:
-                return index
-        return min(len(self._token_ids), len(token_ids))
+        return common_prefix(self._token_ids, list(token_ids))
 
     def truncate(self, length: int) -> int:
         """Roll back to the first ``length`` rows.
