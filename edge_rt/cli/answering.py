@@ -21,13 +21,19 @@ Prefill = tuple[int, int]
 MakeStream = Callable[[CancelToken, Callable[[int, int], None]], "Stream"]
 
 
-def answer(make_stream: MakeStream, terminal: Terminal, on_event: Callable[[Event], None]) -> Result:
+def answer(
+    make_stream: MakeStream,
+    terminal: Terminal,
+    on_event: Callable[[Event], None],
+    tend: Callable[[], None] | None = None,
+) -> Result:
     """Generate an answer; Ctrl-C stops it and keeps what there is, a second one raises ``SignalReceived``.
 
     Args:
         make_stream: begins the generation, given what stops it and what to call while the prompt is read.
         terminal: shows on a screen how far a long prompt is.
         on_event: called in this thread with every piece.
+        tend: called in this thread between pieces, and while there is none.
 
     Raises:
         EdgeRTError: the generation failed.
@@ -42,7 +48,7 @@ def answer(make_stream: MakeStream, terminal: Terminal, on_event: Callable[[Even
 
     status = _PromptStatus(terminal)
     with cancel_on_interrupt(token):
-        background: Background[Event | Prefill, Result] = Background(work)
+        background: Background[Event | Prefill, Result] = Background(work, tend)
         try:
             for item in background:
                 if isinstance(item, tuple):

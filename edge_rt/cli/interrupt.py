@@ -80,10 +80,12 @@ class Background(Generic[T, R]):
 
     Args:
         work: does the work; gets a function that hands an item over, and returns the result.
+        tend: called in the main thread before every item, and every ``POLL_SECONDS`` while there is none.
     """
 
-    def __init__(self, work: Callable[[Callable[[T], None]], R]) -> None:
+    def __init__(self, work: Callable[[Callable[[T], None]], R], tend: Callable[[], None] | None = None) -> None:
         self._work = work
+        self._tend = tend
         self._items: queue.SimpleQueue[tuple[T] | None] = queue.SimpleQueue()
         self._result: list[R] = []
         self._error: BaseException | None = None
@@ -102,6 +104,8 @@ class Background(Generic[T, R]):
     def __iter__(self) -> Iterator[T]:
         """Yield the items as they come; raise what the work raised."""
         while not self._is_read:
+            if self._tend is not None:
+                self._tend()
             try:
                 boxed = self._items.get(timeout=POLL_SECONDS)
             except queue.Empty:

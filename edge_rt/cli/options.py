@@ -43,6 +43,10 @@ def _option(*names: str, text: str, panel: str | None = None, default: object = 
     return typer.Option(*names, help=text, rich_help_panel=panel, show_default=shown, **more)
 
 
+def _of_model(name: str) -> str:
+    return f"the model's, or {getattr(_D.sampling(), name)}"
+
+
 ModelOption = Annotated[
     str | None,
     _option(
@@ -95,19 +99,23 @@ MaxTokensOption = Annotated[
 ]
 TempOption = Annotated[
     float | None,
-    _option("--temp", text="Temperature; 0 is greedy.", panel=_GENERATION, default=_D.temperature, metavar="T"),
+    _option(
+        "--temp", text="Temperature; 0 is greedy.", panel=_GENERATION, default=_of_model("temperature"), metavar="T"
+    ),
 ]
 TopPOption = Annotated[
     float | None,
-    _option("--top-p", text="Keep the likeliest tokens up to this sum.", panel=_GENERATION, default=_D.top_p),
+    _option("--top-p", text="Keep the likeliest tokens up to this sum.", panel=_GENERATION, default=_of_model("top_p")),
 ]
 TopKOption = Annotated[
     int | None,
-    _option("--top-k", text="Keep the k likeliest tokens; 0 keeps all.", panel=_GENERATION, default=_D.top_k),
+    _option("--top-k", text="Keep the k likeliest tokens; 0 keeps all.", panel=_GENERATION, default=_of_model("top_k")),
 ]
 MinPOption = Annotated[
     float | None,
-    _option("--min-p", text="Drop tokens below this part of the likeliest.", panel=_GENERATION, default=_D.min_p),
+    _option(
+        "--min-p", text="Drop tokens below this part of the likeliest.", panel=_GENERATION, default=_of_model("min_p")
+    ),
 ]
 RepeatOption = Annotated[
     float | None,
@@ -115,7 +123,7 @@ RepeatOption = Annotated[
         "--repeat-penalty",
         text="Penalty for tokens seen before; 1 is off.",
         panel=_GENERATION,
-        default=_D.repetition_penalty,
+        default=_of_model("repetition_penalty"),
     ),
 ]
 PresenceOption = Annotated[
@@ -155,6 +163,13 @@ AcceptOption = Annotated[
         panel=_GENERATION,
         default=_D.accept,
         metavar="RULE",
+    ),
+]
+
+NoGuardOption = Annotated[
+    bool,
+    typer.Option(
+        "--no-repetition-guard", help="Let an answer go on that goes round in circles.", rich_help_panel=_GENERATION
     ),
 ]
 

@@ -9,7 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Generator, Sequence as Items
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -32,6 +32,7 @@ from edge_rt.runtime.decode.accept import accept
 from edge_rt.runtime.decode.detokenizer import TextStream
 from edge_rt.runtime.decode.draft import Drafter, NullDrafter
 from edge_rt.runtime.decode.loop import AcceptanceRule
+from edge_rt.runtime.decode.repetition import RepetitionGuard
 from edge_rt.runtime.decode.sampling import Sampler
 from edge_rt.runtime.decode.sequence import Sequence
 from edge_rt.runtime.generation import Generation
@@ -297,7 +298,10 @@ class Model:
             max_tokens=config.max_tokens,
             end_ids=self.tokenizer.eos_token_ids,
         )
-        sampler = Sampler(config, vocab_size, token_ids)
+        sampling = config.sampling(self.package.manifest.sampling)
+        # A chat template closes every message with an end token: the penalty would keep answers from ending.
+        penalised = [token for token in token_ids if token not in sequence.end_ids]
+        sampler = Sampler(config, vocab_size, penalised, sampling)
         mode = self._speculation.resolve(config.spec, has_reference=config.reference is not None, accept=config.accept)
         reference = None
         if config.reference is not None and mode in ("auto", "reference"):
@@ -308,7 +312,7 @@ class Model:
         def source(token: CancelToken) -> EventSource:
             with self._exclusive(token) as runner, _linked(cancel, token):
                 try:
-                    drafter, rule = self._drafting(config, mode, reference)
+                    drafter, rule = self._drafting(config, mode, reference, sampling.temperature)
                 except Cancelled:
                     # Stopped while passes were measured.
                     drafter, rule = NullDrafter(), accept
@@ -326,6 +330,7 @@ class Model:
                     spec_mode=mode,
                     rule=rule,
                     planned=self._load_plan.totals,
+                    guard=RepetitionGuard() if config.repetition_guard else None,
                 )
                 try:
                     return (yield from generation.events(token))
@@ -344,12 +349,12 @@ class Model:
         return Stream(source, CancelToken(), on_result)
 
     def _drafting(
-        self, config: GenerationConfig, mode: str, reference: list[int] | None
+        self, config: GenerationConfig, mode: str, reference: list[int] | None, temperature: float
     ) -> tuple[Drafter, AcceptanceRule]:
         """Return who drafts for a generation, and which of its tokens stay; called while the model is held."""
         # Greedy decoding has no distribution to keep: both rules keep its text then.
-        if config.accept == "ratio" and config.temperature > 0.0:
-            sampled = self._speculation.sampled_drafter(config.temperature, config.seed)
+        if config.accept == "ratio" and temperature > 0.0:
+            sampled = self._speculation.sampled_drafter(temperature, config.seed)
             return sampled, sampled.accept
         return self._speculation.drafter(mode, reference), accept
 
@@ -487,6 +492,7 @@ class Model:
             "onnxruntime": onnxruntime_version(),
             "prefill_chunk": self.prefill_chunk,
             "speculation": self._speculation.mode,
+            "sampling": asdict(GenerationConfig().sampling(manifest.sampling)),
             "memory": self._load_plan.to_json(),
             "load_ms": self.load_ms,
         }

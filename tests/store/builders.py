@@ -115,7 +115,7 @@ class FakeExporter:
 
     calls: list = field(default_factory=list)
 
-    def __call__(self, source, out, *, activations, force, progress):
+    def __call__(self, source, out, *, activations, sampling, force, progress):
         self.calls.append((source, out, activations, force))
         write_package(out, source=source.read_bytes(), activations=activations, force=force)
         return "report"

@@ -24,6 +24,7 @@ from edge_rt.errors import Cancelled, ContextOverflow, EdgeRTError, MemoryBudget
 from edge_rt.runtime.config import GenerationConfig
 
 if TYPE_CHECKING:
+    from edge_rt.cli.chat.type_ahead import TypeAhead
     from edge_rt.memory.plan import Plan
     from edge_rt.runtime.chat import Chat, ChatMessage
     from edge_rt.runtime.engine import Model
@@ -75,6 +76,7 @@ class Conversation:
         chat: the messages.
         attached: texts that go in front of the next message.
         last: the last answer; None before the first.
+        type_ahead: reads keys during answers; None leaves them to the terminal.
 
     Raises:
         EdgeRTError: the model cannot be loaded, or has no chat template.
@@ -96,6 +98,7 @@ class Conversation:
         self.show_stats = show_stats
         self.attached: list[Attachment] = []
         self.last: Result | None = None
+        self.type_ahead: TypeAhead | None = None
         self._load = load
         self.name, self._package = obtain_package(terminal, flags)
         self.model: Model = load(self._package, flags)
@@ -142,8 +145,9 @@ class Conversation:
                 terminal.answer(event.text)
                 wrote = True
 
-        with _no_echo():
-            result = answer(make_stream, terminal, show)
+        keys = self.type_ahead
+        with _no_echo() if keys is None else keys.listening():
+            result = answer(make_stream, terminal, show, None if keys is None else keys.poll)
         if wrote and not result.text.endswith("\n"):
             terminal.line()
         self._tell_end(result)
@@ -159,6 +163,11 @@ class Conversation:
         elif reason == "length":
             limit = number(self.options.max_tokens or 0)
             self.terminal.note(f"[stopped after {limit} tokens, see /set max_tokens]", "dim")
+        elif reason == "repetition":
+            self.terminal.warn(
+                "the answer went round in circles and was ended; /regen answers anew, /set repetition_guard off lets "
+                "answers go on."
+            )
         elif reason == "context_full":
             used = number(result.usage.total_tokens)
             self.terminal.warn(

@@ -80,12 +80,16 @@ class PromptFlags:
         Raises:
             ConfigError: a value is out of range.
         """
-        config = GenerationConfig(
+        # All of the chain is said, so that figures of models with and without advice of their own can be compared.
+        return GenerationConfig(
             max_tokens=DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens,
             temperature=0.0 if self.temp is None else self.temp,
+            top_k=0,
+            top_p=0.95 if self.top_p is None else self.top_p,
+            min_p=0.0,
+            repetition_penalty=1.0,
             seed=0 if self.seed is None else self.seed,
         )
-        return config if self.top_p is None else config.with_options(top_p=self.top_p)
 
     @property
     def spec(self) -> str:

@@ -27,6 +27,7 @@ from edge_rt.cli.options import (
     ModelFlags,
     ModelOption,
     NoColorOption,
+    NoGuardOption,
     OfflineOption,
     PresenceOption,
     QuietOption,
@@ -85,6 +86,7 @@ def chat(
     logit_bias: BiasOption = None,
     seed: SeedOption = None,
     stop: StopOption = None,
+    no_repetition_guard: NoGuardOption = False,
     spec: SpecOption = None,
     draft_max: DraftMaxOption = None,
     reference: ReferenceOption = None,
@@ -119,7 +121,7 @@ def chat(
         seed=seed,
         stop=stop,
         accept=accept,
-    )
+    ).with_options(repetition_guard=not no_repetition_guard)
     is_interactive = sys.stdin is not None and sys.stdin.isatty() and terminal.err_is_tty
     if is_interactive and json:
         raise ConfigError("--json needs lines from a pipe.", "Standard input is a terminal.", "Leave --json out.")
@@ -147,6 +149,7 @@ def _at_terminal(conversation: Conversation, *, keep_history: bool) -> int:
 
     from edge_rt.cli.chat.repl import PROMPT, Repl, default_history_path, make_session, open_history
     from edge_rt.cli.chat.slash_commands import Commands
+    from edge_rt.cli.chat.type_ahead import prompt_after, type_ahead_of
 
     terminal = conversation.terminal
     history = open_history(default_history_path(), terminal.warn) if keep_history else InMemoryHistory()
@@ -155,7 +158,8 @@ def _at_terminal(conversation: Conversation, *, keep_history: bool) -> int:
     for line in conversation.banner():
         terminal.note(line, "dim")
     terminal.note()
-    return Repl(conversation, commands, lambda: session.prompt(PROMPT)).run()
+    keys = conversation.type_ahead = type_ahead_of(session, terminal)
+    return Repl(conversation, commands, lambda: prompt_after(session, keys, PROMPT)).run()
 
 
 def _from_pipe(conversation: Conversation) -> int:

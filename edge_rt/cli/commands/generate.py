@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -10,6 +11,7 @@ import typer
 
 from edge_rt.cli.answering import answer
 from edge_rt.cli.baseline_memory import own_bytes
+from edge_rt.cli.chat.settings import options_to_settings
 from edge_rt.cli.loading import load_model, obtain_package
 from edge_rt.cli.options import (
     AcceptOption,
@@ -27,6 +29,7 @@ from edge_rt.cli.options import (
     ModelFlags,
     ModelOption,
     NoColorOption,
+    NoGuardOption,
     OfflineOption,
     PresenceOption,
     QuietOption,
@@ -96,6 +99,7 @@ def generate(
     logit_bias: BiasOption = None,
     seed: SeedOption = None,
     stop: StopOption = None,
+    no_repetition_guard: NoGuardOption = False,
     spec: SpecOption = None,
     draft_max: DraftMaxOption = None,
     reference: ReferenceOption = None,
@@ -129,7 +133,7 @@ def generate(
         seed=seed,
         stop=stop,
         accept=accept,
-    )
+    ).with_options(repetition_guard=not no_repetition_guard)
     if json and json_lines:
         raise ConfigError("--json and --json-lines exclude each other.", "Both were given.", "Choose one.")
     if raw and system is not None:
@@ -143,10 +147,10 @@ def generate(
         _, package = obtain_package(terminal, flags)
         with load_model(package, flags) as loaded:
             warn_of_limits(terminal, loaded, spec_flags, options)
-            writer = _Writer(terminal, loaded, is_json=json, is_lines=json_lines, is_whole=no_stream)
+            writer = _Writer(terminal, loaded, options, is_json=json, is_lines=json_lines, is_whole=no_stream)
             result = _run(loaded, _messages(loaded, text, system, raw=raw), options, terminal, writer)
             writer.finish(result)
-            _warn_if_full(terminal, loaded, result)
+            _warn_if_cut(terminal, loaded, result)
     if stats or (stats is None and verbose):
         tell_stats(terminal, result)
     return EXIT_INTERRUPTED if result.finish_reason == "cancelled" else 0
@@ -159,8 +163,10 @@ def _run(model: Model, prompt: Prompt, options: GenerationConfig, terminal: Term
     return answer(make_stream, terminal, writer.push)
 
 
-def _warn_if_full(terminal: Terminal, model: Model, result: Result) -> None:
-    """Say that the end of the context cut the answer."""
+def _warn_if_cut(terminal: Terminal, model: Model, result: Result) -> None:
+    """Say that the repetition guard or the end of the context cut the answer."""
+    if result.finish_reason == "repetition":
+        terminal.warn("the answer went round in circles and was ended; --no-repetition-guard lets it go on.")
     if result.finish_reason != "context_full":
         return
     trained = model.package.manifest.model.context_length
@@ -180,8 +186,19 @@ def _messages(model: Model, text: str, system: str | None, *, raw: bool) -> Prom
 class _Writer:
     """Writes the answer in the form that was asked for."""
 
-    def __init__(self, terminal: Terminal, model: Model, *, is_json: bool, is_lines: bool, is_whole: bool) -> None:
+    def __init__(
+        self,
+        terminal: Terminal,
+        model: Model,
+        options: GenerationConfig,
+        *,
+        is_json: bool,
+        is_lines: bool,
+        is_whole: bool,
+    ) -> None:
         self._terminal = terminal
+        sampling = options.sampling(model.package.manifest.sampling)
+        self._options = {**options_to_settings(options), **dataclasses.asdict(sampling)}
         self._facts = model.describe()
         self._is_json = is_json
         self._is_lines = is_lines
@@ -194,7 +211,7 @@ class _Writer:
             self._terminal.answer(event.text)
 
     def finish(self, result: Result) -> None:
-        document = {**result.to_json(), "model": self._facts}
+        document = {**result.to_json(), "options": self._options, "model": self._facts}
         if self._is_lines:
             self._terminal.document({"result": document}, indent=None)
         elif self._is_json:

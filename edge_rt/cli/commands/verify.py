@@ -114,7 +114,13 @@ def verify(
     own = own_bytes()
     terminal = make_terminal(json=json, quiet=quiet, verbose=verbose, no_color=no_color)
     chosen = GenerationConfig(
-        max_tokens=max_tokens, temperature=temp, top_p=top_p, top_k=top_k, repetition_penalty=repeat_penalty, seed=seed
+        max_tokens=max_tokens,
+        temperature=temp,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=0.0,
+        repetition_penalty=repeat_penalty,
+        seed=seed,
     )
     texts, all_hash = _prompts(prompts, limit)
     modes = _modes(spec)
