@@ -12,6 +12,7 @@ from edge_rt.package.manifest import ModelConfig
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.decode.detokenizer import TextStream
 from edge_rt.runtime.decode.draft import Accepted, Draft, NullDrafter
+from edge_rt.runtime.decode.repetition import RepetitionGuard
 from edge_rt.runtime.decode.sampling import Sampler
 from edge_rt.runtime.decode.sequence import Sequence
 from edge_rt.runtime.generation import Generation
@@ -181,6 +182,7 @@ class Run:
         self._generation = Generation(
             self.sequence, self.target, self.cache, drafter or NullDrafter(), Sampler(config, VOCABULARY, prompt),
             self.text, chunk=chunk, called=time.perf_counter(), on_prefill=on_prefill,
+            guard=RepetitionGuard() if config.repetition_guard else None,
         )  # fmt: skip
 
     def check(self):
