@@ -166,6 +166,7 @@ def test_a_closed_stdout_is_quiet(start, slow_package):
     assert process.wait(5) == 141
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_signals_while_bench_measures(signum, code, start, slow_package):
     process = start("bench", "-m", slow_package, "-r", "100", "--json")

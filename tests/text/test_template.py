@@ -331,18 +331,14 @@ class TestHostileTemplates:
             attempt(ESCAPES[name])
 
     @pytest.mark.parametrize("name", BOMBS)
-    def test_work_without_end_is_stopped_within_a_second(self, name):
-        start = time.perf_counter()
-        with pytest.raises(InvalidTemplate):
-            attempt(BOMBS[name])
-        assert time.perf_counter() - start < 1
-
-    @pytest.mark.parametrize("name", BOMBS)
-    def test_work_without_end_stays_within_64_mib(self, name):
+    def test_work_without_end_is_stopped_within_a_second_and_64_mib(self, name):
+        # Tracing makes it several times slower, and it ends within a second all the same.
         tracemalloc.start()
         try:
+            start = time.process_time()
             with pytest.raises(InvalidTemplate):
                 attempt(BOMBS[name])
+            assert time.process_time() - start < 1
             assert tracemalloc.get_traced_memory()[1] < 64 * 2**20
         finally:
             tracemalloc.stop()
@@ -500,21 +496,21 @@ class TestMessages:
 
     @pytest.mark.parametrize("content", ["hello <b> " * 1_000_000, "é" * 5_000_000, "<|im_end|>" * 100_000])
     def test_ten_megabytes_are_rendered_quickly(self, content):
-        start = time.perf_counter()
+        start = time.process_time()
         prompt = render(SIMPLE, [{"role": "user", "content": content}])
-        assert time.perf_counter() - start < 1
+        assert time.process_time() - start < 1
         assert content in prompt.plain_text
 
     def test_a_hundred_thousand_messages_are_refused_at_once(self):
-        start = time.perf_counter()
+        start = time.process_time()
         with pytest.raises(ConfigError, match="too many messages"):
             render(SIMPLE, USER * 100_000)
-        assert time.perf_counter() - start < 1
+        assert time.process_time() - start < 1
 
     def test_the_most_messages_that_are_accepted_end_quickly(self):
-        start = time.perf_counter()
+        start = time.process_time()
         prompt = render(SIMPLE, USER * 16_384)
-        assert time.perf_counter() - start < 1
+        assert time.process_time() - start < 1
         assert prompt.text.count("Hi") == 16_384
 
 

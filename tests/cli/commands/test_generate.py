@@ -142,6 +142,7 @@ def test_an_open_stdin_is_explained(start, small_package):
     assert b"waiting for the end of standard input" in process.stderr.readline()
 
 
+@pytest.mark.alone
 def test_ctrl_c_in_decode_keeps_the_partial_answer(start, slow_package):
     process = start("generate", "-m", slow_package, "-p", "Hello", "--json-lines", "-n", "5000", *ENDLESS)
     for _ in range(5):
@@ -156,6 +157,7 @@ def test_ctrl_c_in_decode_keeps_the_partial_answer(start, slow_package):
     assert len(result["token_ids"]) >= 5
 
 
+@pytest.mark.alone
 def test_ctrl_c_in_prefill(spawn, slow_package):
     child = spawn("generate", "-m", slow_package, "--json", "-p", "the sea is wide " * 850, *ENDLESS)
     child.expect("reading the prompt")
@@ -169,6 +171,7 @@ def test_ctrl_c_in_prefill(spawn, slow_package):
     assert (document["finish_reason"], document["token_ids"]) == ("cancelled", [])
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("after", [0.5, 0.7, 0.9])
 def test_ctrl_c_early_on(after, start, slow_package):
     process = start("generate", "-m", slow_package, "-p", "Hello", "--json", "-n", "5000", *ENDLESS)
@@ -182,6 +185,7 @@ def test_ctrl_c_early_on(after, start, slow_package):
     json.loads(stdout)
 
 
+@pytest.mark.alone
 def test_ctrl_c_while_a_load_blocks(cli_env, small_package):
     code = (
         "import sys, time, edge_rt.api as api\n"
