@@ -16,7 +16,7 @@ namespace {
 
 constexpr const char* kNames[kIsaCount] = {"scalar", "avx2", "avx_vnni", "avx512_vnni", "neon_dotprod", "neon_i8mm"};
 
-constexpr bool bit(uint64_t word, int position) { return (word >> position) & 1; }
+[[maybe_unused]] constexpr bool bit(uint64_t word, int position) { return (word >> position) & 1; }
 
 #if defined(__x86_64__)
 
