@@ -73,7 +73,10 @@ def main() -> None:
 
             logits = runner.forward(tokens(1), 0, 1).logits[0]
             options: dict[str, Any] = {"temperature": 1.0, "repetition_penalty": 1.1, "presence_penalty": 0.1}
-            for name, more in (("sampled", {}), ("sampled, top-p", {"top_p": 0.95, "min_p": 0.01, "top_k": 1000})):
+            for name, more in (
+                ("sampled", {"top_k": 0, "min_p": 0.0}),
+                ("sampled, top-p", {"top_p": 0.95, "min_p": 0.01, "top_k": 1000}),
+            ):
                 sampler = Sampler(GenerationConfig(**options, **more), config.vocab_size, range(config.vocab_size))
                 for token in range(config.vocab_size):
                     sampler.observe(token)

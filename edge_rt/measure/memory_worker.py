@@ -46,10 +46,12 @@ _TOP_TOKENS: Final = 8
 _MAPPED_AT_ONCE: Final = 1 << 16  # bytes of a file, where one is touched
 _LOOKUPS_PER_BLOCK: Final = 16
 _MOST_LOOKUPS: Final = 200_000
+# All of the chain is said: a model's own advice must not change what is measured.
+_NUCLEUS: Final = GenerationConfig(temperature=1.0, top_k=0, top_p=0.95, min_p=0.0, repetition_penalty=1.0)
 _SAMPLINGS: Final = (
-    GenerationConfig(temperature=1.0, top_p=0.95, repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1),
-    GenerationConfig(temperature=1.0, top_p=1.0, top_k=0, repetition_penalty=1.1, frequency_penalty=0.1),
-    GenerationConfig(temperature=1.0, top_p=0.9, top_k=40, min_p=0.05, presence_penalty=0.1),
+    _NUCLEUS.with_options(repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1),
+    _NUCLEUS.with_options(top_p=1.0, repetition_penalty=1.1, frequency_penalty=0.1),
+    _NUCLEUS.with_options(top_p=0.9, top_k=40, min_p=0.05, presence_penalty=0.1),
 )
 
 Stage = Callable[..., None]
@@ -230,7 +232,7 @@ def chat(model: Model, turns: int, tell: Stage) -> None:
     for turn in range(turns):
         message = CHAT_MESSAGES[turn % len(CHAT_MESSAGES)]
         most = max(8, min(MAX_TURN_TOKENS, model.context_tokens // 4))
-        config = GenerationConfig(temperature=1.0, seed=turn, max_tokens=most)
+        config = _NUCLEUS.with_options(seed=turn, max_tokens=most)
         try:
             result = conversation.send(message, config)
         except ContextOverflow:

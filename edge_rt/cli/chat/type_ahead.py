@@ -6,11 +6,10 @@ import codecs
 import os
 import re
 import select
-import shutil
 import signal
 import sys
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from edge_rt.cli.render.console import Terminal
@@ -24,7 +23,7 @@ READ_BYTES: Final = 4096
 SUSPEND: Final = "\x1a"
 ENTER: Final = " ⏎ "
 _ESCAPE: Final = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|O.|.)?")
-_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 class TypeAhead:
@@ -63,19 +62,22 @@ class TypeAhead:
 
     def poll(self) -> None:
         """Read what was typed since the last call; does not wait."""
-        typed = ""
-        while select.select([self._descriptor], [], [], 0)[0]:
-            data = os.read(self._descriptor, READ_BYTES)
-            if not data:
-                break
-            typed += self._decoder.decode(data)
+        typed = self._read()
         if SUSPEND in typed:
             typed = typed.replace(SUSPEND, "")
             self._suspend()
         if typed:
             self._keys += typed
-        if typed or (self._size is not None and self._size != shutil.get_terminal_size()):
+        if typed or (self._size is not None and self._size != self._screen()):
             self._show()
+
+    def _read(self) -> str:
+        typed = ""
+        # A terminal that was lost has nothing more to say; that it was lost is told by a signal.
+        with suppress(OSError):
+            while select.select([self._descriptor], [], [], 0)[0] and (data := os.read(self._descriptor, READ_BYTES)):
+                typed += self._decoder.decode(data)
+        return typed
 
     def take(self) -> str:
         """Return the keys, as a terminal sends them, and forget them."""
@@ -99,9 +101,10 @@ class TypeAhead:
     def _give_keyboard_back(self) -> None:
         import termios
 
-        if self._saved is not None:
-            termios.tcsetattr(self._descriptor, termios.TCSADRAIN, self._saved)
-            self._saved = None
+        saved, self._saved = self._saved, None
+        if saved is not None:
+            with suppress(termios.error):
+                termios.tcsetattr(self._descriptor, termios.TCSADRAIN, saved)
 
     def _suspend(self) -> None:
         self._hide()
@@ -112,8 +115,14 @@ class TypeAhead:
 
     # --- the screen ---
 
+    def _screen(self) -> os.terminal_size:
+        try:
+            return os.get_terminal_size(self._descriptor)
+        except OSError:
+            return os.terminal_size((0, 0))
+
     def _show(self) -> None:
-        size = shutil.get_terminal_size()
+        size = self._screen()
         if not self._can_draw or not self._keys or size.lines < LEAST_ROWS:
             return
         draw = ""

@@ -112,7 +112,7 @@ class TestSameText:
     @pytest.mark.parametrize(
         "sampling",
         [{}, {"temperature": 0.4, "seed": 1}, {"temperature": 0.8, "seed": 2, "top_p": 0.9},
-         {"temperature": 0.5, "seed": 3, "repetition_penalty": 1.1}],
+         {"temperature": 0.5, "seed": 3, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.1}],
         ids=["greedy", "cold", "warm", "penalty"],
     )  # fmt: skip
     @pytest.mark.parametrize("mode", REAL)
