@@ -20,6 +20,7 @@ int main() {
 #if defined(__x86_64__)
   CHECK(!isa_is_supported(Isa::kNeonDotprod) && !isa_is_supported(Isa::kNeonI8mm));
   // The compiler's own detection agrees.
+  __builtin_cpu_init();
   const bool has_base = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   CHECK(!isa_is_supported(Isa::kAvx2) || has_base);
   CHECK(isa_is_supported(Isa::kAvx512Vnni) ==

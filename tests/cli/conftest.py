@@ -13,11 +13,11 @@ from types import SimpleNamespace
 import pexpect
 import pytest
 
-from edge_rt.cli.main import run
+from edge_rt.cli.main import main
 from edge_rt.export import export_model
 from tests.helpers.gguf_factory import write_llama_gguf
 
-PROGRAM = [sys.executable, "-c", "from edge_rt.cli.main import main; main()"]
+PROGRAM = [sys.executable, "-c", "import sys; from edge_rt.cli.main import main; sys.exit(main())"]
 ENDLESS = ("--temp", "0", "--logit-bias", "0=-1000", "--logit-bias", "1=-1000", "--logit-bias", "2=-1000")
 """Greedy answers that no end token ends."""
 
@@ -52,7 +52,7 @@ def inline(cli_env, monkeypatch):
         out, err = io.BytesIO(), io.BytesIO()
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin)))
         with redirect_stdout(io.TextIOWrapper(out)), redirect_stderr(io.TextIOWrapper(err)):
-            code = run([*map(str, arguments)])
+            code = main([*map(str, arguments)])
             return SimpleNamespace(returncode=code, stdout=out.getvalue(), stderr=err.getvalue())
 
     return execute

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-import io
 import json
 import shlex
 
 import pytest
 
-from edge_rt.cli.chat.conversation import Conversation
 from edge_rt.cli.chat.slash_commands import Commands
-from edge_rt.cli.options import ModelFlags
-from edge_rt.cli.render.console import Terminal
 from edge_rt.errors import ConfigError
-from edge_rt.runtime.config import GenerationConfig
+from tests.helpers.chats import load_options, make_chat
 
 MIB = 1 << 20
 GENERATE = ("-p", "Hello", "-n", "4", "--temp", "0")
@@ -107,10 +102,7 @@ def test_an_export_that_needs_more_writes_nothing(inline, small_gguf, tmp_path):
 
 @pytest.fixture
 def conversation(native_package, tmp_path):
-    flags = ModelFlags(str(native_package), store=tmp_path / "store", memory="3GiB")
-    made = Conversation(
-        Terminal(io.StringIO(), io.StringIO()), flags, GenerationConfig(temperature=0.0, max_tokens=2, spec="off")
-    )
+    made = make_chat(native_package, tmp_path, load_options(memory="3GiB"), answers="off")
     yield made
     made.close()
 
@@ -145,7 +137,7 @@ def test_ctx_plans_anew_in_the_same_budget_and_says_what_changed(conversation):
 
 
 def test_a_model_that_does_not_fit_leaves_the_one_before(conversation):
-    conversation.flags = dataclasses.replace(conversation.flags, memory="3GiB")
+    same = str(conversation.model.package.path)
     with pytest.raises(ConfigError):
-        conversation.switch(dataclasses.replace(conversation.flags, memory="nothing"))
+        conversation.switch(same, conversation.load.but(memory="nothing"))
     assert conversation.say("hello").usage.completion_tokens > 0

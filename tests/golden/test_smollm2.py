@@ -7,10 +7,10 @@ import json
 import pytest
 
 from edge_rt.ops import library_path, native_status
-from edge_rt.runtime.engine import load_package
 from edge_rt.store import load_recipes
 from tests.golden.answers import RECIPE, greedy_answer, recorded
 from tests.golden.record import RECIPES, spelled
+from tests.helpers.models import load_package
 from tests.helpers.native_profile import require_native
 
 pytestmark = pytest.mark.model

@@ -25,8 +25,8 @@ from edge_rt.errors import (
     RuntimeUnavailable,
 )
 from edge_rt.runtime.config import GenerationConfig
-from edge_rt.runtime.engine import load_package
 from edge_rt.runtime.graph.cancel import CancelToken
+from tests.helpers.models import load_package
 from tests.helpers.packages import copied, edit_manifest, replace_file
 from tests.helpers.small import GREEDY
 
@@ -461,7 +461,7 @@ def test_close_frees_the_cache_and_keeps_its_counts(small_package):
     model = load_package(small_package)
     model.generate("Hello", max_tokens=2, **GREEDY)
     with model.passes() as (runner, _):
-        interface = runner._interface
+        interface = runner._io_binding
         assert interface.keys
     cached = model.cached_tokens
     model.close()
@@ -473,7 +473,9 @@ def test_an_array_of_ids_is_a_prompt(model):
     assert model.generate(np.array(ids), max_tokens=3, **GREEDY).usage.prompt_tokens == len(ids)
 
 
-@pytest.mark.parametrize("prompt", [None, 5, b"text", {"role": "user"}, object()], ids=repr)
+@pytest.mark.parametrize(
+    "prompt", [None, 5, b"text", {"role": "user"}, object()], ids=lambda prompt: type(prompt).__name__
+)
 def test_what_is_no_prompt_is_a_typed_error(model, prompt):
     with pytest.raises(ConfigError, match="neither a text, nor messages, nor token ids"):
         model.generate(prompt)

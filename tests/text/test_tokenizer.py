@@ -13,7 +13,7 @@ from hypothesis import given, settings, strategies as st
 from tokenizers import Tokenizer as Library, decoders, models, pre_tokenizers, trainers
 
 from edge_rt.errors import ConfigError, InputError, InvalidTokenizer, StorageError, UnsupportedModel
-from edge_rt.text.tokenizer import IncrementalDecoder, Tokenizer
+from edge_rt.text.tokenizer import Tokenizer
 from edge_rt.text.tokenizer_check import MAX_FILE_BYTES, lint_pattern
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "</s>", "<start_of_turn>")
@@ -368,7 +368,7 @@ class TestStreaming:
     @given(st.lists(st.integers(0, SIZE - 1), max_size=40), st.booleans())
     @settings(max_examples=250, deadline=None)
     def test_any_ids_give_the_text_of_batch_decoding(self, ids, skip_special):
-        stream = IncrementalDecoder(TOKENIZER, skip_special=skip_special)
+        stream = TOKENIZER.decode_stream(skip_special=skip_special)
         assert "".join([*map(stream.push, ids), stream.flush()]) == TOKENIZER.decode(ids, skip_special=skip_special)
 
     @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\ufffd"), max_size=40))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -269,7 +268,7 @@ class Commands:
     def _model(self, argument: str) -> None:
         conversation = self._conversation
         before = conversation.model.describe()
-        conversation.switch(dataclasses.replace(conversation.flags, model=argument, ctx=None))
+        conversation.switch(argument, conversation.load.but(ctx=None))
         for line in conversation.banner()[:-1]:
             self._terminal.note(line, "dim")
         self._tell_changes(before, conversation.model.describe())
@@ -285,7 +284,7 @@ class Commands:
             )
         same = str(conversation.model.package.path)
         before = conversation.model.describe()
-        conversation.switch(dataclasses.replace(conversation.flags, model=same, ctx=int(argument)))
+        conversation.switch(same, conversation.load.but(ctx=int(argument)))
         after = conversation.model.describe()
         self._terminal.note(f"the context has {number(after['context_tokens'])} tokens", "dim")
         self._tell_changes(before, after)

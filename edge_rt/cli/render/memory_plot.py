@@ -16,7 +16,7 @@ from edge_rt.memory.plan_terms import Term, terms_of
 from edge_rt.memory.terms import sizes_of
 
 if TYPE_CHECKING:
-    from edge_rt.measure.memory_report import MemoryProfile, MemoryRun
+    from edge_rt.measure.memory_report import MemoryReport, MemoryRun
     from edge_rt.memory.plan import Plan
 
 _MIB: Final = 1 << 20
@@ -39,11 +39,11 @@ _BEHIND: Final = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad
 _PLANNED, _MEASURED = "#bbccee", "#4477aa"
 
 
-def draw(profile: MemoryProfile, path: Path, *, title: str) -> None:
-    """Draw a profile.
+def draw(report: MemoryReport, path: Path, *, title: str) -> None:
+    """Draw what was planned and measured.
 
     Args:
-        profile: what was planned and measured; without a chat the measurement itself is shown over time.
+        report: the figures; without a chat the measurement itself is shown over time.
         path: the file; one that exists is replaced.
         title: what was measured.
 
@@ -56,9 +56,9 @@ def draw(profile: MemoryProfile, path: Path, *, title: str) -> None:
     figure = Figure(figsize=(13, 9.5), layout="constrained")
     figure.suptitle(title, fontsize=12, parse_math=False)
     grid = figure.add_gridspec(2, 2, height_ratios=(3, 2), width_ratios=(3, 2))
-    _contexts(figure.add_subplot(grid[0, 0]), profile.plan)
-    _terms(figure.add_subplot(grid[0, 1]), profile)
-    _timeline(figure.add_subplot(grid[1, :]), profile.chat or profile.run, profile)
+    _contexts(figure.add_subplot(grid[0, 0]), report.plan)
+    _terms(figure.add_subplot(grid[0, 1]), report)
+    _timeline(figure.add_subplot(grid[1, :]), report.chat or report.run, report)
     try:
         figure.savefig(path.expanduser(), dpi=150)
     except OSError as error:
@@ -190,8 +190,8 @@ def _budget_line(axes: Any, plan: Plan, longest: dict[str, int], colours: dict[s
         )  # fmt: skip
 
 
-def _terms(axes: Any, profile: MemoryProfile) -> None:
-    terms = {**profile.terms(), "peak": _peak(profile)}
+def _terms(axes: Any, report: MemoryReport) -> None:
+    terms = {**report.terms(), "peak": _peak(report)}
     places = range(len(terms))
     most = max(max(term.values()) for term in terms.values()) / _MIB
     for kind, offset, colour in (("planned", -0.2, _PLANNED), ("measured", 0.2, _MEASURED)):
@@ -201,7 +201,7 @@ def _terms(axes: Any, profile: MemoryProfile) -> None:
             axes.annotate(
                 f"{value:.1f}", (value, place + offset), (3, 0), textcoords="offset points", va="center", fontsize=7.5
             )
-    axes.set_title(f"Planned and measured: the peak is foreseen to {100 * profile.relative_error:+.1f} %", fontsize=10)
+    axes.set_title(f"Planned and measured: the peak is predicted to {100 * report.relative_error:+.1f} %", fontsize=10)
     axes.set_yticks(list(places), [_label(name) for name in terms], fontsize=9)
     axes.set_xlabel("MiB")
     axes.set_xlim(0, 1.14 * most)
@@ -209,11 +209,11 @@ def _terms(axes: Any, profile: MemoryProfile) -> None:
     axes.legend(loc="center right", fontsize=9)
 
 
-def _peak(profile: MemoryProfile) -> dict[str, int]:
-    return {"planned": profile.plan.total_bytes, "measured": profile.run.peak_bytes}
+def _peak(report: MemoryReport) -> dict[str, int]:
+    return {"planned": report.plan.total_bytes, "measured": report.run.peak_bytes}
 
 
-def _timeline(axes: Any, run: MemoryRun, profile: MemoryProfile) -> None:
+def _timeline(axes: Any, run: MemoryRun, report: MemoryReport) -> None:
     seconds = [moment.seconds for moment in run.moments]
     kinds = {
         "files: weights and libraries": ([moment.memory.file_bytes / _MIB for moment in run.moments], "#4477aa"),
@@ -224,11 +224,11 @@ def _timeline(axes: Any, run: MemoryRun, profile: MemoryProfile) -> None:
         seconds, [values for values, _ in kinds.values()], labels=list(kinds), alpha=0.75,
         colors=[colour for _, colour in kinds.values()],
     )  # fmt: skip
-    planned, budget = profile.plan.total_bytes / _MIB, profile.plan.budget_bytes / _MIB
-    label = f"planned peak {show_rounded(profile.plan.total_bytes)}"
+    planned, budget = report.plan.total_bytes / _MIB, report.plan.budget_bytes / _MIB
+    label = f"planned peak {show_rounded(report.plan.total_bytes)}"
     axes.axhline(planned, color="black", linewidth=1, linestyle=":", label=label)
     if budget <= 1.3 * planned:
-        label = f"budget {show_rounded(profile.plan.budget_bytes)}"
+        label = f"budget {show_rounded(report.plan.budget_bytes)}"
         axes.axhline(budget, color=_BUDGET, linewidth=1.4, linestyle="--", label=label)
     highest = max(planned, budget if budget <= 1.3 * planned else 0.0)
     turns = [stage for stage in run.stages if "tokens" in stage.facts]
@@ -244,7 +244,7 @@ def _timeline(axes: Any, run: MemoryRun, profile: MemoryProfile) -> None:
                 ha="right", va="bottom", fontsize=8, color="white",
             )  # fmt: skip
             last = stage.seconds
-    name = "A chat" if profile.chat is run else "The measurement"
+    name = "A chat" if report.chat is run else "The measurement"
     axes.set_title(f"{name} from the start of its process on: peak {show_rounded(run.peak_bytes)}", fontsize=10)
     axes.set_xlabel("seconds")
     axes.set_ylabel("MiB")

@@ -1,4 +1,4 @@
-"""What a pass over several rows costs on this machine: the price list of speculation."""
+"""What a pass over several rows costs on this machine: measured, interpolated, kept."""
 
 from __future__ import annotations
 
@@ -253,3 +253,10 @@ class CostStore:
         except StorageError:
             return False
         return True
+
+
+def user_costs() -> CostStore:
+    """Return the store of this user's measured costs."""
+    import platformdirs
+
+    return CostStore(platformdirs.user_cache_path("edge-rt") / "row-costs")

@@ -20,16 +20,16 @@ PROMPT = re.escape(">>> ")
 STATS = r"prompt ([\d ]+) tok [\d ]+ tok/s · first token [\d.]+ s · ([\d ]+) tok [\d.]+ tok/s · peak"
 SLOW_LOAD = """
 import sys, time
-import edge_rt.api
-load = edge_rt.api.load
-def slow(*package, plan, **options):
-    if plan.choice.ctx == 4096:
-        print("LOADING", file=sys.stderr, flush=True)
-        time.sleep(1.5)
-    return load(*package, plan=plan, **options)
-edge_rt.api.load = slow
+import edge_rt.runtime.engine
+class Slow(edge_rt.runtime.engine.Model):
+    def __init__(self, package, options):
+        if options.plan is not None and options.plan.choice.ctx == 4096:
+            print("LOADING", file=sys.stderr, flush=True)
+            time.sleep(1.5)
+        super().__init__(package, options)
+edge_rt.runtime.engine.Model = Slow
 from edge_rt.cli.main import main
-main()
+sys.exit(main())
 """
 """Loads with 4096 tokens of context take a while, and say so."""
 CTRL_C, CTRL_D, CTRL_G, TAB = "\x03", "\x04", "\x07", "\t"

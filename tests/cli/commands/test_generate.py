@@ -184,9 +184,9 @@ def test_ctrl_c_early_on(after, start, slow_package):
 
 def test_ctrl_c_while_a_load_blocks(cli_env, small_package):
     code = (
-        "import sys, time, edge_rt.api as api\n"
+        "import sys, time, edge_rt.runtime.engine as engine\n"
         "def load(*a, **k):\n    print('loading', file=sys.stderr, flush=True)\n    time.sleep(30)\n"
-        "api.load = load\nfrom edge_rt.cli.main import main\nmain()"
+        "engine.Model = load\nfrom edge_rt.cli.main import main\nsys.exit(main())"
     )
     command = [PROGRAM[0], "-c", code, "generate", "-m", small_package, "-p", "x", "--json"]
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
