@@ -24,7 +24,9 @@ MakeStream = Callable[[CancelToken, Callable[[int, int], None]], "Stream"]
 
 
 @contextmanager
-def answering(make_stream: MakeStream, terminal: Terminal) -> Generator[Answering]:
+def answering(
+    make_stream: MakeStream, terminal: Terminal, tend: Callable[[], None] | None = None
+) -> Generator[Answering]:
     """Generate an answer; Ctrl-C stops it and keeps what there is, a second one raises ``SignalReceived``.
 
     ::
@@ -37,13 +39,14 @@ def answering(make_stream: MakeStream, terminal: Terminal) -> Generator[Answerin
     Args:
         make_stream: begins the generation, given what stops it and what to call while the prompt is read.
         terminal: shows on a screen how far a long prompt is.
+        tend: called in this thread between pieces, and while there is none.
 
     Raises:
         EdgeRTError: the generation failed.
     """
     token = CancelToken()
     with cancel_on_interrupt(token):
-        answer = Answering(make_stream, token, terminal)
+        answer = Answering(make_stream, token, terminal, tend)
         try:
             yield answer
         except BaseException:
@@ -63,16 +66,19 @@ class Answering(Background[Event]):
         make_stream: begins the generation.
         token: stops it.
         terminal: where the line goes.
+        tend: called between events, and while there is none.
     """
 
-    def __init__(self, make_stream: MakeStream, token: CancelToken, terminal: Terminal) -> None:
+    def __init__(
+        self, make_stream: MakeStream, token: CancelToken, terminal: Terminal, tend: Callable[[], None] | None = None
+    ) -> None:
         self._terminal = terminal
         self._since = time.monotonic()
         self._is_shown = False
         self._make_stream = make_stream
         self._token = token
         self._stream: Stream | None = None
-        super().__init__(self._begin)
+        super().__init__(self._begin, tend)
 
     def result(self) -> Result:
         """Return the result, once the events are read."""

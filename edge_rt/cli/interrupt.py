@@ -111,10 +111,12 @@ class Background(Generic[T]):
 
     Args:
         make: begins the work and returns its items, a generator for example; called in the other thread.
+        tend: called in the main thread before every item, and every ``POLL_SECONDS`` while there is none.
     """
 
-    def __init__(self, make: Callable[[], Closable[T]]) -> None:
+    def __init__(self, make: Callable[[], Closable[T]], tend: Callable[[], None] | None = None) -> None:
         self._make = make
+        self._tend = tend
         self._items: queue.SimpleQueue[tuple[T] | Callable[[], None] | None] = queue.SimpleQueue()
         self._error: BaseException | None = None
         self._is_read = False
@@ -138,6 +140,8 @@ class Background(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         """Yield the items as they come; raise what the work raised."""
         while not self._is_read:
+            if self._tend is not None:
+                self._tend()
             try:
                 item = self._items.get(timeout=POLL_SECONDS)
             except queue.Empty:

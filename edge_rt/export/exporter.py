@@ -38,6 +38,7 @@ from edge_rt.export.op_profile import choose_profile
 from edge_rt.export.sources.gguf_tokenizer import TokenizerBuild
 from edge_rt.export.sources.gguf_types import GGUFHeader
 from edge_rt.export.sources.model_file import open_model_file
+from edge_rt.export.sources.sampling_advice import read_advice
 from edge_rt.export.weights.blocks import float_rows, read_rows, rope_factors
 from edge_rt.export.weights.weights_file import WeightsFile, WeightsLayout
 from edge_rt.ops import library_path
@@ -54,6 +55,7 @@ from edge_rt.package.manifest import (
     graph_version,
 )
 from edge_rt.package.reader import Package, absolute_path, stored_name
+from edge_rt.package.sampling import SamplingAdvice
 from edge_rt.package.writer import PackageWriter
 from edge_rt.progress import ProgressCallback, ProgressEvent
 from edge_rt.session import check_window_support
@@ -107,6 +109,7 @@ def export_checkpoint(
     profile: str | None,
     activations: str,
     calibration: Path | str | None,
+    sampling: SamplingAdvice | None,
     force: bool,
     progress: ProgressCallback,
     on_estimate: Callable[[ExportEstimate], None] | None,
@@ -121,6 +124,7 @@ def export_checkpoint(
         profile: as there.
         activations: as there.
         calibration: as there.
+        sampling: as there.
         force: as there.
         progress: as there.
         on_estimate: as there.
@@ -140,6 +144,7 @@ def export_checkpoint(
         progress(ProgressEvent(name, stages.index(name) + 1, len(stages), done, total, unit, message))
 
     stage("read")
+    advice = read_advice(header) if sampling is None else sampling
     checkpoint = read_checkpoint(header, config, chosen, text)
     stage("plan")
     layout = place_weights(checkpoint.weights, checkpoint.config, chosen, is_calibrated=text is not None)
@@ -162,7 +167,7 @@ def export_checkpoint(
         stage("check")
         results = _check(stream, checkpoint, layout, activations, writer.folder)
         stage("publish")
-        package = writer.publish(_manifest(checkpoint, activations))
+        package = writer.publish(_manifest(checkpoint, activations, advice))
     stage("publish", 1, 1, "done")
     return _report(package, estimate, results, warnings, started)
 
@@ -281,7 +286,7 @@ def _check_steps(
     return compare(reference, logits, activations, errors)
 
 
-def _manifest(checkpoint: Checkpoint, activations: str) -> Manifest:
+def _manifest(checkpoint: Checkpoint, activations: str, sampling: SamplingAdvice | None) -> Manifest:
     header, tokenizer = checkpoint.header, checkpoint.tokenizer
     calibration = None if checkpoint.calibration is None else checkpoint.calibration.to_manifest()
     return Manifest(
@@ -302,6 +307,7 @@ def _manifest(checkpoint: Checkpoint, activations: str) -> Manifest:
         source=SourceInfo("gguf", stored_name(header.path), sha256_file(header.path), header.file_size),
         license=cast("str | None", header.get_str("general.license", default=None)),
         key_calibration=calibration,
+        sampling=sampling,
         files={},
     )
 

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from edge_rt.package.sampling import SamplingAdvice
+
 FORMAT_NAME: Final = "edge-rt package"
 FORMAT_VERSION: Final = 1
 """Layout of the folder and of ``manifest.json``; raised when an older reader would misread a package."""
@@ -148,6 +150,7 @@ class Manifest:
         source: the checkpoint.
         license: licence identifier given by the checkpoint, or None.
         key_calibration: of the constants of 4-bit keys; None for a package without.
+        sampling: how its tokens are best chosen; None if nothing is known.
         files: every other file of the folder.
     """
 
@@ -166,6 +169,7 @@ class Manifest:
     source: SourceInfo
     license: str | None
     key_calibration: KeyCalibration | None = dataclasses.field(default=None, kw_only=True)
+    sampling: SamplingAdvice | None = dataclasses.field(default=None, kw_only=True)
     files: Mapping[str, FileInfo]
 
     @property
@@ -181,6 +185,10 @@ class Manifest:
             del document["model"]["sliding_window"]
         if self.key_calibration is None:
             del document["key_calibration"]
+        if self.sampling is None:
+            del document["sampling"]
+        else:
+            document["sampling"] = self.sampling.given
         return (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode("utf-8")
 
 

@@ -27,6 +27,7 @@ from edge_rt.package.manifest import (
     Manifest,
     graph_version,
 )
+from edge_rt.package.sampling import fault
 from edge_rt.system.file_hash import sha256_file
 from edge_rt.system.portable_names import is_portable_path
 
@@ -240,6 +241,11 @@ def _check_values(path: Path, manifest: Manifest) -> None:
         if "int4" not in KV_FORMATS.get(manifest.op_profile, ("int4",)):
             numbers = f"The op profile {manifest.op_profile} has no 4-bit keys."
             raise _invalid(path, "'manifest.key_calibration' means nothing here.", numbers)
+    for name, value in ({} if manifest.sampling is None else manifest.sampling.given).items():
+        if (wanted := fault(name, value)) is not None:
+            raise _invalid(
+                path, f"'manifest.sampling.{name}' is out of range.", f"Found {value!r:.40}, wanted {wanted}."
+            )
     if model.num_heads % model.num_kv_heads:
         numbers = f"{model.num_heads} is no multiple of {model.num_kv_heads}."
         raise _invalid(path, "'manifest.model.num_kv_heads' does not divide 'num_heads'.", numbers)

@@ -9,6 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Generator, Sequence as Items
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -28,6 +29,7 @@ from edge_rt.runtime.decode.accept import accept
 from edge_rt.runtime.decode.detokenizer import TextStream
 from edge_rt.runtime.decode.draft import Drafter
 from edge_rt.runtime.decode.loop import AcceptanceRule
+from edge_rt.runtime.decode.repetition import RepetitionGuard
 from edge_rt.runtime.decode.sampling import Sampler
 from edge_rt.runtime.decode.sequence import Sequence
 from edge_rt.runtime.generation import Generation, Held
@@ -228,6 +230,9 @@ class Model:
             max_tokens=config.max_tokens,
             end_ids=self.tokenizer.eos_token_ids,
         )
+        sampling = config.sampling(self.package.manifest.sampling)
+        # A chat template closes every message with an end token: the penalty would keep answers from ending.
+        penalised = [token for token in token_ids if token not in sequence.end_ids]
         mode = self._speculation.resolve(config.spec, has_reference=config.reference is not None, accept=config.accept)
         reference = None
         if config.reference is not None and mode in REFERENCE_MODES:
@@ -235,15 +240,16 @@ class Model:
             reference = self._require_texts().encode_reference(config.reference, most)
         generation = Generation(
             sequence,
-            partial(self._hold, cancel, partial(self._drafting, config, mode, reference)),
+            partial(self._hold, cancel, partial(self._drafting, config, mode, reference, sampling.temperature)),
             self._cache,
-            Sampler(config, self.package.manifest.model.vocab_size, token_ids),
+            Sampler(config, self.package.manifest.model.vocab_size, penalised, sampling),
             TextStream(self.tokenizer.decode_stream(), config.stop),
             chunk=self.prefill_chunk,
             called=called or time.perf_counter(),
             on_prefill=on_prefill_progress,
             spec_mode=mode,
             planned=lambda: self._load_plan.totals,
+            guard=RepetitionGuard() if config.repetition_guard else None,
         )
         # A token of its own: a stream that is left early must not cancel the caller's.
         return Stream(generation.events, CancelToken(), on_result)
@@ -276,12 +282,12 @@ class Model:
                 raise
 
     def _drafting(
-        self, config: GenerationConfig, mode: str, reference: list[int] | None
+        self, config: GenerationConfig, mode: str, reference: list[int] | None, temperature: float
     ) -> tuple[Drafter, AcceptanceRule]:
         """Return who drafts for a generation, and which of its tokens stay; called while the model is held."""
         # Greedy decoding has no distribution to keep: both rules keep its text then.
-        if config.accept == "ratio" and config.temperature > 0.0:
-            sampled = self._speculation.sampled_drafter(config.temperature, config.seed)
+        if config.accept == "ratio" and temperature > 0.0:
+            sampled = self._speculation.sampled_drafter(temperature, config.seed)
             return sampled, sampled.accept
         return self._speculation.drafter(mode, reference), accept
 
@@ -419,6 +425,7 @@ class Model:
             "onnxruntime": onnxruntime_version(),
             "prefill_chunk": self.prefill_chunk,
             "speculation": self._speculation.mode,
+            "sampling": asdict(GenerationConfig().sampling(manifest.sampling)),
             "memory": self._load_plan.to_json(),
             "load_ms": self.load_ms,
         }

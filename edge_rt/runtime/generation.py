@@ -12,11 +12,12 @@ from edge_rt.runtime.decode.accept import accept
 from edge_rt.runtime.decode.detokenizer import TextStream
 from edge_rt.runtime.decode.draft import Drafter, NullDrafter
 from edge_rt.runtime.decode.loop import AcceptanceRule, Target, decode, prefill
+from edge_rt.runtime.decode.repetition import RepetitionGuard
 from edge_rt.runtime.decode.sampling import Sampler
 from edge_rt.runtime.decode.sequence import Sequence
 from edge_rt.runtime.graph.cache import KVCache
 from edge_rt.runtime.graph.cancel import CancelToken
-from edge_rt.runtime.results import Event, Memory, Result, Timings, Usage
+from edge_rt.runtime.results import Event, FinishReason, Memory, Result, Timings, Usage
 from edge_rt.runtime.stream import Events, Outcome
 from edge_rt.system.process_memory import peak_rss_bytes
 
@@ -69,6 +70,7 @@ class Generation:
         on_prefill: called with computed and all tokens of the prompt.
         spec_mode: who drafts, for the statistics.
         planned: bytes of the memory plan and of the budget when the generation has ended, for the result.
+        guard: tells that the answer goes round in circles; None lets it.
     """
 
     def __init__(
@@ -84,7 +86,9 @@ class Generation:
         on_prefill: Callable[[int, int], None] | None = None,
         spec_mode: str = "off",
         planned: Callable[[], tuple[int | None, int | None]] = lambda: (None, None),
+        guard: RepetitionGuard | None = None,
     ) -> None:
+        self._guard = guard
         self._sequence = sequence
         self._hold = hold
         self._cache = cache
@@ -138,17 +142,26 @@ class Generation:
                     raise
 
     def _event(self, token_ids: TokenIds[int]) -> Event:
-        """Turn one step into text; tokens that were emitted behind a stop text are taken back."""
+        """Turn one step into text; tokens that were emitted behind a stop text or a circle are taken back."""
         pieces = []
         for count, token in enumerate(token_ids, start=1):
             pieces.append(self._text.push((token,)))
-            if self._text.stop_string is not None:
+            if (reason := self._end_at(token)) is not None:
                 sequence = self._sequence
                 self._taken_back = len(token_ids) - count
-                sequence.stop_after(sequence.num_answer_tokens - self._taken_back)
+                sequence.end_after(sequence.num_answer_tokens - self._taken_back, reason)
                 self._cache.truncate(len(sequence.token_ids) - 1)
                 return Event("".join(pieces), tuple(token_ids[:count]))
         return Event("".join(pieces), tuple(token_ids))
+
+    def _end_at(self, token: int) -> FinishReason | None:
+        """Return why the answer ends with a token whose text was pushed, if the text or the guard says so."""
+        if self._text.stop_string is not None:
+            return "stop"
+        # An end token is the model's own way out.
+        if self._guard is None or token in self._sequence.end_ids:
+            return None
+        return "repetition" if self._guard.push(token) else None
 
     def _result(self) -> Result:
         sequence = self._sequence

@@ -16,6 +16,7 @@ from edge_rt.export.size_estimate import estimate_gguf
 from edge_rt.ops import library_path
 from edge_rt.package.manifest import WEIGHTS_FILE, KeyCalibration
 from edge_rt.package.reader import open_package
+from edge_rt.package.sampling import SamplingAdvice
 from tests.helpers.gguf_factory import write_llama_gguf
 from tests.helpers.models import load_package
 from tests.helpers.native_profile import require_native
@@ -58,6 +59,14 @@ class TestPackage:
             "embedding": "Q8_0", "attention": "Q4_1", "feed_forward": "Q4_1", "head": "Q8_0",
         }  # fmt: skip
         assert (manifest.license, manifest.model.name, manifest.model.vocab_size) == ("apache-2.0", "Test Llama", 419)
+
+    def test_what_the_checkpoint_advises_goes_with_the_package(self, tmp_path):
+        write_llama_gguf(tmp_path / "m.gguf", extra_metadata={"general.sampling.temp": 0.6})
+        export_model(tmp_path / "m.gguf", tmp_path / "p", profile="portable")
+        assert open_package(tmp_path / "p").manifest.sampling == SamplingAdvice(temperature=0.6)
+        given = SamplingAdvice(top_k=5)
+        export_model(tmp_path / "m.gguf", tmp_path / "q", profile="portable", sampling=given)
+        assert open_package(tmp_path / "q").manifest.sampling == given
 
     def test_the_report(self, small_gguf, tmp_path):
         report = export(small_gguf, tmp_path / "p", activations="float")

@@ -22,7 +22,8 @@ def make_chat(
     package: Path, folder: Path, load: LoadOptions | None = None, *, max_tokens: int = 2, **more: Any
 ) -> Conversation:
     """Return a greedy chat with a package; its store is in ``folder``."""
-    options = GenerationConfig(temperature=0.0, max_tokens=max_tokens, spec=more.pop("answers", None))
+    greedy = GenerationConfig(temperature=0.0, max_tokens=max_tokens, spec=more.pop("answers", None))
+    options = more.pop("options", greedy)
     places = PlaceFlags(store=folder / "store")
     terminal = Terminal(io.StringIO(), io.StringIO())
     return Conversation(terminal, str(package), places, load or load_options(), options, **more)

@@ -13,6 +13,7 @@ from edge_rt.package.manifest import ModelConfig
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.decode.detokenizer import TextStream
 from edge_rt.runtime.decode.draft import Accepted, Draft, NullDrafter
+from edge_rt.runtime.decode.repetition import RepetitionGuard
 from edge_rt.runtime.decode.sampling import Sampler
 from edge_rt.runtime.decode.sequence import Sequence
 from edge_rt.runtime.generation import Generation, Held
@@ -183,7 +184,7 @@ class Run:
         self._generation = Generation(
             self.sequence, lambda _: nullcontext(Held(self.target, drafter or NullDrafter())), self.cache,
             Sampler(config, VOCABULARY, prompt), self.text, chunk=chunk, called=time.perf_counter(),
-            on_prefill=on_prefill,
+            on_prefill=on_prefill, guard=RepetitionGuard() if config.repetition_guard else None,
         )  # fmt: skip
 
     def check(self):

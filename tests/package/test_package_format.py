@@ -11,6 +11,7 @@ import pytest
 from edge_rt.errors import InvalidPackage, UnsupportedModel, VersionMismatch
 from edge_rt.package.manifest import GRAPH_VERSIONS, KV_FORMATS, KeyCalibration
 from edge_rt.package.reader import is_package, open_package
+from edge_rt.package.sampling import SamplingAdvice
 from tests.helpers.packages import edit_manifest, manifest_setter
 from tests.helpers.tiny_package import FILES, GRAPH, MANIFEST, write
 
@@ -340,3 +341,35 @@ def test_the_manifest_of_an_export_reads_back(small_package):
     assert json.loads(package.manifest.to_bytes())["files"].keys() == {
         "chat_template.jinja", "model.onnx", "tokenizer.json", "weights.bin",
     }  # fmt: skip
+
+
+class TestSampling:
+    ADVICE = SamplingAdvice(temperature=0.2, top_p=0.9, repetition_penalty=1.1)
+
+    def test_it_stands_in_the_manifest_as_far_as_it_is_given(self, tmp_path):
+        package = write(tmp_path / "p", manifest=dataclasses.replace(MANIFEST, sampling=self.ADVICE))
+        document = json.loads((package.path / "manifest.json").read_text())
+        assert document["sampling"] == {"temperature": 0.2, "top_p": 0.9, "repetition_penalty": 1.1}
+        assert open_package(package.path).manifest.sampling == self.ADVICE
+
+    def test_without_it_the_field_is_left_out(self, tmp_path):
+        package = write(tmp_path / "p")
+        assert "sampling" not in json.loads((package.path / "manifest.json").read_text())
+        assert package.manifest.sampling is None
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            *[("temperature", value) for value in (-1, 101, float("nan"), float("inf"), "1", True)],
+            *[("top_k", value) for value in (-1, 1.5)],
+            *[("top_p", value) for value in (0, 1.1)],
+            *[("min_p", value) for value in (-0.1, 1)],
+            *[("repetition_penalty", value) for value in (0, 101)],
+            ("typical_p", 0.5),
+        ],
+    )
+    def test_a_value_that_is_wrong_is_refused(self, name, value, tmp_path):
+        package = write(tmp_path / "p")
+        edit_manifest(package.path, manifest_setter("sampling", {name: value}))
+        with pytest.raises(InvalidPackage, match="sampling"):
+            open_package(package.path)

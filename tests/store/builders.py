@@ -17,6 +17,7 @@ from edge_rt.package.manifest import (
     SourceInfo,
     TokenizerInfo,
 )
+from edge_rt.package.sampling import SamplingAdvice
 from edge_rt.package.writer import PackageWriter
 from edge_rt.store.files import FileSpec
 from edge_rt.store.recipes import PipWheelSource, Recipe
@@ -114,9 +115,11 @@ class FakeExporter:
     """Stands in for the exporter: writes a package that records the source's hash."""
 
     calls: list = field(default_factory=list)
+    sampling: SamplingAdvice | None = None
 
-    def __call__(self, source, out, *, activations, force, progress):
+    def __call__(self, source, out, *, activations, sampling, force, progress):
         self.calls.append((source, out, activations, force))
+        self.sampling = sampling
         write_package(out, source=source.read_bytes(), activations=activations, force=force)
         return "report"
 

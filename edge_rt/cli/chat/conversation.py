@@ -25,6 +25,7 @@ from edge_rt.runtime.config import GenerationConfig
 from edge_rt.spec_modes import AUTO
 
 if TYPE_CHECKING:
+    from edge_rt.cli.chat.type_ahead import TypeAhead
     from edge_rt.package.reader import Package
     from edge_rt.runtime.chat import Chat, ChatMessage
     from edge_rt.runtime.engine import Model
@@ -74,6 +75,7 @@ class Conversation:
         chat: the messages.
         attached: texts that go in front of the next message.
         last: the last answer; None before the first.
+        type_ahead: reads keys during answers; None leaves them to the terminal.
 
     Raises:
         EdgeRTError: the model cannot be loaded, or has no chat template.
@@ -98,6 +100,7 @@ class Conversation:
         self.show_stats = show_stats
         self.attached: list[Attachment] = []
         self.last: Result | None = None
+        self.type_ahead: TypeAhead | None = None
         self._load_model = load_model
         self.name, self._package = obtain_package(terminal, reference, places, budget=_budget_of(load))
         self.model: Model = load_model(self._package, load)
@@ -144,7 +147,9 @@ class Conversation:
                 terminal.answer(event.text)
                 wrote = True
 
-        with _no_echo(), answering(make_stream, terminal) as answer:
+        keys = self.type_ahead
+        tend = None if keys is None else keys.poll
+        with _no_echo() if keys is None else keys.listening(), answering(make_stream, terminal, tend) as answer:
             for event in answer:
                 show(event)
             result = answer.result()
@@ -163,6 +168,11 @@ class Conversation:
         elif reason == "length":
             limit = number(self.options.max_tokens or 0)
             self.terminal.note(f"[stopped after {limit} tokens, see /set max_tokens]", "dim")
+        elif reason == "repetition":
+            self.terminal.warn(
+                "the answer went round in circles and was ended; /regen answers anew, /set repetition_guard off lets "
+                "answers go on."
+            )
         elif reason == "context_full":
             used = number(result.usage.total_tokens)
             self.terminal.warn(

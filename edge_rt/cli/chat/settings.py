@@ -11,12 +11,16 @@ from edge_rt.cli.options.groups import parse_logit_bias
 from edge_rt.cli.render.console import number
 from edge_rt.cli.user_paths import path_of
 from edge_rt.errors import ConfigError, InputError
+from edge_rt.package.sampling import SamplingAdvice
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.spec_modes import REFERENCE_MODES, require_mode
 from edge_rt.text.text_file import read_text
 
 OPTION_NAMES: Final = tuple(field.name for field in dataclasses.fields(GenerationConfig))
 SPEC_OPTIONS: Final = ("spec", "reference", "accept")
+DEFAULTS: Final = GenerationConfig(repetition_guard=True)
+"""Of a chat."""
+_SWITCH: Final = {"on": True, "off": False}
 _ALIASES: Final = {
     "temp": "temperature",
     "n": "max_tokens",
@@ -47,7 +51,9 @@ def parse_option(name: str, text: str) -> Any:
         StorageError, InputError: the file of a reference cannot.
     """
     if text in ("default", "none", "None"):
-        return getattr(GenerationConfig(), name)
+        return getattr(DEFAULTS, name)
+    if name == "repetition_guard" and text in _SWITCH:
+        return _SWITCH[text]
     if name == "stop":
         return _parse_stop(text)
     if name == "logit_bias":
@@ -78,11 +84,28 @@ def _parse_stop(text: str) -> tuple[str, ...]:
 
 def shown(name: str, value: Any) -> str:
     """Return an option's value for people."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
     if name == "reference" and value is not None:
         return f"a text of {number(len(value))} characters"
     if isinstance(value, dict | list):
         return json.dumps(value, ensure_ascii=False) if value else "none"
     return "none" if value is None else str(value)
+
+
+def sampling_shown(options: GenerationConfig, advice: SamplingAdvice | None) -> dict[str, str]:
+    """Return the values with which tokens are chosen, for people: those in force, and whose they are if nobody asked.
+
+    Args:
+        options: what was asked for.
+        advice: the model's.
+    """
+    given = SamplingAdvice() if advice is None or options.temperature == 0 else advice
+    texts = {}
+    for name, value in dataclasses.asdict(options.sampling(advice)).items():
+        origin = " (the model's)" if getattr(given, name) is not None else " (default)"
+        texts[name] = f"{value:g}" + (origin if getattr(options, name) is None else "")
+    return texts
 
 
 def check_options(options: GenerationConfig, mode: str) -> None:

@@ -10,7 +10,14 @@ from typing import Any, Final
 from edge_rt.byte_size import show_rounded, show_share
 from edge_rt.cli.chat.advice import in_words_of_a_chat
 from edge_rt.cli.chat.conversation import Attachment, Conversation
-from edge_rt.cli.chat.settings import SPEC_OPTIONS, option_name, parse_option, settings_to_options, shown
+from edge_rt.cli.chat.settings import (
+    SPEC_OPTIONS,
+    option_name,
+    parse_option,
+    sampling_shown,
+    settings_to_options,
+    shown,
+)
 from edge_rt.cli.render.console import number
 from edge_rt.cli.render.stats import facts_lines, tell_table
 from edge_rt.cli.user_paths import path_of
@@ -189,6 +196,7 @@ class Commands:
         options = conversation.options
         return {
             **values,
+            **sampling_shown(options, conversation.model.package.manifest.sampling),
             "spec": conversation.spec,
             "reference": shown("reference", options.reference),
             "accept": options.accept,

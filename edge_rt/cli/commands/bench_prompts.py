@@ -50,7 +50,7 @@ class PromptFlags:
     max_tokens: Annotated[int | None, flags.MAX_TOKENS.but(shown="256", least=1, panel=_IN)] = None
     limit: Annotated[int | None, flags.LIMIT.but(panel=_IN)] = None
     temp: Annotated[float | None, flags.TEMP.but(shown="0", panel=_IN)] = None
-    top_p: Annotated[float | None, flags.TOP_P.but(panel=_IN)] = None
+    top_p: Annotated[float | None, flags.TOP_P.but(shown="0.95", panel=_IN)] = None
     seed: Annotated[
         int | None, flags.SEED.but(help="Seed of the first prompt; others follow.", shown="0", panel=_IN)
     ] = None
@@ -81,12 +81,16 @@ class PromptFlags:
         Raises:
             ConfigError: a value is out of range.
         """
-        config = GenerationConfig(
+        # All of the chain is said, so that figures of models with and without advice of their own can be compared.
+        return GenerationConfig(
             max_tokens=DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens,
             temperature=0.0 if self.temp is None else self.temp,
+            top_k=0,
+            top_p=0.95 if self.top_p is None else self.top_p,
+            min_p=0.0,
+            repetition_penalty=1.0,
             seed=0 if self.seed is None else self.seed,
         )
-        return config if self.top_p is None else config.with_options(top_p=self.top_p)
 
     @property
     def mode(self) -> str:

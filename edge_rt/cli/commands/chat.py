@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from edge_rt.cli.chat.chat_input import needs_more, parse_entry
 from edge_rt.cli.options import flags
-from edge_rt.cli.options.groups import AnswerFlags, LoadFlags, PlaceFlags, SamplingFlags, SpeculationFlags
+from edge_rt.cli.options.groups import AnswerFlags, GuardFlags, LoadFlags, PlaceFlags, SamplingFlags, SpeculationFlags
 from edge_rt.cli.speculation import tell_calibration
 from edge_rt.cli.trace_file import open_trace
 from edge_rt.errors import ConfigError, ContextOverflow, InputError
@@ -34,6 +34,7 @@ def chat(
     begin: ChatFlags,
     load: LoadFlags,
     sampling: SamplingFlags,
+    guard: GuardFlags,
     speculation: SpeculationFlags,
     output: AnswerFlags,
     places: PlaceFlags,
@@ -42,7 +43,7 @@ def chat(
     from edge_rt.cli.chat.conversation import Conversation
 
     terminal = output.terminal()
-    options = sampling.config()
+    options = sampling.config().with_options(repetition_guard=not guard.no_repetition_guard)
     is_interactive = sys.stdin is not None and sys.stdin.isatty() and terminal.err_is_tty
     if is_interactive and output.json:
         raise ConfigError("--json needs lines from a pipe.", "Standard input is a terminal.", "Leave --json out.")
@@ -76,6 +77,7 @@ def _at_terminal(conversation: Conversation, *, keep_history: bool) -> int:
 
     from edge_rt.cli.chat.repl import PROMPT, Repl, default_history_path, make_session, open_history
     from edge_rt.cli.chat.slash_commands import Commands
+    from edge_rt.cli.chat.type_ahead import prompt_after, type_ahead_of
 
     terminal = conversation.terminal
     history = open_history(default_history_path(), terminal.warn) if keep_history else InMemoryHistory()
@@ -84,7 +86,8 @@ def _at_terminal(conversation: Conversation, *, keep_history: bool) -> int:
     for line in conversation.banner():
         terminal.note(line, "dim")
     terminal.note()
-    return Repl(conversation, commands, lambda: session.prompt(PROMPT)).run()
+    keys = conversation.type_ahead = type_ahead_of(session, terminal)
+    return Repl(conversation, commands, lambda: prompt_after(session, keys, PROMPT)).run()
 
 
 def _from_pipe(conversation: Conversation) -> int:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Final
 
 from edge_rt.cli.answering import answering
+from edge_rt.cli.chat.settings import options_to_settings
 from edge_rt.cli.loading import load_model, obtain_package
 from edge_rt.cli.options import flags
-from edge_rt.cli.options.groups import AnswerFlags, LoadFlags, PlaceFlags, SamplingFlags, SpeculationFlags
+from edge_rt.cli.options.groups import AnswerFlags, GuardFlags, LoadFlags, PlaceFlags, SamplingFlags, SpeculationFlags
 from edge_rt.cli.prompt import read_prompt
 from edge_rt.cli.render.console import Terminal, number
 from edge_rt.cli.render.stats import tell_stats
@@ -19,6 +21,7 @@ from edge_rt.cli.trace_file import open_trace
 from edge_rt.errors import ConfigError
 
 if TYPE_CHECKING:
+    from edge_rt.runtime.config import GenerationConfig
     from edge_rt.runtime.engine import Model
     from edge_rt.runtime.graph.cancel import CancelToken
     from edge_rt.runtime.prompt.encoding import Prompt
@@ -49,6 +52,7 @@ def generate(
     question: QuestionFlags,
     load: LoadFlags,
     sampling: SamplingFlags,
+    guard: GuardFlags,
     speculation: SpeculationFlags,
     form: FormFlags,
     output: AnswerFlags,
@@ -56,7 +60,7 @@ def generate(
 ) -> int:
     """Answer one prompt, given with -p, on standard input, or both."""
     terminal = output.terminal(is_json=form.json_lines)
-    options = sampling.config()
+    options = sampling.config().with_options(repetition_guard=not guard.no_repetition_guard)
     if output.json and form.json_lines:
         raise ConfigError("--json and --json-lines exclude each other.", "Both were given.", "Choose one.")
     if question.raw and question.system is not None:
@@ -70,7 +74,7 @@ def generate(
         _, package = obtain_package(terminal, load.reference, places, budget=load.budget_bytes(places))
         with load_model(package, asked) as model:
             warn_of_limits(terminal, model, asked, options)
-            writer = _Writer(terminal, model, is_json=output.json, form=form)
+            writer = _Writer(terminal, model, options, is_json=output.json, form=form)
             prompt = _messages(model, text, question)
 
             def make_stream(token: CancelToken, on_prefill: Callable[[int, int], None]) -> Stream:
@@ -81,14 +85,16 @@ def generate(
                     writer.push(event)
                 result = answer.result()
             writer.finish(result)
-            _warn_if_full(terminal, model, result)
+            _warn_if_cut(terminal, model, result)
     if output.stats or (output.stats is None and output.verbose):
         tell_stats(terminal, result)
     return EXIT_INTERRUPTED if result.finish_reason == "cancelled" else 0
 
 
-def _warn_if_full(terminal: Terminal, model: Model, result: Result) -> None:
-    """Say that the end of the context cut the answer."""
+def _warn_if_cut(terminal: Terminal, model: Model, result: Result) -> None:
+    """Say that the repetition guard or the end of the context cut the answer."""
+    if result.finish_reason == "repetition":
+        terminal.warn("the answer went round in circles and was ended; --no-repetition-guard lets it go on.")
     if result.finish_reason != "context_full":
         return
     trained = model.package.manifest.model.context_length
@@ -108,8 +114,12 @@ def _messages(model: Model, text: str, question: QuestionFlags) -> Prompt:
 class _Writer:
     """Writes the answer in the form that was asked for."""
 
-    def __init__(self, terminal: Terminal, model: Model, *, is_json: bool, form: FormFlags) -> None:
+    def __init__(
+        self, terminal: Terminal, model: Model, options: GenerationConfig, *, is_json: bool, form: FormFlags
+    ) -> None:
         self._terminal = terminal
+        sampling = options.sampling(model.package.manifest.sampling)
+        self._options = {**options_to_settings(options), **dataclasses.asdict(sampling)}
         self._facts = model.describe()
         self._is_json = is_json
         self._is_lines = form.json_lines
@@ -122,7 +132,7 @@ class _Writer:
             self._terminal.answer(event.text)
 
     def finish(self, result: Result) -> None:
-        document = {**result.to_json(), "model": self._facts}
+        document = {**result.to_json(), "options": self._options, "model": self._facts}
         if self._is_lines:
             self._terminal.document({"result": document}, indent=None)
         elif self._is_json:

@@ -84,6 +84,7 @@ def _package_facts(path: Path, *, verify: bool) -> dict[str, Any]:
         "quantisation": dict(manifest.quantisation),
         "kv_formats": list(manifest.kv_formats),
         "key_calibration": _calibration(manifest),
+        "sampling": None if manifest.sampling is None else manifest.sampling.given,
         "model": dataclasses.asdict(manifest.model),
         "tokenizer": dataclasses.asdict(manifest.tokenizer),
         "source": dataclasses.asdict(manifest.source),

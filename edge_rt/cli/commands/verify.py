@@ -77,9 +77,9 @@ class AnswerOptions:
 
     max_tokens: Annotated[int, flags.MAX_TOKENS.but(shown="256", least=1, panel=None)] = 256
     temp: Annotated[float, flags.TEMP.but(shown="0", panel=None)] = 0.0
-    top_p: Annotated[float, flags.TOP_P.but(panel=None)] = 0.95
-    top_k: Annotated[int, flags.TOP_K.but(panel=None)] = 0
-    repeat_penalty: Annotated[float, flags.REPEAT_PENALTY.but(panel=None)] = 1.0
+    top_p: Annotated[float, flags.TOP_P.but(shown="0.95", panel=None)] = 0.95
+    top_k: Annotated[int, flags.TOP_K.but(shown="0", panel=None)] = 0
+    repeat_penalty: Annotated[float, flags.REPEAT_PENALTY.but(shown="1.0", panel=None)] = 1.0
     seed: Annotated[int, flags.SEED.but(help="Seed of the first prompt; others follow.", shown="0", panel=None)] = 0
 
     def config(self) -> GenerationConfig:
@@ -93,6 +93,7 @@ class AnswerOptions:
             temperature=self.temp,
             top_p=self.top_p,
             top_k=self.top_k,
+            min_p=0.0,
             repetition_penalty=self.repeat_penalty,
             seed=self.seed,
         )

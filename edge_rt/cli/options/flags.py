@@ -22,6 +22,10 @@ PLACES: Final = "Places and output"
 _D: Final = GenerationConfig()
 
 
+def _of_model(name: str) -> str:
+    return f"the model's, or {getattr(_D.sampling(), name)}"
+
+
 def _model_names(incomplete: str) -> list[str]:
     """Complete the names of the store; paths are completed by the shell."""
     from edge_rt.errors import EdgeRTError
@@ -72,16 +76,22 @@ ISA: Final = Flag(
 MAX_TOKENS: Final = Flag(
     ("-n", "--max-tokens"), "Most tokens of an answer.", metavar="N", shown="no limit", panel=GENERATION
 )
-TEMP: Final = Flag(("--temp",), "Temperature; 0 is greedy.", metavar="T", shown=str(_D.temperature), panel=GENERATION)
-TOP_P: Final = Flag(("--top-p",), "Keep the likeliest tokens up to this sum.", shown=str(_D.top_p), panel=GENERATION)
-TOP_K: Final = Flag(("--top-k",), "Keep the k likeliest tokens; 0 keeps all.", shown=str(_D.top_k), panel=GENERATION)
+TEMP: Final = Flag(
+    ("--temp",), "Temperature; 0 is greedy.", metavar="T", shown=_of_model("temperature"), panel=GENERATION
+)
+TOP_P: Final = Flag(
+    ("--top-p",), "Keep the likeliest tokens up to this sum.", shown=_of_model("top_p"), panel=GENERATION
+)
+TOP_K: Final = Flag(
+    ("--top-k",), "Keep the k likeliest tokens; 0 keeps all.", shown=_of_model("top_k"), panel=GENERATION
+)
 MIN_P: Final = Flag(
-    ("--min-p",), "Drop tokens below this part of the likeliest.", shown=str(_D.min_p), panel=GENERATION
+    ("--min-p",), "Drop tokens below this part of the likeliest.", shown=_of_model("min_p"), panel=GENERATION
 )
 REPEAT_PENALTY: Final = Flag(
     ("--repeat-penalty",),
     "Penalty for tokens seen before; 1 is off.",
-    shown=str(_D.repetition_penalty),
+    shown=_of_model("repetition_penalty"),
     panel=GENERATION,
 )
 PRESENCE_PENALTY: Final = Flag(
@@ -94,6 +104,9 @@ FREQUENCY_PENALTY: Final = Flag(
     panel=GENERATION,
 )
 LOGIT_BIAS: Final = Flag(("--logit-bias",), "Add to a token's logit; repeatable.", metavar="ID=VALUE", panel=GENERATION)
+NO_REPETITION_GUARD: Final = Flag(
+    ("--no-repetition-guard",), "Let an answer go on that goes round in circles.", panel=GENERATION
+)
 SEED: Final = Flag(("--seed",), "Makes sampling repeat.", metavar="N", shown="a new one", panel=GENERATION)
 STOP: Final = Flag(("--stop",), "Text that ends the answer; repeatable.", metavar="TEXT", panel=GENERATION)
 ACCEPT: Final = Flag(

@@ -253,6 +253,13 @@ class SamplingFlags:
         return GenerationConfig(**{name: value for name, value in given.items() if value is not None})
 
 
+@dataclass(frozen=True)
+class GuardFlags:
+    """Whether an answer that goes round in circles is ended."""
+
+    no_repetition_guard: Annotated[bool, flags.NO_REPETITION_GUARD] = False
+
+
 def parse_logit_bias(texts: Sequence[str]) -> dict[int, float]:
     """Read ``ID=VALUE`` pairs.
 

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_rt.errors import ConfigError, InferenceError
+from edge_rt.package.sampling import Sampling
 from edge_rt.runtime.config import GenerationConfig
 
 Array = npt.NDArray[Any]
@@ -60,6 +61,7 @@ class Sampler:
         config: the options.
         vocab_size: length of a row of logits.
         prompt_ids: tokens of the prompt (for the repetition penalty).
+        sampling: values of the chain in force; None for those of ``config`` without a model's advice.
 
     Attributes:
         chance: what tokens are drawn with.
@@ -68,8 +70,15 @@ class Sampler:
         ConfigError: ``logit_bias`` names a token outside the vocabulary.
     """
 
-    def __init__(self, config: GenerationConfig, vocab_size: int, prompt_ids: Iterable[int] = ()) -> None:
+    def __init__(
+        self,
+        config: GenerationConfig,
+        vocab_size: int,
+        prompt_ids: Iterable[int] = (),
+        sampling: Sampling | None = None,
+    ) -> None:
         self._config = config
+        self._sampling = config.sampling() if sampling is None else sampling
         self.chance = Chance(config.seed)
         self._bias_ids = np.asarray(list(config.logit_bias), np.int64)
         self._bias = np.asarray(list(config.logit_bias.values()), np.float32)
@@ -79,7 +88,7 @@ class Sampler:
                 f"Token {int(self._bias_ids.max())}, the vocabulary has {vocab_size}.",
                 "Correct it.",
             )
-        self._seen = _TokenSet(vocab_size) if config.repetition_penalty != 1.0 else None
+        self._seen = _TokenSet(vocab_size) if self._sampling.repetition_penalty != 1.0 else None
         penalises_answer = config.presence_penalty != 0.0 or config.frequency_penalty != 0.0
         self._answered = _TokenSet(vocab_size) if penalises_answer else None
         if self._seen is not None:
@@ -94,7 +103,7 @@ class Sampler:
         """
         ids, probabilities = self.distribution(logits)
         # Temperature 0 draws no number.
-        return int(ids[0 if self._config.temperature == 0.0 else self.chance.choose(probabilities)])
+        return int(ids[0 if self._sampling.temperature == 0.0 else self.chance.choose(probabilities)])
 
     def distribution(self, logits: Array) -> tuple[Array, Array]:
         """Return what ``sample`` would draw a token from: after penalties, bias, temperature, top-k, top-p and min-p.
@@ -117,11 +126,10 @@ class Sampler:
                 f"The largest of {len(scores)} is {scores[best]}.",
                 "Export or pull the model again; report it if it repeats.",
             )
-        if self._config.temperature == 0.0:
+        if self._sampling.temperature == 0.0:
             return np.full(1, best, np.int64), np.ones(1)
-        ids, weights = candidates(
-            scores, self._config.temperature, self._config.top_k, self._config.top_p, self._config.min_p
-        )
+        chain = self._sampling
+        ids, weights = candidates(scores, chain.temperature, chain.top_k, chain.top_p, chain.min_p)
         probabilities = weights.astype(np.float64)
         probabilities /= probabilities.sum()
         return ids, probabilities
@@ -138,7 +146,7 @@ class Sampler:
         scores = logits.copy()
         if self._seen is not None:
             ids = self._seen.ids
-            values, penalty = scores[ids], np.float32(self._config.repetition_penalty)
+            values, penalty = scores[ids], np.float32(self._sampling.repetition_penalty)
             scores[ids] = np.where(values > 0, values / penalty, values * penalty)
         if self._answered is not None:
             ids = self._answered.ids

@@ -68,11 +68,11 @@ class Sequence:
         elif len(self.token_ids) >= self._capacity:
             self.finish("context_full")
 
-    def stop_after(self, num_answer_tokens: int) -> None:
-        """Drop what was emitted behind the first tokens of the answer, at least 1, and finish with ``"stop"``."""
+    def end_after(self, num_answer_tokens: int, reason: FinishReason) -> None:
+        """Drop what was emitted behind the first tokens of the answer, at least 1, and finish for this reason."""
         assert 1 <= num_answer_tokens <= self.num_answer_tokens, (num_answer_tokens, self.num_answer_tokens)
         del self.token_ids[self.num_prompt_tokens + num_answer_tokens :]
-        self.finish_reason = "stop"
+        self.finish_reason = reason
 
     def finish(self, reason: FinishReason) -> None:
         """End the request; the first reason given stays."""

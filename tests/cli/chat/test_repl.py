@@ -194,6 +194,68 @@ def test_ctrl_c_at_an_empty_prompt(chat):
     assert child.exitstatus == 130
 
 
+SPARED = re.escape("\x1b[1;49r")
+"""The last line of the screen is set apart."""
+WHOLE = re.escape("\x1b[r")
+"""It is not any longer."""
+
+
+def test_what_is_typed_during_an_answer_is_shown_and_goes_into_the_next_prompt(endless, tmp_path):
+    child = endless()
+    child.sendline("Tell me a story")
+    time.sleep(1)
+    child.send("half a lime\x7f\x7fne")
+    child.expect(SPARED)
+    child.expect(re.escape(">>> half a line"))
+    child.send(CTRL_C)
+    child.expect(WHOLE)
+    child.expect(re.escape("[interrupted"))
+    child.expect(STATS)
+    child.expect(PROMPT)
+    child.expect("half a line")
+    child.send(CTRL_C)
+    assert [message["role"] for message in saved_messages(child, tmp_path / "chat.json")] == ["user", "assistant"]
+
+
+def test_lines_that_are_complete_become_the_next_messages(endless, tmp_path):
+    child = endless()
+    child.sendline("/set max_tokens 400")
+    child.expect(PROMPT)
+    child.sendline("one")
+    time.sleep(1)
+    child.send("/set max_tokens 3\rtwo\rthree\r")
+    child.expect(re.escape("two ⏎ three ⏎"))
+    for _ in range(3):
+        child.expect(STATS)
+    child.expect(PROMPT)
+    messages = saved_messages(child, tmp_path / "chat.json")
+    assert [message["content"] for message in messages if message["role"] == "user"] == ["one", "two", "three"]
+
+
+def test_a_screen_that_cannot_be_drawn_on_keeps_what_is_typed(spawn, slow_package):
+    child = spawn("chat", "-m", slow_package, *ENDLESS, env={"TERM": "dumb"})
+    child.expect(PROMPT)
+    child.sendline("Tell me a story")
+    time.sleep(1)
+    child.send("half a line")
+    time.sleep(0.5)
+    child.send(CTRL_C)
+    child.expect(STATS)
+    assert "\x1b[1;49r" not in child.before
+    child.expect("half a line")
+
+
+def test_ctrl_d_during_an_answer_leaves_after_it(endless):
+    child = endless("-n", "60")
+    child.sendline("Tell me a story")
+    time.sleep(0.5)
+    child.send(CTRL_D)
+    child.expect(STATS)
+    child.expect(pexpect.EOF)
+    child.wait()
+    assert child.exitstatus == 0
+
+
 def test_sigterm_leaves_with_143(chat):
     child = chat()
     child.kill(15)

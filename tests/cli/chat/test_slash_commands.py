@@ -10,7 +10,10 @@ import pytest
 from edge_rt.cli.chat.settings import parse_option
 from edge_rt.cli.chat.slash_commands import Commands, LeaveChat
 from edge_rt.errors import ConfigError, ContextOverflow, EdgeRTError, InputError, StorageError
+from edge_rt.package.sampling import SAMPLING_NAMES
+from edge_rt.runtime.config import GenerationConfig
 from tests.helpers.chats import make_chat
+from tests.helpers.packages import copied, edit_manifest, manifest_setter
 
 
 @pytest.fixture
@@ -48,6 +51,10 @@ def told(conversation):
         ('/set stop ["a", "\\n"]', "stop", ("a", "\n")),
         ("/set logit_bias 5=-1 6=2.5", "logit_bias", {5: -1.0, 6: 2.5}),
         ("/set seed 3", "seed", 3),
+        ("/set temp default", "temperature", None),
+        ("/set repetition_guard on", "repetition_guard", True),
+        ("/set repetition-guard default", "repetition_guard", True),
+        ("/set repetition_guard off", "repetition_guard", False),
     ],
 )
 def test_set(line, name, value, commands, conversation):
@@ -61,6 +68,7 @@ def test_set(line, name, value, commands, conversation):
         "/set temp -1",
         "/set temp hot",
         "/set top_p 2",
+        "/set repetition_guard maybe",
         "/set nothing 1",
         "/set temp",
         "/set stop [",
@@ -213,6 +221,29 @@ def test_regen_replaces_the_answer(commands, conversation):
     conversation.say("one")
     commands.run("/regen")
     assert len(conversation.chat.messages) == 2
+
+
+def test_it_shows_what_tokens_are_chosen_with_and_whose_values_these_are(small_package, tmp_path):
+    package = copied(small_package, tmp_path)
+    edit_manifest(package, manifest_setter("sampling", {"temperature": 0.4, "top_p": 0.9, "repetition_penalty": 1.1}))
+    made = make_chat(package, tmp_path, options=GenerationConfig(top_p=0.5))
+    try:
+        Commands(made).run("/set")
+        told = made.terminal._err.getvalue()
+        Commands(made).run("/set temp 0")
+        Commands(made).run("/set")
+        greedy = made.terminal._err.getvalue().removeprefix(told)
+    finally:
+        made.close()
+    shown = [" ".join(line.split()) for line in told.splitlines()]
+    assert [line for line in shown if line.split()[0] in SAMPLING_NAMES] == [
+        "temperature 0.4 (the model's)",
+        "top_k 40 (default)",
+        "top_p 0.5",
+        "min_p 0.05 (default)",
+        "repetition_penalty 1.1 (the model's)",
+    ]
+    assert "repetition_penalty 1 (default)" in " ".join(greedy.split())
 
 
 @pytest.mark.parametrize("topic", ["", " info", " template", " params", " memory"])

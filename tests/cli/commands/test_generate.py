@@ -10,7 +10,8 @@ from pathlib import Path
 import pexpect
 import pytest
 
-from tests.cli.conftest import ENDLESS, PROGRAM
+from edge_rt.runtime.decode.repetition import LEAST_COPIES, LEAST_TOKENS
+from tests.cli.conftest import ENDLESS, GREEDY_AND_LONG, PROGRAM
 
 GREEDY = ("--temp", "0", "-n", "8")
 
@@ -24,7 +25,18 @@ def test_json_has_the_result_and_the_model(ask):
     result = ask("-p", "Hello", "--json")
     document = json.loads(result.stdout)
     assert result.returncode == 0
-    names = ["text", "token_ids", "finish_reason", "stop_string", "usage", "timings", "spec", "memory", "model"]
+    names = [
+        "text",
+        "token_ids",
+        "finish_reason",
+        "stop_string",
+        "usage",
+        "timings",
+        "spec",
+        "memory",
+        "options",
+        "model",
+    ]
     assert list(document) == names
     assert len(document["token_ids"]) == document["usage"]["completion_tokens"] == 8
     assert document["finish_reason"] == "length"
@@ -89,6 +101,23 @@ def test_an_answer_that_the_context_cuts_is_warned_about(inline, small_package):
     assert json.loads(result.stdout)["finish_reason"] == "context_full"
     assert b"warning: the context is full (64 of 64 tokens)" in result.stderr
     assert b"--ctx N allows more (up to 512)" in result.stderr
+
+
+def test_an_answer_that_goes_round_in_circles_is_ended_and_warned_about(inline, small_package):
+    # One token is always the likeliest.
+    arguments = ("generate", "-m", small_package, "-p", "Hello", *GREEDY_AND_LONG, "--logit-bias", "40=1000", "--json")
+    result = inline(*arguments)
+    document = json.loads(result.stdout)
+    assert (document["finish_reason"], result.returncode) == ("repetition", 0)
+    assert document["usage"]["completion_tokens"] == 1 + LEAST_TOKENS + LEAST_COPIES
+    assert b"warning: the answer went round in circles and was ended; --no-repetition-guard" in result.stderr
+    assert json.loads(inline(*arguments, "--no-repetition-guard").stdout)["finish_reason"] == "context_full"
+
+
+def test_json_tells_what_tokens_were_chosen_with(ask):
+    options = json.loads(ask("-p", "Hello", "--json", "--top-k", "7").stdout)["options"]
+    assert (options["temperature"], options["top_k"], options["top_p"], options["min_p"]) == (0, 7, 0.95, 0.05)
+    assert (options["repetition_penalty"], options["repetition_guard"]) == (1.0, True)
 
 
 def test_one_token_has_no_speed(inline, small_package):
