@@ -21,6 +21,27 @@ POLL_SECONDS: Final = 0.1
 WORKER_NAME: Final = "edge-rt work"
 
 
+_NAMES: Final = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
+
+
+def stop_signals(of: object = signal) -> dict[str, int]:
+    """Return the signals of a system that ask to stop, by name.
+
+    Ctrl-C everywhere; elsewhere than on Windows SIGTERM and a lost terminal; on Windows Ctrl-Break, which is also the
+    only one that a process can send to another: nobody sends SIGTERM there.
+
+    Args:
+        of: has the system's signals as attributes.
+    """
+    return {name: int(getattr(of, name)) for name in _NAMES if hasattr(of, name)}
+
+
+def exit_code_of(signum: int, of: object = signal) -> int:
+    """Return the exit code of a process that a signal stopped: 128 and its number, for Ctrl-Break as for SIGTERM."""
+    signals = stop_signals(of)
+    return 128 + (signals["SIGTERM"] if signum == signals.get("SIGBREAK") else signum)
+
+
 class SignalReceived(SystemExit):
     """A signal asks to stop; raised in the main thread, so that ``with`` blocks clean up on the way out.
 
@@ -33,7 +54,7 @@ class SignalReceived(SystemExit):
 
     def __init__(self, signum: int) -> None:
         self.signum = signum
-        self.exit_code = 128 + signum
+        self.exit_code = exit_code_of(signum)
         super().__init__(self.exit_code)
 
 
@@ -44,10 +65,9 @@ def _raise(signum: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def signals_as_exceptions() -> Generator[None]:
-    """Raise ``SignalReceived`` in the main thread for Ctrl-C, SIGTERM and a lost terminal."""
-    names = [name for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    """Raise ``SignalReceived`` in the main thread for Ctrl-C, SIGTERM, a lost terminal and Ctrl-Break."""
     previous = {}
-    for signum in (getattr(signal, name) for name in names):
+    for signum in stop_signals().values():
         # What the parent had ignored (nohup) stays ignored.
         if signal.getsignal(signum) is not signal.SIG_IGN:
             previous[signum] = signal.signal(signum, _raise)

@@ -60,7 +60,7 @@ from edge_rt.package.writer import PackageWriter
 from edge_rt.progress import ProgressCallback, ProgressEvent
 from edge_rt.session import check_window_support
 from edge_rt.system.file_hash import sha256_file
-from edge_rt.system.machine import peak_rss_bytes
+from edge_rt.system.process_memory import peak_rss_bytes
 from edge_rt.version import VERSION
 
 GRAPH_FILE: Final = "model.onnx"

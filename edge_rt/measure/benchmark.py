@@ -22,7 +22,7 @@ from edge_rt.runtime.decode.sampling import Sampler
 from edge_rt.runtime.decode.sequence import Sequence as Request
 from edge_rt.runtime.engine import Model
 from edge_rt.runtime.graph.cache import KVCache
-from edge_rt.system.machine import peak_rss_bytes
+from edge_rt.system.process_memory import peak_rss_bytes
 
 ROW_COUNTS: Final = (1, 2, 4, 8, 16)
 PASSES_PER_REPETITION: Final = 12

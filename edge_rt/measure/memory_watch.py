@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import selectors
-import signal
 import subprocess
 import sys
 import tempfile
@@ -28,6 +27,8 @@ from edge_rt.package.manifest import WEIGHTS_FILE
 from edge_rt.system.process_memory import file_bytes, range_bytes, read_mappings, read_memory
 
 SAMPLE_SECONDS: Final = 0.05
+_KILLED: Final = -9
+"""Exit code after SIGKILL, of which systems without ``/proc`` have no name."""
 
 
 def measure_plan(
@@ -69,7 +70,7 @@ def measure_plan(
         "turns": turns,
     }
     # Refused here, not after a load.
-    read_memory()
+    read_mappings()
     with tempfile.TemporaryFile() as complaints:
         started = time.perf_counter()
         process = subprocess.Popen(
@@ -203,7 +204,7 @@ def _as_error(told: dict[str, Any]) -> EdgeRTError:
 
 def _ended(code: int, complaints: IO[bytes]) -> EdgeRTError:
     """Return the error for a process that ended without a word."""
-    if code == -signal.SIGKILL:
+    if code == _KILLED:
         return MemoryBudgetExceeded(
             "The process that was measured was killed.",
             "The kernel does that to a process that takes more memory than its group or the machine has.",

@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 
 from edge_rt.errors import ConfigError, InputError, StorageError
 from edge_rt.measure.verify import Answer
-from edge_rt.system.atomic_files import write_all
+from edge_rt.system.atomic_files import O_BINARY, write_all
 
 STATE_FORMAT: Final = "edge-rt verify"
 STATE_VERSION: Final = 1
@@ -41,7 +41,7 @@ class VerifyState:
         self.answers: list[Answer] = []
         wanted = {"format": STATE_FORMAT, "version": STATE_VERSION, **header}
         try:
-            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND | O_BINARY, 0o644)
         except OSError as error:
             raise self._unusable(error) from error
         try:
@@ -95,7 +95,8 @@ class VerifyState:
 
     def _read(self, size: int) -> bytes:
         data = bytearray()
-        while part := os.pread(self._descriptor, size - len(data), len(data)):
+        os.lseek(self._descriptor, 0, os.SEEK_SET)  # writing goes to the end all the same
+        while part := os.read(self._descriptor, size - len(data)):
             data += part
         return bytes(data)
 

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from edge_rt.errors import ConfigError, StorageError
 from edge_rt.system.atomic_files import write_atomically
+from edge_rt.system.portable_names import is_portable_name
 
 PRESETS_FILE: Final = Path(__file__).with_name("devices.json")
 GENERIC: Final = "generic"
@@ -159,11 +160,11 @@ def device_path(name: str, folder: Path | None = None) -> Path:
     Raises:
         ConfigError: the name cannot be one.
     """
-    if _NAME.fullmatch(name) is None:
+    if _NAME.fullmatch(name) is None or not is_portable_name(name):
         raise ConfigError(
             "That cannot be the name of a saved device.",
             f"Got {name!r:.60}.",
-            "Use up to 64 small letters, digits, dots, dashes and underscores.",
+            "Use up to 64 small letters, digits, dots, dashes and underscores, no dot at the end, no device's name.",
         )
     return (devices_folder() if folder is None else folder) / f"{name}.json"
 

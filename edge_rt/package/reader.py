@@ -29,6 +29,7 @@ from edge_rt.package.manifest import (
 )
 from edge_rt.package.sampling import fault
 from edge_rt.system.file_hash import sha256_file
+from edge_rt.system.portable_names import is_portable_path
 
 
 @dataclass(frozen=True)
@@ -266,6 +267,11 @@ def _check_values(path: Path, manifest: Manifest) -> None:
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
 
 
+def is_file_name(name: str) -> bool:
+    """Return whether a file of a package can have that name: it stays in the folder, and every system can have it."""
+    return _SAFE_NAME.fullmatch(name) is not None and is_portable_path(name)
+
+
 def _check_files(path: Path, manifest: Manifest) -> None:
     named = [manifest.tokenizer.file, *(segment.graph for segment in manifest.segments), WEIGHTS_FILE]
     if manifest.chat_template is not None:
@@ -273,9 +279,13 @@ def _check_files(path: Path, manifest: Manifest) -> None:
     unlisted = sorted(set(named) - set(manifest.files))
     if unlisted:
         raise _invalid(path, "the manifest names files it does not list.", f"Not under 'files': {unlisted}.")
+    if len({name.lower() for name in manifest.files}) < len(manifest.files):
+        numbers = f"Files: {', '.join(sorted(manifest.files))!s:.200}."
+        raise _invalid(path, "the manifest lists files whose names differ in case alone.", numbers)
     for name, info in manifest.files.items():
-        if not _SAFE_NAME.fullmatch(name):
-            raise _invalid(path, "the manifest lists a path that leaves the package.", f"{name!r:.100} is not allowed.")
+        if not is_file_name(name):
+            what = "the manifest lists a path that leaves the package, or that not every system can have."
+            raise _invalid(path, what, f"{name!r:.100} is not allowed.")
         file = path / name
         # Folders in between count as well: a link there would lead out of the package.
         linked = any(part.is_symlink() for part in (file, *file.parents[: name.count("/")]))

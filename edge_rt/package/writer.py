@@ -14,7 +14,7 @@ from typing import Self
 
 from edge_rt.errors import StorageError
 from edge_rt.package.manifest import MANIFEST_FILE, FileInfo, Manifest
-from edge_rt.package.reader import Package, absolute_path, is_package, open_package
+from edge_rt.package.reader import Package, absolute_path, is_file_name, is_package, open_package
 from edge_rt.system.atomic_files import occupied, replace, replace_folder, sync
 from edge_rt.system.file_hash import sha256_file
 from edge_rt.system.machine import is_running
@@ -131,6 +131,7 @@ class PackageWriter:
 
     def _describe_files(self) -> dict[str, FileInfo]:
         files = sorted(p for p in self.folder.rglob("*") if p.is_file())
+        assert all(is_file_name(p.relative_to(self.folder).as_posix()) for p in files), files
         return {
             p.relative_to(self.folder).as_posix(): FileInfo(size=p.stat().st_size, sha256=sha256_file(p)) for p in files
         }

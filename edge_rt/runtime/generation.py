@@ -19,7 +19,7 @@ from edge_rt.runtime.graph.cache import KVCache
 from edge_rt.runtime.graph.cancel import CancelToken
 from edge_rt.runtime.results import Event, FinishReason, Memory, Result, Timings, Usage
 from edge_rt.runtime.stream import Events, Outcome
-from edge_rt.system.machine import peak_rss_bytes
+from edge_rt.system.process_memory import peak_rss_bytes
 
 
 @dataclass

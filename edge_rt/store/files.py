@@ -13,7 +13,7 @@ from pathlib import Path
 
 from edge_rt.byte_size import human_bytes
 from edge_rt.errors import DownloadError, EdgeRTError, StorageError
-from edge_rt.system.atomic_files import in_use, write_all
+from edge_rt.system.atomic_files import O_BINARY, in_use, write_all
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -102,7 +102,7 @@ def write_checked(chunks: Iterable[bytes], target: Path, spec: FileSpec, on_byte
     digest = hashlib.sha256()
     done = 0
     with storage_errors(target):
-        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
+        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | O_BINARY, 0o666)
     try:
         for chunk in chunks:
             done += len(chunk)

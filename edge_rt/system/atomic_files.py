@@ -11,6 +11,8 @@ from typing import Final
 
 from edge_rt.errors import StorageError
 
+O_BINARY: Final[int] = getattr(os, "O_BINARY", 0)
+"""Flag of ``os.open`` that keeps Windows from changing line ends."""
 _IN_USE: Final = {5, 32, 33, 1224}
 """Windows' codes where a file is open or mapped: access denied (also for a folder that holds such a file), sharing
 violation, lock violation, user-mapped section."""
@@ -49,7 +51,7 @@ def write_atomically(
 
 def _write(path: Path, parts: Iterable[bytes], *, private: bool, durable: bool) -> None:
     part = path.with_name(f".{path.name[:_SHOWN_NAME]}.{os.urandom(6).hex()}.tmp")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | O_BINARY
     descriptor = os.open(part, flags, 0o600 if private else 0o666)
     try:
         try:

@@ -11,7 +11,6 @@ from typing import Final
 import psutil
 
 from edge_rt.system.cgroup import ROOT, cgroup_cpus, cgroup_memory_bytes
-from edge_rt.system.process_memory import peak_bytes
 
 _CACHE_UNITS: Final = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _M_ARENA_MAX: Final = -8  # of glibc's malloc.h
@@ -22,19 +21,6 @@ def usable_cpus(cgroup: Path = ROOT) -> int:
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
     physical = psutil.cpu_count(logical=False) or allowed
     return max(1, min(allowed, physical, cgroup_cpus(cgroup) or allowed))
-
-
-def peak_rss_bytes() -> int:
-    """Return the highest resident memory of this process so far, in bytes."""
-    if sys.platform == "win32":
-        return int(psutil.Process().memory_info().peak_wset)
-    # That of getrusage begins with the memory of the parent process.
-    if (peak := peak_bytes()) is not None:
-        return peak
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def is_running(pid: int) -> bool:

@@ -66,11 +66,21 @@ class TestFilesRefused:
             ".hidden",
             "a\n",
             "ä",
+            # What not every system can have.
+            "nul",
+            "a/Con.onnx",
+            "com1.bin",
+            "a.",
         ],
     )
     def test_paths_that_leave_the_package(self, package, name):
         edit_manifest(package.path, lambda d: d["files"].update({name: {"size": 0, "sha256": ""}}))
         with pytest.raises(InvalidPackage, match="leaves the package"):
+            open_package(package.path)
+
+    def test_names_that_differ_in_case_alone(self, package):
+        edit_manifest(package.path, lambda d: d["files"].update({"Model.onnx": {"size": 0, "sha256": ""}}))
+        with pytest.raises(InvalidPackage, match="differ in case alone"):
             open_package(package.path)
 
     def test_a_link(self, package, tmp_path):

@@ -9,10 +9,19 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from edge_rt.errors import RuntimeUnavailable
-from edge_rt.system.process_memory import Mapping, file_bytes, range_bytes, read_mappings, read_memory
+from edge_rt.system.process_memory import (
+    Mapping,
+    counted_memory,
+    file_bytes,
+    peak_rss_bytes,
+    range_bytes,
+    read_mappings,
+    read_memory,
+)
 
 MIB = 1 << 20
 
@@ -84,3 +93,23 @@ def test_this_process_is_the_default():
     mappings = read_mappings()
     assert any(mapping.path == os.path.realpath(sys.executable) for mapping in mappings)
     assert sum(mapping.resident_bytes for mapping in mappings) == pytest.approx(read_memory().resident_bytes, rel=0.1)
+
+
+def test_the_peak_does_not_fall():
+    before = peak_rss_bytes()
+    np.ones(1 << 22, np.uint8)
+    assert peak_rss_bytes() >= before > 1 << 20
+    assert peak_rss_bytes() >= psutil.Process().memory_info().rss - (1 << 20)
+
+
+def test_the_peak_is_not_that_of_the_parent():
+    ballast = np.ones(200 << 20, np.uint8)
+    program = "from edge_rt.system.process_memory import peak_rss_bytes; print(peak_rss_bytes())"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < ballast.nbytes
+
+
+def test_counters_of_other_systems_tell_much_the_same():
+    told, counted = read_memory(), counted_memory()
+    assert counted.resident_bytes == pytest.approx(told.resident_bytes, rel=0.1)
+    assert 0 < counted.private_bytes <= counted.resident_bytes <= counted.peak_bytes + MIB

@@ -398,7 +398,8 @@ def _interrupt_as_cancelled() -> Generator[None]:
 @contextmanager
 def _no_echo() -> Generator[None]:
     """Keep keys that are typed during an answer out of it; they are read afterwards."""
-    if sys.stdin is None or not sys.stdin.isatty():
+    # Windows shows keys when they are read, not when they are typed.
+    if sys.platform == "win32" or sys.stdin is None or not sys.stdin.isatty():
         yield
         return
     import termios

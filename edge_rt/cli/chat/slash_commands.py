@@ -207,7 +207,7 @@ class Commands:
             self._terminal.note(f"  {name:20} {text}")
 
     def _memory(self) -> None:
-        from edge_rt.system.machine import peak_rss_bytes
+        from edge_rt.system.process_memory import peak_rss_bytes
 
         conversation = self._conversation
         model = conversation.model

@@ -5,10 +5,8 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-import shutil
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Final
 
 from edge_rt.cli.options import flags
@@ -72,13 +70,13 @@ def _machine() -> dict[str, Any]:
 
     from edge_rt.cli.device_probe import gpus
     from edge_rt.system.cgroup import cgroup_memory_bytes
-    from edge_rt.system.machine import usable_cpus
+    from edge_rt.system.machine import cpu_model, usable_cpus
 
     memory = psutil.virtual_memory()
     return {
         "cpus_usable": usable_cpus(),
         "cpus": os.cpu_count(),
-        "cpu": _cpu_name(),
+        "cpu": cpu_model(),
         "memory_bytes": memory.total,
         "memory_available_bytes": memory.available,
         "memory_granted_bytes": cgroup_memory_bytes(),
@@ -134,21 +132,12 @@ def _measured(terminal: Terminal, name: str, warnings: list[str]) -> dict[str, A
     }
 
 
-def _cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        return platform.processor() or platform.machine()
-    return platform.processor() or platform.machine()
-
-
 def _store(places: PlaceFlags, problems: list[str]) -> dict[str, Any]:
+    from edge_rt.store.files import free_bytes
+
     try:
         root = places.open_store().root
-        existing = next(folder for folder in (root, *root.parents) if folder.is_dir())
-        free: int | None = shutil.disk_usage(existing).free
+        free = free_bytes(root)
     except (EdgeRTError, OSError) as error:
         problems.append(f"The store cannot be used: {error}")
         return {"store": None, "store_free_bytes": None}
@@ -186,11 +175,12 @@ def native_facts(status: NativeStatus, warnings: list[str]) -> dict[str, Any]:
 
 
 def _readable(facts: dict[str, Any]) -> dict[str, Any]:
-    from edge_rt.byte_size import show_size
+    from edge_rt.byte_size import human_bytes, show_size
 
     shown = {}
     for name, value in facts.items():
         is_size = name.endswith("_bytes") and value is not None
-        shown[name.removesuffix("_bytes").replace("_", " ")] = show_size(value) if is_size else value
+        show = human_bytes if name.startswith("store_") else show_size  # a disk, or memory
+        shown[name.removesuffix("_bytes").replace("_", " ")] = show(value) if is_size else value
     shown["executable"] = sys.executable
     return shown

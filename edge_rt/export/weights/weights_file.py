@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -128,8 +129,7 @@ class WeightsFile:
 
     def _failure(self, error: OSError) -> StorageError:
         try:
-            status = os.statvfs(self._path.parent)
-            free = f"{status.f_bavail * status.f_frsize} bytes are free"
+            free = f"{shutil.disk_usage(self._path.parent).free} bytes are free"
         except OSError:
             free = "the free space is unknown"
         return StorageError(

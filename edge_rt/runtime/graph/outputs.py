@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import mmap
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -12,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_rt.errors import MemoryBudgetExceeded
+from edge_rt.system.mapped_memory import advise
 
 Array = npt.NDArray[Any]
 
@@ -148,21 +148,17 @@ def untouched(shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
     numpy asks for huge pages, and then the first row of a head would take the memory of thousands.
     """
     memory = mmap.mmap(-1, math.prod(shape) * np.dtype(dtype).itemsize)
-    if hasattr(mmap, "MADV_NOHUGEPAGE"):
-        # A kernel without huge pages refuses, and has nothing to be kept from.
-        with suppress(OSError):
-            memory.madvise(mmap.MADV_NOHUGEPAGE)
+    # A system without huge pages has nothing to be kept from.
+    advise(memory, "MADV_NOHUGEPAGE")
     return np.frombuffer(memory, dtype).reshape(shape)
 
 
 def give_back(array: Array) -> None:
-    """Return the memory of an array of ``untouched``, or of a view of one, to the system: all of it is zeros again."""
+    """Make an array of ``untouched``, or what a view is of, zeros again; Linux gets its memory back, others keep it."""
     base: Any = array
     while isinstance(base, np.ndarray | memoryview):
         base = base.base if isinstance(base, np.ndarray) else base.obj
     assert isinstance(base, mmap.mmap), type(base)
-    with suppress(OSError, AttributeError):
-        # The mapping is a shared one, of which MADV_DONTNEED would keep the pages.
-        base.madvise(mmap.MADV_REMOVE)
-        return
-    np.frombuffer(base, np.uint8)[:] = 0
+    # The mapping is a shared one, of which MADV_DONTNEED would keep the pages.
+    if not advise(base, "MADV_REMOVE"):
+        np.frombuffer(base, np.uint8)[:] = 0

@@ -130,7 +130,7 @@ def test_costliest_refused_file_stays_within_a_second_and_64_mib(tmp_path):
         "import sys, time\n"
         "from pathlib import Path\n"
         "from edge_rt.export.sources.gguf_header import read_header\n"
-        "from edge_rt.system.machine import peak_rss_bytes\n"
+        "from edge_rt.system.process_memory import peak_rss_bytes\n"
         "before, start = peak_rss_bytes(), time.process_time()\n"
         "try:\n"
         "    read_header(Path(sys.argv[1]))\n"
