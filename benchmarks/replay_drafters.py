@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from exp3 import EXP3
+from research.exp3 import EXP3
 
 from edge_rt.runtime.decode.accept import accept
 from edge_rt.runtime.decode.draft import Draft

@@ -1,8 +1,9 @@
 // The part of ONNX Runtime's C interface that edge-rt uses, declared by position.
 //
 // ONNX Runtime's wheels hold no headers. Its C interface is a table of function pointers whose positions never change,
-// so a position and a signature are all that a caller needs. This file asks for table version 18 (ONNX Runtime 1.18),
-// the first with everything we call; one binary then runs on that release and on every later one.
+// so a position and a signature are all that a caller needs. Table version 18 (ONNX Runtime 1.18) is the first with
+// everything that must be there; one binary then runs on that release and on every later one. What only newer releases
+// have says so, and is read from the table of that release.
 #pragma once
 
 #include <cstddef>
@@ -10,9 +11,12 @@
 
 namespace edge_rt::abi {
 
-// Version of the table asked for, and of the op record handed over: ONNX Runtime reads a record's later fields only if
-// its version says that they are there, and refuses records newer than itself.
+// The oldest table that will do, and the version of the op record handed over: ONNX Runtime reads a record's later
+// fields only if its version says that they are there, and refuses records newer than itself.
 constexpr uint32_t kTableVersion = 18;
+constexpr int kTableSlots = 280;  // of that table
+// The table with every slot named below. Release 1.N brings table N.
+constexpr uint32_t kNewestTableVersion = 24;
 
 // Owned by ONNX Runtime; never looked into.
 struct Status;
@@ -59,10 +63,13 @@ enum MemoryType : int { kCpuInput = -2, kDefaultMemory = 0 };
 
 // A function of the table: where it stands and what it looks like. Functions that return Status* return nullptr when
 // all went well; the caller owns what they return otherwise.
-template <int kPosition, class Signature>
+template <int kPosition, class Signature, uint32_t kSince = kTableVersion>
 struct Slot {
   using Function = Signature*;
   static constexpr int kIndex = kPosition;
+  static constexpr uint32_t kVersion = kSince;
+  static_assert(kSince > kTableVersion || kPosition < kTableSlots, "the oldest table ends before this slot");
+  static_assert(kSince <= kNewestTableVersion, "no table with this slot is asked for");
 };
 
 // Errors. The message is copied.
@@ -97,8 +104,8 @@ using GetDimensionsCount = Slot<61, Status*(const TensorInfo*, size_t* out)>;
 using GetDimensions = Slot<62, Status*(const TensorInfo*, int64_t* out, size_t rank)>;
 using GetTensorInfo = Slot<65, Status*(const Value*, TensorInfo** out)>;
 using ReleaseTensorInfo = Slot<99, void(TensorInfo*)>;
-// The five calls above in one, without an allocation: from ONNX Runtime 1.24 on, so asked for by version, not by table.
-using GetTypeAndShape = Slot<414, Status*(const Value*, int* type, const int64_t** dims, size_t* rank)>;
+// The five calls above in one, without an allocation.
+using GetTypeAndShape = Slot<414, Status*(const Value*, int* type, const int64_t** dims, size_t* rank), 24>;
 
 // Memory. An allocator of a kernel is released when the kernel goes.
 using AllocatorAlloc = Slot<75, Status*(Allocator*, size_t bytes, void** out)>;

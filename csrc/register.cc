@@ -11,7 +11,11 @@
 #endif
 #include EDGE_RT_OPS_HEADER
 
+#if defined(_WIN32)
+#define EDGE_RT_EXPORT extern "C" __declspec(dllexport)
+#else
 #define EDGE_RT_EXPORT extern "C" __attribute__((visibility("default")))
+#endif
 
 namespace edge_rt {
 namespace {

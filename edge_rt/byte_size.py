@@ -1,4 +1,4 @@
-"""Sizes of memory as people write them."""
+"""Sizes as people read and write them: memory in units of 1024, disk and downloads in units of 1000."""
 
 from __future__ import annotations
 
@@ -60,6 +60,39 @@ def show_mib(count: float) -> str:
     if 0 < abs(count) < _LEAST_MIB:
         return f"{count / 1024:.1f} KiB"
     return f"{count / (1 << 20):.1f} MiB"
+
+
+def show_rounded(count: int) -> str:
+    """Return bytes as ``1.31 GiB``, or in whole MiB below one."""
+    step, unit, digits = _rounded_unit(count)
+    return f"{count / step:.{digits}f} {unit}"
+
+
+def show_share(count: int, whole: int | None) -> str:
+    """Return bytes, and what they are a part of in the same unit if there is such a whole: ``301 MiB of 400``."""
+    if whole is None:
+        return show_rounded(count)
+    step, unit, digits = _rounded_unit(whole)
+    return f"{count / step:.{digits}f} {unit} of {whole / step:.{digits}f}"
+
+
+def _rounded_unit(count: int) -> tuple[int, str, int]:
+    return (1 << 30, "GiB", 2) if count >= 1 << 30 else (1 << 20, "MiB", 0)
+
+
+def in_mib(count: int) -> str:
+    """Return bytes in MiB for a column that names the unit, with thousands apart: ``1 240.3``."""
+    return f"{count / (1 << 20):,.1f}".replace(",", " ")
+
+
+def human_bytes(count: int) -> str:
+    """Return bytes in units of 1000, as disks and downloads are counted: ``92.9 MB``."""
+    value = float(count)
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{count} bytes" if unit == "bytes" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} TB"
 
 
 def show_at_least(count: int) -> str:

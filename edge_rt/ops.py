@@ -10,6 +10,7 @@ import ctypes
 import functools
 import importlib.metadata
 import importlib.resources
+import sys
 from dataclasses import dataclass, field
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -27,7 +28,10 @@ MAX_HEAD_DIM: Final = 512
 MAX_HEADS: Final = 1024
 """Largest that ``SpecAttention`` takes; its head size is even."""
 
-LIBRARY_FILE: Final = "libedge_rt_ops.so"
+
+def library_file(platform: str = sys.platform) -> str:
+    """Return the name of the library's file on a platform, named as ``sys.platform`` names it."""
+    return {"win32": "edge_rt_ops.dll", "darwin": "libedge_rt_ops.dylib"}.get(platform, "libedge_rt_ops.so")
 
 
 @dataclass(frozen=True)
@@ -252,7 +256,7 @@ def library_path(package: Traversable | None = None) -> Path | None:
 
 
 def _library_in(package: Traversable) -> Path | None:
-    found = package.joinpath("native").joinpath(LIBRARY_FILE)
+    found = package.joinpath("native").joinpath(library_file())
     # A package inside a zip file has no path that a library could be loaded from.
     return found if isinstance(found, Path) and found.is_file() else None
 

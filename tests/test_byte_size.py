@@ -3,7 +3,17 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from edge_rt.byte_size import exact_size, parse_size, round_up, show_at_least, show_mib, show_size
+from edge_rt.byte_size import (
+    exact_size,
+    human_bytes,
+    in_mib,
+    parse_size,
+    round_up,
+    show_at_least,
+    show_mib,
+    show_share,
+    show_size,
+)
 from edge_rt.errors import ConfigError
 
 
@@ -55,3 +65,29 @@ def test_what_is_enough_is_shown_rounded_up():
     least = 228_710_609
     assert show_at_least(least) == "218.2 MiB"
     assert parse_size(show_at_least(least)) >= least
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0 bytes"), (999, "999 bytes"), (1000, "1.0 kB"), (92_871_040, "92.9 MB"), (10**13, "10.0 TB")],
+)
+def test_disks_and_downloads_count_in_thousands(size, text):
+    assert human_bytes(size) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "whole", "text"),
+    [
+        (301 << 20, 400 << 20, "301 MiB of 400"),
+        (301 << 20, None, "301 MiB"),
+        (1341 << 20, None, "1.31 GiB"),
+        (1341 << 20, 2 << 30, "1.31 GiB of 2.00"),
+        (100 << 20, 2 << 30, "0.10 GiB of 2.00"),
+    ],
+)
+def test_a_share_has_the_unit_of_the_whole(count, whole, text):
+    assert show_share(count, whole) == text
+
+
+def test_a_column_of_mib_has_its_thousands_apart():
+    assert in_mib(int(1240.25 * (1 << 20))) == "1 240.2"

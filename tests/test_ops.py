@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 
 import numpy as np
 import onnx_ir as ir
@@ -13,9 +14,9 @@ import pytest
 from edge_rt.errors import ConfigError, RuntimeUnavailable, VersionMismatch
 from edge_rt.ops import (
     DOMAIN,
-    LIBRARY_FILE,
     OPS,
     NativeLibrary,
+    library_file,
     library_path,
     native_library,
     native_status,
@@ -130,6 +131,19 @@ class TestLibraryThatIsNotThere:
         assert (status.library, status.best, status.instruction_sets) == (None, None, ())
         assert "without a C++ compiler" in status.reason
 
+    @pytest.mark.parametrize(
+        ("platform", "name"),
+        [("linux", "libedge_rt_ops.so"), ("darwin", "libedge_rt_ops.dylib"), ("win32", "edge_rt_ops.dll")],
+    )
+    def test_its_name_is_the_one_that_the_build_gives_it(self, platform, name):
+        assert library_file(platform) == name
+
+    def test_a_library_of_another_platform_is_none(self, tmp_path):
+        (tmp_path / "native").mkdir()
+        for platform in {"linux", "darwin", "win32"} - {sys.platform}:
+            (tmp_path / "native" / library_file(platform)).write_bytes(b"")
+        assert library_path(tmp_path) is None
+
     def test_it_lacks_an_operator(self, toys):
         with pytest.raises(VersionMismatch, match=r"lacks \d+ of \d+ operators.*Install edge-rt again"):
             open_library(toys)
@@ -137,7 +151,7 @@ class TestLibraryThatIsNotThere:
 
     def test_the_file_is_no_library(self, tmp_path):
         (tmp_path / "native").mkdir()
-        (tmp_path / "native" / LIBRARY_FILE).write_bytes(b"\x7fELF and nothing more")
+        (tmp_path / "native" / library_file()).write_bytes(b"\x7fELF and nothing more")
         found = library_path(tmp_path)
         with pytest.raises(RuntimeUnavailable, match="cannot be loaded"):
             open_library(found)

@@ -7,6 +7,8 @@
 #include <cpuid.h>
 #elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 namespace edge_rt {
@@ -14,7 +16,7 @@ namespace {
 
 constexpr const char* kNames[kIsaCount] = {"scalar", "avx2", "avx_vnni", "avx512_vnni", "neon_dotprod", "neon_i8mm"};
 
-constexpr bool bit(uint64_t word, int position) { return (word >> position) & 1; }
+[[maybe_unused]] constexpr bool bit(uint64_t word, int position) { return (word >> position) & 1; }
 
 #if defined(__x86_64__)
 
@@ -36,8 +38,7 @@ bool cpu_has(Isa isa) {
   const uint32_t last_subleaf = eax;
   const bool has_avx2 = has_base && bit(ebx7, 5) && (saved & 0x6) == 0x6;
   switch (isa) {
-    case Isa::kAvx2:
-      return has_avx2;
+    case Isa::kAvx2: return has_avx2;
     case Isa::kAvxVnni: {
       uint32_t eax71 = 0, ignored_b, ignored_c, ignored_d;
       if (last_subleaf < 1 || !__get_cpuid_count(7, 1, &eax71, &ignored_b, &ignored_c, &ignored_d)) return false;
@@ -48,8 +49,7 @@ bool cpu_has(Isa isa) {
                               bit(ebx7, 31 /* VL */) && bit(ecx7, 11 /* VNNI */);
       return has_avx2 && has_avx512 && (saved & 0xe6) == 0xe6;
     }
-    default:
-      return false;
+    default: return false;
   }
 }
 
@@ -60,6 +60,21 @@ bool cpu_has(Isa isa) {
   const bool has_dotprod = bit(first, 20 /* ASIMDDP */) && bit(first, 9 /* FPHP */) && bit(first, 10 /* ASIMDHP */);
   if (isa == Isa::kNeonDotprod) return has_dotprod;
   return isa == Isa::kNeonI8mm && has_dotprod && bit(second, 13 /* I8MM */);
+}
+
+#elif defined(__aarch64__) && defined(__APPLE__)
+
+// A feature that this version of the system has no name for is one that its CPUs lack.
+bool has_feature(const char* name) {
+  int value = 0;
+  size_t size = sizeof value;
+  return sysctlbyname(name, &value, &size, nullptr, 0) == 0 && value != 0;
+}
+
+bool cpu_has(Isa isa) {
+  if (isa != Isa::kNeonDotprod && isa != Isa::kNeonI8mm) return false;
+  const bool has_dotprod = has_feature("hw.optional.arm.FEAT_DotProd") && has_feature("hw.optional.arm.FEAT_FP16");
+  return has_dotprod && (isa == Isa::kNeonDotprod || has_feature("hw.optional.arm.FEAT_I8MM"));
 }
 
 #else
@@ -82,33 +97,26 @@ bool isa_from_name(const char* name, Isa* out) {
   return false;
 }
 
-// The build defines EDGE_RT_HAS_<SET> for every csrc/kernels/isa_<set>.cc that it compiles.
+// The build defines EDGE_RT_HAS_<SET> for every set that it compiles csrc/kernels/kernels.cc for.
 bool isa_is_compiled(Isa isa) {
   switch (isa) {
-    case Isa::kScalar:
-      return true;
+    case Isa::kScalar: return true;
 #ifdef EDGE_RT_HAS_AVX2
-    case Isa::kAvx2:
-      return true;
+    case Isa::kAvx2: return true;
 #endif
 #ifdef EDGE_RT_HAS_AVX_VNNI
-    case Isa::kAvxVnni:
-      return true;
+    case Isa::kAvxVnni: return true;
 #endif
 #ifdef EDGE_RT_HAS_AVX512_VNNI
-    case Isa::kAvx512Vnni:
-      return true;
+    case Isa::kAvx512Vnni: return true;
 #endif
 #ifdef EDGE_RT_HAS_NEON_DOTPROD
-    case Isa::kNeonDotprod:
-      return true;
+    case Isa::kNeonDotprod: return true;
 #endif
 #ifdef EDGE_RT_HAS_NEON_I8MM
-    case Isa::kNeonI8mm:
-      return true;
+    case Isa::kNeonI8mm: return true;
 #endif
-    default:
-      return false;
+    default: return false;
   }
 }
 

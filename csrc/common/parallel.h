@@ -1,8 +1,8 @@
 // Work in phases: several parallel loops, one after the other, for the price of one fork and join.
 //
 // Items of all phases are numbered through. A thread claims the lowest item that nobody has claimed, but only once
-// every item of the earlier phases is done; until then it holds nothing. So each claimed item is being run by the thread
-// that claimed it, and the loops end whatever number of threads the pool gives: one is enough.
+// every item of the earlier phases is done; until then it holds nothing. So each claimed item is being run by the
+// thread that claimed it, and the loops end whatever number of threads the pool gives: one is enough.
 #pragma once
 
 #include <atomic>

@@ -2,7 +2,7 @@
 
 namespace edge_rt {
 
-// One per isa_<name>.cc.
+// One per instruction set that kernels.cc is compiled for.
 namespace scalar {
 extern const KernelTable kTable;
 }

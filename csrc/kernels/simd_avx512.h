@@ -256,9 +256,7 @@ EDGE_RT_INLINE void vi_load_split(const void* p, VI* even, VI* odd) {
 EDGE_RT_INLINE void vb_store(int8_t* p, VB a) { _mm512_storeu_si512(p, a.v); }
 EDGE_RT_INLINE VB vb_lower(VB a) { return {_mm512_and_si512(a.v, _mm512_set1_epi8(15))}; }
 EDGE_RT_INLINE VB vb_upper(VB a) { return {_mm512_and_si512(_mm512_srli_epi16(a.v, 4), _mm512_set1_epi8(15))}; }
-EDGE_RT_INLINE VB vb_join(VB upper, VB lower) {
-  return {_mm512_or_si512(_mm512_slli_epi16(upper.v, 4), lower.v)};
-}
+EDGE_RT_INLINE VB vb_join(VB upper, VB lower) { return {_mm512_or_si512(_mm512_slli_epi16(upper.v, 4), lower.v)}; }
 EDGE_RT_INLINE VB vb_flip(VB a) { return {_mm512_xor_si512(a.v, _mm512_set1_epi8(-128))}; }
 
 EDGE_RT_INLINE VI vi_dot4_positive(VI acc, VB a, VB b) { return {_mm512_dpbusd_epi32(acc.v, a.v, b.v)}; }

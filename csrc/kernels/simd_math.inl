@@ -7,8 +7,8 @@ EDGE_RT_INLINE VF exp_steps(VF x, VF* power) {
   x = vf_min(vf_set1(88.3f), vf_max(vf_set1(-87.3f), x));
   const VI n = vi_round(vf_mul(x, vf_set1(0x1.715476p+0f)));
   const VF whole = vf_from_i32(n);
-  VF r = vf_fnma(whole, vf_set1(0x1.62e430p-1f), x);    // ln 2 as a float
-  r = vf_fnma(whole, vf_set1(-0x1.05c610p-29f), r);     // and what that lacks
+  VF r = vf_fnma(whole, vf_set1(0x1.62e430p-1f), x);  // ln 2 as a float
+  r = vf_fnma(whole, vf_set1(-0x1.05c610p-29f), r);   // and what that lacks
   VF p = vf_set1(0x1.6a2352p-10f);
   p = vf_fma(p, r, vf_set1(0x1.123a6cp-7f));
   p = vf_fma(p, r, vf_set1(0x1.5558f4p-5f));

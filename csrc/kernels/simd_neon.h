@@ -33,12 +33,12 @@ EDGE_RT_INLINE float s_sqrt(float a) { return __builtin_sqrtf(a); }
 EDGE_RT_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
 
 // The same instruction on all four registers.
-#define EDGE_RT_UNARY(result, name, type, instruction)                                                  \
-  EDGE_RT_INLINE result name(type a) {                                                                  \
-    return {instruction(a.v0), instruction(a.v1), instruction(a.v2), instruction(a.v3)};                \
+#define EDGE_RT_UNARY(result, name, type, instruction)                                   \
+  EDGE_RT_INLINE result name(type a) {                                                   \
+    return {instruction(a.v0), instruction(a.v1), instruction(a.v2), instruction(a.v3)}; \
   }
-#define EDGE_RT_BINARY(type, name, instruction)                                                         \
-  EDGE_RT_INLINE type name(type a, type b) {                                                            \
+#define EDGE_RT_BINARY(type, name, instruction)                                                                  \
+  EDGE_RT_INLINE type name(type a, type b) {                                                                     \
     return {instruction(a.v0, b.v0), instruction(a.v1, b.v1), instruction(a.v2, b.v2), instruction(a.v3, b.v3)}; \
   }
 
@@ -114,8 +114,8 @@ EDGE_RT_UNARY(VF, vf_from_i32, VI, vcvtq_f32_s32)
 EDGE_RT_INLINE VF vf_from_i8(const int8_t* p) {
   const int8x16_t bytes = vld1q_s8(p);
   const int16x8_t low = vmovl_s8(vget_low_s8(bytes)), high = vmovl_high_s8(bytes);
-  return vf_from_i32({vmovl_s16(vget_low_s16(low)), vmovl_high_s16(low), vmovl_s16(vget_low_s16(high)),
-                      vmovl_high_s16(high)});
+  return vf_from_i32(
+      {vmovl_s16(vget_low_s16(low)), vmovl_high_s16(low), vmovl_s16(vget_low_s16(high)), vmovl_high_s16(high)});
 }
 EDGE_RT_INLINE void vf_to_i8(int8_t* p, VI a) {
   const int16x8_t low = vcombine_s16(vmovn_s32(a.v0), vmovn_s32(a.v1));
@@ -246,9 +246,7 @@ EDGE_RT_INLINE void vb_store(int8_t* p, VB a) {
   vst1q_s8(p + 48, a.v3);
 }
 EDGE_RT_INLINE int8x16_t lower_half(int8x16_t a) { return vandq_s8(a, vdupq_n_s8(15)); }
-EDGE_RT_INLINE int8x16_t upper_half(int8x16_t a) {
-  return vreinterpretq_s8_u8(vshrq_n_u8(vreinterpretq_u8_s8(a), 4));
-}
+EDGE_RT_INLINE int8x16_t upper_half(int8x16_t a) { return vreinterpretq_s8_u8(vshrq_n_u8(vreinterpretq_u8_s8(a), 4)); }
 EDGE_RT_INLINE int8x16_t join_halves(int8x16_t upper, int8x16_t lower) { return vorrq_s8(vshlq_n_s8(upper, 4), lower); }
 EDGE_RT_INLINE int8x16_t flip_sign(int8x16_t a) { return veorq_s8(a, vdupq_n_s8(-128)); }
 EDGE_RT_UNARY(VB, vb_lower, VB, lower_half)

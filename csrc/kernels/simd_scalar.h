@@ -2,7 +2,7 @@
 //
 // Kernels are written once over these names and compiled once per instruction set. One virtual width of 16 lanes, one
 // order of every sum and IEEE operations only give the same bits on every CPU; only NaN need not agree.
-// The includer defines EDGE_RT_ISA_NAMESPACE, which keeps the sets apart in one library.
+// The build defines EDGE_RT_ISA_NAMESPACE, which keeps the sets apart in one library.
 #pragma once
 
 #if defined(__FAST_MATH__)
@@ -33,8 +33,8 @@ EDGE_RT_INLINE float s_sqrt(float a) { return __builtin_sqrtf(a); }
 EDGE_RT_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
 
 // Each body sees the lane l and sets out.v[l].
-#define EDGE_RT_LANES(type, expression)           \
-  type out;                                       \
+#define EDGE_RT_LANES(type, expression)                 \
+  type out;                                             \
   for (int l = 0; l < 16; ++l) out.v[l] = (expression); \
   return out
 
@@ -225,8 +225,8 @@ EDGE_RT_INLINE void vi_load_split(const void* p, VI* even, VI* odd) {
 }
 
 EDGE_RT_INLINE void vb_store(int8_t* p, VB a) { std::memcpy(p, a.v, sizeof a.v); }
-#define EDGE_RT_BYTES(expression)                                                    \
-  VB out;                                                                            \
+#define EDGE_RT_BYTES(expression)                                          \
+  VB out;                                                                  \
   for (int l = 0; l < 64; ++l) out.v[l] = static_cast<int8_t>(expression); \
   return out
 // The lower half of every byte; the upper one; a byte of two halves, both 0 to 15.

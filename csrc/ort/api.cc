@@ -5,9 +5,6 @@
 namespace edge_rt::ort {
 namespace {
 
-constexpr int kOldestMinor = 18;        // the release that brought table version 18
-constexpr int kTypeAndShapeMinor = 24;  // the release that brought slot 414
-
 // Reads "1.31.1" or "1.31.1-dev"; false if it does not begin with two numbers.
 bool read_version(const char* text, long* major, long* minor) {
   if (text == nullptr || *text < '0' || *text > '9') return false;
@@ -18,8 +15,9 @@ bool read_version(const char* text, long* major, long* minor) {
   return true;
 }
 
-bool is_at_least(long major, long minor, int wanted_minor) {
-  return major > 1 || (major == 1 && minor >= wanted_minor);
+// Whether a release has the table of a version.
+bool has_table(long major, long minor, uint32_t version) {
+  return major > 1 || (major == 1 && minor >= static_cast<long>(version));
 }
 
 }  // namespace
@@ -29,16 +27,18 @@ const char* connect(const abi::ApiBase* base, Api* out) {
   if (base == nullptr || base->table == nullptr || base->version_string == nullptr) {
     return "edge_rt: ONNX Runtime handed over no interface.";
   }
-  out->table = base->table(abi::kTableVersion);
-  if (out->table == nullptr) return "edge_rt: this ONNX Runtime lacks interface version 18; 1.18 or newer is needed.";
   long major = 0, minor = 0;
-  if (!read_version(base->version_string(), &major, &minor)) {
-    return "edge_rt: ONNX Runtime's version cannot be read; 1.18 or newer is needed.";
-  }
-  if (!is_at_least(major, minor, kOldestMinor)) return "edge_rt: ONNX Runtime is older than 1.18.";
-  if (is_at_least(major, minor, kTypeAndShapeMinor)) {
-    out->get_type_and_shape = reinterpret_cast<abi::GetTypeAndShape::Function>(
-        out->table->slots[abi::GetTypeAndShape::kIndex]);
+  const bool is_known = read_version(base->version_string(), &major, &minor);
+  // A table that a release lacks is not asked for: it would complain to stderr.
+  const bool is_new = is_known && has_table(major, minor, abi::kNewestTableVersion);
+  const abi::Table* newest = is_new ? base->table(abi::kNewestTableVersion) : nullptr;
+  out->table = newest != nullptr ? newest : base->table(abi::kTableVersion);
+  if (out->table == nullptr) return "edge_rt: this ONNX Runtime lacks interface version 18; 1.18 or newer is needed.";
+  if (!is_known) return "edge_rt: ONNX Runtime's version cannot be read; 1.18 or newer is needed.";
+  if (!has_table(major, minor, abi::kTableVersion)) return "edge_rt: ONNX Runtime is older than 1.18.";
+  if (newest != nullptr) {
+    out->get_type_and_shape =
+        reinterpret_cast<abi::GetTypeAndShape::Function>(newest->slots[abi::GetTypeAndShape::kIndex]);
   }
   return nullptr;
 }

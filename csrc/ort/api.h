@@ -9,9 +9,10 @@ struct Api {
   const abi::Table* table = nullptr;
   abi::GetTypeAndShape::Function get_type_and_shape = nullptr;  // nullptr before ONNX Runtime 1.24
 
-  // Calls the function of a slot: api.call<abi::GetInput>(context, 0, &value).
+  // Calls the function of a slot that every table has: api.call<abi::GetInput>(context, 0, &value).
   template <class S, class... Args>
   auto call(Args... args) const {
+    static_assert(S::kVersion == abi::kTableVersion, "older releases lack this slot");
     return reinterpret_cast<typename S::Function>(table->slots[S::kIndex])(args...);
   }
 };

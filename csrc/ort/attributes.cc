@@ -48,9 +48,9 @@ bool Attributes::is_there(const char* name) const {
   if (read(name, &whole) || read(name, &real) || read(name, &text)) return true;
   for (const bool are_floats : {true, false}) {
     size_t size = 0;
-    abi::Status* failed =
-        are_floats ? api_.call<abi::GetAttributeFloats>(info_, name, static_cast<float*>(nullptr), &size)
-                   : api_.call<abi::GetAttributeInts>(info_, name, static_cast<int64_t*>(nullptr), &size);
+    abi::Status* failed = are_floats
+                              ? api_.call<abi::GetAttributeFloats>(info_, name, static_cast<float*>(nullptr), &size)
+                              : api_.call<abi::GetAttributeInts>(info_, name, static_cast<int64_t*>(nullptr), &size);
     if (failed == nullptr) return true;
     api_.call<abi::ReleaseStatus>(failed);
   }

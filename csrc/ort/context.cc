@@ -12,9 +12,9 @@ void write_dims(const int64_t* dims, size_t rank, char* out, size_t size) {
   size_t used = static_cast<size_t>(std::snprintf(out, size, "["));
   for (size_t i = 0; i < rank && used < size; ++i) {
     const char* separator = i == 0 ? "" : ", ";
-    const int written = dims[i] < 0 ? std::snprintf(out + used, size - used, "%s*", separator)
-                                    : std::snprintf(out + used, size - used, "%s%lld", separator,
-                                                    static_cast<long long>(dims[i]));
+    const int written =
+        dims[i] < 0 ? std::snprintf(out + used, size - used, "%s*", separator)
+                    : std::snprintf(out + used, size - used, "%s%lld", separator, static_cast<long long>(dims[i]));
     used += static_cast<size_t>(written);
   }
   if (used < size) std::snprintf(out + used, size - used, "]");
@@ -23,8 +23,8 @@ void write_dims(const int64_t* dims, size_t rank, char* out, size_t size) {
 }  // namespace
 
 const char* type_name(int elem_type) {
-  constexpr const char* kNames[] = {"nothing", "float", "uint8",  "int8",   "uint16", "int16",
-                                    "int32",   "int64", "string", "bool",   "float16"};
+  constexpr const char* kNames[] = {"nothing", "float", "uint8",  "int8", "uint16", "int16",
+                                    "int32",   "int64", "string", "bool", "float16"};
   constexpr int kCount = sizeof kNames / sizeof kNames[0];
   return elem_type >= 0 && elem_type < kCount ? kNames[elem_type] : "another type";
 }
@@ -112,8 +112,8 @@ abi::Status* OpContext::output(int index, const int64_t* dims, int rank, TensorV
   }
   abi::Value* value = nullptr;
   if (static_cast<size_t>(index) < count) {
-    if (abi::Status* bad = api_.call<abi::GetOutput>(context_, static_cast<size_t>(index), dims,
-                                                     static_cast<size_t>(rank), &value)) {
+    if (abi::Status* bad =
+            api_.call<abi::GetOutput>(context_, static_cast<size_t>(index), dims, static_cast<size_t>(rank), &value)) {
       return bad;
     }
   }

@@ -34,6 +34,7 @@
 // types are declared abi::kUndefined and checked with `check_type`.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
@@ -55,6 +56,18 @@ struct Port {
   int type;
   int arity = abi::kRequired;
 };
+
+// Lists of ports one after the other, for ops that have some in common.
+template <size_t... counts>
+constexpr std::array<Port, (counts + ...)> join_ports(const Port (&... lists)[counts]) {
+  std::array<Port, (counts + ...)> all{};
+  size_t used = 0;
+  const auto append = [&](const Port* list, size_t count) {
+    for (size_t i = 0; i < count; ++i) all[used++] = list[i];
+  };
+  (append(lists, counts), ...);
+  return all;
+}
 
 // What an op declares, in a form that does not depend on its type.
 struct OpShape {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <climits>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -26,10 +27,11 @@ struct CustomOpBase : abi::OpRecord {
   Api api;
   Isa isa;
 
-  static constexpr int kInputCount = static_cast<int>(sizeof Op::kInputs / sizeof Op::kInputs[0]);
-  static constexpr int kOutputCount = static_cast<int>(sizeof Op::kOutputs / sizeof Op::kOutputs[0]);
+  static constexpr int kInputCount = static_cast<int>(std::size(Op::kInputs));
+  static constexpr int kOutputCount = static_cast<int>(std::size(Op::kOutputs));
   static_assert(kInputCount <= kMaxPorts && kOutputCount <= kMaxPorts, "too many inputs or outputs");
-  static constexpr OpShape kShape{Op::kName, Op::kInputs, kInputCount, Op::kOutputs, kOutputCount};
+  static constexpr OpShape kShape{Op::kName, std::data(Op::kInputs), kInputCount, std::data(Op::kOutputs),
+                                  kOutputCount};
 
   // One node: the op's own state, and what is needed to run it.
   struct Kernel {

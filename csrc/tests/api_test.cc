@@ -13,11 +13,12 @@ namespace {
 
 constexpr int kSlots = 425;
 void (*slots[kSlots])() = {};
-uint32_t newest_table = 0;
+uint32_t newest_table = 0, largest_asked = 0;
 const char* version = "";
 std::string last_message;
 
 const abi::Table* table(uint32_t wanted) {
+  largest_asked = wanted > largest_asked ? wanted : largest_asked;
   return wanted <= newest_table ? reinterpret_cast<const abi::Table*>(slots) : nullptr;
 }
 const char* version_string() { return version; }
@@ -36,8 +37,8 @@ bool is_refused(uint32_t newest, const char* text) {
   return ort::connect(&kBase, &api) != nullptr;
 }
 
-bool has_fast_shapes(const char* text) {
-  newest_table = 25;
+bool has_fast_shapes(const char* text, uint32_t newest) {
+  newest_table = newest;
   version = text;
   ort::Api api;
   CHECK(ort::connect(&kBase, &api) == nullptr);
@@ -57,8 +58,12 @@ int main() {
   ort::Api api;
   CHECK(ort::connect(nullptr, &api) != nullptr);
 
-  CHECK(!has_fast_shapes("1.18.1") && !has_fast_shapes("1.23.9"));
-  CHECK(has_fast_shapes("1.24.0") && has_fast_shapes("1.31.1") && has_fast_shapes("2.0.0"));
+  // Slot 414 is read from a table that has it, and from no other.
+  CHECK(!has_fast_shapes("1.18.1", 18) && !has_fast_shapes("1.23.9", 23) && !has_fast_shapes("1.24.0-rc", 23));
+  CHECK(has_fast_shapes("1.24.0", 24) && has_fast_shapes("1.31.1", 31) && has_fast_shapes("2.0.0", 40));
+  // A release is not asked for what it lacks.
+  largest_asked = 0;
+  CHECK(!has_fast_shapes("1.23.2", 23) && largest_asked == 18);
 
   // A refusal reaches ONNX Runtime as an error, not as a session without ops.
   newest_table = 17;

@@ -1,10 +1,8 @@
-#include <sys/mman.h>
-#include <unistd.h>
-
-#include <cstdlib>
+#include <new>
 
 #include "tests/check.h"
 #include "tests/fake_ort.h"
+#include "tests/pages.h"
 
 namespace edge_rt::fake {
 namespace {
@@ -16,25 +14,25 @@ constexpr size_t kLine = 64;
 Memory::Memory(size_t bytes, size_t alignment, Place place) : bytes_(bytes) {
   if (place == Place::kNothing && bytes == 0) return;
   if (place == Place::kGuarded) {
-    const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    const size_t page = pages::page_bytes();
     const size_t used = (bytes + page - 1) / page * page;
     mapped_ = used + page;
-    base_ = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    CHECK(base_ != MAP_FAILED);
-    CHECK(mprotect(static_cast<char*>(base_) + used, page, PROT_NONE) == 0);
-    data_ = static_cast<uint8_t*>(base_) + used - bytes;
+    char* memory = pages::reserve(mapped_);
+    pages::open(memory, used);
+    base_ = memory;
+    data_ = reinterpret_cast<uint8_t*>(memory) + used - bytes;
     return;
   }
   const size_t shift = alignment < kLine ? alignment : 0;
-  CHECK(posix_memalign(&base_, kLine, bytes + shift) == 0);
+  base_ = ::operator new(bytes + shift, std::align_val_t{kLine});
   data_ = static_cast<uint8_t*>(base_) + shift;
 }
 
 Memory::~Memory() {
   if (mapped_ > 0) {
-    munmap(base_, mapped_);
+    pages::give_back(static_cast<char*>(base_), mapped_);
   } else {
-    std::free(base_);
+    ::operator delete(base_, std::align_val_t{kLine});
   }
 }
 

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <new>
 
 #include "tests/check.h"
 #include "tests/thread_executor.h"
@@ -204,8 +205,8 @@ void release_allocator(abi::Allocator*) { --live; }
 abi::Status* allocate(abi::Allocator* self, size_t bytes, void** out) {
   const Allocator& allocator = *reinterpret_cast<Allocator*>(self);
   if (allocator.fault->strikes()) return failed("Alloc");
-  void* base = nullptr;
-  if (posix_memalign(&base, kLine, bytes + 1) != 0) return failed("posix_memalign");
+  void* base = ::operator new(bytes + 1, std::align_val_t{kLine}, std::nothrow);
+  if (base == nullptr) return failed("operator new");
   std::memset(base, allocator.rubbish, bytes + 1);
   ++live;
   *out = static_cast<char*>(base) + 1;
@@ -213,7 +214,7 @@ abi::Status* allocate(abi::Allocator* self, size_t bytes, void** out) {
 }
 abi::Status* deallocate(abi::Allocator* self, void* memory) {
   --live;
-  std::free(static_cast<char*>(memory) - 1);
+  ::operator delete(static_cast<char*>(memory) - 1, std::align_val_t{kLine});
   return reinterpret_cast<Allocator*>(self)->fault->strikes() ? failed("Free") : nullptr;
 }
 
@@ -292,7 +293,7 @@ struct Slots {
 template <bool is_newest>
 const abi::Table* table(uint32_t version) {
   static const Slots made(is_newest);
-  return version <= (is_newest ? 25 : 18) ? reinterpret_cast<const abi::Table*>(made.slots) : nullptr;
+  return version <= (is_newest ? 31 : 18) ? reinterpret_cast<const abi::Table*>(made.slots) : nullptr;
 }
 
 }  // namespace

@@ -79,10 +79,10 @@ struct Run {
   std::vector<std::unique_ptr<Tensor>> inputs;
   std::vector<std::unique_ptr<Tensor>> outputs;  // made when asked for; their number is the node's
   Fault* fault;
-  uint8_t rubbish;       // that fills outputs
+  uint8_t rubbish;  // that fills outputs
   Place output_place;
-  int threads;           // 1: in the caller
-  bool backwards;        // the caller takes the items from the last to the first
+  int threads;     // 1: in the caller
+  bool backwards;  // the caller takes the items from the last to the first
 };
 
 // Bytes of an element; 0 for a type that tensors here cannot have.

@@ -308,8 +308,15 @@ std::vector<std::string> attention_features() {
 }
 
 Subject attention_subject(const char* op, std::function<Case(Random&)> make_call, int key_constants) {
-  Subject subject{op, std::move(make_call), {}, attention_dims(key_constants), {}, {kCache}, true,
-                  attention_mistakes(key_constants), attention_features()};
+  Subject subject{op,
+                  std::move(make_call),
+                  {},
+                  attention_dims(key_constants),
+                  {},
+                  {kCache},
+                  true,
+                  attention_mistakes(key_constants),
+                  attention_features()};
   for (int i = kRowsIn; i < kQueryNorm; ++i) subject.required.push_back(i);
   subject.checked.push_back({kRowsIn, {0, 1}});
   subject.required_attributes = {"num_heads", "num_kv_heads", "head_dim", "layer", "scale"};

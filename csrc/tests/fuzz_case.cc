@@ -134,34 +134,34 @@ uint16_t moderate_half(Random& random) {
 std::vector<Mistake> lasting_mistakes(const Subject& subject) {
   const std::vector<int> required = subject.required;
   const std::vector<std::string> names = subject.required_attributes;
-  return {{"input missing",
-           [required](Case& call, Random& random) {
-             const auto which = static_cast<size_t>(random.below(static_cast<int64_t>(required.size())));
-             call.inputs[static_cast<size_t>(required[which])].present = false;
-             call.words = {"is missing"};
-             return true;
-           }},
-          {"input type", change_type},
-          {"input rank", change_rank},
-          {"attribute missing",
-           [names](Case& call, Random& random) {
-             const std::string& name = names[static_cast<size_t>(random.below(static_cast<int64_t>(names.size())))];
-             auto& all = call.attributes;
-             all.erase(std::remove_if(all.begin(), all.end(), [&](const auto& a) { return a.name == name; }),
-                       all.end());
-             call.words = {"attribute " + name};
-             return true;
-           }},
-          {"attribute type", [](Case& call, Random& random) {
-             if (call.attributes.empty()) return false;
-             fake::Attribute& attribute = any_of(call.attributes, random);
-             const auto kind = random.pick({fake::Attribute::kInteger, fake::Attribute::kReal, fake::Attribute::kText,
-                                            fake::Attribute::kIntegers});
-             if (kind == attribute.kind) return false;
-             attribute.kind = kind;
-             call.words = {"attribute " + attribute.name};
-             return true;
-           }}};
+  return {
+      {"input missing",
+       [required](Case& call, Random& random) {
+         const auto which = static_cast<size_t>(random.below(static_cast<int64_t>(required.size())));
+         call.inputs[static_cast<size_t>(required[which])].present = false;
+         call.words = {"is missing"};
+         return true;
+       }},
+      {"input type", change_type},
+      {"input rank", change_rank},
+      {"attribute missing",
+       [names](Case& call, Random& random) {
+         const std::string& name = names[static_cast<size_t>(random.below(static_cast<int64_t>(names.size())))];
+         auto& all = call.attributes;
+         all.erase(std::remove_if(all.begin(), all.end(), [&](const auto& a) { return a.name == name; }), all.end());
+         call.words = {"attribute " + name};
+         return true;
+       }},
+      {"attribute type", [](Case& call, Random& random) {
+         if (call.attributes.empty()) return false;
+         fake::Attribute& attribute = any_of(call.attributes, random);
+         const auto kind = random.pick(
+             {fake::Attribute::kInteger, fake::Attribute::kReal, fake::Attribute::kText, fake::Attribute::kIntegers});
+         if (kind == attribute.kind) return false;
+         attribute.kind = kind;
+         call.words = {"attribute " + attribute.name};
+         return true;
+       }}};
 }
 
 std::vector<Mistake> common_mistakes(const Subject& subject) {
@@ -186,9 +186,8 @@ void make_wild(Case& call, Random& random, const std::vector<int>& packed_inputs
       const auto bits = static_cast<uint32_t>(random.next());
       float any;
       std::memcpy(&any, &bits, sizeof any);
-      input.set(random.below(input.count()),
-                random.pick({std::nanf(""), -std::nanf(""), HUGE_VALF, -HUGE_VALF, FLT_MAX, -FLT_MAX, FLT_MIN, 1e-40f,
-                             -1e-45f, 0.0f, -0.0f, any}));
+      input.set(random.below(input.count()), random.pick({std::nanf(""), -std::nanf(""), HUGE_VALF, -HUGE_VALF, FLT_MAX,
+                                                          -FLT_MAX, FLT_MIN, 1e-40f, -1e-45f, 0.0f, -0.0f, any}));
     }
   }
 }

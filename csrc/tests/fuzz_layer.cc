@@ -71,8 +71,8 @@ bool unknown_format(Case& call, Random& random) {
 
 bool wrong_size(Case& call, Random& random) {
   const char* name = random.pick({"hidden", "intermediate"});
-  call.set(name, random.pick<int64_t>({0, -1, -32, INT64_MIN, INT64_MAX, INT64_MAX - 15, int64_t{1} << 40,
-                                       (1 << 24) + 32}));
+  call.set(name,
+           random.pick<int64_t>({0, -1, -32, INT64_MIN, INT64_MAX, INT64_MAX - 15, int64_t{1} << 40, (1 << 24) + 32}));
   call.words = {"out_features ", "in_features is ", "intermediate is"};
   return true;
 }

@@ -160,68 +160,60 @@ Subject quant_linear() {
                   true,
                   {},
                   {}};
-  subject.own_mistakes = {
-      {"format of other weights", other_format},
-       {"matrix attribute", matrix_value},
-       {"in_features uneven", uneven_inputs},
-       {"weight misaligned", shifted_weight},
-       {"epsilon",
-        [](Case& call, Random& random) {
-          call.set("epsilon", random.pick({std::nanf(""), -1.0f, -HUGE_VALF, HUGE_VALF}));
-          call.words = {"epsilon is"};
-          return true;
-        }},
-       {"activation",
-        [](Case& call, Random& random) {
-          call.set("activation", random.pick<std::string>({"", "gelu", "SwiGLU", std::string(600, 'a')}));
-          call.words = {"activation is"};
-          return true;
-        }},
-       {"gate without swiglu",
-        [](Case& call, Random&) {
-          call.inputs[5].present = true;
-          call.set("activation", std::string("none"));
-          call.words = {"gate is given"};
-          return true;
-        }},
-       {"pairs uneven",
-        [](Case& call, Random& random) {
-          const auto format = static_cast<WeightFormat>(random.below(kWeightFormatCount));
-          const MatrixSizes sizes{format, 16 * random.between(0, 4) + 15, kBlock};
-          set_matrix(call, sizes);
-          call.set("activation", std::string("swiglu"));
-          call.inputs[0] = floats(random, {3, kBlock}, -1.0f, 1.0f);
-          call.inputs[1] = packed_matrix(random, sizes);
-          for (size_t i = 2; i < 6; ++i) call.inputs[i].present = false;
-          call.words = {"tile pairs"};
-          return true;
-        }}};
+  subject.own_mistakes = {{"format of other weights", other_format},
+                          {"matrix attribute", matrix_value},
+                          {"in_features uneven", uneven_inputs},
+                          {"weight misaligned", shifted_weight},
+                          {"epsilon",
+                           [](Case& call, Random& random) {
+                             call.set("epsilon", random.pick({std::nanf(""), -1.0f, -HUGE_VALF, HUGE_VALF}));
+                             call.words = {"epsilon is"};
+                             return true;
+                           }},
+                          {"activation",
+                           [](Case& call, Random& random) {
+                             call.set("activation",
+                                      random.pick<std::string>({"", "gelu", "SwiGLU", std::string(600, 'a')}));
+                             call.words = {"activation is"};
+                             return true;
+                           }},
+                          {"gate without swiglu",
+                           [](Case& call, Random&) {
+                             call.inputs[5].present = true;
+                             call.set("activation", std::string("none"));
+                             call.words = {"gate is given"};
+                             return true;
+                           }},
+                          {"pairs uneven", [](Case& call, Random& random) {
+                             const auto format = static_cast<WeightFormat>(random.below(kWeightFormatCount));
+                             const MatrixSizes sizes{format, 16 * random.between(0, 4) + 15, kBlock};
+                             set_matrix(call, sizes);
+                             call.set("activation", std::string("swiglu"));
+                             call.inputs[0] = floats(random, {3, kBlock}, -1.0f, 1.0f);
+                             call.inputs[1] = packed_matrix(random, sizes);
+                             for (size_t i = 2; i < 6; ++i) call.inputs[i].present = false;
+                             call.words = {"tile pairs"};
+                             return true;
+                           }}};
   return subject;
 }
 
 Subject quant_embed() {
-  Subject subject{"QuantEmbed",
-                  make_embed,
-                  {0, 1},
-                  {{1, {0, 1, 2}}},
-                  {"format", "out_features", "in_features"},
-                  {1},
-                  false,
-                  {},
-                  {}};
-  subject.own_mistakes = {
-      {"format of other weights", other_format},
-       {"matrix attribute", matrix_value},
-       {"in_features uneven", uneven_inputs},
-       {"weight misaligned", shifted_weight},
-       {"id out of range", [](Case& call, Random& random) {
-          if (call.inputs[0].count() == 0) return false;
-          const int64_t rows = call.attribute("out_features")->integer;
-          call.inputs[0].set(random.below(call.inputs[0].count()),
-                             random.pick<int64_t>({rows, -1, rows + 15, INT64_MIN, INT64_MAX, int64_t{1} << 32}));
-          call.words = {"ids["};
-          return true;
-        }}};
+  Subject subject{"QuantEmbed", make_embed, {0, 1}, {{1, {0, 1, 2}}}, {"format", "out_features", "in_features"}, {1},
+                  false,        {},         {}};
+  subject.own_mistakes = {{"format of other weights", other_format},
+                          {"matrix attribute", matrix_value},
+                          {"in_features uneven", uneven_inputs},
+                          {"weight misaligned", shifted_weight},
+                          {"id out of range", [](Case& call, Random& random) {
+                             if (call.inputs[0].count() == 0) return false;
+                             const int64_t rows = call.attribute("out_features")->integer;
+                             call.inputs[0].set(
+                                 random.below(call.inputs[0].count()),
+                                 random.pick<int64_t>({rows, -1, rows + 15, INT64_MIN, INT64_MAX, int64_t{1} << 32}));
+                             call.words = {"ids["};
+                             return true;
+                           }}};
   return subject;
 }
 

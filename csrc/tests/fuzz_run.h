@@ -12,11 +12,11 @@ namespace edge_rt::fuzz {
 struct Conditions {
   int threads = 1;
   bool backwards = false;
-  uint8_t rubbish = 0;                      // what uninitialised memory is full of
+  uint8_t rubbish = 0;                     // what uninitialised memory is full of
   fake::Place place = fake::Place::kHeap;  // of inputs and outputs
-  bool trims = false;                       // absent inputs at the end are left out of the list
-  int runs = 1;                             // of the same kernel, on the same memory
-  int fault = -1;                           // the number of the call of the table that fails; -1: none does
+  bool trims = false;                      // absent inputs at the end are left out of the list
+  int runs = 1;                            // of the same kernel, on the same memory
+  int fault = -1;                          // the number of the call of the table that fails; -1: none does
 
   static Conditions any(Random& random);
 };

@@ -68,18 +68,18 @@ Subject row_top_k() {
   Subject subject{"RowTopK", make, {0}, {}, {"k"}, {}, true, {}, {}};
   subject.own_mistakes = {
       {"k out of range",
-        [](Case& call, Random& random) {
-          call.set("k", random.pick<int64_t>({0, -1, kMaxTopK + 1, INT64_MIN, INT64_MAX, int64_t{1} << 32}));
-          call.words = {"k is "};
-          return true;
-        }},
-       {"k beyond the row", [](Case& call, Random& random) {
-          const int64_t width = random.below(kMaxTopK);
-          call.inputs[0] = floats(random, {random.between(0, 3), width}, -1.0f, 1.0f);
-          call.set("k", random.between(width + 1, kMaxTopK));
-          call.words = {"columns"};
-          return true;
-        }}};
+       [](Case& call, Random& random) {
+         call.set("k", random.pick<int64_t>({0, -1, kMaxTopK + 1, INT64_MIN, INT64_MAX, int64_t{1} << 32}));
+         call.words = {"k is "};
+         return true;
+       }},
+      {"k beyond the row", [](Case& call, Random& random) {
+         const int64_t width = random.below(kMaxTopK);
+         call.inputs[0] = floats(random, {random.between(0, 3), width}, -1.0f, 1.0f);
+         call.set("k", random.between(width + 1, kMaxTopK));
+         call.words = {"columns"};
+         return true;
+       }}};
   return subject;
 }
 

@@ -52,24 +52,23 @@ class Layer {
     const auto capacity = static_cast<int64_t>(attention_.row_map.size());
     const int64_t row_bytes = kv_row_bytes(kKvFormats[attention_.format], shape_.head_dim);
     const auto before = static_cast<int32_t>(past), format = static_cast<int32_t>(attention_.format);
-    std::vector<Tensor> inputs = {
-        tensor_of({rows, hidden}, x.data()),
-        tensor_of({2, shape_.kv_heads, capacity, row_bytes}, attention_.cache.as<uint8_t>()),
-        tensor_of({1}, &before),
-        tensor_of({capacity}, attention_.row_map.data()),
-        tensor_of({rows}, parents.data()),
-        tensor_of({1}, &format),
-        tensor_of({capacity, angles}, attention_.cos.data()),
-        tensor_of({capacity, angles}, attention_.sin.data()),
-        {},
-        {},
-        {},
-        tensor_of({hidden}, norm_.data()),
-        tensor_of(qkv_),
-        tensor_of(output_),
-        tensor_of({hidden}, norm_.data()),
-        tensor_of(gate_up_),
-        tensor_of(down_)};
+    std::vector<Tensor> inputs = {tensor_of({rows, hidden}, x.data()),
+                                  tensor_of({2, shape_.kv_heads, capacity, row_bytes}, attention_.cache.as<uint8_t>()),
+                                  tensor_of({1}, &before),
+                                  tensor_of({capacity}, attention_.row_map.data()),
+                                  tensor_of({rows}, parents.data()),
+                                  tensor_of({1}, &format),
+                                  tensor_of({capacity, angles}, attention_.cos.data()),
+                                  tensor_of({capacity, angles}, attention_.sin.data()),
+                                  {},
+                                  {},
+                                  {},
+                                  tensor_of({hidden}, norm_.data()),
+                                  tensor_of(qkv_),
+                                  tensor_of(output_),
+                                  tensor_of({hidden}, norm_.data()),
+                                  tensor_of(gate_up_),
+                                  tensor_of(down_)};
     if (!attention_.key_centre.empty()) {
       const int64_t heads = shape_.kv_heads, dim = shape_.head_dim;
       inputs.push_back(tensor_of({heads, dim}, attention_.key_centre.data()));
@@ -159,15 +158,14 @@ bool run_layer(const KernelTable& kernels, const Report& report, const Shape& sh
   again.insert(again.end(), rest.begin(), rest.end());
   std::vector<float> walked;
   for (size_t i = 0; i < path.size(); ++i) {
-    const std::vector<float> y = plain.run(rows_of(drafted, shape.hidden, {path[i]}), {-1},
-                                           kPrompt + static_cast<int64_t>(i));
+    const std::vector<float> y =
+        plain.run(rows_of(drafted, shape.hidden, {path[i]}), {-1}, kPrompt + static_cast<int64_t>(i));
     walked.insert(walked.end(), y.begin(), y.end());
   }
   const std::vector<float> wanted = rows_of(tree, shape.hidden, path);
-  const bool same = again.size() == first.size() &&
-                    std::memcmp(again.data(), first.data(), first.size() * sizeof(float)) == 0 &&
-                    walked.size() == wanted.size() &&
-                    std::memcmp(walked.data(), wanted.data(), wanted.size() * sizeof(float)) == 0;
+  const bool same =
+      again.size() == first.size() && std::memcmp(again.data(), first.data(), first.size() * sizeof(float)) == 0 &&
+      walked.size() == wanted.size() && std::memcmp(walked.data(), wanted.data(), wanted.size() * sizeof(float)) == 0;
   if (!same) std::fprintf(stderr, "%s: rows computed together differ from rows computed alone\n", name.c_str());
   return same;
 }

@@ -130,8 +130,8 @@ void run_attentions(const KernelTable& kernels, const Report& report, int format
 }
 
 void run_key_constants(const KernelTable& kernels, const Report& report, int format, const Attention& attention) {
-  const std::string name = std::string("spec_attention.") + kKvFormats[format].name + ".key_constants_" +
-                           std::to_string(attention.head_dim);
+  const std::string name =
+      std::string("spec_attention.") + kKvFormats[format].name + ".key_constants_" + std::to_string(attention.head_dim);
   Random random(name);
   Attention with_constants = attention;
   with_constants.draw_key_constants(random);

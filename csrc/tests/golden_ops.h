@@ -41,8 +41,8 @@ struct Attention {
   bool interleaved = false;
   std::vector<float> q_norm, k_norm, sinks;  // empty: none
   std::vector<float> key_centre, key_balance, key_feedback;
-  std::vector<float> cos, sin;               // [positions][rotary / 2]
-  std::vector<int32_t> row_map;              // its length is the capacity
+  std::vector<float> cos, sin;   // [positions][rotary / 2]
+  std::vector<int32_t> row_map;  // its length is the capacity
   Memory cache;
 
   // Zeroed cache; positions on a circle, by rational numbers in place of sines; row 5 i mod capacity for position i.
@@ -52,8 +52,8 @@ struct Attention {
   void draw_key_constants(Random& random);
 
   // Appends the rows and returns y; parents as in the op.
-  std::vector<float> run(const KernelTable& kernels, const std::vector<float>& qkv,
-                         const std::vector<int32_t>& parents, int64_t past);
+  std::vector<float> run(const KernelTable& kernels, const std::vector<float>& qkv, const std::vector<int32_t>& parents,
+                         int64_t past);
 };
 
 std::vector<int32_t> chain(int64_t rows);

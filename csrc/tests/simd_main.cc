@@ -1,7 +1,4 @@
 // The 16-lane types of every instruction set that this machine executes, against plain definitions: bits are equal.
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -10,12 +7,13 @@
 
 #include "common/isa.h"
 #include "tests/check.h"
+#include "tests/pages.h"
 #include "tests/simd_test.h"
 
 namespace edge_rt {
 
-#define EDGE_RT_DECLARE(set) \
-  namespace set {            \
+#define EDGE_RT_DECLARE(set)      \
+  namespace set {                 \
   SimdFunctions simd_functions(); \
   }
 EDGE_RT_DECLARE(scalar)
@@ -72,8 +70,8 @@ bool same(float a, float b) { return a != a ? b != b : bits_of(a) == bits_of(b);
 
 // Numbers of every size, whole ones and halves of such (ties of rounding), edges; never NaN.
 float any_float(Random& random) {
-  static const float kEdges[] = {0.0f,     -0.0f,     1.0f,          -1.0f,   65504.0f, -65504.0f,
-                                 65520.0f, 1e30f,     -1e30f,        1e-45f,  -1e-45f,  1.1754944e-38f,
+  static const float kEdges[] = {0.0f,     -0.0f,     1.0f,          -1.0f,    65504.0f,  -65504.0f,
+                                 65520.0f, 1e30f,     -1e30f,        1e-45f,   -1e-45f,   1.1754944e-38f,
                                  5.9e-8f,  -2.98e-8f, 3.4028235e38f, INFINITY, -INFINITY, 8388607.5f};
   switch (random.next() % 4) {
     case 0: return kEdges[random.next() % (sizeof kEdges / sizeof kEdges[0])];
@@ -96,8 +94,8 @@ void check_floats(const char* name, SimdFunctions::Floats* tested, const PlainFl
     tested(a, b, c, out);
     for (int l = 0; l < 16; ++l) {
       if (same(plain(a[l], b[l], c[l]), out[l])) continue;
-      std::fprintf(stderr, "%s(%a, %a, %a) is %a, not %a\n", name, static_cast<double>(a[l]),
-                   static_cast<double>(b[l]), static_cast<double>(c[l]), static_cast<double>(out[l]),
+      std::fprintf(stderr, "%s(%a, %a, %a) is %a, not %a\n", name, static_cast<double>(a[l]), static_cast<double>(b[l]),
+                   static_cast<double>(c[l]), static_cast<double>(out[l]),
                    static_cast<double>(plain(a[l], b[l], c[l])));
       std::exit(1);
     }
@@ -305,11 +303,10 @@ void check_sums(const SimdFunctions& f) {
 
 // Parts of a vector at both ends of a page whose neighbours may not be touched.
 void check_parts(const SimdFunctions& f) {
-  const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  void* memory = mmap(nullptr, 3 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  CHECK(memory != MAP_FAILED);
-  char* middle = static_cast<char*>(memory) + page;
-  CHECK(mprotect(middle, page, PROT_READ | PROT_WRITE) == 0);
+  const size_t page = pages::page_bytes();
+  char* memory = pages::reserve(3 * page);
+  char* middle = memory + page;
+  pages::open(middle, page);
   float* begin = reinterpret_cast<float*>(middle);
   float* end = begin + page / sizeof(float);
   float values[16], out[16];
@@ -323,7 +320,7 @@ void check_parts(const SimdFunctions& f) {
       for (int l = 0; l < 16; ++l) CHECK(same(out[l], l < n ? values[l] : 0.0f));
     }
   }
-  CHECK(munmap(memory, 3 * page) == 0);
+  pages::give_back(memory, 3 * page);
 }
 
 // Largest relative error against a function in double; bits are those of scalar code.

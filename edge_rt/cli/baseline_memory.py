@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from edge_rt.memory.device import DeviceProfile
+    from edge_rt.memory.device import Device
 
 LIBRARIES_BYTES: Final = 46 << 20
 """numpy, ONNX Runtime, tokenizers, the runtime and a chat's line editor, beside what every command has; measured: 44.4
@@ -27,29 +27,28 @@ def own_bytes() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def this_machine(own_bytes: int) -> DeviceProfile:
-    """Return this machine's profile for a command that starts here.
+def this_machine(own_bytes: int) -> Device:
+    """Return this machine as a command finds it that starts here.
 
     How much the interpreter and the command line take depends on their versions, so it is read from this process, in
-    steps. A saved profile may know of more, but belongs to the
-    installation that made it: it makes no plan smaller.
+    steps. A saved description may know of more, but belongs to the installation that made it: it makes no plan smaller.
 
     Args:
         own_bytes: of the process, as the function of that name returned it.
     """
-    from edge_rt.memory.device import machine_profile
+    from edge_rt.memory.device import this_device
 
-    return with_base(machine_profile(), own_bytes)
+    return with_base(this_device(), own_bytes)
 
 
-def with_base(profile: DeviceProfile, own_bytes: int) -> DeviceProfile:
-    """Return a profile whose ``base_bytes`` is what a command takes, or was measured to take if that is more.
+def with_base(device: Device, own_bytes: int) -> Device:
+    """Return the device with what a command takes as ``base_bytes``, or what was measured if that is more.
 
     Args:
-        profile: of this machine.
+        device: of this machine.
         own_bytes: resident memory of a process of the command line that has imported nothing large.
     """
     from edge_rt.byte_size import round_up
 
     expected = round_up(own_bytes, STEP) + LIBRARIES_BYTES
-    return replace(profile, base_bytes=max(expected, profile.base_bytes or 0))
+    return replace(device, base_bytes=max(expected, device.base_bytes or 0))

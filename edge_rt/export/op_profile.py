@@ -99,20 +99,8 @@ class PortableProfile(OpProfile):
         """Stack them: their product is cut in two."""
         return stack(name, [gate, up])
 
-    def place(self, linear: Linear, layout: WeightsLayout) -> None:
-        """Add codes, scales and minima to the layout."""
-        portable_weights.place(linear, layout)
-
-    def fill(
-        self,
-        linear: Linear,
-        source: BinaryIO,
-        layout: WeightsLayout,
-        out: WeightsFile,
-        on_bytes: Callable[[int], None],
-    ) -> None:
-        """Convert blocks."""
-        portable_weights.fill(linear, source, layout, out, on_bytes)
+    place = staticmethod(portable_weights.place)
+    fill = staticmethod(portable_weights.fill)
 
     def verify(self, linear: Linear, source: BinaryIO, layout: WeightsLayout, weights: Path) -> None:
         """Do nothing: the float graph has to agree closely, and reads every value."""
@@ -147,28 +135,11 @@ class NativeProfile(OpProfile):
     rounds_by_rule = True
     has_4_bit_keys = True
 
-    def gate_up(self, name: str, gate: Part, up: Part) -> tuple[Linear, ...]:
-        """Let their tiles alternate, if they can."""
-        return native_weights.gate_up(name, gate, up)
-
-    def place(self, linear: Linear, layout: WeightsLayout) -> None:
-        """Add tiles to the layout."""
-        native_weights.place(linear, layout)
-
-    def fill(
-        self,
-        linear: Linear,
-        source: BinaryIO,
-        layout: WeightsLayout,
-        out: WeightsFile,
-        on_bytes: Callable[[int], None],
-    ) -> None:
-        """Pack blocks into tiles."""
-        native_weights.fill(linear, source, layout, out, on_bytes)
-
-    def verify(self, linear: Linear, source: BinaryIO, layout: WeightsLayout, weights: Path) -> None:
-        """Compare values exactly: the graph rounds activations, which would hide small faults."""
-        native_weights.verify(linear, source, layout, weights)
+    gate_up = staticmethod(native_weights.gate_up)
+    place = staticmethod(native_weights.place)
+    fill = staticmethod(native_weights.fill)
+    # The graph rounds activations, which would hide small faults.
+    verify = staticmethod(native_weights.verify)
 
     def checked_activations(self, activations: str) -> Sequence[str]:
         """Return what is published."""

@@ -42,8 +42,8 @@ _MAX_CONTEXT: Final = 1 << 24
 
 
 @dataclass(frozen=True)
-class Foreseen:
-    """A package that was not made.
+class SizeEstimate:
+    """The numbers and sizes of a package that was not made.
 
     Attributes:
         config: numbers of the architecture.
@@ -66,7 +66,7 @@ class Foreseen:
     notes: tuple[str, ...] = ()
 
 
-def foresee_gguf(path: Path) -> Foreseen:
+def estimate_gguf(path: Path) -> SizeEstimate:
     """Return the package that a GGUF file would become.
 
     Raises:
@@ -78,7 +78,7 @@ def foresee_gguf(path: Path) -> Foreseen:
     try:
         config = read_config(header)
     except UnsupportedModel as error:
-        return _foresee_foreign(header, error)
+        return _estimate_foreign(header, error)
     # Laying weights out needs numpy, and judging a file does not.
     from edge_rt.export.families.llama_graph import collect_weights, place_weights
     from edge_rt.export.op_profile import choose_profile
@@ -92,7 +92,7 @@ def foresee_gguf(path: Path) -> Foreseen:
         embedding = sum(slot.nbytes for name, slot in layout.slots.items() if name.startswith("embedding."))
     tokenizer = build_tokenizer(header.metadata, config.vocab_size)
     parameters = sum(part.tensor.elements for linear in weights.linears() for part in linear.parts)
-    return Foreseen(
+    return SizeEstimate(
         config=config.to_model_config(parameters),
         op_profile=profile.name,
         weights_bytes=layout.size,
@@ -111,7 +111,7 @@ def is_checkpoint_folder(path: Path) -> bool:
         return False
 
 
-def foresee_folder(folder: Path) -> Foreseen:
+def estimate_folder(folder: Path) -> SizeEstimate:
     """Return the package that ``config.json`` and ``*.safetensors`` would become; only headers are read.
 
     Raises:
@@ -214,7 +214,7 @@ def _usual_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _foresee_foreign(header: GGUFHeader, error: UnsupportedModel) -> Foreseen:
+def _estimate_foreign(header: GGUFHeader, error: UnsupportedModel) -> SizeEstimate:
     """Return an estimate for a GGUF file that cannot be exported."""
     values = header.values
     kind = str(values.get("general.architecture", "unknown"))
@@ -252,7 +252,7 @@ def _estimated(
     tokenizer: int,
     window_layers: int,
     notes: tuple[str, ...],
-) -> Foreseen:
+) -> SizeEstimate:
     total, embedding = 0, 0
     for name, shape in shapes.items():
         is_outer = _is_embedding(name) or _is_head(name)
@@ -266,7 +266,9 @@ def _estimated(
     fits = config.head_dim <= MAX_HEAD_DIM and config.head_dim % 2 == 0 and config.num_heads <= MAX_HEADS
     if fits:  # constants of 4-bit keys
         total += 4 * config.num_layers * config.num_kv_heads * config.head_dim * (2 + config.head_dim)
-    return Foreseen(config, "native" if fits else "portable", total, embedding, tokenizer, window_layers, False, notes)
+    return SizeEstimate(
+        config, "native" if fits else "portable", total, embedding, tokenizer, window_layers, False, notes
+    )
 
 
 def _is_embedding(name: str) -> bool:

@@ -124,7 +124,7 @@ def measured_terms(stages: Iterable[Stage]) -> dict[str, int]:
 
 
 @dataclass(frozen=True)
-class MemoryProfile:
+class MemoryReport:
     """A plan and what became of it.
 
     Attributes:

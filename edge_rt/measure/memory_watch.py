@@ -1,6 +1,6 @@
 """Looks at a process that is driven to its plan's limits: starts it, samples its memory, and ends it.
 
-The process is ``memory_worker``; what is seen becomes a ``memory_profile.MemoryRun``.
+The process is ``memory_worker``; what is seen becomes a ``memory_report.MemoryRun``.
 """
 
 from __future__ import annotations

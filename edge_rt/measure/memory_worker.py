@@ -21,15 +21,16 @@ import numpy as np
 from edge_rt.errors import ContextOverflow, EdgeRTError, MemoryBudgetExceeded
 from edge_rt.memory.budget import Budget
 from edge_rt.memory.terms import longest_stretch
+from edge_rt.package.reader import open_package
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.decode.draft import ROOT, Accepted, Draft
 from edge_rt.runtime.decode.sampling import Sampler
 from edge_rt.runtime.decode.sequence import Sequence
-from edge_rt.runtime.engine import Model, load_package
+from edge_rt.runtime.engine import Model
 from edge_rt.runtime.graph.cache import KVCache
 from edge_rt.runtime.graph.outputs import Outputs, TopTokens
 from edge_rt.runtime.graph.runner import MAX_KEPT_SHAPES, ModelRunner
-from edge_rt.runtime.speculation.speculation import SpecOptions
+from edge_rt.runtime.load.options import LoadOptions
 
 ANSWER_TOKENS: Final = 48
 MAX_TURN_TOKENS: Final = 160
@@ -250,16 +251,18 @@ def work(request: dict[str, Any], tell: Stage) -> None:
     budget = Budget(request["budget_bytes"])
     # The process is counted with what was planned for it, so that this plan is that one.
     base = budget.claim("the process", 0, base_bytes=request["base_bytes"])
-    model = load_package(
-        Path(request["package"]),
+    options = LoadOptions(
         memory=budget,
         ctx=request["ctx"],
         kv=request["kv"],
         prefill_chunk=request["prefill_chunk"],
         threads=request["threads"],
-        spec=SpecOptions(request["spec"], request["draft_max"], request["corpus"] and Path(request["corpus"])),
+        spec=request["spec"],
+        draft_max=request["draft_max"],
+        corpus=request["corpus"] and Path(request["corpus"]),
         on_load=tell,
     )
+    model = Model(open_package(Path(request["package"])), options)
     with base, model:
         with model.passes() as (runner, _):
             tell("loaded", cache=runner.cache_address, choice=asdict(model.plan.choice))

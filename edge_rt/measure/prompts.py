@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from edge_rt.errors import InputError, StorageError
+from edge_rt.errors import InputError
+from edge_rt.text.text_file import read_text
 
 MAX_PROMPTS_BYTES: Final = 64 << 20
 NO_CATEGORY: Final = "all"
@@ -68,17 +69,8 @@ def read_prompts(path: Path) -> list[Prompt]:
         StorageError: the file cannot be read.
         InputError: it is too large, no UTF-8, has no prompt, or a line is malformed.
     """
-    try:
-        with path.expanduser().open("rb") as stream:
-            data = stream.read(MAX_PROMPTS_BYTES + 1)
-    except OSError as error:
-        raise StorageError(f"{path} cannot be read.", f"{error.strerror}.", "Check the path.") from error
-    if len(data) > MAX_PROMPTS_BYTES:
-        raise InputError(f"{path} is too large.", f"The limit is {MAX_PROMPTS_BYTES} bytes.", "Choose a part of it.")
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 text.", f"Byte {error.start}: {error.reason}.", "Convert it.") from error
+    # Editors of one system put a mark before the text.
+    text = read_text(path.expanduser(), MAX_PROMPTS_BYTES).removeprefix("\ufeff")
     # Not splitlines: JSON texts may hold other characters that it takes for line ends.
     lines = [(number, line.strip()) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
     if not lines:

@@ -11,6 +11,7 @@ from typing import Any, Final, Self
 
 from edge_rt.errors import ConfigError, InputError, StorageError
 from edge_rt.measure.verify import Answer
+from edge_rt.system.atomic_files import write_all
 
 STATE_FORMAT: Final = "edge-rt verify"
 STATE_VERSION: Final = 1
@@ -118,9 +119,7 @@ class VerifyState:
             )
 
     def _write(self, document: dict[str, Any]) -> None:
-        data = memoryview(json.dumps(document).encode() + b"\n")
-        while data:
-            data = data[os.write(self._descriptor, data) :]
+        write_all(self._descriptor, json.dumps(document).encode() + b"\n")
 
     def _strange(self, reason: str) -> InputError:
         return InputError(f"{self._path} is no state of a verification.", reason, "Name another file.")

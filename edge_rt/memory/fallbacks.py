@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from edge_rt.memory.choice import Choice
-from edge_rt.memory.device import DeviceProfile
-from edge_rt.memory.request import AUTO, OFF, Request
+from edge_rt.memory.device import Device
+from edge_rt.memory.request import Request
 from edge_rt.memory.shape import ModelShape
 from edge_rt.memory.speculation_table import LEAST_TABLE
 from edge_rt.memory.speed import tokens_per_second
 from edge_rt.memory.terms import sizes_of
+from edge_rt.spec_modes import AUTO, OFF
 
 DEFAULT_CONTEXT: Final = 8192
 """Largest context taken without being asked for, in tokens."""
@@ -56,7 +57,7 @@ class Decision:
     least_bytes: int
 
 
-class Ladder:
+class Fallbacks:
     """The configurations that a request leaves open, from the most wanted to the smallest.
 
     Args:
@@ -65,7 +66,7 @@ class Ladder:
         request: what is pinned.
     """
 
-    def __init__(self, shape: ModelShape, device: DeviceProfile, request: Request) -> None:
+    def __init__(self, shape: ModelShape, device: Device, request: Request) -> None:
         self._shape = shape
         self._device = device
         self._request = request

@@ -1,8 +1,8 @@
 """What speculation gains: tokens and rows of a step, by drafter, by the largest draft and by the sizes of tables.
 
 Measured with ``benchmarks/replay_drafters.py`` over 240 greedy answers of SmolLM2-135M-Instruct to prompts of
-Spec-Bench (38,351 tokens behind 72,055 of prompts, one after the other with what was learned kept), at the prices of
-passes of one Xeon with AVX-512 VNNI: the drafter takes as many rows as pay there. Texts that repeat themselves gain
+Spec-Bench (38,351 tokens behind 72,055 of prompts, one after the other with what was learned kept), at the costs
+of passes on one Xeon with AVX-512 VNNI: the drafter takes as many rows as pay there. Texts that repeat themselves gain
 more, free prose less.
 """
 
@@ -14,7 +14,7 @@ from typing import Final
 
 
 @dataclass(frozen=True)
-class Gain:
+class SpeculationStep:
     """A step of speculative decoding, on average.
 
     Attributes:
@@ -28,36 +28,36 @@ class Gain:
     rows: float
 
 
-GAINS: Final[dict[str, tuple[Gain, ...]]] = {
+SPECULATION_STEPS: Final[dict[str, tuple[SpeculationStep, ...]]] = {
     "auto": (
-        Gain(1, 1.516, 1.923),
-        Gain(2, 1.813, 2.778),
-        Gain(4, 2.097, 3.918),
-        Gain(8, 2.237, 4.525),
-        Gain(12, 2.286, 4.677),
-        Gain(16, 2.308, 4.775),
-        Gain(23, 2.314, 4.811),
-        Gain(31, 2.319, 4.856),
+        SpeculationStep(1, 1.516, 1.923),
+        SpeculationStep(2, 1.813, 2.778),
+        SpeculationStep(4, 2.097, 3.918),
+        SpeculationStep(8, 2.237, 4.525),
+        SpeculationStep(12, 2.286, 4.677),
+        SpeculationStep(16, 2.308, 4.775),
+        SpeculationStep(23, 2.314, 4.811),
+        SpeculationStep(31, 2.319, 4.856),
     ),
     "suffix": (
-        Gain(1, 1.517, 1.915),
-        Gain(2, 1.801, 2.699),
-        Gain(4, 2.068, 3.654),
-        Gain(8, 2.166, 3.966),
-        Gain(12, 2.213, 4.094),
-        Gain(16, 2.229, 4.161),
-        Gain(23, 2.236, 4.198),
-        Gain(31, 2.241, 4.236),
+        SpeculationStep(1, 1.517, 1.915),
+        SpeculationStep(2, 1.801, 2.699),
+        SpeculationStep(4, 2.068, 3.654),
+        SpeculationStep(8, 2.166, 3.966),
+        SpeculationStep(12, 2.213, 4.094),
+        SpeculationStep(16, 2.229, 4.161),
+        SpeculationStep(23, 2.236, 4.198),
+        SpeculationStep(31, 2.241, 4.236),
     ),
     "recycling": (
-        Gain(1, 1.394, 1.806),
-        Gain(2, 1.586, 2.490),
-        Gain(4, 1.726, 3.244),
-        Gain(8, 1.759, 3.426),
-        Gain(12, 1.763, 3.427),
-        Gain(16, 1.764, 3.429),
-        Gain(23, 1.767, 3.451),
-        Gain(31, 1.764, 3.432),
+        SpeculationStep(1, 1.394, 1.806),
+        SpeculationStep(2, 1.586, 2.490),
+        SpeculationStep(4, 1.726, 3.244),
+        SpeculationStep(8, 1.759, 3.426),
+        SpeculationStep(12, 1.763, 3.427),
+        SpeculationStep(16, 1.764, 3.429),
+        SpeculationStep(23, 1.767, 3.451),
+        SpeculationStep(31, 1.764, 3.432),
     ),
 }
 """Mode -> steps, by rising ``draft_max``. ``ngram`` gives 2.203 tokens in 4.287 rows at 23, close to ``suffix``."""
@@ -70,7 +70,7 @@ LEAST_TABLE: Final = 1024
 """Smallest tables that were measured."""
 
 
-def gain_of(mode: str, draft_max: int, suffix_tokens: int) -> Gain:
+def speculation_step(mode: str, draft_max: int, suffix_tokens: int) -> SpeculationStep:
     """Return a step of a mode with drafts of at most ``draft_max`` tokens, interpolated between those measured.
 
     Args:
@@ -78,7 +78,7 @@ def gain_of(mode: str, draft_max: int, suffix_tokens: int) -> Gain:
         draft_max: at least 1.
         suffix_tokens: that the suffix drafter holds.
     """
-    steps = GAINS.get(mode, GAINS["suffix"])
+    steps = SPECULATION_STEPS.get(mode, SPECULATION_STEPS["suffix"])
     place = bisect_left([step.draft_max for step in steps], draft_max)
     if place == len(steps):
         found = steps[-1]
@@ -87,7 +87,7 @@ def gain_of(mode: str, draft_max: int, suffix_tokens: int) -> Gain:
     else:
         low, high = steps[place - 1], steps[place]
         share = (draft_max - low.draft_max) / (high.draft_max - low.draft_max)
-        found = Gain(
+        found = SpeculationStep(
             draft_max,
             low.tokens + share * (high.tokens - low.tokens),
             low.rows + share * (high.rows - low.rows),
@@ -97,4 +97,4 @@ def gain_of(mode: str, draft_max: int, suffix_tokens: int) -> Gain:
     for size, share in reversed(table):
         if suffix_tokens <= size:
             left = share
-    return Gain(draft_max, found.tokens * left, found.rows)
+    return SpeculationStep(draft_max, found.tokens * left, found.rows)

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from edge_rt.errors import ConfigError, InvalidPackage, ModelNotFound, StorageError, UnsupportedModel, VersionMismatch
 from edge_rt.package.graph_check import check_graph
@@ -28,8 +28,7 @@ from edge_rt.package.manifest import (
     graph_version,
 )
 from edge_rt.package.sampling import fault
-
-_HASH_CHUNK_BYTES: Final = 4 << 20
+from edge_rt.system.file_hash import sha256_file
 
 
 @dataclass(frozen=True)
@@ -70,22 +69,6 @@ class Package:
                     f"Its SHA-256 is {found}, the manifest says {info.sha256}.",
                     "Export or pull the model again.",
                 )
-
-
-def sha256_file(path: Path) -> str:
-    """Return the SHA-256 of a file in lower-case hexadecimal.
-
-    Raises:
-        StorageError: the file cannot be read.
-    """
-    digest = hashlib.sha256()
-    try:
-        with path.open("rb") as stream:
-            while chunk := stream.read(_HASH_CHUNK_BYTES):
-                digest.update(chunk)
-    except OSError as error:
-        raise StorageError(f"{path} cannot be read.", f"{error.strerror or error}.", "Check the path.") from error
-    return digest.hexdigest()
 
 
 def stored_name(path: Path) -> str:

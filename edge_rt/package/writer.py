@@ -12,11 +12,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import psutil
-
 from edge_rt.errors import StorageError
 from edge_rt.package.manifest import MANIFEST_FILE, FileInfo, Manifest
-from edge_rt.package.reader import Package, absolute_path, is_package, open_package, sha256_file
+from edge_rt.package.reader import Package, absolute_path, is_package, open_package
+from edge_rt.system.atomic_files import occupied, replace, replace_folder, sync
+from edge_rt.system.file_hash import sha256_file
+from edge_rt.system.machine import is_running
 
 
 class PackageWriter:
@@ -76,7 +77,7 @@ class PackageWriter:
                 parent.rmdir()
 
     def _check_destination(self) -> None:
-        if not _occupied(self.destination):
+        if not occupied(self.destination):
             return
         if not is_package(self.destination):
             raise StorageError(
@@ -94,9 +95,9 @@ class PackageWriter:
         pattern = re.compile(re.escape(self._prefix()) + r"(\d{1,9})-[0-9a-f]{8}(-old)?")
         for left in self.destination.parent.iterdir():
             match = pattern.fullmatch(left.name)
-            if match is None or psutil.pid_exists(int(match[1])):
+            if match is None or is_running(int(match[1])):
                 continue
-            if match[2] and not _occupied(self.destination) and is_package(left):
+            if match[2] and not occupied(self.destination) and is_package(left):
                 left.rename(self.destination)
             else:
                 _remove(left)
@@ -114,8 +115,8 @@ class PackageWriter:
             manifest = dataclasses.replace(manifest, files=self._describe_files())
             (self.folder / MANIFEST_FILE).write_bytes(manifest.to_bytes())
             for file in [p for p in self.folder.rglob("*") if p.is_file()]:
-                _fsync(file)
-            _fsync(self.folder)
+                sync(file)
+            sync(self.folder)
             self._replace_destination()
         except OSError as error:
             if isinstance(error, StorageError):
@@ -136,23 +137,16 @@ class PackageWriter:
 
     def _replace_destination(self) -> None:
         if not self.destination.exists():
-            self.folder.rename(self.destination)
+            replace(self.folder, self.destination)
             return
         self._check_destination()
         old = self.folder.with_name(self.folder.name + "-old")
-        try:
-            self.destination.rename(old)
-            self.folder.rename(self.destination)
-        except BaseException:
-            # An interrupt may come between the two as well.
-            if _occupied(old) and not _occupied(self.destination):
-                old.rename(self.destination)
-            raise
+        replace_folder(self.folder, self.destination, old)
         _remove(old)
 
     def _flush_parent(self) -> None:
         try:
-            _fsync(self.destination.parent)
+            sync(self.destination.parent)
         except OSError as error:
             raise StorageError(
                 f"{self.destination} is in place, but may not survive a power failure.",
@@ -161,21 +155,8 @@ class PackageWriter:
             ) from error
 
 
-def _occupied(path: Path) -> bool:
-    """Tell whether anything lies there, a dangling link included."""
-    return path.exists() or path.is_symlink()
-
-
 def _remove(path: Path) -> None:
     if path.is_symlink():
         path.unlink(missing_ok=True)
     else:
         shutil.rmtree(path, ignore_errors=True)
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence as Items
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ from edge_rt.runtime.generation import usable_ids
 from edge_rt.runtime.graph.cancel import CancelToken
 from edge_rt.runtime.results import Result
 from edge_rt.runtime.stream import Stream
+from edge_rt.system.atomic_files import write_atomically
 from edge_rt.version import VERSION
 
 if TYPE_CHECKING:
@@ -266,22 +265,8 @@ class Chat:
             "settings": dict(settings or {}),
             "messages": self.messages,
         }
-        path = Path(path).expanduser()
-        part = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
-        try:
-            try:
-                with os.fdopen(
-                    os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8"
-                ) as out:
-                    json.dump(document, out, ensure_ascii=False, indent=2)
-                    out.write("\n")
-                part.replace(path)
-            finally:
-                part.unlink(missing_ok=True)
-        except OSError as error:
-            raise StorageError(
-                f"The chat could not be saved to {path}.", f"{error.strerror}.", "Choose another file."
-            ) from error
+        text = json.dumps(document, ensure_ascii=False, indent=2) + "\n"
+        write_atomically(Path(path).expanduser(), [text.encode()], private=True)
 
     def load(self, path: Path) -> SavedChat:
         """Replace the conversation by a saved one; nothing changes if it cannot be read.

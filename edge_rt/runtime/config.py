@@ -37,7 +37,7 @@ class GenerationConfig:
         logit_bias: token id -> value added to its logit.
         seed: makes sampling repeat on the same machine, package and version; None takes a new one each time.
         stop: texts that end the answer; they are not part of it.
-        spec: who drafts, one of ``SPEC_MODES`` in ``runtime/speculation.py``; None takes the model's setting.
+        spec: who drafts, one of ``edge_rt.spec_modes.SPEC_MODES``; None takes the model's setting.
         reference: a text that the answer may copy parts of, such as a file to be edited; only drafts are made of it.
         repetition_guard: end an answer that goes round in circles, with the finish reason ``"repetition"``; see
             ``RepetitionGuard``.

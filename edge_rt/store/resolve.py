@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from edge_rt.byte_size import human_bytes
 from edge_rt.errors import InputError, InvalidModelFile, InvalidPackage, ModelNotFound, StorageError, UnsupportedModel
-from edge_rt.store.files import human_bytes, storage_errors
+from edge_rt.store.files import storage_errors
 from edge_rt.store.hub_files import CONVERT, is_pickle
 from edge_rt.store.layout import Store, suggest
 from edge_rt.store.naming import HubReference, is_name, parse_hub_reference

@@ -11,6 +11,7 @@ from typing import Final
 import psutil
 
 from edge_rt.system.cgroup import ROOT, cgroup_cpus, cgroup_memory_bytes
+from edge_rt.system.process_memory import peak_bytes
 
 _CACHE_UNITS: Final = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _M_ARENA_MAX: Final = -8  # of glibc's malloc.h
@@ -27,7 +28,8 @@ def peak_rss_bytes() -> int:
     """Return the highest resident memory of this process so far, in bytes."""
     if sys.platform == "win32":
         return int(psutil.Process().memory_info().peak_wset)
-    if (peak := _linux_peak_rss_bytes()) is not None:
+    # That of getrusage begins with the memory of the parent process.
+    if (peak := peak_bytes()) is not None:
         return peak
     import resource
 
@@ -35,13 +37,12 @@ def peak_rss_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def _linux_peak_rss_bytes() -> int | None:
-    """Peak from ``/proc``: that of getrusage begins with the memory of the parent process."""
+def is_running(pid: int) -> bool:
+    """Return whether a process of this machine has that id."""
     try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return None
-    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:")), None)
+        return psutil.pid_exists(pid)
+    except OverflowError:  # more than any id
+        return False
 
 
 def available_memory_bytes(cgroup: Path = ROOT) -> int:

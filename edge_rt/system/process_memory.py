@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -48,19 +48,31 @@ def read_memory(process: Path = OWN) -> ProcessMemory:
     Raises:
         RuntimeUnavailable: the system has no such files, or the process has ended.
     """
-    wanted = {"RssAnon": 0, "RssFile": 0, "RssShmem": 0, "VmHWM": 0}
-    found = set()
+    names = ("RssAnon", "RssFile", "RssShmem", "VmHWM")
     try:
-        for line in (process / "status").read_text(encoding="ascii", errors="replace").splitlines():
-            name, _, value = line.partition(":")
-            if name in wanted:
-                wanted[name] = int(value.split()[0]) * _KIB
-                found.add(name)
+        found = _status_bytes(process, names)
     except (OSError, ValueError, IndexError) as error:
         raise _unknown(process, str(error)) from error
-    if missing := wanted.keys() - found:
+    if missing := set(names) - found.keys():
         raise _unknown(process, f"no {min(missing)}")
-    return ProcessMemory(wanted["RssAnon"], wanted["RssFile"], wanted["RssShmem"], wanted["VmHWM"])
+    return ProcessMemory(*(found[name] for name in names))
+
+
+def peak_bytes(process: Path = OWN) -> int | None:
+    """Return the most bytes that were resident at once so far; None where the system has no such file."""
+    try:
+        return _status_bytes(process, ("VmHWM",)).get("VmHWM")
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _status_bytes(process: Path, names: Collection[str]) -> dict[str, int]:
+    found = {}
+    for line in (process / "status").read_text(encoding="ascii", errors="replace").splitlines():
+        name, _, value = line.partition(":")
+        if name in names:
+            found[name] = int(value.split()[0]) * _KIB
+    return found
 
 
 @dataclass(frozen=True, slots=True)

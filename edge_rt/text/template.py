@@ -24,7 +24,8 @@ from typing import Any, Final
 import jinja2
 
 from edge_rt.errors import ConfigError, InvalidTemplate
-from edge_rt.text.template_guard import Budget, GuardedEnvironment, limit, text_bytes
+from edge_rt.text.template_budget import Budget, limit, text_bytes
+from edge_rt.text.template_guard import GuardedEnvironment
 
 DEFAULT_TEMPLATE_NAME: Final = "chatml"
 _DEFAULT_TEMPLATE: Final = (

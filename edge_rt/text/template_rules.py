@@ -2,7 +2,7 @@
 
 The lists hold what the templates of current models use. :func:`check_tree` refuses everything else with its line;
 :func:`rewrite` then leads whatever repeats or grows through filters of
-:class:`edge_rt.text.template_guard.GuardedEnvironment` whose names (``edge:loop`` and so on) no template can write.
+:class:`edge_rt.text.template_functions.PaidFunctions` whose names (``edge:loop`` and so on) no template can write.
 """
 
 from __future__ import annotations

@@ -1,16 +1,15 @@
 """Text to token ids and back: byte-level BPE through the ``tokenizers`` library, behind limits of our own.
 
-A ``tokenizer.json`` is input from outside. Before the library sees it, :func:`_check_document` bounds its size and
-structure, allows only the parts that byte-level BPE needs, and refuses regular expressions that can backtrack without
-end. Whatever the library still raises, panics included (they are no ``Exception``), becomes :class:`InvalidTokenizer`.
+A ``tokenizer.json`` is input from outside. Before the library sees it, :mod:`edge_rt.text.tokenizer_check` bounds its
+size and structure, allows only the parts that byte-level BPE needs, and refuses regular expressions that can backtrack
+without end. Whatever the library still raises, panics included (they are no ``Exception``), becomes
+:class:`InvalidTokenizer`.
 
-Decoding does not use the library: a token is a fixed run of bytes, so text is those bytes decoded as UTF-8, in one go
-or token by token, with the same result.
+Decoding does not use the library: see :mod:`edge_rt.text.token_bytes`.
 """
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -18,15 +17,14 @@ from typing import Final, Protocol
 
 import tokenizers
 
-from edge_rt.errors import ConfigError, InputError, InvalidTokenizer, StorageError
+from edge_rt.errors import InputError, InvalidTokenizer, StorageError
 from edge_rt.system.machine import return_free_memory
+from edge_rt.text.token_bytes import BYTE_OF, IncrementalDecoder, TokenBytes
 from edge_rt.text.tokenizer_check import FETCH_AGAIN, MAX_FILE_BYTES, MAX_VOCABULARY, check_document, invalid, parse
 from edge_rt.text.tokenizer_cuts import PIECE_CHARACTERS, cut, cut_pattern
 
 # Bytes that normalisation can turn into one: at most 4 are known, 8 leaves room.
 _MAX_COMPOSITION: Final = 8
-# Tokens whose bytes are kept, 240 bytes each: more than a text uses, and no large vocabulary's all.
-_MAX_SPELLED: Final = 4096
 _COUNTED_CHARACTERS: Final = 1 << 16  # of a text whose bytes are counted at once
 # Tokens that a cut in the wrong place may add.
 _SPLIT_TOKENS: Final = 8
@@ -84,8 +82,7 @@ class Tokenizer:
         self.special_tokens: tuple[str, ...] = tuple(special.values())
         self._special_by_text = {text: token_id for token_id, text in special.items()}
         self.vocab_size: int = library.get_vocab_size(with_added_tokens=True)
-        self._rows = rows if rows is not None else self.vocab_size
-        self._bytes: dict[int, bytes] = {}
+        self._bytes = TokenBytes(library.id_to_token, self._added_bytes, max(rows or 0, self.vocab_size))
         self._normalizes = document.get("normalizer") is not None
         self._bound: tuple[int, bytes] | None = None
         self._cuts = cut_pattern(document)
@@ -262,13 +259,11 @@ class Tokenizer:
             ConfigError: an id is not a row of the model.
         """
         skipped = self.special_ids if skip_special else frozenset()
-        return b"".join(self._token_bytes(token_id) for token_id in ids if token_id not in skipped).decode(
-            "utf-8", "replace"
-        )
+        return b"".join(self._bytes[token_id] for token_id in ids if token_id not in skipped).decode("utf-8", "replace")
 
     def decode_stream(self, *, skip_special: bool = True) -> IncrementalDecoder:
         """Return a decoder that takes one token at a time and holds back incomplete characters."""
-        return IncrementalDecoder(self, skip_special=skip_special)
+        return IncrementalDecoder(self.token_bytes, self.special_ids if skip_special else frozenset())
 
     def token_to_id(self, token: str) -> int | None:
         """Return the id of a token in the vocabulary's own spelling, or None."""
@@ -276,7 +271,7 @@ class Tokenizer:
 
     def id_to_token(self, token_id: int) -> str | None:
         """Return the vocabulary's spelling of a token, or None for a row without one."""
-        self._check_id(token_id)
+        self._bytes.check(token_id)
         return self._library.id_to_token(token_id)
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -285,7 +280,7 @@ class Tokenizer:
         Raises:
             ConfigError: the id is not a row of the model.
         """
-        return self._token_bytes(token_id)
+        return self._bytes[token_id]
 
     def min_tokens(self, text: str) -> int:
         """Return a lower bound of ``len(encode_text(text))`` within milliseconds, to refuse huge prompts at once."""
@@ -302,7 +297,7 @@ class Tokenizer:
         vocabulary = self._library.get_vocab(with_added_tokens=False)
         lengths = [*map(len, vocabulary), *map(len, self._added_bytes.values())]
         # Bytes that have no token vanish in encoding, so they cannot count.
-        missing = bytes(byte for character, byte in _BYTE_OF.items() if character not in vocabulary)
+        missing = bytes(byte for character, byte in BYTE_OF.items() if character not in vocabulary)
         # Composing characters (Unicode NFC) shortens text too.
         return max(lengths) * (_MAX_COMPOSITION if self._normalizes else 1), missing
 
@@ -337,67 +332,6 @@ class Tokenizer:
         edges = sorted(cuts)
         pieces = (text[start:end] for start, end in pairwise(edges))
         return [token_id for piece in pieces for token_id in self._encode_apart(piece)]
-
-    def _check_id(self, token_id: int) -> None:
-        if not 0 <= token_id < max(self._rows, self.vocab_size):
-            raise ConfigError(
-                "There is no such token.",
-                f"Id {token_id}, ids are 0 to {max(self._rows, self.vocab_size) - 1}.",
-                "Pass ids of this model's tokenizer.",
-            )
-
-    def _token_bytes(self, token_id: int) -> bytes:
-        known = self._bytes.get(token_id)
-        if known is None:
-            known = self._added_bytes.get(token_id)
-            if known is None:
-                token = self.id_to_token(token_id)
-                known = b"" if token is None else _spelled_bytes(token)
-            if len(self._bytes) >= _MAX_SPELLED:
-                self._bytes.clear()
-            self._bytes[token_id] = known
-        return known
-
-
-class IncrementalDecoder:
-    """Turns tokens into text one by one.
-
-    The pushes and the final :meth:`flush`, joined, are exactly ``tokenizer.decode(all ids)``. A character whose bytes
-    are spread over several tokens appears with its last one; only bytes that no continuation can mend become U+FFFD.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True) -> None:
-        self._tokenizer = tokenizer
-        self._skipped = tokenizer.special_ids if skip_special else frozenset()
-        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def push(self, token_id: int) -> str:
-        """Take one token and return the text that is complete now (possibly empty)."""
-        if token_id in self._skipped:
-            return ""
-        return self._utf8.decode(self._tokenizer.token_bytes(token_id))
-
-    def flush(self) -> str:
-        """End the text: return U+FFFD for an unfinished character, else nothing; the decoder starts afresh."""
-        rest = self._utf8.decode(b"", final=True)
-        self._utf8.reset()
-        return rest
-
-
-def _byte_spelling() -> dict[str, int]:
-    """Return GPT-2's alphabet: the printable character that stands for each byte in a vocabulary."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
-
-
-_BYTE_OF: Final = _byte_spelling()
-
-
-def _spelled_bytes(token: str) -> bytes:
-    """Return the bytes of a vocabulary entry; entries outside GPT-2's alphabet are plain text."""
-    values = [_BYTE_OF.get(character) for character in token]
-    return bytes(value for value in values if value is not None) if None not in values else token.encode()
 
 
 def _reraise_unless_library(error: BaseException) -> None:

@@ -8,10 +8,10 @@ import pytest
 
 from edge_rt.ops import library_path, native_status
 from edge_rt.runtime.decode.repetition import RepetitionGuard
-from edge_rt.runtime.engine import load_package
 from edge_rt.store import load_recipes
 from tests.golden.answers import RECIPE, greedy_answer, recorded
 from tests.golden.record import RECIPES, spelled
+from tests.helpers.models import load_package
 from tests.helpers.native_profile import require_native
 from tests.helpers.repetitive_texts import TEXTS
 
@@ -61,6 +61,7 @@ def test_recording_spells_a_recipe_as_it_is_written():
     assert spelled(json.loads(text)) + "\n" == text
 
 
+@pytest.mark.alone
 def test_second_turn_computes_only_what_is_new(smollm2_package):
     with load_package(smollm2_package) as model:
         chat = model.chat()

@@ -8,9 +8,9 @@ import psutil
 import pytest
 
 from edge_rt.errors import ConfigError, InferenceError, InvalidPackage, MemoryBudgetExceeded
-from edge_rt.measure.memory_report import MemoryProfile, MemoryRun, Moment, Stage, measured_terms
+from edge_rt.measure.memory_report import MemoryReport, MemoryRun, Moment, Stage, measured_terms
 from edge_rt.measure.memory_watch import measure_plan
-from edge_rt.memory.device import machine_profile
+from edge_rt.memory.device import this_device
 from edge_rt.memory.plan import Request, make_plan
 from edge_rt.memory.shape import shape_of
 from edge_rt.package.reader import open_package
@@ -26,7 +26,7 @@ def stage(name, *, anon=0, file=0, shmem=0, peak=None, weights=0, cache=0, logit
 
 def plan_of(package, **request):
     opened = open_package(package)
-    return make_plan(shape_of(opened.manifest, opened.id), machine_profile(), Request(**request))
+    return make_plan(shape_of(opened.manifest, opened.id), this_device(), Request(**request))
 
 
 STAGES = (
@@ -62,7 +62,7 @@ def test_terms_are_mappings_and_what_stages_add():
 
 def test_what_no_term_explains_is_said(native_package):
     plan = plan_of(native_package, ctx=64, budget_bytes=220 * MIB)
-    profile = MemoryProfile(plan, MemoryRun(STAGES, (Moment(0.5, STAGES[-1].memory),)))
+    profile = MemoryReport(plan, MemoryRun(STAGES, (Moment(0.5, STAGES[-1].memory),)))
     document = profile.to_json()
     assert document["measured_peak_bytes"] == 215 * MIB
     assert document["unaccounted_bytes"] == (215 - 50 - 10 - 60 - 8 - 50 - 9 - 4 - 1 - 28) * MIB
@@ -71,14 +71,14 @@ def test_what_no_term_explains_is_said(native_package):
     assert document["exceeded"] is False
     assert document["relative_error"] == pytest.approx(plan.total_bytes / (215 * MIB) - 1)
     assert sum(term["planned"] for term in document["terms"].values()) == plan.total_bytes
-    low = MemoryProfile(plan_of(native_package, ctx=64, budget_bytes=214 * MIB), profile.run)
+    low = MemoryReport(plan_of(native_package, ctx=64, budget_bytes=214 * MIB), profile.run)
     assert low.exceeded
 
 
 @pytest.mark.parametrize("spec", ["off", "auto", "ngram"])
 def test_a_process_is_driven_to_the_limits_of_its_plan(native_package, spec):
     plan = plan_of(native_package, ctx=256, spec=spec, kv="int8")
-    profile = MemoryProfile(plan, measure_plan(native_package, plan, threads=1))
+    profile = MemoryReport(plan, measure_plan(native_package, plan, threads=1))
     names = [entry.name for entry in profile.run.stages]
     assert names[:5] == ["runtime", "tokenizer", "cache", "session", "loaded"]
     assert names[-1] == "end"
@@ -97,7 +97,7 @@ def test_a_process_is_driven_to_the_limits_of_its_plan(native_package, spec):
 
 def test_a_portable_package_is_measured_too(small_package):
     plan = plan_of(small_package, ctx=64, spec="off")
-    profile = MemoryProfile(plan, measure_plan(small_package, plan, threads=1))
+    profile = MemoryReport(plan, measure_plan(small_package, plan, threads=1))
     terms = profile.terms()
     assert terms["kv_cache"]["measured"] == pytest.approx(terms["kv_cache"]["planned"], rel=0.1)
 

@@ -9,9 +9,9 @@ from edge_rt.errors import Cancelled
 from edge_rt.measure.prompts import Prompt, built_in_prompts
 from edge_rt.measure.verify import Answer, answers, first_difference, summary
 from edge_rt.runtime.config import GenerationConfig
-from edge_rt.runtime.engine import load_package
 from edge_rt.runtime.graph.cancel import CancelToken
 from tests.helpers.fake_answers import FakeAnswers, result, spec_stats
+from tests.helpers.models import load_package
 
 PROMPTS = [Prompt(0, "zero"), Prompt(1, "one"), Prompt(5, "five")]
 CONFIG = GenerationConfig(max_tokens=8, temperature=0.8, seed=7)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from edge_rt.memory.device import DeviceProfile
+from edge_rt.memory.device import Device
 from edge_rt.memory.request import Request
 from edge_rt.memory.shape import ModelShape
 
 MIB = 1 << 20
 NATIVE_FORMATS = ("f16", "f32", "int8", "k8v4", "int4", "int4x2")
 
-DEVICE = DeviceProfile(
+DEVICE = Device(
     name="test",
     total_bytes=8 << 30,
     available_bytes=4 << 30,

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from edge_rt.errors import InvalidPackage, ModelNotFound, StorageError
-from edge_rt.package.reader import is_package, open_package, sha256_file
+from edge_rt.package.reader import is_package, open_package
 from tests.helpers.packages import copied, edit_manifest, manifest_setter, replace_file
 from tests.helpers.tiny_package import FILES, GRAPH, write
 
@@ -144,7 +144,3 @@ class TestNoPackage:
         with pytest.raises(StorageError):
             open_package(tmp_path / ("x" * 300))
         assert not is_package(tmp_path / ("x" * 300))
-
-    def test_a_hash_of_nothing(self, tmp_path):
-        with pytest.raises(StorageError):
-            sha256_file(tmp_path / "none")

@@ -107,7 +107,7 @@ class TestWriter:
 
     @pytest.mark.parametrize("failure", [OSError(errno.EIO, "Input/output error"), KeyboardInterrupt()])
     def test_a_replacement_that_fails_half_way_puts_the_old_package_back(self, package, tmp_path, monkeypatch, failure):
-        rename = Path.rename
+        rename = Path.replace
 
         def fail_for_the_new_one(self, target):
             if self.name.endswith("-old") or self == package.path:
@@ -115,7 +115,7 @@ class TestWriter:
             assert listing(tmp_path) == sorted([self.name, self.name + "-old"])
             raise failure
 
-        monkeypatch.setattr(Path, "rename", fail_for_the_new_one)
+        monkeypatch.setattr(Path, "replace", fail_for_the_new_one)
         with pytest.raises(StorageError if isinstance(failure, OSError) else KeyboardInterrupt):
             write(package.path, FILES | {"model.onnx": NEW}, force=True)
         assert listing(tmp_path) == ["tiny"]

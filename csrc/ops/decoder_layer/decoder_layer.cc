@@ -1,6 +1,7 @@
 #include "ops/decoder_layer/decoder_layer_op.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "kernels/kernel_table.h"
 #include "ops/spec_attention/spec_attention_run.h"
@@ -8,9 +9,10 @@
 namespace edge_rt {
 namespace {
 
-constexpr int kInputOf[] = {12, 13, 15, 16};  // of qkv, output, gate_up and down
+constexpr int kAttentionNorm = static_cast<int>(1 + std::size(kAttentionPorts)), kMlpNorm = kAttentionNorm + 3;
+constexpr int kInputOf[] = {kAttentionNorm + 1, kAttentionNorm + 2, kMlpNorm + 1, kMlpNorm + 2};  // of the matrices
 constexpr const char* kPrefixes[] = {"qkv_", "output_", "gate_up_", "down_"};
-constexpr int kAttentionNorm = 11, kMlpNorm = 14, kKeyConstants = 17;
+constexpr int kKeyConstants = kMlpNorm + 3;
 constexpr int64_t kMaxIntermediate = int64_t{1} << 23;  // gate_up has twice as many rows
 
 size_t aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }

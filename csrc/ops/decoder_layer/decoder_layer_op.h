@@ -2,9 +2,9 @@
 //
 // y = a + down(silu(gate(norm(a))) * up(norm(a))),  a = x + output(attention(qkv(norm(x))))
 //
-// The bits are those of the five operators one after the other. Together they fork and join once, and their outputs stay
-// in scratch memory: a node of its own costs about 4 microseconds for a fork, a join and what ONNX Runtime does between,
-// while a 1-row product takes 8 to 30.
+// The bits are those of the five operators one after the other. Together they fork and join once, and their outputs
+// stay in scratch memory: a node of its own costs about 4 microseconds for a fork, a join and what ONNX Runtime does
+// between, while a 1-row product takes 8 to 30.
 #pragma once
 
 #include <atomic>
@@ -21,26 +21,11 @@ namespace edge_rt {
 // of a row of x, `intermediate` of the gate. `epsilon` belongs to all norms.
 struct DecoderLayer {
   static constexpr const char* kName = "DecoderLayer";
-  static constexpr ort::Port kInputs[] = {{"x", abi::kFloat},
-                                          {"cache", abi::kUint8},
-                                          {"past_length", abi::kInt32},
-                                          {"row_map", abi::kInt32},
-                                          {"parents", abi::kInt32},
-                                          {"kv_formats", abi::kInt32},
-                                          {"cos", abi::kFloat},
-                                          {"sin", abi::kFloat},
-                                          {"q_norm", abi::kFloat, abi::kOptional},
-                                          {"k_norm", abi::kFloat, abi::kOptional},
-                                          {"sinks", abi::kFloat, abi::kOptional},
-                                          {"attention_norm", abi::kFloat},
-                                          {"qkv", abi::kUint8},
-                                          {"output", abi::kUint8},
-                                          {"mlp_norm", abi::kFloat},
-                                          {"gate_up", abi::kUint8},
-                                          {"down", abi::kUint8},
-                                          {"key_centre", abi::kFloat, abi::kOptional},
-                                          {"key_balance", abi::kFloat, abi::kOptional},
-                                          {"key_feedback", abi::kFloat, abi::kOptional}};
+  static constexpr ort::Port kRows[] = {{"x", abi::kFloat}};
+  static constexpr ort::Port kWeights[] = {{"attention_norm", abi::kFloat}, {"qkv", abi::kUint8},
+                                           {"output", abi::kUint8},         {"mlp_norm", abi::kFloat},
+                                           {"gate_up", abi::kUint8},        {"down", abi::kUint8}};
+  static constexpr auto kInputs = ort::join_ports(kRows, kAttentionPorts, kWeights, kKeyConstantPorts);
   static constexpr ort::Port kOutputs[] = {{"y", abi::kFloat}};
 
   abi::Status* create(ort::Attributes& attributes);

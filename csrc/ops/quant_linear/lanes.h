@@ -18,7 +18,7 @@ struct LaneCounters {
 };
 
 // `units` neighbouring pieces in lanes of equal length. A chunk is half of what is left of its lane, but not less than
-// `least`: few claims, and short ones at the end. Every call of `claim` gives another chunk; there are `items()` of them.
+// `least`: few claims, and short ones at the end. Every call of `claim` gives another chunk of `items()`.
 class Lanes {
  public:
   struct Range {

@@ -122,8 +122,12 @@ abi::Status* QuantLinear::run(ort::OpContext& context, int64_t rows, LinearRows&
     if (abi::Status* bad = context.scratch(bytes, &scratch)) return bad;
     job.in = place_activations(format, rows, job.weight.blocks, scratch.data());
   }
-  const RoundRows rounding{context.input(0).as<const float>(), matrix_.in_features, context.input(2).as<const float>(),
-                           epsilon_, format, job.in};
+  const RoundRows rounding{context.input(0).as<const float>(),
+                           matrix_.in_features,
+                           context.input(2).as<const float>(),
+                           epsilon_,
+                           format,
+                           job.in};
   LinearStep step(*kernels_, rounding, job, lanes_.load(std::memory_order_relaxed));
   PhaseList phases;
   step.add_phases(&phases);

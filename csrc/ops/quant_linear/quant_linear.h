@@ -1,6 +1,6 @@
 // QuantLinear: y = x * W^T with W in blocks of 32, and what stands before and behind such a product in a transformer.
 //
-// Weights lie in tiles of 16 output rows (layout "tile16"): [tiles][blocks][block_bytes]. A block is 32 inputs of 16 rows:
+// Weights lie in tiles of 16 output rows (layout "tile16"): [tiles][blocks][block_bytes]. A block is 32 inputs:
 //   w4m  256 code bytes, 16 fp16 scales d, 16 fp16 minima m    weight = d * q + m    q in 0..15
 //   w4   256 code bytes, 16 fp16 scales d                      weight = d * (q - 8)
 //   w8   512 code bytes, 16 fp16 scales d                      weight = d * q        q in -128..127
@@ -11,8 +11,8 @@
 // load serves 16, 8 or 4 lanes.
 //
 // For the other formats the rows of x are rounded to int8 per block of 32: a = max |x|, scale = a / 127,
-// code = round(x * (127 / a)), ties to even; all 0 where a is 0. With dot the exact integer sum of code and q (w4: q - 8),
-// a block adds
+// code = round(x * (127 / a)), ties to even; all 0 where a is 0. With dot the exact integer sum of code and q
+// (w4: q - 8), a block adds
 //   t = fma(C + dot, d, -C * d), C = 1.5 * 2^23      which is float(dot) * d, rounded once
 //   f = fma(t, scale, f)                             w4m then: f = fma(m, scale * float(sum of codes), f)
 // to its row's one sum f, blocks in ascending order. Rows never meet, so their bits depend on nothing else.
@@ -81,7 +81,7 @@ struct Activations {
   uint32_t* group_extra(int64_t group) const { return extra + group * kGroupRows * blocks; }
 };
 
-// What turns rows of x into Activations: RMSNorm if norm_weight is given (v = x * rms * weight, two roundings), rounding.
+// What turns rows of x into Activations: RMSNorm if norm_weight is given (v = x * rms * weight, two roundings), codes.
 struct RoundRows {
   const float* x;            // [rows][features]
   int64_t features;          // at most blocks * 32; a multiple of 32 unless the format is a float one

@@ -1,5 +1,6 @@
-// QuantLinear on the CPU, in terms of the 16-lane types; included once per instruction set behind that set's
-// quant_linear_tile_*.inl.
+// QuantLinear on the CPU, in terms of the 16-lane types.
+
+#include "ops/quant_linear/quant_linear_tile.inl"
 
 // --- rounding rows of x ---
 
@@ -34,8 +35,8 @@ inline void copy_row(const RoundRows& job, int64_t row, int64_t begin, int64_t e
   }
 }
 
-// Rounds the blocks of a group in the order they are stored, 16 at a time, so that their divisions, sums and stores fill
-// vectors. A block of `rows` is one of block number index / rows, row index % rows.
+// Rounds the blocks of a group in the order they are stored, 16 at a time, so that their divisions, sums and stores
+// fill vectors. A block of `rows` is one of block number index / rows, row index % rows.
 inline void round_blocks(const RoundRows& job, int64_t group, int rows, int64_t begin, int64_t end) {
   NormedRow sources[kGroupRows];
   for (int m = 0; m < rows; ++m) sources[m] = normed_row(job, group * kGroupRows + m);
@@ -104,7 +105,8 @@ inline void dot_tile_float(const Tile& tile, VF* out) {
   for (int m = 0; m < M; ++m) out[m] = vf_zero();
   for (int64_t k = 0; k < features; ++k) {
     const uint8_t* at = tile.weight + k * kTileRows * (is_half ? 2 : 4);
-    const VF w = is_half ? vf_from_half(reinterpret_cast<const uint16_t*>(at)) : vf_load(reinterpret_cast<const float*>(at));
+    const VF w =
+        is_half ? vf_from_half(reinterpret_cast<const uint16_t*>(at)) : vf_load(reinterpret_cast<const float*>(at));
     for (int m = 0; m < M; ++m) out[m] = vf_fma(vf_set1(x[m * features + k]), w, out[m]);
   }
 }

@@ -32,8 +32,8 @@ Activations place_activations(WeightFormat format, int64_t rows, int64_t blocks,
 
 namespace {
 
-// A thread's own rounded rows. Shared ones would move between the cores' caches twice, which at 8 rows takes longer than
-// to round them again; memory stays small, because only passes of few rows come here.
+// A thread's own rounded rows. Shared ones would move between the cores' caches twice, which at 8 rows takes longer
+// than to round them again; memory stays small, because only passes of few rows come here.
 class OwnRows {
  public:
   // False if there is no memory: an exception must not leave a thread of the pool.

@@ -21,8 +21,8 @@ Activations place_activations(WeightFormat format, int64_t rows, int64_t blocks,
 size_t step_scratch_bytes(WeightFormat format, int64_t rows, int64_t blocks);
 
 // Rows that are rounded and multiplied, as phases of an operator. A product of few rows is one phase, of many rows two.
-// The activations of `job` and `rounding` lie in scratch memory of step_scratch_bytes, or nowhere if that is 0; of a step
-// that a feeding step rounds for, always in activation_bytes. `lanes` is the number of threads to plan for, which
+// The activations of `job` and `rounding` lie in scratch memory of step_scratch_bytes, or nowhere if that is 0; of a
+// step that a feeding step rounds for, always in activation_bytes. `lanes` is the number of threads to plan for, which
 // changes the speed only.
 class LinearStep {
  public:

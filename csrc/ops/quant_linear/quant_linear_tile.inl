@@ -1,4 +1,4 @@
-// What the tile kernels of all instruction sets share; included in front of quant_linear_tile_<set>.inl.
+// What the tile kernels of all instruction sets share, and behind it those of this one.
 
 // One tile and one group of M rows, in the layouts of PackedWeight and Activations.
 struct Tile {
@@ -10,7 +10,7 @@ struct Tile {
   const uint8_t* prefetch_end;  // memory before it may be fetched ahead
 };
 
-// An integer below 2^22 in size, added to these bits, is a float that is larger by kMagic: a conversion for one addition.
+// An integer below 2^22 in size, added to these bits, is a float larger by kMagic: a conversion for one addition.
 constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23
 constexpr int32_t kMagicBits = 0x4B400000;
 
@@ -45,3 +45,13 @@ inline VF add_block(VF f, VI dot, VF d, float scale) {
   const VF shifted = vf_from_bits(vi_add(dot, vi_set1(kMagicBits)));
   return vf_fma(vf_fma(shifted, d, vf_mul(d, vf_set1(-kMagic))), vf_set1(scale), f);
 }
+
+#if defined(EDGE_RT_SIMD_AVX512)
+#include "ops/quant_linear/quant_linear_tile_avx512.inl"
+#elif defined(EDGE_RT_SIMD_AVX2)
+#include "ops/quant_linear/quant_linear_tile_avx2.inl"
+#elif defined(EDGE_RT_SIMD_NEON)
+#include "ops/quant_linear/quant_linear_tile_neon.inl"
+#else
+#include "ops/quant_linear/quant_linear_tile_scalar.inl"
+#endif

@@ -1,7 +1,7 @@
 // QuantLinear's inner loops on AVX2: a ymm holds one input quartet of 8 rows, so a tile is walked once per half.
 //
-// Without VNNI, 4-bit codes are multiplied into 16-bit sums: a block adds at most 8 * 2 * 15 * 127 = 30480 to one, which
-// fits. 8-bit codes go through |q| and the sign moved to x: 2 * 128 * 127 = 32512 fits, but only once.
+// Without VNNI, 4-bit codes are multiplied into 16-bit sums: a block adds at most 8 * 2 * 15 * 127 = 30480 to one,
+// which fits. 8-bit codes go through |q| and the sign moved to x: 2 * 128 * 127 = 32512 fits, but only once.
 
 #if defined(__AVXVNNI__) || (defined(__AVX512VNNI__) && defined(__AVX512VL__))
 #define EDGE_RT_DPBUSD_256 1
@@ -146,9 +146,8 @@ inline Tile later_rows(const Tile& tile, int first) {
 template <int M, bool has_minimum>
 inline void dot_tile_4bit(const Tile& tile, VF* out) {
   constexpr int kFirst = M < kRowsAtOnce ? M : kRowsAtOnce;
-  dot_tile_halves<kFirst>(tile, out, [](const Tile& t, int half, __m256* f) {
-    dot_half_4bit<kFirst, has_minimum>(t, M, half, f);
-  });
+  dot_tile_halves<kFirst>(
+      tile, out, [](const Tile& t, int half, __m256* f) { dot_half_4bit<kFirst, has_minimum>(t, M, half, f); });
   if constexpr (M > kRowsAtOnce) {
     dot_tile_halves<M - kFirst>(later_rows(tile, kFirst), out + kFirst, [](const Tile& t, int half, __m256* f) {
       dot_half_4bit<M - kFirst, has_minimum>(t, M, half, f);
@@ -161,8 +160,7 @@ inline void dot_tile_8bit(const Tile& tile, VF* out) {
   constexpr int kFirst = M < kRowsAtOnce ? M : kRowsAtOnce;
   dot_tile_halves<kFirst>(tile, out, [](const Tile& t, int half, __m256* f) { dot_half_8bit<kFirst>(t, M, half, f); });
   if constexpr (M > kRowsAtOnce) {
-    dot_tile_halves<M - kFirst>(later_rows(tile, kFirst), out + kFirst, [](const Tile& t, int half, __m256* f) {
-      dot_half_8bit<M - kFirst>(t, M, half, f);
-    });
+    dot_tile_halves<M - kFirst>(later_rows(tile, kFirst), out + kFirst,
+                                [](const Tile& t, int half, __m256* f) { dot_half_8bit<M - kFirst>(t, M, half, f); });
   }
 }

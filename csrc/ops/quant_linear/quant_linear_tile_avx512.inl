@@ -6,9 +6,7 @@
 typedef int32_t __attribute__((may_alias)) UnalignedInt;
 
 inline void dot_broadcast(__m512i& sum, __m512i codes, const int8_t* four) {
-  asm("vpdpbusd %2%{1to16%}, %1, %0"
-      : "+v"(sum)
-      : "v"(codes), "m"(*reinterpret_cast<const UnalignedInt*>(four)));
+  asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(codes), "m"(*reinterpret_cast<const UnalignedInt*>(four)));
 }
 
 template <int M, bool has_minimum>

@@ -103,7 +103,8 @@ inline void top_k_join(const TopKPart* parts, int64_t count, int k, int32_t* ids
   for (int64_t p = 0; p < count; ++p) {
     peak = parts[p].peak > peak ? parts[p].peak : peak;
     for (int i = 0; i < parts[p].count; ++i) {
-      if (top.count < k || parts[p].values[i] > top.values[k - 1]) insert_top(&top, k, parts[p].values[i], parts[p].ids[i]);
+      if (top.count < k || parts[p].values[i] > top.values[k - 1])
+        insert_top(&top, k, parts[p].values[i], parts[p].ids[i]);
     }
   }
   float sum = 0.0f;

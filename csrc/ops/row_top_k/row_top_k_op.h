@@ -12,8 +12,7 @@ namespace edge_rt {
 struct RowTopK {
   static constexpr const char* kName = "RowTopK";
   static constexpr ort::Port kInputs[] = {{"logits", abi::kFloat}};
-  static constexpr ort::Port kOutputs[] = {
-      {"ids", abi::kInt32}, {"values", abi::kFloat}, {"log_sum_exp", abi::kFloat}};
+  static constexpr ort::Port kOutputs[] = {{"ids", abi::kInt32}, {"values", abi::kFloat}, {"log_sum_exp", abi::kFloat}};
 
   abi::Status* create(ort::Attributes& attributes);
   abi::Status* compute(ort::OpContext& context) const;

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <vector>
 
 #include "kernels/kernel_table.h"
@@ -13,7 +14,7 @@ namespace {
 // Larger ones do not occur, and products of numbers below it fit 64 bits.
 constexpr int64_t kMaxHeads = 1024;
 constexpr int64_t kMaxRows = int64_t{1} << 28;
-constexpr int kKeyConstants = 11;  // the first input of them
+constexpr int kKeyConstants = static_cast<int>(1 + std::size(kAttentionPorts));  // the first input of them
 
 // Smallest and largest of values that must be all of [0, capacity): one pass that compilers vectorise.
 struct Range {

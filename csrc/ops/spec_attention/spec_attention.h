@@ -34,11 +34,11 @@ namespace edge_rt {
 constexpr int kKvTile = 16;
 constexpr int kKvChunk = 64;
 constexpr int kKvTiles = kKvChunk / kKvTile;
-constexpr int kKvSpan = 256;        // what threads share out; smaller pieces cost more to move than to compute
+constexpr int kKvSpan = 256;  // what threads share out; smaller pieces cost more to move than to compute
 constexpr int kSpanChunks = kKvSpan / kKvChunk;
-constexpr int kKvGroup = 32;        // dimensions that share a scale in quantised formats
+constexpr int kKvGroup = 32;  // dimensions that share a scale in quantised formats
 constexpr int kMaxHeadDim = 512;
-constexpr int kMaxBlockRows = 32;   // rows of the pass that are computed together
+constexpr int kMaxBlockRows = 32;  // rows of the pass that are computed together
 constexpr float kNoScore = -3.0e38f;
 
 // How rows lie in the cache. First the key planes of all kv heads, then their value planes, each of `capacity` rows
@@ -69,8 +69,8 @@ enum KvCoding : int { kCodedF32, kCodedF16, kCodedInt8, kCodedNibbles, kCodedPai
 
 struct KvRow {
   int bytes_per_dim;
-  int nibble_planes;       // of 16 bytes per group
-  int bytes_per_group;     // of scales and minimums
+  int nibble_planes;    // of 16 bytes per group
+  int bytes_per_group;  // of scales and minimums
 };
 constexpr KvRow kKvRows[kKvCodingCount] = {{4, 0, 0}, {2, 0, 0}, {1, 0, 2}, {0, 1, 4}, {0, 2, 4}, {0, 2, 4}};
 
@@ -87,12 +87,13 @@ enum KvFormatId : int {
 
 struct KvFormat {
   const char* name;
-  int alignment;           // that the cache's last dimension must have, and its address
+  int alignment;  // that the cache's last dimension must have, and its address
   KvCoding key, value;
   bool turns_keys, turns_values;  // by the Hadamard transform
 
   KvCoding coding(int which) const { return which == 0 ? key : value; }
 };
+// clang-format off: a table
 constexpr KvFormat kKvFormats[kKvFormatCount] = {
     {"f32", 4, kCodedF32, kCodedF32, false, false},
     {"f16", 2, kCodedF16, kCodedF16, false, false},
@@ -101,6 +102,7 @@ constexpr KvFormat kKvFormats[kKvFormatCount] = {
     {"int4", 2, kCodedNibbles, kCodedNibbles, true, true},
     {"int4x2", 2, kCodedPairs, kCodedPairs, true, true},
     {"int4x2_upper", 2, kCodedUpper, kCodedUpper, true, true}};
+// clang-format on
 
 inline constexpr int64_t kv_groups(int64_t head_dim) { return (head_dim + kKvGroup - 1) / kKvGroup; }
 // Bytes of a row's codes in one of its planes, of all its codes, and of the row.
@@ -120,34 +122,32 @@ inline constexpr int64_t kv_row_bytes(const KvFormat& format, int64_t head_dim) 
 
 // One run of the op, checked. Queries are numbered (kv head, row, head within the group).
 struct AttentionPass {
-  int heads, kv_heads, group;         // group = heads / kv_heads
-  int head_dim, padded_dim;           // padded_dim: head_dim up to a multiple of 16
-  int half_rotary;                    // R / 2
-  float scale, softcap, epsilon;      // softcap 0: none
-  int64_t window;                     // 0: none
+  int heads, kv_heads, group;     // group = heads / kv_heads
+  int head_dim, padded_dim;       // padded_dim: head_dim up to a multiple of 16
+  int half_rotary;                // R / 2
+  float scale, softcap, epsilon;  // softcap 0: none
+  int64_t window;                 // 0: none
   bool interleaved;
   int format;
   int64_t rows, past, capacity;
-  bool chain;                         // every row's parent is the row before it
+  bool chain;  // every row's parent is the row before it
   const float *qkv, *cos, *sin;
-  const float *q_norm, *k_norm, *sinks;  // or nullptr
+  const float *q_norm, *k_norm, *sinks;                  // or nullptr
   const float *key_centre, *key_balance, *key_feedback;  // likewise
   uint8_t* cache;
-  int64_t plane_bytes[2];             // of keys, of values
+  int64_t plane_bytes[2];  // of keys, of values
   const int32_t *row_map, *parents;
-  const int32_t* depths;              // [rows]: 0 for the first row after the committed ones
+  const int32_t* depths;  // [rows]: 0 for the first row after the committed ones
   float* y;
   // Scratch memory, 64-byte aligned.
-  int64_t first_query;                // number of the query that `queries` begins with
-  float* queries;                     // [kv_heads][rows][group][padded_dim], ends padded with zeros
-  int8_t* query_codes;                // keys of codes only: the same with padded_codes(head_dim) codes,
-  float* query_scales;                // and the scale and the sum of codes per group of dimensions
+  int64_t first_query;  // number of the query that `queries` begins with
+  float* queries;       // [kv_heads][rows][group][padded_dim], ends padded with zeros
+  int8_t* query_codes;  // keys of codes only: the same with padded_codes(head_dim) codes,
+  float* query_scales;  // and the scale and the sum of codes per group of dimensions
   int32_t* query_sums;
 
   // First position that a row at `position` attends to.
-  int64_t first_seen(int64_t position) const {
-    return window > 0 && position + 1 > window ? position + 1 - window : 0;
-  }
+  int64_t first_seen(int64_t position) const { return window > 0 && position + 1 > window ? position + 1 - window : 0; }
   int64_t query_index(int kv, int64_t row) const { return (kv * rows + row) * group; }
   // Where a query lies in scratch memory.
   int64_t query_place(int kv, int64_t row) const { return query_index(kv, row) - first_query; }

@@ -5,8 +5,8 @@
 enum class CodeKind { kSigned, kNibbles, kBytes };
 
 struct TileCodes {
-  const int8_t* across;             // [groups][kKvGroup / 4][64]
-  const float *scales, *minimums;   // [groups][kKvTile]
+  const int8_t* across;            // [groups][kKvGroup / 4][64]
+  const float *scales, *minimums;  // [groups][kKvTile]
   int groups;
 };
 
@@ -14,7 +14,7 @@ struct TileCodes {
 struct QueryCodes {
   const int8_t* codes;
   int stride;
-  const float* scales;   // [groups] of every query
+  const float* scales;  // [groups] of every query
   const int32_t* sums;
 
   QueryCodes from(int64_t query, int groups) const {
@@ -71,7 +71,7 @@ inline void score_codes(const TileCodes& keys, const QueryCodes& queries, float*
 
 template <CodeKind Kind, int Groups>
 inline void score_some_codes(const TileCodes& keys, const QueryCodes& queries, int64_t count, float* scores,
-                            Ahead* ahead) {
+                             Ahead* ahead) {
   const int rows = ahead->share((count + 3) / 4);
   for (int64_t i = 0; i < count; i += 4) {
     ahead->fetch(rows);

@@ -146,9 +146,8 @@ inline void weigh_tile(const ChunkView& view, int kv, int tile, int begin, int e
     }
     const int64_t query = static_cast<int64_t>(r) * pass.group;
     if (few) {
-      format.weigh(pass, pass.plane(1, kv), physical, low, high, work,
-                   work.scores + query * kKvChunk + tile * kKvTile, output + query * pass.padded_dim,
-                   static_cast<int64_t>(next - r) * pass.group, ahead);
+      format.weigh(pass, pass.plane(1, kv), physical, low, high, work, work.scores + query * kKvChunk + tile * kKvTile,
+                   output + query * pass.padded_dim, static_cast<int64_t>(next - r) * pass.group, ahead);
       r = next;
       continue;
     }

@@ -3,9 +3,9 @@
 
 // A key under way: its elements less their group's minimum.
 struct FedKey {
-  const float* feedback;                    // [head_dim][head_dim] of its kv head
+  const float* feedback;  // [head_dim][head_dim] of its kv head
   float left[kMaxHeadDim + 16];
-  float errors[16];                         // of the vector that was rounded last
+  float errors[16];  // of the vector that was rounded last
   int8_t codes[kMaxHeadDim + kKvGroup];
   float scale[kv_groups(kMaxHeadDim)], inverse[kv_groups(kMaxHeadDim)];
 };

@@ -8,6 +8,23 @@
 
 namespace edge_rt {
 
+// What attention takes beside queries, keys and values, behind the first input of every op that attends.
+inline constexpr ort::Port kAttentionPorts[] = {{"cache", abi::kUint8},
+                                                {"past_length", abi::kInt32},
+                                                {"row_map", abi::kInt32},
+                                                {"parents", abi::kInt32},
+                                                {"kv_formats", abi::kInt32},
+                                                {"cos", abi::kFloat},
+                                                {"sin", abi::kFloat},
+                                                {"q_norm", abi::kFloat, abi::kOptional},
+                                                {"k_norm", abi::kFloat, abi::kOptional},
+                                                {"sinks", abi::kFloat, abi::kOptional}};
+
+// Constants that keys of 4 bits are written with; the last inputs of those ops.
+inline constexpr ort::Port kKeyConstantPorts[] = {{"key_centre", abi::kFloat, abi::kOptional},
+                                                  {"key_balance", abi::kFloat, abi::kOptional},
+                                                  {"key_feedback", abi::kFloat, abi::kOptional}};
+
 // y [S, H * D] = attention of S rows over the cache, which the op appends to (`cache` is written in place).
 //   row_map: physical row of every logical position; row i of the pass is written to row_map[past_length + i]. With a
 //     window there may be more positions than rows: those that are no longer seen share theirs with later ones.
@@ -19,20 +36,8 @@ namespace edge_rt {
 // Everything is checked before anything is written.
 struct SpecAttention {
   static constexpr const char* kName = "SpecAttention";
-  static constexpr ort::Port kInputs[] = {{"qkv", abi::kFloat},
-                                          {"cache", abi::kUint8},
-                                          {"past_length", abi::kInt32},
-                                          {"row_map", abi::kInt32},
-                                          {"parents", abi::kInt32},
-                                          {"kv_formats", abi::kInt32},
-                                          {"cos", abi::kFloat},
-                                          {"sin", abi::kFloat},
-                                          {"q_norm", abi::kFloat, abi::kOptional},
-                                          {"k_norm", abi::kFloat, abi::kOptional},
-                                          {"sinks", abi::kFloat, abi::kOptional},
-                                          {"key_centre", abi::kFloat, abi::kOptional},
-                                          {"key_balance", abi::kFloat, abi::kOptional},
-                                          {"key_feedback", abi::kFloat, abi::kOptional}};
+  static constexpr ort::Port kRows[] = {{"qkv", abi::kFloat}};
+  static constexpr auto kInputs = ort::join_ports(kRows, kAttentionPorts, kKeyConstantPorts);
   static constexpr ort::Port kOutputs[] = {{"y", abi::kFloat}};
 
   abi::Status* create(ort::Attributes& attributes);

@@ -10,11 +10,11 @@ constexpr int64_t kFewRows = 16;
 constexpr int64_t kBlockQueries = 48;  // queries of a block: their scores and outputs fit the first-level cache
 // Items wanted of a phase: claiming one takes a few hundred nanoseconds.
 constexpr int64_t kSpanItems = 12;
-constexpr int64_t kChunkItems = 9;     // of a phase whose items are chunks, which are short
+constexpr int64_t kChunkItems = 9;  // of a phase whose items are chunks, which are short
 constexpr int64_t kSmallItems = 6;
-constexpr int64_t kMostSpans = 4;      // of an item, so that many threads find work in a long cache
+constexpr int64_t kMostSpans = 4;  // of an item, so that many threads find work in a long cache
 constexpr int64_t kAppendItems = 32;
-constexpr int kWorkerSlots = 4;        // workers that keep their memory from item to item and pass to pass
+constexpr int kWorkerSlots = 4;  // workers that keep their memory from item to item and pass to pass
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -217,7 +217,8 @@ void AttentionPlan::finish_row(int kv, int64_t row, int slot) const {
   const AttentionState state = shift(state_, slot * work_floats_);
   kernels_->begin(padded_dim_, pass_->group, state);
   for (int64_t span = first_span(*pass_, position); span <= position / kKvSpan; ++span) {
-    kernels_->fold(padded_dim_, pass_->group, advance(spans_, (span - span_begin_) * queries_ + at, padded_dim_), state);
+    kernels_->fold(padded_dim_, pass_->group, advance(spans_, (span - span_begin_) * queries_ + at, padded_dim_),
+                   state);
   }
   kernels_->finish(*pass_, kv, row, row + 1, state);
 }
@@ -279,8 +280,7 @@ void AttentionPlan::attend_chunks(int64_t item, int worker) {
   for (int64_t row = block.begin; row < block.end; ++row) kernels_->prepare_queries(pass, row, block.kv);
   for (int64_t chunk = begin; chunk < end; ++chunk) {
     const int64_t at = (chunk - chunk_begin_) * queries_ + pass.first_query;
-    kernels_->attend_chunk(pass, block.kv, block.begin, block.end, chunk, work(mine),
-                           advance(spans_, at, padded_dim_));
+    kernels_->attend_chunk(pass, block.kv, block.begin, block.end, chunk, work(mine), advance(spans_, at, padded_dim_));
   }
   if (left_[unit].fetch_sub(1, std::memory_order_acq_rel) == 1) finish_block(block, mine);
 }

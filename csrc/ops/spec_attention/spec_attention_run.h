@@ -73,20 +73,20 @@ class AttentionPlan {
   const SpecAttentionKernels* kernels_ = nullptr;
   const AttentionPass* pass_ = nullptr;
   Way way_;
-  int64_t block_rows_, blocks_, queries_;             // queries_: of all rows
-  int64_t span_begin_, span_end_, group_, groups_;    // spans of the pass; spans of an item; items per block
+  int64_t block_rows_, blocks_, queries_;           // queries_: of all rows
+  int64_t span_begin_, span_end_, group_, groups_;  // spans of the pass; spans of an item; items per block
   int64_t append_rows_, append_items_;
-  int64_t units_, unit_share_, unit_items_;           // a unit is a row of a kv head
-  int64_t chunk_begin_, chunk_end_, pieces_;          // way kChunks: chunks of the pass; items per block
+  int64_t units_, unit_share_, unit_items_;   // a unit is a row of a kv head
+  int64_t chunk_begin_, chunk_end_, pieces_;  // way kChunks: chunks of the pass; items per block
   int64_t slots_;
   int padded_dim_;
   size_t scratch_bytes_ = 0;
   AttentionWork first_work_{};
-  int64_t work_floats_ = 0;       // distance between two slots
-  AttentionState chunk_{};        // of slot 0: one chunk,
-  AttentionState span_{};         // one span,
-  AttentionState state_{};        // and all of them, for the queries of a block
-  AttentionState spans_{};        // [spans][queries], if they wait to be folded; way kChunks: [chunks][queries],
+  int64_t work_floats_ = 0;  // distance between two slots
+  AttentionState chunk_{};   // of slot 0: one chunk,
+  AttentionState span_{};    // one span,
+  AttentionState state_{};   // and all of them, for the queries of a block
+  AttentionState spans_{};   // [spans][queries], if they wait to be folded; way kChunks: [chunks][queries],
   std::atomic<int64_t>* left_ = nullptr;  // and the items of every block that are not done
 };
 

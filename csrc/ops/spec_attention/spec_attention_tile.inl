@@ -2,9 +2,9 @@
 // key (16 registers of lanes, then the tree by vf_sum16), or, for many queries, over transposed keys (a lane per key).
 
 // Queries and vectors that fit the registers together.
-#if defined(__AVX512F__)
+#if defined(EDGE_RT_SIMD_AVX512)
 constexpr int kScoreQueries = 4, kValueQueries = 4, kValueVectors = 4;
-#elif defined(__AVX2__)
+#elif defined(EDGE_RT_SIMD_AVX2)
 constexpr int kScoreQueries = 1, kValueQueries = 2, kValueVectors = 2;
 #else
 constexpr int kScoreQueries = 2, kValueQueries = 2, kValueVectors = 2;
@@ -24,8 +24,13 @@ struct Ahead {
   int64_t second;  // distance to the other half of what is read of a row; 0: it has none
 
   Ahead(const uint8_t* base, const int32_t* first, int64_t bytes_of_row, int rows_to_go, int64_t other)
-      : plane(base), rows(first), row_bytes(bytes_of_row), count(rows_to_go),
-        step(bytes_of_row > 32 ? 1 : bytes_of_row > 16 ? 2 : 4), bytes(bytes_of_row * step), second(other) {}
+      : plane(base), rows(first), row_bytes(bytes_of_row), count(rows_to_go), step(rows_of_a_line(bytes_of_row)),
+        bytes(bytes_of_row * step), second(other) {}
+
+  static constexpr int rows_of_a_line(int64_t row) {
+    if (row > 32) return 1;
+    return row > 16 ? 2 : 4;
+  }
 
   // To the second level: the first has no room for lines to wait, and loads would wait behind them.
   static EDGE_RT_INLINE void fetch_line(const uint8_t* p) { __builtin_prefetch(p, 0, 2); }

@@ -2,13 +2,11 @@
 // needs only transpositions of 4 by 4 within its quarters.
 
 // out[k], lane j: word k of the 16 bytes at `offset` of row j, which begins at at(j).
-#if defined(__AVX512F__)
+#if defined(EDGE_RT_SIMD_AVX512)
 
 template <class At>
 EDGE_RT_INLINE void load_across(const At& at, int64_t offset, VB out[4]) {
-  const auto quad = [&](int j) {
-    return _mm_loadu_ps(reinterpret_cast<const float*>(at(j) + offset));
-  };
+  const auto quad = [&](int j) { return _mm_loadu_ps(reinterpret_cast<const float*>(at(j) + offset)); };
   __m512 v[4];
   for (int i = 0; i < 4; ++i) {
     v[i] = _mm512_castps128_ps512(quad(i));
@@ -24,13 +22,11 @@ EDGE_RT_INLINE void load_across(const At& at, int64_t offset, VB out[4]) {
   out[3].v = _mm512_castps_si512(_mm512_shuffle_ps(b, f, 0xee));
 }
 
-#elif defined(__AVX2__)
+#elif defined(EDGE_RT_SIMD_AVX2)
 
 template <class At>
 EDGE_RT_INLINE void load_across(const At& at, int64_t offset, VB out[4]) {
-  const auto quad = [&](int j) {
-    return _mm_loadu_ps(reinterpret_cast<const float*>(at(j) + offset));
-  };
+  const auto quad = [&](int j) { return _mm_loadu_ps(reinterpret_cast<const float*>(at(j) + offset)); };
   const auto half = [&](int first, __m256i to[4]) {
     __m256 v[4];
     for (int i = 0; i < 4; ++i) {
@@ -49,7 +45,7 @@ EDGE_RT_INLINE void load_across(const At& at, int64_t offset, VB out[4]) {
   for (int k = 0; k < 4; ++k) out[k] = {low[k], high[k]};
 }
 
-#elif defined(__aarch64__) && defined(__ARM_FEATURE_DOTPROD)
+#elif defined(EDGE_RT_SIMD_NEON)
 
 template <class At>
 EDGE_RT_INLINE void load_across(const At& at, int64_t offset, VB out[4]) {

@@ -5,10 +5,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from edge_rt.cli.options import ModelFlags
+from edge_rt.byte_size import parse_size
 from edge_rt.errors import ConfigError, EncodingBudgetExceeded, MemoryBudgetExceeded, ReferenceBudgetExceeded
+
+if TYPE_CHECKING:
+    from edge_rt.runtime.load.options import LoadOptions
 
 WAYS: Final = (
     "/ctx N takes another context; for another budget, cache or drafter leave with /exit and start again with "
@@ -19,35 +22,30 @@ LEAVE: Final = "/exit and "
 """Stands before a command line."""
 
 
-def setting_in_chat(setting: tuple[str, ...], flags: ModelFlags, *, is_same_model: bool) -> str:
+def setting_in_chat(setting: tuple[str, ...], reference: str, load: LoadOptions, *, is_same_model: bool) -> str:
     """Return how a setting that fits is had from within a chat.
 
     Args:
         setting: flags of the setting, of a plan's alternative.
-        flags: of the load that does not fit.
+        reference: the model argument of the load that does not fit.
+        load: its options, with a budget in bytes if there is one.
         is_same_model: whether it is the present model with another context.
 
     Returns:
         A command of the chat where only the context differs; else a command line, and how to get there.
     """
     given = dict(zip(setting[::2], setting[1::2], strict=True))
-    spec, memory = flags.spec, flags.budget_bytes
     kept = {
-        "--kv-type": flags.kv,
-        "--spec": spec.mode,
-        "--draft-max": None if spec.draft_max is None else str(spec.draft_max),
-        "--corpus": None if spec.corpus is None else str(spec.corpus),
+        "--kv-type": load.kv,
+        "--spec": load.spec,
+        "--draft-max": None if load.draft_max is None else str(load.draft_max),
+        "--corpus": None if load.corpus is None else str(load.corpus),
     }
-    other = {name: given.get(name) for name in kept} != kept or not _is_size(given.get("--memory"), memory)
+    memory = given.get("--memory")
+    other = {name: given.get(name) for name in kept} != kept or (memory and parse_size(memory)) != load.memory
     if is_same_model and not other and "--ctx" in given:
         return f"/ctx {given['--ctx']}"
-    return f"{LEAVE}{shlex.join(['edge-rt', 'chat', '-m', flags.reference, *setting])}"
-
-
-def _is_size(text: str | None, size: int | None) -> bool:
-    from edge_rt.byte_size import parse_size
-
-    return (None if text is None else parse_size(text)) == size
+    return f"{LEAVE}{shlex.join(['edge-rt', 'chat', '-m', reference, *setting])}"
 
 
 @contextmanager

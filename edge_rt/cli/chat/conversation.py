@@ -8,40 +8,37 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from edge_rt.cli.answering import MakeStream, answer
+from edge_rt.byte_size import show_rounded, show_share
+from edge_rt.cli.answering import MakeStream, answering
 from edge_rt.cli.chat.advice import LEAVE, flags_of_a_chat, in_words_of_a_chat, setting_in_chat
 from edge_rt.cli.chat.settings import check_options, options_to_settings
 from edge_rt.cli.interrupt import SignalReceived, wait_for_unfinished_work
 from edge_rt.cli.loading import load_model, obtain_package, plan_model
-from edge_rt.cli.options import ModelFlags
-from edge_rt.cli.render.console import SEPARATOR, Terminal, gibibytes, number
-from edge_rt.cli.render.stats import of_budget, tell_stats
+from edge_rt.cli.options.groups import PlaceFlags
+from edge_rt.cli.render.console import SEPARATOR, Terminal, number
+from edge_rt.cli.render.stats import tell_stats
 from edge_rt.cli.speculation import warn_of_limits, why_not_auto
 from edge_rt.errors import Cancelled, ContextOverflow, EdgeRTError, MemoryBudgetExceeded
 from edge_rt.runtime.config import GenerationConfig
+from edge_rt.spec_modes import AUTO
 
 if TYPE_CHECKING:
     from edge_rt.cli.chat.type_ahead import TypeAhead
-    from edge_rt.memory.plan import Plan
+    from edge_rt.package.reader import Package
     from edge_rt.runtime.chat import Chat, ChatMessage
     from edge_rt.runtime.engine import Model
     from edge_rt.runtime.graph.cancel import CancelToken
+    from edge_rt.runtime.load.options import LoadOptions
     from edge_rt.runtime.prompt.encoding import PromptEncoder
     from edge_rt.runtime.results import Event, Result
     from edge_rt.runtime.speculation.cost_model import RowCosts
     from edge_rt.runtime.stream import Stream
 
 
-class LoadModel(Protocol):
-    """Loads packages."""
-
-    def __call__(
-        self, package: Path, flags: ModelFlags, plan: Plan | None = None, texts: PromptEncoder | None = None, /
-    ) -> Model:
-        """Load a package as some flags say, and as was decided if a plan is given; it may share a tokenizer."""
+LoadModel = Callable[["Package", "LoadOptions"], "Model"]
+"""Loads a package."""
 
 
 @dataclass(frozen=True)
@@ -62,14 +59,16 @@ class Conversation:
 
     Args:
         terminal: where answers and figures go.
-        flags: the model.
+        reference: the model argument.
+        places: where models lie.
+        load: how the model is loaded.
         options: how tokens are chosen.
         system: the system message.
         show_stats: write figures under every answer.
-        load: loads a package.
+        load_model: loads a package.
 
     Attributes:
-        flags, options, show_stats: as above; may be changed between answers, the flags by ``switch``, the options by
+        load, options, show_stats: as above; may be changed between answers, the first by ``switch``, the options by
             ``set_options``.
         name: the model's name.
         model: the loaded model.
@@ -85,28 +84,31 @@ class Conversation:
     def __init__(
         self,
         terminal: Terminal,
-        flags: ModelFlags,
+        reference: str,
+        places: PlaceFlags,
+        load: LoadOptions,
         options: GenerationConfig,
         *,
         system: str | None = None,
         show_stats: bool = False,
-        load: LoadModel = load_model,
+        load_model: LoadModel = load_model,
     ) -> None:
         self.terminal = terminal
-        self.flags = flags
+        self.places = places
+        self.load = load
         self.options = options
         self.show_stats = show_stats
         self.attached: list[Attachment] = []
         self.last: Result | None = None
         self.type_ahead: TypeAhead | None = None
-        self._load = load
-        self.name, self._package = obtain_package(terminal, flags)
-        self.model: Model = load(self._package, flags)
+        self._load_model = load_model
+        self.name, self._package = obtain_package(terminal, reference, places, budget=_budget_of(load))
+        self.model: Model = load_model(self._package, load)
         # What the process held before its first model; a later one takes over the heap of the one before.
         self._base_bytes = self.model.plan.runtime_bytes
         self._has_pieces = False  # whether that counts what models of other tokenizers leave in the heap
         self.chat: Chat = self.model.chat(system=system)
-        warn_of_limits(terminal, self.model, flags.spec, options)
+        warn_of_limits(terminal, self.model, load, options)
         self.model.check_reference(options)
 
     def say(self, text: str) -> Result:
@@ -146,8 +148,11 @@ class Conversation:
                 wrote = True
 
         keys = self.type_ahead
-        with _no_echo() if keys is None else keys.listening():
-            result = answer(make_stream, terminal, show, None if keys is None else keys.poll)
+        tend = None if keys is None else keys.poll
+        with _no_echo() if keys is None else keys.listening(), answering(make_stream, terminal, tend) as answer:
+            for event in answer:
+                show(event)
+            result = answer.result()
         if wrote and not result.text.endswith("\n"):
             terminal.line()
         self._tell_end(result)
@@ -199,10 +204,14 @@ class Conversation:
         undo = f"forgets the text of {attached}" if attached else "drops the last exchange"
         return f"/clear starts anew, /undo {undo}{larger}"
 
-    def switch(self, flags: ModelFlags) -> None:
+    def switch(self, reference: str, load: LoadOptions) -> None:
         """Load another model, or the same one otherwise, and keep the conversation.
 
         What does not fit the memory is refused before anything is closed.
+
+        Args:
+            reference: the model argument.
+            load: how it is loaded.
 
         Raises:
             EdgeRTError: it cannot be loaded; the one before is back, unless a warning says that it is not.
@@ -210,27 +219,29 @@ class Conversation:
             SignalReceived: another signal came, or a second Ctrl-C.
         """
         with _interrupt_as_cancelled():
-            name, package = obtain_package(self.terminal, flags, lead=LEAVE)
+            budget = _budget_of(load)
+            name, package = obtain_package(self.terminal, reference, self.places, budget=budget, lead=LEAVE)
             kept = _Kept.of(self.model, package)
             base, has_pieces = self._base_after(kept)
             # A context of the present model is what /ctx asks for.
-            spell = partial(setting_in_chat, flags=flags, is_same_model=flags.ctx is not None and name == self.name)
-            with flags_of_a_chat(flags.reference):
-                plan = plan_model(package, flags, base, spell=spell)
+            is_same = load.ctx is not None and name == self.name
+            spell = partial(setting_in_chat, reference=reference, load=load, is_same_model=is_same)
+            with flags_of_a_chat(reference):
+                plan = plan_model(package, load.but(spell=spell), base)
         messages = [message.copy() for message in self.chat.messages]
         try:
             with _interrupt_as_cancelled():
                 # Closed before the next one is loaded: two models at once may not fit the memory.
                 self.model.close()
-                model, chat = self._open(package, flags, plan, messages, kept)
+                model, chat = self._open(package, load.as_planned(plan), messages, kept)
         except EdgeRTError as error:
             self._reopen(messages, kept, error)
             raise
-        self.flags, self.name, self.model, self.chat = flags, name, model, chat
+        self.load, self.name, self.model, self.chat = load, name, model, chat
         self._package = package
         self._base_bytes, self._has_pieces = base, has_pieces
         try:
-            warn_of_limits(self.terminal, model, flags.spec, self.options, in_chat=True)
+            warn_of_limits(self.terminal, model, load, self.options, in_chat=True)
         except MemoryBudgetExceeded as error:
             # The model is loaded: what was set for the one before gives way, not the model.
             self.options = self.options.with_options(spec=None, accept="match")
@@ -251,10 +262,10 @@ class Conversation:
         return self._base_bytes + PIECES_BYTES, True
 
     def _open(
-        self, package: Path, flags: ModelFlags, plan: Plan, messages: list[ChatMessage], kept: _Kept
+        self, package: Package, load: LoadOptions, messages: list[ChatMessage], kept: _Kept
     ) -> tuple[Model, Chat]:
         """Load a package and have it go on with a conversation; it is closed again if it cannot."""
-        model = self._load(package, flags, plan, kept.texts)
+        model = self._load_model(package, load.but(share_tokenizer_with=kept.texts))
         kept.give_prices(model)
         try:
             chat = model.chat()
@@ -272,7 +283,8 @@ class Conversation:
             # What was stopped frees its memory first.
             wait_for_unfinished_work()
         try:
-            model = self._load(self._package, self.flags, self.model.plan, kept.texts)
+            again = self.load.as_planned(self.model.plan).but(share_tokenizer_with=kept.texts)
+            model = self._load_model(self._package, again)
         except EdgeRTError as error:
             self.terminal.warn(f"{self.name} cannot be loaded again: {error} Choose a model with /model.")
             return
@@ -287,7 +299,7 @@ class Conversation:
     @property
     def spec(self) -> str:
         """Who drafts, and why, if that is not what was asked for."""
-        wanted = self.flags.spec.mode if self.options.spec is None else self.options.spec
+        wanted = self.load.spec if self.options.spec is None else self.options.spec
         mode = self.model.speculation.resolve(wanted, has_reference=self.options.reference is not None)
         return mode if mode == (wanted or "auto") else f"{mode} ({why_not_auto(self.model)})"
 
@@ -298,10 +310,10 @@ class Conversation:
             ConfigError: they do not go together.
             MemoryBudgetExceeded: the memory plan has no room for the drafter or the reference text. Nothing is changed.
         """
-        check_options(options, self.flags.spec.asked)
+        check_options(options, self.load.spec or AUTO)
         if (options.spec, options.reference) != (self.options.spec, self.options.reference):
             with in_words_of_a_chat():
-                warn_of_limits(self.terminal, self.model, self.flags.spec, options, in_chat=True)
+                warn_of_limits(self.terminal, self.model, self.load, options, in_chat=True)
                 if self.model.texts is not None:
                     self.model.check_reference(options)
         self.options = options
@@ -313,12 +325,12 @@ class Conversation:
             [
                 "+".join(dict.fromkeys(facts["quantisation"].values())),
                 f"{facts['activations']} activations",
-                gibibytes(facts["weights_bytes"]),
+                show_rounded(facts["weights_bytes"]),
             ]
         )
-        cache = gibibytes(facts["kv_bytes_per_token"] * facts["context_tokens"])
+        cache = show_rounded(facts["kv_bytes_per_token"] * facts["context_tokens"])
         memory = facts["memory"]
-        planned = f"memory {of_budget(memory['planned_bytes'], memory['budget_bytes'])} planned"
+        planned = f"memory {show_share(memory['planned_bytes'], memory['budget_bytes'])} planned"
         model = f"{facts['architecture']}, {facts['parameters'] / 1e6:.0f} M parameters"
         return [
             SEPARATOR.join([self.name, model, planned]),
@@ -354,12 +366,10 @@ class _Kept:
     costs: RowCosts | None
 
     @classmethod
-    def of(cls, model: Model, package: Path) -> _Kept:
+    def of(cls, model: Model, package: Package) -> _Kept:
         """Return what a model leaves to that of another package."""
-        from edge_rt.package.reader import open_package
-
         texts = model.texts
-        if texts is not None and not texts.has_tokenizer_of(open_package(package)):
+        if texts is not None and not texts.has_tokenizer_of(package):
             texts = None
         return cls(texts, model.prices.key, model.speculation.known_costs)
 
@@ -367,6 +377,11 @@ class _Kept:
         """Give a model the costs, if its passes are the same; measuring takes a second or two."""
         if self.costs is not None and model.prices.key == self.key:
             model.speculation.costs = self.costs
+
+
+def _budget_of(load: LoadOptions) -> int | None:
+    """Return the bytes that an export before the load may take."""
+    return load.memory if isinstance(load.memory, int) else None
 
 
 @contextmanager

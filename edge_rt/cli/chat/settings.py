@@ -7,13 +7,13 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from edge_rt.cli.options import parse_logit_bias
+from edge_rt.cli.options.groups import parse_logit_bias
 from edge_rt.cli.render.console import number
-from edge_rt.cli.speculation import MODES, USED_BY
 from edge_rt.cli.user_paths import path_of
 from edge_rt.errors import ConfigError, InputError
 from edge_rt.package.sampling import SamplingAdvice
 from edge_rt.runtime.config import GenerationConfig
+from edge_rt.spec_modes import REFERENCE_MODES, require_mode
 from edge_rt.text.text_file import read_text
 
 OPTION_NAMES: Final = tuple(field.name for field in dataclasses.fields(GenerationConfig))
@@ -61,7 +61,8 @@ def parse_option(name: str, text: str) -> Any:
     if name == "reference":
         return read_text(path_of(text))
     if name == "spec":
-        return _known_mode(text)
+        require_mode(text)
+        return text
     for kind in (int, float):
         try:
             return kind(text)
@@ -79,14 +80,6 @@ def _parse_stop(text: str) -> tuple[str, ...]:
     except (ValueError, RecursionError) as error:
         raise ConfigError("The stop texts are malformed.", f"{error}.", 'Write a text, or ["a", "b"].') from error
     return tuple(value) if isinstance(value, list) else (value,)
-
-
-def _known_mode(text: str) -> str:
-    if text not in MODES:
-        raise ConfigError(
-            "The mode of speculation is unknown.", f"Got {text!r:.40}.", f"Choose one of {', '.join(MODES)}."
-        )
-    return text
 
 
 def shown(name: str, value: Any) -> str:
@@ -132,7 +125,7 @@ def check_options(options: GenerationConfig, mode: str) -> None:
             "There is no reference text.",
             "Give one with /set reference FILE, or choose another drafter with /set spec.",
         )
-    if options.reference is not None and mode not in ("off", *USED_BY["--reference"]):
+    if options.reference is not None and mode not in ("off", *REFERENCE_MODES):
         raise ConfigError(
             f"The drafter {mode} copies from no reference text.",
             f"There is one of {number(len(options.reference))} characters.",

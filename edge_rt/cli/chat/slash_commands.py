@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from edge_rt.byte_size import show_rounded, show_share
 from edge_rt.cli.chat.advice import in_words_of_a_chat
 from edge_rt.cli.chat.conversation import Attachment, Conversation
 from edge_rt.cli.chat.settings import (
@@ -18,8 +18,8 @@ from edge_rt.cli.chat.settings import (
     settings_to_options,
     shown,
 )
-from edge_rt.cli.render.console import gibibytes, number
-from edge_rt.cli.render.stats import facts_lines, of_budget, tell_table
+from edge_rt.cli.render.console import number
+from edge_rt.cli.render.stats import facts_lines, tell_table
 from edge_rt.cli.user_paths import path_of
 from edge_rt.errors import ConfigError, InputError
 from edge_rt.text.text_file import read_text
@@ -220,10 +220,10 @@ class Commands:
             {
                 "conversation": f"{number(used)} of {number(room)} tokens",
                 **({"for the next message": "; ".join(waiting)} if waiting else {}),
-                "cache": f"{gibibytes(used * per_token)} of {gibibytes(room * per_token)}",
-                "planned": of_budget(memory["planned_bytes"], memory["budget_bytes"]),
-                **{f"  {term.name}": f"{gibibytes(term.bytes)}  {term.text}" for term in model.plan.terms},
-                "peak of the process": of_budget(peak_rss_bytes(), memory["budget_bytes"]),
+                "cache": f"{show_rounded(used * per_token)} of {show_rounded(room * per_token)}",
+                "planned": show_share(memory["planned_bytes"], memory["budget_bytes"]),
+                **{f"  {term.name}": f"{show_rounded(term.bytes)}  {term.text}" for term in model.plan.terms},
+                "peak of the process": show_share(peak_rss_bytes(), memory["budget_bytes"]),
             }
         )
         for step in model.plan.given_up:
@@ -276,7 +276,7 @@ class Commands:
     def _model(self, argument: str) -> None:
         conversation = self._conversation
         before = conversation.model.describe()
-        conversation.switch(dataclasses.replace(conversation.flags, model=argument, ctx=None))
+        conversation.switch(argument, conversation.load.but(ctx=None))
         for line in conversation.banner()[:-1]:
             self._terminal.note(line, "dim")
         self._tell_changes(before, conversation.model.describe())
@@ -292,13 +292,13 @@ class Commands:
             )
         same = str(conversation.model.package.path)
         before = conversation.model.describe()
-        conversation.switch(dataclasses.replace(conversation.flags, model=same, ctx=int(argument)))
+        conversation.switch(same, conversation.load.but(ctx=int(argument)))
         after = conversation.model.describe()
         self._terminal.note(f"the context has {number(after['context_tokens'])} tokens", "dim")
         self._tell_changes(before, after)
-        planned = [of_budget(facts["memory"]["planned_bytes"], None) for facts in (before, after)]
+        planned = [show_share(facts["memory"]["planned_bytes"], None) for facts in (before, after)]
         budget = after["memory"]["budget_bytes"]
-        room = "" if budget is None else f", the budget is {gibibytes(budget)}"
+        room = "" if budget is None else f", the budget is {show_rounded(budget)}"
         change = f" instead of {planned[0]}" if planned[1] != planned[0] else ""
         self._terminal.note(f"memory planned: {planned[1]}{change}{room}", "dim")
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from edge_rt.cli.interrupt import Background
+from edge_rt.cli.options import flags
+from edge_rt.cli.options.groups import SpeculationFlags
 from edge_rt.cli.render.bench_table import markdown
 from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.stats import visible_shares
 from edge_rt.cli.render.status_line import StatusLine
 from edge_rt.cli.speculation import warn_of_profile
-from edge_rt.errors import ConfigError, ContextOverflow
+from edge_rt.errors import ContextOverflow
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.graph.cancel import CancelToken
+from edge_rt.spec_modes import AUTO
 
 if TYPE_CHECKING:
     from edge_rt.measure.prompts import Prompt
@@ -27,41 +30,39 @@ FEW_PROMPTS: Final = 4
 """Figures of fewer prompts say little."""
 
 
+_IN: Final = flags.WITH_PROMPTS
+
+
 @dataclass(frozen=True)
 class PromptFlags:
-    """Flags that say how prompts are measured; None is one that was not given.
+    """How prompts are measured; None is a flag that was not given."""
 
-    Attributes:
-        prompts: the file.
-        limit: take the first so many.
-        mode: mode of speculation.
-        draft_max: most drafted tokens of a pass.
-        corpus: file of ``edge-rt corpus build``.
-        max_tokens: most tokens of an answer.
-        temp, top_p, seed: how tokens are chosen.
-        cold: measure with empty tables.
-        raw: give prompts without the chat template.
-        plot: file of the picture.
-    """
-
-    prompts: Path | None
-    limit: int | None
-    mode: str | None
-    draft_max: int | None
-    corpus: Path | None
-    max_tokens: int | None
-    temp: float | None
-    top_p: float | None
-    seed: int | None
-    cold: bool
-    raw: bool
-    plot: Path | None
+    prompts: Annotated[
+        Path | None,
+        flags.PROMPTS.but(
+            help="Measure what speculation gains on these: JSON lines with 'turns' or 'prompt', or a text a line.",
+            panel=_IN,
+        ),
+    ] = None
+    spec: Annotated[str | None, flags.SPEC.but(shown="auto", panel=_IN)] = None
+    draft_max: Annotated[int | None, flags.DRAFT_MAX.but(panel=_IN)] = None
+    corpus: Annotated[Path | None, flags.CORPUS.but(panel=_IN)] = None
+    max_tokens: Annotated[int | None, flags.MAX_TOKENS.but(shown="256", least=1, panel=_IN)] = None
+    limit: Annotated[int | None, flags.LIMIT.but(panel=_IN)] = None
+    temp: Annotated[float | None, flags.TEMP.but(shown="0", panel=_IN)] = None
+    top_p: Annotated[float | None, flags.TOP_P.but(shown="0.95", panel=_IN)] = None
+    seed: Annotated[
+        int | None, flags.SEED.but(help="Seed of the first prompt; others follow.", shown="0", panel=_IN)
+    ] = None
+    cold: Annotated[bool, flags.COLD.but(panel=_IN)] = False
+    raw: Annotated[bool, flags.RAW.but(panel=_IN)] = False
+    plot: Annotated[Path | None, flags.PLOT.but(panel=_IN)] = None
 
     def given(self) -> list[str]:
         """Return the flags that were given, but for ``--prompts``."""
-        flags = {
+        named = {
             "--limit": self.limit,
-            "--spec": self.mode,
+            "--spec": self.spec,
             "--draft-max": self.draft_max,
             "--corpus": self.corpus,
             "--max-tokens": self.max_tokens,
@@ -72,7 +73,7 @@ class PromptFlags:
             "--raw": self.raw or None,
             "--plot": self.plot,
         }
-        return [name for name, value in flags.items() if value is not None]
+        return [name for name, value in named.items() if value is not None]
 
     def config(self) -> GenerationConfig:
         """Return how tokens are chosen; greedily unless asked otherwise.
@@ -92,9 +93,13 @@ class PromptFlags:
         )
 
     @property
-    def spec(self) -> str:
+    def mode(self) -> str:
         """The mode of speculation."""
-        return "auto" if self.mode is None else self.mode
+        return self.spec or AUTO
+
+    def speculation(self) -> SpeculationFlags:
+        """Return who drafts, as a load is asked for it."""
+        return SpeculationFlags(spec=self.spec, draft_max=self.draft_max, corpus=self.corpus)
 
     def read(self) -> list[Prompt]:
         """Return the prompts to take, after everything is checked that can be before a model is loaded.
@@ -106,16 +111,9 @@ class PromptFlags:
             RuntimeUnavailable: a picture is wanted, and nothing can draw it.
         """
         from edge_rt.measure.prompts import read_prompts
-        from edge_rt.runtime.speculation.speculation import require_mode
 
         assert self.prompts is not None
-        require_mode(self.spec)
-        if self.corpus is not None and self.spec not in ("auto", "suffix"):
-            raise ConfigError(
-                f"--corpus is not used with --spec {self.spec}.", "It is used with auto, suffix.", "Leave one out."
-            )
-        if self.draft_max is not None and self.spec == "off":
-            raise ConfigError("--draft-max is not used with --spec off.", "Nothing is drafted.", "Leave one out.")
+        self.speculation().check_planned()
         self.config()
         if self.plot is not None:
             from edge_rt.cli.render.speculation_plot import require_plot
@@ -124,63 +122,62 @@ class PromptFlags:
         return read_prompts(self.prompts)[: self.limit]
 
 
-def measure(terminal: Terminal, model: Model, prompts: list[Prompt], flags: PromptFlags) -> dict[str, Any]:
+def measure(terminal: Terminal, model: Model, prompts: list[Prompt], asked: PromptFlags) -> dict[str, Any]:
     """Measure the prompts and return all figures as a JSON object.
 
     Raises:
         EdgeRTError: a generation failed, two answers differ, or no prompt fits the context.
         SignalReceived: a signal came.
     """
+    from edge_rt.measure.speculation_benchmark import LeftOut, report
+
     token = CancelToken()
     line = StatusLine(terminal, len(prompts))
-    config = flags.config()
-    in_force = model.speculation.resolve(flags.spec, has_reference=flags.spec == "reference")
-    warn_of_profile(terminal, model, flags.spec, given=f"--spec {flags.spec}")
-    if in_force != flags.spec:
-        unused = [flag for flag in flags.given() if flag in ("--draft-max", "--corpus")]
+    config = asked.config()
+    in_force = model.speculation.resolve(asked.mode, has_reference=asked.mode == "reference")
+    warn_of_profile(terminal, model, asked.mode, given=f"--spec {asked.mode}")
+    if in_force != asked.mode:
+        unused = [flag for flag in asked.given() if flag in ("--draft-max", "--corpus")]
         terminal.warn(
-            f"speculation is off ({flags.spec}, op profile {model.package.manifest.op_profile}): plain decoding is "
+            f"speculation is off ({asked.mode}, op profile {model.package.manifest.op_profile}): plain decoding is "
             "measured against itself; choose a drafter with --spec."
             + (f" Not used: {', '.join(unused)}." if unused else "")
         )
 
-    def work(emit: Callable[[Sample | LeftOut], None]) -> dict[str, Any]:
-        from edge_rt.measure.speculation_benchmark import Sample, measure_prompts, report
+    samples: list[Sample] = []
+    left_out: list[LeftOut] = []
 
-        samples: list[Sample] = []
-        left_out: list[LeftOut] = []
-        for item in measure_prompts(model, prompts, config, flags.spec, cold=flags.cold, raw=flags.raw, cancel=token):
-            if isinstance(item, Sample):
-                samples.append(item)
-            else:
-                left_out.append(item)
-            emit(item)
-        if not samples:
-            worst = left_out[0]
-            raise ContextOverflow(worst.prompt_tokens, worst.requested_tokens, worst.context_tokens)
-        return report(samples, left_out)
+    def work() -> Generator[Sample | LeftOut]:
+        from edge_rt.measure.speculation_benchmark import measure_prompts
+
+        yield from measure_prompts(model, prompts, config, asked.mode, cold=asked.cold, raw=asked.raw, cancel=token)
 
     try:
-        background: Background[Sample | LeftOut, dict[str, Any]] = Background(work)
-        for done, _ in enumerate(background, start=1):
+        for done, item in enumerate(Background(work), start=1):
+            if isinstance(item, LeftOut):
+                left_out.append(item)
+            else:
+                samples.append(item)
             line.show(done, "prompts")
-        document = background.result()
     finally:
         token.cancel()
         line.clear()
+    if not samples:
+        worst = left_out[0]
+        raise ContextOverflow(worst.prompt_tokens, worst.requested_tokens, worst.context_tokens)
     facts = {
-        "spec": flags.spec,
-        "tables": "cold" if flags.cold else "warm",
+        "spec": asked.mode,
+        "tables": "cold" if asked.cold else "warm",
         "max_tokens": config.max_tokens,
         "temperature": config.temperature,
         "top_p": config.top_p,
         "seed": config.seed,
-        "raw": flags.raw,
-        "draft_max": flags.draft_max,
-        "corpus": None if flags.corpus is None else str(flags.corpus),
+        "raw": asked.raw,
+        "draft_max": asked.draft_max,
+        "corpus": None if asked.corpus is None else str(asked.corpus),
         "spec_in_force": in_force,
     }
-    return {**document, **facts}
+    return {**report(samples, left_out), **facts}
 
 
 def spec_name(document: dict[str, Any]) -> str:

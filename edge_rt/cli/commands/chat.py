@@ -5,58 +5,14 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from edge_rt.cli.baseline_memory import own_bytes
 from edge_rt.cli.chat.chat_input import needs_more, parse_entry
-from edge_rt.cli.options import (
-    AcceptOption,
-    BiasOption,
-    ConfigOption,
-    CtxOption,
-    DeviceOption,
-    FrequencyOption,
-    IsaOption,
-    JsonOption,
-    KvOption,
-    MaxTokensOption,
-    MemoryOption,
-    MinPOption,
-    ModelFlags,
-    ModelOption,
-    NoColorOption,
-    NoGuardOption,
-    OfflineOption,
-    PresenceOption,
-    QuietOption,
-    RepeatOption,
-    SeedOption,
-    StatsOption,
-    StopOption,
-    StoreOption,
-    SystemOption,
-    TempOption,
-    ThreadsOption,
-    TopKOption,
-    TopPOption,
-    VerboseOption,
-    generation_config,
-    make_terminal,
-)
-from edge_rt.cli.speculation import (
-    CorpusOption,
-    DraftMaxOption,
-    ReferenceOption,
-    SpecFlags,
-    SpecOption,
-    SpecTraceOption,
-    check_flags,
-    open_trace,
-    tell_calibration,
-    with_reference,
-)
+from edge_rt.cli.options import flags
+from edge_rt.cli.options.groups import AnswerFlags, GuardFlags, LoadFlags, PlaceFlags, SamplingFlags, SpeculationFlags
+from edge_rt.cli.speculation import tell_calibration
+from edge_rt.cli.trace_file import open_trace
 from edge_rt.errors import ConfigError, ContextOverflow, InputError
 from edge_rt.system.machine import use_one_heap
 
@@ -66,79 +22,51 @@ if TYPE_CHECKING:
 EXIT_INTERRUPTED = 130
 
 
+@dataclass(frozen=True)
+class ChatFlags:
+    """How a chat begins, and what is kept of it."""
+
+    system: Annotated[str | None, flags.SYSTEM] = None
+    no_history: Annotated[bool, flags.NO_HISTORY] = False
+
+
 def chat(
-    model: ModelOption = None,
-    system: SystemOption = None,
-    memory: MemoryOption = None,
-    ctx: CtxOption = None,
-    threads: ThreadsOption = None,
-    device: DeviceOption = "auto",
-    kv_type: KvOption = None,
-    isa: IsaOption = None,
-    max_tokens: MaxTokensOption = None,
-    temp: TempOption = None,
-    top_p: TopPOption = None,
-    top_k: TopKOption = None,
-    min_p: MinPOption = None,
-    repeat_penalty: RepeatOption = None,
-    presence_penalty: PresenceOption = None,
-    frequency_penalty: FrequencyOption = None,
-    logit_bias: BiasOption = None,
-    seed: SeedOption = None,
-    stop: StopOption = None,
-    no_repetition_guard: NoGuardOption = False,
-    spec: SpecOption = None,
-    draft_max: DraftMaxOption = None,
-    reference: ReferenceOption = None,
-    corpus: CorpusOption = None,
-    spec_trace: SpecTraceOption = None,
-    accept: AcceptOption = None,
-    no_history: Annotated[bool, typer.Option("--no-history", help="Keep no file of typed lines.")] = False,
-    json: JsonOption = False,
-    stats: StatsOption = None,
-    quiet: QuietOption = False,
-    verbose: VerboseOption = False,
-    no_color: NoColorOption = False,
-    offline: OfflineOption = False,
-    store: StoreOption = None,
-    config: ConfigOption = None,
+    begin: ChatFlags,
+    load: LoadFlags,
+    sampling: SamplingFlags,
+    guard: GuardFlags,
+    speculation: SpeculationFlags,
+    output: AnswerFlags,
+    places: PlaceFlags,
 ) -> int:
     """Chat with a model; it is fetched first if it is not here. Lines of a pipe are answered one by one."""
     from edge_rt.cli.chat.conversation import Conversation
 
-    own = own_bytes()
-    terminal = make_terminal(json=json, quiet=quiet, verbose=verbose, no_color=no_color)
-    options = generation_config(
-        max_tokens=max_tokens,
-        temp=temp,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        repeat_penalty=repeat_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        logit_bias=logit_bias,
-        seed=seed,
-        stop=stop,
-        accept=accept,
-    ).with_options(repetition_guard=not no_repetition_guard)
+    terminal = output.terminal()
+    options = sampling.config().with_options(repetition_guard=not guard.no_repetition_guard)
     is_interactive = sys.stdin is not None and sys.stdin.isatty() and terminal.err_is_tty
-    if is_interactive and json:
+    if is_interactive and output.json:
         raise ConfigError("--json needs lines from a pipe.", "Standard input is a terminal.", "Leave --json out.")
-    check_flags(spec, draft_max=draft_max, reference=reference, corpus=corpus, trace=spec_trace, accept=options.accept)
-    options = with_reference(options, reference)
-    show_stats = is_interactive if stats is None else stats
-    with open_trace(spec_trace, terminal) as trace:
-        spec_flags = SpecFlags(spec, draft_max, corpus, trace, functools.partial(tell_calibration, terminal))
-        flags = ModelFlags(model, ctx, threads, device, store, config, offline, kv_type, isa, spec_flags, memory, own)
+    speculation.check(options.accept)
+    options = speculation.with_reference(options)
+    with open_trace(speculation.spec_trace, terminal) as trace:
         use_one_heap()
         if is_interactive:
             # The line editor belongs to what the process holds before a model is loaded.
             import edge_rt.cli.chat.repl  # noqa: F401
-        conversation = Conversation(terminal, flags, options, system=system, show_stats=show_stats)
+        on_calibrate = functools.partial(tell_calibration, terminal)
+        conversation = Conversation(
+            terminal,
+            load.reference,
+            places,
+            load.options(places, speculation, spec_trace=trace, on_calibrate=on_calibrate),
+            options,
+            system=begin.system,
+            show_stats=is_interactive if output.stats is None else output.stats,
+        )
         try:
             if is_interactive:
-                return _at_terminal(conversation, keep_history=not no_history)
+                return _at_terminal(conversation, keep_history=not begin.no_history)
             return _from_pipe(conversation)
         finally:
             conversation.close()
@@ -154,7 +82,7 @@ def _at_terminal(conversation: Conversation, *, keep_history: bool) -> int:
     terminal = conversation.terminal
     history = open_history(default_history_path(), terminal.warn) if keep_history else InMemoryHistory()
     commands = Commands(conversation)
-    session = make_session(terminal, commands, history, conversation.flags.open_store().names)
+    session = make_session(terminal, commands, history, conversation.places.open_store().names)
     for line in conversation.banner():
         terminal.note(line, "dim")
     terminal.note()

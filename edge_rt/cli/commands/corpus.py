@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from edge_rt.cli.loading import obtain_package
-from edge_rt.cli.options import (
-    ConfigOption,
-    JsonOption,
-    ModelFlags,
-    ModelOption,
-    NoColorOption,
-    OfflineOption,
-    QuietOption,
-    StoreOption,
-    VerboseOption,
-    make_terminal,
-)
+from edge_rt.cli.options import flags
+from edge_rt.cli.options.groups import LoadFlags, OutputFlags, PlaceFlags
+from edge_rt.cli.options.spread import only, spread
 from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.stats import facts_lines
 from edge_rt.errors import ConfigError
@@ -37,63 +29,65 @@ corpus_app = typer.Typer(
 )
 
 
+@dataclass(frozen=True)
+class BuildFlags:
+    """What is indexed, and where the index goes."""
+
+    texts: Annotated[list[Path], flags.TEXTS_ARGUMENT]
+    out: Annotated[Path, flags.OUT.but(help="File to create.", metavar="FILE")]
+    force: Annotated[bool, flags.FORCE.but(help="Replace FILE.")] = False
+
+
+@dataclass(frozen=True)
+class IndexFlags:
+    """An index that is there."""
+
+    file: Annotated[Path, flags.CORPUS_ARGUMENT]
+
+
 @corpus_app.command()
+@spread
 def build(
-    texts: Annotated[list[Path], typer.Argument(metavar="TEXT...", help="UTF-8 text files, each a text of its own.")],
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="File to create.")],
-    model: ModelOption = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace FILE.")] = False,
-    json: JsonOption = False,
-    quiet: QuietOption = False,
-    verbose: VerboseOption = False,
-    no_color: NoColorOption = False,
-    offline: OfflineOption = False,
-    store: StoreOption = None,
-    config: ConfigOption = None,
+    wanted: BuildFlags,
+    load: Annotated[LoadFlags, only("model")],
+    output: OutputFlags,
+    places: PlaceFlags,
 ) -> int:
     """Tokenise texts with a model's tokenizer and write their index: 8 bytes per token."""
-    terminal = make_terminal(json=json, quiet=quiet, verbose=verbose, no_color=no_color)
-    if any(_is_same(text, out) for text in texts):
+    terminal, out = output.terminal(), wanted.out
+    if any(_is_same(text, out) for text in wanted.texts):
         raise ConfigError(f"{out} is one of the texts.", "The index would replace it.", "Choose another name for it.")
-    if out.exists() and not force:
+    if out.exists() and not wanted.force:
         raise ConfigError(f"{out} exists.", "Nothing was read.", "Choose another name, or add --force.")
-    flags = ModelFlags(model, store=store, config=config, offline=offline)
-    name, folder = obtain_package(terminal, flags)
+    name, package = obtain_package(terminal, load.reference, places, budget=load.budget_bytes(places))
 
-    from edge_rt.package.reader import open_package
     from edge_rt.runtime.drafters.corpus_build import build_corpus
     from edge_rt.text.tokenizer import Tokenizer
 
-    manifest = open_package(folder).manifest
+    manifest = package.manifest
     facts = manifest.tokenizer
-    tokenizer = Tokenizer.from_file(folder / facts.file, info=facts, embedding_rows=manifest.model.vocab_size)
+    tokenizer = Tokenizer.from_file(package.file(facts.file), info=facts, embedding_rows=manifest.model.vocab_size)
     info = build_corpus(
-        _encoded(terminal, texts, tokenizer),
+        _encoded(terminal, wanted.texts, tokenizer),
         out,
         vocab_size=manifest.model.vocab_size,
         tokenizer_sha256=manifest.files[facts.file].sha256,
-        force=force,
+        force=wanted.force,
     )
-    document = {"model": name, **_facts(out, info)}
-    _show(terminal, document, as_json=json)
+    _show(terminal, {"model": name, **_facts(out, info)})
     return 0
 
 
 @corpus_app.command()
-def info(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="What 'edge-rt corpus build' wrote.")],
-    json: JsonOption = False,
-    quiet: QuietOption = False,
-    verbose: VerboseOption = False,
-    no_color: NoColorOption = False,
-) -> int:
+@spread
+def info(index: IndexFlags, output: OutputFlags) -> int:
     """Check an index, every byte of it, and show what it holds."""
     from edge_rt.runtime.drafters.corpus import Corpus
 
-    terminal = make_terminal(json=json, quiet=quiet, verbose=verbose, no_color=no_color)
-    with Corpus.open(file) as corpus:
-        document = _facts(file, corpus.info)
-    _show(terminal, document, as_json=json)
+    terminal = output.terminal()
+    with Corpus.open(index.file) as corpus:
+        document = _facts(index.file, corpus.info)
+    _show(terminal, document)
     return 0
 
 
@@ -128,8 +122,8 @@ def _facts(path: Path, info: CorpusInfo) -> dict[str, Any]:
     }
 
 
-def _show(terminal: Terminal, document: dict[str, Any], *, as_json: bool) -> None:
-    if as_json:
+def _show(terminal: Terminal, document: dict[str, Any]) -> None:
+    if terminal.is_json:
         terminal.document(document)
     else:
         terminal.table(facts_lines(document))

@@ -7,21 +7,13 @@ import os
 import platform
 import shutil
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-import typer
-
-from edge_rt.cli.options import (
-    ConfigOption,
-    JsonOption,
-    NoColorOption,
-    QuietOption,
-    StoreOption,
-    VerboseOption,
-    make_terminal,
-    open_the_store,
-)
+from edge_rt.cli.options import flags
+from edge_rt.cli.options.groups import OutputFlags, PlaceFlags
+from edge_rt.cli.options.spread import only
 from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.stats import facts_lines
 from edge_rt.errors import ConfigError, EdgeRTError, RuntimeUnavailable
@@ -32,35 +24,24 @@ WHEELS: Final = ("onnxruntime", "onnxruntime-gpu")
 LIBRARIES: Final = ("numpy", "tokenizers", "jinja2", "gguf", "onnx", "onnx-ir", "huggingface_hub")
 
 
-def doctor(
-    save_profile: Annotated[
-        bool,
-        typer.Option(
-            "--save-profile",
-            help="Measure, for about 4 seconds, how fast memory is read and what a process takes by itself, and keep "
-            "it: plans on this machine use it.",
-        ),
-    ] = False,
-    profile_name: Annotated[
-        str | None,
-        typer.Option("--profile-name", metavar="NAME", help="Keep it under another name, for 'plan --device NAME'."),
-    ] = None,
-    json: JsonOption = False,
-    quiet: QuietOption = False,
-    verbose: VerboseOption = False,
-    no_color: NoColorOption = False,
-    store: StoreOption = None,
-    config: ConfigOption = None,
-) -> int:
+@dataclass(frozen=True)
+class SaveFlags:
+    """Whether this machine is measured, and under which name that is kept."""
+
+    save_profile: Annotated[bool, flags.SAVE_PROFILE] = False
+    profile_name: Annotated[str | None, flags.PROFILE_NAME] = None
+
+
+def doctor(saved: SaveFlags, output: OutputFlags, places: Annotated[PlaceFlags, only("store", "config")]) -> int:
     """Report on this machine; exit code 5 if something that is needed is missing."""
-    terminal = make_terminal(json=json, quiet=quiet, verbose=verbose, no_color=no_color)
+    terminal = output.terminal()
     # Before anything is measured for a name that cannot be one.
-    name = _profile_name(profile_name, save_profile)
+    name = _profile_name(saved.profile_name, saved.save_profile)
     facts: dict[str, Any] = {"edge_rt": VERSION, "python": platform.python_version(), "platform": platform.platform()}
     problems: list[str] = []
     warnings: list[str] = []
     facts |= _machine()
-    facts |= _store(store, config, problems)
+    facts |= _store(places, problems)
     facts["wheels"] = {name: version for name in WHEELS if (version := _version(name))}
     facts["libraries"] = {name: _version(name) for name in LIBRARIES}
     facts["providers"] = _providers(problems)
@@ -73,7 +54,7 @@ def doctor(
         )
     if name is not None:
         facts |= _measured(terminal, name, warnings)
-    if json:
+    if output.json:
         terminal.document({**facts, "warnings": warnings, "problems": problems})
     else:
         terminal.table(facts_lines(_readable(facts)))
@@ -125,10 +106,10 @@ def _profile_name(given: str | None, is_saved: bool) -> str | None:
 
 
 def _measured(terminal: Terminal, name: str, warnings: list[str]) -> dict[str, Any]:
-    """Measure this machine and keep it as a device profile."""
+    """Measure this machine and keep it under a name."""
     from edge_rt.cli.device_probe import measure_device
     from edge_rt.measure.bandwidth import STEADY, measure_bandwidth
-    from edge_rt.memory.device import profile_path, save_profile
+    from edge_rt.memory.device import device_path, save_device
 
     terminal.note("Measuring how fast memory is read.", "dim")
     spreads: list[float] = []
@@ -144,8 +125,8 @@ def _measured(terminal: Terminal, name: str, warnings: list[str]) -> dict[str, A
             f"Memory was read at speeds that differ by {100 * max(spreads):.0f} %, the best was kept: "
             "measure again on a quieter machine."
         )
-    path = profile_path(name)
-    save_profile(profile, path)
+    path = device_path(name)
+    save_device(profile, path)
     return {
         "profile": str(path),
         "profile_bandwidth_bytes": int(profile.bandwidth),
@@ -163,9 +144,9 @@ def _cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def _store(store: Path | None, config: Path | None, problems: list[str]) -> dict[str, Any]:
+def _store(places: PlaceFlags, problems: list[str]) -> dict[str, Any]:
     try:
-        root = open_the_store(store, config).root
+        root = places.open_store().root
         existing = next(folder for folder in (root, *root.parents) if folder.is_dir())
         free: int | None = shutil.disk_usage(existing).free
     except (EdgeRTError, OSError) as error:
@@ -205,11 +186,11 @@ def native_facts(status: NativeStatus, warnings: list[str]) -> dict[str, Any]:
 
 
 def _readable(facts: dict[str, Any]) -> dict[str, Any]:
-    from edge_rt.store import human_bytes
+    from edge_rt.byte_size import show_size
 
     shown = {}
     for name, value in facts.items():
         is_size = name.endswith("_bytes") and value is not None
-        shown[name.removesuffix("_bytes").replace("_", " ")] = human_bytes(value) if is_size else value
+        shown[name.removesuffix("_bytes").replace("_", " ")] = show_size(value) if is_size else value
     shown["executable"] = sys.executable
     return shown

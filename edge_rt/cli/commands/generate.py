@@ -5,69 +5,25 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Final
 
-import typer
-
-from edge_rt.cli.answering import answer
-from edge_rt.cli.baseline_memory import own_bytes
+from edge_rt.cli.answering import answering
 from edge_rt.cli.chat.settings import options_to_settings
 from edge_rt.cli.loading import load_model, obtain_package
-from edge_rt.cli.options import (
-    AcceptOption,
-    BiasOption,
-    ConfigOption,
-    CtxOption,
-    DeviceOption,
-    FrequencyOption,
-    IsaOption,
-    JsonOption,
-    KvOption,
-    MaxTokensOption,
-    MemoryOption,
-    MinPOption,
-    ModelFlags,
-    ModelOption,
-    NoColorOption,
-    NoGuardOption,
-    OfflineOption,
-    PresenceOption,
-    QuietOption,
-    RepeatOption,
-    SeedOption,
-    StatsOption,
-    StopOption,
-    StoreOption,
-    SystemOption,
-    TempOption,
-    ThreadsOption,
-    TopKOption,
-    TopPOption,
-    VerboseOption,
-    generation_config,
-    make_terminal,
-)
+from edge_rt.cli.options import flags
+from edge_rt.cli.options.groups import AnswerFlags, GuardFlags, LoadFlags, PlaceFlags, SamplingFlags, SpeculationFlags
 from edge_rt.cli.prompt import read_prompt
 from edge_rt.cli.render.console import Terminal, number
 from edge_rt.cli.render.stats import tell_stats
-from edge_rt.cli.speculation import (
-    CorpusOption,
-    DraftMaxOption,
-    ReferenceOption,
-    SpecFlags,
-    SpecOption,
-    SpecTraceOption,
-    check_flags,
-    open_trace,
-    tell_calibration,
-    warn_of_limits,
-    with_reference,
-)
+from edge_rt.cli.speculation import tell_calibration, warn_of_limits
+from edge_rt.cli.trace_file import open_trace
 from edge_rt.errors import ConfigError
 
 if TYPE_CHECKING:
     from edge_rt.runtime.config import GenerationConfig
     from edge_rt.runtime.engine import Model
+    from edge_rt.runtime.graph.cancel import CancelToken
     from edge_rt.runtime.prompt.encoding import Prompt
     from edge_rt.runtime.results import Event, Result
     from edge_rt.runtime.stream import Stream
@@ -75,92 +31,64 @@ if TYPE_CHECKING:
 EXIT_INTERRUPTED: Final = 130
 
 
+@dataclass(frozen=True)
+class QuestionFlags:
+    """What is asked."""
+
+    prompt: Annotated[str | None, flags.PROMPT] = None
+    system: Annotated[str | None, flags.SYSTEM] = None
+    raw: Annotated[bool, flags.RAW.but(help="Take the prompt as it is, without the chat template.")] = False
+
+
+@dataclass(frozen=True)
+class FormFlags:
+    """In which form the answer is written."""
+
+    no_stream: Annotated[bool, flags.NO_STREAM] = False
+    json_lines: Annotated[bool, flags.JSON_LINES] = False
+
+
 def generate(
-    model: ModelOption = None,
-    prompt: Annotated[
-        str | None, typer.Option("-p", "--prompt", metavar="TEXT", help="The prompt; standard input follows it.")
-    ] = None,
-    system: SystemOption = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Take the prompt as it is, without the chat template.")] = False,
-    memory: MemoryOption = None,
-    ctx: CtxOption = None,
-    threads: ThreadsOption = None,
-    device: DeviceOption = "auto",
-    kv_type: KvOption = None,
-    isa: IsaOption = None,
-    max_tokens: MaxTokensOption = None,
-    temp: TempOption = None,
-    top_p: TopPOption = None,
-    top_k: TopKOption = None,
-    min_p: MinPOption = None,
-    repeat_penalty: RepeatOption = None,
-    presence_penalty: PresenceOption = None,
-    frequency_penalty: FrequencyOption = None,
-    logit_bias: BiasOption = None,
-    seed: SeedOption = None,
-    stop: StopOption = None,
-    no_repetition_guard: NoGuardOption = False,
-    spec: SpecOption = None,
-    draft_max: DraftMaxOption = None,
-    reference: ReferenceOption = None,
-    corpus: CorpusOption = None,
-    spec_trace: SpecTraceOption = None,
-    accept: AcceptOption = None,
-    no_stream: Annotated[bool, typer.Option("--no-stream", help="Write the answer when it is complete.")] = False,
-    json_lines: Annotated[bool, typer.Option("--json-lines", help="Write one JSON event per line.")] = False,
-    json: JsonOption = False,
-    stats: StatsOption = None,
-    quiet: QuietOption = False,
-    verbose: VerboseOption = False,
-    no_color: NoColorOption = False,
-    offline: OfflineOption = False,
-    store: StoreOption = None,
-    config: ConfigOption = None,
+    question: QuestionFlags,
+    load: LoadFlags,
+    sampling: SamplingFlags,
+    guard: GuardFlags,
+    speculation: SpeculationFlags,
+    form: FormFlags,
+    output: AnswerFlags,
+    places: PlaceFlags,
 ) -> int:
     """Answer one prompt, given with -p, on standard input, or both."""
-    own = own_bytes()
-    terminal = make_terminal(json=json or json_lines, quiet=quiet, verbose=verbose, no_color=no_color)
-    options = generation_config(
-        max_tokens=max_tokens,
-        temp=temp,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        repeat_penalty=repeat_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        logit_bias=logit_bias,
-        seed=seed,
-        stop=stop,
-        accept=accept,
-    ).with_options(repetition_guard=not no_repetition_guard)
-    if json and json_lines:
+    terminal = output.terminal(is_json=form.json_lines)
+    options = sampling.config().with_options(repetition_guard=not guard.no_repetition_guard)
+    if output.json and form.json_lines:
         raise ConfigError("--json and --json-lines exclude each other.", "Both were given.", "Choose one.")
-    if raw and system is not None:
+    if question.raw and question.system is not None:
         raise ConfigError("--raw takes no system message.", "Both were given.", "Write it into the prompt.")
-    check_flags(spec, draft_max=draft_max, reference=reference, corpus=corpus, trace=spec_trace, accept=options.accept)
-    options = with_reference(options, reference)
-    text = read_prompt(prompt, terminal)
-    with open_trace(spec_trace, terminal) as trace:
-        spec_flags = SpecFlags(spec, draft_max, corpus, trace, functools.partial(tell_calibration, terminal))
-        flags = ModelFlags(model, ctx, threads, device, store, config, offline, kv_type, isa, spec_flags, memory, own)
-        _, package = obtain_package(terminal, flags)
-        with load_model(package, flags) as loaded:
-            warn_of_limits(terminal, loaded, spec_flags, options)
-            writer = _Writer(terminal, loaded, options, is_json=json, is_lines=json_lines, is_whole=no_stream)
-            result = _run(loaded, _messages(loaded, text, system, raw=raw), options, terminal, writer)
+    speculation.check(options.accept)
+    options = speculation.with_reference(options)
+    text = read_prompt(question.prompt, terminal)
+    with open_trace(speculation.spec_trace, terminal) as trace:
+        on_calibrate = functools.partial(tell_calibration, terminal)
+        asked = load.options(places, speculation, spec_trace=trace, on_calibrate=on_calibrate)
+        _, package = obtain_package(terminal, load.reference, places, budget=load.budget_bytes(places))
+        with load_model(package, asked) as model:
+            warn_of_limits(terminal, model, asked, options)
+            writer = _Writer(terminal, model, options, is_json=output.json, form=form)
+            prompt = _messages(model, text, question)
+
+            def make_stream(token: CancelToken, on_prefill: Callable[[int, int], None]) -> Stream:
+                return model.stream(prompt, options, cancel=token, on_prefill_progress=on_prefill)
+
+            with answering(make_stream, terminal) as answer:
+                for event in answer:
+                    writer.push(event)
+                result = answer.result()
             writer.finish(result)
-            _warn_if_cut(terminal, loaded, result)
-    if stats or (stats is None and verbose):
+            _warn_if_cut(terminal, model, result)
+    if output.stats or (output.stats is None and output.verbose):
         tell_stats(terminal, result)
     return EXIT_INTERRUPTED if result.finish_reason == "cancelled" else 0
-
-
-def _run(model: Model, prompt: Prompt, options: GenerationConfig, terminal: Terminal, writer: _Writer) -> Result:
-    def make_stream(token: Any, on_prefill: Callable[[int, int], None]) -> Stream:
-        return model.stream(prompt, options, cancel=token, on_prefill_progress=on_prefill)
-
-    return answer(make_stream, terminal, writer.push)
 
 
 def _warn_if_cut(terminal: Terminal, model: Model, result: Result) -> None:
@@ -175,11 +103,11 @@ def _warn_if_cut(terminal: Terminal, model: Model, result: Result) -> None:
     terminal.warn(f"the context is full ({used} of {room} tokens) and the answer is cut; {larger}.")
 
 
-def _messages(model: Model, text: str, system: str | None, *, raw: bool) -> Prompt:
+def _messages(model: Model, text: str, question: QuestionFlags) -> Prompt:
     """Return the prompt as messages, or as it is with ``--raw`` and for models without a template."""
-    if raw or (model.template_source is None and system is None):
+    if question.raw or (model.template_source is None and question.system is None):
         return text
-    messages = [] if system is None else [{"role": "system", "content": system}]
+    messages = [] if question.system is None else [{"role": "system", "content": question.system}]
     return [*messages, {"role": "user", "content": text}]
 
 
@@ -187,22 +115,15 @@ class _Writer:
     """Writes the answer in the form that was asked for."""
 
     def __init__(
-        self,
-        terminal: Terminal,
-        model: Model,
-        options: GenerationConfig,
-        *,
-        is_json: bool,
-        is_lines: bool,
-        is_whole: bool,
+        self, terminal: Terminal, model: Model, options: GenerationConfig, *, is_json: bool, form: FormFlags
     ) -> None:
         self._terminal = terminal
         sampling = options.sampling(model.package.manifest.sampling)
         self._options = {**options_to_settings(options), **dataclasses.asdict(sampling)}
         self._facts = model.describe()
         self._is_json = is_json
-        self._is_lines = is_lines
-        self._is_streaming = not (is_json or is_lines or is_whole)
+        self._is_lines = form.json_lines
+        self._is_streaming = not (is_json or form.json_lines or form.no_stream)
 
     def push(self, event: Event) -> None:
         if self._is_lines:

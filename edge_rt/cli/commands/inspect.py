@@ -5,24 +5,14 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from edge_rt.cli.options import (
-    DEFAULT_MODEL,
-    ConfigOption,
-    JsonOption,
-    ModelOption,
-    NoColorOption,
-    QuietOption,
-    StoreOption,
-    VerboseOption,
-    make_terminal,
-    one_of,
-    open_the_store,
-)
+from edge_rt.cli.options import flags
+from edge_rt.cli.options.flags import DEFAULT_MODEL
+from edge_rt.cli.options.groups import LoadFlags, OutputFlags, PlaceFlags, one_of
+from edge_rt.cli.options.spread import only
 from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.stats import facts_lines
 from edge_rt.errors import ConfigError, ModelNotFound
@@ -34,39 +24,40 @@ if TYPE_CHECKING:
 SHOWN_TEMPLATE_LINES = 12
 
 
+@dataclass(frozen=True)
+class InspectFlags:
+    """What is looked at, and how closely."""
+
+    package: Annotated[str | None, flags.PACKAGE_ARGUMENT] = None
+    verify: Annotated[bool, flags.VERIFY] = False
+
+
 def inspect(
-    package: Annotated[
-        str | None, typer.Argument(metavar="[PACKAGE|GGUF]", help="Package, name in the store, or GGUF file.")
-    ] = None,
-    model: ModelOption = None,
-    verify: Annotated[bool, typer.Option("--verify", help="Read every file and compare its hash.")] = False,
-    json: JsonOption = False,
-    quiet: QuietOption = False,
-    verbose: VerboseOption = False,
-    no_color: NoColorOption = False,
-    store: StoreOption = None,
-    config: ConfigOption = None,
+    wanted: InspectFlags,
+    load: Annotated[LoadFlags, only("model")],
+    output: OutputFlags,
+    places: Annotated[PlaceFlags, only("store", "config")],
 ) -> int:
     """Show the facts of a package or of a GGUF file: sizes, quantisation, licence, template."""
     from edge_rt.store import resolve
 
-    terminal = make_terminal(json=json, quiet=quiet, verbose=verbose, no_color=no_color)
-    reference = one_of(package, model, "The model") or DEFAULT_MODEL
-    resolved = resolve(reference, open_the_store(store, config))
+    terminal = output.terminal()
+    reference = one_of(wanted.package, load.model, "The model") or DEFAULT_MODEL
+    resolved = resolve(reference, places.open_store())
     if resolved.path is None:
         raise ModelNotFound(
             f"{reference} is not on this machine.", f"edge-rt {resolved.description}.", f"Run: edge-rt pull {reference}"
         )
     if resolved.kind == "package":
-        facts = _package_facts(resolved.path, verify=verify)
-    elif verify:
+        facts = _package_facts(resolved.path, verify=wanted.verify)
+    elif wanted.verify:
         raise ConfigError("--verify needs a package.", f"{resolved.path} is a GGUF file.", "Export it first.")
     else:
         facts = gguf_facts(resolved.path)
-    if json:
+    if output.json:
         terminal.document(facts)
     else:
-        _print(terminal, facts, whole_template=verbose)
+        _print(terminal, facts, whole_template=output.verbose)
     return 0
 
 
@@ -149,7 +140,7 @@ def _json_value(value: object) -> str | int | float | None:
 
 
 def _print(terminal: Terminal, facts: dict[str, Any], *, whole_template: bool) -> None:
-    from edge_rt.store import human_bytes
+    from edge_rt.byte_size import human_bytes
 
     template = facts["chat_template"]
     sections = {name: facts[name] for name in ("model", "metadata") if name in facts}

@@ -5,25 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from edge_rt.cli.loading import check_runtime, tell_estimate, tell_source
-from edge_rt.cli.options import (
-    DEFAULT_MODEL,
-    ConfigOption,
-    JsonOption,
-    ModelOption,
-    NoColorOption,
-    OfflineOption,
-    QuietOption,
-    StoreOption,
-    VerboseOption,
-    make_terminal,
-    one_of,
-    open_the_store,
-)
+from edge_rt.cli.options import flags
+from edge_rt.cli.options.flags import DEFAULT_MODEL
+from edge_rt.cli.options.groups import LoadFlags, OutputFlags, PlaceFlags, one_of
+from edge_rt.cli.options.spread import only
 from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.progress import show_progress
 from edge_rt.errors import ConfigError
@@ -32,46 +21,45 @@ if TYPE_CHECKING:
     from edge_rt.store import PullReport, StoreEntry
 
 
+@dataclass(frozen=True)
+class PullFlags:
+    """What is fetched, and how it is exported."""
+
+    ref: Annotated[str | None, flags.REF_ARGUMENT] = None
+    name: Annotated[str | None, flags.NAME] = None
+    activations: Annotated[str | None, flags.ACTIVATIONS.but(help="int8 or float.")] = None
+    force: Annotated[bool, flags.FORCE.but(help="Fetch and export again.")] = False
+
+
 def pull(
-    ref: Annotated[
-        str | None,
-        typer.Argument(metavar="[REF]", help=f"Name, org/name[:FILE.gguf], or GGUF file; {DEFAULT_MODEL} if absent."),
-    ] = None,
-    model: ModelOption = None,
-    name: Annotated[str | None, typer.Option("--name", help="Name in the store.")] = None,
-    activations: Annotated[str | None, typer.Option("--activations", metavar="KIND", help="int8 or float.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Fetch and export again.")] = False,
-    json: JsonOption = False,
-    quiet: QuietOption = False,
-    verbose: VerboseOption = False,
-    no_color: NoColorOption = False,
-    offline: OfflineOption = False,
-    store: StoreOption = None,
-    config: ConfigOption = None,
+    wanted: PullFlags,
+    load: Annotated[LoadFlags, only("model")],
+    output: OutputFlags,
+    places: PlaceFlags,
 ) -> int:
     """Fetch a model and export it into the store."""
     from edge_rt.store import export_with_edge_rt, pull as pull_into, resolve
 
-    terminal = make_terminal(json=json, quiet=quiet, verbose=verbose, no_color=no_color)
-    reference = one_of(ref, model, "The model") or DEFAULT_MODEL
-    place = open_the_store(store, config)
+    terminal = output.terminal()
+    reference = one_of(wanted.ref, load.model, "The model") or DEFAULT_MODEL
+    place = places.open_store()
     resolved = resolve(reference, place)
-    if force or resolved.kind != "package":
+    if wanted.force or resolved.kind != "package":
         check_runtime()
     if resolved.kind != "package":
-        tell_source(terminal, resolved, offline=offline, lead=f"{resolved.name}: ")
+        tell_source(terminal, resolved, offline=places.offline, lead=f"{resolved.name}: ")
     with show_progress(terminal) as progress:
         report = pull_into(
             reference,
             store=place,
-            name=name,
-            offline=offline,
-            activations=activations,
-            force=force,
+            name=wanted.name,
+            offline=places.offline,
+            activations=wanted.activations,
+            force=wanted.force,
             progress=progress,
             exporter=functools.partial(export_with_edge_rt, on_estimate=functools.partial(tell_estimate, terminal)),
         )
-    if json:
+    if output.json:
         terminal.document(_pull_json(report))
     else:
         _print_pulled(terminal, report)
@@ -100,21 +88,14 @@ def _print_pulled(terminal: Terminal, report: PullReport) -> None:
     terminal.note(f"try: edge-rt chat -m {report.name}", "dim")
 
 
-def list_models(
-    json: JsonOption = False,
-    quiet: QuietOption = False,
-    verbose: VerboseOption = False,
-    no_color: NoColorOption = False,
-    store: StoreOption = None,
-    config: ConfigOption = None,
-) -> int:
+def list_models(output: OutputFlags, places: Annotated[PlaceFlags, only("store", "config")]) -> int:
     """List the models in the store."""
-    from edge_rt.store import human_bytes
+    from edge_rt.byte_size import human_bytes
 
-    terminal = make_terminal(json=json, quiet=quiet, verbose=verbose, no_color=no_color)
-    place = open_the_store(store, config)
+    terminal = output.terminal()
+    place = places.open_store()
     entries = place.list()
-    if json:
+    if output.json:
         models = [{**dataclasses.asdict(entry), "path": entry.path and str(entry.path)} for entry in entries]
         terminal.document({"store": str(place.root), "models": models})
         return 0
@@ -139,23 +120,22 @@ def _weights(entry: StoreEntry) -> str:
     return "+".join(sorted({part for kind in (entry.quantisation or {}).values() for part in kind.split("+")})) or "-"
 
 
-def rm(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name in the store.")],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    json: JsonOption = False,
-    quiet: QuietOption = False,
-    verbose: VerboseOption = False,
-    no_color: NoColorOption = False,
-    store: StoreOption = None,
-    config: ConfigOption = None,
-) -> int:
-    """Remove a model, its package and its source files, from the store."""
-    from edge_rt.store import human_bytes
+@dataclass(frozen=True)
+class RemoveFlags:
+    """What is removed."""
 
-    terminal = make_terminal(json=json, quiet=quiet, verbose=verbose, no_color=no_color)
-    place = open_the_store(store, config)
+    name: Annotated[str, flags.NAME_ARGUMENT]
+    yes: Annotated[bool, flags.YES] = False
+
+
+def rm(removed: RemoveFlags, output: OutputFlags, places: Annotated[PlaceFlags, only("store", "config")]) -> int:
+    """Remove a model, its package and its source files, from the store."""
+    from edge_rt.byte_size import human_bytes
+
+    terminal, name = output.terminal(), removed.name
+    place = places.open_store()
     entry = next((entry for entry in place.list() if entry.name == name), None)
-    if entry is not None and not yes:
+    if entry is not None and not removed.yes:
         if sys.stdin is None or not sys.stdin.isatty():
             raise ConfigError("Removing needs a yes.", "There is no terminal to ask at.", "Add --yes.")
         size = human_bytes(entry.size_bytes + entry.source_bytes)
@@ -163,7 +143,7 @@ def rm(
             terminal.note("nothing was removed")
             return 1
     report = place.remove(name)
-    if json:
+    if output.json:
         terminal.document({"name": report.name, "bytes": report.bytes})
     else:
         terminal.line(f"removed {report.name}, {human_bytes(report.bytes)} freed")

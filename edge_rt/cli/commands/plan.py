@@ -7,25 +7,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from edge_rt.cli.baseline_memory import PLANNING, this_machine
-from edge_rt.cli.options import (
-    ConfigOption,
-    CtxOption,
-    JsonOption,
-    KvOption,
-    MemoryOption,
-    ModelFlags,
-    ModelOption,
-    NoColorOption,
-    QuietOption,
-    StoreOption,
-    VerboseOption,
-    make_terminal,
-)
+from edge_rt.cli.options import flags
+from edge_rt.cli.options.groups import LoadFlags, OutputFlags, PlaceFlags, SpeculationFlags
+from edge_rt.cli.options.spread import only
 from edge_rt.cli.render.console import Terminal
-from edge_rt.cli.speculation import CorpusOption, DraftMaxOption, SpecOption, check_planned
 from edge_rt.errors import MemoryBudgetExceeded, ModelNotFound
 
 if TYPE_CHECKING:
@@ -48,60 +34,55 @@ class FoundModel:
     can_run: bool = True
 
 
-def plan(
-    model: ModelOption = None,
-    memory: MemoryOption = None,
-    ctx: CtxOption = None,
-    kv_type: KvOption = None,
-    spec: SpecOption = None,
-    draft_max: DraftMaxOption = None,
-    corpus: CorpusOption = None,
+@dataclass(frozen=True)
+class MachineFlags:
+    """The machine that is planned for."""
+
     device: Annotated[
         str | None,
-        typer.Option(
-            "--device",
-            metavar="DEVICE",
-            help="Another machine than this one: a preset, or a saved profile; 'list' shows them.",
-            show_default="this machine",
+        flags.DEVICE.but(
+            help="Another machine than this one: a preset, or a saved one; 'list' shows them.", shown="this machine"
         ),
-    ] = None,
-    json: JsonOption = False,
-    quiet: QuietOption = False,
-    verbose: VerboseOption = False,
-    no_color: NoColorOption = False,
-    store: StoreOption = None,
-    config: ConfigOption = None,
+    ] = None
+
+
+def plan(
+    load: Annotated[LoadFlags, only("model", "memory", "ctx", "kv_type")],
+    speculation: Annotated[SpeculationFlags, only("spec", "draft_max", "corpus")],
+    machine: MachineFlags,
+    output: OutputFlags,
+    places: Annotated[PlaceFlags, only("store", "config")],
 ) -> int:
     """Say what a model takes of the memory, and what is fastest within a budget.
 
     The model is a package, a GGUF file, or a folder with config.json and safetensors: only headers are read. Exit code
     4 if it does not fit.
     """
-    flags = ModelFlags(model, ctx, None, "auto", store, config, True, kv_type, memory=memory)
     from edge_rt.byte_size import file_size
     from edge_rt.cli.plan_speed import Speeds, measured_here
     from edge_rt.cli.render.plan_report import plan_json, print_plan
     from edge_rt.memory.device import LIST, preset
     from edge_rt.memory.plan import Request, make_plan
 
-    terminal = make_terminal(json=json, quiet=quiet, verbose=verbose, no_color=no_color)
+    terminal, device = output.terminal(), machine.device
     if device == LIST:
-        _list_devices(terminal, as_json=json)
+        _list_devices(terminal)
         return 0
-    here = this_machine(flags.own_bytes + PLANNING) if device in (None, "auto", "cpu") else None
-    check_planned(spec, draft_max, corpus)
+    here = this_machine(load.own_bytes + PLANNING) if device in (None, "auto", "cpu") else None
+    speculation.check_planned()
+    corpus = speculation.corpus
     if corpus is not None:
         from edge_rt.runtime.drafters.corpus import Corpus
 
         Corpus.open(corpus, verify=False).close()
     profile = preset(str(device)) if here is None else here
-    found = find_model(flags)
+    found = find_model(load.reference, places)
     request = Request(
-        budget_bytes=flags.budget_bytes,
-        ctx=ctx,
-        kv=kv_type,
-        spec=spec,
-        draft_max=draft_max,
+        budget_bytes=load.budget_bytes(places),
+        ctx=load.ctx,
+        kv=load.kv_type,
+        spec=speculation.spec,
+        draft_max=speculation.draft_max,
         corpus=None if corpus is None else str(corpus),
         corpus_bytes=file_size(corpus),
     )
@@ -111,20 +92,20 @@ def plan(
     unused = _unused(made)
     if here is not None and not speeds.rate(made.choice).is_measured:
         notes += _cache_notes(found.shape)
-    if json:
+    if output.json:
         terminal.document({**plan_json(made, speeds), "notes": [*notes, *unused]})
         return 0 if made.fits else MemoryBudgetExceeded.exit_code
     for text in unused:
         terminal.warn(text)
     # What cannot be run here can be planned.
-    verb = ["edge-rt", "generate" if found.can_run and here is not None else "plan", "-m", flags.reference]
+    verb = ["edge-rt", "generate" if found.can_run and here is not None else "plan", "-m", load.reference]
     elsewhere = [] if here is not None else ["--device", str(device)]
     print_plan(terminal, made, speeds, notes, verb=verb, elsewhere=elsewhere)
     return 0 if made.fits else MemoryBudgetExceeded.exit_code
 
 
-def find_model(flags: ModelFlags) -> FoundModel:
-    """Return the numbers of the model that the flags mean, and what has to be said about them.
+def find_model(reference: str, places: PlaceFlags) -> FoundModel:
+    """Return the numbers of the model that an argument means, and what has to be said about them.
 
     Raises:
         ModelNotFound: it is not on this machine.
@@ -133,7 +114,7 @@ def find_model(flags: ModelFlags) -> FoundModel:
     from edge_rt.memory.shape import shape_of
     from edge_rt.package.reader import is_package, open_package
 
-    path = Path(flags.reference).expanduser()
+    path = Path(reference).expanduser()
     if is_package(path):
         package = open_package(path)
         return FoundModel(shape_of(package.manifest, package.id))
@@ -144,12 +125,12 @@ def find_model(flags: ModelFlags) -> FoundModel:
             return _foreseen(path)
     from edge_rt.store import resolve
 
-    resolved = resolve(flags.reference, flags.open_store())
+    resolved = resolve(reference, places.open_store())
     if resolved.path is None:
         raise ModelNotFound(
-            f"{flags.reference} is not on this machine.",
+            f"{reference} is not on this machine.",
             f"To have it: {resolved.description}.",
-            f"Run: edge-rt pull {shlex.quote(flags.reference)}",
+            f"Run: edge-rt pull {shlex.quote(reference)}",
         )
     if resolved.kind == "package":
         package = open_package(resolved.path)
@@ -158,11 +139,11 @@ def find_model(flags: ModelFlags) -> FoundModel:
 
 
 def _foreseen(path: Path) -> FoundModel:
-    from edge_rt.export.size_estimate import foresee_folder, foresee_gguf
+    from edge_rt.export.size_estimate import estimate_folder, estimate_gguf
     from edge_rt.memory.shape import shape_of_config
     from edge_rt.package.manifest import KV_FORMATS
 
-    found = foresee_folder(path) if path.is_dir() else foresee_gguf(path)
+    found = estimate_folder(path) if path.is_dir() else estimate_gguf(path)
     shape = shape_of_config(
         found.config,
         op_profile=found.op_profile,
@@ -195,16 +176,16 @@ def _cache_notes(shape: ModelShape) -> tuple[str, ...]:
     return (f"The weights fit the CPU's last-level cache, {size}: the expected speed is a lower estimate.",)
 
 
-def _list_devices(terminal: Terminal, *, as_json: bool) -> None:
+def _list_devices(terminal: Terminal) -> None:
     from edge_rt.byte_size import show_size
-    from edge_rt.memory.device import load_profile, presets, profile_path, saved_names
+    from edge_rt.memory.device import device_path, load_device, presets, saved_names
 
-    saved = {name: load_profile(profile_path(name)) for name in saved_names()}
-    if as_json:
+    saved = {name: load_device(device_path(name)) for name in saved_names()}
+    if terminal.is_json:
         terminal.document(
             {
                 "presets": [
-                    {**asdict(entry.profile), "text": entry.text, "evidence": dict(entry.evidence)}
+                    {**asdict(entry.device), "text": entry.text, "evidence": dict(entry.evidence)}
                     for entry in presets().values()
                 ],
                 "saved": [asdict(replace(profile, name=name)) for name, profile in saved.items()],
@@ -213,7 +194,7 @@ def _list_devices(terminal: Terminal, *, as_json: bool) -> None:
         return
     rows = [("", "memory", "available", "read per second", "")]
     for entry in presets().values():
-        one = entry.profile
+        one = entry.device
         speed = f"{one.bandwidth / 1e9:.0f} GB"
         rows.append((entry.name, show_size(one.total_bytes), show_size(one.available_bytes), speed, entry.text))
     for name, one in saved.items():

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING
 
 from edge_rt.cli.interrupt import Background, SignalReceived
 from edge_rt.cli.loading import load_model, plan_model
-from edge_rt.cli.options import ModelFlags
 from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.status_line import StatusLine
 from edge_rt.runtime.config import GenerationConfig
@@ -19,6 +16,8 @@ if TYPE_CHECKING:
     from edge_rt.measure.prompts import Prompt
     from edge_rt.measure.verify import Answer
     from edge_rt.measure.verify_state import VerifyState
+    from edge_rt.package.reader import Package
+    from edge_rt.runtime.load.options import LoadOptions
 
 
 class VerifyRun:
@@ -26,8 +25,8 @@ class VerifyRun:
 
     Args:
         terminal: told how far it is.
-        flags: how the model is loaded.
-        package: its folder.
+        package: the model's.
+        options: how it is loaded, but for the cache format.
         prompts: what to answer.
         config: how tokens are chosen, and how many.
         modes: modes of speculation, plain decoding not among them.
@@ -38,8 +37,8 @@ class VerifyRun:
     def __init__(
         self,
         terminal: Terminal,
-        flags: ModelFlags,
-        package: Path,
+        package: Package,
+        options: LoadOptions,
         prompts: Sequence[Prompt],
         config: GenerationConfig,
         modes: Sequence[str],
@@ -48,8 +47,8 @@ class VerifyRun:
         raw: bool,
     ) -> None:
         self._terminal = terminal
-        self._flags = flags
         self._package = package
+        self._options = options
         self._prompts = prompts
         self._config = config
         self._modes = modes
@@ -108,23 +107,21 @@ class VerifyRun:
         """Give what is missing with one cache format."""
         token = CancelToken()
         pending = {mode: [p for p in self._prompts if (kv, mode, p.index) not in self._found] for mode in modes}
-        flags = dataclasses.replace(self._flags, kv=kv)
-        plan = plan_model(self._package, flags, self._base_bytes)
+        options = self._options.but(kv=kv)
+        plan = plan_model(self._package, options, self._base_bytes)
         # Every model takes over the heap of the one before.
         self._base_bytes = plan.runtime_bytes
-        with load_model(self._package, flags, plan) as loaded:
+        with load_model(self._package, options.as_planned(plan)) as loaded:
 
-            def work(emit: Callable[[Answer], None]) -> None:
+            def work() -> Generator[Answer]:
                 from edge_rt.measure.verify import answers
 
                 for mode, prompts in pending.items():
-                    for answer in answers(loaded, prompts, self._config, mode, kv=kv, raw=self._raw, cancel=token):
-                        emit(answer)
+                    yield from answers(loaded, prompts, self._config, mode, kv=kv, raw=self._raw, cancel=token)
 
             try:
                 # Answers are kept by this thread: the other one may be left behind in the middle of anything.
-                background: Background[Answer, None] = Background(work)
-                for answer in background:
+                for answer in Background(work):
                     take(answer)
             finally:
                 token.cancel()

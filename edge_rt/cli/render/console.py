@@ -195,8 +195,3 @@ def _is_narrow(stream: TextIO) -> bool:
 def number(value: float) -> str:
     """Return a whole number with its thousands apart: ``1 240``."""
     return f"{value:,.0f}".replace(",", " ")
-
-
-def gibibytes(size: int) -> str:
-    """Return a number of bytes as ``1.31 GiB``, or in MiB below one."""
-    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"

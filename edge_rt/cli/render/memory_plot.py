@@ -8,13 +8,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from edge_rt.byte_size import show_rounded
+from edge_rt.cli.render.console import number
 from edge_rt.errors import StorageError
 from edge_rt.memory.choice import Choice
 from edge_rt.memory.plan_terms import Term, terms_of
 from edge_rt.memory.terms import sizes_of
 
 if TYPE_CHECKING:
-    from edge_rt.measure.memory_report import MemoryProfile, MemoryRun
+    from edge_rt.measure.memory_report import MemoryReport, MemoryRun
     from edge_rt.memory.plan import Plan
 
 _MIB: Final = 1 << 20
@@ -37,11 +39,11 @@ _BEHIND: Final = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad
 _PLANNED, _MEASURED = "#bbccee", "#4477aa"
 
 
-def draw(profile: MemoryProfile, path: Path, *, title: str) -> None:
-    """Draw a profile.
+def draw(report: MemoryReport, path: Path, *, title: str) -> None:
+    """Draw what was planned and measured.
 
     Args:
-        profile: what was planned and measured; without a chat the measurement itself is shown over time.
+        report: the figures; without a chat the measurement itself is shown over time.
         path: the file; one that exists is replaced.
         title: what was measured.
 
@@ -54,9 +56,9 @@ def draw(profile: MemoryProfile, path: Path, *, title: str) -> None:
     figure = Figure(figsize=(13, 9.5), layout="constrained")
     figure.suptitle(title, fontsize=12, parse_math=False)
     grid = figure.add_gridspec(2, 2, height_ratios=(3, 2), width_ratios=(3, 2))
-    _contexts(figure.add_subplot(grid[0, 0]), profile.plan)
-    _terms(figure.add_subplot(grid[0, 1]), profile)
-    _timeline(figure.add_subplot(grid[1, :]), profile.chat or profile.run, profile)
+    _contexts(figure.add_subplot(grid[0, 0]), report.plan)
+    _terms(figure.add_subplot(grid[0, 1]), report)
+    _timeline(figure.add_subplot(grid[1, :]), report.chat or report.run, report)
     try:
         figure.savefig(path.expanduser(), dpi=150)
     except OSError as error:
@@ -136,18 +138,18 @@ def _contexts(axes: Any, plan: Plan) -> None:
         _budget_line(axes, plan, crossing, colours, is_low=budget < 0.6 * top)
     else:
         axes.text(
-            0.99, 0.99, f"budget {_size(plan.budget_bytes)}: every context fits", transform=axes.transAxes,
+            0.99, 0.99, f"budget {show_rounded(plan.budget_bytes)}: every context fits", transform=axes.transAxes,
             ha="right", va="top", fontsize=9, color=_BUDGET,
         )  # fmt: skip
     axes.plot([chosen.ctx], [plan.total_bytes / _MIB], "o", color="black", markersize=6, zorder=6)
     axes.annotate(
-        f"planned: {_size(plan.total_bytes)}", (chosen.ctx, plan.total_bytes / _MIB), (0, -32),
+        f"planned: {show_rounded(plan.total_bytes)}", (chosen.ctx, plan.total_bytes / _MIB), (0, -32),
         textcoords="offset points", ha="center", fontsize=9, weight="bold", zorder=6, bbox=_BEHIND,
         arrowprops={"arrowstyle": "-", "linewidth": 0.8},
     )  # fmt: skip
     axes.set_title(f"Memory by context; bands: the parts with a cache of {chosen.kv_format}", fontsize=10)
     axes.set_xlabel("tokens of context")
-    axes.xaxis.set_major_formatter(lambda value, _: _number(round(value)))
+    axes.xaxis.set_major_formatter(lambda value, _: number(round(value)))
     axes.set_ylabel("MiB")
     axes.set_xlim(contexts[0], contexts[-1])
     axes.set_ylim(0, top)
@@ -167,7 +169,7 @@ def _budget_line(axes: Any, plan: Plan, longest: dict[str, int], colours: dict[s
     budget = plan.budget_bytes / _MIB
     axes.axhline(budget, color=_BUDGET, linewidth=1.4, linestyle="--", zorder=4)
     axes.annotate(
-        f"budget {_size(plan.budget_bytes)}", (0 if is_low else 1, budget), (5 if is_low else -5, 5),
+        f"budget {show_rounded(plan.budget_bytes)}", (0 if is_low else 1, budget), (5 if is_low else -5, 5),
         xycoords=("axes fraction", "data"), textcoords="offset points", ha="left" if is_low else "right",
         fontsize=9, color=_BUDGET, zorder=6, bbox=_BEHIND,
     )  # fmt: skip
@@ -181,15 +183,15 @@ def _budget_line(axes: Any, plan: Plan, longest: dict[str, int], colours: dict[s
         before = float("-inf") if is_close else most
         height = (34 if is_chosen else 14) * (-1.6 if is_close else 1)
         axes.annotate(
-            f"max context {_number(most)}" if is_chosen else _number(most), (most, budget),
+            f"max context {number(most)}" if is_chosen else number(most), (most, budget),
             (8 if is_close else -8, height), textcoords="offset points", ha="left" if is_close else "right",
             color=colour, zorder=6, fontsize=9 if is_chosen else 8, weight="bold" if is_chosen else "normal",
             bbox=_BEHIND, arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.8},
         )  # fmt: skip
 
 
-def _terms(axes: Any, profile: MemoryProfile) -> None:
-    terms = {**profile.terms(), "peak": _peak(profile)}
+def _terms(axes: Any, report: MemoryReport) -> None:
+    terms = {**report.terms(), "peak": _peak(report)}
     places = range(len(terms))
     most = max(max(term.values()) for term in terms.values()) / _MIB
     for kind, offset, colour in (("planned", -0.2, _PLANNED), ("measured", 0.2, _MEASURED)):
@@ -199,7 +201,7 @@ def _terms(axes: Any, profile: MemoryProfile) -> None:
             axes.annotate(
                 f"{value:.1f}", (value, place + offset), (3, 0), textcoords="offset points", va="center", fontsize=7.5
             )
-    axes.set_title(f"Planned and measured: the peak is foreseen to {100 * profile.relative_error:+.1f} %", fontsize=10)
+    axes.set_title(f"Planned and measured: the peak is predicted to {100 * report.relative_error:+.1f} %", fontsize=10)
     axes.set_yticks(list(places), [_label(name) for name in terms], fontsize=9)
     axes.set_xlabel("MiB")
     axes.set_xlim(0, 1.14 * most)
@@ -207,11 +209,11 @@ def _terms(axes: Any, profile: MemoryProfile) -> None:
     axes.legend(loc="center right", fontsize=9)
 
 
-def _peak(profile: MemoryProfile) -> dict[str, int]:
-    return {"planned": profile.plan.total_bytes, "measured": profile.run.peak_bytes}
+def _peak(report: MemoryReport) -> dict[str, int]:
+    return {"planned": report.plan.total_bytes, "measured": report.run.peak_bytes}
 
 
-def _timeline(axes: Any, run: MemoryRun, profile: MemoryProfile) -> None:
+def _timeline(axes: Any, run: MemoryRun, report: MemoryReport) -> None:
     seconds = [moment.seconds for moment in run.moments]
     kinds = {
         "files: weights and libraries": ([moment.memory.file_bytes / _MIB for moment in run.moments], "#4477aa"),
@@ -222,11 +224,11 @@ def _timeline(axes: Any, run: MemoryRun, profile: MemoryProfile) -> None:
         seconds, [values for values, _ in kinds.values()], labels=list(kinds), alpha=0.75,
         colors=[colour for _, colour in kinds.values()],
     )  # fmt: skip
-    planned, budget = profile.plan.total_bytes / _MIB, profile.plan.budget_bytes / _MIB
-    label = f"planned peak {_size(profile.plan.total_bytes)}"
+    planned, budget = report.plan.total_bytes / _MIB, report.plan.budget_bytes / _MIB
+    label = f"planned peak {show_rounded(report.plan.total_bytes)}"
     axes.axhline(planned, color="black", linewidth=1, linestyle=":", label=label)
     if budget <= 1.3 * planned:
-        label = f"budget {_size(profile.plan.budget_bytes)}"
+        label = f"budget {show_rounded(report.plan.budget_bytes)}"
         axes.axhline(budget, color=_BUDGET, linewidth=1.4, linestyle="--", label=label)
     highest = max(planned, budget if budget <= 1.3 * planned else 0.0)
     turns = [stage for stage in run.stages if "tokens" in stage.facts]
@@ -242,8 +244,8 @@ def _timeline(axes: Any, run: MemoryRun, profile: MemoryProfile) -> None:
                 ha="right", va="bottom", fontsize=8, color="white",
             )  # fmt: skip
             last = stage.seconds
-    name = "A chat" if profile.chat is run else "The measurement"
-    axes.set_title(f"{name} from the start of its process on: peak {_size(run.peak_bytes)}", fontsize=10)
+    name = "A chat" if report.chat is run else "The measurement"
+    axes.set_title(f"{name} from the start of its process on: peak {show_rounded(run.peak_bytes)}", fontsize=10)
     axes.set_xlabel("seconds")
     axes.set_ylabel("MiB")
     axes.set_xlim(0, seconds[-1])
@@ -253,11 +255,3 @@ def _timeline(axes: Any, run: MemoryRun, profile: MemoryProfile) -> None:
 
 def _label(name: str) -> str:
     return {"kv_cache": "KV cache"}.get(name, name)
-
-
-def _number(value: int) -> str:
-    return f"{value:,}".replace(",", " ")
-
-
-def _size(size: int) -> str:
-    return f"{size / (1 << 30):.2f} GiB" if size >= 1 << 30 else f"{size / _MIB:.0f} MiB"

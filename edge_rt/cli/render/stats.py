@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final
 
-from edge_rt.cli.render.console import SEPARATOR, Terminal, gibibytes, number
+from edge_rt.byte_size import show_rounded, show_share
+from edge_rt.cli.render.console import SEPARATOR, Terminal, number
 
 if TYPE_CHECKING:
     from edge_rt.runtime.results import Memory, Result, SpecStats
@@ -30,16 +31,7 @@ def stats_line(result: Result) -> str:
 
 def peak_text(memory: Memory) -> str:
     """Return the peak of the process, and the budget if there is one: ``"301 MiB of 400"``."""
-    return of_budget(memory.peak_bytes, memory.budget_bytes)
-
-
-def of_budget(count: int, budget: int | None) -> str:
-    """Return bytes, and the budget in the same unit if there is one."""
-    if budget is None:
-        return gibibytes(count)
-    unit, step = ("GiB", 1 << 30) if budget >= 1 << 30 else ("MiB", 1 << 20)
-    digits = 2 if budget >= 1 << 30 else 0
-    return f"{count / step:.{digits}f} {unit} of {budget / step:.{digits}f}"
+    return show_share(memory.peak_bytes, memory.budget_bytes)
 
 
 def spec_text(spec: SpecStats) -> str:
@@ -94,7 +86,7 @@ def tell_table(terminal: Terminal, result: Result) -> None:
         **(_spec_rows(result.spec) if result.spec is not None else {}),
         "finished": result.finish_reason + (f" at {result.stop_string!r}" if result.stop_string else ""),
         "peak memory": peak_text(result.memory),
-        "cache": gibibytes(result.memory.kv_bytes),
+        "cache": show_rounded(result.memory.kv_bytes),
     }
     for name, value in rows.items():
         terminal.note(f"{name:12} {value}", "dim")

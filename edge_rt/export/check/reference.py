@@ -21,7 +21,7 @@ import numpy.typing as npt
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
-from edge_rt.export.families.llama import LlamaConfig, scaled_frequencies
+from edge_rt.export.families.llama_config import LlamaConfig, scaled_frequencies
 from edge_rt.export.sources.gguf_types import GGUFHeader, TensorInfo
 from edge_rt.export.weights.blocks import BLOCK, FLOAT_TYPES, iter_rows
 

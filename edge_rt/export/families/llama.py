@@ -1,23 +1,20 @@
-"""Llama architecture: the numbers and tensors that a GGUF header must give."""
+"""Llama architecture: a GGUF header -> its numbers, checked; what this architecture does not compute is refused."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from edge_rt.errors import InvalidModelFile, UnsupportedModel
+from edge_rt.export.families.llama_config import LlamaConfig, RopeScaling
+from edge_rt.export.families.llama_tensors import check_tensors, listed, required_tensor
 from edge_rt.export.sources.gguf_types import (
-    EXPORTABLE_TYPES,
     FETCH_AGAIN,
     GGUFHeader,
     MetadataArray,
-    TensorInfo,
     Value,
     shown,
 )
-from edge_rt.package.manifest import ModelConfig
 
 ARCHITECTURES: Final = ("llama",)
 
@@ -83,73 +80,6 @@ NEUTRAL_VALUES: Final[Mapping[str, tuple[float, ...]]] = {
 """Keys below ``llama.`` that would change the computation -> values with which they do not."""
 
 
-@dataclass(frozen=True)
-class RopeScaling:
-    """How positions are stretched beyond the context of training.
-
-    Attributes:
-        kind: ``"none"``, ``"linear"`` or ``"yarn"``.
-        factor: how many times longer the context is made.
-        original_context: tokens of the context of training.
-        attention_factor: extra factor on cos and sin, whatever the kind.
-        beta_fast: rotations within the original context from which on YaRN leaves a frequency alone.
-        beta_slow: rotations up to which YaRN divides a frequency by the whole factor.
-        extrapolation: how much of the blend is used, 0 (every frequency divided, no temperature) to 1.
-    """
-
-    kind: str = "none"
-    factor: float = 1.0
-    original_context: int = 0
-    attention_factor: float = 1.0
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    extrapolation: float = 1.0
-
-
-@dataclass(frozen=True)
-class LlamaConfig:
-    """Numbers of a llama model as the checkpoint states them, checked against each other.
-
-    ``sliding_window``: tokens that attention sees in every layer, the token itself included; 0: all.
-    """
-
-    name: str
-    hidden_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    intermediate_size: int
-    vocab_size: int
-    context_length: int
-    rms_norm_eps: float
-    rope_theta: float
-    rope_scaling: RopeScaling
-    tied_embedding: bool
-    sliding_window: int = 0
-
-    def to_model_config(self, num_parameters: int) -> ModelConfig:
-        """Return the numbers that the package's manifest keeps."""
-        return ModelConfig(
-            name=self.name,
-            architecture="llama",
-            hidden_size=self.hidden_size,
-            num_layers=self.num_layers,
-            num_heads=self.num_heads,
-            num_kv_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
-            intermediate_size=self.intermediate_size,
-            vocab_size=self.vocab_size,
-            context_length=self.context_length,
-            rms_norm_eps=self.rms_norm_eps,
-            rope_theta=self.rope_theta,
-            rope_scaling=self.rope_scaling.kind,
-            tied_embedding=self.tied_embedding,
-            num_parameters=num_parameters,
-            sliding_window=self.sliding_window,
-        )
-
-
 def read_config(header: GGUFHeader) -> LlamaConfig:
     """Read and check the architecture's numbers, and that every tensor is there in the right shape.
 
@@ -186,7 +116,7 @@ def read_config(header: GGUFHeader) -> LlamaConfig:
         tied_embedding="output.weight" not in header.tensors,
         sliding_window=_sliding_window(header),
     )
-    _check_tensors(header, config)
+    check_tensors(header, config)
     return config
 
 
@@ -205,7 +135,7 @@ def _refuse_variants(header: GGUFHeader) -> None:
     if strange:
         raise UnsupportedModel(
             f"{header.path.name}: {len(strange)} metadata keys ask for something that edge-rt does not compute.",
-            f"{_some(strange)}.",
+            f"{listed(strange)}.",
             "It is a variant that edge-rt cannot run yet; choose another model.",
         )
 
@@ -254,7 +184,7 @@ def _sliding_window(header: GGUFHeader) -> int:
 
 
 def _vocab_size(header: GGUFHeader) -> int:
-    rows = _tensor(header, "token_embd.weight").shape[-1]
+    rows = required_tensor(header, "token_embd.weight").shape[-1]
     stated = header.get_int("llama.vocab_size", default=rows)
     if stated != rows:
         raise InvalidModelFile(
@@ -301,121 +231,3 @@ def _extrapolation(header: GGUFHeader, kind: str) -> float:
             "Choose another model.",
         )
     return stated if stated >= 0 else 1.0
-
-
-def _tensor(header: GGUFHeader, name: str) -> TensorInfo:
-    try:
-        return header.tensors[name]
-    except KeyError:
-        raise InvalidModelFile(
-            f"{header.path.name}: the tensor '{name}' is missing.",
-            f"The file has {len(header.tensors)} other tensors.",
-            FETCH_AGAIN,
-        ) from None
-
-
-def expected_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
-    """Return tensor name -> shape in ggml order (innermost dimension first) of a complete checkpoint."""
-    width, q_rows, kv_rows = (
-        config.hidden_size,
-        config.num_heads * config.head_dim,
-        config.num_kv_heads * config.head_dim,
-    )
-    shapes: dict[str, tuple[int, ...]] = {
-        "token_embd.weight": (width, config.vocab_size),
-        "output_norm.weight": (width,),
-    }
-    if not config.tied_embedding:
-        shapes["output.weight"] = (width, config.vocab_size)
-    for layer in range(config.num_layers):
-        shapes |= {
-            f"blk.{layer}.attn_norm.weight": (width,),
-            f"blk.{layer}.attn_q.weight": (width, q_rows),
-            f"blk.{layer}.attn_k.weight": (width, kv_rows),
-            f"blk.{layer}.attn_v.weight": (width, kv_rows),
-            f"blk.{layer}.attn_output.weight": (q_rows, width),
-            f"blk.{layer}.ffn_norm.weight": (width,),
-            f"blk.{layer}.ffn_gate.weight": (width, config.intermediate_size),
-            f"blk.{layer}.ffn_up.weight": (width, config.intermediate_size),
-            f"blk.{layer}.ffn_down.weight": (config.intermediate_size, width),
-        }
-    return shapes
-
-
-def _check_tensors(header: GGUFHeader, config: LlamaConfig) -> None:
-    """Collect every missing, misshapen or surplus tensor and raise once."""
-    expected = expected_shapes(config)
-    optional: dict[str, tuple[int, ...]] = {"rope_freqs.weight": (config.head_dim // 2,)}
-    missing = [name for name in expected if name not in header.tensors]
-    if missing:
-        raise InvalidModelFile(
-            f"{header.path.name}: {len(missing)} tensors are missing.", f"{_some(missing)}.", FETCH_AGAIN
-        )
-    wrong = [
-        f"{name} {header.tensors[name].shape} instead of {shape}"
-        for name, shape in (expected | optional).items()
-        if name in header.tensors and header.tensors[name].shape != shape
-    ]
-    if wrong:
-        raise InvalidModelFile(
-            f"{header.path.name}: {len(wrong)} tensors have a wrong shape.", f"{_some(wrong)}.", FETCH_AGAIN
-        )
-    surplus = [name for name in header.tensors if name not in expected and name not in optional]
-    if surplus:
-        raise UnsupportedModel(
-            f"{header.path.name}: the model has {len(surplus)} tensors that this architecture does not use.",
-            f"{_some(surplus)}.",
-            "It is a variant that edge-rt cannot run yet; choose another model.",
-        )
-    _check_types(header, expected | {name: shape for name, shape in optional.items() if name in header.tensors})
-
-
-def _check_types(header: GGUFHeader, expected: Mapping[str, tuple[int, ...]]) -> None:
-    vectors = [
-        n for n, shape in expected.items() if len(shape) == 1 and header.tensors[n].type_name not in ("F32", "F16")
-    ]
-    matrices = [
-        f"{n} is {header.tensors[n].type_name}"
-        for n, shape in expected.items()
-        if len(shape) == 2 and header.tensors[n].type_name not in EXPORTABLE_TYPES
-    ]
-    if vectors or matrices:
-        raise UnsupportedModel(
-            f"{header.path.name}: the quantisation of {len(vectors) + len(matrices)} tensors is not supported.",
-            f"{_some(matrices or vectors)}; supported: {', '.join(EXPORTABLE_TYPES)}.",
-            "Choose a file in one of the supported quantisations.",
-        )
-
-
-def _some(items: list[str], limit: int = 5) -> str:
-    more = f" and {len(items) - limit} more" if len(items) > limit else ""
-    return ", ".join(items[:limit]) + more
-
-
-def scaled_frequencies(config: LlamaConfig) -> tuple[list[float], float]:
-    """Return the rotation per position of every pair of dimensions, in radians, and the factor on cos and sin.
-
-    Linear scaling divides every frequency. YaRN (Peng et al., arXiv 2309.00071, sections 3.2 and 3.4) leaves fast
-    frequencies alone, divides slow ones, blends in between and sharpens attention by ``0.1 ln(factor) + 1``. With an
-    extrapolation of 0 nothing of that is left but the division.
-    """
-    half = config.head_dim // 2
-    plain = [config.rope_theta ** (-pair / half) for pair in range(half)]
-    scaling = config.rope_scaling
-    if scaling.kind == "none":
-        return plain, scaling.attention_factor
-    if scaling.kind == "linear" or scaling.extrapolation == 0.0:
-        return [frequency / scaling.factor for frequency in plain], scaling.attention_factor
-
-    def pair_of(rotations: float) -> float:
-        return half * math.log(scaling.original_context / (rotations * 2 * math.pi)) / math.log(config.rope_theta)
-
-    low = max(math.floor(pair_of(scaling.beta_fast)), 0)
-    high = min(math.ceil(pair_of(scaling.beta_slow)), config.head_dim - 1)
-    blended = []
-    for pair, frequency in enumerate(plain):
-        slow = min(max((pair - low) / max(high - low, 1e-3), 0.0), 1.0)
-        kept = (1.0 - slow) * scaling.extrapolation
-        blended.append(frequency / scaling.factor * (1.0 - kept) + frequency * kept)
-    temperature = (0.1 * math.log(scaling.factor) + 1.0) if scaling.factor > 1.0 else 1.0
-    return blended, temperature * scaling.attention_factor

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from edge_rt.export.families.llama import LlamaConfig, scaled_frequencies
+from edge_rt.export.families.llama_config import LlamaConfig, scaled_frequencies
 from edge_rt.export.graph.builder import GraphBuilder, Stream
 from edge_rt.export.op_profile import OpProfile
 from edge_rt.export.sources.gguf_types import GGUFHeader, TensorInfo

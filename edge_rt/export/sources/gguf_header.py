@@ -5,28 +5,23 @@ before anything is allocated or looped over. Python integers cannot wrap, and th
 that shrinks meanwhile is an error and not a SIGBUS. Whatever the file holds, reading takes less than a second and
 64 MiB: the header's bytes are kept once, and arrays stay bytes until they are asked for.
 
-The whole file is held to the format, of which some readers are lenient: every string is UTF-8 (byte-level vocabularies
-spell raw bytes in printable characters, sentencepiece ones as "<0xE2>"). Arrays of arrays, which the format allows and
-no model uses, are refused.
+The whole file is held to the format, of which some readers are lenient; :mod:`edge_rt.export.sources.gguf_reader` says
+what that means for strings and arrays.
 """
 
 from __future__ import annotations
 
-import struct
-from array import array
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from edge_rt.export.sources.gguf_reader import U32, U64, GGUFReader
 from edge_rt.export.sources.gguf_types import (
     GGML_TYPES,
-    MAX_ARRAY_ITEMS,
     REMOVED_GGML_TYPES,
-    SCALAR_STRUCTS,
     BlockFormat,
     GGUFHeader,
     MetadataArray,
-    Scalar,
     TensorInfo,
     Value,
     ValueType,
@@ -39,9 +34,6 @@ DEFAULT_ALIGNMENT: Final = 32
 MIN_ALIGNMENT: Final = 8  # of the format
 MAX_ALIGNMENT: Final = 1 << 16  # the largest page size in use (arm64 Linux)
 
-MAX_TEXT_BYTES: Final = 2 << 20  # keys and single strings: a template or licence takes up to 100 KB
-MAX_STRING_BYTES: Final = 1 << 20
-MAX_STRING_ITEMS: Final = 3 << 19  # in all arrays: twice the largest known; what can be checked in a second
 MAX_KEYS: Final = 1 << 12  # real files: about 50
 MAX_TENSORS: Final = 1 << 14  # real files: up to a few thousand
 MAX_KEY_BYTES: Final = 65_535  # of the format
@@ -52,8 +44,6 @@ MAX_SLACK_BYTES: Final = 1 << 20  # bytes after and between the tensors, beyond 
 
 _MIN_KEY_BYTES: Final = 8 + 1 + 4 + 1
 _MIN_TENSOR_BYTES: Final = 8 + 1 + 4 + 8 + 4 + 8
-_U32: Final = struct.Struct("<I")
-_U64: Final = struct.Struct("<Q")
 
 
 def read_header(path: Path) -> GGUFHeader:
@@ -83,22 +73,19 @@ class _TensorEntry:
 
 
 class _Parser:
-    """Walks once over the header; `_at` is the offset of the next byte."""
+    """Goes through the parts of a header in their order."""
 
     def __init__(self, source: HeaderBytes) -> None:
+        self._reader = GGUFReader(source)
         self._source = source
-        self._at = 0
-        self._text_bytes = 0
-        self._array_items = 0
-        self._string_items = 0
         self._values: dict[str, Value] = {}
         self._value_offsets: dict[str, int] = {}
         self._alignment = DEFAULT_ALIGNMENT
 
     def parse(self) -> GGUFHeader:
         version = self._magic_and_version()
-        tensor_count = self._count("the number of tensors", MAX_TENSORS, _MIN_TENSOR_BYTES)
-        key_count = self._count("the number of metadata keys", MAX_KEYS, _MIN_KEY_BYTES)
+        tensor_count = self._reader.count("the number of tensors", MAX_TENSORS, _MIN_TENSOR_BYTES)
+        key_count = self._reader.count("the number of metadata keys", MAX_KEYS, _MIN_KEY_BYTES)
         for index in range(key_count):
             self._metadata_entry(index)
         self._refuse_split()
@@ -113,7 +100,7 @@ class _Parser:
                     f"tensor {index}, first at byte {entries[entry.name].at}, limit 1",
                 )
             entries[entry.name] = entry
-        data_offset = -(-self._at // self._alignment) * self._alignment
+        data_offset = -(-self._reader.at // self._alignment) * self._alignment
         self._check_layout(list(entries.values()), data_offset)
         tensors = {
             e.name: TensorInfo(e.name, e.shape, e.type_id, e.format.name, data_offset + e.offset, e.nbytes)
@@ -123,70 +110,6 @@ class _Parser:
         return GGUFHeader(
             source.path, source.size, version, self._alignment, data_offset, self._values, self._value_offsets, tensors
         )
-
-    # --- numbers and strings ------------------------------------------------------------------
-
-    def _number(self, layout: struct.Struct, field: str) -> int:
-        at, end = self._at, self._at + layout.size
-        self._source.require(at, end, field)
-        self._at = end
-        value: int = layout.unpack_from(self._source.buffer, at)[0]
-        return value
-
-    def _count(self, field: str, limit: int, min_bytes: int) -> int:
-        """Read a count of things that take at least `min_bytes` each."""
-        at = self._at
-        value = self._number(_U64, field)
-        remaining = self._source.size - self._at
-        if value > limit or value * min_bytes > remaining:
-            limit = min(limit, remaining // min_bytes)
-            raise self._source.invalid(
-                f"{field} is too large", at, f"{value}, limit {limit} with {remaining} bytes remaining"
-            )
-        return value
-
-    def _text(self, field: str, limit: int) -> str:
-        """Read a string of at most `limit` bytes."""
-        at = self._at
-        length = self._number(_U64, f"the length of {field}")
-        if length > limit:
-            raise self._source.invalid(f"{field} is too long", at, f"{length} bytes, limit {limit}")
-        start, end = self._at, self._at + length
-        self._source.require(start, end, field)
-        self._text_bytes += length
-        if self._text_bytes > MAX_TEXT_BYTES:
-            raise self._source.invalid(
-                f"keys and strings of the header are too long, at {field}",
-                at,
-                f"{self._text_bytes} bytes together, limit {MAX_TEXT_BYTES}",
-            )
-        self._at = end
-        return self._decode(start, end, field)
-
-    def _decode(self, start: int, end: int, field: str) -> str:
-        try:
-            return self._source.buffer[start:end].decode()
-        except UnicodeDecodeError as error:
-            raise self._source.invalid(
-                f"{field} is not UTF-8",
-                start + error.start,
-                f"byte 0x{error.object[error.start]:02x}, {error.reason}, limit: UTF-8 text",
-            ) from error
-
-    def _name(self, field: str, limit: int) -> str:
-        """Read a string that names something: neither empty nor with control characters."""
-        at = self._at
-        name = self._text(field, limit)
-        if not name:
-            raise self._source.invalid(f"{field} is empty", at, f"0 bytes, limit 1 to {limit}")
-        for position, character in enumerate(name):
-            if character < " " or character == "\x7f":
-                raise self._source.invalid(
-                    f"{field} holds a control character",
-                    at,
-                    f"{shown(name)}, character {position} is 0x{ord(character):02x}, limit: printable characters",
-                )
-        return name
 
     # --- the parts of the header --------------------------------------------------------------
 
@@ -199,8 +122,8 @@ class _Parser:
             raise source.invalid(
                 "this is not a GGUF file", 0, f"magic number {magic!r}, limit b'GGUF'", "Give the path of a GGUF file."
             )
-        self._at = 4
-        version = self._number(_U32, "the format version")
+        self._reader.at = 4
+        version = self._reader.number(U32, "the format version")
         swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
         if big_endian or 0 < swapped <= max(VERSIONS) < version:
             raise source.unsupported(
@@ -219,8 +142,8 @@ class _Parser:
         return version
 
     def _metadata_entry(self, index: int) -> None:
-        source, at = self._source, self._at
-        key = self._name(f"the name of metadata key {index}", MAX_KEY_BYTES)
+        source, at = self._source, self._reader.at
+        key = self._reader.name(f"the name of metadata key {index}", MAX_KEY_BYTES)
         if key in self._values:
             raise source.invalid(
                 f"the metadata key {shown(key)} occurs twice",
@@ -228,90 +151,14 @@ class _Parser:
                 f"key {index}, first at byte {self._value_offsets[key]}, limit 1",
             )
         field = f"the metadata key {shown(key)}"
-        type_at = self._at
-        kind = self._value_type(f"the value type of {field}")
-        self._values[key] = self._array(field) if kind is ValueType.ARRAY else self._scalar(kind, field)
+        type_at = self._reader.at
+        kind = self._reader.value_type(f"the value type of {field}")
+        self._values[key] = (
+            self._reader.metadata_array(field) if kind is ValueType.ARRAY else self._reader.scalar(kind, field)
+        )
         self._value_offsets[key] = at
         if key == "general.alignment":
             self._alignment = self._checked_alignment(kind, self._values[key], type_at)
-
-    def _value_type(self, field: str) -> ValueType:
-        at = self._at
-        number = self._number(_U32, field)
-        if number > max(ValueType):
-            raise self._source.invalid(f"{field} is unknown", at, f"type {number}, limit {int(max(ValueType))}")
-        return ValueType(number)
-
-    def _scalar(self, kind: ValueType, field: str) -> Scalar:
-        if kind is ValueType.STRING:
-            return self._text(f"the value of {field}", MAX_STRING_BYTES)
-        layout = SCALAR_STRUCTS[kind]
-        start, end = self._at, self._at + layout.size
-        self._source.require(start, end, f"the value of {field}")
-        if kind is ValueType.BOOL:
-            self._check_bools(start, end, field)
-        self._at = end
-        value: Scalar = layout.unpack_from(self._source.buffer, start)[0]
-        return value
-
-    def _check_bools(self, start: int, end: int, field: str) -> None:
-        values = self._source.buffer[start:end]
-        bad = values.translate(None, b"\x00\x01")
-        if bad:
-            at = start + values.index(bad[:1])
-            raise self._source.invalid(f"{field} holds a bool that is neither 0 nor 1", at, f"{bad[0]}, limit 1")
-
-    def _array(self, field: str) -> MetadataArray:
-        source = self._source
-        type_at = self._at
-        kind = self._value_type(f"the item type of {field}")
-        if kind is ValueType.ARRAY:
-            raise source.invalid(f"{field} is an array of arrays", type_at, "nesting depth 2, limit 1")
-        item_bytes = 8 if kind is ValueType.STRING else SCALAR_STRUCTS[kind].size
-        left = MAX_ARRAY_ITEMS - self._array_items
-        if kind is ValueType.STRING:
-            left = min(left, MAX_STRING_ITEMS - self._string_items)
-        length = self._count(f"the array length of {field}", left, item_bytes)
-        self._array_items += length
-        start, starts = self._at, array("I")
-        if kind is ValueType.STRING:
-            self._string_items += length
-            self._skip_strings(length, starts, field)
-        else:
-            end = start + length * item_bytes
-            source.require(start, end, f"the items of {field}")
-            if kind is ValueType.BOOL:
-                self._check_bools(start, end, field)
-            self._at = end
-        return MetadataArray(kind, length, source.buffer, start, starts)
-
-    def _skip_strings(self, count: int, starts: array[int], field: str) -> None:
-        """Check `count` strings and note where each begins."""
-        source = self._source
-        buffer, require, length_at = source.buffer, source.require, _U64.unpack_from
-        at, loaded = self._at, len(buffer)
-        # This loop runs a hundred thousand times for a common vocabulary: no call that is not needed.
-        for index in range(count):
-            start = at + 8
-            if start > loaded:
-                require(at, start, f"the length of item {index} of {field}")
-                loaded = len(buffer)
-            length = length_at(buffer, at)[0]
-            end = start + length
-            if end > loaded or length > MAX_STRING_BYTES:
-                if length > MAX_STRING_BYTES:
-                    raise source.invalid(
-                        f"item {index} of {field} is too long", at, f"{length} bytes, limit {MAX_STRING_BYTES}"
-                    )
-                require(start, end, f"item {index} of {field}")
-                loaded = len(buffer)
-            try:
-                buffer[start:end].decode()
-            except UnicodeDecodeError:
-                self._decode(start, end, f"item {index} of {field}")
-            starts.append(at)
-            at = end
-        self._at = at
 
     def _checked_alignment(self, kind: ValueType, value: Value, at: int) -> int:
         if kind is not ValueType.UINT32 or not isinstance(value, int):
@@ -356,14 +203,14 @@ class _Parser:
                 )
 
     def _tensor_entry(self, index: int) -> _TensorEntry:
-        source, at = self._source, self._at
-        name = self._name(f"the name of tensor {index}", MAX_NAME_BYTES)
+        source, at = self._source, self._reader.at
+        name = self._reader.name(f"the name of tensor {index}", MAX_NAME_BYTES)
         field = f"tensor {shown(name)}"
         if "/" in name or "\\" in name:
             raise source.invalid(f"the name of tensor {index} is a path", at, f"{shown(name)}, limit: no / and no \\")
         shape = self._shape(field)
-        type_at = self._at
-        type_id = self._number(_U32, f"the type of {field}")
+        type_at = self._reader.at
+        type_id = self._reader.number(U32, f"the type of {field}")
         block = self._block_format(type_id, type_at, field)
         if shape[0] % block.items:
             raise source.invalid(
@@ -374,8 +221,8 @@ class _Parser:
         elements = 1
         for dim in shape:
             elements *= dim
-        offset_at = self._at
-        offset = self._number(_U64, f"the offset of {field}")
+        offset_at = self._reader.at
+        offset = self._reader.number(U64, f"the offset of {field}")
         if offset % self._alignment:
             raise source.invalid(
                 f"the offset of {field} is not aligned", offset_at, f"{offset}, limit: multiples of {self._alignment}"
@@ -383,8 +230,8 @@ class _Parser:
         return _TensorEntry(at, name, shape, type_id, block, elements // block.items * block.size, offset)
 
     def _shape(self, field: str) -> tuple[int, ...]:
-        at = self._at
-        n_dims = self._number(_U32, f"the number of dimensions of {field}")
+        at = self._reader.at
+        n_dims = self._reader.number(U32, f"the number of dimensions of {field}")
         if not 1 <= n_dims <= MAX_DIMS:
             raise self._source.invalid(
                 f"the number of dimensions of {field} is impossible", at, f"{n_dims}, limit 1 to {MAX_DIMS}"
@@ -392,8 +239,8 @@ class _Parser:
         shape: list[int] = []
         elements = 1
         for axis in range(n_dims):
-            dim_at = self._at
-            dim = self._number(_U64, f"dimension {axis} of {field}")
+            dim_at = self._reader.at
+            dim = self._reader.number(U64, f"dimension {axis} of {field}")
             elements *= dim
             if dim < 1 or elements > MAX_ELEMENTS:
                 raise self._source.invalid(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy.typing as npt
 
 from edge_rt.export.sources.gguf_types import TensorInfo
-from edge_rt.export.weights.blocks import CODE_BITS
+from edge_rt.export.weights.blocks import CODE_BITS, Array, iter_rows, read_rows
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,21 @@ class Part:
 
     tensor: TensorInfo
     row_order: npt.NDArray[Any] | None = None
+
+    def pieces(self, source: BinaryIO, *, multiple: int = 1) -> Iterator[Array]:
+        """Yield the tensor's raw rows in that order, uint8 ``[rows, bytes per row]``; all at once if it is another one.
+
+        Args:
+            source: the open checkpoint.
+            multiple: every piece but the last has a multiple of this many rows.
+
+        Raises:
+            StorageError: the file ended early.
+        """
+        if self.row_order is None:
+            yield from iter_rows(source, self.tensor, multiple=multiple)
+        else:
+            yield read_rows(source, self.tensor)[self.row_order]
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
 from edge_rt.errors import InvalidPackage
-from edge_rt.export.weights.blocks import Array, iter_rows, read_rows
+from edge_rt.export.weights.blocks import Array
 from edge_rt.export.weights.linear import Linear, Part
 from edge_rt.export.weights.tiles import (
     FORMATS,
@@ -91,20 +91,13 @@ def _packed(source: BinaryIO, linear: Linear) -> Iterator[tuple[Array, int]]:
     """Yield tiles in the order of the file, and the bytes that were read for them."""
     if linear.interleaved:
         gate, up = linear.parts
-        for raws in zip(_pieces(source, gate), _pieces(source, up), strict=True):
+        for raws in zip(*(part.pieces(source, multiple=TILE_ROWS) for part in (gate, up)), strict=True):
             pair = [pack_rows(part.tensor, raw) for part, raw in zip(linear.parts, raws, strict=True)]
             yield np.stack(pair, axis=1).reshape(-1, *pair[0].shape[1:]), sum(raw.nbytes for raw in raws)
         return
     for part in linear.parts:
-        for raw in _pieces(source, part):
+        for raw in part.pieces(source, multiple=TILE_ROWS):
             yield pack_rows(part.tensor, raw), raw.nbytes
-
-
-def _pieces(source: BinaryIO, part: Part) -> Iterator[Array]:
-    if part.row_order is None:
-        yield from iter_rows(source, part.tensor, multiple=TILE_ROWS)
-    else:
-        yield read_rows(source, part.tensor)[part.row_order]
 
 
 def verify(linear: Linear, source: BinaryIO, layout: WeightsLayout, weights: Path) -> None:

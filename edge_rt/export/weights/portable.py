@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, BinaryIO
+from collections.abc import Callable
+from typing import BinaryIO
 
 import numpy as np
-import numpy.typing as npt
 
-from edge_rt.export.weights.blocks import BLOCK, CODE_BITS, FLOAT_TYPES, convert_rows, float_rows, iter_rows, read_rows
-from edge_rt.export.weights.linear import Linear, Part
+from edge_rt.export.weights.blocks import BLOCK, CODE_BITS, FLOAT_TYPES, convert_rows, float_rows
+from edge_rt.export.weights.linear import Linear
 from edge_rt.export.weights.weights_file import WeightsFile, WeightsLayout
 
 
@@ -68,7 +67,7 @@ def fill(
     """
     row = 0
     for part in linear.parts:
-        for raw in _pieces(source, part):
+        for raw in part.pieces(source):
             if linear.is_quantised:
                 rows = convert_rows(part.tensor, raw)
                 out.write(layout.slots[codes_of(linear)], row, rows.codes)
@@ -79,10 +78,3 @@ def fill(
                 out.write(layout.slots[weight_of(linear)], row, float_rows(part.tensor, raw))
             row += raw.shape[0]
             on_bytes(raw.nbytes)
-
-
-def _pieces(source: BinaryIO, part: Part) -> Iterator[npt.NDArray[Any]]:
-    if part.row_order is None:
-        yield from iter_rows(source, part.tensor)
-    else:
-        yield read_rows(source, part.tensor)[part.row_order]

@@ -1,4 +1,4 @@
-"""The KV cache's bookkeeping: which rows hold which tokens. The rows themselves are the graph interface's."""
+"""The KV cache's bookkeeping: which rows hold which tokens. The rows themselves are the IO binding's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_rt.errors import ContextOverflow
-from edge_rt.runtime.graph.sliding_window import WindowRows
+from edge_rt.runtime.graph.prefix import common_prefix
+from edge_rt.runtime.graph.sliding_window import SlidingWindow
 
 
 class KVCache:
@@ -34,7 +35,7 @@ class KVCache:
         *,
         row_bytes: int = 0,
         row_map: npt.NDArray[Any] | None = None,
-        window: WindowRows | None = None,
+        window: SlidingWindow | None = None,
     ) -> None:
         assert row_map is None or row_map.shape == (capacity,), (row_map, capacity)
         assert window is None or window.row_map.shape == (capacity,), (window, capacity)
@@ -71,10 +72,7 @@ class KVCache:
 
     def common_prefix(self, token_ids: Sequence[int]) -> int:
         """Return how many leading tokens of ``token_ids`` are committed already."""
-        for index, (ours, theirs) in enumerate(zip(self._token_ids, token_ids, strict=False)):
-            if ours != theirs:
-                return index
-        return min(len(self._token_ids), len(token_ids))
+        return common_prefix(self._token_ids, list(token_ids))
 
     def truncate(self, length: int) -> int:
         """Roll back to the first ``length`` rows.
@@ -120,7 +118,7 @@ class KVCache:
     def check(self) -> None:
         """Assert the invariants: committed + reserved + free == capacity; the row map is a permutation.
 
-        Those of layers with a window are ``WindowRows.check``'s.
+        Those of layers with a window are ``SlidingWindow.check``'s.
         """
         free = self.capacity - self.length - self._reserved
         assert free >= 0, (self.capacity, self.length, self._reserved)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from edge_rt.errors import ConfigError
 from edge_rt.package.manifest import KV_FORMATS, Manifest
-from edge_rt.runtime.graph.io_binding_base import GraphInterface
-from edge_rt.runtime.graph.io_binding_native import LARGEST_PASS, NativeInterface
-from edge_rt.runtime.graph.io_binding_portable import PortableInterface
+from edge_rt.runtime.graph.io_binding_base import IOBinding
+from edge_rt.runtime.graph.io_binding_native import LARGEST_PASS, NativeIOBinding
+from edge_rt.runtime.graph.io_binding_portable import PortableIOBinding
 
 
 def usable_formats(manifest: Manifest) -> list[str]:
@@ -33,13 +33,13 @@ def check_kv_format(manifest: Manifest, name: str) -> None:
         )
 
 
-def open_interface(
+def open_io_binding(
     manifest: Manifest,
     capacity: int,
     kv_format: str | Sequence[str] | None,
     *,
     largest_pass: int = LARGEST_PASS,
-) -> GraphInterface:
+) -> IOBinding:
     """Return the interface of a package's op profile, with the memory for ``capacity`` tokens.
 
     Args:
@@ -62,6 +62,6 @@ def open_interface(
             f"Got {len(formats)}, the model has {layers}.",
             "Give one format for all of them, or one for each.",
         )
-    if manifest.op_profile == PortableInterface.profile:
-        return PortableInterface(manifest.model, capacity, formats[0])
-    return NativeInterface(manifest.model, capacity, kv_format, largest_pass=largest_pass)
+    if manifest.op_profile == PortableIOBinding.profile:
+        return PortableIOBinding(manifest.model, capacity, formats[0])
+    return NativeIOBinding(manifest.model, capacity, kv_format, largest_pass=largest_pass)

@@ -16,7 +16,7 @@ from edge_rt.errors import InvalidPackage
 from edge_rt.package.manifest import ModelConfig
 from edge_rt.runtime.graph.cache import KVCache
 from edge_rt.runtime.graph.outputs import OutputMemory, Outputs, give_back
-from edge_rt.runtime.graph.sliding_window import WindowRows
+from edge_rt.runtime.graph.sliding_window import SlidingWindow
 from edge_rt.session import Binding, Session
 
 Array = npt.NDArray[Any]
@@ -66,7 +66,7 @@ class BoundPass(ABC):
         """Write where the rows stand."""
 
 
-class GraphInterface(ABC):
+class IOBinding(ABC):
     """Inputs and outputs of one op profile's graph, and the memory of its cache.
 
     Args:
@@ -93,7 +93,7 @@ class GraphInterface(ABC):
         self.row_bytes = 0
         self.cache_bytes = 0
         self.row_map: Array | None = None
-        self.window: WindowRows | None = None
+        self.window: SlidingWindow | None = None
 
     def open_cache(self) -> KVCache:
         """Return the bookkeeping of the cache's memory, with no token in it; there is one for an interface."""

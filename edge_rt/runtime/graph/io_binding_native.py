@@ -10,9 +10,9 @@ import numpy as np
 
 from edge_rt.kv_formats import KV_FORMAT, window_capacity
 from edge_rt.package.manifest import ModelConfig
-from edge_rt.runtime.graph.io_binding_base import FILLING, Array, BoundPass, GraphInterface, Specs
+from edge_rt.runtime.graph.io_binding_base import FILLING, Array, BoundPass, IOBinding, Specs
 from edge_rt.runtime.graph.outputs import Outputs, untouched
-from edge_rt.runtime.graph.sliding_window import WindowRows
+from edge_rt.runtime.graph.sliding_window import SlidingWindow
 from edge_rt.session import Binding, Session
 
 LARGEST_PASS: Final = 256
@@ -22,7 +22,7 @@ _ALIGNMENT: Final = 64
 """Every layer's cache begins at a multiple of so many bytes: a line of the CPU's caches."""
 
 
-class NativeInterface(GraphInterface):
+class NativeIOBinding(IOBinding):
     """SpecAttention's cache: bytes in one of several formats, written in place; rows are found through a map.
 
     ``cache_bytes`` is the sum over the layers of 2 x kv_heads x rows x row bytes of the layer's format
@@ -62,7 +62,7 @@ class NativeInterface(GraphInterface):
         if window := max(windows):
             of_window = sum(count for count, size in zip(token_bytes, windows, strict=True) if size)
             rows = window_capacity(window, largest_pass, capacity)
-            self.window = WindowRows(min(window, capacity), rows, capacity, row_bytes=of_window)
+            self.window = SlidingWindow(min(window, capacity), rows, capacity, row_bytes=of_window)
         rows_of = [self.window.capacity if self.window and size else capacity for size in windows]
         sizes = [rows * count for rows, count in zip(rows_of, token_bytes, strict=True)]
         begins = [0, *accumulate(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)]

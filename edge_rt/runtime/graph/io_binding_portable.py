@@ -8,12 +8,12 @@ import numpy as np
 
 from edge_rt.errors import UnsupportedModel
 from edge_rt.package.manifest import ModelConfig
-from edge_rt.runtime.graph.io_binding_base import FILLING, Array, BoundPass, GraphInterface, Specs
+from edge_rt.runtime.graph.io_binding_base import FILLING, Array, BoundPass, IOBinding, Specs
 from edge_rt.runtime.graph.outputs import Outputs, untouched
 from edge_rt.session import Binding, Session
 
 
-class PortableInterface(GraphInterface):
+class PortableIOBinding(IOBinding):
     """GroupQueryAttention's cache: float32, every layer's keys and values bound as input and as output.
 
     ``cache_bytes`` is layers x 2 x kv_heads x capacity x head_dim x 4, in layers with a sliding window as well.

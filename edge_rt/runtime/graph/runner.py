@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from edge_rt.errors import Cancelled
-from edge_rt.runtime.graph.io_binding_base import BoundPass, GraphInterface
+from edge_rt.runtime.graph.io_binding_base import BoundPass, IOBinding
 from edge_rt.runtime.graph.outputs import Outputs
 from edge_rt.session import Session, StopSwitch
 
@@ -20,17 +20,17 @@ class ModelRunner:
 
     Args:
         session: the opened graph.
-        interface: what it is bound to, the cache's memory included.
+        io_binding: what it is bound to, the cache's memory included.
         switch: stops a pass.
 
     Raises:
-        InvalidPackage: the graph has other inputs or outputs than the interface asks for.
+        InvalidPackage: the graph has other inputs or outputs than the binding asks for.
     """
 
-    def __init__(self, session: Session, interface: GraphInterface, switch: StopSwitch) -> None:
-        interface.check(session)
+    def __init__(self, session: Session, io_binding: IOBinding, switch: StopSwitch) -> None:
+        io_binding.check(session)
         self._session: Session | None = session
-        self._interface = interface
+        self._io_binding = io_binding
         self._switch = switch
         self._passes: dict[tuple[int, int], BoundPass] = {}
         # Reentrant: a signal handler may close the model in the thread that runs it.
@@ -73,24 +73,24 @@ class ModelRunner:
     @property
     def cache_address(self) -> int:
         """An address in the mapping that is the memory of the cache, which holds nothing else."""
-        return self._interface.cache_address
+        return self._io_binding.cache_address
 
     def close(self) -> None:
         """Wait for the pass under way and let go of graph and cache; later passes raise ``Cancelled``."""
         with self._running:
             self._session = None
             self._passes.clear()
-            self._interface.release()
+            self._io_binding.release()
 
     def _pass(self, rows: int, num_logits: int) -> BoundPass:
         if self._session is None:
             raise Cancelled("The model was closed.")
         key = (rows, num_logits)
         if key not in self._passes:
-            if self._interface.outputs.reserve(num_logits):
+            if self._io_binding.outputs.reserve(num_logits):
                 # They would write to the memory before, and keep it.
                 self._passes.clear()
             if len(self._passes) >= MAX_KEPT_SHAPES:
                 del self._passes[next(iter(self._passes))]
-            self._passes[key] = self._interface.bind(self._session, rows, num_logits)
+            self._passes[key] = self._io_binding.bind(self._session, rows, num_logits)
         return self._passes[key]

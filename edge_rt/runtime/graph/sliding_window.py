@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 
-class WindowRows:
+class SlidingWindow:
     """A ring of rows over positions, kept as a map from one to the other.
 
     The first ``capacity`` positions have rows of their own. Every later one takes the row of the position that lies

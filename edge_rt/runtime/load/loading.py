@@ -10,14 +10,13 @@ from edge_rt.errors import MemoryBudgetExceeded
 from edge_rt.package.reader import Package
 from edge_rt.runtime.drafters.corpus import Corpus
 from edge_rt.runtime.graph.cache import KVCache
-from edge_rt.runtime.graph.io_binding import open_interface
-from edge_rt.runtime.graph.io_binding_base import GraphInterface
+from edge_rt.runtime.graph.io_binding import open_io_binding
+from edge_rt.runtime.graph.io_binding_base import IOBinding
 from edge_rt.runtime.graph.runner import ModelRunner
 from edge_rt.runtime.load.planning import LoadPlan
 from edge_rt.runtime.prompt.encoding import PromptEncoder
-from edge_rt.runtime.speculation.cost_measurement import PassPrices
-from edge_rt.runtime.speculation.cost_model import CostStore
-from edge_rt.runtime.speculation.speculation import SpecOptions, Speculation
+from edge_rt.runtime.speculation.cost_measurement import MeasuredCosts
+from edge_rt.runtime.speculation.speculation import Speculation
 from edge_rt.session import Session, StopSwitch, check_window_support, onnxruntime_version, pool_size
 from edge_rt.system.machine import usable_cpus
 
@@ -40,7 +39,7 @@ class Parts:
     texts: PromptEncoder
     cache: KVCache
     runner: ModelRunner
-    prices: PassPrices
+    prices: MeasuredCosts
     speculation: Speculation
     providers: list[str]
     isa: str | None
@@ -50,48 +49,37 @@ class Parts:
 def load_parts(
     package: Package,
     load_plan: LoadPlan,
-    spec: SpecOptions,
     *,
-    threads: int | None,
-    isa: str | None,
-    costs: CostStore | None,
     switch: StopSwitch,
     runner: Callable[[], ModelRunner],
-    tell: Callable[[str], None],
-    texts: PromptEncoder | None = None,
 ) -> Parts:
     """Load what a plan has decided: tokenizer, memory of the cache, graph, drafters.
 
     Args:
         package: the opened package.
         load_plan: the plan.
-        spec: how to speculate, as the plan decided.
-        threads: that compute; None takes every CPU this process may use.
-        isa: instruction set of the native operators; None is the best one.
-        costs: where measured costs of passes are kept.
         switch: stops passes.
         runner: returns the runner while the model may be used.
-        tell: called with ``"tokenizer"``, ``"cache"`` and ``"session"``, as these are loaded.
-        texts: of another model, whose tokenizer is shared if this package has the same one.
 
     Raises:
         VersionMismatch: ONNX Runtime is too old for the package.
         EdgeRTError: a part of the package cannot be used, or the system has less memory than it said.
     """
-    manifest, choice = package.manifest, load_plan.plan.choice
+    manifest, choice, options = package.manifest, load_plan.plan.choice, load_plan.options
     check_window_support(manifest.op_profile, manifest.model.sliding_window)
-    texts = PromptEncoder(package, choice.ctx, texts, room=load_plan.text_room)
+    tell = options.on_load or _tell_nobody
+    texts = PromptEncoder(package, choice.ctx, options.share_tokenizer_with, room=load_plan.text_room)
     tell("tokenizer")
     interface = _open_interface(package, load_plan)
     tell("cache")
     corpus = None
-    if spec.corpus is not None:
-        corpus = Corpus.open(Path(spec.corpus), tokenizer=manifest.files[manifest.tokenizer.file].sha256)
+    if options.corpus is not None:
+        corpus = Corpus.open(Path(options.corpus), tokenizer=manifest.files[manifest.tokenizer.file].sha256)
     session = Session(
         package.file(manifest.segments[0].graph),
-        threads=threads if threads is not None else pool_size() or usable_cpus(),
+        threads=options.threads if options.threads is not None else pool_size() or usable_cpus(),
         profile=manifest.op_profile,
-        isa=isa,
+        isa=options.isa,
         memory=load_plan.pass_memory,
     )
     tell("session")
@@ -104,9 +92,12 @@ def load_parts(
         "threads": pool_size(),
         "onnxruntime": onnxruntime_version(),
     }
-    prices = PassPrices(facts, interface, cache, costs)
+    prices = MeasuredCosts(facts, interface, cache, options.costs)
+    prices.on_measure = options.on_calibrate
     speculation = Speculation(
-        spec,
+        load_plan.spec_mode,
+        load_plan.draft_max,
+        trace=options.spec_trace,
         exact=manifest.op_profile == "native",
         costs=lambda: prices.get(runner()),
         corpus=corpus,
@@ -124,13 +115,17 @@ def load_parts(
     )
 
 
-def _open_interface(package: Package, load_plan: LoadPlan) -> GraphInterface:
+def _open_interface(package: Package, load_plan: LoadPlan) -> IOBinding:
     choice = load_plan.plan.choice
     try:
-        interface = open_interface(package.manifest, choice.ctx, choice.kv_format, largest_pass=load_plan.largest_pass)
+        interface = open_io_binding(package.manifest, choice.ctx, choice.kv_format, largest_pass=load_plan.largest_pass)
     except (MemoryError, OSError, OverflowError) as error:
         raise MemoryBudgetExceeded(
             "The KV cache does not fit the memory.", f"{error}.", "Load the model with a smaller context."
         ) from error
     interface.outputs.plan(load_plan.logit_rows, load_plan.most_logit_rows)
     return interface
+
+
+def _tell_nobody(loaded: str) -> None:
+    del loaded

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -13,19 +13,20 @@ import psutil
 from edge_rt.byte_size import file_size, round_up
 from edge_rt.errors import ConfigError, RuntimeUnavailable
 from edge_rt.memory.budget import Budget, Claim
-from edge_rt.memory.device import DeviceProfile, machine_profile
+from edge_rt.memory.device import Device, this_device
+from edge_rt.memory.fallbacks import DEFAULT_DRAFT
 from edge_rt.memory.plan import Plan, Request, make_plan, require_fit
-from edge_rt.memory.request import AUTO, CORPUS_MODES, as_arguments
+from edge_rt.memory.request import as_arguments
 from edge_rt.memory.shape import shape_of
 from edge_rt.memory.terms import pass_memory_bytes
 from edge_rt.package.reader import Package
-from edge_rt.runtime.drafters.corpus import Corpus
 from edge_rt.runtime.drafters.recycling import MAX_CONTEXTS
 from edge_rt.runtime.drafters.suffix import MAX_TOKENS
-from edge_rt.runtime.graph.io_binding import check_kv_format
-from edge_rt.runtime.prompt.encoding_budget import TextRoom
-from edge_rt.runtime.speculation.speculation import DEFAULT_MAX_NODES, SpecOptions, TableBounds
+from edge_rt.runtime.load.options import LoadOptions, Memory
+from edge_rt.runtime.prompt.encoding_budget import EncodingBudget
+from edge_rt.runtime.speculation.speculation import TableBounds
 from edge_rt.session import PassMemory, pool_size
+from edge_rt.spec_modes import AUTO, OFF
 from edge_rt.system.machine import usable_cpus
 from edge_rt.system.process_memory import read_memory
 
@@ -35,52 +36,6 @@ PIECES_BYTES: Final = 24 << 20
 vocabularies of 49,000 and 128,000 tokens in turn: after ten loads 12 MiB more belong to no model than after the first,
 and the smaller model's peak is 25 MiB higher, of which its plan has room for some."""
 
-Memory = int | str | Budget | None
-"""A budget as it is given: bytes, a text such as ``"600MiB"``, one that several models share, or what there is."""
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What a load asks for; None leaves it to the plan.
-
-    Attributes:
-        ctx: tokens of context.
-        kv: format of the KV cache, or ``"auto"``.
-        prefill_chunk: tokens of one pass over a prompt.
-        spec: how to speculate, and the corpus that drafts are looked up in.
-        threads: that compute.
-    """
-
-    ctx: int | None = None
-    kv: str | None = None
-    prefill_chunk: int | None = None
-    spec: SpecOptions = field(default_factory=SpecOptions)
-    threads: int | None = None
-
-    def check(self, package: Package) -> None:
-        """Refuse what is not for this package, or says nothing together; numbers are ``make_plan``'s to judge.
-
-        Raises:
-            ConfigError: the package has no such cache format (with those there are, and whether exporting again gives
-                it), or the mode of speculation does not use a corpus.
-            InvalidCorpus: the corpus is none, or comes from another tokenizer.
-            StorageError: it cannot be read.
-        """
-        if self.kv not in (None, AUTO):
-            check_kv_format(package.manifest, str(self.kv))
-        corpus, mode = self.spec.corpus, self.spec.mode or AUTO
-        if corpus is None:
-            return
-        if mode not in CORPUS_MODES:
-            raise ConfigError(
-                f"A corpus is not used with the mode of speculation {mode!r}.",
-                f"It is used with {', '.join(CORPUS_MODES)}.",
-                "Leave one out.",
-            )
-        tokenizer = package.manifest.files[package.manifest.tokenizer.file].sha256
-        # Its sections are compared with their hashes when it is loaded.
-        Corpus.open(Path(corpus), tokenizer=tokenizer, verify=False).close()
-
 
 @dataclass(frozen=True)
 class LoadPlan:
@@ -88,6 +43,7 @@ class LoadPlan:
 
     Attributes:
         plan: the plan.
+        options: what was asked for, by whoever made the plan.
         budget_bytes: the budget that was given, of all models that share it; None without one.
         is_strict: whether it holds a budget that was given, or had to give something up for what there is. A plan that
             does neither says what is taken unless more is asked for later, which is then given.
@@ -96,21 +52,26 @@ class LoadPlan:
     """
 
     plan: Plan
+    options: LoadOptions
     budget_bytes: int | None
     is_strict: bool
     claim: Claim | None
-    text_room: TextRoom | None
+    text_room: EncodingBudget | None
 
-    def spec_options(self, options: SpecOptions) -> SpecOptions:
-        """Return how to speculate, as it was asked for and as the plan decided."""
+    @property
+    def spec_mode(self) -> str:
+        """The mode of speculation, as it was asked for or as the plan decided."""
         choice = self.plan.choice
-        mode = options.mode
-        if mode is None and choice.spec == "off" and self.plan.given_up:
-            mode = "off"
-        elif mode is None and choice.spec != "off":
-            mode = choice.spec
-        most = choice.draft_max or options.max_nodes
-        return replace(options, mode=mode or "auto", max_nodes=most or DEFAULT_MAX_NODES)
+        if self.options.spec is not None:
+            return self.options.spec
+        if choice.spec == OFF:
+            return OFF if self.plan.given_up else AUTO
+        return choice.spec
+
+    @property
+    def draft_max(self) -> int:
+        """Most drafted tokens of a pass, as the plan decided or as was asked for."""
+        return self.plan.choice.draft_max or self.options.draft_max or DEFAULT_DRAFT
 
     @property
     def table_bounds(self) -> TableBounds:
@@ -125,7 +86,7 @@ class LoadPlan:
     def logit_rows(self) -> int:
         """Rows of logits for which there is room from the beginning."""
         rows = self.plan.choice.logit_rows
-        return rows if self.is_strict else max(rows, DEFAULT_MAX_NODES + 1)
+        return rows if self.is_strict else max(rows, DEFAULT_DRAFT + 1)
 
     @property
     def most_logit_rows(self) -> int | None:
@@ -169,54 +130,44 @@ class LoadPlan:
             self.claim.release()
 
 
-def plan_package(
-    package: Package,
-    wanted: Wanted,
-    memory: Memory = None,
-    *,
-    device: DeviceProfile | None = None,
-    base_bytes: int | None = None,
-) -> Plan:
+def plan_package(package: Package, options: LoadOptions, *, device: Device | None = None) -> Plan:
     """Return the plan for a package in this process, whether it fits or not; nothing is loaded.
 
     Without a budget the plan may take what the machine has available, beside what this process holds already. In a
     budget that models share, it may take what they leave, and the process itself is counted once.
 
     A process does not get smaller by all that a closed model took: the heap keeps much of it, for the next load to
-    use. Where one model takes another's place, what the process holds is therefore what it held before the first one.
+    use. Where one model takes another's place, what the process holds is therefore what it held before the first one
+    (``runtime_bytes`` of its plan), given as ``base_bytes``.
 
     Args:
         package: the opened package.
-        wanted: what is asked for.
-        memory: the budget.
+        options: what is asked for.
         device: another machine than this one; then the process is taken to be one that holds nothing yet.
-        base_bytes: what this process held before its first model (``runtime_bytes`` of its plan), where the planned one
-            takes the place of all that are loaded; None: what it holds now.
 
     Raises:
-        ConfigError: what is wanted is out of range or says nothing together, or the budget is no size.
+        ConfigError: what is asked for is out of range or without effect together, or the budget is no size.
         InvalidCorpus: the corpus is none, or comes from another tokenizer.
         StorageError: it cannot be read.
     """
-    wanted.check(package)
+    options.check(package)
+    budget = _budget(options.memory)
     # Planning takes memory itself, the first time; what follows is to find the process as it was planned.
     for _ in range(_SETTLING):
         before = resident_bytes()
-        plan = _plan_package(package, wanted, _budget(memory), device, base_bytes)
+        plan = _plan_package(package, options, budget, device)
         if resident_bytes() == before:
             break
     return plan
 
 
-def _plan_package(
-    package: Package, wanted: Wanted, budget: Budget | None, device: DeviceProfile | None, base_bytes: int | None
-) -> Plan:
-    spec = wanted.spec
+def _plan_package(package: Package, options: LoadOptions, budget: Budget | None, device: Device | None) -> Plan:
+    base_bytes = options.base_bytes
     resident: int | None
     if device is None:
         resident = resident_bytes() if base_bytes is None else base_bytes
-        device = machine_profile()
-        threads = wanted.threads or pool_size() or usable_cpus()
+        device = this_device()
+        threads = options.threads or pool_size() or usable_cpus()
         held = resident if base_bytes is None else max(base_bytes, _unshared_bytes())
         device = replace(device, available_bytes=device.available_bytes + held, threads=threads)
     else:
@@ -228,49 +179,62 @@ def _plan_package(
         total = budget.free_bytes + budget.base_bytes
     request = Request(
         budget_bytes=total,
-        ctx=wanted.ctx,
-        kv=wanted.kv,
-        spec=spec.mode,
-        draft_max=spec.max_nodes if spec.mode != "off" else None,
-        prefill_chunk=wanted.prefill_chunk,
+        ctx=options.ctx,
+        kv=options.kv,
+        spec=options.spec,
+        draft_max=options.draft_max if options.spec != OFF else None,
+        prefill_chunk=options.prefill_chunk,
         resident_bytes=resident,
-        corpus=None if spec.corpus is None else str(spec.corpus),
-        corpus_bytes=file_size(spec.corpus),
+        corpus=None if options.corpus is None else str(options.corpus),
+        corpus_bytes=file_size(options.corpus),
     )
     return make_plan(shape_of(package.manifest, package.id), device, request)
 
 
-def plan_load(package: Package, wanted: Wanted, memory: Memory, decided: Plan | None = None) -> LoadPlan:
+def plan_load(package: Package, options: LoadOptions) -> LoadPlan:
     """Return a plan that fits, with its share of the budget taken.
 
     Args:
         package: the opened package.
-        wanted: what is asked for.
-        memory: the budget; None: what the machine has available, or the budget of ``decided``.
-        decided: a plan for this package that was made before, to be done as it is; ``wanted`` is not looked at then.
+        options: what is asked for; a plan among them is done as it is.
 
     Raises:
-        ConfigError: what is wanted is out of range, the budget is no size, or the plan is another package's.
+        ConfigError: what is asked for is out of range, the budget is no size, or the plan is another package's.
         MemoryBudgetExceeded: it does not fit: what is needed, what there is, and a setting that fits.
     """
-    budget = _budget(memory)
+    budget, decided = _budget(options.memory), options.plan
     if decided is not None and decided.shape.package_id != package.id:
         raise ConfigError(
             "The plan was made for another package.",
             f"It is for {decided.shape.name} ({str(decided.shape.package_id)[:12]}), this is {package.id[:12]}.",
             "Make one with edge_rt.plan for the package that is to be loaded.",
         )
-    plan = plan_package(package, wanted, budget) if decided is None else decided
-    require_fit(plan, _spelling(plan, memory))
+    asked = options.but(memory=budget) if decided is None else _asked_of(decided, options)
+    plan = plan_package(package, asked) if decided is None else decided
+    require_fit(plan, options.spell or _spelling(plan, options.memory))
     total = plan.request.budget_bytes if budget is None else budget.total_bytes
     is_strict = total is not None or bool(plan.given_up)
     if budget is None and is_strict:
         budget = Budget(plan.budget_bytes)
     if budget is None:
-        return LoadPlan(plan, total, is_strict, claim=None, text_room=None)
+        return LoadPlan(plan, asked, total, is_strict, claim=None, text_room=None)
     base = plan.runtime_bytes
     claim = budget.claim(plan.shape.name, plan.total_bytes - base, base_bytes=base)
-    return LoadPlan(plan, total, is_strict, claim, TextRoom(plan, budget, claim, is_given=total is not None))
+    return LoadPlan(
+        plan, asked, total, is_strict, claim, EncodingBudget(plan, budget, claim, is_given=total is not None)
+    )
+
+
+def _asked_of(plan: Plan, options: LoadOptions) -> LoadOptions:
+    """Return the options of a load whose plan was made before, with what that plan was asked for."""
+    request = plan.request
+    return options.but(
+        plan=None,
+        threads=plan.device.threads,
+        spec=request.spec,
+        draft_max=request.draft_max,
+        corpus=None if request.corpus is None else Path(request.corpus),
+    )
 
 
 def resident_bytes() -> int:

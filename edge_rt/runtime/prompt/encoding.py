@@ -10,7 +10,7 @@ import numpy as np
 from edge_rt.errors import ConfigError, ContextOverflow, InvalidTemplate, ReferenceBudgetExceeded, StorageError
 from edge_rt.package.reader import Package
 from edge_rt.runtime.config import GenerationConfig
-from edge_rt.runtime.prompt.encoding_budget import TextRoom
+from edge_rt.runtime.prompt.encoding_budget import EncodingBudget
 from edge_rt.text.template import ChatTemplate, RenderedPrompt
 from edge_rt.text.tokenizer import Tokenizer
 
@@ -40,7 +40,7 @@ class PromptEncoder:
         context_tokens: int,
         like: PromptEncoder | None = None,
         *,
-        room: TextRoom | None = None,
+        room: EncodingBudget | None = None,
     ) -> None:
         manifest = package.manifest
         self._source = _tokenizer_source(package)

@@ -14,7 +14,7 @@ _STEPS = 50  # a budget that would do is looked for in steps of one fiftieth
 _DRIFT = 1 << 20  # what a process holds before a load differs a little from start to start
 
 
-class TextRoom:
+class EncodingBudget:
     """Room for text that cannot be cut, in the memory plan of a model.
 
     What goes beyond the plan is claimed from the budget, and kept until the model is closed: the heap may keep it too.

@@ -1,4 +1,4 @@
-"""Where the prices of passes come from: the disk, or a measurement on the model's own cache."""
+"""Where the costs of passes come from: the disk, or a measurement on the model's own cache."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from edge_rt.runtime.graph.cache import KVCache
-from edge_rt.runtime.graph.io_binding_base import GraphInterface
+from edge_rt.runtime.graph.io_binding_base import IOBinding
 from edge_rt.runtime.graph.runner import ModelRunner
 from edge_rt.runtime.speculation.cost_model import CURVE_DEPTHS, CURVE_ROWS, CostStore, RowCosts, measure
 from edge_rt.system.machine import cpu_model
@@ -16,12 +16,12 @@ MAX_TRIES: Final = 3
 """Measurements that are made at most where the machine is never quiet."""
 
 
-class PassPrices:
+class MeasuredCosts:
     """What passes of one loaded model cost.
 
     Args:
         facts: what costs depend on beside the machine: package, op profile, instruction set, cache format, threads.
-        interface: the cache's memory.
+        io_binding: the cache's memory.
         cache: its bookkeeping.
         store: where measured costs are kept; None keeps nothing.
 
@@ -31,17 +31,15 @@ class PassPrices:
         on_measure: called when a measurement begins.
     """
 
-    def __init__(
-        self, facts: dict[str, Any], interface: GraphInterface, cache: KVCache, store: CostStore | None
-    ) -> None:
+    def __init__(self, facts: dict[str, Any], io_binding: IOBinding, cache: KVCache, store: CostStore | None) -> None:
         # What is measured must fit the memory plan, too.
-        most = min(interface.outputs.most or CURVE_ROWS[-1], cache.largest_pass)
+        most = min(io_binding.outputs.most or CURVE_ROWS[-1], cache.largest_pass)
         self._rows = [rows for rows in CURVE_ROWS if rows <= most]
         reach = min(cache.capacity, CURVE_DEPTHS[-1] + CURVE_ROWS[-1])
         self.key = facts | {
             "edge_rt": VERSION, "cpu": cpu_model(), "capacity": reach, "rows": self._rows,
         }  # fmt: skip
-        self._interface = interface
+        self._io_binding = io_binding
         self._cache = cache
         self._store = store
         self.is_kept = True
@@ -63,7 +61,7 @@ class PassPrices:
         Raises:
             Cancelled: a pass was stopped; nothing is stored.
         """
-        cache, interface = self._cache, self._interface
+        cache, io_binding = self._cache, self._io_binding
         if self.on_measure is not None:
             self.on_measure()
         cache.truncate(0)
@@ -72,7 +70,7 @@ class PassPrices:
         def run(rows: int, depth: int) -> None:
             nonlocal filled
             if depth > filled:
-                interface.fill(depth)
+                io_binding.fill(depth)
                 filled = depth
             if depth != cache.length:
                 cache.pretend(depth)
@@ -83,7 +81,7 @@ class PassPrices:
             costs = measure(run, cache.capacity, rows=self._rows)
         finally:
             cache.truncate(0)
-            interface.forget()
+            io_binding.forget()
         if earlier is not None:
             costs = earlier.least(costs)
         self.is_kept = self._store is not None and self._store.save(self.key, costs)

@@ -1,4 +1,4 @@
-"""What a pass over several rows costs on this machine: the price list of speculation."""
+"""What a pass over several rows costs on this machine: measured, interpolated, kept."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import json
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence as Items
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Final
+
+from edge_rt.errors import StorageError
+from edge_rt.system.atomic_files import write_atomically
 
 CURVE_ROWS: Final = (1, 2, 4, 8, 9, 16)
 """Rows that are measured: both sides of the steps that kernels take (8 rows share a walk over a tile of weights)."""
@@ -243,17 +245,18 @@ class CostStore:
         return found
 
     def save(self, key: Mapping[str, Any], costs: RowCosts) -> bool:
-        """Store costs, in one step; return False if the disk does not take them, which costs a measurement later."""
-        path = self.path(key)
+        """Store costs, in one step; return False if they cannot be written, which costs a measurement later."""
+        text = json.dumps({"key": dict(key), **costs.to_json()})
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            draft = path.with_suffix(f".{time.time_ns()}.tmp")
-            try:
-                draft.write_text(json.dumps({"key": dict(key), **costs.to_json()}), encoding="utf-8")
-                draft.replace(path)
-            finally:
-                with suppress(OSError):
-                    draft.unlink(missing_ok=True)
-        except OSError:
+            # They can be measured again: not worth the wait for the disk.
+            write_atomically(self.path(key), [text.encode()], durable=False, parents=True)
+        except StorageError:
             return False
         return True
+
+
+def user_costs() -> CostStore:
+    """Return the store of this user's measured costs."""
+    import platformdirs
+
+    return CostStore(platformdirs.user_cache_path("edge-rt") / "row-costs")

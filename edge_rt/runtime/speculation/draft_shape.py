@@ -1,4 +1,4 @@
-"""The shape of a draft that tokens are drawn into: where they will stand, settled before any of them is drawn."""
+"""The shape of a draft that tokens are drawn into: its slots are settled before any token is drawn."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SURE_BOUNDS: Final = (0.2, 0.4, 0.65)
 """How sure a source may be of its best guess behind the known tokens: four ranges, told apart by these bounds."""
 _DEPTHS: Final = 6
 MAX_SIBLINGS: Final = 3
-"""Most places behind one token."""
+"""Most slots behind one token."""
 _TRIALS: Final = 6.0
 # Before anything is learned: how often the first drawn token stays, by sureness; deeper ones; the next sibling's share
 # of what the ones before leave.
@@ -21,11 +21,11 @@ _DEEPER: Final = 0.5
 _SHARE: Final = 0.3
 
 
-class Place(NamedTuple):
-    """A place of a draft's shape.
+class Slot(NamedTuple):
+    """Where a token of the draft will stand.
 
     Attributes:
-        parent: index of the place above, or ``ROOT``.
+        parent: index of the slot above, or ``ROOT``.
         depth: 0 behind the known tokens.
         rank: number of siblings drawn before.
         value: probability that a token drawn there is accepted.
@@ -37,7 +37,7 @@ class Place(NamedTuple):
     value: float
 
 
-class PlaceRates:
+class SlotRates:
     """How often a drawn token stays if its parent did: learned by how sure the source was, by depth and by rank.
 
     One object serves all generations of a model.
@@ -68,34 +68,34 @@ class PlaceRates:
         """
         return self._rates.value[self._cell(sure, depth, rank)]
 
-    def learn(self, sure: int, place: Place, hit: bool) -> None:
-        """Take in whether a token stayed whose parent did; a place that nothing could be drawn into is no hit."""
-        self._rates.learn(self._cell(sure, place.depth, place.rank), hit)
+    def learn(self, sure: int, slot: Slot, hit: bool) -> None:
+        """Take in whether a token stayed whose parent did; a slot that nothing could be drawn into is no hit."""
+        self._rates.learn(self._cell(sure, slot.depth, slot.rank), hit)
 
-    def shape(self, sure: int, limit: int, *, least: float, siblings: int = MAX_SIBLINGS) -> list[Place]:
-        """Return the most valuable places, the best first, parents and earlier siblings before the others.
+    def shape(self, sure: int, limit: int, *, least: float, siblings: int = MAX_SIBLINGS) -> list[Slot]:
+        """Return the most valuable slots, the best first, parents and earlier siblings before the others.
 
         Args:
             sure: 0 to 3.
-            limit: most places.
-            least: places of less value are left out.
-            siblings: most places behind one token, 1 to 3; 1 makes chains.
+            limit: most slots.
+            least: slots of less value are left out.
+            siblings: most slots behind one token, 1 to 3; 1 makes chains.
         """
-        places: list[Place] = []
-        # The second number tells places of equal value apart; the last one is the value of the place above.
-        heap: list[tuple[float, int, Place, float]] = []
+        slots: list[Slot] = []
+        # The second number tells slots of equal value apart; the last one is the value of the slot above.
+        heap: list[tuple[float, int, Slot, float]] = []
 
         def add(parent: int, above: float, depth: int, rank: int, bound: float) -> None:
             value = min(above * self.rate(sure, depth, rank), bound)
             if value >= least:
-                heapq.heappush(heap, (-value, parent * MAX_SIBLINGS + rank, Place(parent, depth, rank, value), above))
+                heapq.heappush(heap, (-value, parent * MAX_SIBLINGS + rank, Slot(parent, depth, rank, value), above))
 
         if limit > 0:
             add(ROOT, 1.0, 0, 0, 1.0)
-        while heap and len(places) < limit:
-            _, _, place, above = heapq.heappop(heap)
-            places.append(place)
-            add(len(places) - 1, place.value, place.depth + 1, 0, place.value)
-            if place.rank + 1 < siblings:
-                add(place.parent, above, place.depth, place.rank + 1, place.value)
-        return places
+        while heap and len(slots) < limit:
+            _, _, slot, above = heapq.heappop(heap)
+            slots.append(slot)
+            add(len(slots) - 1, slot.value, slot.depth + 1, 0, slot.value)
+            if slot.rank + 1 < siblings:
+                add(slot.parent, above, slot.depth, slot.rank + 1, slot.value)
+        return slots

@@ -1,7 +1,7 @@
 """Recycled tokens drawn at random, for the acceptance rule that asks with what probability they were drawn.
 
 ``accept_ratio`` keeps the text's distribution only if no drawn token has a say in whether it is in the draft. So the
-shape of a draft is settled first, from what was learned about its places, and then tokens are drawn into it: nothing is
+shape of a draft is settled first, from what was learned about its slots, and then tokens are drawn into it: nothing is
 sorted or dropped any more.
 """
 
@@ -23,7 +23,7 @@ from edge_rt.runtime.graph.outputs import Outputs
 from edge_rt.runtime.results import SpecStats
 from edge_rt.runtime.speculation.adaptive import Trace, best_size
 from edge_rt.runtime.speculation.cost_model import CostCurve, RowCosts
-from edge_rt.runtime.speculation.draft_shape import MAX_SIBLINGS, SURE_BOUNDS, Place, PlaceRates
+from edge_rt.runtime.speculation.draft_shape import MAX_SIBLINGS, SURE_BOUNDS, Slot, SlotRates
 from edge_rt.runtime.speculation.statistics import SpecCounter, decision
 from edge_rt.runtime.speculation.tree import LEAST_VALUE, context_of
 
@@ -53,8 +53,8 @@ class SampledDrafter:
     of the first time.
 
     Args:
-        source: guesses whose prior is proportional to their probability among the guesses of one place.
-        rates: what is known about places.
+        source: guesses whose prior is proportional to their probability among the guesses at one context.
+        rates: what is known about slots.
         costs: what passes cost on this machine.
         temperature: of the request, above 0; the probabilities are raised to its inverse, as the model's are.
         seed: of the request; None takes a new one.
@@ -67,7 +67,7 @@ class SampledDrafter:
     def __init__(
         self,
         source: Source,
-        rates: PlaceRates,
+        rates: SlotRates,
         costs: RowCosts,
         *,
         temperature: float,
@@ -90,8 +90,8 @@ class SampledDrafter:
         self._priors = [source.prior(kind) for kind in range(source.num_kinds)]
         self._idle = 0
         self._sure = 0
-        self._places: list[Place] = []
-        # For every place its node, None if nothing could be drawn; for every node what it was drawn from.
+        self._slots: list[Slot] = []
+        # For every slot its node, None if nothing could be drawn; for every node what it was drawn from.
         self._nodes: list[int | None] = []
         self._proposals: list[Proposal] = []
         self._started = self._proposed = 0.0
@@ -112,7 +112,7 @@ class SampledDrafter:
     def propose(self, sequence: Sequence, limit: int) -> Draft:
         """Return tokens drawn into the shape that maximises tokens per second; empty where plain decoding is faster."""
         self._started = self._clock()
-        self._places, self._nodes, self._proposals = [], [], []
+        self._slots, self._nodes, self._proposals = [], [], []
         draft = Draft()
         cursor = self._source.root()
         most = min(limit, self._max_nodes)
@@ -121,7 +121,7 @@ class SampledDrafter:
             guesses = self._source.children(cursor)
             if guesses:
                 self._sure = bisect(SURE_BOUNDS, max(self._priors[guess.kind] for guess in guesses))
-                self._places = self._shape(most, len(sequence.token_ids))
+                self._slots = self._shape(most, len(sequence.token_ids))
                 draft = self._draw(guesses)
         self._proposed = self._clock()
         return draft
@@ -136,10 +136,10 @@ class SampledDrafter:
         sequence = self._sequence
         assert sequence is not None, "begin was not called"
         reached = {ROOT, *accepted.path}
-        for place, node in zip(self._places, self._nodes, strict=True):
-            parent = ROOT if place.parent == ROOT else self._nodes[place.parent]
+        for slot, node in zip(self._slots, self._nodes, strict=True):
+            parent = ROOT if slot.parent == ROOT else self._nodes[slot.parent]
             if parent in reached and (node is None or node < len(draft)):
-                self._rates.learn(self._sure, place, node in reached)
+                self._rates.learn(self._sure, slot, node in reached)
         emitted = len(accepted.token_ids)
         self._source.observe(draft, accepted, outputs, context_of(sequence, emitted))
         self._source.extend(accepted.token_ids)
@@ -151,53 +151,53 @@ class SampledDrafter:
         tested = [parent in reached for parent in draft.parents]
         self.counter.add(draft, accepted, tested, drafting, verifying, name, is_first=is_first)
         if self._trace is not None and not is_first:
-            expected = sum(place.value for place in self._places)
+            expected = sum(slot.value for slot in self._slots)
             self._trace(decision(sequence, name, draft, accepted, expected, drafting, verifying))
 
-    def _shape(self, most: int, depth: int) -> list[Place]:
-        """Return the places to draw into, knowing the source's guesses at the root and nothing that is drawn."""
+    def _shape(self, most: int, depth: int) -> list[Slot]:
+        """Return the slots to draw into, knowing the source's guesses at the root and nothing that is drawn."""
         costs = self._curve.at(depth)
-        places = self._rates.shape(
+        slots = self._rates.shape(
             self._sure, most, least=max(LEAST_VALUE, self._curve.cheapest), siblings=self._siblings
         )
-        size = best_size([place.value for place in places], costs, _DRAFTING_MS)
+        size = best_size([slot.value for slot in slots], costs, _DRAFTING_MS)
         self._idle = 0 if size else self._idle + 1
         if self._idle >= PROBE_STEPS:
             self._idle = 0
             return self._rates.shape(self._sure, 1, least=0.0)
-        return places[:size]
+        return slots[:size]
 
     def _draw(self, guesses: Items[Guess]) -> Draft:
-        """Fill the places in their order; behind a context that the source does not know they stay empty."""
+        """Fill the slots in their order; behind a context that the source does not know they stay empty."""
         families: dict[int, int] = {}
-        for place in self._places:
-            families[place.parent] = place.rank + 1
+        for slot in self._slots:
+            families[slot.parent] = slot.rank + 1
         contexts: list[_Context] = []
         tokens: list[int] = []
         parents: list[int] = []
-        # Place -> its context, and the tokens drawn behind it.
+        # Slot -> its context, and the tokens drawn behind it.
         drawn: dict[int, tuple[_Context, tuple[int, ...]] | None] = {}
-        for place in self._places:
-            above = place.parent
-            if place.rank == 0:
+        for slot in self._slots:
+            above = slot.parent
+            if slot.rank == 0:
                 behind = guesses if above == ROOT else self._behind(above, tokens, contexts)
                 drawn[above] = self._open(behind, families[above]) if behind else None
             found = drawn[above]
-            if found is None or place.rank >= len(found[1]):
+            if found is None or slot.rank >= len(found[1]):
                 self._nodes.append(None)
                 continue
             parent = ROOT if above == ROOT else self._nodes[above]
             assert parent is not None
             self._nodes.append(len(tokens))
-            tokens.append(found[1][place.rank])
+            tokens.append(found[1][slot.rank])
             parents.append(parent)
             contexts.append(found[0])
             self._proposals.append(found[0].proposal)
         return Draft(tuple(tokens), tuple(parents))
 
-    def _behind(self, place: int, tokens: Items[int], contexts: Items[_Context]) -> Items[Guess]:
-        """Return what the source guesses behind the token of a place; nothing if it has none."""
-        node = self._nodes[place]
+    def _behind(self, slot: int, tokens: Items[int], contexts: Items[_Context]) -> Items[Guess]:
+        """Return what the source guesses behind the token of a slot; nothing if it has none."""
+        node = self._nodes[slot]
         return () if node is None else self._source.children(contexts[node].cursors[tokens[node]])
 
     def _open(self, guesses: Items[Guess], count: int) -> tuple[_Context, tuple[int, ...]]:

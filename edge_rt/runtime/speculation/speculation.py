@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence as Items
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from edge_rt.errors import ConfigError, MemoryBudgetExceeded, ReferenceBudgetExceeded
-from edge_rt.memory.fallbacks import DEFAULT_DRAFT
 from edge_rt.runtime.decode.draft import Drafter, NullDrafter
 from edge_rt.runtime.drafters.corpus import Corpus
 from edge_rt.runtime.drafters.ngram import MAX_ENTRIES, MIN_ENTRIES, NgramSource
@@ -21,78 +19,14 @@ from edge_rt.runtime.speculation.adaptive import AdaptiveDrafter, Trace
 from edge_rt.runtime.speculation.arms import arms_of
 from edge_rt.runtime.speculation.bandit import DiscountedUCB
 from edge_rt.runtime.speculation.cost_model import RowCosts
-from edge_rt.runtime.speculation.draft_shape import PlaceRates
+from edge_rt.runtime.speculation.draft_shape import SlotRates
 from edge_rt.runtime.speculation.sampled import SampledDrafter
 from edge_rt.runtime.speculation.tree import TreeGrower
+from edge_rt.spec_modes import RATIO_MODE, REFERENCE_MODES, require_mode, require_rule
 
-SPEC_MODES: Final = ("off", "auto", "ngram", "suffix", "recycling", "reference")
-"""``auto`` lets suffix, recycling and, where a text is given, reference draft together and chooses among them."""
 AUTO_SOURCES: Final = ("suffix", "recycling")
-RATIO_MODE: Final = "recycling"
-"""The mode whose source knows probabilities to draw with, as ``accept="ratio"`` wants."""
-DEFAULT_MAX_NODES: Final = DEFAULT_DRAFT
-"""Most drafted tokens of a pass. The cost model takes fewer; more are seldom worth their rows on any CPU."""
-MAX_NODES: Final = 63
-
 # What an arm is expected to give before it was tried, relative to what is usual.
 _PRIOR_OFF, _PRIOR_DRAFTING = 0.8, 1.0
-
-
-@dataclass(frozen=True)
-class SpecOptions:
-    """How a model speculates.
-
-    Attributes:
-        mode: one of ``SPEC_MODES``; None is ``"auto"``, unless the memory plan has no room for it.
-        max_nodes: most drafted tokens of a pass, 1 to ``MAX_NODES``; None is ``DEFAULT_MAX_NODES``, or fewer if the
-            memory plan has no room for them.
-        corpus: file of ``edge-rt corpus build``, which the suffix drafter looks into as well.
-        trace: called with every step's decision.
-
-    Raises:
-        ConfigError: a value is out of range.
-    """
-
-    mode: str | None = None
-    max_nodes: int | None = None
-    corpus: Path | None = None
-    trace: Trace | None = None
-
-    def __post_init__(self) -> None:
-        if self.mode is not None:
-            require_mode(self.mode)
-        if self.max_nodes is not None and (type(self.max_nodes) is not int or not 1 <= self.max_nodes <= MAX_NODES):
-            raise ConfigError(
-                "The largest draft is out of range.",
-                f"Got {self.max_nodes} tokens.",
-                f"Choose 1 to {MAX_NODES}, or turn speculation off.",
-            )
-
-
-def require_mode(mode: str) -> None:
-    """Refuse what is no mode of speculation.
-
-    Raises:
-        ConfigError: with the modes there are.
-    """
-    if mode not in SPEC_MODES:
-        raise ConfigError(
-            "The mode of speculation is unknown.", f"Got {mode!r:.40}.", f"Choose one of {', '.join(SPEC_MODES)}."
-        )
-
-
-def require_rule(accept: str, mode: str) -> None:
-    """Refuse an acceptance rule that a mode cannot draft for.
-
-    Raises:
-        ConfigError: the rule is ``"ratio"``, and the mode draws from no probabilities.
-    """
-    if accept == "ratio" and mode != RATIO_MODE:
-        raise ConfigError(
-            "The acceptance rule 'ratio' needs a drafter that draws with known probabilities.",
-            f"The mode of speculation is {mode!r}; 1 of {len(SPEC_MODES)} has them, {RATIO_MODE!r}.",
-            f"Choose {RATIO_MODE} (spec={RATIO_MODE!r}, --spec {RATIO_MODE}), or the rule 'match'.",
-        )
 
 
 @dataclass(frozen=True)
@@ -115,27 +49,31 @@ class Speculation:
     """The drafters of one model; what they learned stays from one generation to the next.
 
     Args:
-        options: as asked for.
+        mode: one of ``SPEC_MODES``: what is done where a generation asks for nothing else.
+        draft_max: most drafted tokens of a pass; the cost model mostly takes fewer.
         exact: whether a row's results do not depend on the rows beside it. Where they do, ``auto`` is off, trees cannot
             be verified, and a chain that is asked for may give another text than plain decoding.
         costs: measures passes, or takes what was stored; called when first needed.
-        corpus: of the options, opened; who drafts with another source has no use for it.
+        corpus: texts that the suffix drafter looks into as well; the other drafters do not use it.
         bounds: of the drafters' tables.
+        trace: called with every step's decision.
     """
 
     def __init__(
         self,
-        options: SpecOptions,
+        mode: str,
+        draft_max: int,
         *,
         exact: bool,
         costs: Callable[[], RowCosts],
         corpus: Corpus | None,
         bounds: TableBounds | None = None,
+        trace: Trace | None = None,
     ) -> None:
-        self.options = options
         self.exact = exact
-        self._mode = options.mode or "auto"
-        self._max_nodes = options.max_nodes or DEFAULT_MAX_NODES
+        self.draft_max = draft_max
+        self.asked = mode
+        self.trace = trace
         self._bounds = bounds or TableBounds()
         self._measure = costs
         self._costs: RowCosts | None = None
@@ -143,12 +81,12 @@ class Speculation:
         self._sources: dict[str, Source] = {}
         self._drafters: dict[tuple[str, ...], AdaptiveDrafter] = {}
         self._referring: tuple[tuple[str, tuple[int, ...]], AdaptiveDrafter] | None = None
-        self._place_rates = PlaceRates()
+        self._place_rates = SlotRates()
 
     @property
     def mode(self) -> str:
         """What is done where a generation asks for nothing else."""
-        return self._in_force(self._mode)
+        return self._in_force(self.asked)
 
     def _in_force(self, mode: str) -> str:
         return "off" if mode == "auto" and not self.exact else mode
@@ -165,7 +103,7 @@ class Speculation:
             ConfigError: the mode is unknown, wants a text that is not given, or cannot draft for the acceptance rule.
             MemoryBudgetExceeded: the memory plan has no room for its tables.
         """
-        mode = self._mode if mode is None else mode
+        mode = self.asked if mode is None else mode
         require_mode(mode)
         if mode == "reference" and not has_reference:
             raise ConfigError(
@@ -194,7 +132,7 @@ class Speculation:
         if not room:
             raise MemoryBudgetExceeded(
                 f"The memory plan has no room for the drafter {mode!r}.",
-                f"It was made for {self._mode!r}: {bounds.suffix_tokens} tokens of text and "
+                f"It was made for {self.asked!r}: {bounds.suffix_tokens} tokens of text and "
                 f"{bounds.recycling_contexts} contexts may be remembered.",
                 f"Load the model with it (spec={mode!r}, --spec {mode}), or with a larger budget.",
             )
@@ -209,7 +147,7 @@ class Speculation:
         if mode == "off":
             return NullDrafter()
         names = self._auto_sources() if mode == "auto" else () if mode == "reference" else (mode,)
-        is_referring = reference_ids is not None and mode in ("auto", "reference")
+        is_referring = reference_ids is not None and mode in REFERENCE_MODES
         if self._bounds.is_planned:
             self._share(names, len(reference_ids or ()) if is_referring else 0)
         if reference_ids is not None and is_referring:
@@ -236,9 +174,9 @@ class Speculation:
             self.costs,
             temperature=temperature,
             seed=seed,
-            max_nodes=self._max_nodes,
+            max_nodes=self.draft_max,
             chain=not self.exact,
-            trace=self.options.trace,
+            trace=self.trace,
         )
 
     def _auto_sources(self) -> tuple[str, ...]:
@@ -314,7 +252,7 @@ class Speculation:
         """Throw away what the drafters have learned."""
         self._sources.clear()
         self._drop_drafters()
-        self._place_rates = PlaceRates()
+        self._place_rates = SlotRates()
 
     def close(self) -> None:
         """Let go of everything, the corpus included."""
@@ -345,6 +283,6 @@ class Speculation:
             TreeGrower(sources, AcceptanceModel(sources), chain=not self.exact),
             self.costs,
             DiscountedUCB(tuple(priors)),
-            max_nodes=self._max_nodes,
-            trace=self.options.trace,
+            max_nodes=self.draft_max,
+            trace=self.trace,
         )

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
-import io
 import shlex
 
 import pytest
 
 from edge_rt.cli.chat.advice import WAYS, flags_of_a_chat, in_words_of_a_chat, setting_in_chat
-from edge_rt.cli.chat.conversation import Conversation
 from edge_rt.cli.chat.slash_commands import Commands
 from edge_rt.cli.loading import plan_model
-from edge_rt.cli.options import ModelFlags
-from edge_rt.cli.render.console import Terminal
-from edge_rt.cli.speculation import SpecFlags
 from edge_rt.errors import ConfigError, EncodingBudgetExceeded, MemoryBudgetExceeded, ReferenceBudgetExceeded
-from edge_rt.runtime.config import GenerationConfig
+from edge_rt.package.reader import open_package
+from edge_rt.runtime.load.options import LoadOptions
+from tests.helpers.chats import load_options, make_chat
 
-FLAGS = ModelFlags("some model", ctx=8192, memory="300MiB", kv="int8", spec=SpecFlags("suffix", 8))
+LOAD = LoadOptions(ctx=8192, memory=300 << 20, kv="int8", spec="suffix", draft_max=8)
 KEPT = ("--memory", "300MiB", "--kv-type", "int8", "--spec", "suffix", "--draft-max", "8")
 
 
 def test_another_context_is_a_command_where_nothing_else_differs():
-    assert setting_in_chat((*KEPT, "--ctx", "2048"), FLAGS, is_same_model=True) == "/ctx 2048"
+    assert setting_in_chat((*KEPT, "--ctx", "2048"), "some model", LOAD, is_same_model=True) == "/ctx 2048"
 
 
 @pytest.mark.parametrize(
@@ -37,7 +33,7 @@ def test_another_context_is_a_command_where_nothing_else_differs():
     ids=["another model", "no context", "more memory", "another cache"],
 )
 def test_anything_else_is_a_new_chat(setting, is_same_model):
-    told = setting_in_chat(setting, FLAGS, is_same_model=is_same_model)
+    told = setting_in_chat(setting, "some model", LOAD, is_same_model=is_same_model)
     assert told.startswith("/exit and edge-rt chat -m 'some model' ")
     assert shlex.split(told)[6:] == list(setting)
 
@@ -64,10 +60,9 @@ def test_a_text_that_no_budget_limits_is_not_advised_a_budget():
 @pytest.fixture
 def tight(native_package, tmp_path):
     """A chat with a context of 64 tokens that has 1 MiB more than it takes at least."""
-    flags = ModelFlags(str(native_package), ctx=64, kv="f32", store=tmp_path / "store", memory="3GiB")
-    minimum = plan_model(native_package, flags).minimum_bytes
-    flags = dataclasses.replace(flags, memory=str(minimum + (1 << 20)))
-    made = Conversation(Terminal(io.StringIO(), io.StringIO()), flags, GenerationConfig(temperature=0.0, max_tokens=2))
+    load = load_options(ctx=64, kv_type="f32", memory="3GiB")
+    minimum = plan_model(open_package(native_package), load).minimum_bytes
+    made = make_chat(native_package, tmp_path, load.but(memory=minimum + (1 << 20)))
     yield made
     made.close()
 
@@ -75,7 +70,7 @@ def tight(native_package, tmp_path):
 def test_a_context_that_does_not_fit_is_refused_with_what_can_be_typed(tight):
     same = str(tight.model.package.path)
     with pytest.raises(MemoryBudgetExceeded) as caught:
-        tight.switch(dataclasses.replace(tight.flags, model=same, ctx=128, memory="5MiB"))
+        tight.switch(same, tight.load.but(ctx=128, memory=5 << 20))
     ways = caught.value.action.removeprefix("Try ").split(" or ")
     assert ways
     assert all(way.startswith(f"/exit and edge-rt chat -m {same} --memory ") for way in ways)
@@ -89,7 +84,7 @@ def test_a_drafter_that_the_plan_has_no_room_for_is_refused_with_what_can_be_typ
 
 def test_a_drafter_that_was_set_gives_way_where_another_load_has_no_room_for_it(tight):
     tight.options = tight.options.with_options(spec="recycling")
-    tight.switch(dataclasses.replace(tight.flags, model=str(tight.model.package.path), spec=SpecFlags("off")))
+    tight.switch(str(tight.model.package.path), tight.load.but(spec="off"))
     assert tight.options.spec is None
     assert "spec and accept are back to default" in tight.terminal._err.getvalue()
     tight.say("one")
@@ -98,8 +93,7 @@ def test_a_drafter_that_was_set_gives_way_where_another_load_has_no_room_for_it(
 @pytest.fixture
 def drafting(native_package, tmp_path):
     """A chat under a budget whose drafters have room for some thousand tokens."""
-    flags = ModelFlags(str(native_package), ctx=64, store=tmp_path / "store", memory="3GiB", spec=SpecFlags("auto"))
-    made = Conversation(Terminal(io.StringIO(), io.StringIO()), flags, GenerationConfig(temperature=0.0, max_tokens=2))
+    made = make_chat(native_package, tmp_path, load_options("auto", ctx=64, memory="3GiB"))
     yield made
     made.close()
 
@@ -135,7 +129,7 @@ def test_a_reference_text_leaves_room_for_the_table_beside_it(drafting):
 def test_a_reference_text_that_another_load_has_no_room_for_is_told(drafting):
     drafting.set_options(drafting.options.with_options(spec="off", reference=" harbour" * 40_000))
     drafting.options = drafting.options.with_options(spec="auto")
-    drafting.switch(dataclasses.replace(drafting.flags, ctx=32))
+    drafting.switch(str(drafting.model.package.path), drafting.load.but(ctx=32))
     assert "warning: The reference text does not fit the memory plan." in drafting.terminal._err.getvalue()
     with pytest.raises(ReferenceBudgetExceeded, match="/set reference none"):
         drafting.say("one")

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 
 import pytest
 
-from edge_rt.cli.chat.conversation import Conversation
 from edge_rt.cli.chat.settings import parse_option
 from edge_rt.cli.chat.slash_commands import Commands, LeaveChat
-from edge_rt.cli.options import ModelFlags
-from edge_rt.cli.render.console import Terminal
 from edge_rt.errors import ConfigError, ContextOverflow, EdgeRTError, InputError, StorageError
 from edge_rt.package.sampling import SAMPLING_NAMES
 from edge_rt.runtime.config import GenerationConfig
-from edge_rt.runtime.engine import load_package
-from edge_rt.runtime.speculation.speculation import SpecOptions
+from tests.helpers.chats import make_chat
 from tests.helpers.packages import copied, edit_manifest, manifest_setter
 
 
 @pytest.fixture
 def conversation(small_package, tmp_path):
-    terminal = Terminal(io.StringIO(), io.StringIO())
-    flags = ModelFlags(str(small_package), store=tmp_path / "store")
-    made = Conversation(terminal, flags, GenerationConfig(temperature=0.0, max_tokens=4))
+    made = make_chat(small_package, tmp_path, max_tokens=4)
     yield made
     made.close()
 
@@ -33,14 +26,7 @@ def conversation(small_package, tmp_path):
 @pytest.fixture
 def speculating(native_package, tmp_path):
     """A conversation whose model drafts; what its passes cost is kept nowhere."""
-    terminal = Terminal(io.StringIO(), io.StringIO())
-    flags = ModelFlags(str(native_package), store=tmp_path / "store")
-
-    def load(package, flags):
-        return load_package(package, ctx=flags.ctx, spec=SpecOptions(flags.spec.mode))
-
-    options = GenerationConfig(temperature=0.0, max_tokens=8)
-    made = Conversation(terminal, flags, options, load=load)
+    made = make_chat(native_package, tmp_path, max_tokens=8)
     yield made
     made.close()
 
@@ -102,10 +88,10 @@ def test_set(line, name, value, commands, conversation):
     ],
 )
 def test_wrong_arguments_change_nothing(line, commands, conversation):
-    before = conversation.options, conversation.flags, list(conversation.chat.messages)
+    before = conversation.options, conversation.load, list(conversation.chat.messages)
     with pytest.raises(ConfigError):
         commands.run(line)
-    assert (conversation.options, conversation.flags, conversation.chat.messages) == before
+    assert (conversation.options, conversation.load, conversation.chat.messages) == before
 
 
 def test_parse_option_leaves_the_judgement_to_the_config():
@@ -240,15 +226,13 @@ def test_regen_replaces_the_answer(commands, conversation):
 def test_it_shows_what_tokens_are_chosen_with_and_whose_values_these_are(small_package, tmp_path):
     package = copied(small_package, tmp_path)
     edit_manifest(package, manifest_setter("sampling", {"temperature": 0.4, "top_p": 0.9, "repetition_penalty": 1.1}))
-    terminal = Terminal(io.StringIO(), io.StringIO())
-    flags = ModelFlags(str(package), store=tmp_path / "store")
-    made = Conversation(terminal, flags, GenerationConfig(top_p=0.5))
+    made = make_chat(package, tmp_path, options=GenerationConfig(top_p=0.5))
     try:
         Commands(made).run("/set")
-        told = terminal._err.getvalue()
+        told = made.terminal._err.getvalue()
         Commands(made).run("/set temp 0")
         Commands(made).run("/set")
-        greedy = terminal._err.getvalue().removeprefix(told)
+        greedy = made.terminal._err.getvalue().removeprefix(told)
     finally:
         made.close()
     shown = [" ".join(line.split()) for line in told.splitlines()]

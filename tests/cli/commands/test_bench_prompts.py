@@ -204,7 +204,7 @@ def test_a_picture_without_a_place_is_refused_before_measuring(tmp_path):
 
 
 def test_without_matplotlib_nothing_is_measured(cli_env, native_package, prompts, tmp_path):
-    code = "import sys; sys.modules['matplotlib'] = None; from edge_rt.cli.main import main; main()"
+    code = "import sys; sys.modules['matplotlib'] = None; from edge_rt.cli.main import main; sys.exit(main())"
     command = [sys.executable, "-c", code, "bench", "-m", native_package, "--prompts", prompts, "--plot", "out.png"]
     result = subprocess.run(command, env=cli_env, cwd=tmp_path, capture_output=True, stdin=subprocess.DEVNULL)
     assert (result.returncode, result.stdout) == (5, b"")

@@ -75,7 +75,7 @@ def test_what_cannot_be_used_is_said(inline, small_package, texts, tmp_path):
 
 def test_help_needs_no_numpy():
     code = (
-        "import sys; from edge_rt.cli.main import run; "
-        "assert run(['corpus', 'build', '--help']) == 0; assert 'numpy' not in sys.modules"
+        "import sys; from edge_rt.cli.main import main; "
+        "assert main(['corpus', 'build', '--help']) == 0; assert 'numpy' not in sys.modules"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0

@@ -293,8 +293,8 @@ def test_a_model_that_is_not_here_is_told(inline):
 
 def test_nothing_heavy_is_imported_for_a_package(native_package, cli_env):
     program = (
-        "import sys; from edge_rt.cli.main import run; "
-        f"code = run(['plan', '-m', {str(native_package)!r}, '--json']); "
+        "import sys; from edge_rt.cli.main import main; "
+        f"code = main(['plan', '-m', {str(native_package)!r}, '--json']); "
         "print(sorted({'numpy', 'onnxruntime', 'tokenizers', 'onnx'} & set(sys.modules)), code)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=cli_env, check=True)

@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 from edge_rt.cli.commands.profile import chart
 from edge_rt.cli.render.memory_plot import draw, largest_context, spread
 from edge_rt.errors import StorageError
-from edge_rt.measure.memory_report import MemoryProfile, MemoryRun, Moment
+from edge_rt.measure.memory_report import MemoryReport, MemoryRun, Moment
 from tests.measure.test_memory_report import STAGES, plan_of
 
 MIB = 1 << 20
@@ -23,7 +23,7 @@ MIB = 1 << 20
 def profile(native_package):
     plan = plan_of(native_package, ctx=64, budget_bytes=260 * MIB)
     moments = tuple(Moment(float(place), stage.memory) for place, stage in enumerate(STAGES))
-    return MemoryProfile(plan, MemoryRun(STAGES, moments))
+    return MemoryReport(plan, MemoryRun(STAGES, moments))
 
 
 def test_the_document_has_the_figures_that_scripts_read(cli, native_package):

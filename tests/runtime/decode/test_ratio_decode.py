@@ -6,6 +6,7 @@ import itertools
 import time
 import zlib
 from collections import Counter
+from contextlib import nullcontext
 from functools import cache
 
 import numpy as np
@@ -13,18 +14,20 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from edge_rt.errors import ConfigError
+from edge_rt.memory.fallbacks import DEFAULT_DRAFT
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.decode.accept_ratio import Proposal, accept_ratio
 from edge_rt.runtime.decode.draft import NullDrafter
 from edge_rt.runtime.decode.sampling import Sampler
 from edge_rt.runtime.drafters.recycling import RecyclingSource
-from edge_rt.runtime.engine import load_package
-from edge_rt.runtime.generation import Generation
+from edge_rt.runtime.generation import Generation, Held
 from edge_rt.runtime.speculation.cost_model import RowCosts
-from edge_rt.runtime.speculation.draft_shape import PlaceRates
+from edge_rt.runtime.speculation.draft_shape import SlotRates
 from edge_rt.runtime.speculation.sampled import SampledDrafter
-from edge_rt.runtime.speculation.speculation import SPEC_MODES, SpecOptions, Speculation
+from edge_rt.runtime.speculation.speculation import Speculation
+from edge_rt.spec_modes import SPEC_MODES
 from tests.helpers.fake_model import VOCABULARY, FakeTarget, Run, fake_cache
+from tests.helpers.models import load_package
 
 TOKENS = 5
 PROMPT = [3, 1, 2]
@@ -68,15 +71,16 @@ class RatioRun(Run):
             )  # fmt: skip
         else:
             self.drafter = of.sampled_drafter(config.temperature, config.seed)
+        held = Held(self.target, self.drafter, self.drafter.accept if rule is None else rule(self.drafter))
         self._generation = Generation(
-            self.sequence, self.target, self.cache, self.drafter, Sampler(config, VOCABULARY, prompt), self.text,
-            chunk=8, called=time.perf_counter(), rule=self.drafter.accept if rule is None else rule(self.drafter),
+            self.sequence, lambda _: nullcontext(held), self.cache, Sampler(config, VOCABULARY, prompt), self.text,
+            chunk=8, called=time.perf_counter(),
         )  # fmt: skip
 
 
 def taught(tokens=200, *, max_order=3, **options):
     """Return a source that has seen an answer, and what became of drafts meanwhile."""
-    source, rates = RecyclingSource(max_order=max_order), PlaceRates()
+    source, rates = RecyclingSource(max_order=max_order), SlotRates()
     options = {"temperature": 1.0, "seed": 9, "max_tokens": tokens} | options
     RatioRun(PROMPT, source=source, rates=rates, **options).result()
     return source, rates
@@ -218,7 +222,7 @@ def deviation(found, law):
     return (square - freedom) / (2 * freedom) ** 0.5
 
 
-class FixedRates(PlaceRates):
+class FixedRates(SlotRates):
     """Believes in ranks, whatever happens: drafts have one shape."""
 
     def __init__(self, *by_rank):
@@ -328,7 +332,7 @@ class TestTheLaw:
 
 
 def speculation(mode="auto", *, exact=True):
-    return Speculation(SpecOptions(mode), exact=exact, costs=lambda: CHEAP, corpus=None)
+    return Speculation(mode, DEFAULT_DRAFT, exact=exact, costs=lambda: CHEAP, corpus=None)
 
 
 class TestChoosingTheRule:

@@ -12,9 +12,9 @@ import pytest
 from edge_rt.errors import ConfigError, InvalidPackage
 from edge_rt.package.manifest import KV_FORMATS
 from edge_rt.package.reader import open_package
-from edge_rt.runtime.graph.io_binding import open_interface
-from edge_rt.runtime.graph.io_binding_native import NativeInterface
-from edge_rt.runtime.graph.io_binding_portable import PortableInterface
+from edge_rt.runtime.graph.io_binding import open_io_binding
+from edge_rt.runtime.graph.io_binding_native import NativeIOBinding
+from edge_rt.runtime.graph.io_binding_portable import PortableIOBinding
 from edge_rt.session import TensorSpec
 from tests.helpers.fake_model import model_config
 from tests.helpers.kv_layout import marked_rows
@@ -23,17 +23,26 @@ SMALL = model_config(num_layers=2, num_kv_heads=3, head_dim=8)
 
 
 def buffers_of(interface):
-    return [*interface.keys, *interface.values] if isinstance(interface, PortableInterface) else interface.buffers
+    return [*interface.keys, *interface.values] if isinstance(interface, PortableIOBinding) else interface.buffers
 
 
-@pytest.fixture(params=[(PortableInterface, "f32"), *((NativeInterface, name) for name in KV_FORMATS["native"])])
-def make(request):
-    kind, kv_format = request.param
+def maker(kind, kv_format):
     return lambda config, capacity: kind(config, capacity, kv_format)
 
 
+@pytest.fixture(params=[(PortableIOBinding, "f32"), *((NativeIOBinding, name) for name in KV_FORMATS["native"])])
+def make(request):
+    return maker(*request.param)
+
+
+@pytest.fixture(params=[(PortableIOBinding, "f32"), (NativeIOBinding, "int8")])
+def make_any(request):
+    """For what does not depend on the format of a row."""
+    return maker(*request.param)
+
+
 def test_portable_buffers_are_what_the_graph_binds():
-    interface = PortableInterface(SMALL, 10, "f32")
+    interface = PortableIOBinding(SMALL, 10, "f32")
     assert [array.shape for array in buffers_of(interface)] == [(1, 3, 10, 8)] * 4
     assert {array.dtype for array in buffers_of(interface)} == {np.dtype(np.float32)}
     assert (interface.row_bytes, interface.row_map) == (2 * 2 * 3 * 8 * 4, None)
@@ -45,7 +54,7 @@ WIDTHS = {"f32": 32, "f16": 16, "int8": 8 + 2, "k8v4": (8 + 2 + 16 + 4) // 2, "i
 
 @pytest.mark.parametrize(("kv_format", "width"), WIDTHS.items())
 def test_native_buffers_are_what_the_graph_binds(kv_format, width):
-    interface = NativeInterface(SMALL, 10, kv_format)
+    interface = NativeIOBinding(SMALL, 10, kv_format)
     assert [array.shape for array in buffers_of(interface)] == [(2, 3, 10, width)] * 2
     assert {array.dtype for array in buffers_of(interface)} == {np.dtype(np.uint8)}
     assert interface.row_bytes == 2 * 2 * 3 * width
@@ -55,7 +64,7 @@ def test_native_buffers_are_what_the_graph_binds(kv_format, width):
 
 def test_every_layer_may_have_a_format_of_its_own():
     config = dataclasses.replace(SMALL, num_layers=4)
-    interface = NativeInterface(config, 10, ["f16", "int8", "int8", "k8v4"])
+    interface = NativeIOBinding(config, 10, ["f16", "int8", "int8", "k8v4"])
     assert [array.shape[3] for array in interface.buffers] == [16, 10, 10, 15]
     assert interface.row_bytes == 2 * 3 * (16 + 10 + 10 + 15)
     assert interface.cache_bytes == 960 + 640 + 640 + 960  # of 960, 600, 600 and 900: whole lines of 64
@@ -65,7 +74,7 @@ def test_every_layer_may_have_a_format_of_its_own():
     )
     begins = [array.ctypes.data - interface.cache_address for array in interface.buffers]
     assert begins == [0, 960, 1600, 2240]
-    assert NativeInterface(config, 10, ["int8"] * 4).kv_format == "int8"
+    assert NativeIOBinding(config, 10, ["int8"] * 4).kv_format == "int8"
 
 
 class TestWindow:
@@ -74,25 +83,25 @@ class TestWindow:
     CONFIG = dataclasses.replace(SMALL, sliding_window=100)
 
     def test_memory(self):
-        whole = NativeInterface(SMALL, 8192, "f16")
-        interface = NativeInterface(self.CONFIG, 8192, "f16", largest_pass=64)
+        whole = NativeIOBinding(SMALL, 8192, "f16")
+        interface = NativeIOBinding(self.CONFIG, 8192, "f16", largest_pass=64)
         assert [array.shape for array in interface.buffers] == [(2, 3, 192, 16)] * 2
         assert (interface.row_map, interface.window.row_map.shape) == (None, (8192,))
         assert interface.row_bytes == interface.window.row_bytes == whole.row_bytes
         assert (interface.cache_bytes, whole.cache_bytes) == (192 * 192, 192 * 8192)
 
     def test_a_context_that_is_smaller_than_the_window(self):
-        interface = NativeInterface(self.CONFIG, 30, "f16")
+        interface = NativeIOBinding(self.CONFIG, 30, "f16")
         assert interface.buffers[0].shape[2] == 30
         assert interface.open_cache().largest_pass == 30
 
     def test_the_bookkeeping_is_of_this_memory(self):
-        cache = NativeInterface(self.CONFIG, 8192, "f16", largest_pass=64).open_cache()
+        cache = NativeIOBinding(self.CONFIG, 8192, "f16", largest_pass=64).open_cache()
         assert (cache.capacity, cache.length, cache.largest_pass) == (8192, 0, 93)
-        assert PortableInterface(self.CONFIG, 10, "f32").open_cache().largest_pass == 10
+        assert PortableIOBinding(self.CONFIG, 10, "f32").open_cache().largest_pass == 10
 
     def test_filled_and_forgotten(self):
-        interface = NativeInterface(self.CONFIG, 8192, "f16", largest_pass=64)
+        interface = NativeIOBinding(self.CONFIG, 8192, "f16", largest_pass=64)
         interface.fill(100)
         marks = marked_rows("f16", (2, 3, 192, 16), 8, range(100))
         assert all(np.array_equal(array != 0, marks) for array in interface.buffers)
@@ -108,11 +117,11 @@ class TestWindow:
             else (name, shape, kind)
             for name, shape, kind in NATIVE_INPUTS
         ]  # fmt: skip
-        NativeInterface(self.CONFIG, 10, "f16").check(StatedGraph(inputs, NATIVE_OUTPUTS))
+        NativeIOBinding(self.CONFIG, 10, "f16").check(StatedGraph(inputs, NATIVE_OUTPUTS))
         with pytest.raises(InvalidPackage, match=r"row_map: the manifest asks for None|window_row_map: the manifest"):
-            NativeInterface(self.CONFIG, 10, "f16").check(StatedGraph(NATIVE_INPUTS, NATIVE_OUTPUTS))
+            NativeIOBinding(self.CONFIG, 10, "f16").check(StatedGraph(NATIVE_INPUTS, NATIVE_OUTPUTS))
         with pytest.raises(InvalidPackage, match="row_map: the manifest"):
-            NativeInterface(SMALL, 10, "f16").check(StatedGraph(inputs, NATIVE_OUTPUTS))
+            NativeIOBinding(SMALL, 10, "f16").check(StatedGraph(inputs, NATIVE_OUTPUTS))
 
 
 def test_buffers_can_be_written_and_do_not_overlap(make):
@@ -123,18 +132,18 @@ def test_buffers_can_be_written_and_do_not_overlap(make):
     assert [set(np.unique(array)) for array in buffers] == [{number} for number in range(len(buffers))]
 
 
-def test_released_buffers_are_gone(make):
-    interface = make(SMALL, 10)
+def test_released_buffers_are_gone(make_any):
+    interface = make_any(SMALL, 10)
     interface.outputs.reserve(1)
     interface.release()
     assert buffers_of(interface) == []
     assert interface.outputs.reserve(1)
 
 
-def test_rows_take_memory_only_when_written(make):
+def test_rows_take_memory_only_when_written(make_any):
     process = psutil.Process(os.getpid())
     before = process.memory_info().rss
-    interface = make(model_config(num_layers=8, num_kv_heads=8, head_dim=64), 8192)
+    interface = make_any(model_config(num_layers=8, num_kv_heads=8, head_dim=64), 8192)
     for array in buffers_of(interface):
         array[:, :, :16] = 1
     assert interface.cache_bytes >= 40 << 20
@@ -148,7 +157,7 @@ class TestFilled:
     @pytest.mark.parametrize("head_dim", [2, 8, 48, 64])
     @pytest.mark.parametrize("kv_format", KV_FORMATS["native"])
     def test_the_bytes_of_the_first_rows_and_no_others(self, kv_format, head_dim, rows):
-        interface = NativeInterface(dataclasses.replace(SMALL, head_dim=head_dim), 10, kv_format)
+        interface = NativeIOBinding(dataclasses.replace(SMALL, head_dim=head_dim), 10, kv_format)
         interface.fill(rows)
         for array in interface.buffers:
             marks = marked_rows(kv_format, array.shape, head_dim, range(rows))
@@ -156,14 +165,14 @@ class TestFilled:
 
     def test_every_layer_in_its_own_format(self):
         formats = ["k8v4", "int4x2"]
-        interface = NativeInterface(SMALL, 10, formats)
+        interface = NativeIOBinding(SMALL, 10, formats)
         interface.fill(3)
         for array, name in zip(interface.buffers, formats, strict=True):
             np.testing.assert_array_equal(array == 0x11, marked_rows(name, array.shape, 8, range(3)))
 
     @pytest.mark.parametrize("rows", [0, 1, 7, 10])
     def test_the_first_rows_of_a_portable_cache_and_no_others(self, rows):
-        interface = PortableInterface(SMALL, 10, "f32")
+        interface = PortableIOBinding(SMALL, 10, "f32")
         interface.fill(rows)
         for array in buffers_of(interface):
             assert (array.view(np.uint8)[:, :, :rows] == 0x11).all()
@@ -177,9 +186,9 @@ class TestFilled:
             assert np.isfinite(np.frombuffer(array.tobytes(), np.float16)).all()
             assert np.isfinite(np.frombuffer(array.tobytes(), np.float32)).all()
 
-    def test_forgotten_rows_are_zeros_that_take_no_memory(self, make):
+    def test_forgotten_rows_are_zeros_that_take_no_memory(self, make_any):
         process = psutil.Process(os.getpid())
-        interface = make(model_config(num_layers=8, num_kv_heads=8, head_dim=64), 8192)
+        interface = make_any(model_config(num_layers=8, num_kv_heads=8, head_dim=64), 8192)
         before = process.memory_info().rss
         interface.fill(8192)
         # Written pages are there, and then they are not.
@@ -197,8 +206,8 @@ class TestFilled:
         share = [np.count_nonzero(array) / array.size for array in buffers_of(interface)]
         assert share == pytest.approx([0.3] * len(share), abs=0.001)
 
-    def test_a_released_cache_has_nothing_to_fill(self, make):
-        interface = make(SMALL, 10)
+    def test_a_released_cache_has_nothing_to_fill(self, make_any):
+        interface = make_any(SMALL, 10)
         interface.release()
         interface.fill(5)
         interface.forget()
@@ -216,34 +225,34 @@ class TestChoice:
 
     def test_portable(self, manifest):
         for kv_format in (None, "f32"):
-            interface = open_interface(manifest, 10, kv_format)
-            assert (type(interface), interface.kv_format) == (PortableInterface, "f32")
+            interface = open_io_binding(manifest, 10, kv_format)
+            assert (type(interface), interface.kv_format) == (PortableIOBinding, "f32")
 
     def test_native_takes_what_the_package_prefers(self, native):
-        interface = open_interface(native, 10, None)
-        assert (type(interface), interface.kv_format, interface.capacity) == (NativeInterface, "f16", 10)
-        assert open_interface(native, 10, "int8").kv_format == "int8"
+        interface = open_io_binding(native, 10, None)
+        assert (type(interface), interface.kv_format, interface.capacity) == (NativeIOBinding, "f16", 10)
+        assert open_io_binding(native, 10, "int8").kv_format == "int8"
 
     @pytest.mark.parametrize("kv_format", ["f32", "int4", "", "of_a_later_version"])
     def test_a_format_that_the_package_has_not(self, native, kv_format):
         with pytest.raises(ConfigError, match=r"with the op profile native it can be f16, int8\."):
-            open_interface(native, 10, kv_format)
+            open_io_binding(native, 10, kv_format)
 
     def test_a_format_that_is_younger_than_the_package(self, native):
         with pytest.raises(ConfigError, match="Choose one of these, or export the model again"):
-            open_interface(native, 10, "int4")
+            open_io_binding(native, 10, "int4")
         with pytest.raises(ConfigError, match="Choose one of these, or leave it out"):
-            open_interface(native, 10, "int3")
+            open_io_binding(native, 10, "int3")
 
     def test_a_format_for_every_layer(self, native):
-        assert open_interface(native, 10, ["int8", "f16"]).kv_formats == ("int8", "f16")
+        assert open_io_binding(native, 10, ["int8", "f16"]).kv_formats == ("int8", "f16")
         for formats, message in ((["int8"], "Got 1, the model has 2"), (["f16", "f32"], "Got 'f32'"), ([], "Got 0")):
             with pytest.raises(ConfigError, match=message):
-                open_interface(native, 10, formats)
+                open_io_binding(native, 10, formats)
 
     def test_portable_has_one_format(self, manifest):
         with pytest.raises(ConfigError, match=r"Got 'f16'; with the op profile portable it can be f32\."):
-            open_interface(manifest, 10, "f16")
+            open_io_binding(manifest, 10, "f16")
 
 
 class StatedGraph:
@@ -273,19 +282,19 @@ NATIVE_OUTPUTS = (
 
 
 def test_a_native_graph_that_fits():
-    NativeInterface(SMALL, 10, "f16").check(StatedGraph(NATIVE_INPUTS, NATIVE_OUTPUTS))
+    NativeIOBinding(SMALL, 10, "f16").check(StatedGraph(NATIVE_INPUTS, NATIVE_OUTPUTS))
 
 
 def test_a_native_graph_of_a_vocabulary_below_the_number_of_top_tokens():
     logits, ids, top, sums = NATIVE_OUTPUTS
     outputs = [(logits[0], ("logit_rows", 5), logits[2]), *((n, ("logit_rows", 5), kind) for n, _, kind in (ids, top))]
     small = dataclasses.replace(SMALL, vocab_size=5)
-    NativeInterface(small, 10, "f16").check(StatedGraph(NATIVE_INPUTS, [*outputs, sums]))
+    NativeIOBinding(small, 10, "f16").check(StatedGraph(NATIVE_INPUTS, [*outputs, sums]))
 
 
 @pytest.mark.parametrize("index", range(len(NATIVE_INPUTS)))
 def test_a_native_graph_that_does_not_fit(index):
-    interface = NativeInterface(SMALL, 10, "f16")
+    interface = NativeIOBinding(SMALL, 10, "f16")
     name, shape, kind = NATIVE_INPUTS[index]
     for other in ([], [(name, (*shape, 1), kind)], [(name, shape, "tensor(float)")]):
         with pytest.raises(InvalidPackage, match=f"{name}: the manifest asks for"):
@@ -294,7 +303,7 @@ def test_a_native_graph_that_does_not_fit(index):
 
 @pytest.mark.parametrize("index", range(len(NATIVE_OUTPUTS)))
 def test_a_native_graph_of_other_outputs(index):
-    interface = NativeInterface(SMALL, 10, "f16")
+    interface = NativeIOBinding(SMALL, 10, "f16")
     name, shape, kind = NATIVE_OUTPUTS[index]
     for other in ([], [(name, (*shape, 1), kind)], [(name, shape, "tensor(double)")]):
         outputs = [*NATIVE_OUTPUTS[:index], *other, *NATIVE_OUTPUTS[index + 1 :]]
@@ -304,4 +313,4 @@ def test_a_native_graph_of_other_outputs(index):
 
 def test_a_graph_of_the_other_profile():
     with pytest.raises(InvalidPackage, match="seqlens_k"):
-        PortableInterface(SMALL, 10, "f32").check(StatedGraph(NATIVE_INPUTS, NATIVE_OUTPUTS))
+        PortableIOBinding(SMALL, 10, "f32").check(StatedGraph(NATIVE_INPUTS, NATIVE_OUTPUTS))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from edge_rt.errors import Cancelled, UnsupportedModel
-from edge_rt.runtime.graph.io_binding_portable import PortableInterface
+from edge_rt.runtime.graph.io_binding_portable import PortableIOBinding
 from edge_rt.runtime.graph.runner import MAX_KEPT_SHAPES, ModelRunner
 from edge_rt.session import Session, StopSwitch, pool_size
 from tests.helpers.graphs import Built
@@ -28,7 +28,7 @@ def whole(built):
 def runner(built):
     switch = StopSwitch()
     session = Session(built.graph, threads=pool_size())
-    runner = ModelRunner(session, PortableInterface(built.model, 64, "f32"), switch)
+    runner = ModelRunner(session, PortableIOBinding(built.model, 64, "f32"), switch)
     runner.switch = switch
     return runner
 
@@ -100,7 +100,7 @@ def test_more_rows_than_there_is_room_for(runner, whole):
 
 
 def test_the_cache_is_written_in_place(runner):
-    keys = runner._interface.keys[1]
+    keys = runner._io_binding.keys[1]
     assert not keys.any()
     runner.forward(TOKEN_IDS[:5], 0, 1)
     assert keys[0, :, :5].any(axis=-1).all()

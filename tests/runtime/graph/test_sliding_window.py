@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 
 from edge_rt.kv_formats import window_capacity
 from edge_rt.runtime.graph.cache import KVCache
-from edge_rt.runtime.graph.sliding_window import WindowRows
+from edge_rt.runtime.graph.sliding_window import SlidingWindow
 from tests.helpers.fake_model import VOCABULARY, Run, ScriptedDrafter
 
 
@@ -18,12 +18,12 @@ from tests.helpers.fake_model import VOCABULARY, Run, ScriptedDrafter
 )
 def test_there_is_room_for_the_window_and_the_largest_pass(window, largest_pass, positions, rows):
     assert window_capacity(window, largest_pass, positions) == rows
-    ring = WindowRows(min(window, positions), rows, positions)
+    ring = SlidingWindow(min(window, positions), rows, positions)
     assert ring.largest_pass >= min(largest_pass, positions)
 
 
 def test_positions_beyond_the_rows_take_those_of_earlier_ones():
-    rows = WindowRows(window=3, capacity=5, positions=14)
+    rows = SlidingWindow(window=3, capacity=5, positions=14)
     assert (rows.assigned, list(rows.row_map)) == (5, [0, 1, 2, 3, 4] + 9 * [0])
     rows.assign(13)
     assert (rows.assigned, list(rows.row_map)) == (13, [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 1, 2, 0])
@@ -34,7 +34,7 @@ def test_positions_beyond_the_rows_take_those_of_earlier_ones():
 
 
 def test_as_many_rows_as_positions_need_no_ring():
-    rows = WindowRows(window=3, capacity=14, positions=14)
+    rows = SlidingWindow(window=3, capacity=14, positions=14)
     assert rows.largest_pass == 14
     rows.assign(14)
     assert list(rows.row_map) == list(range(14))
@@ -42,7 +42,7 @@ def test_as_many_rows_as_positions_need_no_ring():
 
 
 def windowed(window=3, capacity=6, positions=40):
-    rows = WindowRows(window, capacity, positions, row_bytes=10)
+    rows = SlidingWindow(window, capacity, positions, row_bytes=10)
     return KVCache(positions, row_bytes=30, window=rows), rows
 
 
@@ -143,7 +143,7 @@ def test_every_token_that_is_seen_keeps_its_row(data):
     """However trees come and go, what the next token sees lies where it was written, in both kinds of layers."""
     positions = 40
     window, room = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 8))
-    rows = WindowRows(window, window + room, positions)
+    rows = SlidingWindow(window, window + room, positions)
     row_map = np.arange(positions, dtype=np.int32)
     cache = KVCache(positions, row_map=row_map, window=rows)
     memory, token = {}, 0

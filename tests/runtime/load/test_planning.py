@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 import edge_rt
-from edge_rt.cli.speculation import USED_BY
 from edge_rt.errors import (
     ConfigError,
     EdgeRTError,
@@ -29,16 +28,16 @@ from edge_rt.errors import (
 from edge_rt.measure.memory_report import measured_terms
 from edge_rt.measure.memory_watch import measure_plan
 from edge_rt.memory.budget import Budget
-from edge_rt.memory.device import DeviceProfile
-from edge_rt.memory.request import CORPUS_MODES
+from edge_rt.memory.device import Device
 from edge_rt.package.reader import open_package
 from edge_rt.runtime.drafters.corpus_build import build_corpus
 from edge_rt.runtime.drafters.source import Guess
-from edge_rt.runtime.engine import load_package
-from edge_rt.runtime.load.planning import Wanted, plan_package
+from edge_rt.runtime.load.options import LoadOptions
+from edge_rt.runtime.load.planning import plan_package
 from edge_rt.runtime.speculation.cost_model import RowCosts
-from edge_rt.runtime.speculation.speculation import SpecOptions
+from edge_rt.spec_modes import CORPUS_MODES, USED_BY
 from edge_rt.system.machine import available_memory_bytes
+from tests.helpers.models import load_package
 from tests.helpers.packages import copied, replace_file
 from tests.helpers.small import GREEDY
 
@@ -108,8 +107,8 @@ class TestDecisions:
             assert model.plan.choice.kv_format in model.package.manifest.kv_formats
 
     def test_another_machine_has_nothing_yet(self, native_package):
-        board = DeviceProfile("board", 512 * MIB, 300 * MIB, 4e9, 1e-3, ((1, 1.0), (8, 2.0)), base_bytes=50 * MIB)
-        plan = plan_package(open_package(native_package), Wanted(), device=board)
+        board = Device("board", 512 * MIB, 300 * MIB, 4e9, 1e-3, ((1, 1.0), (8, 2.0)), base_bytes=50 * MIB)
+        plan = plan_package(open_package(native_package), LoadOptions(), device=board)
         assert plan.budget_bytes == 300 * MIB
         assert next(term.bytes for term in plan.terms if term.name == "runtime") == 50 * MIB
 
@@ -391,8 +390,8 @@ class TestLimits:
 
     def test_drafts_are_no_larger_than_planned(self, native_package):
         steps = []
-        options = SpecOptions("auto", 3, trace=steps.append)
-        with load_package(native_package, memory=AMPLE, spec=options) as model:
+        options = {"spec": "auto", "draft_max": 3, "spec_trace": steps.append}
+        with load_package(native_package, memory=AMPLE, **options) as model:
             model.speculation.costs = FREE_ROWS
             for _ in range(2):
                 model.generate(TEXT, max_tokens=60, **GREEDY)
@@ -445,15 +444,14 @@ class TestUncutTexts:
 
     def test_one_that_the_budget_has_no_room_for_is_refused_with_one_that_has(self, native_package):
         asked = {"ctx": 64, "kv": "f32", "spec": "off", "prefill_chunk": 16}
-        package, wanted = open_package(native_package), Wanted(64, "f32", 16, SpecOptions("off"))
-        base = 100 * MIB
-        least = plan_package(package, wanted, AMPLE, base_bytes=base).minimum_bytes
+        package, options = open_package(native_package), LoadOptions(**asked, memory=AMPLE, base_bytes=100 * MIB)
+        least = plan_package(package, options).minimum_bytes
 
         def load(memory):
-            plan = plan_package(package, wanted, memory, base_bytes=base)
+            plan = plan_package(package, options.but(memory=memory))
             return edge_rt.load(native_package, plan=plan)
 
-        assert plan_package(package, wanted, least, base_bytes=base).choice.ctx == asked["ctx"]
+        assert plan_package(package, options.but(memory=least)).choice.ctx == asked["ctx"]
         with load(least + MIB) as model:
             model.texts._require_encodable("~" * 8192)
             with pytest.raises(EncodingBudgetExceeded, match=r"It has 50000 bytes .* room for 8192") as caught:
@@ -466,13 +464,13 @@ class TestUncutTexts:
                 model.texts._require_encodable("~" * 60000)
 
     def test_a_budget_that_would_do_also_has_what_was_given_up(self, native_package):
-        package, base = open_package(native_package), 100 * MIB
-        tight = plan_package(package, Wanted(), AMPLE, base_bytes=base).minimum_bytes + MIB // 4
-        plan = plan_package(package, Wanted(), tight, base_bytes=base)
+        package, options = open_package(native_package), LoadOptions(memory=AMPLE, base_bytes=100 * MIB)
+        tight = plan_package(package, options).minimum_bytes + MIB // 4
+        plan = plan_package(package, options.but(memory=tight))
         assert plan.given_up
         with edge_rt.load(native_package, plan=plan) as model, pytest.raises(EncodingBudgetExceeded) as caught:
             model.texts._require_encodable("~" * 50000)
-        larger = plan_package(package, Wanted(), caught.value.enough, base_bytes=base)
+        larger = plan_package(package, options.but(memory=caught.value.enough))
         with edge_rt.load(native_package, plan=larger) as model:
             model.texts._require_encodable("~" * 50000)
 

@@ -15,7 +15,7 @@ from edge_rt.runtime.drafters.recycling import RecyclingSource
 from edge_rt.runtime.drafters.reference import ReferenceSource
 from edge_rt.runtime.drafters.suffix import SuffixSource
 from edge_rt.runtime.speculation.acceptance import AcceptanceModel
-from edge_rt.runtime.speculation.adaptive import BLOCK_STEPS, AdaptiveDrafter, best_size
+from edge_rt.runtime.speculation.adaptive import BLOCK_STEPS, AdaptiveDrafter
 from edge_rt.runtime.speculation.bandit import DiscountedUCB
 from edge_rt.runtime.speculation.cost_model import RowCosts
 from edge_rt.runtime.speculation.tree import TreeGrower
@@ -94,40 +94,6 @@ class Trial:
     @property
     def drafted(self):
         return [step["drafted"] for step in self.steps]
-
-
-@st.composite
-def values_and_costs(draw):
-    values = sorted(draw(st.lists(st.floats(0, 1), max_size=12)), reverse=True)
-    first, *more = draw(st.lists(st.floats(0.01, 5), min_size=len(values) + 1, max_size=len(values) + 3))
-    costs = [first]
-    for step in more:
-        costs.append(costs[-1] + step)
-    return values, costs
-
-
-class TestBestSize:
-    @settings(deadline=None)
-    @given(drawn=values_and_costs(), drafting=st.floats(0, 3))
-    def test_it_is_the_maximum_of_goodput(self, drawn, drafting):
-        values, costs = drawn
-        speeds = [(1 + sum(values[:size])) / (costs[size] + drafting) for size in range(len(values) + 1)]
-        size = best_size(values, costs, drafting)
-        assert speeds[size] == pytest.approx(max(speeds))
-
-    def test_nothing_where_nothing_pays(self):
-        assert best_size([], [4.0], 0.1) == 0
-        assert best_size([0.0, 0.0], [4.0, 4.0, 4.0], 0.0) == 0
-        assert best_size([0.1, 0.05], [4.0, 5.0, 6.0], 0.1) == 0
-        assert best_size([0.99, 0.98], [4.0, 8.0, 12.0], 0.0) == 0
-
-    def test_all_where_rows_cost_nothing(self):
-        assert best_size([0.3, 0.2, 0.1], [4.0] * 4, 0.0) == 3
-
-    def test_it_looks_beyond_a_step_of_the_costs(self):
-        costs = [4.0, 6.0, 6.0, 6.0, 6.0]
-        assert best_size([0.4], costs, 0.0) == 0
-        assert best_size([0.4, 0.35, 0.3, 0.3], costs, 0.0) == 4
 
 
 REAL = {

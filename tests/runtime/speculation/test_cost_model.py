@@ -1,4 +1,4 @@
-"""The price list of passes: measured, interpolated, kept on disk."""
+"""The costs of passes: measured, interpolated, kept on disk."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from edge_rt.runtime.decode.sampling import Chance
 from edge_rt.runtime.decode.sequence import Sequence
 from edge_rt.runtime.drafters.source import Guess
 from edge_rt.runtime.speculation.cost_model import RowCosts
-from edge_rt.runtime.speculation.draft_shape import MAX_SIBLINGS, Place, PlaceRates
+from edge_rt.runtime.speculation.draft_shape import MAX_SIBLINGS, Slot, SlotRates
 from edge_rt.runtime.speculation.sampled import PROBE_STEPS, SampledDrafter, drafting_seed
 from tests.helpers.fake_model import FakeTarget
 from tests.helpers.fake_sources import SourceBase
@@ -45,7 +45,7 @@ EVERYWHERE = {token: [(1, 4), (2, 3), (3, 0)] for token in range(4)}
 def drafter(guesses=EVERYWHERE, *, costs=CHEAP, temperature=1.0, seed=1, max_nodes=12, rates=None, **options):
     """Return a drafter that has begun, and its sequence, whose first token is emitted."""
     made = SampledDrafter(
-        KnownSource(guesses), rates or PlaceRates(), costs, temperature=temperature, seed=seed, max_nodes=max_nodes,
+        KnownSource(guesses), rates or SlotRates(), costs, temperature=temperature, seed=seed, max_nodes=max_nodes,
         **options,
     )  # fmt: skip
     sequence = Sequence([2, 3], capacity=4000, max_tokens=None, end_ids=())
@@ -67,7 +67,7 @@ class TestShapes:
     @pytest.mark.parametrize("sure", range(4))
     @pytest.mark.parametrize("siblings", range(1, MAX_SIBLINGS + 1))
     def test_values_fall_and_parents_and_earlier_siblings_come_first(self, sure, siblings):
-        rates = PlaceRates()
+        rates = SlotRates()
         places = rates.shape(sure, 20, least=0.0, siblings=siblings)
         assert len(places) == 20
         assert all(a.value >= b.value for a, b in itertools.pairwise(places))
@@ -79,7 +79,7 @@ class TestShapes:
             seen[place.parent] += 1
 
     def test_the_best_places_of_all(self):
-        rates = PlaceRates()
+        rates = SlotRates()
         places = rates.shape(2, 9, least=0.0)
         every = rates.shape(2, 400, least=0.0)
         assert places == every[:9]
@@ -87,21 +87,21 @@ class TestShapes:
         assert any(place.value == pytest.approx(value) for place in every if (place.depth, place.rank) == (1, 1))
 
     def test_least_and_limit(self):
-        rates = PlaceRates()
+        rates = SlotRates()
         assert rates.shape(3, 0, least=0.0) == []
         assert min(place.value for place in rates.shape(3, 99, least=0.2)) >= 0.2
         assert rates.shape(0, 99, least=0.9) == []
 
     def test_what_stays_grows_what_does_not_shrinks(self):
-        rates = PlaceRates()
+        rates = SlotRates()
         before = [rates.rate(1, depth, rank) for depth in range(3) for rank in range(3)]
         for _ in range(50):
-            rates.learn(1, Place(ROOT, 0, 0, 0.5), hit=True)
-            rates.learn(1, Place(ROOT, 0, 1, 0.5), hit=False)
+            rates.learn(1, Slot(ROOT, 0, 0, 0.5), hit=True)
+            rates.learn(1, Slot(ROOT, 0, 1, 0.5), hit=False)
         assert rates.rate(1, 0, 0) > 0.9 > before[0]
         assert rates.rate(1, 0, 1) < 0.05 < before[1]
         assert [rates.rate(1, depth, rank) for depth in range(1, 3) for rank in range(3)] == before[3:]
-        assert rates.rate(2, 0, 0) == PlaceRates().rate(2, 0, 0)
+        assert rates.rate(2, 0, 0) == SlotRates().rate(2, 0, 0)
 
 
 class TestDrafts:
@@ -174,7 +174,7 @@ class TestDrafts:
         assert len(draft) > 1
 
     def test_the_pass_of_the_prompt_drafts_nothing(self):
-        made = SampledDrafter(KnownSource(EVERYWHERE), PlaceRates(), CHEAP, temperature=1.0, seed=1, max_nodes=9)
+        made = SampledDrafter(KnownSource(EVERYWHERE), SlotRates(), CHEAP, temperature=1.0, seed=1, max_nodes=9)
         sequence = Sequence([2, 3], capacity=4000, max_tokens=None, end_ids=())
         made.begin(sequence)
         assert len(made.propose(sequence, 99)) == 0
@@ -187,7 +187,7 @@ class TestDrafts:
 
 class TestLearning:
     def test_only_places_whose_parent_stayed_are_judged(self):
-        rates = PlaceRates()
+        rates = SlotRates()
         made, sequence = drafter(rates=rates)
         draft = made.propose(sequence, 99)
         first = draft.parents.index(0)

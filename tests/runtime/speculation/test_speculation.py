@@ -9,13 +9,16 @@ import pytest
 
 import edge_rt
 from edge_rt.errors import Busy, ConfigError
+from edge_rt.memory.fallbacks import DEFAULT_DRAFT
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.decode.draft import NullDrafter
-from edge_rt.runtime.engine import load_package
+from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.speculation.cost_model import CURVE_ROWS, CostStore, RowCosts
-from edge_rt.runtime.speculation.speculation import DEFAULT_MAX_NODES, MAX_NODES, SPEC_MODES, SpecOptions, Speculation
+from edge_rt.runtime.speculation.speculation import Speculation
+from edge_rt.spec_modes import MAX_DRAFT, SPEC_MODES
 from tests.helpers.fake_model import FakeTarget, Run
 from tests.helpers.fake_sources import linear_costs
+from tests.helpers.models import load_package
 from tests.helpers.packages import listing
 from tests.helpers.small import GREEDY
 
@@ -25,8 +28,8 @@ DEAR = RowCosts((1, 64), (0,), ((1.0, 6400.0),))
 PROMPT = [5, 6, 7]
 
 
-def speculation(mode="auto", *, exact=True, costs=FLAT, **options):
-    return Speculation(SpecOptions(mode, **options), exact=exact, costs=lambda: costs, corpus=None)
+def speculation(mode="auto", draft_max=DEFAULT_DRAFT, *, exact=True, costs=FLAT, trace=None):
+    return Speculation(mode, draft_max, exact=exact, costs=lambda: costs, corpus=None, trace=trace)
 
 
 def names(drafter):
@@ -37,23 +40,23 @@ class TestOptions:
     def test_modes_are_known(self):
         assert SPEC_MODES[:2] == ("off", "auto")
         for mode in SPEC_MODES:
-            assert SpecOptions(mode).mode == mode
+            assert LoadOptions(spec=mode).spec == mode
 
     @pytest.mark.parametrize("mode", ["", "Auto", "lookahead", "off ", "fusion"])
     def test_other_modes_are_refused(self, mode):
         with pytest.raises(ConfigError, match=r"Choose one of off, auto, ngram"):
-            SpecOptions(mode)
+            LoadOptions(spec=mode)
         with pytest.raises(ConfigError, match="unknown"):
             speculation().resolve(mode)
 
-    @pytest.mark.parametrize("size", [-1, 0, MAX_NODES + 1, 10**9])
+    @pytest.mark.parametrize("size", [-1, 0, MAX_DRAFT + 1, 10**9])
     def test_sizes_out_of_range_are_refused(self, size):
         with pytest.raises(ConfigError, match=rf"Got {size} tokens"):
-            SpecOptions("auto", size)
+            LoadOptions(draft_max=size)
 
-    @pytest.mark.parametrize("size", [1, MAX_NODES])
+    @pytest.mark.parametrize("size", [1, MAX_DRAFT])
     def test_sizes_in_range(self, size):
-        assert SpecOptions("auto", size).max_nodes == size
+        assert LoadOptions(draft_max=size).draft_max == size
 
 
 class TestLoading:
@@ -61,12 +64,13 @@ class TestLoading:
 
     def test_defaults(self, small_package):
         with edge_rt.load(small_package) as model:
-            assert model.speculation.options == SpecOptions("auto", DEFAULT_MAX_NODES)
+            assert (model.speculation.asked, model.speculation.draft_max) == ("auto", DEFAULT_DRAFT)
 
     def test_options_arrive(self, small_package):
         trace = []
         with edge_rt.load(small_package, spec="off", draft_max=5, spec_trace=trace.append) as model:
-            assert model.speculation.options == SpecOptions("off", 5, None, trace.append)
+            assert (model.speculation.asked, model.speculation.draft_max) == ("off", 5)
+            assert model.speculation.trace == trace.append
 
     @pytest.mark.parametrize("size", [0, 64])
     def test_sizes_out_of_range_are_refused(self, small_package, size):
@@ -98,7 +102,7 @@ class TestDrafters:
         def unwanted():
             raise AssertionError("costs were asked for")
 
-        found = Speculation(SpecOptions("off"), exact=True, costs=unwanted, corpus=None)
+        found = Speculation("off", DEFAULT_DRAFT, exact=True, costs=unwanted, corpus=None)
         assert isinstance(found.drafter("off"), NullDrafter)
         assert found.memory_bytes == 0
 
@@ -109,7 +113,7 @@ class TestDrafters:
             calls.append(1)
             return FLAT
 
-        found = Speculation(SpecOptions(), exact=True, costs=measured, corpus=None)
+        found = Speculation("auto", DEFAULT_DRAFT, exact=True, costs=measured, corpus=None)
         assert calls == []
         for mode in ("auto", "ngram", "suffix"):
             found.drafter(mode)
@@ -162,7 +166,7 @@ class TestDrafters:
     @pytest.mark.parametrize("size", [1, 5, 63])
     def test_drafts_have_the_size_that_was_chosen(self, size):
         steps = []
-        found = speculation(costs=linear_costs(1000, 0.1), max_nodes=size, trace=steps.append)
+        found = speculation(costs=linear_costs(1000, 0.1), draft_max=size, trace=steps.append)
         for _ in range(2):
             Run(PROMPT, drafter=found.drafter("suffix"), max_tokens=200).result()
         assert max(step["drafted"] for step in steps) == size
@@ -267,7 +271,7 @@ class TestNativeModel:
     @pytest.mark.parametrize("size", [1, 3])
     def test_drafts_are_as_large_as_was_asked_for(self, native_package, plain, size):
         steps = []
-        with load_package(native_package, spec=SpecOptions("suffix", size, trace=steps.append)) as model:
+        with load_package(native_package, spec="suffix", draft_max=size, spec_trace=steps.append) as model:
             model.speculation.costs = FLAT
             for _ in range(2):
                 assert model.generate(TEXT, max_tokens=60, **SAMPLINGS[0]).token_ids == plain[0].token_ids
@@ -353,7 +357,7 @@ class TestCalibration:
         with load_package(native_package, kv=kv_format) as model:
             model.generate(TEXT, max_tokens=20, spec="off", **GREEDY)
             model.calibrate()
-            assert not any(np.any(buffer) for buffer in model._runner._interface.buffers)
+            assert not any(np.any(buffer) for buffer in model._runner._io_binding.buffers)
 
     @pytest.mark.parametrize("context", [2, 20, 40])
     def test_of_a_small_context(self, native_package, context):
@@ -392,7 +396,7 @@ class TestPortableModel:
             costs = model.calibrate()
             assert (costs.rows, costs.depths) == (CURVE_ROWS, (64, 320))
             assert not any(
-                np.any(buffer) for buffer in (*model._runner._interface.keys, *model._runner._interface.values)
+                np.any(buffer) for buffer in (*model._runner._io_binding.keys, *model._runner._io_binding.values)
             )
 
 

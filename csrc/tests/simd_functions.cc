@@ -1,4 +1,5 @@
-// Compiled once per instruction set, behind EDGE_RT_ISA_NAMESPACE and that set's simd_*.h.
+// Compiled once per instruction set, as kernels/kernels.cc is.
+#include "kernels/simd.h"
 #include "tests/simd_test.h"
 
 namespace edge_rt {
@@ -7,17 +8,17 @@ namespace {
 
 #include "kernels/simd_math.inl"
 
-#define EDGE_RT_FLOATS(expression)                                                               \
-  [](const float* a, const float* b, const float* c, float* out) {                               \
-    const VF x = vf_load(a), y = vf_load(b), z = vf_load(c);                                     \
-    (void)x, (void)y, (void)z;                                                                   \
-    vf_store(out, expression);                                                                   \
+#define EDGE_RT_FLOATS(expression)                                 \
+  [](const float* a, const float* b, const float* c, float* out) { \
+    const VF x = vf_load(a), y = vf_load(b), z = vf_load(c);       \
+    (void)x, (void)y, (void)z;                                     \
+    vf_store(out, expression);                                     \
   }
-#define EDGE_RT_INTS(expression)                                                                 \
-  [](const int32_t* a, const int32_t* b, int32_t* out) {                                         \
-    const VI x = vi_load(a), y = vi_load(b);                                                     \
-    (void)x, (void)y;                                                                            \
-    vi_store(out, expression);                                                                   \
+#define EDGE_RT_INTS(expression)                         \
+  [](const int32_t* a, const int32_t* b, int32_t* out) { \
+    const VI x = vi_load(a), y = vi_load(b);             \
+    (void)x, (void)y;                                    \
+    vi_store(out, expression);                           \
   }
 
 SimdFunctions float_functions() {
@@ -73,11 +74,11 @@ void add_integers(SimdFunctions& f) {
   };
 }
 
-#define EDGE_RT_BYTES(expression)                                  \
-  [](const int8_t* a, const int8_t* b, int8_t* out) {              \
-    const VB x = vb_load(a), y = vb_load(b);                       \
-    (void)x, (void)y;                                              \
-    vb_store(out, expression);                                     \
+#define EDGE_RT_BYTES(expression)                     \
+  [](const int8_t* a, const int8_t* b, int8_t* out) { \
+    const VB x = vb_load(a), y = vb_load(b);          \
+    (void)x, (void)y;                                 \
+    vb_store(out, expression);                        \
   }
 
 void add_nibbles(SimdFunctions& f) {

@@ -4,7 +4,7 @@ from itertools import takewhile
 
 from hypothesis import given, strategies as st
 
-from edge_rt.runtime.drafters.prefix import common_prefix
+from edge_rt.runtime.graph.prefix import common_prefix
 
 tokens = st.lists(st.integers(0, 1), max_size=40)
 

@@ -7,7 +7,8 @@ the layers one by one at 4 bits, and mixes of formats over layers that follow fr
 Needs torch and transformers (torch 2.13.0, transformers 5.23.0 were used) and windows that ``kv_quality.py
 --write-windows`` wrote. Results are kept in a folder, so that a run can be interrupted and taken up again::
 
-    OPENBLAS_NUM_THREADS=1 python benchmarks/kv_schemes.py --gguf model.gguf --windows windows.jsonl --keep results/
+    export PYTHONPATH=benchmarks OPENBLAS_NUM_THREADS=1
+    python benchmarks/research/kv_schemes.py --gguf model.gguf --windows windows.jsonl --keep results/
 """
 
 from __future__ import annotations

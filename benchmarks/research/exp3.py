@@ -1,4 +1,4 @@
-"""The bandit that lost: EXP3, for ``replay_drafters.py`` to compare with."""
+"""The bandit that lost: EXP3, for ``benchmarks/replay_drafters.py`` to compare with."""
 
 from __future__ import annotations
 

@@ -1,0 +1,56 @@
+// Pages of memory that tests protect.
+#pragma once
+
+#include <cstddef>
+
+#if defined(_WIN32)
+#include <windows.h>
+#else
+#include <sys/mman.h>
+#include <unistd.h>
+#endif
+
+#include "tests/check.h"
+
+namespace edge_rt::pages {
+
+#if defined(_WIN32)
+
+inline size_t page_bytes() {
+  SYSTEM_INFO info;
+  GetSystemInfo(&info);
+  return info.dwPageSize;
+}
+
+// Zeros; nobody may touch them before `open`.
+inline char* reserve(size_t bytes) {
+  void* memory = VirtualAlloc(nullptr, bytes, MEM_RESERVE | MEM_COMMIT, PAGE_NOACCESS);
+  CHECK(memory != nullptr);
+  return static_cast<char*>(memory);
+}
+
+inline void open(char* memory, size_t bytes) {
+  DWORD before;
+  CHECK(bytes == 0 || VirtualProtect(memory, bytes, PAGE_READWRITE, &before) != 0);
+}
+
+inline void give_back(char* memory, size_t) { CHECK(VirtualFree(memory, 0, MEM_RELEASE) != 0); }
+
+#else
+
+inline size_t page_bytes() { return static_cast<size_t>(sysconf(_SC_PAGESIZE)); }
+
+// Zeros; nobody may touch them before `open`.
+inline char* reserve(size_t bytes) {
+  void* memory = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  CHECK(memory != MAP_FAILED);
+  return static_cast<char*>(memory);
+}
+
+inline void open(char* memory, size_t bytes) { CHECK(mprotect(memory, bytes, PROT_READ | PROT_WRITE) == 0); }
+
+inline void give_back(char* memory, size_t bytes) { CHECK(munmap(memory, bytes) == 0); }
+
+#endif
+
+}  // namespace edge_rt::pages
