@@ -30,6 +30,7 @@ class TypeAhead:
     """Reads keys during answers, as far as ``poll`` is called.
 
     Keys are kept as they came: editing, completion and history are the next prompt's. The screen shows a likeness.
+    Windows has no use for it: its console keeps keys that nobody reads, and shows them when the next prompt does.
 
     Args:
         terminal: whose screen shows them.
@@ -87,6 +88,8 @@ class TypeAhead:
     # --- the keyboard ---
 
     def _take_keyboard(self) -> None:
+        if sys.platform == "win32":
+            return
         import termios
 
         self._saved = termios.tcgetattr(self._descriptor)
@@ -99,6 +102,8 @@ class TypeAhead:
         termios.tcsetattr(self._descriptor, termios.TCSADRAIN, mode)
 
     def _give_keyboard_back(self) -> None:
+        if sys.platform == "win32":
+            return
         import termios
 
         saved, self._saved = self._saved, None
@@ -107,6 +112,8 @@ class TypeAhead:
                 termios.tcsetattr(self._descriptor, termios.TCSADRAIN, saved)
 
     def _suspend(self) -> None:
+        if sys.platform == "win32":
+            return
         self._hide()
         self._give_keyboard_back()
         os.kill(0, signal.SIGTSTP)
@@ -140,8 +147,10 @@ class TypeAhead:
             self._size = None
 
 
-def type_ahead_of(session: PromptSession[str], terminal: Terminal) -> TypeAhead:
-    """Return what reads keys between the prompts of a session."""
+def type_ahead_of(session: PromptSession[str], terminal: Terminal) -> TypeAhead | None:
+    """Return what reads keys between the prompts of a session; None where a console keeps them for the next one."""
+    if sys.platform == "win32":
+        return None
     from prompt_toolkit.input.typeahead import get_typeahead
 
     return TypeAhead(
@@ -149,8 +158,10 @@ def type_ahead_of(session: PromptSession[str], terminal: Terminal) -> TypeAhead:
     )
 
 
-def prompt_after(session: PromptSession[str], type_ahead: TypeAhead, prompt: str) -> str:
+def prompt_after(session: PromptSession[str], type_ahead: TypeAhead | None, prompt: str) -> str:
     """Read an entry; what was typed ahead comes first, as if it were typed now."""
+    if type_ahead is None:
+        return session.prompt(prompt)
     from prompt_toolkit.input.typeahead import store_typeahead
     from prompt_toolkit.input.vt100_parser import Vt100Parser
     from prompt_toolkit.key_binding.key_processor import KeyPress

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_rt.cli.chat.type_ahead import _last_columns, likeness
+from edge_rt.cli.chat.type_ahead import _last_columns, likeness, prompt_after
 
 
 @pytest.mark.parametrize(
@@ -29,3 +29,14 @@ def test_keys_are_shown_about_as_they_will_be_taken(keys, text):
 @pytest.mark.parametrize(("text", "shown"), [("abc", "abc"), ("abcdef", "bcdef"), ("一二三四", "三四"), ("", "")])
 def test_the_end_of_a_long_line_is_shown(text, shown):
     assert _last_columns(text, 5) == shown
+
+
+class Session:
+    """A prompt whose console keeps what is typed ahead, as Windows' does."""
+
+    def prompt(self, text):
+        return f"typed behind {text}"
+
+
+def test_a_console_that_keeps_keys_is_left_to_it():
+    assert prompt_after(Session(), None, ">>> ") == "typed behind >>> "
