@@ -21,6 +21,14 @@ LIBRARIES = {
     "macosx_11_0_arm64": "libedge_rt_ops.dylib",
 }
 NEWEST_GLIBC = (2, 28)
+# zig's linker for macOS reads no list of exports, and adds these: names of the file itself, and C++'s operators new and
+# delete, weak and so one for the whole process whoever brings them.
+ZIG_EXPORTS = {"_mh_dylib_header", "__dso_handle"} | {
+    f"_Z{name}{ending}{alignment}"
+    for name, endings in (("nw", "m"), ("na", "m"), ("dl", ("Pv", "Pvm")), ("da", ("Pv", "Pvm")))
+    for ending in endings
+    for alignment in ("", "St11align_val_t")
+}
 SYSTEM_LIBRARIES = re.compile(
     r"lib(c|m|dl|pthread)\.so\.\d|ld-linux-[-a-z0-9_]+\.so\.\d"  # Linux
     r"|(kernel32|ntdll|advapi32|api-ms-win-crt-[-a-z0-9]+)\.dll"  # Windows
@@ -45,7 +53,8 @@ def check_library(path: Path) -> None:
         found = {entry.name for entry in library.get_export().entries}
         needed = [entry.name for entry in library.imports]
     else:
-        found = {symbol.name.removeprefix("_") for symbol in library.exported_symbols}
+        assert library.has_code_signature, "64-bit ARM runs nothing that is unsigned"
+        found = {symbol.name.removeprefix("_") for symbol in library.exported_symbols} - ZIG_EXPORTS
         needed = [entry.name for entry in library.libraries if entry.command != lief.MachO.LoadCommand.TYPE.ID_DYLIB]
     assert found == exports(), f"{path.name} exports {sorted(found)}, must export {sorted(exports())}"
     foreign = [name for name in needed if not SYSTEM_LIBRARIES.fullmatch(name)]
