@@ -11,6 +11,7 @@ from contextlib import closing, contextmanager
 from types import FrameType
 from typing import Final, Generic, Protocol, TypeVar
 
+from edge_rt.errors import Cancelled
 from edge_rt.runtime.graph.cancel import CancelToken
 
 T = TypeVar("T")
@@ -92,6 +93,22 @@ def cancel_on_interrupt(token: CancelToken) -> Generator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, previous)
+
+
+@contextmanager
+def interrupt_as_cancelled() -> Generator[None]:
+    """Make Ctrl-C an error like others, one that does not end the program.
+
+    Raises:
+        Cancelled: Ctrl-C was pressed.
+        SignalReceived: another signal came.
+    """
+    try:
+        yield
+    except SignalReceived as stop:
+        if stop.signum != signal.SIGINT:
+            raise
+        raise Cancelled("Stopped on request.", f"Signal {stop.signum}.") from stop
 
 
 class Closable(Protocol[T_co]):

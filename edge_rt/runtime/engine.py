@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
-import threading
 import time
 import weakref
 from collections.abc import Callable, Generator, Sequence as Items
@@ -15,17 +13,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from edge_rt.errors import (
-    Busy,
     Cancelled,
-    InferenceError,
     MemoryBudgetExceeded,
-    ModelClosed,
 )
 from edge_rt.package.reader import Package
 from edge_rt.runtime.aio import AsyncStream
 from edge_rt.runtime.chat import Chat
 from edge_rt.runtime.config import GenerationConfig
-from edge_rt.runtime.decode.accept import accept
 from edge_rt.runtime.decode.detokenizer import TextStream
 from edge_rt.runtime.decode.draft import Drafter
 from edge_rt.runtime.decode.loop import AcceptanceRule
@@ -35,6 +29,7 @@ from edge_rt.runtime.decode.sequence import Sequence
 from edge_rt.runtime.generation import Generation, Held
 from edge_rt.runtime.graph.cache import KVCache
 from edge_rt.runtime.graph.cancel import CancelToken
+from edge_rt.runtime.graph.exclusive import ExclusiveRunner, closed
 from edge_rt.runtime.graph.runner import ModelRunner
 from edge_rt.runtime.load.loading import load_parts
 from edge_rt.runtime.load.options import LoadOptions
@@ -44,7 +39,7 @@ from edge_rt.runtime.results import Event, Result
 from edge_rt.runtime.speculation.cost_model import RowCosts
 from edge_rt.runtime.speculation.speculation import Speculation
 from edge_rt.runtime.stream import Stream
-from edge_rt.session import StopSwitch, onnxruntime_version, pool_size
+from edge_rt.session import onnxruntime_version, pool_size
 from edge_rt.spec_modes import REFERENCE_MODES
 from edge_rt.system.machine import return_free_memory
 from edge_rt.text.template import RenderedPrompt
@@ -86,11 +81,9 @@ class Model:
         self.package = package
         self.plan = self._load_plan.plan
         self.context_tokens = self.plan.choice.ctx
-        self._switch = StopSwitch()
-        self._lock = threading.Lock()
-        self._pid = os.getpid()
+        self._runner = ExclusiveRunner()
         try:
-            parts = load_parts(package, self._load_plan, switch=self._switch, runner=self._require_usable)
+            parts = load_parts(package, self._load_plan, switch=self._runner.switch, runner=self._runner.get)
         except MemoryError as error:
             self._load_plan.release()
             raise _exhausted(error) from error
@@ -98,7 +91,7 @@ class Model:
             self._load_plan.release()
             raise
         self._texts: PromptEncoder | None = parts.texts
-        self._runner: ModelRunner | None = parts.runner
+        self._runner.open(parts.runner)
         self._cache, self._speculation, self.prices = parts.cache, parts.speculation, parts.prices
         self._providers, self._isa, self._kv_format = parts.providers, parts.isa, parts.kv_format
         self.load_ms = 1e3 * (time.perf_counter() - started)
@@ -200,7 +193,7 @@ class Model:
 
     def _require_texts(self) -> PromptEncoder:
         if self._texts is None:
-            raise _closed()
+            raise closed()
         return self._texts
 
     def stream_ids(
@@ -223,7 +216,7 @@ class Model:
             on_result: called once with the result, however the generation ends, unless it fails.
             called: moment from which the time to the first token counts, ``time.perf_counter``.
         """
-        self._require_usable()
+        self._runner.get()
         sequence = Sequence(
             token_ids,
             capacity=self.context_tokens,
@@ -234,13 +227,12 @@ class Model:
         # A chat template closes every message with an end token: the penalty would keep answers from ending.
         penalised = [token for token in token_ids if token not in sequence.end_ids]
         mode = self._speculation.resolve(config.spec, has_reference=config.reference is not None, accept=config.accept)
-        reference = None
-        if config.reference is not None and mode in REFERENCE_MODES:
-            most = self._speculation.most_reference_tokens(mode)
-            reference = self._require_texts().encode_reference(config.reference, most)
+        reference = self._encode_reference(config.reference, mode)
         generation = Generation(
             sequence,
-            partial(self._hold, cancel, partial(self._drafting, config, mode, reference, sampling.temperature)),
+            partial(
+                self._hold, cancel, partial(self._speculation.drafting, config, mode, reference, sampling.temperature)
+            ),
             self._cache,
             Sampler(config, self.package.manifest.model.vocab_size, penalised, sampling),
             TextStream(self.tokenizer.decode_stream(), config.stop),
@@ -265,7 +257,7 @@ class Model:
             drafting: chooses who drafts; it may have to measure what passes cost.
             cancel: the generation's token.
         """
-        with self._exclusive(cancel) as runner, _linked(outer, cancel):
+        with self._runner.hold(cancel, outer) as runner:
             try:
                 yield Held(runner, *drafting())
             except GeneratorExit:
@@ -280,16 +272,6 @@ class Model:
                 # It may have come in the middle of a drafter's work, which would go on from what is half done.
                 self._speculation.forget()
                 raise
-
-    def _drafting(
-        self, config: GenerationConfig, mode: str, reference: list[int] | None, temperature: float
-    ) -> tuple[Drafter, AcceptanceRule]:
-        """Return who drafts for a generation, and which of its tokens stay; called while the model is held."""
-        # Greedy decoding has no distribution to keep: both rules keep its text then.
-        if config.accept == "ratio" and temperature > 0.0:
-            sampled = self._speculation.sampled_drafter(temperature, config.seed)
-            return sampled, sampled.accept
-        return self._speculation.drafter(mode, reference), accept
 
     def check_prompt_fits(self, text: str, config: GenerationConfig) -> None:
         """Refuse a text that cannot fit however it is cut into tokens, before seconds are spent on cutting it.
@@ -309,41 +291,14 @@ class Model:
         if config.reference is None:
             return
         mode = self._speculation.resolve(config.spec, has_reference=True, accept=config.accept)
-        most = self._speculation.most_reference_tokens(mode)
-        if most is not None and mode in REFERENCE_MODES:
-            self._require_texts().encode_reference(config.reference, most)
+        if self._speculation.most_reference_tokens(mode) is not None:
+            self._encode_reference(config.reference, mode)
 
-    @contextmanager
-    def _exclusive(self, cancel: CancelToken) -> Generator[ModelRunner]:
-        """Hold the model for one generation."""
-        self._require_usable()
-        if not self._lock.acquire(blocking=False):
-            raise Busy(
-                "The model is generating already.",
-                "One generation at a time per model.",
-                "Wait for it, or close its stream.",
-            )
-        unsubscribe = None
-        try:
-            runner = self._require_usable()
-            self._switch.reset()
-            unsubscribe = cancel.on_cancel(self._switch.stop)
-            yield runner
-        finally:
-            if unsubscribe is not None:
-                unsubscribe()
-            self._lock.release()
-
-    def _require_usable(self) -> ModelRunner:
-        if self._runner is None:
-            raise _closed()
-        if os.getpid() != self._pid:
-            raise InferenceError(
-                "The model cannot be used in a forked process.",
-                f"It was loaded by process {self._pid}, this is {os.getpid()}.",
-                "Load it after the fork, or start processes with 'spawn'.",
-            )
-        return self._runner
+    def _encode_reference(self, text: str | None, mode: str) -> list[int] | None:
+        """Return the tokens of a reference text; None without one, or where the mode copies from none."""
+        if text is None or mode not in REFERENCE_MODES:
+            return None
+        return self._require_texts().encode_reference(text, self._speculation.most_reference_tokens(mode))
 
     # --- life ---
 
@@ -374,7 +329,7 @@ class Model:
         Raises:
             Busy: a generation is running.
         """
-        with self._exclusive(CancelToken()) as runner:
+        with self._runner.hold(CancelToken()) as runner:
             yield runner, self._cache
 
     @property
@@ -436,10 +391,7 @@ class Model:
         Waits for the pass under way only, so it may be called from any thread and while a stream is half read: that
         stream then ends as a cancelled one.
         """
-        runner, self._runner = self._runner, None
-        if runner is not None:
-            self._switch.stop()
-            runner.close()
+        if self._runner.close():
             self._speculation.close()
             self._texts = None
             self._load_plan.release()
@@ -456,24 +408,7 @@ class Model:
         self.close()
 
 
-def _closed() -> ModelClosed:
-    return ModelClosed("The model is closed.", "", "Load it again.")
-
-
 def _exhausted(error: MemoryError) -> MemoryBudgetExceeded:
     return MemoryBudgetExceeded(
         "The memory is exhausted.", f"{error or 'Python could not allocate'}.", "Load the model with a smaller context."
     )
-
-
-@contextmanager
-def _linked(outer: CancelToken | None, inner: CancelToken) -> Generator[None]:
-    """Cancel ``inner`` when ``outer`` is cancelled."""
-    if outer is None:
-        yield
-        return
-    unsubscribe = outer.on_cancel(inner.cancel)
-    try:
-        yield
-    finally:
-        unsubscribe()

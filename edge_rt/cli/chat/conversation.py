@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from edge_rt.byte_size import show_rounded, show_share
 from edge_rt.cli.answering import MakeStream, answering
 from edge_rt.cli.chat.advice import LEAVE, flags_of_a_chat, in_words_of_a_chat, setting_in_chat
 from edge_rt.cli.chat.settings import check_options, options_to_settings
-from edge_rt.cli.interrupt import SignalReceived, wait_for_unfinished_work
+from edge_rt.cli.interrupt import interrupt_as_cancelled, wait_for_unfinished_work
 from edge_rt.cli.loading import load_model, obtain_package, plan_model
 from edge_rt.cli.options.groups import PlaceFlags
 from edge_rt.cli.render.console import SEPARATOR, Terminal, number
@@ -218,7 +217,7 @@ class Conversation:
             Cancelled: Ctrl-C stopped it; the one before is back.
             SignalReceived: another signal came, or a second Ctrl-C.
         """
-        with _interrupt_as_cancelled():
+        with interrupt_as_cancelled():
             budget = _budget_of(load)
             name, package = obtain_package(self.terminal, reference, self.places, budget=budget, lead=LEAVE)
             kept = _Kept.of(self.model, package)
@@ -230,7 +229,7 @@ class Conversation:
                 plan = plan_model(package, load.but(spell=spell), base)
         messages = [message.copy() for message in self.chat.messages]
         try:
-            with _interrupt_as_cancelled():
+            with interrupt_as_cancelled():
                 # Closed before the next one is loaded: two models at once may not fit the memory.
                 self.model.close()
                 model, chat = self._open(package, load.as_planned(plan), messages, kept)
@@ -382,17 +381,6 @@ class _Kept:
 def _budget_of(load: LoadOptions) -> int | None:
     """Return the bytes that an export before the load may take."""
     return load.memory if isinstance(load.memory, int) else None
-
-
-@contextmanager
-def _interrupt_as_cancelled() -> Generator[None]:
-    """Make Ctrl-C an error like others, one that does not end the chat."""
-    try:
-        yield
-    except SignalReceived as stop:
-        if stop.signum != signal.SIGINT:
-            raise
-        raise Cancelled("Stopped on request.", f"Signal {stop.signum}.") from stop
 
 
 @contextmanager

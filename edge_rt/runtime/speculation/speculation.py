@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from edge_rt.errors import ConfigError, MemoryBudgetExceeded, ReferenceBudgetExceeded
+from edge_rt.runtime.config import GenerationConfig
+from edge_rt.runtime.decode.accept import accept
 from edge_rt.runtime.decode.draft import Drafter, NullDrafter
+from edge_rt.runtime.decode.loop import AcceptanceRule
 from edge_rt.runtime.drafters.corpus import Corpus
 from edge_rt.runtime.drafters.ngram import MAX_ENTRIES, MIN_ENTRIES, NgramSource
 from edge_rt.runtime.drafters.recycling import MAX_CONTEXTS, RecyclingSource
@@ -160,6 +163,23 @@ class Speculation:
         if names not in self._drafters:
             self._drafters[names] = self._assemble(tuple(self._source(name) for name in names))
         return self._drafters[names]
+
+    def drafting(
+        self, config: GenerationConfig, mode: str, reference_ids: Items[int] | None, temperature: float
+    ) -> tuple[Drafter, AcceptanceRule]:
+        """Return who drafts for a generation, and which of the drafted tokens stay.
+
+        Args:
+            config: its options.
+            mode: as ``resolve`` returns it.
+            reference_ids: tokens of a text that the answer may copy.
+            temperature: in force; 0 is greedy.
+        """
+        # Greedy decoding has no distribution to keep: both rules keep its text then.
+        if config.accept == "ratio" and temperature > 0.0:
+            sampled = self.sampled_drafter(temperature, config.seed)
+            return sampled, sampled.accept
+        return self.drafter(mode, reference_ids), accept
 
     def sampled_drafter(self, temperature: float, seed: int | None) -> SampledDrafter:
         """Return the drafter for a generation that accepts by ratio; its ``accept`` is the rule.

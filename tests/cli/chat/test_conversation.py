@@ -91,7 +91,7 @@ def test_a_model_without_chat_is_closed_and_the_one_before_is_back(conversation,
     load = conversation.load
     with pytest.raises(UnsupportedModel, match="no chat template"):
         conversation.switch(*other)
-    assert [model._runner is None for model in loader.models] == [True, True, False]
+    assert [not model._runner.is_open for model in loader.models] == [True, True, False]
     assert conversation.load == load
     assert goes_on(conversation) == ROLES
 

@@ -357,7 +357,7 @@ class TestCalibration:
         with load_package(native_package, kv=kv_format) as model:
             model.generate(TEXT, max_tokens=20, spec="off", **GREEDY)
             model.calibrate()
-            assert not any(np.any(buffer) for buffer in model._runner._io_binding.buffers)
+            assert not any(np.any(buffer) for buffer in model._runner.get()._io_binding.buffers)
 
     @pytest.mark.parametrize("context", [2, 20, 40])
     def test_of_a_small_context(self, native_package, context):
@@ -396,7 +396,8 @@ class TestPortableModel:
             costs = model.calibrate()
             assert (costs.rows, costs.depths) == (CURVE_ROWS, (64, 320))
             assert not any(
-                np.any(buffer) for buffer in (*model._runner._io_binding.keys, *model._runner._io_binding.values)
+                np.any(buffer)
+                for buffer in (*model._runner.get()._io_binding.keys, *model._runner.get()._io_binding.values)
             )
 
 
