@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 import edge_rt
-from edge_rt.runtime.draft import Accepted, Draft
+from edge_rt.runtime.decode.draft import Accepted, Draft
 from edge_rt.runtime.drafters.source import Guess
-from edge_rt.runtime.outputs import Outputs
+from edge_rt.runtime.graph.outputs import Outputs
 
 RESAMPLES = 2000
 
@@ -65,6 +65,10 @@ class Liar:
         return 0
 
 
+WHOLE = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+"""What a model or the defaults may advise instead would make the text easier to foresee."""
+
+
 def ratios(model: edge_rt.Model, prompts: list[list[int]], options: dict[str, Any]) -> list[tuple[float, float]]:
     """Return (plain, speculative) milliseconds of every prompt."""
     result = []
@@ -105,11 +109,13 @@ def main() -> None:
     bias = dict.fromkeys(model.tokenizer.eos_token_ids, -10000.0)
     options = {"max_tokens": args.max_tokens, "logit_bias": bias}
     model.generate(prompts[0], max_tokens=32)
-    found = [report("random text", ratios(model, prompts, {**options, "temperature": 2.0, "top_p": 1.0}))]
+    found = [report("random text", ratios(model, prompts, {**options, **WHOLE, "temperature": 2.0, "top_p": 1.0}))]
     model.speculation.forget()
     for name in ("suffix", "recycling"):
         model.speculation.replace(name, Liar(name, vocab_size))
-    found.append(report("drafters that lie", ratios(model, prompts, {**options, "temperature": 0.8})))
+    found.append(
+        report("drafters that lie", ratios(model, prompts, {**options, **WHOLE, "temperature": 0.8, "top_p": 0.95}))
+    )
     if args.json:
         print(json.dumps(found))
 

@@ -25,7 +25,8 @@ from kv_text import ANSWERS, PROMPTS, Window, chat_windows, cut, read_turns, rea
 
 import edge_rt
 from edge_rt.kv_formats import KV_FORMAT
-from edge_rt.package import KV_FORMATS, open_package
+from edge_rt.package.manifest import KV_FORMATS
+from edge_rt.package.reader import open_package
 
 BASELINE = "f16"
 PASS_ROWS, PASS_LOGITS = 256, 64

@@ -19,6 +19,7 @@ import edge_rt
 
 ANSWER_TOKENS = 256
 TURN_TOKENS = 48
+SAMPLED = {"temperature": 0.8, "top_k": 0, "top_p": 0.95, "min_p": 0.0, "repetition_penalty": 1.0}
 DOCUMENT_TOKENS = 7600
 
 
@@ -63,7 +64,7 @@ def main() -> None:
     for turn in range(1, args.turns + 1):
         if held > 7000:
             chat = model.chat()
-        result = chat.send(texts[turn * 7 % len(texts)][:400], temperature=0.8, seed=turn, max_tokens=TURN_TOKENS)
+        result = chat.send(texts[turn * 7 % len(texts)][:400], **SAMPLED, seed=turn, max_tokens=TURN_TOKENS)
         held = result.usage.total_tokens
         if turn in (1, 2, 5, 10, 20) or turn % 25 == 0:
             print(

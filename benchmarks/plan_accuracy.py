@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from edge_rt.memory.shape import shape_of
-from edge_rt.package import open_package
+from edge_rt.package.reader import open_package
 
 MIB = 1 << 20
 LEAST_ERROR, MOST_ERROR = -0.03, 0.06
 TOLERATED_BYTES = 8 * MIB
-PROGRAM = [sys.executable, "-c", "from edge_rt.cli.main import main; main()"]
+PROGRAM = [sys.executable, "-c", "import sys; from edge_rt.cli.main import main; sys.exit(main())"]
 UNLIMITED = 1 << 40
 
 

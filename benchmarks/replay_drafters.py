@@ -23,22 +23,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from exp3 import EXP3
+from research.exp3 import EXP3
 
-from edge_rt.runtime.accept import accept
-from edge_rt.runtime.draft import Draft
-from edge_rt.runtime.drafters.acceptance import AcceptanceModel
-from edge_rt.runtime.drafters.adaptive import AdaptiveDrafter
-from edge_rt.runtime.drafters.arms import arms_of
-from edge_rt.runtime.drafters.bandit import Bandit, DiscountedUCB
+from edge_rt.runtime.decode.accept import accept
+from edge_rt.runtime.decode.draft import Draft
+from edge_rt.runtime.decode.sequence import Sequence
 from edge_rt.runtime.drafters.ngram import NgramSource
 from edge_rt.runtime.drafters.recycling import RecyclingSource
 from edge_rt.runtime.drafters.source import Source
 from edge_rt.runtime.drafters.suffix import SuffixSource
-from edge_rt.runtime.drafters.tree import TreeGrower
-from edge_rt.runtime.outputs import Outputs, TopTokens
-from edge_rt.runtime.row_cost import RowCosts
-from edge_rt.runtime.sequence import Sequence
+from edge_rt.runtime.graph.outputs import Outputs, TopTokens
+from edge_rt.runtime.speculation.acceptance import AcceptanceModel
+from edge_rt.runtime.speculation.adaptive import AdaptiveDrafter
+from edge_rt.runtime.speculation.arms import arms_of
+from edge_rt.runtime.speculation.bandit import Bandit, DiscountedUCB
+from edge_rt.runtime.speculation.cost_model import RowCosts
+from edge_rt.runtime.speculation.tree import TreeGrower
 
 SOURCES: dict[str, Any] = {
     "suffix": lambda tables: SuffixSource(max_tokens=tables[0]),

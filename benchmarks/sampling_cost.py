@@ -12,17 +12,18 @@ import time
 import numpy as np
 
 import edge_rt
-from edge_rt.runtime.decode import decode
-from edge_rt.runtime.draft import NullDrafter
-from edge_rt.runtime.sampling import Sampler
-from edge_rt.runtime.sequence import Sequence
+from edge_rt.runtime.decode.draft import NullDrafter
+from edge_rt.runtime.decode.loop import decode
+from edge_rt.runtime.decode.sampling import Sampler
+from edge_rt.runtime.decode.sequence import Sequence
 
 PROMPT = "Write a long story about a lighthouse keeper who finds a map in a bottle."
+NUCLEUS = edge_rt.GenerationConfig(temperature=0.8, top_k=0, top_p=0.95, min_p=0.0, repetition_penalty=1.0, seed=1)
 CONFIGS = {
     "greedy": edge_rt.GenerationConfig(temperature=0.0),
-    "0.8/0.95": edge_rt.GenerationConfig(temperature=0.8, top_p=0.95, seed=1),
-    "top-k 40": edge_rt.GenerationConfig(temperature=0.8, top_p=0.95, top_k=40, seed=1),
-    "0.8/0.95, repetition 1.1": edge_rt.GenerationConfig(temperature=0.8, top_p=0.95, repetition_penalty=1.1, seed=1),
+    "0.8/0.95": NUCLEUS,
+    "top-k 40": NUCLEUS.with_options(top_k=40),
+    "0.8/0.95, repetition 1.1": NUCLEUS.with_options(repetition_penalty=1.1),
 }
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import edge_rt
 from edge_rt.errors import ContextOverflow
-from edge_rt.process_memory import read_memory
+from edge_rt.system.process_memory import read_memory
 
 MIB = 1 << 20
 ALLOWED_SHARE = 0.01

@@ -27,13 +27,13 @@ import numpy as np
 from alternating import Worker
 
 import edge_rt
-from edge_rt.memory.device import machine_profile
+from edge_rt.measure.memory_report import MemoryReport
+from edge_rt.measure.memory_watch import measure_plan
+from edge_rt.memory.device import this_device
 from edge_rt.memory.plan import Plan, Request, make_plan
 from edge_rt.memory.shape import ModelShape, shape_of
-from edge_rt.package import open_package
-from edge_rt.runtime.memory_profile import MemoryProfile
-from edge_rt.runtime.memory_watch import measure_plan
-from edge_rt.runtime.speculation import MAX_NODES
+from edge_rt.package.reader import open_package
+from edge_rt.spec_modes import MAX_DRAFT
 
 MIB = 1 << 20
 WORKER = Path(__file__).parent / "workers" / "memo_worker.py"
@@ -48,7 +48,7 @@ def planned(plan: Plan, parts: tuple[str, ...] = PARTS) -> int:
     return sum(term.bytes for term in plan.terms if term.name in parts)
 
 
-def measured(profile: MemoryProfile, parts: tuple[str, ...] | None = None) -> int:
+def measured(profile: MemoryReport, parts: tuple[str, ...] | None = None) -> int:
     """Return the measured bytes of some terms; None: all that was held beyond the loaded model and its weights."""
     if parts is not None:
         return sum(term["measured"] for name, term in profile.terms().items() if name in parts)
@@ -58,7 +58,7 @@ def measured(profile: MemoryProfile, parts: tuple[str, ...] | None = None) -> in
 
 def make_plans(shape: ModelShape, ctx: int, kv: str) -> dict[str, Plan]:
     """Return the three plans."""
-    device = machine_profile()
+    device = this_device()
 
     def plan(budget: int, ctx: int, draft_max: int | None) -> Plan:
         spec = None if draft_max is None else "auto"
@@ -70,8 +70,8 @@ def make_plans(shape: ModelShape, ctx: int, kv: str) -> dict[str, Plan]:
         sys.exit("the plan knows no budget at which speculation pays")
     return {
         "small": plan(enough, ctx, None),
-        "large": plan(UNLIMITED, shape.context_length, MAX_NODES),
-        "equal": plan(UNLIMITED, ctx, MAX_NODES),
+        "large": plan(UNLIMITED, shape.context_length, MAX_DRAFT),
+        "equal": plan(UNLIMITED, ctx, MAX_DRAFT),
     }
 
 
@@ -115,7 +115,7 @@ def ratio(a: list[tuple[int, float]], b: list[tuple[int, float]]) -> tuple[float
     return float(np.median(ratios)), float(np.quantile(ratios, 0.025)), float(np.quantile(ratios, 0.975))
 
 
-def tell_memory(profiles: dict[str, MemoryProfile]) -> float:
+def tell_memory(profiles: dict[str, MemoryReport]) -> float:
     """Print what the settings take, and return the share of measured generation memory that small saves over large."""
     print("| setting | context | cache | rows of a tree | cache, MiB | logits | activations | drafters | generation |")
     print("|---|---:|---|---:|---:|---:|---:|---:|---:|")
@@ -187,7 +187,7 @@ def main() -> None:
     failures = []
     if "memory" in args.parts:
         profiles = {
-            name: MemoryProfile(plan, measure_plan(args.package, plan, threads=args.threads))
+            name: MemoryReport(plan, measure_plan(args.package, plan, threads=args.threads))
             for name, plan in plans.items()
         }
         if tell_memory(profiles) < SAVED_MEMORY:

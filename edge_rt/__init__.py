@@ -51,13 +51,13 @@ if TYPE_CHECKING:
     from edge_rt.export.exporter import ExportReport as ExportReport
     from edge_rt.memory.budget import Budget as Budget
     from edge_rt.memory.plan import Plan as Plan
-    from edge_rt.package import Package as Package, open_package as open_package
+    from edge_rt.package.reader import Package as Package, open_package as open_package
     from edge_rt.progress import ProgressEvent as ProgressEvent
     from edge_rt.runtime.aio import AsyncStream as AsyncStream
-    from edge_rt.runtime.cancel import CancelToken as CancelToken
     from edge_rt.runtime.chat import Chat as Chat
     from edge_rt.runtime.config import GenerationConfig as GenerationConfig
     from edge_rt.runtime.engine import Model as Model
+    from edge_rt.runtime.graph.cancel import CancelToken as CancelToken
     from edge_rt.runtime.results import (
         Event as Event,
         Memory as Memory,
@@ -81,10 +81,10 @@ _HOME = {
     "edge_rt.export.exporter": ("ExportReport",),
     "edge_rt.memory.budget": ("Budget",),
     "edge_rt.memory.plan": ("Plan",),
-    "edge_rt.package": ("Package", "open_package"),
+    "edge_rt.package.reader": ("Package", "open_package"),
     "edge_rt.progress": ("ProgressEvent",),
     "edge_rt.runtime.aio": ("AsyncStream",),
-    "edge_rt.runtime.cancel": ("CancelToken",),
+    "edge_rt.runtime.graph.cancel": ("CancelToken",),
     "edge_rt.runtime.chat": ("Chat",),
     "edge_rt.runtime.config": ("GenerationConfig",),
     "edge_rt.runtime.engine": ("Model",),

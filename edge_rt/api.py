@@ -6,18 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import platformdirs
-
 from edge_rt.errors import ConfigError, ModelNotFound
-from edge_rt.memory.budget import Budget
 from edge_rt.memory.plan import Plan
-from edge_rt.package import is_package, open_package
+from edge_rt.package.reader import Package, is_package, open_package
 from edge_rt.progress import ProgressCallback, no_progress
-from edge_rt.runtime.encoding import PromptEncoder
-from edge_rt.runtime.engine import Model, load_package
-from edge_rt.runtime.planning import Memory as MemoryBudget, Wanted, plan_package
-from edge_rt.runtime.row_cost import CostStore
-from edge_rt.runtime.speculation import SpecOptions
+from edge_rt.runtime.engine import Model
+from edge_rt.runtime.load.options import LoadOptions, Memory as MemoryBudget
+from edge_rt.runtime.load.planning import plan_package
+from edge_rt.runtime.prompt.encoding import PromptEncoder
+from edge_rt.runtime.speculation.cost_model import user_costs
 
 if TYPE_CHECKING:
     from edge_rt.store.pull import PullReport
@@ -40,6 +37,7 @@ def load(
     spec_trace: Callable[[dict[str, Any]], None] | None = None,
     on_calibrate: Callable[[], None] | None = None,
     plan: Plan | None = None,
+    share_tokenizer_with: Model | PromptEncoder | None = None,
     texts: PromptEncoder | None = None,
 ) -> Model:
     """Load a package.
@@ -68,8 +66,10 @@ def load(
             second or two and is kept.
         plan: what ``edge_rt.plan`` has decided for this package, to be done as it is; what it decides is then not given
             again, but ``memory`` may be a ``Budget`` that the model's share is taken from.
-        texts: ``Model.texts`` of another model, whose tokenizer is shared if this package has the same one. Reading a
-            tokenizer takes memory of which a part stays in pieces, so a process that loads again and again grows less.
+        share_tokenizer_with: another model (or its ``Model.texts``, which outlives it), whose tokenizer is shared if
+            this package has the same one. Reading a tokenizer leaves the heap fragmented, so a process that loads again
+            and again grows less.
+        texts: the older name of ``share_tokenizer_with``.
 
     Raises:
         ModelNotFound: there is no such package.
@@ -80,15 +80,7 @@ def load(
             large was loaded.
         RuntimeUnavailable: ONNX Runtime, the device or the native operators are missing.
     """
-    if plan is not None:
-        if not isinstance(plan, Plan):
-            raise ConfigError("The plan is none.", f"Got {plan!r:.40}.", "Give what edge_rt.plan returned, or None.")
-        _refuse_twice(
-            memory=None if isinstance(memory, Budget) else memory,
-            ctx=ctx, threads=threads, prefill_chunk=prefill_chunk, kv=kv, spec=spec, draft_max=draft_max, corpus=corpus,
-        )  # fmt: skip
-    return load_package(
-        _locate(model, store),
+    options = LoadOptions(
         memory=memory,
         ctx=ctx,
         threads=threads,
@@ -96,17 +88,16 @@ def load(
         prefill_chunk=prefill_chunk,
         kv=kv,
         isa=isa,
-        spec=SpecOptions(
-            spec,
-            max_nodes=draft_max,
-            corpus=Path(corpus) if corpus is not None else None,
-            trace=spec_trace,
-        ),
-        costs=CostStore(platformdirs.user_cache_path("edge-rt") / "row-costs"),
+        spec=spec,
+        draft_max=draft_max,
+        corpus=None if corpus is None else Path(corpus),
+        spec_trace=spec_trace,
         on_calibrate=on_calibrate,
+        costs=user_costs(),
         plan=plan,
-        texts=texts,
+        share_tokenizer_with=_encoder_of(share_tokenizer_with, texts),
     )
+    return Model(_open(model, store), options)
 
 
 def plan(
@@ -145,28 +136,40 @@ def plan(
         InvalidCorpus: the corpus is none, or comes from another tokenizer.
         StorageError: it cannot be read.
     """
-    options = SpecOptions(spec, draft_max, None if corpus is None else Path(corpus))
-    wanted = Wanted(ctx, kv, prefill_chunk, options, threads)
-    return plan_package(open_package(_locate(model, store)), wanted, memory)
+    options = LoadOptions(
+        memory=memory,
+        ctx=ctx,
+        threads=threads,
+        prefill_chunk=prefill_chunk,
+        kv=kv,
+        spec=spec,
+        draft_max=draft_max,
+        corpus=None if corpus is None else Path(corpus),
+    )
+    return plan_package(_open(model, store), options)
 
 
-def _refuse_twice(**given: object) -> None:
-    names = [name for name, value in given.items() if value is not None]
-    if names:
+def _encoder_of(model: Model | PromptEncoder | None, texts: PromptEncoder | None) -> PromptEncoder | None:
+    """Return what a load may share of another model."""
+    if model is not None and texts is not None:
         raise ConfigError(
-            "The plan has decided that already.", f"Given beside it: {', '.join(names)}.", "Give it to edge_rt.plan."
+            "The model to share a tokenizer with was given twice.",
+            "'texts' is the older name of 'share_tokenizer_with'.",
+            "Give share_tokenizer_with.",
         )
+    model = texts if model is None else model
+    return model.texts if isinstance(model, Model) else model
 
 
-def _locate(model: str | Path, store: Path | None) -> Path:
+def _open(model: str | Path, store: Path | None) -> Package:
     path = Path(model).expanduser()
     if is_package(path):
-        return path
+        return open_package(path)
     from edge_rt.store import open_store, resolve
 
     found = resolve(model, open_store(store))
     if found.kind == "package" and found.path is not None:
-        return found.path
+        return open_package(found.path)
     if found.kind == "gguf":
         action = "Make a package of it first: edge_rt.export_model(source, out)."
     else:

@@ -1,4 +1,4 @@
-"""The only file that imports ONNX Runtime: sessions, bindings, the thread pool, and error translation."""
+"""The only file that imports ONNX Runtime: sessions, bindings and the thread pool."""
 
 from __future__ import annotations
 
@@ -15,17 +15,13 @@ import numpy as np
 from edge_rt.errors import (
     Cancelled,
     ConfigError,
-    EdgeRTError,
-    InferenceError,
-    InvalidPackage,
-    MemoryBudgetExceeded,
     RuntimeUnavailable,
-    UnsupportedModel,
     VersionMismatch,
 )
-from edge_rt.hugepages import huge_pages_for_new_memory
 from edge_rt.ops import NativeLibrary, native_library
-from edge_rt.package import OP_PROFILES
+from edge_rt.package.manifest import OP_PROFILES
+from edge_rt.session_errors import translate
+from edge_rt.system.huge_pages import huge_pages_for_new_memory
 
 MINIMUM_ONNXRUNTIME: Final = (1, 23)
 MINIMUM_FOR_WINDOWS: Final = (1, 24)
@@ -135,55 +131,6 @@ _POOL: Final = _ThreadPool()
 def pool_size() -> int | None:
     """Return the size of the process-wide thread pool, or None before the first session."""
     return _POOL.size
-
-
-def _contains(*words: str) -> Any:
-    return lambda text: any(word in text for word in words)
-
-
-# Foreign message -> our error, first match wins: (matches, error, what, action).
-_TRANSLATIONS: Final[tuple[tuple[Any, type[EdgeRTError], str, str], ...]] = (
-    (
-        _contains("Failed to allocate", "bad_alloc", "std::bad_alloc", "Available memory of"),
-        MemoryBudgetExceeded,
-        "A pass needs more memory than there is for it.",
-        "Compute fewer tokens at once, use a smaller context, or give a larger budget.",
-    ),
-    (
-        lambda text: "edge_rt:" in text and "is not a registered function/op" in text,
-        VersionMismatch,
-        "The native library lacks an operator of the package.",
-        "Install edge-rt again, or export the model again.",
-    ),
-    (
-        _contains("is not a registered function/op", "No Op registered", "Could not find an implementation"),
-        UnsupportedModel,
-        "This ONNX Runtime lacks an operator of the package.",
-        "Upgrade ONNX Runtime, or export the model again.",
-    ),
-    (
-        _contains(
-            "Protobuf parsing failed", "InvalidProtobuf", "INVALID_GRAPH", "InvalidGraph", "NO_SUCHFILE", "NoSuchFile"
-        ),
-        InvalidPackage,
-        "ONNX Runtime cannot read the package's graph.",
-        "Export or pull the model again.",
-    ),
-)
-
-
-def translate(error: BaseException, *, loading: bool) -> EdgeRTError:
-    """Turn an exception of ONNX Runtime into one of ours; the only place where its messages are read."""
-    text = f"{type(error).__name__}: {error}"
-    numbers = " ".join(text.split())[:300].rstrip(".") + "."
-    for matches, kind, what, action in _TRANSLATIONS:
-        if matches(text):
-            return kind(what, numbers, action)
-    if loading:
-        return InvalidPackage("ONNX Runtime refused the package.", numbers, "Export or pull the model again.")
-    return InferenceError(
-        "ONNX Runtime failed while running the model.", numbers, "Try again; report it if it repeats."
-    )
 
 
 class StopSwitch:

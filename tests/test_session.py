@@ -19,7 +19,6 @@ from edge_rt.errors import (
     UnsupportedModel,
     VersionMismatch,
 )
-from edge_rt.machine import usable_cpus
 from edge_rt.ops import NativeLibrary, library_path, native_library
 from edge_rt.session import (
     PassMemory,
@@ -30,8 +29,8 @@ from edge_rt.session import (
     check_onnxruntime_version,
     check_window_support,
     pool_size,
-    translate,
 )
+from edge_rt.system.machine import usable_cpus
 
 
 def write_graph(path, op="Add", *, domain="", opset=21, steps=1):
@@ -274,31 +273,6 @@ class TestVersion:
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
         assert "edge-rt[cpu]" in done.stdout
         assert "edge-rt[gpu]" in done.stdout
-
-
-class TestTranslate:
-    """Messages of ONNX Runtime become errors of ours."""
-
-    @pytest.mark.parametrize(
-        ("message", "loading", "expected"),
-        [
-            ("Failed to allocate memory for requested buffer of size 1024", False, MemoryBudgetExceeded),
-            ("std::bad_alloc", True, MemoryBudgetExceeded),
-            ("com.microsoft:X(-1) is not a registered function/op", True, UnsupportedModel),
-            ("Protobuf parsing failed", True, InvalidPackage),
-            ("anything else", True, InvalidPackage),
-            ("anything else", False, InferenceError),
-        ],
-    )
-    def test_kinds(self, message, loading, expected):
-        error = translate(RuntimeError(message), loading=loading)
-        assert type(error) is expected
-        assert message in error.numbers
-
-    def test_long_messages_are_cut_to_one_line(self):
-        numbers = translate(RuntimeError("a\nb " * 1000), loading=False).numbers
-        assert len(numbers) <= 301
-        assert "\n" not in numbers
 
 
 def test_nothing_is_reported_to_anybody(small_package, tmp_path):

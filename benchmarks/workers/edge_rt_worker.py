@@ -10,8 +10,8 @@ import time
 import numpy as np
 
 import edge_rt
-from edge_rt.runtime.decode import prefill
-from edge_rt.runtime.sequence import Sequence
+from edge_rt.runtime.decode.loop import prefill
+from edge_rt.runtime.decode.sequence import Sequence
 
 DEPTH = 100
 PASSES = 20

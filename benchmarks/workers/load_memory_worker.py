@@ -46,7 +46,7 @@ def main() -> None:
     seconds = time.perf_counter() - started
     with model.passes() as (runner, _):
         # All layers lie in one mapping.
-        cache_address = runner._interface.buffers[0].ctypes.data
+        cache_address = runner._io_binding.buffers[0].ctypes.data
 
     def facts() -> dict[str, float]:
         # Python's anonymous maps are shared ones, which `Anonymous` leaves out.

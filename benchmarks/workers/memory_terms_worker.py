@@ -38,7 +38,7 @@ def main() -> None:
     package = edge_rt.package.open_package(Path(order["package"]))
     config = package.manifest.model
     if order.get("tokenizer"):
-        from edge_rt.tokenizer import Tokenizer
+        from edge_rt.text.tokenizer import Tokenizer
 
         info = package.manifest.tokenizer
         kept = Tokenizer.from_file(package.file(info.file), info=info, embedding_rows=config.vocab_size)
@@ -69,11 +69,14 @@ def main() -> None:
             tell(f"{order['bindings']} shapes")
         if order.get("sampling"):
             from edge_rt.runtime.config import GenerationConfig
-            from edge_rt.runtime.sampling import Sampler
+            from edge_rt.runtime.decode.sampling import Sampler
 
             logits = runner.forward(tokens(1), 0, 1).logits[0]
             options: dict[str, Any] = {"temperature": 1.0, "repetition_penalty": 1.1, "presence_penalty": 0.1}
-            for name, more in (("sampled", {}), ("sampled, top-p", {"top_p": 0.95, "min_p": 0.01, "top_k": 1000})):
+            for name, more in (
+                ("sampled", {"top_k": 0, "min_p": 0.0}),
+                ("sampled, top-p", {"top_p": 0.95, "min_p": 0.01, "top_k": 1000}),
+            ):
                 sampler = Sampler(GenerationConfig(**options, **more), config.vocab_size, range(config.vocab_size))
                 for token in range(config.vocab_size):
                     sampler.observe(token)
@@ -88,10 +91,10 @@ def fill_drafter(step: dict[str, Any], vocab_size: int, tell: Any) -> None:
     """Fill a drafter's tables with made-up tokens: all different contexts, eight likely tokens each."""
     import numpy as np
 
-    from edge_rt.runtime.draft import Accepted, Draft
+    from edge_rt.runtime.decode.draft import Accepted, Draft
     from edge_rt.runtime.drafters.recycling import RecyclingSource
     from edge_rt.runtime.drafters.suffix import SuffixSource
-    from edge_rt.runtime.outputs import Outputs, TopTokens
+    from edge_rt.runtime.graph.outputs import Outputs, TopTokens
 
     count, ids = step["count"], random.Random(1)
     if step["name"] == "suffix":

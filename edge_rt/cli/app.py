@@ -6,18 +6,19 @@ from typing import Annotated
 
 import typer
 
-from edge_rt.cli.bench import bench
-from edge_rt.cli.chat import chat
-from edge_rt.cli.console import Terminal
-from edge_rt.cli.corpus import corpus_app
-from edge_rt.cli.doctor import doctor
-from edge_rt.cli.export import export
-from edge_rt.cli.generate import generate
-from edge_rt.cli.inspect import inspect
-from edge_rt.cli.models import list_models, pull, rm
-from edge_rt.cli.plan import plan
-from edge_rt.cli.profile import profile
-from edge_rt.cli.verify import verify
+from edge_rt.cli.commands.bench import bench
+from edge_rt.cli.commands.chat import chat
+from edge_rt.cli.commands.corpus import corpus_app
+from edge_rt.cli.commands.doctor import doctor
+from edge_rt.cli.commands.export import export
+from edge_rt.cli.commands.generate import generate
+from edge_rt.cli.commands.inspect import inspect
+from edge_rt.cli.commands.models import list_models, pull, rm
+from edge_rt.cli.commands.plan import plan
+from edge_rt.cli.commands.profile import profile
+from edge_rt.cli.commands.verify import verify
+from edge_rt.cli.options.spread import spread
+from edge_rt.cli.render.console import Terminal
 from edge_rt.version import VERSION
 
 app = typer.Typer(
@@ -29,18 +30,8 @@ app = typer.Typer(
     epilog="Exit codes: 0 success, 1 unexpected, 2 usage, 3 input, 4 memory, 5 runtime, 6 storage, "
     "129 lost terminal, 130 Ctrl-C, 141 reader of the output gone, 143 SIGTERM.",
 )
-app.command()(chat)
-app.command()(generate)
-app.command()(export)
-app.command()(pull)
-app.command(name="list")(list_models)
-app.command()(rm)
-app.command()(inspect)
-app.command()(verify)
-app.command()(bench)
-app.command()(plan)
-app.command()(profile)
-app.command()(doctor)
+for command in (chat, generate, export, pull, list_models, rm, inspect, verify, bench, plan, profile, doctor):
+    app.command(name="list" if command is list_models else None)(spread(command))
 app.add_typer(corpus_app, name="corpus")
 
 

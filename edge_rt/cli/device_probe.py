@@ -1,4 +1,4 @@
-"""Measures this machine for a device profile: how fast memory is read, and what a process of ours takes by itself."""
+"""Measures this machine: how fast memory is read, and what a process of ours takes by itself."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any, Final
 from edge_rt.errors import RuntimeUnavailable
 
 if TYPE_CHECKING:
-    from edge_rt.memory.device import DeviceProfile
+    from edge_rt.memory.device import Device
 
 _BASE_PROGRAM: Final = """
 import contextlib, io
 import edge_rt.api, edge_rt.runtime.engine, edge_rt.store
-from edge_rt.cli.main import run
+from edge_rt.cli.main import main
 import psutil
 with contextlib.redirect_stdout(io.StringIO()):
-    run(["plan", "--device", "list"])  # the command line imports more where it reads flags
+    main(["plan", "--device", "list"])  # the command line imports more where it reads flags
 print(psutil.Process().memory_info().rss)
 """
 """Imports what a command that loads a model has imported by then."""
@@ -40,21 +40,21 @@ def run_command(command: Sequence[str]) -> str:
     return done.stdout
 
 
-def measure_device(name: str, *, bandwidth: Callable[[int], float], run: Run = run_command) -> DeviceProfile:
-    """Return this machine as a profile: about four seconds.
+def measure_device(name: str, *, bandwidth: Callable[[int], float], run: Run = run_command) -> Device:
+    """Return this machine, measured: about four seconds.
 
     Args:
-        name: of the profile.
+        name: under which it is saved.
         bandwidth: measures bytes per second for a number of threads.
         run: starts a program and returns what it prints.
 
     Raises:
         RuntimeUnavailable: a process of ours cannot be started.
     """
-    from edge_rt.memory.device import GENERIC, machine_profile, preset
+    from edge_rt.memory.device import GENERIC, preset, this_device
 
     generic = preset(GENERIC)
-    here = machine_profile()
+    here = this_device()
     return replace(
         generic,
         name=name,

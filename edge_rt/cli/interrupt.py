@@ -7,17 +7,40 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from types import FrameType
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
-from edge_rt.runtime.cancel import CancelToken
+from edge_rt.errors import Cancelled
+from edge_rt.runtime.graph.cancel import CancelToken
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 R = TypeVar("R")
 
 POLL_SECONDS: Final = 0.1
 WORKER_NAME: Final = "edge-rt work"
+
+
+_NAMES: Final = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
+
+
+def stop_signals(of: object = signal) -> dict[str, int]:
+    """Return the signals of a system that ask to stop, by name.
+
+    Ctrl-C everywhere; elsewhere than on Windows SIGTERM and a lost terminal; on Windows Ctrl-Break, which is also the
+    only one that a process can send to another: nobody sends SIGTERM there.
+
+    Args:
+        of: has the system's signals as attributes.
+    """
+    return {name: int(getattr(of, name)) for name in _NAMES if hasattr(of, name)}
+
+
+def exit_code_of(signum: int, of: object = signal) -> int:
+    """Return the exit code of a process that a signal stopped: 128 and its number, for Ctrl-Break as for SIGTERM."""
+    signals = stop_signals(of)
+    return 128 + (signals["SIGTERM"] if signum == signals.get("SIGBREAK") else signum)
 
 
 class SignalReceived(SystemExit):
@@ -32,7 +55,7 @@ class SignalReceived(SystemExit):
 
     def __init__(self, signum: int) -> None:
         self.signum = signum
-        self.exit_code = 128 + signum
+        self.exit_code = exit_code_of(signum)
         super().__init__(self.exit_code)
 
 
@@ -43,10 +66,9 @@ def _raise(signum: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def signals_as_exceptions() -> Generator[None]:
-    """Raise ``SignalReceived`` in the main thread for Ctrl-C, SIGTERM and a lost terminal."""
-    names = [name for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    """Raise ``SignalReceived`` in the main thread for Ctrl-C, SIGTERM, a lost terminal and Ctrl-Break."""
     previous = {}
-    for signum in (getattr(signal, name) for name in names):
+    for signum in stop_signals().values():
         # What the parent had ignored (nohup) stays ignored.
         if signal.getsignal(signum) is not signal.SIG_IGN:
             previous[signum] = signal.signal(signum, _raise)
@@ -73,19 +95,46 @@ def cancel_on_interrupt(token: CancelToken) -> Generator[None]:
         signal.signal(signal.SIGINT, previous)
 
 
-class Background(Generic[T, R]):
-    """Work in a thread of its own, whose items are read in the main thread while signals can reach it.
+@contextmanager
+def interrupt_as_cancelled() -> Generator[None]:
+    """Make Ctrl-C an error like others, one that does not end the program.
+
+    Raises:
+        Cancelled: Ctrl-C was pressed.
+        SignalReceived: another signal came.
+    """
+    try:
+        yield
+    except SignalReceived as stop:
+        if stop.signum != signal.SIGINT:
+            raise
+        raise Cancelled("Stopped on request.", f"Signal {stop.signum}.") from stop
+
+
+class Closable(Protocol[T_co]):
+    """Items that can be read once, and left early."""
+
+    def __iter__(self) -> Iterator[T_co]:
+        """Begin to read."""
+
+    def close(self) -> None:
+        """End what makes the items, if they are not all read."""
+
+
+class Background(Generic[T]):
+    """Items that are made in a thread of their own and read in the main thread, while signals can reach it.
 
     ONNX Runtime may take seconds for one call, in which Python runs no signal handler in the thread that made it.
 
     Args:
-        work: does the work; gets a function that hands an item over, and returns the result.
+        make: begins the work and returns its items, a generator for example; called in the other thread.
+        tend: called in the main thread before every item, and every ``POLL_SECONDS`` while there is none.
     """
 
-    def __init__(self, work: Callable[[Callable[[T], None]], R]) -> None:
-        self._work = work
-        self._items: queue.SimpleQueue[tuple[T] | None] = queue.SimpleQueue()
-        self._result: list[R] = []
+    def __init__(self, make: Callable[[], Closable[T]], tend: Callable[[], None] | None = None) -> None:
+        self._make = make
+        self._tend = tend
+        self._items: queue.SimpleQueue[tuple[T] | Callable[[], None] | None] = queue.SimpleQueue()
         self._error: BaseException | None = None
         self._is_read = False
         # A daemon, so that an impatient second Ctrl-C need not wait for it.
@@ -93,37 +142,49 @@ class Background(Generic[T, R]):
 
     def _run(self) -> None:
         try:
-            self._result.append(self._work(lambda item: self._items.put((item,))))
+            with closing(self._make()) as items:
+                for item in items:
+                    self._items.put((item,))
         except BaseException as error:  # every failure belongs to the main thread
             self._error = error
         finally:
             self._items.put(None)
 
+    def call(self, function: Callable[[], None]) -> None:
+        """Have the reading thread call a function before the next item; for the thread that makes the items."""
+        self._items.put(function)
+
     def __iter__(self) -> Iterator[T]:
         """Yield the items as they come; raise what the work raised."""
         while not self._is_read:
+            if self._tend is not None:
+                self._tend()
             try:
-                boxed = self._items.get(timeout=POLL_SECONDS)
+                item = self._items.get(timeout=POLL_SECONDS)
             except queue.Empty:
                 continue
-            if boxed is None:
+            if item is None:
                 self._is_read = True
+            elif isinstance(item, tuple):
+                self.before_item()
+                yield item[0]
             else:
-                yield boxed[0]
+                item()
         if self._error is not None:
             raise self._error
 
-    def result(self) -> R:
-        """Read the remaining items and return the result."""
-        for _ in self:
-            pass
-        return self._result[0]
+    def before_item(self) -> None:
+        """Do what has to be done in the reading thread before it gets an item; nothing here."""
 
 
 def run_in_background(work: Callable[[], R]) -> R:
     """Do the work in a thread and wait for it; a signal ends the waiting at once."""
-    background: Background[None, R] = Background(lambda _: work())
-    return background.result()
+
+    def results() -> Generator[R]:
+        yield work()
+
+    [result] = Background(results)
+    return result
 
 
 def has_unfinished_work() -> bool:

@@ -5,22 +5,22 @@ from __future__ import annotations
 import functools
 import shlex
 import threading
-from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_rt.cli.command_memory import STEP, own_bytes, this_machine
-from edge_rt.cli.console import Terminal
+from edge_rt.byte_size import round_up
+from edge_rt.cli.baseline_memory import STEP, own_bytes
 from edge_rt.cli.interrupt import SignalReceived, run_in_background
-from edge_rt.cli.options import ModelFlags
-from edge_rt.cli.progress import show_progress
+from edge_rt.cli.options.groups import PlaceFlags
+from edge_rt.cli.render.console import Terminal
+from edge_rt.cli.render.progress import show_progress
 from edge_rt.errors import MemoryBudgetExceeded
 
 if TYPE_CHECKING:
     from edge_rt.export import ExportEstimate
     from edge_rt.memory.plan import Plan
-    from edge_rt.runtime.encoding import PromptEncoder
+    from edge_rt.package.reader import Package
     from edge_rt.runtime.engine import Model
+    from edge_rt.runtime.load.options import LoadOptions
     from edge_rt.store import Resolved
 
 
@@ -44,16 +44,13 @@ def tell_estimate(
     Raises:
         MemoryBudgetExceeded: that is more memory than the budget; nothing was written yet.
     """
-    from edge_rt.memory.size import show_size
-    from edge_rt.store import human_bytes
+    from edge_rt.byte_size import human_bytes, show_size
 
-    # A memory that a model is loaded into is told in the units of its plan.
-    memory_text = human_bytes if package is None else show_size
-    disk, memory = human_bytes(estimate.disk_bytes), memory_text(estimate.peak_memory_bytes)
+    disk, memory = human_bytes(estimate.disk_bytes), show_size(estimate.peak_memory_bytes)
     if budget is not None and estimate.peak_memory_bytes > budget:
         raise MemoryBudgetExceeded(
             "The export does not fit the memory budget.",
-            f"It needs at most {memory}, the budget is {memory_text(budget)}.",
+            f"It needs at most {memory}, the budget is {show_size(budget)}.",
             f"Give --memory {estimate.peak_memory_bytes}, or export on another machine: a package runs anywhere."
             if package is None
             else f"Fetch and export it first, once, without a budget: {lead}edge-rt pull {shlex.quote(package)}",
@@ -79,114 +76,81 @@ def tell_source(terminal: Terminal, resolved: Resolved, *, offline: bool, lead: 
         terminal.note(f"{lead}{resolved.description}")
 
 
-def obtain_package(terminal: Terminal, flags: ModelFlags, *, lead: str = "") -> tuple[str, Path]:
-    """Return name and folder of the package that the flags mean; it is fetched and exported first if need be.
+def obtain_package(
+    terminal: Terminal, reference: str, places: PlaceFlags, *, budget: int | None = None, lead: str = ""
+) -> tuple[str, Package]:
+    """Return the name of a model and its opened package; it is fetched and exported first if need be.
 
     Args:
         terminal: where to say so.
-        flags: the model.
+        reference: the model argument.
+        places: where models lie.
+        budget: bytes of memory that an export may take; None: as many as there are.
         lead: stands before a command that helps, as of ``tell_estimate``.
 
     Raises:
-        EdgeRTError: there is no such model, or it cannot be fetched or exported.
+        EdgeRTError: there is no such model, or it cannot be fetched, exported or opened.
     """
+    from edge_rt.package.reader import open_package
     from edge_rt.store import ensure_package, export_with_edge_rt, resolve
 
-    store = flags.open_store()
-    # A size that cannot be read is told before anything is fetched.
-    _ = flags.budget_bytes
-    resolved = resolve(flags.reference, store)
+    store = places.open_store()
+    resolved = resolve(reference, store)
     if resolved.kind == "package" and resolved.path is not None:
-        return resolved.name, resolved.path
+        return resolved.name, open_package(resolved.path)
     check_runtime()
     # Whether a GGUF file was exported before is known only once it is hashed.
     is_new = "" if resolved.kind == "gguf" else f"{resolved.name} is not on this machine: "
-    tell_source(terminal, resolved, offline=flags.offline, lead=is_new)
-    on_estimate = functools.partial(
-        tell_estimate, terminal, budget=flags.budget_bytes, package=flags.reference, lead=lead
-    )
+    tell_source(terminal, resolved, offline=places.offline, lead=is_new)
+    on_estimate = functools.partial(tell_estimate, terminal, budget=budget, package=reference, lead=lead)
     exporter = functools.partial(export_with_edge_rt, on_estimate=on_estimate)
     with show_progress(terminal) as progress:
-        path = ensure_package(flags.reference, store=store, offline=flags.offline, progress=progress, exporter=exporter)
+        path = ensure_package(reference, store=store, offline=places.offline, progress=progress, exporter=exporter)
     terminal.note(f"{path.name} is ready in {path}", "dim")
-    return path.name, path
+    return path.name, open_package(path)
 
 
-def plan_model(
-    package: Path,
-    flags: ModelFlags,
-    base_bytes: int | None = None,
-    *,
-    spell: Callable[[tuple[str, ...]], str] = shlex.join,
-) -> Plan:
+def plan_model(package: Package, options: LoadOptions, base_bytes: int | None = None) -> Plan:
     """Return the plan for a package, one that fits; nothing is loaded.
 
     Args:
-        package: folder of the package.
-        flags: how it is to be loaded.
+        package: the package.
+        options: how it is to be loaded.
         base_bytes: what this process held before its first model, if there was one; the package then takes the place of
             what is loaded now.
-        spell: writes the flags of a setting that fits, as of ``require_fit``.
 
     Raises:
-        EdgeRTError: the package cannot be used, the flags are wrong, or it does not fit the memory.
+        EdgeRTError: the options are wrong, or it does not fit the memory.
         SignalReceived: a signal came.
     """
-    memory = flags.budget_bytes
-    return run_in_background(lambda: _decide(package, flags, memory, base_bytes, spell))
+
+    def work() -> Plan:
+        from edge_rt.memory.plan import require_fit
+        from edge_rt.runtime.load.planning import plan_package
+
+        asked = _counted(options) if base_bytes is None else options.but(base_bytes=base_bytes)
+        return require_fit(plan_package(package, asked), options.spell or shlex.join)
+
+    return run_in_background(work)
 
 
-def _decide(
-    package: Path,
-    flags: ModelFlags,
-    memory: int | None,
-    base_bytes: int | None = None,
-    spell: Callable[[tuple[str, ...]], str] = shlex.join,
-) -> Plan:
-    # All that a load imports belongs to what the process holds before it.
-    import edge_rt.api  # noqa: F401
-    from edge_rt.memory.plan import require_fit
-    from edge_rt.memory.size import round_up
-    from edge_rt.package import open_package
-    from edge_rt.runtime.planning import Wanted, plan_package
-    from edge_rt.runtime.speculation import SpecOptions
-
-    spec = SpecOptions(flags.spec.mode, flags.spec.draft_max, flags.spec.corpus)
-    wanted = Wanted(flags.ctx, flags.kv, spec=spec, threads=flags.threads)
-    if base_bytes is None:
-        # What 'edge-rt plan' expects of a command, so that what it says fits does fit.
-        base_bytes = max(this_machine(flags.own_bytes).base_bytes or 0, round_up(own_bytes(), STEP))
-    return require_fit(plan_package(open_package(package), wanted, memory, base_bytes=base_bytes), spell)
-
-
-def load_model(package: Path, flags: ModelFlags, plan: Plan | None = None, texts: PromptEncoder | None = None) -> Model:
+def load_model(package: Package, options: LoadOptions) -> Model:
     """Load a package while signals can still reach this process.
 
     Args:
-        package: folder of the package.
-        flags: how it is loaded.
-        plan: what was decided for it; None: it is decided first.
-        texts: of another model, whose tokenizer is shared if this package has the same one.
+        package: the package.
+        options: how it is loaded, and what was decided for it, if anything was.
 
     Raises:
         EdgeRTError: the errors of ``edge_rt.load``.
         SignalReceived: a signal came; the model is freed as soon as ONNX Runtime has loaded it.
     """
     abandoned = threading.Event()
-    memory = flags.budget_bytes
 
     def work() -> Model:
-        from edge_rt.api import load
+        from edge_rt.runtime.engine import Model
 
-        model = load(
-            package,
-            plan=_decide(package, flags, memory) if plan is None else plan,
-            texts=texts,
-            device=flags.device,
-            isa=flags.isa,
-            spec_trace=flags.spec.trace,
-            on_calibrate=flags.spec.on_calibrate,
-        )
+        model = Model(package, options if options.plan is not None else _counted(options))
         if abandoned.is_set():
             model.close()
         return model
@@ -196,3 +160,12 @@ def load_model(package: Path, flags: ModelFlags, plan: Plan | None = None, texts
     except SignalReceived:
         abandoned.set()
         raise
+
+
+def _counted(options: LoadOptions) -> LoadOptions:
+    """Return the options with what this process is counted with, as 'edge-rt plan' does: what it says fits does fit."""
+    # All that a load imports belongs to what the process holds before it.
+    import edge_rt.runtime.engine  # noqa: F401
+
+    base = max(options.base_bytes or 0, round_up(own_bytes(), STEP))
+    return options.but(base_bytes=base, spell=options.spell or shlex.join)

@@ -7,10 +7,10 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
-from edge_rt.cli.console import OutputClosed, OutputFailed, Terminal
 from edge_rt.cli.interrupt import SignalReceived, has_unfinished_work, signals_as_exceptions
+from edge_rt.cli.render.console import OutputClosed, OutputFailed, Terminal
 from edge_rt.errors import Cancelled, EdgeRTError, ErrorJSON, MemoryBudgetExceeded, StorageError
 
 EXIT_UNEXPECTED: Final = 1
@@ -19,9 +19,13 @@ EXIT_OUTPUT_CLOSED: Final = 141
 """What a shell reports for a program that SIGPIPE ended."""
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Run one command line and return its exit code; every error is told on the way."""
-    own = list(arguments)
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code; every error is told on the way.
+
+    Args:
+        arguments: behind the program's name; None: those of this process, which then ends with the command.
+    """
+    own = list(sys.argv[1:] if arguments is None else arguments)
     flags = own[: own.index("--")] if "--" in own else own
     is_json = "--json" in flags or "--json-lines" in flags
     terminal = Terminal(verbose=False, is_json=is_json, no_color="--no-color" in flags)
@@ -36,12 +40,23 @@ def run(arguments: Sequence[str]) -> int:
                 from edge_rt.cli.app import app
 
                 code = typer.main.get_command(app).main(args=own, prog_name="edge-rt", standalone_mode=False)
+                code = code if isinstance(code, int) else 0
             except Exception as error:
-                return _report(terminal, error, verbose=verbose, lines=lines)
-            return code if isinstance(code, int) else 0
+                code = _report(terminal, error, verbose=verbose, lines=lines)
     except SignalReceived as stop:
         _report_signal(terminal, stop, lines=lines)
-        return stop.exit_code
+        code = stop.exit_code
+    if arguments is None and has_unfinished_work():
+        _leave(code)
+    return code
+
+
+def _leave(code: int) -> NoReturn:
+    """End the process although a thread is inside ONNX Runtime, which must not be torn down under it."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    os._exit(code)
 
 
 def _report(terminal: Terminal, error: Exception, *, verbose: bool, lines: bool) -> int:
@@ -118,15 +133,3 @@ def _drop_stdout() -> None:
     """Let the interpreter's last flush go nowhere instead of failing."""
     if sys.stdout is not None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def main() -> None:
-    """Run the command line of this process."""
-    code = run(sys.argv[1:])
-    if has_unfinished_work():
-        # A thread is inside ONNX Runtime, which must not be torn down under it.
-        for stream in (sys.stdout, sys.stderr):
-            if stream is not None:
-                stream.flush()
-        os._exit(code)
-    sys.exit(code)

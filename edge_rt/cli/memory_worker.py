@@ -10,11 +10,11 @@ def main() -> None:
     """Import what the command line has imported by then, and do what is asked on standard input."""
     import prompt_toolkit  # noqa: F401
 
-    from edge_rt.cli.main import run
+    from edge_rt.cli.main import main as run_command_line
 
     with contextlib.redirect_stdout(io.StringIO()):
-        run(["plan", "--device", "list"])  # reading flags imports more
-    from edge_rt.runtime.memory_worker import main as work
+        run_command_line(["plan", "--device", "list"])  # reading flags imports more
+    from edge_rt.measure.memory_worker import main as work
 
     work()
 

@@ -1,6 +1,6 @@
 """Speeds that a plan may expect on this machine: from passes that were measured when a model ran here, if one did.
 
-A plan decides by the device's profile, so that it is the same before the first answer and after. What is shown may know
+A plan decides by the device's figures, so that it is the same before the first answer and after. What is shown may know
 more.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from edge_rt.memory.gains import gain_of
+from edge_rt.memory.speculation_table import speculation_step
 from edge_rt.memory.speed import (
     pass_seconds,
     plain_tokens_per_second,
@@ -20,9 +20,9 @@ from edge_rt.memory.speed import (
 
 if TYPE_CHECKING:
     from edge_rt.memory.choice import Choice
-    from edge_rt.memory.device import DeviceProfile
+    from edge_rt.memory.device import Device
     from edge_rt.memory.shape import ModelShape
-    from edge_rt.runtime.row_cost import CostStore, RowCosts
+    from edge_rt.runtime.speculation.cost_model import CostStore, RowCosts
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Speeds:
         measured: cache format -> what passes cost here; empty for another machine, or before the first answer.
     """
 
-    def __init__(self, shape: ModelShape, device: DeviceProfile, measured: Mapping[str, RowCosts]) -> None:
+    def __init__(self, shape: ModelShape, device: Device, measured: Mapping[str, RowCosts]) -> None:
         self._shape = shape
         self._device = device
         self._measured = measured
@@ -67,7 +67,11 @@ class Speeds:
         dearer = self._measured[min(larger, key=shape.token_bytes)] if larger else None
         costs = own or dearer or next(iter(self._measured.values()))
         knows_depth = own is not None or dearer is not None
-        rows = round(gain_of(choice.spec, choice.draft_max, choice.suffix_tokens).rows) + 1 if choice.draft_max else 2
+        rows = (
+            round(speculation_step(choice.spec, choice.draft_max, choice.suffix_tokens).rows) + 1
+            if choice.draft_max
+            else 2
+        )
         line = costs.curve(choice.ctx // 2 if knows_depth else 0, max(2, rows))
         seconds = line[0] / 1e3
         if not knows_depth:
@@ -77,7 +81,7 @@ class Speeds:
         return Rate(speculative_tokens_per_second(seconds, curve, choice), 1 / seconds, own is not None)
 
 
-def measured_here(shape: ModelShape, device: DeviceProfile, store: CostStore | None = None) -> dict[str, RowCosts]:
+def measured_here(shape: ModelShape, device: Device, store: CostStore | None = None) -> dict[str, RowCosts]:
     """Return what passes of a package cost on this machine, by cache format, as far as they were measured undisturbed.
 
     Args:
@@ -87,9 +91,9 @@ def measured_here(shape: ModelShape, device: DeviceProfile, store: CostStore | N
     """
     if shape.package_id is None:
         return {}
-    from edge_rt.machine import cpu_model
     from edge_rt.ops import library_path, native_status
-    from edge_rt.runtime.row_cost import CostStore
+    from edge_rt.runtime.speculation.cost_model import CostStore
+    from edge_rt.system.machine import cpu_model
     from edge_rt.version import VERSION
 
     if store is None:

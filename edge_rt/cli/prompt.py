@@ -8,7 +8,7 @@ import sys
 import threading
 from typing import Final
 
-from edge_rt.cli.console import Terminal
+from edge_rt.cli.render.console import Terminal
 from edge_rt.errors import ConfigError, InputError
 
 MAX_STDIN_BYTES: Final = 64 << 20

@@ -7,14 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_rt.export.gguf_header import read_header
-from edge_rt.export.llama import read_config
-from edge_rt.package import BUILT_IN_CALIBRATION
+from edge_rt.export.families.llama import read_config
+from edge_rt.export.sources.gguf_header import read_header
+from edge_rt.package.manifest import BUILT_IN_CALIBRATION
 from edge_rt.progress import ProgressCallback, no_progress
 
 if TYPE_CHECKING:
     from edge_rt.export.estimate import ExportEstimate
     from edge_rt.export.exporter import ExportReport
+    from edge_rt.package.sampling import SamplingAdvice
 
 
 def export_model(
@@ -24,6 +25,7 @@ def export_model(
     profile: str | None = None,
     activations: str = "int8",
     calibration: Path | str | None = BUILT_IN_CALIBRATION,
+    sampling: SamplingAdvice | None = None,
     force: bool = False,
     progress: ProgressCallback = no_progress,
     on_estimate: Callable[[ExportEstimate], None] | None = None,
@@ -43,12 +45,15 @@ def export_model(
         calibration: text for the constants with which 4-bit keys (the cache formats ``int4`` and ``int4x2``) are
             written, in the native profile: ``"built-in"``; a UTF-8 file of at least 512 tokens, or a ``.json`` file, a
             list of conversations, each a list of ``{"role": ..., "content": ...}``; None: no constants.
+        sampling: how the model's tokens are best chosen; None: what the checkpoint says in its keys
+            ``general.sampling.*`` or, without them, a ``generation_config.json`` beside it.
         force: replace a package at ``out``.
         progress: called with the stages of ``STAGES``.
         on_estimate: called once with the predicted disk and memory, before anything is written.
 
     Raises:
-        InputError: the checkpoint is malformed, unsupported, or its template or tokenizer is; or the calibration text.
+        InputError: the checkpoint is malformed, unsupported, or its template or tokenizer is; or the calibration text,
+            or ``generation_config.json``.
         StorageError: the destination exists, or does not fit the disk.
         MemoryBudgetExceeded: the export does not fit the memory.
         ConfigError: ``profile`` or ``activations`` are unknown, or do not go together, or a ``calibration`` text is
@@ -67,6 +72,7 @@ def export_model(
         profile=profile,
         activations=activations,
         calibration=calibration,
+        sampling=sampling,
         force=force,
         progress=progress,
         on_estimate=on_estimate,

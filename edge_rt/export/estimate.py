@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Final
 
 from edge_rt.errors import MemoryBudgetExceeded, StorageError
-from edge_rt.export.blocks import PIECE_BYTES
-from edge_rt.export.calibrate import calibration_bytes
-from edge_rt.export.check import CHECK_ROWS
-from edge_rt.export.linear import Linear
-from edge_rt.export.llama_graph import LlamaWeights
-from edge_rt.export.profile import OpProfile
-from edge_rt.export.weights import WeightsLayout
-from edge_rt.machine import available_memory_bytes
-from edge_rt.package import ModelConfig
+from edge_rt.export.calibration.calibrate import calibration_bytes
+from edge_rt.export.check.compare import CHECK_ROWS
+from edge_rt.export.families.llama_graph import LlamaWeights
+from edge_rt.export.op_profile import OpProfile
+from edge_rt.export.weights.blocks import PIECE_BYTES
+from edge_rt.export.weights.linear import Linear
+from edge_rt.export.weights.weights_file import WeightsLayout
+from edge_rt.package.manifest import ModelConfig
+from edge_rt.system.machine import available_memory_bytes
 
 GRAPH_AND_TEXT_BYTES: Final = 8 << 20
 """Allowance for graph, manifest, tokenizer and template."""

@@ -14,16 +14,9 @@ from typing import Any, BinaryIO, Final, cast
 import numpy as np
 import onnx_ir as ir
 
-from edge_rt.errors import ConfigError, InvalidTemplate, StorageError
-from edge_rt.export.blocks import float_rows, read_rows, rope_factors
-from edge_rt.export.calibrate import calibrate
-from edge_rt.export.calibration_text import (
-    Calibration,
-    CalibrationText,
-    encode_calibration,
-    read_calibration,
-)
-from edge_rt.export.check import (
+from edge_rt.errors import StorageError
+from edge_rt.export.calibration.calibrate import calibrate
+from edge_rt.export.check.compare import (
     CheckResult,
     check_token_ids,
     compare,
@@ -32,40 +25,42 @@ from edge_rt.export.check import (
     run_graph,
     run_steps,
 )
+from edge_rt.export.check.reference import LlamaReference
+from edge_rt.export.checkpoint import Checkpoint, calibration_text, read_checkpoint
 from edge_rt.export.estimate import ExportEstimate, estimate_export, require_room
-from edge_rt.export.gguf_source import open_model_file
-from edge_rt.export.gguf_tokenizer import TokenizerBuild, build_tokenizer
-from edge_rt.export.gguf_types import GGUFHeader
-from edge_rt.export.llama import LlamaConfig
-from edge_rt.export.llama_graph import LlamaWeights, build_graph, collect_weights, place_weights, write_rope_tables
-from edge_rt.export.profile import OpProfile, choose_profile
-from edge_rt.export.reference import LlamaReference
-from edge_rt.export.weights import WeightsFile, WeightsLayout
-from edge_rt.machine import peak_rss_bytes
+from edge_rt.export.families.llama_config import LlamaConfig
+from edge_rt.export.families.llama_graph import (
+    build_graph,
+    place_weights,
+    write_rope_tables,
+)
+from edge_rt.export.op_profile import choose_profile
+from edge_rt.export.sources.gguf_tokenizer import TokenizerBuild
+from edge_rt.export.sources.gguf_types import GGUFHeader
+from edge_rt.export.sources.model_file import open_model_file
+from edge_rt.export.sources.sampling_advice import read_advice
+from edge_rt.export.weights.blocks import float_rows, read_rows, rope_factors
+from edge_rt.export.weights.weights_file import WeightsFile, WeightsLayout
 from edge_rt.ops import library_path
-from edge_rt.package import (
-    BUILT_IN_CALIBRATION,
+from edge_rt.package.manifest import (
     FORMAT_VERSION,
     KV_FORMATS,
     TEMPLATE_FILE,
     TOKENIZER_FILE,
     WEIGHTS_FILE,
     Manifest,
-    ModelConfig,
-    Package,
-    PackageWriter,
     Segment,
     SourceInfo,
     TokenizerInfo,
-    absolute_path,
     graph_version,
-    sha256_file,
-    stored_name,
 )
+from edge_rt.package.reader import Package, absolute_path, stored_name
+from edge_rt.package.sampling import SamplingAdvice
+from edge_rt.package.writer import PackageWriter
 from edge_rt.progress import ProgressCallback, ProgressEvent
 from edge_rt.session import check_window_support
-from edge_rt.template import ChatTemplate, lint
-from edge_rt.tokenizer import Tokenizer
+from edge_rt.system.file_hash import sha256_file
+from edge_rt.system.process_memory import peak_rss_bytes
 from edge_rt.version import VERSION
 
 GRAPH_FILE: Final = "model.onnx"
@@ -106,20 +101,6 @@ class ExportReport:
         return {**dataclasses.asdict(self), "path": str(self.path)}
 
 
-@dataclass(frozen=True)
-class _Checkpoint:
-    """Everything that is known about the checkpoint once its header is read and judged."""
-
-    header: GGUFHeader
-    config: LlamaConfig
-    model: ModelConfig
-    weights: LlamaWeights
-    profile: OpProfile
-    tokenizer: TokenizerBuild
-    calibration: Calibration | None
-    warnings: tuple[str, ...]
-
-
 def export_checkpoint(
     header: GGUFHeader,
     config: LlamaConfig,
@@ -128,6 +109,7 @@ def export_checkpoint(
     profile: str | None,
     activations: str,
     calibration: Path | str | None,
+    sampling: SamplingAdvice | None,
     force: bool,
     progress: ProgressCallback,
     on_estimate: Callable[[ExportEstimate], None] | None,
@@ -142,6 +124,7 @@ def export_checkpoint(
         profile: as there.
         activations: as there.
         calibration: as there.
+        sampling: as there.
         force: as there.
         progress: as there.
         on_estimate: as there.
@@ -151,7 +134,7 @@ def export_checkpoint(
         InputError, StorageError, MemoryBudgetExceeded, ConfigError, RuntimeUnavailable: as there.
     """
     chosen = choose_profile(profile, activations, library_path(), config)
-    text = _calibration_text(calibration, chosen)
+    text = calibration_text(calibration, chosen)
     # The last stage runs the graph.
     check_window_support(chosen.name, config.sliding_window)
 
@@ -161,6 +144,7 @@ def export_checkpoint(
         progress(ProgressEvent(name, stages.index(name) + 1, len(stages), done, total, unit, message))
 
     stage("read")
+    advice = read_advice(header) if sampling is None else sampling
     checkpoint = read_checkpoint(header, config, chosen, text)
     stage("plan")
     layout = place_weights(checkpoint.weights, checkpoint.config, chosen, is_calibrated=text is not None)
@@ -183,7 +167,7 @@ def export_checkpoint(
         stage("check")
         results = _check(stream, checkpoint, layout, activations, writer.folder)
         stage("publish")
-        package = writer.publish(_manifest(checkpoint, activations))
+        package = writer.publish(_manifest(checkpoint, activations, advice))
     stage("publish", 1, 1, "done")
     return _report(package, estimate, results, warnings, started)
 
@@ -209,59 +193,8 @@ def _report(
     )
 
 
-def _calibration_text(calibration: Path | str | None, profile: OpProfile) -> CalibrationText | None:
-    """Read the text for the constants of 4-bit keys; None where the package has none.
-
-    Raises:
-        ConfigError: a file was named, and the profile has no 4-bit keys.
-        StorageError, InputError: the file cannot be used.
-    """
-    if calibration is None:
-        return None
-    if profile.has_4_bit_keys:
-        return read_calibration(calibration)
-    if calibration == BUILT_IN_CALIBRATION:
-        return None
-    raise ConfigError(
-        f"The {profile.name} op profile has no 4-bit cache.",
-        f"Got the calibration text {calibration}.",
-        "Leave it out, or export with --profile native.",
-    )
-
-
-def read_checkpoint(
-    header: GGUFHeader, config: LlamaConfig, profile: OpProfile, text: CalibrationText | None = None
-) -> _Checkpoint:
-    """Read and judge everything that can be refused without touching the tensor data."""
-    tokenizer = build_tokenizer(header.metadata, config.vocab_size)
-    loaded = Tokenizer.from_text(tokenizer.json_text, info=tokenizer, embedding_rows=config.vocab_size)
-    calibration = None
-    if text is not None:
-        calibration = encode_calibration(text, loaded, tokenizer.chat_template, config.context_length)
-    return _Checkpoint(
-        header=header,
-        config=config,
-        model=config.to_model_config(sum(tensor.elements for tensor in header.tensors.values())),
-        weights=collect_weights(header, config, profile),
-        profile=profile,
-        tokenizer=tokenizer,
-        calibration=calibration,
-        warnings=_template_warnings(tokenizer.chat_template, loaded),
-    )
-
-
-def _template_warnings(template: str | None, tokenizer: Tokenizer) -> tuple[str, ...]:
-    """Say what is odd about the template; one that cannot be used stops chats only, so it is not refused."""
-    if template is None:
-        return ()
-    try:
-        return tuple(lint(ChatTemplate(template, special_tokens=tokenizer.special_tokens)))
-    except InvalidTemplate as error:
-        return (f"The chat template cannot be used: {error}",)
-
-
 def _write_weights(
-    stream: BinaryIO, checkpoint: _Checkpoint, layout: WeightsLayout, folder: Path, stage: Callable[..., None]
+    stream: BinaryIO, checkpoint: Checkpoint, layout: WeightsLayout, folder: Path, stage: Callable[..., None]
 ) -> None:
     total = sum(part.tensor.nbytes for linear in checkpoint.weights.linears() for part in linear.parts)
     done = 0
@@ -278,7 +211,7 @@ def _write_weights(
         _write_vectors(stream, checkpoint, layout, out)
 
 
-def _write_vectors(stream: BinaryIO, checkpoint: _Checkpoint, layout: WeightsLayout, out: WeightsFile) -> None:
+def _write_vectors(stream: BinaryIO, checkpoint: Checkpoint, layout: WeightsLayout, out: WeightsFile) -> None:
     for name, tensor in checkpoint.weights.vectors.items():
         out.write(layout.slots[name], 0, float_rows(tensor, read_rows(stream, tensor))[0].astype(np.float32))
     factors = None
@@ -296,7 +229,7 @@ def _write_texts(tokenizer: TokenizerBuild, folder: Path) -> None:
         raise StorageError("The tokenizer could not be written.", f"{error.strerror}.", "Free some space.") from error
 
 
-def _write_graph(checkpoint: _Checkpoint, layout: WeightsLayout, activations: str, path: Path) -> None:
+def _write_graph(checkpoint: Checkpoint, layout: WeightsLayout, activations: str, path: Path) -> None:
     model = build_graph(
         checkpoint.weights,
         layout,
@@ -312,7 +245,7 @@ def _write_graph(checkpoint: _Checkpoint, layout: WeightsLayout, activations: st
 
 
 def _check(
-    stream: BinaryIO, checkpoint: _Checkpoint, layout: WeightsLayout, activations: str, folder: Path
+    stream: BinaryIO, checkpoint: Checkpoint, layout: WeightsLayout, activations: str, folder: Path
 ) -> tuple[CheckResult, ...]:
     """Compare the weights with the checkpoint, and then the profile's graphs with the reference."""
     profile = checkpoint.profile
@@ -340,7 +273,7 @@ def _check(
 
 
 def _check_steps(
-    judge: LlamaReference, checkpoint: _Checkpoint, activations: str, graph: Path, ids: Sequence[int]
+    judge: LlamaReference, checkpoint: Checkpoint, activations: str, graph: Path, ids: Sequence[int]
 ) -> CheckResult:
     """Compare the published graph as a whole and step by step, with never more than one of all open."""
     streams = run_steps(graph, checkpoint.model, ids, checkpoint.profile)
@@ -353,7 +286,7 @@ def _check_steps(
     return compare(reference, logits, activations, errors)
 
 
-def _manifest(checkpoint: _Checkpoint, activations: str) -> Manifest:
+def _manifest(checkpoint: Checkpoint, activations: str, sampling: SamplingAdvice | None) -> Manifest:
     header, tokenizer = checkpoint.header, checkpoint.tokenizer
     calibration = None if checkpoint.calibration is None else checkpoint.calibration.to_manifest()
     return Manifest(
@@ -374,11 +307,12 @@ def _manifest(checkpoint: _Checkpoint, activations: str) -> Manifest:
         source=SourceInfo("gguf", stored_name(header.path), sha256_file(header.path), header.file_size),
         license=cast("str | None", header.get_str("general.license", default=None)),
         key_calibration=calibration,
+        sampling=sampling,
         files={},
     )
 
 
-def _quantisation(checkpoint: _Checkpoint) -> dict[str, str]:
+def _quantisation(checkpoint: Checkpoint) -> dict[str, str]:
     layers = checkpoint.weights.layers
 
     def types(groups: list[tuple[Any, ...]]) -> str:

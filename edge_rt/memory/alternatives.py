@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
+from edge_rt.byte_size import round_up
 from edge_rt.memory.choice import Choice
-from edge_rt.memory.device import DeviceProfile
-from edge_rt.memory.ladder import LEAST_CONTEXT, Decision, Ladder
-from edge_rt.memory.request import AUTO, OFF, Alternative, Request
+from edge_rt.memory.device import Device
+from edge_rt.memory.fallbacks import LEAST_CONTEXT, Decision, Fallbacks
+from edge_rt.memory.request import Alternative, Request
 from edge_rt.memory.shape import ModelShape
-from edge_rt.memory.size import round_up
 from edge_rt.memory.speed import tokens_per_second
+from edge_rt.spec_modes import AUTO, OFF
 
 MOST: Final = 4
 """Other settings under the same budget."""
@@ -23,7 +24,7 @@ _SLACK: Final = 1 << 19
 
 def alternatives_to(
     shape: ModelShape,
-    device: DeviceProfile,
+    device: Device,
     request: Request,
     decision: Decision,
     budget: int,
@@ -90,14 +91,14 @@ def _pinning_less(request: Request) -> Iterator[Request]:
     yield replace(request.without_drafts(None), ctx=None, kv=None)
 
 
-def _planned(shape: ModelShape, device: DeviceProfile, request: Request, budget: int) -> Alternative | None:
+def _planned(shape: ModelShape, device: Device, request: Request, budget: int) -> Alternative | None:
     """Return what a request gives, spelled out; None if it does not fit."""
-    decision = Ladder(shape, device, request).decide(budget)
+    decision = Fallbacks(shape, device, request).decide(budget)
     if decision.total_bytes > budget or decision.least_bytes > budget - _SLACK:
         return None
     # What the plan decides by itself it decides again, but a shorter context is worth reading.
     shown = request if request.ctx is not None else replace(request, ctx=decision.choice.ctx)
-    again = Ladder(shape, device, shown).decide(budget)
+    again = Fallbacks(shape, device, shown).decide(budget)
     if again.choice != decision.choice:
         shown = request
     speed = tokens_per_second(shape, device, decision.choice)

@@ -1,4 +1,4 @@
-"""Machines that a model is to run on: presets, profiles saved by ``edge-rt doctor --save-profile``, and this machine.
+"""Machines that a model is to run on: presets, machines saved by ``edge-rt doctor --save-profile``, and this machine.
 
 Presets are data, ``devices.json``: every figure has its source, and a tag that says how far it can be trusted. They are
 priors, for a plan made elsewhere; on the machine itself memory is asked for and bandwidth is measured.
@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
-import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -19,13 +17,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from edge_rt.errors import ConfigError, StorageError
+from edge_rt.system.atomic_files import write_atomically
+from edge_rt.system.portable_names import is_portable_name
 
 PRESETS_FILE: Final = Path(__file__).with_name("devices.json")
 GENERIC: Final = "generic"
 """Preset whose speed is taken for a machine that was never measured."""
 MACHINE: Final = "this machine"
 SAVED_NAME: Final = "default"
-"""Profile that ``machine_profile`` looks for."""
+"""Name under which ``this_device`` looks for its measured speed."""
 LIST: Final = "list"
 """Given as a device, it shows them all."""
 LOCAL: Final = (None, "auto", "cpu")
@@ -36,11 +36,11 @@ _VERSION: Final = 1
 
 
 @dataclass(frozen=True)
-class DeviceProfile:
+class Device:
     """Memory and speed of a machine.
 
     Attributes:
-        name: of the preset or of the saved profile.
+        name: of the preset, or under which it was saved.
         total_bytes: memory of the machine.
         available_bytes: what a process may have of it.
         bandwidth: bytes per second that all threads read together, sustained.
@@ -84,13 +84,13 @@ class Preset:
     Attributes:
         name: as ``--device`` takes it.
         text: what it is.
-        profile: its figures.
+        device: its figures.
         evidence: for every figure its tag and source.
     """
 
     name: str
     text: str
-    profile: DeviceProfile
+    device: Device
     evidence: Mapping[str, tuple[str, str]]
 
 
@@ -113,7 +113,7 @@ def read_presets(path: Path) -> Mapping[str, Preset]:
         for entry in document["devices"]:
             figures = {key: value for key, value in entry.items() if isinstance(value, dict)}
             values = {key: value["value"] for key, value in figures.items()}
-            profile = DeviceProfile(
+            device = Device(
                 name=entry["name"],
                 total_bytes=int(values["total_gb"] * _GB),
                 available_bytes=int(values["available_gb"] * _GB),
@@ -123,97 +123,82 @@ def read_presets(path: Path) -> Mapping[str, Preset]:
                 threads=int(entry["threads"]),
             )
             evidence = {key: (str(value["evidence"]), str(value["source"])) for key, value in figures.items()}
-            result[profile.name] = Preset(profile.name, entry["text"], _checked(profile, path), evidence)
+            result[device.name] = Preset(device.name, entry["text"], _checked(device, path), evidence)
     except (KeyError, TypeError, ValueError) as error:
         raise _malformed(path, f"{type(error).__name__}: {error}") from error
     return result
 
 
-def preset(name: str) -> DeviceProfile:
-    """Return a preset's profile, or one that was saved under that name.
+def preset(name: str) -> Device:
+    """Return a preset's device, or one that was saved under that name.
 
     Raises:
         ConfigError: there is none of that name, or the saved one is malformed.
         StorageError: the saved one cannot be read.
     """
     if name in presets():
-        return presets()[name].profile
-    if (path := profile_path(name)).is_file():
-        return load_profile(path)
+        return presets()[name].device
+    if (path := device_path(name)).is_file():
+        return load_device(path)
     raise ConfigError(
         "There is no device of that name.",
-        f"Got {name!r:.60}; {len(presets())} presets are known, {len(saved_names())} profiles are saved.",
+        f"Got {name!r:.60}; {len(presets())} presets are known, {len(saved_names())} machines are saved.",
         "See edge-rt plan --device list.",
     )
 
 
-def profiles_folder() -> Path:
-    """Return where profiles are saved."""
+def devices_folder() -> Path:
+    """Return where devices are saved."""
     import platformdirs
 
     return Path(platformdirs.user_data_dir("edge-rt", appauthor=False)) / "devices"
 
 
-def profile_path(name: str, folder: Path | None = None) -> Path:
-    """Return the file of a saved profile.
+def device_path(name: str, folder: Path | None = None) -> Path:
+    """Return the file of a saved device.
 
     Raises:
         ConfigError: the name cannot be one.
     """
-    if _NAME.fullmatch(name) is None:
+    if _NAME.fullmatch(name) is None or not is_portable_name(name):
         raise ConfigError(
-            "That cannot be the name of a device profile.",
+            "That cannot be the name of a saved device.",
             f"Got {name!r:.60}.",
-            "Use up to 64 small letters, digits, dots, dashes and underscores.",
+            "Use up to 64 small letters, digits, dots, dashes and underscores, no dot at the end, no device's name.",
         )
-    return (profiles_folder() if folder is None else folder) / f"{name}.json"
+    return (devices_folder() if folder is None else folder) / f"{name}.json"
 
 
 def check_new_name(name: str) -> None:
-    """Refuse a name under which a profile could be saved, but not be asked for.
+    """Refuse a name under which a device could be saved, but not be asked for.
 
     Raises:
         ConfigError: it cannot be a name, or means something else to ``--device``.
     """
-    profile_path(name)
+    device_path(name)
     if name == LIST or name in LOCAL or name in presets():
         what = "is the name of a preset" if name in presets() else "has another meaning for --device"
-        raise ConfigError("That cannot be the name of a device profile.", f"{name!r} {what}.", "Choose another name.")
+        raise ConfigError("That cannot be the name of a saved device.", f"{name!r} {what}.", "Choose another name.")
 
 
 def saved_names(folder: Path | None = None) -> list[str]:
-    """Return the names of the saved profiles, in order."""
-    folder = profiles_folder() if folder is None else folder
+    """Return the names of the saved devices, in order."""
+    folder = devices_folder() if folder is None else folder
     return sorted(path.stem for path in folder.glob("*.json")) if folder.is_dir() else []
 
 
-def save_profile(profile: DeviceProfile, path: Path) -> None:
-    """Write a profile; the file is either as before or whole.
+def save_device(device: Device, path: Path) -> None:
+    """Write a device; the file is either as before or whole.
 
     Raises:
         StorageError: it cannot be written.
     """
-    text = json.dumps({"version": _VERSION, **asdict(profile)}, indent=2) + "\n"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}.", suffix=".tmp")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(draft).replace(path)
-        finally:
-            with suppress(OSError):
-                Path(draft).unlink(missing_ok=True)
-    except OSError as error:
-        raise StorageError(
-            f"{path} cannot be written.", f"{error.strerror or error}.", "Check its permissions and the disk's space."
-        ) from error
+    text = json.dumps({"version": _VERSION, **asdict(device)}, indent=2) + "\n"
+    write_atomically(path, [text.encode()], parents=True)
 
 
-def load_profile(path: Path) -> DeviceProfile:
-    """Read a saved profile.
+def load_device(path: Path) -> Device:
+    """Read a saved device.
 
     Raises:
         ConfigError: it is malformed.
@@ -224,36 +209,36 @@ def load_profile(path: Path) -> DeviceProfile:
         if document.pop("version") != _VERSION:
             raise _malformed(path, f"it is not of version {_VERSION}")
         document["row_cost"] = tuple((int(rows), float(cost)) for rows, cost in document["row_cost"])
-        return _checked(DeviceProfile(**document), path)
+        return _checked(Device(**document), path)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, ConfigError):
             raise
         raise _malformed(path, f"{type(error).__name__}: {error}") from error
 
 
-def machine_profile(
+def this_device(
     path: Path | None = None, *, available: Callable[[], int] | None = None, threads: int | None = None
-) -> DeviceProfile:
+) -> Device:
     """Return this machine: memory as it is now, speed as it was measured or, if it was not, as a preset has it.
 
-    A saved profile that cannot be used is taken as none: a model loads without it.
+    A saved description that cannot be used is taken as none: a model loads without it.
 
     Args:
-        path: of the saved profile; None takes ``SAVED_NAME``'s.
+        path: of the saved description; None takes ``SAVED_NAME``'s.
         available: returns the bytes that there are; None asks the system and the cgroups.
         threads: that compute; None takes every CPU this process may use.
     """
     import psutil
 
-    from edge_rt.machine import available_memory_bytes, usable_cpus
+    from edge_rt.system.machine import available_memory_bytes, usable_cpus
 
-    profile = presets()[GENERIC].profile
-    path = profile_path(SAVED_NAME) if path is None else path
+    device = presets()[GENERIC].device
+    path = device_path(SAVED_NAME) if path is None else path
     with suppress(ConfigError, StorageError):
         if path.is_file():
-            profile = load_profile(path)
+            device = load_device(path)
     return replace(
-        profile,
+        device,
         name=MACHINE,
         total_bytes=int(psutil.virtual_memory().total),
         available_bytes=max(1, (available or available_memory_bytes)()),
@@ -261,10 +246,10 @@ def machine_profile(
     )
 
 
-def _checked(profile: DeviceProfile, path: Path) -> DeviceProfile:
-    if (problem := profile.problem()) is not None:
-        raise _malformed(path, f"of {profile.name!r:.60} {problem}")
-    return profile
+def _checked(device: Device, path: Path) -> Device:
+    if (problem := device.problem()) is not None:
+        raise _malformed(path, f"of {device.name!r:.60} {problem}")
+    return device
 
 
 def _read(path: Path) -> Any:
@@ -278,5 +263,5 @@ def _read(path: Path) -> Any:
 
 def _malformed(path: Path, reason: str) -> ConfigError:
     return ConfigError(
-        f"{path} is no file of device profiles.", f"{reason[:200]}.", "Measure again: edge-rt doctor --save-profile."
+        f"{path} describes no device.", f"{reason[:200]}.", "Measure again: edge-rt doctor --save-profile."
     )

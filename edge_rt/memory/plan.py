@@ -6,17 +6,18 @@ import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from edge_rt.byte_size import show_at_least, show_mib, show_size
 from edge_rt.errors import ConfigError, MemoryBudgetExceeded
 from edge_rt.memory.alternatives import alternatives_to
 from edge_rt.memory.choice import Choice
-from edge_rt.memory.device import DeviceProfile
-from edge_rt.memory.ladder import DEFAULT_CONTEXT, KEPT_SPEED, LEAST_CONTEXT, Decision, Ladder
-from edge_rt.memory.request import AUTO, Alternative, Request
+from edge_rt.memory.device import Device
+from edge_rt.memory.fallbacks import DEFAULT_CONTEXT, KEPT_SPEED, LEAST_CONTEXT, Decision, Fallbacks
+from edge_rt.memory.plan_terms import Term, terms_of
+from edge_rt.memory.request import Alternative, Request
 from edge_rt.memory.shape import ModelShape
-from edge_rt.memory.size import show_at_least, show_mib, show_size
 from edge_rt.memory.speed import plain_tokens_per_second, tokens_per_second
-from edge_rt.memory.term_texts import Term, terms_of
 from edge_rt.memory.terms import Regimes, Sizes, sizes_of
+from edge_rt.spec_modes import AUTO
 
 __all__ = [
     "DEFAULT_CONTEXT", "KEPT_SPEED", "LEAST_CONTEXT", "Alternative", "Choice", "Plan", "Request", "Term", "make_plan",
@@ -49,7 +50,7 @@ class Plan:
     """
 
     shape: ModelShape
-    device: DeviceProfile
+    device: Device
     request: Request
     unused: tuple[str, ...]
     choice: Choice
@@ -76,7 +77,7 @@ class Plan:
         return self.sizes.runtime
 
 
-def make_plan(shape: ModelShape, device: DeviceProfile, request: Request) -> Plan:
+def make_plan(shape: ModelShape, device: Device, request: Request) -> Plan:
     """Return what to do under the budget; never raises for lack of memory: ``fits`` says so.
 
     Args:
@@ -90,11 +91,11 @@ def make_plan(shape: ModelShape, device: DeviceProfile, request: Request) -> Pla
     _check(shape, request)
     budget = device.available_bytes if request.budget_bytes is None else request.budget_bytes
     asked, request = request, request.used_by(shape)
-    ladder = Ladder(shape, device, request)
-    decision = ladder.decide(budget)
+    fallbacks = Fallbacks(shape, device, request)
+    decision = fallbacks.decide(budget)
     choice = decision.choice
     sizes = sizes_of(shape, device, choice, request)
-    speculation_bytes = ladder.speculation_bytes(choice)
+    speculation_bytes = fallbacks.speculation_bytes(choice)
     return Plan(
         shape=shape,
         device=device,
@@ -109,7 +110,7 @@ def make_plan(shape: ModelShape, device: DeviceProfile, request: Request) -> Pla
         speculation_bytes=speculation_bytes,
         tokens_per_second=tokens_per_second(shape, device, choice),
         plain_tokens_per_second=plain_tokens_per_second(shape, device, choice),
-        given_up=_given_up(shape, device, ladder, decision),
+        given_up=_given_up(shape, device, fallbacks, decision),
         alternatives=alternatives_to(shape, device, request, decision, budget, speculation_bytes),
         sizes=sizes,
     )
@@ -163,7 +164,7 @@ def _check(shape: ModelShape, request: Request) -> None:
             raise ConfigError(f"The {name} is out of range.", f"Got {value}.", "Give at least 1.")
 
 
-def _given_up(shape: ModelShape, device: DeviceProfile, ladder: Ladder, decision: Decision) -> tuple[str, ...]:
+def _given_up(shape: ModelShape, device: Device, fallbacks: Fallbacks, decision: Decision) -> tuple[str, ...]:
     """Return what the choice has less than the best one, in the order in which it was given up."""
     best, choice = decision.best, decision.choice
     speculative = {
@@ -184,7 +185,7 @@ def _given_up(shape: ModelShape, device: DeviceProfile, ladder: Ladder, decision
         less = replace(held, **fields)
         if less == held:
             continue
-        saved = ladder.total(held) - ladder.total(less)
+        saved = fallbacks.total(held) - fallbacks.total(less)
         # A shorter context has smaller tables by default, which is nothing given up by itself.
         if saved or text.startswith("context"):
             change = tokens_per_second(shape, device, less) / tokens_per_second(shape, device, held) - 1

@@ -6,14 +6,10 @@ import json
 from dataclasses import dataclass, replace
 from typing import Final
 
+from edge_rt.byte_size import exact_size, parse_size
 from edge_rt.memory.choice import Choice
 from edge_rt.memory.shape import ModelShape
-from edge_rt.memory.size import exact_size, parse_size
-
-AUTO: Final = "auto"
-OFF: Final = "off"
-CORPUS_MODES: Final = (AUTO, "suffix")
-"""The modes of speculation that look drafts up in a corpus."""
+from edge_rt.spec_modes import AUTO, OFF
 
 
 @dataclass(frozen=True)

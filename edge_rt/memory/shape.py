@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edge_rt.kv_formats import KV_FORMAT
-from edge_rt.package import KV_FORMATS, WEIGHTS_FILE, Manifest, ModelConfig
+from edge_rt.package.manifest import KV_FORMATS, WEIGHTS_FILE, Manifest, ModelConfig
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A model's numbers, of a package or foreseen from a checkpoint.
+    """A model's numbers, of a package or estimated from a checkpoint.
 
     Attributes:
         name: of the model.
@@ -24,7 +24,7 @@ class ModelShape:
         read_bytes: of the weights that a pass over one row reads.
         tokenizer_bytes: of ``tokenizer.json``.
         kv_formats: cache formats that it can be run with, preferred first.
-        package_id: None if the numbers are foreseen from a checkpoint.
+        package_id: None if the numbers are estimated from a checkpoint.
         activations: ``"int8"`` or ``"float"``.
     """
 
@@ -60,7 +60,7 @@ class ModelShape:
 
     @property
     def is_estimate(self) -> bool:
-        """Whether the numbers are foreseen, not those of a package."""
+        """Whether the numbers are estimated, not those of a package."""
         return self.package_id is None
 
     def token_bytes(self, kv_format: str) -> int:
@@ -105,7 +105,7 @@ def shape_of_config(
     activations: str = "int8",
     window_layers: int | None = None,
 ) -> ModelShape:
-    """Return the numbers of a model whose files are known, or foreseen.
+    """Return the numbers of a model whose files are known, or estimated.
 
     Args:
         config: numbers of the architecture.

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from edge_rt.memory.choice import Choice
-from edge_rt.memory.device import DeviceProfile
-from edge_rt.memory.gains import gain_of
+from edge_rt.memory.device import Device
 from edge_rt.memory.shape import ModelShape
+from edge_rt.memory.speculation_table import speculation_step
 
 DRAFTING_S: Final = 150e-6
 """Seconds that a step spends on guessing and learning, in Python."""
@@ -25,7 +25,7 @@ def row_cost(curve: Sequence[tuple[int, float]], rows: float) -> float:
     return max(1.0, cheap + (rows - low) * (dear - cheap) / (high - low))
 
 
-def pass_seconds(shape: ModelShape, device: DeviceProfile, choice: Choice) -> float:
+def pass_seconds(shape: ModelShape, device: Device, choice: Choice) -> float:
     """Return the seconds of a pass over one row with half the context filled."""
     seen = choice.ctx // 2
     windowed = min(seen, shape.sliding_window) if shape.window_layers else 0
@@ -34,12 +34,12 @@ def pass_seconds(shape: ModelShape, device: DeviceProfile, choice: Choice) -> fl
     return device.step_overhead_s + (shape.read_bytes + cache) / device.bandwidth
 
 
-def plain_tokens_per_second(shape: ModelShape, device: DeviceProfile, choice: Choice) -> float:
+def plain_tokens_per_second(shape: ModelShape, device: Device, choice: Choice) -> float:
     """Return the tokens per second of plain decoding."""
     return 1 / pass_seconds(shape, device, choice)
 
 
-def tokens_per_second(shape: ModelShape, device: DeviceProfile, choice: Choice) -> float:
+def tokens_per_second(shape: ModelShape, device: Device, choice: Choice) -> float:
     """Return the tokens per second of a choice; speculation that does not pay is taken as not used."""
     return speculative_tokens_per_second(pass_seconds(shape, device, choice), device.row_cost, choice)
 
@@ -49,10 +49,10 @@ def speculative_tokens_per_second(seconds: float, curve: Sequence[tuple[int, flo
 
     Args:
         seconds: of a pass over one row.
-        curve: as of ``DeviceProfile.row_cost``.
+        curve: as of ``Device.row_cost``.
         choice: how tokens are drafted.
     """
     if not choice.draft_max:
         return 1 / seconds
-    gain = gain_of(choice.spec, choice.draft_max, choice.suffix_tokens)
+    gain = speculation_step(choice.spec, choice.draft_max, choice.suffix_tokens)
     return max(1 / seconds, gain.tokens / (seconds * row_cost(curve, gain.rows) + DRAFTING_S))

@@ -12,7 +12,7 @@ from typing import Final
 from edge_rt.kv_formats import window_capacity
 from edge_rt.memory.activations import allocated_bytes, heaviest_rows, own_rows_bytes
 from edge_rt.memory.choice import Choice
-from edge_rt.memory.device import DeviceProfile
+from edge_rt.memory.device import Device
 from edge_rt.memory.request import Request
 from edge_rt.memory.shape import ModelShape
 
@@ -140,7 +140,7 @@ class Regimes:
         return max(named, key=named.__getitem__)
 
 
-def runtime_bytes(device: DeviceProfile, resident_bytes: int | None) -> int:
+def runtime_bytes(device: Device, resident_bytes: int | None) -> int:
     """Return what the process holds before a model is loaded.
 
     Args:
@@ -258,7 +258,7 @@ def corpus_bytes(choice: Choice, request: Request) -> int:
     return request.corpus_bytes if choice.suffix_tokens else 0
 
 
-def sizes_of(shape: ModelShape, device: DeviceProfile, choice: Choice, request: Request) -> Sizes:
+def sizes_of(shape: ModelShape, device: Device, choice: Choice, request: Request) -> Sizes:
     """Return the bytes of every part.
 
     Args:

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import json
-import os
-import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence as Items
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, Final, Literal, NotRequired, Protocol, TypedDict
 
 from edge_rt.errors import ConfigError, InputError, StorageError
 from edge_rt.runtime.aio import AsyncStream
-from edge_rt.runtime.cancel import CancelToken
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.generation import usable_ids
+from edge_rt.runtime.graph.cancel import CancelToken
 from edge_rt.runtime.results import Result
 from edge_rt.runtime.stream import Stream
+from edge_rt.system.atomic_files import write_atomically
 from edge_rt.version import VERSION
 
 if TYPE_CHECKING:
-    from edge_rt.runtime.engine import Model
-    from edge_rt.template import RenderedPrompt
+    from edge_rt.package.reader import Package
+    from edge_rt.runtime.prompt.encoding import Message
+    from edge_rt.text.template import RenderedPrompt
+    from edge_rt.text.tokenizer import Tokenizer
 
 CHAT_FORMAT: Final = "edge-rt chat"
 CHAT_VERSION: Final = 1
@@ -35,6 +36,34 @@ class ChatMessage(TypedDict):
     role: Literal["system", "user", "assistant"]
     content: str
     interrupted: NotRequired[bool]
+
+
+class ChatModel(Protocol):
+    """What a conversation needs of a model; ``edge_rt.Model`` has it."""
+
+    package: Package
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+
+    def render(self, messages: Items[Message], *, add_generation_prompt: bool = True) -> RenderedPrompt:
+        """Return messages as the template writes them."""
+
+    def check_prompt_fits(self, text: str, config: GenerationConfig) -> None:
+        """Refuse a text that cannot fit however it is cut into tokens."""
+
+    def stream_ids(
+        self,
+        token_ids: Items[int],
+        config: GenerationConfig,
+        *,
+        cancel: CancelToken | None = None,
+        on_prefill_progress: Callable[[int, int], None] | None = None,
+        on_result: Callable[[Result], None] | None = None,
+        called: float | None = None,
+    ) -> Stream:
+        """Generate behind token ids."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +92,7 @@ class Chat:
         InvalidTemplate: the model has no chat template.
     """
 
-    def __init__(self, model: Model, system: str | None = None) -> None:
+    def __init__(self, model: ChatModel, system: str | None = None) -> None:
         self._model = model
         self._context: _Context | None = None
         self.messages: list[ChatMessage] = []
@@ -158,7 +187,7 @@ class Chat:
         called = time.perf_counter()
         config = (config or GenerationConfig()).with_options(**options)
         prompt = self._model.render(asked)
-        self._model.refuse_hopeless(prompt.plain_text, config)
+        self._model.check_prompt_fits(prompt.plain_text, config)
         token_ids = self._encode(prompt)
 
         def on_result(result: Result) -> None:
@@ -236,22 +265,8 @@ class Chat:
             "settings": dict(settings or {}),
             "messages": self.messages,
         }
-        path = Path(path).expanduser()
-        part = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
-        try:
-            try:
-                with os.fdopen(
-                    os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8"
-                ) as out:
-                    json.dump(document, out, ensure_ascii=False, indent=2)
-                    out.write("\n")
-                part.replace(path)
-            finally:
-                part.unlink(missing_ok=True)
-        except OSError as error:
-            raise StorageError(
-                f"The chat could not be saved to {path}.", f"{error.strerror}.", "Choose another file."
-            ) from error
+        text = json.dumps(document, ensure_ascii=False, indent=2) + "\n"
+        write_atomically(Path(path).expanduser(), [text.encode()], private=True)
 
     def load(self, path: Path) -> SavedChat:
         """Replace the conversation by a saved one; nothing changes if it cannot be read.

@@ -3,52 +3,47 @@
 from __future__ import annotations
 
 import gc
-import os
-import threading
 import time
 import weakref
 from collections.abc import Callable, Generator, Sequence as Items
 from contextlib import contextmanager
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import asdict
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 from edge_rt.errors import (
-    Busy,
     Cancelled,
-    ConfigError,
-    InferenceError,
     MemoryBudgetExceeded,
-    ModelClosed,
-    RuntimeUnavailable,
 )
-from edge_rt.machine import return_free_memory
-from edge_rt.memory.plan import Plan
-from edge_rt.package import Package, open_package
-from edge_rt.runtime.accept import accept
+from edge_rt.package.reader import Package
 from edge_rt.runtime.aio import AsyncStream
-from edge_rt.runtime.cache import KVCache
-from edge_rt.runtime.cancel import CancelToken
 from edge_rt.runtime.chat import Chat
 from edge_rt.runtime.config import GenerationConfig
-from edge_rt.runtime.decode import AcceptanceRule
-from edge_rt.runtime.draft import Drafter, NullDrafter
-from edge_rt.runtime.encoding import Message, Prompt, PromptEncoder
-from edge_rt.runtime.generation import Generation
-from edge_rt.runtime.loading import load_parts
-from edge_rt.runtime.planning import Memory as MemoryBudget, Wanted, plan_load
+from edge_rt.runtime.decode.detokenizer import TextStream
+from edge_rt.runtime.decode.draft import Drafter
+from edge_rt.runtime.decode.loop import AcceptanceRule
+from edge_rt.runtime.decode.repetition import RepetitionGuard
+from edge_rt.runtime.decode.sampling import Sampler
+from edge_rt.runtime.decode.sequence import Sequence
+from edge_rt.runtime.generation import Generation, Held
+from edge_rt.runtime.graph.cache import KVCache
+from edge_rt.runtime.graph.cancel import CancelToken
+from edge_rt.runtime.graph.exclusive import ExclusiveRunner, closed
+from edge_rt.runtime.graph.runner import ModelRunner
+from edge_rt.runtime.load.loading import load_parts
+from edge_rt.runtime.load.options import LoadOptions
+from edge_rt.runtime.load.planning import plan_load
+from edge_rt.runtime.prompt.encoding import Message, Prompt, PromptEncoder
 from edge_rt.runtime.results import Event, Result
-from edge_rt.runtime.row_cost import CostStore, RowCosts
-from edge_rt.runtime.runner import ModelRunner
-from edge_rt.runtime.sampling import Sampler
-from edge_rt.runtime.sequence import Sequence
-from edge_rt.runtime.speculation import SpecOptions, Speculation
-from edge_rt.runtime.stream import EventSource, Stream
-from edge_rt.runtime.text import TextStream
-from edge_rt.session import StopSwitch, onnxruntime_version, pool_size
-from edge_rt.template import RenderedPrompt
-from edge_rt.tokenizer import Tokenizer
+from edge_rt.runtime.speculation.cost_model import RowCosts
+from edge_rt.runtime.speculation.speculation import Speculation
+from edge_rt.runtime.stream import Stream
+from edge_rt.session import onnxruntime_version, pool_size
+from edge_rt.spec_modes import REFERENCE_MODES
+from edge_rt.system.machine import return_free_memory
+from edge_rt.text.template import RenderedPrompt
+from edge_rt.text.tokenizer import Tokenizer
 
 
 class Model:
@@ -60,23 +55,7 @@ class Model:
 
     Args:
         package: the opened package.
-        memory: budget of resident memory for the process: bytes, a text such as ``"600MiB"``, or a ``Budget`` that
-            several models share. None: what the machine has available. What is not asked for is given up where it does
-            not fit: speculation, then the precision of the cache, then context.
-        ctx: capacity of the context in tokens; None leaves it to the plan: the model's own, up to 8192, if that fits.
-        threads: None takes every CPU this process may use; the number is one per process.
-        device: ``"auto"`` or ``"cpu"``.
-        prefill_chunk: tokens of one pass over a prompt; None leaves it to the plan.
-        kv: format of the KV cache; ``"auto"`` takes the fastest that fits, None the one that the package prefers, if it
-            fits.
-        isa: instruction set of the native operators; None is the best one.
-        spec: how to speculate, or a mode: ``"auto"``, ``"off"`` or a drafter's name; None is ``"auto"``, if it fits.
-        costs: where the measured costs of passes are kept; None keeps them in memory only.
-        on_calibrate: called when a generation has to wait for their measurement, which takes a second or two.
-        on_load: called with the name of what has just been loaded: ``"tokenizer"``, ``"cache"``, ``"session"``.
-        plan: what was decided for this package before, to be done as it is: budget (unless a ``Budget`` is given),
-            context, chunk, format, mode, draft length, corpus and threads are then the plan's.
-        texts: ``texts`` of another model, whose tokenizer is shared if this package has the same one.
+        options: how it is loaded; None leaves everything to the plan.
 
     Attributes:
         package: the package.
@@ -93,55 +72,18 @@ class Model:
         RuntimeUnavailable: the device is not available, or the native operators are not.
     """
 
-    def __init__(
-        self,
-        package: Package,
-        *,
-        memory: MemoryBudget = None,
-        ctx: int | None = None,
-        threads: int | None = None,
-        device: str = "auto",
-        prefill_chunk: int | None = None,
-        kv: str | None = None,
-        isa: str | None = None,
-        spec: SpecOptions | str | None = None,
-        costs: CostStore | None = None,
-        on_calibrate: Callable[[], None] | None = None,
-        on_load: Callable[[str], None] | None = None,
-        plan: Plan | None = None,
-        texts: PromptEncoder | None = None,
-    ) -> None:
+    def __init__(self, package: Package, options: LoadOptions | None = None) -> None:
         started = time.perf_counter()
-        _check_device(device)
-        asked = spec if isinstance(spec, SpecOptions) else SpecOptions(spec)
-        if plan is not None:
-            file = plan.request.corpus
-            corpus = None if file is None else Path(file)
-            asked = replace(asked, mode=plan.request.spec, max_nodes=plan.request.draft_max, corpus=corpus)
-            threads = plan.device.threads
         # A format or a size that is wrong is told before anything else is looked at.
-        self._load_plan = plan_load(package, Wanted(ctx, kv, prefill_chunk, asked, threads), memory, plan)
+        self._load_plan = plan_load(package, options or LoadOptions())
         # A model that is dropped without being closed gives its share back as well.
         weakref.finalize(self, self._load_plan.release)
         self.package = package
         self.plan = self._load_plan.plan
         self.context_tokens = self.plan.choice.ctx
-        self._switch = StopSwitch()
-        self._lock = threading.Lock()
-        self._pid = os.getpid()
+        self._runner = ExclusiveRunner()
         try:
-            parts = load_parts(
-                package,
-                self._load_plan,
-                self._load_plan.spec_options(asked),
-                threads=threads,
-                isa=isa,
-                costs=costs,
-                switch=self._switch,
-                runner=self._require_usable,
-                tell=on_load or _tell_nobody,
-                texts=texts,
-            )
+            parts = load_parts(package, self._load_plan, switch=self._runner.switch, runner=self._runner.get)
         except MemoryError as error:
             self._load_plan.release()
             raise _exhausted(error) from error
@@ -149,10 +91,9 @@ class Model:
             self._load_plan.release()
             raise
         self._texts: PromptEncoder | None = parts.texts
-        self._runner: ModelRunner | None = parts.runner
+        self._runner.open(parts.runner)
         self._cache, self._speculation, self.prices = parts.cache, parts.speculation, parts.prices
         self._providers, self._isa, self._kv_format = parts.providers, parts.isa, parts.kv_format
-        self.prices.on_measure = on_calibrate
         self.load_ms = 1e3 * (time.perf_counter() - started)
 
     # --- generation ---
@@ -198,9 +139,8 @@ class Model:
         """Generate an answer piece by piece; arguments and errors as in ``generate``."""
         called = time.perf_counter()
         config = (config or GenerationConfig()).with_options(**options)
-        return self._stream_ids(
-            self._require_texts().encode(prompt, config), config, cancel, on_prefill_progress, called
-        )
+        token_ids = self._require_texts().encode(prompt, config)
+        return self.stream_ids(token_ids, config, cancel=cancel, on_prefill_progress=on_prefill_progress, called=called)
 
     async def agenerate(self, prompt: Prompt, config: GenerationConfig | None = None, **options: Any) -> Result:
         """Do ``generate`` in a worker thread; cancelling the task stops the generation."""
@@ -253,7 +193,7 @@ class Model:
 
     def _require_texts(self) -> PromptEncoder:
         if self._texts is None:
-            raise _closed()
+            raise closed()
         return self._texts
 
     def stream_ids(
@@ -276,90 +216,70 @@ class Model:
             on_result: called once with the result, however the generation ends, unless it fails.
             called: moment from which the time to the first token counts, ``time.perf_counter``.
         """
-        return self._stream_ids(
-            list(token_ids), config, cancel, on_prefill_progress, called or time.perf_counter(), on_result
-        )
-
-    def _stream_ids(
-        self,
-        token_ids: list[int],
-        config: GenerationConfig,
-        cancel: CancelToken | None,
-        on_prefill: Callable[[int, int], None] | None,
-        called: float,
-        on_result: Callable[[Result], None] | None = None,
-    ) -> Stream:
-        self._require_usable()
-        vocab_size = self.package.manifest.model.vocab_size
+        self._runner.get()
         sequence = Sequence(
             token_ids,
             capacity=self.context_tokens,
             max_tokens=config.max_tokens,
             end_ids=self.tokenizer.eos_token_ids,
         )
-        sampler = Sampler(config, vocab_size, token_ids)
+        sampling = config.sampling(self.package.manifest.sampling)
+        # A chat template closes every message with an end token: the penalty would keep answers from ending.
+        penalised = [token for token in token_ids if token not in sequence.end_ids]
         mode = self._speculation.resolve(config.spec, has_reference=config.reference is not None, accept=config.accept)
-        reference = None
-        if config.reference is not None and mode in ("auto", "reference"):
-            most = self._speculation.most_reference_tokens(mode)
-            reference = self._require_texts().encode_reference(config.reference, most)
-        text = TextStream(self.tokenizer.decode_stream(), config.stop)
+        reference = self._encode_reference(config.reference, mode)
+        generation = Generation(
+            sequence,
+            partial(
+                self._hold, cancel, partial(self._speculation.drafting, config, mode, reference, sampling.temperature)
+            ),
+            self._cache,
+            Sampler(config, self.package.manifest.model.vocab_size, penalised, sampling),
+            TextStream(self.tokenizer.decode_stream(), config.stop),
+            chunk=self.prefill_chunk,
+            called=called or time.perf_counter(),
+            on_prefill=on_prefill_progress,
+            spec_mode=mode,
+            planned=lambda: self._load_plan.totals,
+            guard=RepetitionGuard() if config.repetition_guard else None,
+        )
+        # A token of its own: a stream that is left early must not cancel the caller's.
+        return Stream(generation.events, CancelToken(), on_result)
 
-        def source(token: CancelToken) -> EventSource:
-            with self._exclusive(token) as runner, _linked(cancel, token):
-                try:
-                    drafter, rule = self._drafting(config, mode, reference)
-                except Cancelled:
-                    # Stopped while passes were measured.
-                    drafter, rule = NullDrafter(), accept
-                    sequence.finish("cancelled")
-                generation = Generation(
-                    sequence,
-                    runner,
-                    self._cache,
-                    drafter,
-                    sampler,
-                    text,
-                    chunk=self.prefill_chunk,
-                    called=called,
-                    on_prefill=on_prefill,
-                    spec_mode=mode,
-                    rule=rule,
-                    planned=self._load_plan.totals,
-                )
-                try:
-                    return (yield from generation.events(token))
-                except GeneratorExit:
-                    raise
-                except MemoryError as error:
-                    # Rows are committed or free, whatever was under way: the next generation goes on from them.
-                    self._speculation.forget()
-                    raise _exhausted(error) from error
-                except BaseException:
-                    # It may have come in the middle of a drafter's work, which would go on from what is half done.
-                    self._speculation.forget()
-                    raise
+    @contextmanager
+    def _hold(
+        self, outer: CancelToken | None, drafting: Callable[[], tuple[Drafter, AcceptanceRule]], cancel: CancelToken
+    ) -> Generator[Held]:
+        """Hold the model for one generation; what drafters were in the middle of is forgotten if it fails.
 
-        # A token of its own: a stream that is left early must not throw the caller's.
-        return Stream(source, CancelToken(), on_result)
+        Args:
+            outer: the caller's token, which cancels the generation's.
+            drafting: chooses who drafts; it may have to measure what passes cost.
+            cancel: the generation's token.
+        """
+        with self._runner.hold(cancel, outer) as runner:
+            try:
+                yield Held(runner, *drafting())
+            except GeneratorExit:
+                raise
+            except MemoryError as error:
+                # Rows are committed or free, whatever was under way: the next generation goes on from them.
+                self._speculation.forget()
+                raise _exhausted(error) from error
+            except Cancelled:
+                raise
+            except BaseException:
+                # It may have come in the middle of a drafter's work, which would go on from what is half done.
+                self._speculation.forget()
+                raise
 
-    def _drafting(
-        self, config: GenerationConfig, mode: str, reference: list[int] | None
-    ) -> tuple[Drafter, AcceptanceRule]:
-        """Return who drafts for a generation, and which of its tokens stay; called while the model is held."""
-        # Greedy decoding has no distribution to keep: both rules keep its text then.
-        if config.accept == "ratio" and config.temperature > 0.0:
-            sampled = self._speculation.sampled_drafter(config.temperature, config.seed)
-            return sampled, sampled.accept
-        return self._speculation.drafter(mode, reference), accept
-
-    def refuse_hopeless(self, text: str, config: GenerationConfig) -> None:
+    def check_prompt_fits(self, text: str, config: GenerationConfig) -> None:
         """Refuse a text that cannot fit however it is cut into tokens, before seconds are spent on cutting it.
 
         Raises:
             ContextOverflow: with the least number of tokens that the text can have.
         """
-        self._require_texts().refuse_hopeless(text, config)
+        self._require_texts().check_prompt_fits(text, config)
 
     def check_reference(self, config: GenerationConfig) -> None:
         """Refuse a reference text that the memory plan has no room for, before an answer needs it.
@@ -371,41 +291,14 @@ class Model:
         if config.reference is None:
             return
         mode = self._speculation.resolve(config.spec, has_reference=True, accept=config.accept)
-        most = self._speculation.most_reference_tokens(mode)
-        if most is not None and mode in ("auto", "reference"):
-            self._require_texts().encode_reference(config.reference, most)
+        if self._speculation.most_reference_tokens(mode) is not None:
+            self._encode_reference(config.reference, mode)
 
-    @contextmanager
-    def _exclusive(self, cancel: CancelToken) -> Generator[ModelRunner]:
-        """Hold the model for one generation."""
-        self._require_usable()
-        if not self._lock.acquire(blocking=False):
-            raise Busy(
-                "The model is generating already.",
-                "One generation at a time per model.",
-                "Wait for it, or close its stream.",
-            )
-        unsubscribe = None
-        try:
-            runner = self._require_usable()
-            self._switch.reset()
-            unsubscribe = cancel.on_cancel(self._switch.stop)
-            yield runner
-        finally:
-            if unsubscribe is not None:
-                unsubscribe()
-            self._lock.release()
-
-    def _require_usable(self) -> ModelRunner:
-        if self._runner is None:
-            raise _closed()
-        if os.getpid() != self._pid:
-            raise InferenceError(
-                "The model cannot be used in a forked process.",
-                f"It was loaded by process {self._pid}, this is {os.getpid()}.",
-                "Load it after the fork, or start processes with 'spawn'.",
-            )
-        return self._runner
+    def _encode_reference(self, text: str | None, mode: str) -> list[int] | None:
+        """Return the tokens of a reference text; None without one, or where the mode copies from none."""
+        if text is None or mode not in REFERENCE_MODES:
+            return None
+        return self._require_texts().encode_reference(text, self._speculation.most_reference_tokens(mode))
 
     # --- life ---
 
@@ -436,7 +329,7 @@ class Model:
         Raises:
             Busy: a generation is running.
         """
-        with self._exclusive(CancelToken()) as runner:
+        with self._runner.hold(CancelToken()) as runner:
             yield runner, self._cache
 
     @property
@@ -487,6 +380,7 @@ class Model:
             "onnxruntime": onnxruntime_version(),
             "prefill_chunk": self.prefill_chunk,
             "speculation": self._speculation.mode,
+            "sampling": asdict(GenerationConfig().sampling(manifest.sampling)),
             "memory": self._load_plan.to_json(),
             "load_ms": self.load_ms,
         }
@@ -497,10 +391,7 @@ class Model:
         Waits for the pass under way only, so it may be called from any thread and while a stream is half read: that
         stream then ends as a cancelled one.
         """
-        runner, self._runner = self._runner, None
-        if runner is not None:
-            self._switch.stop()
-            runner.close()
+        if self._runner.close():
             self._speculation.close()
             self._texts = None
             self._load_plan.release()
@@ -517,42 +408,7 @@ class Model:
         self.close()
 
 
-def _closed() -> ModelClosed:
-    return ModelClosed("The model is closed.", "", "Load it again.")
-
-
 def _exhausted(error: MemoryError) -> MemoryBudgetExceeded:
     return MemoryBudgetExceeded(
         "The memory is exhausted.", f"{error or 'Python could not allocate'}.", "Load the model with a smaller context."
     )
-
-
-def load_package(path: Path, **options: Any) -> Model:
-    """Open the package at ``path`` and load it; options as of ``Model``."""
-    return Model(open_package(path), **options)
-
-
-@contextmanager
-def _linked(outer: CancelToken | None, inner: CancelToken) -> Generator[None]:
-    """Throw ``inner`` when ``outer`` is thrown."""
-    if outer is None:
-        yield
-        return
-    unsubscribe = outer.on_cancel(inner.cancel)
-    try:
-        yield
-    finally:
-        unsubscribe()
-
-
-def _tell_nobody(loaded: str) -> None:
-    del loaded
-
-
-def _check_device(device: str) -> None:
-    if device == "cuda":
-        raise RuntimeUnavailable(
-            "This package cannot run on CUDA.", "Its graph computes in float32 on the CPU.", "Use --device cpu."
-        )
-    if device not in ("auto", "cpu"):
-        raise ConfigError("The device is unknown.", f"Got {device!r:.40}.", "Choose auto or cpu.")

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence as TokenIds
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from edge_rt.errors import Cancelled
-from edge_rt.machine import peak_rss_bytes
-from edge_rt.runtime.accept import accept
-from edge_rt.runtime.cache import KVCache
-from edge_rt.runtime.cancel import CancelToken
-from edge_rt.runtime.decode import AcceptanceRule, Target, decode, prefill
-from edge_rt.runtime.draft import Drafter
-from edge_rt.runtime.results import Event, Memory, Result, Timings, Usage
-from edge_rt.runtime.sampling import Sampler
-from edge_rt.runtime.sequence import Sequence
-from edge_rt.runtime.stream import EventSource
-from edge_rt.runtime.text import TextStream
+from edge_rt.runtime.decode.accept import accept
+from edge_rt.runtime.decode.detokenizer import TextStream
+from edge_rt.runtime.decode.draft import Drafter, NullDrafter
+from edge_rt.runtime.decode.loop import AcceptanceRule, Target, decode, prefill
+from edge_rt.runtime.decode.repetition import RepetitionGuard
+from edge_rt.runtime.decode.sampling import Sampler
+from edge_rt.runtime.decode.sequence import Sequence
+from edge_rt.runtime.graph.cache import KVCache
+from edge_rt.runtime.graph.cancel import CancelToken
+from edge_rt.runtime.results import Event, FinishReason, Memory, Result, Timings, Usage
+from edge_rt.runtime.stream import Events, Outcome
+from edge_rt.system.process_memory import peak_rss_bytes
 
 
 @dataclass
@@ -35,30 +37,47 @@ class _Clock:
         self.first = self.first or self.last
 
 
+@dataclass(frozen=True)
+class Held:
+    """A model that is held for one generation.
+
+    Attributes:
+        target: computes passes.
+        drafter: guesses tokens.
+        rule: which drafted tokens stay.
+    """
+
+    target: Target
+    drafter: Drafter
+    rule: AcceptanceRule = accept
+
+
+Hold = Callable[[CancelToken], AbstractContextManager[Held]]
+"""Holds a model while a block runs; the token stops its passes."""
+
+
 class Generation:
-    """Runs one request on a model that nobody else is using.
+    """Runs one request.
 
     Args:
         sequence: the request.
-        target: the model.
+        hold: holds the model.
         cache: its cache; rows of the prompt that it holds already are not computed again.
-        drafter: guesses tokens.
         sampler: chooses tokens.
         text: turns tokens into text.
         chunk: most tokens of one pass over the prompt.
         called: moment of the call, ``time.perf_counter``.
         on_prefill: called with computed and all tokens of the prompt.
         spec_mode: who drafts, for the statistics.
-        rule: which drafted tokens stay.
-        planned: bytes of the memory plan and of the budget, for the result.
+        planned: bytes of the memory plan and of the budget when the generation has ended, for the result.
+        guard: tells that the answer goes round in circles; None lets it.
     """
 
     def __init__(
         self,
         sequence: Sequence,
-        target: Target,
+        hold: Hold,
         cache: KVCache,
-        drafter: Drafter,
         sampler: Sampler,
         text: TextStream,
         *,
@@ -66,65 +85,87 @@ class Generation:
         called: float,
         on_prefill: Callable[[int, int], None] | None = None,
         spec_mode: str = "off",
-        rule: AcceptanceRule = accept,
-        planned: tuple[int | None, int | None] = (None, None),
+        planned: Callable[[], tuple[int | None, int | None]] = lambda: (None, None),
+        guard: RepetitionGuard | None = None,
     ) -> None:
-        self._rule = rule
-        self._planned = planned
-        self._spec_mode = spec_mode
+        self._guard = guard
         self._sequence = sequence
-        self._target = target
+        self._hold = hold
         self._cache = cache
-        self._drafter = drafter
         self._sampler = sampler
         self._text = text
         self._chunk = chunk
         self._clock = _Clock(called)
         self._on_prefill = on_prefill
+        self._spec_mode = spec_mode
+        self._planned = planned
+        self._drafter: Drafter = NullDrafter()
         self._cached = 0
         self._taken_back = 0
 
-    def events(self, cancel: CancelToken) -> EventSource:
-        """Generate; the value of the generator is the result.
+    def events(self, outcome: Outcome) -> Events:
+        """Generate, and tell the outcome.
 
         Whatever ends it, the cache holds the rows of whole steps only. A prompt that was cancelled before its first
         token leaves the cache as it was, but for what the prompt did not share with it (and empty, where layers with a
         sliding window have given up the rows behind it).
+
+        Raises:
+            Busy: somebody else holds the model.
+            InferenceError, MemoryBudgetExceeded: a pass failed.
         """
-        sequence, cache = self._sequence, self._cache
-        self._clock.begun = time.perf_counter()
-        # What is kept can be less than what is shared: see KVCache.truncate.
-        self._cached = cache.truncate(cache.common_prefix(sequence.token_ids[:-1]))
-        try:
-            prefill(sequence, self._target, cache, self._chunk, self._on_prefill)
-            for accepted in decode(sequence, self._drafter, self._target, cache, self._sampler, self._rule):
-                self._clock.tick()
-                yield self._event(accepted.token_ids)
-                if cancel.cancelled:
-                    sequence.finish("cancelled")
-        except Cancelled:
-            sequence.finish("cancelled")
-            if not sequence.num_answer_tokens:
-                cache.truncate(self._cached)
-        if rest := self._text.finish():
-            yield Event(rest, ())
-        return self._result()
+        sequence, cache, cancel = self._sequence, self._cache, outcome.cancel
+        with outcome.telling(self._result):
+            try:
+                with self._hold(cancel) as held:
+                    self._drafter = held.drafter
+                    self._clock.begun = time.perf_counter()
+                    # What is kept can be less than what is shared: see KVCache.truncate.
+                    self._cached = cache.truncate(cache.common_prefix(sequence.token_ids[:-1]))
+                    try:
+                        prefill(sequence, held.target, cache, self._chunk, self._on_prefill)
+                        for step in decode(sequence, held.drafter, held.target, cache, self._sampler, held.rule):
+                            self._clock.tick()
+                            yield self._event(step.token_ids)
+                            if cancel.cancelled:
+                                sequence.finish("cancelled")
+                    except Cancelled:
+                        sequence.finish("cancelled")
+                        if not sequence.num_answer_tokens:
+                            cache.truncate(self._cached)
+                    if rest := self._text.finish():
+                        yield Event(rest, ())
+            except (Cancelled, GeneratorExit) as stop:
+                # Stopped while passes were measured, or left in the middle: whole steps stay.
+                sequence.finish("cancelled")
+                if isinstance(stop, GeneratorExit):
+                    raise
 
     def _event(self, token_ids: TokenIds[int]) -> Event:
-        """Turn one step into text; tokens that were emitted behind a stop text are taken back."""
+        """Turn one step into text; tokens that were emitted behind a stop text or a circle are taken back."""
         pieces = []
         for count, token in enumerate(token_ids, start=1):
             pieces.append(self._text.push((token,)))
-            if self._text.stop_string is not None:
+            if (reason := self._end_at(token)) is not None:
                 sequence = self._sequence
                 self._taken_back = len(token_ids) - count
-                sequence.stop_after(sequence.num_answer_tokens - self._taken_back)
+                sequence.end_after(sequence.num_answer_tokens - self._taken_back, reason)
                 self._cache.truncate(len(sequence.token_ids) - 1)
                 return Event("".join(pieces), tuple(token_ids[:count]))
         return Event("".join(pieces), tuple(token_ids))
 
+    def _end_at(self, token: int) -> FinishReason | None:
+        """Return why the answer ends with a token whose text was pushed, if the text or the guard says so."""
+        if self._text.stop_string is not None:
+            return "stop"
+        # An end token is the model's own way out.
+        if self._guard is None or token in self._sequence.end_ids:
+            return None
+        return "repetition" if self._guard.push(token) else None
+
     def _result(self) -> Result:
         sequence = self._sequence
+        self._text.finish()
         # The bytes of an incomplete character can complete a stop text at the very end.
         reason = "stop" if self._text.stop_string is not None else sequence.finish_reason
         assert reason is not None
@@ -141,14 +182,14 @@ class Generation:
             ),
             timings=self._timings(),
             spec=self._drafter.statistics(self._spec_mode, self._taken_back),
-            memory=Memory(peak_rss_bytes(), self._cache.used_bytes, *self._planned),
+            memory=Memory(peak_rss_bytes(), self._cache.used_bytes, *self._planned()),
         )
 
     def _timings(self) -> Timings:
         clock, answered = self._clock, self._sequence.num_answer_tokens
         computed = self._sequence.num_prompt_tokens - self._cached
         first = clock.first or time.perf_counter()
-        prompt_s, answer_s = first - clock.begun, max(0.0, clock.last - first)
+        prompt_s, answer_s = first - (clock.begun or first), max(0.0, clock.last - first)
         return Timings(
             cache_n=self._cached,
             prompt_n=computed,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from edge_rt.runtime.sequence import FinishReason
+FinishReason = Literal["stop", "length", "cancelled", "context_full", "repetition"]
+"""Why an answer ended."""
 
 
 @dataclass(frozen=True)
@@ -123,8 +124,8 @@ class Result:
     Attributes:
         text: the answer.
         token_ids: tokens generated, the end token included.
-        finish_reason: ``"stop"`` (end token or stop text), ``"length"`` (``max_tokens``), ``"context_full"`` or
-            ``"cancelled"``.
+        finish_reason: ``"stop"`` (end token or stop text), ``"length"`` (``max_tokens``), ``"context_full"``,
+            ``"repetition"`` (the guard found that it goes round in circles) or ``"cancelled"``.
         stop_string: the stop text that ended the answer, or None.
         usage: token counts.
         timings: times.

@@ -2,32 +2,50 @@
 
 from __future__ import annotations
 
-import inspect
 import weakref
 from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 from edge_rt.errors import ConfigError
-from edge_rt.runtime.cancel import CancelToken
+from edge_rt.runtime.graph.cancel import CancelToken
 from edge_rt.runtime.results import Event, Result
-
-EventSource = Generator[Event, None, Result]
-"""Yields events and returns the result; closed early, it leaves the model usable and returns nothing."""
 
 Events = Generator[Event, None, None]
 
 
 @dataclass
-class _Outcome:
-    """What a generation leaves behind; it outlives the generator, which may not refer to its stream."""
+class Outcome:
+    """What a generation leaves behind; it outlives the generator, which may not refer to its stream.
+
+    Attributes:
+        cancel: stops the generation.
+        on_result: called once with the result, however the generation ended, unless it failed.
+        result: None until it has ended.
+    """
 
     cancel: CancelToken
     on_result: Callable[[Result], None] | None
     result: Result | None = None
 
-    def finish(self, result: Result) -> None:
+    @contextmanager
+    def telling(self, result: Callable[[], Result]) -> Generator[None]:
+        """Tell the result of a generation when the block ends; one that is left early ends as a cancelled one.
+
+        Args:
+            result: makes it.
+        """
+        try:
+            yield
+        except GeneratorExit:
+            self.cancel.cancel()
+            self._tell(result())
+            raise
+        self._tell(result())
+
+    def _tell(self, result: Result) -> None:
         self.result = result
         if self.on_result is not None:
             self.on_result(result)
@@ -44,19 +62,20 @@ class Stream:
         print(stream.result().usage)
 
     Args:
-        source: makes the events; called with ``cancel`` when the iteration begins.
+        source: makes the events, and tells the outcome; called when the iteration begins. Closed early, it leaves the
+            model usable.
         cancel: stops the generation.
         on_result: called once with the result, however the generation ended, unless it failed.
     """
 
     def __init__(
         self,
-        source: Callable[[CancelToken], EventSource],
+        source: Callable[[Outcome], Events],
         cancel: CancelToken,
         on_result: Callable[[Result], None] | None = None,
     ) -> None:
         self._source = source
-        self._outcome = _Outcome(cancel, on_result)
+        self._outcome = Outcome(cancel, on_result)
         # Weak: the loop that reads the events is their only owner, so they close in the moment it is left.
         self._events: weakref.ref[Events] | None = None
 
@@ -69,7 +88,7 @@ class Stream:
         """
         if self._events is not None:
             raise ConfigError("A stream can be read once.", "It was started before.", "Start another generation.")
-        events = _read(self._source, self._outcome)
+        events = self._source(self._outcome)
         self._events = weakref.ref(events)
         return events
 
@@ -107,29 +126,3 @@ class Stream:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _read(make_source: Callable[[CancelToken], EventSource], outcome: _Outcome) -> Events:
-    source = make_source(outcome.cancel)
-    try:
-        while True:
-            try:
-                event = next(source)
-            except StopIteration as end:
-                outcome.finish(end.value)
-                return
-            yield event
-    finally:
-        _drain(source, outcome)
-
-
-def _drain(source: EventSource, outcome: _Outcome) -> None:
-    """End an abandoned generation as a cancelled one: its last step is kept, its result is told."""
-    if outcome.result is not None or inspect.getgeneratorstate(source) == inspect.GEN_CLOSED:
-        return
-    outcome.cancel.cancel()
-    try:
-        while True:
-            next(source)
-    except StopIteration as end:
-        outcome.finish(end.value)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from edge_rt.store.config import Config, load_config, store_root
 from edge_rt.store.fetch import FetchedSource, fetch_source
-from edge_rt.store.files import human_bytes
 from edge_rt.store.layout import RemovedReport, Store, StoreEntry, open_store
 from edge_rt.store.pull import Exporter, PullReport, ensure_package, export_with_edge_rt, pull
 from edge_rt.store.recipes import DEFAULT_MODEL, Recipe, load_recipes
@@ -29,7 +28,6 @@ __all__ = [
     "ensure_package",
     "export_with_edge_rt",
     "fetch_source",
-    "human_bytes",
     "load_config",
     "load_recipes",
     "open_store",

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
+from edge_rt.byte_size import human_bytes
 from edge_rt.errors import ConfigError, DownloadError, InvalidModelFile, ModelNotFound, StorageError, UnsupportedModel
 from edge_rt.progress import ProgressCallback, ProgressEvent, no_progress
-from edge_rt.store.files import FileSpec, check_space, free_bytes, human_bytes, storage_errors
+from edge_rt.store.files import FileSpec, check_space, free_bytes, storage_errors
 from edge_rt.store.hub_files import choose_files
 from edge_rt.store.layout import Store
 from edge_rt.store.naming import HubReference, check_name, gguf_name, parse_hub_reference

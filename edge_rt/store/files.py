@@ -6,15 +6,15 @@ import errno
 import hashlib
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from edge_rt.byte_size import human_bytes
 from edge_rt.errors import DownloadError, EdgeRTError, StorageError
+from edge_rt.system.atomic_files import O_BINARY, in_use, write_all
 
-CHUNK = 1 << 20
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -33,16 +33,6 @@ class FileSpec:
     sha256: str | None = None
 
 
-def human_bytes(size: int) -> str:
-    """Format a number of bytes with decimal units, as download pages do: ``92.9 MB``."""
-    value = float(size)
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if value < 1000:
-            return f"{size} bytes" if unit == "bytes" else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:.1f} TB"
-
-
 @contextmanager
 def storage_errors(path: Path) -> Iterator[None]:
     """Turn an ``OSError`` of the file system into a `StorageError` that names ``path``."""
@@ -51,6 +41,8 @@ def storage_errors(path: Path) -> Iterator[None]:
     except EdgeRTError:
         raise
     except OSError as error:
+        if (open_elsewhere := in_use(path, error)) is not None:
+            raise open_elsewhere from error
         reason = error.strerror or str(error)
         if error.errno in _FULL:
             raise StorageError(
@@ -110,7 +102,7 @@ def write_checked(chunks: Iterable[bytes], target: Path, spec: FileSpec, on_byte
     digest = hashlib.sha256()
     done = 0
     with storage_errors(target):
-        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
+        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | O_BINARY, 0o666)
     try:
         for chunk in chunks:
             done += len(chunk)
@@ -118,7 +110,7 @@ def write_checked(chunks: Iterable[bytes], target: Path, spec: FileSpec, on_byte
                 raise _size_error(spec, f"more than {spec.size}")
             digest.update(chunk)
             with storage_errors(target):
-                _write_all(descriptor, chunk)
+                write_all(descriptor, chunk)
             on_bytes(done)
         with storage_errors(target):
             os.fsync(descriptor)
@@ -129,13 +121,6 @@ def write_checked(chunks: Iterable[bytes], target: Path, spec: FileSpec, on_byte
         raise
     os.close(descriptor)
     return digest.hexdigest()
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    # Unbuffered: a buffered file would repeat the failed write when it is closed, and hide the first error.
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
 
 
 def check_content(spec: FileSpec, size: int, sha256: str) -> None:
@@ -160,53 +145,6 @@ def _size_error(spec: FileSpec, found: str) -> DownloadError:
         f"{found} bytes, expected {spec.size}.",
         "Fetch it again; if that does not help, its source has changed or is not to be trusted.",
     )
-
-
-def read_chunks(path: Path) -> Iterator[bytes]:
-    """Yield the content of a file in chunks of 1 MiB.
-
-    Raises:
-        StorageError: the file cannot be read.
-    """
-    with storage_errors(path), path.open("rb", buffering=0) as file:
-        while chunk := file.read(CHUNK):
-            yield chunk
-
-
-def hash_file(path: Path, on_bytes: Callable[[int], None] | None = None) -> str:
-    """Return the sha256 of a file in hexadecimal.
-
-    Args:
-        path: a regular file.
-        on_bytes: called with the number of bytes read so far.
-
-    Raises:
-        StorageError: the file cannot be read.
-    """
-    digest = hashlib.sha256()
-    done = 0
-    for chunk in read_chunks(path):
-        digest.update(chunk)
-        done += len(chunk)
-        if on_bytes is not None:
-            on_bytes(done)
-    return digest.hexdigest()
-
-
-def sync(path: Path) -> None:
-    """Force a file or folder to disk; a folder carries the names of its files.
-
-    Raises:
-        StorageError: the disk refused.
-    """
-    if sys.platform == "win32":  # folders cannot be opened there, and files need write access to be synced
-        return
-    with storage_errors(path):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def tree_bytes(path: Path) -> int:

@@ -25,7 +25,7 @@ from edge_rt.store.records import SourceRecord, read_record
 from edge_rt.store.staging import discard, entry_lock, reclaim
 
 if TYPE_CHECKING:
-    from edge_rt.package import Package
+    from edge_rt.package.reader import Package
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class RemovedReport:
 
 def read_package(path: Path) -> Package:
     """Open a package; a function of its own so that a store can be made with another one."""
-    from edge_rt.package import open_package
+    from edge_rt.package.reader import open_package
 
     return open_package(path)
 

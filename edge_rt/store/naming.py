@@ -1,7 +1,7 @@
 """Names of store entries, and references to repositories on the Hugging Face hub.
 
-A store name is 1 to 96 characters of ``a-z 0-9 . _ -`` and starts with a letter or digit, so that it is one plain
-folder name on every file system. Other things map to such a name:
+A store name is 1 to 96 characters of ``a-z 0-9 . _ -``, starts with a letter or digit, ends in no dot and is none of
+Windows' devices, so that it is one plain folder name on every file system. Other things map to such a name:
 
 - ``Org/Name`` on the hub is ``org--name`` (the hub itself treats names case-insensitively and forbids ``--``),
 - ``Org/Name:File.Q8_0.gguf`` is ``org--name--file.q8_0``,
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from edge_rt.errors import ConfigError
+from edge_rt.system.portable_names import is_device_name, is_portable_name, is_portable_path
 
 MAX_NAME = 96
 MAX_HUB_PATH = 512
@@ -51,7 +52,7 @@ class HubReference:
 
 def is_name(text: str) -> bool:
     """Return whether ``text`` can be the name of a store entry."""
-    return _NAME.fullmatch(text) is not None
+    return _NAME.fullmatch(text) is not None and is_portable_name(text)
 
 
 def check_name(text: str) -> str:
@@ -63,7 +64,8 @@ def check_name(text: str) -> str:
     if not is_name(text):
         raise ConfigError(
             f"{text[:120]!r} is not a valid model name.",
-            f"A name has 1 to {MAX_NAME} characters of a-z, 0-9, '.', '_' and '-', and starts with a letter or digit.",
+            f"A name has 1 to {MAX_NAME} characters of a-z, 0-9, '.', '_' and '-', starts with a letter or digit, "
+            "ends in no dot, and is not what Windows calls a device, such as 'con' or 'nul.gguf'.",
             "Choose another name.",
         )
     return text
@@ -71,7 +73,9 @@ def check_name(text: str) -> str:
 
 def safe_name(text: str) -> str:
     """Map any text to a valid store name; a name that must be cut ends in 8 digits of the text's hash."""
-    name = _FOREIGN.sub("-", text.lower()).lstrip("._-") or "model"
+    name = _FOREIGN.sub("-", text.lower()).lstrip("._-").rstrip(".") or "model"
+    if is_device_name(name):
+        name = f"model-{name}"
     if len(name) > MAX_NAME:
         name = f"{name[: MAX_NAME - 9]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
     return name
@@ -83,10 +87,8 @@ def gguf_name(stem: str, sha256: str) -> str:
 
 
 def is_safe_path(text: str) -> bool:
-    """Return whether ``text`` is a relative path in POSIX form that stays inside its folder."""
-    if not text or len(text) > MAX_HUB_PATH or "\\" in text or ":" in text or not text.isprintable():
-        return False
-    return all(part not in ("", ".", "..") for part in text.split("/"))
+    """Return whether ``text`` is a relative path in POSIX form that stays inside its folder, on every system."""
+    return len(text) <= MAX_HUB_PATH and is_portable_path(text)
 
 
 def parse_hub_reference(text: str) -> HubReference | None:

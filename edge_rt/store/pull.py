@@ -21,7 +21,8 @@ from edge_rt.store.staging import discard, entry_lock
 
 if TYPE_CHECKING:
     from edge_rt.export import ExportEstimate, ExportReport
-    from edge_rt.package import Package
+    from edge_rt.package.reader import Package
+    from edge_rt.package.sampling import SamplingAdvice
 
 DEFAULT_ACTIVATIONS = "int8"
 
@@ -29,7 +30,16 @@ DEFAULT_ACTIVATIONS = "int8"
 class Exporter(Protocol):
     """Makes a package from a GGUF file, as `edge_rt.export.export_model` does."""
 
-    def __call__(self, source: Path, out: Path, *, activations: str, force: bool, progress: ProgressCallback) -> Any:
+    def __call__(
+        self,
+        source: Path,
+        out: Path,
+        *,
+        activations: str,
+        sampling: SamplingAdvice | None,
+        force: bool,
+        progress: ProgressCallback,
+    ) -> Any:
         """Write the package into the folder ``out`` and return a report."""
         ...
 
@@ -60,6 +70,7 @@ def export_with_edge_rt(
     out: Path,
     *,
     activations: str,
+    sampling: SamplingAdvice | None,
     force: bool,
     progress: ProgressCallback,
     on_estimate: Callable[[ExportEstimate], None] | None = None,
@@ -70,7 +81,15 @@ def export_with_edge_rt(
     """
     from edge_rt.export import export_model
 
-    return export_model(source, out, activations=activations, force=force, progress=progress, on_estimate=on_estimate)
+    return export_model(
+        source,
+        out,
+        activations=activations,
+        sampling=sampling,
+        force=force,
+        progress=progress,
+        on_estimate=on_estimate,
+    )
 
 
 def pull(
@@ -228,7 +247,10 @@ class _Request:
         activations = self.activations
         if activations is None:
             activations = self.target.activations if isinstance(self.target, Recipe) else DEFAULT_ACTIVATIONS
-        report = self.exporter(source.path, out, activations=activations, force=replace, progress=self.progress)
+        sampling = self.target.sampling if isinstance(self.target, Recipe) else None
+        report = self.exporter(
+            source.path, out, activations=activations, sampling=sampling, force=replace, progress=self.progress
+        )
         return out, report
 
 

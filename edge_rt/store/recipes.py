@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from edge_rt.errors import InputError
+from edge_rt.package.sampling import SAMPLING_NAMES, SamplingAdvice, fault
 from edge_rt.store.files import FileSpec
 from edge_rt.store.naming import is_name, is_safe_path
 
@@ -97,6 +98,7 @@ class Recipe:
         file: the one file that every source must deliver, with size and hash.
         sources: where to fetch it, in the order in which they are tried.
         activations: activation type of the export.
+        sampling: how its tokens are best chosen; None if the recipe does not say.
         golden: answers that tests compare with, as the JSON has them; None if absent.
     """
 
@@ -106,6 +108,7 @@ class Recipe:
     file: FileSpec
     sources: tuple[Source, ...]
     activations: str
+    sampling: SamplingAdvice | None = None
     golden: Any = None
 
 
@@ -161,9 +164,22 @@ def parse_recipe(text: str | bytes, where: str) -> Recipe:
     export = _Reader(f"{where}: export", reader.take("export", dict))
     activations = export.take("activations", str, _ACTIVATIONS.fullmatch)
     export.finish()
+    sampling = None
+    if "sampling" in reader.left:
+        sampling = _parse_sampling(_Reader(f"{where}: sampling", reader.take("sampling", dict)))
     golden = reader.left.pop("golden", None)
     reader.finish()
-    return Recipe(name, title, license_id, file, sources, activations, golden)
+    return Recipe(name, title, license_id, file, sources, activations, sampling, golden)
+
+
+def _parse_sampling(reader: _Reader) -> SamplingAdvice:
+    def is_right(name: str) -> Callable[[object], bool]:
+        return lambda value: fault(name, value) is None
+
+    given = [name for name in SAMPLING_NAMES if name in reader.left]
+    values: dict[str, Any] = {name: reader.take(name, object, is_right(name)) for name in given}
+    reader.finish()
+    return SamplingAdvice(**values)
 
 
 def _parse_file(reader: _Reader) -> FileSpec:

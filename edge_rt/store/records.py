@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from edge_rt.errors import InvalidModelFile
-from edge_rt.store.files import hash_file, storage_errors
+from edge_rt.store.files import storage_errors
 from edge_rt.store.naming import is_safe_path
+from edge_rt.system.atomic_files import write_atomically
+from edge_rt.system.file_hash import sha256_file
 
 RECORD_FILE = "source.json"
 FORMAT_VERSION = 1
@@ -80,10 +81,7 @@ def write_record(folder: Path, record: SourceRecord) -> None:
     """
     path = folder / RECORD_FILE
     content = {"format_version": FORMAT_VERSION, **asdict(record)}
-    with storage_errors(path), path.open("x", encoding="utf-8") as file:
-        file.write(json.dumps(content, indent=2) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    write_atomically(path, [json.dumps(content, indent=2).encode() + b"\n"])
 
 
 def read_record(folder: Path) -> SourceRecord:
@@ -144,6 +142,6 @@ def is_intact(folder: Path, record: SourceRecord, *, verify: bool = False) -> bo
         path = folder / entry.name
         with storage_errors(path):
             unchanged = path.stat().st_mtime_ns == entry.mtime_ns
-        if (verify or not unchanged) and hash_file(path) != entry.sha256:
+        if (verify or not unchanged) and sha256_file(path) != entry.sha256:
             return False
     return True

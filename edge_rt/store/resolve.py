@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from edge_rt.byte_size import human_bytes
 from edge_rt.errors import InputError, InvalidModelFile, InvalidPackage, ModelNotFound, StorageError, UnsupportedModel
-from edge_rt.store.files import human_bytes, storage_errors
+from edge_rt.store.files import storage_errors
 from edge_rt.store.hub_files import CONVERT, is_pickle
 from edge_rt.store.layout import Store, suggest
 from edge_rt.store.naming import HubReference, is_name, parse_hub_reference
@@ -106,7 +107,7 @@ def resolve_source(ref: str | os.PathLike[str], store: Store, *, options: FetchO
 
 
 def _resolve(ref: str | os.PathLike[str], store: Store, options: FetchOptions, *, fetch: bool) -> Resolved:
-    from edge_rt.package import is_package
+    from edge_rt.package.reader import is_package
 
     text = os.fspath(ref)
     path = _existing(text)
@@ -133,7 +134,7 @@ def _existing(text: str) -> Path | None:
 
 
 def _resolve_path(path: Path) -> Resolved:
-    from edge_rt.package import is_package
+    from edge_rt.package.reader import is_package
 
     if path.is_dir():
         if is_package(path):

@@ -15,14 +15,13 @@ from edge_rt.errors import DownloadError, EdgeRTError, ModelNotFound, StorageErr
 from edge_rt.store.files import (
     FileSpec,
     check_content,
-    hash_file,
-    read_chunks,
     storage_errors,
-    sync,
     write_checked,
 )
 from edge_rt.store.hub_files import HubListing
 from edge_rt.store.recipes import HubSource
+from edge_rt.system.atomic_files import replace, sync
+from edge_rt.system.file_hash import read_chunks, sha256_file
 
 LIST_SECONDS = 30.0
 
@@ -146,10 +145,10 @@ def fetch_from_hub(
     with storage_errors(target):
         size = downloaded.stat().st_size
     on_bytes(size, spec.size)  # older versions of the library report nothing on the way
-    digest = hash_file(downloaded)
+    digest = sha256_file(downloaded)
     check_content(spec, size, digest)
     with storage_errors(target):
-        downloaded.rename(target)
+        replace(downloaded, target)
         sync(target)
         shutil.rmtree(workspace)
     return digest

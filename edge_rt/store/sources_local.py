@@ -6,8 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edge_rt.errors import DownloadError, InvalidModelFile, StorageError
-from edge_rt.store.files import FileSpec, hash_file, read_chunks, storage_errors, write_checked
+from edge_rt.store.files import FileSpec, storage_errors, write_checked
 from edge_rt.store.recipes import LocalSource
+from edge_rt.system.file_hash import read_chunks, sha256_file
 
 GGUF_MAGIC = b"GGUF"
 
@@ -68,7 +69,7 @@ def describe_file(path: Path, on_bytes: Callable[[int, int | None], None]) -> Fi
     check_gguf(path)
     with storage_errors(path):
         before = path.stat()
-    digest = hash_file(path, lambda done: on_bytes(done, before.st_size))
+    digest = sha256_file(path, lambda done: on_bytes(done, before.st_size))
     with storage_errors(path):
         after = path.stat()
     if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):

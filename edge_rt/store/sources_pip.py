@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from edge_rt.errors import DownloadError
-from edge_rt.store.files import CHUNK, FileSpec, storage_errors, tree_bytes, write_checked
+from edge_rt.store.files import FileSpec, storage_errors, tree_bytes, write_checked
 from edge_rt.store.recipes import PipWheelSource
+from edge_rt.system.file_hash import CHUNK
 
 POLL_SECONDS = 0.2
 STOP_SECONDS = 5.0

@@ -15,14 +15,17 @@ import platform
 import re
 import secrets
 import shutil
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from filelock import BaseFileLock, FileLock, Timeout
+
 from edge_rt.errors import StorageError
-from edge_rt.store.files import storage_errors, sync, tree_bytes
+from edge_rt.store.files import storage_errors, tree_bytes
+from edge_rt.system.atomic_files import occupied, replace_folder, sync
+from edge_rt.system.machine import is_running
 
 STALE_SECONDS = 24 * 3600.0
 _PRIVATE = re.compile(r"\.(?:tmp|trash)-([0-9a-f]{8})-(\d{1,10})-[0-9a-f]{8}")
@@ -71,18 +74,26 @@ def publish(staged: Path, final: Path) -> None:
     """Rename a complete folder to its destination, replacing what is there, and sync.
 
     Raises:
-        StorageError: the rename failed; the destination is then as before, or absent if it was being replaced.
+        StorageError: the rename failed, and the destination is as before; or the disk refused the last sync.
     """
-    sync(staged)
     with storage_errors(final):
+        sync(staged)
         try:
             staged.rename(final)
         except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EACCES) or not final.exists():
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EACCES) or not occupied(final):
                 raise
-            discard(final)
-            staged.rename(final)
-    sync(final.parent)
+            _replace(staged, final)
+        sync(final.parent)
+
+
+def _replace(staged: Path, final: Path) -> None:
+    trash = _private_path(final.parent, "trash")
+    replace_folder(staged, final, trash)
+    try:
+        _delete(trash)
+    except StorageError as error:
+        _log.info("%s", error)  # the new one is in place; the next start deletes the old one
 
 
 def discard(path: Path) -> int:
@@ -130,21 +141,9 @@ def reclaim(parent: Path) -> list[Path]:
 
 
 def _is_stale(path: Path, host: str, pid: int) -> bool:
-    if host == _host() and not _is_alive(pid):
+    if host == _host() and not is_running(pid):
         return True
     return time.time() - _last_change(path) > STALE_SECONDS
-
-
-def _is_alive(pid: int) -> bool:
-    if sys.platform == "win32":  # signal 0 would be a Ctrl-C there; age alone decides
-        return True
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def _last_change(path: Path) -> float:
@@ -157,8 +156,19 @@ def _last_change(path: Path) -> float:
     return newest
 
 
+def _file_lock(path: Path) -> BaseFileLock:
+    # Not the library's other kind, which a killed process leaves held.
+    return FileLock(path, fallback_to_soft=False)
+
+
 @contextmanager
-def entry_lock(path: Path, *, on_wait: Callable[[], None] | None, poll_seconds: float = 0.2) -> Iterator[None]:
+def entry_lock(
+    path: Path,
+    *,
+    on_wait: Callable[[], None] | None,
+    poll_seconds: float = 0.2,
+    make: Callable[[Path], BaseFileLock] = _file_lock,
+) -> Iterator[None]:
     """Hold the lock of one store entry.
 
     It is a hint that saves a second download: some network file systems grant a lock to everybody, so what is written
@@ -168,16 +178,17 @@ def entry_lock(path: Path, *, on_wait: Callable[[], None] | None, poll_seconds: 
         path: the lock file; created if absent, and kept.
         on_wait: called once if somebody else holds the lock, which is then waited for; None does not wait.
         poll_seconds: time between two attempts.
+        make: makes the lock of a file.
 
     Raises:
         StorageError: somebody else holds the lock and ``on_wait`` is None, or the file cannot be opened.
     """
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
+    lock = make(path)
     try:
         waited = False
-        while not _try_lock(descriptor):
+        while not _try_lock(lock, path):
             if on_wait is None:
                 raise StorageError(
                     f"Another process is working on {path.stem!r}.", f"It holds {path}.", "Try again when it is done."
@@ -188,20 +199,17 @@ def entry_lock(path: Path, *, on_wait: Callable[[], None] | None, poll_seconds: 
             time.sleep(poll_seconds)
         yield
     finally:
-        os.close(descriptor)  # releases the lock
+        lock.release()
 
 
-def _try_lock(descriptor: int) -> bool:
-    try:
-        if sys.platform == "win32":
-            import msvcrt
-
-            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-        else:
-            import fcntl
-
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        # A file system without locks: go on without the hint.
-        return error.errno in _LOCKS_UNSUPPORTED
+def _try_lock(lock: BaseFileLock, path: Path) -> bool:
+    with storage_errors(path):
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            return False
+        except OSError as error:
+            # A file system without locks: go on without the hint.
+            if error.errno not in _LOCKS_UNSUPPORTED:
+                raise
     return True

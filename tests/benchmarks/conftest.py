@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-SCRIPTS = str(Path(__file__).parents[2] / "benchmarks")
-if SCRIPTS not in sys.path:
-    sys.path.append(SCRIPTS)
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+for folder in (BENCHMARKS, BENCHMARKS / "research"):
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))

@@ -13,13 +13,15 @@ from types import SimpleNamespace
 import pexpect
 import pytest
 
-from edge_rt.cli.main import run
+from edge_rt.cli.main import main
 from edge_rt.export import export_model
 from tests.helpers.gguf_factory import write_llama_gguf
 
-PROGRAM = [sys.executable, "-c", "from edge_rt.cli.main import main; main()"]
-ENDLESS = ("--temp", "0", "--logit-bias", "0=-1000", "--logit-bias", "1=-1000", "--logit-bias", "2=-1000")
+PROGRAM = [sys.executable, "-c", "import sys; from edge_rt.cli.main import main; sys.exit(main())"]
+GREEDY_AND_LONG = ("--temp", "0", "--logit-bias", "0=-1000", "--logit-bias", "1=-1000", "--logit-bias", "2=-1000")
 """Greedy answers that no end token ends."""
+ENDLESS = (*GREEDY_AND_LONG, "--no-repetition-guard")
+"""Such that nothing ends, but a limit."""
 
 
 @pytest.fixture
@@ -52,7 +54,7 @@ def inline(cli_env, monkeypatch):
         out, err = io.BytesIO(), io.BytesIO()
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin)))
         with redirect_stdout(io.TextIOWrapper(out)), redirect_stderr(io.TextIOWrapper(err)):
-            code = run([*map(str, arguments)])
+            code = main([*map(str, arguments)])
             return SimpleNamespace(returncode=code, stdout=out.getvalue(), stderr=err.getvalue())
 
     return execute
@@ -100,16 +102,13 @@ def spawn(cli_env):
 
 
 @pytest.fixture(scope="session")
-def slow_gguf(tmp_path_factory) -> Path:
+def slow_gguf(made_once) -> Path:
     """A checkpoint whose prompts, answers and export take seconds."""
-    path = tmp_path_factory.mktemp("slow") / "slow.gguf"
-    write_llama_gguf(path, context=8192, layers=8, hidden=512, heads=8, kv_heads=4, ffn=1536)
-    return path
+    sizes = {"context": 8192, "layers": 8, "hidden": 512, "heads": 8, "kv_heads": 4, "ffn": 1536}
+    return made_once("slow.gguf", lambda path: write_llama_gguf(path, **sizes))
 
 
 @pytest.fixture(scope="session")
-def slow_package(slow_gguf) -> Path:
+def slow_package(slow_gguf, made_once) -> Path:
     """The package of ``slow_gguf``."""
-    out = slow_gguf.parent / "slow"
-    export_model(slow_gguf, out, profile="portable")
-    return out
+    return made_once("slow", lambda path: export_model(slow_gguf, path, profile="portable"))

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from edge_rt.cli.command_memory import LIBRARIES_BYTES, with_base
+from edge_rt.cli.baseline_memory import LIBRARIES_BYTES, with_base
 from edge_rt.cli.device_probe import base_bytes, gpus, measure_device
 from edge_rt.errors import RuntimeUnavailable
-from edge_rt.runtime.bandwidth import measure_bandwidth
+from edge_rt.measure.bandwidth import measure_bandwidth
 from tests.memory.shapes import DEVICE
 
 

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-import io
 import json
 import shlex
 
 import pytest
 
-from edge_rt.cli.commands import Commands
-from edge_rt.cli.console import Terminal
-from edge_rt.cli.conversation import Conversation
-from edge_rt.cli.options import ModelFlags
-from edge_rt.cli.stats import of_budget
+from edge_rt.cli.chat.slash_commands import Commands
 from edge_rt.errors import ConfigError
-from edge_rt.runtime.config import GenerationConfig
+from tests.helpers.chats import load_options, make_chat
 
 MIB = 1 << 20
 GENERATE = ("-p", "Hello", "-n", "4", "--temp", "0")
@@ -108,10 +102,7 @@ def test_an_export_that_needs_more_writes_nothing(inline, small_gguf, tmp_path):
 
 @pytest.fixture
 def conversation(native_package, tmp_path):
-    flags = ModelFlags(str(native_package), store=tmp_path / "store", memory="3GiB")
-    made = Conversation(
-        Terminal(io.StringIO(), io.StringIO()), flags, GenerationConfig(temperature=0.0, max_tokens=2, spec="off")
-    )
+    made = make_chat(native_package, tmp_path, load_options(memory="3GiB"), answers="off")
     yield made
     made.close()
 
@@ -146,20 +137,7 @@ def test_ctx_plans_anew_in_the_same_budget_and_says_what_changed(conversation):
 
 
 def test_a_model_that_does_not_fit_leaves_the_one_before(conversation):
-    conversation.flags = dataclasses.replace(conversation.flags, memory="3GiB")
+    same = str(conversation.model.package.path)
     with pytest.raises(ConfigError):
-        conversation.switch(dataclasses.replace(conversation.flags, memory="nothing"))
+        conversation.switch(same, conversation.load.but(memory="nothing"))
     assert conversation.say("hello").usage.completion_tokens > 0
-
-
-@pytest.mark.parametrize(
-    ("count", "budget", "text"),
-    [
-        (301 * MIB, 400 * MIB, "301 MiB of 400"),
-        (301 * MIB, None, "301 MiB"),
-        (1341 * MIB, 2048 * MIB, "1.31 GiB of 2.00"),
-        (100 * MIB, 2048 * MIB, "0.10 GiB of 2.00"),
-    ],
-)
-def test_bytes_of_a_budget(count, budget, text):
-    assert of_budget(count, budget) == text

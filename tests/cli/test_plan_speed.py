@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from edge_rt.cli.plan_speed import Speeds, measured_here
-from edge_rt.machine import cpu_model
 from edge_rt.memory.plan import Request, make_plan
 from edge_rt.memory.speed import plain_tokens_per_second
-from edge_rt.runtime.row_cost import CostStore, RowCosts
+from edge_rt.runtime.speculation.cost_model import CostStore, RowCosts
+from edge_rt.system.machine import cpu_model
 from edge_rt.version import VERSION
 from tests.memory.shapes import DEVICE, make_shape
 

@@ -9,17 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from edge_rt.cli.console import Terminal
-from edge_rt.cli.speculation import MODES, TraceFile, open_trace, with_reference
+from edge_rt.cli.options.groups import SpeculationFlags
+from edge_rt.cli.render.console import Terminal
+from edge_rt.cli.trace_file import TraceFile, open_trace
 from edge_rt.errors import ConfigError, InputError, StorageError
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.drafters.corpus_build import build_corpus
-from edge_rt.runtime.pricing import MAX_TRIES
-from edge_rt.runtime.speculation import SPEC_MODES
+from edge_rt.runtime.speculation.cost_measurement import MAX_TRIES
+from edge_rt.spec_modes import SPEC_MODES
 from tests.cli.conftest import ENDLESS
 
 GREEDY = ("--temp", "0", "-n", "24")
-DRAFTERS = MODES[2:5]
+DRAFTERS = SPEC_MODES[2:5]
 MEASURING = "measuring what passes cost here (kept for later)\n"
 
 
@@ -38,10 +39,6 @@ def text_file(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("The sea is wide.\nThe sea is deep.\n")
     return path
-
-
-def test_the_modes_are_those_of_the_runtime():
-    assert MODES == SPEC_MODES
 
 
 @pytest.mark.parametrize("mode", DRAFTERS)
@@ -114,11 +111,11 @@ def test_a_reference_that_cannot_be_read(verb, content, code, kind, inline, tmp_
 
 def test_a_reference_becomes_an_option(text_file, tmp_path):
     options = GenerationConfig(seed=1)
-    assert with_reference(options, None) is options
-    assert with_reference(options, text_file).reference == text_file.read_text()
+    assert SpeculationFlags().with_reference(options) is options
+    assert SpeculationFlags(reference=text_file).with_reference(options).reference == text_file.read_text()
     (tmp_path / "large").write_bytes(b"x" * ((16 << 20) + 1))
     with pytest.raises(InputError, match="16777216 bytes"):
-        with_reference(options, tmp_path / "large")
+        SpeculationFlags(reference=tmp_path / "large").with_reference(options)
 
 
 def test_a_corpus_changes_no_token(ask, inline, native_package, text_file, tmp_path):

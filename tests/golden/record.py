@@ -16,9 +16,9 @@ from pathlib import Path
 import platformdirs
 
 from edge_rt.export import export_model
-from edge_rt.runtime.engine import load_package
 from edge_rt.store import fetch_source, open_store
 from tests.golden.answers import RECIPE, greedy_answer
+from tests.helpers.models import load_package
 
 RECIPES = Path(__file__).parents[2] / "models"
 CONTEXT = 512

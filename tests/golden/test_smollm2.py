@@ -7,11 +7,13 @@ import json
 import pytest
 
 from edge_rt.ops import library_path, native_status
-from edge_rt.runtime.engine import load_package
+from edge_rt.runtime.decode.repetition import RepetitionGuard
 from edge_rt.store import load_recipes
 from tests.golden.answers import RECIPE, greedy_answer, recorded
 from tests.golden.record import RECIPES, spelled
+from tests.helpers.models import load_package
 from tests.helpers.native_profile import require_native
+from tests.helpers.repetitive_texts import TEXTS
 
 pytestmark = pytest.mark.model
 
@@ -59,6 +61,7 @@ def test_recording_spells_a_recipe_as_it_is_written():
     assert spelled(json.loads(text)) + "\n" == text
 
 
+@pytest.mark.alone
 def test_second_turn_computes_only_what_is_new(smollm2_package):
     with load_package(smollm2_package) as model:
         chat = model.chat()
@@ -93,3 +96,24 @@ def test_export_report_stands_in_the_manifest(smollm2_package):
         "head": "Q8_0",
     }
     assert manifest["source"]["sha256"] == load_recipes()[RECIPE].file.sha256
+
+
+@pytest.fixture(scope="module")
+def drafting_model(smollm2_native_package):
+    require_native()
+    with load_package(smollm2_native_package, ctx=2048) as model:
+        yield model
+
+
+def test_an_answer_that_circles_ends_at_the_same_token_with_and_without_drafts(drafting_model):
+    prompt = [{"role": "user", "content": "Write a poem about the sea."}]
+    options = {"temperature": 0.0, "repetition_guard": True}
+    drafted, plain = (drafting_model.generate(prompt, **options, spec=mode) for mode in ("suffix", "off"))
+    assert drafted.spec.tokens_per_step > 2
+    assert (drafted.finish_reason, drafted.token_ids, drafted.text) == ("repetition", plain.token_ids, plain.text)
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+def test_texts_that_repeat_themselves_rightly_are_no_circles(text, drafting_model):
+    guard = RepetitionGuard()
+    assert not any(guard.push(token) for token in drafting_model.tokenizer.encode_prompt(text))

@@ -8,8 +8,8 @@ from collections import defaultdict
 
 import numpy as np
 
-from edge_rt.runtime.draft import ROOT
-from edge_rt.runtime.sampling import Sampler
+from edge_rt.runtime.decode.draft import ROOT
+from edge_rt.runtime.decode.sampling import Sampler
 
 
 class Replay:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import time
 import zlib
+from contextlib import nullcontext
 
 import numpy as np
 
 from edge_rt.errors import Cancelled
-from edge_rt.package import ModelConfig
-from edge_rt.runtime.cache import KVCache
-from edge_rt.runtime.cancel import CancelToken
+from edge_rt.package.manifest import ModelConfig
 from edge_rt.runtime.config import GenerationConfig
-from edge_rt.runtime.draft import Accepted, Draft, NullDrafter
-from edge_rt.runtime.generation import Generation
-from edge_rt.runtime.outputs import Outputs, TopTokens
-from edge_rt.runtime.sampling import Sampler
-from edge_rt.runtime.sequence import Sequence
-from edge_rt.runtime.text import TextStream
+from edge_rt.runtime.decode.detokenizer import TextStream
+from edge_rt.runtime.decode.draft import Accepted, Draft, NullDrafter
+from edge_rt.runtime.decode.repetition import RepetitionGuard
+from edge_rt.runtime.decode.sampling import Sampler
+from edge_rt.runtime.decode.sequence import Sequence
+from edge_rt.runtime.generation import Generation, Held
+from edge_rt.runtime.graph.cache import KVCache
+from edge_rt.runtime.graph.cancel import CancelToken
+from edge_rt.runtime.graph.outputs import Outputs, TopTokens
+from edge_rt.runtime.stream import Outcome
 
 VOCABULARY = 50
 GARBAGE = -1
@@ -179,8 +182,9 @@ class Run:
         self.text = TextStream(LetterDecoder(), config.stop)
         self.cancel = cancel or CancelToken()
         self._generation = Generation(
-            self.sequence, self.target, self.cache, drafter or NullDrafter(), Sampler(config, VOCABULARY, prompt),
-            self.text, chunk=chunk, called=time.perf_counter(), on_prefill=on_prefill,
+            self.sequence, lambda _: nullcontext(Held(self.target, drafter or NullDrafter())), self.cache,
+            Sampler(config, VOCABULARY, prompt), self.text, chunk=chunk, called=time.perf_counter(),
+            on_prefill=on_prefill, guard=RepetitionGuard() if config.repetition_guard else None,
         )  # fmt: skip
 
     def check(self):
@@ -191,15 +195,12 @@ class Run:
 
     def result(self, on_event=None):
         """Run to the end, checking every step, and return the result."""
-        source = self._generation.events(self.cancel)
-        while True:
-            try:
-                event = next(source)
-            except StopIteration as end:
-                self.check()
-                return end.value
+        outcome = Outcome(self.cancel, None)
+        for event in self._generation.events(outcome):
             if event.token_ids:
                 assert self.cache.length == len(self.sequence.token_ids) - 1
             self.check()
             if on_event is not None:
                 on_event(event)
+        self.check()
+        return outcome.result

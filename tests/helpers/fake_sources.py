@@ -6,10 +6,10 @@ import random
 
 import numpy as np
 
-from edge_rt.runtime.draft import ROOT, Accepted
+from edge_rt.runtime.decode.draft import ROOT, Accepted
 from edge_rt.runtime.drafters.source import Guess
-from edge_rt.runtime.outputs import Outputs, TopTokens
-from edge_rt.runtime.row_cost import RowCosts
+from edge_rt.runtime.graph.outputs import Outputs, TopTokens
+from edge_rt.runtime.speculation.cost_model import RowCosts
 from tests.helpers.fake_model import VOCABULARY, FakeTarget
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from edge_rt.export.blocks import float_rows, read_rows
-from edge_rt.export.check import compare, compare_steps, run_graph, run_steps
-from edge_rt.export.gguf_header import read_header
-from edge_rt.export.gguf_source import open_model_file
-from edge_rt.export.llama import read_config
-from edge_rt.export.llama_graph import build_graph, collect_weights, place_weights, write_rope_tables
-from edge_rt.export.profile import PROFILES
-from edge_rt.export.reference import LlamaReference
-from edge_rt.export.weights import WeightsFile
-from edge_rt.package import WEIGHTS_FILE
+from edge_rt.export.check.compare import compare, compare_steps, run_graph, run_steps
+from edge_rt.export.check.reference import LlamaReference
+from edge_rt.export.families.llama import read_config
+from edge_rt.export.families.llama_graph import build_graph, collect_weights, place_weights, write_rope_tables
+from edge_rt.export.op_profile import PROFILES
+from edge_rt.export.sources.gguf_header import read_header
+from edge_rt.export.sources.model_file import open_model_file
+from edge_rt.export.weights.blocks import float_rows, read_rows
+from edge_rt.export.weights.weights_file import WeightsFile
+from edge_rt.package.manifest import WEIGHTS_FILE
 
 
 class Built:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from edge_rt.export.linear import Linear
+from edge_rt.export.weights.linear import Linear
 
 
 def change_layer(change):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from edge_rt.package import Manifest, ModelConfig, PackageWriter, Segment, SourceInfo, TokenizerInfo
+from edge_rt.package.manifest import Manifest, ModelConfig, Segment, SourceInfo, TokenizerInfo
+from edge_rt.package.writer import PackageWriter
 
 GRAPH, FIRST, NEW = b"\x12\x05graph", b"\x12\x05first", b"\x12\x03new"
 FILES = {

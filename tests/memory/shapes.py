@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from edge_rt.memory.device import DeviceProfile
+from edge_rt.memory.device import Device
 from edge_rt.memory.request import Request
 from edge_rt.memory.shape import ModelShape
 
 MIB = 1 << 20
 NATIVE_FORMATS = ("f16", "f32", "int8", "k8v4", "int4", "int4x2")
 
-DEVICE = DeviceProfile(
+DEVICE = Device(
     name="test",
     total_bytes=8 << 30,
     available_bytes=4 << 30,
@@ -74,7 +74,7 @@ def requests(draw, shape: ModelShape) -> Request:
 
 def request_of(flags: tuple[str, ...], base: Request) -> Request:
     """Return the request that typed flags mean; what has no flag is as in ``base``."""
-    from edge_rt.memory.size import parse_size
+    from edge_rt.byte_size import parse_size
 
     given = dict(zip(flags[::2], flags[1::2], strict=True))
     assert set(given) <= {"--memory", "--ctx", "--kv-type", "--spec", "--draft-max", "--corpus"}

@@ -10,14 +10,14 @@ from edge_rt.memory.device import (
     GENERIC,
     PRESETS_FILE,
     check_new_name,
-    load_profile,
-    machine_profile,
+    device_path,
+    load_device,
     preset,
     presets,
-    profile_path,
     read_presets,
-    save_profile,
+    save_device,
     saved_names,
+    this_device,
 )
 from tests.memory.shapes import DEVICE
 
@@ -29,8 +29,8 @@ def test_every_figure_of_every_preset_has_a_tag_and_a_source():
     for entry in presets().values():
         assert set(entry.evidence) == figures
         assert all(tag in document["evidence"] and source for tag, source in entry.evidence.values())
-        assert entry.profile.problem() is None
-        assert entry.profile.available_bytes <= entry.profile.total_bytes
+        assert entry.device.problem() is None
+        assert entry.device.available_bytes <= entry.device.total_bytes
 
 
 def test_the_bandwidth_of_a_preset_is_its_share_of_the_peak():
@@ -44,9 +44,9 @@ def test_an_unknown_device_is_refused():
 
 
 def test_a_saved_profile_is_read_back(tmp_path):
-    path = profile_path("mine", tmp_path / "new")
-    save_profile(replace(DEVICE, name="mine", is_measured=True, base_bytes=70 << 20), path)
-    assert load_profile(path) == replace(DEVICE, name="mine", is_measured=True, base_bytes=70 << 20)
+    path = device_path("mine", tmp_path / "new")
+    save_device(replace(DEVICE, name="mine", is_measured=True, base_bytes=70 << 20), path)
+    assert load_device(path) == replace(DEVICE, name="mine", is_measured=True, base_bytes=70 << 20)
     assert saved_names(tmp_path / "new") == ["mine"]
     assert [entry.name for entry in path.parent.iterdir()] == ["mine.json"]
 
@@ -54,7 +54,7 @@ def test_a_saved_profile_is_read_back(tmp_path):
 @pytest.mark.parametrize("name", ["", "../up", "A", "a/b", "x" * 65, ".hidden"])
 def test_a_name_cannot_lead_elsewhere(name, tmp_path):
     with pytest.raises(ConfigError):
-        profile_path(name, tmp_path)
+        device_path(name, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["list", "auto", "cpu", GENERIC, "rpi5-8gb", "../up"])
@@ -71,7 +71,7 @@ def test_other_names_are():
 def test_a_folder_that_cannot_be_made_is_told(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError):
-        save_profile(DEVICE, tmp_path / "file" / "mine.json")
+        save_device(DEVICE, tmp_path / "file" / "mine.json")
 
 
 GOOD = json.loads(json.dumps({"version": 1, **asdict(DEVICE)}))
@@ -89,7 +89,7 @@ def test_a_malformed_profile_is_refused(document, tmp_path):
     path = tmp_path / "mine.json"
     path.write_text(document if isinstance(document, str) else json.dumps(document))
     with pytest.raises(ConfigError, match=r"mine\.json"):
-        load_profile(path)
+        load_device(path)
 
 
 def test_malformed_presets_are_refused(tmp_path):
@@ -100,15 +100,15 @@ def test_malformed_presets_are_refused(tmp_path):
 
 
 def test_this_machine_is_measured_memory_and_saved_speed(tmp_path):
-    path = profile_path("default", tmp_path)
-    before = machine_profile(path, available=lambda: 123, threads=3)
+    path = device_path("default", tmp_path)
+    before = this_device(path, available=lambda: 123, threads=3)
     assert (before.bandwidth, before.is_measured) == (preset(GENERIC).bandwidth, False)
-    save_profile(replace(DEVICE, bandwidth=7e9, is_measured=True), path)
-    after = machine_profile(path, available=lambda: 123, threads=3)
+    save_device(replace(DEVICE, bandwidth=7e9, is_measured=True), path)
+    after = this_device(path, available=lambda: 123, threads=3)
     assert (after.bandwidth, after.is_measured, after.available_bytes, after.threads) == (7e9, True, 123, 3)
 
 
 def test_a_damaged_saved_profile_keeps_no_model_from_loading(tmp_path):
-    path = profile_path("default", tmp_path)
+    path = device_path("default", tmp_path)
     path.write_text("{")
-    assert machine_profile(path).is_measured is False
+    assert this_device(path).is_measured is False

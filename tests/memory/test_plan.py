@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from edge_rt.errors import ConfigError, MemoryBudgetExceeded
-from edge_rt.memory.ladder import CHUNKS
+from edge_rt.memory.fallbacks import CHUNKS
 from edge_rt.memory.plan import Plan, make_plan, require_fit
 from edge_rt.memory.request import Request
 from edge_rt.memory.speed import tokens_per_second
@@ -105,7 +105,7 @@ def test_speculation_keeps_its_speed_at_its_lower_bound(data, shape):
 @functools.cache
 def shrinking_plans() -> tuple[Plan, ...]:
     shape = make_shape()
-    return tuple(make_plan(shape, DEVICE, Request(size)) for size in range(430 * MIB, 190 * MIB, -MIB // 2))
+    return tuple(make_plan(shape, DEVICE, Request(size)) for size in range(430 * MIB, 190 * MIB, -MIB))
 
 
 class TestLadder:

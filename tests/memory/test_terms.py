@@ -7,10 +7,10 @@ from hypothesis import given, settings, strategies as st
 
 from edge_rt.memory.activations import allocated_bytes
 from edge_rt.memory.choice import Choice
-from edge_rt.memory.gains import GAINS, gain_of
+from edge_rt.memory.plan_terms import terms_of
 from edge_rt.memory.request import Request
+from edge_rt.memory.speculation_table import SPECULATION_STEPS, speculation_step
 from edge_rt.memory.speed import row_cost
-from edge_rt.memory.term_texts import terms_of
 from edge_rt.memory.terms import (
     BASE_BYTES,
     encodable_bytes,
@@ -132,14 +132,14 @@ def test_a_longer_text_than_planned_takes_memory_beyond_the_plan():
 
 
 def test_longer_drafts_emit_more_and_what_lies_between_is_between():
-    for mode, steps in GAINS.items():
+    for mode, steps in SPECULATION_STEPS.items():
         for step in steps:
-            assert gain_of(mode, step.draft_max, 1 << 16).tokens == step.tokens
-        between = gain_of(mode, 6, 1 << 16)
+            assert speculation_step(mode, step.draft_max, 1 << 16).tokens == step.tokens
+        between = speculation_step(mode, 6, 1 << 16)
         assert steps[2].tokens < between.tokens < steps[3].tokens
-        assert gain_of(mode, 63, 1 << 16).tokens == steps[-1].tokens
-    assert gain_of("suffix", 8, 1024).tokens < gain_of("suffix", 8, 4096).tokens
-    assert gain_of("ngram", 8, 4096) == gain_of("suffix", 8, 4096)
+        assert speculation_step(mode, 63, 1 << 16).tokens == steps[-1].tokens
+    assert speculation_step("suffix", 8, 1024).tokens < speculation_step("suffix", 8, 4096).tokens
+    assert speculation_step("ngram", 8, 4096) == speculation_step("suffix", 8, 4096)
 
 
 def test_row_costs_are_interpolated_and_continued():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from edge_rt.export.packing import TILE_BLOCK_BYTES, unpack_rows
+from edge_rt.export.weights.tiles import TILE_BLOCK_BYTES, unpack_rows
 
 CODE_BYTES = {"w4m": 256, "w4": 256, "w8": 512}
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from edge_rt.runtime.window import WindowRows
+from edge_rt.runtime.graph.sliding_window import SlidingWindow
 from tests.ops.single_op import needs_native
 from tests.ops.spec_attention_reference import FORMATS, Config
 from tests.ops.test_spec_attention import Layer, check, make_rows, make_tables, random_parents
@@ -21,7 +21,7 @@ class Ring(Layer):
 
     def __init__(self, config, tables, kv_format, capacity, **options):
         super().__init__(config, tables, kv_format, capacity=capacity, **options)
-        self.rows = WindowRows(config.window, capacity, POSITIONS)
+        self.rows = SlidingWindow(config.window, capacity, POSITIONS)
         self.row_map = self.rows.row_map
         self.cache[...] = 0xFF
 

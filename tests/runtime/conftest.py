@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_rt.runtime.engine import load_package
+from tests.helpers.models import load_package
 
 
 @pytest.fixture(scope="session")

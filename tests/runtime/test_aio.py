@@ -8,7 +8,7 @@ import pytest
 
 from edge_rt.errors import ConfigError, InferenceError
 from edge_rt.runtime.aio import QUEUE_EVENTS, AsyncStream
-from edge_rt.runtime.cancel import CancelToken
+from edge_rt.runtime.graph.cancel import CancelToken
 from edge_rt.runtime.results import Event
 from edge_rt.runtime.stream import Stream
 
@@ -30,16 +30,17 @@ class SlowSource:
         self.closed = threading.Event()
         self.threads = set()
 
-    def __call__(self, cancel):
+    def __call__(self, outcome):
+        cancel = outcome.cancel
         try:
-            while self.made < self.count and not cancel.cancelled:
-                self.threads.add(threading.current_thread().name)
-                time.sleep(self.seconds)
-                if self.made == self.fail_at:
-                    raise InferenceError("broken")
-                self.made += 1
-                yield Event(str(self.made), (self.made,))
-            return self.made, cancel.cancelled
+            with outcome.telling(lambda: (self.made, cancel.cancelled)):
+                while self.made < self.count and not cancel.cancelled:
+                    self.threads.add(threading.current_thread().name)
+                    time.sleep(self.seconds)
+                    if self.made == self.fail_at:
+                        raise InferenceError("broken")
+                    self.made += 1
+                    yield Event(str(self.made), (self.made,))
         finally:
             self.closed.set()
 

@@ -8,9 +8,9 @@ import stat
 import pytest
 
 from edge_rt.errors import ConfigError, ContextOverflow, InputError, StorageError
-from edge_rt.runtime.cancel import CancelToken
 from edge_rt.runtime.chat import read_chat
-from edge_rt.runtime.engine import load_package
+from edge_rt.runtime.graph.cancel import CancelToken
+from tests.helpers.models import load_package
 from tests.helpers.packages import listing
 from tests.helpers.small import GREEDY
 

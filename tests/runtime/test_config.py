@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from edge_rt.errors import ConfigError
+from edge_rt.package.sampling import Sampling, SamplingAdvice
 from edge_rt.runtime.config import GenerationConfig
 
 NAN, INF = float("nan"), float("inf")
@@ -12,15 +13,16 @@ NAN, INF = float("nan"), float("inf")
     ("name", "value"),
     [
         *[("max_tokens", value) for value in (0, -1, 1.5, "3", True)],
-        *[("temperature", value) for value in (-0.1, 100.1, NAN, INF, "1", None, True)],
-        *[("top_k", value) for value in (-1, 0.5, None, "2")],
-        *[("top_p", value) for value in (0, -0.5, 1.01, NAN, None)],
+        *[("temperature", value) for value in (-0.1, 100.1, NAN, INF, "1", True)],
+        *[("top_k", value) for value in (-1, 0.5, "2")],
+        *[("top_p", value) for value in (0, -0.5, 1.01, NAN)],
         *[("min_p", value) for value in (-0.1, 1.0, NAN)],
         *[("repetition_penalty", value) for value in (0, 0.001, 101, NAN)],
         *[("presence_penalty", value) for value in (-101, 101, NAN, "0")],
         *[("frequency_penalty", value) for value in (-101, 101, INF)],
         *[("logit_bias", value) for value in ({-1: 1.0}, {"a": 1.0}, {1: NAN}, {1: 20000.0}, {True: 1.0}, [1], None)],
         *[("seed", value) for value in (-1, 1 << 64, 1.5, "7")],
+        *[("repetition_guard", value) for value in (None, 1, "on")],
         *[("stop", value) for value in ("", ("a", ""), (5,), 5, None)],
     ],
 )
@@ -72,3 +74,27 @@ def test_a_bias_cannot_be_changed_from_outside():
     assert config.logit_bias == {1: 2.0}
     with pytest.raises(TypeError):
         config.logit_bias[1] = 9.0
+
+
+class TestSampling:
+    ADVICE = SamplingAdvice(temperature=0.2, top_p=0.9, repetition_penalty=1.1)
+
+    def test_without_advice_the_defaults_hold(self):
+        assert GenerationConfig().sampling() == Sampling(
+            temperature=0.8, top_k=40, top_p=0.95, min_p=0.05, repetition_penalty=1.0
+        )
+
+    def test_advice_comes_before_the_defaults(self):
+        found = GenerationConfig().sampling(self.ADVICE)
+        assert found == Sampling(temperature=0.2, top_k=40, top_p=0.9, min_p=0.05, repetition_penalty=1.1)
+
+    def test_what_is_asked_for_comes_before_advice(self):
+        found = GenerationConfig(top_p=1.0, min_p=0, repetition_penalty=1.0).sampling(self.ADVICE)
+        assert found == Sampling(temperature=0.2, top_k=40, top_p=1.0, min_p=0, repetition_penalty=1.0)
+
+    def test_greedy_takes_no_advice(self):
+        assert GenerationConfig(temperature=0).sampling(self.ADVICE).repetition_penalty == 1.0
+
+    def test_greedy_that_is_advised_keeps_the_advice_beside_it(self):
+        advice = SamplingAdvice(temperature=0.0, repetition_penalty=1.1)
+        assert GenerationConfig().sampling(advice).repetition_penalty == 1.1

@@ -12,15 +12,16 @@ import pytest
 
 from edge_rt.errors import Cancelled, ConfigError, InferenceError
 from edge_rt.export import export_model
-from edge_rt.machine import usable_cpus
-from edge_rt.package import KV_FORMATS, open_package
-from edge_rt.runtime.engine import load_package
-from edge_rt.runtime.interface import open_interface
-from edge_rt.runtime.native_interface import NativeInterface
-from edge_rt.runtime.runner import ModelRunner
+from edge_rt.package.manifest import KV_FORMATS
+from edge_rt.package.reader import open_package
+from edge_rt.runtime.graph.io_binding import open_io_binding
+from edge_rt.runtime.graph.io_binding_native import NativeIOBinding
+from edge_rt.runtime.graph.runner import ModelRunner
 from edge_rt.session import Session, StopSwitch, pool_size
+from edge_rt.system.machine import usable_cpus
 from tests.helpers.gguf_factory import write_llama_gguf
 from tests.helpers.graphs import Built
+from tests.helpers.models import load_package
 from tests.helpers.native_profile import require_native
 from tests.helpers.small import GREEDY
 
@@ -37,7 +38,7 @@ class Native:
         threads = pool_size() or usable_cpus()
         session = Session(package / "model.onnx", threads=threads, profile="native", isa=isa)
         self.isa = session.isa
-        self.interface = open_interface(open_package(package).manifest, CAPACITY, kv_format)
+        self.interface = open_io_binding(open_package(package).manifest, CAPACITY, kv_format)
         self.cache = self.interface.open_cache()
         self.runner = ModelRunner(session, self.interface, self.switch)
 
@@ -158,7 +159,7 @@ def test_equal_logits_stand_by_id(tmp_path):
         weights.seek(tiles.offset)
         weights.write(bytes(tiles.nbytes))
     session = Session(built.graph, threads=pool_size() or usable_cpus(), profile="native")
-    runner = ModelRunner(session, NativeInterface(built.model, 8, "f32"), StopSwitch())
+    runner = ModelRunner(session, NativeIOBinding(built.model, 8, "f32"), StopSwitch())
     outputs = runner.forward([1, 2], 0, 2)
     assert not outputs.logits.any()
     assert outputs.top.ids.tolist() == [[*range(8)]] * 2
@@ -274,15 +275,15 @@ THREADS = """
 import hashlib, sys
 from pathlib import Path
 import numpy as np
-from edge_rt.package import open_package
-from edge_rt.runtime.interface import open_interface
-from edge_rt.runtime.runner import ModelRunner
+from edge_rt.package.reader import open_package
+from edge_rt.runtime.graph.io_binding import open_io_binding
+from edge_rt.runtime.graph.runner import ModelRunner
 from edge_rt.session import Session, StopSwitch
 
 package, threads = Path(sys.argv[1]), int(sys.argv[2])
 ids = [int(i) for i in sys.argv[3].split(",")]
 session = Session(package / "model.onnx", threads=threads, profile="native")
-runner = ModelRunner(session, open_interface(open_package(package).manifest, 160, "f32"), StopSwitch())
+runner = ModelRunner(session, open_io_binding(open_package(package).manifest, 160, "f32"), StopSwitch())
 digest = hashlib.sha256()
 for start, count in ((0, 100), (100, 1), (101, 1), (102, 8), (110, 40)):
     digest.update(runner.forward(ids[start : start + count], start, count).logits.tobytes())

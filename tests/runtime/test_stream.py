@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from edge_rt.errors import Busy, ConfigError, InferenceError
-from edge_rt.runtime.cancel import CancelToken
+from edge_rt.runtime.graph.cancel import CancelToken
 from edge_rt.runtime.results import Event
 from edge_rt.runtime.stream import Stream
 
@@ -22,15 +22,16 @@ class Source:
         self.made = 0
         self.open = False
 
-    def __call__(self, cancel):
+    def __call__(self, outcome):
         self.open = True
+        cancel = outcome.cancel
         try:
-            while self.made < self.count and not cancel.cancelled:
-                if self.made == self.fail_at:
-                    raise InferenceError("broken")
-                self.made += 1
-                yield Event(str(self.made), (self.made,))
-            return self.made, cancel.cancelled
+            with outcome.telling(lambda: (self.made, cancel.cancelled)):
+                while self.made < self.count and not cancel.cancelled:
+                    if self.made == self.fail_at:
+                        raise InferenceError("broken")
+                    self.made += 1
+                    yield Event(str(self.made), (self.made,))
         finally:
             self.open = False
 

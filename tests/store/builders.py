@@ -8,16 +8,17 @@ import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edge_rt.package import (
+from edge_rt.package.manifest import (
     FORMAT_VERSION,
     GRAPH_VERSIONS,
     Manifest,
     ModelConfig,
-    PackageWriter,
     Segment,
     SourceInfo,
     TokenizerInfo,
 )
+from edge_rt.package.sampling import SamplingAdvice
+from edge_rt.package.writer import PackageWriter
 from edge_rt.store.files import FileSpec
 from edge_rt.store.recipes import PipWheelSource, Recipe
 from edge_rt.store.resolve import FetchOptions
@@ -114,9 +115,11 @@ class FakeExporter:
     """Stands in for the exporter: writes a package that records the source's hash."""
 
     calls: list = field(default_factory=list)
+    sampling: SamplingAdvice | None = None
 
-    def __call__(self, source, out, *, activations, force, progress):
+    def __call__(self, source, out, *, activations, sampling, force, progress):
         self.calls.append((source, out, activations, force))
+        self.sampling = sampling
         write_package(out, source=source.read_bytes(), activations=activations, force=force)
         return "report"
 

@@ -7,7 +7,7 @@ import textwrap
 import pytest
 
 from edge_rt.errors import DownloadError, StorageError
-from edge_rt.store.files import FileSpec, check_space, human_bytes, tree_bytes, write_checked
+from edge_rt.store.files import FileSpec, check_space, tree_bytes, write_checked
 from tests.store.builders import sha256
 
 DATA = b"0123456789"
@@ -85,14 +85,6 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path):
     result = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True)
     assert "the disk or a limit is full" in result.stdout, result.stderr
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [(0, "0 bytes"), (999, "999 bytes"), (1000, "1.0 kB"), (92_871_040, "92.9 MB"), (10**13, "10.0 TB")],
-)
-def test_sizes_for_people(size, text):
-    assert human_bytes(size) == text
 
 
 def test_bytes_of_a_folder_do_not_follow_links(tmp_path):

@@ -14,10 +14,15 @@ from edge_rt.store.naming import (
     safe_name,
 )
 
+WINDOWS_PATHS = [
+    "C:\\model.gguf", "C:/model.gguf", "C:model.gguf", "c:/org/name", "C:\\org/name", "\\\\server\\share", "org\\name",
+    ".\\name",
+]  # fmt: skip
 TRAVERSALS = ["..", ".", "", "../x", "a/b", "/etc", ".hidden", "a\\b", "A", "ä", "a" * 97, "a\0", "a\n", "-x", "con:"]
+DEVICES = ["con", "nul", "aux.gguf", "com1", "lpt9.q8_0", "prn.", "a."]
 
 
-@pytest.mark.parametrize("name", TRAVERSALS)
+@pytest.mark.parametrize("name", [*TRAVERSALS, *DEVICES])
 def test_bad_names_are_refused(name):
     with pytest.raises(ConfigError, match="not a valid model name"):
         check_name(name)
@@ -32,6 +37,14 @@ def test_good_names_are_kept(name):
 def test_any_text_maps_to_a_valid_name(text):
     assert is_name(safe_name(text))
     assert is_name(gguf_name(text, "0123456789abcdef" * 4))
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [("con", "model-con"), ("NUL.q8_0", "model-nul.q8_0"), ("a.", "a"), ("..", "model"), ("com10", "com10")],
+)
+def test_names_that_windows_keeps_for_itself_are_escaped(text, name):
+    assert safe_name(text) == name
 
 
 def test_long_names_that_differ_at_the_end_stay_different():
@@ -52,7 +65,9 @@ def test_hub_references(text, reference, name):
     assert str(reference) == text
 
 
-@pytest.mark.parametrize("text", ["name", "a/b/c", "../x", "./x", "/x", "a/", "a/..", "https://x", "dir/model.gguf"])
+@pytest.mark.parametrize(
+    "text", ["name", "a/b/c", "../x", "./x", "/x", "a/", "a/..", "https://x", "dir/model.gguf", *WINDOWS_PATHS]
+)
 def test_what_is_no_hub_reference(text):
     assert parse_hub_reference(text) is None
 
@@ -65,6 +80,31 @@ def test_bad_files_of_a_hub_reference_are_refused(file):
         parse_hub_reference(f"org/name:{file}")
 
 
-@pytest.mark.parametrize("path", ["", "..", "a/../b", "/a", "a//b", "a\\b", "C:x", "a\0", "a/.", "x" * 513])
+@pytest.mark.parametrize("text", WINDOWS_PATHS)
+def test_a_path_of_windows_is_no_name(text):
+    assert not is_name(text)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "",
+        "..",
+        "a/../b",
+        "/a",
+        "a//b",
+        "a\\b",
+        "C:x",
+        "a\0",
+        "a/.",
+        "x" * 513,
+        "nul",
+        "a/con.gguf",
+        "a./b",
+        "a /b",
+        "a?",
+        "a|b",
+    ],
+)
 def test_unsafe_paths(path):
     assert not is_safe_path(path)

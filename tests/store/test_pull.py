@@ -1,16 +1,27 @@
 from __future__ import annotations
 
+import dataclasses
 import os
 import threading
 
 import pytest
 
 from edge_rt.errors import ConfigError, InvalidModelFile, ModelNotFound, UnsupportedModel
+from edge_rt.package.sampling import SamplingAdvice
 from edge_rt.store.fetch import fetch_source
 from edge_rt.store.pull import ensure_package, pull
 from edge_rt.store.sources_hub import HubOptions
 from tests.helpers.fake_hub import serve_fake_hub
-from tests.store.builders import MODEL, FakeExporter, FakePip, leftovers, options_with, sha256, write_package
+from tests.store.builders import (
+    MODEL,
+    FakeExporter,
+    FakePip,
+    leftovers,
+    make_recipe,
+    options_with,
+    sha256,
+    write_package,
+)
 
 
 @pytest.fixture
@@ -44,6 +55,15 @@ def test_a_pull_fetches_and_exports_once(store, exporter, options, pip):
     assert (again.was_present, again.package, again.export) == (True, report.package, None)
     assert (len(exporter.calls), len(pip.commands)) == (1, 1)
     assert leftovers(store) == []
+
+
+def test_the_recipe_says_how_tokens_are_best_chosen(store, exporter, pip, gguf):
+    recipe = dataclasses.replace(make_recipe(), sampling=SamplingAdvice(top_k=7))
+    options = options_with(pip, recipe=recipe)
+    pull("tiny", store=store, exporter=exporter, options=options)
+    assert exporter.sampling == SamplingAdvice(top_k=7)
+    pull(gguf, store=store, exporter=exporter, options=options)
+    assert exporter.sampling is None
 
 
 def test_without_the_source_the_package_is_enough(store, exporter, options, pip):

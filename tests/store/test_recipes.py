@@ -6,6 +6,7 @@ import json
 import pytest
 
 from edge_rt.errors import InputError
+from edge_rt.package.sampling import SamplingAdvice
 from edge_rt.store.recipes import (
     DEFAULT_MODEL,
     HubSource,
@@ -106,3 +107,29 @@ def test_a_folder_of_recipes(tmp_path):
     (tmp_path / "tiny.json").write_text(json.dumps(GOOD))
     (tmp_path / "notes.txt").write_text("not a recipe")
     assert list(load_recipes(tmp_path)) == ["tiny"]
+
+
+SAMPLING = {"temperature": 0.2, "top_k": 0, "top_p": 0.9, "min_p": 0, "repetition_penalty": 1.1}
+
+
+def test_sampling_is_read_as_far_as_it_is_given():
+    assert parse(GOOD).sampling is None
+    assert parse({**GOOD, "sampling": SAMPLING}).sampling == SamplingAdvice(**SAMPLING)
+    assert parse({**GOOD, "sampling": {"top_p": 0.9}}).sampling == SamplingAdvice(top_p=0.9)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        [],
+        {"temp": 1},
+        {"temperature": -1},
+        {"temperature": "1"},
+        {"temperature": None},
+        {"top_k": 0.5},
+        {"top_p": True},
+    ],
+)
+def test_sampling_that_is_wrong_is_refused(sampling):
+    with pytest.raises(InputError, match="sampling"):
+        parse({**GOOD, "sampling": sampling})

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -137,3 +138,55 @@ def test_a_held_lock_is_waited_for(tmp_path):
         order.append("first")
     thread.join()
     assert order == ["first", "second"]
+
+
+def test_a_lock_ends_with_its_holder(tmp_path):
+    code = (
+        "import os, sys; from pathlib import Path; from edge_rt.store.staging import entry_lock\n"
+        "with entry_lock(Path(sys.argv[1]), on_wait=None): print('held', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "a.lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout.readline().strip() == b"held"
+        with pytest.raises(StorageError, match="Another process"), entry_lock(tmp_path / "a.lock", on_wait=None):
+            pass
+        holder.kill()
+        holder.wait()
+        with entry_lock(tmp_path / "a.lock", on_wait=None):
+            pass
+
+
+class Lockless:
+    """A lock on a file system that answers with an error."""
+
+    def __init__(self, code):
+        self._code = code
+
+    def acquire(self, *, blocking):
+        assert not blocking
+        raise OSError(self._code, os.strerror(self._code))
+
+    def release(self):
+        pass
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_goes_on_without_the_hint(tmp_path, code):
+    with entry_lock(tmp_path / "a.lock", on_wait=None, make=lambda _: Lockless(code)):
+        pass
+
+
+def test_a_lock_that_fails_otherwise_is_told(tmp_path):
+    with (
+        pytest.raises(StorageError, match="Input/output error"),
+        entry_lock(tmp_path / "a.lock", on_wait=None, make=lambda _: Lockless(errno.EIO)),
+    ):
+        pass
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links need rights there")
+def test_a_link_is_no_lock(tmp_path):
+    (tmp_path / "a.lock").symlink_to(tmp_path / "precious")
+    with pytest.raises(StorageError), entry_lock(tmp_path / "a.lock", on_wait=None):
+        pass
+    assert not (tmp_path / "precious").exists()

@@ -29,6 +29,7 @@ from edge_rt.runtime.drafters.corpus_header import (
     damaged,
     parse_header,
 )
+from edge_rt.system.mapped_memory import advise
 
 MAX_MATCH: Final = 32
 """Tokens of context that the positions are sorted by, and that a match can have."""
@@ -85,9 +86,8 @@ class Corpus:
                 if verify:
                     _check_sections(path, info, file)
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-                if hasattr(mmap, "MADV_RANDOM"):
-                    # Lookups jump: what lies around would fill memory and hardly be read.
-                    mapped.madvise(mmap.MADV_RANDOM)
+                # Lookups jump: what lies around would fill memory and hardly be read.
+                advise(mapped, "MADV_RANDOM")
         except OSError as error:
             if isinstance(error, StorageError):
                 raise

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence as Items
 from pathlib import Path
 from typing import Any, Final
@@ -12,9 +10,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from edge_rt.errors import ConfigError, InputError, StorageError
+from edge_rt.errors import ConfigError, InputError
 from edge_rt.runtime.drafters.corpus import MAX_MATCH, Corpus
 from edge_rt.runtime.drafters.corpus_header import CorpusInfo
+from edge_rt.system.atomic_files import write_atomically
 
 MAX_TOKENS: Final = 1 << 30
 PIECE_CHARACTERS: Final = 1 << 18
@@ -74,7 +73,7 @@ def build_corpus(
         text_sha256=hashlib.sha256(text_bytes).hexdigest(),
         order_sha256=hashlib.sha256(order_bytes).hexdigest(),
     )
-    _write(path, info.to_bytes(), text_bytes, order_bytes)
+    write_atomically(path, (info.to_bytes(), text_bytes, order_bytes))
     Corpus.open(path).close()
     return info
 
@@ -125,30 +124,3 @@ def _order(text: Array) -> Array:
     usable = np.zeros(text.size, bool)
     usable[1:] = (text[1:] != 0) & (text[:-1] != 0)
     return order[usable[order]]
-
-
-def _write(path: Path, *parts: bytes) -> None:
-    """Write a file beside its place, flush it, and put it there."""
-    try:
-        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    except OSError as error:
-        raise _unwritable(path, error) from error
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            for part in parts:
-                file.write(part)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
-    except BaseException as error:
-        Path(name).unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise _unwritable(path, error) from error
-        raise
-
-
-def _unwritable(path: Path, error: OSError) -> StorageError:
-    return StorageError(
-        f"{path} could not be written.", f"{error.strerror or error}.", "Check the folder and its disk."
-    )

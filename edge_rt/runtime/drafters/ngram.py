@@ -8,10 +8,7 @@ from itertools import islice
 from typing import Any, Final
 
 from edge_rt.errors import ConfigError
-from edge_rt.runtime.draft import Accepted, Draft
-from edge_rt.runtime.drafters.prefix import common_prefix
-from edge_rt.runtime.drafters.source import Guess
-from edge_rt.runtime.outputs import Outputs
+from edge_rt.runtime.drafters.source import Guess, TextSource
 
 LEVELS: Final = (2, 3, 4, 5)
 MAX_ENTRIES: Final = 1 << 17
@@ -36,7 +33,7 @@ _PRIORS: Final = (
 # fmt: on
 
 
-class NgramSource:
+class NgramSource(TextSource):
     """Guesses what followed the last 4, 3, 2 or 1 tokens before, the longest of them that are known.
 
     A kind is (level, rank, whether the guess followed once or more often). A key keeps three tokens, the latest first,
@@ -61,6 +58,7 @@ class NgramSource:
     def __init__(
         self, levels: Items[int] = LEVELS, *, latest_only: bool = False, max_entries: int = MAX_ENTRIES
     ) -> None:
+        super().__init__()
         if not levels or not set(levels) <= set(LEVELS):
             raise ConfigError("The levels of n-grams are wrong.", f"Got {tuple(levels)}.", f"Choose from {LEVELS}.")
         if max_entries < MIN_ENTRIES:
@@ -76,32 +74,11 @@ class NgramSource:
         # Nearly all keys are followed by one token once: the token alone; else [token, count, token, count, ...].
         self._table: dict[int, int | list[int]] = {}
         self._num_lists = 0
-        self._known: list[int] = []
         self._context = 0
 
     def prior(self, kind: int) -> float:
         """Return the share of such guesses that were right in 240 conversations."""
         return _PRIORS[kind]
-
-    def begin(self, token_ids: Items[int]) -> None:
-        """Take in what is new; the n-grams of earlier texts stay."""
-        new = list(token_ids)
-        common = common_prefix(self._known, new)
-        if common < len(self._known):
-            self._context = 0
-            for token in new[max(0, common - _CONTEXT_TOKENS) : common]:
-                self._context = self._context << TOKEN_BITS | token + 1
-        self._take(new[common:])
-        self._known = new
-
-    def extend(self, token_ids: Items[int]) -> None:
-        """Take in emitted tokens."""
-        self._known.extend(token_ids)
-        self._take(token_ids)
-
-    def observe(self, draft: Draft, accepted: Accepted, outputs: Outputs, context: tuple[int, ...]) -> None:
-        """Do nothing: what was emitted is all there is to learn."""
-        del draft, accepted, outputs, context
 
     def root(self) -> Any | None:
         """Return the last tokens as a cursor; None before the first one."""
@@ -128,6 +105,12 @@ class NgramSource:
         """Bytes of table and known text."""
         table = sys.getsizeof(self._table) + _ENTRY_BYTES * len(self._table) + _LIST_BYTES * self._num_lists
         return table + sys.getsizeof(self._known)
+
+    def _depart(self, new: list[int], common: int) -> list[int]:
+        self._context = 0
+        for token in new[max(0, common - _CONTEXT_TOKENS) : common]:
+            self._context = self._context << TOKEN_BITS | token + 1
+        return new[common:]
 
     def _take(self, token_ids: Items[int]) -> None:
         context, levels = self._context, self._levels

@@ -13,9 +13,9 @@ from typing import Final
 
 import numpy as np
 
-from edge_rt.runtime.draft import ROOT, Accepted, Draft
+from edge_rt.runtime.decode.draft import ROOT, Accepted, Draft
 from edge_rt.runtime.drafters.source import Guess
-from edge_rt.runtime.outputs import Outputs
+from edge_rt.runtime.graph.outputs import Outputs
 
 MAX_ORDER: Final = 3
 """Longest context, in tokens."""

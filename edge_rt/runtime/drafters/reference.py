@@ -9,9 +9,9 @@ from collections.abc import Sequence as Items
 from typing import Any, Final
 
 from edge_rt.errors import ConfigError
-from edge_rt.runtime.draft import Accepted, Draft
+from edge_rt.runtime.decode.draft import Accepted, Draft
 from edge_rt.runtime.drafters.source import Guess
-from edge_rt.runtime.outputs import Outputs
+from edge_rt.runtime.graph.outputs import Outputs
 
 TOKEN_BITS: Final = 20
 LONGEST: Final = 8

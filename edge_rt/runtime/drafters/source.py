@@ -5,11 +5,13 @@ Several sources grow one tree together (``tree.py``), which is why they are aske
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence as Items
 from typing import Any, NamedTuple, Protocol
 
-from edge_rt.runtime.draft import Accepted, Draft
-from edge_rt.runtime.outputs import Outputs
+from edge_rt.runtime.decode.draft import Accepted, Draft
+from edge_rt.runtime.graph.outputs import Outputs
+from edge_rt.runtime.graph.prefix import common_prefix
 
 CONTEXT_TOKENS = 4
 """Known tokens before a draft that a source is told with the step's outputs."""
@@ -73,3 +75,34 @@ class Source(Protocol):
     @property
     def memory_bytes(self) -> int:
         """Bytes that it holds."""
+
+
+class TextSource(ABC):
+    """The part of a source that learns from texts alone: every token is taken in once."""
+
+    def __init__(self) -> None:
+        self._known: list[int] = []
+
+    def begin(self, token_ids: Items[int]) -> None:
+        """Take in what is new; what earlier texts taught stays."""
+        new = list(token_ids)
+        common = common_prefix(self._known, new)
+        self._take(new[common:] if common == len(self._known) else self._depart(new, common))
+        self._known = new
+
+    def extend(self, token_ids: Items[int]) -> None:
+        """Take in emitted tokens."""
+        self._known.extend(token_ids)
+        self._take(token_ids)
+
+    def observe(self, draft: Draft, accepted: Accepted, outputs: Outputs, context: tuple[int, ...]) -> None:
+        """Do nothing: what was emitted is all there is to learn."""
+        del draft, accepted, outputs, context
+
+    @abstractmethod
+    def _depart(self, new: list[int], common: int) -> list[int]:
+        """Turn to a text that departs from the known one behind ``common`` tokens; return what is to be taken in."""
+
+    @abstractmethod
+    def _take(self, token_ids: Items[int]) -> None:
+        """Learn tokens that follow what was taken in last."""

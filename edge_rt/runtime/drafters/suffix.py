@@ -7,12 +7,9 @@ from collections.abc import Sequence as Items
 from typing import Any, Final
 
 from edge_rt.errors import ConfigError
-from edge_rt.runtime.draft import Accepted, Draft
 from edge_rt.runtime.drafters.automaton import SuffixAutomaton
 from edge_rt.runtime.drafters.corpus import MAX_MATCH, Corpus, Places
-from edge_rt.runtime.drafters.prefix import common_prefix
-from edge_rt.runtime.drafters.source import Guess
-from edge_rt.runtime.outputs import Outputs
+from edge_rt.runtime.drafters.source import Guess, TextSource
 
 SEPARATOR: Final = -1
 """Stands between two texts in the automaton; never guessed."""
@@ -54,7 +51,7 @@ _PRIORS: Final = (*_TEXT_PRIORS, *(_OLDER * prior for prior in _TEXT_PRIORS), *_
 _KINDS: Final = len(_TEXT_PRIORS)
 
 
-class SuffixSource:
+class SuffixSource(TextSource):
     """Guesses what followed the longest suffix of the text where it occurred before.
 
     A kind is (this text, an earlier one or the corpus; bucket of the match's length; rank; whether the guess followed
@@ -79,39 +76,18 @@ class SuffixSource:
     name = "suffix"
 
     def __init__(self, corpus: Corpus | None = None, *, max_tokens: int = MAX_TOKENS) -> None:
+        super().__init__()
         if max_tokens < MIN_TOKENS:
             raise ConfigError("The automaton is too small.", f"{max_tokens} tokens.", f"Give at least {MIN_TOKENS}.")
         self.num_kinds = (2 if corpus is None else 3) * _KINDS
         self._corpus = corpus
         self._max_tokens = max_tokens
         self._automaton = SuffixAutomaton()
-        self._known: list[int] = []
         self._begin = 0  # where this text begins among all that are held
 
     def prior(self, kind: int) -> float:
         """Return the share of such guesses that were right in 240 conversations."""
         return _PRIORS[kind]
-
-    def begin(self, token_ids: Items[int]) -> None:
-        """Take in what is new; a text that departs from the known one starts behind a separator."""
-        new = list(token_ids)
-        common = common_prefix(self._known, new)
-        if common < len(self._known):
-            if common <= OVERLAP:
-                self._begin = len(self._automaton) + 1  # else it is still the same conversation
-            self._take([SEPARATOR, *new[max(0, common - OVERLAP) :]])
-        else:
-            self._take(new[common:])
-        self._known = new
-
-    def extend(self, token_ids: Items[int]) -> None:
-        """Take in emitted tokens."""
-        self._known.extend(token_ids)
-        self._take(token_ids)
-
-    def observe(self, draft: Draft, accepted: Accepted, outputs: Outputs, context: tuple[int, ...]) -> None:
-        """Do nothing: what was emitted is all there is to learn."""
-        del draft, accepted, outputs, context
 
     def root(self) -> Any | None:
         """Return the cursor behind the last token; None if it occurs nowhere else."""
@@ -146,6 +122,11 @@ class SuffixSource:
         if len(self._automaton) > max_tokens:
             self._rebuild(())
 
+    def _depart(self, new: list[int], common: int) -> list[int]:
+        if common <= OVERLAP:
+            self._begin = len(self._automaton) + 1  # else it is still the same conversation
+        return [SEPARATOR, *new[max(0, common - OVERLAP) :]]
+
     def _take(self, token_ids: Items[int]) -> None:
         if len(self._automaton) + len(token_ids) <= self._max_tokens:
             self._automaton.extend(token_ids)
@@ -168,19 +149,14 @@ class SuffixSource:
         result: list[Guess] = []
         if not state:
             return result
-        base = _PER_BUCKET * _BUCKETS[min(length, _LONGEST)]
-        for token, behind in own.following(state):
-            if token != SEPARATOR:
-                kind = base + 2 * len(result) + (own.count(behind) > 1)
-                if own.end(behind) < self._begin:
-                    kind += _KINDS
-                result.append(Guess(token, kind, (behind, length + 1)))
-                if len(result) == MAX_CHILDREN:
-                    return result
-        state = own.shorter(state)
-        if state <= 0:
-            return result
-        length = own.length(state)
+        self._add_following(result, state, length)
+        if len(result) < MAX_CHILDREN and (state := own.shorter(state)) > 0:
+            self._add_following(result, state, own.length(state))
+        return result
+
+    def _add_following(self, result: list[Guess], state: int, length: int) -> None:
+        """Add guesses of what follows a match, up to ``MAX_CHILDREN`` in all and no token twice."""
+        own = self._automaton
         base = _PER_BUCKET * _BUCKETS[min(length, _LONGEST)]
         known = [guess.token_id for guess in result]
         for token, behind in own.following(state):
@@ -190,8 +166,7 @@ class SuffixSource:
                     kind += _KINDS
                 result.append(Guess(token, kind, (behind, length + 1)))
                 if len(result) == MAX_CHILDREN:
-                    break
-        return result
+                    return
 
     def _merged(self, state: int, length: int, found: int, places: Places) -> list[Guess]:
         """Return the guesses of text and corpus, the more trusted first; of equal tokens the more trusted guess."""

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from edge_rt.errors import ConfigError, InputError, InvalidCorpus, StorageError
-from edge_rt.package import open_package
+from edge_rt.package.reader import open_package
 from edge_rt.runtime.drafters.corpus import MAX_MATCH, MAX_PLACES, Corpus
 from edge_rt.runtime.drafters.corpus_build import build_corpus, pieces
 from edge_rt.runtime.drafters.corpus_header import HEADER_BYTES
-from edge_rt.tokenizer import Tokenizer
+from edge_rt.text.tokenizer import Tokenizer
 
 TOKENIZER = "ab" * 32
 TEXTS = [[3, 1, 2, 3, 1], [2, 3]]

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from edge_rt.runtime.draft import ROOT, Accepted, Draft
+from edge_rt.runtime.decode.draft import ROOT, Accepted, Draft
 from edge_rt.runtime.drafters.recycling import LEAST_PROBABILITY, RecyclingSource
-from edge_rt.runtime.outputs import Outputs
+from edge_rt.runtime.graph.outputs import Outputs
 from tests.helpers.fake_sources import outputs_of
 
 SIZE = 20

@@ -1,0 +1,124 @@
+"""Sizes as people read and write them: memory in units of 1024, disk and downloads in units of 1000."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+from edge_rt.errors import ConfigError, StorageError
+
+_UNITS: Final = {
+    "": 1, "b": 1,
+    "k": 10**3, "kb": 10**3, "m": 10**6, "mb": 10**6, "g": 10**9, "gb": 10**9, "t": 10**12, "tb": 10**12,
+    "ki": 1 << 10, "kib": 1 << 10, "mi": 1 << 20, "mib": 1 << 20, "gi": 1 << 30, "gib": 1 << 30,
+    "ti": 1 << 40, "tib": 1 << 40,
+    "p": 10**15, "pb": 10**15, "pi": 1 << 50, "pib": 1 << 50, "e": 10**18, "eb": 10**18, "ei": 1 << 60, "eib": 1 << 60,
+}  # fmt: skip
+_SIZE: Final = re.compile(r"(-?)([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([a-z]{0,3})")
+_LARGEST: Final = 1 << 50
+_LEAST_MIB: Final = (1 << 20) // 10
+_EXAMPLES: Final = "Write it as 600MiB, 2GiB, 1.5GB or a number of bytes."
+_STEPS: Final = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
+
+
+def parse_size(text: str | int) -> int:
+    """Return a size in bytes.
+
+    Args:
+        text: a number of bytes, or a number with a unit: KiB, MiB, GiB, TiB count in 1024, KB, MB, GB, TB (or K, M, G,
+            T) in 1000.
+
+    Raises:
+        ConfigError: it is no size, not above 0, or more than any machine has.
+    """
+    given = f"Got {str(text)!r:.40}"
+    found = _SIZE.fullmatch(str(text).strip().lower()) if type(text) in (str, int) else None
+    unit = _UNITS.get(found[3]) if found else None
+    if found is None or unit is None:
+        raise ConfigError("The size of memory cannot be read.", f"{given}.", _EXAMPLES)
+    number = float(found[2]) if "." in found[2] else int(found[2])
+    size = int(number * unit)
+    if found[1] or size < 1:
+        raise ConfigError("The size of memory is out of range.", f"{given}, it must be above 0.", _EXAMPLES)
+    if size > _LARGEST:
+        limit = f"the limit is {_LARGEST >> 40} TiB"
+        raise ConfigError("The size of memory is too large.", f"{given}, {limit}.", _EXAMPLES)
+    return size
+
+
+def show_size(count: float) -> str:
+    """Return bytes as people read them, for example ``"301.4 MiB"``."""
+    for unit, step in _STEPS:
+        if abs(count) >= step:
+            return f"{count / step:.1f} {unit}"
+    return f"{count:.0f} B"
+
+
+def show_mib(count: float) -> str:
+    """Return bytes in MiB, as all sizes of a report are; in KiB what could not be seen in MiB."""
+    if 0 < abs(count) < _LEAST_MIB:
+        return f"{count / 1024:.1f} KiB"
+    return f"{count / (1 << 20):.1f} MiB"
+
+
+def show_rounded(count: int) -> str:
+    """Return bytes as ``1.31 GiB``, or in whole MiB below one."""
+    step, unit, digits = _rounded_unit(count)
+    return f"{count / step:.{digits}f} {unit}"
+
+
+def show_share(count: int, whole: int | None) -> str:
+    """Return bytes, and what they are a part of in the same unit if there is such a whole: ``301 MiB of 400``."""
+    if whole is None:
+        return show_rounded(count)
+    step, unit, digits = _rounded_unit(whole)
+    return f"{count / step:.{digits}f} {unit} of {whole / step:.{digits}f}"
+
+
+def _rounded_unit(count: int) -> tuple[int, str, int]:
+    return (1 << 30, "GiB", 2) if count >= 1 << 30 else (1 << 20, "MiB", 0)
+
+
+def in_mib(count: int) -> str:
+    """Return bytes in MiB for a column that names the unit, with thousands apart: ``1 240.3``."""
+    return f"{count / (1 << 20):,.1f}".replace(",", " ")
+
+
+def human_bytes(count: int) -> str:
+    """Return bytes in units of 1000, as disks and downloads are counted: ``92.9 MB``."""
+    value = float(count)
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{count} bytes" if unit == "bytes" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} TB"
+
+
+def show_at_least(count: int) -> str:
+    """Return bytes in MiB, rounded up: what is enough, when it is typed."""
+    return f"{-(-10 * count // (1 << 20)) / 10:.1f} MiB"
+
+
+def round_up(count: int, step: int = 1 << 20) -> int:
+    """Return whole MiB, or another step, that hold so many bytes, in bytes."""
+    return -(-count // step) * step
+
+
+def file_size(path: Path | None) -> int:
+    """Return the bytes of a file; 0 without one.
+
+    Raises:
+        StorageError: it cannot be read.
+    """
+    if path is None:
+        return 0
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read.", f"{error.strerror or error}.", "Check the path.") from error
+
+
+def exact_size(count: int) -> str:
+    """Return bytes as ``--memory`` takes them, exactly: ``"302MiB"``, or a number of bytes."""
+    return f"{count >> 20}MiB" if count % (1 << 20) == 0 else str(count)

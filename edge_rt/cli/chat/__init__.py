@@ -1,0 +1,1 @@
+"""``edge-rt chat``: the conversation, its slash commands and its line editor."""

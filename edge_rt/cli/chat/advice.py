@@ -1,0 +1,81 @@
+"""What helps in a chat where memory is short: what can be typed there, not the flags of a command line."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from edge_rt.byte_size import parse_size
+from edge_rt.errors import ConfigError, EncodingBudgetExceeded, MemoryBudgetExceeded, ReferenceBudgetExceeded
+
+if TYPE_CHECKING:
+    from edge_rt.runtime.load.options import LoadOptions
+
+WAYS: Final = (
+    "/ctx N takes another context; for another budget, cache or drafter leave with /exit and start again with "
+    "--memory, --kv-type or --spec."
+)
+
+LEAVE: Final = "/exit and "
+"""Stands before a command line."""
+
+
+def setting_in_chat(setting: tuple[str, ...], reference: str, load: LoadOptions, *, is_same_model: bool) -> str:
+    """Return how a setting that fits is had from within a chat.
+
+    Args:
+        setting: flags of the setting, of a plan's alternative.
+        reference: the model argument of the load that does not fit.
+        load: its options, with a budget in bytes if there is one.
+        is_same_model: whether it is the present model with another context.
+
+    Returns:
+        A command of the chat where only the context differs; else a command line, and how to get there.
+    """
+    given = dict(zip(setting[::2], setting[1::2], strict=True))
+    kept = {
+        "--kv-type": load.kv,
+        "--spec": load.spec,
+        "--draft-max": None if load.draft_max is None else str(load.draft_max),
+        "--corpus": None if load.corpus is None else str(load.corpus),
+    }
+    memory = given.get("--memory")
+    other = {name: given.get(name) for name in kept} != kept or (memory and parse_size(memory)) != load.memory
+    if is_same_model and not other and "--ctx" in given:
+        return f"/ctx {given['--ctx']}"
+    return f"{LEAVE}{shlex.join(['edge-rt', 'chat', '-m', reference, *setting])}"
+
+
+@contextmanager
+def in_words_of_a_chat() -> Generator[None]:
+    """Say of an answer or an option that the memory plan has no room for what can be done about it in a chat."""
+    try:
+        yield
+    except EncodingBudgetExceeded as error:
+        # Another context has room for no longer a text.
+        way = "leave with /exit, free memory and start again"
+        if error.enough is not None:
+            way = f"leave with /exit and start again with --memory {error.enough}"
+        raise EncodingBudgetExceeded(error.stretch_bytes, error.room_bytes, error.enough, way=way) from error
+    except ReferenceBudgetExceeded as error:
+        way = (
+            "Give a shorter text, do without one (/set reference none), or leave with /exit and start again with a "
+            "larger --memory."
+        )
+        raise ReferenceBudgetExceeded(
+            error.reference_tokens, error.room_tokens, is_least=error.is_least, way=way
+        ) from error
+    except MemoryBudgetExceeded as error:
+        raise MemoryBudgetExceeded(error.what, error.numbers, WAYS) from error
+
+
+@contextmanager
+def flags_of_a_chat(reference: str) -> Generator[None]:
+    """Say of flags that another model cannot be loaded with that they are the chat's, and how to change them."""
+    try:
+        yield
+    except ConfigError as error:
+        start = f"Leave with /exit and start again with other flags: edge-rt chat -m {shlex.quote(reference)}"
+        raise ConfigError(error.what, error.numbers, start) from error

@@ -1,0 +1,403 @@
+"""A chat on the command line: model, messages and options, whoever types the lines."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from edge_rt.byte_size import show_rounded, show_share
+from edge_rt.cli.answering import MakeStream, answering
+from edge_rt.cli.chat.advice import LEAVE, flags_of_a_chat, in_words_of_a_chat, setting_in_chat
+from edge_rt.cli.chat.settings import check_options, options_to_settings
+from edge_rt.cli.interrupt import interrupt_as_cancelled, wait_for_unfinished_work
+from edge_rt.cli.loading import load_model, obtain_package, plan_model
+from edge_rt.cli.options.groups import PlaceFlags
+from edge_rt.cli.render.console import SEPARATOR, Terminal, number
+from edge_rt.cli.render.stats import tell_stats
+from edge_rt.cli.speculation import warn_of_limits, why_not_auto
+from edge_rt.errors import Cancelled, ContextOverflow, EdgeRTError, MemoryBudgetExceeded
+from edge_rt.runtime.config import GenerationConfig
+from edge_rt.spec_modes import AUTO
+
+if TYPE_CHECKING:
+    from edge_rt.cli.chat.type_ahead import TypeAhead
+    from edge_rt.package.reader import Package
+    from edge_rt.runtime.chat import Chat, ChatMessage
+    from edge_rt.runtime.engine import Model
+    from edge_rt.runtime.graph.cancel import CancelToken
+    from edge_rt.runtime.load.options import LoadOptions
+    from edge_rt.runtime.prompt.encoding import PromptEncoder
+    from edge_rt.runtime.results import Event, Result
+    from edge_rt.runtime.speculation.cost_model import RowCosts
+    from edge_rt.runtime.stream import Stream
+
+
+LoadModel = Callable[["Package", "LoadOptions"], "Model"]
+"""Loads a package."""
+
+
+@dataclass(frozen=True)
+class Attachment:
+    """A text that goes in front of the next message.
+
+    Attributes:
+        name: the name of its file.
+        text: the text.
+    """
+
+    name: str
+    text: str
+
+
+class Conversation:
+    """Answers messages, and keeps what belongs to them.
+
+    Args:
+        terminal: where answers and figures go.
+        reference: the model argument.
+        places: where models lie.
+        load: how the model is loaded.
+        options: how tokens are chosen.
+        system: the system message.
+        show_stats: write figures under every answer.
+        load_model: loads a package.
+
+    Attributes:
+        load, options, show_stats: as above; may be changed between answers, the first by ``switch``, the options by
+            ``set_options``.
+        name: the model's name.
+        model: the loaded model.
+        chat: the messages.
+        attached: texts that go in front of the next message.
+        last: the last answer; None before the first.
+        type_ahead: reads keys during answers; None leaves them to the terminal.
+
+    Raises:
+        EdgeRTError: the model cannot be loaded, or has no chat template.
+    """
+
+    def __init__(
+        self,
+        terminal: Terminal,
+        reference: str,
+        places: PlaceFlags,
+        load: LoadOptions,
+        options: GenerationConfig,
+        *,
+        system: str | None = None,
+        show_stats: bool = False,
+        load_model: LoadModel = load_model,
+    ) -> None:
+        self.terminal = terminal
+        self.places = places
+        self.load = load
+        self.options = options
+        self.show_stats = show_stats
+        self.attached: list[Attachment] = []
+        self.last: Result | None = None
+        self.type_ahead: TypeAhead | None = None
+        self._load_model = load_model
+        self.name, self._package = obtain_package(terminal, reference, places, budget=_budget_of(load))
+        self.model: Model = load_model(self._package, load)
+        # What the process held before its first model; a later one takes over the heap of the one before.
+        self._base_bytes = self.model.plan.runtime_bytes
+        self._has_pieces = False  # whether that counts what models of other tokenizers leave in the heap
+        self.chat: Chat = self.model.chat(system=system)
+        warn_of_limits(terminal, self.model, load, options)
+        self.model.check_reference(options)
+
+    def say(self, text: str) -> Result:
+        """Answer a message, with the attached texts in front of it.
+
+        Raises:
+            EdgeRTError: it cannot be answered; the conversation is as before.
+        """
+        whole = "\n\n".join([*(item.text for item in self.attached), text])
+
+        def make_stream(token: CancelToken, on_prefill: Callable[[int, int], None]) -> Stream:
+            return self.chat.stream(whole, self.options, cancel=token, on_prefill_progress=on_prefill)
+
+        with in_words_of_a_chat():
+            result = self._answer(make_stream)
+        if result.finish_reason != "cancelled" or result.token_ids:
+            self.attached.clear()
+        return result
+
+    def regenerate(self) -> Result:
+        """Answer the last message anew.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        with in_words_of_a_chat():
+            return self._answer(lambda token, _: self.chat.regenerate(self.options, cancel=token))
+
+    def _answer(self, make_stream: MakeStream) -> Result:
+        terminal = self.terminal
+        wrote = False
+
+        def show(event: Event) -> None:
+            nonlocal wrote
+            if event.text and not terminal.is_json:
+                terminal.answer(event.text)
+                wrote = True
+
+        keys = self.type_ahead
+        tend = None if keys is None else keys.poll
+        with _no_echo() if keys is None else keys.listening(), answering(make_stream, terminal, tend) as answer:
+            for event in answer:
+                show(event)
+            result = answer.result()
+        if wrote and not result.text.endswith("\n"):
+            terminal.line()
+        self._tell_end(result)
+        return result
+
+    def _tell_end(self, result: Result) -> None:
+        reason = result.finish_reason
+        if reason == "cancelled" and not result.token_ids:
+            self.terminal.note("[stopped before the first token: the message is not kept]", "dim")
+            return
+        if reason == "cancelled":
+            self.terminal.note("[interrupted; /regen answers anew]", "dim")
+        elif reason == "length":
+            limit = number(self.options.max_tokens or 0)
+            self.terminal.note(f"[stopped after {limit} tokens, see /set max_tokens]", "dim")
+        elif reason == "repetition":
+            self.terminal.warn(
+                "the answer went round in circles and was ended; /regen answers anew, /set repetition_guard off lets "
+                "answers go on."
+            )
+        elif reason == "context_full":
+            used = number(result.usage.total_tokens)
+            self.terminal.warn(
+                f"the context is full ({used} of {number(self.model.context_tokens)} tokens); {self._ways_out()}."
+            )
+        self.last = result
+        if self.show_stats:
+            tell_stats(self.terminal, result)
+
+    def explain(self, error: EdgeRTError) -> EdgeRTError:
+        """Return an error with advice for somebody who chats."""
+        if not isinstance(error, ContextOverflow):
+            return error
+        return ContextOverflow(
+            error.prompt_tokens,
+            error.requested_tokens,
+            error.context_tokens,
+            is_least=error.is_least,
+            way=f"{self._ways_out(self.attached_names())}.",
+        )
+
+    def attached_names(self) -> str:
+        """Return the names of the attached texts, for people; empty if there are none."""
+        return ", ".join(item.name for item in self.attached)
+
+    def _ways_out(self, attached: str = "") -> str:
+        trained = self.model.package.manifest.model.context_length
+        larger = f", or /ctx N for more (up to {trained})" if self.model.context_tokens < trained else ""
+        undo = f"forgets the text of {attached}" if attached else "drops the last exchange"
+        return f"/clear starts anew, /undo {undo}{larger}"
+
+    def switch(self, reference: str, load: LoadOptions) -> None:
+        """Load another model, or the same one otherwise, and keep the conversation.
+
+        What does not fit the memory is refused before anything is closed.
+
+        Args:
+            reference: the model argument.
+            load: how it is loaded.
+
+        Raises:
+            EdgeRTError: it cannot be loaded; the one before is back, unless a warning says that it is not.
+            Cancelled: Ctrl-C stopped it; the one before is back.
+            SignalReceived: another signal came, or a second Ctrl-C.
+        """
+        with interrupt_as_cancelled():
+            budget = _budget_of(load)
+            name, package = obtain_package(self.terminal, reference, self.places, budget=budget, lead=LEAVE)
+            kept = _Kept.of(self.model, package)
+            base, has_pieces = self._base_after(kept)
+            # A context of the present model is what /ctx asks for.
+            is_same = load.ctx is not None and name == self.name
+            spell = partial(setting_in_chat, reference=reference, load=load, is_same_model=is_same)
+            with flags_of_a_chat(reference):
+                plan = plan_model(package, load.but(spell=spell), base)
+        messages = [message.copy() for message in self.chat.messages]
+        try:
+            with interrupt_as_cancelled():
+                # Closed before the next one is loaded: two models at once may not fit the memory.
+                self.model.close()
+                model, chat = self._open(package, load.as_planned(plan), messages, kept)
+        except EdgeRTError as error:
+            self._reopen(messages, kept, error)
+            raise
+        self.load, self.name, self.model, self.chat = load, name, model, chat
+        self._package = package
+        self._base_bytes, self._has_pieces = base, has_pieces
+        try:
+            warn_of_limits(self.terminal, model, load, self.options, in_chat=True)
+        except MemoryBudgetExceeded as error:
+            # The model is loaded: what was set for the one before gives way, not the model.
+            self.options = self.options.with_options(spec=None, accept="match")
+            self.terminal.warn(f"{error.what} spec and accept are back to default.")
+        try:
+            with in_words_of_a_chat():
+                model.check_reference(self.options)
+        except MemoryBudgetExceeded as error:
+            # It is kept: what it needs may be had by another /ctx.
+            self.terminal.warn(str(error))
+
+    def _base_after(self, kept: _Kept) -> tuple[int, bool]:
+        """Return what the process is taken to hold before the next model, and whether pieces of the heap are in it."""
+        from edge_rt.runtime.load.planning import PIECES_BYTES
+
+        if self._has_pieces or kept.texts is not None:
+            return self._base_bytes, self._has_pieces
+        return self._base_bytes + PIECES_BYTES, True
+
+    def _open(
+        self, package: Package, load: LoadOptions, messages: list[ChatMessage], kept: _Kept
+    ) -> tuple[Model, Chat]:
+        """Load a package and have it go on with a conversation; it is closed again if it cannot."""
+        model = self._load_model(package, load.but(share_tokenizer_with=kept.texts))
+        kept.give_prices(model)
+        try:
+            chat = model.chat()
+            chat.messages = messages
+            chat.token_count()
+        except BaseException:
+            model.close()
+            raise
+        return model, chat
+
+    def _reopen(self, messages: list[ChatMessage], kept: _Kept, reason: EdgeRTError) -> None:
+        """Bring the present model back, as it was decided, after another one could not take its place."""
+        if isinstance(reason, Cancelled):
+            self.terminal.note(f"stopping: {self.name} is loaded again", "dim")
+            # What was stopped frees its memory first.
+            wait_for_unfinished_work()
+        try:
+            again = self.load.as_planned(self.model.plan).but(share_tokenizer_with=kept.texts)
+            model = self._load_model(self._package, again)
+        except EdgeRTError as error:
+            self.terminal.warn(f"{self.name} cannot be loaded again: {error} Choose a model with /model.")
+            return
+        kept.give_prices(model)
+        self.model, self.chat = model, model.chat()
+        self.chat.messages = messages
+
+    def settings(self) -> dict[str, Any]:
+        """Return the options as a JSON object."""
+        return options_to_settings(self.options)
+
+    @property
+    def spec(self) -> str:
+        """Who drafts, and why, if that is not what was asked for."""
+        wanted = self.load.spec if self.options.spec is None else self.options.spec
+        mode = self.model.speculation.resolve(wanted, has_reference=self.options.reference is not None)
+        return mode if mode == (wanted or "auto") else f"{mode} ({why_not_auto(self.model)})"
+
+    def set_options(self, options: GenerationConfig) -> None:
+        """Change the options; say what speculation does not promise with them.
+
+        Raises:
+            ConfigError: they do not go together.
+            MemoryBudgetExceeded: the memory plan has no room for the drafter or the reference text. Nothing is changed.
+        """
+        check_options(options, self.load.spec or AUTO)
+        if (options.spec, options.reference) != (self.options.spec, self.options.reference):
+            with in_words_of_a_chat():
+                warn_of_limits(self.terminal, self.model, self.load, options, in_chat=True)
+                if self.model.texts is not None:
+                    self.model.check_reference(options)
+        self.options = options
+
+    def banner(self) -> list[str]:
+        """Return the lines that a chat begins with."""
+        facts = self.model.describe()
+        weights = SEPARATOR.join(
+            [
+                "+".join(dict.fromkeys(facts["quantisation"].values())),
+                f"{facts['activations']} activations",
+                show_rounded(facts["weights_bytes"]),
+            ]
+        )
+        cache = show_rounded(facts["kv_bytes_per_token"] * facts["context_tokens"])
+        memory = facts["memory"]
+        planned = f"memory {show_share(memory['planned_bytes'], memory['budget_bytes'])} planned"
+        model = f"{facts['architecture']}, {facts['parameters'] / 1e6:.0f} M parameters"
+        return [
+            SEPARATOR.join([self.name, model, planned]),
+            f"weights  {weights}",
+            f"context  {number(facts['context_tokens'])} tokens, {cache} when full",
+            f"device   {facts['device']}, {facts['threads']} threads{SEPARATOR}ONNX Runtime {facts['onnxruntime']}",
+            *self._reduced(),
+            "type /help for commands, Ctrl-D to leave",
+        ]
+
+    def _reduced(self) -> list[str]:
+        """Return a line about what the memory plan had to give up; none if it is nothing."""
+        names = [step.partition(":")[0] for step in self.model.plan.given_up]
+        return [f"reduced to fit the memory: {', '.join(names)} (/show memory)"] if names else []
+
+    def close(self) -> None:
+        """Free the model."""
+        self.model.close()
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What a model leaves to the one that takes its place.
+
+    Attributes:
+        texts: its tokenizer, if the other one has the same: reading it anew would leave the heap in pieces.
+        key: what its passes' costs depend on.
+        costs: these; None if they were not measured.
+    """
+
+    texts: PromptEncoder | None
+    key: dict[str, Any]
+    costs: RowCosts | None
+
+    @classmethod
+    def of(cls, model: Model, package: Package) -> _Kept:
+        """Return what a model leaves to that of another package."""
+        texts = model.texts
+        if texts is not None and not texts.has_tokenizer_of(package):
+            texts = None
+        return cls(texts, model.prices.key, model.speculation.known_costs)
+
+    def give_prices(self, model: Model) -> None:
+        """Give a model the costs, if its passes are the same; measuring takes a second or two."""
+        if self.costs is not None and model.prices.key == self.key:
+            model.speculation.costs = self.costs
+
+
+def _budget_of(load: LoadOptions) -> int | None:
+    """Return the bytes that an export before the load may take."""
+    return load.memory if isinstance(load.memory, int) else None
+
+
+@contextmanager
+def _no_echo() -> Generator[None]:
+    """Keep keys that are typed during an answer out of it; they are read afterwards."""
+    # Windows shows keys when they are read, not when they are typed.
+    if sys.platform == "win32" or sys.stdin is None or not sys.stdin.isatty():
+        yield
+        return
+    import termios
+
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    silent = termios.tcgetattr(descriptor)
+    silent[3] &= ~termios.ECHO
+    termios.tcsetattr(descriptor, termios.TCSADRAIN, silent)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)

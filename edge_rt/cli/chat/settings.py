@@ -1,0 +1,162 @@
+"""The options of a chat as people write them, and as they are saved."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from edge_rt.cli.options.groups import parse_logit_bias
+from edge_rt.cli.render.console import number
+from edge_rt.cli.user_paths import path_of
+from edge_rt.errors import ConfigError, InputError
+from edge_rt.package.sampling import SamplingAdvice
+from edge_rt.runtime.config import GenerationConfig
+from edge_rt.spec_modes import REFERENCE_MODES, require_mode
+from edge_rt.text.text_file import read_text
+
+OPTION_NAMES: Final = tuple(field.name for field in dataclasses.fields(GenerationConfig))
+SPEC_OPTIONS: Final = ("spec", "reference", "accept")
+DEFAULTS: Final = GenerationConfig(repetition_guard=True)
+"""Of a chat."""
+_SWITCH: Final = {"on": True, "off": False}
+_ALIASES: Final = {
+    "temp": "temperature",
+    "n": "max_tokens",
+    "repeat_penalty": "repetition_penalty",
+    "repeat-penalty": "repetition_penalty",
+}
+
+
+def option_name(given: str) -> str:
+    """Return the name of an option that may be written in other ways.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    name = _ALIASES.get(given, given.replace("-", "_"))
+    if name not in OPTION_NAMES:
+        raise ConfigError(
+            f"There is no option {given!r:.60}.", f"Options: {', '.join(OPTION_NAMES)}.", "Write /set OPTION VALUE."
+        )
+    return name
+
+
+def parse_option(name: str, text: str) -> Any:
+    """Return the value that ``/set NAME TEXT`` means; ``GenerationConfig`` judges it.
+
+    Raises:
+        ConfigError: it cannot be read.
+        StorageError, InputError: the file of a reference cannot.
+    """
+    if text in ("default", "none", "None"):
+        return getattr(DEFAULTS, name)
+    if name == "repetition_guard" and text in _SWITCH:
+        return _SWITCH[text]
+    if name == "stop":
+        return _parse_stop(text)
+    if name == "logit_bias":
+        return parse_logit_bias(text.split())
+    if name == "reference":
+        return read_text(path_of(text))
+    if name == "spec":
+        require_mode(text)
+        return text
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _parse_stop(text: str) -> tuple[str, ...]:
+    """Return one text, or those of a JSON string or array of strings."""
+    if not text.startswith(('"', "[")):
+        return (text,)
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError("The stop texts are malformed.", f"{error}.", 'Write a text, or ["a", "b"].') from error
+    return tuple(value) if isinstance(value, list) else (value,)
+
+
+def shown(name: str, value: Any) -> str:
+    """Return an option's value for people."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if name == "reference" and value is not None:
+        return f"a text of {number(len(value))} characters"
+    if isinstance(value, dict | list):
+        return json.dumps(value, ensure_ascii=False) if value else "none"
+    return "none" if value is None else str(value)
+
+
+def sampling_shown(options: GenerationConfig, advice: SamplingAdvice | None) -> dict[str, str]:
+    """Return the values with which tokens are chosen, for people: those in force, and whose they are if nobody asked.
+
+    Args:
+        options: what was asked for.
+        advice: the model's.
+    """
+    given = SamplingAdvice() if advice is None or options.temperature == 0 else advice
+    texts = {}
+    for name, value in dataclasses.asdict(options.sampling(advice)).items():
+        origin = " (the model's)" if getattr(given, name) is not None else " (default)"
+        texts[name] = f"{value:g}" + (origin if getattr(options, name) is None else "")
+    return texts
+
+
+def check_options(options: GenerationConfig, mode: str) -> None:
+    """Refuse options of speculation that do not go together, in the words of a chat and before they are needed.
+
+    Args:
+        options: of the generations to come.
+        mode: the mode of speculation that the chat was begun with.
+
+    Raises:
+        ConfigError: with the commands that mend it.
+    """
+    mode = mode if options.spec is None else options.spec
+    if mode == "reference" and options.reference is None:
+        raise ConfigError(
+            "The reference drafter has nothing to copy from.",
+            "There is no reference text.",
+            "Give one with /set reference FILE, or choose another drafter with /set spec.",
+        )
+    if options.reference is not None and mode not in ("off", *REFERENCE_MODES):
+        raise ConfigError(
+            f"The drafter {mode} copies from no reference text.",
+            f"There is one of {number(len(options.reference))} characters.",
+            "Use /set spec auto or /set spec reference, or drop it with /set reference none.",
+        )
+    if options.accept == "ratio" and mode != "recycling":
+        raise ConfigError(
+            "The acceptance rule ratio needs a drafter that draws with known probabilities.",
+            f"The mode of speculation is {mode}; recycling has them.",
+            "Use /set spec recycling before /set accept ratio, and /set accept match before another drafter.",
+        )
+
+
+def options_to_settings(options: GenerationConfig) -> dict[str, Any]:
+    """Return what answers depend on as a JSON object: who drafts them, from what, and by which rule is left out."""
+    values = {name: getattr(options, name) for name in OPTION_NAMES if name not in SPEC_OPTIONS}
+    return {**values, "logit_bias": dict(options.logit_bias), "stop": list(options.stop)}
+
+
+def settings_to_options(settings: Mapping[str, Any]) -> GenerationConfig:
+    """Return the options that ``options_to_settings`` wrote.
+
+    Raises:
+        InputError: they are malformed.
+    """
+    values = dict(settings)
+    try:
+        values["logit_bias"] = {int(token): bias for token, bias in dict(values.get("logit_bias") or {}).items()}
+        values["stop"] = tuple(values.get("stop") or ())
+        return GenerationConfig(**values)
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            "The settings of the saved chat are not usable.", f"{error}", "Choose another file."
+        ) from error

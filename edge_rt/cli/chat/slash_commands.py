@@ -1,0 +1,308 @@
+"""The slash commands of a chat."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from edge_rt.byte_size import show_rounded, show_share
+from edge_rt.cli.chat.advice import in_words_of_a_chat
+from edge_rt.cli.chat.conversation import Attachment, Conversation
+from edge_rt.cli.chat.settings import (
+    SPEC_OPTIONS,
+    option_name,
+    parse_option,
+    sampling_shown,
+    settings_to_options,
+    shown,
+)
+from edge_rt.cli.render.console import number
+from edge_rt.cli.render.stats import facts_lines, tell_table
+from edge_rt.cli.user_paths import path_of
+from edge_rt.errors import ConfigError, InputError
+from edge_rt.text.text_file import read_text
+
+SHOW_TOPICS: Final = ("info", "template", "params", "memory")
+
+
+class LeaveChat(Exception):
+    """The user wants to leave."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """One slash command.
+
+    Attributes:
+        run: does it, given the rest of the line.
+        usage: how its arguments are written.
+        text: what it does.
+    """
+
+    run: Callable[[str], None]
+    usage: str
+    text: str
+
+
+class Commands:
+    """Carries out lines that begin with a slash.
+
+    Args:
+        conversation: what they act on.
+
+    Attributes:
+        table: name -> command, in the order of ``/help``.
+    """
+
+    def __init__(self, conversation: Conversation) -> None:
+        self._conversation = conversation
+        self._terminal = conversation.terminal
+        self.table: Mapping[str, Command] = {
+            "/help": Command(self._help, "", "list the commands"),
+            "/exit": Command(self._exit, "", "leave (Ctrl-D)"),
+            "/clear": Command(self._clear, "", "forget the conversation, keep the system message"),
+            "/system": Command(self._system, "[TEXT]", 'set the system message ("" removes it), or show it'),
+            "/set": Command(self._set, "[OPTION VALUE]", "change an option, or list them"),
+            "/show": Command(self._show, "[info|template|params|memory]", "show facts"),
+            "/stats": Command(self._stats, "[on|off]", "all figures of the last answer; on, off: a line under answers"),
+            "/save": Command(self._save, "FILE", "save conversation and options"),
+            "/load": Command(self._load, "FILE", "load a saved conversation"),
+            "/regen": Command(self._regen, "", "answer the last message anew"),
+            "/undo": Command(
+                self._undo, "", "forget a text that waits after /read, or the last message and its answer"
+            ),
+            "/read": Command(self._read, "FILE", "put a file's text in front of the next message"),
+            "/model": Command(self._model, "MODEL", "change the model, keep the conversation"),
+            "/ctx": Command(self._ctx, "N", "change the context size, keep the conversation"),
+        }
+
+    def run(self, line: str) -> None:
+        """Carry out one line.
+
+        Raises:
+            LeaveChat: the chat is over.
+            EdgeRTError: the command is unknown or failed.
+        """
+        name, _, rest = line.strip().partition(" ")
+        name = {"/quit": "/exit", "/bye": "/exit", "/?": "/help"}.get(name, name)
+        command = self.table.get(name)
+        if command is None:
+            close = difflib.get_close_matches(name, self.table, n=1)
+            raise ConfigError(
+                f"There is no command {name!r:.60}.",
+                f"Did you mean {close[0]}?" if close else "",
+                "See /help; a message that begins with a slash is written with two: //.",
+            )
+        rest = rest.strip()
+        if rest and not command.usage:
+            raise ConfigError(f"{name} takes no argument.", f"Got {rest!r:.60}.", "Leave it out.")
+        if not rest and command.usage and not command.usage.startswith("["):
+            raise ConfigError(f"{name} needs an argument.", f"Usage: {name} {command.usage}.", "")
+        command.run(rest)
+
+    # --- leaving and help ---
+
+    def _help(self, _: str) -> None:
+        for name, command in self.table.items():
+            self._terminal.note(f"  {f'{name} {command.usage}':38} {command.text}")
+        self._terminal.note('  """ ... """  several lines; also Alt-Enter, or \\ at the end of a line')
+        self._terminal.note("  //text  a message that begins with a slash;  Ctrl-G  write in $EDITOR")
+        self._terminal.note("  Ctrl-C  stop the answer")
+        self._terminal.note(
+            "  /ctx and /model plan the memory anew: the cache's format, speculation and the prefill chunk may"
+        )
+        self._terminal.note("  change with what fits, which is then said; what does not fit leaves everything as it is")
+
+    def _exit(self, _: str) -> None:
+        raise LeaveChat
+
+    # --- the conversation ---
+
+    def _clear(self, _: str) -> None:
+        self._conversation.chat.clear()
+        self._conversation.attached.clear()
+        self._terminal.note("the conversation is empty", "dim")
+
+    def _system(self, text: str) -> None:
+        chat = self._conversation.chat
+        if not text:
+            self._terminal.note(chat.system if chat.system is not None else "(the template's own)")
+            return
+        chat.system = None if text in ('""', "''") else text
+        self._terminal.note("the system message is " + ("removed" if chat.system is None else "set"), "dim")
+
+    def _regen(self, _: str) -> None:
+        self._conversation.regenerate()
+
+    def _undo(self, _: str) -> None:
+        names = self._conversation.attached_names()
+        if names:
+            # Otherwise a text that does not fit the context would stand in front of every message.
+            self._conversation.attached.clear()
+            self._terminal.note(f"the text of {names} is forgotten", "dim")
+            return
+        dropped = self._conversation.chat.undo()
+        self._terminal.note("the last exchange is forgotten" if dropped else "there is nothing to forget", "dim")
+
+    def _read(self, argument: str) -> None:
+        path = path_of(argument)
+        text = read_text(path)
+        with in_words_of_a_chat():
+            tokens = self._count_tokens(text)
+        self._conversation.attached.append(Attachment(path.name, text))
+        self._terminal.note(f"read {path.name}, {tokens}: in front of your next message", "dim")
+
+    def _count_tokens(self, text: str) -> str:
+        texts = self._conversation.model.texts
+        assert texts is not None
+        # Of a text that does not fit the context no more is encoded than shows that.
+        tokens, is_exact = texts.count_tokens(text)
+        return f"{number(tokens)} tokens" + ("" if is_exact else " or more, too many for the context")
+
+    # --- options ---
+
+    def _set(self, argument: str) -> None:
+        conversation = self._conversation
+        if not argument:
+            self._show("params")
+            return
+        given, _, value = argument.partition(" ")
+        name = option_name(given)
+        if not value.strip():
+            raise ConfigError(f"/set {name} needs a value.", "", "Write a number, a text, or default.")
+        conversation.set_options(conversation.options.with_options(**{name: parse_option(name, value.strip())}))
+        self._terminal.note(f"{name} = {self._params()[name]}", "dim")
+
+    def _show(self, topic: str) -> None:
+        topic = topic or "info"
+        conversation = self._conversation
+        if topic == "info":
+            facts = {name: value for name, value in conversation.model.describe().items() if name != "memory"}
+            self._rows({**facts, "speculation": conversation.spec})
+        elif topic == "template":
+            self._terminal.note(conversation.model.template_source or "(none)")
+        elif topic == "params":
+            self._rows(self._params())
+        elif topic == "memory":
+            self._memory()
+        else:
+            raise ConfigError(f"/show knows no {topic!r:.60}.", "", f"Choose one of {', '.join(SHOW_TOPICS)}.")
+
+    def _params(self) -> dict[str, str]:
+        conversation = self._conversation
+        values = {name: shown(name, value) for name, value in conversation.settings().items()}
+        options = conversation.options
+        return {
+            **values,
+            **sampling_shown(options, conversation.model.package.manifest.sampling),
+            "spec": conversation.spec,
+            "reference": shown("reference", options.reference),
+            "accept": options.accept,
+        }
+
+    def _rows(self, facts: Mapping[str, Any]) -> None:
+        for name, text in facts_lines(facts):
+            self._terminal.note(f"  {name:20} {text}")
+
+    def _memory(self) -> None:
+        from edge_rt.system.process_memory import peak_rss_bytes
+
+        conversation = self._conversation
+        model = conversation.model
+        facts = model.describe()
+        memory = facts["memory"]
+        per_token = facts["kv_bytes_per_token"]
+        used, room = conversation.chat.token_count(), facts["context_tokens"]
+        waiting = [f"{item.name}, {self._count_tokens(item.text)}" for item in conversation.attached]
+        self._rows(
+            {
+                "conversation": f"{number(used)} of {number(room)} tokens",
+                **({"for the next message": "; ".join(waiting)} if waiting else {}),
+                "cache": f"{show_rounded(used * per_token)} of {show_rounded(room * per_token)}",
+                "planned": show_share(memory["planned_bytes"], memory["budget_bytes"]),
+                **{f"  {term.name}": f"{show_rounded(term.bytes)}  {term.text}" for term in model.plan.terms},
+                "peak of the process": show_share(peak_rss_bytes(), memory["budget_bytes"]),
+            }
+        )
+        for step in model.plan.given_up:
+            self._terminal.note(f"  reduced to fit: {step}")
+
+    def _stats(self, argument: str) -> None:
+        if argument not in ("", "on", "off"):
+            raise ConfigError("/stats takes on or off.", f"Got {argument!r:.60}.", "")
+        conversation = self._conversation
+        if argument:
+            conversation.show_stats = argument == "on"
+            self._terminal.note(f"figures are {argument}", "dim")
+        elif conversation.last is None:
+            self._terminal.note("there is no answer yet", "dim")
+        else:
+            tell_table(self._terminal, conversation.last)
+
+    # --- files ---
+
+    def _save(self, argument: str) -> None:
+        from edge_rt.runtime.chat import read_chat
+
+        path = path_of(argument)
+        if path.exists():
+            try:
+                read_chat(path)
+            except InputError as error:
+                raise ConfigError(f"{path} exists and is not a saved chat.", "", "Choose another file.") from error
+        self._conversation.chat.save(path, settings=self._conversation.settings())
+        self._terminal.note(f"saved to {path}", "dim")
+
+    def _load(self, argument: str) -> None:
+        from edge_rt.runtime.chat import read_chat
+
+        conversation, path = self._conversation, path_of(argument)
+        own = {name: getattr(conversation.options, name) for name in SPEC_OPTIONS}
+        options = settings_to_options({**read_chat(path).settings, **own})
+        conversation.set_options(options)
+        saved = conversation.chat.load(path)
+        conversation.attached.clear()
+        if saved.package_id != conversation.model.package.id:
+            self._terminal.warn(
+                f"the conversation was held with another package ({saved.model}, {saved.package_id[:12]}); "
+                "answers will differ."
+            )
+        self._terminal.note(f"loaded {len(saved.messages)} messages and the options from {path}", "dim")
+
+    # --- the model ---
+
+    def _model(self, argument: str) -> None:
+        conversation = self._conversation
+        before = conversation.model.describe()
+        conversation.switch(argument, conversation.load.but(ctx=None))
+        for line in conversation.banner()[:-1]:
+            self._terminal.note(line, "dim")
+        self._tell_changes(before, conversation.model.describe())
+
+    def _ctx(self, argument: str) -> None:
+        conversation = self._conversation
+        trained = conversation.model.package.manifest.model.context_length
+        if not argument.isdecimal() or not 2 <= int(argument) <= trained:
+            raise ConfigError(
+                "The context is out of range.",
+                f"Got {argument!r:.40}, wanted 2 to {trained}.",
+                "Choose one in that range.",
+            )
+        same = str(conversation.model.package.path)
+        before = conversation.model.describe()
+        conversation.switch(same, conversation.load.but(ctx=int(argument)))
+        after = conversation.model.describe()
+        self._terminal.note(f"the context has {number(after['context_tokens'])} tokens", "dim")
+        self._tell_changes(before, after)
+        planned = [show_share(facts["memory"]["planned_bytes"], None) for facts in (before, after)]
+        budget = after["memory"]["budget_bytes"]
+        room = "" if budget is None else f", the budget is {show_rounded(budget)}"
+        change = f" instead of {planned[0]}" if planned[1] != planned[0] else ""
+        self._terminal.note(f"memory planned: {planned[1]}{change}{room}", "dim")
+
+    def _tell_changes(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+        for name, title in (("kv_format", "cache"), ("speculation", "speculation"), ("prefill_chunk", "prefill chunk")):
+            if before[name] != after[name]:
+                self._terminal.note(f"{title}: {after[name]} instead of {before[name]}", "dim")

@@ -1,0 +1,187 @@
+"""``edge-rt bench``: how fast a model is on this machine, and what speculation gains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from edge_rt.byte_size import show_rounded
+from edge_rt.cli.commands.bench_prompts import PromptFlags, measure, print_figures, spec_name
+from edge_rt.cli.interrupt import run_in_background
+from edge_rt.cli.loading import load_model, obtain_package
+from edge_rt.cli.options import flags
+from edge_rt.cli.options.groups import LoadFlags, OutputFlags, PlaceFlags
+from edge_rt.cli.render.bench_table import markdown, print_row_costs
+from edge_rt.cli.render.console import Terminal, number
+from edge_rt.cli.render.verify_report import tell_left_out
+from edge_rt.errors import ConfigError
+
+if TYPE_CHECKING:
+    from edge_rt.measure.benchmark import BenchReport
+    from edge_rt.runtime.engine import Model
+
+
+@dataclass(frozen=True)
+class SpeedFlags:
+    """What is measured without prompts; None is what help shows as the default."""
+
+    repetitions: Annotated[int | None, flags.REPETITIONS] = None
+    prompt_sizes: Annotated[list[int] | None, flags.PP] = None
+    generated: Annotated[int | None, flags.TG] = None
+    depth: Annotated[int | None, flags.DEPTH] = None
+
+    def given(self) -> list[str]:
+        """Return the flags that were given."""
+        named = {
+            "--repetitions": self.repetitions,
+            "--pp": self.prompt_sizes,
+            "--tg": self.generated,
+            "--depth": self.depth,
+        }
+        return [name for name, value in named.items() if value]
+
+    @property
+    def samples(self) -> int:
+        """Samples of every figure."""
+        return self.repetitions or 5
+
+
+@dataclass(frozen=True)
+class CalibrateFlags:
+    """Measures what passes cost speculation."""
+
+    calibrate: Annotated[bool, flags.CALIBRATE] = False
+
+
+def bench(
+    speed: SpeedFlags,
+    costs: CalibrateFlags,
+    prompts: PromptFlags,
+    load: LoadFlags,
+    output: OutputFlags,
+    places: PlaceFlags,
+) -> int:
+    """Measure prompt and generation speed, time to first token, and the cost of a pass over several rows.
+
+    With --prompts: what speculation gains on the prompts of a file, against plain decoding of the same tokens.
+    """
+    terminal = output.terminal()
+    _refuse_mixture(prompts, speed.given(), calibrate=costs.calibrate)
+    texts = prompts.read() if prompts.prompts is not None else []
+    asked = load.options(places, prompts.speculation())
+    name, package = obtain_package(terminal, load.reference, places, budget=load.budget_bytes(places))
+    with load_model(package, asked) as model:
+        facts = model.describe()
+        if costs.calibrate:
+            _calibrate(terminal, model, facts)
+        elif prompts.prompts is not None:
+            document = measure(terminal, model, texts, prompts)
+            _tell_prompts(terminal, document, facts, prompts.plot, name=name)
+        else:
+            report = _measure_speed(terminal, model, speed)
+            facts = model.describe()
+            if output.json:
+                terminal.document({**report.to_json(), "repetitions": speed.samples, "model": facts})
+            else:
+                _print(terminal, report, facts)
+    return 0
+
+
+def _calibrate(terminal: Terminal, model: Model, facts: Mapping[str, Any]) -> None:
+    """Measure what passes cost here, keep it and show it."""
+    terminal.note("measuring passes", "dim")
+    measured = run_in_background(model.calibrate)
+    if not model.prices.is_kept:
+        terminal.warn("the costs could not be kept: the first answer that speculates will measure them again.")
+    if terminal.is_json:
+        terminal.document({"row_costs": measured.to_json(), "is_kept": model.prices.is_kept, "model": facts})
+    else:
+        print_row_costs(terminal, measured)
+
+
+def _measure_speed(terminal: Terminal, model: Model, speed: SpeedFlags) -> BenchReport:
+    def tell(stage: str) -> None:
+        terminal.note(f"measuring: {stage}", "dim")
+
+    def work() -> BenchReport:
+        from edge_rt.measure.benchmark import run_benchmark
+
+        return run_benchmark(
+            model,
+            repetitions=speed.samples,
+            prompt_sizes=tuple(speed.prompt_sizes) if speed.prompt_sizes else (128, 512),
+            generate=speed.generated or 128,
+            depth=speed.depth or 128,
+            on_progress=tell,
+        )
+
+    return run_in_background(work)
+
+
+def _refuse_mixture(asked: PromptFlags, plain: list[str], *, calibrate: bool) -> None:
+    """Refuse flags of one measurement with another one: they would be dropped.
+
+    Raises:
+        ConfigError: with the flags.
+    """
+    if asked.prompts is not None:
+        kind, strange = "--prompts", [*plain, *(["--calibrate"] if calibrate else [])]
+    elif calibrate:
+        kind, strange = "--calibrate", [*plain, *asked.given()]
+    else:
+        kind, strange = "", asked.given()
+    if strange:
+        names = ", ".join(strange)
+        if kind:
+            raise ConfigError(f"{kind} does not go with {names}.", "They are measurements of different kinds.", "")
+        raise ConfigError(f"There are no prompts for {names}.", "--prompts is missing.", "Give a file of prompts.")
+
+
+def _tell_prompts(
+    terminal: Terminal,
+    document: dict[str, Any],
+    facts: Mapping[str, Any],
+    plot: Path | None,
+    *,
+    name: str,
+) -> None:
+    if plot is not None:
+        from edge_rt.cli.render.speculation_plot import draw
+
+        title = (
+            f"{name}, {facts['op_profile']}, cache {facts['kv_format']}, {facts['threads']} threads: "
+            f"{spec_name(document)}, tables {document['tables']}, temperature {document['temperature']:g}"
+        )
+        draw(document, plot, title=title)
+        terminal.note(f"drawn: {plot}", "dim")
+    if terminal.is_json:
+        terminal.document({**document, "model": facts})
+    else:
+        print_figures(terminal, document)
+    tell_left_out(terminal, document)
+
+
+def _print(terminal: Terminal, report: BenchReport, facts: Mapping[str, Any]) -> None:
+    """Write the table in llama-bench's form, ready to be pasted."""
+    size, parameters = show_rounded(facts["weights_bytes"]), f"{facts['parameters'] / 1e6:.2f} M"
+    backend = f"ONNX Runtime {facts['onnxruntime']} {facts['device']}, {facts['op_profile']}"
+    if facts["isa"] is not None:
+        backend += f" {facts['isa']}"
+    header = ("model", "size", "params", "backend", "threads", "test", "t/s")
+    rows = [
+        (facts["model"], size, parameters, backend, str(facts["threads"]), test, f"{mean:.2f} ± {deviation:.2f}")
+        for test, mean, deviation in report.rows()
+    ]
+    markdown(terminal, [header, *rows], right=(1, 2, 4, 5, 6))
+    document = report.to_json()
+    costs = document["row_cost_ms"]
+    base = next(iter(costs.values()))
+    terminal.line()
+    passes = [(count, f"{ms:.2f}", f"{ms / base:.2f}x") for count, ms in costs.items()]
+    markdown(terminal, [("rows of one pass", "ms", "relative"), *passes], right=(0, 1, 2))
+    terminal.line()
+    terminal.line(f"time to first token, 128 tokens of prompt: {number(document['ttft_ms'])} ms")
+    terminal.line(f"peak memory: {show_rounded(document['peak_bytes'])}")
+    terminal.note("Choosing the most likely token is part of tg; encoding text is not. Row costs are medians.", "dim")

@@ -1,0 +1,141 @@
+"""``edge-rt chat``: a conversation, at a terminal or with lines from a pipe."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from edge_rt.cli.chat.chat_input import needs_more, parse_entry
+from edge_rt.cli.options import flags
+from edge_rt.cli.options.groups import AnswerFlags, GuardFlags, LoadFlags, PlaceFlags, SamplingFlags, SpeculationFlags
+from edge_rt.cli.speculation import tell_calibration
+from edge_rt.cli.trace_file import open_trace
+from edge_rt.errors import ConfigError, ContextOverflow, InputError
+from edge_rt.system.machine import use_one_heap
+
+if TYPE_CHECKING:
+    from edge_rt.cli.chat.conversation import Conversation
+
+EXIT_INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class ChatFlags:
+    """How a chat begins, and what is kept of it."""
+
+    system: Annotated[str | None, flags.SYSTEM] = None
+    no_history: Annotated[bool, flags.NO_HISTORY] = False
+
+
+def chat(
+    begin: ChatFlags,
+    load: LoadFlags,
+    sampling: SamplingFlags,
+    guard: GuardFlags,
+    speculation: SpeculationFlags,
+    output: AnswerFlags,
+    places: PlaceFlags,
+) -> int:
+    """Chat with a model; it is fetched first if it is not here. Lines of a pipe are answered one by one."""
+    from edge_rt.cli.chat.conversation import Conversation
+
+    terminal = output.terminal()
+    options = sampling.config().with_options(repetition_guard=not guard.no_repetition_guard)
+    is_interactive = sys.stdin is not None and sys.stdin.isatty() and terminal.err_is_tty
+    if is_interactive and output.json:
+        raise ConfigError("--json needs lines from a pipe.", "Standard input is a terminal.", "Leave --json out.")
+    speculation.check(options.accept)
+    options = speculation.with_reference(options)
+    with open_trace(speculation.spec_trace, terminal) as trace:
+        use_one_heap()
+        if is_interactive:
+            # The line editor belongs to what the process holds before a model is loaded.
+            import edge_rt.cli.chat.repl  # noqa: F401
+        on_calibrate = functools.partial(tell_calibration, terminal)
+        conversation = Conversation(
+            terminal,
+            load.reference,
+            places,
+            load.options(places, speculation, spec_trace=trace, on_calibrate=on_calibrate),
+            options,
+            system=begin.system,
+            show_stats=is_interactive if output.stats is None else output.stats,
+        )
+        try:
+            if is_interactive:
+                return _at_terminal(conversation, keep_history=not begin.no_history)
+            return _from_pipe(conversation)
+        finally:
+            conversation.close()
+
+
+def _at_terminal(conversation: Conversation, *, keep_history: bool) -> int:
+    from prompt_toolkit.history import InMemoryHistory
+
+    from edge_rt.cli.chat.repl import PROMPT, Repl, default_history_path, make_session, open_history
+    from edge_rt.cli.chat.slash_commands import Commands
+    from edge_rt.cli.chat.type_ahead import prompt_after, type_ahead_of
+
+    terminal = conversation.terminal
+    history = open_history(default_history_path(), terminal.warn) if keep_history else InMemoryHistory()
+    commands = Commands(conversation)
+    session = make_session(terminal, commands, history, conversation.places.open_store().names)
+    for line in conversation.banner():
+        terminal.note(line, "dim")
+    terminal.note()
+    keys = conversation.type_ahead = type_ahead_of(session, terminal)
+    return Repl(conversation, commands, lambda: prompt_after(session, keys, PROMPT)).run()
+
+
+def _from_pipe(conversation: Conversation) -> int:
+    """Answer every line; the first error ends the chat, so that a script can rely on what follows."""
+    from edge_rt.cli.chat.slash_commands import Commands, LeaveChat
+
+    commands = Commands(conversation)
+    turns: list[dict[str, Any]] = []
+    for text in _entries():
+        entry = parse_entry(text)
+        try:
+            if entry.kind == "command":
+                commands.run(entry.text)
+            elif entry.kind == "message":
+                result = conversation.say(entry.text)
+                turns.append(result.to_json())
+                if result.finish_reason == "cancelled":
+                    return _finish(conversation, turns, EXIT_INTERRUPTED)
+        except LeaveChat:
+            break
+        except ContextOverflow as error:
+            raise conversation.explain(error) from error
+    return _finish(conversation, turns, 0)
+
+
+def _finish(conversation: Conversation, turns: list[dict[str, Any]], code: int) -> int:
+    if conversation.terminal.is_json:
+        document = {"turns": turns, "messages": conversation.chat.messages, "model": conversation.model.describe()}
+        conversation.terminal.document(document)
+    return code
+
+
+def _entries() -> Iterator[str]:
+    """Yield what was typed: a line, or several that belong together."""
+    pending = ""
+    for number, line in enumerate(sys.stdin.buffer if sys.stdin is not None else (), 1):
+        try:
+            pending += line.decode("utf-8").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise InputError(
+                "Standard input is not UTF-8 text.",
+                f"Line {number}, byte {error.start}: {error.reason}.",
+                "Convert it first, for example with iconv.",
+            ) from error
+        if needs_more(pending):
+            pending += "\n"
+            continue
+        yield pending
+        pending = ""
+    if pending:
+        yield pending

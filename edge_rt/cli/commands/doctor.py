@@ -1,0 +1,186 @@
+"""``edge-rt doctor``: what this machine offers, and what is missing."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import sys
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+from edge_rt.cli.options import flags
+from edge_rt.cli.options.groups import OutputFlags, PlaceFlags
+from edge_rt.cli.options.spread import only
+from edge_rt.cli.render.console import Terminal
+from edge_rt.cli.render.stats import facts_lines
+from edge_rt.errors import ConfigError, EdgeRTError, RuntimeUnavailable
+from edge_rt.ops import NativeStatus, library_path, native_status
+from edge_rt.version import VERSION
+
+WHEELS: Final = ("onnxruntime", "onnxruntime-gpu")
+LIBRARIES: Final = ("numpy", "tokenizers", "jinja2", "gguf", "onnx", "onnx-ir", "huggingface_hub")
+
+
+@dataclass(frozen=True)
+class SaveFlags:
+    """Whether this machine is measured, and under which name that is kept."""
+
+    save_profile: Annotated[bool, flags.SAVE_PROFILE] = False
+    profile_name: Annotated[str | None, flags.PROFILE_NAME] = None
+
+
+def doctor(saved: SaveFlags, output: OutputFlags, places: Annotated[PlaceFlags, only("store", "config")]) -> int:
+    """Report on this machine; exit code 5 if something that is needed is missing."""
+    terminal = output.terminal()
+    # Before anything is measured for a name that cannot be one.
+    name = _profile_name(saved.profile_name, saved.save_profile)
+    facts: dict[str, Any] = {"edge_rt": VERSION, "python": platform.python_version(), "platform": platform.platform()}
+    problems: list[str] = []
+    warnings: list[str] = []
+    facts |= _machine()
+    facts |= _store(places, problems)
+    facts["wheels"] = {name: version for name in WHEELS if (version := _version(name))}
+    facts["libraries"] = {name: _version(name) for name in LIBRARIES}
+    facts["providers"] = _providers(problems)
+    facts |= native_facts(native_status(library_path()), warnings)
+    problems += [f"The library {name} is missing." for name, version in facts["libraries"].items() if version is None]
+    if len(facts["wheels"]) == len(WHEELS):
+        warnings.append(
+            "onnxruntime and onnxruntime-gpu are both installed and overwrite each other: "
+            "uninstall both, then install one."
+        )
+    if name is not None:
+        facts |= _measured(terminal, name, warnings)
+    if output.json:
+        terminal.document({**facts, "warnings": warnings, "problems": problems})
+    else:
+        terminal.table(facts_lines(_readable(facts)))
+        for warning in warnings:
+            terminal.warn(warning)
+        for problem in problems:
+            terminal.error(problem)
+        if not problems:
+            terminal.note("Everything that is needed is there.", "green")
+    return RuntimeUnavailable.exit_code if problems else 0
+
+
+def _machine() -> dict[str, Any]:
+    import psutil
+
+    from edge_rt.cli.device_probe import gpus
+    from edge_rt.system.cgroup import cgroup_memory_bytes
+    from edge_rt.system.machine import cpu_model, usable_cpus
+
+    memory = psutil.virtual_memory()
+    return {
+        "cpus_usable": usable_cpus(),
+        "cpus": os.cpu_count(),
+        "cpu": cpu_model(),
+        "memory_bytes": memory.total,
+        "memory_available_bytes": memory.available,
+        "memory_granted_bytes": cgroup_memory_bytes(),
+        "gpus": gpus(),
+    }
+
+
+def _profile_name(given: str | None, is_saved: bool) -> str | None:
+    """Return the name under which a profile is to be saved; None if none is.
+
+    Raises:
+        ConfigError: it cannot be a name, or nothing is saved that could have it.
+    """
+    from edge_rt.memory.device import SAVED_NAME, check_new_name
+
+    if not is_saved:
+        if given is not None:
+            raise ConfigError(
+                "--profile-name is given without --save-profile.", f"Got {given!r:.60}.", "Add --save-profile."
+            )
+        return None
+    name = SAVED_NAME if given is None else given
+    check_new_name(name)
+    return name
+
+
+def _measured(terminal: Terminal, name: str, warnings: list[str]) -> dict[str, Any]:
+    """Measure this machine and keep it under a name."""
+    from edge_rt.cli.device_probe import measure_device
+    from edge_rt.measure.bandwidth import STEADY, measure_bandwidth
+    from edge_rt.memory.device import device_path, save_device
+
+    terminal.note("Measuring how fast memory is read.", "dim")
+    spreads: list[float] = []
+
+    def bandwidth(threads: int) -> float:
+        measured = measure_bandwidth(threads)
+        spreads.append(measured.spread)
+        return measured.bytes_per_second
+
+    profile = measure_device(name, bandwidth=bandwidth)
+    if max(spreads) > STEADY:
+        warnings.append(
+            f"Memory was read at speeds that differ by {100 * max(spreads):.0f} %, the best was kept: "
+            "measure again on a quieter machine."
+        )
+    path = device_path(name)
+    save_device(profile, path)
+    return {
+        "profile": str(path),
+        "profile_bandwidth_bytes": int(profile.bandwidth),
+        "profile_base_bytes": profile.base_bytes,
+    }
+
+
+def _store(places: PlaceFlags, problems: list[str]) -> dict[str, Any]:
+    from edge_rt.store.files import free_bytes
+
+    try:
+        root = places.open_store().root
+        free = free_bytes(root)
+    except (EdgeRTError, OSError) as error:
+        problems.append(f"The store cannot be used: {error}")
+        return {"store": None, "store_free_bytes": None}
+    return {"store": str(root), "store_free_bytes": free}
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _providers(problems: list[str]) -> list[str]:
+    try:
+        from edge_rt.session import available_providers, check_onnxruntime_version
+
+        check_onnxruntime_version()
+        return available_providers()
+    except (EdgeRTError, ImportError) as error:
+        problems.append(str(error))
+        return []
+
+
+def native_facts(status: NativeStatus, warnings: list[str]) -> dict[str, Any]:
+    """Return the facts about our operators; a package without them works, so their absence is a warning."""
+    if status.reason is not None:
+        warnings.append(f"Native packages cannot be run: {status.reason}")
+    return {
+        "native_library": status.library,
+        "native_reason": status.reason,
+        "instruction_sets": list(status.instruction_sets),
+        "best_instruction_set": status.best,
+    }
+
+
+def _readable(facts: dict[str, Any]) -> dict[str, Any]:
+    from edge_rt.byte_size import human_bytes, show_size
+
+    shown = {}
+    for name, value in facts.items():
+        is_size = name.endswith("_bytes") and value is not None
+        show = human_bytes if name.startswith("store_") else show_size  # a disk, or memory
+        shown[name.removesuffix("_bytes").replace("_", " ")] = show(value) if is_size else value
+    shown["executable"] = sys.executable
+    return shown

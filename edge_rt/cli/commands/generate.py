@@ -1,0 +1,143 @@
+"""``edge-rt generate``: one prompt, one answer."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Final
+
+from edge_rt.cli.answering import answering
+from edge_rt.cli.chat.settings import options_to_settings
+from edge_rt.cli.loading import load_model, obtain_package
+from edge_rt.cli.options import flags
+from edge_rt.cli.options.groups import AnswerFlags, GuardFlags, LoadFlags, PlaceFlags, SamplingFlags, SpeculationFlags
+from edge_rt.cli.prompt import read_prompt
+from edge_rt.cli.render.console import Terminal, number
+from edge_rt.cli.render.stats import tell_stats
+from edge_rt.cli.speculation import tell_calibration, warn_of_limits
+from edge_rt.cli.trace_file import open_trace
+from edge_rt.errors import ConfigError
+
+if TYPE_CHECKING:
+    from edge_rt.runtime.config import GenerationConfig
+    from edge_rt.runtime.engine import Model
+    from edge_rt.runtime.graph.cancel import CancelToken
+    from edge_rt.runtime.prompt.encoding import Prompt
+    from edge_rt.runtime.results import Event, Result
+    from edge_rt.runtime.stream import Stream
+
+EXIT_INTERRUPTED: Final = 130
+
+
+@dataclass(frozen=True)
+class QuestionFlags:
+    """What is asked."""
+
+    prompt: Annotated[str | None, flags.PROMPT] = None
+    system: Annotated[str | None, flags.SYSTEM] = None
+    raw: Annotated[bool, flags.RAW.but(help="Take the prompt as it is, without the chat template.")] = False
+
+
+@dataclass(frozen=True)
+class FormFlags:
+    """In which form the answer is written."""
+
+    no_stream: Annotated[bool, flags.NO_STREAM] = False
+    json_lines: Annotated[bool, flags.JSON_LINES] = False
+
+
+def generate(
+    question: QuestionFlags,
+    load: LoadFlags,
+    sampling: SamplingFlags,
+    guard: GuardFlags,
+    speculation: SpeculationFlags,
+    form: FormFlags,
+    output: AnswerFlags,
+    places: PlaceFlags,
+) -> int:
+    """Answer one prompt, given with -p, on standard input, or both."""
+    terminal = output.terminal(is_json=form.json_lines)
+    options = sampling.config().with_options(repetition_guard=not guard.no_repetition_guard)
+    if output.json and form.json_lines:
+        raise ConfigError("--json and --json-lines exclude each other.", "Both were given.", "Choose one.")
+    if question.raw and question.system is not None:
+        raise ConfigError("--raw takes no system message.", "Both were given.", "Write it into the prompt.")
+    speculation.check(options.accept)
+    options = speculation.with_reference(options)
+    text = read_prompt(question.prompt, terminal)
+    with open_trace(speculation.spec_trace, terminal) as trace:
+        on_calibrate = functools.partial(tell_calibration, terminal)
+        asked = load.options(places, speculation, spec_trace=trace, on_calibrate=on_calibrate)
+        _, package = obtain_package(terminal, load.reference, places, budget=load.budget_bytes(places))
+        with load_model(package, asked) as model:
+            warn_of_limits(terminal, model, asked, options)
+            writer = _Writer(terminal, model, options, is_json=output.json, form=form)
+            prompt = _messages(model, text, question)
+
+            def make_stream(token: CancelToken, on_prefill: Callable[[int, int], None]) -> Stream:
+                return model.stream(prompt, options, cancel=token, on_prefill_progress=on_prefill)
+
+            with answering(make_stream, terminal) as answer:
+                for event in answer:
+                    writer.push(event)
+                result = answer.result()
+            writer.finish(result)
+            _warn_if_cut(terminal, model, result)
+    if output.stats or (output.stats is None and output.verbose):
+        tell_stats(terminal, result)
+    return EXIT_INTERRUPTED if result.finish_reason == "cancelled" else 0
+
+
+def _warn_if_cut(terminal: Terminal, model: Model, result: Result) -> None:
+    """Say that the repetition guard or the end of the context cut the answer."""
+    if result.finish_reason == "repetition":
+        terminal.warn("the answer went round in circles and was ended; --no-repetition-guard lets it go on.")
+    if result.finish_reason != "context_full":
+        return
+    trained = model.package.manifest.model.context_length
+    larger = f"--ctx N allows more (up to {trained})" if model.context_tokens < trained else "give a shorter prompt"
+    used, room = number(result.usage.total_tokens), number(model.context_tokens)
+    terminal.warn(f"the context is full ({used} of {room} tokens) and the answer is cut; {larger}.")
+
+
+def _messages(model: Model, text: str, question: QuestionFlags) -> Prompt:
+    """Return the prompt as messages, or as it is with ``--raw`` and for models without a template."""
+    if question.raw or (model.template_source is None and question.system is None):
+        return text
+    messages = [] if question.system is None else [{"role": "system", "content": question.system}]
+    return [*messages, {"role": "user", "content": text}]
+
+
+class _Writer:
+    """Writes the answer in the form that was asked for."""
+
+    def __init__(
+        self, terminal: Terminal, model: Model, options: GenerationConfig, *, is_json: bool, form: FormFlags
+    ) -> None:
+        self._terminal = terminal
+        sampling = options.sampling(model.package.manifest.sampling)
+        self._options = {**options_to_settings(options), **dataclasses.asdict(sampling)}
+        self._facts = model.describe()
+        self._is_json = is_json
+        self._is_lines = form.json_lines
+        self._is_streaming = not (is_json or form.json_lines or form.no_stream)
+
+    def push(self, event: Event) -> None:
+        if self._is_lines:
+            self._terminal.document({"text": event.text, "token_ids": event.token_ids}, indent=None)
+        elif self._is_streaming and event.text:
+            self._terminal.answer(event.text)
+
+    def finish(self, result: Result) -> None:
+        document = {**result.to_json(), "options": self._options, "model": self._facts}
+        if self._is_lines:
+            self._terminal.document({"result": document}, indent=None)
+        elif self._is_json:
+            self._terminal.document(document)
+        else:
+            rest = "" if self._is_streaming else result.text
+            # A screen and a file both want the last line to end.
+            self._terminal.answer(rest if result.text.endswith("\n") else rest + "\n")

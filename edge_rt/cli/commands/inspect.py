@@ -1,0 +1,164 @@
+"""``edge-rt inspect``: what a package or a GGUF file is, without loading it."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from edge_rt.cli.options import flags
+from edge_rt.cli.options.flags import DEFAULT_MODEL
+from edge_rt.cli.options.groups import LoadFlags, OutputFlags, PlaceFlags, one_of
+from edge_rt.cli.options.spread import only
+from edge_rt.cli.render.console import Terminal
+from edge_rt.cli.render.stats import facts_lines
+from edge_rt.errors import ConfigError, ModelNotFound
+
+if TYPE_CHECKING:
+    from edge_rt.package.manifest import Manifest
+    from edge_rt.package.reader import Package
+
+SHOWN_TEMPLATE_LINES = 12
+
+
+@dataclass(frozen=True)
+class InspectFlags:
+    """What is looked at, and how closely."""
+
+    package: Annotated[str | None, flags.PACKAGE_ARGUMENT] = None
+    verify: Annotated[bool, flags.VERIFY] = False
+
+
+def inspect(
+    wanted: InspectFlags,
+    load: Annotated[LoadFlags, only("model")],
+    output: OutputFlags,
+    places: Annotated[PlaceFlags, only("store", "config")],
+) -> int:
+    """Show the facts of a package or of a GGUF file: sizes, quantisation, licence, template."""
+    from edge_rt.store import resolve
+
+    terminal = output.terminal()
+    reference = one_of(wanted.package, load.model, "The model") or DEFAULT_MODEL
+    resolved = resolve(reference, places.open_store())
+    if resolved.path is None:
+        raise ModelNotFound(
+            f"{reference} is not on this machine.", f"edge-rt {resolved.description}.", f"Run: edge-rt pull {reference}"
+        )
+    if resolved.kind == "package":
+        facts = _package_facts(resolved.path, verify=wanted.verify)
+    elif wanted.verify:
+        raise ConfigError("--verify needs a package.", f"{resolved.path} is a GGUF file.", "Export it first.")
+    else:
+        facts = gguf_facts(resolved.path)
+    if output.json:
+        terminal.document(facts)
+    else:
+        _print(terminal, facts, whole_template=output.verbose)
+    return 0
+
+
+def _package_facts(path: Path, *, verify: bool) -> dict[str, Any]:
+    from edge_rt.package.reader import open_package
+
+    package = open_package(path)
+    if verify:
+        package.verify()
+    manifest = package.manifest
+    return {
+        "kind": "package",
+        "path": str(package.path),
+        "package_id": package.id,
+        "size_bytes": package.size_bytes,
+        "verified": verify,
+        "format_version": manifest.format_version,
+        "graph_version": manifest.graph_version,
+        "producer": manifest.producer,
+        "license": manifest.license,
+        "op_profile": manifest.op_profile,
+        "weight_layout": manifest.weight_layout,
+        "activations": manifest.activations,
+        "quantisation": dict(manifest.quantisation),
+        "kv_formats": list(manifest.kv_formats),
+        "key_calibration": _calibration(manifest),
+        "sampling": None if manifest.sampling is None else manifest.sampling.given,
+        "model": dataclasses.asdict(manifest.model),
+        "tokenizer": dataclasses.asdict(manifest.tokenizer),
+        "source": dataclasses.asdict(manifest.source),
+        "files": {name: info.size for name, info in manifest.files.items()},
+        "chat_template": _template(package),
+    }
+
+
+def _calibration(manifest: Manifest) -> dict[str, Any] | None:
+    found = manifest.key_calibration
+    return None if found is None else dataclasses.asdict(found)
+
+
+def _template(package: Package) -> str | None:
+    name = package.manifest.chat_template
+    return None if name is None else package.file(name).read_text(encoding="utf-8", errors="replace")
+
+
+def gguf_facts(path: Path) -> dict[str, Any]:
+    """Return what the header of a GGUF file says, as a JSON object.
+
+    Raises:
+        InvalidModelFile: the file is malformed.
+    """
+    from edge_rt.export.sources.gguf_header import read_header
+
+    header = read_header(path)
+    sizes: collections.Counter[str] = collections.Counter()
+    for tensor in header.tensors.values():
+        sizes[tensor.type_name] += tensor.nbytes
+    values = {key: _json_value(value) for key, value in header.values.items()}
+    template = values.pop("tokenizer.chat_template", None)
+    return {
+        "kind": "gguf",
+        "path": str(path),
+        "size_bytes": header.file_size,
+        "architecture": values.get("general.architecture"),
+        "name": values.get("general.name"),
+        "license": values.get("general.license"),
+        "tensors": len(header.tensors),
+        "parameters": sum(tensor.elements for tensor in header.tensors.values()),
+        "bytes_by_type": dict(sizes),
+        "metadata": {key: value for key, value in values.items() if value is not None},
+        "chat_template": template,
+    }
+
+
+def _json_value(value: object) -> str | int | float | None:
+    """Return a value of the metadata as JSON has it; None for an array, which may have a million items."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value if isinstance(value, str | int | float) else None
+
+
+def _print(terminal: Terminal, facts: dict[str, Any], *, whole_template: bool) -> None:
+    from edge_rt.byte_size import human_bytes
+
+    template = facts["chat_template"]
+    sections = {name: facts[name] for name in ("model", "metadata") if name in facts}
+    sizes = {name: facts[name] for name in ("files", "bytes_by_type") if name in facts}
+    flat = {name: value for name, value in facts.items() if name not in {*sections, *sizes, "chat_template"}}
+    flat["size"] = human_bytes(flat.pop("size_bytes"))
+    if "verified" in flat:
+        flat["verified"] = "yes" if flat["verified"] else "not checked (--verify)"
+    for heading, parts in sizes.items():
+        flat[heading] = {part: human_bytes(size) for part, size in parts.items()}
+    terminal.table(facts_lines(flat))
+    for name, section in sections.items():
+        terminal.line(f"\n{name}")
+        terminal.table(("", *row) for row in facts_lines(section))
+    terminal.line("\nchat template")
+    lines = (template or "none").splitlines()
+    shown = lines if whole_template else lines[:SHOWN_TEMPLATE_LINES]
+    for line in shown:
+        terminal.line(f"  {line}")
+    if len(lines) > len(shown):
+        terminal.note(f"  ... {len(lines) - len(shown)} more lines, shown with -v", "dim")

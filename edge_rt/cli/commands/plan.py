@@ -1,0 +1,203 @@
+"""``edge-rt plan``: what a model takes of the memory, before anything is loaded."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from edge_rt.cli.baseline_memory import PLANNING, this_machine
+from edge_rt.cli.options import flags
+from edge_rt.cli.options.groups import LoadFlags, OutputFlags, PlaceFlags, SpeculationFlags
+from edge_rt.cli.options.spread import only
+from edge_rt.cli.render.console import Terminal
+from edge_rt.errors import MemoryBudgetExceeded, ModelNotFound
+
+if TYPE_CHECKING:
+    from edge_rt.memory.plan import Plan
+    from edge_rt.memory.shape import ModelShape
+
+
+@dataclass(frozen=True)
+class FoundModel:
+    """A model that can be planned.
+
+    Attributes:
+        shape: its numbers.
+        notes: what has to be said about them.
+        can_run: whether the commands that run a model take it.
+    """
+
+    shape: ModelShape
+    notes: tuple[str, ...] = ()
+    can_run: bool = True
+
+
+@dataclass(frozen=True)
+class MachineFlags:
+    """The machine that is planned for."""
+
+    device: Annotated[
+        str | None,
+        flags.DEVICE.but(
+            help="Another machine than this one: a preset, or a saved one; 'list' shows them.", shown="this machine"
+        ),
+    ] = None
+
+
+def plan(
+    load: Annotated[LoadFlags, only("model", "memory", "ctx", "kv_type")],
+    speculation: Annotated[SpeculationFlags, only("spec", "draft_max", "corpus")],
+    machine: MachineFlags,
+    output: OutputFlags,
+    places: Annotated[PlaceFlags, only("store", "config")],
+) -> int:
+    """Say what a model takes of the memory, and what is fastest within a budget.
+
+    The model is a package, a GGUF file, or a folder with config.json and safetensors: only headers are read. Exit code
+    4 if it does not fit.
+    """
+    from edge_rt.byte_size import file_size
+    from edge_rt.cli.plan_speed import Speeds, measured_here
+    from edge_rt.cli.render.plan_report import plan_json, print_plan
+    from edge_rt.memory.device import LIST, preset
+    from edge_rt.memory.plan import Request, make_plan
+
+    terminal, device = output.terminal(), machine.device
+    if device == LIST:
+        _list_devices(terminal)
+        return 0
+    here = this_machine(load.own_bytes + PLANNING) if device in (None, "auto", "cpu") else None
+    speculation.check_planned()
+    corpus = speculation.corpus
+    if corpus is not None:
+        from edge_rt.runtime.drafters.corpus import Corpus
+
+        Corpus.open(corpus, verify=False).close()
+    profile = preset(str(device)) if here is None else here
+    found = find_model(load.reference, places)
+    request = Request(
+        budget_bytes=load.budget_bytes(places),
+        ctx=load.ctx,
+        kv=load.kv_type,
+        spec=speculation.spec,
+        draft_max=speculation.draft_max,
+        corpus=None if corpus is None else str(corpus),
+        corpus_bytes=file_size(corpus),
+    )
+    made = make_plan(found.shape, profile, request)
+    speeds = Speeds(found.shape, profile, {} if here is None else measured_here(found.shape, profile))
+    notes = found.notes
+    unused = _unused(made)
+    if here is not None and not speeds.rate(made.choice).is_measured:
+        notes += _cache_notes(found.shape)
+    if output.json:
+        terminal.document({**plan_json(made, speeds), "notes": [*notes, *unused]})
+        return 0 if made.fits else MemoryBudgetExceeded.exit_code
+    for text in unused:
+        terminal.warn(text)
+    # What cannot be run here can be planned.
+    verb = ["edge-rt", "generate" if found.can_run and here is not None else "plan", "-m", load.reference]
+    elsewhere = [] if here is not None else ["--device", str(device)]
+    print_plan(terminal, made, speeds, notes, verb=verb, elsewhere=elsewhere)
+    return 0 if made.fits else MemoryBudgetExceeded.exit_code
+
+
+def find_model(reference: str, places: PlaceFlags) -> FoundModel:
+    """Return the numbers of the model that an argument means, and what has to be said about them.
+
+    Raises:
+        ModelNotFound: it is not on this machine.
+        EdgeRTError: it cannot be read, or its size cannot be told.
+    """
+    from edge_rt.memory.shape import shape_of
+    from edge_rt.package.reader import is_package, open_package
+
+    path = Path(reference).expanduser()
+    if is_package(path):
+        package = open_package(path)
+        return FoundModel(shape_of(package.manifest, package.id))
+    if path.is_dir():
+        from edge_rt.export.size_estimate import is_checkpoint_folder
+
+        if is_checkpoint_folder(path):
+            return _foreseen(path)
+    from edge_rt.store import resolve
+
+    resolved = resolve(reference, places.open_store())
+    if resolved.path is None:
+        raise ModelNotFound(
+            f"{reference} is not on this machine.",
+            f"To have it: {resolved.description}.",
+            f"Run: edge-rt pull {shlex.quote(reference)}",
+        )
+    if resolved.kind == "package":
+        package = open_package(resolved.path)
+        return FoundModel(shape_of(package.manifest, package.id))
+    return _foreseen(resolved.path)
+
+
+def _foreseen(path: Path) -> FoundModel:
+    from edge_rt.export.size_estimate import estimate_folder, estimate_gguf
+    from edge_rt.memory.shape import shape_of_config
+    from edge_rt.package.manifest import KV_FORMATS
+
+    found = estimate_folder(path) if path.is_dir() else estimate_gguf(path)
+    shape = shape_of_config(
+        found.config,
+        op_profile=found.op_profile,
+        weights_bytes=found.weights_bytes,
+        tokenizer_bytes=found.tokenizer_bytes,
+        kv_formats=KV_FORMATS[found.op_profile],
+        embedding_bytes=found.embedding_bytes,
+        window_layers=found.window_layers,
+    )
+    return FoundModel(shape, found.notes, can_run=found.is_exact)
+
+
+def _unused(made: Plan) -> tuple[str, ...]:
+    """Return what is to be said of flags that change nothing, as a command that runs the model says it."""
+    if not made.unused:
+        return ()
+    profile = made.shape.op_profile
+    return (f"speculation is off (auto, op profile {profile}): not used: {', '.join(made.unused)}.",)
+
+
+def _cache_notes(shape: ModelShape) -> tuple[str, ...]:
+    """Return what is to be said of speeds where a model is smaller than a cache of this machine."""
+    from edge_rt.byte_size import show_mib
+    from edge_rt.system.machine import last_level_cache_bytes
+
+    cache = last_level_cache_bytes()
+    if cache is None or shape.read_bytes > cache:
+        return ()
+    size = show_mib(cache)
+    return (f"The weights fit the CPU's last-level cache, {size}: the expected speed is a lower estimate.",)
+
+
+def _list_devices(terminal: Terminal) -> None:
+    from edge_rt.byte_size import show_size
+    from edge_rt.memory.device import device_path, load_device, presets, saved_names
+
+    saved = {name: load_device(device_path(name)) for name in saved_names()}
+    if terminal.is_json:
+        terminal.document(
+            {
+                "presets": [
+                    {**asdict(entry.device), "text": entry.text, "evidence": dict(entry.evidence)}
+                    for entry in presets().values()
+                ],
+                "saved": [asdict(replace(profile, name=name)) for name, profile in saved.items()],
+            }
+        )
+        return
+    rows = [("", "memory", "available", "read per second", "")]
+    for entry in presets().values():
+        one = entry.device
+        speed = f"{one.bandwidth / 1e9:.0f} GB"
+        rows.append((entry.name, show_size(one.total_bytes), show_size(one.available_bytes), speed, entry.text))
+    for name, one in saved.items():
+        speed = f"{one.bandwidth / 1e9:.0f} GB"
+        rows.append((name, show_size(one.total_bytes), show_size(one.available_bytes), speed, "saved here, measured"))
+    terminal.table(rows, right=(1, 2, 3))

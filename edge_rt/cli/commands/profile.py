@@ -1,0 +1,171 @@
+"""``edge-rt profile``: what a model was planned to take of the memory, beside what it takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+from edge_rt.byte_size import in_mib
+from edge_rt.cli.baseline_memory import this_machine
+from edge_rt.cli.loading import obtain_package
+from edge_rt.cli.options import flags
+from edge_rt.cli.options.groups import LoadFlags, OutputFlags, PlaceFlags, SpeculationFlags
+from edge_rt.cli.options.spread import only
+from edge_rt.cli.render.console import Terminal
+
+if TYPE_CHECKING:
+    from edge_rt.measure.memory_report import MemoryReport
+    from edge_rt.memory.device import Device
+    from edge_rt.memory.plan import Plan
+    from edge_rt.package.reader import Package
+    from edge_rt.runtime.load.options import LoadOptions
+
+CHAT_TURNS: Final = 8
+_MIB: Final = 1 << 20
+_WORKER: Final = "edge_rt.cli.memory_worker"
+_BAR: Final = 36
+_STAGES: Final = {
+    "runtime": "the process has started",
+    "loaded": "the model is loaded",
+    "calibration": "passes are measured",
+    "prefill": "the context is full",
+    "tree": "the largest tree is verified",
+    "sampling": "tokens are drawn",
+    "drafters": "the drafters' tables are full",
+    "corpus": "the corpus is looked up",
+    "answer": "an answer is generated",
+}
+
+
+@dataclass(frozen=True)
+class PictureFlags:
+    """Whether figures are drawn."""
+
+    plot: Annotated[Path | None, flags.PLOT.but(help="Draw it: a .png, .svg or .pdf file.")] = None
+
+
+def profile(
+    load: Annotated[LoadFlags, only("model", "memory", "ctx", "kv_type", "threads")],
+    speculation: Annotated[SpeculationFlags, only("spec", "draft_max", "corpus")],
+    picture: PictureFlags,
+    output: OutputFlags,
+    places: PlaceFlags,
+) -> int:
+    """Measure the memory that a model takes, against its plan.
+
+    A fresh process loads the model as planned and uses it to the plan's limits: a full context, the largest draft in
+    every pass, full tables. Its peak of resident memory is compared with the plan, part by part.
+    """
+    terminal, plot = output.terminal(), picture.plot
+    if plot is not None:
+        from edge_rt.cli.render.speculation_plot import require_plot
+
+        require_plot(plot)
+    speculation.check_planned()
+    asked = load.options(places, speculation)
+    name, package = obtain_package(terminal, load.reference, places, budget=load.budget_bytes(places))
+    plan = _plan(package, asked, this_machine(load.own_bytes))
+    if plan.given_up:
+        terminal.note("Given up: " + "; ".join(plan.given_up), "dim")
+    # In this thread, where a signal ends the measurement and its process at once.
+    measured = _measure(terminal, package, plan, threads=load.threads, with_chat=plot is not None)
+    if plot is not None:
+        from edge_rt.cli.render.memory_plot import draw
+
+        draw(measured, plot, title=_title(name, plan))
+        terminal.note(f"Drawn: {plot}", "dim")
+    if output.json:
+        terminal.document({**measured.to_json(), "model": name})
+    else:
+        _print(terminal, measured)
+    if measured.exceeded:
+        terminal.warn("The measured peak is above the budget: please report it, with the output of --json.")
+    return int(measured.exceeded)
+
+
+def _measure(terminal: Terminal, package: Package, plan: Plan, *, threads: int | None, with_chat: bool) -> MemoryReport:
+    """Drive a fresh process to the plan's limits, and a second one through a chat if it is to be drawn."""
+    from edge_rt.measure.memory_report import MemoryReport
+    from edge_rt.measure.memory_watch import measure_plan
+
+    def tell(stage: str) -> None:
+        if stage in _STAGES:
+            terminal.note(f"Measuring: {_STAGES[stage]}", "dim")
+        elif stage.startswith("turn"):
+            terminal.note(f"Measuring a chat: {stage} of {CHAT_TURNS}", "dim")
+
+    run = measure_plan(package.path, plan, worker=_WORKER, threads=threads, on_stage=tell)
+    if not with_chat or package.manifest.chat_template is None:
+        return MemoryReport(plan, run)
+    chat = measure_plan(package.path, plan, worker=_WORKER, threads=threads, turns=CHAT_TURNS, on_stage=tell)
+    return MemoryReport(plan, run, chat)
+
+
+def _plan(package: Package, options: LoadOptions, device: Device) -> Plan:
+    """Return the plan that a fresh process would make of a package on this machine.
+
+    Raises:
+        ConfigError: a flag is wrong.
+        MemoryBudgetExceeded: it does not fit.
+    """
+    from edge_rt.memory.plan import require_fit
+    from edge_rt.runtime.load.planning import plan_package
+
+    return require_fit(plan_package(package, options.but(threads=None), device=device))
+
+
+def _title(name: str, plan: Plan) -> str:
+    choice = plan.choice
+    drafts = f"drafts of {choice.draft_max} ({choice.spec})" if choice.draft_max else "no speculation"
+    return f"{name}, {plan.shape.op_profile}: context {choice.ctx}, cache {choice.kv_format}, {drafts}"
+
+
+def _print(terminal: Terminal, measured: MemoryReport) -> None:
+    """Write table and chart."""
+    terms = measured.terms()
+    planned, peak = measured.plan.total_bytes, measured.run.peak_bytes
+    rows: list[tuple[str, ...]] = [("MiB", "planned", "measured", "error", "")]
+    texts = {term.name: term.text for term in measured.plan.terms}
+    for name, term in terms.items():
+        rows.append((name, *_cells(term["planned"], term["measured"]), texts.get(name, "")))
+    rows.append(("unaccounted", "", in_mib(measured.unaccounted_bytes), "", "peak less the sum of the parts"))
+    rows.append(("peak", *_cells(planned, peak), "of resident memory, by the kernel's count"))
+    rows.append(("budget", in_mib(measured.plan.budget_bytes), "", "", _room(measured)))
+    terminal.table(rows, right=(1, 2, 3))
+    terminal.line()
+    for line in chart({**terms, "peak": {"planned": planned, "measured": peak}}):
+        terminal.line(line)
+    highest = measured.run.highest()
+    terminal.line()
+    private, files = in_mib(highest.private_bytes), in_mib(highest.file_bytes)
+    terminal.line(f"of the peak {private} MiB are private, {files} MiB of files")
+
+
+def chart(terms: dict[str, dict[str, int]], width: int = _BAR) -> list[str]:
+    """Return lines of text that show planned beside measured bytes as bars.
+
+    Args:
+        terms: name -> ``planned`` and ``measured``.
+        width: characters of the longest bar.
+    """
+    most = max(max(term.values()) for term in terms.values()) or 1
+    names = max(map(len, terms))
+    lines = []
+    for name, term in terms.items():
+        for label, mark in (("planned", "░"), ("measured", "█")):
+            size = term[label]
+            bar = mark * max(round(width * size / most), 1 if size else 0)
+            lines.append(f"{name if label == 'planned' else '':<{names}}  {bar:<{width}}  {in_mib(size):>8} {label}")
+    return lines
+
+
+def _cells(planned: int, measured: int) -> tuple[str, str, str]:
+    # The share of something tiny says nothing.
+    error = f"{100 * (planned / measured - 1):+.1f} %" if measured >= _MIB else ""
+    return in_mib(planned), in_mib(measured), error
+
+
+def _room(measured: MemoryReport) -> str:
+    left = measured.plan.budget_bytes - measured.run.peak_bytes
+    return f"{in_mib(left)} left at the peak" if left >= 0 else f"{in_mib(-left)} too much at the peak"

@@ -1,0 +1,195 @@
+"""``edge-rt verify``: speculative answers against plain ones, token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from edge_rt.cli.commands.verify_run import VerifyRun
+from edge_rt.cli.loading import obtain_package
+from edge_rt.cli.options import flags
+from edge_rt.cli.options.groups import LoadFlags, OutputFlags, PlaceFlags, SpeculationFlags
+from edge_rt.cli.options.spread import only
+from edge_rt.cli.render.console import Terminal
+from edge_rt.cli.render.verify_report import findings, print_findings, tell_left_out
+from edge_rt.cli.speculation import never_drafts
+from edge_rt.errors import ConfigError
+from edge_rt.runtime.config import GenerationConfig
+from edge_rt.spec_modes import CORPUS_MODES, OFF, SPEC_MODES, require_mode
+from edge_rt.version import VERSION
+
+if TYPE_CHECKING:
+    from edge_rt.measure.prompts import Prompt
+    from edge_rt.package.manifest import Manifest
+    from edge_rt.package.reader import Package
+    from edge_rt.text.tokenizer import Tokenizer
+
+EXIT_DIFFERENT: Final = 1
+_WHY_IDLE: Final = "it never drafts, as graphs return no likely tokens"
+
+
+@dataclass(frozen=True)
+class ComparedFlags:
+    """What is compared: prompts, modes of speculation, cache formats."""
+
+    prompts: Annotated[Path | None, flags.PROMPTS.but(shown="a few built-in ones")] = None
+    limit: Annotated[int | None, flags.LIMIT] = None
+    spec: Annotated[list[str] | None, flags.SPEC.but(shown="all but reference", panel=None, complete=None)] = None
+    kv_type: Annotated[list[str] | None, flags.KV_TYPE] = None
+    state: Annotated[Path | None, flags.STATE] = None
+    raw: Annotated[bool, flags.RAW] = False
+
+    def modes(self) -> list[str]:
+        """Return the modes to verify.
+
+        Raises:
+            ConfigError: one is unknown, or there is nothing to compare with it.
+        """
+        modes = list(dict.fromkeys(self.spec or [mode for mode in SPEC_MODES if mode not in (OFF, "reference")]))
+        for mode in modes:
+            require_mode(mode)
+        if OFF in modes:
+            raise ConfigError("There is nothing to verify with --spec off.", "It is what others are compared with.", "")
+        return modes
+
+    def formats(self, manifest: Manifest) -> list[str]:
+        """Return the cache formats to verify; a wrong one is refused before hours are spent on the others.
+
+        Raises:
+            ConfigError: with the formats that the package has.
+        """
+        formats = list(dict.fromkeys(self.kv_type or manifest.kv_formats[:1]))
+        for name in formats:
+            if name not in manifest.kv_formats:
+                raise ConfigError(
+                    "The package has no such cache format.",
+                    f"Got {name!r:.40}; it has {', '.join(manifest.kv_formats)}.",
+                    "Choose one of them.",
+                )
+        return formats
+
+
+@dataclass(frozen=True)
+class AnswerOptions:
+    """How the answers that are compared are generated; greedily unless asked otherwise."""
+
+    max_tokens: Annotated[int, flags.MAX_TOKENS.but(shown="256", least=1, panel=None)] = 256
+    temp: Annotated[float, flags.TEMP.but(shown="0", panel=None)] = 0.0
+    top_p: Annotated[float, flags.TOP_P.but(shown="0.95", panel=None)] = 0.95
+    top_k: Annotated[int, flags.TOP_K.but(shown="0", panel=None)] = 0
+    repeat_penalty: Annotated[float, flags.REPEAT_PENALTY.but(shown="1.0", panel=None)] = 1.0
+    seed: Annotated[int, flags.SEED.but(help="Seed of the first prompt; others follow.", shown="0", panel=None)] = 0
+
+    def config(self) -> GenerationConfig:
+        """Return them as a generation takes them.
+
+        Raises:
+            ConfigError: a value is out of range.
+        """
+        return GenerationConfig(
+            max_tokens=self.max_tokens,
+            temperature=self.temp,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=0.0,
+            repetition_penalty=self.repeat_penalty,
+            seed=self.seed,
+        )
+
+
+def verify(
+    compared: ComparedFlags,
+    answers: AnswerOptions,
+    speculation: Annotated[SpeculationFlags, only("draft_max", "corpus")],
+    load: Annotated[LoadFlags, only("model", "memory", "ctx", "threads", "device", "isa")],
+    output: OutputFlags,
+    places: PlaceFlags,
+) -> int:
+    """Compare speculative answers with plain ones; exit code 0 if all are identical, 1 if one is not."""
+    terminal = output.terminal()
+    chosen = answers.config()
+    texts, all_hash = _prompts(compared.prompts, compared.limit)
+    modes = compared.modes()
+    if speculation.corpus is not None and not set(CORPUS_MODES).intersection(modes):
+        raise ConfigError(f"--corpus is not used with --spec {', '.join(modes)}.", "It is used with auto, suffix.", "")
+    asked = load.options(places, speculation)
+    _, package = obtain_package(terminal, load.reference, places, budget=load.budget_bytes(places))
+    manifest = package.manifest
+    formats = compared.formats(manifest)
+    modes = _drafting(terminal, modes, manifest.op_profile)
+    header = {
+        "edge_rt": VERSION,
+        "package_id": package.id,
+        "prompts": all_hash,
+        "spec": modes,
+        "kv": formats,
+        "options": _sampling(chosen),
+        "raw": compared.raw,
+        "draft_max": speculation.draft_max,
+        "corpus": None if speculation.corpus is None else str(speculation.corpus),
+        "ctx": load.ctx,
+        "isa": load.isa,
+    }
+    run = VerifyRun(terminal, package, asked, texts, chosen, modes, formats, raw=compared.raw)
+    if compared.state is None:
+        found = run.execute(None)
+    else:
+        from edge_rt.measure.verify_state import VerifyState
+
+        with VerifyState(compared.state, header) as kept:
+            found = run.execute(kept)
+    document = findings(found, modes, formats, header, _tokenizer(package))
+    if output.json:
+        terminal.document(document)
+    else:
+        print_findings(terminal, document)
+    tell_left_out(terminal, document)
+    return 0 if document["identical"] == document["prompts"] else EXIT_DIFFERENT
+
+
+def _prompts(path: Path | None, limit: int | None) -> tuple[list[Prompt], str]:
+    """Return the prompts to take, and the hash of all that there are."""
+    from edge_rt.measure.prompts import built_in_prompts, read_prompts, texts_hash
+
+    found = built_in_prompts() if path is None else read_prompts(path)
+    return found[:limit], texts_hash(found)
+
+
+def _drafting(terminal: Terminal, modes: Sequence[str], op_profile: str) -> list[str]:
+    """Return the modes to verify, without those that never draft in this op profile; say what it does not promise.
+
+    Raises:
+        ConfigError: no other mode was asked for.
+    """
+    idle = [mode for mode in modes if never_drafts(mode, op_profile)]
+    drafting = [mode for mode in modes if mode not in idle]
+    if not drafting:
+        raise ConfigError(
+            f"There is nothing to verify with --spec {', '.join(idle)}.",
+            f"In the op profile {op_profile} {_WHY_IDLE}.",
+            "Choose another drafter, or a package of the op profile native.",
+        )
+    if op_profile != "native":
+        terminal.warn(
+            f"nothing is promised in the op profile {op_profile}: its attention's results depend on the rows computed "
+            "together, so answers may differ; auto drafts nothing there"
+            + (f"; {', '.join(idle)} is left out: {_WHY_IDLE}" if idle else "")
+        )
+    return drafting
+
+
+def _tokenizer(package: Package) -> Tokenizer:
+    """Return the tokenizer of a package."""
+    from edge_rt.text.tokenizer import Tokenizer
+
+    manifest = package.manifest
+    return Tokenizer.from_file(
+        package.file(manifest.tokenizer.file), info=manifest.tokenizer, embedding_rows=manifest.model.vocab_size
+    )
+
+
+def _sampling(config: GenerationConfig) -> dict[str, Any]:
+    names = ("max_tokens", "temperature", "top_p", "top_k", "repetition_penalty", "seed")
+    return {name: getattr(config, name) for name in names}

@@ -1,0 +1,127 @@
+"""The work of ``edge-rt verify``: which answers are missing, and getting them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from typing import TYPE_CHECKING
+
+from edge_rt.cli.interrupt import Background, SignalReceived
+from edge_rt.cli.loading import load_model, plan_model
+from edge_rt.cli.render.console import Terminal
+from edge_rt.cli.render.status_line import StatusLine
+from edge_rt.runtime.config import GenerationConfig
+from edge_rt.runtime.graph.cancel import CancelToken
+
+if TYPE_CHECKING:
+    from edge_rt.measure.prompts import Prompt
+    from edge_rt.measure.verify import Answer
+    from edge_rt.measure.verify_state import VerifyState
+    from edge_rt.package.reader import Package
+    from edge_rt.runtime.load.options import LoadOptions
+
+
+class VerifyRun:
+    """Answers every prompt with every cache format in every way.
+
+    Args:
+        terminal: told how far it is.
+        package: the model's.
+        options: how it is loaded, but for the cache format.
+        prompts: what to answer.
+        config: how tokens are chosen, and how many.
+        modes: modes of speculation, plain decoding not among them.
+        formats: formats of the KV cache.
+        raw: give prompts without the chat template.
+    """
+
+    def __init__(
+        self,
+        terminal: Terminal,
+        package: Package,
+        options: LoadOptions,
+        prompts: Sequence[Prompt],
+        config: GenerationConfig,
+        modes: Sequence[str],
+        formats: Sequence[str],
+        *,
+        raw: bool,
+    ) -> None:
+        self._terminal = terminal
+        self._package = package
+        self._options = options
+        self._prompts = prompts
+        self._config = config
+        self._modes = modes
+        self._formats = formats
+        self._raw = raw
+        self._found: dict[tuple[str, str, int], Answer] = {}
+        self._different = 0
+        self._base_bytes: int | None = None
+
+    def execute(self, state: VerifyState | None) -> list[Answer]:
+        """Return all answers, those that the state held included: by cache format, mode and prompt.
+
+        Raises:
+            EdgeRTError: a generation failed, or the state could not be written.
+            SignalReceived: a signal came; the state holds what was done.
+        """
+        modes = ("off", *self._modes)
+        places = [(kv, mode, prompt.index) for kv in self._formats for mode in modes for prompt in self._prompts]
+        wanted = set(places)
+        for answer in state.answers if state is not None else ():
+            # A smaller --limit than last time leaves some out.
+            if (answer.kv, answer.mode, answer.prompt) in wanted:
+                self._add(answer)
+        if self._found:
+            self._terminal.note(f"{len(self._found)} of {len(places)} answers are there already", "dim")
+        line = StatusLine(self._terminal, len(places))
+
+        def take(answer: Answer) -> None:
+            if state is not None:
+                state.append(answer)
+            self._add(answer)
+            line.show(len(self._found), f"answers ({answer.kv}, {answer.mode}), {self._different} different")
+
+        try:
+            for kv in self._formats:
+                if any((kv, mode, prompt.index) not in self._found for mode in modes for prompt in self._prompts):
+                    self._answer(kv, modes, take)
+        except SignalReceived:
+            line.clear()
+            if state is not None:
+                done = f"{len(self._found)} of {len(places)} answers"
+                self._terminal.note(f"{done} are kept: the same command goes on from there")
+            raise
+        line.clear()
+        return [self._found[place] for place in places]
+
+    def _add(self, answer: Answer) -> None:
+        from edge_rt.measure.verify import PLAIN, first_difference
+
+        self._found[answer.kv, answer.mode, answer.prompt] = answer
+        plain = self._found.get((answer.kv, PLAIN, answer.prompt))
+        if plain is not None and first_difference(plain.token_ids, answer.token_ids) is not None:
+            self._different += 1
+
+    def _answer(self, kv: str, modes: Sequence[str], take: Callable[[Answer], None]) -> None:
+        """Give what is missing with one cache format."""
+        token = CancelToken()
+        pending = {mode: [p for p in self._prompts if (kv, mode, p.index) not in self._found] for mode in modes}
+        options = self._options.but(kv=kv)
+        plan = plan_model(self._package, options, self._base_bytes)
+        # Every model takes over the heap of the one before.
+        self._base_bytes = plan.runtime_bytes
+        with load_model(self._package, options.as_planned(plan)) as loaded:
+
+            def work() -> Generator[Answer]:
+                from edge_rt.measure.verify import answers
+
+                for mode, prompts in pending.items():
+                    yield from answers(loaded, prompts, self._config, mode, kv=kv, raw=self._raw, cancel=token)
+
+            try:
+                # Answers are kept by this thread: the other one may be left behind in the middle of anything.
+                for answer in Background(work):
+                    take(answer)
+            finally:
+                token.cancel()

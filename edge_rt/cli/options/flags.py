@@ -1,0 +1,211 @@
+"""Every flag of ``edge-rt``, once: its spelling and what ``--help`` says of it.
+
+What a flag is called and means stands here only. A command that has another default, or means a narrower thing by the
+same flag, says so with ``Flag.but``.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from edge_rt.cli.options.spread import Argument, Flag
+from edge_rt.runtime.config import GenerationConfig
+from edge_rt.spec_modes import SPEC_MODES
+
+DEFAULT_MODEL: Final = "smollm2-135m-instruct"
+"""The same as the store's, which is not imported for the sake of ``--help``."""
+
+GENERATION: Final = "Generation"
+SPECULATION: Final = "Speculation"
+WITH_PROMPTS: Final = "With --prompts"
+PLACES: Final = "Places and output"
+_D: Final = GenerationConfig()
+
+
+def _of_model(name: str) -> str:
+    return f"the model's, or {getattr(_D.sampling(), name)}"
+
+
+def _model_names(incomplete: str) -> list[str]:
+    """Complete the names of the store; paths are completed by the shell."""
+    from edge_rt.errors import EdgeRTError
+    from edge_rt.store import load_recipes, open_store
+
+    try:
+        names = {*open_store().names(), *load_recipes()}
+    except EdgeRTError:
+        return []
+    return sorted(name for name in names if name.startswith(incomplete))
+
+
+def _modes(incomplete: str) -> list[str]:
+    return [mode for mode in SPEC_MODES if mode.startswith(incomplete)]
+
+
+# --- which model, and how it is loaded ---
+
+MODEL: Final = Flag(
+    ("-m", "--model"),
+    "Folder of a package, name in the store, GGUF file, or org/name on the hub.",
+    metavar="MODEL",
+    shown=DEFAULT_MODEL,
+    complete=_model_names,
+)
+MEMORY: Final = Flag(
+    ("--memory",),
+    "Budget of memory, such as 600MiB or 2GiB; never exceeded.",
+    metavar="SIZE",
+    shown="the configuration's, or what is available",
+)
+CTX: Final = Flag(("-c", "--ctx"), "Tokens of context.", metavar="N", shown="the model's, up to 8192")
+KV_TYPE: Final = Flag(
+    ("--kv-type", "--kv"),
+    "Format of the KV cache (see inspect), or auto: the fastest that fits.",
+    metavar="FORMAT",
+    shown="the package's first",
+)
+THREADS: Final = Flag(("-t", "--threads"), "Threads that compute.", metavar="N", shown="every usable CPU", least=1)
+DEVICE: Final = Flag(("--device",), "auto or cpu.", metavar="DEVICE", shown="auto")
+# For measurements and reports of faults; 'edge-rt doctor' lists the names.
+ISA: Final = Flag(
+    ("--isa",), "Instruction set of the native operators.", metavar="NAME", shown="the best", is_hidden=True
+)
+
+# --- how tokens are chosen ---
+
+MAX_TOKENS: Final = Flag(
+    ("-n", "--max-tokens"), "Most tokens of an answer.", metavar="N", shown="no limit", panel=GENERATION
+)
+TEMP: Final = Flag(
+    ("--temp",), "Temperature; 0 is greedy.", metavar="T", shown=_of_model("temperature"), panel=GENERATION
+)
+TOP_P: Final = Flag(
+    ("--top-p",), "Keep the likeliest tokens up to this sum.", shown=_of_model("top_p"), panel=GENERATION
+)
+TOP_K: Final = Flag(
+    ("--top-k",), "Keep the k likeliest tokens; 0 keeps all.", shown=_of_model("top_k"), panel=GENERATION
+)
+MIN_P: Final = Flag(
+    ("--min-p",), "Drop tokens below this part of the likeliest.", shown=_of_model("min_p"), panel=GENERATION
+)
+REPEAT_PENALTY: Final = Flag(
+    ("--repeat-penalty",),
+    "Penalty for tokens seen before; 1 is off.",
+    shown=_of_model("repetition_penalty"),
+    panel=GENERATION,
+)
+PRESENCE_PENALTY: Final = Flag(
+    ("--presence-penalty",), "Penalty for tokens in the answer.", shown=str(_D.presence_penalty), panel=GENERATION
+)
+FREQUENCY_PENALTY: Final = Flag(
+    ("--frequency-penalty",),
+    "Penalty for each occurrence in the answer.",
+    shown=str(_D.frequency_penalty),
+    panel=GENERATION,
+)
+LOGIT_BIAS: Final = Flag(("--logit-bias",), "Add to a token's logit; repeatable.", metavar="ID=VALUE", panel=GENERATION)
+NO_REPETITION_GUARD: Final = Flag(
+    ("--no-repetition-guard",), "Let an answer go on that goes round in circles.", panel=GENERATION
+)
+SEED: Final = Flag(("--seed",), "Makes sampling repeat.", metavar="N", shown="a new one", panel=GENERATION)
+STOP: Final = Flag(("--stop",), "Text that ends the answer; repeatable.", metavar="TEXT", panel=GENERATION)
+ACCEPT: Final = Flag(
+    ("--accept",),
+    "Which drafted tokens stay: match (the text of plain decoding) or ratio (--spec recycling only).",
+    metavar="RULE",
+    shown=_D.accept,
+    panel=GENERATION,
+)
+
+# --- who drafts ---
+
+SPEC: Final = Flag(
+    ("--spec",),
+    f"Who drafts tokens ahead: {', '.join(SPEC_MODES[:-1])} or {SPEC_MODES[-1]}.",
+    metavar="MODE",
+    shown="auto, if it fits the memory",
+    panel=SPECULATION,
+    complete=_modes,
+)
+DRAFT_MAX: Final = Flag(("--draft-max",), "Most drafted tokens of a pass.", metavar="N", panel=SPECULATION)
+REFERENCE: Final = Flag(
+    ("--reference",), "Text that the answer may copy, such as a file to be edited.", metavar="FILE", panel=SPECULATION
+)
+CORPUS: Final = Flag(("--corpus",), "File of 'edge-rt corpus build'.", metavar="FILE", panel=SPECULATION)
+SPEC_TRACE: Final = Flag(
+    ("--spec-trace",), "Write every step's decision there, as JSON lines.", metavar="FILE", panel=SPECULATION
+)
+
+# --- prompts and answers ---
+
+PROMPT: Final = Flag(("-p", "--prompt"), "The prompt; standard input follows it.", metavar="TEXT")
+SYSTEM: Final = Flag(("-s", "--system"), "System message.", metavar="TEXT")
+RAW: Final = Flag(("--raw",), "Take prompts as they are, without the chat template.")
+NO_STREAM: Final = Flag(("--no-stream",), "Write the answer when it is complete.")
+NO_HISTORY: Final = Flag(("--no-history",), "Keep no file of typed lines.")
+PROMPTS: Final = Flag(
+    ("--prompts",),
+    "JSON lines with 'turns' or 'prompt', or a text a line.",
+    metavar="FILE",
+)
+LIMIT: Final = Flag(("--limit",), "Take the first N prompts.", metavar="N", shown="all", least=1)
+
+# --- measuring ---
+
+REPETITIONS: Final = Flag(("-r", "--repetitions"), "Samples of every figure.", shown="5", least=1)
+PP: Final = Flag(("--pp",), "Tokens of a prompt; repeatable.", metavar="N", shown="128 and 512", least=1)
+TG: Final = Flag(("--tg",), "Tokens to generate.", metavar="N", shown="128", least=1)
+DEPTH: Final = Flag(("-d", "--depth"), "Tokens before the row-cost passes.", metavar="N", shown="128", least=1)
+CALIBRATE: Final = Flag(("--calibrate",), "Measure what passes cost speculation here, keep it, show it.")
+COLD: Final = Flag(("--cold",), "Empty the drafters' tables before every prompt.")
+PLOT: Final = Flag(("--plot",), "Draw the figures: a .png, .svg or .pdf file.", metavar="FILE")
+STATE: Final = Flag(("--state",), "Keep what is done there, and go on from what it holds.", metavar="FILE")
+SAVE_PROFILE: Final = Flag(
+    ("--save-profile",),
+    "Measure, for about 4 seconds, how fast memory is read and what a process takes by itself, and keep it: plans on "
+    "this machine use it.",
+)
+PROFILE_NAME: Final = Flag(("--profile-name",), "Keep it under another name, for 'plan --device NAME'.", metavar="NAME")
+
+# --- making and keeping packages ---
+
+OUT: Final = Flag(("-o", "--out"), "Folder to create.", metavar="DIR")
+PROFILE: Final = Flag(
+    ("--profile",),
+    "native (edge-rt's operators) or portable (ONNX Runtime's).",
+    metavar="PROFILE",
+    shown="what this machine runs",
+)
+ACTIVATIONS: Final = Flag(
+    ("--activations",), "int8 (fast) or float (closest to the checkpoint; portable only).", metavar="KIND"
+)
+CALIBRATION: Final = Flag(
+    ("--calibration",),
+    "Text that the constants for 4-bit keys are computed from, or none for a package without (native only).",
+    metavar="FILE|none",
+    shown="a text of edge-rt's own",
+)
+NAME: Final = Flag(("--name",), "Name in the store.")
+FORCE: Final = Flag(("--force",), "Do it although something is there already.")
+YES: Final = Flag(("--yes", "-y"), "Do not ask.")
+VERIFY: Final = Flag(("--verify",), "Read every file and compare its hash.")
+
+# --- places and output ---
+
+JSON: Final = Flag(("--json",), "Write one JSON document to stdout.", panel=PLACES)
+JSON_LINES: Final = Flag(("--json-lines",), "Write one JSON event per line.")
+QUIET: Final = Flag(("-q", "--quiet"), "Only errors and warnings on stderr.", panel=PLACES)
+VERBOSE: Final = Flag(("-v", "--verbose"), "More on stderr, tracebacks included.", panel=PLACES)
+NO_COLOR: Final = Flag(("--no-color",), "No colours (also NO_COLOR).", panel=PLACES)
+STATS: Final = Flag(("--stats/--no-stats",), "A line of figures after an answer.", panel=PLACES)
+STORE: Final = Flag(("--store",), "Folder of the store.", metavar="DIR", panel=PLACES)
+CONFIG: Final = Flag(("--config",), "Configuration file.", metavar="FILE", panel=PLACES)
+OFFLINE: Final = Flag(("--offline",), "Use what is on this machine only.", panel=PLACES)
+
+# --- arguments ---
+
+REF_ARGUMENT: Final = Argument("[REF]", f"Name, org/name[:FILE.gguf], or GGUF file; {DEFAULT_MODEL} if absent.")
+PACKAGE_ARGUMENT: Final = Argument("[PACKAGE|GGUF]", "Package, name in the store, or GGUF file.")
+NAME_ARGUMENT: Final = Argument("NAME", "Name in the store.")
+TEXTS_ARGUMENT: Final = Argument("TEXT...", "UTF-8 text files, each a text of its own.")
+CORPUS_ARGUMENT: Final = Argument("FILE", "What 'edge-rt corpus build' wrote.")

@@ -1,0 +1,291 @@
+"""Groups of flags, as commands take them; each says what its flags mean together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from edge_rt.cli.baseline_memory import own_bytes
+from edge_rt.cli.options import flags
+from edge_rt.cli.render.console import Terminal
+from edge_rt.errors import ConfigError
+from edge_rt.runtime.config import GenerationConfig
+from edge_rt.spec_modes import AUTO, USED_BY, require_draft_max, require_mode, require_rule
+from edge_rt.text.text_file import read_text
+
+if TYPE_CHECKING:
+    from edge_rt.runtime.load.options import LoadOptions
+    from edge_rt.runtime.speculation.adaptive import Trace
+    from edge_rt.store import Store
+
+
+@dataclass(frozen=True)
+class OutputFlags:
+    """What is written, and how."""
+
+    json: Annotated[bool, flags.JSON] = False
+    quiet: Annotated[bool, flags.QUIET] = False
+    verbose: Annotated[bool, flags.VERBOSE] = False
+    no_color: Annotated[bool, flags.NO_COLOR] = False
+
+    def terminal(self, *, is_json: bool = False) -> Terminal:
+        """Return the terminal of a command; with ``is_json`` one that writes JSON whatever the flags say."""
+        return Terminal(quiet=self.quiet, verbose=self.verbose, no_color=self.no_color, is_json=self.json or is_json)
+
+
+@dataclass(frozen=True)
+class AnswerFlags(OutputFlags):
+    """What is written beside answers."""
+
+    stats: Annotated[bool | None, flags.STATS] = None
+
+
+@dataclass(frozen=True)
+class PlaceFlags:
+    """Where models lie, and whether the network may be used."""
+
+    offline: Annotated[bool, flags.OFFLINE] = False
+    store: Annotated[Path | None, flags.STORE] = None
+    config: Annotated[Path | None, flags.CONFIG] = None
+
+    @property
+    def config_file(self) -> Path | None:
+        """The configuration file that was named; None for the user's own."""
+        return None if self.config is None else self.config.expanduser()
+
+    def open_store(self) -> Store:
+        """Return the store of the flags, the configuration file, or the platform; in this order.
+
+        Raises:
+            ConfigError: the configuration file is wrong, or one was named that does not exist.
+            StorageError: it cannot be read.
+        """
+        from edge_rt.store import open_store
+
+        if self.config_file is not None and not self.config_file.exists():
+            raise ConfigError(f"{self.config} does not exist.", "It was named with --config.", "Check the path.")
+        return open_store(self.store, config=self.config_file)
+
+
+@dataclass(frozen=True)
+class SpeculationFlags:
+    """Who drafts tokens ahead, and what from."""
+
+    spec: Annotated[str | None, flags.SPEC] = None
+    draft_max: Annotated[int | None, flags.DRAFT_MAX] = None
+    reference: Annotated[Path | None, flags.REFERENCE] = None
+    corpus: Annotated[Path | None, flags.CORPUS] = None
+    spec_trace: Annotated[Path | None, flags.SPEC_TRACE] = None
+
+    def check(self, accept: str = "match") -> None:
+        """Refuse flags that are wrong or without effect together, before a model is fetched or loaded for them.
+
+        Args:
+            accept: which drafted tokens stay.
+
+        Raises:
+            ConfigError: a value is out of range, ``--spec reference`` has no text, the mode does not use a flag,
+                or it cannot draft for the acceptance rule.
+        """
+        self.check_planned()
+        mode = self.spec or AUTO
+        if mode == "reference" and self.reference is None:
+            raise ConfigError("--spec reference has nothing to copy from.", "There is no --reference.", "Give a file.")
+        require_rule(accept, mode)
+
+    def check_planned(self) -> None:
+        """Refuse flags that are wrong, or that the mode does not use; all that a plan has to know.
+
+        Raises:
+            ConfigError: a value is out of range, or the mode does not use a flag.
+        """
+        if self.spec is not None:
+            require_mode(self.spec)
+        if self.draft_max is not None:
+            require_draft_max(self.draft_max)
+        mode, given = self.spec or AUTO, self.given()
+        for flag, modes in USED_BY.items():
+            if given[flag] is not None and mode not in modes:
+                raise ConfigError(
+                    f"{flag} is not used with --spec {mode}.", f"It is used with {', '.join(modes)}.", "Leave one out."
+                )
+
+    def given(self) -> dict[str, object]:
+        """Return the value of every flag that only some modes use; None for one that was not given."""
+        return {
+            "--reference": self.reference,
+            "--corpus": self.corpus,
+            "--draft-max": self.draft_max,
+            "--spec-trace": self.spec_trace,
+        }
+
+    def with_reference(self, options: GenerationConfig) -> GenerationConfig:
+        """Return the options with the text of ``--reference``.
+
+        Raises:
+            StorageError: the file cannot be read.
+            InputError: it is no UTF-8 text, or too long.
+        """
+        return (
+            options
+            if self.reference is None
+            else options.with_options(reference=read_text(self.reference.expanduser()))
+        )
+
+
+@dataclass(frozen=True)
+class LoadFlags:
+    """Which model, and how it is loaded.
+
+    Attributes:
+        own_bytes: what this process held when the command began: groups are made before anything large is imported.
+    """
+
+    model: Annotated[str | None, flags.MODEL] = None
+    memory: Annotated[str | None, flags.MEMORY] = None
+    ctx: Annotated[int | None, flags.CTX] = None
+    threads: Annotated[int | None, flags.THREADS] = None
+    device: Annotated[str, flags.DEVICE] = "auto"
+    kv_type: Annotated[str | None, flags.KV_TYPE] = None
+    isa: Annotated[str | None, flags.ISA] = None
+    own_bytes: int = field(default_factory=own_bytes)
+
+    @property
+    def reference(self) -> str:
+        """The model argument, or the default model."""
+        return flags.DEFAULT_MODEL if self.model is None else self.model
+
+    def budget_bytes(self, places: PlaceFlags) -> int | None:
+        """Return the budget of memory: the flag's, or the configuration's; None if there is none.
+
+        Raises:
+            ConfigError: it is no size, or the configuration file is wrong.
+        """
+        from edge_rt.byte_size import parse_size
+
+        given = self.memory
+        if given is None:
+            from edge_rt.store.config import load_config
+
+            given = load_config(places.config_file).memory
+        return None if given is None else parse_size(given)
+
+    def options(
+        self,
+        places: PlaceFlags,
+        speculation: SpeculationFlags | None = None,
+        *,
+        spec_trace: Trace | None = None,
+        on_calibrate: Callable[[], None] | None = None,
+    ) -> LoadOptions:
+        """Return how the model is loaded.
+
+        Args:
+            places: where the configuration is.
+            speculation: who drafts; None leaves it to the plan.
+            spec_trace: called with every step's decision.
+            on_calibrate: called when an answer has to wait for a measurement.
+
+        Raises:
+            ConfigError: a flag or the configuration file is wrong.
+        """
+        from edge_rt.cli.baseline_memory import this_machine
+        from edge_rt.runtime.load.options import LoadOptions
+        from edge_rt.runtime.speculation.cost_model import user_costs
+
+        drafts = speculation or SpeculationFlags()
+        return LoadOptions(
+            memory=self.budget_bytes(places),
+            ctx=self.ctx,
+            threads=self.threads,
+            device=self.device,
+            kv=self.kv_type,
+            isa=self.isa,
+            spec=drafts.spec,
+            draft_max=drafts.draft_max,
+            corpus=drafts.corpus,
+            spec_trace=spec_trace,
+            on_calibrate=on_calibrate,
+            costs=user_costs(),
+            base_bytes=this_machine(self.own_bytes).base_bytes,
+        )
+
+
+@dataclass(frozen=True)
+class SamplingFlags:
+    """How tokens are chosen and when an answer ends; a flag that is absent leaves the default."""
+
+    max_tokens: Annotated[int | None, flags.MAX_TOKENS] = None
+    temp: Annotated[float | None, flags.TEMP] = None
+    top_p: Annotated[float | None, flags.TOP_P] = None
+    top_k: Annotated[int | None, flags.TOP_K] = None
+    min_p: Annotated[float | None, flags.MIN_P] = None
+    repeat_penalty: Annotated[float | None, flags.REPEAT_PENALTY] = None
+    presence_penalty: Annotated[float | None, flags.PRESENCE_PENALTY] = None
+    frequency_penalty: Annotated[float | None, flags.FREQUENCY_PENALTY] = None
+    logit_bias: Annotated[list[str] | None, flags.LOGIT_BIAS] = None
+    seed: Annotated[int | None, flags.SEED] = None
+    stop: Annotated[list[str] | None, flags.STOP] = None
+    accept: Annotated[str | None, flags.ACCEPT] = None
+
+    def config(self) -> GenerationConfig:
+        """Return the options of a generation.
+
+        Raises:
+            ConfigError: a value is out of range.
+        """
+        given: dict[str, Any] = {
+            "max_tokens": self.max_tokens,
+            "temperature": self.temp,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "min_p": self.min_p,
+            "repetition_penalty": self.repeat_penalty,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "logit_bias": parse_logit_bias(self.logit_bias or ()) or None,
+            "seed": self.seed,
+            "stop": tuple(self.stop or ()) or None,
+            "accept": self.accept,
+        }
+        return GenerationConfig(**{name: value for name, value in given.items() if value is not None})
+
+
+@dataclass(frozen=True)
+class GuardFlags:
+    """Whether an answer that goes round in circles is ended."""
+
+    no_repetition_guard: Annotated[bool, flags.NO_REPETITION_GUARD] = False
+
+
+def parse_logit_bias(texts: Sequence[str]) -> dict[int, float]:
+    """Read ``ID=VALUE`` pairs.
+
+    Raises:
+        ConfigError: one is malformed.
+    """
+    result = {}
+    for text in texts:
+        token, equals, value = text.partition("=")
+        try:
+            if not equals:
+                raise ValueError("no '='")
+            result[int(token)] = float(value)
+        except ValueError as error:
+            raise ConfigError(
+                "A logit bias is malformed.", f"Got {text!r:.60}: {error}.", "Write it as ID=VALUE, for example 42=-5."
+            ) from error
+    return result
+
+
+def one_of(argument: str | None, option: str | None, name: str) -> str | None:
+    """Return a value that may be given with or without its flag.
+
+    Raises:
+        ConfigError: both were given.
+    """
+    if argument is not None and option is not None:
+        raise ConfigError(f"{name} was given twice.", f"Got {argument!r:.80} and {option!r:.80}.", "Give it once.")
+    return option if argument is None else argument

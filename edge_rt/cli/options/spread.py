@@ -1,0 +1,148 @@
+"""Commands that take groups of flags: dataclasses whose fields a command line gives, spread into typer's parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import typer
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One flag of the command line.
+
+    Attributes:
+        names: its spellings, for example ``("-n", "--max-tokens")``.
+        help: one sentence for ``--help``.
+        metavar: what stands for its value there.
+        shown: what ``--help`` shows as its default; None shows nothing.
+        panel: heading of ``--help`` that it stands under.
+        least: smallest value of a number.
+        is_hidden: whether ``--help`` leaves it out.
+        complete: completes a value in the shell.
+    """
+
+    names: tuple[str, ...]
+    help: str
+    metavar: str | None = None
+    shown: str | None = None
+    panel: str | None = None
+    least: int | None = None
+    is_hidden: bool = False
+    complete: Callable[[str], list[str]] | None = None
+
+    def but(self, **changes: Any) -> Flag:
+        """Return the flag as one group has it: with another text, default or panel."""
+        return dataclasses.replace(self, **changes)
+
+    def parameter(self) -> Any:
+        """Return it as typer declares an option."""
+        return typer.Option(
+            *self.names,
+            help=self.help,
+            metavar=self.metavar,
+            show_default=False if self.shown is None else self.shown,
+            rich_help_panel=self.panel,
+            min=self.least,
+            hidden=self.is_hidden,
+            autocompletion=self.complete,
+        )
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument of a command line, which has a place instead of a name."""
+
+    metavar: str
+    help: str
+
+    def parameter(self) -> Any:
+        """Return it as typer declares an argument."""
+        return typer.Argument(metavar=self.metavar, help=self.help)
+
+
+@dataclass(frozen=True)
+class Only:
+    """Takes some flags of a group; the others keep their defaults."""
+
+    names: tuple[str, ...]
+
+
+def only(*names: str) -> Only:
+    """Take these flags of a group alone: a mark beside its type, ``Annotated[LoadFlags, only("model")]``."""  # noqa: D402
+    return Only(names)
+
+
+def spread(command: Callable[..., int]) -> Callable[..., int]:
+    """Make a typer command of a function that takes groups of flags.
+
+    A parameter whose type is a dataclass is a group: typer sees the group's flags, in their order, and the function
+    gets the dataclass. Every other parameter is a flag or an argument by itself. Fields that are no flags are left to
+    the dataclass; groups are made where the command begins, in the order of the parameters.
+
+    Args:
+        command: the function; all its parameters are annotated.
+    """
+    groups: dict[str, tuple[Any, tuple[str, ...]]] = {}
+    parameters: dict[str, inspect.Parameter] = {}
+    hints = get_type_hints(command, include_extras=True)
+    for name, parameter in inspect.signature(command).parameters.items():
+        kind, marks = _unwrap(hints[name])
+        if dataclasses.is_dataclass(kind):
+            flags = dict(_flags(kind, marks))
+            groups[name] = (kind, tuple(flags))
+        else:
+            flags = {name: _declared(hints[name], parameter.default, name)}
+        if twice := parameters.keys() & flags.keys():
+            raise TypeError(f"{command.__name__} takes {min(twice)} twice")
+        parameters |= flags
+
+    @functools.wraps(command)
+    def run(**values: Any) -> int:
+        given = {name: kind(**{flag: values.pop(flag) for flag in flags}) for name, (kind, flags) in groups.items()}
+        return command(**given, **values)
+
+    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        # Those that must be given come first, as in any signature.
+        sorted(parameters.values(), key=lambda parameter: parameter.default is not inspect.Parameter.empty),
+        return_annotation=int,
+    )
+    run.__annotations__ = {name: parameter.annotation for name, parameter in parameters.items()}
+    return run
+
+
+def _unwrap(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    if get_origin(hint) is Annotated:
+        kind, *marks = get_args(hint)
+        return kind, tuple(marks)
+    return hint, ()
+
+
+def _flags(group: Any, marks: tuple[Any, ...]) -> Iterator[tuple[str, inspect.Parameter]]:
+    """Yield the flags of a group, or those that are taken of it."""
+    taken = next((mark.names for mark in marks if isinstance(mark, Only)), None)
+    hints: Mapping[str, Any] = get_type_hints(group, include_extras=True)
+    fields = {field.name: field for field in dataclasses.fields(group) if _declaration(hints[field.name]) is not None}
+    for name in fields if taken is None else taken:
+        default = fields[name].default
+        empty = inspect.Parameter.empty
+        yield name, _declared(hints[name], empty if default is dataclasses.MISSING else default, name)
+
+
+def _declaration(hint: Any) -> Flag | Argument | None:
+    return next((mark for mark in _unwrap(hint)[1] if isinstance(mark, Flag | Argument)), None)
+
+
+def _declared(hint: Any, default: Any, name: str) -> inspect.Parameter:
+    """Return a parameter as typer reads it."""
+    declaration = _declaration(hint)
+    if declaration is None:
+        raise TypeError(f"{name} is neither a flag nor an argument")
+    kind: Any = _unwrap(hint)[0]
+    annotation = Annotated[kind, declaration.parameter()]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

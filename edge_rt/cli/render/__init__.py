@@ -1,0 +1,1 @@
+"""What the command line writes: console, progress, tables, reports and plots."""

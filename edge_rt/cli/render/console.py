@@ -1,0 +1,197 @@
+"""What the command line writes: the answer on stdout, everything else on stderr."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import logging
+import sys
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final, TextIO
+
+from edge_rt.cli.render.sanitise import harmless
+from edge_rt.errors import StorageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+SEPARATOR: Final = " · "
+
+
+class OutputClosed(Exception):
+    """Whoever read stdout has gone."""
+
+
+class OutputFailed(StorageError):
+    """Stdout cannot be written: a full disk, or none at all."""
+
+
+class _ClosedOutput(io.StringIO):
+    """Stands for a stdout that the process was started without."""
+
+    def write(self, text: str) -> int:
+        del text
+        raise OSError(errno.EBADF, "It is closed")
+
+
+class Terminal:
+    """The two output streams of one command.
+
+    Args:
+        out: receives the answer.
+        err: receives banners, progress, warnings and errors.
+        quiet: write only warnings and errors to ``err``.
+        verbose: write more, tracebacks of unexpected errors included.
+        no_color: no colour, whatever the terminal can.
+        is_json: the answer is one JSON document.
+
+    Attributes:
+        out_is_tty: the answer goes to a person's screen.
+        err_is_tty: so does the rest.
+    """
+
+    def __init__(
+        self,
+        out: TextIO | None = None,
+        err: TextIO | None = None,
+        *,
+        quiet: bool = False,
+        verbose: bool = False,
+        no_color: bool = False,
+        is_json: bool = False,
+    ) -> None:
+        # A process may be started with its streams closed; Python then has None in their place.
+        self._out: TextIO = out or sys.stdout or _ClosedOutput()
+        self._err: TextIO = err or sys.stderr or io.StringIO()
+        self.quiet = quiet
+        self.verbose = verbose
+        self.is_json = is_json
+        self.no_color = no_color
+        self._live: Console | None = None
+        self._is_mid_line = False
+        self.out_is_tty = self._out.isatty()
+        self.err_is_tty = self._err.isatty()
+        for stream in (self._out, self._err):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="replace" if _is_narrow(stream) else "backslashreplace")
+        if verbose:
+            logging.basicConfig(level=logging.INFO, stream=self._err, format="%(name)s: %(message)s")
+
+    # --- stdout ---
+
+    def answer(self, text: str) -> None:
+        """Write a piece of the answer at once; made harmless if it goes to a screen.
+
+        Raises:
+            OutputClosed: nobody reads it any more.
+        """
+        self._write(harmless(text) if self.out_is_tty else text)
+
+    def line(self, text: str = "") -> None:
+        """Write one line of the answer."""
+        self.answer(text + "\n")
+
+    def document(self, value: Any, *, indent: int | None = 2) -> None:
+        """Write the answer as JSON: one document, or with ``indent=None`` one line.
+
+        Raises:
+            OutputClosed: nobody reads it any more.
+        """
+        # Escapes keep a screen safe, and a narrow encoding valid.
+        escaped = self.out_is_tty or _is_narrow(self._out)
+        self._write(json.dumps(value, indent=indent, ensure_ascii=escaped, allow_nan=False) + "\n")
+
+    def table(self, rows: Iterable[Sequence[str]], *, right: Sequence[int] = ()) -> None:
+        """Write aligned columns; ``right`` are the numbers of the columns that are aligned at the right."""
+        cells = [[harmless(cell).replace("\n", " ") for cell in row] for row in rows]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        for row in cells:
+            padded = [
+                cell.rjust(width) if index in right else cell.ljust(width)
+                for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ]
+            self.line("  ".join(padded).rstrip())
+
+    def fresh_line(self) -> None:
+        """End a line of the answer that stands unfinished on a screen, if the screen is still there."""
+        if self._is_mid_line and self.out_is_tty:
+            with suppress(OutputClosed, OutputFailed):
+                self._write("\n")
+
+    def _write(self, text: str) -> None:
+        if text:
+            self._is_mid_line = not text.endswith("\n")
+        try:
+            self._out.write(text)
+            self._out.flush()
+        except BrokenPipeError as error:
+            raise OutputClosed from error
+        except OSError as error:
+            raise OutputFailed(
+                "Standard output could not be written.",
+                f"{error.strerror}.",
+                "Check where it leads: a disk with free space, or an open file.",
+            ) from error
+
+    # --- stderr ---
+
+    def note(self, text: str = "", style: str = "", *, end: str = "\n") -> None:
+        """Tell something that is not part of the answer; nothing with ``-q``."""
+        if not self.quiet:
+            self._tell(text, style, end)
+
+    def warn(self, text: str) -> None:
+        """Tell what may be wrong."""
+        self._tell(f"warning: {text}", "yellow")
+
+    def error(self, text: str) -> None:
+        """Tell what went wrong."""
+        self._tell(f"error: {text}", "red")
+
+    def control(self, sequence: str) -> None:
+        """Write a control sequence of our own, on a screen only."""
+        if self.err_is_tty and not self.quiet:
+            self._err.write(sequence)
+            self._err.flush()
+
+    def _tell(self, text: str, style: str, end: str = "\n") -> None:
+        # What cannot be told on a closed stderr is no reason to fail.
+        with suppress(BrokenPipeError):
+            if self._live is None and (not self.err_is_tty or not style):
+                self._err.write(harmless(text) + end)
+            else:
+                self.rich_console().print(harmless(text), style=style, end=end, soft_wrap=True)
+            self._err.flush()
+
+    def rich_console(self) -> Console:
+        """Return a rich console on ``err``; it honours ``NO_COLOR`` and ``TERM``."""
+        from rich.console import Console
+
+        return self._live or Console(
+            file=self._err, no_color=True if self.no_color else None, markup=False, emoji=False, highlight=False
+        )
+
+    @contextmanager
+    def through(self, console: Console) -> Generator[None]:
+        """Write to ``err`` through a console that redraws a bar below what it writes."""
+        self._live = console
+        try:
+            yield
+        finally:
+            self._live = None
+
+    def ask(self, question: str) -> bool:
+        """Ask a person at the keyboard a yes-or-no question; anything but yes is no."""
+        self._tell(f"{question} [y/N] ", "", end="")
+        return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _is_narrow(stream: TextIO) -> bool:
+    return (getattr(stream, "encoding", None) or "utf-8").lower().replace("_", "-") not in ("utf-8", "utf8")
+
+
+def number(value: float) -> str:
+    """Return a whole number with its thousands apart: ``1 240``."""
+    return f"{value:,.0f}".replace(",", " ")

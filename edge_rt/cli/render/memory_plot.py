@@ -1,0 +1,257 @@
+"""The picture of ``edge-rt profile --plot``: memory by context, plan beside measurement, and a chat over time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from edge_rt.byte_size import show_rounded
+from edge_rt.cli.render.console import number
+from edge_rt.errors import StorageError
+from edge_rt.memory.choice import Choice
+from edge_rt.memory.plan_terms import Term, terms_of
+from edge_rt.memory.terms import sizes_of
+
+if TYPE_CHECKING:
+    from edge_rt.measure.memory_report import MemoryReport, MemoryRun
+    from edge_rt.memory.plan import Plan
+
+_MIB: Final = 1 << 20
+_POINTS: Final = 33
+_COLOURS: Final = {
+    # From the ground up: what is the same for every context first.
+    "weights": "#4477aa",
+    "runtime": "#77aadd",
+    "tokenizer": "#99ddff",
+    "session": "#44bb99",
+    "activations": "#bbcc33",
+    "logits": "#aaaa00",
+    "sampling": "#eedd88",
+    "drafters": "#ee8866",
+    "kv_cache": "#ffaabb",
+}
+_LINES: Final = ("#332288", "#cc3311", "#117733", "#882255", "#ee7733", "#555555")
+_BUDGET: Final = "#bb0000"
+_BEHIND: Final = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 1}
+_PLANNED, _MEASURED = "#bbccee", "#4477aa"
+
+
+def draw(report: MemoryReport, path: Path, *, title: str) -> None:
+    """Draw what was planned and measured.
+
+    Args:
+        report: the figures; without a chat the measurement itself is shown over time.
+        path: the file; one that exists is replaced.
+        title: what was measured.
+
+    Raises:
+        StorageError: the file cannot be written.
+    """
+    # Not pyplot: it keeps figures, and may look for a screen.
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(13, 9.5), layout="constrained")
+    figure.suptitle(title, fontsize=12, parse_math=False)
+    grid = figure.add_gridspec(2, 2, height_ratios=(3, 2), width_ratios=(3, 2))
+    _contexts(figure.add_subplot(grid[0, 0]), report.plan)
+    _terms(figure.add_subplot(grid[0, 1]), report)
+    _timeline(figure.add_subplot(grid[1, :]), report.chat or report.run, report)
+    try:
+        figure.savefig(path.expanduser(), dpi=150)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written.", f"{error.strerror}.", "Check path and disk.") from error
+
+
+def largest_context(total: Callable[[int], int], budget: int, trained: int) -> int | None:
+    """Return the longest context under a budget.
+
+    Args:
+        total: context -> bytes, rising.
+        budget: bytes.
+        trained: tokens that the model was trained for; a longer context is not asked for.
+
+    Returns:
+        Tokens; None if not even a context of 2 fits.
+    """
+    if total(2) > budget:
+        return None
+    low, high = 2, trained + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if total(middle) <= budget else (low, middle)
+    return low
+
+
+def _terms_at(plan: Plan, ctx: int, kv_format: str) -> tuple[Term, ...]:
+    choice: Choice = replace(plan.choice, ctx=ctx, kv_format=kv_format)
+    return terms_of(plan.shape, choice, sizes_of(plan.shape, plan.device, choice, plan.request))
+
+
+def spread(wanted: dict[str, float], gap: float) -> dict[str, float]:
+    """Return places for labels near the wanted ones, at least ``gap`` apart and in the same order."""
+    placed: dict[str, float] = {}
+    lowest = float("-inf")
+    for name, value in sorted(wanted.items(), key=lambda item: item[1]):
+        placed[name] = lowest = max(value, lowest + gap)
+    return placed
+
+
+def _contexts(axes: Any, plan: Plan) -> None:
+    """Draw total bytes by context, for every format; in bands what the chosen one consists of."""
+    chosen, trained = plan.choice, plan.shape.context_length
+
+    def total(kv_format: str, ctx: int) -> int:
+        return sum(term.bytes for term in _terms_at(plan, ctx, kv_format))
+
+    longest = {
+        kv_format: largest_context(partial(total, kv_format), plan.budget_bytes, trained)
+        for kv_format in plan.shape.kv_formats
+    }
+    last = min(trained, max(2 * chosen.ctx, *(round(1.2 * (most or 0)) for most in longest.values())))
+    contexts = sorted({max(2, last * step // (_POINTS - 1)) for step in range(_POINTS)})
+    bands = {name: [0.0] * len(contexts) for name in _COLOURS}
+    for place, ctx in enumerate(contexts):
+        for term in _terms_at(plan, ctx, chosen.kv_format):
+            bands[term.name][place] += term.bytes / _MIB
+    labels = [_label(name) for name in bands]
+    axes.stackplot(contexts, list(bands.values()), labels=labels, colors=list(_COLOURS.values()), alpha=0.6)
+    colours = dict(zip(plan.shape.kv_formats, _LINES, strict=False))
+    ends = {}
+    for kv_format, colour in colours.items():
+        values = [total(kv_format, ctx) / _MIB for ctx in contexts]
+        ends[kv_format] = values[-1]
+        axes.plot(contexts, values, color=colour, linewidth=2.4 if kv_format == chosen.kv_format else 1.4, zorder=3)
+    budget, highest = plan.budget_bytes / _MIB, max(ends.values())
+    is_shown = budget <= 1.6 * highest
+    top = 1.12 * (max(highest, budget) if is_shown else highest)
+    for kv_format, height in spread(ends, 0.032 * top).items():
+        axes.annotate(
+            kv_format, (contexts[-1], height), (4, 0), textcoords="offset points", va="center", fontsize=9,
+            color=colours[kv_format], weight="bold" if kv_format == chosen.kv_format else "normal",
+            annotation_clip=False,
+        )  # fmt: skip
+    if is_shown:
+        crossing = {name: most for name, most in longest.items() if name in colours and most and most < trained}
+        _budget_line(axes, plan, crossing, colours, is_low=budget < 0.6 * top)
+    else:
+        axes.text(
+            0.99, 0.99, f"budget {show_rounded(plan.budget_bytes)}: every context fits", transform=axes.transAxes,
+            ha="right", va="top", fontsize=9, color=_BUDGET,
+        )  # fmt: skip
+    axes.plot([chosen.ctx], [plan.total_bytes / _MIB], "o", color="black", markersize=6, zorder=6)
+    axes.annotate(
+        f"planned: {show_rounded(plan.total_bytes)}", (chosen.ctx, plan.total_bytes / _MIB), (0, -32),
+        textcoords="offset points", ha="center", fontsize=9, weight="bold", zorder=6, bbox=_BEHIND,
+        arrowprops={"arrowstyle": "-", "linewidth": 0.8},
+    )  # fmt: skip
+    axes.set_title(f"Memory by context; bands: the parts with a cache of {chosen.kv_format}", fontsize=10)
+    axes.set_xlabel("tokens of context")
+    axes.xaxis.set_major_formatter(lambda value, _: number(round(value)))
+    axes.set_ylabel("MiB")
+    axes.set_xlim(contexts[0], contexts[-1])
+    axes.set_ylim(0, top)
+    axes.legend(loc="upper left", fontsize=8, reverse=True, framealpha=0.85)
+
+
+def _budget_line(axes: Any, plan: Plan, longest: dict[str, int], colours: dict[str, str], *, is_low: bool) -> None:
+    """Draw the budget, and where the formats' lines cross it.
+
+    Args:
+        axes: of the plot.
+        plan: its budget is drawn.
+        longest: format -> the longest context under the budget, of formats whose lines cross it.
+        colours: of the formats.
+        is_low: whether there is room for a label at the left.
+    """
+    budget = plan.budget_bytes / _MIB
+    axes.axhline(budget, color=_BUDGET, linewidth=1.4, linestyle="--", zorder=4)
+    axes.annotate(
+        f"budget {show_rounded(plan.budget_bytes)}", (0 if is_low else 1, budget), (5 if is_low else -5, 5),
+        xycoords=("axes fraction", "data"), textcoords="offset points", ha="left" if is_low else "right",
+        fontsize=9, color=_BUDGET, zorder=6, bbox=_BEHIND,
+    )  # fmt: skip
+    before = float("-inf")
+    for kv_format, most in sorted(longest.items(), key=lambda item: item[1]):
+        colour = colours[kv_format]
+        axes.plot([most], [budget], "o", color=colour, markersize=5, zorder=5)
+        is_chosen = kv_format == plan.choice.kv_format
+        # Two that are close get their labels on different sides of the line.
+        is_close = most - before < plan.shape.context_length / 12
+        before = float("-inf") if is_close else most
+        height = (34 if is_chosen else 14) * (-1.6 if is_close else 1)
+        axes.annotate(
+            f"max context {number(most)}" if is_chosen else number(most), (most, budget),
+            (8 if is_close else -8, height), textcoords="offset points", ha="left" if is_close else "right",
+            color=colour, zorder=6, fontsize=9 if is_chosen else 8, weight="bold" if is_chosen else "normal",
+            bbox=_BEHIND, arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.8},
+        )  # fmt: skip
+
+
+def _terms(axes: Any, report: MemoryReport) -> None:
+    terms = {**report.terms(), "peak": _peak(report)}
+    places = range(len(terms))
+    most = max(max(term.values()) for term in terms.values()) / _MIB
+    for kind, offset, colour in (("planned", -0.2, _PLANNED), ("measured", 0.2, _MEASURED)):
+        values = [term[kind] / _MIB for term in terms.values()]
+        axes.barh([place + offset for place in places], values, height=0.38, color=colour, label=kind)
+        for place, value in zip(places, values, strict=True):
+            axes.annotate(
+                f"{value:.1f}", (value, place + offset), (3, 0), textcoords="offset points", va="center", fontsize=7.5
+            )
+    axes.set_title(f"Planned and measured: the peak is predicted to {100 * report.relative_error:+.1f} %", fontsize=10)
+    axes.set_yticks(list(places), [_label(name) for name in terms], fontsize=9)
+    axes.set_xlabel("MiB")
+    axes.set_xlim(0, 1.14 * most)
+    axes.invert_yaxis()
+    axes.legend(loc="center right", fontsize=9)
+
+
+def _peak(report: MemoryReport) -> dict[str, int]:
+    return {"planned": report.plan.total_bytes, "measured": report.run.peak_bytes}
+
+
+def _timeline(axes: Any, run: MemoryRun, report: MemoryReport) -> None:
+    seconds = [moment.seconds for moment in run.moments]
+    kinds = {
+        "files: weights and libraries": ([moment.memory.file_bytes / _MIB for moment in run.moments], "#4477aa"),
+        "private: heaps, tables, activations": ([moment.memory.anon_bytes / _MIB for moment in run.moments], "#44bb99"),
+        "KV cache and logits": ([moment.memory.shmem_bytes / _MIB for moment in run.moments], "#ffaabb"),
+    }
+    axes.stackplot(
+        seconds, [values for values, _ in kinds.values()], labels=list(kinds), alpha=0.75,
+        colors=[colour for _, colour in kinds.values()],
+    )  # fmt: skip
+    planned, budget = report.plan.total_bytes / _MIB, report.plan.budget_bytes / _MIB
+    label = f"planned peak {show_rounded(report.plan.total_bytes)}"
+    axes.axhline(planned, color="black", linewidth=1, linestyle=":", label=label)
+    if budget <= 1.3 * planned:
+        label = f"budget {show_rounded(report.plan.budget_bytes)}"
+        axes.axhline(budget, color=_BUDGET, linewidth=1.4, linestyle="--", label=label)
+    highest = max(planned, budget if budget <= 1.3 * planned else 0.0)
+    turns = [stage for stage in run.stages if "tokens" in stage.facts]
+    shown = [stage for stage in run.stages if not turns or stage in turns or stage.name == "loaded"]
+    last = -1.0
+    for stage in shown:
+        axes.vlines(stage.seconds, 0, stage.memory.resident_bytes / _MIB, color="white", linewidth=0.8)
+        # Names that would lie on each other are left out.
+        if stage.seconds - last > seconds[-1] / 45:
+            text = f"{stage.name}: {stage.facts['tokens']} tokens" if "tokens" in stage.facts else stage.name
+            axes.annotate(
+                text, (stage.seconds, 0), (-3, 5), textcoords="offset points", rotation=90,
+                ha="right", va="bottom", fontsize=8, color="white",
+            )  # fmt: skip
+            last = stage.seconds
+    name = "A chat" if report.chat is run else "The measurement"
+    axes.set_title(f"{name} from the start of its process on: peak {show_rounded(run.peak_bytes)}", fontsize=10)
+    axes.set_xlabel("seconds")
+    axes.set_ylabel("MiB")
+    axes.set_xlim(0, seconds[-1])
+    axes.set_ylim(0, 1.22 * highest)
+    axes.legend(loc="upper left", ncols=5, fontsize=8, framealpha=0.85)
+
+
+def _label(name: str) -> str:
+    return {"kv_cache": "KV cache"}.get(name, name)

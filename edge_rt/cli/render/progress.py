@@ -1,0 +1,112 @@
+"""Progress on stderr: a bar on a screen, otherwise a line per stage and per tenth of a stage."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from edge_rt.cli.render.console import Terminal
+from edge_rt.cli.render.sanitise import harmless
+from edge_rt.progress import ProgressCallback, ProgressEvent, no_progress
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+LINE_SECONDS: Final = 2.0
+"""A stage that is over sooner gets no lines for its parts."""
+
+
+@contextmanager
+def show_progress(terminal: Terminal) -> Generator[ProgressCallback]:
+    """Yield a callback that shows the events it gets."""
+    if terminal.quiet:
+        yield no_progress
+    elif terminal.err_is_tty:
+        bar = _bar(terminal)
+        with terminal.through(bar.console), bar as progress:
+            yield _Bar(progress)
+    else:
+        yield _Lines(terminal)
+
+
+def _title(event: ProgressEvent) -> str:
+    return f"{event.step}/{event.steps} {event.stage}"
+
+
+def _bar(terminal: Terminal) -> Progress:
+    from rich.console import RenderableType
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        ProgressColumn,
+        Task,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    class Sized(ProgressColumn):
+        """Shows another column where the size of the stage is known, and is in bytes if the column is about them."""
+
+        def __init__(self, inner: ProgressColumn) -> None:
+            super().__init__()
+            self._inner = inner
+            self._needs_bytes = not isinstance(inner, TimeRemainingColumn)
+
+        def render(self, task: Task) -> RenderableType:
+            is_shown = task.total is not None and (task.fields["unit"] == "bytes" or not self._needs_bytes)
+            return self._inner.render(task) if is_shown else ""
+
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=24),
+        *map(Sized, (DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())),
+        console=terminal.rich_console(),
+        transient=True,
+    )
+
+
+class _Bar:
+    """One bar, for the stage at work; messages stand above it."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._task: TaskID | None = None
+        self._title = ""
+
+    def __call__(self, event: ProgressEvent) -> None:
+        title = _title(event)
+        if self._task is None or title != self._title:
+            if self._task is not None:
+                self._progress.remove_task(self._task)
+            self._title = title
+            self._task = self._progress.add_task(title, total=event.total, unit=event.unit)
+        if event.message and event.message != "done":
+            self._progress.console.print(harmless(event.message), style="dim", soft_wrap=True)
+        self._progress.update(self._task, completed=event.done, total=event.total)
+
+
+class _Lines:
+    """Plain lines, few of them."""
+
+    def __init__(self, terminal: Terminal) -> None:
+        self._terminal = terminal
+        self._title = ""
+        self._tenth = 0
+        self._started = 0.0
+
+    def __call__(self, event: ProgressEvent) -> None:
+        title = _title(event)
+        if title != self._title:
+            self._title, self._tenth, self._started = title, 0, time.monotonic()
+            self._terminal.note(title if not event.message else f"{title}: {event.message}")
+            return
+        if event.message and event.message != "done":
+            self._terminal.note(f"{title}: {event.message}")
+        tenth = 10 * event.done // event.total if event.total else 0
+        if tenth > self._tenth and time.monotonic() - self._started > LINE_SECONDS:
+            self._tenth = tenth
+            self._terminal.note(f"{title}: {10 * tenth} %")

@@ -1,0 +1,108 @@
+"""The figures of a generation, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, Final
+
+from edge_rt.byte_size import show_rounded, show_share
+from edge_rt.cli.render.console import SEPARATOR, Terminal, number
+
+if TYPE_CHECKING:
+    from edge_rt.runtime.results import Memory, Result, SpecStats
+
+LEAST_SHARE: Final = 0.005
+"""Shares up to it would be shown as 0 %."""
+
+
+def stats_line(result: Result) -> str:
+    """Return the one line that stands under an answer."""
+    times = result.timings
+    parts = [
+        f"prompt {number(times.prompt_n)} tok {number(times.prompt_per_second)} tok/s",
+        f"first token {times.ttft_ms / 1e3:.2f} s",
+        f"{number(times.predicted_n)} tok {_rate(times.predicted_per_second)}",
+        *([spec_text(result.spec)] if result.spec is not None and result.spec.steps else []),
+        f"peak {peak_text(result.memory)}",
+    ]
+    return SEPARATOR.join(parts)
+
+
+def peak_text(memory: Memory) -> str:
+    """Return the peak of the process, and the budget if there is one: ``"301 MiB of 400"``."""
+    return show_share(memory.peak_bytes, memory.budget_bytes)
+
+
+def spec_text(spec: SpecStats) -> str:
+    """Return what speculation did: how many of the drafted tokens that were tested stayed, and what a step gave."""
+    if not spec.draft_n:
+        return f"nothing drafted ({spec.tokens_per_step:.1f} tok/step)"
+    share = f"{100 * spec.acceptance:.0f} %, {spec.tokens_per_step:.1f} tok/step"
+    return f"accepted {number(spec.draft_n_accepted)} of {number(spec.draft_n)} tested ({share})"
+
+
+def visible_shares(shares: Sequence[float]) -> list[float]:
+    """Return the shares of steps that accepted at least 1, 2, ... tokens, as far as they are not shown as 0 %."""
+    return list(takewhile(lambda share: share > LEAST_SHARE, shares))
+
+
+def _spec_rows(spec: SpecStats) -> dict[str, str]:
+    rows = {
+        "speculation": f"{spec.mode}: {spec_text(spec)} in {number(spec.steps)} steps",
+        "choices": ", ".join(f"{name} {number(count)}" for name, count in sorted(spec.choices.items())) or "-",
+        "drafted": f"{number(spec.rows_drafted)} rows, {number(spec.draft_n)} of them tested (their parents stayed)",
+        "drafting": f"{100 * spec.drafting_share:.1f} % of the time ({spec.drafting_ms:.1f} ms)",
+        "drafters": f"hold {number(spec.memory_bytes / 2**10)} KiB",
+    }
+    if shares := visible_shares(spec.accepted_per_position):
+        rows["by position"] = " ".join(f"{100 * share:.0f} %" for share in shares)
+    return rows
+
+
+def _rate(per_second: float) -> str:
+    """Return a speed; a single token has none."""
+    return f"{per_second:.1f} tok/s" if per_second else "-"
+
+
+def tell_stats(terminal: Terminal, result: Result) -> None:
+    """Write the figures to stderr: a line, or a table with ``-v``."""
+    if terminal.verbose:
+        tell_table(terminal, result)
+    else:
+        terminal.note(stats_line(result), "dim")
+
+
+def tell_table(terminal: Terminal, result: Result) -> None:
+    """Write all figures to stderr, one a line."""
+    times, usage = result.timings, result.usage
+    rows = {
+        "prompt": f"{number(usage.prompt_tokens)} tokens, {number(usage.cached_tokens)} of them cached",
+        "prefill": f"{number(times.prompt_n)} tokens in {times.prompt_ms / 1e3:.2f} s, "
+        f"{number(times.prompt_per_second)} tok/s",
+        "first token": f"{times.ttft_ms / 1e3:.2f} s",
+        "answer": f"{number(times.predicted_n)} tokens in {times.predicted_ms / 1e3:.2f} s, "
+        f"{_rate(times.predicted_per_second)}",
+        **(_spec_rows(result.spec) if result.spec is not None else {}),
+        "finished": result.finish_reason + (f" at {result.stop_string!r}" if result.stop_string else ""),
+        "peak memory": peak_text(result.memory),
+        "cache": show_rounded(result.memory.kv_bytes),
+    }
+    for name, value in rows.items():
+        terminal.note(f"{name:12} {value}", "dim")
+
+
+def facts_lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return a JSON object as rows of name and value; nested objects on one line."""
+    rows = []
+    for name, value in facts.items():
+        if isinstance(value, Mapping):
+            text = ", ".join(f"{key} {item}" for key, item in value.items())
+        elif isinstance(value, list | tuple):
+            text = ", ".join(map(str, value))
+        elif isinstance(value, float):
+            text = f"{value:.6g}"
+        else:
+            text = "-" if value is None else str(value)
+        rows.append((name, text))
+    return rows

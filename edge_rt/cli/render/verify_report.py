@@ -1,0 +1,73 @@
+"""What ``edge-rt verify`` found, for programs and for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from edge_rt.cli.render.console import Terminal, number
+from edge_rt.errors import ContextOverflow
+
+if TYPE_CHECKING:
+    from edge_rt.measure.verify import Answer
+    from edge_rt.text.tokenizer import Tokenizer
+
+
+def findings(
+    answers: Sequence[Answer],
+    modes: Sequence[str],
+    formats: Sequence[str],
+    header: Mapping[str, Any],
+    tokenizer: Tokenizer,
+) -> dict[str, Any]:
+    """Return everything that was found as a JSON object; first differences with the texts of their tokens.
+
+    Raises:
+        ContextOverflow: no prompt fits the context, so nothing was compared.
+    """
+    from edge_rt.measure.verify import summary
+
+    document = summary(answers, modes)
+    if not document["prompts"]:
+        left = document["left_out"][0]
+        raise ContextOverflow(left["prompt_tokens"], left["requested_tokens"], left["context_tokens"])
+    by_kv = {kv: summary([answer for answer in answers if answer.kv == kv], modes) for kv in formats}
+    for part in (document, *by_kv.values()):
+        for found in (part["first_difference"], *(item["first_difference"] for item in part["by_drafter"].values())):
+            for name in ("plain", "speculative") if found is not None else ():
+                token = found[name]
+                found[f"{name}_text"] = None if token is None else tokenizer.decode([token], skip_special=False)
+    document["by_kv"] = {
+        kv: {name: part[name] for name in ("prompts", "identical", "first_difference", "by_drafter")}
+        for kv, part in by_kv.items()
+    }
+    return {**document, "run": dict(header)}
+
+
+def print_findings(terminal: Terminal, document: Mapping[str, Any]) -> None:
+    """Write a table of the drafters, and where each of them first differs."""
+    rows = [("drafter", "prompts", "identical", "tokens", "rows drafted", "tok/step")]
+    for mode, item in document["by_drafter"].items():
+        counts = (number(item[name]) for name in ("prompts", "identical", "tokens", "drafted"))
+        per_step = item["tokens_per_step"]
+        rows.append((mode, *counts, "-" if per_step is None else f"{per_step:.2f}"))
+    terminal.table(rows, right=(1, 2, 3, 4, 5))
+    for mode, item in document["by_drafter"].items():
+        if (found := item["first_difference"]) is not None:
+            terminal.line(
+                f"{mode} first differs in prompt {found['prompt']} ({found['kv']}) at token {found['position']}: "
+                f"plain {_token(found, 'plain')}, speculative {_token(found, 'speculative')}"
+            )
+    if document["identical"] == document["prompts"]:
+        terminal.line("every answer is identical")
+
+
+def tell_left_out(terminal: Terminal, document: Mapping[str, Any]) -> None:
+    """Warn of prompts that were too long."""
+    if left := list(dict.fromkeys(item["prompt"] for item in document["left_out"])):
+        numbers = ", ".join(map(str, left[:20])) + (", ..." if len(left) > 20 else "")
+        terminal.warn(f"{len(left)} left out, too long for the context: {numbers}")
+
+
+def _token(found: Mapping[str, Any], name: str) -> str:
+    return "the end" if found[name] is None else f"{found[name]} {found[f'{name}_text']!r}"

@@ -1,0 +1,1 @@
+"""Constants of 4-bit keys, computed from a text."""

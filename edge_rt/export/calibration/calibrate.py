@@ -1,0 +1,249 @@
+"""Computes the constants of 4-bit keys: runs the weights that were just written on a calibration text."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from edge_rt.errors import StorageError
+from edge_rt.export.calibration.key_constants import KeyConstants, key_constants, key_statistics, statistics_bytes
+from edge_rt.export.calibration.key_rounding import better_constants
+from edge_rt.export.families.llama_graph import LlamaWeights, assemble
+from edge_rt.export.graph.builder import GraphBuilder, LayerMatrices, Stream, as_output
+from edge_rt.export.graph.native import NativeBuilder
+from edge_rt.export.weights.native import key_constant_names
+from edge_rt.export.weights.weights_file import WeightsFile, WeightsLayout
+from edge_rt.kv_formats import KV_FORMAT
+from edge_rt.package.manifest import WEIGHTS_FILE, ModelConfig
+from edge_rt.session import Session, StopSwitch, pool_size
+from edge_rt.system.machine import usable_cpus
+
+STRIDE: Final = 4
+"""Of so many tokens the query of one is used; their keys are used all."""
+PASS_ROWS: Final = 128
+
+_GRAPH_FILE: Final = "calibrate.onnx"
+_FORMAT: Final = "f16"
+
+Array = npt.NDArray[Any]
+
+
+class CalibrationBuilder(NativeBuilder):
+    """Builds the graph with queries and keys as outputs; attention reads none of the constants.
+
+    Layers are made of their parts: one operator for all of a layer keeps its queries to itself.
+    """
+
+    def __init__(self, layout: WeightsLayout, config: ModelConfig) -> None:
+        super().__init__(layout, config)
+        self._qkv: list[ir.Value] = []
+
+    def layer(self, x: Stream, weights: LayerMatrices, index: int) -> Stream:
+        """Return the stream behind layer ``index``."""
+        return GraphBuilder.layer(self, x, weights, index)
+
+    def attention(self, qkv: ir.Value, layer: int) -> ir.Value:
+        """Rotate, append to the cache and attend; ``qkv`` becomes an output."""
+        self._qkv.append(as_output(qkv, ir.DataType.FLOAT, ["rows", _qkv_width(self._config)]))
+        return super().attention(qkv, layer)
+
+    def _more_outputs(self, logits: ir.Value) -> Sequence[ir.Value]:
+        return [*super()._more_outputs(logits), *self._qkv]
+
+    def _key_constants_of(self, layer: int) -> list[ir.Value]:  # noqa: ARG002 - no layer has any
+        return []
+
+
+def calibration_bytes(config: ModelConfig, tokens: int) -> int:
+    """Predict the memory of ``calibrate`` beside the weights: cache, queries, one pass, and statistics."""
+    cache = config.num_layers * tokens * KV_FORMAT[_FORMAT].token_bytes(config.num_kv_heads, config.head_dim)
+    queries = config.num_layers * -(-tokens // STRIDE) * config.num_heads * config.head_dim * 2
+    width = max(config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim)
+    one_pass = 4 * PASS_ROWS * (config.num_layers * _qkv_width(config) + 4 * width) + 8 * config.vocab_size
+    group = config.num_heads // config.num_kv_heads
+    head = statistics_bytes(tokens, -(-tokens // STRIDE) * group, config.head_dim)
+    return cache + queries + max(one_pass, usable_cpus() * head)
+
+
+def calibrate(
+    folder: Path,
+    weights: LlamaWeights,
+    layout: WeightsLayout,
+    config: ModelConfig,
+    token_ids: Sequence[int],
+    on_progress: Callable[[int, int], None],
+) -> tuple[str, ...]:
+    """Compute the constants of 4-bit keys and write them into ``weights.bin``.
+
+    A kv head whose keys would lose more with its constants than without gets neutral ones. That is judged here, and not
+    by running the published graph in 4 bits: what a format of 4 bits loses is more than a fault would change. A head
+    whose keys or queries half precision cannot hold gets neutral ones, too.
+
+    Args:
+        folder: holds ``weights.bin``, with everything else in it.
+        weights: the model's matrices.
+        layout: where they and the constants lie.
+        config: numbers of the model.
+        token_ids: the text, at most ``config.context_length`` tokens.
+        on_progress: called with the steps done, and all steps.
+
+    Returns:
+        A sentence about the heads that half precision cannot hold, if there are any.
+
+    Raises:
+        StorageError: the disk is full.
+        RuntimeUnavailable: this machine cannot run native graphs.
+    """
+    passes = -(-len(token_ids) // PASS_ROWS)
+    steps = passes + config.num_layers
+    caches, queries = _run(folder, weights, layout, config, token_ids, lambda done: on_progress(done, steps))
+    unfit: dict[int, int] = {}
+    with WeightsFile(folder / WEIGHTS_FILE, layout, is_new=False) as out:
+        for layer, heads in enumerate(_constants(caches, queries, config)):
+            if missing := heads.count(None):
+                unfit[layer] = missing
+            neutral = KeyConstants.neutral(1, config.head_dim)
+            constants = KeyConstants.joined([neutral if head is None else head for head in heads])
+            for name, array in zip(key_constant_names(layer), constants.arrays, strict=True):
+                out.write(layout.slots[name], 0, array)
+            on_progress(passes + layer + 1, steps)
+    return (_warning(unfit, config),) if unfit else ()
+
+
+def _warning(unfit: Mapping[int, int], config: ModelConfig) -> str:
+    """Say how many heads have no constants.
+
+    Args:
+        unfit: layer -> kv heads whose keys or queries half precision cannot hold.
+        config: numbers of the model.
+    """
+    heads = config.num_layers * config.num_kv_heads
+    return (
+        f"{sum(unfit.values())} of {heads} kv heads, the first in layer {min(unfit)}, have keys or queries that do not "
+        "fit half precision: they have no constants for 4-bit keys, and int4 and int4x2 caches lose more there."
+    )
+
+
+def _run(
+    folder: Path,
+    weights: LlamaWeights,
+    layout: WeightsLayout,
+    config: ModelConfig,
+    token_ids: Sequence[int],
+    on_pass: Callable[[int], None],
+) -> tuple[list[Array], Array]:
+    """Compute keys and queries of the text.
+
+    Returns:
+        Every layer's keys, float16 ``[kv_heads, tokens, head_dim]``, and the rotated queries of every ``STRIDE``-th
+        token, float16 ``[layers, tokens / STRIDE, heads, head_dim]``.
+    """
+    graph = folder / _GRAPH_FILE
+    model = assemble(CalibrationBuilder(layout, config), weights, config, "edge-rt")
+    try:
+        graph.write_bytes(ir.to_proto(model).SerializeToString())
+    except OSError as error:
+        raise StorageError("The graph could not be written.", f"{error.strerror}.", "Free some space.") from error
+    try:
+        session = Session(graph, threads=pool_size() or usable_cpus(), profile="native")
+        tokens = len(token_ids)
+        row_bytes = KV_FORMAT[_FORMAT].row_bytes(config.head_dim)
+        caches = [np.zeros((2, config.num_kv_heads, tokens, row_bytes), np.uint8) for _ in range(config.num_layers)]
+        taken = -(-tokens // STRIDE)
+        queries = np.empty((config.num_layers, taken, config.num_heads, config.head_dim), np.float16)
+        tables = [_table(folder, layout, name)[:tokens:STRIDE, None] for name in ("rope.cos", "rope.sin")]
+        # One room for all passes: a second one is more than the prediction has.
+        room = np.empty((config.num_layers, min(tokens, PASS_ROWS), _qkv_width(config)), np.float32)
+        for begin in range(0, tokens, PASS_ROWS):
+            on_pass(begin // PASS_ROWS)
+            products = room[:, : tokens - begin]
+            _pass(session, config, caches, token_ids[begin : begin + PASS_ROWS], begin, products)
+            # PASS_ROWS is a multiple of STRIDE.
+            rows = slice(begin // STRIDE, begin // STRIDE + len(products[0, ::STRIDE]))
+            for layer, qkv in enumerate(products):
+                found = qkv[::STRIDE, : config.num_heads * config.head_dim]
+                found = found.reshape(-1, config.num_heads, config.head_dim)
+                with np.errstate(over="ignore", invalid="ignore"):
+                    queries[layer, rows] = _rotated(found, *(table[rows] for table in tables))
+    finally:
+        graph.unlink()
+    # Key planes come first, and hold halves.
+    return [cache[0].view(np.float16) for cache in caches], queries
+
+
+def _pass(
+    session: Session,
+    config: ModelConfig,
+    caches: Sequence[Array],
+    token_ids: Sequence[int],
+    begin: int,
+    products: Array,
+) -> None:
+    """Compute tokens behind ``begin`` others; write queries, keys and values to ``products [layers, rows, width]``."""
+    rows, capacity = len(token_ids), caches[0].shape[2]
+    inputs: dict[str, Array] = {
+        "input_ids": np.asarray(token_ids, np.int64),
+        "logit_rows": np.asarray([rows - 1], np.int64),
+        "past_length": np.asarray([begin], np.int32),
+        "parents": np.arange(-1, rows - 1, dtype=np.int32),
+        "kv_formats": np.full(config.num_layers, KV_FORMAT[_FORMAT].id, np.int32),
+        **{f"cache.{layer}": cache for layer, cache in enumerate(caches)},
+    }
+    # Layers with a window have room for all rows here, too.
+    maps = (("row_map", 0 in config.layer_windows), ("window_row_map", any(config.layer_windows)))
+    inputs |= {name: np.arange(capacity, dtype=np.int32) for name, is_wanted in maps if is_wanted}
+    outputs = {
+        "logits": np.empty((1, config.vocab_size), np.float32),
+        "top_ids": np.empty((1, config.top_tokens), np.int32),
+        "top_logits": np.empty((1, config.top_tokens), np.float32),
+        "log_sum_exp": np.empty(1, np.float32),
+        **{f"layer{layer}.qkv": product for layer, product in enumerate(products)},
+    }
+    binding = session.binding()
+    for name, array in inputs.items():
+        binding.bind_input(name, array)
+    for name, array in outputs.items():
+        binding.bind_output(name, array)
+    binding.run(StopSwitch())
+
+
+def _qkv_width(config: ModelConfig) -> int:
+    return (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+
+
+def _table(folder: Path, layout: WeightsLayout, name: str) -> Array:
+    slot = layout.slots[name]
+    return np.memmap(folder / WEIGHTS_FILE, slot.dtype, "r", offset=slot.offset, shape=slot.shape)
+
+
+def _rotated(rows: Array, cos: Array, sin: Array) -> Array:
+    """Rotate element j with element j + head_dim / 2, as ``SpecAttention`` does."""
+    first, second = np.split(rows, 2, axis=-1)
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+def _constants(caches: Sequence[Array], queries: Array, config: ModelConfig) -> Iterator[list[KeyConstants | None]]:
+    """Yield every layer's constants, by kv head; several heads are computed at once."""
+    kv_heads = config.num_kv_heads
+    with ThreadPoolExecutor(usable_cpus()) as workers:
+        for layer, keys in enumerate(caches):
+            found = queries[layer].reshape(len(queries[layer]), kv_heads, -1, config.head_dim).swapaxes(0, 1)
+            of_head = functools.partial(_of_head, scale=config.head_dim**-0.5, window=config.layer_windows[layer])
+            yield list(workers.map(of_head, keys, found))
+
+
+def _of_head(keys: Array, queries: Array, *, scale: float, window: int) -> KeyConstants | None:
+    """Return the constants of a kv head; None where half precision cannot hold the keys or queries."""
+    # The cache holds keys that are too large as the largest half; NaN is not less than it, either.
+    if not all(np.abs(rows).max() < np.finfo(np.float16).max for rows in (keys, queries)):
+        return None
+    positions = STRIDE * np.arange(len(queries))
+    statistics = key_statistics(keys, queries, positions, scale=scale, window=window)
+    return better_constants(keys, statistics, key_constants(statistics))

@@ -1,0 +1,1 @@
+"""Compares what a package computes with what its checkpoint says."""

@@ -1,0 +1,223 @@
+"""The last stage of an export: compares what the package computes with what the checkpoint says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from edge_rt.errors import InvalidPackage, StorageError
+from edge_rt.export.check.reference import Step
+from edge_rt.export.graph.builder import as_output
+from edge_rt.export.op_profile import OpProfile
+from edge_rt.package.manifest import ModelConfig
+from edge_rt.session import Session, StopSwitch, pool_size
+from edge_rt.system.machine import usable_cpus
+
+CHECK_ROWS: Final = 24
+MAX_ERROR: Final = {"float": 2e-3, "int8": 0.25}
+"""Largest accepted root mean square of the logit differences, relative to the spread of the reference's logits.
+
+Float activations differ from the reference by rounding alone (about 1e-5 on real models). int8 activations lose about
+0.05 on a trained model; random weights lose more. In a small random model a matrix in a wrong order or place gives 0.4
+to 1.6, whatever the activations; two swapped norms give 0.09 and a wrong rope base 0.03. So the int8 limit is a net
+with wide meshes: faults are found by the float graph, or step by step (``StepErrors``).
+"""
+MAX_STEP_ERROR: Final = 1.5
+MAX_TYPICAL_STEP_ERROR: Final = 0.25
+"""Limits of ``StepErrors``. Two results that were rounded independently differ by 1.41.
+
+Measured: right graphs give at most 1.06 in the first layer, where the few values of embeddings and norms fall on the
+edge between two codes, 0.2 behind it, and typically below 1e-4. A norm in another's place gives more than 4 in its
+layer, a matrix in a wrong order more than 17; a rope base 1.1 times the right one typically gives 0.4 to 1.2.
+"""
+_FLOAT_ERROR: Final = 1e-3
+"""What a step may differ by besides rounding, relative to what it changes; right graphs gave 1e-6."""
+
+_TINY: Final = 1e-30
+"""Keeps what is 0 from being divided by."""
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class StepErrors:
+    """How far the steps of a graph are from the reference's, in units of what rounding to int8 changes in that step.
+
+    Attributes:
+        largest: of the embedding, all layers and the head; what is wrong in one place shows here.
+        step: name of that step.
+        typical: the median layer's, of its median row, without the first layer; rounding that fell the other way is
+            rare, so this is near 0 unless something is wrong everywhere. 0 for a single layer.
+    """
+
+    largest: float
+    step: str
+    typical: float
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """How close a graph comes to the reference.
+
+    Attributes:
+        activations: ``"float"`` or ``"int8"``.
+        relative_error: root mean square of the differences over the standard deviation of the reference.
+        top1_agreement: share of rows whose most likely token is the same.
+        mean_kl: mean Kullback-Leibler divergence of the reference from the graph, in nats.
+        steps: the same graph step by step, where the rule of its rounding is known: in the native profile.
+    """
+
+    activations: str
+    relative_error: float
+    top1_agreement: float
+    mean_kl: float
+    steps: StepErrors | None = None
+
+
+def check_token_ids(vocab_size: int, count: int = CHECK_ROWS) -> list[int]:
+    """Return ids spread over the vocabulary, the same at every call."""
+    return [(7 + 9973 * i) % vocab_size for i in range(count)]
+
+
+def run_graph(graph: Path, config: ModelConfig, token_ids: Sequence[int], profile: OpProfile) -> Array:
+    """Return the graph's logits for a whole sequence, float32 ``[len(token_ids), vocabulary]``.
+
+    Raises:
+        RuntimeUnavailable: this machine cannot run the profile.
+    """
+    return _run(graph, config, token_ids, profile, {})
+
+
+def _run(
+    graph: Path, config: ModelConfig, token_ids: Sequence[int], profile: OpProfile, more: dict[str, Array]
+) -> Array:
+    """Return the logits; ``more`` are outputs beside those of the profile."""
+    session = Session(graph, threads=pool_size() or usable_cpus(), profile=profile.name)
+    inputs, outputs = profile.feeds(config, token_ids)
+    binding = session.binding()
+    for name, array in inputs.items():
+        binding.bind_input(name, array)
+    for name, array in (outputs | more).items():
+        binding.bind_output(name, array)
+    binding.run(StopSwitch())
+    return outputs["logits"]
+
+
+def run_steps(graph: Path, config: ModelConfig, token_ids: Sequence[int], profile: OpProfile) -> list[Array]:
+    """Return what a native graph hands from step to step: the stream behind the embedding and behind every layer.
+
+    The nodes that run are the file's own; a copy of it beside the weights, removed at the end, has them as outputs.
+
+    Raises:
+        StorageError: the copy cannot be written.
+        RuntimeUnavailable: this machine cannot run the profile.
+    """
+    model = ir.load(graph)
+    values = {value.name: value for node in model.graph for value in node.outputs}
+    # A layer is one operator, or several; the last one's name is that of its result.
+    names = [f"layer{i}" if f"layer{i}" in values else f"layer{i}.down" for i in range(config.num_layers)]
+    streams = {name: np.empty((len(token_ids), config.hidden_size), np.float32) for name in ("embedding", *names)}
+    for name in streams:
+        model.graph.outputs.append(as_output(values[name], ir.DataType.FLOAT, ["rows", config.hidden_size]))
+    exposed = graph.with_name(f"steps-{graph.name}")
+    try:
+        exposed.write_bytes(ir.to_proto(model).SerializeToString())
+    except OSError as error:
+        raise StorageError("The graph could not be written.", f"{error.strerror}.", "Free some space.") from error
+    try:
+        _run(exposed, config, token_ids, profile, streams)
+    finally:
+        exposed.unlink()
+    return list(streams.values())
+
+
+def compare_steps(streams: Sequence[Array], logits: Array, steps: Sequence[Step]) -> StepErrors:
+    """Measure the distance of every step from what the reference makes of the same input.
+
+    Args:
+        streams: what the graph hands from step to step, see ``run_steps``.
+        logits: the graph's.
+        steps: the reference's results, see ``LlamaReference.logits_and_steps``.
+    """
+    found = [*streams, logits]
+    # A layer adds to its input; embedding and head do not.
+    before = [np.zeros_like(streams[0]), *streams[:-1], np.zeros_like(logits)]
+    names = ["embedding", *(f"layer {i}" for i in range(len(streams) - 1)), "head"]
+    largest, medians = [], []
+    for ours, source, step in zip(found, before, steps, strict=True):
+        change = _squares(step.exact - source)
+        unit = np.sqrt(_squares(step.exact - step.rounded)) + _FLOAT_ERROR * np.sqrt(change)
+        error = _squares(ours - step.rounded)
+        largest.append(float(np.sqrt(error.mean()) / max(np.sqrt((unit**2).mean()), _TINY)))
+        medians.append(float(np.median(np.sqrt(error) / np.maximum(unit, _TINY))))
+    layers = sorted(medians[2:-1])
+    # What is no number is the largest, wherever it stands.
+    worst = int(np.argmax(largest))
+    return StepErrors(
+        largest=largest[worst],
+        step=names[worst],
+        typical=layers[(len(layers) - 1) // 2] if layers else 0.0,
+    )
+
+
+def _squares(rows: Array) -> Array:
+    """Return the mean square of every row."""
+    squares: Array = np.square(rows, dtype=np.float64).mean(axis=-1)
+    return squares
+
+
+def compare(reference: Array, found: Array, activations: str, steps: StepErrors | None = None) -> CheckResult:
+    """Measure the distance of two sets of logits, both ``[rows, vocabulary]``."""
+    p, q = _log_softmax(reference.astype(np.float64)), _log_softmax(found.astype(np.float64))
+    return CheckResult(
+        activations=activations,
+        relative_error=float(np.sqrt(np.mean((found - reference) ** 2)) / max(float(reference.std()), 1e-12)),
+        top1_agreement=float(np.mean(reference.argmax(-1) == found.argmax(-1))),
+        mean_kl=float(np.mean(np.sum(np.exp(p) * (p - q), axis=-1))),
+        steps=steps,
+    )
+
+
+def require_close(result: CheckResult) -> None:
+    """Refuse a graph that does not compute the checkpoint.
+
+    Raises:
+        InvalidPackage: an error is above its limit, or not a number.
+    """
+    limit = MAX_ERROR[result.activations]
+    if not result.relative_error <= limit:
+        raise _wrong(
+            f"Relative error of the logits with {result.activations} activations: {result.relative_error:.3g}, "
+            f"limit {limit:.3g}."
+        )
+    if (steps := result.steps) is None:
+        return
+    if not steps.largest <= MAX_STEP_ERROR:
+        raise _wrong(
+            f"Error of {steps.step}: {steps.largest:.3g} times what rounding changes there, limit {MAX_STEP_ERROR:.3g}."
+        )
+    if not steps.typical <= MAX_TYPICAL_STEP_ERROR:
+        raise _wrong(
+            f"Typical error of a layer: {steps.typical:.3g} times what rounding changes there, "
+            f"limit {MAX_TYPICAL_STEP_ERROR:.3g}."
+        )
+
+
+def _wrong(numbers: str) -> InvalidPackage:
+    return InvalidPackage(
+        "The exported model does not compute what the checkpoint says, so it was not published.",
+        numbers,
+        "Report this with the name of the checkpoint.",
+    )
+
+
+def _log_softmax(logits: Array) -> Array:
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    result: Array = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return result

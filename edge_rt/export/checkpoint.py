@@ -1,0 +1,93 @@
+"""A checkpoint, read and judged before anything is written: its numbers, matrices, tokenizer and calibration text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_rt.errors import ConfigError, InvalidTemplate
+from edge_rt.export.calibration.text import Calibration, CalibrationText, encode_calibration, read_calibration
+from edge_rt.export.families.llama_config import LlamaConfig
+from edge_rt.export.families.llama_graph import LlamaWeights, collect_weights
+from edge_rt.export.op_profile import OpProfile
+from edge_rt.export.sources.gguf_tokenizer import TokenizerBuild, build_tokenizer
+from edge_rt.export.sources.gguf_types import GGUFHeader
+from edge_rt.package.manifest import BUILT_IN_CALIBRATION, ModelConfig
+from edge_rt.text.template import ChatTemplate, lint
+from edge_rt.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Everything that is known about the checkpoint once its header is read and judged."""
+
+    header: GGUFHeader
+    config: LlamaConfig
+    model: ModelConfig
+    weights: LlamaWeights
+    profile: OpProfile
+    tokenizer: TokenizerBuild
+    calibration: Calibration | None
+    warnings: tuple[str, ...]
+
+
+def calibration_text(calibration: Path | str | None, profile: OpProfile) -> CalibrationText | None:
+    """Read the text for the constants of 4-bit keys; None where the package has none.
+
+    Raises:
+        ConfigError: a file was named, and the profile has no 4-bit keys.
+        StorageError, InputError: the file cannot be used.
+    """
+    if calibration is None:
+        return None
+    if profile.has_4_bit_keys:
+        return read_calibration(calibration)
+    if calibration == BUILT_IN_CALIBRATION:
+        return None
+    raise ConfigError(
+        f"The {profile.name} op profile has no 4-bit cache.",
+        f"Got the calibration text {calibration}.",
+        "Leave it out, or export with --profile native.",
+    )
+
+
+def read_checkpoint(
+    header: GGUFHeader, config: LlamaConfig, profile: OpProfile, text: CalibrationText | None = None
+) -> Checkpoint:
+    """Read and judge everything that can be refused without touching the tensor data.
+
+    Args:
+        header: of the checkpoint.
+        config: its numbers.
+        profile: operators of the graph.
+        text: for the constants of 4-bit keys; None for none.
+
+    Raises:
+        InvalidTokenizer, InvalidModelFile, UnsupportedModel: the vocabulary cannot be used.
+        ConfigError, InputError: the text cannot be used.
+    """
+    tokenizer = build_tokenizer(header.metadata, config.vocab_size)
+    loaded = Tokenizer.from_text(tokenizer.json_text, info=tokenizer, embedding_rows=config.vocab_size)
+    calibration = None
+    if text is not None:
+        calibration = encode_calibration(text, loaded, tokenizer.chat_template, config.context_length)
+    return Checkpoint(
+        header=header,
+        config=config,
+        model=config.to_model_config(sum(tensor.elements for tensor in header.tensors.values())),
+        weights=collect_weights(header, config, profile),
+        profile=profile,
+        tokenizer=tokenizer,
+        calibration=calibration,
+        warnings=_template_warnings(tokenizer.chat_template, loaded),
+    )
+
+
+def _template_warnings(template: str | None, tokenizer: Tokenizer) -> tuple[str, ...]:
+    """Say what is odd about the template; one that cannot be used stops chats only, so it is not refused."""
+    if template is None:
+        return ()
+    try:
+        return tuple(lint(ChatTemplate(template, special_tokens=tokenizer.special_tokens)))
+    except InvalidTemplate as error:
+        return (f"The chat template cannot be used: {error}",)

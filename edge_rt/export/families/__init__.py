@@ -1,0 +1,1 @@
+"""Model families: the numbers and tensors each has, and its graph."""

@@ -1,0 +1,172 @@
+"""Llama as a package: which matrices it has, and the graph that computes it, in the steps of either op profile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from edge_rt.export.families.llama_config import LlamaConfig, scaled_frequencies
+from edge_rt.export.graph.builder import GraphBuilder, Stream
+from edge_rt.export.op_profile import OpProfile
+from edge_rt.export.sources.gguf_types import GGUFHeader, TensorInfo
+from edge_rt.export.weights.blocks import unpermuted_rows
+from edge_rt.export.weights.linear import Linear, Part, stack
+from edge_rt.export.weights.native import place_key_constants
+from edge_rt.export.weights.weights_file import Slot, WeightsFile, WeightsLayout
+from edge_rt.package.manifest import ModelConfig
+
+ROPE_PIECE_ROWS = 4096
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """Matrices of one layer; q, k, v are stacked, gate and up joined as the op profile wants them."""
+
+    qkv: tuple[Linear, ...]
+    output: tuple[Linear, ...]
+    gate_up: tuple[Linear, ...]
+    down: tuple[Linear, ...]
+
+
+@dataclass(frozen=True)
+class LlamaWeights:
+    """Everything that goes into ``weights.bin``.
+
+    Attributes:
+        embedding: the token embedding; also the head if ``head`` is the same object (stored once).
+        head: matrix that gives the logits.
+        layers: matrices per layer.
+        vectors: name in the package -> float tensor of the checkpoint.
+    """
+
+    embedding: Linear
+    head: Linear
+    layers: tuple[LayerWeights, ...]
+    vectors: dict[str, TensorInfo]
+
+    def linears(self) -> Iterator[Linear]:
+        """Every matrix once, in the order of the file."""
+        yield self.embedding
+        for layer in self.layers:
+            yield from (*layer.qkv, *layer.output, *layer.gate_up, *layer.down)
+        if self.head is not self.embedding:
+            yield self.head
+
+
+def collect_weights(header: GGUFHeader, config: LlamaConfig, profile: OpProfile) -> LlamaWeights:
+    """Name every matrix and vector of the package and the tensors it comes from."""
+    tensors = header.tensors
+    q_order = unpermuted_rows(config.num_heads, config.head_dim)
+    k_order = unpermuted_rows(config.num_kv_heads, config.head_dim)
+
+    def layer(i: int) -> LayerWeights:
+        def part(kind: str) -> Part:
+            return Part(tensors[f"blk.{i}.{kind}.weight"])
+
+        qkv = (
+            Part(tensors[f"blk.{i}.attn_q.weight"], q_order),
+            Part(tensors[f"blk.{i}.attn_k.weight"], k_order),
+            part("attn_v"),
+        )
+        return LayerWeights(
+            qkv=stack(f"layer{i}.qkv", qkv),
+            output=stack(f"layer{i}.output", [part("attn_output")]),
+            gate_up=profile.gate_up(f"layer{i}.gate_up", part("ffn_gate"), part("ffn_up")),
+            down=stack(f"layer{i}.down", [part("ffn_down")]),
+        )
+
+    embedding = Linear("embedding", (Part(tensors["token_embd.weight"]),))
+    vectors = {"final_norm": tensors["output_norm.weight"]}
+    for i in range(config.num_layers):
+        vectors[f"layer{i}.attention_norm"] = tensors[f"blk.{i}.attn_norm.weight"]
+        vectors[f"layer{i}.mlp_norm"] = tensors[f"blk.{i}.ffn_norm.weight"]
+    return LlamaWeights(
+        embedding=embedding,
+        head=embedding if config.tied_embedding else Linear("head", (Part(tensors["output.weight"]),)),
+        layers=tuple(layer(i) for i in range(config.num_layers)),
+        vectors=vectors,
+    )
+
+
+def place_weights(
+    weights: LlamaWeights, config: LlamaConfig, profile: OpProfile, *, is_calibrated: bool = False
+) -> WeightsLayout:
+    """Return where everything lies in ``weights.bin``.
+
+    Args:
+        weights: matrices and vectors.
+        config: numbers of the model.
+        profile: how matrices lie.
+        is_calibrated: leave room for constants of 4-bit keys, which only a profile that has such keys can read.
+    """
+    layout = WeightsLayout()
+    for linear in weights.linears():
+        profile.place(linear, layout)
+    for name, tensor in weights.vectors.items():
+        layout.add(name, np.float32, (tensor.shape[0],))
+    for table in ("rope.cos", "rope.sin"):
+        layout.add(table, np.float32, (config.context_length, config.head_dim // 2))
+    if is_calibrated:
+        place_key_constants(layout, config.num_layers, config.num_kv_heads, config.head_dim)
+    return layout
+
+
+def write_rope_tables(
+    out: WeightsFile, cos: Slot, sin: Slot, config: LlamaConfig, factors: npt.NDArray[Any] | None
+) -> None:
+    """Write cosines and sines of every position, computed in float64 and rounded once.
+
+    Args:
+        out: the open ``weights.bin``.
+        cos: slot float32 ``[context, head_dim / 2]``.
+        sin: likewise.
+        config: frequencies and scaling.
+        factors: per-frequency divisors ``[head_dim / 2]`` (``rope_freqs.weight``), or None.
+    """
+    frequencies, magnitude = scaled_frequencies(config)
+    rates = np.asarray(frequencies, np.float64) / (1.0 if factors is None else factors.astype(np.float64))
+    for first in range(0, config.context_length, ROPE_PIECE_ROWS):
+        positions = np.arange(first, min(first + ROPE_PIECE_ROWS, config.context_length), dtype=np.float64)
+        angles = positions[:, None] * rates[None, :]
+        out.write(cos, first, (np.cos(angles) * magnitude).astype(np.float32))
+        out.write(sin, first, (np.sin(angles) * magnitude).astype(np.float32))
+
+
+def build_graph(
+    weights: LlamaWeights,
+    layout: WeightsLayout,
+    config: ModelConfig,
+    *,
+    profile: OpProfile,
+    activations: str,
+    producer: str,
+) -> ir.Model:
+    """Build the whole model as one segment.
+
+    Args:
+        weights: its matrices.
+        layout: where they lie in ``weights.bin``.
+        config: numbers of the model.
+        profile: operators of the graph.
+        activations: ``"int8"`` or ``"float"``.
+        producer: program that is named in the graph.
+    """
+    return assemble(profile.builder(layout, config, activations), weights, config, producer)
+
+
+def assemble(build: GraphBuilder, weights: LlamaWeights, config: ModelConfig, producer: str) -> ir.Model:
+    """Build the whole model with a builder that has nothing in it yet; arguments as those of ``build_graph``."""
+    x = build.embed(weights.embedding, "embedding")
+    last = config.num_layers - 1
+    for i, layer in enumerate(weights.layers[:last]):
+        x = build.layer(x, layer, i)
+    qkv = build.linear(x, weights.layers[last].qkv, f"layer{last}.qkv", norm=f"layer{last}.attention_norm")
+    # Behind the last attention rows no longer meet: only those that want logits go on.
+    attended = build.wanted(build.attention(qkv, last), "attention.wanted")
+    x = build.finish_layer(Stream(build.wanted(x.settled, "residual.wanted")), attended, weights.layers[last], last)
+    return build.model(build.linear(x, [weights.head], "logits", norm="final_norm"), producer)

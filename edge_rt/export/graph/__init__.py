@@ -1,0 +1,1 @@
+"""Building blocks of a graph, in both op profiles."""

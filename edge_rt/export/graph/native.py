@@ -1,0 +1,211 @@
+"""The native op profile: building blocks of a graph out of edge-rt's own operators (domain ``edge_rt``).
+
+Norms, residual sums and the gate of the feed-forward are parts of ``QuantLinear``; rotation and the cache are parts of
+``SpecAttention``. Inputs of the graph, for S rows of which R want logits, in a cache of C rows; layers with a sliding
+window have fewer, W, which P positions share:
+
+=========================== ======= ========================== =============================================
+name                        dtype   shape                      meaning
+=========================== ======= ========================== =============================================
+``input_ids``               int64   [S]                        token ids
+``logit_rows``              int64   [R]                        rows of this pass whose logits are wanted
+``past_length``             int32   [1]                        committed rows before this pass
+``row_map``                 int32   [C]                        logical row -> row in the cache's memory
+``window_row_map``          int32   [P]                        the same for layers with a window
+``parents``                 int32   [S]                        row of this pass that a row follows; -1: the past
+``kv_formats``              int32   [num_layers]               format of the layer's cache
+``cache.{i}``               uint8   [2, kv_heads, C or W, row] keys and values of layer i, written in place
+=========================== ======= ========================== =============================================
+
+There is a map for each kind of layer that the model has. Outputs, with the K = 8 most likely tokens of every row
+(fewer, if the vocabulary is smaller):
+
+=========================== ======= ========================== =============================================
+name                        dtype   shape                      meaning
+=========================== ======= ========================== =============================================
+``logits``                  float32 [R, vocabulary]            of the wanted rows
+``top_ids``                 int32   [R, K]                     ids of the largest logits; equal ones by id
+``top_logits``              float32 [R, K]                     these logits
+``log_sum_exp``             float32 [R]                        log of the sum of exp(logit) of the whole row
+=========================== ======= ========================== =============================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import onnx_ir as ir
+
+from edge_rt.export.graph.builder import GraphBuilder, LayerMatrices, Linears, Stream, as_output, graph_input
+from edge_rt.export.weights.linear import Linear
+from edge_rt.export.weights.native import key_constant_names, tiles_of
+from edge_rt.export.weights.tiles import FORMATS
+from edge_rt.export.weights.weights_file import WeightsLayout
+from edge_rt.package.manifest import ModelConfig
+
+DOMAIN: Final = "edge_rt"
+OPSETS: Final = {"": 21, DOMAIN: 1}
+
+
+class NativeBuilder(GraphBuilder):
+    """Builds a graph out of edge-rt's operators; the stream is settled after every step.
+
+    Args:
+        layout: tensors of ``weights.bin``.
+        config: numbers of the model.
+    """
+
+    def __init__(self, layout: WeightsLayout, config: ModelConfig) -> None:
+        super().__init__(layout, config, OPSETS)
+        self._past_length = graph_input("past_length", ir.DataType.INT32, [1])
+        self._row_map = graph_input("row_map", ir.DataType.INT32, ["capacity"])
+        self._window_row_map = graph_input("window_row_map", ir.DataType.INT32, ["positions"])
+        self._parents = graph_input("parents", ir.DataType.INT32, ["rows"])
+        self._kv_formats = graph_input("kv_formats", ir.DataType.INT32, [config.num_layers])
+        self._windows = config.layer_windows
+        self._caches = [
+            graph_input(
+                f"cache.{i}",
+                ir.DataType.UINT8,
+                [2, config.num_kv_heads, "window_rows" if window else "capacity", "row_bytes"],
+            )
+            for i, window in enumerate(self._windows)
+        ]
+
+    def _cache_inputs(self) -> Sequence[ir.Value]:
+        wanted = ((self._row_map, 0 in self._windows), (self._window_row_map, any(self._windows)))
+        maps = [row_map for row_map, is_wanted in wanted if is_wanted]
+        return [self._past_length, *maps, self._parents, self._kv_formats, *self._caches]
+
+    def _more_outputs(self, logits: ir.Value) -> Sequence[ir.Value]:
+        count = self._config.top_tokens
+        names = ("top_ids", "top_logits", "log_sum_exp")
+        found = self.node("RowTopK", [logits], names, domain=DOMAIN, attributes={"k": count})
+        types = (ir.DataType.INT32, ir.DataType.FLOAT, ir.DataType.FLOAT)
+        shapes: tuple[list[int | str], ...] = (["logit_rows", count], ["logit_rows", count], ["logit_rows"])
+        return [as_output(value, dtype, shape) for value, dtype, shape in zip(found, types, shapes, strict=True)]
+
+    def embed(self, table: Linear, name: str) -> Stream:
+        """Begin the stream with the embeddings of the input's tokens."""
+        inputs = [self._ids, self.stored(tiles_of(table))]
+        return Stream(self.node("QuantEmbed", inputs, [name], domain=DOMAIN, attributes=_matrix(table))[0])
+
+    def linear(self, x: Stream, layers: Linears, name: str, *, norm: str) -> ir.Value:
+        """Multiply RMSNorm of ``x`` by stacked matrices."""
+        return self._product(x.settled, layers, name, norm=norm)
+
+    def gated(self, x: Stream, layers: Linears, name: str, *, norm: str) -> ir.Value:
+        """Return ``silu(gate) * up`` of RMSNorm of ``x``."""
+        if len(layers) == 1:
+            return self._quant_linear(x.settled, layers[0], name, norm=norm, activation="swiglu")
+        first, second = layers
+        gate = self._quant_linear(x.settled, first, f"{name}.gate", norm=norm)
+        return self._quant_linear(x.settled, second, name, norm=norm, gate=gate, activation="swiglu")
+
+    def add_linear(self, x: Stream, y: ir.Value, layers: Linears, name: str) -> Stream:
+        """Return the stream ``x`` plus ``y`` multiplied by stacked matrices."""
+        return Stream(self._quant_linear(y, _only(layers), name, residual=x.settled))
+
+    def attention(self, qkv: ir.Value, layer: int) -> ir.Value:
+        """Rotate, append to the cache and attend."""
+        inputs: list[ir.Value | None] = [qkv, *self._cache_of(layer)]
+        if constants := self._key_constants_of(layer):
+            inputs += [*[None] * 3, *constants]
+        attributes = self._heads(layer)
+        return self.node("SpecAttention", inputs, [f"layer{layer}.attention"], domain=DOMAIN, attributes=attributes)[0]
+
+    def layer(self, x: Stream, weights: LayerMatrices, index: int) -> Stream:
+        """Return the stream behind layer ``index``: one operator, if every step is one matrix."""
+        groups = {"qkv": weights.qkv, "output": weights.output, "gate_up": weights.gate_up, "down": weights.down}
+        if any(len(group) != 1 for group in groups.values()):
+            return super().layer(x, weights, index)
+        matrices = {name: _only(group) for name, group in groups.items()}
+        tiles = {name: self.stored(tiles_of(matrix)) for name, matrix in matrices.items()}
+        inputs = [
+            x.settled,
+            *self._cache_of(index),
+            *[None] * 3,
+            self.stored(f"layer{index}.attention_norm"),
+            tiles["qkv"],
+            tiles["output"],
+            self.stored(f"layer{index}.mlp_norm"),
+            tiles["gate_up"],
+            tiles["down"],
+            *self._key_constants_of(index),
+        ]
+        attributes: dict[str, int | float | str] = {
+            **self._heads(index),
+            "hidden": matrices["qkv"].in_features,
+            "intermediate": matrices["down"].in_features,
+            "epsilon": self._config.rms_norm_eps,
+            **{f"{name}_format": FORMATS[matrix.type_name] for name, matrix in matrices.items()},
+        }
+        return Stream(self.node("DecoderLayer", inputs, [f"layer{index}"], domain=DOMAIN, attributes=attributes)[0])
+
+    def _cache_of(self, layer: int) -> list[ir.Value]:
+        return [
+            self._caches[layer],
+            self._past_length,
+            self._window_row_map if self._windows[layer] else self._row_map,
+            self._parents,
+            self._kv_formats,
+            self.stored("rope.cos"),
+            self.stored("rope.sin"),
+        ]
+
+    def _key_constants_of(self, layer: int) -> list[ir.Value]:
+        """Return the constants of 4-bit keys, if the package has them."""
+        names = key_constant_names(layer)
+        return [self.stored(name) for name in names] if names[0] in self._layout.slots else []
+
+    def _heads(self, layer: int) -> dict[str, int | float | str]:
+        config, window = self._config, self._windows[layer]
+        return {
+            "num_heads": config.num_heads,
+            "num_kv_heads": config.num_kv_heads,
+            "head_dim": config.head_dim,
+            "layer": layer,
+            "scale": config.head_dim**-0.5,
+            **({"window": window} if window else {}),
+        }
+
+    def _product(self, x: ir.Value, layers: Linears, name: str, *, norm: str) -> ir.Value:
+        if len(layers) == 1:
+            return self._quant_linear(x, layers[0], name, norm=norm)
+        parts = [self._quant_linear(x, layer, layer.name, norm=norm) for layer in layers]
+        return self.node("Concat", parts, [name], attributes={"axis": -1})[0]
+
+    def _quant_linear(
+        self,
+        x: ir.Value,
+        layer: Linear,
+        name: str,
+        *,
+        norm: str | None = None,
+        residual: ir.Value | None = None,
+        gate: ir.Value | None = None,
+        activation: str = "none",
+    ) -> ir.Value:
+        """Add one QuantLinear; ``norm`` names the weight of the RMSNorm before it."""
+        norm_weight = None if norm is None else self.stored(norm)
+        inputs = [x, self.stored(tiles_of(layer)), norm_weight, None, residual, gate]
+        while inputs[-1] is None:
+            inputs.pop()
+        attributes = {**_matrix(layer), "epsilon": self._config.rms_norm_eps, "activation": activation}
+        return self.node("QuantLinear", inputs, [name], domain=DOMAIN, attributes=attributes)[0]
+
+
+def _matrix(layer: Linear) -> dict[str, int | float | str]:
+    """Return the attributes that say what a packed matrix is."""
+    return {
+        "format": FORMATS[layer.type_name],
+        "out_features": layer.out_features,
+        "in_features": layer.in_features,
+    }
+
+
+def _only(layers: Linears) -> Linear:
+    """Return the one matrix of a step that is never split."""
+    (layer,) = layers
+    return layer

@@ -1,0 +1,235 @@
+"""Op profiles: what an export writes for one kind of machine; everything that differs between them is asked here."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, ClassVar, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from edge_rt.errors import ConfigError, UnsupportedModel
+from edge_rt.export.graph.builder import GraphBuilder
+from edge_rt.export.graph.native import NativeBuilder
+from edge_rt.export.graph.portable import ACCURACY_LEVEL, PortableBuilder
+from edge_rt.export.weights import native as native_weights, portable as portable_weights
+from edge_rt.export.weights.linear import Linear, Part, stack
+from edge_rt.export.weights.weights_file import WeightsFile, WeightsLayout
+from edge_rt.ops import MAX_HEAD_DIM, MAX_HEADS, native_status, open_library
+from edge_rt.package.manifest import ModelConfig
+
+Array = npt.NDArray[Any]
+Feeds = dict[str, Array]
+
+
+class OpProfile(ABC):
+    """How matrices lie in ``weights.bin``, and the graph that reads them.
+
+    Attributes:
+        name: as in the manifest.
+        opened_factor: what ONNX Runtime touches of ``weights.bin`` and packs anew, over its bytes.
+        half_factor: the same for F16 matrices, beyond ``opened_factor``.
+        rounds_by_rule: activations are rounded as the reference does it, so a graph can be checked step by step.
+        has_4_bit_keys: the cache can have them, and packages hold constants for them.
+    """
+
+    name: ClassVar[str]
+    opened_factor: ClassVar[float]
+    half_factor: ClassVar[float]
+    rounds_by_rule: ClassVar[bool]
+    has_4_bit_keys: ClassVar[bool]
+
+    @abstractmethod
+    def gate_up(self, name: str, gate: Part, up: Part) -> tuple[Linear, ...]:
+        """Return the matrices of a gated feed-forward's first step."""
+
+    @abstractmethod
+    def place(self, linear: Linear, layout: WeightsLayout) -> None:
+        """Add a matrix to the layout."""
+
+    @abstractmethod
+    def fill(
+        self,
+        linear: Linear,
+        source: BinaryIO,
+        layout: WeightsLayout,
+        out: WeightsFile,
+        on_bytes: Callable[[int], None],
+    ) -> None:
+        """Convert a matrix of the checkpoint ``source`` and write it where it was placed.
+
+        Raises:
+            InvalidModelFile: a value is not finite.
+            StorageError: reading or writing failed.
+        """
+
+    @abstractmethod
+    def verify(self, linear: Linear, source: BinaryIO, layout: WeightsLayout, weights: Path) -> None:
+        """Compare what was written with the checkpoint, as far as ``checked_activations`` does not show it.
+
+        Raises:
+            InvalidPackage: a value differs.
+        """
+
+    @abstractmethod
+    def checked_activations(self, activations: str) -> Sequence[str]:
+        """Return the kinds of activations whose graphs are compared with the reference; the published one is last."""
+
+    @abstractmethod
+    def builder(self, layout: WeightsLayout, config: ModelConfig, activations: str) -> GraphBuilder:
+        """Return the builder of a graph."""
+
+    @abstractmethod
+    def feeds(self, config: ModelConfig, token_ids: Sequence[int]) -> tuple[Feeds, Feeds]:
+        """Return inputs and outputs of a first pass that wants the logits of every row."""
+
+
+class PortableProfile(OpProfile):
+    """ONNX Runtime's own operators."""
+
+    name = "portable"
+    opened_factor = 2.0  # measured: 1.3 (F32) to 2.0 (Q8_0)
+    half_factor = 1.5  # they are turned to float32; measured: 1.2
+    rounds_by_rule = False
+    has_4_bit_keys = False
+
+    def gate_up(self, name: str, gate: Part, up: Part) -> tuple[Linear, ...]:
+        """Stack them: their product is cut in two."""
+        return stack(name, [gate, up])
+
+    place = staticmethod(portable_weights.place)
+    fill = staticmethod(portable_weights.fill)
+
+    def verify(self, linear: Linear, source: BinaryIO, layout: WeightsLayout, weights: Path) -> None:
+        """Do nothing: the float graph has to agree closely, and reads every value."""
+
+    def checked_activations(self, activations: str) -> Sequence[str]:
+        """Return float, which shows what is wrong with the weights, and what is published."""
+        return tuple(dict.fromkeys(("float", activations)))
+
+    def builder(self, layout: WeightsLayout, config: ModelConfig, activations: str) -> GraphBuilder:
+        """Return the builder of a graph."""
+        return PortableBuilder(layout, config, activations)
+
+    def feeds(self, config: ModelConfig, token_ids: Sequence[int]) -> tuple[Feeds, Feeds]:
+        """Return inputs and outputs of a first pass; every layer's cache is both."""
+        rows = len(token_ids)
+        inputs, outputs = _common_feeds(config, token_ids)
+        inputs["seqlens_k"] = np.asarray([rows - 1], np.int32)
+        inputs["total_sequence_length"] = np.asarray(rows, np.int32)
+        for layer in range(config.num_layers):
+            for kind in ("key", "value"):
+                cache = np.zeros((1, config.num_kv_heads, rows, config.head_dim), np.float32)
+                inputs[f"past.{layer}.{kind}"] = outputs[f"present.{layer}.{kind}"] = cache
+        return inputs, outputs
+
+
+class NativeProfile(OpProfile):
+    """edge-rt's own operators."""
+
+    name = "native"
+    opened_factor = 1.0  # the kernels read the mapped file in place
+    half_factor = 0.0
+    rounds_by_rule = True
+    has_4_bit_keys = True
+
+    gate_up = staticmethod(native_weights.gate_up)
+    place = staticmethod(native_weights.place)
+    fill = staticmethod(native_weights.fill)
+    # The graph rounds activations, which would hide small faults.
+    verify = staticmethod(native_weights.verify)
+
+    def checked_activations(self, activations: str) -> Sequence[str]:
+        """Return what is published."""
+        return (activations,)
+
+    def builder(self, layout: WeightsLayout, config: ModelConfig, activations: str) -> GraphBuilder:
+        """Return the builder of a graph."""
+        assert activations == "int8", activations
+        return NativeBuilder(layout, config)
+
+    def feeds(self, config: ModelConfig, token_ids: Sequence[int]) -> tuple[Feeds, Feeds]:
+        """Return inputs and outputs of a first pass; the caches hold float32."""
+        rows = len(token_ids)
+        inputs, outputs = _common_feeds(config, token_ids)
+        inputs["past_length"] = np.zeros(1, np.int32)
+        maps = [("row_map", 0 in config.layer_windows), ("window_row_map", any(config.layer_windows))]
+        inputs |= {name: np.arange(rows, dtype=np.int32) for name, is_wanted in maps if is_wanted}
+        inputs["parents"] = np.arange(-1, rows - 1, dtype=np.int32)
+        inputs["kv_formats"] = np.zeros(config.num_layers, np.int32)
+        outputs["top_ids"] = np.empty((rows, config.top_tokens), np.int32)
+        outputs["top_logits"] = np.empty((rows, config.top_tokens), np.float32)
+        outputs["log_sum_exp"] = np.empty(rows, np.float32)
+        for layer in range(config.num_layers):
+            inputs[f"cache.{layer}"] = np.zeros((2, config.num_kv_heads, rows, 4 * config.head_dim), np.uint8)
+        return inputs, outputs
+
+
+def _common_feeds(config: ModelConfig, token_ids: Sequence[int]) -> tuple[Feeds, Feeds]:
+    rows = len(token_ids)
+    inputs = {"input_ids": np.asarray(token_ids, np.int64), "logit_rows": np.arange(rows, dtype=np.int64)}
+    return inputs, {"logits": np.empty((rows, config.vocab_size), np.float32)}
+
+
+class Heads(Protocol):
+    """What attention has to take."""
+
+    @property
+    def num_heads(self) -> int:
+        """Heads of the queries."""
+
+    @property
+    def head_dim(self) -> int:
+        """Elements of a head."""
+
+
+PROFILES: Final[dict[str, OpProfile]] = {p.name: p for p in (NativeProfile(), PortableProfile())}
+
+
+def choose_profile(name: str | None, activations: str, library: Path | None, config: Heads) -> OpProfile:
+    """Return the profile of an export, which this machine must be able to run: the last stage does.
+
+    Args:
+        name: ``"native"``, ``"portable"``, or None for the native one wherever it runs the model.
+        activations: ``"int8"`` or ``"float"``, which only the portable profile has.
+        library: the native operators, or None if there are none; see ``edge_rt.ops.library_path``.
+        config: numbers of the model.
+
+    Raises:
+        ConfigError: a name is unknown, or they do not go together.
+        UnsupportedModel: the native profile was asked for, and its attention does not take the model's heads.
+        RuntimeUnavailable: the native profile was asked for, and its operators are missing or unusable.
+    """
+    if activations not in ACCURACY_LEVEL:
+        raise ConfigError(
+            "The kind of activations is unknown.",
+            f"Got {activations!r:.40}.",
+            f"Choose one of {', '.join(ACCURACY_LEVEL)}.",
+        )
+    if name is None:
+        runs_native = activations == "int8" and _fits_native(config) and native_status(library).reason is None
+        return PROFILES["native" if runs_native else "portable"]
+    if name not in PROFILES:
+        raise ConfigError("The op profile is unknown.", f"Got {name!r:.40}.", f"Choose one of {', '.join(PROFILES)}.")
+    if name == "native":
+        if activations != "int8":
+            raise ConfigError(
+                "The native op profile has no float activations.",
+                f"Got profile {name!r} with activations {activations!r}.",
+                "Leave one of them out, or choose the portable profile.",
+            )
+        open_library(library)
+        if not _fits_native(config):
+            raise UnsupportedModel(
+                "The native operators do not take the model's attention heads.",
+                f"It has {config.num_heads} heads of {config.head_dim}; at most {MAX_HEADS} of {MAX_HEAD_DIM}, "
+                "and even sizes, are taken.",
+                "Export it with --profile portable.",
+            )
+    return PROFILES[name]
+
+
+def _fits_native(config: Heads) -> bool:
+    return config.head_dim <= MAX_HEAD_DIM and config.head_dim % 2 == 0 and config.num_heads <= MAX_HEADS

@@ -1,0 +1,1 @@
+"""Checkpoints as files: headers that are read and not trusted, tokenizers."""

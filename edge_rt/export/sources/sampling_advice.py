@@ -1,0 +1,83 @@
+"""How a checkpoint's makers would have its tokens chosen: keys of the GGUF, or a file of transformers beside it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from edge_rt.errors import InvalidModelFile
+from edge_rt.export.sources.gguf_types import GGUFHeader
+from edge_rt.export.sources.model_file import open_model_file
+from edge_rt.package.sampling import SAMPLING_NAMES, SamplingAdvice, fault
+
+BESIDE: Final = "generation_config.json"
+MAX_BESIDE_BYTES: Final = 1 << 20
+
+_KEY: Final = "general.sampling."
+_LEAST: Final = 1e-6
+"""Of numbers that must be above 0, and of what those below 1 lack."""
+_FLOATS: Final = {
+    "temperature": ("temp", None, 100.0),
+    "top_p": ("top_p", _LEAST, 1.0),
+    "min_p": ("min_p", None, 1.0 - _LEAST),
+    "repetition_penalty": ("penalty_repeat", 0.01, 100.0),
+}
+"""Option -> key behind ``general.sampling.``, least and largest value. llama.cpp takes what is below 0 as 0."""
+
+
+def read_advice(header: GGUFHeader) -> SamplingAdvice | None:
+    """Return what a checkpoint advises; the keys of the file itself come first; None if nothing is said.
+
+    Raises:
+        InvalidModelFile: a value has the wrong type or is out of range, or the file beside is no JSON object.
+        StorageError: the file beside cannot be read.
+    """
+    advice = _of_gguf(header)
+    return advice if advice is not None else _of_file(header.path.parent / BESIDE)
+
+
+def _of_gguf(header: GGUFHeader) -> SamplingAdvice | None:
+    values: dict[str, Any] = {}
+    for name, (key, minimum, maximum) in _FLOATS.items():
+        value = header.get_float(_KEY + key, default=None, minimum=minimum, maximum=maximum)
+        if value is not None:
+            # Stored as float32: 0.8 would be 0.800000011920929.
+            values[name] = max(0.0, float(f"{value:.7g}"))
+    top_k = header.get_int(_KEY + "top_k", default=None, maximum=(1 << 31) - 1)
+    if top_k is not None:
+        values["top_k"] = max(0, top_k)
+    # A penalty for none of the last tokens is no penalty.
+    if header.get_int(_KEY + "penalty_last_n", default=None) == 0:
+        values.pop("repetition_penalty", None)
+    return SamplingAdvice(**values) if values else None
+
+
+def _of_file(path: Path) -> SamplingAdvice | None:
+    if not path.is_file():
+        return None
+    with open_model_file(path) as stream:
+        data = stream.read(MAX_BESIDE_BYTES + 1)
+    if len(data) > MAX_BESIDE_BYTES:
+        raise _wrong(path, "is too large", f"The limit is {MAX_BESIDE_BYTES} bytes.")
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise _wrong(path, "is no JSON", f"{error}.") from error
+    if not isinstance(document, dict):
+        raise _wrong(path, "is no JSON object", f"It is of type {type(document).__name__}.")
+    values = {name: document[name] for name in SAMPLING_NAMES if document.get(name) is not None}
+    if not values or document.get("do_sample") is False:
+        return None
+    for name, value in values.items():
+        if (wanted := fault(name, value)) is not None:
+            raise _wrong(path, f"has a wrong value under '{name}'", f"Found {value!r:.40}, wanted {wanted}.")
+    return SamplingAdvice(**values)
+
+
+def _wrong(path: Path, what: str, numbers: str) -> InvalidModelFile:
+    return InvalidModelFile(
+        f"{path.name} beside the checkpoint {what}.",
+        numbers,
+        "Correct it, or export the checkpoint from a folder without it.",
+    )

@@ -1,0 +1,1 @@
+"""Tensors -> ``weights.bin``, in the layouts that the operators read."""

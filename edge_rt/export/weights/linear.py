@@ -1,0 +1,88 @@
+"""Linear layers between checkpoint and package: which tensors one is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import numpy.typing as npt
+
+from edge_rt.export.sources.gguf_types import TensorInfo
+from edge_rt.export.weights.blocks import CODE_BITS, Array, iter_rows, read_rows
+
+
+@dataclass(frozen=True)
+class Part:
+    """One tensor of the checkpoint and, for rotated projections, the order its rows are taken in.
+
+    Attributes:
+        tensor: a matrix, ggml shape ``(in_features, out_features)``.
+        row_order: int64 ``[out_features]``, or None for the file's order.
+    """
+
+    tensor: TensorInfo
+    row_order: npt.NDArray[Any] | None = None
+
+    def pieces(self, source: BinaryIO, *, multiple: int = 1) -> Iterator[Array]:
+        """Yield the tensor's raw rows in that order, uint8 ``[rows, bytes per row]``; all at once if it is another one.
+
+        Args:
+            source: the open checkpoint.
+            multiple: every piece but the last has a multiple of this many rows.
+
+        Raises:
+            StorageError: the file ended early.
+        """
+        if self.row_order is None:
+            yield from iter_rows(source, self.tensor, multiple=multiple)
+        else:
+            yield read_rows(source, self.tensor)[self.row_order]
+
+
+@dataclass(frozen=True)
+class Linear:
+    """One matrix of the graph: parts of one type, stacked along the output axis.
+
+    Attributes:
+        name: prefix of its tensors in ``weights.bin``.
+        parts: tensors of the checkpoint, first output rows first.
+        interleaved: the two parts, of equal shape, take turns every 16 rows instead of lying behind each other.
+    """
+
+    name: str
+    parts: tuple[Part, ...]
+    interleaved: bool = False
+
+    @property
+    def type_name(self) -> str:
+        """Type of the checkpoint's tensors, for example ``"Q4_1"``."""
+        return self.parts[0].tensor.type_name
+
+    @property
+    def in_features(self) -> int:
+        """Length of an input row."""
+        return self.parts[0].tensor.shape[0]
+
+    @property
+    def out_features(self) -> int:
+        """Length of an output row."""
+        return sum(part.tensor.shape[1] for part in self.parts)
+
+    @property
+    def is_quantised(self) -> bool:
+        """True for block types, False for F16 and F32."""
+        return self.type_name in CODE_BITS
+
+
+def stack(name: str, parts: Sequence[Part]) -> tuple[Linear, ...]:
+    """Return the fewest matrices that compute ``parts`` side by side: neighbours of one type become one."""
+    groups: list[list[Part]] = []
+    for part in parts:
+        if groups and groups[-1][0].tensor.type_name == part.tensor.type_name:
+            groups[-1].append(part)
+        else:
+            groups.append([part])
+    if len(groups) == 1:
+        return (Linear(name, tuple(groups[0])),)
+    return tuple(Linear(f"{name}.{index}", tuple(group)) for index, group in enumerate(groups))

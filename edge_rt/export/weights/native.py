@@ -1,0 +1,188 @@
+"""Matrices in tiles of 16 rows ("tile16"): where they lie, how they get there, and reading them back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import numpy as np
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize
+
+from edge_rt.errors import InvalidPackage
+from edge_rt.export.weights.blocks import Array
+from edge_rt.export.weights.linear import Linear, Part
+from edge_rt.export.weights.tiles import (
+    FORMATS,
+    TILE_BLOCK_BYTES,
+    TILE_ROWS,
+    block_count,
+    pack_rows,
+    tile_count,
+    unpack_rows,
+)
+from edge_rt.export.weights.weights_file import WeightsFile, WeightsLayout
+
+CHECKED_TILES: Final = 4
+"""Tiles of every matrix whose values are compared, spread from the first to the last, beside those at pieces' ends."""
+
+
+def tiles_of(linear: Linear) -> str:
+    """Return the name of the tensor of tiles."""
+    return f"{linear.name}.tiles"
+
+
+def gate_up(name: str, gate: Part, up: Part) -> tuple[Linear, ...]:
+    """Return gate and up as one matrix whose tiles alternate, so that a pass has both at hand, or else as two."""
+    alike = gate.tensor.type_name == up.tensor.type_name
+    if alike and gate.tensor.shape[1] % TILE_ROWS == 0:
+        return (Linear(name, (gate, up), interleaved=True),)
+    return (Linear(f"{name}.gate", (gate,)), Linear(f"{name}.up", (up,)))
+
+
+def place(linear: Linear, layout: WeightsLayout) -> None:
+    """Add a matrix to the layout."""
+    # Stacked parts meet at the border of a tile: a head has a multiple of 16 rows.
+    assert all(part.tensor.shape[1] % TILE_ROWS == 0 for part in linear.parts[:-1]), linear.name
+    block_bytes = TILE_BLOCK_BYTES[FORMATS[linear.type_name]]
+    shape = (tile_count(linear.out_features), block_count(linear.in_features), block_bytes)
+    layout.add(tiles_of(linear), np.uint8, shape)
+
+
+def key_constant_names(layer: int) -> tuple[str, str, str]:
+    """Return the names of a layer's constants of 4-bit keys, in the order in which operators take them."""
+    return f"layer{layer}.key_centre", f"layer{layer}.key_balance", f"layer{layer}.key_feedback"
+
+
+def place_key_constants(layout: WeightsLayout, layers: int, kv_heads: int, head_dim: int) -> None:
+    """Add the constants of 4-bit keys to the layout; see ``edge_rt.export.calibration.key_constants``."""
+    for layer in range(layers):
+        centre, balance, feedback = key_constant_names(layer)
+        layout.add(centre, np.float32, (kv_heads, head_dim))
+        layout.add(balance, np.float32, (kv_heads, head_dim))
+        layout.add(feedback, np.float32, (kv_heads, head_dim, head_dim))
+
+
+def fill(
+    linear: Linear, source: BinaryIO, layout: WeightsLayout, out: WeightsFile, on_bytes: Callable[[int], None]
+) -> None:
+    """Read the parts of a matrix, pack them and write them to their slot.
+
+    Args:
+        linear: the matrix.
+        source: the open checkpoint.
+        layout: where the matrix was placed.
+        out: the open ``weights.bin``.
+        on_bytes: called with the number of bytes read from the checkpoint.
+
+    Raises:
+        InvalidModelFile: a value is not finite.
+        StorageError: reading or writing failed.
+    """
+    slot, tile = layout.slots[tiles_of(linear)], 0
+    for tiles, read in _packed(source, linear):
+        out.write(slot, tile, tiles)
+        tile += len(tiles)
+        on_bytes(read)
+
+
+def _packed(source: BinaryIO, linear: Linear) -> Iterator[tuple[Array, int]]:
+    """Yield tiles in the order of the file, and the bytes that were read for them."""
+    if linear.interleaved:
+        gate, up = linear.parts
+        for raws in zip(*(part.pieces(source, multiple=TILE_ROWS) for part in (gate, up)), strict=True):
+            pair = [pack_rows(part.tensor, raw) for part, raw in zip(linear.parts, raws, strict=True)]
+            yield np.stack(pair, axis=1).reshape(-1, *pair[0].shape[1:]), sum(raw.nbytes for raw in raws)
+        return
+    for part in linear.parts:
+        for raw in part.pieces(source, multiple=TILE_ROWS):
+            yield pack_rows(part.tensor, raw), raw.nbytes
+
+
+def verify(linear: Linear, source: BinaryIO, layout: WeightsLayout, weights: Path) -> None:
+    """Read a matrix back from ``weights.bin`` and compare it with the checkpoint.
+
+    Raises:
+        InvalidPackage: a byte or a value differs.
+    """
+    ends = verify_bytes(linear, source, layout, weights)
+    spread = np.linspace(0, layout.slots[tiles_of(linear)].shape[0] - 1, CHECKED_TILES).astype(np.int64)
+    verify_values(linear, source, layout, weights, sorted({*ends, *spread.tolist()}))
+
+
+def verify_bytes(linear: Linear, source: BinaryIO, layout: WeightsLayout, weights: Path) -> list[int]:
+    """Require every byte to be what packing gives once more: finds what writing and reading do wrong.
+
+    Returns:
+        The first and the last tile of every piece that is packed at once.
+
+    Raises:
+        InvalidPackage: a byte differs.
+    """
+    stored, first, ends = _stored(linear, layout, weights), 0, []
+    for tiles, _ in _packed(source, linear):
+        _require_same(linear, first, np.asarray(stored[first : first + len(tiles)]), tiles, "bytes")
+        ends += [first, first + len(tiles) - 1]
+        first += len(tiles)
+    return ends
+
+
+def verify_values(linear: Linear, source: BinaryIO, layout: WeightsLayout, weights: Path, tiles: Sequence[int]) -> None:
+    """Require the values of tiles to be the checkpoint's, dequantised by ``gguf``: finds what packing does wrong.
+
+    Raises:
+        InvalidPackage: a value differs.
+    """
+    stored = _stored(linear, layout, weights)
+    for tile in tiles:
+        found = unpack_rows(np.asarray(stored[tile : tile + 1]), FORMATS[linear.type_name])
+        expected = np.zeros_like(found)
+        for row, values in _expected_rows(source, linear, tile):
+            expected[row : row + len(values), : values.shape[1]] = values
+        _require_same(linear, tile, found[None], expected[None], "values")
+
+
+def _stored(linear: Linear, layout: WeightsLayout, weights: Path) -> Array:
+    slot = layout.slots[tiles_of(linear)]
+    return np.memmap(weights, np.uint8, "r", offset=slot.offset, shape=slot.shape)
+
+
+def _require_same(linear: Linear, first: int, found: Array, expected: Array, what: str) -> None:
+    """Compare tiles from number ``first`` on, ``[tiles, ...]``; the error names the first one that differs."""
+    if np.array_equal(found, expected):
+        return
+    for index, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
+        if differing := np.count_nonzero(ours != theirs):
+            raise InvalidPackage(
+                "The packed weights are not the checkpoint's, so they were not published.",
+                f"'{linear.name}', tile {first + index}: {differing} of {ours.size} {what} differ.",
+                "Report this with the name of the checkpoint.",
+            )
+
+
+def _expected_rows(source: BinaryIO, linear: Linear, tile: int) -> Iterator[tuple[int, Array]]:
+    """Yield what a tile's rows should be: the first row in the tile, and values; nothing for padding."""
+    if linear.interleaved:
+        first = tile // 2 * TILE_ROWS
+        yield 0, _dequantised(source, linear.parts[tile % 2], range(first, first + TILE_ROWS))
+        return
+    first, end = tile * TILE_ROWS, (tile + 1) * TILE_ROWS
+    begin = 0
+    for part in linear.parts:
+        rows = range(max(first - begin, 0), min(end - begin, part.tensor.shape[1]))
+        if rows:
+            yield begin + rows[0] - first, _dequantised(source, part, rows)
+        begin += part.tensor.shape[1]
+
+
+def _dequantised(source: BinaryIO, part: Part, rows: range) -> Array:
+    """Return rows of a part, in its order, float32 ``[rows, in_features]``."""
+    tensor = part.tensor
+    row_bytes = tensor.nbytes // tensor.shape[1]
+    raw = np.empty((len(rows), row_bytes), np.uint8)
+    for index, row in enumerate(rows if part.row_order is None else part.row_order[rows].tolist()):
+        source.seek(tensor.offset + row * row_bytes)
+        raw[index] = np.frombuffer(source.read(row_bytes), np.uint8)
+    values: Array = dequantize(raw, GGMLQuantizationType(tensor.type_id)).reshape(len(rows), -1).astype(np.float32)
+    return values

@@ -1,0 +1,139 @@
+"""Where every tensor lies in ``weights.bin``, and writing it there piece by piece."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from edge_rt.errors import StorageError
+
+PAGE_BYTES: Final = 4096
+SMALL_ALIGNMENT_BYTES: Final = 64
+PAGE_ALIGNED_FROM_BYTES: Final = 64 << 10
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Place of one tensor.
+
+    Attributes:
+        name: name of the graph's initializer.
+        dtype: element type as stored.
+        shape: dimensions, outermost first; the first one is the axis of ``WeightsFile.write``'s rows.
+        offset: bytes from the start of ``weights.bin``.
+    """
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor."""
+        return self.row_bytes * self.shape[0]
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one index of the first axis."""
+        return int(np.prod(self.shape[1:], dtype=np.int64)) * self.dtype.itemsize
+
+
+@dataclass
+class WeightsLayout:
+    """Slots in the order they were added; large ones begin at a page, small ones at a cache line."""
+
+    slots: dict[str, Slot] = field(default_factory=dict)
+    size: int = 0
+
+    def add(self, name: str, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> Slot:
+        """Place a tensor behind the last one and return its slot."""
+        assert name not in self.slots, name
+        slot = Slot(name, np.dtype(dtype), shape, 0)
+        alignment = PAGE_BYTES if slot.nbytes >= PAGE_ALIGNED_FROM_BYTES else SMALL_ALIGNMENT_BYTES
+        slot = Slot(name, slot.dtype, shape, -(-self.size // alignment) * alignment)
+        self.slots[name] = slot
+        self.size = slot.offset + slot.nbytes
+        return slot
+
+
+class WeightsFile:
+    """Writes tensors of a layout in any order; gaps are zero.
+
+    The whole file is allocated first, so that a full disk is noticed before the work and not after it.
+
+    Args:
+        path: the file.
+        layout: where its tensors lie.
+        is_new: False to write further tensors of a file that this class has begun.
+
+    Raises:
+        StorageError: the disk is full, or the file cannot be written.
+    """
+
+    def __init__(self, path: Path, layout: WeightsLayout, *, is_new: bool = True) -> None:
+        self._path = path
+        self._layout = layout
+        self._is_new = is_new
+
+    def __enter__(self) -> Self:
+        try:
+            self._stream = self._path.open("xb" if self._is_new else "r+b", buffering=0)
+        except OSError as error:
+            raise self._failure(error) from error
+        if not self._is_new:
+            return self
+        try:
+            self._allocate()
+            self._stream.truncate(self._layout.size)
+        except OSError as error:
+            self._stream.close()
+            raise self._failure(error) from error
+        return self
+
+    def _allocate(self) -> None:
+        if not hasattr(os, "posix_fallocate") or not self._layout.size:
+            return
+        try:
+            os.posix_fallocate(self._stream.fileno(), 0, self._layout.size)
+        except OSError as error:
+            # Some file systems cannot; there the disk is found full while writing.
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+                raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stream.close()
+
+    def write(self, slot: Slot, first_row: int, rows: npt.NDArray[Any]) -> None:
+        """Write rows of a tensor; their dtype and trailing shape must be the slot's."""
+        assert rows.dtype == slot.dtype, (slot.name, rows.dtype)
+        assert rows.shape[1:] == slot.shape[1:], (slot.name, rows.shape)
+        assert first_row + rows.shape[0] <= slot.shape[0], slot.name
+        data = np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data
+        try:
+            self._stream.seek(slot.offset + first_row * slot.row_bytes)
+            while data:
+                data = data[self._stream.write(data) :]
+        except OSError as error:
+            raise self._failure(error) from error
+
+    def _failure(self, error: OSError) -> StorageError:
+        try:
+            free = f"{shutil.disk_usage(self._path.parent).free} bytes are free"
+        except OSError:
+            free = "the free space is unknown"
+        return StorageError(
+            "The weights could not be written.",
+            f"{error.strerror}: {self._layout.size} bytes are needed, {free}.",
+            "Free some space or choose another disk.",
+        )

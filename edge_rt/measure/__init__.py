@@ -1,0 +1,1 @@
+"""What only measures: speed, speculation, exactness, memory. Above the runtime, which never imports it."""

@@ -1,0 +1,175 @@
+"""The llama-bench table of a loaded model, the time to the first token, and the row-cost curve.
+
+Prompts are random tokens, as in llama-bench. Unlike there, choosing the most likely token is part of the generation
+figures; encoding text is not.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from edge_rt.errors import ConfigError
+from edge_rt.runtime.config import GenerationConfig
+from edge_rt.runtime.decode.draft import NullDrafter
+from edge_rt.runtime.decode.loop import Target, decode, prefill
+from edge_rt.runtime.decode.sampling import Sampler
+from edge_rt.runtime.decode.sequence import Sequence as Request
+from edge_rt.runtime.engine import Model
+from edge_rt.runtime.graph.cache import KVCache
+from edge_rt.system.process_memory import peak_rss_bytes
+
+ROW_COUNTS: Final = (1, 2, 4, 8, 16)
+PASSES_PER_REPETITION: Final = 12
+"""Passes of each row count in one repetition of the row-cost curve."""
+
+
+@dataclass(frozen=True)
+class BenchReport:
+    """Samples of a benchmark.
+
+    Attributes:
+        tokens_per_second: test name (``pp128``, ``tg128``...) -> one figure per repetition.
+        ttft_ms: milliseconds from a prompt of 128 tokens to the first token, one per repetition.
+        row_cost_ms: rows of a pass -> milliseconds of every pass.
+        depth: tokens in the cache before each pass of the row-cost curve.
+        peak_bytes: highest resident memory of the process.
+    """
+
+    tokens_per_second: dict[str, list[float]]
+    ttft_ms: list[float]
+    row_cost_ms: dict[int, list[float]]
+    depth: int
+    peak_bytes: int
+
+    def rows(self) -> list[tuple[str, float, float]]:
+        """Return (test, mean tokens per second, standard deviation) per test."""
+        return [(test, statistics.fmean(s), _deviation(s)) for test, s in self.tokens_per_second.items()]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as a JSON object: means, deviations, medians of the curve, and every sample."""
+        document: dict[str, Any] = {}
+        for test, mean, deviation in self.rows():
+            document |= {f"{test}_tok_s": mean, f"{test}_tok_s_std": deviation}
+        return document | {
+            "ttft_ms": statistics.median(self.ttft_ms),
+            "peak_bytes": self.peak_bytes,
+            "row_cost_ms": {str(rows): statistics.median(ms) for rows, ms in self.row_cost_ms.items()},
+            "row_cost_depth": self.depth,
+            "samples": {"tok_s": self.tokens_per_second, "ttft_ms": self.ttft_ms},
+        }
+
+
+def run_benchmark(
+    model: Model,
+    *,
+    repetitions: int = 5,
+    prompt_sizes: Sequence[int] = (128, 512),
+    generate: int = 128,
+    depth: int = 128,
+    row_counts: Sequence[int] = ROW_COUNTS,
+    on_progress: Callable[[str], None] | None = None,
+) -> BenchReport:
+    """Measure a model, after a warm-up; it is reset before and after.
+
+    Args:
+        model: a model that nobody else is using.
+        repetitions: samples of every figure.
+        prompt_sizes: lengths of the prompts that are prefilled, in tokens.
+        generate: tokens to generate, from an empty cache.
+        depth: tokens in the cache before a pass of the row-cost curve.
+        row_counts: rows of those passes.
+        on_progress: called with the name of every measurement.
+
+    Raises:
+        ConfigError: a number is out of range, or does not fit the context.
+        Busy: the model is generating.
+    """
+    needed = max(*prompt_sizes, generate + 1, depth + max(row_counts))
+    if min(repetitions, generate, depth, *prompt_sizes, *row_counts) < 1 or needed > model.context_tokens:
+        raise ConfigError(
+            "The benchmark does not fit the model.",
+            f"It needs numbers of at least 1 and a context of {needed} tokens; the model has {model.context_tokens}.",
+            "Load the model with a larger context, or measure less.",
+        )
+    # Every row of these passes wants logits, of which a budget may leave few.
+    row_counts = [rows for rows in row_counts if rows <= (model.logit_rows or rows)]
+    rng = np.random.default_rng(0)
+
+    def random_ids(count: int) -> list[int]:
+        return [int(i) for i in rng.integers(0, model.package.manifest.model.vocab_size, count)]
+
+    speeds: dict[str, list[float]] = {test: [] for test in (*(f"pp{n}" for n in prompt_sizes), f"tg{generate}")}
+    ttft: list[float] = []
+    costs: dict[int, list[float]] = {rows: [] for rows in row_counts}
+    for repetition in range(repetitions + 1):
+        if on_progress is not None:
+            on_progress("warm-up" if repetition == 0 else f"{repetition}/{repetitions}")
+        with model.passes() as (target, cache):
+            for size in prompt_sizes:
+                speeds[f"pp{size}"].append(size / _time_prefill(target, cache, random_ids(size), model.prefill_chunk))
+            speeds[f"tg{generate}"].append(generate / _time_decode(target, cache, random_ids(1), generate))
+            _measure_rows(target, cache, random_ids, depth, model.prefill_chunk, costs)
+            cache.truncate(0)
+        ttft.append(_time_to_first_token(model, random_ids(128)))
+        if repetition == 0:
+            for samples in (*speeds.values(), ttft, *costs.values()):
+                samples.clear()
+    return BenchReport(speeds, ttft, costs, depth, peak_rss_bytes())
+
+
+def _time_prefill(target: Target, cache: KVCache, token_ids: list[int], chunk: int) -> float:
+    cache.truncate(0)
+    request = Request(token_ids, capacity=len(token_ids) + 1, max_tokens=1, end_ids=())
+    started = time.perf_counter()
+    prefill(request, target, cache, chunk)
+    rest = token_ids[cache.length :]
+    with cache.reserve(len(rest)) as rows:
+        target.forward(rest, rows.start, 1)
+        rows.commit(rest)
+    return time.perf_counter() - started
+
+
+def _time_decode(target: Target, cache: KVCache, token_ids: list[int], count: int) -> float:
+    cache.truncate(0)
+    request = Request(token_ids, capacity=count + 1, max_tokens=count, end_ids=())
+    sampler = Sampler(GenerationConfig(temperature=0.0), vocab_size=1)
+    started = time.perf_counter()
+    for _ in decode(request, NullDrafter(), target, cache, sampler):
+        pass
+    return time.perf_counter() - started
+
+
+def _measure_rows(
+    target: Target,
+    cache: KVCache,
+    random_ids: Callable[[int], list[int]],
+    depth: int,
+    chunk: int,
+    costs: dict[int, list[float]],
+) -> None:
+    """Time passes of every row count in turn, so that a slow moment of the machine meets all of them."""
+    _time_prefill(target, cache, random_ids(depth), chunk)
+    for _ in range(PASSES_PER_REPETITION):
+        for rows, samples in costs.items():
+            token_ids = random_ids(rows)
+            with cache.reserve(rows) as reserved:
+                started = time.perf_counter()
+                target.forward(token_ids, reserved.start, rows)
+                samples.append(1e3 * (time.perf_counter() - started))
+
+
+def _time_to_first_token(model: Model, token_ids: list[int]) -> float:
+    model.reset()
+    result = model.stream_ids(token_ids, GenerationConfig(temperature=0.0, max_tokens=1)).result()
+    model.reset()
+    return result.timings.ttft_ms
+
+
+def _deviation(samples: list[float]) -> float:
+    return statistics.stdev(samples) if len(samples) > 1 else 0.0

@@ -1,0 +1,297 @@
+"""The process whose memory ``edge-rt profile`` measures: loads a model and drives it to the limits of its plan.
+
+It runs as a program of its own, ``python -m edge_rt.measure.memory_worker``: one JSON object on standard input says
+what to do; every stage is told as a line of JSON on standard output, and the process stands still until it is answered
+with a line. So it is looked at from outside, and measuring takes no memory in it. The parent is ``memory_watch``.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from edge_rt.errors import ContextOverflow, EdgeRTError, MemoryBudgetExceeded
+from edge_rt.memory.budget import Budget
+from edge_rt.memory.terms import longest_stretch
+from edge_rt.package.reader import open_package
+from edge_rt.runtime.config import GenerationConfig
+from edge_rt.runtime.decode.draft import ROOT, Accepted, Draft
+from edge_rt.runtime.decode.sampling import Sampler
+from edge_rt.runtime.decode.sequence import Sequence
+from edge_rt.runtime.engine import Model
+from edge_rt.runtime.graph.cache import KVCache
+from edge_rt.runtime.graph.outputs import Outputs, TopTokens
+from edge_rt.runtime.graph.runner import MAX_KEPT_SHAPES, ModelRunner
+from edge_rt.runtime.load.options import LoadOptions
+
+ANSWER_TOKENS: Final = 48
+MAX_TURN_TOKENS: Final = 160
+CHAT_MESSAGES: Final = (
+    "Write a short story about a lighthouse keeper who finds a bottle with a letter in it.",
+    "Summarize it in three sentences.",
+    "Rewrite the story from the view of the person who wrote the letter.",
+    "Make a list of the things that are named in both versions.",
+    "Repeat the first version, word by word, and change the names.",
+    "Explain in detail how a lighthouse works, and name the parts of its lamp.",
+)
+_TOP_TOKENS: Final = 8
+_MAPPED_AT_ONCE: Final = 1 << 16  # bytes of a file, where one is touched
+_LOOKUPS_PER_BLOCK: Final = 16
+_MOST_LOOKUPS: Final = 200_000
+# All of the chain is said: a model's own advice must not change what is measured.
+_NUCLEUS: Final = GenerationConfig(temperature=1.0, top_k=0, top_p=0.95, min_p=0.0, repetition_penalty=1.0)
+_SAMPLINGS: Final = (
+    _NUCLEUS.with_options(repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1),
+    _NUCLEUS.with_options(top_p=1.0, repetition_penalty=1.1, frequency_penalty=0.1),
+    _NUCLEUS.with_options(top_p=0.9, top_k=40, min_p=0.05, presence_penalty=0.1),
+)
+
+Stage = Callable[..., None]
+
+
+class Drive:
+    """Uses a model as much as its plan allows, stage by stage.
+
+    Args:
+        model: the loaded model.
+        tell: called behind every stage with its name, and with addresses that the measurement needs.
+    """
+
+    def __init__(self, model: Model, tell: Stage) -> None:
+        self._model = model
+        self._limits = limits = model.plan.choice
+        self._tell = tell
+        # Not numpy's generator: what loading that takes belongs to sampling.
+        self._random = random.Random(0)  # noqa: S311
+        self._vocab = model.package.manifest.model.vocab_size
+        self._is_native = model.package.manifest.op_profile == "native"
+        self._nodes = min(limits.draft_max, limits.ctx - 2)
+
+    def run(self) -> None:
+        """Go through all stages."""
+        if self._limits.draft_max:
+            self._model.calibrate()
+            self._told("calibration")
+        self._read_and_write()
+        self._told("text")
+        with self._model.passes() as (runner, cache):
+            cache.truncate(0)
+            self._fill(runner, cache, self._limits.ctx - self._nodes - 1)
+        self._told("prefill")
+        with self._model.passes() as (runner, cache):
+            self._verify(runner, cache)
+        self._told("tree")
+        with self._model.passes() as (runner, cache):
+            self._all_shapes(runner, cache)
+        self._told("shapes")
+        with self._model.passes() as (runner, cache):
+            self._sample(self._verify(runner, cache))
+        self._told("sampling")
+        self._fill_tables()
+        self._told("drafters")
+        self._look_up()
+        self._told("corpus")
+        # Once more with everything that is held by now: the longest context, the largest passes, full tables.
+        # First a text that cannot be cut, with a token in every byte.
+        self._model.tokenizer.encode_text("7" * longest_stretch(self._limits.ctx))
+        with self._model.passes() as (runner, cache):
+            cache.truncate(max(0, self._limits.ctx - self._nodes - 1 - self._limits.prefill_chunk))
+            self._fill(runner, cache, self._limits.ctx - self._nodes - 1)
+            self._sample(self._verify(runner, cache))
+            known = list(cache.token_ids)
+        self._told("together")
+        answered = min(ANSWER_TOKENS, self._limits.ctx // 2)
+        self._model.generate(
+            known[: self._limits.ctx - answered],
+            _SAMPLINGS[0],
+            seed=0,
+            logit_bias=dict.fromkeys(self._model.tokenizer.eos_token_ids, -1e4),
+        )
+        self._told("answer")
+
+    def _told(self, name: str) -> None:
+        with self._model.passes() as (runner, _):
+            self._tell(name, cache=runner.cache_address)
+
+    def _made_up(self, count: int) -> list[int]:
+        """Return tokens that are distributed somewhat like those of texts: few often, most of them seldom."""
+        draw = self._random.random
+        return [int(draw() ** 3 * self._vocab) for _ in range(count)]
+
+    def _read_and_write(self) -> None:
+        """Turn as many tokens as the context holds, different ones, into text and back."""
+        tokenizer = self._model.tokenizer
+        stream = tokenizer.decode_stream()
+        tokens = self._random.sample(range(self._vocab), min(self._limits.ctx, self._vocab))
+        tokenizer.encode_prompt("".join(map(stream.push, tokens)))
+
+    def _fill(self, runner: ModelRunner, cache: KVCache, length: int) -> None:
+        """Compute made-up tokens in planned chunks until the cache holds ``length`` rows."""
+        while cache.length < length:
+            tokens = self._made_up(min(self._limits.prefill_chunk, length - cache.length))
+            with cache.reserve(len(tokens)) as rows:
+                runner.forward(tokens, rows.start, 1)
+                rows.commit(tokens)
+
+    def _verify(self, runner: ModelRunner, cache: KVCache) -> Outputs:
+        """Run the largest tree behind all of the cache, with the logits of every row."""
+        rows = self._nodes + 1
+        parents = [(row - 1) // 2 if self._is_native else row - 1 for row in range(rows)]
+        parents[0] = ROOT
+        with cache.reserve(rows, parents) as reserved:
+            outputs = runner.forward(self._made_up(rows), reserved.start, rows, parents=parents)
+        self._tell("addresses", logits=int(outputs.logits.ctypes.data))
+        return outputs
+
+    def _all_shapes(self, runner: ModelRunner, cache: KVCache) -> None:
+        """Run passes of different shapes, the small ones first, until no more bindings are kept."""
+        length = cache.length
+        most = min(self._limits.prefill_chunk, self._limits.ctx, MAX_KEPT_SHAPES)
+        cache.truncate(max(0, length - most))
+        shapes = (
+            (rows, num_logits) for rows in range(1, most + 1) for num_logits in range(1, min(rows, self._nodes + 1) + 1)
+        )
+        for rows, num_logits in islice(shapes, MAX_KEPT_SHAPES):
+            with cache.reserve(rows) as reserved:
+                runner.forward(self._made_up(rows), reserved.start, num_logits)
+        self._fill(runner, cache, length)
+
+    def _sample(self, outputs: Outputs) -> None:
+        """Draw a token from every row, in several ways."""
+        for config in _SAMPLINGS:
+            sampler = Sampler(config, self._vocab, self._made_up(self._limits.ctx))
+            for row in outputs.logits:
+                sampler.observe(sampler.sample(row))
+
+    # --- drafters ---
+
+    def _fill_tables(self) -> None:
+        """Let the drafters learn until they know no more than before: their tables are full, and were cut once."""
+        limits, speculation = self._limits, self._model.speculation
+        if not limits.draft_max or limits.spec in ("off", "reference"):
+            return
+        drafter = speculation.drafter(limits.spec)
+        length = limits.ctx - self._nodes - 1
+        observed = -(-3 * limits.recycling_contexts // (self._nodes + 1))
+        sequence = self._sequence(min(length, 64))
+        drafter.begin(sequence)
+        for draft, accepted, outputs in self._observations(observed):
+            if sequence.room < len(accepted.token_ids) or sequence.is_finished:
+                sequence = self._sequence(min(length, 64))
+                drafter.begin(sequence)
+            sequence.append(accepted.token_ids)
+            drafter.observe(draft, accepted, outputs)
+        # Texts of two different tokens make the largest automaton, and it is cut when it is full.
+        for _ in range(-(-5 * limits.suffix_tokens // (4 * length))):
+            drafter.begin(self._sequence(length, 2))
+        if limits.spec == "ngram":
+            held = -1
+            while speculation.memory_bytes > held:
+                held = speculation.memory_bytes
+                drafter.begin(self._sequence(length))
+
+    def _look_up(self) -> None:
+        """Look up what stands at places all over the corpus, until all of it was touched."""
+        corpus = self._model.speculation.corpus
+        if corpus is None or not self._limits.suffix_tokens:
+            return
+        places = corpus.info.num_places
+        for _ in range(min(_MOST_LOOKUPS, 256 + _LOOKUPS_PER_BLOCK * corpus.info.size_bytes // _MAPPED_AT_ONCE)):
+            found = corpus.find(corpus.context(self._random.randrange(places)))
+            corpus.following(found[1])
+
+    def _sequence(self, length: int, different: int | None = None) -> Sequence:
+        tokens = self._made_up(length) if different is None else self._random.choices(range(different), k=length)
+        return Sequence(tokens, capacity=self._limits.ctx, max_tokens=None, end_ids=())
+
+    def _observations(self, count: int) -> Iterator[tuple[Draft, Accepted, Outputs]]:
+        """Yield steps of trees of which nothing was right, with as many likely tokens as are ever kept."""
+        nodes = self._nodes
+        shape = (nodes + 1, _TOP_TOKENS)
+        logits = np.zeros((nodes + 1, 0), np.float32)
+        for _ in range(count):
+            ids = np.array(self._random.choices(range(self._vocab), k=shape[0] * shape[1]), np.int32).reshape(shape)
+            top = TopTokens(ids, np.zeros(shape, np.float32), np.full(nodes + 1, np.log(_TOP_TOKENS), np.float32))
+            tokens = tuple(dict.fromkeys(self._random.choices(range(self._vocab), k=nodes)))
+            draft = Draft(tokens, (ROOT,) * len(tokens))
+            kept = TopTokens(top.ids[: len(draft) + 1], top.logits[: len(draft) + 1], top.log_sum_exp[: len(draft) + 1])
+            yield draft, Accepted((int(ids[0, 0]),), (), len(draft)), Outputs(logits, kept)
+
+
+def chat(model: Model, turns: int, tell: Stage) -> None:
+    """Hold a conversation of several turns, told after each; begun anew when the context is full."""
+    conversation = model.chat()
+    for turn in range(turns):
+        message = CHAT_MESSAGES[turn % len(CHAT_MESSAGES)]
+        most = max(8, min(MAX_TURN_TOKENS, model.context_tokens // 4))
+        config = _NUCLEUS.with_options(seed=turn, max_tokens=most)
+        try:
+            result = conversation.send(message, config)
+        except ContextOverflow:
+            conversation = model.chat()
+            result = conversation.send(message, config)
+        tell(f"turn {turn + 1}", tokens=result.usage.total_tokens)
+
+
+def work(request: dict[str, Any], tell: Stage) -> None:
+    """Do what a request asks for; ``memory_watch.measure_plan`` makes them.
+
+    Raises:
+        EdgeRTError: the model cannot be loaded or used so.
+    """
+    tell("runtime")
+    budget = Budget(request["budget_bytes"])
+    # The process is counted with what was planned for it, so that this plan is that one.
+    base = budget.claim("the process", 0, base_bytes=request["base_bytes"])
+    options = LoadOptions(
+        memory=budget,
+        ctx=request["ctx"],
+        kv=request["kv"],
+        prefill_chunk=request["prefill_chunk"],
+        threads=request["threads"],
+        spec=request["spec"],
+        draft_max=request["draft_max"],
+        corpus=request["corpus"] and Path(request["corpus"]),
+        on_load=tell,
+    )
+    model = Model(open_package(Path(request["package"])), options)
+    with base, model:
+        with model.passes() as (runner, _):
+            tell("loaded", cache=runner.cache_address, choice=asdict(model.plan.choice))
+        if request["turns"]:
+            chat(model, request["turns"], tell)
+        else:
+            Drive(model, tell).run()
+        tell("end")
+
+
+def main() -> None:
+    """Answer one request."""
+    answers = sys.stdout
+    # What else is printed must not come between the lines of the answer.
+    sys.stdout = sys.stderr
+
+    def tell(name: str, **facts: Any) -> None:
+        answers.write(json.dumps({"stage": name, **facts}) + "\n")
+        answers.flush()
+        if not sys.stdin.readline():
+            sys.exit("nobody listens any more")
+
+    try:
+        work(json.loads(sys.stdin.readline()), tell)
+    except EdgeRTError as error:
+        tell("error", error=error.to_json())
+    except MemoryError as error:
+        tell("error", error=MemoryBudgetExceeded("The memory is exhausted.", f"{error}.").to_json())
+
+
+if __name__ == "__main__":
+    main()

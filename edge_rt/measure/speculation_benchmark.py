@@ -1,0 +1,243 @@
+"""What speculation gains on prompts: plain and speculative decoding of the same tokens, in turns."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence as Items
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from edge_rt.errors import ContextOverflow, InferenceError
+from edge_rt.measure.prompts import Prompt
+from edge_rt.measure.verify import PLAIN, Answering, answered, first_difference, steps_of
+from edge_rt.runtime.config import GenerationConfig
+from edge_rt.runtime.graph.cancel import CancelToken
+from edge_rt.runtime.results import Result
+
+RESAMPLES: Final = 2000
+INTERVAL: Final = (2.5, 97.5)
+REPEATED_GRAM: Final = 4
+WARM_UP_TOKENS: Final = 16
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One prompt, answered plainly and speculatively with the same tokens.
+
+    Attributes:
+        prompt: its index.
+        category: its kind.
+        tokens: tokens of the answer.
+        plain_ms: milliseconds of plain decoding, from the first token to the last.
+        spec_ms: likewise speculatively, drafting included.
+        plain_total_ms: the whole request, encoding and prefill included.
+        spec_total_ms: likewise.
+        steps: verifying passes behind the first token.
+        tested: drafted tokens that were tested.
+        accepted: those that stayed.
+        accepted_at: steps that accepted at least 1, 2, ... tokens.
+        drafting_ms: time spent on drafting and learning.
+        verifying_ms: time spent on passes and on choosing tokens.
+        grams: 4-grams of the answer.
+        repeated: those that stand in it before.
+    """
+
+    prompt: int
+    category: str
+    tokens: int
+    plain_ms: float
+    spec_ms: float
+    plain_total_ms: float
+    spec_total_ms: float
+    steps: int
+    tested: int
+    accepted: int
+    accepted_at: tuple[int, ...]
+    drafting_ms: float
+    verifying_ms: float
+    grams: int
+    repeated: int
+
+    @property
+    def repetition(self) -> float:
+        """Share of repeated 4-grams; 0 for an answer too short to have one."""
+        return self.repeated / self.grams if self.grams else 0.0
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A prompt that does not fit the context.
+
+    Attributes:
+        prompt: its index.
+        prompt_tokens: its tokens; at least so many, if it was refused before it was encoded.
+        requested_tokens: tokens to be generated.
+        context_tokens: capacity of the context.
+    """
+
+    prompt: int
+    prompt_tokens: int
+    requested_tokens: int
+    context_tokens: int
+
+
+def measure_prompts(
+    model: Answering,
+    prompts: Items[Prompt],
+    config: GenerationConfig,
+    mode: str,
+    *,
+    cold: bool = False,
+    raw: bool = False,
+    cancel: CancelToken | None = None,
+) -> Iterator[Sample | LeftOut]:
+    """Answer every prompt plainly and speculatively, one after the other; who is first changes from prompt to prompt.
+
+    Every answer begins with an empty KV cache. What the drafters know is thrown away at the start, after a warm-up, and
+    then kept from prompt to prompt, or thrown away before each with ``cold``. Drawn answers get the seed of ``config``
+    plus the prompt's index. The reference drafter is given the prompt's text to copy from.
+
+    Args:
+        model: a model that nobody else is using.
+        prompts: what to answer.
+        config: how tokens are chosen, and how many.
+        mode: mode of speculation, as in ``GenerationConfig.spec``.
+        cold: measure with empty tables.
+        raw: give the texts as they are, not through the chat template.
+        cancel: stops the work.
+
+    Yields:
+        A sample of every prompt, or that it was left out.
+
+    Raises:
+        InferenceError: the answers to a prompt differ.
+        Cancelled: ``cancel`` was thrown.
+        EdgeRTError: a generation failed.
+    """
+    token = cancel or CancelToken()
+    short = config.with_options(max_tokens=min(WARM_UP_TOKENS, config.max_tokens or WARM_UP_TOKENS))
+    is_warm = False
+    for prompt in prompts:
+        try:
+            if not is_warm:
+                # Pages are touched, passes are priced, code is imported.
+                for spec in (PLAIN, mode):
+                    answered(model, prompt, short, spec, raw=raw, cancel=token)
+                model.speculation.forget()
+                is_warm = True
+            if cold:
+                model.speculation.forget()
+            order = (PLAIN, mode) if prompt.index % 2 == 0 else (mode, PLAIN)
+            results = [answered(model, prompt, config, spec, raw=raw, cancel=token) for spec in order]
+        except ContextOverflow as error:
+            yield LeftOut(prompt.index, error.prompt_tokens, error.requested_tokens, error.context_tokens)
+            continue
+        plain, speculative = results if prompt.index % 2 == 0 else reversed(results)
+        yield _sample(prompt, plain, speculative)
+
+
+def _sample(prompt: Prompt, plain: Result, speculative: Result) -> Sample:
+    if (found := first_difference(plain.token_ids, speculative.token_ids)) is not None:
+        raise InferenceError(
+            "Speculative decoding gave another answer than plain decoding, so the two cannot be compared.",
+            f"Prompt {prompt.index}, token {found[0]}: plain {found[1]}, speculative {found[2]} (None is the end).",
+            "In the op profile portable that may happen; in native it is a fault: run edge-rt verify and report it.",
+        )
+    ids = speculative.token_ids
+    grams = Counter(zip(*(ids[offset:] for offset in range(REPEATED_GRAM)), strict=False))
+    spec = speculative.spec
+    return Sample(
+        prompt=prompt.index,
+        category=prompt.category,
+        tokens=len(ids),
+        plain_ms=plain.timings.predicted_ms,
+        spec_ms=speculative.timings.predicted_ms,
+        plain_total_ms=plain.timings.ttft_ms + plain.timings.predicted_ms,
+        spec_total_ms=speculative.timings.ttft_ms + speculative.timings.predicted_ms,
+        steps=steps_of(speculative),
+        tested=spec.draft_n if spec is not None else 0,
+        accepted=spec.draft_n_accepted if spec is not None else 0,
+        accepted_at=tuple(round(share * spec.steps) for share in spec.accepted_per_position) if spec else (),
+        drafting_ms=spec.drafting_ms if spec is not None else 0.0,
+        verifying_ms=spec.verifying_ms if spec is not None else speculative.timings.predicted_ms,
+        grams=grams.total(),
+        repeated=grams.total() - len(grams),
+    )
+
+
+def figures(samples: Items[Sample]) -> dict[str, Any]:
+    """Return the figures of some prompts as a JSON object; a figure is None where there is nothing to divide by.
+
+    - ``speedup``: sum of plain decoding times over sum of speculative ones; ``speedup_interval``: its 95 % bootstrap
+      interval over prompts (Efron, 1979), None for a single prompt; ``speedup_mean``: mean of the prompts' own ratios;
+      ``speedup_with_prefill``: of whole requests.
+    - ``tokens_per_step``: tokens over verifying passes, behind every answer's first token; ``acceptance``: accepted
+      over tested drafted tokens; ``accepted_per_position``: share of the steps that accepted at least 1, 2, ... tokens.
+    - ``tok_s``, ``tok_s_plain``: tokens behind the first per second of decoding.
+    - ``drafting_share``: drafting over drafting and verifying time; ``repetition``: share of 4-grams that stand in the
+      answer before.
+    """
+    steps = sum(item.steps for item in samples)
+    # An answer of one token was not decoded: it has no time.
+    decoded = [item for item in samples if item.tokens > 1]
+    plain, spec = np.array([s.plain_ms for s in decoded]), np.array([s.spec_ms for s in decoded])
+    behind = sum(max(item.tokens - 1, 0) for item in samples)
+    ratios = [s.plain_ms / s.spec_ms for s in decoded if s.spec_ms > 0]
+    drafting = sum(s.drafting_ms for s in samples)
+    positions = max((len(s.accepted_at) for s in samples), default=0)
+    reached = [sum(s.accepted_at[k] for s in samples if k < len(s.accepted_at)) for k in range(positions)]
+    return {
+        "prompts": len(samples),
+        "tokens": sum(item.tokens for item in samples),
+        "speedup": _ratio(plain.sum(), spec.sum()),
+        "speedup_interval": speedup_interval(plain, spec),
+        "speedup_mean": _ratio(sum(ratios), len(ratios)),
+        "speedup_with_prefill": _ratio(sum(s.plain_total_ms for s in samples), sum(s.spec_total_ms for s in samples)),
+        "tokens_per_step": _ratio(behind, steps),
+        "acceptance": _ratio(sum(s.accepted for s in samples), sum(s.tested for s in samples)),
+        "accepted_per_position": [count / steps for count in reached],
+        "tok_s": _ratio(1e3 * behind, spec.sum()),
+        "tok_s_plain": _ratio(1e3 * behind, plain.sum()),
+        "drafting_share": _ratio(drafting, drafting + sum(s.verifying_ms for s in samples)),
+        "repetition": _ratio(sum(s.repeated for s in samples), sum(s.grams for s in samples)),
+    }
+
+
+def speedup_interval(plain: Any, spec: Any) -> list[float] | None:
+    """Return the 95 % bootstrap interval of ``sum(plain) / sum(spec)``; the same each time.
+
+    Prompts are drawn with replacement, both times of a prompt together.
+
+    Args:
+        plain: float64 ``[prompts]``, milliseconds.
+        spec: likewise.
+    """
+    if len(plain) < 2:
+        return None
+    drawn = np.random.default_rng(0).integers(0, len(plain), (RESAMPLES, len(plain)))
+    above, below = plain[drawn].sum(axis=1), spec[drawn].sum(axis=1)
+    if not (below > 0).all():
+        return None
+    return [float(value) for value in np.percentile(above / below, INTERVAL)]
+
+
+def report(samples: Items[Sample], left_out: Items[LeftOut]) -> dict[str, Any]:
+    """Return all figures as a JSON object: of all prompts, by category, and of the half that repeats itself least.
+
+    A small model that repeats itself flatters drafters that copy; hence that half, with the middle prompt of an odd
+    number.
+    """
+    categories: Mapping[str, None] = dict.fromkeys(item.category for item in samples)
+    calm = sorted(samples, key=lambda item: (item.repetition, item.prompt))[: (len(samples) + 1) // 2]
+    return {
+        **figures(samples),
+        "by_category": {name: figures([s for s in samples if s.category == name]) for name in categories},
+        "least_repetitive_half": figures(calm),
+        "left_out": [asdict(item) for item in left_out],
+    }
+
+
+def _ratio(above: float, below: float) -> float | None:
+    return float(above / below) if below else None

@@ -1,0 +1,239 @@
+"""Is speculative decoding the same as plain decoding? Every prompt is answered both ways, token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence as Items
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Protocol
+
+from edge_rt.errors import Cancelled, ContextOverflow
+from edge_rt.measure.prompts import Prompt
+from edge_rt.runtime.config import GenerationConfig
+from edge_rt.runtime.graph.cancel import CancelToken
+from edge_rt.runtime.results import Result
+
+PLAIN: Final = "off"
+"""The mode that others are compared with."""
+
+
+class Forgets(Protocol):
+    """What is needed of a model's drafters; ``Speculation`` has it."""
+
+    def forget(self) -> None:
+        """Empty their tables."""
+
+
+class Answering(Protocol):
+    """What is needed of a model; ``Model`` has it."""
+
+    @property
+    def speculation(self) -> Forgets:
+        """Its drafters."""
+
+    def reset(self) -> None:
+        """Empty the KV cache."""
+
+    def generate(self, prompt: Any, config: GenerationConfig | None = None, *, cancel: CancelToken) -> Result:
+        """Answer a prompt."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first token in which a speculative answer is not the plain one.
+
+    Attributes:
+        kv: format of the KV cache.
+        drafter: mode of speculation.
+        prompt: index of the prompt.
+        position: index of the token in the answer.
+        plain: token id there; None if the answer had ended.
+        speculative: likewise.
+    """
+
+    kv: str
+    drafter: str
+    prompt: int
+    position: int
+    plain: int | None
+    speculative: int | None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One prompt, answered in one way.
+
+    Attributes:
+        kv: format of the KV cache.
+        mode: mode of speculation; ``PLAIN`` is plain decoding.
+        prompt: index of the prompt.
+        token_ids: the answer, its end token included.
+        steps: verifying passes behind its first token.
+        drafted: rows drafted, tested or not.
+        overflow: tokens of the prompt, tokens asked for and capacity of the context, if the prompt was left out because
+            they do not fit; otherwise None.
+    """
+
+    kv: str
+    mode: str
+    prompt: int
+    token_ids: tuple[int, ...]
+    steps: int
+    drafted: int = 0
+    overflow: tuple[int, int, int] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the answer as a JSON object."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, document: Any) -> Answer:
+        """Return the answer that ``to_json`` wrote.
+
+        Raises:
+            KeyError, TypeError, ValueError: it did not.
+        """
+        overflow = document["overflow"]
+        if overflow is not None:
+            prompt_tokens, requested, context = map(_count, overflow)
+            overflow = (prompt_tokens, requested, context)
+        return cls(
+            str(document["kv"]),
+            str(document["mode"]),
+            _count(document["prompt"]),
+            tuple(map(_count, document["token_ids"])),
+            _count(document["steps"]),
+            _count(document["drafted"]),
+            overflow,
+        )
+
+
+def answers(
+    model: Answering,
+    prompts: Items[Prompt],
+    config: GenerationConfig,
+    mode: str,
+    *,
+    kv: str,
+    raw: bool = False,
+    cancel: CancelToken | None = None,
+) -> Iterator[Answer]:
+    """Answer every prompt in one way.
+
+    The drafter begins with empty tables, because those of another one might hold the very answers; then it keeps them
+    from prompt to prompt: that is how it is used, and the harder case. Drawn answers get the seed of ``config`` plus
+    the prompt's index, so that work that is taken up again asks for the same. The reference drafter is given the text
+    of the prompt to copy from.
+
+    Args:
+        model: a model that nobody else is using.
+        prompts: what to answer.
+        config: how tokens are chosen, and how many.
+        mode: mode of speculation, as in ``GenerationConfig.spec``.
+        kv: format of the model's KV cache, for the answers.
+        raw: give the texts as they are, not through the chat template.
+        cancel: stops the work.
+
+    Yields:
+        The answer to every prompt; those that do not fit the context are left out, and say so.
+
+    Raises:
+        Cancelled: ``cancel`` was thrown; the prompt under way yields nothing.
+        EdgeRTError: a generation failed.
+    """
+    token = cancel or CancelToken()
+    model.speculation.forget()
+    for prompt in prompts:
+        try:
+            result = answered(model, prompt, config, mode, raw=raw, cancel=token)
+        except ContextOverflow as error:
+            numbers = (error.prompt_tokens, error.requested_tokens, error.context_tokens)
+            yield Answer(kv, mode, prompt.index, (), 0, overflow=numbers)
+            continue
+        drafted = result.spec.rows_drafted if result.spec is not None else 0
+        yield Answer(kv, mode, prompt.index, result.token_ids, steps_of(result), drafted)
+
+
+def answered(
+    model: Answering, prompt: Prompt, config: GenerationConfig, mode: str, *, raw: bool, cancel: CancelToken
+) -> Result:
+    """Answer one prompt, with a seed of its own and an empty KV cache.
+
+    Raises:
+        Cancelled: ``cancel`` was thrown.
+        EdgeRTError: the generation failed.
+    """
+    model.reset()
+    own = config.with_options(
+        seed=(config.seed or 0) + prompt.index, spec=mode, reference=prompt.text if mode == "reference" else None
+    )
+    result = model.generate(prompt.given_to(raw=raw), own, cancel=cancel)
+    if cancel.cancelled:
+        raise Cancelled("Stopped on request.")
+    return result
+
+
+def steps_of(result: Result) -> int:
+    """Return the verifying passes behind an answer's first token; without statistics there was one for each token."""
+    return result.spec.steps if result.spec is not None else max(len(result.token_ids) - 1, 0)
+
+
+def first_difference(plain: Items[int], speculative: Items[int]) -> tuple[int, int | None, int | None] | None:
+    """Return where two answers part: position, plain token and speculative token, None for an end; None if nowhere."""
+    for position in range(max(len(plain), len(speculative))):
+        a = plain[position] if position < len(plain) else None
+        b = speculative[position] if position < len(speculative) else None
+        if a != b:
+            return position, a, b
+    return None
+
+
+def compare(plain: Answer, speculative: Answer) -> Difference | None:
+    """Return where two answers to a prompt part, or None if they are the same."""
+    found = first_difference(plain.token_ids, speculative.token_ids)
+    return None if found is None else Difference(speculative.kv, speculative.mode, speculative.prompt, *found)
+
+
+def summary(found: Items[Answer], modes: Items[str]) -> dict[str, Any]:
+    """Return what was found as a JSON object.
+
+    ``prompts`` counts prompts that were compared, once per cache format, and ``identical`` those of them whose answers
+    were the same with every drafter; ``tokens_per_step`` counts tokens and passes behind every answer's first token,
+    and is None where there were none; where nothing was ``drafted``, nothing was verified.
+
+    Args:
+        found: answers of ``PLAIN`` and of every mode to the same prompts.
+        modes: the modes that are compared with ``PLAIN``.
+    """
+    plain = {(answer.kv, answer.prompt): answer for answer in found if answer.mode == PLAIN}
+    compared = {place for place, answer in plain.items() if answer.overflow is None}
+    by_drafter: dict[str, Any] = {}
+    differences: list[Difference] = []
+    for mode in modes:
+        own = [answer for answer in found if answer.mode == mode and (answer.kv, answer.prompt) in compared]
+        parted = [item for answer in own if (item := compare(plain[answer.kv, answer.prompt], answer)) is not None]
+        differences += parted
+        behind, steps = sum(max(len(answer.token_ids) - 1, 0) for answer in own), sum(answer.steps for answer in own)
+        by_drafter[mode] = {
+            "prompts": len(own),
+            "identical": len(own) - len(parted),
+            "first_difference": asdict(parted[0]) if parted else None,
+            "tokens": sum(len(answer.token_ids) for answer in own),
+            "tokens_per_step": behind / steps if steps else None,
+            "drafted": sum(answer.drafted for answer in own),
+        }
+    return {
+        "prompts": len(compared),
+        "identical": len(compared) - len({(item.kv, item.prompt) for item in differences}),
+        "first_difference": asdict(differences[0]) if differences else None,
+        "by_drafter": by_drafter,
+        "left_out": [
+            dict(zip(("kv", "prompt", "prompt_tokens", "requested_tokens", "context_tokens"), row, strict=True))
+            for row in ((a.kv, a.prompt, *a.overflow) for a in plain.values() if a.overflow is not None)
+        ],
+    }
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError("no count")
+    return value

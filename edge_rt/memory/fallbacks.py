@@ -1,0 +1,189 @@
+"""What is given up for memory, and in which order: speculation, KV precision, the prefill chunk, context.
+
+Speculation goes as SpecMemo trims it (Yildirim & Chen 2025): what remembers and what waits before what is fast. Tables
+shrink first, then the draft tree along the order of its values, down to where 96 % of the speed are left, then another
+drafter is taken, then none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+from edge_rt.memory.choice import Choice
+from edge_rt.memory.device import Device
+from edge_rt.memory.request import Request
+from edge_rt.memory.shape import ModelShape
+from edge_rt.memory.speculation_table import LEAST_TABLE
+from edge_rt.memory.speed import tokens_per_second
+from edge_rt.memory.terms import sizes_of
+from edge_rt.spec_modes import AUTO, OFF
+
+DEFAULT_CONTEXT: Final = 8192
+"""Largest context taken without being asked for, in tokens."""
+LEAST_CONTEXT: Final = 512
+"""Smallest context taken without being asked for, unless the model was trained for less."""
+DEFAULT_DRAFT: Final = 23
+KEPT_SPEED: Final = 0.96
+"""Share of the speed that a smaller tree must leave: SpecMemo's criterion."""
+CHUNKS: Final = {"native": (256, 128, 64), "portable": (128, 64)}
+"""Op profile -> tokens of a pass over a prompt: larger ones take more memory and are faster."""
+
+_TREES: Final = (16, 12, 8, 6, 4)
+_CHAIN: Final = 2  # drafted tokens when all but nothing is left for them
+_CONTEXT_STEP: Final = 64
+_SUFFIX_TABLE: Final = (8192, 1 << 16)  # least and most, of the default; a whole context should be known
+_RECYCLING_TABLE: Final = 2048
+_SMALLER_TABLES: Final = ((4096, LEAST_TABLE), (LEAST_TABLE, LEAST_TABLE))
+_LESS_PRECISE: Final = ("f32", "f16", "int8", "k8v4", "int4")
+_WORTH_PRECISION: Final = 1.05
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A choice among what a request leaves open.
+
+    Attributes:
+        best: what is taken where memory is no question.
+        choice: what is taken under the budget; the least there is if nothing fits.
+        total_bytes: of ``choice``.
+        least_bytes: of the least there is.
+    """
+
+    best: Choice
+    choice: Choice
+    total_bytes: int
+    least_bytes: int
+
+
+class Fallbacks:
+    """The configurations that a request leaves open, from the most wanted to the smallest.
+
+    Args:
+        shape: the model.
+        device: the machine.
+        request: what is pinned.
+    """
+
+    def __init__(self, shape: ModelShape, device: Device, request: Request) -> None:
+        self._shape = shape
+        self._device = device
+        self._request = request
+        self._chunks = (request.prefill_chunk,) if request.prefill_chunk is not None else CHUNKS[shape.op_profile]
+        self.ctx = min(shape.context_length, DEFAULT_CONTEXT) if request.ctx is None else request.ctx
+        self._least_ctx = min(LEAST_CONTEXT, self.ctx) if request.ctx is None else self.ctx
+        self._formats = self._cache_formats()
+
+    def total(self, choice: Choice) -> int:
+        """Return the bytes of a choice."""
+        return sizes_of(self._shape, self._device, choice, self._request).total
+
+    def decide(self, budget: int) -> Decision:
+        """Return the first configuration that fits the budget.
+
+        What is given up last is settled first: the least of speculation has to fit beside it. Speculation then gets
+        what is left.
+        """
+        best = self._speculating(self.ctx, self._formats[0], self._chunks[0])[0]
+        least = self._speculating(self._least_ctx, self._formats[-1], self._chunks[-1])[-1]
+        least_bytes = self.total(least)
+        for ctx, kv, chunk in self._settings(budget):
+            for choice in self._speculating(ctx, kv, chunk):
+                if (total := self.total(choice)) <= budget:
+                    return Decision(best, choice, total, least_bytes)
+        return Decision(best, least, least_bytes, least_bytes)
+
+    def speculation_bytes(self, choice: Choice) -> int | None:
+        """Return the least budget at which speculation keeps ``KEPT_SPEED`` of its speed beside a context and a cache.
+
+        Where these are pinned and that is the budget, that is what is decided. None where nothing would be drafted
+        however much memory there is.
+        """
+        rungs = self._speculating(choice.ctx, choice.kv_format, self._chunks[0])
+        if not rungs[0].draft_max:
+            return None
+        wanted = KEPT_SPEED * self._speed(rungs[0])
+        return min(self.total(rung) for rung in rungs if rung.draft_max and self._speed(rung) >= wanted)
+
+    def _settings(self, budget: int) -> Iterator[tuple[int, str, int]]:
+        """Yield context, cache format and chunk, the most wanted first."""
+        for kv in self._formats:
+            yield self.ctx, kv, self._chunks[0]
+        for chunk in self._chunks[1:]:
+            yield self.ctx, self._formats[-1], chunk
+        if (ctx := self._longest_context(budget)) is not None:
+            yield ctx, self._formats[-1], self._chunks[-1]
+
+    def _longest_context(self, budget: int) -> int | None:
+        """Return the longest context that fits with all else given up; None if none does."""
+
+        def fits(ctx: int) -> bool:
+            return self.total(self._speculating(ctx, self._formats[-1], self._chunks[-1])[-1]) <= budget
+
+        if not fits(self._least_ctx):
+            return None
+        low, high = 0, (self.ctx - self._least_ctx) // _CONTEXT_STEP
+        while low < high:
+            middle = (low + high + 1) // 2
+            if fits(self._least_ctx + _CONTEXT_STEP * middle):
+                low = middle
+            else:
+                high = middle - 1
+        return self._least_ctx + _CONTEXT_STEP * low
+
+    def _speculating(self, ctx: int, kv: str, chunk: int) -> list[Choice]:
+        """Return how speculation may be done beside a context, a cache and a chunk, the most wanted first."""
+        request = self._request
+        mode = request.spec
+        # Where rows are not exact speculation is not done unless it is asked for.
+        is_exact = self._shape.op_profile == "native"
+        off = Choice(ctx, kv, OFF, 0, chunk, 0, 0, 1)
+        if mode == OFF or (mode in (None, AUTO) and not is_exact):
+            return [off]
+        drafter = mode or AUTO
+        draft = max(1, min(DEFAULT_DRAFT if request.draft_max is None else request.draft_max, ctx - 2))
+        least, most = _SUFFIX_TABLE
+        known = min(max(least, 1 << (2 * ctx - 1).bit_length()), most) if drafter != "recycling" else 0
+        contexts = _RECYCLING_TABLE if drafter in (AUTO, "recycling") else 0
+        first = Choice(ctx, kv, drafter, draft, chunk, known, contexts, draft + 1)
+        rungs = [first]
+        for tokens, likely in _SMALLER_TABLES:
+            rungs.append(replace(first, suffix_tokens=min(known, tokens), recycling_contexts=min(contexts, likely)))
+        if request.draft_max is None:
+            wanted = KEPT_SPEED * self._speed(first)
+            for nodes in _TREES:
+                smaller = replace(rungs[-1], draft_max=nodes, logit_rows=nodes + 1)
+                if nodes < rungs[-1].draft_max and self._speed(smaller) >= wanted:
+                    rungs.append(smaller)
+        if mode is None:
+            other = replace(rungs[-1], spec="suffix", suffix_tokens=min(known, LEAST_TABLE), recycling_contexts=0)
+            rungs.append(other)
+            if request.draft_max is None and other.draft_max > _CHAIN:
+                rungs.append(replace(other, draft_max=_CHAIN, logit_rows=_CHAIN + 1))
+            if not request.wants_drafts:
+                rungs.append(off)
+        return rungs
+
+    def _speed(self, choice: Choice) -> float:
+        return tokens_per_second(self._shape, self._device, choice)
+
+    def _cache_formats(self) -> tuple[str, ...]:
+        """Return the formats that may be taken, the most wanted first, each smaller than the one before."""
+        shape, kv = self._shape, self._request.kv
+        if kv is not None and kv != AUTO:
+            return (kv,)
+        first = shape.kv_formats[0]
+        smaller = [first]
+        for name in _LESS_PRECISE:
+            if name in shape.kv_formats and shape.token_bytes(name) < shape.token_bytes(smaller[-1]):
+                smaller.append(name)
+        if kv is None:
+            return tuple(smaller)
+        fastest, chunk = 0, self._chunks[0]
+        speeds = [self._speed(self._speculating(self.ctx, name, chunk)[0]) for name in smaller]
+        for place, speed in enumerate(speeds):
+            # Precision is worth something too.
+            if speed >= _WORTH_PRECISION * speeds[fastest]:
+                fastest = place
+        return tuple(smaller[fastest:])

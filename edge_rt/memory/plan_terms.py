@@ -1,0 +1,99 @@
+"""The terms of a plan in words: each part's bytes beside the formula that they come from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edge_rt.byte_size import show_size
+from edge_rt.kv_formats import KV_FORMAT
+from edge_rt.memory.choice import Choice
+from edge_rt.memory.shape import ModelShape
+from edge_rt.memory.terms import RECYCLING_CONTEXT_BYTES, SUFFIX_TOKEN_BYTES, Sizes, kv_rows
+
+
+@dataclass(frozen=True)
+class Term:
+    """A part of the memory.
+
+    Attributes:
+        name: one of runtime, tokenizer, weights, session, kv_cache, activations, logits, sampling, drafters, and corpus
+            where there is one.
+        bytes: of it at its largest.
+        kind: ``"file"`` (mapped: processes share it, and the kernel may drop it) or ``"private"``.
+        text: the formula with its numbers.
+    """
+
+    name: str
+    bytes: int
+    kind: str
+    text: str
+
+
+def terms_of(shape: ModelShape, choice: Choice, sizes: Sizes) -> tuple[Term, ...]:
+    """Return all terms; their sum is the peak of the process.
+
+    Args:
+        shape: the model.
+        choice: what was decided.
+        sizes: what it takes.
+    """
+    # What loading takes for a moment beyond all that follows belongs to what is loaded then.
+    reading = sizes.load_excess if sizes.reading >= sizes.packing else 0
+    packing = sizes.load_excess - reading
+    private = "private"
+    terms = [
+        Term("runtime", sizes.runtime, private, "Python, ONNX Runtime and edge-rt before a model is loaded"),
+        Term(
+            "tokenizer", sizes.tokenizer + reading, private,
+            f"{shape.vocab_size} tokens, {show_size(shape.tokenizer_bytes)} of JSON" + _briefly("reading", reading),
+        ),
+        Term("weights", sizes.weights, "file", _weights_text(shape)),
+        Term(
+            "session", sizes.session + packing, private,
+            _session_text(shape, choice) + _briefly("packing", packing),
+        ),
+        Term("kv_cache", sizes.kv_cache, private, _cache_text(shape, choice)),
+        Term("activations", sizes.activations, private, _activations_text(choice, sizes)),
+        Term("logits", sizes.logits, private, f"{choice.logit_rows} rows x {shape.vocab_size} x 4 B"),
+        Term("sampling", sizes.sampling, private, f"arrays of {shape.vocab_size} tokens"),
+        Term("drafters", sizes.drafters, private, _drafters_text(choice)),
+    ]  # fmt: skip
+    if sizes.corpus:
+        terms.append(Term("corpus", sizes.corpus, "file", "the index of texts, all of it looked up in time"))
+    return tuple(terms)
+
+
+def _briefly(what: str, excess: int) -> str:
+    return f"; {what} takes {show_size(excess)} more than all that follows" if excess else ""
+
+
+def _weights_text(shape: ModelShape) -> str:
+    if shape.op_profile == "portable":
+        return f"what stays mapped of {show_size(shape.weights_bytes)} in weights.bin"
+    return "weights.bin, read in place" + (", once exported" if shape.is_estimate else "")
+
+
+def _session_text(shape: ModelShape, choice: Choice) -> str:
+    packed = ", packed weights" if shape.op_profile == "portable" else ""
+    return f"graph of {shape.num_layers} layers, code of ONNX Runtime, lists of {choice.ctx} tokens{packed}"
+
+
+def _cache_text(shape: ModelShape, choice: Choice) -> str:
+    rows, windowed = kv_rows(shape, choice)
+    windows = f", {shape.window_layers} of them {windowed}" if shape.window_layers else ""
+    row_bytes = shape.token_bytes(choice.kv_format)
+    name = choice.kv_format if choice.kv_format in KV_FORMAT and shape.op_profile == "native" else "f32"
+    return f"{rows} rows x {shape.num_layers} layers{windows} x {row_bytes} B ({name})"
+
+
+def _activations_text(choice: Choice, sizes: Sizes) -> str:
+    if sizes.chunk >= sizes.draft:
+        return f"{min(choice.prefill_chunk, choice.ctx)} rows at once: a chunk of the prompt"
+    return f"{choice.tree_rows} rows at once: a draft"
+
+
+def _drafters_text(choice: Choice) -> str:
+    if not choice.draft_max:
+        return "speculation is off"
+    contexts = f"{choice.recycling_contexts} contexts x {RECYCLING_CONTEXT_BYTES} B"
+    return f"{choice.suffix_tokens} tokens x {SUFFIX_TOKEN_BYTES} B + {contexts}"

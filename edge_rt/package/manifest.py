@@ -1,0 +1,202 @@
+"""``manifest.json`` as dataclasses: what a package says of itself, field by field as in ``docs/package-format.md``."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from edge_rt.package.sampling import SamplingAdvice
+
+FORMAT_NAME: Final = "edge-rt package"
+FORMAT_VERSION: Final = 1
+"""Layout of the folder and of ``manifest.json``; raised when an older reader would misread a package."""
+GRAPH_VERSIONS: Final[Mapping[str, int]] = {"native": 2, "portable": 1}
+"""Op profile -> version of the names and meaning of its graphs' inputs and outputs; raised when the runtime has to bind
+them differently."""
+WINDOW_GRAPH_VERSIONS: Final[Mapping[str, int]] = {"native": 3, "portable": 1}
+"""The same of models with a sliding window: a reader that knows of none must not run them as if there were none."""
+CALIBRATED_GRAPH_VERSION: Final = 4
+"""The same of native graphs, with a window or without, whose attention takes constants for 4-bit keys."""
+
+MANIFEST_FILE: Final = "manifest.json"
+WEIGHTS_FILE: Final = "weights.bin"
+TOKENIZER_FILE: Final = "tokenizer.json"
+TEMPLATE_FILE: Final = "chat_template.jinja"
+KV_FORMATS: Final[Mapping[str, tuple[str, ...]]] = {
+    "native": ("f16", "f32", "int8", "k8v4", "int4", "int4x2"),
+    "portable": ("f32",),
+}
+"""Op profile -> cache formats that the runtime of this version can run it with, preferred first."""
+WEIGHT_LAYOUTS: Final[Mapping[str, str]] = {"native": "tile16", "portable": "matmulnbits"}
+"""Op profile -> name of the layout of its matrices in ``weights.bin``."""
+OP_PROFILES: Final = tuple(KV_FORMATS)
+"""Operators of a graph: those of ``edge_rt.ops``, or ONNX Runtime's own."""
+
+BUILT_IN_CALIBRATION: Final = "built-in"
+"""Name of edge-rt's own calibration text."""
+
+MAX_TOP_TOKENS: Final = 8
+"""Most likely tokens that a native graph returns with every row of logits."""
+
+MAX_MANIFEST_BYTES: Final = 16 << 20
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Numbers of the architecture; sizes count elements, ``context_length`` and ``sliding_window`` count tokens.
+
+    ``sliding_window`` is how many tokens attention sees, the token itself included, in every layer; 0: all of them.
+    """
+
+    name: str
+    architecture: str
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    context_length: int
+    rms_norm_eps: float
+    rope_theta: float
+    rope_scaling: str
+    tied_embedding: bool
+    num_parameters: int
+    sliding_window: int = 0
+
+    @property
+    def top_tokens(self) -> int:
+        """Most likely tokens that a native graph returns with every row of logits."""
+        return min(MAX_TOP_TOKENS, self.vocab_size)
+
+    @property
+    def layer_windows(self) -> tuple[int, ...]:
+        """Sliding window of every layer; 0: none."""
+        return (self.sliding_window,) * self.num_layers
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One graph and the layers it computes, ``[first_layer, end_layer)``."""
+
+    name: str
+    graph: str
+    first_layer: int
+    end_layer: int
+
+
+@dataclass(frozen=True)
+class TokenizerInfo:
+    """File of the tokenizer and the ids the engine has to know."""
+
+    file: str
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    add_bos: bool
+
+
+@dataclass(frozen=True)
+class SourceInfo:
+    """The checkpoint that the package was made from."""
+
+    kind: str
+    name: str
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True)
+class KeyCalibration:
+    """The text that the constants of 4-bit keys were computed from.
+
+    Attributes:
+        tokens: of the text that were used.
+        source: ``BUILT_IN_CALIBRATION``, or the name of a file.
+    """
+
+    tokens: int
+    source: str
+
+
+@dataclass(frozen=True)
+class FileInfo:
+    """Size in bytes and SHA-256 (lower-case hexadecimal) of one file."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Contents of ``manifest.json``.
+
+    Attributes:
+        format_version: see ``FORMAT_VERSION``.
+        graph_version: see ``graph_version``.
+        producer: program and version that wrote the package.
+        model: numbers of the architecture.
+        op_profile: ``"native"`` (edge-rt's operators) or ``"portable"`` (ONNX Runtime's own).
+        activations: ``"int8"`` (linear layers quantise their input per block) or ``"float"``.
+        quantisation: tensor class -> stored type, for example ``{"embedding": "Q8_0"}``.
+        kv_formats: cache formats the graph can be run with, preferred first.
+        segments: graphs in the order they run.
+        drafters: names of the folders under ``drafters/``.
+        tokenizer: file and special ids.
+        chat_template: file of the template, or None.
+        source: the checkpoint.
+        license: licence identifier given by the checkpoint, or None.
+        key_calibration: of the constants of 4-bit keys; None for a package without.
+        sampling: how its tokens are best chosen; None if nothing is known.
+        files: every other file of the folder.
+    """
+
+    format_version: int
+    graph_version: int
+    producer: str
+    model: ModelConfig
+    op_profile: str
+    activations: str
+    quantisation: Mapping[str, str]
+    kv_formats: tuple[str, ...]
+    segments: tuple[Segment, ...]
+    drafters: tuple[str, ...]
+    tokenizer: TokenizerInfo
+    chat_template: str | None
+    source: SourceInfo
+    license: str | None
+    key_calibration: KeyCalibration | None = dataclasses.field(default=None, kw_only=True)
+    sampling: SamplingAdvice | None = dataclasses.field(default=None, kw_only=True)
+    files: Mapping[str, FileInfo]
+
+    @property
+    def weight_layout(self) -> str:
+        """Name of the layout of the matrices in ``weights.bin``; it follows from the op profile."""
+        return WEIGHT_LAYOUTS[self.op_profile]
+
+    def to_bytes(self) -> bytes:
+        """Return the one spelling of this manifest: UTF-8 JSON, keys in field order, two spaces, final newline."""
+        document: dict[str, Any] = {"format": FORMAT_NAME, **dataclasses.asdict(self)}
+        if not self.model.sliding_window:
+            # Left out where there is none: such packages are those of versions that knew of no windows.
+            del document["model"]["sliding_window"]
+        if self.key_calibration is None:
+            del document["key_calibration"]
+        if self.sampling is None:
+            del document["sampling"]
+        else:
+            document["sampling"] = self.sampling.given
+        return (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode("utf-8")
+
+
+def graph_version(op_profile: str, sliding_window: int, *, is_calibrated: bool = False) -> int:
+    """Return the version of the graphs of an op profile.
+
+    See ``GRAPH_VERSIONS``, ``WINDOW_GRAPH_VERSIONS`` and ``CALIBRATED_GRAPH_VERSION``.
+    """
+    if is_calibrated and op_profile == "native":
+        return CALIBRATED_GRAPH_VERSION
+    return (WINDOW_GRAPH_VERSIONS if sliding_window else GRAPH_VERSIONS)[op_profile]

@@ -1,0 +1,306 @@
+"""Opens a package: reads and checks its manifest, its files and what its graphs read."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
+
+from edge_rt.errors import ConfigError, InvalidPackage, ModelNotFound, StorageError, UnsupportedModel, VersionMismatch
+from edge_rt.package.graph_check import check_graph
+from edge_rt.package.manifest import (
+    FORMAT_NAME,
+    FORMAT_VERSION,
+    GRAPH_VERSIONS,
+    KV_FORMATS,
+    MANIFEST_FILE,
+    MAX_MANIFEST_BYTES,
+    OP_PROFILES,
+    WEIGHTS_FILE,
+    Manifest,
+    graph_version,
+)
+from edge_rt.package.sampling import fault
+from edge_rt.system.file_hash import sha256_file
+from edge_rt.system.portable_names import is_portable_path
+
+
+@dataclass(frozen=True)
+class Package:
+    """An opened package: its folder, its manifest and its identity.
+
+    Attributes:
+        path: absolute path of the folder.
+        manifest: the checked manifest.
+        id: SHA-256 of ``manifest.json``; as that lists the hash of every file, it names the whole content.
+    """
+
+    path: Path
+    manifest: Manifest
+    id: str
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all files, the manifest included."""
+        return sum(f.size for f in self.manifest.files.values()) + (self.path / MANIFEST_FILE).stat().st_size
+
+    def file(self, name: str) -> Path:
+        """Return the path of a file that the manifest lists."""
+        return self.path / name
+
+    def verify(self) -> None:
+        """Read every file and compare its hash.
+
+        Raises:
+            InvalidPackage: a file differs from the manifest.
+            StorageError: a file cannot be read.
+        """
+        for name, info in self.manifest.files.items():
+            found = sha256_file(self.file(name))
+            if found != info.sha256:
+                raise InvalidPackage(
+                    f"{self.path}: file '{name}' is damaged.",
+                    f"Its SHA-256 is {found}, the manifest says {info.sha256}.",
+                    "Export or pull the model again.",
+                )
+
+
+def stored_name(path: Path) -> str:
+    """Return the name of a file as a manifest can hold it: what of it is no text becomes U+FFFD."""
+    return path.name.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def absolute_path(path: Path) -> Path:
+    """Return the path with ``~`` expanded, absolute.
+
+    Raises:
+        ConfigError: ``~name`` names a user that does not exist.
+    """
+    try:
+        return Path(path).expanduser().absolute()
+    except RuntimeError as error:
+        raise ConfigError(f"The path {str(path)[:200]!r} means nothing here.", f"{error}", "Write it out.") from error
+
+
+def is_package(path: Path) -> bool:
+    """Tell whether the folder holds a manifest (nothing else is checked); False where one cannot look."""
+    try:
+        return (path / MANIFEST_FILE).is_file()
+    except OSError:
+        return False
+
+
+def open_package(path: Path) -> Package:
+    """Read and check the manifest, the presence and size of every file, and that the graph reads no other file.
+
+    Hashes are ``Package.verify``'s work.
+
+    Raises:
+        ModelNotFound: there is no such folder.
+        InvalidPackage: the manifest is missing, malformed or disagrees with the folder.
+        VersionMismatch: the package was written in another version of the format.
+        StorageError: the folder or a file in it cannot be read.
+    """
+    path = Path(path).absolute()
+    try:
+        return _open_package(path)
+    except StorageError:
+        raise
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read.", f"{error.strerror}.", "Check its permissions.") from error
+
+
+def _open_package(path: Path) -> Package:
+    if not path.exists():
+        raise ModelNotFound(
+            f"There is no package at {path}.", "", "Check the path, or list models with 'edge-rt list'."
+        )
+    data = _read_manifest_bytes(path)
+    document = _parse_json(path, data)
+    _check_versions(path, document)
+    document.pop("format")
+    manifest: Manifest = _build(Manifest, document, path, "manifest")
+    _check_values(path, manifest)
+    _check_files(path, manifest)
+    _check_graphs(path, manifest)
+    return Package(path=path, manifest=manifest, id=hashlib.sha256(data).hexdigest())
+
+
+def _invalid(path: Path, what: str, numbers: str) -> InvalidPackage:
+    return InvalidPackage(f"{path}: {what}", numbers, "Export or pull the model again.")
+
+
+def _read_manifest_bytes(path: Path) -> bytes:
+    manifest_path = path / MANIFEST_FILE
+    if not manifest_path.is_file():
+        raise _invalid(path, "this is not a package.", f"It holds no {MANIFEST_FILE}.")
+    with manifest_path.open("rb") as stream:
+        data = stream.read(MAX_MANIFEST_BYTES + 1)
+    if len(data) > MAX_MANIFEST_BYTES:
+        raise _invalid(path, "the manifest is too large.", f"The limit is {MAX_MANIFEST_BYTES} bytes.")
+    return data
+
+
+def _parse_json(path: Path, data: bytes) -> dict[str, Any]:
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise _invalid(path, "the manifest is not JSON.", f"{error}.") from error
+    if not isinstance(document, dict) or document.get("format") != FORMAT_NAME:
+        raise _invalid(path, "the manifest is not an edge-rt package's.", f"'format' must be '{FORMAT_NAME}'.")
+    return document
+
+
+def _check_versions(path: Path, document: Mapping[str, Any]) -> None:
+    profile, model = document.get("op_profile"), document.get("model")
+    # Any JSON value may stand there; of a profile that is unknown there is no version to compare with.
+    has_window = isinstance(model, dict) and bool(model.get("sliding_window"))
+    known = isinstance(profile, str) and profile in GRAPH_VERSIONS
+    is_calibrated = document.get("key_calibration") is not None
+    ours_of_graph = graph_version(str(profile), has_window, is_calibrated=is_calibrated) if known else None
+    for field, ours in (("format_version", FORMAT_VERSION), ("graph_version", ours_of_graph)):
+        found = document.get(field)
+        if not isinstance(found, int) or isinstance(found, bool):
+            raise _invalid(path, f"the manifest's '{field}' is missing or no number.", f"Found {found!r}.")
+        if ours is not None and found != ours:
+            of_profile = "" if ours_of_graph is None else f" --profile {profile}"
+            raise VersionMismatch(
+                f"{path}: the package has {field} {found}, this edge-rt reads {ours}.",
+                f"It was written by {document.get('producer', 'an unknown program')!s:.80}.",
+                "Install the version that wrote it, or export the model again: "
+                f"edge-rt export -m SOURCE --out {shlex.quote(str(path))}{of_profile} --force",
+            )
+
+
+T = TypeVar("T")
+
+
+def _build(kind: type[T], value: Any, path: Path, where: str) -> T:
+    """Turn JSON into a dataclass; every missing, unknown or mistyped field is an error that names it.
+
+    A field that has a default may be missing.
+    """
+    if not isinstance(value, dict):
+        raise _invalid(path, f"'{where}' must be an object.", f"Found {type(value).__name__}.")
+    hints = get_type_hints(kind)
+    entries = dataclasses.fields(cast("Any", kind))
+    required = {entry.name for entry in entries if entry.default is dataclasses.MISSING}
+    unknown = sorted(set(value) - set(hints))
+    missing = sorted(required - set(value))
+    if unknown or missing:
+        raise _invalid(path, f"'{where}' has the wrong fields.", f"Missing: {missing}; unknown: {unknown}.")
+    given = {name: hint for name, hint in hints.items() if name in value}
+    return kind(**{name: _convert(hint, value[name], path, f"{where}.{name}") for name, hint in given.items()})
+
+
+def _convert(hint: Any, value: Any, path: Path, where: str) -> Any:
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return _build(hint, value, path, where)
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is tuple and isinstance(value, list):
+        return tuple(_convert(arguments[0], item, path, f"{where}[{i}]") for i, item in enumerate(value))
+    if (
+        origin is not None
+        and issubclass(origin if isinstance(origin, type) else object, Mapping)
+        and isinstance(value, dict)
+    ):
+        return {key: _convert(arguments[1], item, path, f"{where}.{key}") for key, item in value.items()}
+    allowed = arguments if origin is not None and origin is not tuple else (hint,)
+    if isinstance(value, dict):
+        for option in allowed:
+            if dataclasses.is_dataclass(option) and isinstance(option, type):
+                return _build(option, value, path, where)
+    if float in allowed and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if any(type(value) is option for option in allowed):
+        return value
+    raise _invalid(path, f"'{where}' has the wrong type.", f"Expected {hint}, found {type(value).__name__}.")
+
+
+def _check_values(path: Path, manifest: Manifest) -> None:
+    """Check what types alone do not say and the runtime relies on."""
+    model = manifest.model
+    for name, value in dataclasses.asdict(model).items():
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        least = "a number above 0"
+        if name == "sliding_window":
+            number, least = number and value != 0, "0 or more"
+        if number and not (math.isfinite(value) and value > 0):
+            raise _invalid(path, f"'manifest.model.{name}' is out of range.", f"Found {value}, wanted {least}.")
+    if (calibration := manifest.key_calibration) is not None:
+        if calibration.tokens < 1:
+            numbers = f"Found {calibration.tokens}, wanted a number above 0."
+            raise _invalid(path, "'manifest.key_calibration.tokens' is out of range.", numbers)
+        if "int4" not in KV_FORMATS.get(manifest.op_profile, ("int4",)):
+            numbers = f"The op profile {manifest.op_profile} has no 4-bit keys."
+            raise _invalid(path, "'manifest.key_calibration' means nothing here.", numbers)
+    for name, value in ({} if manifest.sampling is None else manifest.sampling.given).items():
+        if (wanted := fault(name, value)) is not None:
+            raise _invalid(
+                path, f"'manifest.sampling.{name}' is out of range.", f"Found {value!r:.40}, wanted {wanted}."
+            )
+    if model.num_heads % model.num_kv_heads:
+        numbers = f"{model.num_heads} is no multiple of {model.num_kv_heads}."
+        raise _invalid(path, "'manifest.model.num_kv_heads' does not divide 'num_heads'.", numbers)
+    for name, supported, found in (
+        ("op_profile", OP_PROFILES, (manifest.op_profile,)),
+        ("kv_formats", KV_FORMATS.get(manifest.op_profile, ()), manifest.kv_formats[:1]),
+    ):
+        if not found or found[0] not in supported:
+            raise UnsupportedModel(
+                f"{path}: this edge-rt cannot run the package's '{name}'.",
+                f"Found {', '.join(found) or 'none'!s:.80}, supported: {', '.join(supported)}.",
+                "Export the model again with this version, or install the version that wrote it.",
+            )
+    covered = [(segment.first_layer, segment.end_layer) for segment in manifest.segments]
+    if covered != [(0, model.num_layers)]:
+        raise _invalid(path, "the segments are not one that has every layer.", f"Found {covered}.")
+
+
+_SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
+
+
+def is_file_name(name: str) -> bool:
+    """Return whether a file of a package can have that name: it stays in the folder, and every system can have it."""
+    return _SAFE_NAME.fullmatch(name) is not None and is_portable_path(name)
+
+
+def _check_files(path: Path, manifest: Manifest) -> None:
+    named = [manifest.tokenizer.file, *(segment.graph for segment in manifest.segments), WEIGHTS_FILE]
+    if manifest.chat_template is not None:
+        named.append(manifest.chat_template)
+    unlisted = sorted(set(named) - set(manifest.files))
+    if unlisted:
+        raise _invalid(path, "the manifest names files it does not list.", f"Not under 'files': {unlisted}.")
+    if len({name.lower() for name in manifest.files}) < len(manifest.files):
+        numbers = f"Files: {', '.join(sorted(manifest.files))!s:.200}."
+        raise _invalid(path, "the manifest lists files whose names differ in case alone.", numbers)
+    for name, info in manifest.files.items():
+        if not is_file_name(name):
+            what = "the manifest lists a path that leaves the package, or that not every system can have."
+            raise _invalid(path, what, f"{name!r:.100} is not allowed.")
+        file = path / name
+        # Folders in between count as well: a link there would lead out of the package.
+        linked = any(part.is_symlink() for part in (file, *file.parents[: name.count("/")]))
+        if linked or not file.is_file():
+            raise _invalid(path, f"file '{name}' is missing or not a regular file.", f"Expected {info.size} bytes.")
+        size = file.stat().st_size
+        if size != info.size:
+            raise _invalid(path, f"file '{name}' has the wrong size.", f"Found {size} bytes, expected {info.size}.")
+
+
+def _check_graphs(path: Path, manifest: Manifest) -> None:
+    for segment in manifest.segments:
+        # Locations count from the graph's folder, and the suffix decides how ONNX Runtime reads the file.
+        if "/" in segment.graph or not segment.graph.endswith(".onnx"):
+            raise _invalid(
+                path, "a graph must be an .onnx file at the top of the package.", f"Found {segment.graph!r:.100}."
+            )
+        check_graph(path / segment.graph, WEIGHTS_FILE, manifest.files[WEIGHTS_FILE].size)

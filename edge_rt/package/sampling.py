@@ -1,0 +1,81 @@
+"""How a model's tokens are best chosen: what its makers advise, and what holds where they say nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingAdvice:
+    """What comes with a model; None: nothing is said.
+
+    Values may come from a file: ``fault`` judges them.
+
+    Attributes:
+        temperature: 0 is greedy; above, logits are divided by it.
+        top_k: keep the k most likely tokens; 0 keeps all.
+        top_p: keep the smallest set of most likely tokens whose probabilities reach this sum.
+        min_p: keep tokens at least this fraction as likely as the most likely one.
+        repetition_penalty: divides positive and multiplies negative logits of tokens that occurred; 1 is off.
+    """
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """What is said, by name."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """Values in force; as in ``SamplingAdvice``, all of them said. The defaults hold for models without advice."""
+
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    repetition_penalty: float = 1.0
+
+
+SAMPLING_NAMES: Final = tuple(entry.name for entry in dataclasses.fields(Sampling))
+
+
+def is_int(value: object, minimum: int) -> bool:
+    """Tell whether a value is a whole number, no truth value, and large enough."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= minimum
+
+
+def is_number(value: object, minimum: float, maximum: float) -> bool:
+    """Tell whether a value is a finite number within bounds (inclusive), no truth value."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return math.isfinite(value) and minimum <= value <= maximum
+
+
+_RANGES: Final[dict[str, tuple[Callable[[object], bool], str]]] = {
+    "temperature": (lambda value: is_number(value, 0, 100), "a number from 0 to 100"),
+    "top_k": (lambda value: is_int(value, 0), "a whole number of at least 0"),
+    "top_p": (lambda value: is_number(value, 0, 1) and value != 0, "a number above 0 and up to 1"),
+    "min_p": (lambda value: is_number(value, 0, 1) and value != 1, "a number from 0 to below 1"),
+    "repetition_penalty": (lambda value: is_number(value, 0.01, 100), "a number from 0.01 to 100"),
+}
+
+
+def fault(name: str, value: object) -> str | None:
+    """Return what was wanted of a value that is out of range, in words; None if it is in range.
+
+    Args:
+        name: one of ``SAMPLING_NAMES``.
+        value: anything.
+    """
+    fits, wanted = _RANGES[name]
+    return None if fits(value) else wanted

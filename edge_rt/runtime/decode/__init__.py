@@ -1,0 +1,1 @@
+"""Draft, verify, accept, commit: the loop and what it chooses with."""

@@ -1,0 +1,121 @@
+"""Drafts: trees of tokens guessed ahead of the model, to be verified in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from edge_rt.runtime.graph.outputs import Outputs
+
+if TYPE_CHECKING:
+    from edge_rt.runtime.decode.sequence import Sequence
+    from edge_rt.runtime.results import SpecStats
+
+ROOT = -1
+"""Parent of the tokens that follow the last known one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Tokens guessed to follow the sequence, as a tree.
+
+    Attributes:
+        token_ids: one per node; siblings differ.
+        parents: for every node the earlier node that it follows, or ``ROOT``.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+
+    @classmethod
+    def chain(cls, token_ids: Items[int]) -> Draft:
+        """Return a draft without branches."""
+        return cls(tuple(token_ids), tuple(range(ROOT, len(token_ids) - 1)))
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def is_chain(self) -> bool:
+        """True if every node follows the one before it."""
+        return self.parents == tuple(range(ROOT, len(self.parents) - 1))
+
+    def first(self, count: int) -> Draft:
+        """Return the draft cut to its first ``count`` (at least 0) nodes: parents come first, so none is lost."""
+        return self if len(self) <= count else Draft(self.token_ids[:count], self.parents[:count])
+
+    def check(self) -> None:
+        """Assert the invariants: parents come first, siblings differ."""
+        assert len(self.token_ids) == len(self.parents), self
+        assert all(ROOT <= parent < node for node, parent in enumerate(self.parents)), self
+        assert len(set(zip(self.parents, self.token_ids, strict=True))) == len(self), self
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """Outcome of one step.
+
+    Attributes:
+        token_ids: emitted tokens, at least one; all but the last were drafted.
+        path: the draft's nodes that these were, one less than tokens.
+        num_drafted: nodes that were drafted and verified.
+    """
+
+    token_ids: tuple[int, ...]
+    path: tuple[int, ...]
+    num_drafted: int
+
+    @property
+    def num_accepted(self) -> int:
+        """Drafted tokens that stay."""
+        return len(self.path)
+
+
+class Drafter(Protocol):
+    """Guesses tokens, and learns from what became of them. One object serves many generations, one after the other."""
+
+    def begin(self, sequence: Sequence) -> None:
+        """Take up a sequence; it may go on where an earlier one ended, or be a new one."""
+
+    def propose(self, sequence: Sequence, limit: int) -> Draft:
+        """Return at most ``limit`` (at least 0) nodes that may follow the sequence."""
+
+    def observe(self, draft: Draft, accepted: Accepted, outputs: Outputs) -> None:
+        """Learn from a step.
+
+        Args:
+            draft: what was verified.
+            accepted: what was emitted; the sequence holds it already.
+            outputs: of ``len(draft) + 1`` rows: behind the last known token, and behind every node. They are
+                overwritten by the next pass.
+        """
+
+    def statistics(self, mode: str, taken_back: int = 0) -> SpecStats | None:
+        """Return what was drafted since ``begin``; None where nothing ever is.
+
+        Args:
+            mode: as asked for.
+            taken_back: emitted tokens that lay behind a stop text.
+        """
+
+
+class NullDrafter:
+    """Proposes nothing: plain decoding, one token per pass."""
+
+    def begin(self, sequence: Sequence) -> None:
+        """Do nothing."""
+        del sequence
+
+    def propose(self, sequence: Sequence, limit: int) -> Draft:
+        """Return an empty draft."""
+        del sequence, limit
+        return Draft()
+
+    def observe(self, draft: Draft, accepted: Accepted, outputs: Outputs) -> None:
+        """Do nothing."""
+        del draft, accepted, outputs
+
+    def statistics(self, mode: str, taken_back: int = 0) -> None:
+        """Return None: there was no speculation."""
+        del mode, taken_back

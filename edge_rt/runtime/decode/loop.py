@@ -1,0 +1,101 @@
+"""THE decode loop: draft, verify, accept, commit. Plain decoding is the same loop with an empty draft."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence as TokenIds
+from typing import Any, Protocol
+
+import numpy.typing as npt
+
+from edge_rt.runtime.decode.accept import accept
+from edge_rt.runtime.decode.draft import Accepted, Draft, Drafter
+from edge_rt.runtime.decode.sampling import Sampler
+from edge_rt.runtime.decode.sequence import Sequence
+from edge_rt.runtime.graph.cache import KVCache
+from edge_rt.runtime.graph.outputs import Outputs
+
+AcceptanceRule = Callable[[Draft, npt.NDArray[Any], Sampler, Collection[int]], Accepted]
+"""Which drafted tokens stay, and what follows them: arguments and outcome of ``accept``, the rule of all drafters that
+do not know with what probability they draw."""
+
+
+class Target(Protocol):
+    """The model that has the last word."""
+
+    def forward(
+        self, token_ids: TokenIds[int], start: int, num_logits: int, *, parents: TokenIds[int] | None = None
+    ) -> Outputs:
+        """Compute tokens into cache rows ``start``...; the outputs are of the last ``num_logits`` (at least 1) tokens.
+
+        Args:
+            token_ids: at least one.
+            start: rows before it are the context.
+            num_logits: tokens that want logits.
+            parents: for every token the earlier one that it follows, or -1 for the context's last; None for a chain.
+
+        Raises:
+            Cancelled: the run was stopped; the rows hold nothing.
+        """
+
+
+def prefill(
+    sequence: Sequence,
+    target: Target,
+    cache: KVCache,
+    chunk: int,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Compute the prompt in chunks, all but its last piece of at most ``chunk`` tokens: that is the first step's.
+
+    Args:
+        sequence: a request whose leading ``cache.length`` tokens are committed.
+        target: the model.
+        cache: its cache.
+        chunk: most tokens of one pass, which may be fewer; it bounds the memory of activations.
+        on_progress: called with tokens computed so far and tokens of the prompt.
+    """
+    chunk = min(chunk, cache.largest_pass)
+    while len(sequence.token_ids) - cache.length > chunk:
+        pending = sequence.token_ids[cache.length : cache.length + chunk]
+        with cache.reserve(chunk) as rows:
+            target.forward(pending, rows.start, 1)
+            rows.commit(pending)
+        if on_progress is not None:
+            on_progress(cache.length, sequence.num_prompt_tokens)
+
+
+def decode(
+    sequence: Sequence,
+    drafter: Drafter,
+    target: Target,
+    cache: KVCache,
+    sampler: Sampler,
+    rule: AcceptanceRule = accept,
+) -> Iterator[Accepted]:
+    """Generate until the sequence is finished; at every yield ``cache.length == len(sequence.token_ids) - 1``.
+
+    Args:
+        sequence: the request.
+        drafter: guesses tokens.
+        target: the model.
+        cache: its cache.
+        sampler: chooses tokens, or tells what they are to be chosen from.
+        rule: for the drafter's drafts.
+
+    Raises:
+        Cancelled: a pass was stopped; sequence and cache are as after the step before.
+    """
+    drafter.begin(sequence)
+    while not sequence.is_finished:
+        pending = sequence.token_ids[cache.length :]
+        known = len(pending)
+        limit = min(sequence.room - 1, cache.largest_pass - known)
+        draft = drafter.propose(sequence, limit).first(limit)
+        parents = None if draft.is_chain else [*range(-1, known - 1), *(known + parent for parent in draft.parents)]
+        with cache.reserve(known + len(draft), parents) as rows:
+            outputs = target.forward([*pending, *draft.token_ids], rows.start, len(draft) + 1, parents=parents)
+            accepted = rule(draft, outputs.logits, sampler, sequence.end_ids)
+            rows.commit([*pending, *accepted.token_ids[:-1]], [*range(known), *(known + n for n in accepted.path)])
+        sequence.append(accepted.token_ids)
+        drafter.observe(draft, accepted, outputs)
+        yield accepted

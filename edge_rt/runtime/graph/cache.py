@@ -1,0 +1,191 @@
+"""The KV cache's bookkeeping: which rows hold which tokens. The rows themselves are the IO binding's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from edge_rt.errors import ContextOverflow
+from edge_rt.runtime.graph.prefix import common_prefix
+from edge_rt.runtime.graph.sliding_window import SlidingWindow
+
+
+class KVCache:
+    """Tokens whose keys and values are computed.
+
+    A row belongs to one token and never changes once committed; rolling back is a smaller length. Rows are written
+    under a reservation, which leaves the cache as it was unless it is committed. Layers with a sliding window keep
+    the last rows only, so that rolling back far may mean beginning anew.
+
+    Args:
+        capacity: rows, one per token.
+        row_bytes: bytes of one token in all layers.
+        row_map: int32 ``[capacity]``, logical row -> row in memory, which the graph reads; it is permuted here when a
+            path through a tree is committed, so that no row is ever moved. None: rows lie as they are counted.
+        window: rows of layers with a sliding window, with a map of their own; None: there are no such layers.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        *,
+        row_bytes: int = 0,
+        row_map: npt.NDArray[Any] | None = None,
+        window: SlidingWindow | None = None,
+    ) -> None:
+        assert row_map is None or row_map.shape == (capacity,), (row_map, capacity)
+        assert window is None or window.row_map.shape == (capacity,), (window, capacity)
+        self.capacity = capacity
+        self.row_bytes = row_bytes
+        self._row_map = row_map
+        self._window = window
+        self._token_ids: list[int] = []
+        self._reserved = 0
+
+    @property
+    def length(self) -> int:
+        """Committed rows."""
+        return len(self._token_ids)
+
+    @property
+    def largest_pass(self) -> int:
+        """Most rows that can be reserved at once."""
+        return self.capacity if self._window is None else self._window.largest_pass
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the rows that hold committed tokens, in all layers."""
+        window = self._window
+        if window is None:
+            return self.row_bytes * self.length
+        others = self.row_bytes - window.row_bytes
+        return others * self.length + window.row_bytes * min(self.length, window.capacity)
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Tokens of the committed rows."""
+        return tuple(self._token_ids)
+
+    def common_prefix(self, token_ids: Sequence[int]) -> int:
+        """Return how many leading tokens of ``token_ids`` are committed already."""
+        return common_prefix(self._token_ids, list(token_ids))
+
+    def truncate(self, length: int) -> int:
+        """Roll back to the first ``length`` rows.
+
+        Returns:
+            The rows that are kept: ``length``, or 0 if layers with a sliding window no longer have what the next token
+            would see. The tokens behind them have to be computed again.
+        """
+        assert 0 <= length <= self.length, (length, self.length)
+        assert self._reserved == 0, "rows are reserved"
+        if self._window is not None and (length == 0 or not self._window.holds(length)):
+            self._window.reset()
+            length = 0
+        del self._token_ids[length:]
+        return length
+
+    def pretend(self, length: int) -> None:
+        """Take ``length`` rows for committed, whatever they hold: for passes that are only timed.
+
+        The cache must be emptied before it is used for anything else.
+        """
+        assert length <= self.capacity, (length, self.capacity)
+        self.truncate(0)
+        if self._window is not None:
+            self._window.assign(length)
+        self._token_ids = [0] * length
+
+    def reserve(self, count: int, parents: Sequence[int] | None = None) -> Reservation:
+        """Return ``count`` rows behind the committed ones, to be used as a context manager.
+
+        Args:
+            count: rows, at most ``largest_pass``.
+            parents: for every row the earlier one of them that it follows, or -1; None for a chain.
+
+        Raises:
+            ContextOverflow: there are not that many rows left.
+        """
+        if self.length + count > self.capacity:
+            raise ContextOverflow(self.length, count, self.capacity)
+        assert count <= self.largest_pass, (count, self.largest_pass)
+        return Reservation(self, count, parents)
+
+    def check(self) -> None:
+        """Assert the invariants: committed + reserved + free == capacity; the row map is a permutation.
+
+        Those of layers with a window are ``SlidingWindow.check``'s.
+        """
+        free = self.capacity - self.length - self._reserved
+        assert free >= 0, (self.capacity, self.length, self._reserved)
+        assert self._reserved >= 0, self._reserved
+        if self._row_map is not None:
+            assert np.array_equal(np.sort(self._row_map), np.arange(self.capacity)), "a row is mapped twice"
+        if self._window is not None:
+            self._window.check(self.length, self.length + self._reserved)
+
+
+class Reservation:
+    """Rows being written; without ``commit`` they are free again when the block ends.
+
+    Attributes:
+        start: index of the first row.
+        count: number of rows.
+    """
+
+    def __init__(self, cache: KVCache, count: int, parents: Sequence[int] | None = None) -> None:
+        assert parents is None or len(parents) == count, (parents, count)
+        self._cache = cache
+        self._parents = parents
+        self.start = cache.length
+        self.count = count
+
+    def __enter__(self) -> Self:
+        assert self._cache._reserved == 0, "rows are reserved already"
+        if self._cache._window is not None:
+            self._cache._window.assign(self.start + self.count)
+        self._cache._reserved = self.count
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._cache._reserved = 0
+
+    def commit(self, token_ids: Sequence[int], path: Sequence[int] | None = None) -> None:
+        """Keep rows, which hold these tokens; the rest are free again.
+
+        Args:
+            token_ids: tokens in the order of the sequence.
+            path: which rows of the reservation they are in, each the parent of the next; None for the first ones. Any
+                other path needs a row map.
+        """
+        cache, count = self._cache, len(token_ids)
+        assert cache._reserved == self.count, "not inside the block, or committed twice"
+        assert count <= self.count, (count, self.count)
+        path = range(count) if path is None else path
+        assert len(path) == count, (path, count)
+        assert all(0 <= row < self.count for row in path), (path, self.count)
+        assert all(self._parent(row) == before for before, row in zip([-1, *path], path, strict=False)), path
+        if list(path) != list(range(count)):
+            self._bring_forward(path)
+        cache._reserved = 0
+        cache._token_ids.extend(token_ids)
+
+    def _parent(self, row: int) -> int:
+        return row - 1 if self._parents is None else self._parents[row]
+
+    def _bring_forward(self, path: Sequence[int]) -> None:
+        """Make the rows of a path the first ones of the reservation."""
+        cache = self._cache
+        of_window = None if cache._window is None else cache._window.row_map
+        maps = [row_map for row_map in (cache._row_map, of_window) if row_map is not None]
+        assert maps, "rows of this cache cannot change places"
+        order = [*path, *(row for row in range(self.count) if row not in set(path))]
+        for row_map in maps:
+            rows = row_map[self.start : self.start + self.count]
+            rows[:] = rows[order]

@@ -1,0 +1,67 @@
+"""From a package to what its graph is bound to; which op profile it has is decided once, here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edge_rt.errors import ConfigError
+from edge_rt.package.manifest import KV_FORMATS, Manifest
+from edge_rt.runtime.graph.io_binding_base import IOBinding
+from edge_rt.runtime.graph.io_binding_native import LARGEST_PASS, NativeIOBinding
+from edge_rt.runtime.graph.io_binding_portable import PortableIOBinding
+
+
+def usable_formats(manifest: Manifest) -> list[str]:
+    """Return the cache formats of a package that this version knows, preferred first."""
+    return [name for name in manifest.kv_formats if name in KV_FORMATS[manifest.op_profile]]
+
+
+def check_kv_format(manifest: Manifest, name: str) -> None:
+    """Refuse a cache format that a package does not have.
+
+    Raises:
+        ConfigError: with those that it has.
+    """
+    usable = usable_formats(manifest)
+    if name not in usable:
+        known = name in KV_FORMATS[manifest.op_profile]
+        other = "export the model again, with this version" if known else "leave it out"
+        raise ConfigError(
+            "The package's KV cache has no such format.",
+            f"Got {name!r:.40}; with the op profile {manifest.op_profile} it can be {', '.join(usable)}.",
+            f"Choose one of these, or {other}.",
+        )
+
+
+def open_io_binding(
+    manifest: Manifest,
+    capacity: int,
+    kv_format: str | Sequence[str] | None,
+    *,
+    largest_pass: int = LARGEST_PASS,
+) -> IOBinding:
+    """Return the interface of a package's op profile, with the memory for ``capacity`` tokens.
+
+    Args:
+        manifest: of the package.
+        capacity: rows of the cache.
+        kv_format: format of the cache, or of every layer's; None takes the one that the package prefers.
+        largest_pass: rows of the largest pass that is to be run.
+
+    Raises:
+        ConfigError: the package has no such format, or another number of layers.
+        MemoryError, OSError, OverflowError: there is not so much address space.
+    """
+    kv_format = usable_formats(manifest)[0] if kv_format is None else kv_format
+    formats, layers = (kv_format,) if isinstance(kv_format, str) else tuple(kv_format), manifest.model.num_layers
+    for name in formats:
+        check_kv_format(manifest, name)
+    if not isinstance(kv_format, str) and len(formats) != layers:
+        raise ConfigError(
+            "The KV cache needs a format for every layer.",
+            f"Got {len(formats)}, the model has {layers}.",
+            "Give one format for all of them, or one for each.",
+        )
+    if manifest.op_profile == PortableIOBinding.profile:
+        return PortableIOBinding(manifest.model, capacity, formats[0])
+    return NativeIOBinding(manifest.model, capacity, kv_format, largest_pass=largest_pass)

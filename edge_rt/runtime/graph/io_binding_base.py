@@ -1,0 +1,156 @@
+"""What the graph of any op profile is bound to: inputs, outputs, and the memory of both and of the KV cache.
+
+The interfaces are described in ``docs/package-format.md``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from edge_rt.errors import InvalidPackage
+from edge_rt.package.manifest import ModelConfig
+from edge_rt.runtime.graph.cache import KVCache
+from edge_rt.runtime.graph.outputs import OutputMemory, Outputs, give_back
+from edge_rt.runtime.graph.sliding_window import SlidingWindow
+from edge_rt.session import Binding, Session
+
+Array = npt.NDArray[Any]
+Specs = dict[str, tuple[tuple[int | str, ...], str]]
+
+FILLING: Final = 0x11
+"""A byte that makes finite numbers in every cache format."""
+
+
+class BoundPass(ABC):
+    """Buffers of one shape of pass, tied to the graph.
+
+    Args:
+        binding: where they are tied.
+        rows: tokens of the pass.
+        outputs: what a run writes, for as many rows as want logits; runs of other shapes write it too.
+
+    Attributes:
+        outputs: likewise.
+    """
+
+    def __init__(self, binding: Binding, rows: int, outputs: Outputs) -> None:
+        num_logits = len(outputs.logits)
+        self.binding = binding
+        self.outputs = outputs
+        self._input_ids = np.zeros(rows, np.int64)
+        self._logit_rows = np.zeros(num_logits, np.int64)
+        self._last_rows = np.arange(rows - num_logits, rows, dtype=np.int64)
+        binding.bind_input("input_ids", self._input_ids)
+        binding.bind_input("logit_rows", self._logit_rows)
+        binding.bind_output("logits", outputs.logits)
+        if outputs.top is not None:
+            binding.bind_output("top_ids", outputs.top.ids)
+            binding.bind_output("top_logits", outputs.top.logits)
+            binding.bind_output("log_sum_exp", outputs.top.log_sum_exp)
+
+    def set(
+        self, token_ids: Sequence[int], start: int, parents: Sequence[int] | None, logit_rows: Sequence[int] | None
+    ) -> None:
+        """Write the inputs of the next run; arguments as of ``ModelRunner.forward``."""
+        self._input_ids[:] = token_ids
+        self._logit_rows[:] = self._last_rows if logit_rows is None else logit_rows
+        self._place(start, parents)
+
+    @abstractmethod
+    def _place(self, start: int, parents: Sequence[int] | None) -> None:
+        """Write where the rows stand."""
+
+
+class IOBinding(ABC):
+    """Inputs and outputs of one op profile's graph, and the memory of its cache.
+
+    Args:
+        config: numbers of the model.
+        capacity: rows of the cache, one per token.
+        kv_format: format of the cache, as it is named to people.
+        top_tokens: most likely tokens that the graph returns with every row of logits.
+
+    Attributes:
+        config, capacity, kv_format: likewise.
+        outputs: memory of the outputs of all passes; one is bound only when there is room for its rows.
+        row_bytes: bytes of one token in all layers.
+        cache_bytes: bytes of the cache, every row of every layer; see the subclasses.
+        row_map, window: see ``KVCache``.
+    """
+
+    profile: ClassVar[str]
+
+    def __init__(self, config: ModelConfig, capacity: int, kv_format: str, top_tokens: int) -> None:
+        self.config = config
+        self.capacity = capacity
+        self.kv_format = kv_format
+        self.outputs = OutputMemory(config.vocab_size, top_tokens)
+        self.row_bytes = 0
+        self.cache_bytes = 0
+        self.row_map: Array | None = None
+        self.window: SlidingWindow | None = None
+
+    def open_cache(self) -> KVCache:
+        """Return the bookkeeping of the cache's memory, with no token in it; there is one for an interface."""
+        return KVCache(self.capacity, row_bytes=self.row_bytes, row_map=self.row_map, window=self.window)
+
+    @abstractmethod
+    def bind(self, session: Session, rows: int, num_logits: int) -> BoundPass:
+        """Tie buffers for passes of one shape to the graph; there is room in ``outputs``."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Let go of the memory of cache and outputs; no pass may run any more."""
+        self.outputs.release()
+
+    @abstractmethod
+    def fill(self, rows: int) -> None:
+        """Write ``FILLING`` into the first rows of the cache, so that passes behind them read memory as usual.
+
+        A layer that has fewer rows is written whole.
+        """
+
+    def forget(self) -> None:
+        """Empty all rows of the cache and give their memory back."""
+        # All of them are views of one piece of memory.
+        for buffer in self._cache_buffers()[:1]:
+            give_back(buffer)
+
+    @property
+    def cache_address(self) -> int:
+        """An address in the mapping that is the memory of the cache."""
+        return int(self._cache_buffers()[0].ctypes.data)
+
+    @abstractmethod
+    def _cache_buffers(self) -> list[Array]:
+        """Return the memory of the cache, in order; none once it is released."""
+
+    @abstractmethod
+    def _specs(self) -> Specs:
+        """Return name -> shape and type of the inputs and outputs of this profile alone."""
+
+    def check(self, session: Session) -> None:
+        """Compare the graph with the manifest: a wrong shape would end in an error in the middle of an answer.
+
+        Raises:
+            InvalidPackage: the graph has other inputs or outputs.
+        """
+        wanted: Specs = {
+            "input_ids": (("rows",), "tensor(int64)"),
+            "logit_rows": (("logit_rows",), "tensor(int64)"),
+            "logits": (("logit_rows", self.config.vocab_size), "tensor(float)"),
+            **self._specs(),
+        }
+        found = {spec.name: (spec.shape, spec.type) for spec in (*session.inputs, *session.outputs)}
+        if found != wanted:
+            name = next(n for n in (*wanted, *found) if wanted.get(n) != found.get(n))
+            raise InvalidPackage(
+                "The graph of the package does not fit its manifest.",
+                f"{name}: the manifest asks for {wanted.get(name)}, the graph has {found.get(name)}.",
+                "Export or pull the model again.",
+            )

@@ -1,0 +1,142 @@
+"""What the graph of a native package is bound to: SpecAttention's cache, in formats and numbers of rows by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, groupby
+from typing import Final
+
+import numpy as np
+
+from edge_rt.kv_formats import KV_FORMAT, window_capacity
+from edge_rt.package.manifest import ModelConfig
+from edge_rt.runtime.graph.io_binding_base import FILLING, Array, BoundPass, IOBinding, Specs
+from edge_rt.runtime.graph.outputs import Outputs, untouched
+from edge_rt.runtime.graph.sliding_window import SlidingWindow
+from edge_rt.session import Binding, Session
+
+LARGEST_PASS: Final = 256
+"""Rows of the largest pass unless something else is said."""
+
+_ALIGNMENT: Final = 64
+"""Every layer's cache begins at a multiple of so many bytes: a line of the CPU's caches."""
+
+
+class NativeIOBinding(IOBinding):
+    """SpecAttention's cache: bytes in one of several formats, written in place; rows are found through a map.
+
+    ``cache_bytes`` is the sum over the layers of 2 x kv_heads x rows x row bytes of the layer's format
+    (``edge_rt.kv_formats``), each rounded up to 64. A layer has ``capacity`` rows, one with a sliding window
+    ``window_capacity(window, largest_pass, capacity)``.
+
+    Args:
+        config: numbers of the model.
+        capacity: tokens.
+        kv_format: format of the cache, or of every layer's.
+        largest_pass: rows of the largest pass that is to be run; layers with a sliding window keep room for it.
+
+    Attributes:
+        buffers: per layer, uint8 ``[2, kv_heads, rows, bytes per row]``; pages are touched only as rows are written.
+        kv_formats: format of every layer.
+    """
+
+    profile = "native"
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        capacity: int,
+        kv_format: str | Sequence[str],
+        *,
+        largest_pass: int = LARGEST_PASS,
+    ) -> None:
+        formats = (kv_format,) * config.num_layers if isinstance(kv_format, str) else tuple(kv_format)
+        assert len(formats) == config.num_layers, (formats, config.num_layers)
+        super().__init__(config, capacity, _spelled(formats), config.top_tokens)
+        self.kv_formats = formats
+        windows, heads = config.layer_windows, config.num_kv_heads
+        token_bytes = [KV_FORMAT[name].token_bytes(heads, config.head_dim) for name in formats]
+        self.row_bytes = sum(token_bytes)
+        if 0 in windows:
+            self.row_map = np.arange(capacity, dtype=np.int32)
+        if window := max(windows):
+            of_window = sum(count for count, size in zip(token_bytes, windows, strict=True) if size)
+            rows = window_capacity(window, largest_pass, capacity)
+            self.window = SlidingWindow(min(window, capacity), rows, capacity, row_bytes=of_window)
+        rows_of = [self.window.capacity if self.window and size else capacity for size in windows]
+        sizes = [rows * count for rows, count in zip(rows_of, token_bytes, strict=True)]
+        begins = [0, *accumulate(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)]
+        self.cache_bytes = begins[-1]
+        memory = untouched((self.cache_bytes,), np.uint8)
+        self.buffers: list[Array] = [
+            memory[begin : begin + size].reshape(2, heads, rows, -1)
+            for begin, size, rows in zip(begins, sizes, rows_of, strict=False)
+        ]
+        self._formats = np.asarray([KV_FORMAT[name].id for name in formats], np.int32)
+
+    def release(self) -> None:
+        """Let go of the buffers."""
+        super().release()
+        self.buffers = []
+
+    def fill(self, rows: int) -> None:
+        """Write the first rows of all layers, where their formats keep them."""
+        heads, head_dim = self.config.num_kv_heads, self.config.head_dim
+        # There are no buffers once they are released.
+        for buffer, name in zip(self.buffers, self.kv_formats, strict=False):
+            capacity, layer = buffer.shape[2], buffer.reshape(-1)
+            for begin, end in KV_FORMAT[name].places(heads, head_dim, capacity, min(rows, capacity)):
+                layer[begin:end] = FILLING
+
+    def _cache_buffers(self) -> list[Array]:
+        return self.buffers
+
+    def bind(self, session: Session, rows: int, num_logits: int) -> BoundPass:
+        """Tie buffers for passes of one shape to the graph."""
+        binding = session.binding()
+        if self.row_map is not None:
+            binding.bind_input("row_map", self.row_map)
+        if self.window is not None:
+            binding.bind_input("window_row_map", self.window.row_map)
+        binding.bind_input("kv_formats", self._formats)
+        for layer, buffer in enumerate(self.buffers):
+            binding.bind_input(f"cache.{layer}", buffer)
+        return _NativePass(binding, rows, self.outputs.first(num_logits))
+
+    def _specs(self) -> Specs:
+        config, windows = self.config, self.config.layer_windows
+        maps = {"row_map": ("capacity", 0 in windows), "window_row_map": ("positions", any(windows))}
+        rows = ["window_rows" if window else "capacity" for window in windows]
+        return {
+            "past_length": ((1,), "tensor(int32)"),
+            **{name: ((size,), "tensor(int32)") for name, (size, is_wanted) in maps.items() if is_wanted},
+            "parents": (("rows",), "tensor(int32)"),
+            "kv_formats": ((config.num_layers,), "tensor(int32)"),
+            **{
+                f"cache.{i}": ((2, config.num_kv_heads, size, "row_bytes"), "tensor(uint8)")
+                for i, size in enumerate(rows)
+            },
+            "top_ids": (("logit_rows", config.top_tokens), "tensor(int32)"),
+            "top_logits": (("logit_rows", config.top_tokens), "tensor(float)"),
+            "log_sum_exp": (("logit_rows",), "tensor(float)"),
+        }
+
+
+class _NativePass(BoundPass):
+    def __init__(self, binding: Binding, rows: int, outputs: Outputs) -> None:
+        super().__init__(binding, rows, outputs)
+        self._past_length = np.zeros(1, np.int32)
+        self._parents = np.zeros(rows, np.int32)
+        self._chain = np.arange(-1, rows - 1, dtype=np.int32)
+        binding.bind_input("past_length", self._past_length)
+        binding.bind_input("parents", self._parents)
+
+    def _place(self, start: int, parents: Sequence[int] | None) -> None:
+        self._past_length[0] = start
+        self._parents[:] = self._chain if parents is None else parents
+
+
+def _spelled(formats: Sequence[str]) -> str:
+    """Return the one format, or the formats of runs of layers: ``"f16 x 2, int4 x 28"``."""
+    runs = [(name, len(list(run))) for name, run in groupby(formats)]
+    return runs[0][0] if len(runs) == 1 else ", ".join(f"{name} x {count}" for name, count in runs)

@@ -1,0 +1,87 @@
+"""What the graph of a portable package is bound to: GroupQueryAttention's cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from edge_rt.errors import UnsupportedModel
+from edge_rt.package.manifest import ModelConfig
+from edge_rt.runtime.graph.io_binding_base import FILLING, Array, BoundPass, IOBinding, Specs
+from edge_rt.runtime.graph.outputs import Outputs, untouched
+from edge_rt.session import Binding, Session
+
+
+class PortableIOBinding(IOBinding):
+    """GroupQueryAttention's cache: float32, every layer's keys and values bound as input and as output.
+
+    ``cache_bytes`` is layers x 2 x kv_heads x capacity x head_dim x 4, in layers with a sliding window as well.
+
+    Attributes:
+        keys: per layer, float32 ``[1, kv_heads, capacity, head_dim]``; pages are touched only as rows are written.
+        values: likewise.
+    """
+
+    profile = "portable"
+
+    def __init__(self, config: ModelConfig, capacity: int, kv_format: str) -> None:
+        super().__init__(config, capacity, kv_format, top_tokens=0)
+        shape = (config.num_layers, 2, 1, config.num_kv_heads, capacity, config.head_dim)
+        buffer = untouched(shape, np.float32)
+        self.keys: list[Array] = [layer[0] for layer in buffer]
+        self.values: list[Array] = [layer[1] for layer in buffer]
+        self.row_bytes = buffer.nbytes // capacity
+        self.cache_bytes = buffer.nbytes
+
+    def release(self) -> None:
+        """Let go of the buffers."""
+        super().release()
+        self.keys, self.values = [], []
+
+    def fill(self, rows: int) -> None:
+        """Write the first rows of all layers."""
+        for buffer in self._cache_buffers():
+            buffer.view(np.uint8)[..., :rows, :] = FILLING
+
+    def _cache_buffers(self) -> list[Array]:
+        return [*self.keys, *self.values]
+
+    def bind(self, session: Session, rows: int, num_logits: int) -> BoundPass:
+        """Tie buffers for passes of one shape to the graph."""
+        binding = session.binding()
+        for layer, buffers in enumerate(zip(self.keys, self.values, strict=True)):
+            for kind, buffer in zip(("key", "value"), buffers, strict=True):
+                binding.bind_input(f"past.{layer}.{kind}", buffer)
+                binding.bind_output(f"present.{layer}.{kind}", buffer)
+        return _PortablePass(binding, rows, self.outputs.first(num_logits))
+
+    def _specs(self) -> Specs:
+        cache = (1, self.config.num_kv_heads, "capacity", self.config.head_dim)
+        layers = [(i, kind) for i in range(self.config.num_layers) for kind in ("key", "value")]
+        return {
+            "seqlens_k": ((1,), "tensor(int32)"),
+            "total_sequence_length": ((), "tensor(int32)"),
+            **{f"past.{i}.{kind}": (cache, "tensor(float)") for i, kind in layers},
+            **{f"present.{i}.{kind}": (cache, "tensor(float)") for i, kind in layers},
+        }
+
+
+class _PortablePass(BoundPass):
+    def __init__(self, binding: Binding, rows: int, outputs: Outputs) -> None:
+        super().__init__(binding, rows, outputs)
+        self._rows = rows
+        self._seqlens_k = np.zeros(1, np.int32)
+        self._total_length = np.zeros((), np.int32)
+        binding.bind_input("seqlens_k", self._seqlens_k)
+        binding.bind_input("total_sequence_length", self._total_length)
+
+    def _place(self, start: int, parents: Sequence[int] | None) -> None:
+        if parents is not None and list(parents) != list(range(-1, self._rows - 1)):
+            raise UnsupportedModel(
+                "The package's op profile computes tokens in a chain only.",
+                f"Got a tree of {self._rows} tokens with parents {list(parents)[:20]}.",
+                "Export the model with --profile native.",
+            )
+        self._seqlens_k[0] = start + self._rows - 1
+        self._total_length[...] = start + self._rows

@@ -1,0 +1,131 @@
+"""The parts of a loaded model: what a memory plan has decided, made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_rt.errors import MemoryBudgetExceeded
+from edge_rt.package.reader import Package
+from edge_rt.runtime.drafters.corpus import Corpus
+from edge_rt.runtime.graph.cache import KVCache
+from edge_rt.runtime.graph.io_binding import open_io_binding
+from edge_rt.runtime.graph.io_binding_base import IOBinding
+from edge_rt.runtime.graph.runner import ModelRunner
+from edge_rt.runtime.load.planning import LoadPlan
+from edge_rt.runtime.prompt.encoding import PromptEncoder
+from edge_rt.runtime.speculation.cost_measurement import MeasuredCosts
+from edge_rt.runtime.speculation.speculation import Speculation
+from edge_rt.session import Session, StopSwitch, check_window_support, onnxruntime_version, pool_size
+from edge_rt.system.machine import usable_cpus
+
+
+@dataclass
+class Parts:
+    """What a model is made of.
+
+    Attributes:
+        texts: tokenizer and chat template.
+        cache: bookkeeping of the KV cache.
+        runner: computes passes; holds the graph and the cache's memory.
+        prices: what passes cost.
+        speculation: the drafters.
+        providers: ONNX Runtime's execution providers in use.
+        isa: instruction set of the native operators; None for a portable package.
+        kv_format: of the cache.
+    """
+
+    texts: PromptEncoder
+    cache: KVCache
+    runner: ModelRunner
+    prices: MeasuredCosts
+    speculation: Speculation
+    providers: list[str]
+    isa: str | None
+    kv_format: str
+
+
+def load_parts(
+    package: Package,
+    load_plan: LoadPlan,
+    *,
+    switch: StopSwitch,
+    runner: Callable[[], ModelRunner],
+) -> Parts:
+    """Load what a plan has decided: tokenizer, memory of the cache, graph, drafters.
+
+    Args:
+        package: the opened package.
+        load_plan: the plan.
+        switch: stops passes.
+        runner: returns the runner while the model may be used.
+
+    Raises:
+        VersionMismatch: ONNX Runtime is too old for the package.
+        EdgeRTError: a part of the package cannot be used, or the system has less memory than it said.
+    """
+    manifest, choice, options = package.manifest, load_plan.plan.choice, load_plan.options
+    check_window_support(manifest.op_profile, manifest.model.sliding_window)
+    tell = options.on_load or _tell_nobody
+    texts = PromptEncoder(package, choice.ctx, options.share_tokenizer_with, room=load_plan.text_room)
+    tell("tokenizer")
+    interface = _open_interface(package, load_plan)
+    tell("cache")
+    corpus = None
+    if options.corpus is not None:
+        corpus = Corpus.open(Path(options.corpus), tokenizer=manifest.files[manifest.tokenizer.file].sha256)
+    session = Session(
+        package.file(manifest.segments[0].graph),
+        threads=options.threads if options.threads is not None else pool_size() or usable_cpus(),
+        profile=manifest.op_profile,
+        isa=options.isa,
+        memory=load_plan.pass_memory,
+    )
+    tell("session")
+    cache = interface.open_cache()
+    facts = {
+        "package_id": package.id,
+        "op_profile": manifest.op_profile,
+        "isa": session.isa,
+        "kv_format": interface.kv_format,
+        "threads": pool_size(),
+        "onnxruntime": onnxruntime_version(),
+    }
+    prices = MeasuredCosts(facts, interface, cache, options.costs)
+    prices.on_measure = options.on_calibrate
+    speculation = Speculation(
+        load_plan.spec_mode,
+        load_plan.draft_max,
+        trace=options.spec_trace,
+        exact=manifest.op_profile == "native",
+        costs=lambda: prices.get(runner()),
+        corpus=corpus,
+        bounds=load_plan.table_bounds,
+    )
+    return Parts(
+        texts,
+        cache,
+        ModelRunner(session, interface, switch),
+        prices,
+        speculation,
+        session.providers,
+        session.isa,
+        interface.kv_format,
+    )
+
+
+def _open_interface(package: Package, load_plan: LoadPlan) -> IOBinding:
+    choice = load_plan.plan.choice
+    try:
+        interface = open_io_binding(package.manifest, choice.ctx, choice.kv_format, largest_pass=load_plan.largest_pass)
+    except (MemoryError, OSError, OverflowError) as error:
+        raise MemoryBudgetExceeded(
+            "The KV cache does not fit the memory.", f"{error}.", "Load the model with a smaller context."
+        ) from error
+    interface.outputs.plan(load_plan.logit_rows, load_plan.most_logit_rows)
+    return interface
+
+
+def _tell_nobody(loaded: str) -> None:
+    del loaded

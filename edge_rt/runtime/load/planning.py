@@ -1,0 +1,261 @@
+"""From what a load is asked for to a plan of its memory, and to its share of a budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from edge_rt.byte_size import file_size, round_up
+from edge_rt.errors import ConfigError, RuntimeUnavailable
+from edge_rt.memory.budget import Budget, Claim
+from edge_rt.memory.device import Device, this_device
+from edge_rt.memory.fallbacks import DEFAULT_DRAFT
+from edge_rt.memory.plan import Plan, Request, make_plan, require_fit
+from edge_rt.memory.request import as_arguments
+from edge_rt.memory.shape import shape_of
+from edge_rt.memory.terms import pass_memory_bytes
+from edge_rt.package.reader import Package
+from edge_rt.runtime.drafters.recycling import MAX_CONTEXTS
+from edge_rt.runtime.drafters.suffix import MAX_TOKENS
+from edge_rt.runtime.load.options import LoadOptions, Memory
+from edge_rt.runtime.prompt.encoding_budget import EncodingBudget
+from edge_rt.runtime.speculation.speculation import TableBounds
+from edge_rt.session import PassMemory, pool_size
+from edge_rt.spec_modes import AUTO, OFF
+from edge_rt.system.machine import usable_cpus
+from edge_rt.system.process_memory import read_memory
+
+_SETTLING: Final = 3
+PIECES_BYTES: Final = 24 << 20
+"""What closed models leave in the heap that one with another tokenizer cannot use, as it lies in pieces. Measured with
+vocabularies of 49,000 and 128,000 tokens in turn: after ten loads 12 MiB more belong to no model than after the first,
+and the smaller model's peak is 25 MiB higher, of which its plan has room for some."""
+
+
+@dataclass(frozen=True)
+class LoadPlan:
+    """A plan that fits, and what follows from it.
+
+    Attributes:
+        plan: the plan.
+        options: what was asked for, by whoever made the plan.
+        budget_bytes: the budget that was given, of all models that share it; None without one.
+        is_strict: whether it holds a budget that was given, or had to give something up for what there is. A plan that
+            does neither says what is taken unless more is asked for later, which is then given.
+        claim: its share of the budget, or of what there is where that is short; None without either.
+        text_room: memory for text that has to be encoded at once, in that share; None: as much as the system has.
+    """
+
+    plan: Plan
+    options: LoadOptions
+    budget_bytes: int | None
+    is_strict: bool
+    claim: Claim | None
+    text_room: EncodingBudget | None
+
+    @property
+    def spec_mode(self) -> str:
+        """The mode of speculation, as it was asked for or as the plan decided."""
+        choice = self.plan.choice
+        if self.options.spec is not None:
+            return self.options.spec
+        if choice.spec == OFF:
+            return OFF if self.plan.given_up else AUTO
+        return choice.spec
+
+    @property
+    def draft_max(self) -> int:
+        """Most drafted tokens of a pass, as the plan decided or as was asked for."""
+        return self.plan.choice.draft_max or self.options.draft_max or DEFAULT_DRAFT
+
+    @property
+    def table_bounds(self) -> TableBounds:
+        """What drafters may remember."""
+        choice = self.plan.choice
+        if self.is_strict:
+            tokens = choice.suffix_tokens
+            return TableBounds(tokens, choice.recycling_contexts, is_planned=True)
+        return TableBounds(choice.suffix_tokens or MAX_TOKENS, choice.recycling_contexts or MAX_CONTEXTS)
+
+    @property
+    def logit_rows(self) -> int:
+        """Rows of logits for which there is room from the beginning."""
+        rows = self.plan.choice.logit_rows
+        return rows if self.is_strict else max(rows, DEFAULT_DRAFT + 1)
+
+    @property
+    def most_logit_rows(self) -> int | None:
+        """Rows of logits beyond which no pass may go; None: as many as the system has memory for."""
+        return self.logit_rows if self.is_strict else None
+
+    @property
+    def largest_pass(self) -> int:
+        """Rows of the largest pass that is planned."""
+        return max(self.plan.choice.largest_pass, self.logit_rows)
+
+    @property
+    def pass_memory(self) -> PassMemory:
+        """Memory for the intermediate values of passes."""
+        planned = pass_memory_bytes(self.plan.shape, self.plan.choice)
+        # ONNX Runtime takes packed weights from the same arena, whatever its limit, and then holds no limit any more.
+        # There the size of a pass is what bounds it.
+        return PassMemory(planned, is_limit=self.is_strict and self.plan.shape.op_profile == "native")
+
+    @property
+    def totals(self) -> tuple[int, int | None]:
+        """Bytes that are planned, with those that long texts have taken since, and the budget's; None without one."""
+        more = 0 if self.text_room is None else self.text_room.taken_bytes
+        return self.plan.total_bytes + more, self.budget_bytes
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what is planned as a JSON object: bytes in all and of every term, the budget, what was given up."""
+        plan = self.plan
+        return {
+            "planned_bytes": plan.total_bytes,
+            "budget_bytes": self.budget_bytes,
+            "available_bytes": plan.budget_bytes,
+            "minimum_bytes": plan.minimum_bytes,
+            "terms": {term.name: term.bytes for term in plan.terms},
+            "given_up": list(plan.given_up),
+        }
+
+    def release(self) -> None:
+        """Give the share of the budget back; does nothing the second time."""
+        if self.claim is not None:
+            self.claim.release()
+
+
+def plan_package(package: Package, options: LoadOptions, *, device: Device | None = None) -> Plan:
+    """Return the plan for a package in this process, whether it fits or not; nothing is loaded.
+
+    Without a budget the plan may take what the machine has available, beside what this process holds already. In a
+    budget that models share, it may take what they leave, and the process itself is counted once.
+
+    A process does not get smaller by all that a closed model took: the heap keeps much of it, for the next load to
+    use. Where one model takes another's place, what the process holds is therefore what it held before the first one
+    (``runtime_bytes`` of its plan), given as ``base_bytes``.
+
+    Args:
+        package: the opened package.
+        options: what is asked for.
+        device: another machine than this one; then the process is taken to be one that holds nothing yet.
+
+    Raises:
+        ConfigError: what is asked for is out of range or without effect together, or the budget is no size.
+        InvalidCorpus: the corpus is none, or comes from another tokenizer.
+        StorageError: it cannot be read.
+    """
+    options.check(package)
+    budget = _budget(options.memory)
+    # Planning takes memory itself, the first time; what follows is to find the process as it was planned.
+    for _ in range(_SETTLING):
+        before = resident_bytes()
+        plan = _plan_package(package, options, budget, device)
+        if resident_bytes() == before:
+            break
+    return plan
+
+
+def _plan_package(package: Package, options: LoadOptions, budget: Budget | None, device: Device | None) -> Plan:
+    base_bytes = options.base_bytes
+    resident: int | None
+    if device is None:
+        resident = resident_bytes() if base_bytes is None else base_bytes
+        device = this_device()
+        threads = options.threads or pool_size() or usable_cpus()
+        held = resident if base_bytes is None else max(base_bytes, _unshared_bytes())
+        device = replace(device, available_bytes=device.available_bytes + held, threads=threads)
+    else:
+        resident = device.base_bytes
+    total = None
+    if budget is not None:
+        if budget.base_bytes:
+            resident = budget.base_bytes
+        total = budget.free_bytes + budget.base_bytes
+    request = Request(
+        budget_bytes=total,
+        ctx=options.ctx,
+        kv=options.kv,
+        spec=options.spec,
+        draft_max=options.draft_max if options.spec != OFF else None,
+        prefill_chunk=options.prefill_chunk,
+        resident_bytes=resident,
+        corpus=None if options.corpus is None else str(options.corpus),
+        corpus_bytes=file_size(options.corpus),
+    )
+    return make_plan(shape_of(package.manifest, package.id), device, request)
+
+
+def plan_load(package: Package, options: LoadOptions) -> LoadPlan:
+    """Return a plan that fits, with its share of the budget taken.
+
+    Args:
+        package: the opened package.
+        options: what is asked for; a plan among them is done as it is.
+
+    Raises:
+        ConfigError: what is asked for is out of range, the budget is no size, or the plan is another package's.
+        MemoryBudgetExceeded: it does not fit: what is needed, what there is, and a setting that fits.
+    """
+    budget, decided = _budget(options.memory), options.plan
+    if decided is not None and decided.shape.package_id != package.id:
+        raise ConfigError(
+            "The plan was made for another package.",
+            f"It is for {decided.shape.name} ({str(decided.shape.package_id)[:12]}), this is {package.id[:12]}.",
+            "Make one with edge_rt.plan for the package that is to be loaded.",
+        )
+    asked = options.but(memory=budget) if decided is None else _asked_of(decided, options)
+    plan = plan_package(package, asked) if decided is None else decided
+    require_fit(plan, options.spell or _spelling(plan, options.memory))
+    total = plan.request.budget_bytes if budget is None else budget.total_bytes
+    is_strict = total is not None or bool(plan.given_up)
+    if budget is None and is_strict:
+        budget = Budget(plan.budget_bytes)
+    if budget is None:
+        return LoadPlan(plan, asked, total, is_strict, claim=None, text_room=None)
+    base = plan.runtime_bytes
+    claim = budget.claim(plan.shape.name, plan.total_bytes - base, base_bytes=base)
+    return LoadPlan(
+        plan, asked, total, is_strict, claim, EncodingBudget(plan, budget, claim, is_given=total is not None)
+    )
+
+
+def _asked_of(plan: Plan, options: LoadOptions) -> LoadOptions:
+    """Return the options of a load whose plan was made before, with what that plan was asked for."""
+    request = plan.request
+    return options.but(
+        plan=None,
+        threads=plan.device.threads,
+        spec=request.spec,
+        draft_max=request.draft_max,
+        corpus=None if request.corpus is None else Path(request.corpus),
+    )
+
+
+def resident_bytes() -> int:
+    """Return the memory that this process holds now, in bytes: rounded up, as two plans in a row are to agree."""
+    return round_up(int(psutil.Process().memory_info().rss))
+
+
+def _unshared_bytes() -> int:
+    """Return the memory of this process that is not counted as available already, as pages of mapped files are."""
+    try:
+        return read_memory().private_bytes
+    except RuntimeUnavailable:
+        return 0
+
+
+def _spelling(plan: Plan, memory: Memory) -> Callable[[tuple[str, ...]], str]:
+    """Return how settings that fit are written for a caller of ``edge_rt.load``."""
+    if not isinstance(memory, Budget):
+        return as_arguments
+    return partial(as_arguments, budget=plan.budget_bytes, shared_bytes=memory.total_bytes - plan.budget_bytes)
+
+
+def _budget(memory: Memory) -> Budget | None:
+    return memory if memory is None or isinstance(memory, Budget) else Budget(memory)

@@ -1,0 +1,1 @@
+"""Prompts -> token ids, within the memory that the plan has for text."""

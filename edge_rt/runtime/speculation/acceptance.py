@@ -1,0 +1,106 @@
+"""How likely a guess is right: learned online, from what became of the guesses before."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect
+from collections.abc import Sequence as Items
+from typing import Final
+
+from edge_rt.runtime.drafters.source import Source
+from edge_rt.runtime.speculation.rates import Rates
+
+_KEEP_GENERATION: Final = 0.8
+"""What is left of all counts from one generation to the next."""
+_KIND_TRIALS: Final = 6.0
+_CELL_TRIALS: Final = 6.0
+"""Trials that the prior counts for."""
+_WIDEST: Final = 5.0
+_STEPS_PER_UNIT: Final = 2
+_CELLS: Final = int(2 * _WIDEST * _STEPS_PER_UNIT) + 1
+# Sources that name the same token confirm each other: so much is added to the sum of their log odds per further source.
+_AGREEMENT: Final = 1.4
+_LEADS: Final = (0.25, 0.5, 0.75)
+_LEVELS: Final = len(_LEADS) + 2
+
+
+def _logit(p: float) -> float:
+    p = min(max(p, 1e-4), 1 - 1e-4)
+    return math.log(p / (1 - p))
+
+
+class AcceptanceModel:
+    """Estimates the probability that a token follows, given which sources guess it and what else they guess.
+
+    Every source has a rate of hits per kind of guess. Their log odds are added up, as in the mixing of context models,
+    and a second table corrects the sum: its cells are the sum, the set of sources, and how sure the leading guess of
+    the same place is. Both forget slowly, so that a change of subject is followed.
+
+    Args:
+        sources: whose guesses are judged, at most 8.
+    """
+
+    def __init__(self, sources: Items[Source]) -> None:
+        self._kinds = [
+            Rates([source.prior(kind) for kind in range(source.num_kinds)], _KIND_TRIALS) for source in sources
+        ]
+        self._odds = [[_logit(value) for value in rates.value] for rates in self._kinds]
+        priors = []
+        for mask in range(1 << len(sources)):
+            agreement = _AGREEMENT * max(0, mask.bit_count() - 1)
+            for lead in range(_LEVELS):
+                # What is left of the place beside its leading guess.
+                share = 1.0 if lead == 0 else 1.0 - (0.0, *_LEADS)[lead - 1] - 0.1
+                for cell in range(_CELLS):
+                    x = cell / _STEPS_PER_UNIT - _WIDEST + agreement
+                    priors.append(share / (1 + math.exp(-x)))
+        self._cells = Rates(priors, _CELL_TRIALS)
+
+    def relax(self, keep: float = _KEEP_GENERATION) -> None:
+        """Trust what was learned less, between generations.
+
+        What is believed to be wrong is tried no more, so nothing else would show that another text proves it right.
+        """
+        self._cells.relax(keep)
+        for source, rates in enumerate(self._kinds):
+            rates.relax(keep)
+            self._odds[source][:] = [_logit(value) for value in rates.value]
+
+    @property
+    def odds(self) -> list[list[float]]:
+        """Log odds of a source's guess alone, ``[source][kind]``."""
+        return self._odds
+
+    @property
+    def probabilities(self) -> list[float]:
+        """Probability of guesses of every cell."""
+        return self._cells.value
+
+    @staticmethod
+    def cell(mask: int, odds: float, lead: float | None) -> int:
+        """Return the cell of a guess.
+
+        Args:
+            mask: bit i is set if source i guesses the token.
+            odds: the sum of their log odds.
+            lead: probability of the leading guess of the same place; None for that guess itself.
+        """
+        level = 0 if lead is None else 1 + bisect(_LEADS, lead)
+        if odds > _WIDEST:
+            odds = _WIDEST
+        elif odds < -_WIDEST:
+            odds = -_WIDEST
+        return (mask * _LEVELS + level) * _CELLS + int((odds + _WIDEST) * _STEPS_PER_UNIT + 0.5)
+
+    def learn(self, guesses: Items[tuple[int, int]], cell: int, hit: bool) -> None:
+        """Take in what became of a guess.
+
+        Args:
+            guesses: (source, kind) of every source that guessed it.
+            cell: its cell.
+            hit: whether it was right.
+        """
+        for source, kind in guesses:
+            self._kinds[source].learn(kind, hit)
+            self._odds[source][kind] = _logit(self._kinds[source].value[kind])
+        self._cells.learn(cell, hit)

@@ -1,0 +1,88 @@
+"""Where the costs of passes come from: the disk, or a measurement on the model's own cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from edge_rt.runtime.graph.cache import KVCache
+from edge_rt.runtime.graph.io_binding_base import IOBinding
+from edge_rt.runtime.graph.runner import ModelRunner
+from edge_rt.runtime.speculation.cost_model import CURVE_DEPTHS, CURVE_ROWS, CostStore, RowCosts, measure
+from edge_rt.system.machine import cpu_model
+from edge_rt.version import VERSION
+
+MAX_TRIES: Final = 3
+"""Measurements that are made at most where the machine is never quiet."""
+
+
+class MeasuredCosts:
+    """What passes of one loaded model cost.
+
+    Args:
+        facts: what costs depend on beside the machine: package, op profile, instruction set, cache format, threads.
+        io_binding: the cache's memory.
+        cache: its bookkeeping.
+        store: where measured costs are kept; None keeps nothing.
+
+    Attributes:
+        key: what the costs depend on.
+        is_kept: False if the disk did not take the last measurement, or there is no store.
+        on_measure: called when a measurement begins.
+    """
+
+    def __init__(self, facts: dict[str, Any], io_binding: IOBinding, cache: KVCache, store: CostStore | None) -> None:
+        # What is measured must fit the memory plan, too.
+        most = min(io_binding.outputs.most or CURVE_ROWS[-1], cache.largest_pass)
+        self._rows = [rows for rows in CURVE_ROWS if rows <= most]
+        reach = min(cache.capacity, CURVE_DEPTHS[-1] + CURVE_ROWS[-1])
+        self.key = facts | {
+            "edge_rt": VERSION, "cpu": cpu_model(), "capacity": reach, "rows": self._rows,
+        }  # fmt: skip
+        self._io_binding = io_binding
+        self._cache = cache
+        self._store = store
+        self.is_kept = True
+        self.on_measure: Callable[[], None] | None = None
+
+    def get(self, runner: ModelRunner) -> RowCosts:
+        """Return what is stored, or measure; a measurement empties the cache.
+
+        What was measured on a busy machine is measured again in later processes, a few times, and the least is taken.
+        """
+        stored = self._store.load(self.key) if self._store is not None else None
+        if stored is not None and (stored.steady or stored.tries >= MAX_TRIES):
+            return stored
+        return self.measure(runner, stored)
+
+    def measure(self, runner: ModelRunner, earlier: RowCosts | None = None) -> RowCosts:
+        """Measure on the emptied cache, and store the least of this and ``earlier``.
+
+        Raises:
+            Cancelled: a pass was stopped; nothing is stored.
+        """
+        cache, io_binding = self._cache, self._io_binding
+        if self.on_measure is not None:
+            self.on_measure()
+        cache.truncate(0)
+        filled = 0
+
+        def run(rows: int, depth: int) -> None:
+            nonlocal filled
+            if depth > filled:
+                io_binding.fill(depth)
+                filled = depth
+            if depth != cache.length:
+                cache.pretend(depth)
+            with cache.reserve(rows) as reserved:
+                runner.forward([1] * rows, reserved.start, rows)
+
+        try:
+            costs = measure(run, cache.capacity, rows=self._rows)
+        finally:
+            cache.truncate(0)
+            io_binding.forget()
+        if earlier is not None:
+            costs = earlier.least(costs)
+        self.is_kept = self._store is not None and self._store.save(self.key, costs)
+        return costs

@@ -1,0 +1,262 @@
+"""What a pass over several rows costs on this machine: measured, interpolated, kept."""
+
+from __future__ import annotations
+
+import json
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence as Items
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any, Final
+
+from edge_rt.errors import StorageError
+from edge_rt.system.atomic_files import write_atomically
+
+CURVE_ROWS: Final = (1, 2, 4, 8, 9, 16)
+"""Rows that are measured: both sides of the steps that kernels take (8 rows share a walk over a tile of weights)."""
+CURVE_DEPTHS: Final = (64, 320, 1024)
+"""Rows of context that are measured, as far as the context reaches."""
+ROUNDS: Final = 4
+BUDGET_SECONDS: Final = 1.5
+_VERSION: Final = 4
+_MOST_MS: Final = 1e6
+_DEPTH_STEP: Final = 128
+_STEADY: Final = 1.25
+
+
+@dataclass(frozen=True)
+class RowCosts:
+    """Milliseconds of a pass by its rows, at some depths of context.
+
+    Attributes:
+        rows: rising, begins with 1.
+        depths: rising, at least one.
+        ms: ``[depths][rows]``; made to rise with both, as no larger pass costs less: what says otherwise is noise.
+        steady: whether passes took the same time again and again; on a busy machine they do not.
+        tries: measurements that these are the least of.
+    """
+
+    rows: tuple[int, ...]
+    depths: tuple[int, ...]
+    ms: tuple[tuple[float, ...], ...]
+    steady: bool = True
+    tries: int = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ms", _rising(self.ms))
+
+    def curve(self, depth: int, most: int) -> list[float]:
+        """Return the milliseconds of passes over 1 to ``most`` rows, interpolated; index 0 is 1 row."""
+        low = min(max(bisect_right(self.depths, depth) - 1, 0), max(len(self.depths) - 2, 0))
+        high = min(low + 1, len(self.depths) - 1)
+        # Attention grows with depth beyond what was measured, too.
+        span = self.depths[high] - self.depths[low]
+        share = max((depth - self.depths[low]) / span, 0.0) if span else 0.0
+        at = [a + share * (b - a) for a, b in zip(self.ms[low], self.ms[high], strict=True)]
+        result: list[float] = []
+        for count in range(1, most + 1):
+            place = bisect_right(self.rows, count) - 1
+            if place + 1 < len(self.rows):
+                part = (count - self.rows[place]) / (self.rows[place + 1] - self.rows[place])
+                value = at[place] + part * (at[place + 1] - at[place])
+            else:
+                slope = (at[-1] - at[-2]) / (self.rows[-1] - self.rows[-2]) if len(at) > 1 else at[-1]
+                value = at[-1] + (count - self.rows[-1]) * slope
+            # Beyond the last depth lines may cross.
+            result.append(max(value, result[-1]) if result else value)
+        return result
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the costs as a JSON object."""
+        return {
+            "version": _VERSION, "rows": self.rows, "depths": self.depths, "ms": self.ms, "steady": self.steady,
+            "tries": self.tries,
+        }  # fmt: skip
+
+    def least(self, other: RowCosts) -> RowCosts:
+        """Return the lower costs of two measurements; those of ``other`` alone if it measured something else."""
+        if (self.rows, self.depths) != (other.rows, other.depths):
+            return other
+        pairs = zip(self.ms, other.ms, strict=True)
+        ms = tuple(tuple(min(a, b) for a, b in zip(one, two, strict=True)) for one, two in pairs)
+        return RowCosts(self.rows, self.depths, ms, self.steady or other.steady, self.tries + other.tries)
+
+    @classmethod
+    def from_json(cls, document: Any) -> RowCosts | None:
+        """Return stored costs; None if this is not what ``to_json`` writes."""
+        try:
+            rows, depths, ms = list(document["rows"]), list(document["depths"]), list(document["ms"])
+            good = (
+                document["version"] == _VERSION
+                and all(type(number) is int and number >= 0 for number in (*rows, *depths))
+                and rows[:1] == [1]
+                and rows == sorted(set(rows))
+                and len(depths) > 0
+                and depths == sorted(set(depths))
+                and len(ms) == len(depths)
+                and all(len(line) == len(rows) for line in ms)
+                and all(type(value) is float and 0 < value < _MOST_MS for line in ms for value in line)
+                and type(document["steady"]) is bool
+                and type(document["tries"]) is int
+                and document["tries"] > 0
+            )
+        except (KeyError, TypeError):
+            return None
+        if not good:
+            return None
+        lines = tuple(tuple(line) for line in ms)
+        return cls(tuple(rows), tuple(depths), lines, document["steady"], document["tries"])
+
+
+class CostCurve:
+    """The costs of passes at a depth, looked up again as a text grows.
+
+    Args:
+        costs: what was measured.
+        most: rows of the largest pass.
+
+    Attributes:
+        cheapest: what the cheapest further row takes, as a share of a pass over one row: no guess that is less likely
+            pays.
+    """
+
+    def __init__(self, costs: RowCosts, most: int) -> None:
+        self._costs = costs
+        self._most = most
+        self._depth = -_DEPTH_STEP
+        self._curve: list[float] = []
+        self.cheapest = 0.0
+
+    def at(self, depth: int) -> list[float]:
+        """Return the milliseconds of passes over 1 to ``most`` rows; index 0 is 1 row."""
+        if abs(depth - self._depth) >= _DEPTH_STEP:
+            self._depth = depth
+            self._curve = self._costs.curve(depth, self._most)
+            rows = zip(self._curve, self._curve[1:], strict=False)
+            self.cheapest = min((b - a for a, b in rows), default=0.0) / self._curve[0]
+        return self._curve
+
+
+def _rising(ms: Items[Items[float]]) -> tuple[tuple[float, ...], ...]:
+    """Let no larger pass and no longer context cost less."""
+    result: list[tuple[float, ...]] = []
+    for line in ms:
+        least = result[-1] if result else (0.0,) * len(line)
+        result.append(tuple(accumulate((max(a, b) for a, b in zip(line, least, strict=True)), max)))
+    return tuple(result)
+
+
+def measure(
+    run: Callable[[int, int], object],
+    capacity: int,
+    *,
+    rows: Items[int] = CURVE_ROWS,
+    depths: Items[int] = CURVE_DEPTHS,
+    rounds: int = ROUNDS,
+    budget: float = BUDGET_SECONDS,
+    clock: Callable[[], float] = time.perf_counter,
+) -> RowCosts:
+    """Measure passes: all row counts in turn, several times; the least of each, as other work only adds.
+
+    Args:
+        run: ``run(rows, depth)`` computes a pass over so many rows behind a context of ``depth`` rows.
+        capacity: rows of the cache; what does not fit is not measured.
+        rows: row counts, rising from 1.
+        depths: depths, rising.
+        rounds: passes of each.
+        budget: seconds to be kept to: first fewer rounds are measured, at least one, then fewer depths, at least one.
+        clock: seconds.
+    """
+    wanted = [count for count in rows if count <= capacity]
+    reached = [depth for depth in depths if depth + wanted[-1] <= capacity] or [0]
+    table: list[tuple[float, ...]] = []
+    steady = True
+    begun = clock()
+    for depth in reached:
+        if table and clock() - begun > budget:
+            break
+        samples: list[list[float]] = [[] for _ in wanted]
+        # The first round warms up: bindings are made, pages are touched.
+        for turn in range(rounds + 1):
+            if turn > 1 and clock() - begun > budget * (len(table) + 1) / len(reached):
+                break
+            for place, count in enumerate(wanted):
+                # Plain decoding is one row after the other, which the caches like; drafts of all sizes take turns.
+                if count == 1:
+                    run(count, depth)
+                started = clock()
+                run(count, depth)
+                if turn > 0:
+                    samples[place].append(1e3 * (clock() - started))
+        least = tuple(min(times) for times in samples)
+        # The second best of several is close to the best, and no larger pass was much faster, where nothing disturbs.
+        for times in samples:
+            steady &= len(times) > 1 and sorted(times)[1] <= _STEADY * min(times)
+        steady &= all(a <= _STEADY * b for a, b in pairwise(least))
+        table.append(least)
+    return RowCosts(tuple(wanted), tuple(reached[: len(table)]), tuple(table), steady)
+
+
+class CostStore:
+    """Measured costs on disk, one small file per machine, package, cache format and thread count.
+
+    Args:
+        folder: where the files lie; it is made when something is stored.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def path(self, key: Mapping[str, Any]) -> Path:
+        """Return the file of a key: what the costs depend on."""
+        # Imported here: hashing is not needed to decode.
+        import hashlib
+
+        text = json.dumps(dict(key), sort_keys=True)
+        return self._folder / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
+
+    def load(self, key: Mapping[str, Any]) -> RowCosts | None:
+        """Return stored costs, or None: a file that cannot be read is like none, it will be measured again."""
+        try:
+            document = json.loads(self.path(key).read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            return None
+        return RowCosts.from_json(document) if isinstance(document, dict) and document.get("key") == dict(key) else None
+
+    def find(self, facts: Mapping[str, Any]) -> list[tuple[dict[str, Any], RowCosts]]:
+        """Return all that is stored for keys that have these facts among others, with their keys."""
+        found: list[tuple[dict[str, Any], RowCosts]] = []
+        try:
+            paths = sorted(self._folder.glob("*.json"))
+        except OSError:
+            return found
+        for path in paths:
+            try:
+                document = json.loads(path.read_text(encoding="utf-8"))
+            except (OSError, ValueError, RecursionError):
+                continue
+            key = document.get("key") if isinstance(document, dict) else None
+            if not isinstance(key, dict) or any(key.get(name) != value for name, value in facts.items()):
+                continue
+            if (costs := RowCosts.from_json(document)) is not None:
+                found.append((key, costs))
+        return found
+
+    def save(self, key: Mapping[str, Any], costs: RowCosts) -> bool:
+        """Store costs, in one step; return False if they cannot be written, which costs a measurement later."""
+        text = json.dumps({"key": dict(key), **costs.to_json()})
+        try:
+            # They can be measured again: not worth the wait for the disk.
+            write_atomically(self.path(key), [text.encode()], durable=False, parents=True)
+        except StorageError:
+            return False
+        return True
+
+
+def user_costs() -> CostStore:
+    """Return the store of this user's measured costs."""
+    import platformdirs
+
+    return CostStore(platformdirs.user_cache_path("edge-rt") / "row-costs")

@@ -1,0 +1,218 @@
+"""Recycled tokens drawn at random, for the acceptance rule that asks with what probability they were drawn.
+
+``accept_ratio`` keeps the text's distribution only if no drawn token has a say in whether it is in the draft. So the
+shape of a draft is settled first, from what was learned about its slots, and then tokens are drawn into it: nothing is
+sorted or dropped any more.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect
+from collections.abc import Callable, Collection, Sequence as Items
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from edge_rt.runtime.decode.accept_ratio import Proposal, accept_ratio
+from edge_rt.runtime.decode.draft import ROOT, Accepted, Draft
+from edge_rt.runtime.decode.sampling import LEAST_TEMPERATURE, Chance, Sampler
+from edge_rt.runtime.drafters.source import Guess, Source
+from edge_rt.runtime.graph.outputs import Outputs
+from edge_rt.runtime.results import SpecStats
+from edge_rt.runtime.speculation.adaptive import Trace, best_size
+from edge_rt.runtime.speculation.cost_model import CostCurve, RowCosts
+from edge_rt.runtime.speculation.draft_shape import MAX_SIBLINGS, SURE_BOUNDS, Slot, SlotRates
+from edge_rt.runtime.speculation.statistics import SpecCounter, decision
+from edge_rt.runtime.speculation.tree import LEAST_VALUE, context_of
+
+if TYPE_CHECKING:
+    from edge_rt.runtime.decode.sequence import Sequence
+
+PROBE_STEPS: Final = 16
+"""Steps without a draft after which one token is drafted all the same, to learn whether drafting pays again."""
+_DRAFTING_MS: Final = 0.2
+"""What a draft is taken to cost. It is not measured as it goes: a seed would then give another text every time."""
+_LEAST_WEIGHT: Final = 1e-6
+"""Tokens so much less likely than the best one are not drawn."""
+
+
+class _Context(NamedTuple):
+    """What a source guesses behind one context: the law that tokens are drawn from, and where each of them leads."""
+
+    proposal: Proposal
+    cursors: dict[int, Any]
+
+
+class SampledDrafter:
+    """Draws trees from the probabilities of a source, as large as it pays; ``accept`` is the rule that they need.
+
+    It serves one generation. Random numbers are its own: they come from the request's seed, but are not the sampler's.
+    What it decides depends on no clock, so a seed repeats its text where the source, the rates and the costs are those
+    of the first time.
+
+    Args:
+        source: guesses whose prior is proportional to their probability among the guesses at one context.
+        rates: what is known about slots.
+        costs: what passes cost on this machine.
+        temperature: of the request, above 0; the probabilities are raised to its inverse, as the model's are.
+        seed: of the request; None takes a new one.
+        max_nodes: most nodes of a draft.
+        chain: no siblings, for models that cannot verify trees.
+        trace: called with every step's decision.
+        clock: seconds; for the statistics.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        rates: SlotRates,
+        costs: RowCosts,
+        *,
+        temperature: float,
+        seed: int | None,
+        max_nodes: int,
+        chain: bool = False,
+        trace: Trace | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.counter = SpecCounter()
+        self._source = source
+        self._rates = rates
+        self._curve = CostCurve(costs, max_nodes + 1)
+        self._exponent = 1.0 / max(temperature, LEAST_TEMPERATURE)
+        self._random = Chance(drafting_seed(seed))
+        self._max_nodes = max_nodes
+        self._siblings = 1 if chain else MAX_SIBLINGS
+        self._trace = trace
+        self._clock = clock
+        self._priors = [source.prior(kind) for kind in range(source.num_kinds)]
+        self._idle = 0
+        self._sure = 0
+        self._slots: list[Slot] = []
+        # For every slot its node, None if nothing could be drawn; for every node what it was drawn from.
+        self._nodes: list[int | None] = []
+        self._proposals: list[Proposal] = []
+        self._started = self._proposed = 0.0
+        self._sequence: Sequence | None = None
+
+    def statistics(self, mode: str, taken_back: int = 0) -> SpecStats:
+        """Return what was drafted since ``begin``."""
+        return self.counter.stats(mode, self._source.memory_bytes, taken_back)
+
+    def begin(self, sequence: Sequence) -> None:
+        """Take up a sequence."""
+        self._sequence = sequence
+        self.counter = SpecCounter()
+        started = self._clock()
+        self._source.begin(sequence.token_ids)
+        self.counter.drafting_ms += 1e3 * (self._clock() - started)
+
+    def propose(self, sequence: Sequence, limit: int) -> Draft:
+        """Return tokens drawn into the shape that maximises tokens per second; empty where plain decoding is faster."""
+        self._started = self._clock()
+        self._slots, self._nodes, self._proposals = [], [], []
+        draft = Draft()
+        cursor = self._source.root()
+        most = min(limit, self._max_nodes)
+        # The first pass computes what is left of the prompt as well: its rows cost what prompts cost.
+        if sequence.num_answer_tokens and most > 0 and cursor is not None:
+            guesses = self._source.children(cursor)
+            if guesses:
+                self._sure = bisect(SURE_BOUNDS, max(self._priors[guess.kind] for guess in guesses))
+                self._slots = self._shape(most, len(sequence.token_ids))
+                draft = self._draw(guesses)
+        self._proposed = self._clock()
+        return draft
+
+    def accept(self, draft: Draft, logits: npt.NDArray[Any], sampler: Sampler, end_ids: Collection[int]) -> Accepted:
+        """Apply ``accept_ratio`` to what ``propose`` returned last, or to its first nodes."""
+        return accept_ratio(draft, self._proposals[: len(draft)], logits, sampler, end_ids, sampler.chance)
+
+    def observe(self, draft: Draft, accepted: Accepted, outputs: Outputs) -> None:
+        """Learn from a step."""
+        verified = self._clock()
+        sequence = self._sequence
+        assert sequence is not None, "begin was not called"
+        reached = {ROOT, *accepted.path}
+        for slot, node in zip(self._slots, self._nodes, strict=True):
+            parent = ROOT if slot.parent == ROOT else self._nodes[slot.parent]
+            if parent in reached and (node is None or node < len(draft)):
+                self._rates.learn(self._sure, slot, node in reached)
+        emitted = len(accepted.token_ids)
+        self._source.observe(draft, accepted, outputs, context_of(sequence, emitted))
+        self._source.extend(accepted.token_ids)
+        ended = self._clock()
+        is_first = sequence.num_answer_tokens == emitted
+        drafting = 1e3 * (self._proposed - self._started + ended - verified)
+        verifying = 1e3 * (verified - self._proposed)
+        name = self._source.name if len(draft) else "off"
+        tested = [parent in reached for parent in draft.parents]
+        self.counter.add(draft, accepted, tested, drafting, verifying, name, is_first=is_first)
+        if self._trace is not None and not is_first:
+            expected = sum(slot.value for slot in self._slots)
+            self._trace(decision(sequence, name, draft, accepted, expected, drafting, verifying))
+
+    def _shape(self, most: int, depth: int) -> list[Slot]:
+        """Return the slots to draw into, knowing the source's guesses at the root and nothing that is drawn."""
+        costs = self._curve.at(depth)
+        slots = self._rates.shape(
+            self._sure, most, least=max(LEAST_VALUE, self._curve.cheapest), siblings=self._siblings
+        )
+        size = best_size([slot.value for slot in slots], costs, _DRAFTING_MS)
+        self._idle = 0 if size else self._idle + 1
+        if self._idle >= PROBE_STEPS:
+            self._idle = 0
+            return self._rates.shape(self._sure, 1, least=0.0)
+        return slots[:size]
+
+    def _draw(self, guesses: Items[Guess]) -> Draft:
+        """Fill the slots in their order; behind a context that the source does not know they stay empty."""
+        families: dict[int, int] = {}
+        for slot in self._slots:
+            families[slot.parent] = slot.rank + 1
+        contexts: list[_Context] = []
+        tokens: list[int] = []
+        parents: list[int] = []
+        # Slot -> its context, and the tokens drawn behind it.
+        drawn: dict[int, tuple[_Context, tuple[int, ...]] | None] = {}
+        for slot in self._slots:
+            above = slot.parent
+            if slot.rank == 0:
+                behind = guesses if above == ROOT else self._behind(above, tokens, contexts)
+                drawn[above] = self._open(behind, families[above]) if behind else None
+            found = drawn[above]
+            if found is None or slot.rank >= len(found[1]):
+                self._nodes.append(None)
+                continue
+            parent = ROOT if above == ROOT else self._nodes[above]
+            assert parent is not None
+            self._nodes.append(len(tokens))
+            tokens.append(found[1][slot.rank])
+            parents.append(parent)
+            contexts.append(found[0])
+            self._proposals.append(found[0].proposal)
+        return Draft(tuple(tokens), tuple(parents))
+
+    def _behind(self, slot: int, tokens: Items[int], contexts: Items[_Context]) -> Items[Guess]:
+        """Return what the source guesses behind the token of a slot; nothing if it has none."""
+        node = self._nodes[slot]
+        return () if node is None else self._source.children(contexts[node].cursors[tokens[node]])
+
+    def _open(self, guesses: Items[Guess], count: int) -> tuple[_Context, tuple[int, ...]]:
+        """Draw at most ``count`` of the guesses."""
+        weights = np.array([self._priors[guess.kind] for guess in guesses])
+        weights = (weights / weights.max()) ** self._exponent
+        weights[weights < _LEAST_WEIGHT] = 0.0
+        proposal = Proposal.of([guess.token_id for guess in guesses], weights.tolist())
+        context = _Context(proposal, {guess.token_id: guess.cursor for guess in guesses})
+        return context, proposal.draw(count, self._random)
+
+
+def drafting_seed(seed: int | None) -> int | None:
+    """Return a seed for drawing drafts that goes with a request's seed and tells nothing of the sampler's numbers."""
+    if seed is None:
+        return None
+    high, low = np.random.SeedSequence(seed, spawn_key=(1,)).generate_state(2, np.uint64).tolist()
+    return int(high) << 64 | int(low)

@@ -1,0 +1,308 @@
+"""From ``spec="auto"`` to a drafter: who drafts for a model, with what it has learned, at what price."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence as Items
+from dataclasses import dataclass
+from typing import Final
+
+from edge_rt.errors import ConfigError, MemoryBudgetExceeded, ReferenceBudgetExceeded
+from edge_rt.runtime.config import GenerationConfig
+from edge_rt.runtime.decode.accept import accept
+from edge_rt.runtime.decode.draft import Drafter, NullDrafter
+from edge_rt.runtime.decode.loop import AcceptanceRule
+from edge_rt.runtime.drafters.corpus import Corpus
+from edge_rt.runtime.drafters.ngram import MAX_ENTRIES, MIN_ENTRIES, NgramSource
+from edge_rt.runtime.drafters.recycling import MAX_CONTEXTS, RecyclingSource
+from edge_rt.runtime.drafters.reference import ReferenceSource
+from edge_rt.runtime.drafters.source import Source
+from edge_rt.runtime.drafters.suffix import MAX_TOKENS, MIN_TOKENS, SuffixSource
+from edge_rt.runtime.speculation.acceptance import AcceptanceModel
+from edge_rt.runtime.speculation.adaptive import AdaptiveDrafter, Trace
+from edge_rt.runtime.speculation.arms import arms_of
+from edge_rt.runtime.speculation.bandit import DiscountedUCB
+from edge_rt.runtime.speculation.cost_model import RowCosts
+from edge_rt.runtime.speculation.draft_shape import SlotRates
+from edge_rt.runtime.speculation.sampled import SampledDrafter
+from edge_rt.runtime.speculation.tree import TreeGrower
+from edge_rt.spec_modes import RATIO_MODE, REFERENCE_MODES, require_mode, require_rule
+
+AUTO_SOURCES: Final = ("suffix", "recycling")
+# What an arm is expected to give before it was tried, relative to what is usual.
+_PRIOR_OFF, _PRIOR_DRAFTING = 0.8, 1.0
+
+
+@dataclass(frozen=True)
+class TableBounds:
+    """How much drafters may remember.
+
+    Attributes:
+        suffix_tokens: tokens of the suffix drafter; as many keys of n-grams, or tokens of a reference text, take no
+            more memory. 0: none of the three may be used.
+        recycling_contexts: contexts of each order that token recycling keeps; 0: it may not be used.
+        is_planned: whether these are a memory budget's: one table may then grow in the place of another, not beside it.
+    """
+
+    suffix_tokens: int = MAX_TOKENS
+    recycling_contexts: int = MAX_CONTEXTS
+    is_planned: bool = False
+
+
+class Speculation:
+    """The drafters of one model; what they learned stays from one generation to the next.
+
+    Args:
+        mode: one of ``SPEC_MODES``: what is done where a generation asks for nothing else.
+        draft_max: most drafted tokens of a pass; the cost model mostly takes fewer.
+        exact: whether a row's results do not depend on the rows beside it. Where they do, ``auto`` is off, trees cannot
+            be verified, and a chain that is asked for may give another text than plain decoding.
+        costs: measures passes, or takes what was stored; called when first needed.
+        corpus: texts that the suffix drafter looks into as well; the other drafters do not use it.
+        bounds: of the drafters' tables.
+        trace: called with every step's decision.
+    """
+
+    def __init__(
+        self,
+        mode: str,
+        draft_max: int,
+        *,
+        exact: bool,
+        costs: Callable[[], RowCosts],
+        corpus: Corpus | None,
+        bounds: TableBounds | None = None,
+        trace: Trace | None = None,
+    ) -> None:
+        self.exact = exact
+        self.draft_max = draft_max
+        self.asked = mode
+        self.trace = trace
+        self._bounds = bounds or TableBounds()
+        self._measure = costs
+        self._costs: RowCosts | None = None
+        self._corpus = corpus
+        self._sources: dict[str, Source] = {}
+        self._drafters: dict[tuple[str, ...], AdaptiveDrafter] = {}
+        self._referring: tuple[tuple[str, tuple[int, ...]], AdaptiveDrafter] | None = None
+        self._place_rates = SlotRates()
+
+    @property
+    def mode(self) -> str:
+        """What is done where a generation asks for nothing else."""
+        return self._in_force(self.asked)
+
+    def _in_force(self, mode: str) -> str:
+        return "off" if mode == "auto" and not self.exact else mode
+
+    def resolve(self, mode: str | None, *, has_reference: bool = False, accept: str = "match") -> str:
+        """Return the mode of a generation: what it asks for, or the model's.
+
+        Args:
+            mode: of the request; None takes the model's.
+            has_reference: whether the request has a text that may be copied.
+            accept: the request's acceptance rule.
+
+        Raises:
+            ConfigError: the mode is unknown, wants a text that is not given, or cannot draft for the acceptance rule.
+            MemoryBudgetExceeded: the memory plan has no room for its tables.
+        """
+        mode = self.asked if mode is None else mode
+        require_mode(mode)
+        if mode == "reference" and not has_reference:
+            raise ConfigError(
+                "The reference drafter has nothing to copy from.",
+                "No reference text was given.",
+                "Give one (reference=..., --reference FILE), or choose another drafter.",
+            )
+        require_rule(accept, mode)
+        if has_reference and mode in ("ngram", "suffix", "recycling"):
+            raise ConfigError(
+                "A reference text is given to a drafter that does not copy from one.",
+                f"The drafter is {mode!r}.",
+                "Choose auto or reference, or leave the text out.",
+            )
+        mode = self._in_force(mode)
+        self._require_room(mode)
+        return mode
+
+    def _require_room(self, mode: str) -> None:
+        bounds = self._bounds
+        room = {
+            "auto": bounds.suffix_tokens + bounds.recycling_contexts,
+            "recycling": bounds.recycling_contexts,
+            "off": 1,
+        }.get(mode, bounds.suffix_tokens)
+        if not room:
+            raise MemoryBudgetExceeded(
+                f"The memory plan has no room for the drafter {mode!r}.",
+                f"It was made for {self.asked!r}: {bounds.suffix_tokens} tokens of text and "
+                f"{bounds.recycling_contexts} contexts may be remembered.",
+                f"Load the model with it (spec={mode!r}, --spec {mode}), or with a larger budget.",
+            )
+
+    def drafter(self, mode: str, reference_ids: Items[int] | None = None) -> Drafter:
+        """Return the drafter for a generation.
+
+        Args:
+            mode: as ``resolve`` returns it.
+            reference_ids: tokens of a text that the answer may copy.
+        """
+        if mode == "off":
+            return NullDrafter()
+        names = self._auto_sources() if mode == "auto" else () if mode == "reference" else (mode,)
+        is_referring = reference_ids is not None and mode in REFERENCE_MODES
+        if self._bounds.is_planned:
+            self._share(names, len(reference_ids or ()) if is_referring else 0)
+        if reference_ids is not None and is_referring:
+            # Of these only the last one is kept: a chat gives the same text at every turn.
+            key = (mode, tuple(reference_ids))
+            if self._referring is None or self._referring[0] != key:
+                sources = (*(self._source(name) for name in names), ReferenceSource(reference_ids))
+                self._referring = (key, self._assemble(sources))
+            return self._referring[1]
+        if names not in self._drafters:
+            self._drafters[names] = self._assemble(tuple(self._source(name) for name in names))
+        return self._drafters[names]
+
+    def drafting(
+        self, config: GenerationConfig, mode: str, reference_ids: Items[int] | None, temperature: float
+    ) -> tuple[Drafter, AcceptanceRule]:
+        """Return who drafts for a generation, and which of the drafted tokens stay.
+
+        Args:
+            config: its options.
+            mode: as ``resolve`` returns it.
+            reference_ids: tokens of a text that the answer may copy.
+            temperature: in force; 0 is greedy.
+        """
+        # Greedy decoding has no distribution to keep: both rules keep its text then.
+        if config.accept == "ratio" and temperature > 0.0:
+            sampled = self.sampled_drafter(temperature, config.seed)
+            return sampled, sampled.accept
+        return self.drafter(mode, reference_ids), accept
+
+    def sampled_drafter(self, temperature: float, seed: int | None) -> SampledDrafter:
+        """Return the drafter for a generation that accepts by ratio; its ``accept`` is the rule.
+
+        Args:
+            temperature: of the request, above 0.
+            seed: of the request.
+        """
+        return SampledDrafter(
+            self._source(RATIO_MODE),
+            self._place_rates,
+            self.costs,
+            temperature=temperature,
+            seed=seed,
+            max_nodes=self.draft_max,
+            chain=not self.exact,
+            trace=self.trace,
+        )
+
+    def _auto_sources(self) -> tuple[str, ...]:
+        room = {"suffix": self._bounds.suffix_tokens, "recycling": self._bounds.recycling_contexts}
+        return tuple(name for name in AUTO_SOURCES if room[name])
+
+    def _share(self, names: Items[str], reference_tokens: int) -> None:
+        """Hold no more than is planned: n-grams, suffixes and a reference text have one table's memory together.
+
+        Raises:
+            ReferenceBudgetExceeded: the reference text takes more than there is.
+        """
+        if not reference_tokens and not {"ngram", "suffix"}.intersection(names):
+            return
+        for name in {"ngram", "suffix"}.difference(names):
+            if self._sources.pop(name, None) is not None:
+                self._drop_drafters()
+        if not reference_tokens:
+            self._referring = None
+        room = self._reference_room(names)
+        if reference_tokens > room:
+            raise ReferenceBudgetExceeded(reference_tokens, room)
+        source = self._source("suffix") if "suffix" in names else None
+        if isinstance(source, SuffixSource):
+            source.limit(max(MIN_TOKENS, self._bounds.suffix_tokens - reference_tokens))
+
+    def _reference_room(self, names: Items[str]) -> int:
+        return max(0, self._bounds.suffix_tokens - (MIN_TOKENS if "suffix" in names else 0))
+
+    def most_reference_tokens(self, mode: str) -> int | None:
+        """Return how many tokens of a reference text the memory plan has room for; None: as many as there are.
+
+        Args:
+            mode: as ``resolve`` returns it; one that copies from such a text.
+        """
+        if not self._bounds.is_planned:
+            return None
+        return self._reference_room(self._auto_sources() if mode == "auto" else ())
+
+    @property
+    def costs(self) -> RowCosts:
+        """What passes cost; measured when first asked for."""
+        if self._costs is None:
+            self._costs = self._measure()
+        return self._costs
+
+    @costs.setter
+    def costs(self, costs: RowCosts) -> None:
+        self._costs = costs
+        self._drop_drafters()
+
+    @property
+    def known_costs(self) -> RowCosts | None:
+        """What passes cost, if that was asked for before; nothing is measured."""
+        return self._costs
+
+    @property
+    def corpus(self) -> Corpus | None:
+        """Texts that the suffix drafter looks into as well, if there are any."""
+        return self._corpus
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that the drafters hold."""
+        return sum(source.memory_bytes for source in self._sources.values())
+
+    def replace(self, name: str, source: Source) -> None:
+        """Let another source guess in the place of one of ours: for measurements and tests."""
+        self._sources[name] = source
+        self._drop_drafters()
+
+    def forget(self) -> None:
+        """Throw away what the drafters have learned."""
+        self._sources.clear()
+        self._drop_drafters()
+        self._place_rates = SlotRates()
+
+    def close(self) -> None:
+        """Let go of everything, the corpus included."""
+        self.forget()
+        self._corpus = None
+
+    def _drop_drafters(self) -> None:
+        self._drafters.clear()
+        self._referring = None
+
+    def _source(self, name: str) -> Source:
+        if name not in self._sources:
+            bounds = self._bounds
+            entries = max(MIN_ENTRIES, bounds.suffix_tokens) if bounds.is_planned else MAX_ENTRIES
+            makers: dict[str, Callable[[], Source]] = {
+                "ngram": lambda: NgramSource(max_entries=entries),
+                "suffix": lambda: SuffixSource(self._corpus, max_tokens=max(MIN_TOKENS, bounds.suffix_tokens)),
+                # A third token of context changed nothing in 240 answers but the time it takes.
+                "recycling": lambda: RecyclingSource(max_order=2, max_contexts=bounds.recycling_contexts),
+            }
+            self._sources[name] = makers[name]()
+        return self._sources[name]
+
+    def _assemble(self, sources: tuple[Source, ...]) -> AdaptiveDrafter:
+        arms = arms_of([source.name for source in sources])
+        priors = [_PRIOR_OFF] + [_PRIOR_DRAFTING] * (len(arms) - 1)
+        return AdaptiveDrafter(
+            TreeGrower(sources, AcceptanceModel(sources), chain=not self.exact),
+            self.costs,
+            DiscountedUCB(tuple(priors)),
+            max_nodes=self.draft_max,
+            trace=self.trace,
+        )

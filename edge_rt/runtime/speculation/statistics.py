@@ -1,0 +1,109 @@
+"""What speculation did for one answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from edge_rt.runtime.decode.draft import Accepted, Draft
+from edge_rt.runtime.results import SpecStats
+
+if TYPE_CHECKING:
+    from edge_rt.runtime.decode.sequence import Sequence
+
+
+@dataclass
+class SpecCounter:
+    """Counts while an answer is generated; the attributes are sums of those of ``SpecStats``."""
+
+    steps: int = 0
+    emitted: int = 0
+    tested: int = 0
+    accepted: int = 0
+    drafted: int = 0
+    drafting_ms: float = 0.0
+    verifying_ms: float = 0.0
+    lengths: list[int] = field(default_factory=list)
+    choices: dict[str, int] = field(default_factory=dict)
+
+    def add(
+        self,
+        draft: Draft,
+        accepted: Accepted,
+        tested: Items[bool],
+        drafting_ms: float,
+        verifying_ms: float,
+        choice: str,
+        *,
+        is_first: bool,
+    ) -> None:
+        """Count a step; the first one, which computes the prompt, only by its drafting time."""
+        self.drafting_ms += drafting_ms
+        if is_first:
+            return
+        self.steps += 1
+        self.emitted += len(accepted.token_ids)
+        self.tested += sum(tested)
+        self.accepted += accepted.num_accepted
+        self.drafted += len(draft)
+        self.verifying_ms += verifying_ms
+        self.choices[choice] = self.choices.get(choice, 0) + 1
+        while len(self.lengths) < accepted.num_accepted:
+            self.lengths.append(0)
+        for position in range(accepted.num_accepted):
+            self.lengths[position] += 1
+
+    def stats(self, mode: str, memory_bytes: int, taken_back: int = 0) -> SpecStats:
+        """Return the statistics so far, less accepted tokens of the last step that were taken back."""
+        accepted = max(self.accepted - taken_back, 0)
+        tested = max(self.tested - taken_back, 0)
+        emitted = self.emitted - taken_back
+        whole = self.drafting_ms + self.verifying_ms
+        return SpecStats(
+            mode=mode,
+            steps=self.steps,
+            tokens_per_step=emitted / self.steps if self.steps else 0.0,
+            draft_n=tested,
+            draft_n_accepted=accepted,
+            acceptance=accepted / tested if tested else 0.0,
+            rows_drafted=self.drafted,
+            accepted_per_position=tuple(count / self.steps for count in self.lengths),
+            drafting_ms=self.drafting_ms,
+            verifying_ms=self.verifying_ms,
+            drafting_share=self.drafting_ms / whole if whole else 0.0,
+            choices=dict(self.choices),
+            memory_bytes=memory_bytes,
+        )
+
+
+def decision(
+    sequence: Sequence,
+    arm: str,
+    draft: Draft,
+    accepted: Accepted,
+    expected: float,
+    drafting_ms: float,
+    verifying_ms: float,
+) -> dict[str, Any]:
+    """Return what a trace is told of a step, as ``docs/decoding.md`` lists it.
+
+    Args:
+        sequence: the request; it holds what was emitted.
+        arm: who drafted.
+        draft: what was verified.
+        accepted: what was emitted.
+        expected: drafted tokens that were expected to stay.
+        drafting_ms: time of drafting and learning.
+        verifying_ms: time of the pass and of choosing tokens.
+    """
+    emitted = len(accepted.token_ids)
+    return {
+        "position": len(sequence.token_ids) - emitted,
+        "arm": arm,
+        "drafted": len(draft),
+        "expected": 1.0 + expected,
+        "emitted": emitted,
+        "drafting_ms": drafting_ms,
+        "verifying_ms": verifying_ms,
+    }

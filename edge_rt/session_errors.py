@@ -1,0 +1,69 @@
+"""What ONNX Runtime raises -> our errors: the only place where its messages are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from edge_rt.errors import (
+    EdgeRTError,
+    InferenceError,
+    InvalidPackage,
+    MemoryBudgetExceeded,
+    UnsupportedModel,
+    VersionMismatch,
+)
+
+
+def _contains(*words: str) -> Callable[[str], bool]:
+    return lambda text: any(word in text for word in words)
+
+
+# Foreign message -> our error, first match wins: (matches, error, what, action).
+_TRANSLATIONS: Final[tuple[tuple[Callable[[str], bool], type[EdgeRTError], str, str], ...]] = (
+    (
+        _contains("Failed to allocate", "bad_alloc", "std::bad_alloc", "Available memory of"),
+        MemoryBudgetExceeded,
+        "A pass needs more memory than there is for it.",
+        "Compute fewer tokens at once, use a smaller context, or give a larger budget.",
+    ),
+    (
+        lambda text: "edge_rt:" in text and "is not a registered function/op" in text,
+        VersionMismatch,
+        "The native library lacks an operator of the package.",
+        "Install edge-rt again, or export the model again.",
+    ),
+    (
+        _contains("is not a registered function/op", "No Op registered", "Could not find an implementation"),
+        UnsupportedModel,
+        "This ONNX Runtime lacks an operator of the package.",
+        "Upgrade ONNX Runtime, or export the model again.",
+    ),
+    (
+        _contains(
+            "Protobuf parsing failed", "InvalidProtobuf", "INVALID_GRAPH", "InvalidGraph", "NO_SUCHFILE", "NoSuchFile"
+        ),
+        InvalidPackage,
+        "ONNX Runtime cannot read the package's graph.",
+        "Export or pull the model again.",
+    ),
+)
+
+
+def translate(error: BaseException, *, loading: bool) -> EdgeRTError:
+    """Turn an exception of ONNX Runtime into one of ours.
+
+    Args:
+        error: what it raised.
+        loading: whether a package was being opened, and not run.
+    """
+    text = f"{type(error).__name__}: {error}"
+    numbers = " ".join(text.split())[:300].rstrip(".") + "."
+    for matches, kind, what, action in _TRANSLATIONS:
+        if matches(text):
+            return kind(what, numbers, action)
+    if loading:
+        return InvalidPackage("ONNX Runtime refused the package.", numbers, "Export or pull the model again.")
+    return InferenceError(
+        "ONNX Runtime failed while running the model.", numbers, "Try again; report it if it repeats."
+    )

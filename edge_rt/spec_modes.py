@@ -1,0 +1,69 @@
+"""Modes of speculation: who may draft, and what each mode uses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from edge_rt.errors import ConfigError
+
+OFF: Final = "off"
+AUTO: Final = "auto"
+SPEC_MODES: Final = (OFF, AUTO, "ngram", "suffix", "recycling", "reference")
+"""``auto`` lets suffix, recycling and, where a text is given, reference draft together and chooses among them."""
+CORPUS_MODES: Final = (AUTO, "suffix")
+"""The modes that look drafts up in a corpus."""
+REFERENCE_MODES: Final = (AUTO, "reference")
+"""The modes that copy from a reference text."""
+RATIO_MODE: Final = "recycling"
+"""The mode whose drafter knows the probabilities it draws with, as the acceptance rule ``"ratio"`` needs."""
+MAX_DRAFT: Final = 63
+"""Most drafted tokens of a pass."""
+
+USED_BY: Final[Mapping[str, tuple[str, ...]]] = {
+    "--reference": REFERENCE_MODES,
+    "--corpus": CORPUS_MODES,
+    "--draft-max": SPEC_MODES[1:],
+    "--spec-trace": SPEC_MODES[1:],
+}
+"""Flag of the command line -> the modes that use it."""
+
+
+def require_mode(mode: str) -> None:
+    """Refuse what is no mode of speculation.
+
+    Raises:
+        ConfigError: with the modes there are.
+    """
+    if mode not in SPEC_MODES:
+        raise ConfigError(
+            "The mode of speculation is unknown.", f"Got {mode!r:.40}.", f"Choose one of {', '.join(SPEC_MODES)}."
+        )
+
+
+def require_draft_max(draft_max: int) -> None:
+    """Refuse what cannot be the largest draft.
+
+    Raises:
+        ConfigError: it is no number from 1 to ``MAX_DRAFT``.
+    """
+    if type(draft_max) is not int or not 1 <= draft_max <= MAX_DRAFT:
+        raise ConfigError(
+            "The largest draft is out of range.",
+            f"Got {draft_max} tokens.",
+            f"Choose 1 to {MAX_DRAFT}, or turn speculation off.",
+        )
+
+
+def require_rule(accept: str, mode: str) -> None:
+    """Refuse an acceptance rule that a mode cannot draft for.
+
+    Raises:
+        ConfigError: the rule is ``"ratio"``, and the mode draws from no probabilities.
+    """
+    if accept == "ratio" and mode != RATIO_MODE:
+        raise ConfigError(
+            "The acceptance rule 'ratio' needs a drafter that draws with known probabilities.",
+            f"The mode of speculation is {mode!r}; 1 of {len(SPEC_MODES)} has them, {RATIO_MODE!r}.",
+            f"Choose {RATIO_MODE} (spec={RATIO_MODE!r}, --spec {RATIO_MODE}), or the rule 'match'.",
+        )

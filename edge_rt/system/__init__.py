@@ -1,0 +1,1 @@
+"""What the machine has and what a process takes of it."""

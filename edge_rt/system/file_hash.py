@@ -1,0 +1,49 @@
+"""Reading files whole, piece by piece, and their hashes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from edge_rt.errors import StorageError
+
+CHUNK: Final = 1 << 20
+"""Bytes that are read at once."""
+
+
+def read_chunks(path: Path) -> Iterator[bytes]:
+    """Yield the content of a file in chunks of 1 MiB.
+
+    Raises:
+        StorageError: the file cannot be read.
+    """
+    try:
+        with path.open("rb", buffering=0) as file:
+            while chunk := file.read(CHUNK):
+                yield chunk
+    except StorageError:
+        raise
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read.", f"{error.strerror or error}.", "Check the path.") from error
+
+
+def sha256_file(path: Path, on_bytes: Callable[[int], None] | None = None) -> str:
+    """Return the SHA-256 of a file in lower-case hexadecimal.
+
+    Args:
+        path: a regular file.
+        on_bytes: called with the number of bytes read so far.
+
+    Raises:
+        StorageError: the file cannot be read.
+    """
+    digest = hashlib.sha256()
+    done = 0
+    for chunk in read_chunks(path):
+        digest.update(chunk)
+        done += len(chunk)
+        if on_bytes is not None:
+            on_bytes(done)
+    return digest.hexdigest()

@@ -1,0 +1,169 @@
+"""What one rendering of a chat template may use, and what each value that it builds costs.
+
+Every value that a template builds out of others is measured in *logical* size (a list that holds one list twice counts
+it twice), so comparing, hashing or printing it later is bounded too. Work is paid for *before* it is done.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any, Final
+
+from jinja2.runtime import Undefined
+
+from edge_rt.errors import InvalidTemplate
+
+SECONDS: Final = 0.4
+_STEPS: Final = 1_000_000
+_TEXT_CHARS: Final = 4 * 1024 * 1024
+_MEMORY_BYTES: Final = 16 * 1024 * 1024
+# A template copies a message a few times (concatenates, trims, prints it); what exceeds this is no chat template.
+_COPIES: Final = 16
+_VALUE_NODES: Final = 100_000
+_VALUE_DEPTH: Final = 64
+_INTEGER_BITS: Final = 4096
+# A small dictionary and its entry in the memo of sizes.
+_CONTAINER_BYTES: Final = 512
+_CONTAINERS: Final[tuple[type, ...]] = (list, tuple, dict, range, type({}.keys()), type({}.values()), type({}.items()))
+
+
+def limit(what: str, numbers: str) -> InvalidTemplate:
+    """Return the error for a template that asks for more than it gets."""
+    return InvalidTemplate(f"The chat template {what}.", numbers, "Use another template, or generate without one.")
+
+
+def text_bytes(text: str) -> int:
+    """Return an upper bound of the bytes that a text takes in memory."""
+    return 64 + len(text) * (1 if text.isascii() else 4)
+
+
+def is_container(value: Any) -> bool:
+    """Tell whether a value holds others that are measured with it."""
+    return isinstance(value, _CONTAINERS)
+
+
+class Budget:
+    """What one rendering may still use.
+
+    Args:
+        chars: characters of the messages and tools that the template works on.
+        size: their bytes in memory, as :func:`text_bytes` counts them.
+    """
+
+    def __init__(self, chars: int, size: int) -> None:
+        self.text_chars = _TEXT_CHARS + 2 * chars
+        self.output_chars = self.text_chars
+        self.memory = _MEMORY_BYTES + _COPIES * size
+        self.steps = _STEPS
+        self.depth = 0
+        self._sizes: dict[int, tuple[object, int, int, int]] = {}
+        self.deadline = time.monotonic() + SECONDS
+
+    def step(self, count: int = 1) -> None:
+        """Pay for ``count`` units of work and look at the clock."""
+        self.steps -= count
+        if self.steps < 0:
+            raise limit("takes too many steps", f"Limit {_STEPS}.")
+        if time.monotonic() > self.deadline:
+            raise limit("takes too long", f"Limit {SECONDS} s.")
+
+    def pay(self, size: int) -> None:
+        """Pay for ``size`` bytes of memory."""
+        self.step()
+        self.memory -= size
+        if self.memory < 0:
+            raise limit("produces too much data", f"Limit {_MEMORY_BYTES >> 20} MiB and {_COPIES} times the messages.")
+
+    def text(self, chars: int, *sources: str) -> None:
+        """Pay for a new text of ``chars`` characters made of those of ``sources``."""
+        if chars > self.text_chars:
+            raise limit("builds a text that is too long", f"{chars} characters of at most {self.text_chars}.")
+        self.pay(64 + chars * (1 if all(map(str.isascii, sources)) else 4))
+
+    def printed(self, value: Any) -> str:
+        """Return the text that an expression of the template writes into the prompt, paid for as memory and output."""
+        text = self.text_of(value)
+        self.pay(text_bytes(text))
+        self.output_chars -= len(text)
+        if self.output_chars < 0:
+            raise limit("writes a prompt that is too long", f"Limit {self.text_chars} characters.")
+        return text
+
+    def measure(self, value: Any, depth: int = 0) -> tuple[int, int, int]:
+        """Return (nodes, characters, depth) of a value, each part counted as often as it appears."""
+        if isinstance(value, str):
+            return 1, len(value), 0
+        if value is None or isinstance(value, int | float | Undefined):
+            return 1, 8, 0
+        if not is_container(value):
+            # Macros, loops, namespaces: what they would print or compare to is nothing a prompt needs.
+            raise limit("puts into a list or prints what has no text", f"A {type(value).__name__}.")
+        known = self._sizes.get(id(value))
+        if known is not None:
+            return known[1:]
+        if depth > _VALUE_DEPTH:
+            raise limit("nests lists too deeply", f"Limit {_VALUE_DEPTH}.")
+        self.step(1 + len(value))
+        parts: Iterable[Any] = (part for pair in value.items() for part in pair) if isinstance(value, dict) else value
+        count, chars, deepest = 1, 8, 0
+        for part in parts:
+            part_nodes, part_chars, part_depth = self.measure(part, depth + 1)
+            count, chars, deepest = count + part_nodes, chars + part_chars, max(deepest, part_depth)
+        # The memo holds the value itself, or its id could come back as that of another one.
+        self._sizes[id(value)] = (value, count, chars, deepest + 1)
+        self.pay(_CONTAINER_BYTES)
+        self.check_size(count, chars, deepest + 1)
+        return count, chars, deepest + 1
+
+    def check_size(self, count: int, chars: int, depth: int = 0) -> None:
+        """Refuse a value of ``count`` parts and ``chars`` characters that is too large for a chat template."""
+        if count > _VALUE_NODES or depth > _VALUE_DEPTH or chars > self.text_chars:
+            raise limit(
+                "builds a value that is too large",
+                f"{count} parts of {_VALUE_NODES}, {depth} levels of {_VALUE_DEPTH}, {chars} characters.",
+            )
+
+    def pay_sum(self, left: Any, right: Any) -> None:
+        """Pay for ``left + right``."""
+        if isinstance(left, str) and isinstance(right, str):
+            self.text(len(left) + len(right), left, right)
+        elif isinstance(left, list | tuple) and isinstance(right, list | tuple):
+            self.pay(64 + 8 * (len(left) + len(right)))
+
+    def pay_product(self, left: Any, right: Any) -> None:
+        """Pay for ``left * right``."""
+        for value, times in ((left, right), (right, left)):
+            if isinstance(value, str) and isinstance(times, int):
+                self.text(len(value) * max(times, 0), value)
+            elif isinstance(value, list | tuple) and isinstance(times, int):
+                count, chars, _ = self.measure(value)
+                self.check_size(count * max(times, 0), chars * max(times, 0))
+                self.pay(64 + 8 * len(value) * max(times, 0))
+        if isinstance(left, int) and isinstance(right, int) and left.bit_length() + right.bit_length() > _INTEGER_BITS:
+            raise limit("computes a number that is too large", f"Limit {_INTEGER_BITS} bits.")
+
+    def touch(self, value: Any) -> None:
+        """Pay for reading a value once."""
+        if isinstance(value, str):
+            self.step(1 + (len(value) >> 12))
+        elif is_container(value):
+            self.step(1 + len(value))
+
+    def made(self, value: Any) -> Any:
+        """Pay for a result that is not much larger than what it was made of."""
+        if isinstance(value, str):
+            self.text(len(value), value)
+        elif isinstance(value, list | tuple):
+            self.pay(64 + 8 * len(value))
+        return value
+
+    def text_of(self, value: Any) -> str:
+        """Return what printing ``value`` gives; objects without a plain text are refused."""
+        if isinstance(value, str):
+            return value
+        count, chars, _ = self.measure(value)
+        if is_container(value):
+            # The longest escape of a character is \U and eight digits.
+            self.pay(10 * chars + 16 * count)
+        return str(value)

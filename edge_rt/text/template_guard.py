@@ -1,0 +1,196 @@
+"""The engine under a chat template: Jinja's sandbox with an allow-list and a budget.
+
+Jinja's own sandbox stops a template from reaching code, not from working without end: twenty bytes can ask for
+gigabytes. So the template's syntax tree is checked against what chat templates use, and then rewritten: whatever can
+grow text or data, or repeat, goes through :class:`GuardedEnvironment` or
+:mod:`edge_rt.text.template_functions`, which pay for it out of a :class:`~edge_rt.text.template_budget.Budget` *before*
+doing it. Nothing a template can write is both unbounded and unpaid.
+
+Attributes are looked up by the type of the object, from short lists, instead of being filtered out of everything Python
+offers.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from itertools import islice
+from types import BuiltinMethodType, MethodType
+from typing import Any, Final
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.runtime import Context, LoopContext, Macro, Undefined
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.tests import TESTS
+from jinja2.utils import Namespace, pass_context
+
+from edge_rt.errors import InvalidTemplate
+from edge_rt.text import template_rules as rules
+from edge_rt.text.template_budget import Budget, limit
+from edge_rt.text.template_functions import PaidFunctions
+
+MAX_TEMPLATE_BYTES: Final = 64 * 1024
+_CALL_DEPTH: Final = 48
+_TOKENS: Final = 16_000
+
+_ARITHMETIC: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+    "//": operator.floordiv,
+    "%": operator.mod,
+    "**": operator.pow,
+}
+
+
+class GenerationTag(Extension):
+    """``{% generation %}...{% endgeneration %}`` marks the assistant's words for training; here it only groups."""
+
+    tags = {"generation"}  # noqa: RUF012 - the base class declares it as an instance attribute
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """Return the body in a scope of its own."""
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
+class GuardedEnvironment(ImmutableSandboxedEnvironment):
+    """Compiles one template and holds the budget of its current rendering.
+
+    Not for several renderings at once: the caller locks.
+
+    Args:
+        clock: gives the time that ``strftime_now`` prints.
+    """
+
+    # Every operator, not only those that can grow: operands decide whether they do.
+    intercepted_binops = frozenset(_ARITHMETIC)
+
+    def __init__(self, clock: Callable[[], datetime]) -> None:
+        # optimized=False and a finalize that needs the context keep the compiler from evaluating constants unpaid.
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            optimized=False,
+            finalize=pass_context(lambda _context, value: self.budget.printed(value)),
+            extensions=["jinja2.ext.loopcontrols", GenerationTag],
+        )
+        self.budget: Budget = Budget(0, 0)
+        self._functions = PaidFunctions(self, clock)
+        self.globals = self._functions.globals()
+        self.tests = {name: TESTS[name] for name in rules.TESTS}
+        self.filters = self._functions.filters()
+
+    def compile_guarded(self, source: str) -> jinja2.Template:
+        """Check, rewrite and compile a template.
+
+        Raises:
+            InvalidTemplate: too long, not allowed, or not valid Jinja; the numbers name the line.
+        """
+        size = len(source.encode("utf-8", "surrogatepass"))
+        if size > MAX_TEMPLATE_BYTES:
+            raise limit("is too long", f"{size} bytes of at most {MAX_TEMPLATE_BYTES}.")
+        try:
+            # Tokens are cheap to count, and what the parser spends grows with them.
+            tokens = (kind for _, kind, _ in self.lex(source) if kind != "whitespace")
+            if next(islice(tokens, _TOKENS, None), None) is not None:
+                raise limit("is too complex", f"More than {_TOKENS} words and signs.")
+            tree = self.parse(source)
+            rules.check_tree(tree)
+            return self.from_string(rules.rewrite(tree))
+        except InvalidTemplate:
+            raise
+        except jinja2.TemplateSyntaxError as error:
+            raise limit("is not valid", f"Line {error.lineno}: {str(error.message)[:200]!r}.") from error
+        except Exception as error:  # the compiler's recursion and nesting limits have many types
+            raise limit("cannot be compiled", f"{type(error).__name__}: {str(error)[:200]!r}.") from error
+
+    def begin(self, budget: Budget, sentinel: str) -> None:
+        """Start a rendering: nothing of the previous one is left."""
+        self.budget = self._functions.budget = budget
+        self._functions.sentinel = sentinel
+
+    # What Jinja's compiled code calls.
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """Look up ``obj.attribute``: methods by type, then keys; anything else is undefined."""
+        self.budget.step()
+        if attribute.startswith("_"):
+            raise limit("uses a private attribute", f"{attribute[:40]!r}.")
+        if isinstance(obj, Undefined):
+            return getattr(obj, attribute)
+        if isinstance(obj, dict) and attribute not in rules.DICT_METHODS:
+            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        allowed: frozenset[str] = frozenset()
+        if isinstance(obj, str):
+            allowed = rules.TEXT_METHODS
+        elif isinstance(obj, dict):
+            allowed = rules.DICT_METHODS
+        elif isinstance(obj, list | tuple):
+            allowed = rules.LIST_METHODS
+        elif isinstance(obj, LoopContext):
+            allowed = rules.LOOP_NAMES
+        if attribute in allowed or isinstance(obj, Namespace):
+            return getattr(obj, attribute, self.undefined(obj=obj, name=attribute))
+        return self.undefined(obj=obj, name=attribute)
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        """Look up ``obj[argument]``: an element, else an attribute of that name."""
+        self.budget.step()
+        if isinstance(obj, str | list | tuple | dict | range | Undefined):
+            try:
+                return obj[argument]
+            except (TypeError, LookupError):
+                pass  # not an element: Jinja then tries the attribute
+        if isinstance(argument, str):
+            return self.getattr(obj, argument)
+        return self.undefined(obj=obj, name=argument)
+
+    def call(__self, __context: Context, __obj: Any, /, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+        """Call a macro, a method from the lists above, or one of the few global functions."""
+        budget = __self.budget
+        budget.step()
+        if isinstance(__obj, BuiltinMethodType):
+            kwargs = {key: value for key, value in kwargs.items() if key not in {"_loop_vars", "_block_vars"}}
+            return __self._functions.call_method(__obj, args, kwargs)
+        if isinstance(__obj, LoopContext):
+            args = tuple(map(__self._functions.loop, args))
+        elif not (
+            isinstance(__obj, Macro | Undefined)
+            or (isinstance(__obj, MethodType) and isinstance(__obj.__self__, LoopContext))
+            or any(__obj == function for function in __self.globals.values())
+        ):
+            raise limit("calls something that is no function", f"{type(__obj).__name__!r}.")
+        if budget.depth >= _CALL_DEPTH:
+            raise limit("nests calls too deeply", f"Limit {_CALL_DEPTH}.")
+        budget.depth += 1
+        try:
+            return __context.call(__obj, *args, **kwargs)
+        finally:
+            budget.depth -= 1
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """Compute ``left operator right``, paying first for what can grow."""
+        del context
+        self.budget.step()
+        if operator == "+":
+            self.budget.pay_sum(left, right)
+        elif operator == "*":
+            self.budget.pay_product(left, right)
+        elif operator == "%" and isinstance(left, str):
+            raise limit("formats text with '%', which is not allowed", "Use '~' or 'replace'.")
+        elif operator == "**" and not (_is_small(left) and _is_small(right)):
+            raise limit("computes a power that is too large", f"Operands up to {2**10}.")
+        result = _ARITHMETIC[operator](left, right)
+        if isinstance(result, list | tuple):
+            self.budget.measure(result)
+        return result
+
+
+def _is_small(value: Any) -> bool:
+    return isinstance(value, int | float) and abs(value) <= 2**10

@@ -1,0 +1,177 @@
+"""What a chat template may be made of, and how its syntax tree is rewritten so that all of it is paid for.
+
+The lists hold what the templates of current models use. :func:`check_tree` refuses everything else with its line;
+:func:`rewrite` then leads whatever repeats or grows through filters of
+:class:`edge_rt.text.template_functions.PaidFunctions` whose names (``edge:loop`` and so on) no template can write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from jinja2 import nodes
+from jinja2.visitor import NodeTransformer
+
+from edge_rt.errors import InvalidTemplate
+
+MAX_NODES: Final = 8_000
+
+TEXT_METHODS: Final = frozenset(
+    {
+        *("capitalize", "lower", "title", "upper", "strip", "lstrip", "rstrip", "removeprefix", "removesuffix"),
+        *("split", "rsplit", "splitlines", "partition", "rpartition", "join", "replace"),
+        *("count", "find", "rfind", "startswith", "endswith"),
+        *("isalnum", "isalpha", "isdigit", "islower", "isspace", "isupper"),
+    }
+)
+DICT_METHODS: Final = frozenset({"get", "items", "keys", "values"})
+LIST_METHODS: Final = frozenset({"count", "index"})
+LOOP_NAMES: Final = frozenset(
+    {
+        *("index", "index0", "revindex", "revindex0", "first", "last", "length", "previtem", "nextitem"),
+        *("depth", "depth0", "cycle", "changed"),
+    }
+)
+BUILT_IN_FILTERS: Final = frozenset(
+    {
+        *("abs", "float", "int", "round", "capitalize", "lower", "title", "trim", "upper", "d", "default"),
+        *("count", "length", "first", "last", "max", "min", "reverse", "sort", "unique", "dictsort", "items"),
+        *("map", "select", "selectattr", "reject", "rejectattr"),
+    }
+)
+OWN_FILTERS: Final = frozenset({"indent", "join", "list", "replace", "safe", "string", "sum", "tojson"})
+TESTS: Final = frozenset(
+    {
+        *("defined", "undefined", "none", "boolean", "true", "false", "integer", "float", "number", "string"),
+        *("mapping", "sequence", "iterable", "even", "odd", "divisibleby", "lower", "upper", "sameas", "in"),
+        *("eq", "equalto", "==", "ne", "!=", "lt", "lessthan", "<", "le", "<=", "gt", "greaterthan", ">", "ge", ">="),
+    }
+)
+_METHODS: Final = TEXT_METHODS | DICT_METHODS | LIST_METHODS | {"cycle", "changed"}
+_NODES: Final[tuple[type[nodes.Node], ...]] = (
+    nodes.Template,
+    *(nodes.Output, nodes.TemplateData, nodes.For, nodes.If, nodes.Macro, nodes.CallBlock, nodes.FilterBlock),
+    *(nodes.With, nodes.Assign, nodes.AssignBlock, nodes.Scope, nodes.Break, nodes.Continue),
+    *(nodes.BinExpr, nodes.UnaryExpr, nodes.Name, nodes.NSRef, nodes.Const, nodes.Tuple, nodes.List, nodes.Dict),
+    *(nodes.Pair, nodes.Keyword, nodes.CondExpr, nodes.Filter, nodes.Test, nodes.Call, nodes.Getitem, nodes.Getattr),
+    *(nodes.Slice, nodes.Concat, nodes.Compare, nodes.Operand),
+)
+
+
+def check_tree(tree: nodes.Template) -> None:
+    """Refuse whatever is not on the lists.
+
+    Raises:
+        InvalidTemplate: what is not allowed, and its line.
+    """
+    waiting: list[nodes.Node] = [tree]
+    count = 0
+    while waiting:
+        node = waiting.pop()
+        count += 1
+        if count > MAX_NODES:
+            raise _refused("is too complex", f"More than {MAX_NODES} parts.")
+        reason = _refusal(node)
+        if reason:
+            raise _refused(f"uses {reason}, which is not allowed", f"Line {node.lineno}.")
+        waiting.extend(node.iter_child_nodes())
+
+
+def _refusal(node: nodes.Node) -> str | None:
+    if not isinstance(node, _NODES):
+        return f"'{type(node).__name__.lower()}'"
+    if isinstance(node, nodes.Filter) and node.name not in BUILT_IN_FILTERS | OWN_FILTERS:
+        return f"the filter {node.name[:40]!r}"
+    if isinstance(node, nodes.Test) and node.name not in TESTS:
+        return f"the test {node.name[:40]!r}"
+    if isinstance(node, nodes.Getattr | nodes.NSRef) and node.attr.startswith("_"):
+        return f"the private attribute {node.attr[:40]!r}"
+    if isinstance(node, nodes.Name) and node.name in {"self", "super"}:
+        return f"the name {node.name!r}"
+    if isinstance(node, nodes.Call) and isinstance(node.node, nodes.Getattr) and node.node.attr not in _METHODS:
+        return f"the method {node.node.attr[:40]!r}"
+    return None
+
+
+def rewrite(tree: nodes.Template) -> nodes.Template:
+    """Return the tree with everything that repeats or grows led through the paid filters."""
+    result: nodes.Template = _Rewriter().visit(tree)
+    return result
+
+
+def _refused(what: str, numbers: str) -> InvalidTemplate:
+    return InvalidTemplate(f"The chat template {what}.", numbers, "Use another template, or generate without one.")
+
+
+class _Rewriter(NodeTransformer):
+    """Leads everything that repeats or grows through the filters named ``edge:...``."""
+
+    def visit_Output(self, node: nodes.Output) -> nodes.Node:  # noqa: N802
+        """Print constants like values: text in a loop is output that has to be paid for."""
+        node.nodes = [
+            nodes.Const(child.data, lineno=child.lineno) if isinstance(child, nodes.TemplateData) else child
+            for child in node.nodes
+        ]
+        return self.generic_visit(node)
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802
+        """Count the rounds."""
+        self.generic_visit(node)
+        node.iter = _through("edge:loop", node.iter)
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
+        """Pay for ``a ~ b``."""
+        self.generic_visit(node)
+        return _through("edge:concat", node.nodes[0], *node.nodes[1:])
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:  # noqa: N802
+        """Pay for reading what is compared."""
+        self.generic_visit(node)
+        node.expr = _operand(node.expr)
+        for operand in node.ops:
+            operand.expr = _operand(operand.expr)
+        return node
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802
+        """Pay for slices, which Jinja computes without asking the environment."""
+        self.generic_visit(node)
+        if not isinstance(node.arg, nodes.Slice):
+            return node
+        parts = (node.arg.start, node.arg.stop, node.arg.step)
+        none = nodes.Const(None, lineno=node.lineno)
+        return _through("edge:slice", node.node, *(part or none for part in parts))
+
+    def visit_List(self, node: nodes.List) -> nodes.Node:  # noqa: N802
+        """Measure."""
+        self.generic_visit(node)
+        return _measured(node, node.items)
+
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:  # noqa: N802
+        """Measure, unless it is a target of assignments."""
+        self.generic_visit(node)
+        return node if node.ctx != "load" else _measured(node, node.items)
+
+    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:  # noqa: N802
+        """Measure."""
+        self.generic_visit(node)
+        return _measured(node, [pair.value for pair in node.items])
+
+    def visit_Name(self, node: nodes.Name) -> nodes.Node:  # noqa: N802
+        """Measure the collections that a macro call makes by itself."""
+        is_collected = node.ctx == "load" and node.name in {"varargs", "kwargs"}
+        return _through("edge:value", node) if is_collected else node
+
+
+def _through(name: str, node: nodes.Node, *args: nodes.Node) -> nodes.Filter:
+    return nodes.Filter(node, name, list(args), [], None, None, lineno=node.lineno)
+
+
+def _operand(node: nodes.Expr) -> nodes.Expr:
+    return node if isinstance(node, nodes.Const) else _through("edge:operand", node)
+
+
+def _measured(node: nodes.Expr, parts: Sequence[nodes.Expr]) -> nodes.Expr:
+    """Constants need no measuring: their number is bounded by the template's length."""
+    return node if all(isinstance(part, nodes.Const) for part in parts) else _through("edge:value", node)

@@ -1,0 +1,105 @@
+"""Tokens -> the bytes of text that they stand for, and bytes -> text as tokens come.
+
+A token of a byte-level vocabulary is a fixed run of bytes, spelled in printable characters. Text is those bytes decoded
+as UTF-8, in one go or token by token, with the same result.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from edge_rt.errors import ConfigError
+
+# Tokens whose bytes are kept, 240 bytes each: more than a text uses, and no large vocabulary's all.
+_MAX_SPELLED: Final = 4096
+
+
+class TokenBytes:
+    """The bytes of every token of a vocabulary, spelled out when they are asked for.
+
+    Args:
+        spelling_of: token id -> the vocabulary's spelling, or None for a row without a token.
+        added: token id -> bytes of the tokens that are spelled as plain text.
+        count: ids run from 0 to ``count - 1``.
+    """
+
+    def __init__(self, spelling_of: Callable[[int], str | None], added: Mapping[int, bytes], count: int) -> None:
+        self._spelling_of = spelling_of
+        self._added = added
+        self._count = count
+        self._known: dict[int, bytes] = {}
+
+    def check(self, token_id: int) -> None:
+        """Refuse an id that is not a row of the model.
+
+        Raises:
+            ConfigError: it is none.
+        """
+        if not 0 <= token_id < self._count:
+            raise ConfigError(
+                "There is no such token.",
+                f"Id {token_id}, ids are 0 to {self._count - 1}.",
+                "Pass ids of this model's tokenizer.",
+            )
+
+    def __getitem__(self, token_id: int) -> bytes:
+        """Return the bytes of a token; empty for rows without one. Raises as :meth:`check`."""
+        known = self._known.get(token_id)
+        if known is None:
+            known = self._added.get(token_id)
+            if known is None:
+                self.check(token_id)
+                token = self._spelling_of(token_id)
+                known = b"" if token is None else spelled_bytes(token)
+            if len(self._known) >= _MAX_SPELLED:
+                self._known.clear()
+            self._known[token_id] = known
+        return known
+
+
+class IncrementalDecoder:
+    """Turns tokens into text one by one.
+
+    The pushes and the final :meth:`flush`, joined, are exactly ``tokenizer.decode(all ids)``. A character whose bytes
+    are spread over several tokens appears with its last one; only bytes that no continuation can mend become U+FFFD.
+
+    Args:
+        bytes_of: token id -> the bytes of text that the token stands for.
+        skipped: ids of tokens that give no text.
+    """
+
+    def __init__(self, bytes_of: Callable[[int], bytes], skipped: frozenset[int]) -> None:
+        self._bytes_of = bytes_of
+        self._skipped = skipped
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token_id: int) -> str:
+        """Take one token and return the text that is complete now (possibly empty)."""
+        if token_id in self._skipped:
+            return ""
+        return self._utf8.decode(self._bytes_of(token_id))
+
+    def flush(self) -> str:
+        """End the text: return U+FFFD for an unfinished character, else nothing; the decoder starts afresh."""
+        rest = self._utf8.decode(b"", final=True)
+        self._utf8.reset()
+        return rest
+
+
+def _byte_spelling() -> dict[str, int]:
+    """Return GPT-2's alphabet: the printable character that stands for each byte in a vocabulary."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
+
+
+BYTE_OF: Final = _byte_spelling()
+"""The printable character that stands for a byte in a vocabulary -> that byte."""
+
+
+def spelled_bytes(token: str) -> bytes:
+    """Return the bytes of a vocabulary entry; entries outside GPT-2's alphabet are plain text."""
+    values = [BYTE_OF.get(character) for character in token]
+    return bytes(value for value in values if value is not None) if None not in values else token.encode()

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import json
+import signal
+
+import pytest
+
+from edge_rt.package.reader import open_package
+from tests.helpers.clock import Told
+from tests.helpers.native_profile import require_native
+
+
+def test_the_estimate_comes_first_and_the_check_last(inline, small_gguf, tmp_path):
+    result = inline("export", "-m", small_gguf, "--out", tmp_path / "out", "--calibration", "none")
+    assert result.returncode == 0
+    told = result.stderr.decode()
+    assert told.index("export needs at most") < told.index("3/6 weights") < told.index("5/6 check")
+    assert "check int8" in result.stdout.decode()
+    open_package(tmp_path / "out").verify()
+
+
+def test_json_is_the_report(inline, small_gguf, tmp_path):
+    result = inline("export", "-m", small_gguf, "--out", tmp_path / "out", "--activations", "float", "--json")
+    report = json.loads(result.stdout)
+    package = open_package(tmp_path / "out")
+    assert report["package_id"] == package.id
+    assert [check["activations"] for check in report["check"]] == ["float"]
+    assert package.manifest.activations == "float"
+
+
+def test_the_profile_that_was_asked_for(inline, small_gguf, tmp_path):
+    result = inline("export", "-m", small_gguf, "--out", tmp_path / "out", "--profile", "portable")
+    assert ["op", "profile", "portable"] in [line.split() for line in result.stdout.decode().splitlines()]
+    assert open_package(tmp_path / "out").manifest.op_profile == "portable"
+    facts = json.loads(inline("inspect", tmp_path / "out", "--json").stdout)
+    assert (facts["op_profile"], facts["weight_layout"], facts["kv_formats"]) == ("portable", "matmulnbits", ["f32"])
+
+
+@pytest.mark.parametrize("flags", [("--profile", "neural"), ("--profile", "native", "--activations", "float")])
+def test_profiles_that_there_are_not(inline, small_gguf, tmp_path, flags):
+    result = inline("export", "-m", small_gguf, "--out", tmp_path / "out", *flags)
+    assert result.returncode == 2
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_native_package_says_so(inline, native_package):
+    shown = inline("inspect", native_package).stdout.decode()
+    assert ["weight_layout", "tile16"] in [line.split() for line in shown.splitlines()]
+    facts = json.loads(inline("inspect", native_package, "--json").stdout)
+    assert (facts["op_profile"], facts["kv_formats"]) == ("native", ["f16", "f32", "int8", "k8v4", "int4", "int4x2"])
+
+
+def test_what_4_bit_keys_are_calibrated_with(inline, small_gguf, native_package, tmp_path):
+    shown = inline("inspect", native_package).stdout.decode()
+    assert ["key_calibration", "tokens", "512,", "source", "built-in"] in [line.split() for line in shown.splitlines()]
+    facts = json.loads(inline("inspect", native_package, "--json").stdout)
+    assert facts["key_calibration"] == {"tokens": 512, "source": "built-in"}
+    (tmp_path / "own.txt").write_text("To be, or not to be, that is the question. " * 100)
+    arguments = ("export", "-m", small_gguf, "--out", tmp_path / "out", "--force", "--calibration")
+    for option, expected in ((tmp_path / "own.txt", {"tokens": 512, "source": "own.txt"}), ("none", None)):
+        result = inline(*arguments, option)
+        assert result.returncode == 0
+        assert (b"/7 calibrate" in result.stderr) == (expected is not None)
+        assert json.loads(inline("inspect", tmp_path / "out", "--json").stdout)["key_calibration"] == expected
+    assert inline(*arguments, tmp_path / "missing.txt").returncode == 6
+    refused = inline(*arguments, tmp_path / "own.txt", "--profile", "portable")
+    assert (refused.returncode, b"has no 4-bit cache" in refused.stderr) == (2, True)
+
+
+def test_the_cache_and_the_instruction_set_can_be_chosen(inline, native_package):
+    flags = ("generate", "-m", native_package, "-p", "Hello", "--raw", "-n", "4", "--temp", "0", "--json")
+    least = require_native()[-1]
+    answers = [
+        json.loads(inline(*flags, *more).stdout)
+        for more in ((), ("--isa", least), ("--kv-type", "f32"), ("--kv-type", "int8"))
+    ]
+    assert answers[0]["token_ids"] == answers[1]["token_ids"]
+    half, whole, narrow = (answers[i]["memory"]["kv_bytes"] / answers[i]["usage"]["total_tokens"] for i in (0, 2, 3))
+    assert whole > half > narrow
+    for more in (("--isa", "mmx"), ("--kv-type", "int3")):
+        assert inline(*flags, *more).returncode == 2
+
+
+def test_force_replaces_a_package(inline, small_gguf, tmp_path):
+    arguments = ("export", "-m", small_gguf, "--out", tmp_path / "out")
+    assert [inline(*arguments).returncode, inline(*arguments).returncode, inline(*arguments, "--force").returncode] == [
+        0,
+        6,
+        0,
+    ]
+
+
+# What a signal is called does not matter to a stage, nor the stage to the exit code: each of both is met.
+@pytest.mark.parametrize(
+    ("signum", "code", "stage"),
+    [
+        (signal.SIGINT, 130, "read"),
+        (signal.SIGTERM, 143, "weights"),
+        (signal.SIGINT, 130, "graph"),
+        (signal.SIGTERM, 143, "calibrate"),
+        (signal.SIGINT, 130, "check"),
+    ],
+)
+def test_a_signal_leaves_nothing_behind(signum, code, stage, start, slow_gguf, tmp_path):
+    if stage == "calibrate":
+        require_native()
+    folder = tmp_path / "here"
+    folder.mkdir()
+    process = start("export", "-m", slow_gguf, "--out", folder / "out", "--json")
+    for line in process.stderr:
+        if line.split()[1:2] == [stage.encode()]:
+            break
+    told = Told(process.pid)
+    process.send_signal(signum)
+    stdout, stderr = process.communicate(timeout=10)
+    told.must_be_done()
+    assert process.returncode == code
+    assert json.loads(stdout)["error"]["exit_code"] == code
+    assert b"Traceback" not in stderr
+    assert list(folder.iterdir()) == []

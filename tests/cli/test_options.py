@@ -1,0 +1,122 @@
+"""Flags: what is parsed stays what it was, and each stands in one place."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from edge_rt.cli.app import app
+from edge_rt.cli.options.spread import Argument, Flag, only, spread
+from tests.cli.parsed_options import describe
+
+CLI = Path(__file__).parents[2] / "edge_rt" / "cli"
+SNAPSHOT = Path(__file__).with_name("options.txt")
+
+
+def declarations():
+    """Return flag -> places of its declaration, over all files of the command line."""
+    found = defaultdict(list)
+    for path in sorted(CLI.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Flag":
+                for name in ast.literal_eval(node.args[0]):
+                    for spelling in name.split("/"):
+                        found[spelling].append(f"{path.relative_to(CLI.parents[1])}:{node.lineno}")
+    return found
+
+
+def test_what_is_parsed_is_what_it_was():
+    """To change it on purpose: python -m tests.cli.parsed_options > tests/cli/options.txt."""
+    ours = [line for line in describe(app) if "-completion" not in line]
+    assert ours == SNAPSHOT.read_text(encoding="utf-8").splitlines()
+
+
+def test_every_flag_is_declared_once():
+    places = declarations()
+    assert [(flag, where) for flag, where in places.items() if len(where) > 1] == []
+    lines = SNAPSHOT.read_text(encoding="utf-8").splitlines()
+    flags = {word for line in lines for word in line.split(": ")[1].split() if word.startswith("-")}
+    # The version is typer's own callback.
+    assert flags - places.keys() == {"--version"}
+
+
+def test_typer_options_are_made_in_one_place():
+    strays = [
+        str(path.relative_to(CLI)) for path in CLI.rglob("*.py") if "typer.Option(" in path.read_text(encoding="utf-8")
+    ]
+    assert sorted(strays) == ["app.py", "options/spread.py"]
+
+
+SIZE = Flag(("-s", "--size"), "How large.", shown="3", least=1)
+WORD = Argument("WORD", "A word.")
+LOUD = Flag(("--loud",), "Say it louder.")
+
+
+@dataclass(frozen=True)
+class Group:
+    size: Annotated[int, SIZE] = 3
+    loud: Annotated[bool, LOUD] = False
+    made: str = "by the dataclass"
+
+
+def call(command, *arguments):
+    program = typer.Typer()
+    program.command()(spread(command))
+    return CliRunner().invoke(program, arguments)
+
+
+def test_a_group_arrives_as_its_dataclass():
+    got = []
+
+    def command(group: Group, word: Annotated[str, WORD]) -> int:
+        got.append((group, word))
+        return 0
+
+    assert call(command, "hello", "-s", "7", "--loud").exit_code == 0
+    assert call(command, "hello").exit_code == 0
+    assert got == [(Group(7, loud=True), "hello"), (Group(), "hello")]
+
+
+def test_a_part_of_a_group_takes_no_other_flags():
+    got = []
+
+    def command(group: Annotated[Group, only("loud")]) -> int:
+        got.append(group)
+        return 0
+
+    assert call(command, "--loud").exit_code == 0
+    assert got == [Group(loud=True)]
+    assert call(command, "--size", "7").exit_code == 2
+
+
+def test_limits_and_help_reach_typer():
+    def command(group: Group) -> int:
+        return group.size
+
+    assert call(command, "--size", "0").exit_code == 2
+    told = call(command, "--help").output
+    assert "How large." in told
+    assert "Say it louder." in told
+
+
+def test_a_flag_that_two_groups_have_is_refused():
+    def command(one: Group, two: Group) -> int:
+        return one.size + two.size
+
+    with pytest.raises(TypeError, match="takes loud twice"):
+        spread(command)
+
+
+def test_a_parameter_that_is_no_flag_is_refused():
+    def command(size: int) -> int:
+        return size
+
+    with pytest.raises(TypeError, match="neither a flag nor an argument"):
+        spread(command)

@@ -1,0 +1,378 @@
+"""What a header may say: every refusal is typed, quick, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import math
+import struct
+import time
+
+import numpy as np
+import pytest
+
+from edge_rt.errors import InvalidModelFile, InvalidTokenizer, UnsupportedModel
+from edge_rt.export import export_model
+from edge_rt.export.families.llama import read_config
+from edge_rt.export.families.llama_config import LlamaConfig, RopeScaling, scaled_frequencies
+from edge_rt.export.sources.gguf_header import read_header
+from tests.helpers.gguf_factory import write_llama_gguf
+from tests.helpers.packages import listing
+
+NAN, INF = float("nan"), float("inf")
+
+
+def refused(gguf, tmp_path, error, message):
+    """Assert that an export is refused within a second and writes nothing."""
+    out = tmp_path / "out"
+    out.mkdir()
+    started = time.process_time()
+    with pytest.raises(error, match=message):
+        export_model(gguf, out / "package")
+    assert time.process_time() - started < 1
+    assert listing(out) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "error"),
+    [
+        ("attention.head_count", 0, InvalidModelFile),
+        ("attention.head_count", 3, InvalidModelFile),
+        ("attention.head_count", 1 << 20, InvalidModelFile),
+        ("attention.head_count", -4, InvalidModelFile),
+        ("attention.head_count", "4", InvalidModelFile),
+        ("attention.head_count_kv", 0, InvalidModelFile),
+        ("attention.head_count_kv", 3, InvalidModelFile),
+        ("attention.head_count_kv", 8, InvalidModelFile),
+        ("attention.layer_norm_rms_epsilon", 0.0, InvalidModelFile),
+        ("attention.layer_norm_rms_epsilon", NAN, InvalidModelFile),
+        ("attention.layer_norm_rms_epsilon", -1e-5, InvalidModelFile),
+        ("attention.layer_norm_rms_epsilon", INF, InvalidModelFile),
+        ("attention.key_length", 8, UnsupportedModel),
+        ("attention.sliding_window", -1, InvalidModelFile),
+        ("attention.sliding_window", 1 << 62, InvalidModelFile),
+        ("attention.sliding_window", "16", InvalidModelFile),
+        ("attention.key_length", 0, InvalidModelFile),
+        ("attention.value_length", 32, UnsupportedModel),
+        ("block_count", 0, InvalidModelFile),
+        ("block_count", 3, InvalidModelFile),
+        ("block_count", 10**9, InvalidModelFile),
+        ("block_count", 1, UnsupportedModel),
+        ("context_length", 0, InvalidModelFile),
+        ("context_length", 1 << 62, InvalidModelFile),
+        ("embedding_length", 0, InvalidModelFile),
+        ("embedding_length", 96, UnsupportedModel),
+        ("embedding_length", 1 << 40, InvalidModelFile),
+        ("feed_forward_length", 0, InvalidModelFile),
+        ("feed_forward_length", 96, InvalidModelFile),
+        ("feed_forward_length", 1 << 40, InvalidModelFile),
+        ("rope.dimension_count", 8, UnsupportedModel),
+        ("rope.freq_base", 0.0, InvalidModelFile),
+        ("rope.freq_base", 1.0, InvalidModelFile),
+        ("rope.freq_base", NAN, InvalidModelFile),
+        ("rope.freq_base", INF, InvalidModelFile),
+        ("rope.freq_base", -10000.0, InvalidModelFile),
+        ("rope.scaling.type", "longrope", UnsupportedModel),
+        ("rope.scaling.factor", 0.0, InvalidModelFile),
+        ("rope.scaling.factor", NAN, InvalidModelFile),
+        ("rope.scaling.original_context_length", 0, InvalidModelFile),
+        ("rope.scaling.attn_factor", INF, InvalidModelFile),
+        ("rope.scaling.yarn_beta_fast", 0.0, InvalidModelFile),
+        ("rope.scaling.yarn_beta_fast", NAN, InvalidModelFile),
+        ("rope.scaling.yarn_beta_slow", -1.0, InvalidModelFile),
+        ("rope.scaling.yarn_ext_factor", 2.0, InvalidModelFile),
+        ("vocab_size", 418, InvalidModelFile),
+        ("vocab_size", 1 << 40, InvalidModelFile),
+        ("expert_count", 8, UnsupportedModel),
+    ],
+)
+def test_hostile_numbers(tmp_path, key, value, error):
+    path = tmp_path / "m.gguf"
+    write_llama_gguf(path, extra_metadata={f"llama.{key}": value})
+    refused(path, tmp_path, error, r"m\.gguf: ")
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["general.architecture", "llama.attention.head_count", "llama.block_count", "llama.context_length",
+     "llama.embedding_length", "llama.feed_forward_length", "llama.attention.layer_norm_rms_epsilon"],
+)  # fmt: skip
+def test_missing_numbers(tmp_path, key):
+    path = tmp_path / "m.gguf"
+    write_llama_gguf(path, drop_metadata=[key])
+    refused(path, tmp_path, InvalidModelFile, key)
+
+
+def test_another_architecture(tmp_path):
+    path = tmp_path / "m.gguf"
+    write_llama_gguf(path, architecture="mamba")
+    refused(path, tmp_path, UnsupportedModel, "'mamba' is not supported. Supported: llama")
+
+
+@pytest.mark.parametrize(("stated", "found"), [(None, 0), (0, 0), (1, 1), (255, 255), (256, 0), (4096, 0)])
+def test_a_window_that_covers_the_context_is_none(tmp_path, stated, found):
+    extra = {} if stated is None else {"llama.attention.sliding_window": stated}
+    write_llama_gguf(tmp_path / "m.gguf", context=256, extra_metadata=extra)
+    config = read_config(read_header(tmp_path / "m.gguf"))
+    assert (config.sliding_window, config.to_model_config(1).sliding_window) == (found, found)
+
+
+class TestVariants:
+    """A key that changes what the model computes is never ignored."""
+
+    @pytest.mark.parametrize(
+        ("key", "value"),
+        [
+            ("attention.causal", False),
+            ("attention.clamp_kqv", 8.0),
+            ("attention.max_alibi_bias", 8.0),
+            ("attention.output_scale", 0.5),
+            ("attention.scale", 0.01),
+            ("attention.sliding_window_pattern", [True, False]),
+            ("attn_logit_softcapping", 50.0),
+            ("embedding_scale", 12.0),
+            ("expert_shared_count", 1),
+            ("expert_used_count", 2),
+            ("final_logit_softcapping", 30.0),
+            ("leading_dense_block_count", 1),
+            ("logit_scale", 0.1),
+            ("logit_scale", NAN),
+            ("nextn_predict_layers", 1),
+            ("pooling_type", 1),
+            ("residual_scale", 0.5),
+            ("rope.dimension_sections", [2, 2, 4, 0]),
+            ("rope.scaling.alpha", 1000.0),
+            ("rope.scaling.yarn_attn_factor", 1.1),
+            ("rope.scaling.yarn_ext_factor", 1.0),
+            ("rope.scaling.yarn_log_multiplier", 0.1),
+            ("swin_norm", True),
+            ("use_parallel_residual", True),
+            ("a_key_of_the_future", "x"),
+        ],
+    )
+    def test_refused(self, tmp_path, key, value):
+        write_llama_gguf(tmp_path / "m.gguf", extra_metadata={f"llama.{key}": value})
+        refused(tmp_path / "m.gguf", tmp_path, UnsupportedModel, rf"m\.gguf: .*llama\.{key}")
+
+    def test_all_are_named_at_once(self, tmp_path):
+        extra = {"llama.logit_scale": 0.1, "llama.attention.scale": 0.01}
+        write_llama_gguf(tmp_path / "m.gguf", extra_metadata=extra)
+        refused(
+            tmp_path / "m.gguf", tmp_path, UnsupportedModel, "2 metadata keys.*logit_scale' is 0.1.*scale' is 0.0099"
+        )
+
+    @pytest.mark.parametrize(
+        ("key", "value"),
+        [
+            ("attention.causal", True),
+            ("attention.clamp_kqv", 0.0),
+            ("attention.layer_norm_epsilon", 1e-5),
+            ("attention.scale", 0.0),
+            ("attention.sliding_window", 0),
+            ("expert_count", 0),
+            ("expert_used_count", 0),
+            ("logit_scale", 0.0),
+            ("logit_scale", 1.0),
+            ("residual_scale", 1.0),
+            ("rope.scaling.finetuned", True),
+            ("rope.scaling.yarn_attn_factor", 1.0),
+            ("rope.scaling.yarn_ext_factor", -1.0),
+            ("rope.scaling.yarn_log_multiplier", 0.0),
+            ("tensor_data_layout", "Meta AI original pth"),
+            ("use_parallel_residual", False),
+        ],
+    )
+    def test_neutral(self, tmp_path, key, value):
+        write_llama_gguf(tmp_path / "m.gguf")
+        write_llama_gguf(tmp_path / "n.gguf", extra_metadata={f"llama.{key}": value})
+        assert read_config(read_header(tmp_path / "n.gguf")) == read_config(read_header(tmp_path / "m.gguf"))
+
+    def test_other_prefixes_are_ignored(self, tmp_path):
+        write_llama_gguf(tmp_path / "m.gguf", extra_metadata={"mistral.logit_scale": 0.1, "quantize.imatrix.file": "x"})
+        read_config(read_header(tmp_path / "m.gguf"))
+
+
+class TestTensors:
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "token_embd.weight",
+            "output_norm.weight",
+            "blk.0.attn_q.weight",
+            "blk.1.ffn_down.weight",
+            "blk.1.ffn_norm.weight",
+        ],
+    )
+    def test_missing(self, tmp_path, name):
+        write_llama_gguf(tmp_path / "m.gguf", drop_tensor=name)
+        refused(tmp_path / "m.gguf", tmp_path, InvalidModelFile, name)
+
+    def test_all_missing_ones_are_named_at_once(self, tmp_path):
+        names = ["blk.0.attn_q.weight", "blk.0.attn_k.weight", "blk.1.ffn_up.weight"]
+        write_llama_gguf(tmp_path / "m.gguf", drop_tensor=names)
+        refused(tmp_path / "m.gguf", tmp_path, InvalidModelFile, "3 tensors are missing.*" + ".*".join(names))
+
+    @pytest.mark.parametrize("name", ["blk.0.attn_q.bias", "blk.0.attn_q_norm.weight", "rope_factors_long.weight"])
+    def test_surplus(self, tmp_path, name):
+        write_llama_gguf(tmp_path / "m.gguf", extra_tensors={name: np.zeros(64, np.float32)})
+        refused(tmp_path / "m.gguf", tmp_path, UnsupportedModel, name)
+
+    @pytest.mark.parametrize(
+        ("name", "shape"),
+        [
+            ("blk.0.attn_q.weight", (32, 64)),
+            ("blk.0.attn_k.weight", (64, 64)),
+            ("blk.1.ffn_down.weight", (128, 64)),
+            ("output_norm.weight", (32,)),
+            ("blk.0.attn_norm.weight", (1, 64)),
+            ("token_embd.weight", (419, 96)),
+        ],
+    )
+    def test_misshapen(self, tmp_path, name, shape):
+        write_llama_gguf(tmp_path / "m.gguf", weights={name: np.zeros(shape, np.float32)})
+        refused(tmp_path / "m.gguf", tmp_path, InvalidModelFile, f"1 tensors have a wrong shape. {name}")
+
+    def test_more_rows_than_tokens(self, tmp_path):
+        weights = {"token_embd.weight": np.zeros((420, 64), np.float32)}
+        write_llama_gguf(tmp_path / "m.gguf", weights=weights, drop_metadata=["llama.vocab_size"])
+        refused(tmp_path / "m.gguf", tmp_path, InvalidTokenizer, "419 tokens, 420 embedding rows")
+
+    def test_misshapen_rope_factors(self, tmp_path):
+        write_llama_gguf(tmp_path / "m.gguf", extra_tensors={"rope_freqs.weight": np.ones(16, np.float32)})
+        refused(tmp_path / "m.gguf", tmp_path, InvalidModelFile, "rope_freqs.weight")
+
+    @pytest.mark.parametrize("bad", [0.0, -2.0, NAN])
+    def test_hostile_rope_factors(self, tmp_path, bad):
+        factors = np.ones(8, np.float32)
+        factors[3] = bad
+        write_llama_gguf(tmp_path / "m.gguf", extra_tensors={"rope_freqs.weight": factors})
+        refused(tmp_path / "m.gguf", tmp_path, InvalidModelFile, "rope_freqs.weight")
+
+    def test_quantised_rope_factors(self, tmp_path):
+        """Half a head of 64 dimensions is one block."""
+        write_llama_gguf(tmp_path / "m.gguf", heads=1, kv_heads=1, rope_freqs=True, types={"rope_freqs.weight": "Q8_0"})
+        refused(tmp_path / "m.gguf", tmp_path, UnsupportedModel, "rope_freqs.weight")
+
+    @pytest.mark.parametrize("type_name", ["Q5_0", "Q5_1", "BF16"])
+    def test_unsupported_quantisation(self, tmp_path, type_name):
+        write_llama_gguf(tmp_path / "m.gguf", types={"blk.0.attn_q.weight": type_name})
+        refused(tmp_path / "m.gguf", tmp_path, UnsupportedModel, f"attn_q.weight is {type_name}; supported: Q4_0")
+
+    def test_a_quantised_vector(self, tmp_path):
+        write_llama_gguf(tmp_path / "m.gguf", types={"blk.0.attn_norm.weight": "Q8_0"})
+        refused(tmp_path / "m.gguf", tmp_path, UnsupportedModel, "attn_norm.weight")
+
+    @pytest.mark.parametrize("bits", [0x7E00, 0x7C00], ids=["nan", "inf"])
+    @pytest.mark.parametrize("name", ["token_embd.weight", "blk.1.attn_q.weight", "blk.1.ffn_down.weight"])
+    def test_scales_that_are_no_numbers(self, tmp_path, name, bits):
+        path = tmp_path / "m.gguf"
+        write_llama_gguf(path)
+        with path.open("r+b") as file:
+            file.seek(read_header(path).tensors[name].offset)
+            file.write(struct.pack("<H", bits))
+        refused(path, tmp_path, InvalidModelFile, f"'{name}' holds a scale that is not finite")
+
+    def test_a_norm_that_is_no_number(self, tmp_path):
+        values = np.ones(64, np.float32)
+        values[5] = NAN
+        write_llama_gguf(tmp_path / "m.gguf", weights={"output_norm.weight": values})
+        refused(tmp_path / "m.gguf", tmp_path, InvalidModelFile, "output_norm.weight.*not finite")
+
+
+class TestConfig:
+    def test_the_numbers_of_a_file(self, tmp_path):
+        write_llama_gguf(
+            tmp_path / "m.gguf", heads=4, kv_heads=1, head_dim=32, tied=False, rope_theta=5e5,
+            rope_scaling={"type": "yarn", "factor": 4.0, "original_context_length": 64},
+        )  # fmt: skip
+        config = read_config(read_header(tmp_path / "m.gguf"))
+        assert (config.num_heads, config.num_kv_heads, config.head_dim, config.tied_embedding) == (4, 1, 32, False)
+        assert config.rope_scaling == RopeScaling("yarn", 4.0, 64, 1.0)
+        assert config.rope_theta == 5e5
+
+    def test_defaults(self, tmp_path):
+        drop = ["llama.attention.head_count_kv", "llama.rope.freq_base", "llama.rope.dimension_count",
+                "llama.vocab_size", "general.name"]  # fmt: skip
+        write_llama_gguf(tmp_path / "m.gguf", kv_heads=4, drop_metadata=drop)
+        config = read_config(read_header(tmp_path / "m.gguf"))
+        assert (config.name, config.num_kv_heads, config.rope_theta) == ("m", 4, 10_000.0)
+        assert (config.head_dim, config.vocab_size, config.rope_scaling.kind) == (16, 419, "none")
+
+    def test_the_old_key_of_linear_scaling(self, tmp_path):
+        write_llama_gguf(tmp_path / "m.gguf", extra_metadata={"llama.rope.scale_linear": 2.0})
+        scaling = read_config(read_header(tmp_path / "m.gguf")).rope_scaling
+        assert (scaling.kind, scaling.factor) == ("linear", 2.0)
+
+    def test_a_factor_without_a_kind_is_linear(self, tmp_path):
+        write_llama_gguf(tmp_path / "m.gguf", rope_scaling={"factor": 4.0})
+        scaling = read_config(read_header(tmp_path / "m.gguf")).rope_scaling
+        assert (scaling.kind, scaling.factor) == ("linear", 4.0)
+
+    def test_every_key_of_yarn(self, tmp_path):
+        stated = {"type": "yarn", "factor": 4.0, "original_context_length": 64, "attn_factor": 1.5,
+                  "yarn_beta_fast": 8.0, "yarn_beta_slow": 2.0, "yarn_ext_factor": 0.5}  # fmt: skip
+        write_llama_gguf(tmp_path / "m.gguf", rope_scaling=stated)
+        config = read_config(read_header(tmp_path / "m.gguf"))
+        assert config.rope_scaling == RopeScaling("yarn", 4.0, 64, 1.5, 8.0, 2.0, 0.5)
+
+    @pytest.mark.parametrize(("stated", "found"), [(-1.0, 1.0), (0.0, 0.0)])
+    def test_a_negative_ext_factor_stands_for_the_default(self, tmp_path, stated, found):
+        write_llama_gguf(tmp_path / "m.gguf", rope_scaling={"type": "yarn", "yarn_ext_factor": stated})
+        assert read_config(read_header(tmp_path / "m.gguf")).rope_scaling.extrapolation == found
+
+
+def config_of(head_dim, theta, scaling):
+    return LlamaConfig(
+        name="x", hidden_size=64, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=head_dim, intermediate_size=1,
+        vocab_size=1, context_length=4096, rms_norm_eps=1e-5, rope_theta=theta, rope_scaling=scaling,
+        tied_embedding=True,
+    )  # fmt: skip
+
+
+def yarn_by_the_paper(dim, base, factor, original, *, fast=32.0, slow=1.0, ext=1.0):
+    """Return the inverse frequencies of YaRN as its authors' code computes them, and the factor on cos and sin."""
+
+    def correction_dim(rotations):
+        return dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(base))
+
+    low, high = max(math.floor(correction_dim(fast)), 0), min(math.ceil(correction_dim(slow)), dim - 1)
+    extrapolation = 1.0 / base ** (np.arange(0, dim, 2) / dim)
+    mask = ext * (1 - np.clip((np.arange(dim // 2) - low) / ((high - low) or 0.001), 0, 1))
+    return extrapolation / factor * (1 - mask) + extrapolation * mask, 0.1 * math.log(factor) + 1 if ext else 1.0
+
+
+class TestFrequencies:
+    @pytest.mark.parametrize(
+        ("dim", "base", "factor", "original"),
+        [
+            (64, 1e4, 4.0, 2048),
+            (128, 1e6, 32.0, 4096),
+            (16, 1e4, 2.0, 64),
+            (128, 1e4, 16.0, 4096),
+            (32, 500.0, 8.0, 32),
+        ],
+    )
+    def test_yarn(self, dim, base, factor, original):
+        found, magnitude = scaled_frequencies(config_of(dim, base, RopeScaling("yarn", factor, original)))
+        expected, expected_magnitude = yarn_by_the_paper(dim, base, factor, original)
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
+        assert magnitude == pytest.approx(expected_magnitude, rel=1e-12)
+
+    @pytest.mark.parametrize("attention", [1.0, 0.7])
+    @pytest.mark.parametrize(("fast", "slow"), [(32.0, 1.0), (8.0, 1.0), (32.0, 4.0), (16.0, 2.0)])
+    @pytest.mark.parametrize("ext", [1.0, 0.25, 0.0])
+    def test_the_keys_of_yarn(self, attention, fast, slow, ext):
+        scaling = RopeScaling("yarn", 4.0, 2048, attention, fast, slow, ext)
+        found, magnitude = scaled_frequencies(config_of(64, 1e4, scaling))
+        expected, expected_magnitude = yarn_by_the_paper(64, 1e4, 4.0, 2048, fast=fast, slow=slow, ext=ext)
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
+        assert magnitude == pytest.approx(expected_magnitude * attention, rel=1e-12)
+
+    @pytest.mark.parametrize("kind", ["none", "linear"])
+    def test_the_attention_factor_holds_for_every_kind(self, kind):
+        assert scaled_frequencies(config_of(8, 1e4, RopeScaling(kind, 4.0, 0, 1.5)))[1] == 1.5
+
+    def test_plain_and_linear(self):
+        plain, one = scaled_frequencies(config_of(8, 1e4, RopeScaling()))
+        np.testing.assert_allclose(plain, [1, 0.1, 0.01, 0.001], rtol=1e-12)
+        linear, also_one = scaled_frequencies(config_of(8, 1e4, RopeScaling("linear", 4.0)))
+        np.testing.assert_allclose(linear, [0.25, 0.025, 0.0025, 0.00025], rtol=1e-12)
+        assert (one, also_one) == (1.0, 1.0)

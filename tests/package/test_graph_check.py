@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+
+from edge_rt.errors import InvalidPackage
+from edge_rt.package.graph_check import MAX_GRAPH_BYTES, MAX_MESSAGES, check_graph
+
+SIZE = 4096
+GOOD = {"location": "weights.bin", "offset": "64", "length": "4032"}
+
+
+def varint(value):
+    out = b""
+    while value > 0x7F:
+        out += bytes([value & 0x7F | 0x80])
+        value >>= 7
+    return out + bytes([value])
+
+
+def field(number, data):
+    return varint(number << 3 | 2) + varint(len(data)) + data
+
+
+def entry(key, value):
+    return field(1, key.encode()) + field(2, value.encode())
+
+
+def tensor(*changes, **values):
+    """Return a TensorProto: dims, type, name, and the entries of ``GOOD`` changed by ``values``."""
+    entries = {key: value for key, value in (GOOD | values).items() if value is not None}
+    fixed = b"\x08\x03" + b"\x10\x01" + field(8, b"name")
+    return fixed + b"".join(field(13, entry(*item)) for item in (*entries.items(), *changes))
+
+
+def initializer(data):
+    return field(7, field(5, data))
+
+
+def subgraphs(count, graph):
+    for _ in range(count):
+        graph = field(1, field(5, field(6, graph)))
+    return field(7, graph)
+
+
+PLACES = {
+    "initializer": lambda t: field(7, field(5, t)),
+    "second graph field": lambda t: field(7, b"") + field(7, field(5, t)),
+    "sparse initializer, values": lambda t: field(7, field(15, field(1, t))),
+    "sparse initializer, indices": lambda t: field(7, field(15, field(2, t))),
+    "attribute": lambda t: field(7, field(1, field(5, field(5, t)))),
+    "attribute, several": lambda t: field(7, field(1, field(5, field(10, t)))),
+    "attribute, sparse": lambda t: field(7, field(1, field(5, field(22, field(1, t))))),
+    "attribute, several sparse": lambda t: field(7, field(1, field(5, field(23, field(1, t))))),
+    "subgraph": lambda t: subgraphs(1, field(5, t)),
+    "subgraphs": lambda t: field(7, field(1, field(5, field(11, field(5, t))))),
+    "function": lambda t: field(25, field(7, field(5, field(5, t)))),
+    "function, default": lambda t: field(25, field(11, field(5, t))),
+    "training, initialization": lambda t: field(20, field(1, field(5, t))),
+    "training, algorithm": lambda t: field(20, field(2, field(5, t))),
+    "after other fields": lambda t: (
+        b"\x08\x0a" + field(2, b"x") + b"\x59" + bytes(8) + b"\x5d" + bytes(4) + initializer(t)
+    ),
+    "a tag in two bytes more than it needs": lambda t: b"\xba\x80\x00" + field(7, field(5, t))[1:],
+}
+
+
+@pytest.fixture
+def check(tmp_path):
+    def run(data, size=SIZE):
+        (tmp_path / "model.onnx").write_bytes(data)
+        check_graph(tmp_path / "model.onnx", "weights.bin", size)
+
+    return run
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_tensors_are_found_everywhere(check, place):
+    check(PLACES[place](tensor()))
+    with pytest.raises(InvalidPackage, match=r"names '\.\./outside\.bin', only 'weights\.bin' is allowed"):
+        check(PLACES[place](tensor(location="../outside.bin")))
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "/etc/passwd",
+        "./weights.bin",
+        "weights.bin/",
+        "sub/weights.bin",
+        "weights.bin\0x",
+        "WEIGHTS.BIN",
+        "",
+        "*/_ORT_MEM_ADDR_/*",
+    ],
+)
+def test_other_locations(check, location):
+    with pytest.raises(InvalidPackage, match="a file it must not read"):
+        check(initializer(tensor(location=location)))
+
+
+def test_the_last_of_several_values_counts(check):
+    twice = field(1, b"location") + field(2, b"weights.bin") + field(2, b"/etc/passwd")
+    with pytest.raises(InvalidPackage, match="names '/etc/passwd'"):
+        check(initializer(tensor(location=None) + field(13, twice)))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        tensor(location=None),
+        tensor(offset=None),
+        tensor(length=None),
+        tensor(("location", "weights.bin")),
+        tensor(("offset", "0")),
+        tensor(("basepath", "/etc")),
+        tensor(offset=None, Offset="64"),
+    ],
+)
+def test_entries_that_are_missing_repeated_or_unknown(check, changed):
+    with pytest.raises(InvalidPackage, match="wanted 'location', 'offset' and 'length'"):
+        check(initializer(changed))
+
+
+@pytest.mark.parametrize("key", ["offset", "length"])
+@pytest.mark.parametrize("value", ["", "-1", "+1", " 1", "0x10", "1e3", "1.0", "1_0", "9" * 19, "9" * 10_000])
+def test_numbers_that_are_none(check, key, value):
+    with pytest.raises(InvalidPackage, match="external data is malformed"):
+        check(initializer(tensor(**{key: value})))
+
+
+@pytest.mark.parametrize(("offset", "length"), [("65", "4032"), ("64", "4033"), ("4097", "0"), ("9" * 18, "9" * 18)])
+def test_ranges_outside_the_weights(check, offset, length):
+    with pytest.raises(InvalidPackage, match=f"outside 'weights.bin'.*size {SIZE} bytes"):
+        check(initializer(tensor(offset=offset, length=length)))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"graph",
+        b"\x3a",  # no length
+        b"\x3a\x05\x00",  # shorter than its length
+        b"\x3a\x02\x2a\x01" + b"\x12\x00",  # a field that ends after the message around it
+        b"\x3a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01",  # a length of 11 bytes
+        b"\x02\x00",  # field 0
+        b"\x3b\x3c",  # a group
+        b"\x3f",  # wire type 7
+        b"\x59\x00",  # 8 bytes cut short
+        b"\x5d\x00",  # 4 bytes cut short
+        b"\x08\x80",  # a number cut short
+        varint(1 << 32 | 7 << 3 | 2) + field(7, field(5, tensor(location="x")))[1:],  # field 7 in the low 32 bits
+    ],
+)
+def test_malformed_protobuf(check, data):
+    with pytest.raises(InvalidPackage, match="malformed protobuf"):
+        check(data)
+
+
+def test_depth(check):
+    check(subgraphs(4, field(5, tensor())))
+    with pytest.raises(InvalidPackage, match="nested too deeply"):
+        check(subgraphs(5, field(5, tensor())))
+    with pytest.raises(InvalidPackage, match="nested too deeply"):
+        check(subgraphs(5_000, b""))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        field(7, field(1, b"") * (MAX_MESSAGES + 1)),
+        field(7, b"") * (MAX_MESSAGES + 1),
+        field(7, field(1, b"") * (MAX_MESSAGES - 10)) * 2,
+    ],
+    ids=["nodes", "graphs", "together"],
+)
+def test_too_many_parts(check, data):
+    with pytest.raises(InvalidPackage, match="too many parts"):
+        check(data)
+
+
+def test_too_large(check):
+    check(field(2, bytes(MAX_GRAPH_BYTES - 5)))
+    with pytest.raises(InvalidPackage, match=f"too large. The limit is {MAX_GRAPH_BYTES} bytes"):
+        check(field(2, bytes(MAX_GRAPH_BYTES - 4)))
+
+
+def test_an_exported_graph_passes_fast_and_no_damage_escapes(small_package, check):
+    data = (small_package / "model.onnx").read_bytes()
+    size = (small_package / "weights.bin").stat().st_size
+    started = time.process_time()
+    check(data, size)
+    # Ten times what it takes: 50 ns a byte.
+    assert time.process_time() - started < 0.05 + len(data) * 0.5e-6
+    with pytest.raises(InvalidPackage, match=r"outside 'weights\.bin'"):
+        check(data, size - 1)
+    random.seed(5)
+    for _ in range(200):
+        damaged = bytearray(data)
+        for _ in range(random.choice((1, 8))):
+            damaged[random.randrange(len(data))] = random.randrange(256)
+        try:
+            check(bytes(damaged[: random.choice((None, random.randrange(len(data))))]), size)
+        except InvalidPackage:
+            continue

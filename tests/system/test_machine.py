@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from edge_rt.system.cgroup import cgroup_cpus, cgroup_memory_bytes
+from edge_rt.system.machine import (
+    available_memory_bytes,
+    is_running,
+    last_level_cache_bytes,
+    return_free_memory,
+    usable_cpus,
+)
+
+
+def test_usable_cpus_are_at_most_those_of_the_process():
+    assert 1 <= usable_cpus() <= len(os.sched_getaffinity(0))
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs affinity")
+def test_affinity_counts():
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    try:
+        assert usable_cpus() == 1
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def test_a_process_runs_until_it_has_ended():
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        assert is_running(child.pid)
+        child.communicate(b"\n")
+    assert not is_running(child.pid)
+    assert is_running(os.getpid())
+    assert not is_running(10**18)
+
+
+def test_available_memory_is_less_than_there_is():
+    assert 0 < available_memory_bytes() <= psutil.virtual_memory().total
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc keeps freed memory and gives it back")
+def test_freed_memory_goes_back_to_the_system():
+    blocks = [bytes(2000) for _ in range(50_000)]
+    last = blocks[-1]  # it keeps the heap from shrinking by itself
+    del blocks
+    before = psutil.Process().memory_info().rss
+    assert return_free_memory()
+    assert before - psutil.Process().memory_info().rss > 50 << 20
+    assert len(last) == 2000
+
+
+class TestCgroup:
+    """Limits of a folder that stands for the kernel's."""
+
+    @pytest.mark.parametrize(
+        ("text", "cpus"),
+        [
+            ("max 100000\n", None), ("200000 100000\n", 2), ("150000 100000\n", 2), ("1000 100000\n", 1),
+            ("no numbers at all", None), ("x 100000\n", None), ("100000 0\n", None),
+        ],
+    )  # fmt: skip
+    def test_cpus(self, tmp_path, text, cpus):
+        (tmp_path / "cpu.max").write_text(text)
+        assert cgroup_cpus(tmp_path) == cpus
+
+    def test_no_cgroup(self, tmp_path):
+        assert cgroup_cpus(tmp_path) is None
+        assert cgroup_memory_bytes(tmp_path) is None
+        assert usable_cpus(tmp_path) >= 1
+        assert available_memory_bytes(tmp_path) > 0
+
+    @pytest.mark.alone  # other tests have a share of the CPUs
+    @pytest.mark.skipif(usable_cpus() < 2, reason="needs two CPUs")
+    def test_the_quota_counts(self, tmp_path):
+        (tmp_path / "cpu.max").write_text("100000 100000\n")
+        assert usable_cpus(tmp_path) == 1
+
+    @pytest.mark.parametrize(
+        ("limit", "used", "stat", "left"),
+        [
+            ("max\n", "5\n", None, None),
+            ("1000\n", "300\n", None, 700),
+            ("1000\n", "300\n", "anon 200\ninactive_file 100\n", 800),
+            ("1000\n", "1200\n", None, 0),
+            ("1000\n", "no number", None, None),
+        ],
+    )
+    def test_memory(self, tmp_path, limit, used, stat, left):
+        (tmp_path / "memory.max").write_text(limit)
+        (tmp_path / "memory.current").write_text(used)
+        if stat is not None:
+            (tmp_path / "memory.stat").write_text(stat)
+        assert cgroup_memory_bytes(tmp_path) == left
+
+    def test_the_least_memory_counts(self, tmp_path):
+        (tmp_path / "memory.current").write_text("300\n")
+        (tmp_path / "memory.max").write_text("1000\n")
+        assert available_memory_bytes(tmp_path) == 700
+        (tmp_path / "memory.max").write_text(f"{1 << 60}\n")
+        assert available_memory_bytes(tmp_path) <= psutil.virtual_memory().total
+
+
+def test_the_last_level_cache_is_the_largest_that_is_told(tmp_path):
+    for place, size in enumerate(("48K", "2048K", "32M", "odd")):
+        (tmp_path / f"index{place}").mkdir()
+        (tmp_path / f"index{place}" / "size").write_text(size + "\n")
+    assert last_level_cache_bytes(tmp_path) == 32 << 20
+    assert last_level_cache_bytes(tmp_path / "none") is None

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, strategies as st
+
+from edge_rt.byte_size import (
+    exact_size,
+    human_bytes,
+    in_mib,
+    parse_size,
+    round_up,
+    show_at_least,
+    show_mib,
+    show_share,
+    show_size,
+)
+from edge_rt.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("600MiB", 600 << 20), ("2GiB", 2 << 30), ("1.5G", 1_500_000_000), ("1.5 GiB", 3 << 29), ("123456", 123456),
+        ("64kib", 64 << 10), ("1kb", 1000), (77, 77), (" 3 MB ", 3_000_000), ("1TiB", 1 << 40),
+    ],
+)  # fmt: skip
+def test_sizes_are_read_as_people_write_them(text, size):
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("0", "above 0"), ("-1", "above 0"), (-5, "above 0"), ("-2GiB", "above 0"), ("0.1", "above 0"),
+        ("10EiB", "limit is 1024 TiB"), ("1025TiB", "limit is 1024 TiB"),
+    ],
+)  # fmt: skip
+def test_what_is_out_of_range_is_told_as_such(text, reason):
+    with pytest.raises(ConfigError, match=reason):
+        parse_size(text)
+
+
+def test_sizes_of_a_report_are_in_mib_and_small_ones_can_be_seen():
+    assert [show_mib(size) for size in (0, 10 << 10, 300 << 20, 5 << 30)] == [
+        "0.0 MiB", "10.0 KiB", "300.0 MiB", "5120.0 MiB",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "text", ["", "MiB", "1.5.2G", "1e9", "5 parsecs", "nan", "9" * 30, "1 2", "--1", 1.5, True, None]
+)
+def test_what_is_no_size_is_refused(text):
+    with pytest.raises(ConfigError, match="600MiB"):
+        parse_size(text)
+
+
+@given(st.integers(1, 1 << 50))
+def test_an_exact_size_is_read_back(count):
+    assert parse_size(exact_size(count)) == count
+    assert count <= round_up(count) < count + (1 << 20)
+    assert show_size(count)
+
+
+def test_what_is_enough_is_shown_rounded_up():
+    least = 228_710_609
+    assert show_at_least(least) == "218.2 MiB"
+    assert parse_size(show_at_least(least)) >= least
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0 bytes"), (999, "999 bytes"), (1000, "1.0 kB"), (92_871_040, "92.9 MB"), (10**13, "10.0 TB")],
+)
+def test_disks_and_downloads_count_in_thousands(size, text):
+    assert human_bytes(size) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "whole", "text"),
+    [
+        (301 << 20, 400 << 20, "301 MiB of 400"),
+        (301 << 20, None, "301 MiB"),
+        (1341 << 20, None, "1.31 GiB"),
+        (1341 << 20, 2 << 30, "1.31 GiB of 2.00"),
+        (100 << 20, 2 << 30, "0.10 GiB of 2.00"),
+    ],
+)
+def test_a_share_has_the_unit_of_the_whole(count, whole, text):
+    assert show_share(count, whole) == text
+
+
+def test_a_column_of_mib_has_its_thousands_apart():
+    assert in_mib(int(1240.25 * (1 << 20))) == "1 240.2"
