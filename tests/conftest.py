@@ -2,40 +2,49 @@
 
 from __future__ import annotations
 
+import functools
 import signal
+import tempfile
+from pathlib import Path
 
 import platformdirs
 import pytest
 
 from edge_rt.export import export_model
 from edge_rt.store import fetch_source, open_store
+from edge_rt.system.machine import usable_cpus
+from tests.helpers.export_apart import export_apart
 from tests.helpers.gguf_factory import write_llama_gguf
 from tests.helpers.native_profile import require_native
+from tests.helpers.workers import SoleWorker, Worker
+
+WORKERS = pytest.StashKey[SoleWorker]()
+"""What this process shares with the other workers of the run."""
 
 
 @pytest.fixture(scope="session")
-def small_gguf(tmp_path_factory):
+def made_once(request):
+    """Return a function of a name and ``make(path)``: where one of the workers has made it."""
+    return request.config.stash[WORKERS].made_once
+
+
+@pytest.fixture(scope="session")
+def small_gguf(made_once):
     """A llama checkpoint of two layers, 512 tokens of context, ChatML; its answers are noise, its sizes real."""
-    path = tmp_path_factory.mktemp("checkpoint") / "small.gguf"
-    write_llama_gguf(path, context=512)
-    return path
+    return made_once("small.gguf", lambda path: write_llama_gguf(path, context=512))
 
 
 @pytest.fixture(scope="session")
-def small_package(small_gguf, tmp_path_factory):
+def small_package(small_gguf, made_once):
     """The portable package of ``small_gguf``; nobody may change it."""
-    out = tmp_path_factory.mktemp("package") / "small"
-    export_model(small_gguf, out, profile="portable")
-    return out
+    return made_once("small", lambda path: export_model(small_gguf, path, profile="portable"))
 
 
 @pytest.fixture(scope="session")
-def native_package(small_gguf, tmp_path_factory):
+def native_package(small_gguf, made_once):
     """The native package of ``small_gguf``; nobody may change it."""
     require_native()
-    out = tmp_path_factory.mktemp("package") / "native"
-    export_model(small_gguf, out, profile="native")
-    return out
+    return made_once("native", lambda path: export_model(small_gguf, path, profile="native"))
 
 
 @pytest.fixture(scope="session")
@@ -46,28 +55,31 @@ def smollm2_gguf():
 
 
 @pytest.fixture(scope="session")
-def smollm2_package(smollm2_gguf, tmp_path_factory):
-    """The real model with ONNX Runtime's operators and int8 activations; nobody may change it."""
-    out = tmp_path_factory.mktemp("smollm2") / "int8"
-    export_model(smollm2_gguf, out, profile="portable")
-    return out
+def smollm2_export(smollm2_gguf, made_once):
+    """Return a function of the op profile: a folder with the real model's ``package`` and ``report.json``."""
+    return lambda profile: made_once(
+        f"smollm2-{profile}", lambda folder: export_apart(smollm2_gguf, folder, profile=profile)
+    )
 
 
 @pytest.fixture(scope="session")
-def smollm2_native_package(smollm2_gguf, tmp_path_factory):
+def smollm2_package(smollm2_export):
+    """The real model with ONNX Runtime's operators and int8 activations; nobody may change it."""
+    return smollm2_export("portable") / "package"
+
+
+@pytest.fixture(scope="session")
+def smollm2_native_package(smollm2_export):
     """The real model with edge-rt's operators; nobody may change it."""
     require_native()
-    out = tmp_path_factory.mktemp("smollm2") / "native"
-    export_model(smollm2_gguf, out, profile="native")
-    return out
+    return smollm2_export("native") / "package"
 
 
 @pytest.fixture(scope="session")
-def smollm2_float_package(smollm2_gguf, tmp_path_factory):
+def smollm2_float_package(smollm2_gguf, made_once):
     """The real model with float activations, which the recorded answers were made with."""
-    out = tmp_path_factory.mktemp("smollm2") / "float"
-    export_model(smollm2_gguf, out, profile="portable", activations="float")
-    return out
+    make = functools.partial(export_model, smollm2_gguf, profile="portable", activations="float")
+    return made_once("smollm2-float", make)
 
 
 def pytest_configure(config):
@@ -76,6 +88,33 @@ def pytest_configure(config):
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    given = getattr(config, "workerinput", None)
+    if given is None:
+        folder = tempfile.TemporaryDirectory(prefix="edge-rt-tests-")
+        config.add_cleanup(folder.cleanup)
+        config.stash[WORKERS] = SoleWorker(Path(folder.name))
+    else:
+        number = int(given["workerid"].removeprefix("gw"))
+        config.stash[WORKERS] = Worker(Path(given["shared_folder"]), number, given["workercount"])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node):
+    """Tell a worker where the others are."""
+    node.workerinput["shared_folder"] = str(node.config.stash[WORKERS].folder)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers():
+    """Return what ``-n auto`` is: a worker for every CPU that this process may use, within memory's reason."""
+    return min(usable_cpus(), 8)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item):
+    """Let tests that are marked ``alone`` run while no other does; outermost, because waiting is no test's time."""
+    with item.config.stash[WORKERS].turn(alone=item.get_closest_marker("alone") is not None):
+        return (yield)
 
 
 def pytest_addoption(parser):

@@ -102,16 +102,13 @@ def spawn(cli_env):
 
 
 @pytest.fixture(scope="session")
-def slow_gguf(tmp_path_factory) -> Path:
+def slow_gguf(made_once) -> Path:
     """A checkpoint whose prompts, answers and export take seconds."""
-    path = tmp_path_factory.mktemp("slow") / "slow.gguf"
-    write_llama_gguf(path, context=8192, layers=8, hidden=512, heads=8, kv_heads=4, ffn=1536)
-    return path
+    sizes = {"context": 8192, "layers": 8, "hidden": 512, "heads": 8, "kv_heads": 4, "ffn": 1536}
+    return made_once("slow.gguf", lambda path: write_llama_gguf(path, **sizes))
 
 
 @pytest.fixture(scope="session")
-def slow_package(slow_gguf) -> Path:
+def slow_package(slow_gguf, made_once) -> Path:
     """The package of ``slow_gguf``."""
-    out = slow_gguf.parent / "slow"
-    export_model(slow_gguf, out, profile="portable")
-    return out
+    return made_once("slow", lambda path: export_model(slow_gguf, path, profile="portable"))

@@ -2,22 +2,15 @@ from __future__ import annotations
 
 import errno
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from edge_rt.errors import MemoryBudgetExceeded, StorageError
 from edge_rt.export.estimate import ExportEstimate, require_room
+from tests.helpers.export_apart import export_apart
 from tests.helpers.gguf_factory import write_llama_gguf
 from tests.helpers.native_profile import require_native
-
-PROGRAM = """
-import json, sys
-from edge_rt.export import export_model
-print(json.dumps(export_model(sys.argv[1], sys.argv[2], profile=sys.argv[3]).to_json()))
-"""
 
 MODELS = {
     "small": {},
@@ -36,10 +29,7 @@ def profile(request):
     return request.param
 
 
-def check_predictions(gguf, out, profile):
-    """Export in a process of its own, whose peak is the export's."""
-    command = [sys.executable, "-c", PROGRAM, str(gguf), str(out), profile]
-    report = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+def check_predictions(report):
     assert report["disk_bytes"] <= report["predicted_disk_bytes"] <= report["disk_bytes"] + (10 << 20)
     assert report["peak_bytes"] <= report["predicted_peak_bytes"] < 2.5 * report["peak_bytes"]
 
@@ -47,12 +37,12 @@ def check_predictions(gguf, out, profile):
 @pytest.mark.parametrize("name", MODELS)
 def test_predictions_hold(tmp_path, name, profile):
     write_llama_gguf(tmp_path / "m.gguf", **MODELS[name])
-    check_predictions(tmp_path / "m.gguf", tmp_path / "out", profile)
+    check_predictions(export_apart(tmp_path / "m.gguf", tmp_path / "out", profile=profile))
 
 
 @pytest.mark.model
-def test_predictions_hold_for_a_real_model(smollm2_gguf, tmp_path, profile):
-    check_predictions(smollm2_gguf, tmp_path / "out", profile)
+def test_predictions_hold_for_a_real_model(smollm2_export, profile):
+    check_predictions(json.loads((smollm2_export(profile) / "report.json").read_text()))
 
 
 def test_a_disk_that_is_too_small(tmp_path):

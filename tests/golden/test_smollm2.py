@@ -61,6 +61,7 @@ def test_recording_spells_a_recipe_as_it_is_written():
     assert spelled(json.loads(text)) + "\n" == text
 
 
+@pytest.mark.alone
 def test_second_turn_computes_only_what_is_new(smollm2_package):
     with load_package(smollm2_package) as model:
         chat = model.chat()

@@ -43,6 +43,7 @@ class SingleOp:
         graph = ir.Graph(values.values(), outputs, nodes=[node], opset_imports={"": 21, DOMAIN: 1}, name="op")
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.log_severity_level = 4
         library = native_library()
         library.select(isa)

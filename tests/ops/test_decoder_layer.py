@@ -136,7 +136,9 @@ def passes(starts=(0, 100, 300)):
 def test_bits_are_those_of_five_operators(formats, kv_format):
     whole, parts = Layer(MATRICES[formats], kv_format), Layer(MATRICES[formats], kv_format)
     threads = cycle([1, 2, 3, 4, 3])  # 5 of them, so that chains and trees, which take turns, meet them all
-    for x, past, parents in passes():
+    # Products do not know the cache's format, nor attention the matrices': all passes for each, fewer for all pairs.
+    is_thorough = list(MATRICES).index(formats) % len(FORMATS) == FORMATS.index(kv_format) % len(MATRICES)
+    for x, past, parents in passes() if is_thorough else passes(starts=[]):
         count = next(threads)
         found, expected = whole.whole(x, past, parents, threads=count), parts.in_parts(x, past, parents)
         assert np.isfinite(expected).all()

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.helpers.pairs import all_pairs
 from tests.ops import spec_attention_reference as reference
 from tests.ops.single_op import ISAS, needs_native
 from tests.ops.spec_attention_reference import FORMATS, Config, Tables
@@ -29,6 +30,11 @@ SHAPES = {
 }
 # A step that float32 and float64 put on two sides of the middle between codes.
 TIE = 2e-3
+
+
+def spelled(value):
+    """Return the id of a subset of the constants; of other values pytest's own."""
+    return "+".join(value) if isinstance(value, tuple) else None
 
 
 def make_constants(rng, config, names=NAMES):
@@ -93,9 +99,7 @@ def test_codes_are_those_of_the_definition(dim, names):
         np.testing.assert_array_equal(levels[1], minimums)
 
 
-@pytest.mark.parametrize("names", SUBSETS, ids="+".join)
-@pytest.mark.parametrize("kv_format", TURNED)
-@pytest.mark.parametrize("dim", SHAPES)
+@pytest.mark.parametrize(("dim", "kv_format", "names"), all_pairs(SHAPES, TURNED, SUBSETS), ids=spelled)
 def test_passes_match_the_reference(dim, kv_format, names):
     rng, (_, layer) = make_layers(dim, kv_format, 2, names, threads=(2,))
     past = 0
@@ -123,9 +127,7 @@ def test_bits_do_not_depend_on_how_a_prompt_is_cut(dim, kv_format):
         assert cut.tobytes() == reference.read_cache(alone.cache, kv_format, dim)[:, :, : len(qkv)].tobytes()
 
 
-@pytest.mark.parametrize("kv_format", TURNED)
-@pytest.mark.parametrize("dim", SHAPES)
-@pytest.mark.parametrize("count", [6, 30])
+@pytest.mark.parametrize(("dim", "kv_format", "count"), all_pairs(SHAPES, TURNED, [6, 30]))
 def test_bits_of_a_tree_are_those_of_its_branches(dim, kv_format, count):
     rng, (plain, layer) = make_layers(dim, kv_format, 2, threads=(1, 2))
     prompt, rows = make_rows(rng, layer.config, 75), make_rows(rng, layer.config, count)

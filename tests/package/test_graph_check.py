@@ -190,10 +190,10 @@ def test_too_large(check):
 def test_an_exported_graph_passes_fast_and_no_damage_escapes(small_package, check):
     data = (small_package / "model.onnx").read_bytes()
     size = (small_package / "weights.bin").stat().st_size
-    started = time.perf_counter()
+    started = time.process_time()
     check(data, size)
     # Ten times what it takes: 50 ns a byte.
-    assert time.perf_counter() - started < 0.05 + len(data) * 0.5e-6
+    assert time.process_time() - started < 0.05 + len(data) * 0.5e-6
     with pytest.raises(InvalidPackage, match=r"outside 'weights\.bin'"):
         check(data, size - 1)
     random.seed(5)

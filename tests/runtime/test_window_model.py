@@ -115,7 +115,9 @@ def test_passes_of_any_size(model, whole, size):
 
 def test_rolled_back_to_every_position_and_computed_again(model, whole):
     kept = set()
-    for length in range(150):
+    # Where rows lie does not depend on what a row holds: one format at every position, the others at some.
+    lengths = range(150) if model.interface.kv_format == FORMATS[0] else (*range(0, 150, 10), 108, 109, 149)
+    for length in lengths:
         model.cache.truncate(0)
         model.append_in(25, TOKEN_IDS[:150])
         start = model.cache.truncate(length)
@@ -123,7 +125,7 @@ def test_rolled_back_to_every_position_and_computed_again(model, whole):
         assert start in (0, length)
         same_bits(model.append_in(8, TOKEN_IDS[start:180]), whole[start:180])
     # 64 rows, 150 tokens: 86 positions are lost, and behind 109 tokens the next one sees position 86.
-    assert kept == {0, *range(109, 150)}
+    assert kept == {0, *(length for length in lengths if length >= 109)}
 
 
 @settings(deadline=None, max_examples=20)

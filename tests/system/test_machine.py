@@ -82,6 +82,7 @@ class TestCgroup:
         assert usable_cpus(tmp_path) >= 1
         assert available_memory_bytes(tmp_path) > 0
 
+    @pytest.mark.alone  # other tests have a share of the CPUs
     @pytest.mark.skipif(usable_cpus() < 2, reason="needs two CPUs")
     def test_the_quota_counts(self, tmp_path):
         (tmp_path / "cpu.max").write_text("100000 100000\n")

@@ -116,18 +116,14 @@ class TestHostileTemplates:
             attempt(ESCAPES[name])
 
     @pytest.mark.parametrize("name", BOMBS)
-    def test_work_without_end_is_stopped_within_a_second(self, name):
-        start = time.perf_counter()
-        with pytest.raises(InvalidTemplate):
-            attempt(BOMBS[name])
-        assert time.perf_counter() - start < 1
-
-    @pytest.mark.parametrize("name", BOMBS)
-    def test_work_without_end_stays_within_64_mib(self, name):
+    def test_work_without_end_is_stopped_within_a_second_and_64_mib(self, name):
+        # Tracing makes it several times slower, and it ends within a second all the same.
         tracemalloc.start()
         try:
+            start = time.process_time()
             with pytest.raises(InvalidTemplate):
                 attempt(BOMBS[name])
+            assert time.process_time() - start < 1
             assert tracemalloc.get_traced_memory()[1] < 64 * 2**20
         finally:
             tracemalloc.stop()

@@ -153,10 +153,10 @@ class TestHostileFiles:
     def test_is_refused_within_a_second(self, name):
         message, make = HOSTILE[name]
         text = make()
-        start = time.perf_counter()
+        start = time.process_time()
         with pytest.raises(InvalidTokenizer, match=re.escape(message)) as caught:
             Tokenizer.from_text(text)
-        assert time.perf_counter() - start < 1
+        assert time.process_time() - start < 1
         assert caught.value.numbers
 
     @pytest.mark.parametrize(
@@ -295,9 +295,9 @@ class TestEncoding:
     @pytest.mark.parametrize("character", ["^", " ", "\n", "\u200d"])
     def test_a_long_run_of_one_character_is_encoded(self, character):
         text = character * 100_000
-        start = time.perf_counter()
+        start = time.process_time()
         ids = TOKENIZER.encode_text(text)
-        assert time.perf_counter() - start < 2
+        assert time.process_time() - start < 2
         assert TOKENIZER.decode(ids) == text
 
     @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=60))
@@ -312,9 +312,9 @@ class TestEncoding:
 
     def test_min_tokens_refuses_ten_megabytes_at_once(self):
         text = "word " * 2_000_000
-        start = time.perf_counter()
+        start = time.process_time()
         assert TOKENIZER.min_tokens(text) > 100_000
-        assert time.perf_counter() - start < 1
+        assert time.process_time() - start < 1
 
 
 class TestDecoding:
@@ -384,8 +384,8 @@ class TestStreaming:
         best = 1.0
         for _ in range(3):
             stream = TOKENIZER.decode_stream()
-            start = time.perf_counter()
+            start = time.process_time()
             for token_id in ids:
                 stream.push(token_id)
-            best = min(best, (time.perf_counter() - start) / len(ids))
+            best = min(best, (time.process_time() - start) / len(ids))
         assert best < 20e-6

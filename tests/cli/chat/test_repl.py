@@ -15,6 +15,7 @@ from prompt_toolkit.history import InMemoryHistory
 
 from edge_rt.cli.chat.repl import make_session
 from tests.cli.conftest import ENDLESS, PROGRAM
+from tests.helpers.clock import Told
 
 PROMPT = re.escape(">>> ")
 STATS = r"prompt ([\d ]+) tok [\d ]+ tok/s · first token [\d.]+ s · ([\d ]+) tok [\d.]+ tok/s · peak"
@@ -92,10 +93,10 @@ def test_ctrl_c_stops_an_answer_and_the_next_equals_that_of_an_uninterrupted_ses
     child = endless()
     child.sendline("Tell me a story")
     time.sleep(1)
-    sent = time.monotonic()
+    told = Told(child.pid)
     child.send(CTRL_C)
     child.expect(re.escape("[interrupted"))
-    assert time.monotonic() - sent < 1
+    told.must_be_done()
     child.expect(STATS)
     length = int(child.match[2].replace(" ", ""))
     child.expect(PROMPT)
@@ -120,10 +121,10 @@ def test_ctrl_c_before_the_first_token_drops_the_message(endless, tmp_path):
     child.expect(PROMPT)
     child.sendline("What is it about?")
     child.expect("reading the prompt")
-    sent = time.monotonic()
+    told = Told(child.pid)
     child.send(CTRL_C)
     child.expect("stopped before the first token")
-    assert time.monotonic() - sent < 1
+    told.must_be_done()
     child.expect(PROMPT)
     child.sendline("/show memory")
     child.expect(r"conversation +0 of")
@@ -149,10 +150,10 @@ def test_ctrl_c_while_the_model_changes_keeps_model_and_conversation(stage, spaw
     else:
         child.sendline("/ctx 4096")
         child.expect("LOADING")
-    sent = time.monotonic()
+    told = Told(child.pid)
     child.send(CTRL_C)
     child.expect("stopped")
-    assert time.monotonic() - sent < 5
+    told.must_be_done()
     child.expect(PROMPT)
     child.sendline("/show info")
     child.expect(r"context_tokens +8[ ,]?192")
@@ -173,11 +174,12 @@ def test_a_second_ctrl_c_while_the_model_changes_leaves(spawn, small_package):
     child.expect("LOADING")
     child.send(CTRL_C)
     child.expect("stopping")
-    sent = time.monotonic()
+    told = Told(child.pid)
     child.send(CTRL_C)
     child.expect(pexpect.EOF)
     child.wait()
-    assert (child.exitstatus, time.monotonic() - sent < 1) == (130, True)
+    told.must_be_done()
+    assert child.exitstatus == 130
 
 
 def test_ctrl_c_at_an_empty_prompt(chat):
@@ -365,11 +367,11 @@ def test_edits_that_can_be_undone_take_little_memory():
     buffer = session.default_buffer
 
     async def type_and_undo():
-        for length in range(1, 2001):
+        for length in range(1, 301):
             buffer.save_to_undo_stack()
             buffer.text = "x" * length
-        assert sum(len(text) for text, _ in buffer._undo_stack) < 2000 * 65
+        assert sum(len(text) for text, _ in buffer._undo_stack) < 300 * 65
         buffer.undo()
 
     asyncio.run(type_and_undo())
-    assert len(buffer.text) == 1999
+    assert len(buffer.text) == 299

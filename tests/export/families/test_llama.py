@@ -24,10 +24,10 @@ def refused(gguf, tmp_path, error, message):
     """Assert that an export is refused within a second and writes nothing."""
     out = tmp_path / "out"
     out.mkdir()
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(error, match=message):
         export_model(gguf, out / "package")
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
     assert listing(out) == []
 
 

@@ -250,9 +250,9 @@ def test_malformed_file_is_refused(case, tmp_path):
     path = tmp_path / "bad.gguf"
     path.write_bytes(build(source))
     tracemalloc.start()
-    started = time.perf_counter()
+    started = time.process_time()
     message = refusal(path, error)
-    seconds = time.perf_counter() - started
+    seconds = time.process_time() - started
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     for fragment in ["bad.gguf", "At byte", "limit", *named]:

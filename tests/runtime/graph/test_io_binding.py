@@ -26,10 +26,19 @@ def buffers_of(interface):
     return [*interface.keys, *interface.values] if isinstance(interface, PortableIOBinding) else interface.buffers
 
 
+def maker(kind, kv_format):
+    return lambda config, capacity: kind(config, capacity, kv_format)
+
+
 @pytest.fixture(params=[(PortableIOBinding, "f32"), *((NativeIOBinding, name) for name in KV_FORMATS["native"])])
 def make(request):
-    kind, kv_format = request.param
-    return lambda config, capacity: kind(config, capacity, kv_format)
+    return maker(*request.param)
+
+
+@pytest.fixture(params=[(PortableIOBinding, "f32"), (NativeIOBinding, "int8")])
+def make_any(request):
+    """For what does not depend on the format of a row."""
+    return maker(*request.param)
 
 
 def test_portable_buffers_are_what_the_graph_binds():
@@ -123,18 +132,18 @@ def test_buffers_can_be_written_and_do_not_overlap(make):
     assert [set(np.unique(array)) for array in buffers] == [{number} for number in range(len(buffers))]
 
 
-def test_released_buffers_are_gone(make):
-    interface = make(SMALL, 10)
+def test_released_buffers_are_gone(make_any):
+    interface = make_any(SMALL, 10)
     interface.outputs.reserve(1)
     interface.release()
     assert buffers_of(interface) == []
     assert interface.outputs.reserve(1)
 
 
-def test_rows_take_memory_only_when_written(make):
+def test_rows_take_memory_only_when_written(make_any):
     process = psutil.Process(os.getpid())
     before = process.memory_info().rss
-    interface = make(model_config(num_layers=8, num_kv_heads=8, head_dim=64), 8192)
+    interface = make_any(model_config(num_layers=8, num_kv_heads=8, head_dim=64), 8192)
     for array in buffers_of(interface):
         array[:, :, :16] = 1
     assert interface.cache_bytes >= 40 << 20
@@ -177,9 +186,9 @@ class TestFilled:
             assert np.isfinite(np.frombuffer(array.tobytes(), np.float16)).all()
             assert np.isfinite(np.frombuffer(array.tobytes(), np.float32)).all()
 
-    def test_forgotten_rows_are_zeros_that_take_no_memory(self, make):
+    def test_forgotten_rows_are_zeros_that_take_no_memory(self, make_any):
         process = psutil.Process(os.getpid())
-        interface = make(model_config(num_layers=8, num_kv_heads=8, head_dim=64), 8192)
+        interface = make_any(model_config(num_layers=8, num_kv_heads=8, head_dim=64), 8192)
         before = process.memory_info().rss
         interface.fill(8192)
         # Written pages are there, and then they are not.
@@ -197,8 +206,8 @@ class TestFilled:
         share = [np.count_nonzero(array) / array.size for array in buffers_of(interface)]
         assert share == pytest.approx([0.3] * len(share), abs=0.001)
 
-    def test_a_released_cache_has_nothing_to_fill(self, make):
-        interface = make(SMALL, 10)
+    def test_a_released_cache_has_nothing_to_fill(self, make_any):
+        interface = make_any(SMALL, 10)
         interface.release()
         interface.fill(5)
         interface.forget()

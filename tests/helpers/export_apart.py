@@ -1,0 +1,22 @@
+"""An export in a process of its own, whose peak of memory is the export's."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+PROGRAM = """
+import json, sys
+from edge_rt.export import export_model
+print(json.dumps(export_model(sys.argv[1], sys.argv[2], profile=sys.argv[3]).to_json()))
+"""
+
+
+def export_apart(gguf, folder, *, profile):
+    """Make ``folder`` with the ``package`` of a checkpoint and the ``report.json`` of its export; return the report."""
+    folder.mkdir()
+    command = [sys.executable, "-c", PROGRAM, str(gguf), str(folder / "package"), profile]
+    report = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    (folder / "report.json").write_text(report)
+    return json.loads(report)

@@ -1,0 +1,209 @@
+"""Breaks the product on purpose, in a copy of the tree, and expects tests to fail, where not all cases are run.
+
+Where cases are chosen (``all_pairs``, one format for all, one signal for a stage) there are changes here that the
+chosen ones have to find. Not part of CI: it compiles ``csrc/``, and again for every change in there::
+
+    python -m tests.mutations [--only WORD] [--keep FOLDER]
+
+Needs the environment that the tests need. Exits with 1 if a change was not noticed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+import venv
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class Mutation(NamedTuple):
+    """A change, and where tests must fail."""
+
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+CONSTANTS = ("tests/ops/test_spec_attention_key_constants.py::test_passes_match_the_reference",)
+TREES = ("tests/ops/test_spec_attention_key_constants.py::test_bits_of_a_tree_are_those_of_its_branches",)
+LAYER = ("tests/ops/test_decoder_layer.py::test_bits_are_those_of_five_operators",)
+BOMBS = ("tests/text/test_template_guard.py", "-k", "without_end")
+WINDOW = ("tests/runtime/test_window_model.py::test_rolled_back_to_every_position_and_computed_again",)
+CACHE = ("tests/runtime/graph/test_io_binding.py", "-k", "released or forgotten or written")
+SIGNALS = ("tests/cli/commands/test_export.py::test_a_signal_leaves_nothing_behind",)
+LADDER = ("tests/memory/test_plan.py::TestLadder",)
+PREDICTIONS = "tests/export/test_estimate.py::test_predictions_hold"
+
+ATTENTION = "csrc/ops/spec_attention/"
+DECODER_LAYER = "csrc/ops/decoder_layer/decoder_layer.cc"
+GUARD = "edge_rt/text/template_budget.py"
+FALLBACKS = "edge_rt/memory/fallbacks.py"
+GRAPH = "edge_rt/runtime/graph/"
+
+MUTATIONS = [
+    Mutation(
+        GUARD, "for value, times in ((left, right), (right, left)):", "for value, times in ((left, right),):", BOMBS
+    ),
+    Mutation(GUARD, "self.memory -= size", "self.memory -= 0", BOMBS),
+    Mutation(GUARD, "self.output_chars -= len(text)", "self.output_chars -= 0", BOMBS),
+    Mutation(GUARD, "if self.steps < 0:", "if False:", BOMBS),
+    Mutation(
+        "edge_rt/cli/chat/repl.py",
+        "del buffer._undo_stack[:-MOST_EDITS]",
+        "pass",
+        ("tests/cli/chat/test_repl.py::test_edits_that_can_be_undone_take_little_memory",),
+    ),
+    Mutation(
+        f"{GRAPH}sliding_window.py", "max(length + 1 - self.window, 0)", "max(length + 2 - self.window, 0)", WINDOW
+    ),
+    Mutation(f"{GRAPH}sliding_window.py", "max(length + 1 - self.window, 0)", "max(length - self.window, 0)", WINDOW),
+    Mutation(f"{GRAPH}cache.py", "self._window.reset()\n            length = 0", "length = 0", WINDOW),
+    Mutation(
+        f"{GRAPH}io_binding_native.py", "super().release()\n        self.buffers = []", "super().release()", CACHE
+    ),
+    Mutation(f"{GRAPH}io_binding_portable.py", "self.keys, self.values = [], []", "self.keys = []", CACHE),
+    Mutation(f"{GRAPH}outputs.py", "base.madvise(mmap.MADV_REMOVE)", "base.madvise(mmap.MADV_DONTNEED)", CACHE),
+    Mutation(f"{GRAPH}io_binding_base.py", "self._cache_buffers()[:1]", "self._cache_buffers()[:0]", CACHE),
+    Mutation("edge_rt/cli/interrupt.py", "self.exit_code = 128 + signum", "self.exit_code = 130", SIGNALS),
+    Mutation("edge_rt/cli/interrupt.py", '("SIGINT", "SIGTERM", "SIGHUP")', '("SIGINT", "SIGHUP")', SIGNALS),
+    Mutation(
+        "edge_rt/package/writer.py",
+        "shutil.rmtree(self.folder, ignore_errors=True)\n        self._remove_new_parents()",
+        "self._remove_new_parents()",
+        SIGNALS,
+    ),
+    Mutation(FALLBACKS, "_TREES: Final = (16, 12, 8, 6, 4)", "_TREES: Final = ()", LADDER),
+    Mutation(FALLBACKS, '("f32", "f16", "int8", "k8v4", "int4")', '("f32", "f16", "k8v4", "int4")', LADDER),
+    Mutation(FALLBACKS, "((4096, LEAST_TABLE), (LEAST_TABLE, LEAST_TABLE))", "((LEAST_TABLE, LEAST_TABLE),)", LADDER),
+    Mutation(
+        "edge_rt/export/estimate.py",
+        "max(writing, calibrating, logits",
+        "max(writing, logits",
+        (f"{PREDICTIONS}[native-calibration]", f"{PREDICTIONS}[native-wide]"),
+    ),
+    Mutation(
+        "edge_rt/export/estimate.py",
+        "disk_bytes=layout.size + GRAPH_AND_TEXT_BYTES",
+        "disk_bytes=layout.size",
+        (f"{PREDICTIONS}_for_a_real_model",),
+    ),
+    Mutation(
+        DECODER_LAYER, "rounding(kGateUp, floats[2], mlp_norm)", "rounding(kGateUp, floats[2], attention_norm)", LAYER
+    ),
+    Mutation(DECODER_LAYER, "product(kDown, inputs[kDown], floats[2], y", "product(kDown, inputs[kDown], x, y", LAYER),
+    # Only where matrices have several formats.
+    Mutation(
+        DECODER_LAYER,
+        "norm, epsilon_, weight.format, out}",
+        "norm, epsilon_, weights[kQkv].format, out}",
+        LAYER,
+    ),
+    Mutation(
+        f"{ATTENTION}spec_attention.cc",
+        "pass->key_feedback = context.input(first + 2).as<const float>();",
+        "pass->key_feedback = nullptr;",
+        CONSTANTS,
+    ),
+    # Only where there are several kv heads.
+    Mutation(f"{ATTENTION}spec_attention_prepare.inl", "pass.key_centre + first + d", "pass.key_centre + d", CONSTANTS),
+    # Only in heads of more than two vectors, with feedback.
+    Mutation(
+        f"{ATTENTION}spec_attention_feedback.inl", "int other = vector + 2;", "int other = vector + 3;", CONSTANTS
+    ),
+    # Only with a balance, and only what queries see of it.
+    Mutation(
+        f"{ATTENTION}spec_attention_prepare.inl",
+        "pass.key_balance + int64_t{kv} * pass.head_dim;",
+        "pass.key_balance;",
+        CONSTANTS,
+    ),
+]
+
+
+class Copy:
+    """A copy of the tree, installed into an environment of its own that shares the libraries of this one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root = folder / "tree"
+        names = subprocess.run(
+            ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+            cwd=ROOT, capture_output=True, text=True, check=True,
+        ).stdout.splitlines()  # fmt: skip
+        for name in names:
+            target = self.root / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, target)
+        venv.create(folder / "venv", with_pip=True)
+        self.python = folder / "venv" / "bin" / "python"
+        self._run("-m", "pip", "install", "--quiet", "scikit-build-core", "cmake", "ninja")
+        paths = sysconfig.get_paths(vars={"base": str(folder / "venv"), "platbase": str(folder / "venv")})
+        # Last, and not as a site folder: the product that is installed there is not found.
+        Path(paths["purelib"], "zz_libraries.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+        self.install()
+
+    def _run(self, *arguments: str) -> None:
+        subprocess.run([self.python, *arguments], cwd=self.root, check=True)
+
+    def install(self) -> None:
+        """Build what has changed."""
+        self._run("-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "-e", ".")
+
+    def test(self, tests: tuple[str, ...]) -> int:
+        """Return pytest's exit code."""
+        command = [self.python, "-m", "pytest", "-q", "-n", "0", "-x", "-p", "no:cacheprovider", *tests]
+        return subprocess.run(command, cwd=self.root, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode
+
+    def fails_with(self, mutation: Mutation) -> bool:
+        """Tell whether tests fail once something is broken; it is whole again afterwards."""
+        path = self.root / mutation.file
+        whole = path.read_text(encoding="utf-8")
+        if whole.count(mutation.old) != 1:
+            raise SystemExit(f"{mutation.file} has {whole.count(mutation.old)} times: {mutation.old}")
+        try:
+            path.write_text(whole.replace(mutation.old, mutation.new), encoding="utf-8")
+            if mutation.file.startswith("csrc/"):
+                self.install()
+            return self.test(mutation.tests) == 1
+        finally:
+            path.write_text(whole, encoding="utf-8")
+
+
+def main() -> int:
+    """Try all changes; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="of changes whose file or text has this word")
+    parser.add_argument("--keep", type=Path, help="where to copy the tree to; it stays")
+    arguments = parser.parse_args()
+    chosen = [m for m in MUTATIONS if arguments.only in f"{m.file} {m.old} {m.new} {m.tests}"]
+    missed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Copy(arguments.keep or Path(folder))
+        for tests in dict.fromkeys(m.tests for m in chosen):
+            if copy.test(tests) != 0:
+                raise SystemExit(f"These fail without any change: {' '.join(tests)}")
+        for mutation in chosen:
+            started = time.monotonic()
+            is_found = copy.fails_with(mutation)
+            missed += not is_found
+            text = " ".join(mutation.new.split())
+            print(
+                f"{'found' if is_found else 'MISSED':7}{time.monotonic() - started:6.0f} s  {mutation.file}: {text}",
+                flush=True,
+            )
+        if any(mutation.file.startswith("csrc/") for mutation in chosen) and arguments.keep:
+            copy.install()
+    print(f"{len(chosen) - missed} of {len(chosen)} changes found")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
