@@ -54,8 +54,8 @@ MUTATIONS = [
         GUARD, "for value, times in ((left, right), (right, left)):", "for value, times in ((left, right),):", BOMBS
     ),
     Mutation(GUARD, "self.memory -= size", "self.memory -= 0", BOMBS),
-    Mutation(GUARD, "self.output_chars -= len(text)", "self.output_chars -= 0", BOMBS),
-    Mutation(GUARD, "if self.steps < 0:", "if False:", BOMBS),
+    Mutation("edge_rt/text/template_guard.py", 'operator == "**" and not', 'operator == "**>" and not', BOMBS),
+    Mutation(GUARD, "left.bit_length() + right.bit_length() > _INTEGER_BITS", "False", BOMBS),
     Mutation(
         "edge_rt/cli/chat/repl.py",
         "del buffer._undo_stack[:-MOST_EDITS]",
