@@ -260,17 +260,13 @@ class Model:
         with self._runner.hold(cancel, outer) as runner:
             try:
                 yield Held(runner, *drafting())
-            except GeneratorExit:
+            except (GeneratorExit, Cancelled):
                 raise
-            except MemoryError as error:
-                # Rows are committed or free, whatever was under way: the next generation goes on from them.
+            except BaseException as error:
+                # It may have come in the middle of a drafter's work. Rows are committed or free, whatever came.
                 self._speculation.forget()
-                raise _exhausted(error) from error
-            except Cancelled:
-                raise
-            except BaseException:
-                # It may have come in the middle of a drafter's work, which would go on from what is half done.
-                self._speculation.forget()
+                if isinstance(error, MemoryError):
+                    raise _exhausted(error) from error
                 raise
 
     def check_prompt_fits(self, text: str, config: GenerationConfig) -> None:

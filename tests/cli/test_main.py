@@ -171,7 +171,7 @@ def test_signals_while_bench_measures(signum, code, start, slow_package):
     process.stderr.readline()
     told = Told(process.pid)
     process.send_signal(signum)
-    stdout, _ = process.communicate(timeout=10)
+    stdout, _ = process.communicate(timeout=30)
     told.must_be_done()
     assert process.returncode == code
     assert json.loads(stdout)["error"]["exit_code"] == code
@@ -181,5 +181,5 @@ def test_a_signal_among_json_lines_is_one_line(start, slow_package):
     process = start("generate", "-m", slow_package, "-p", "hello", "--json-lines", "-n", "5000", *ENDLESS)
     process.stdout.readline()
     process.send_signal(signal.SIGTERM)
-    stdout, _ = process.communicate(timeout=10)
+    stdout, _ = process.communicate(timeout=30)
     assert json.loads(stdout.splitlines()[-1])["error"]["exit_code"] == process.returncode == 143

@@ -28,10 +28,10 @@ class Told:
         return times.user + times.system
 
     def must_be_done(self):
-        """Fail if it has computed for more than a second since, or if five have passed, in which others compute too."""
+        """Fail if it has computed for more than a second since, or if thirty seconds of a busy machine have passed."""
         computed, passed = self._computed() - self._before, time.monotonic() - self._at
         assert computed < 1, f"computed for {computed:.2f} s"
-        assert passed < 5, f"took {passed:.2f} s"
+        assert passed < 30, f"took {passed:.2f} s"
 
 
 def _seconds_of_ended_children():

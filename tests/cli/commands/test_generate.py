@@ -178,7 +178,7 @@ def test_ctrl_c_in_decode_keeps_the_partial_answer(start, slow_package):
         process.stdout.readline()
     told = Told(process.pid)
     process.send_signal(signal.SIGINT)
-    lines = process.communicate(timeout=10)[0].splitlines()
+    lines = process.communicate(timeout=30)[0].splitlines()
     told.must_be_done()
     assert process.returncode == 130
     result = json.loads(lines[-1])["result"]
@@ -205,7 +205,7 @@ def test_ctrl_c_early_on(after, start, slow_package):
     time.sleep(after)
     told = Told(process.pid)
     process.send_signal(signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=10)
+    stdout, stderr = process.communicate(timeout=30)
     told.must_be_done()
     assert process.returncode == 130
     assert b"Traceback" not in stderr
@@ -224,7 +224,7 @@ def test_ctrl_c_while_a_load_blocks(cli_env, small_package):
         assert process.stderr.readline() == b"loading\n"
         told = Told(process.pid)
         process.send_signal(signal.SIGINT)
-        stdout, _ = process.communicate(timeout=10)
+        stdout, _ = process.communicate(timeout=30)
     told.must_be_done()
     assert process.returncode == 130
     assert json.loads(stdout)["error"]["type"] == "Cancelled"
