@@ -1,4 +1,4 @@
-"""edge-rt: language models on the device in front of you.
+"""edge-rt: run language models on your own device.
 
 ::
 
@@ -9,7 +9,7 @@
         for event in chat.stream("What is a haiku?"):
             print(event.text, end="", flush=True)
 
-The names below are the public API; they are imported when first used, so that ``import edge_rt`` costs nothing.
+The names below are the public API; they are imported when first used, so that ``import edge_rt`` is fast.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ _HOME = {
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
-__all__ = sorted([*_MODULE_OF, "__version__"])  # noqa: PLE0605 -- held to the truth by tests/test_public_api.py
+__all__ = sorted([*_MODULE_OF, "__version__"])  # noqa: PLE0605 -- checked by tests/test_public_api.py
 
 
 def __getattr__(name: str) -> Any:

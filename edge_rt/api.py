@@ -47,37 +47,39 @@ def load(
     Args:
         model: folder of a package, or the name of one in the store.
         memory: budget of resident memory for the process: bytes, a text such as ``"600MiB"``, or a ``Budget`` that
-            several models share. None: what the machine has available. What is asked for below is kept or refused; what
-            is not is given up where it does not fit: speculation, then the precision of the cache, then context.
-        ctx: capacity of the context in tokens; None leaves it to the plan: the model's own, up to 8192, if that fits.
-        threads: None takes every CPU this process may use; the number is one per process.
+            several models share. None: what the machine has available. A setting given below is kept, or the load is
+            refused. Settings left at None are reduced until the model fits: first speculation is turned off, then the
+            KV cache is quantised, then the context is shortened.
+        ctx: capacity of the context in tokens; None lets the plan choose: the model's own, up to 8192, if that fits.
+        threads: threads that compute; None uses every CPU this process may use. All models of a process use the same
+            number.
         device: ``"auto"`` or ``"cpu"``.
         store: folder of the store; None takes the configured one.
-        prefill_chunk: tokens of one pass over a prompt; None leaves it to the plan.
+        prefill_chunk: tokens of one prefill pass over a prompt; None lets the plan choose.
         kv: format of the KV cache, one of those that ``edge-rt inspect`` shows; ``"auto"`` takes the fastest that fits,
             None the package's first, if it fits.
         isa: instruction set of the native operators, one of those that ``edge-rt doctor`` shows; None is the best.
         spec: speculation: ``"auto"`` (off in the portable profile), ``"off"``, or one drafter: ``"ngram"``,
             ``"suffix"``, ``"recycling"``, ``"reference"``; None is ``"auto"``, if it fits.
-        draft_max: most drafted tokens of a pass; None leaves it to plan and cost model.
+        draft_max: most drafted tokens of a pass; None lets the plan and the cost model choose.
         corpus: file of ``edge-rt corpus build`` for the suffix drafter; with ``spec`` None, ``"auto"`` or ``"suffix"``.
-        spec_trace: called with every decoding step's decision.
-        on_calibrate: called when the first answer has to wait for a measurement of what passes cost here, which takes a
-            second or two and is kept.
-        plan: what ``edge_rt.plan`` has decided for this package, to be done as it is; what it decides is then not given
-            again, but ``memory`` may be a ``Budget`` that the model's share is taken from.
+        spec_trace: called with the decision of every decoding step.
+        on_calibrate: called when the first answer has to wait until the latency of passes on this machine is measured.
+            The measurement takes a second or two, and its result is kept.
+        plan: a plan that ``edge_rt.plan`` made for this package, followed as it is. Arguments that the plan decides
+            must then not be given again, but ``memory`` may be a ``Budget`` that the model's share is taken from.
         share_tokenizer_with: another model (or its ``Model.texts``, which outlives it), whose tokenizer is shared if
-            this package has the same one. Reading a tokenizer leaves the heap fragmented, so a process that loads again
-            and again grows less.
+            this package has the same one. Reading a tokenizer fragments the heap, so a process that loads many models
+            grows less if they share one.
         texts: the older name of ``share_tokenizer_with``.
 
     Raises:
         ModelNotFound: there is no such package.
         InputError: the package cannot be used.
-        ConfigError: an argument is out of range, not for this package, not used with ``spec``, or the plan has decided
-            it already.
-        MemoryBudgetExceeded: the model does not fit the budget; it says what is needed and what would fit. Nothing
-            large was loaded.
+        ConfigError: an argument is out of range, does not apply to this package, has no effect with ``spec``, or is
+            already decided by ``plan``.
+        MemoryBudgetExceeded: the model does not fit the budget. The error says how much memory is needed and which
+            settings would fit. Nothing large was loaded.
         RuntimeUnavailable: ONNX Runtime, the device or the native operators are missing.
     """
     options = LoadOptions(
@@ -115,26 +117,26 @@ def plan(
 ) -> Plan:
     """Return what ``load`` with the same arguments would decide, whether it fits or not; nothing is loaded.
 
-    Its ``unused`` names what is asked for and changes nothing.
+    Its ``unused`` names the given arguments that have no effect.
 
     Args:
-        model: as of ``load``, like the rest.
-        memory: the budget.
-        ctx: tokens of context.
-        threads: that compute.
+        model: folder of a package, or the name of one in the store; all arguments are as in ``load``.
+        memory: budget of resident memory.
+        ctx: capacity of the context in tokens.
+        threads: threads that compute.
         store: folder of the store.
-        prefill_chunk: tokens of one pass over a prompt.
+        prefill_chunk: tokens of one prefill pass over a prompt.
         kv: format of the KV cache.
-        spec: speculation.
+        spec: mode of speculation.
         draft_max: most drafted tokens of a pass.
         corpus: file that drafts are looked up in.
 
     Raises:
         ModelNotFound: there is no such package.
         InputError: the package cannot be used.
-        ConfigError: an argument is out of range, not for this package, or not used with ``spec``.
-        InvalidCorpus: the corpus is none, or comes from another tokenizer.
-        StorageError: it cannot be read.
+        ConfigError: an argument is out of range, does not apply to this package, or has no effect with ``spec``.
+        InvalidCorpus: the file is not a corpus, or was built with another tokenizer.
+        StorageError: the corpus cannot be read.
     """
     options = LoadOptions(
         memory=memory,
@@ -150,7 +152,7 @@ def plan(
 
 
 def _encoder_of(model: Model | PromptEncoder | None, texts: PromptEncoder | None) -> PromptEncoder | None:
-    """Return what a load may share of another model."""
+    """Return the prompt encoder of the model whose tokenizer may be shared; None without such a model."""
     if model is not None and texts is not None:
         raise ConfigError(
             "The model to share a tokenizer with was given twice.",
@@ -187,7 +189,7 @@ def pull(
     force: bool = False,
     progress: ProgressCallback = no_progress,
 ) -> PullReport:
-    """Fetch a model and export it into the store; what is there already is not done again.
+    """Fetch a model and export it into the store; steps whose result is already in the store are skipped.
 
     Args:
         ref: name of a recipe, ``org/name`` or ``org/name:file.gguf`` of the Hugging Face hub, or a local GGUF file.

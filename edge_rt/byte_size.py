@@ -30,7 +30,7 @@ def parse_size(text: str | int) -> int:
             T) in 1000.
 
     Raises:
-        ConfigError: it is no size, not above 0, or more than any machine has.
+        ConfigError: it is not a size, not above 0, or more than any machine has.
     """
     given = f"Got {str(text)!r:.40}"
     found = _SIZE.fullmatch(str(text).strip().lower()) if type(text) in (str, int) else None
@@ -56,7 +56,7 @@ def show_size(count: float) -> str:
 
 
 def show_mib(count: float) -> str:
-    """Return bytes in MiB, as all sizes of a report are; in KiB what could not be seen in MiB."""
+    """Return bytes in MiB, as all sizes of a report are; in KiB where the size in MiB would round to 0."""
     if 0 < abs(count) < _LEAST_MIB:
         return f"{count / 1024:.1f} KiB"
     return f"{count / (1 << 20):.1f} MiB"
@@ -69,7 +69,7 @@ def show_rounded(count: int) -> str:
 
 
 def show_share(count: int, whole: int | None) -> str:
-    """Return bytes, and what they are a part of in the same unit if there is such a whole: ``301 MiB of 400``."""
+    """Return bytes and, if given, the whole that they are a part of, in the same unit: ``301 MiB of 400``."""
     if whole is None:
         return show_rounded(count)
     step, unit, digits = _rounded_unit(whole)
@@ -81,7 +81,7 @@ def _rounded_unit(count: int) -> tuple[int, str, int]:
 
 
 def in_mib(count: int) -> str:
-    """Return bytes in MiB for a column that names the unit, with thousands apart: ``1 240.3``."""
+    """Return bytes in MiB for a column that names the unit, with spaces between thousands: ``1 240.3``."""
     return f"{count / (1 << 20):,.1f}".replace(",", " ")
 
 
@@ -96,17 +96,17 @@ def human_bytes(count: int) -> str:
 
 
 def show_at_least(count: int) -> str:
-    """Return bytes in MiB, rounded up: what is enough, when it is typed."""
+    """Return bytes in MiB, rounded up, so that the printed size is enough when a user types it."""
     return f"{-(-10 * count // (1 << 20)) / 10:.1f} MiB"
 
 
 def round_up(count: int, step: int = 1 << 20) -> int:
-    """Return whole MiB, or another step, that hold so many bytes, in bytes."""
+    """Return a number of bytes rounded up to whole MiB, or to a multiple of another step."""
     return -(-count // step) * step
 
 
 def file_size(path: Path | None) -> int:
-    """Return the bytes of a file; 0 without one.
+    """Return the size of a file in bytes; 0 if ``path`` is None.
 
     Raises:
         StorageError: it cannot be read.
@@ -120,5 +120,5 @@ def file_size(path: Path | None) -> int:
 
 
 def exact_size(count: int) -> str:
-    """Return bytes as ``--memory`` takes them, exactly: ``"302MiB"``, or a number of bytes."""
+    """Return bytes exactly, in the form that ``--memory`` accepts: ``"302MiB"``, or a number of bytes."""
     return f"{count >> 20}MiB" if count % (1 << 20) == 0 else str(count)

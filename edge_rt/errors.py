@@ -4,23 +4,23 @@
 
     EdgeRTError                      exit 1
     ├── ConfigError (ValueError)     exit 2   an option or argument is wrong
-    ├── InputError                   exit 3   what was given cannot be used
+    ├── InputError                   exit 3   the input cannot be used
     │   ├── InvalidModelFile                  a checkpoint file is malformed
     │   ├── InvalidPackage                    a package on disk is malformed or damaged
     │   ├── InvalidTemplate                   a chat template is unsafe, too costly or wrong
     │   ├── InvalidTokenizer                  a tokenizer is malformed or too costly
-    │   ├── InvalidCorpus                     a corpus for drafting is malformed or of another tokenizer
+    │   ├── InvalidCorpus                     a corpus for drafting is malformed or from another tokenizer
     │   ├── UnsupportedModel                  well-formed, but edge-rt cannot run it
     │   ├── ModelNotFound                     no such package, store name or file
     │   └── ContextOverflow                   the prompt does not fit the context
-    ├── MemoryBudgetExceeded         exit 4   it does not fit into memory
-    │   ├── EncodingBudgetExceeded            a text that cannot be cut takes too much to encode
-    │   └── ReferenceBudgetExceeded           a reference text is longer than drafters may remember
+    ├── MemoryBudgetExceeded         exit 4   the work does not fit into memory
+    │   ├── EncodingBudgetExceeded            a text that cannot be split needs too much memory to encode
+    │   └── ReferenceBudgetExceeded           a reference text is longer than the memory plan allows
     ├── RuntimeUnavailable           exit 5   ONNX Runtime or a device is missing
     │   └── VersionMismatch                   present, but in a version edge-rt cannot use
     ├── StorageError (OSError)       exit 6   disk full, no permission, lock held
     │   └── DownloadError                     a model could not be fetched
-    ├── Busy                         exit 1   the model is generating for somebody else
+    ├── Busy                         exit 1   the model is already generating
     ├── ModelClosed                  exit 1   the model was closed
     ├── InferenceError               exit 1   ONNX Runtime failed inside a run
     └── Cancelled                    exit 130 stopped on request
@@ -79,7 +79,7 @@ class ConfigError(EdgeRTError, ValueError):
 
 
 class InputError(EdgeRTError):
-    """What was given cannot be used."""
+    """The input cannot be used."""
 
     exit_code = 3
 
@@ -113,14 +113,14 @@ class ModelNotFound(InputError):
 
 
 class ContextOverflow(InputError):
-    """The prompt and the tokens asked for do not fit the context.
+    """The prompt and the requested tokens do not fit the context.
 
     Args:
         prompt_tokens: tokens of the prompt.
         requested_tokens: tokens that were to be generated.
         context_tokens: capacity of the context.
-        is_least: whether the prompt has ``prompt_tokens`` or more: it was not encoded to its end.
-        way: a sentence that says what helps, where the advice to load the model again does not do.
+        is_least: whether ``prompt_tokens`` is a lower bound, because the prompt was not encoded to its end.
+        way: a sentence saying what to do, where the usual advice to load the model again does not apply.
 
     Attributes:
         prompt_tokens, requested_tokens, context_tokens, is_least: as above.
@@ -154,13 +154,14 @@ class MemoryBudgetExceeded(EdgeRTError):
 
 
 class EncodingBudgetExceeded(MemoryBudgetExceeded):
-    """A part of a text has to be encoded at once, and takes more memory than plan and budget have for it.
+    """A part of a text has to be encoded at once, and needs more memory than the plan and the budget allow.
 
     Args:
         stretch_bytes: UTF-8 bytes of the part.
-        room_bytes: UTF-8 bytes that there is room for.
-        enough: a memory budget that would do, such as ``"412MiB"``; None if no budget is the limit but the machine.
-        way: how more memory is had, where the advice to load the model again does not do.
+        room_bytes: UTF-8 bytes that fit.
+        enough: a memory budget that would suffice, such as ``"412MiB"``; None if the machine is the limit, not a
+            budget.
+        way: how to get more memory, where the usual advice to load the model again does not apply.
 
     Attributes:
         stretch_bytes, room_bytes, enough: as above.
@@ -172,7 +173,7 @@ class EncodingBudgetExceeded(MemoryBudgetExceeded):
             more = f"load the model with a memory budget of {enough} or more (--memory, memory=)"
         super().__init__(
             "A part of the text has to be encoded at once, and does not fit the memory plan.",
-            f"It has {stretch_bytes} bytes without a place to cut; there is room for {room_bytes}.",
+            f"It has {stretch_bytes} bytes without a place to split; there is room for {room_bytes}.",
             f"Break it up, for example with spaces or line ends, or {more}.",
         )
         self.stretch_bytes = stretch_bytes
@@ -181,13 +182,13 @@ class EncodingBudgetExceeded(MemoryBudgetExceeded):
 
 
 class ReferenceBudgetExceeded(MemoryBudgetExceeded):
-    """A reference text has more tokens than the memory plan lets drafters remember.
+    """A reference text has more tokens than the memory plan lets drafters keep.
 
     Args:
         reference_tokens: tokens of the text.
-        room_tokens: tokens that there is room for.
-        is_least: whether the text has ``reference_tokens`` or more: it was not encoded to its end.
-        way: a sentence that says what helps, where the advice to load the model again does not do.
+        room_tokens: tokens that fit.
+        is_least: whether ``reference_tokens`` is a lower bound, because the text was not encoded to its end.
+        way: a sentence saying what to do, where the usual advice to load the model again does not apply.
 
     Attributes:
         reference_tokens, room_tokens, is_least: as above.
@@ -199,7 +200,7 @@ class ReferenceBudgetExceeded(MemoryBudgetExceeded):
         super().__init__(
             "The reference text does not fit the memory plan.",
             f"It has {'at least ' if is_least else ''}{reference_tokens} tokens; "
-            f"drafters may remember {room_tokens} of it.",
+            f"drafters may keep {room_tokens} of them.",
             way or "Give a shorter text, or load the model with a larger budget.",
         )
         self.reference_tokens = reference_tokens

@@ -1,4 +1,4 @@
-"""Modes of speculation: who may draft, and what each mode uses."""
+"""Modes of speculation: which drafters each mode runs, and which inputs it uses."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from edge_rt.errors import ConfigError
 OFF: Final = "off"
 AUTO: Final = "auto"
 SPEC_MODES: Final = (OFF, AUTO, "ngram", "suffix", "recycling", "reference")
-"""``auto`` lets suffix, recycling and, where a text is given, reference draft together and chooses among them."""
+"""``auto`` runs the drafters suffix, recycling and, where a text is given, reference, and chooses among their drafts.
+"""
 CORPUS_MODES: Final = (AUTO, "suffix")
 """The modes that look drafts up in a corpus."""
 REFERENCE_MODES: Final = (AUTO, "reference")
 """The modes that copy from a reference text."""
 RATIO_MODE: Final = "recycling"
-"""The mode whose drafter knows the probabilities it draws with, as the acceptance rule ``"ratio"`` needs."""
+"""The mode whose drafter knows the probabilities of its draft tokens, which the acceptance rule ``"ratio"`` needs."""
 MAX_DRAFT: Final = 63
 """Most drafted tokens of a pass."""
 
@@ -30,10 +31,10 @@ USED_BY: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def require_mode(mode: str) -> None:
-    """Refuse what is no mode of speculation.
+    """Refuse an unknown mode of speculation.
 
     Raises:
-        ConfigError: with the modes there are.
+        ConfigError: the mode is unknown; the message lists the known ones.
     """
     if mode not in SPEC_MODES:
         raise ConfigError(
@@ -42,10 +43,10 @@ def require_mode(mode: str) -> None:
 
 
 def require_draft_max(draft_max: int) -> None:
-    """Refuse what cannot be the largest draft.
+    """Refuse a draft limit that is out of range.
 
     Raises:
-        ConfigError: it is no number from 1 to ``MAX_DRAFT``.
+        ConfigError: it is not from 1 to ``MAX_DRAFT``.
     """
     if type(draft_max) is not int or not 1 <= draft_max <= MAX_DRAFT:
         raise ConfigError(
@@ -56,10 +57,10 @@ def require_draft_max(draft_max: int) -> None:
 
 
 def require_rule(accept: str, mode: str) -> None:
-    """Refuse an acceptance rule that a mode cannot draft for.
+    """Refuse an acceptance rule that does not work with a mode.
 
     Raises:
-        ConfigError: the rule is ``"ratio"``, and the mode draws from no probabilities.
+        ConfigError: the rule is ``"ratio"``, and the mode's drafter has no probabilities for its draft tokens.
     """
     if accept == "ratio" and mode != RATIO_MODE:
         raise ConfigError(

@@ -1,1 +1,1 @@
-"""From a package, a device and a request to a memory plan: pure arithmetic, nothing is loaded."""
+"""The memory plan, computed from a package, a device and a request; nothing is loaded."""

@@ -1,7 +1,7 @@
-"""What a pass takes for its intermediate values: the tensors between operators, and scratch memory inside them.
+"""Activation memory of a pass: the tensors between operators, and the scratch memory inside operators.
 
-A pass computes layer by layer, so one layer's memory serves all. It is what ``csrc/ops/decoder_layer`` and
-``csrc/ops/spec_attention/spec_attention_run.cc`` ask for, row by row.
+A pass computes one layer after another, so all layers reuse the memory of one. The sizes follow the allocations in
+``csrc/ops/decoder_layer`` and ``csrc/ops/spec_attention/spec_attention_run.cc``.
 """
 
 from __future__ import annotations
@@ -10,26 +10,26 @@ from typing import Final
 
 from edge_rt.memory.shape import ModelShape
 
-_BLOCK: Final = 32  # elements that share a scale
-_CHUNK, _TILE, _SPAN = 64, 16, 256  # keys that attention takes together
+_BLOCK: Final = 32  # elements per scale
+_CHUNK, _TILE, _SPAN = 64, 16, 256  # keys that attention processes together
 _BLOCK_QUERIES: Final = 48
 _MAX_BLOCK_ROWS: Final = 32
 FEW_ROWS: Final = 16
 _WORKER_SLOTS, _MAX_WORKERS = 4, 64
 _APPEND_ITEMS: Final = 32
-_SPAN_ITEMS, _CHUNK_ITEMS, _MOST_SPANS = 12, 9, 4  # wanted of attention over few rows; spans that an item takes
+_SPAN_ITEMS, _CHUNK_ITEMS, _MOST_SPANS = 12, 9, 4  # work items wanted for few rows; most spans per item
 
 _FIXED: Final = 512 << 10
-_MARGIN: Final = 1.05  # tensors begin on boundaries of 256 bytes, and outputs of the head's few rows
+_MARGIN: Final = 1.05  # covers alignment of tensors to 256 bytes, and the head's outputs for few rows
 
-# Floats of a row between ONNX Runtime's own operators, over the sizes of a layer; measured, with its flash attention.
+# Floats per row between ONNX Runtime's operators, as multiples of the layer's sizes; measured with its flash attention.
 _PORTABLE_HIDDEN, _PORTABLE_QKV, _PORTABLE_INNER = 10, 4, 6
 
 
 def allocated_bytes(shape: ModelShape, rows: int, ctx: int) -> int:
-    """Return the bytes that a pass over ``rows`` tokens allocates behind a context of ``ctx``: a limit for an arena.
+    """Return an upper limit of the bytes that a pass over ``rows`` tokens allocates after a context of ``ctx`` tokens.
 
-    Attention has room for as many threads as there may be; passes of one size touch the parts of those there are.
+    Attention allocates scratch memory for the largest number of threads; only the running threads touch theirs.
     """
     if shape.op_profile == "portable":
         floats = (
@@ -43,10 +43,11 @@ def allocated_bytes(shape: ModelShape, rows: int, ctx: int) -> int:
 
 
 def heaviest_rows(shape: ModelShape, most: int) -> tuple[int, ...]:
-    """Return the passes of up to ``most`` rows among which the one is that allocates most.
+    """Return the row counts, up to ``most``, one of which allocates the most memory.
 
-    Attention spreads few rows over the context, with a state for every span of keys, and takes more then than for many;
-    and it computes rows in blocks of like size, so one row more may make all of them smaller.
+    The largest row count does not always need the most. For few rows attention splits the context into spans of keys
+    and keeps a state for each span, which takes more memory than many rows do. Attention also computes rows in blocks
+    of equal size, so one more row may make all blocks smaller.
     """
     full = _most_block_rows(shape)
     few = min(most, FEW_ROWS)
@@ -56,7 +57,7 @@ def heaviest_rows(shape: ModelShape, most: int) -> tuple[int, ...]:
 
 
 def own_rows_bytes(shape: ModelShape, threads: int) -> int:
-    """Return what threads round for themselves in passes of few rows, and keep; it lies outside of any arena."""
+    """Return the bytes that threads keep for quantised rows in passes of few rows; they are outside of any arena."""
     if shape.op_profile == "portable":
         return 0
     widest = max(shape.hidden_size, shape.num_heads * shape.head_dim, shape.intermediate_size)
@@ -64,7 +65,7 @@ def own_rows_bytes(shape: ModelShape, threads: int) -> int:
 
 
 def _layer_row_bytes(shape: ModelShape) -> int:
-    """Return what a layer takes for each row, attention's own scratch aside."""
+    """Return the bytes that a layer needs for each row, without attention's scratch memory."""
     attended = shape.num_heads * shape.head_dim
     stream = 4 * 2 * shape.hidden_size  # its input and its output
     steps = 4 * (shape.qkv_size + attended + shape.hidden_size + shape.intermediate_size)
@@ -73,7 +74,7 @@ def _layer_row_bytes(shape: ModelShape) -> int:
 
 
 def _rounded_bytes(features: int) -> int:
-    """Return a row rounded to 8 bits, with scale and sum for every block."""
+    """Return the bytes of a row quantised to 8 bits, with a scale and a sum for every block."""
     return (_BLOCK + 8) * -(-features // _BLOCK)
 
 
@@ -82,14 +83,14 @@ def _most_block_rows(shape: ModelShape) -> int:
 
 
 def _block_rows(shape: ModelShape, rows: int) -> tuple[int, int]:
-    """Return rows of a block that attention computes together, and the number of blocks."""
+    """Return the number of rows in a block that attention computes together, and the number of blocks."""
     blocks = -(-rows // _most_block_rows(shape))
     block_rows = -(-rows // blocks)
     return block_rows, -(-rows // block_rows)
 
 
 def _spans(shape: ModelShape, rows: int, ctx: int) -> int:
-    """Return the most spans of keys that the rows of a pass see, layers without a window first."""
+    """Return the largest number of spans of keys that the rows of a pass attend to."""
     spans = -(-ctx // _SPAN)
     if shape.window_layers < shape.num_layers:
         return spans
@@ -97,37 +98,37 @@ def _spans(shape: ModelShape, rows: int, ctx: int) -> int:
 
 
 def _slots(shape: ModelShape, rows: int, blocks: int, spans: int) -> int:
-    """Return the parts of a pass that have memory of their own: as many as threads could work on at once."""
+    """Return how many parts of a pass have separate memory: as many as threads can work on at once."""
     units = shape.num_kv_heads * blocks
     if rows > FEW_ROWS:
         items = max(units, min(rows, _APPEND_ITEMS))
     else:
-        # Up to four spans make an item: fewer while that leaves less than two dozen items, in any shorter context too.
+        # A work item has up to four spans, or fewer where there would be too few items, in any shorter context too.
         items = max(min(units * spans, 2 * _SPAN_ITEMS - 1), units * -(-spans // _MOST_SPANS), _CHUNK_ITEMS)
     return _WORKER_SLOTS + min(_MAX_WORKERS, items)
 
 
 def _attention_bytes(shape: ModelShape, rows: int, ctx: int) -> int:
     spans = _spans(shape, rows, ctx)
-    # A context begins with its first span.
+    # The context starts at a span boundary.
     return max(_spread_bytes(shape, rows, count, ctx) for count in {1, spans})
 
 
 def _spread_bytes(shape: ModelShape, rows: int, spans: int, ctx: int) -> int:
-    """Return the scratch of attention over so many spans of keys."""
+    """Return the scratch memory of attention over ``spans`` spans of keys, in bytes."""
     padded = -(-shape.head_dim // _TILE) * _TILE
     groups = -(-shape.head_dim // _BLOCK)
-    state = 4 * padded + 8  # of a query: its peak, its sum, its output
+    state = 4 * padded + 8  # of a query: maximum, sum and output
     queries = rows * shape.num_heads
-    # Rounded queries too, which caches in 16 and 32 bits do without: so no smaller cache ever needs more in all.
+    # Counts quantised queries, which 16-bit and 32-bit caches do not need, so that a smaller cache never needs more.
     query = 4 * padded + -(-shape.head_dim // _CHUNK) * _CHUNK + 8 * groups
     block_rows, blocks = _block_rows(shape, rows)
     of_block = block_rows * (shape.num_heads // shape.num_kv_heads)
     slot = 4 * (of_block * _CHUNK + (_CHUNK + _TILE) * padded + 2 * _TILE * groups) + 3 * of_block * state + 1024
     shared = queries * query
     if rows <= FEW_ROWS:
-        # Of few rows every span of keys has a state of its own until all are done; in a single span every chunk has,
-        # and parts round their queries themselves.
+        # With few rows every span of keys keeps a state until all are done. With a single span every chunk keeps one,
+        # and each part quantises its queries itself.
         waiting = spans if spans > 1 else min(_SPAN // _CHUNK, -(-ctx // _CHUNK))
         shared = queries * (state * waiting + (query if spans > 1 else 0))
         slot += 0 if spans > 1 else of_block * query

@@ -1,4 +1,4 @@
-"""Other settings that fit, as they are typed."""
+"""Other settings that fit, as command-line flags."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from edge_rt.memory.speed import tokens_per_second
 from edge_rt.spec_modes import AUTO, OFF
 
 MOST: Final = 4
-"""Other settings under the same budget."""
+"""Number of other settings under the same budget."""
 _FORMATS_SHOWN: Final = 2
 _SLACK: Final = 1 << 19
-"""What a process may take more than another one of the same command: what is typed later is to fit, too."""
+"""Bytes by which two processes of the same command may differ: a suggested setting must also fit in a later process."""
 
 
 def alternatives_to(
@@ -35,9 +35,9 @@ def alternatives_to(
     Args:
         shape: the model.
         device: the machine.
-        request: what was asked for.
-        decision: what was decided for it.
-        budget: bytes under which it was.
+        request: the request.
+        decision: what the plan decided for it.
+        budget: budget of that decision in bytes.
         speculation_bytes: budget at which speculation would keep its speed; None if nothing is drafted.
     """
     found: list[Alternative] = []
@@ -50,7 +50,7 @@ def alternatives_to(
             found.append(other)
         if len(found) == MOST:
             break
-    # With more memory, or with less, what was pinned works; whatever was pinned, the least there is does.
+    # Budgets at which the pinned settings work; if none does, the smallest configuration without them.
     enough = round_up(decision.least_bytes + _SLACK)
     others = [replace(request, budget_bytes=enough)] if enough != budget else []
     if speculation_bytes is not None and not decision.choice.draft_max:
@@ -65,7 +65,7 @@ def alternatives_to(
 
 
 def _nearby(shape: ModelShape, request: Request, choice: Choice) -> Iterator[Request]:
-    """Yield requests beside a choice that fits: other caches, half the context or twice, no speculation."""
+    """Yield variants of a choice that fits: other cache formats, half or twice the context, no speculation."""
     smaller = [name for name in shape.kv_formats if shape.token_bytes(name) < shape.token_bytes(choice.kv_format)]
     smaller.sort(key=shape.token_bytes, reverse=True)
     for name in smaller[:1] + smaller[1:][-(_FORMATS_SHOWN - 1) :]:
@@ -79,7 +79,7 @@ def _nearby(shape: ModelShape, request: Request, choice: Choice) -> Iterator[Req
 
 
 def _pinning_less(request: Request) -> Iterator[Request]:
-    """Yield requests that leave open what was pinned, one thing first, then more."""
+    """Yield requests with fewer pinned settings: first without one of them, then without more."""
     if request.wants_drafts:
         yield request.without_drafts(None)
         yield request.without_drafts(OFF)

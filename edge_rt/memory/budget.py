@@ -11,16 +11,16 @@ from edge_rt.errors import ConfigError, MemoryBudgetExceeded
 
 
 class Budget:
-    """Bytes that several models may take together, at once or in turn; safe to use from any thread.
+    """Memory budget that several models share, at the same time or one after another; thread-safe.
 
-    What the process itself holds is decided by the first claim and kept: when a model is closed, its freed heap stays
-    with the process, and the next load takes its memory from there.
+    The first claim sets the memory of the process itself, and later claims do not change it. When a model is closed,
+    its freed heap stays with the process, and the next load reuses it.
 
     Args:
-        total_bytes: of all claims together; a number or a text such as ``"600MiB"``.
+        total_bytes: limit for all claims together; a number of bytes, or a text such as ``"600MiB"``.
 
     Raises:
-        ConfigError: it is no size.
+        ConfigError: it is not a size.
     """
 
     def __init__(self, total_bytes: int | str) -> None:
@@ -39,15 +39,15 @@ class Budget:
         return f"<edge_rt.Budget of {show_size(self.total_bytes)}, {show_size(self.free_bytes)} free>"
 
     def claim(self, name: str, num_bytes: int, *, base_bytes: int = 0) -> Claim:
-        """Take bytes out of the budget until the claim is released.
+        """Reserve bytes of the budget until the claim is released.
 
         Args:
-            name: who holds them; a second holder of the same name is called ``"name (2)"``, and so on.
-            num_bytes: how many.
-            base_bytes: memory of the process itself, which all claims share; what is told first is kept.
+            name: name of the claim; a second claim of the same name is called ``"name (2)"``, and so on.
+            num_bytes: bytes to reserve.
+            base_bytes: memory of the process itself, which all claims share; the value of the first claim is kept.
 
         Raises:
-            MemoryBudgetExceeded: there are not so many left; nothing is taken.
+            MemoryBudgetExceeded: the budget does not have that many bytes left; nothing is reserved.
         """
         with self._lock:
             base = self._base_bytes or base_bytes
@@ -67,19 +67,19 @@ class Budget:
 
     @property
     def free_bytes(self) -> int:
-        """Bytes that nobody has claimed, and that the process itself does not take."""
+        """Bytes that are not claimed and not used by the process itself."""
         with self._lock:
             return self._free_beside(self._base_bytes)
 
     @property
     def base_bytes(self) -> int:
-        """Bytes of the process itself, which the claims share; 0 before a claim has told them."""
+        """Bytes of the process itself, which the claims share; 0 before a claim has set them."""
         with self._lock:
             return self._base_bytes
 
     @property
     def claims(self) -> tuple[tuple[str, int], ...]:
-        """Name and bytes of every claim that is held, the oldest first."""
+        """Name and bytes of every open claim, oldest first."""
         with self._lock:
             return tuple((claim.name, claim.bytes) for claim in self._claims.values())
 
@@ -106,11 +106,11 @@ class Budget:
 
 
 class Claim:
-    """Bytes taken out of a budget; made by ``Budget.claim``. Leaving a ``with`` block releases it.
+    """Reserved bytes of a budget; made by ``Budget.claim``. Leaving a ``with`` block releases it.
 
     Attributes:
-        name: who holds it.
-        bytes: how much; grows by ``extend``.
+        name: name of the claim.
+        bytes: reserved bytes; ``extend`` increases them.
     """
 
     def __init__(self, budget: Budget, name: str, num_bytes: int) -> None:
@@ -119,15 +119,15 @@ class Claim:
         self._budget = budget
 
     def extend(self, num_bytes: int) -> int:
-        """Take more until so many bytes are held in all, or nothing if the budget does not have them.
+        """Grow the claim to ``num_bytes`` in total, or leave it unchanged if the budget does not have them.
 
         Returns:
-            Bytes that the budget lacks; 0: they are held now.
+            Bytes that the budget lacks; 0 if the claim now holds ``num_bytes``.
         """
         return self._budget._extend(self, num_bytes)
 
     def release(self) -> None:
-        """Give the bytes back; does nothing the second time."""
+        """Return the bytes to the budget; a second call does nothing."""
         self._budget._give_back(self)
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""What a plan decides."""
+"""The settings that a plan decides."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Choice:
-    """What a plan decides.
+    """The settings that a plan decides.
 
     Attributes:
         ctx: capacity of the context in tokens.
-        kv_format: of the KV cache.
+        kv_format: format of the KV cache.
         spec: mode of speculation.
         draft_max: most drafted tokens of a pass; 0 with speculation off.
-        prefill_chunk: tokens of one pass over a prompt.
+        prefill_chunk: tokens of one prefill pass.
         suffix_tokens: tokens that the suffix drafter (or the n-gram table, or a reference) holds; 0 where none is used.
-        recycling_contexts: contexts that token recycling holds of each order; 0 where it is not used.
-        logit_rows: rows of logits that are ever held.
+        recycling_contexts: contexts of each order that token recycling holds; 0 where it is not used.
+        logit_rows: largest number of logit rows held at once.
     """
 
     ctx: int

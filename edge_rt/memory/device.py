@@ -1,7 +1,7 @@
-"""Machines that a model is to run on: presets, machines saved by ``edge-rt doctor --save-profile``, and this machine.
+"""Device descriptions: presets, devices saved by ``edge-rt doctor --save-profile``, and this machine.
 
-Presets are data, ``devices.json``: every figure has its source, and a tag that says how far it can be trusted. They are
-priors, for a plan made elsewhere; on the machine itself memory is asked for and bandwidth is measured.
+Presets are in ``devices.json``, where every figure has a source and a tag for how reliable it is. They serve to plan
+for another machine. For this machine the available memory is read from the system and the bandwidth is measured.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from edge_rt.system.portable_names import is_portable_name
 
 PRESETS_FILE: Final = Path(__file__).with_name("devices.json")
 GENERIC: Final = "generic"
-"""Preset whose speed is taken for a machine that was never measured."""
+"""Preset whose speed is used for a machine that was never measured."""
 MACHINE: Final = "this machine"
 SAVED_NAME: Final = "default"
-"""Name under which ``this_device`` looks for its measured speed."""
+"""Name of the device description from which ``this_device`` reads its measured speed."""
 LIST: Final = "list"
-"""Given as a device, it shows them all."""
+"""Value of ``--device`` that lists all devices."""
 LOCAL: Final = (None, "auto", "cpu")
-"""Given as a device, or left out, they mean this machine."""
+"""Values of ``--device`` that mean this machine; None is the flag left out."""
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _GB: Final = 10**9
 _VERSION: Final = 1
@@ -40,15 +40,16 @@ class Device:
     """Memory and speed of a machine.
 
     Attributes:
-        name: of the preset, or under which it was saved.
+        name: name of the preset or of the saved device.
         total_bytes: memory of the machine.
-        available_bytes: what a process may have of it.
-        bandwidth: bytes per second that all threads read together, sustained.
-        step_overhead_s: seconds of a pass beyond reading weights and cache.
-        row_cost: (rows, time of a pass over them as a multiple of one row's), from (1, 1.0) on, rising; at least two.
-        base_bytes: resident memory of a process that has imported what a load imports; None takes ``terms.BASE_BYTES``.
-        is_measured: whether bandwidth was measured on this machine.
-        threads: that compute.
+        available_bytes: memory that a process may use.
+        bandwidth: sustained bytes per second that all threads read together.
+        step_overhead_s: seconds of a pass beyond reading weights and KV cache.
+        row_cost: pairs of (rows, latency of a pass over them relative to one row); starts with (1, 1.0), ascending, at
+            least two pairs.
+        base_bytes: resident memory of a process after the imports that a load needs; None uses ``terms.BASE_BYTES``.
+        is_measured: whether the bandwidth was measured on this machine.
+        threads: threads that compute.
     """
 
     name: str
@@ -82,10 +83,10 @@ class Preset:
     """A device of ``devices.json``.
 
     Attributes:
-        name: as ``--device`` takes it.
-        text: what it is.
+        name: value of ``--device`` that selects it.
+        text: description for people.
         device: its figures.
-        evidence: for every figure its tag and source.
+        evidence: tag and source of every figure.
     """
 
     name: str
@@ -104,7 +105,7 @@ def read_presets(path: Path) -> Mapping[str, Preset]:
     """Return the presets of a file.
 
     Raises:
-        ConfigError: the file is malformed, or says impossible things of a device.
+        ConfigError: the file is malformed, or has impossible figures for a device.
         StorageError: it cannot be read.
     """
     document = _read(path)
@@ -130,10 +131,10 @@ def read_presets(path: Path) -> Mapping[str, Preset]:
 
 
 def preset(name: str) -> Device:
-    """Return a preset's device, or one that was saved under that name.
+    """Return the device of a preset, or a saved device of that name.
 
     Raises:
-        ConfigError: there is none of that name, or the saved one is malformed.
+        ConfigError: no device has that name, or the saved one is malformed.
         StorageError: the saved one cannot be read.
     """
     if name in presets():
@@ -142,13 +143,13 @@ def preset(name: str) -> Device:
         return load_device(path)
     raise ConfigError(
         "There is no device of that name.",
-        f"Got {name!r:.60}; {len(presets())} presets are known, {len(saved_names())} machines are saved.",
+        f"Got {name!r:.60}; there are {len(presets())} presets and {len(saved_names())} saved devices.",
         "See edge-rt plan --device list.",
     )
 
 
 def devices_folder() -> Path:
-    """Return where devices are saved."""
+    """Return the folder of the saved devices."""
     import platformdirs
 
     return Path(platformdirs.user_data_dir("edge-rt", appauthor=False)) / "devices"
@@ -158,22 +159,23 @@ def device_path(name: str, folder: Path | None = None) -> Path:
     """Return the file of a saved device.
 
     Raises:
-        ConfigError: the name cannot be one.
+        ConfigError: the name is not valid.
     """
     if _NAME.fullmatch(name) is None or not is_portable_name(name):
         raise ConfigError(
             "That cannot be the name of a saved device.",
             f"Got {name!r:.60}.",
-            "Use up to 64 small letters, digits, dots, dashes and underscores, no dot at the end, no device's name.",
+            "Use up to 64 lower-case letters, digits, dots, dashes and underscores, without a dot at the end, and not the "
+            "name of a Windows device.",
         )
     return (devices_folder() if folder is None else folder) / f"{name}.json"
 
 
 def check_new_name(name: str) -> None:
-    """Refuse a name under which a device could be saved, but not be asked for.
+    """Refuse a name that a saved device cannot have, because ``--device`` could not select it.
 
     Raises:
-        ConfigError: it cannot be a name, or means something else to ``--device``.
+        ConfigError: the name is not valid, or has another meaning for ``--device``.
     """
     device_path(name)
     if name == LIST or name in LOCAL or name in presets():
@@ -182,13 +184,13 @@ def check_new_name(name: str) -> None:
 
 
 def saved_names(folder: Path | None = None) -> list[str]:
-    """Return the names of the saved devices, in order."""
+    """Return the names of the saved devices, sorted."""
     folder = devices_folder() if folder is None else folder
     return sorted(path.stem for path in folder.glob("*.json")) if folder.is_dir() else []
 
 
 def save_device(device: Device, path: Path) -> None:
-    """Write a device; the file is either as before or whole.
+    """Save a device description; the file is written atomically.
 
     Raises:
         StorageError: it cannot be written.
@@ -219,14 +221,14 @@ def load_device(path: Path) -> Device:
 def this_device(
     path: Path | None = None, *, available: Callable[[], int] | None = None, threads: int | None = None
 ) -> Device:
-    """Return this machine: memory as it is now, speed as it was measured or, if it was not, as a preset has it.
+    """Return this machine: its current memory, and its measured speed or, if it was not measured, that of a preset.
 
-    A saved description that cannot be used is taken as none: a model loads without it.
+    A saved device description that cannot be used is ignored, because a model loads without it.
 
     Args:
-        path: of the saved description; None takes ``SAVED_NAME``'s.
-        available: returns the bytes that there are; None asks the system and the cgroups.
-        threads: that compute; None takes every CPU this process may use.
+        path: file of the saved device description; None uses the one named ``SAVED_NAME``.
+        available: returns the available bytes; None reads them from the system and the cgroups.
+        threads: threads that compute; None uses every CPU this process may use.
     """
     import psutil
 
@@ -263,5 +265,5 @@ def _read(path: Path) -> Any:
 
 def _malformed(path: Path, reason: str) -> ConfigError:
     return ConfigError(
-        f"{path} describes no device.", f"{reason[:200]}.", "Measure again: edge-rt doctor --save-profile."
+        f"{path} is not a device description.", f"{reason[:200]}.", "Measure again: edge-rt doctor --save-profile."
     )

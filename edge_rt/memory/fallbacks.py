@@ -1,8 +1,8 @@
-"""What is given up for memory, and in which order: speculation, KV precision, the prefill chunk, context.
+"""What a plan reduces to fit the memory, in this order: speculation, KV precision, the prefill chunk, the context.
 
-Speculation goes as SpecMemo trims it (Yildirim & Chen 2025): what remembers and what waits before what is fast. Tables
-shrink first, then the draft tree along the order of its values, down to where 96 % of the speed are left, then another
-drafter is taken, then none.
+Speculation is reduced as in SpecMemo (Yildirim & Chen 2025), so that most of its speed is kept. First the drafters'
+tables shrink. Then the draft tree shrinks, down to where 96 % of the speed are left. Then a cheaper drafter is used,
+and at last speculation is turned off.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from edge_rt.memory.terms import sizes_of
 from edge_rt.spec_modes import AUTO, OFF
 
 DEFAULT_CONTEXT: Final = 8192
-"""Largest context taken without being asked for, in tokens."""
+"""Largest context that the plan chooses by itself, in tokens."""
 LEAST_CONTEXT: Final = 512
-"""Smallest context taken without being asked for, unless the model was trained for less."""
+"""Smallest context that the plan chooses by itself, in tokens, unless the model was trained for less."""
 DEFAULT_DRAFT: Final = 23
 KEPT_SPEED: Final = 0.96
-"""Share of the speed that a smaller tree must leave: SpecMemo's criterion."""
+"""Share of the speed that a smaller draft tree must keep: SpecMemo's criterion."""
 CHUNKS: Final = {"native": (256, 128, 64), "portable": (128, 64)}
-"""Op profile -> tokens of a pass over a prompt: larger ones take more memory and are faster."""
+"""Op profile -> tokens of a prefill pass, largest first: larger chunks need more memory and are faster."""
 
 _TREES: Final = (16, 12, 8, 6, 4)
-_CHAIN: Final = 2  # drafted tokens when all but nothing is left for them
+_CHAIN: Final = 2  # drafted tokens when there is memory for very few
 _CONTEXT_STEP: Final = 64
-_SUFFIX_TABLE: Final = (8192, 1 << 16)  # least and most, of the default; a whole context should be known
+_SUFFIX_TABLE: Final = (8192, 1 << 16)  # smallest and largest default; it should hold a whole context
 _RECYCLING_TABLE: Final = 2048
 _SMALLER_TABLES: Final = ((4096, LEAST_TABLE), (LEAST_TABLE, LEAST_TABLE))
 _LESS_PRECISE: Final = ("f32", "f16", "int8", "k8v4", "int4")
@@ -42,13 +42,13 @@ _WORTH_PRECISION: Final = 1.05
 
 @dataclass(frozen=True)
 class Decision:
-    """A choice among what a request leaves open.
+    """The settings chosen for a request under a budget.
 
     Attributes:
-        best: what is taken where memory is no question.
-        choice: what is taken under the budget; the least there is if nothing fits.
-        total_bytes: of ``choice``.
-        least_bytes: of the least there is.
+        best: the choice with unlimited memory.
+        choice: the choice under the budget; the smallest configuration if none fits.
+        total_bytes: bytes that ``choice`` needs.
+        least_bytes: bytes that the smallest configuration needs.
     """
 
     best: Choice
@@ -58,12 +58,12 @@ class Decision:
 
 
 class Fallbacks:
-    """The configurations that a request leaves open, from the most wanted to the smallest.
+    """The configurations that a request allows, from the preferred one to the smallest.
 
     Args:
         shape: the model.
         device: the machine.
-        request: what is pinned.
+        request: the pinned settings.
     """
 
     def __init__(self, shape: ModelShape, device: Device, request: Request) -> None:
@@ -76,38 +76,38 @@ class Fallbacks:
         self._formats = self._cache_formats()
 
     def total(self, choice: Choice) -> int:
-        """Return the bytes of a choice."""
+        """Return the bytes that a choice needs in total."""
         return sizes_of(self._shape, self._device, choice, self._request).total
 
     def decide(self, budget: int) -> Decision:
         """Return the first configuration that fits the budget.
 
-        What is given up last is settled first: the least of speculation has to fit beside it. Speculation then gets
-        what is left.
+        Context, cache format and chunk are decided first, such that the smallest form of speculation fits beside them.
+        Speculation then gets the memory that is left.
         """
-        best = self._speculating(self.ctx, self._formats[0], self._chunks[0])[0]
-        least = self._speculating(self._least_ctx, self._formats[-1], self._chunks[-1])[-1]
+        best = self._speculation_steps(self.ctx, self._formats[0], self._chunks[0])[0]
+        least = self._speculation_steps(self._least_ctx, self._formats[-1], self._chunks[-1])[-1]
         least_bytes = self.total(least)
         for ctx, kv, chunk in self._settings(budget):
-            for choice in self._speculating(ctx, kv, chunk):
+            for choice in self._speculation_steps(ctx, kv, chunk):
                 if (total := self.total(choice)) <= budget:
                     return Decision(best, choice, total, least_bytes)
         return Decision(best, least, least_bytes, least_bytes)
 
     def speculation_bytes(self, choice: Choice) -> int | None:
-        """Return the least budget at which speculation keeps ``KEPT_SPEED`` of its speed beside a context and a cache.
+        """Return the smallest budget at which speculation keeps ``KEPT_SPEED`` of its speed with this context and cache.
 
-        Where these are pinned and that is the budget, that is what is decided. None where nothing would be drafted
-        however much memory there is.
+        With this budget, and context and cache format pinned, `decide` chooses exactly that. None if nothing would be
+        drafted however much memory there is.
         """
-        rungs = self._speculating(choice.ctx, choice.kv_format, self._chunks[0])
-        if not rungs[0].draft_max:
+        steps = self._speculation_steps(choice.ctx, choice.kv_format, self._chunks[0])
+        if not steps[0].draft_max:
             return None
-        wanted = KEPT_SPEED * self._speed(rungs[0])
-        return min(self.total(rung) for rung in rungs if rung.draft_max and self._speed(rung) >= wanted)
+        wanted = KEPT_SPEED * self._speed(steps[0])
+        return min(self.total(step) for step in steps if step.draft_max and self._speed(step) >= wanted)
 
     def _settings(self, budget: int) -> Iterator[tuple[int, str, int]]:
-        """Yield context, cache format and chunk, the most wanted first."""
+        """Yield context, cache format and chunk, preferred ones first."""
         for kv in self._formats:
             yield self.ctx, kv, self._chunks[0]
         for chunk in self._chunks[1:]:
@@ -116,10 +116,10 @@ class Fallbacks:
             yield ctx, self._formats[-1], self._chunks[-1]
 
     def _longest_context(self, budget: int) -> int | None:
-        """Return the longest context that fits with all else given up; None if none does."""
+        """Return the longest context that fits with everything else reduced to its smallest; None if none fits."""
 
         def fits(ctx: int) -> bool:
-            return self.total(self._speculating(ctx, self._formats[-1], self._chunks[-1])[-1]) <= budget
+            return self.total(self._speculation_steps(ctx, self._formats[-1], self._chunks[-1])[-1]) <= budget
 
         if not fits(self._least_ctx):
             return None
@@ -132,11 +132,11 @@ class Fallbacks:
                 high = middle - 1
         return self._least_ctx + _CONTEXT_STEP * low
 
-    def _speculating(self, ctx: int, kv: str, chunk: int) -> list[Choice]:
-        """Return how speculation may be done beside a context, a cache and a chunk, the most wanted first."""
+    def _speculation_steps(self, ctx: int, kv: str, chunk: int) -> list[Choice]:
+        """Return the ways to speculate with a context, a cache format and a chunk, preferred ones first."""
         request = self._request
         mode = request.spec
-        # Where rows are not exact speculation is not done unless it is asked for.
+        # In an op profile whose rows are not exact, speculation is off unless it is requested.
         is_exact = self._shape.op_profile == "native"
         off = Choice(ctx, kv, OFF, 0, chunk, 0, 0, 1)
         if mode == OFF or (mode in (None, AUTO) and not is_exact):
@@ -147,29 +147,29 @@ class Fallbacks:
         known = min(max(least, 1 << (2 * ctx - 1).bit_length()), most) if drafter != "recycling" else 0
         contexts = _RECYCLING_TABLE if drafter in (AUTO, "recycling") else 0
         first = Choice(ctx, kv, drafter, draft, chunk, known, contexts, draft + 1)
-        rungs = [first]
+        steps = [first]
         for tokens, likely in _SMALLER_TABLES:
-            rungs.append(replace(first, suffix_tokens=min(known, tokens), recycling_contexts=min(contexts, likely)))
+            steps.append(replace(first, suffix_tokens=min(known, tokens), recycling_contexts=min(contexts, likely)))
         if request.draft_max is None:
             wanted = KEPT_SPEED * self._speed(first)
             for nodes in _TREES:
-                smaller = replace(rungs[-1], draft_max=nodes, logit_rows=nodes + 1)
-                if nodes < rungs[-1].draft_max and self._speed(smaller) >= wanted:
-                    rungs.append(smaller)
+                smaller = replace(steps[-1], draft_max=nodes, logit_rows=nodes + 1)
+                if nodes < steps[-1].draft_max and self._speed(smaller) >= wanted:
+                    steps.append(smaller)
         if mode is None:
-            other = replace(rungs[-1], spec="suffix", suffix_tokens=min(known, LEAST_TABLE), recycling_contexts=0)
-            rungs.append(other)
+            other = replace(steps[-1], spec="suffix", suffix_tokens=min(known, LEAST_TABLE), recycling_contexts=0)
+            steps.append(other)
             if request.draft_max is None and other.draft_max > _CHAIN:
-                rungs.append(replace(other, draft_max=_CHAIN, logit_rows=_CHAIN + 1))
+                steps.append(replace(other, draft_max=_CHAIN, logit_rows=_CHAIN + 1))
             if not request.wants_drafts:
-                rungs.append(off)
-        return rungs
+                steps.append(off)
+        return steps
 
     def _speed(self, choice: Choice) -> float:
         return tokens_per_second(self._shape, self._device, choice)
 
     def _cache_formats(self) -> tuple[str, ...]:
-        """Return the formats that may be taken, the most wanted first, each smaller than the one before."""
+        """Return the allowed cache formats, preferred ones first, each smaller than the one before."""
         shape, kv = self._shape, self._request.kv
         if kv is not None and kv != AUTO:
             return (kv,)
@@ -181,9 +181,9 @@ class Fallbacks:
         if kv is None:
             return tuple(smaller)
         fastest, chunk = 0, self._chunks[0]
-        speeds = [self._speed(self._speculating(self.ctx, name, chunk)[0]) for name in smaller]
+        speeds = [self._speed(self._speculation_steps(self.ctx, name, chunk)[0]) for name in smaller]
         for place, speed in enumerate(speeds):
-            # Precision is worth something too.
+            # A less precise format must be clearly faster to be preferred.
             if speed >= _WORTH_PRECISION * speeds[fastest]:
                 fastest = place
         return tuple(smaller[fastest:])

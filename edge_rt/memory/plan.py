@@ -1,4 +1,4 @@
-"""The plan: what fits a budget, what it takes part by part, and what else there is."""
+"""The memory plan: the settings that fit a budget, the memory of each part, and alternatives."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Plan:
-    """What was decided, what it takes, and what else there is.
+    """The settings that were decided, the memory they need, and alternatives.
 
     Attributes:
         shape: the model.
         device: the machine.
-        request: what was asked for.
-        unused: flags of it that change nothing for this model, as nothing is drafted: ``("--draft-max", "--corpus")``.
-        choice: what was decided; the least there is, if nothing fits.
-        terms: what each part takes at its largest.
-        total_bytes: their sum, the peak of the process.
-        budget_bytes: what there is.
+        request: the request.
+        unused: its flags that have no effect because nothing is drafted: ``("--draft-max", "--corpus")``.
+        choice: the settings that were decided; the smallest configuration if nothing fits.
+        terms: memory of each part at its largest.
+        total_bytes: their sum, the peak memory of the process.
+        budget_bytes: the budget.
         fits: whether the total is within the budget.
-        minimum_bytes: the smallest budget that works for what the request pins.
+        minimum_bytes: the smallest budget that works with the pinned settings.
         speculation_bytes: the smallest budget at which speculation keeps 96 % of its speed with this context and cache
             (SpecMemo's criterion); None if nothing would be drafted.
-        tokens_per_second: expected, with half the context filled.
+        tokens_per_second: expected decoding throughput with half the context filled.
         plain_tokens_per_second: the same without speculation.
-        given_up: what the budget took, in words with numbers.
+        given_up: what was reduced to fit the budget, as texts with numbers.
         alternatives: other settings that fit.
-        sizes: bytes that the terms are told from.
+        sizes: bytes that the terms are computed from.
     """
 
     shape: ModelShape
@@ -68,25 +68,25 @@ class Plan:
 
     @property
     def regimes(self) -> Regimes:
-        """Bytes at each of the peaks that have to fit."""
+        """Bytes at each of the memory peaks that have to fit."""
         return self.sizes.regimes
 
     @property
     def runtime_bytes(self) -> int:
-        """Bytes of the total that the process itself takes, whatever it loads."""
+        """Bytes of the total that the process needs before any model is loaded."""
         return self.sizes.runtime
 
 
 def make_plan(shape: ModelShape, device: Device, request: Request) -> Plan:
-    """Return what to do under the budget; never raises for lack of memory: ``fits`` says so.
+    """Return the plan for a budget; it does not raise for lack of memory, see ``Plan.fits``.
 
     Args:
         shape: the model.
         device: the machine.
-        request: what is pinned; everything else is chosen.
+        request: the pinned settings; all others are chosen.
 
     Raises:
-        ConfigError: what is pinned is out of range, or not for this model.
+        ConfigError: a pinned setting is out of range, or does not apply to this model.
     """
     _check(shape, request)
     budget = device.available_bytes if request.budget_bytes is None else request.budget_bytes
@@ -121,15 +121,15 @@ def require_fit(plan: Plan, spell: Callable[[tuple[str, ...]], str] = shlex.join
 
     Args:
         plan: the plan.
-        spell: writes the flags of a setting that fits, as whoever reads the error can give them.
+        spell: formats the flags of a setting that fits for the reader of the error.
 
     Raises:
-        MemoryBudgetExceeded: with what is needed and available, and a setting that fits.
+        MemoryBudgetExceeded: it does not fit; the message has the needed and available memory and a setting that fits.
     """
     if plan.fits:
         return plan
     parts = ", ".join(f"{name} {show_size(count)}" for name, count in _largest_first(plan) if count)
-    ways = [f"{spell(other.flags)} (takes {show_size(other.total_bytes)})" for other in plan.alternatives[:2]]
+    ways = [f"{spell(other.flags)} (needs {show_size(other.total_bytes)})" for other in plan.alternatives[:2]]
     raise MemoryBudgetExceeded(
         f"{plan.shape.name} does not fit the memory.",
         f"It needs at least {show_at_least(plan.minimum_bytes)} with a context of {plan.choice.ctx} tokens "
@@ -139,7 +139,7 @@ def require_fit(plan: Plan, spell: Callable[[tuple[str, ...]], str] = shlex.join
 
 
 def _largest_first(plan: Plan) -> list[tuple[str, int]]:
-    """Return names and bytes of the parts; what loading takes beyond all that follows is a part by itself here."""
+    """Return names and bytes of the parts, largest first; extra memory that only loading needs is a separate part."""
     sizes = plan.sizes
     parts = {term.name: term.bytes for term in plan.terms}
     parts |= {"tokenizer": sizes.tokenizer, "session": sizes.session, "load peak": sizes.load_excess}
@@ -156,7 +156,7 @@ def _check(shape: ModelShape, request: Request) -> None:
     if request.kv not in (None, AUTO, *shape.kv_formats):
         raise ConfigError(
             "The package's KV cache has no such format.",
-            f"Got {request.kv!r:.40}; with the op profile {shape.op_profile} it can be {', '.join(shape.kv_formats)}.",
+            f"Got {request.kv!r:.40}; formats of the op profile {shape.op_profile}: {', '.join(shape.kv_formats)}.",
             "Choose one of these, or auto.",
         )
     for name, value in (("largest draft", request.draft_max), ("prefill chunk", request.prefill_chunk)):
@@ -165,7 +165,7 @@ def _check(shape: ModelShape, request: Request) -> None:
 
 
 def _given_up(shape: ModelShape, device: Device, fallbacks: Fallbacks, decision: Decision) -> tuple[str, ...]:
-    """Return what the choice has less than the best one, in the order in which it was given up."""
+    """Return what was reduced from the best choice to this one, in the order of the reductions."""
     best, choice = decision.best, decision.choice
     speculative = {
         name: getattr(choice, name)
@@ -186,7 +186,7 @@ def _given_up(shape: ModelShape, device: Device, fallbacks: Fallbacks, decision:
         if less == held:
             continue
         saved = fallbacks.total(held) - fallbacks.total(less)
-        # A shorter context has smaller tables by default, which is nothing given up by itself.
+        # A shorter context has smaller tables by default; this does not count as a separate reduction.
         if saved or text.startswith("context"):
             change = tokens_per_second(shape, device, less) / tokens_per_second(shape, device, held) - 1
             speed = f", {100 * change:+.0f} % tokens per second" if abs(change) >= 0.005 else ""

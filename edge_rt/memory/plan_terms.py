@@ -1,4 +1,4 @@
-"""The terms of a plan in words: each part's bytes beside the formula that they come from."""
+"""The terms of a plan: the bytes of each part, with the formula that they come from as text."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Term:
 
     Attributes:
         name: one of runtime, tokenizer, weights, session, kv_cache, activations, logits, sampling, drafters, and corpus
-            where there is one.
-        bytes: of it at its largest.
+            if there is a corpus.
+        bytes: largest size of the part.
         kind: ``"file"`` (mapped: processes share it, and the kernel may drop it) or ``"private"``.
         text: the formula with its numbers.
     """
@@ -30,14 +30,14 @@ class Term:
 
 
 def terms_of(shape: ModelShape, choice: Choice, sizes: Sizes) -> tuple[Term, ...]:
-    """Return all terms; their sum is the peak of the process.
+    """Return all terms; their sum is the peak memory of the process.
 
     Args:
         shape: the model.
-        choice: what was decided.
-        sizes: what it takes.
+        choice: the settings that were decided.
+        sizes: bytes of its parts.
     """
-    # What loading takes for a moment beyond all that follows belongs to what is loaded then.
+    # Memory that only loading needs, beyond the peak of running, counts for the part that is being loaded.
     reading = sizes.load_excess if sizes.reading >= sizes.packing else 0
     packing = sizes.load_excess - reading
     private = "private"
@@ -59,18 +59,18 @@ def terms_of(shape: ModelShape, choice: Choice, sizes: Sizes) -> tuple[Term, ...
         Term("drafters", sizes.drafters, private, _drafters_text(choice)),
     ]  # fmt: skip
     if sizes.corpus:
-        terms.append(Term("corpus", sizes.corpus, "file", "the index of texts, all of it looked up in time"))
+        terms.append(Term("corpus", sizes.corpus, "file", "the index of texts; in a long run lookups touch all of it"))
     return tuple(terms)
 
 
 def _briefly(what: str, excess: int) -> str:
-    return f"; {what} takes {show_size(excess)} more than all that follows" if excess else ""
+    return f"; {what} briefly needs {show_size(excess)} more than running" if excess else ""
 
 
 def _weights_text(shape: ModelShape) -> str:
     if shape.op_profile == "portable":
-        return f"what stays mapped of {show_size(shape.weights_bytes)} in weights.bin"
-    return "weights.bin, read in place" + (", once exported" if shape.is_estimate else "")
+        return f"the part of weights.bin ({show_size(shape.weights_bytes)}) that stays mapped"
+    return "weights.bin, read in place" + (", after the export" if shape.is_estimate else "")
 
 
 def _session_text(shape: ModelShape, choice: Choice) -> str:
@@ -88,7 +88,7 @@ def _cache_text(shape: ModelShape, choice: Choice) -> str:
 
 def _activations_text(choice: Choice, sizes: Sizes) -> str:
     if sizes.chunk >= sizes.draft:
-        return f"{min(choice.prefill_chunk, choice.ctx)} rows at once: a chunk of the prompt"
+        return f"{min(choice.prefill_chunk, choice.ctx)} rows at once: a prefill chunk"
     return f"{choice.tree_rows} rows at once: a draft"
 
 

@@ -1,4 +1,4 @@
-"""What is asked of a plan."""
+"""The request that a plan is made for."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from edge_rt.spec_modes import AUTO, OFF
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for; None leaves it to the plan.
+    """The requested settings; with None the plan chooses, and any other value is pinned, so the plan keeps it.
 
     Attributes:
-        budget_bytes: None: the device's available memory.
-        ctx: tokens; pinned.
-        kv: None: the package's first, given up under pressure; ``"auto"``: the fastest that fits; a name: pinned.
-        spec: None: ``"auto"``, given up under pressure unless ``draft_max`` or a corpus is pinned; a mode: pinned,
-            though its tables and drafts may be smaller.
-        draft_max: most drafted tokens; pinned.
-        prefill_chunk: tokens of a pass over a prompt; pinned.
-        resident_bytes: what the process holds already, as of ``terms.runtime_bytes``.
-        corpus: file of texts that drafts are looked up in; pinned.
-        corpus_bytes: of that file.
+        budget_bytes: memory budget; None: the device's available memory.
+        ctx: capacity of the context in tokens.
+        kv: format of the KV cache. None: the package's first, or a smaller one if memory is short; ``"auto"``: the
+            fastest that fits; a name: pinned.
+        spec: mode of speculation. None: ``"auto"``, turned off if memory is short unless ``draft_max`` or a corpus is
+            pinned; a mode: pinned, but its tables and drafts may be smaller.
+        draft_max: most drafted tokens.
+        prefill_chunk: tokens of a prefill pass.
+        resident_bytes: memory that the process already holds, as in ``terms.runtime_bytes``.
+        corpus: file of texts that drafts are looked up in.
+        corpus_bytes: size of that file.
     """
 
     budget_bytes: int | None = None
@@ -41,24 +42,24 @@ class Request:
 
     @property
     def wants_drafts(self) -> bool:
-        """Whether something that is pinned makes sense with speculation only."""
+        """Whether a pinned setting has an effect only with speculation."""
         return self.draft_max is not None or self.corpus is not None or self.spec not in (None, OFF)
 
     def without_drafts(self, spec: str | None) -> Request:
-        """Return the request with nothing pinned of speculation but the mode."""
+        """Return the request with a mode of speculation and no other speculation settings pinned."""
         return replace(self, spec=spec, draft_max=None, corpus=None, corpus_bytes=0)
 
     def used_by(self, shape: ModelShape) -> Request:
-        """Return the request without what changes nothing for a model.
+        """Return the request without settings that have no effect for a model.
 
-        Where passes are not exact nothing is drafted unless a drafter is named.
+        In an op profile whose passes are not exact, nothing is drafted unless a drafter is named.
         """
         drafts_by_itself = shape.op_profile == "native"
         return self if drafts_by_itself or self.spec not in (None, AUTO) else self.without_drafts(self.spec)
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """What is typed for it, after the model."""
+        """The command-line flags of the request, after the model."""
         given: list[tuple[str, object]] = [
             ("--memory", None if self.budget_bytes is None else exact_size(self.budget_bytes)),
             ("--ctx", self.ctx),
@@ -78,13 +79,13 @@ ARGUMENTS: Final = {
 
 
 def as_arguments(flags: tuple[str, ...], *, budget: int | None = None, shared_bytes: int = 0) -> str:
-    """Return flags as a program writes them for ``edge_rt.load``, for example ``memory="259MiB", kv="f32"``.
+    """Return flags as arguments of ``edge_rt.load``, for example ``memory="259MiB", kv="f32"``.
 
     Args:
-        flags: of ``Request.flags``.
-        budget: bytes of the budget there is, where it is a ``Budget`` object that others may share: it is named only
-            where it has to be larger.
-        shared_bytes: what others hold of that.
+        flags: as in ``Request.flags``.
+        budget: bytes of the budget, if it is a ``Budget`` object that other models may share; it is written only if it
+            must be larger.
+        shared_bytes: bytes that other models hold of it.
     """
     result = []
     for flag, value in zip(flags[::2], flags[1::2], strict=True):
@@ -102,10 +103,10 @@ class Alternative:
     """Another setting that fits.
 
     Attributes:
-        choice: what is then decided.
-        total_bytes: what it takes.
-        tokens_per_second: expected.
-        flags: to be typed, for example ``("--memory", "600MiB", "--ctx", "2048")``.
+        choice: the settings that the plan then decides.
+        total_bytes: bytes that it needs.
+        tokens_per_second: expected throughput.
+        flags: command-line flags, for example ``("--memory", "600MiB", "--ctx", "2048")``.
     """
 
     choice: Choice

@@ -1,4 +1,4 @@
-"""What a plan needs to know of a model."""
+"""The numbers of a model that a plan is computed from."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from edge_rt.package.manifest import KV_FORMATS, WEIGHTS_FILE, Manifest, ModelCo
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A model's numbers, of a package or estimated from a checkpoint.
+    """Numbers of a model, from a package or estimated from a checkpoint.
 
     Attributes:
-        name: of the model.
+        name: name of the model.
         architecture: as in the manifest.
         op_profile: ``"native"`` or ``"portable"``.
         num_layers, hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, vocab_size, context_length: as
             in ``ModelConfig``.
-        sliding_window: tokens that windowed layers see; 0 if there are none.
-        window_layers: layers that have a window.
-        weights_bytes: of ``weights.bin``, as it is mapped.
-        read_bytes: of the weights that a pass over one row reads.
-        tokenizer_bytes: of ``tokenizer.json``.
-        kv_formats: cache formats that it can be run with, preferred first.
-        package_id: None if the numbers are estimated from a checkpoint.
+        sliding_window: tokens in the sliding window; 0 if no layer has one.
+        window_layers: number of layers with a sliding window.
+        weights_bytes: size of ``weights.bin``, as it is mapped.
+        read_bytes: bytes of weights that a pass over one row reads.
+        tokenizer_bytes: size of ``tokenizer.json``.
+        kv_formats: cache formats that it can run with, preferred first.
+        package_id: identity of the package; None if the numbers are estimated from a checkpoint.
         activations: ``"int8"`` or ``"float"``.
     """
 
@@ -55,7 +55,7 @@ class ModelShape:
 
     @property
     def rotation_bytes(self) -> int:
-        """Bytes of the rotary embedding's tables in ``weights.bin``: cosine and sine of every position, float32."""
+        """Bytes of the rotary embedding tables in ``weights.bin``: cosine and sine of every position, float32."""
         return _rotation_bytes(self.context_length, self.head_dim)
 
     @property
@@ -64,7 +64,7 @@ class ModelShape:
         return self.package_id is None
 
     def token_bytes(self, kv_format: str) -> int:
-        """Return the bytes that a token takes in the cache of one layer."""
+        """Return the bytes of one token in the KV cache of one layer."""
         if self.op_profile == "portable":
             return 2 * self.num_kv_heads * self.head_dim * 4
         return KV_FORMAT[kv_format].token_bytes(self.num_kv_heads, self.head_dim)
@@ -78,8 +78,8 @@ def shape_of(manifest: Manifest, package_id: str | None) -> ModelShape:
     """Return the numbers of a package.
 
     Args:
-        manifest: of the package.
-        package_id: its identity; None if there is no package yet.
+        manifest: manifest of the package.
+        package_id: identity of the package; None if there is no package yet.
     """
     usable = tuple(name for name in manifest.kv_formats if name in KV_FORMATS[manifest.op_profile])
     return shape_of_config(
@@ -105,22 +105,22 @@ def shape_of_config(
     activations: str = "int8",
     window_layers: int | None = None,
 ) -> ModelShape:
-    """Return the numbers of a model whose files are known, or estimated.
+    """Return the numbers of a model whose file sizes are known or estimated.
 
     Args:
         config: numbers of the architecture.
-        op_profile: as of ``ModelShape``.
-        weights_bytes: likewise.
-        tokenizer_bytes: likewise.
-        kv_formats: likewise.
-        package_id: likewise.
-        embedding_bytes: of an embedding table that the head does not share; None takes it for 8 bit.
-        activations: as of ``ModelShape``.
-        window_layers: likewise; None takes all of a model that has a window.
+        op_profile: ``"native"`` or ``"portable"``.
+        weights_bytes: size of ``weights.bin``.
+        tokenizer_bytes: size of ``tokenizer.json``.
+        kv_formats: cache formats that it can run with, preferred first.
+        package_id: identity of the package; None if there is no package yet.
+        embedding_bytes: bytes of an embedding table that is not shared with the head; None assumes 8 bits per element.
+        activations: ``"int8"`` or ``"float"``.
+        window_layers: number of layers with a sliding window; None means all layers of a model that has a window.
     """
     if embedding_bytes is None:
         embedding_bytes = config.vocab_size * (config.hidden_size + 2 * -(-config.hidden_size // 32))
-    # Of these a pass over one row reads a row.
+    # A pass over one row reads only one row of these tables.
     unread = 0 if config.tied_embedding else min(embedding_bytes, weights_bytes // 2)
     unread += min(_rotation_bytes(config.context_length, config.head_dim), weights_bytes // 4)
     windows = config.num_layers if window_layers is None else window_layers

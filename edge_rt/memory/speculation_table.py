@@ -1,9 +1,9 @@
-"""What speculation gains: tokens and rows of a step, by drafter, by the largest draft and by the sizes of tables.
+"""The gain of speculation: tokens and rows per step, by drafter, by largest draft and by size of the tables.
 
 Measured with ``benchmarks/replay_drafters.py`` over 240 greedy answers of SmolLM2-135M-Instruct to prompts of
-Spec-Bench (38,351 tokens behind 72,055 of prompts, one after the other with what was learned kept), at the costs
-of passes on one Xeon with AVX-512 VNNI: the drafter takes as many rows as pay there. Texts that repeat themselves gain
-more, free prose less.
+Spec-Bench: 38,351 answer tokens after 72,055 prompt tokens, one prompt after another, with the drafters' tables kept
+between prompts. The latency of passes was that of one Xeon with AVX-512 VNNI, and drafts had as many rows as pay off
+there. Repetitive texts gain more, free prose less.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Final
 
 @dataclass(frozen=True)
 class SpeculationStep:
-    """A step of speculative decoding, on average.
+    """An average step of speculative decoding.
 
     Attributes:
         draft_max: most drafted tokens.
-        tokens: that a step emits.
-        rows: that its pass computes.
+        tokens: tokens that a step emits.
+        rows: rows that its pass computes.
     """
 
     draft_max: int
@@ -60,23 +60,23 @@ SPECULATION_STEPS: Final[dict[str, tuple[SpeculationStep, ...]]] = {
         SpeculationStep(31, 1.764, 3.432),
     ),
 }
-"""Mode -> steps, by rising ``draft_max``. ``ngram`` gives 2.203 tokens in 4.287 rows at 23, close to ``suffix``."""
+"""Mode -> steps, in ascending order of ``draft_max``. ``ngram`` gives 2.203 tokens in 4.287 rows at 23, close to ``suffix``."""
 
 SUFFIX_TABLE: Final = ((1024, 0.987), (2048, 1.0))
-"""(tokens held, share of the tokens of a step that is left) for ``suffix``: 2,048 to 65,536 differ by less than 1 %."""
+"""(tokens held, share of the tokens per step that remains) for ``suffix``: 2,048 to 65,536 differ by less than 1 %."""
 AUTO_TABLES: Final = ((1024, 1.0),)
-"""The same for ``auto``, tokens and contexts alike: of 1,024 to 65,536 and 1,024 to 32,768 none gave less."""
+"""The same for ``auto``, by tokens and by contexts: 1,024 to 65,536 tokens and 1,024 to 32,768 contexts lost nothing."""
 LEAST_TABLE: Final = 1024
 """Smallest tables that were measured."""
 
 
 def speculation_step(mode: str, draft_max: int, suffix_tokens: int) -> SpeculationStep:
-    """Return a step of a mode with drafts of at most ``draft_max`` tokens, interpolated between those measured.
+    """Return a step of a mode with drafts of at most ``draft_max`` tokens, interpolated between measured steps.
 
     Args:
-        mode: ``"auto"`` or a drafter; one that was not measured is taken for ``suffix``, which it resembles.
-        draft_max: at least 1.
-        suffix_tokens: that the suffix drafter holds.
+        mode: ``"auto"`` or a drafter; for a drafter that was not measured the figures of ``suffix`` are used.
+        draft_max: most drafted tokens, at least 1.
+        suffix_tokens: tokens that the suffix drafter holds.
     """
     steps = SPECULATION_STEPS.get(mode, SPECULATION_STEPS["suffix"])
     place = bisect_left([step.draft_max for step in steps], draft_max)

@@ -1,4 +1,4 @@
-"""Tokens per second that a choice is expected to give: what has to be read, over how fast a device reads."""
+"""Expected tokens per second of a choice: bytes that a pass reads, divided by the device's memory bandwidth."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from edge_rt.memory.shape import ModelShape
 from edge_rt.memory.speculation_table import speculation_step
 
 DRAFTING_S: Final = 150e-6
-"""Seconds that a step spends on guessing and learning, in Python."""
+"""Seconds that a step spends in Python on drafting and on updating the drafters' tables."""
 UNCERTAINTY: Final = 0.3
-"""Share by which an expected speed may be wrong."""
+"""Relative error of an expected speed."""
 
 
 def row_cost(curve: Sequence[tuple[int, float]], rows: float) -> float:
-    """Return the time of a pass over ``rows`` as a multiple of one row's, interpolated."""
+    """Return the latency of a pass over ``rows`` rows relative to one row, interpolated."""
     counts = [count for count, _ in curve]
     place = min(max(bisect_left(counts, rows), 1), len(curve) - 1)
     (low, cheap), (high, dear) = curve[place - 1], curve[place]
@@ -40,16 +40,16 @@ def plain_tokens_per_second(shape: ModelShape, device: Device, choice: Choice) -
 
 
 def tokens_per_second(shape: ModelShape, device: Device, choice: Choice) -> float:
-    """Return the tokens per second of a choice; speculation that does not pay is taken as not used."""
+    """Return the tokens per second of a choice; speculation that does not pay off counts as off."""
     return speculative_tokens_per_second(pass_seconds(shape, device, choice), device.row_cost, choice)
 
 
 def speculative_tokens_per_second(seconds: float, curve: Sequence[tuple[int, float]], choice: Choice) -> float:
-    """Return the tokens per second of a choice; speculation that does not pay is taken as not used.
+    """Return the tokens per second of a choice; speculation that does not pay off counts as off.
 
     Args:
-        seconds: of a pass over one row.
-        curve: as of ``Device.row_cost``.
+        seconds: seconds of a pass over one row.
+        curve: as in ``Device.row_cost``.
         choice: how tokens are drafted.
     """
     if not choice.draft_max:

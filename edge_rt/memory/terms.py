@@ -1,7 +1,7 @@
 """The terms of a memory plan: bytes of each part of a running model, from a model's numbers and a choice.
 
-The coefficients were measured in fresh processes by ``benchmarks/memory_terms.py``, and err on the high side. Formulas
-are in ``docs/memory.md``; ``term_texts`` puts them in words.
+The coefficients were measured in fresh processes by ``benchmarks/memory_terms.py`` and are rather too high than too
+low. The formulas are in ``docs/memory.md``; ``plan_terms`` writes them as text.
 """
 
 from __future__ import annotations
@@ -19,39 +19,41 @@ from edge_rt.memory.shape import ModelShape
 MIB: Final = 1 << 20
 
 BASE_BYTES: Final = 311 * MIB // 4
-"""Python, ONNX Runtime, our operators and the command line before a model is loaded; measured: 77.1 MiB (``generate``),
-62.2 MiB for a program that imports nothing but edge-rt; an interactive chat takes 5 MiB more for its line editor."""
+"""Python, ONNX Runtime, edge-rt's operators and the command line before a model is loaded. Measured: 77.1 MiB for
+``generate``, 62.2 MiB for a program that imports only edge-rt; an interactive chat needs 5 MiB more for its line
+editor."""
 
 _TOKENIZER_FIXED: Final = 31 * MIB // 4
-_TOKENIZER_BUCKET: Final = 48  # bytes for each bucket of the library's hash tables, of which there is a power of two
-_TOKENIZER_TEXT: Final = 5  # bytes for each byte of tokenizer.json, which grows with vocabulary and merges
+_TOKENIZER_BUCKET: Final = 48  # bytes per bucket of the library's hash tables; their number is a power of two
+_TOKENIZER_TEXT: Final = 5  # bytes per byte of tokenizer.json, whose size grows with vocabulary and merges
 _READING_TEXT: Final = 33  # the same while it is read
 _READING_FIXED: Final = 10 * MIB
-_SPELLED_BYTES: Final = 245  # of a token whose text has been looked up once
-_SPELLED_TOKENS: Final = 4096  # so many are kept
-_ENCODED_BYTES: Final = 330  # for a byte of text that is encoded at once: digits take 326, CJK 230, letters 190
-_LONG_ENCODED_BYTES: Final = 640  # the same of a longer text than planned: digits take 388 to 625, CJK 168 to 268
-_LEAST_STRETCH, _MOST_STRETCH = 8 << 10, 32 << 10  # bytes; a piece of 2,048 characters has at most the former
+_SPELLED_BYTES: Final = 245  # per token whose text has been looked up
+_SPELLED_TOKENS: Final = 4096  # tokens whose texts are cached
+_ENCODED_BYTES: Final = 330  # per byte of text that is encoded at once: digits need 326, CJK 230, letters 190
+_LONG_ENCODED_BYTES: Final = 640  # the same for a text longer than planned: digits need 388 to 625, CJK 168 to 268
+_LEAST_STRETCH, _MOST_STRETCH = 8 << 10, 32 << 10  # bytes; a piece of 2,048 characters has at most the first
 _WORD_CACHE: Final = MIB  # the library keeps 10,000 words
 
 _SESSION_FIXED: Final = 33 * MIB // 4
 _SESSION_LAYER: Final = 16 << 10
-_TOKEN_LISTS: Final = 160  # bytes of a context token in the lists of sequence, cache and prompt
+_TOKEN_LISTS: Final = 160  # bytes per context token in the lists of sequence, cache and prompt
 
-# Of a portable package, over weights.bin: what ONNX Runtime packs anew, what stays mapped, both while it loads.
+# Portable packages, relative to weights.bin: weights that ONNX Runtime repacks, weights that stay mapped, and the sum of
+# both while the model loads.
 _PACKED: Final = {"int8": 1.18, "float": 0.62}
 _MAPPED: Final = {"int8": 0.42, "float": 0.62}
 _PACKING: Final = {"int8": 1.6, "float": 0.65}
 
-_FAULT_AROUND: Final = 256 << 10  # the kernel maps the pages around one that is touched
+_FAULT_AROUND: Final = 256 << 10  # the kernel also maps the pages around a touched page
 
 _SAMPLING_FIXED: Final = 3 * MIB  # numpy's random generator and the pages of its library
 _SAMPLING_TOKEN: Final = 54
 
 SUFFIX_TOKEN_BYTES: Final = 420
-"""Of a token in the suffix automaton: random tokens take 264, measured when it is full; the rest is slack."""
+"""Bytes per token in the suffix automaton: random tokens need 264, measured when it is full; the rest is slack."""
 RECYCLING_CONTEXT_BYTES: Final = 1310
-"""Of a context of each order in token recycling, with eight likely tokens; with three of them it is 830."""
+"""Bytes per context of each order in token recycling, with eight likely tokens; with three it is 830."""
 _PRICES: Final = 64 << 10  # curves, acceptance rates and bandits
 
 
@@ -63,9 +65,9 @@ class Sizes:
         runtime, tokenizer, weights, corpus, session, kv_cache, logits, sampling, drafters: the parts.
         chunk: activations of a pass over a prompt's chunk.
         draft: activations of a pass that verifies the largest draft.
-        reading: of the process while the tokenizer is read, before what follows is touched.
-        packing: of the process while ONNX Runtime makes the graph, likewise.
-        one_logit_row: bytes of one row of logits; while a prompt is read there are no more.
+        reading: bytes of the process while the tokenizer is read, before later parts are touched.
+        packing: bytes of the process while ONNX Runtime builds the graph, before later parts are touched.
+        one_logit_row: bytes of one row of logits; prefill needs no more than one.
     """
 
     runtime: int
@@ -85,27 +87,27 @@ class Sizes:
 
     @property
     def activations(self) -> int:
-        """Bytes of all passes: an arena keeps what the largest once had."""
+        """Bytes of all passes: an arena keeps the memory of the largest pass."""
         return max(self.chunk, self.draft)
 
     @property
     def running(self) -> int:
-        """Bytes of all parts at once."""
+        """Bytes of all parts together."""
         return self._held + self.activations + self.logits
 
     @property
     def load_excess(self) -> int:
-        """Bytes that loading takes for a moment beyond all that follows."""
+        """Bytes that loading briefly needs beyond the peak of running."""
         return max(0, max(self.reading, self.packing) - self.running)
 
     @property
     def total(self) -> int:
-        """The peak of the process."""
+        """Peak memory of the process in bytes."""
         return self.running + self.load_excess
 
     @property
     def regimes(self) -> Regimes:
-        """The peaks that have to fit, each by itself."""
+        """The memory peaks that have to fit, each separately."""
         return Regimes(
             load=max(self.reading, self.packing),
             prefill=self._held + self.chunk + self.one_logit_row,
@@ -114,14 +116,14 @@ class Sizes:
 
     @property
     def _held(self) -> int:
-        """Bytes beside passes. A first answer may draft, so tables may be full before the last prompt."""
+        """Bytes besides the passes. A first answer may draft, so tables may be full before the last prompt."""
         mapped = self.weights + self.corpus
         return self.runtime + self.tokenizer + mapped + self.session + self.kv_cache + self.sampling + self.drafters
 
 
 @dataclass(frozen=True)
 class Regimes:
-    """Bytes at the peaks that have to fit, each by itself.
+    """Bytes at the memory peaks that have to fit, each separately.
 
     Attributes:
         load: while tokenizer and graph are read, before weights and cache are touched.
@@ -135,18 +137,18 @@ class Regimes:
 
     @property
     def largest(self) -> str:
-        """Name of the regime that needs most."""
+        """Name of the regime that needs the most memory."""
         named = {"load": self.load, "prefill": self.prefill, "decode": self.decode}
         return max(named, key=named.__getitem__)
 
 
 def runtime_bytes(device: Device, resident_bytes: int | None) -> int:
-    """Return what the process holds before a model is loaded.
+    """Return the bytes that the process holds before a model is loaded.
 
     Args:
         device: the machine.
-        resident_bytes: what it was seen to hold; 0 if another model of the process has paid for it; None: it is yet to
-            be started, as a command of ``edge-rt``.
+        resident_bytes: measured bytes; 0 if another model of the process already counts them; None for a command of
+            ``edge-rt`` that is not started yet.
     """
     if resident_bytes is not None:
         return resident_bytes
@@ -154,7 +156,7 @@ def runtime_bytes(device: Device, resident_bytes: int | None) -> int:
 
 
 def kv_rows(shape: ModelShape, choice: Choice) -> tuple[int, int]:
-    """Return the rows of a layer's cache without a window, and with one."""
+    """Return the KV cache rows of a layer without a sliding window, and of a layer with one."""
     if not shape.window_layers:
         return choice.ctx, choice.ctx
     return choice.ctx, window_capacity(shape.sliding_window, choice.largest_pass, choice.ctx)
@@ -168,7 +170,7 @@ def kv_bytes(shape: ModelShape, choice: Choice) -> int:
 
 
 def tokenizer_bytes(shape: ModelShape, ctx: int) -> int:
-    """Return what stays of a tokenizer, and what texts of a context's length take in it."""
+    """Return the bytes of a loaded tokenizer, including those to encode texts of a context's length."""
     buckets = 1 << (8 * shape.vocab_size // 7 - 1).bit_length()
     tables = _TOKENIZER_BUCKET * buckets + _TOKENIZER_TEXT * shape.tokenizer_bytes
     spelled = _SPELLED_BYTES * min(shape.vocab_size, _SPELLED_TOKENS)
@@ -177,49 +179,49 @@ def tokenizer_bytes(shape: ModelShape, ctx: int) -> int:
 
 
 def longest_stretch(ctx: int) -> int:
-    """Return the bytes of text that memory to encode at once is planned for: of a stretch that cannot be cut."""
+    """Return how many bytes of text without a place to split the plan has memory to encode at once."""
     return min(max(ctx, _LEAST_STRETCH), _MOST_STRETCH)
 
 
 def long_stretch_bytes(shape: ModelShape, ctx: int, stretch_bytes: int) -> int:
-    """Return what encoding so many bytes of text at once takes beyond what is planned for it."""
+    """Return the memory, beyond the planned one, to encode ``stretch_bytes`` bytes of text at once."""
     if stretch_bytes <= longest_stretch(ctx):
         return 0
     return max(0, _LONG_ENCODED_BYTES * stretch_bytes - _encoding_room(shape, ctx))
 
 
 def encodable_bytes(shape: ModelShape, ctx: int, more_bytes: int) -> int:
-    """Return the bytes of text that can be encoded at once with so much memory beyond what is planned for it."""
+    """Return the bytes of text that can be encoded at once with ``more_bytes`` of memory beyond the planned one."""
     return max(longest_stretch(ctx), (_encoding_room(shape, ctx) + more_bytes) // _LONG_ENCODED_BYTES)
 
 
 def _encoding_room(shape: ModelShape, ctx: int) -> int:
-    """Return the memory to encode a text; it is done before tokens are drawn, whose arrays then lie there."""
+    """Return the memory to encode a text; sampling, which runs after encoding, reuses it for its arrays."""
     return max(_ENCODED_BYTES * longest_stretch(ctx), _SAMPLING_TOKEN * shape.vocab_size)
 
 
 def reading_bytes(shape: ModelShape) -> int:
-    """Return what reading ``tokenizer.json`` takes in the meantime, all in all."""
+    """Return the total bytes needed while ``tokenizer.json`` is read."""
     return _READING_FIXED + _READING_TEXT * shape.tokenizer_bytes
 
 
 def session_bytes(shape: ModelShape, ctx: int) -> int:
-    """Return graph, bindings and code of ONNX Runtime, and the lists of a context's tokens."""
+    """Return the bytes of ONNX Runtime's graph, bindings and code, and of the lists of the context's tokens."""
     return _SESSION_FIXED + _SESSION_LAYER * shape.num_layers + _TOKEN_LISTS * ctx
 
 
 def packed_bytes(shape: ModelShape) -> int:
-    """Return the weights that ONNX Runtime packs into memory of its own; 0 for a native package."""
+    """Return the bytes of weights that ONNX Runtime repacks into private memory; 0 for a native package."""
     return int(_PACKED[shape.activations] * shape.weights_bytes) if shape.op_profile == "portable" else 0
 
 
 def packing_bytes(shape: ModelShape) -> int:
-    """Return what packing takes in the meantime, packed and mapped weights included."""
+    """Return the bytes needed while weights are packed, packed and mapped weights included."""
     return int(_PACKING[shape.activations] * shape.weights_bytes) if shape.op_profile == "portable" else 0
 
 
 def weights_bytes(shape: ModelShape, ctx: int) -> int:
-    """Return the mapped bytes of ``weights.bin`` that are touched: of the rotations, those of the context only."""
+    """Return the mapped bytes of ``weights.bin`` that are touched; of the rotary tables only the context's rows are."""
     if shape.op_profile == "portable":
         return int(_MAPPED[shape.activations] * shape.weights_bytes)
     unused = shape.rotation_bytes * (shape.context_length - ctx) // shape.context_length
@@ -227,29 +229,30 @@ def weights_bytes(shape: ModelShape, ctx: int) -> int:
 
 
 def sampling_bytes(shape: ModelShape) -> int:
-    """Return what drawing a token takes: penalties, weights, probabilities and sums of a whole row."""
+    """Return the bytes to sample a token: penalties, weights, probabilities and sums of a whole row."""
     return _SAMPLING_FIXED + _SAMPLING_TOKEN * shape.vocab_size
 
 
 def logits_bytes(shape: ModelShape, rows: int) -> int:
-    """Return rows of logits, float32, and the most likely tokens beside them."""
+    """Return the bytes of rows of float32 logits, and of the most likely tokens of each row."""
     return rows * (4 * shape.vocab_size + 128)
 
 
 def drafter_bytes(choice: Choice) -> int:
-    """Return the tables of the drafters, full."""
+    """Return the bytes of the drafters' tables when full."""
     if not choice.draft_max:
         return 0
     return _PRICES + SUFFIX_TOKEN_BYTES * choice.suffix_tokens + RECYCLING_CONTEXT_BYTES * choice.recycling_contexts
 
 
 def passes_bytes(shape: ModelShape, rows: int, ctx: int) -> int:
-    """Return the most that passes of up to ``rows`` tokens allocate: a prompt may end with any number of them."""
+    """Return the most bytes that a pass of up to ``rows`` tokens allocates: the last chunk may have any number of them.
+    """
     return max(allocated_bytes(shape, size, ctx) for size in heaviest_rows(shape, rows))
 
 
 def pass_memory_bytes(shape: ModelShape, choice: Choice) -> int:
-    """Return what the passes of a choice allocate, those parts included that they never touch: a limit for an arena."""
+    """Return the bytes that the passes of a choice allocate, untouched parts included: a limit for an arena."""
     return passes_bytes(shape, choice.largest_pass, choice.ctx)
 
 

@@ -1,1 +1,1 @@
-"""Plan and prompt -> tokens."""
+"""Loads a model, turns prompts into tokens, and generates answers."""

@@ -1,4 +1,4 @@
-"""The async face of a stream: a worker thread, a bounded queue, and cancellation that reaches the model."""
+"""Async iteration over a generation: a worker thread, a bounded queue, and cancellation that reaches the model."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from edge_rt.runtime.results import Event, Result
 from edge_rt.runtime.stream import Stream
 
 QUEUE_EVENTS: Final = 64
-"""Events made ahead of a slow consumer."""
+"""Most events in the queue: a generation waits for a consumer that is slower."""
 
 
 class AsyncStream:
     """Iterates over the events of a generation with ``async for``, once.
 
-    Leaving the loop early, or cancelling the task, stops the generation within one token. Behind ``aclose``, the end of
-    an ``async with`` block, or a cancelled task, the model is free again. The event loop is free while the model works;
-    only making the stream, which encodes the prompt, runs in it::
+    Leaving the loop early, or cancelling the task, stops the generation within one token. After ``aclose``, after the
+    end of an ``async with`` block, and after a cancelled task, the model is free again. The event loop is not blocked
+    while the model computes; only creating the stream, which encodes the prompt, runs in it::
 
         async with model.astream("Once upon a time") as stream:
             async for event in stream:
@@ -35,7 +35,7 @@ class AsyncStream:
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
-        # Weak, as in ``Stream``: a loop that is left drops the generator, and the event loop then closes it.
+        # A weak reference, as in ``Stream``: leaving the loop drops the generator, and the event loop then closes it.
         self._events: weakref.ref[AsyncGenerator[Event]] | None = None
         self._worker: _Worker | None = None
 
@@ -53,7 +53,7 @@ class AsyncStream:
         return events
 
     async def aclose(self) -> None:
-        """End the generation if it is under way."""
+        """Stop the generation if it is running."""
         if self._events is not None and (events := self._events()) is not None:
             await events.aclose()
         if self._worker is not None:
@@ -96,7 +96,7 @@ async def _read(worker: _Worker) -> AsyncGenerator[Event]:
 
 
 class _Worker(threading.Thread):
-    """Reads a stream into a queue; it knows neither the generator nor the ``AsyncStream`` that use it."""
+    """Reads a stream into a queue; it holds no reference to the generator or the ``AsyncStream`` that use it."""
 
     def __init__(self, stream: Stream, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(name="edge-rt generation", daemon=True)
@@ -124,7 +124,7 @@ class _Worker(threading.Thread):
             self._tell(self._ended)
 
     async def finish(self) -> None:
-        """Have the worker end within one token, and wait for that."""
+        """Make the worker end within one token, and wait until it has ended."""
         if self.ident is None:
             return
         self._stopped.set()
@@ -149,5 +149,5 @@ class _Worker(threading.Thread):
         try:
             self._loop.call_soon_threadsafe(event.set)
         except RuntimeError:
-            # The loop was closed in the meantime: nobody waits any more.
+            # The event loop was closed in the meantime: nothing waits for the event any more.
             self._stopped.set()

@@ -1,4 +1,4 @@
-"""A conversation: messages, and the tokens they are known to the model by."""
+"""A conversation: its messages, and the tokens by which the model knows them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ChatMessage(TypedDict):
 
 
 class ChatModel(Protocol):
-    """What a conversation needs of a model; ``edge_rt.Model`` has it."""
+    """What a conversation needs of a model; ``edge_rt.Model`` implements it."""
 
     package: Package
 
@@ -63,7 +63,7 @@ class ChatModel(Protocol):
         on_result: Callable[[Result], None] | None = None,
         called: float | None = None,
     ) -> Stream:
-        """Generate behind token ids."""
+        """Generate the continuation of token ids."""
 
 
 @dataclass(frozen=True)
@@ -78,15 +78,15 @@ class _Context:
 class Chat:
     """A conversation with a model; ``Model.chat`` makes one.
 
-    Answers keep the very tokens that the model generated, so a turn computes only what is new. Several chats may
-    share a model; each finds in the cache what its prompt has in common with the last one.
+    Answers keep exactly the tokens that the model generated, so that a turn computes only new tokens. Several chats may
+    share a model; each reuses the part of the cache that its prompt has in common with the last prompt.
 
     Args:
         model: the loaded model.
         system: the system message, or None for the template's own.
 
     Attributes:
-        messages: the conversation, the system message first if there is one. Change it as you like between turns.
+        messages: the conversation, the system message first if there is one. It may be changed freely between turns.
 
     Raises:
         InvalidTemplate: the model has no chat template.
@@ -120,7 +120,7 @@ class Chat:
         on_prefill_progress: Callable[[int, int], None] | None = None,
         **options: Any,
     ) -> Result:
-        """Say something and return the whole answer; arguments and errors as of ``stream``."""
+        """Send a message and return the whole answer; see ``stream`` for arguments and errors."""
         return self.stream(text, config, cancel=cancel, on_prefill_progress=on_prefill_progress, **options).result()
 
     def stream(
@@ -132,16 +132,17 @@ class Chat:
         on_prefill_progress: Callable[[int, int], None] | None = None,
         **options: Any,
     ) -> Stream:
-        """Say something and read the answer piece by piece.
+        """Send a message and read the answer piece by piece.
 
-        The messages change when the generation ends: both are added. A generation that was cancelled before its first
-        token, or failed, adds none; an answer that was stopped later stays, marked ``interrupted``.
+        When the generation ends, the message and its answer are added to ``messages``. A generation that failed, or was
+        cancelled before its first token, adds neither; an answer that was stopped later is kept, marked
+        ``interrupted``.
 
         Args:
             text: the user's message.
             config: the options.
-            cancel: stops the generation from elsewhere.
-            on_prefill_progress: called with computed and all tokens of the prompt.
+            cancel: stops the generation, from any thread.
+            on_prefill_progress: called with the tokens computed so far and the tokens of the prompt.
             **options: fields of ``GenerationConfig`` that replace those of ``config``.
 
         Raises:
@@ -151,20 +152,20 @@ class Chat:
         return self._answer(asked, config, cancel, on_prefill_progress, options)
 
     async def asend(self, text: str, config: GenerationConfig | None = None, **options: Any) -> Result:
-        """Do ``send`` in a worker thread; cancelling the task stops the generation."""
+        """Run ``send`` in a worker thread; cancelling the task stops the generation."""
         async with self.astream(text, config, **options) as stream:
             async for _ in stream:
                 pass
         return stream.result()
 
     def astream(self, text: str, config: GenerationConfig | None = None, **options: Any) -> AsyncStream:
-        """Do ``stream`` in a worker thread."""
+        """Run ``stream`` in a worker thread."""
         return AsyncStream(self.stream(text, config, **options))
 
     def regenerate(
         self, config: GenerationConfig | None = None, *, cancel: CancelToken | None = None, **options: Any
     ) -> Stream:
-        """Answer the last user message anew; the old answer is dropped when the new one ends.
+        """Answer the last user message again; the old answer is dropped when the new one is complete.
 
         Raises:
             ConfigError: there is no user message.
@@ -204,7 +205,7 @@ class Chat:
         )
 
     def _encode(self, prompt: RenderedPrompt) -> list[int]:
-        """Encode only what follows the text whose tokens are known."""
+        """Return the token ids of a prompt; only the text after the part whose tokens are known is encoded."""
         context = self._context
         if context is None or context.sentinel != prompt.sentinel or not prompt.text.startswith(context.text):
             return self._model.tokenizer.encode_rendered(prompt)
@@ -214,7 +215,7 @@ class Chat:
     def _remember(self, prompt: RenderedPrompt, prompt_ids: list[int], result: Result) -> None:
         tokenizer = self._model.tokenizer
         answer_ids = usable_ids(result.token_ids, frozenset(tokenizer.eos_token_ids))
-        # Tokens that the text does not show could not be found again in the next prompt.
+        # Tokens that the text does not show would not match the next prompt.
         if result.stop_string is not None or not tokenizer.special_ids.isdisjoint(answer_ids):
             self._context = None
             return
@@ -241,7 +242,7 @@ class Chat:
         return other
 
     def token_count(self) -> int:
-        """Return the tokens that the conversation takes, without the beginning of an answer."""
+        """Return how many tokens the conversation takes, without the tokens that begin an answer."""
         if not self.messages:
             return 0
         return len(self._encode(self._model.render(self.messages, add_generation_prompt=False)))
@@ -251,7 +252,7 @@ class Chat:
 
         Args:
             path: file to write; replaced whole or not at all.
-            settings: options to keep with it, as a JSON object.
+            settings: options to save with it, as a JSON object.
 
         Raises:
             StorageError: the file cannot be written.
@@ -272,11 +273,12 @@ class Chat:
         """Replace the conversation by a saved one; nothing changes if it cannot be read.
 
         Returns:
-            What else the file says; compare ``package_id`` to see whether another model had the conversation.
+            The other contents of the file; compare ``package_id`` to see whether it was a conversation with another
+            model.
 
         Raises:
             StorageError: the file cannot be read.
-            InputError: it is no saved chat, or the model's template refuses it.
+            InputError: it is not a saved chat, or the model's template refuses it.
         """
         saved = read_chat(Path(path).expanduser())
         if any(message["role"] == "user" for message in saved.messages):
@@ -301,7 +303,7 @@ def read_chat(path: Path) -> SavedChat:
 
     Raises:
         StorageError: the file cannot be read.
-        InputError: it is no saved chat.
+        InputError: it is not a saved chat.
     """
     try:
         if path.exists() and not path.is_file():

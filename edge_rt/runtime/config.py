@@ -21,30 +21,32 @@ class GenerationConfig:
     The chain, in this order: repetition penalty, presence and frequency penalties, logit bias, temperature, top-k,
     top-p, min-p, one draw. Temperature 0 takes the most likely token after penalties and bias.
 
-    Temperature, top-k, top-p, min-p and the repetition penalty are None where nothing is asked for: the model's own
-    advice holds then, and where it has none the defaults of ``Sampling``. ``sampling`` puts them together.
+    Temperature, top-k, top-p, min-p and the repetition penalty may be None. The value that the model recommends is used
+    then, or the default of ``Sampling`` if it recommends none. ``sampling`` returns the values in force.
 
     Attributes:
         max_tokens: most tokens to generate; None means until the model stops or the context is full.
-        temperature: 0 is greedy, and takes no advice of the model; above, logits are divided by it, up to 100.
+        temperature: 0 is greedy, and uses no value that the model recommends; above 0, logits are divided by it, up to
+            100.
         top_k: keep the k most likely tokens; 0 keeps all.
         top_p: keep the smallest set of most likely tokens whose probabilities reach this sum, in (0, 1].
         min_p: keep tokens at least this fraction as likely as the most likely one, in [0, 1).
-        repetition_penalty: divides positive and multiplies negative logits of tokens in prompt or answer, but for
-            end tokens; 1 is off.
-        presence_penalty: subtracted from logits of tokens in the answer; 0 is off.
+        repetition_penalty: divides positive and multiplies negative logits of tokens in prompt or answer, except end
+            tokens; 1 is off.
+        presence_penalty: subtracted from logits of tokens that occur in the answer; 0 is off.
         frequency_penalty: subtracted once for every occurrence in the answer; 0 is off.
         logit_bias: token id -> value added to its logit.
-        seed: makes sampling repeat on the same machine, package and version; None takes a new one each time.
+        seed: makes sampling repeatable on the same machine, package and version; None takes a new seed each time.
         stop: texts that end the answer; they are not part of it.
-        spec: who drafts, one of ``edge_rt.spec_modes.SPEC_MODES``; None takes the model's setting.
-        reference: a text that the answer may copy parts of, such as a file to be edited; only drafts are made of it.
-        repetition_guard: end an answer that goes round in circles, with the finish reason ``"repetition"``; see
+        spec: the drafter, one of ``edge_rt.spec_modes.SPEC_MODES``; None takes the model's setting.
+        reference: a text that the answer may copy parts of, such as a file to be edited; it is used for drafting only.
+        repetition_guard: end an answer that repeats itself endlessly, with the finish reason ``"repetition"``; see
             ``RepetitionGuard``.
-        accept: which drafted tokens stay. ``"match"``: those that plain decoding would choose, so a seed gives the same
-            text with any drafter. ``"ratio"``, with ``spec="recycling"`` only: more of them, by the probabilities they
-            were drawn with; the text is another, distributed the same, and a seed repeats it only while the drafters
-            know the same. At temperature 0 both are one.
+        accept: which drafted tokens are accepted. ``"match"``: those that plain decoding would choose, so that a seed
+            gives the same text with any drafter. ``"ratio"``, with ``spec="recycling"`` only: more of them, by the
+            probabilities they were drawn with. The text then differs from that of plain decoding but has the same
+            distribution, and a seed repeats it only while the drafters have learned the same. At temperature 0 both
+            rules are the same.
 
     Raises:
         ConfigError: a value is out of range.
@@ -96,12 +98,12 @@ class GenerationConfig:
             _require("stop", text, isinstance(text, str) and text != "", "texts that are not empty")
 
     def sampling(self, advice: SamplingAdvice | None = None) -> Sampling:
-        """Return the values in force: what is asked for, then the model's advice, then the defaults.
+        """Return the values in force: those asked for, else those that the model recommends, else the defaults.
 
-        A temperature of 0 that is asked for takes nothing from the advice: a model's penalty is meant for sampling.
+        With a temperature of 0 the recommended values are not used: a recommended penalty is meant for sampling.
 
         Args:
-            advice: the model's; None if it has none.
+            advice: the values that the model recommends; None if it recommends none.
         """
         advised = {} if advice is None or self.temperature == 0 else advice.given
         asked = {name: value for name in SAMPLING_NAMES if (value := getattr(self, name)) is not None}

@@ -1,4 +1,4 @@
-"""Where models are kept and how they get there: the store, recipes, sources, and the meaning of a model argument."""
+"""The store of models: its layout, recipes, sources, fetching, and how a model argument is resolved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The user's configuration file, and from it the place of the store.
+"""The user's configuration file, which may set the folder of the store and a memory budget.
 
 ``config.toml`` in the platform's folder for configuration may hold these keys::
 
@@ -26,7 +26,7 @@ class Config:
 
     Attributes:
         store: root folder of the store; None for the platform's default.
-        memory: budget of memory as it is written; None for what is available.
+        memory: budget of memory as written in the file; None for the available memory.
     """
 
     store: Path | None = None
@@ -34,7 +34,7 @@ class Config:
 
 
 def default_config_path() -> Path:
-    """Return where the user's configuration file is looked for."""
+    """Return the path of the user's configuration file."""
     return platformdirs.user_config_path("edge-rt") / "config.toml"
 
 
@@ -44,7 +44,7 @@ def default_store_root() -> Path:
 
 
 def load_config(path: Path | None = None) -> Config:
-    """Read the configuration file; a file that does not exist is an empty one.
+    """Read the configuration file; a missing file counts as empty.
 
     Args:
         path: the file; None for the user's.
@@ -77,10 +77,10 @@ def load_config(path: Path | None = None) -> Config:
 def _memory(path: Path, value: object) -> str | None:
     if value is None:
         return None
-    # A number of bytes may stand without quotes; what it means is judged where it is used.
+    # A number of bytes may be written without quotes; the size is parsed where it is used.
     if not isinstance(value, str | int) or isinstance(value, bool):
         raise ConfigError(
-            f"{path}: the value of 'memory' is no size.", f"It is {value!r}.", 'Write it as memory = "600MiB".'
+            f"{path}: the value of 'memory' is not a size.", f"It is {value!r}.", 'Write it as memory = "600MiB".'
         )
     return str(value)
 
@@ -107,7 +107,7 @@ def store_root(flag: Path | None = None, *, config: Path | None = None) -> Path:
 
     Args:
         flag: folder given on the command line or in a call.
-        config: another configuration file than the user's.
+        config: path of a configuration file to read instead of the user's.
 
     Raises:
         ConfigError: the configuration file is wrong; not raised when a flag is given.

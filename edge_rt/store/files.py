@@ -1,4 +1,4 @@
-"""Writing files so that they are absent or complete: checked while written, synced, then renamed by the caller."""
+"""Writing files so that they are either absent or complete: checked while written, synced, renamed by the caller."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def storage_errors(path: Path) -> Iterator[None]:
         reason = error.strerror or str(error)
         if error.errno in _FULL:
             raise StorageError(
-                f"{path} could not be written: the disk or a limit is full.",
+                f"{path} could not be written: the disk is full or a limit is reached.",
                 f"{reason}; {human_bytes(free_bytes(path))} free.",
                 "Free space, or choose another folder with --store.",
             ) from error
@@ -56,7 +56,7 @@ def storage_errors(path: Path) -> Iterator[None]:
 
 
 def free_bytes(path: Path) -> int:
-    """Return the free bytes of the disk that holds ``path``, or will hold it."""
+    """Return the free bytes of the disk that holds ``path``, or would hold it."""
     for folder in (path, *path.parents):
         if folder.exists():
             return shutil.disk_usage(folder).free
@@ -64,12 +64,12 @@ def free_bytes(path: Path) -> int:
 
 
 def check_space(folder: Path, needed: int, what: str) -> None:
-    """Refuse work that cannot fit on the disk.
+    """Refuse to write what cannot fit on the disk.
 
     Args:
-        folder: where it would be written.
-        needed: bytes.
-        what: a noun for the message.
+        folder: where the files would be written.
+        needed: bytes that they need.
+        what: a noun that names them in the message.
 
     Raises:
         StorageError: fewer than ``needed`` bytes are free.
@@ -89,7 +89,7 @@ def write_checked(chunks: Iterable[bytes], target: Path, spec: FileSpec, on_byte
     Args:
         chunks: the content; errors raised by the iterator pass through.
         target: path that must not exist yet; absent again after an error.
-        spec: size and hash expected; nothing beyond the size is ever written.
+        spec: expected size and hash; never more bytes than the size are written.
         on_bytes: called with the number of bytes written so far.
 
     Returns:
@@ -124,7 +124,7 @@ def write_checked(chunks: Iterable[bytes], target: Path, spec: FileSpec, on_byte
 
 
 def check_content(spec: FileSpec, size: int, sha256: str) -> None:
-    """Compare what arrived with what was expected.
+    """Compare size and hash with the expected ones.
 
     Raises:
         DownloadError: size or hash differ.
@@ -153,5 +153,5 @@ def tree_bytes(path: Path) -> int:
         if path.is_symlink() or not path.is_dir():
             return path.lstat().st_size
         return sum(tree_bytes(child) for child in path.iterdir())
-    except FileNotFoundError:  # it may be a folder that somebody else is writing or removing
+    except FileNotFoundError:  # another process may be writing or removing this folder
         return 0

@@ -1,7 +1,7 @@
-"""Which files of a hub repository are fetched: weights as safetensors or GGUF with what belongs to them, never pickles.
+"""Which files of a hub repository are fetched: safetensors or GGUF weights and the files they need, never pickles.
 
-Of several GGUF files the one in the first format of `PREFERRED_FORMATS` is taken: 4-bit formats first, because decoding
-reads every weight once per token.
+If there are several GGUF files, the format that comes first in `PREFERRED_FORMATS` is chosen. 4-bit formats come first,
+because decoding reads every weight once per token.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _SPLIT = re.compile(r"-\d{5}-of-\d{5}$")
 
 @dataclass(frozen=True)
 class HubListing:
-    """What a repository holds.
+    """The files of a repository.
 
     Attributes:
         repo: repository id.
@@ -63,7 +63,7 @@ def is_pickle(name: str) -> bool:
 
 
 def gguf_format(name: str) -> str | None:
-    """Return the weight format that a GGUF file's name ends in, such as ``Q4_0``; None if it names none."""
+    """Return the weight format at the end of a GGUF file's name, such as ``Q4_0``; None if there is none."""
     match = _FORMAT.search(PurePosixPath(name).stem)
     return None if match is None else match[1].upper().replace("FP", "F")
 
@@ -73,16 +73,16 @@ def choose_files(listing: HubListing, reference: HubReference) -> tuple[FileSpec
 
     Args:
         listing: the repository's files.
-        reference: names one file, or leaves the choice open.
+        reference: the repository, and one file of it if the user named one.
 
     Returns:
         The files; a GGUF file comes first.
 
     Raises:
-        ModelNotFound: the file that was named is not there.
-        UnsupportedModel: there is nothing that edge-rt reads, or a choice must be made.
+        ModelNotFound: the named file does not exist.
+        UnsupportedModel: the repository has no files that edge-rt reads, or the user must name one of them.
     """
-    # Names come from a stranger: one that could leave the folder, or that runs when loaded, is as good as absent.
+    # File names are untrusted: paths that could leave the folder, and files that run code when loaded, are ignored.
     files = [file for file in listing.files if is_safe_path(file.name) and not file.name.lower().endswith(_CODE)]
     ggufs = [file for file in files if file.name.lower().endswith(".gguf")]
     licences = tuple(file for file in files if _is_licence(file))
@@ -130,8 +130,9 @@ def _preferred(ggufs: Sequence[FileSpec], repo: str) -> FileSpec:
     if len(models) == 1 and gguf_format(_unsplit(models[0].name)) is None:
         return _whole(models[0])
     raise UnsupportedModel(
-        f"None of the GGUF files of {repo} can be chosen for you.",
-        f"It has {_names(ggufs)}; chosen is a single file in the first of {', '.join(PREFERRED_FORMATS)}.",
+        f"No GGUF file of {repo} can be chosen automatically.",
+        f"It has {_names(ggufs)}; a choice needs exactly one file in the first format found of "
+        f"{', '.join(PREFERRED_FORMATS)}.",
         f"Name one: {repo}:FILE.gguf.",
     )
 
@@ -145,7 +146,7 @@ def _whole(file: FileSpec) -> FileSpec:
     if _SPLIT.search(PurePosixPath(file.name).stem):
         raise UnsupportedModel(
             f"{file.name} is one part of a split GGUF file.",
-            "edge-rt reads models of one file.",
+            "edge-rt reads only models in one file.",
             "Name another file, or join the parts with llama.cpp's gguf-split.",
         )
     return file

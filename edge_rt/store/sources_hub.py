@@ -1,4 +1,4 @@
-"""Fetching files from the Hugging Face hub, or a server that speaks its protocol, with the user's own login."""
+"""Fetching files from the Hugging Face hub, or from a server with the same API, with the user's login."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ LIST_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class HubOptions:
-    """Which hub is asked, and how.
+    """Which hub is used, and how.
 
     Attributes:
         endpoint: base URL; None for the hub itself.
-        cache_dir: the hub library's own cache, which is read and never written; None for the user's.
+        cache_dir: the hub library's cache, which is read and never written; None for the user's.
         token: access token; None for the user's login.
     """
 
@@ -62,7 +62,7 @@ def _hub_errors(what: str) -> Iterator[None]:
     except Exception as error:  # the hub library raises its own, its HTTP library's and the Xet client's errors
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise StorageError(
-                f"{what} could not be written: the disk or a limit is full.", f"{error}.", "Free space."
+                f"{what} could not be written: the disk is full or a limit is reached.", f"{error}.", "Free space."
             ) from error
         raise DownloadError(
             f"{what} could not be fetched from the hub.", _first_line(error), "Check the network, or try again later."
@@ -75,7 +75,7 @@ def _first_line(error: Exception) -> str:
 
 
 def list_repository(repo: str, options: HubOptions) -> HubListing:
-    """Ask the hub what a repository holds at the head of its main branch.
+    """List the files of a repository at the head of its main branch.
 
     Args:
         repo: repository id, ``org/name``.
@@ -92,7 +92,7 @@ def list_repository(repo: str, options: HubOptions) -> HubListing:
             repo, files_metadata=True, timeout=LIST_SECONDS
         )
     if info.sha is None:
-        raise DownloadError(f"{repo} has no commit.", "The hub gave none.", "Try again later.")
+        raise DownloadError(f"{repo} has no commit.", "The hub returned none.", "Try again later.")
     files = tuple(
         FileSpec(file.rfilename, file.size, None if file.lfs is None else file.lfs.sha256)
         for file in info.siblings or ()
@@ -114,7 +114,7 @@ def fetch_from_hub(
 
     Args:
         source: repository, revision and path inside it.
-        spec: size and hash expected, where known; the file is written to ``folder/spec.name``.
+        spec: expected size and hash, where known; the file is written to ``folder/spec.name``.
         folder: existing private folder.
         on_bytes: called with the bytes downloaded so far and in total.
         options: which hub.
@@ -132,7 +132,7 @@ def fetch_from_hub(
     if offline:
         cached = _download(source, options, offline=True, cache_dir=options.cache_dir)
         return write_checked(read_chunks(cached), target, spec, lambda done: on_bytes(done, spec.size))
-    # A folder of our own instead of the library's cache: one copy on disk, and a crash leaves nothing behind there.
+    # Into a private folder, not the library's cache: one copy on disk, and a crash leaves nothing in the cache.
     workspace = folder / "hub"
     downloaded = _download(
         source,
@@ -144,7 +144,7 @@ def fetch_from_hub(
     )
     with storage_errors(target):
         size = downloaded.stat().st_size
-    on_bytes(size, spec.size)  # older versions of the library report nothing on the way
+    on_bytes(size, spec.size)  # older versions of the library do not report progress
     digest = sha256_file(downloaded)
     check_content(spec, size, digest)
     with storage_errors(target):
@@ -159,7 +159,7 @@ def _download(source: HubSource, options: HubOptions, *, offline: bool, **argume
 
     with _hub_errors(f"{source.repo}/{source.file}"):
         if not offline:
-            # The download retries for half a minute where there is no network, and then says something else.
+            # Without a network the download retries for half a minute and then raises a less clear error.
             url = hf_hub_url(source.repo, source.file, revision=source.revision, endpoint=options.endpoint)
             get_hf_file_metadata(url, token=options.token, endpoint=options.endpoint)
         return Path(
@@ -176,7 +176,7 @@ def _download(source: HubSource, options: HubOptions, *, offline: bool, **argume
 
 
 def _progress_arguments(on_bytes: Callable[[int], None]) -> dict[str, Any]:
-    """Return the argument that reports bytes; empty where the hub library is too old to have it."""
+    """Return the keyword argument that reports bytes; empty if the hub library is too old to have it."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.utils.tqdm import tqdm
 
@@ -184,7 +184,7 @@ def _progress_arguments(on_bytes: Callable[[int], None]) -> dict[str, Any]:
         return {}
 
     class ReportingBar(tqdm):
-        """Draws nothing and passes the number of bytes on."""
+        """Draws nothing and reports the number of bytes."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **{**kwargs, "disable": True})  # type: ignore[no-untyped-call]  # it has no types

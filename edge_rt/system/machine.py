@@ -1,4 +1,4 @@
-"""What this process may use of the machine, and what it has used."""
+"""CPUs, memory and caches that this process may use, and returning freed memory to the system."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ def is_running(pid: int) -> bool:
     """Return whether a process of this machine has that id."""
     try:
         return psutil.pid_exists(pid)
-    except OverflowError:  # more than any id
+    except OverflowError:  # larger than any process id
         return False
 
 
 def available_memory_bytes(cgroup: Path = ROOT) -> int:
-    """Return the memory that can be had without swapping, in bytes: the machine's or the cgroup's, the lesser."""
+    """Return the memory available without swapping, in bytes: the machine's or the cgroup's, whichever is less."""
     machine = int(psutil.virtual_memory().available)
     granted = cgroup_memory_bytes(cgroup)
     return machine if granted is None else min(machine, granted)
 
 
 def return_free_memory() -> bool:
-    """Give back to the system what the heap keeps of freed memory; return whether any was.
+    """Return freed heap memory to the system; return whether there was any.
 
-    glibc keeps it for later, and after a tokenizer was read that is a third of what a small model needs in all. Other
-    systems have nothing to call, or nothing to give back.
+    glibc keeps freed memory for later. After a tokenizer was read this is a third of the total memory of a small model.
+    Other systems have no such call, or nothing to return.
     """
     if sys.platform != "linux":
         return False
@@ -53,10 +53,10 @@ def return_free_memory() -> bool:
 
 
 def use_one_heap() -> bool:
-    """Let all threads allocate from one heap; return whether the system can. For before the first of them is started.
+    """Let all threads allocate from one heap; return whether the system can. Call it before the first thread starts.
 
-    glibc gives threads heaps of their own. Where every model is loaded in another thread, what the one before has freed
-    then lies in another heap: 8 MiB more after a few loads of a small model.
+    glibc gives each thread a separate heap. If every model is loaded in another thread, memory freed by the previous
+    thread stays in that thread's heap: 8 MiB more after a few loads of a small model.
     """
     if sys.platform != "linux":
         return False
@@ -67,7 +67,7 @@ def use_one_heap() -> bool:
 
 
 def last_level_cache_bytes(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int | None:
-    """Return the size of the largest cache of the first CPU; None where the system does not tell."""
+    """Return the size of the largest cache of the first CPU in bytes; None where the system does not report it."""
     sizes = []
     for path in folder.glob("index*/size"):
         try:
@@ -81,7 +81,7 @@ def last_level_cache_bytes(folder: Path = Path("/sys/devices/system/cpu/cpu0/cac
 
 
 def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Return the name of the CPU, as far as the system tells it."""
+    """Return the name of the CPU, as far as the system reports it."""
     try:
         for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
             name, _, value = line.partition(":")

@@ -1,4 +1,4 @@
-"""Advice to the kernel about mapped memory, where it takes any."""
+"""Advice to the kernel about mapped memory, on systems that support it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import mmap
 
 
 def advise(memory: mmap.mmap, advice: str) -> bool:
-    """Give advice about a whole mapping; return whether it was taken.
+    """Give advice about a whole mapping; return whether the system accepted it.
 
     Args:
         memory: the mapping.
-        advice: name of one of ``mmap``'s constants, such as ``"MADV_RANDOM"``. Windows has none of them, macOS few; a
-            kernel may have been built without what a constant speaks of.
+        advice: name of one of ``mmap``'s constants, such as ``"MADV_RANDOM"``. Windows has none of them, macOS few, and
+            a kernel may be built without support for one.
     """
     value, call = getattr(mmap, advice, None), getattr(memory, "madvise", None)
     if value is None or call is None:

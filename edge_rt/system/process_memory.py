@@ -1,4 +1,4 @@
-"""What a process holds in memory: resident bytes by kind, and on Linux of single mappings, as ``/proc`` tells it."""
+"""Memory of a process: resident bytes by kind and, on Linux, of single mappings, read from ``/proc``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Final
 from edge_rt.errors import RuntimeUnavailable
 
 OWN: Final = Path("/proc/self")
-"""The folder of this process; that of another one is ``/proc/PID``."""
+"""The folder of this process; for another process it is ``/proc/PID``."""
 _KIB: Final = 1024
 
 
@@ -22,10 +22,10 @@ class ProcessMemory:
     """Resident memory of one process at one moment, in bytes.
 
     Attributes:
-        anon_bytes: memory that no file backs and that is mapped privately: heaps and stacks.
+        anon_bytes: private anonymous memory: heaps and stacks.
         file_bytes: pages of mapped files, which processes share and the kernel can drop: programs and weights.
         shmem_bytes: shared memory without a file, such as the KV cache's.
-        peak_bytes: the most that was resident at once so far (``VmHWM``).
+        peak_bytes: highest resident memory so far (``VmHWM``).
     """
 
     anon_bytes: int
@@ -35,7 +35,7 @@ class ProcessMemory:
 
     @property
     def private_bytes(self) -> int:
-        """Bytes that no file backs: what the process itself costs, whoever else runs the same model."""
+        """Bytes not backed by files: what the process needs even if other processes share the model's files."""
         return self.anon_bytes + self.shmem_bytes
 
     @property
@@ -45,10 +45,10 @@ class ProcessMemory:
 
 
 def read_memory(process: Path = OWN) -> ProcessMemory:
-    """Return what a process holds now; takes about 30 microseconds. Other systems than Linux tell of this one only.
+    """Return the current memory of a process; takes about 30 microseconds. Outside Linux only for this process.
 
     Raises:
-        RuntimeUnavailable: the system has no such files, or the process has ended.
+        RuntimeUnavailable: the system does not report it, or the process has ended.
     """
     if sys.platform != "linux" and process == OWN:
         return counted_memory()
@@ -70,7 +70,7 @@ def peak_rss_bytes() -> int:
         import psutil
 
         return int(psutil.Process().memory_info().peak_wset)
-    # On Linux this one would begin with the memory of the parent process.
+    # On Linux ``getrusage`` would start from the memory of the parent process.
     import resource
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -78,10 +78,10 @@ def peak_rss_bytes() -> int:
 
 
 def counted_memory() -> ProcessMemory:
-    """Return what this process holds now as systems without ``/proc`` tell it, in some milliseconds.
+    """Return the current memory of this process on systems without ``/proc``; takes a few milliseconds.
 
-    They do not tell mapped files from memory that processes share: what this process alone has counts as private, the
-    rest as files.
+    These systems do not distinguish mapped files from shared memory: memory that only this process has counts as
+    private, the rest as files.
     """
     import psutil
 
@@ -101,12 +101,12 @@ def _status_bytes(process: Path, names: Collection[str]) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
-    """A piece of a process's address space.
+    """One mapping in a process's address space.
 
     Attributes:
         start, end: its addresses.
-        path: the mapped file as the kernel writes it; empty for memory without one.
-        resident_bytes: bytes of it that are in memory.
+        path: the mapped file as the kernel writes it; empty for memory without a file.
+        resident_bytes: bytes of it that are resident.
     """
 
     start: int
@@ -142,10 +142,10 @@ def file_bytes(mappings: Iterable[Mapping], file: Path) -> int:
     """Return the resident bytes of a mapped file.
 
     Args:
-        mappings: of ``read_mappings``.
+        mappings: as returned by ``read_mappings``.
         file: the file; links in its path are followed.
     """
-    # The kernel writes a line break in a name as octal digits.
+    # The kernel writes a newline in a name as octal digits.
     name = os.path.realpath(file).replace("\n", "\\012")
     return sum(mapping.resident_bytes for mapping in mappings if mapping.path == name)
 
@@ -154,8 +154,8 @@ def range_bytes(mappings: Iterable[Mapping], addresses: Iterable[int]) -> int:
     """Return the resident bytes of the mappings that hold some addresses; each mapping counts once.
 
     Args:
-        mappings: of ``read_mappings``.
-        addresses: in mappings that hold nothing else, as those of ``mmap`` do.
+        mappings: as returned by ``read_mappings``.
+        addresses: addresses in mappings that hold nothing else, such as those of ``mmap``.
     """
     wanted = set(addresses)
     return sum(m.resident_bytes for m in mappings if any(m.start <= address < m.end for address in wanted))
@@ -165,5 +165,5 @@ def _unknown(process: Path, why: str) -> RuntimeUnavailable:
     return RuntimeUnavailable(
         "The memory of a process cannot be read.",
         f"{process}: {why.rstrip('.')}.",
-        "Measure on Linux, where /proc tells it, and while the process runs.",
+        "Measure on Linux, which reports it in /proc, while the process runs.",
     )

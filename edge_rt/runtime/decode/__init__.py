@@ -1,1 +1,1 @@
-"""Draft, verify, accept, commit: the loop and what it chooses with."""
+"""The decode loop (draft, verify, accept, commit), sampling, and acceptance rules."""

@@ -1,4 +1,4 @@
-"""Which drafted tokens stay: sample and match."""
+"""Which drafted tokens are accepted: those that sampling chooses as well."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ class TokenChooser(Protocol):
 
 
 def accept(draft: Draft, logits: npt.NDArray[Any], sampler: TokenChooser, end_ids: Collection[int]) -> Accepted:
-    """Emit tokens down the draft for as long as the sampler chooses what was drafted, and one more.
+    """Accept drafted tokens as long as the sampler chooses them, and emit one token more.
 
-    Every token is drawn from the model's own distribution, one draw per emitted token, so the text does not depend on
-    the draft: it is the one of plain decoding with the same seed.
+    Every token is drawn from the model's own distribution, one draw per emitted token. So the text does not depend on
+    the draft: it is the same as that of plain decoding with the same seed.
 
     Args:
-        draft: the guessed tokens.
-        logits: float32 ``[len(draft) + 1, vocabulary]``: behind the last known token, and behind every node.
+        draft: the drafted tokens.
+        logits: float32 ``[len(draft) + 1, vocabulary]``: after the last known token, and after every node.
         sampler: chooses and remembers tokens.
-        end_ids: tokens behind which nothing follows.
+        end_ids: tokens that end the answer.
     """
     children = {edge: node for node, edge in enumerate(zip(draft.parents, draft.token_ids, strict=True))}
     emitted: list[int] = []

@@ -1,9 +1,9 @@
-"""Which drafted tokens stay: speculative sampling, with the probabilities that the tokens were drafted with.
+"""Which drafted tokens are accepted: speculative sampling, by the probabilities that the tokens were drawn with.
 
-Where a drafter *draws* its tokens from distributions of its own, each drawn token may stay with probability
+Where a drafter *draws* its tokens from distributions of its own, each drawn token may be accepted with probability
 ``min(1, p / q)``, p being the model's probability and q the drafter's (Leviathan et al., arXiv:2211.17192; Chen et al.,
-arXiv:2302.01318). More of them stay than with ``accept``, and the text still follows the model's own distribution. It
-takes more than one random number per token, though, so a seed gives another text than it gives plain decoding.
+arXiv:2302.01318). More tokens are accepted than by ``accept``, and the text still follows the model's own distribution.
+But more than one random number is drawn per token, so a seed gives another text than with plain decoding.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Array = npt.NDArray[Any]
 
 
 class RandomChoices(Protocol):
-    """Where the random choices come from: ``Sampler.chance``, or a ``Chance`` of the drafter's own."""
+    """A source of random choices: ``Sampler.chance``, or a ``Chance`` of the drafter's own."""
 
     def happens(self, probability: float) -> bool:
         """Return True with this probability."""
@@ -34,7 +34,7 @@ class TokenLaw(Protocol):
     """What ``accept_ratio`` needs of a sampler."""
 
     def distribution(self, logits: Array) -> tuple[Array, Array]:
-        """Return the token ids, rising, that plain decoding would draw from, and their probabilities."""
+        """Return the token ids that plain decoding would draw from, ascending, and their probabilities."""
 
     def observe(self, token_id: int) -> None:
         """Remember an emitted token."""
@@ -42,10 +42,10 @@ class TokenLaw(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Proposal:
-    """A drafter's distribution of the next token behind one context; siblings share one.
+    """A drafter's distribution of the token after one context; siblings share one proposal.
 
     Attributes:
-        token_ids: int64 ``[n]``, each once, in any order; the most likely few will do.
+        token_ids: int64 ``[n]``, each once, in any order; a few of the most likely tokens are enough.
         weights: float64 ``[n]``, above 0 and proportional to the probabilities. They need not sum to 1.
     """
 
@@ -61,13 +61,13 @@ class Proposal:
     def draw(self, count: int, random: RandomChoices) -> tuple[int, ...]:
         """Return at most ``count`` different tokens, drawn one after the other without replacement.
 
-        They are distributed as the Gumbel-top-k trick draws them. The order counts: siblings stand in a draft as they
-        were drawn.
+        They are distributed as the Gumbel-top-k trick draws them. The order matters: siblings stand in a draft in the
+        order in which they were drawn.
 
         Args:
             count: at least 0.
-            random: of the drafter's own. It must not share a seed with the sampler, whose choices a draft must not
-                know.
+            random: random choices of the drafter's own. They must not share a seed with the sampler: drafts must be
+                independent of the sampler's choices.
         """
         drawn: list[int] = []
         weights = self.weights.copy()
@@ -93,31 +93,31 @@ def accept_ratio(
     end_ids: Collection[int],
     random: RandomChoices,
 ) -> Accepted:
-    """Emit tokens down the draft, each for as long as one of the drafted ones stays, and one more.
+    """Accept drafted tokens level by level as long as one of them passes the test, and emit one token more.
 
-    Behind every token r is at first the model's distribution p. The drafted tokens x are tried in the order of the
-    draft, q being what x was drawn from without its earlier siblings: x stays with probability ``min(1, r(x) / q(x))``,
-    or else r becomes ``norm(max(r - q, 0))``. If none stays, the token is drawn from r (Jeon et al., Recursive
-    Speculative Decoding, arXiv:2402.14160; Yang et al., Multi-Candidate Speculative Decoding, arXiv:2401.06706). A
-    token that was picked and not drawn has q = 1 on itself.
+    After every token, a distribution r starts as the model's distribution p. The drafted tokens x are tested in the
+    order of the draft; q is the distribution that x was drawn from, without its earlier siblings. x is accepted with
+    probability ``min(1, r(x) / q(x))``, otherwise r becomes ``norm(max(r - q, 0))``. If none is accepted, the token is
+    drawn from r (Jeon et al., Recursive Speculative Decoding, arXiv:2402.14160; Yang et al., Multi-Candidate
+    Speculative Decoding, arXiv:2401.06706). For a token that was picked and not drawn, q is 1 on that token.
 
-    The emitted tokens are distributed as plain decoding's if the draft says truly how it was made, that is, if every
-    node, given those with a lower index, was
+    The emitted tokens have the distribution of plain decoding if the proposals state correctly how the draft was made.
+    That is, if every node, given those with a lower index, was
 
     * *drawn* from its proposal without the tokens of its earlier siblings, as ``Proposal.draw`` does, or
-    * picked, for instance as the most likely token or by a search in the text: its proposal is None then, whatever
-      probabilities its drafter knows. With a proposal that it was not drawn from, the text's distribution is wrong.
+    * picked, for instance as the most likely token or by a search in the text. Its proposal must be None then, even if
+      its drafter knows probabilities: with a proposal that it was not drawn from, the text's distribution is wrong.
 
-    Where the next node goes, and whether there is one, may depend on the nodes before it, but not on its own token.
-    So a draft may be cut to its first nodes; but drawn siblings must not be sorted, and an unlikely one must not be
-    dropped once it is drawn.
+    The position of the next node, and whether there is one, may depend on the nodes before it, but not on its own
+    token. So a draft may be cut to its first nodes; but drawn siblings must not be sorted, and an unlikely one must not
+    be dropped after it was drawn.
 
     Args:
-        draft: the guessed tokens.
-        proposals: per node what its token was drawn from, or None if it was picked.
-        logits: float32 ``[len(draft) + 1, vocabulary]``: behind the last known token, and behind every node.
-        sampler: tells the distributions and remembers tokens.
-        end_ids: tokens behind which nothing follows.
+        draft: the drafted tokens.
+        proposals: per node the distribution that its token was drawn from, or None if it was picked.
+        logits: float32 ``[len(draft) + 1, vocabulary]``: after the last known token, and after every node.
+        sampler: computes the model's distributions and remembers tokens.
+        end_ids: tokens that end the answer.
         random: ``Sampler.chance``. A seed repeats the text as long as the drafts are the same.
     """
     assert len(proposals) == len(draft), (len(proposals), len(draft))
@@ -147,7 +147,7 @@ def _next_token(
     proposals: Items[Proposal | None],
     random: RandomChoices,
 ) -> tuple[int, int | None]:
-    """Return the token behind one context, and its node if it was drafted."""
+    """Return the token after one context, and its node if it was drafted."""
     rest, total = probabilities, 1.0
     tried: list[int] = []
     for node in nodes:
@@ -164,14 +164,14 @@ def _next_token(
         left[places[shared]] = np.maximum(left[places[shared]] - q[shared] * total, 0.0)
         rest, total = left, float(left.sum())
         if total <= 0.0:
-            # r and q are the same but for rounding, which alone spoke against the token.
+            # r and q are equal up to rounding: the token was rejected because of rounding alone.
             return token, node
         tried.append(token)
     return int(ids[random.choose(rest)]), None
 
 
 def _without(proposal: Proposal | None, token: int, tried: list[int]) -> tuple[Array, Array]:
-    """Return the tokens that ``token`` was drawn among, and their probabilities."""
+    """Return the tokens among which ``token`` was drawn, and their probabilities."""
     if proposal is None:
         return np.full(1, token, np.int64), np.ones(1)
     ids, weights = proposal.token_ids, proposal.weights

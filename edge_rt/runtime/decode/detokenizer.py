@@ -1,4 +1,4 @@
-"""From tokens to text as they come: whole characters, and stop texts that never show."""
+"""Streaming detokenizer: only whole characters are released, and stop texts never are."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class TextStream:
         self._held += new
         found = [(at, stop) for stop in self._stop if (at := self._held.find(stop)) >= 0]
         if found:
-            # The one complete first, then the longest: so it does not matter how the text was cut into tokens.
+            # The stop text that is complete first wins, then the longest: the cut into tokens makes no difference.
             at, self.stop_string = min(found, key=lambda item: (item[0] + len(item[1]), item[0]))
             shown, self._held = self._held[:at], ""
         else:

@@ -1,4 +1,4 @@
-"""Drafts: trees of tokens guessed ahead of the model, to be verified in one pass."""
+"""Drafts: trees of tokens that are guessed before the model computes them, and verified in one pass."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Draft:
     """Tokens guessed to follow the sequence, as a tree.
 
     Attributes:
-        token_ids: one per node; siblings differ.
+        token_ids: one per node; siblings have different tokens.
         parents: for every node the earlier node that it follows, or ``ROOT``.
     """
 
@@ -42,7 +42,7 @@ class Draft:
         return self.parents == tuple(range(ROOT, len(self.parents) - 1))
 
     def first(self, count: int) -> Draft:
-        """Return the draft cut to its first ``count`` (at least 0) nodes: parents come first, so none is lost."""
+        """Return the first ``count`` (at least 0) nodes of the draft; their parents are among them."""
         return self if len(self) <= count else Draft(self.token_ids[:count], self.parents[:count])
 
     def check(self) -> None:
@@ -57,8 +57,8 @@ class Accepted:
     """Outcome of one step.
 
     Attributes:
-        token_ids: emitted tokens, at least one; all but the last were drafted.
-        path: the draft's nodes that these were, one less than tokens.
+        token_ids: emitted tokens, at least one; all except the last were drafted.
+        path: the nodes of the draft that hold these tokens, one fewer than the tokens.
         num_drafted: nodes that were drafted and verified.
     """
 
@@ -68,15 +68,15 @@ class Accepted:
 
     @property
     def num_accepted(self) -> int:
-        """Drafted tokens that stay."""
+        """Number of drafted tokens that were accepted."""
         return len(self.path)
 
 
 class Drafter(Protocol):
-    """Guesses tokens, and learns from what became of them. One object serves many generations, one after the other."""
+    """Drafts tokens, and learns which of them were accepted. One object serves many generations, one after another."""
 
     def begin(self, sequence: Sequence) -> None:
-        """Take up a sequence; it may go on where an earlier one ended, or be a new one."""
+        """Start drafting for a sequence; it may continue an earlier one, or be a new one."""
 
     def propose(self, sequence: Sequence, limit: int) -> Draft:
         """Return at most ``limit`` (at least 0) nodes that may follow the sequence."""
@@ -86,17 +86,17 @@ class Drafter(Protocol):
 
         Args:
             draft: what was verified.
-            accepted: what was emitted; the sequence holds it already.
-            outputs: of ``len(draft) + 1`` rows: behind the last known token, and behind every node. They are
-                overwritten by the next pass.
+            accepted: what was emitted; already part of the sequence.
+            outputs: of ``len(draft) + 1`` rows: after the last known token, and after every node. They are overwritten
+                by the next pass.
         """
 
     def statistics(self, mode: str, taken_back: int = 0) -> SpecStats | None:
-        """Return what was drafted since ``begin``; None where nothing ever is.
+        """Return the statistics since ``begin``; None for a drafter that never drafts.
 
         Args:
             mode: as asked for.
-            taken_back: emitted tokens that lay behind a stop text.
+            taken_back: emitted tokens that were removed because they followed a stop text.
         """
 
 

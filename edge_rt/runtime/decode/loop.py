@@ -15,12 +15,13 @@ from edge_rt.runtime.graph.cache import KVCache
 from edge_rt.runtime.graph.outputs import Outputs
 
 AcceptanceRule = Callable[[Draft, npt.NDArray[Any], Sampler, Collection[int]], Accepted]
-"""Which drafted tokens stay, and what follows them: arguments and outcome of ``accept``, the rule of all drafters that
-do not know with what probability they draw."""
+"""An acceptance rule: which drafted tokens are accepted, and the token after them. Arguments and result as of
+``accept``, the rule of all drafters that do not know the probability of what they draft.
+"""
 
 
 class Target(Protocol):
-    """The model that has the last word."""
+    """The model that verifies drafts."""
 
     def forward(
         self, token_ids: TokenIds[int], start: int, num_logits: int, *, parents: TokenIds[int] | None = None
@@ -30,7 +31,7 @@ class Target(Protocol):
         Args:
             token_ids: at least one.
             start: rows before it are the context.
-            num_logits: tokens that want logits.
+            num_logits: how many of the last tokens need logits.
             parents: for every token the earlier one that it follows, or -1 for the context's last; None for a chain.
 
         Raises:
@@ -45,13 +46,13 @@ def prefill(
     chunk: int,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Compute the prompt in chunks, all but its last piece of at most ``chunk`` tokens: that is the first step's.
+    """Compute the prompt in chunks; its last piece, at most ``chunk`` tokens, is left to the first decoding step.
 
     Args:
         sequence: a request whose leading ``cache.length`` tokens are committed.
         target: the model.
         cache: its cache.
-        chunk: most tokens of one pass, which may be fewer; it bounds the memory of activations.
+        chunk: most tokens of one pass; it bounds the memory of activations.
         on_progress: called with tokens computed so far and tokens of the prompt.
     """
     chunk = min(chunk, cache.largest_pass)
@@ -79,11 +80,11 @@ def decode(
         drafter: guesses tokens.
         target: the model.
         cache: its cache.
-        sampler: chooses tokens, or tells what they are to be chosen from.
-        rule: for the drafter's drafts.
+        sampler: chooses tokens, or computes the distributions to choose them from.
+        rule: acceptance rule for the drafter's drafts.
 
     Raises:
-        Cancelled: a pass was stopped; sequence and cache are as after the step before.
+        Cancelled: a pass was stopped; sequence and cache are as they were after the previous step.
     """
     drafter.begin(sequence)
     while not sequence.is_finished:

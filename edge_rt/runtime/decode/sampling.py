@@ -1,7 +1,7 @@
-"""From a row of logits to a token: penalties, bias, temperature, top-k, top-p, min-p, one draw.
+"""Sampling: from a row of logits to a token, by penalties, bias, temperature, top-k, top-p, min-p and one draw.
 
-No step sorts the vocabulary, which would cost a third of a small model's speed: the sets are found with thresholds
-and by halving, and tokens are drawn in the order of their ids.
+No step sorts the vocabulary, which would cost a third of a small model's speed. Candidate sets are found with
+thresholds and by bisection, and tokens are drawn in the order of their ids.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from edge_rt.runtime.config import GenerationConfig
 Array = npt.NDArray[Any]
 
 LEAST_TEMPERATURE: Final = 1e-30
-"""Lower ones sample as this one does."""
+"""Temperatures between 0 and this one sample like this one."""
 _FIRST_THRESHOLD: Final = 1e-3
 _THRESHOLD_STEP: Final = 1 / 64
 _LAST_THRESHOLD: Final = 1e-12
@@ -31,7 +31,7 @@ class Chance:
     """The random choices of one generation, all from one seeded generator.
 
     Args:
-        seed: makes the choices repeat; None takes a new one each time.
+        seed: makes the choices repeatable; None takes a new seed each time.
     """
 
     def __init__(self, seed: int | None) -> None:
@@ -55,16 +55,17 @@ class Chance:
 class Sampler:
     """Chooses tokens for one generation; call ``sample`` and then ``observe`` for every emitted token.
 
-    One number is drawn for every sampled token, whatever was drafted, so a seed gives the same text with any drafter.
+    One random number is drawn for every sampled token, whatever was drafted, so a seed gives the same text with any
+    drafter.
 
     Args:
         config: the options.
         vocab_size: length of a row of logits.
         prompt_ids: tokens of the prompt (for the repetition penalty).
-        sampling: values of the chain in force; None for those of ``config`` without a model's advice.
+        sampling: sampling values in force; None takes those of ``config``, without values that a model recommends.
 
     Attributes:
-        chance: what tokens are drawn with.
+        chance: the random choices that tokens are drawn with.
 
     Raises:
         ConfigError: ``logit_bias`` names a token outside the vocabulary.
@@ -112,8 +113,8 @@ class Sampler:
             logits: float32 ``[vocabulary]``, left unchanged.
 
         Returns:
-            Token ids int64 ``[n]``, rising, and their probabilities float64 ``[n]``, which sum to 1. At temperature 0
-            this is one token.
+            Token ids int64 ``[n]``, ascending, and their probabilities float64 ``[n]``, which sum to 1. At temperature
+            0 this is one token.
 
         Raises:
             InferenceError: the logits are not numbers.
@@ -180,8 +181,9 @@ class _TokenSet:
 def candidates(logits: Array, temperature: float, top_k: int, top_p: float, min_p: float) -> tuple[Array, Array]:
     """Return the tokens that may be drawn, by id, and their weights.
 
-    Weights are ``exp((logit - max) / temperature)``. top-k keeps the k largest; top-p the shortest run of largest ones
-    whose sum reaches ``top_p`` of what top-k left; min-p those of at least ``min_p``. Equal weights rank by token id.
+    Weights are ``exp((logit - max) / temperature)``. top-k keeps the k largest; top-p keeps the fewest largest ones
+    whose sum reaches ``top_p`` of those that top-k kept; min-p keeps those of at least ``min_p``. Equal weights rank by
+    token id.
 
     Args:
         logits: float32 ``[vocabulary]``, left unchanged.
@@ -191,11 +193,11 @@ def candidates(logits: Array, temperature: float, top_k: int, top_p: float, min_
         min_p: 0 for all.
 
     Returns:
-        Token ids int64 ``[n]``, rising, and weights float32 ``[n]``.
+        Token ids int64 ``[n]``, ascending, and weights float32 ``[n]``.
     """
-    # Below the bound only the largest logits have any weight, and the quotient leaves float32.
+    # Below the bound only the largest logits have any weight, and the quotient would overflow float32.
     weights = np.exp((logits - logits.max()) * np.float32(1.0 / max(temperature, LEAST_TEMPERATURE)))
-    # The largest weight is 1, so min-p is a plain bound, and what lies below it only counts towards top-p's sum.
+    # The largest weight is 1, so min-p is a plain bound; weights below it only count in the sum for top-p.
     ids = np.flatnonzero(weights >= min_p) if min_p > 0.0 else np.arange(len(weights))
     if 0 < top_k < len(weights):
         kept = _top_k(weights, top_k)
@@ -214,7 +216,7 @@ def _both(ids: Array, kept: Array, weights: Array) -> tuple[Array, Array]:
 
 
 def _top_k(weights: Array, count: int) -> Array:
-    """Return the indices of the ``count`` largest weights, rising.
+    """Return the indices of the ``count`` largest weights, ascending.
 
     The count-th largest maximum of small groups is a lower bound of the count-th largest weight.
     """
@@ -229,7 +231,7 @@ def _top_k(weights: Array, count: int) -> Array:
 
 
 def _top_p(weights: Array, top_p: float) -> Array:
-    """Return the indices of the shortest run of largest weights that sums to ``top_p`` of all, rising."""
+    """Return the indices of the fewest largest weights that sum to ``top_p`` of all, ascending."""
     wanted = top_p * float(weights.sum(dtype=np.float64))
     threshold = _FIRST_THRESHOLD
     rest = weights[weights > threshold]
@@ -238,7 +240,7 @@ def _top_p(weights: Array, top_p: float) -> Array:
         rest = weights[weights > threshold]
     if threshold <= _LAST_THRESHOLD:
         rest = weights
-    # Halve what is left around the last weight of the run, until sorting it is cheap.
+    # Halve the range that contains the last weight to keep, until sorting it is cheap.
     count = 0
     while len(rest) > _SORTED_AT_ONCE:
         middle = np.partition(rest, len(rest) // 2)[len(rest) // 2]
@@ -256,7 +258,7 @@ def _top_p(weights: Array, top_p: float) -> Array:
 
 
 def _above(weights: Array, cut: Any, count: int) -> Array:
-    """Return the indices of the ``count`` largest weights, of which ``cut`` is the least; of equals the first ones."""
+    """Return the indices of the ``count`` largest weights, at least ``cut``; of equal weights the first ones."""
     indices = np.flatnonzero(weights >= cut)
     surplus = len(indices) - count
     if surplus > 0:

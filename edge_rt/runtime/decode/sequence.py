@@ -58,7 +58,7 @@ class Sequence:
         return room if self._max_tokens is None else min(room, self._max_tokens - self.num_answer_tokens)
 
     def append(self, token_ids: TokenIds[int]) -> None:
-        """Add emitted tokens (at most ``room``) and finish if one ends the answer or nothing more fits."""
+        """Add emitted tokens (at most ``room``), and finish if one of them ends the answer or no more tokens fit."""
         assert len(token_ids) <= self.room, (len(token_ids), self.room)
         self.token_ids.extend(token_ids)
         if self.token_ids[-1] in self.end_ids:
@@ -69,11 +69,11 @@ class Sequence:
             self.finish("context_full")
 
     def end_after(self, num_answer_tokens: int, reason: FinishReason) -> None:
-        """Drop what was emitted behind the first tokens of the answer, at least 1, and finish for this reason."""
+        """Keep only the first ``num_answer_tokens`` (at least 1) tokens of the answer, and finish for this reason."""
         assert 1 <= num_answer_tokens <= self.num_answer_tokens, (num_answer_tokens, self.num_answer_tokens)
         del self.token_ids[self.num_prompt_tokens + num_answer_tokens :]
         self.finish_reason = reason
 
     def finish(self, reason: FinishReason) -> None:
-        """End the request; the first reason given stays."""
+        """End the request; if it has ended already, the first reason is kept."""
         self.finish_reason = self.finish_reason or reason

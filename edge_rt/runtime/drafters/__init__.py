@@ -1,1 +1,1 @@
-"""Sources of guesses, and what makes drafts of them."""
+"""Draft sources: n-grams, suffix matches, recycled tokens, reference texts and corpora."""

@@ -1,8 +1,8 @@
-"""A suffix automaton that grows with a text: it knows where the longest suffix occurred before, and what followed.
+"""A suffix automaton that grows with a text: it finds where the longest suffix occurred before, and what followed.
 
 Blumer et al. 1985, "The smallest automaton recognizing the subwords of a text"; drafting from it is SAM-Decoding
-(Hu et al. 2024). A state stands for the substrings that end at the same places. Every state knows the length of its
-longest one, its link (the state of the longest suffix that ends at more places) and its transitions.
+(Hu et al. 2024). A state stands for all substrings that end at the same positions. Every state knows the length of its
+longest one, its link (the state of the longest suffix that ends at more positions) and its transitions.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from itertools import islice
 NO_STATE = -1
 NO_TOKEN = -2
 UPDATED_LINKS = 16
-"""States per token whose end and count are brought up to date, the longest suffixes first."""
+"""States whose end and count are updated per token, those of the longest suffixes first."""
 SCANNED = 8
-"""A state with many transitions shows its first and its newest ones, so many of each."""
+"""Of a state with many transitions, only this many of the first and of the newest ones are returned."""
 _SMALL_DICT_BYTES = sys.getsizeof({0: 0}) + 3 * sys.getsizeof(1 << 29)
 
 
 class SuffixAutomaton:
     """Suffix automaton of a sequence of integers >= -1; states are numbers, 0 is the empty string.
 
-    Nine states out of ten have at most one transition, so that one lies in flat arrays, and only the others have
-    a dictionary for the rest. On real chats a token takes 1.4 states and 110 bytes, and appending it 2.2 us; all links
-    but 1 % have their true ends and counts.
+    Nine states out of ten have at most one transition. The first transition is therefore stored in flat arrays, and
+    only states with more have a dictionary for the rest. On real chats a token takes 1.4 states and 110 bytes, and
+    appending it takes 2.2 us; 99 % of the links have exact ends and counts.
 
     Attributes:
         text: the tokens, int32.
         match: state of the longest suffix of the text that occurs earlier too (0: none does).
-        match_length: its tokens.
+        match_length: length of that suffix in tokens.
         match_end: position of the last token of an earlier occurrence, the latest that is known; -1 without a match.
     """
 
@@ -56,15 +56,15 @@ class SuffixAutomaton:
 
     @property
     def num_states(self) -> int:
-        """States, at most twice the tokens."""
+        """Number of states, at most twice the tokens."""
         return len(self._length)
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes that it holds, estimated from the number of dictionaries."""
+        """Memory in bytes, estimated from the number of dictionaries."""
         arrays = (self.text, self._length, self._link, self._end, self._count, self._token, self._target)
         flat = sum(map(sys.getsizeof, arrays))
-        # A walk over all dictionaries would take milliseconds. Nearly all are as small as they come; root's is large.
+        # Measuring every dictionary would take milliseconds. Nearly all have the minimum size; the root's is large.
         root = sys.getsizeof(self._more.get(0, ()))
         return flat + sys.getsizeof(self._more) + root + len(self._more) * _SMALL_DICT_BYTES
 
@@ -108,7 +108,7 @@ class SuffixAutomaton:
             found = self._split(found, state, token)
         link[new] = self.match = found
         self.match_length = length[found]
-        # Read before it is updated: the match ends where it ended before this token.
+        # Read before the update: this is the end of an occurrence before this token.
         self.match_end = end[found]
         for _ in range(self._updated_links):
             if found <= 0:
@@ -148,7 +148,7 @@ class SuffixAutomaton:
         return new
 
     def _next(self, state: int, token: int) -> int:
-        """Return the state behind a token, or ``NO_STATE``."""
+        """Return the state after a token, or ``NO_STATE``."""
         if self._token[state] == token:
             return self._target[state]
         others = self._more.get(state)
@@ -165,11 +165,11 @@ class SuffixAutomaton:
         return 0, 0
 
     def shorter(self, state: int) -> int:
-        """Return the state of the longest suffix that occurs at more places: 0 or more, ``NO_STATE`` for the root."""
+        """Return the state of the longest suffix that occurs at more positions, ``NO_STATE`` for the root."""
         return self._link[state]
 
     def length(self, state: int) -> int:
-        """Return the tokens of the state's longest substring."""
+        """Return the length of the state's longest substring in tokens."""
         return self._length[state]
 
     def end(self, state: int) -> int:
@@ -177,13 +177,13 @@ class SuffixAutomaton:
         return self._end[state]
 
     def count(self, state: int) -> int:
-        """Return how often its substrings occur; at least 1, and too low where ``UPDATED_LINKS`` ended."""
+        """Return how often its substrings occur: at least 1, and too low for states beyond ``UPDATED_LINKS``."""
         return self._count[state]
 
     def following(self, state: int) -> list[tuple[int, int]]:
-        """Return (token, state behind it) of a state's transitions: the latest first, then the most frequent.
+        """Return (token, state after it) of a state's transitions: the latest first, then the most frequent.
 
-        At most ``2 * SCANNED + 1`` of them are looked at.
+        At most ``2 * SCANNED + 1`` of them are examined.
         """
         token, target = self._token[state], self._target[state]
         others = self._more.get(state)
@@ -195,7 +195,7 @@ class SuffixAutomaton:
             tokens = {behind: other for other, behind in islice(others.items(), SCANNED)}
             tokens.update((behind, other) for other, behind in islice(reversed(others.items()), SCANNED))
         tokens[target] = token
-        # Keys are methods of arrays: this runs for every node of a draft.
+        # Sort keys are methods of arrays for speed: this runs for every node of a draft.
         order = sorted(tokens, key=self._count.__getitem__, reverse=True)
         latest = max(order, key=self._end.__getitem__)
         if order[0] != latest:

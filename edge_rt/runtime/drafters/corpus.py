@@ -1,11 +1,11 @@
-"""A corpus of token ids on disk, which knows where the last tokens of a text occur in it, and what follows there.
+"""A corpus of token ids on disk: finds where the last tokens of a text occur in it, and what follows there.
 
-The text lies reversed in the file, as big-endian numbers, so that the bytes from a position on are the context on its
-left, the nearest token first, and comparing bytes compares contexts. A second array has all positions in the order of
-their contexts (a suffix array of the reversed text, cut to ``MAX_MATCH`` tokens): one binary search finds the longest
-suffix of a text that occurs in the corpus, and its other occurrences lie beside that place. REST (He et al. 2023)
+The text is stored in reverse order, as big-endian numbers. So the bytes from a position on are the context to its left,
+the nearest token first, and comparing bytes compares contexts. A second array holds all positions in the order of their
+contexts (a suffix array of the reversed text, cut to ``MAX_MATCH`` tokens): one binary search finds the longest suffix
+of a text that occurs in the corpus, and its other occurrences are the neighbours in that array. REST (He et al. 2023)
 searches the suffix array of the text once per length instead; the arrays of a suffix automaton would take four times
-the disk.
+the disk space.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ from edge_rt.runtime.drafters.corpus_header import (
 from edge_rt.system.mapped_memory import advise
 
 MAX_MATCH: Final = 32
-"""Tokens of context that the positions are sorted by, and that a match can have."""
+"""Tokens of context that the positions are sorted by; also the longest possible match."""
 MAX_PLACES: Final = 32
-"""Occurrences that are looked at; of more, these many at equal distances in the order of their contexts."""
+"""Most occurrences that are examined; of more, this many are taken at equal distances in the order of their contexts.
+"""
 _CHUNK: Final = 1 << 20
 _BEYOND: Final = b"\xff" * WORD
 
@@ -43,9 +44,9 @@ Places = tuple[int, ...]
 
 
 class Corpus:
-    """A corpus file, mapped read-only: 8 bytes per token on disk, shared by processes, in memory only where it is read.
+    """A memory-mapped corpus file, read-only: 8 bytes per token on disk, shared by processes, loaded where it is read.
 
-    In a million tokens ``find`` takes 14 us and ``following`` 8 us where it sees 32 places.
+    In a million tokens ``find`` takes 14 us and ``following`` 8 us for 32 places.
 
     Attributes:
         path: the file.
@@ -60,7 +61,7 @@ class Corpus:
         middle = HEADER_BYTES + info.text_bytes
         # Positions are little-endian; so is every machine that edge-rt runs on.
         self._order = self._view[middle:].cast("I")
-        # Words as the machine reads them: good to compare.
+        # Words in the machine's byte order, which are enough to test for equality.
         self._words = self._view[HEADER_BYTES:middle].cast("I")
 
     @classmethod
@@ -71,7 +72,7 @@ class Corpus:
             path: made by ``corpus_build.build_corpus``.
             tokenizer: SHA-256 of the tokenizer file that its ids must come from, hexadecimal; None: any.
             verify: compare the hashes of both sections, which reads the whole file (some 0.5 s per GB). Without it a
-                damaged section is not noticed; guesses are then wrong, but never a token outside the vocabulary.
+                damaged section is not noticed: drafts are then wrong, but never contain a token outside the vocabulary.
 
         Raises:
             InvalidCorpus: the file is malformed or damaged, or its ids come from another tokenizer.
@@ -86,7 +87,7 @@ class Corpus:
                 if verify:
                     _check_sections(path, info, file)
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-                # Lookups jump: what lies around would fill memory and hardly be read.
+                # Lookups are random accesses: read-ahead would fill memory with pages that are hardly ever read.
                 advise(mapped, "MADV_RANDOM")
         except OSError as error:
             if isinstance(error, StorageError):
@@ -103,7 +104,7 @@ class Corpus:
         self.close()
 
     def close(self) -> None:
-        """Unmap the file; nothing can be looked up any more."""
+        """Unmap the file; no lookup is possible afterwards."""
         self._order.release()
         self._words.release()
         self._view.release()
@@ -114,13 +115,13 @@ class Corpus:
         return self._mapped[start : start + WORD * MAX_MATCH]
 
     def context(self, number: int) -> list[int]:
-        """Return up to ``MAX_MATCH`` token ids that end at one of the ``num_places`` places, by its number."""
+        """Return up to ``MAX_MATCH`` token ids that end at place ``number``, below ``num_places``."""
         words = struct.unpack(f">{MAX_MATCH}I", self._context(self._order[number]).ljust(WORD * MAX_MATCH, b"\0"))
         text = words[: words.index(0)] if 0 in words else words
         return [word - 1 for word in reversed(text)]
 
     def find(self, context: Items[int]) -> tuple[int, Places]:
-        """Return the longest suffix that occurs: its tokens, 0 to ``MAX_MATCH``, and places where it ends.
+        """Return the longest suffix that occurs: its length, 0 to ``MAX_MATCH`` tokens, and the places where it ends.
 
         Args:
             context: token ids, at least 0; only the last ``MAX_MATCH`` matter.
@@ -143,7 +144,7 @@ class Corpus:
     def _around(self, near: int, prefix: bytes) -> tuple[int, int]:
         """Return the range of positions whose contexts start with a prefix; ``near`` is in it, or its end.
 
-        Most ranges are short, so both ends are looked for in steps that double, from ``near`` outwards.
+        Most ranges are short, so both ends are searched from ``near`` outwards, in steps that double.
         """
         order, key = self._order, self._context
         step, low = 1, near
@@ -159,12 +160,12 @@ class Corpus:
         return low, bisect_left(order, beyond, near, high, key=key)
 
     def following(self, places: Places) -> list[tuple[int, Places]]:
-        """Return the tokens behind places, the most frequent first, each with the places where it stands."""
+        """Return the tokens that follow the places, the most frequent first, each with the places where it stands."""
         words = self._words
         num_words = len(words)
         found: dict[int, list[int]] = {}
         for place in places:
-            # A damaged file may say anything.
+            # A damaged file may hold any position.
             if 0 < place <= num_words:
                 behind = found.get(word := words[place - 1])
                 if behind is None:
@@ -175,7 +176,7 @@ class Corpus:
         result = []
         for word, behind in found.items():
             token = int.from_bytes(word.to_bytes(WORD, sys.byteorder), "big") - 1
-            # -1 stands between texts.
+            # -1 separates texts.
             if 0 <= token < vocabulary:
                 result.append((token, tuple(behind)))
         if len(result) > 1:
@@ -184,7 +185,7 @@ class Corpus:
 
 
 def _check_sections(path: Path, info: CorpusInfo, file: BinaryIO) -> None:
-    """Compare both sections with their hashes: read, since what is touched in a mapping stays in memory.
+    """Compare both sections with their hashes. They are read, because mapped pages that are touched stay in memory.
 
     Raises:
         InvalidCorpus: one is damaged.

@@ -22,10 +22,10 @@ Array = npt.NDArray[Any]
 
 
 def pieces(text: str, size: int = PIECE_CHARACTERS) -> Iterator[str]:
-    """Cut a text into pieces for a tokenizer, whose memory grows with what it gets at once.
+    """Cut a text into pieces for a tokenizer, whose memory grows with the length of its input.
 
-    Cuts lie behind line ends with no other white space around them, where byte-level BPE never joins; a text without
-    one in ``size`` characters is cut there all the same.
+    Cuts follow line ends without other white space around them, where byte-level BPE never joins tokens. A text without
+    such a line end in ``size`` characters is cut there regardless.
     """
     start = 0
     while len(text) - start > size:
@@ -42,10 +42,10 @@ def pieces(text: str, size: int = PIECE_CHARACTERS) -> Iterator[str]:
 def build_corpus(
     texts: Iterable[Items[int]], path: Path, *, vocab_size: int, tokenizer_sha256: str, force: bool = False
 ) -> CorpusInfo:
-    """Write a corpus; the file is absent or complete. Takes about 50 bytes of memory per token while it sorts.
+    """Write a corpus; the file is either absent or complete. Sorting takes about 50 bytes of memory per token.
 
     Args:
-        texts: token ids, each ``0 <= id < vocab_size``; empty ones are left out.
+        texts: token ids, each ``0 <= id < vocab_size``; empty texts are left out.
         path: the file to write.
         vocab_size: tokens of the model.
         tokenizer_sha256: of the model's tokenizer file, hexadecimal.
@@ -94,7 +94,7 @@ def _check(arrays: list[Array], vocab_size: int) -> None:
 def _reversed(arrays: list[Array]) -> Array:
     """Return ``id + 1`` of all texts, the last token first, with 0 where each begins.
 
-    No query has a 0, so what a reader compares ends there, at the end of the file too.
+    No query contains a 0, so every comparison ends there, at the end of the file as well.
     """
     parts: list[Array] = []
     for array in arrays:
@@ -103,7 +103,7 @@ def _reversed(arrays: list[Array]) -> Array:
 
 
 def _order(text: Array) -> Array:
-    """Return the positions that have a token behind them, sorted by the ``MAX_MATCH`` words from them on.
+    """Return the positions that a token follows, sorted by the ``MAX_MATCH`` words that begin there.
 
     Prefix doubling (Manber and Myers 1990): ranks by 1, 2, 4, ... words. Equal contexts stay in the order of the
     reversed text, the latest first.
@@ -112,7 +112,7 @@ def _order(text: Array) -> Array:
     order = np.argsort(rank, kind="stable")
     width = 1
     while width < MAX_MATCH:
-        # What lies beyond the end is smaller than anything.
+        # Words beyond the end sort before all others.
         behind = np.zeros_like(rank)
         behind[:-width] = rank[width:] + 1
         key = rank * (int(behind.max()) + 1) + behind

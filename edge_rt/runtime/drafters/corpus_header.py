@@ -1,4 +1,4 @@
-"""The header of a corpus file: what it says, and what is refused before anything else is read."""
+"""The header of a corpus file: its fields, and the checks made before anything else is read."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class CorpusInfo:
     """The header of a corpus file.
 
     Attributes:
-        vocab_size: every token id is below it.
+        vocab_size: tokens of the vocabulary; every token id is below it.
         num_tokens: tokens of all texts.
-        num_texts: texts; no match reaches from one into the next.
-        num_places: positions that have a token behind them in the same text.
+        num_texts: number of texts; no match extends from one text into the next.
+        num_places: positions that are followed by a token of the same text.
         tokenizer_sha256: of the tokenizer file that made the ids, hexadecimal.
         text_sha256: of the section with the text, hexadecimal.
         order_sha256: of the section with the positions, hexadecimal.
@@ -66,7 +66,7 @@ class CorpusInfo:
 
 
 def damaged(path: Path, what: str, numbers: str) -> InvalidCorpus:
-    """Return the error of a file that is to be built again."""
+    """Return the error for a file that has to be built again."""
     return InvalidCorpus(f"{path} {what}.", numbers, _REBUILD)
 
 
@@ -90,7 +90,7 @@ def check_tokenizer(path: Path, info: CorpusInfo, sha256: str | None) -> None:
 
 
 def parse_header(path: Path, head: bytes, size: int) -> CorpusInfo:
-    """Read a header that may be anything."""
+    """Parse and check an untrusted header."""
     if head[: len(MAGIC)] != MAGIC:
         raise damaged(path, "is not a corpus", f"It starts with {head[: len(MAGIC)]!r}, a corpus with {MAGIC!r}.")
     if len(head) < HEADER_BYTES:

@@ -1,4 +1,4 @@
-"""Guesses from tables of n-grams of several lengths (ANPD, Ou et al. 2024); prompt lookup is its simplest setting."""
+"""Drafts from tables of n-grams of several lengths (ANPD, Ou et al. 2024); prompt lookup is its simplest setting."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_ENTRIES: Final = 1 << 17
 MIN_ENTRIES: Final = 16
 MAX_CHILDREN: Final = 3
 TOKEN_BITS: Final = 20
-"""Enough for ``id + 1`` of every vocabulary that a package may have."""
+"""Bits of a token in a key: enough for ``id + 1`` of every vocabulary that a package may have."""
 
 _PER_LEVEL: Final = 2 * MAX_CHILDREN
 _CONTEXT_TOKENS: Final = LEVELS[-1] - 1
@@ -24,7 +24,7 @@ _ENTRY_BYTES: Final = sys.getsizeof(_CONTEXT)
 _LIST_BYTES: Final = sys.getsizeof([0] * 4)
 # fmt: off
 _PRIORS: Final = (
-    # A row per level; latest continuation (seen once, more often), next one, the one after it.
+    # One row per level; columns: latest continuation (seen once, seen more often), second, third.
     0.21, 0.39, 0.11, 0.19, 0.07, 0.22,
     0.46, 0.71, 0.17, 0.28, 0.10, 0.09,
     0.60, 0.80, 0.19, 0.20, 0.10, 0.16,
@@ -34,20 +34,21 @@ _PRIORS: Final = (
 
 
 class NgramSource(TextSource):
-    """Guesses what followed the last 4, 3, 2 or 1 tokens before, the longest of them that are known.
+    """Guesses the tokens that earlier followed the last 4, 3, 2 or 1 tokens, taking the longest context that is known.
 
     A kind is (level, rank, whether the guess followed once or more often). A key keeps three tokens, the latest first,
     then the most frequent: in trees of 8 nodes over 240 conversations 0.1-2.6 % more tokens per step than with the most
-    frequent first. Adding guesses of lower levels to those of the highest that knows any gave 0.1-0.8 % less.
+    frequent first. Adding guesses of lower levels to those of the highest level that has any gave 0.1-0.8 % fewer
+    tokens per step.
 
-    A key is one integer, so a table of all levels is one dictionary; a token takes 4 entries of it at most, on real
-    chats 1.8 and 180 bytes. When it is full its older half is dropped (in 4 ms).
-    With 4096 tokens known, taking in one token and giving a chain of 8 guesses takes 13 us.
+    A key is one integer, so a table of all levels is one dictionary; a token takes at most 4 entries, on real chats 1.8
+    entries and 180 bytes. When the table is full, its older half is dropped (in 4 ms). With 4096 known tokens, adding
+    one token and drafting a chain of 8 takes 13 us.
 
     Args:
         levels: lengths of n-grams, from 2 to 5: a level of n looks at the last n - 1 tokens.
         latest_only: keep only the latest next token: prompt lookup (Saxena 2023) with levels as its n-grams.
-        max_entries: keys that are held.
+        max_entries: most keys in the table.
 
     Raises:
         ConfigError: an argument is out of range.
@@ -64,14 +65,15 @@ class NgramSource(TextSource):
         if max_entries < MIN_ENTRIES:
             raise ConfigError("The table is too small.", f"{max_entries} entries.", f"Give at least {MIN_ENTRIES}.")
         self.num_kinds = len(_PRIORS)
-        # A context of fewer tokens than a level's is a smaller number: (bits, smallest key, first kind).
+        # A context that is shorter than a level needs has a smaller key: (bits, smallest key, first kind).
         self._levels = [
             ((1 << TOKEN_BITS * (level - 1)) - 1, 1 << TOKEN_BITS * (level - 2), _PER_LEVEL * (level - LEVELS[0]))
             for level in sorted(set(levels), reverse=True)
         ]
         self._latest_only = latest_only
         self._max_entries = max_entries
-        # Nearly all keys are followed by one token once: the token alone; else [token, count, token, count, ...].
+        # Nearly all keys were followed by one token, once: its id alone is stored. Else [token, count, token, count,
+        # ...].
         self._table: dict[int, int | list[int]] = {}
         self._num_lists = 0
         self._context = 0
@@ -81,7 +83,7 @@ class NgramSource(TextSource):
         return _PRIORS[kind]
 
     def root(self) -> Any | None:
-        """Return the last tokens as a cursor; None before the first one."""
+        """Return the last tokens as a cursor; None before the first token."""
         return self._context or None
 
     def children(self, cursor: Any) -> Items[Guess]:
@@ -102,7 +104,7 @@ class NgramSource(TextSource):
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of table and known text."""
+        """Bytes of the table and the known text."""
         table = sys.getsizeof(self._table) + _ENTRY_BYTES * len(self._table) + _LIST_BYTES * self._num_lists
         return table + sys.getsizeof(self._known)
 
@@ -136,7 +138,7 @@ class NgramSource(TextSource):
 
 
 def _count(known: list[int], token: int) -> None:
-    """Put a token to the front of [token, count, ...], the others by count; of four the last one is dropped."""
+    """Move a token to the front of [token, count, ...], the others by count; of four tokens the last is dropped."""
     if known[0] == token:
         known[1] += 1
         return

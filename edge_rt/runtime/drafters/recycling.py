@@ -1,9 +1,9 @@
-"""Token recycling: what the model thought likely the last time it stood behind the same tokens.
+"""Token recycling: drafts the tokens that the model found likely the last time it saw the same context.
 
-Every pass computes the most likely tokens behind every row, those of rejected guesses included. They are kept per
-context and handed out when the context comes again. Source: Luo et al., "Turning Trash into Treasure: Accelerating
-Inference of Large Language Models with Token Recycling" (contexts of one token), with the longer keys of STAND
-(Song et al., "Accelerated Test-Time Scaling with Model-Free Speculative Sampling").
+Every pass computes the most likely next tokens of every row, rows of rejected draft tokens included. They are kept per
+context and drafted when the context occurs again. Source: Luo et al., "Turning Trash into Treasure: Accelerating
+Inference of Large Language Models with Token Recycling" (contexts of one token), with the longer keys of STAND (Song et
+al., "Accelerated Test-Time Scaling with Model-Free Speculative Sampling").
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from edge_rt.runtime.graph.outputs import Outputs
 MAX_ORDER: Final = 3
 """Longest context, in tokens."""
 MAX_CONTEXTS: Final = 1 << 15
-"""Contexts kept of each order; the oldest go first."""
+"""Contexts kept of each order; the oldest are dropped first."""
 LEAST_PROBABILITY: Final = 0.03
-"""Tokens below are not kept: they are not worth a row."""
+"""Less likely tokens are not kept: they are not worth a row of a pass."""
 _BOUNDS: Final = (0.06, 0.12, 0.2, 0.32, 0.5, 0.7, 0.9)
 _RANKS: Final = 3
 _LEVELS: Final = len(_BOUNDS) + 1
-# How often a token of that probability is right when its context of 1, 2 or 3 tokens comes again.
+# Factor of a token's probability when its context of 1, 2 or 3 tokens occurs again.
 _TRUST: Final = (0.45, 0.75, 0.9)
-# As measured: of a context, and of each of its likely tokens.
+# Measured bytes: of a context, and of each of its likely tokens.
 _CONTEXT_BYTES: Final = 150
 _LIKELY_BYTES: Final = 45
 
@@ -37,9 +37,9 @@ Entry = list[tuple[int, int]]
 
 
 class RecyclingSource:
-    """Remembers the likely tokens behind contexts of 1 to ``max_order`` tokens.
+    """Remembers the likely tokens after contexts of 1 to ``max_order`` tokens.
 
-    A context that comes again replaces what was kept of it. Cursors are contexts: the last ``max_order`` tokens.
+    A context that occurs again replaces its earlier entry. Cursors are contexts: the last ``max_order`` tokens.
 
     Args:
         max_order: longest context in tokens.
@@ -57,17 +57,17 @@ class RecyclingSource:
         self._likely = 0
 
     def prior(self, kind: int) -> float:
-        """Return the probability that the model gave, less what a shorter context is wrong about."""
+        """Return the probability that the model gave, reduced for shorter contexts, which are wrong more often."""
         order, level = divmod(kind, _RANKS * _LEVELS)[0], kind % _LEVELS
         bounds = (LEAST_PROBABILITY, *_BOUNDS, 1.0)
         return _TRUST[min(order, len(_TRUST) - 1)] * (bounds[level] + bounds[level + 1]) / 2
 
     def begin(self, token_ids: Items[int]) -> None:
-        """Stand at the end of the known tokens; what was learned stays."""
+        """Move to the end of the known tokens; learned contexts are kept."""
         self._context = tuple(token_ids[-self._max_order :])
 
     def extend(self, token_ids: Items[int]) -> None:
-        """Move on behind emitted tokens."""
+        """Move past emitted tokens."""
         self._context = (*self._context, *token_ids)[-self._max_order :]
 
     def observe(self, draft: Draft, accepted: Accepted, outputs: Outputs, context: tuple[int, ...]) -> None:
@@ -91,7 +91,7 @@ class RecyclingSource:
                 self._keep(self._entries[order - 1], behind[-order:], entry)
 
     def _keep(self, entries: dict[Cursor, Entry], context: Cursor, entry: Entry) -> None:
-        # Put in again, so that what was not seen for longest is the first to go.
+        # Inserted again, so that the entry not seen for longest is dropped first.
         old = entries.pop(context, None)
         if old is None and len(entries) >= self._max_contexts:
             old = entries.pop(next(iter(entries)))
@@ -103,7 +103,7 @@ class RecyclingSource:
         return self._context or None
 
     def children(self, cursor: Cursor) -> list[Guess]:
-        """Return what was likely behind the longest context that is known."""
+        """Return the likely tokens after the longest context that is known."""
         for order in range(len(cursor), 0, -1):
             entry = self._entries[order - 1].get(cursor[-order:])
             if entry is not None:

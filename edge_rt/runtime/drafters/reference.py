@@ -1,4 +1,4 @@
-"""Guesses from a text that the answer mostly repeats: input-guided copying (aggressive decoding, Ge et al. 2022)."""
+"""Drafts from a text that the answer mostly repeats: input-guided copying (aggressive decoding, Ge et al. 2022)."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from edge_rt.runtime.graph.outputs import Outputs
 
 TOKEN_BITS: Final = 20
 LONGEST: Final = 8
-"""Tokens that are compared where the last two occur more than once."""
+"""Most tokens that are compared where the last two tokens occur more than once."""
 NEAREST: Final = 8
-"""Occurrences that are compared behind the pointer, and before it."""
+"""Most occurrences that are compared after the pointer, and before it."""
 ASTRAY: Final = 4
-"""Tokens after a mismatch for which a small edit is guessed."""
+"""Tokens after a mismatch during which a small edit is assumed."""
 
 _RUN_KINDS: Final = (0, 1, 2, 3, 4, 4, 4, 4, 5, 5, 5, 5, 5, 5, 5, 5, 6)
 """Tokens copied so far -> kind: 0, 1, 2, 3, 4-7, 8-15, 16 and more."""
 _LONG_RUN: Final = len(_RUN_KINDS) - 1
 _EDITS: Final = (0, 1, 2)
-"""Tokens of the reference that the answer leaves out: one was inserted, one replaced, or one more went too."""
+"""Tokens of the reference to skip after a mismatch: one token was inserted, one replaced, or two replaced by one."""
 _FIRST_EDIT: Final = 7
 _PRIORS: Final = (0.47, 0.82, 0.78, 0.79, 0.86, 0.90, 0.93, 0.13, 0.14, 0.11, 0.10, 0.04, 0.07)
 
@@ -35,15 +35,14 @@ Cursor = tuple[int, int, int]
 class ReferenceSource:
     """Follows a text with a pointer; after a mismatch it goes on where the last tokens of the answer occur in it.
 
-    At least two tokens must agree. Of several occurrences the one that agrees longest is taken; of equal ones the
-    nearest behind the pointer, then the nearest before it. In the first four tokens after a mismatch it guesses that
-    one token was inserted, one replaced, or two made one: on texts with random edits that gives 6 % more tokens per
-    step. A kind is the number of tokens copied since (0, 1, 2, 3, 4-7, 8-15, 16 and more), or one of these edits behind
-    the first token of a mismatch or a later one.
+    At least two tokens must agree. Of several occurrences the one with the longest agreement is taken; among equals the
+    nearest after the pointer, then the nearest before it. In the first four tokens after a mismatch it assumes that one
+    token was inserted, one was replaced, or two were replaced by one: on texts with random edits that gives 6 % more
+    tokens per step. A kind is the number of tokens copied since (0, 1, 2, 3, 4-7, 8-15, 16 and more), or one of these
+    edits, after the first token of a mismatch or after a later one.
 
     Args:
-        token_ids: the text, of which 60-105 bytes per token are held. Taking in one token and giving a chain of
-            8 guesses takes 7 us.
+        token_ids: the text; it takes 60-105 bytes per token. Adding one token and drafting a chain of 8 takes 7 us.
 
     Raises:
         ConfigError: the text is empty.
@@ -56,7 +55,7 @@ class ReferenceSource:
         if not token_ids:
             raise ConfigError("The reference text is empty.", "It has 0 tokens.", "Give a text, or none at all.")
         self._text = array("i", token_ids)
-        # The place behind every two tokens; nearly all pairs occur once.
+        # Token pair -> position after it; nearly all pairs occur once.
         self._places: dict[int, int | list[int]] = {}
         for behind in range(2, len(self._text) + 1):
             pair = self._text[behind - 2] << TOKEN_BITS | self._text[behind - 1]
@@ -75,7 +74,7 @@ class ReferenceSource:
         return _PRIORS[kind]
 
     def begin(self, token_ids: Items[int]) -> None:
-        """Point at the beginning of the text; the tokens known so far, given again, leave everything as it was."""
+        """Point at the beginning of the text; if the known tokens are given again, nothing changes."""
         new = list(token_ids)
         if new != self._known:
             self._pointer = self._run = self._astray = 0
@@ -93,11 +92,11 @@ class ReferenceSource:
                 self._resume()
 
     def observe(self, draft: Draft, accepted: Accepted, outputs: Outputs, context: tuple[int, ...]) -> None:
-        """Do nothing: what was emitted is all there is to learn."""
+        """Do nothing: this source learns from emitted tokens only."""
         del draft, accepted, outputs, context
 
     def root(self) -> Any | None:
-        """Return the pointer as a cursor; None at the end of the text and far from it."""
+        """Return the pointer as a cursor; None at the end of the text, and long after a mismatch."""
         if self._astray > ASTRAY or self._pointer >= len(self._text):
             return None
         return self._pointer, self._run, self._astray
@@ -120,14 +119,14 @@ class ReferenceSource:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of the text and its index, and of the known tokens."""
+        """Bytes of the text, its index and the known tokens."""
         index = sys.getsizeof(self._places) + sum(
             sys.getsizeof(pair) + sys.getsizeof(places) for pair, places in self._places.items()
         )
         return self._text.itemsize * len(self._text) + index + sys.getsizeof(self._known)
 
     def _resume(self) -> None:
-        """Go on where the last tokens occur in the text, or go astray by one more token."""
+        """Continue where the last tokens occur in the text, or count one more token since the mismatch."""
         self._run = 0
         self._astray += 1
         known = self._known
@@ -139,13 +138,13 @@ class ReferenceSource:
         else:
             split = bisect_left(places, self._pointer)
             candidates = places[split : split + NEAREST] + places[max(0, split - NEAREST) : split][::-1]
-        # max takes the first of equals.
+        # Of equal items, max takes the first.
         self._pointer = max(candidates, key=self._agreement)
         self._run = self._agreement(self._pointer)
         self._astray = 0
 
     def _agreement(self, place: int) -> int:
-        """Return the number of tokens before a place that end the known text too, at most ``LONGEST``."""
+        """Return how many tokens before a place agree with the end of the known text, at most ``LONGEST``."""
         known, text = self._known, self._text
         length = 0
         limit = min(place, len(known), LONGEST)

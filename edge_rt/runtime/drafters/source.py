@@ -1,6 +1,6 @@
-"""What a source of guesses is: it tells, one token at a time, what may follow a context.
+"""The interface of a draft source: it returns, one token at a time, what may follow a context.
 
-Several sources grow one tree together (``tree.py``), which is why they are asked for children and not for whole drafts.
+Several sources grow one tree together (``tree.py``); therefore they are asked for children and not for whole drafts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from edge_rt.runtime.graph.outputs import Outputs
 from edge_rt.runtime.graph.prefix import common_prefix
 
 CONTEXT_TOKENS = 4
-"""Known tokens before a draft that a source is told with the step's outputs."""
+"""Known tokens before a draft that a source receives with the step's outputs."""
 
 
 class Guess(NamedTuple):
@@ -23,7 +23,7 @@ class Guess(NamedTuple):
     Attributes:
         token_id: the token.
         kind: how good such guesses are, ``0 <= kind < source.num_kinds``; acceptance is learned per kind.
-        cursor: what to give to ``children`` for the tokens behind this one.
+        cursor: the argument of ``children`` for the tokens after this one.
     """
 
     token_id: int
@@ -35,7 +35,7 @@ class Source(Protocol):
     """Guesses tokens, and learns from what is known and what the model computes. It serves many generations.
 
     Attributes:
-        name: as users call it.
+        name: its name in options and statistics.
         num_kinds: kinds of guesses.
     """
 
@@ -43,26 +43,26 @@ class Source(Protocol):
     num_kinds: int
 
     def prior(self, kind: int) -> float:
-        """Return how likely a guess of this kind is right, before anything is learned."""
+        """Return the probability that a guess of this kind is right, before anything is learned."""
 
     def begin(self, token_ids: Items[int]) -> None:
-        """Take up a generation.
+        """Start a generation.
 
         Args:
-            token_ids: all known tokens. What they share with the tokens known so far is not taken in twice; another
-                text begins anew, but what was learned stays.
+            token_ids: all known tokens. A prefix shared with the tokens known so far is not added twice. Another text
+                starts from the beginning, but what was learned is kept.
         """
 
     def extend(self, token_ids: Items[int]) -> None:
-        """Take in emitted tokens."""
+        """Add emitted tokens."""
 
     def observe(self, draft: Draft, accepted: Accepted, outputs: Outputs, context: tuple[int, ...]) -> None:
-        """Learn from a step, before its tokens are taken in.
+        """Learn from a step, before its tokens are added.
 
         Args:
             draft: what was verified.
             accepted: what was emitted.
-            outputs: of ``len(draft) + 1`` rows: behind the last known token, and behind every node.
+            outputs: of ``len(draft) + 1`` rows: after the last known token, and after every node.
             context: the last known tokens before the draft, at most ``CONTEXT_TOKENS``.
         """
 
@@ -74,35 +74,35 @@ class Source(Protocol):
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes that it holds."""
+        """Memory in bytes."""
 
 
 class TextSource(ABC):
-    """The part of a source that learns from texts alone: every token is taken in once."""
+    """Base of sources that learn from texts alone: every token is added once."""
 
     def __init__(self) -> None:
         self._known: list[int] = []
 
     def begin(self, token_ids: Items[int]) -> None:
-        """Take in what is new; what earlier texts taught stays."""
+        """Add the tokens that are new; what was learned from earlier texts is kept."""
         new = list(token_ids)
         common = common_prefix(self._known, new)
         self._take(new[common:] if common == len(self._known) else self._depart(new, common))
         self._known = new
 
     def extend(self, token_ids: Items[int]) -> None:
-        """Take in emitted tokens."""
+        """Add emitted tokens."""
         self._known.extend(token_ids)
         self._take(token_ids)
 
     def observe(self, draft: Draft, accepted: Accepted, outputs: Outputs, context: tuple[int, ...]) -> None:
-        """Do nothing: what was emitted is all there is to learn."""
+        """Do nothing: this source learns from emitted tokens only."""
         del draft, accepted, outputs, context
 
     @abstractmethod
     def _depart(self, new: list[int], common: int) -> list[int]:
-        """Turn to a text that departs from the known one behind ``common`` tokens; return what is to be taken in."""
+        """Switch to a text that shares only ``common`` tokens with the known one; return the tokens to be added."""
 
     @abstractmethod
     def _take(self, token_ids: Items[int]) -> None:
-        """Learn tokens that follow what was taken in last."""
+        """Learn tokens that follow those added last."""

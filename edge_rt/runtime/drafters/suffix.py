@@ -1,4 +1,4 @@
-"""Guesses from where the longest suffix of a text occurred before, in it or a corpus (SAM-Decoding, Hu et al. 2024)."""
+"""Drafts what followed a text's longest suffix earlier, in it or in a corpus (SAM-Decoding, Hu et al. 2024)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from edge_rt.runtime.drafters.corpus import MAX_MATCH, Corpus, Places
 from edge_rt.runtime.drafters.source import Guess, TextSource
 
 SEPARATOR: Final = -1
-"""Stands between two texts in the automaton; never guessed."""
+"""Separates two texts in the automaton; never drafted."""
 MAX_TOKENS: Final = 1 << 16
 MIN_TOKENS: Final = 64
 MAX_CHILDREN: Final = 3
 OVERLAP: Final = 16
-"""Tokens that a text shares with the one before it and that are taken in again, as the context of what follows."""
+"""Tokens shared with the previous text that are added again, as the context of the new tokens."""
 
 _BUCKETS: Final = (0, 0, 1, 2, 3, 3, 4, 4, 4, 5, 5, 5, 5, 5, 5, 5, 6)
 """Match length -> bucket: 1, 2, 3, 4-5, 6-8, 9-15, 16 and more."""
@@ -25,7 +25,7 @@ _LONGEST: Final = len(_BUCKETS) - 1
 _PER_BUCKET: Final = 2 * MAX_CHILDREN
 # fmt: off
 _TEXT_PRIORS: Final = (
-    # Matches in the text: a row per bucket; latest continuation (seen once, more often), next one, the one after it.
+    # Matches in the text: one row per bucket; columns: latest continuation (seen once, more often), second, third.
     0.22, 0.35, 0.07, 0.12, 0.04, 0.08,
     0.46, 0.70, 0.13, 0.17, 0.09, 0.08,
     0.60, 0.79, 0.14, 0.18, 0.09, 0.08,
@@ -35,7 +35,7 @@ _TEXT_PRIORS: Final = (
     0.97, 0.97, 0.22, 0.12, 0.04, 0.08,
 )
 _CORPUS_PRIORS: Final = (
-    # Matches in a corpus: most frequent continuation, next one, the one after it.
+    # Matches in a corpus: most frequent continuation, second, third.
     0.06, 0.11, 0.03, 0.06, 0.01, 0.01,
     0.08, 0.18, 0.04, 0.05, 0.03, 0.05,
     0.13, 0.24, 0.04, 0.06, 0.04, 0.03,
@@ -46,28 +46,28 @@ _CORPUS_PRIORS: Final = (
 )
 # fmt: on
 _OLDER: Final = 0.7
-"""Guesses from earlier texts are right less often than those from this one."""
+"""Factor for guesses from earlier texts, which are right less often than those from the current one."""
 _PRIORS: Final = (*_TEXT_PRIORS, *(_OLDER * prior for prior in _TEXT_PRIORS), *_CORPUS_PRIORS)
 _KINDS: Final = len(_TEXT_PRIORS)
 
 
 class SuffixSource(TextSource):
-    """Guesses what followed the longest suffix of the text where it occurred before.
+    """Guesses what followed earlier occurrences of the text's longest suffix.
 
     A kind is (this text, an earlier one or the corpus; bucket of the match's length; rank; whether the guess followed
     once or more often).
     The latest continuation comes first, then the most frequent: in trees of 8 nodes over 240 conversations 0.1-2 % more
     tokens per step than either order alone. A match with fewer than three continuations adds those of its longest
-    suffix that occurs at more places: 0.5-1 % more than without them.
+    suffix that occurs at more positions: 0.5-1 % more tokens per step.
 
-    With 4096 tokens known, taking in one token and giving a chain of 8 guesses takes 35 us, with a corpus of a million
-    tokens beside them 85 us. Texts of earlier turns and conversations stay and serve until ``max_tokens`` are held.
-    Then the automaton is built anew from the later half, in 2.5 us per token: at the default in 80 ms, every 32,768
-    tokens; the old one is gone by then.
+    With 4096 known tokens, adding one token and drafting a chain of 8 takes 35 us; with a corpus of a million tokens 85
+    us. Texts of earlier turns and conversations are used as well, until ``max_tokens`` are held. Then the automaton is
+    rebuilt from the later half, in 2.5 us per token: with the default in 80 ms, every 32,768 tokens. The old automaton
+    is freed first.
 
     Args:
-        corpus: texts that guesses may come from as well; the caller opens and closes it.
-        max_tokens: tokens of all texts that are held.
+        corpus: further texts to draft from; the caller opens and closes it.
+        max_tokens: most tokens held, of all texts together.
 
     Raises:
         ConfigError: ``max_tokens`` is too small.
@@ -83,14 +83,14 @@ class SuffixSource(TextSource):
         self._corpus = corpus
         self._max_tokens = max_tokens
         self._automaton = SuffixAutomaton()
-        self._begin = 0  # where this text begins among all that are held
+        self._begin = 0  # index of the current text's first token
 
     def prior(self, kind: int) -> float:
         """Return the share of such guesses that were right in 240 conversations."""
         return _PRIORS[kind]
 
     def root(self) -> Any | None:
-        """Return the cursor behind the last token; None if it occurs nowhere else."""
+        """Return the cursor after the last token; None if that token occurs nowhere else."""
         own = self._automaton
         if self._corpus is None:
             return (own.match, own.match_length) if own.match else None
@@ -100,7 +100,7 @@ class SuffixSource(TextSource):
         return (own.match, own.match_length) if own.match else None
 
     def children(self, cursor: Any) -> Items[Guess]:
-        """Return at most three guesses, with a corpus four; cursors are valid until more is taken in."""
+        """Return at most three guesses, with a corpus four; cursors are valid until tokens are added."""
         if len(cursor) == 2:
             return self._own(*cursor)
         return self._merged(*cursor)
@@ -111,10 +111,10 @@ class SuffixSource(TextSource):
         return self._automaton.memory_bytes + sys.getsizeof(self._known)
 
     def limit(self, max_tokens: int) -> None:
-        """Hold at most ``max_tokens`` tokens from now on; the oldest go if there are more.
+        """Hold at most ``max_tokens`` tokens from now on; if there are more, the oldest are dropped.
 
         Raises:
-            ConfigError: that is too little.
+            ConfigError: ``max_tokens`` is too small.
         """
         if max_tokens < MIN_TOKENS:
             raise ConfigError("The automaton is too small.", f"{max_tokens} tokens.", f"Give at least {MIN_TOKENS}.")
@@ -124,7 +124,7 @@ class SuffixSource(TextSource):
 
     def _depart(self, new: list[int], common: int) -> list[int]:
         if common <= OVERLAP:
-            self._begin = len(self._automaton) + 1  # else it is still the same conversation
+            self._begin = len(self._automaton) + 1  # otherwise the conversation continues
         return [SEPARATOR, *new[max(0, common - OVERLAP) :]]
 
     def _take(self, token_ids: Items[int]) -> None:
@@ -134,13 +134,13 @@ class SuffixSource(TextSource):
             self._rebuild(token_ids)
 
     def _rebuild(self, token_ids: Items[int]) -> None:
-        """Go on with the later half of what is allowed, ``token_ids`` last."""
+        """Rebuild the automaton from the newest tokens, half of those allowed, with ``token_ids`` at the end."""
         kept, held = self._max_tokens // 2, len(self._automaton)
         new = token_ids[max(0, len(token_ids) - kept) :]
         text = self._automaton.text[max(0, held - (kept - len(new))) :]
         text.extend(new)
         self._begin = max(self._begin - (held + len(token_ids) - len(text)), 0)
-        # The old one goes first: two of them would be more than the bound allows.
+        # The old automaton is freed first: two of them would exceed the bound.
         self._automaton = SuffixAutomaton()
         self._automaton.extend(text)
 
@@ -169,7 +169,7 @@ class SuffixSource(TextSource):
                     return
 
     def _merged(self, state: int, length: int, found: int, places: Places) -> list[Guess]:
-        """Return the guesses of text and corpus, the more trusted first; of equal tokens the more trusted guess."""
+        """Return the guesses from text and corpus, the more reliable first, each token once."""
         own, corpus = self._automaton, self._corpus
         assert corpus is not None
         following = corpus.following(places)
@@ -179,7 +179,7 @@ class SuffixSource(TextSource):
             guess = guesses.get(token)
             kind = base + 2 * rank + (len(there) > 1)
             if guess is not None:
-                # The text's cursor goes on without the corpus unless it is told where that goes on.
+                # The text's cursor continues in the corpus only if it is given the places there.
                 trusted = guess.kind if rank >= MAX_CHILDREN or _PRIORS[guess.kind] >= _PRIORS[kind] else kind
                 guesses[token] = Guess(token, trusted, (*guess.cursor, found + 1, there))
             elif rank < MAX_CHILDREN:

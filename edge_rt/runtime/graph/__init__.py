@@ -1,1 +1,1 @@
-"""One pass of the graph: what it is bound to, the KV cache, and running it."""
+"""One pass of the graph: IO bindings, the KV cache, outputs, and the runner."""

@@ -1,4 +1,4 @@
-"""The KV cache's bookkeeping: which rows hold which tokens. The rows themselves are the IO binding's."""
+"""The KV cache's bookkeeping: which rows hold which tokens. The IO binding owns the memory of the rows."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from edge_rt.runtime.graph.sliding_window import SlidingWindow
 
 
 class KVCache:
-    """Tokens whose keys and values are computed.
+    """Bookkeeping of the tokens whose keys and values are in the cache.
 
-    A row belongs to one token and never changes once committed; rolling back is a smaller length. Rows are written
-    under a reservation, which leaves the cache as it was unless it is committed. Layers with a sliding window keep
-    the last rows only, so that rolling back far may mean beginning anew.
+    A row belongs to one token and never changes once it is committed; rolling back only lowers ``length``. Rows are
+    written under a reservation, which leaves the cache unchanged unless it is committed. Layers with a sliding window
+    keep the last rows only, so that after rolling back far the prompt has to be computed from its beginning.
 
     Args:
         capacity: rows, one per token.
         row_bytes: bytes of one token in all layers.
-        row_map: int32 ``[capacity]``, logical row -> row in memory, which the graph reads; it is permuted here when a
-            path through a tree is committed, so that no row is ever moved. None: rows lie as they are counted.
-        window: rows of layers with a sliding window, with a map of their own; None: there are no such layers.
+        row_map: int32 ``[capacity]``, logical row -> row in memory, which the graph reads. It is permuted when a path
+            through a draft tree is committed, so that no row is ever moved. None: rows in memory are in logical order.
+        window: rows of layers with a sliding window, which have a map of their own; None: there are no such layers.
     """
 
     def __init__(
@@ -78,8 +78,8 @@ class KVCache:
         """Roll back to the first ``length`` rows.
 
         Returns:
-            The rows that are kept: ``length``, or 0 if layers with a sliding window no longer have what the next token
-            would see. The tokens behind them have to be computed again.
+            The number of rows kept: ``length``, or 0 if layers with a sliding window no longer hold what the next token
+            would see. The tokens after the kept rows have to be computed again.
         """
         assert 0 <= length <= self.length, (length, self.length)
         assert self._reserved == 0, "rows are reserved"
@@ -90,7 +90,7 @@ class KVCache:
         return length
 
     def pretend(self, length: int) -> None:
-        """Take ``length`` rows for committed, whatever they hold: for passes that are only timed.
+        """Treat ``length`` rows as committed, whatever they hold: for passes that are only timed.
 
         The cache must be emptied before it is used for anything else.
         """
@@ -101,11 +101,11 @@ class KVCache:
         self._token_ids = [0] * length
 
     def reserve(self, count: int, parents: Sequence[int] | None = None) -> Reservation:
-        """Return ``count`` rows behind the committed ones, to be used as a context manager.
+        """Reserve ``count`` rows after the committed ones; use the result as a context manager.
 
         Args:
             count: rows, at most ``largest_pass``.
-            parents: for every row the earlier one of them that it follows, or -1; None for a chain.
+            parents: for every row the earlier reserved row that it follows, or -1; None for a chain.
 
         Raises:
             ContextOverflow: there are not that many rows left.
@@ -118,7 +118,7 @@ class KVCache:
     def check(self) -> None:
         """Assert the invariants: committed + reserved + free == capacity; the row map is a permutation.
 
-        Those of layers with a window are ``SlidingWindow.check``'s.
+        Layers with a window are checked by ``SlidingWindow.check``.
         """
         free = self.capacity - self.length - self._reserved
         assert free >= 0, (self.capacity, self.length, self._reserved)
@@ -130,7 +130,7 @@ class KVCache:
 
 
 class Reservation:
-    """Rows being written; without ``commit`` they are free again when the block ends.
+    """Rows being written; unless they are committed, they are free again when the block ends.
 
     Attributes:
         start: index of the first row.
@@ -157,11 +157,11 @@ class Reservation:
         self._cache._reserved = 0
 
     def commit(self, token_ids: Sequence[int], path: Sequence[int] | None = None) -> None:
-        """Keep rows, which hold these tokens; the rest are free again.
+        """Keep the rows that hold these tokens; the others are free again.
 
         Args:
             token_ids: tokens in the order of the sequence.
-            path: which rows of the reservation they are in, each the parent of the next; None for the first ones. Any
+            path: the rows of the reservation that hold them, each the parent of the next; None for the first rows. Any
                 other path needs a row map.
         """
         cache, count = self._cache, len(token_ids)
@@ -180,7 +180,7 @@ class Reservation:
         return row - 1 if self._parents is None else self._parents[row]
 
     def _bring_forward(self, path: Sequence[int]) -> None:
-        """Make the rows of a path the first ones of the reservation."""
+        """Make the rows of a path the first rows of the reservation, by permuting the row maps."""
         cache = self._cache
         of_window = None if cache._window is None else cache._window.row_map
         maps = [row_map for row_map in (cache._row_map, of_window) if row_map is not None]

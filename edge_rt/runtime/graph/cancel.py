@@ -1,4 +1,4 @@
-"""Stopping a generation from elsewhere."""
+"""Cancelling a generation from another thread or a signal handler."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 class CancelToken:
-    """A switch that may be thrown from any thread and from a signal handler; once thrown it stays so."""
+    """Cancels generations. It may be cancelled from any thread and from a signal handler, and stays cancelled."""
 
     def __init__(self) -> None:
         # A plain flag: a signal handler must not wait for a lock that it interrupted.
@@ -19,13 +19,13 @@ class CancelToken:
         return self._cancelled
 
     def cancel(self) -> None:
-        """Stop what runs under this token: within one token while decoding, within one graph node while prefilling."""
+        """Cancel: decoding stops within one token, prefill within one graph node."""
         self._cancelled = True
         for callback in tuple(self._callbacks):
             callback()
 
     def on_cancel(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call ``callback`` when the token is thrown, at once if it was; return a function that unsubscribes."""
+        """Call ``callback`` on cancel, at once if already cancelled; return a function that unsubscribes it."""
         self._callbacks.append(callback)
         if self.cancelled:
             callback()

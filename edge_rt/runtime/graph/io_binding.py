@@ -1,4 +1,4 @@
-"""From a package to what its graph is bound to; which op profile it has is decided once, here."""
+"""Creates the IO binding of a package; the only place that distinguishes op profiles."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edge_rt.runtime.graph.io_binding_portable import PortableIOBinding
 
 
 def usable_formats(manifest: Manifest) -> list[str]:
-    """Return the cache formats of a package that this version knows, preferred first."""
+    """Return the cache formats of a package that this version supports, preferred first."""
     return [name for name in manifest.kv_formats if name in KV_FORMATS[manifest.op_profile]]
 
 
@@ -20,7 +20,7 @@ def check_kv_format(manifest: Manifest, name: str) -> None:
     """Refuse a cache format that a package does not have.
 
     Raises:
-        ConfigError: with those that it has.
+        ConfigError: the package has no such format; the error lists those it has.
     """
     usable = usable_formats(manifest)
     if name not in usable:
@@ -40,17 +40,17 @@ def open_io_binding(
     *,
     largest_pass: int = LARGEST_PASS,
 ) -> IOBinding:
-    """Return the interface of a package's op profile, with the memory for ``capacity`` tokens.
+    """Return the IO binding for a package's op profile, with cache memory for ``capacity`` tokens.
 
     Args:
         manifest: of the package.
         capacity: rows of the cache.
-        kv_format: format of the cache, or of every layer's; None takes the one that the package prefers.
-        largest_pass: rows of the largest pass that is to be run.
+        kv_format: one format for the cache, or one per layer; None takes the one that the package prefers.
+        largest_pass: rows of the largest pass that will be run.
 
     Raises:
         ConfigError: the package has no such format, or another number of layers.
-        MemoryError, OSError, OverflowError: there is not so much address space.
+        MemoryError, OSError, OverflowError: there is not enough address space.
     """
     kv_format = usable_formats(manifest)[0] if kv_format is None else kv_format
     formats, layers = (kv_format,) if isinstance(kv_format, str) else tuple(kv_format), manifest.model.num_layers

@@ -1,6 +1,6 @@
-"""What the graph of any op profile is bound to: inputs, outputs, and the memory of both and of the KV cache.
+"""IO bindings of both op profiles: inputs, outputs, and the memory of both and of the KV cache.
 
-The interfaces are described in ``docs/package-format.md``.
+The inputs and outputs of the graphs are described in ``docs/package-format.md``.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ Array = npt.NDArray[Any]
 Specs = dict[str, tuple[tuple[int | str, ...], str]]
 
 FILLING: Final = 0x11
-"""A byte that makes finite numbers in every cache format."""
+"""A byte that stands for finite numbers in every cache format."""
 
 
 class BoundPass(ABC):
-    """Buffers of one shape of pass, tied to the graph.
+    """Buffers for passes of one shape, bound to the graph.
 
     Args:
-        binding: where they are tied.
+        binding: ONNX Runtime's binding, which receives the buffers.
         rows: tokens of the pass.
-        outputs: what a run writes, for as many rows as want logits; runs of other shapes write it too.
+        outputs: memory that a run writes, for the rows that need logits; runs of other shapes write it as well.
 
     Attributes:
-        outputs: likewise.
+        outputs: the same memory.
     """
 
     def __init__(self, binding: Binding, rows: int, outputs: Outputs) -> None:
@@ -56,28 +56,28 @@ class BoundPass(ABC):
     def set(
         self, token_ids: Sequence[int], start: int, parents: Sequence[int] | None, logit_rows: Sequence[int] | None
     ) -> None:
-        """Write the inputs of the next run; arguments as of ``ModelRunner.forward``."""
+        """Write the inputs of the next run; see ``ModelRunner.forward`` for the arguments."""
         self._input_ids[:] = token_ids
         self._logit_rows[:] = self._last_rows if logit_rows is None else logit_rows
         self._place(start, parents)
 
     @abstractmethod
     def _place(self, start: int, parents: Sequence[int] | None) -> None:
-        """Write where the rows stand."""
+        """Write the inputs that give the positions of the rows in the sequence."""
 
 
 class IOBinding(ABC):
     """Inputs and outputs of one op profile's graph, and the memory of its cache.
 
     Args:
-        config: numbers of the model.
+        config: dimensions of the model.
         capacity: rows of the cache, one per token.
-        kv_format: format of the cache, as it is named to people.
+        kv_format: name of the cache's format, as it is shown to users.
         top_tokens: most likely tokens that the graph returns with every row of logits.
 
     Attributes:
-        config, capacity, kv_format: likewise.
-        outputs: memory of the outputs of all passes; one is bound only when there is room for its rows.
+        config, capacity, kv_format: the arguments.
+        outputs: memory of the outputs of all passes; a pass is bound only when there is room for its rows.
         row_bytes: bytes of one token in all layers.
         cache_bytes: bytes of the cache, every row of every layer; see the subclasses.
         row_map, window: see ``KVCache``.
@@ -96,28 +96,28 @@ class IOBinding(ABC):
         self.window: SlidingWindow | None = None
 
     def open_cache(self) -> KVCache:
-        """Return the bookkeeping of the cache's memory, with no token in it; there is one for an interface."""
+        """Return the bookkeeping of the cache's memory, with no token in it; there is one per IO binding."""
         return KVCache(self.capacity, row_bytes=self.row_bytes, row_map=self.row_map, window=self.window)
 
     @abstractmethod
     def bind(self, session: Session, rows: int, num_logits: int) -> BoundPass:
-        """Tie buffers for passes of one shape to the graph; there is room in ``outputs``."""
+        """Bind buffers for passes of one shape to the graph; ``outputs`` must have room for them."""
 
     @abstractmethod
     def release(self) -> None:
-        """Let go of the memory of cache and outputs; no pass may run any more."""
+        """Release the memory of cache and outputs; no pass may run afterwards."""
         self.outputs.release()
 
     @abstractmethod
     def fill(self, rows: int) -> None:
-        """Write ``FILLING`` into the first rows of the cache, so that passes behind them read memory as usual.
+        """Write ``FILLING`` into the first rows of the cache, so that passes after them read memory as usual.
 
-        A layer that has fewer rows is written whole.
+        A layer that has fewer rows is filled completely.
         """
 
     def forget(self) -> None:
-        """Empty all rows of the cache and give their memory back."""
-        # All of them are views of one piece of memory.
+        """Empty all rows of the cache and return their memory to the system."""
+        # All of them are views of one mapping.
         for buffer in self._cache_buffers()[:1]:
             give_back(buffer)
 
@@ -128,14 +128,14 @@ class IOBinding(ABC):
 
     @abstractmethod
     def _cache_buffers(self) -> list[Array]:
-        """Return the memory of the cache, in order; none once it is released."""
+        """Return the buffers of the cache in order; none after release."""
 
     @abstractmethod
     def _specs(self) -> Specs:
-        """Return name -> shape and type of the inputs and outputs of this profile alone."""
+        """Return name -> shape and type of the inputs and outputs that only this profile has."""
 
     def check(self, session: Session) -> None:
-        """Compare the graph with the manifest: a wrong shape would end in an error in the middle of an answer.
+        """Compare the graph with the manifest: otherwise a wrong shape would be an error in the middle of an answer.
 
         Raises:
             InvalidPackage: the graph has other inputs or outputs.

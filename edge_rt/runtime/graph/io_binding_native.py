@@ -1,4 +1,4 @@
-"""What the graph of a native package is bound to: SpecAttention's cache, in formats and numbers of rows by layer."""
+"""IO binding of native packages: SpecAttention's cache, with a format and a number of rows per layer."""
 
 from __future__ import annotations
 
@@ -16,27 +16,28 @@ from edge_rt.runtime.graph.sliding_window import SlidingWindow
 from edge_rt.session import Binding, Session
 
 LARGEST_PASS: Final = 256
-"""Rows of the largest pass unless something else is said."""
+"""Rows of the largest pass unless given."""
 
 _ALIGNMENT: Final = 64
-"""Every layer's cache begins at a multiple of so many bytes: a line of the CPU's caches."""
+"""Alignment in bytes of every layer's cache: a cache line of the CPU."""
 
 
 class NativeIOBinding(IOBinding):
-    """SpecAttention's cache: bytes in one of several formats, written in place; rows are found through a map.
+    """SpecAttention's cache: one of several formats, written in place; a map gives the memory row of every logical row.
 
     ``cache_bytes`` is the sum over the layers of 2 x kv_heads x rows x row bytes of the layer's format
     (``edge_rt.kv_formats``), each rounded up to 64. A layer has ``capacity`` rows, one with a sliding window
     ``window_capacity(window, largest_pass, capacity)``.
 
     Args:
-        config: numbers of the model.
+        config: dimensions of the model.
         capacity: tokens.
-        kv_format: format of the cache, or of every layer's.
-        largest_pass: rows of the largest pass that is to be run; layers with a sliding window keep room for it.
+        kv_format: one format for the cache, or one per layer.
+        largest_pass: rows of the largest pass that will be run; layers with a sliding window reserve room for it.
 
     Attributes:
-        buffers: per layer, uint8 ``[2, kv_heads, rows, bytes per row]``; pages are touched only as rows are written.
+        buffers: per layer, uint8 ``[2, kv_heads, rows, bytes per row]``; a page takes memory only once a row in it is
+            written.
         kv_formats: format of every layer.
     """
 
@@ -75,14 +76,14 @@ class NativeIOBinding(IOBinding):
         self._formats = np.asarray([KV_FORMAT[name].id for name in formats], np.int32)
 
     def release(self) -> None:
-        """Let go of the buffers."""
+        """Release the buffers."""
         super().release()
         self.buffers = []
 
     def fill(self, rows: int) -> None:
-        """Write the first rows of all layers, where their formats keep them."""
+        """Write the first rows of all layers, at the offsets that their formats give."""
         heads, head_dim = self.config.num_kv_heads, self.config.head_dim
-        # There are no buffers once they are released.
+        # After ``release`` there are no buffers.
         for buffer, name in zip(self.buffers, self.kv_formats, strict=False):
             capacity, layer = buffer.shape[2], buffer.reshape(-1)
             for begin, end in KV_FORMAT[name].places(heads, head_dim, capacity, min(rows, capacity)):
@@ -92,7 +93,7 @@ class NativeIOBinding(IOBinding):
         return self.buffers
 
     def bind(self, session: Session, rows: int, num_logits: int) -> BoundPass:
-        """Tie buffers for passes of one shape to the graph."""
+        """Bind buffers for passes of one shape to the graph."""
         binding = session.binding()
         if self.row_map is not None:
             binding.bind_input("row_map", self.row_map)
@@ -137,6 +138,6 @@ class _NativePass(BoundPass):
 
 
 def _spelled(formats: Sequence[str]) -> str:
-    """Return the one format, or the formats of runs of layers: ``"f16 x 2, int4 x 28"``."""
+    """Return the name of the only format, or the formats of consecutive layers: ``"f16 x 2, int4 x 28"``."""
     runs = [(name, len(list(run))) for name, run in groupby(formats)]
     return runs[0][0] if len(runs) == 1 else ", ".join(f"{name} x {count}" for name, count in runs)

@@ -1,4 +1,4 @@
-"""What the graph of a portable package is bound to: GroupQueryAttention's cache."""
+"""IO binding of portable packages: GroupQueryAttention's cache."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from edge_rt.session import Binding, Session
 class PortableIOBinding(IOBinding):
     """GroupQueryAttention's cache: float32, every layer's keys and values bound as input and as output.
 
-    ``cache_bytes`` is layers x 2 x kv_heads x capacity x head_dim x 4, in layers with a sliding window as well.
+    ``cache_bytes`` is layers x 2 x kv_heads x capacity x head_dim x 4, also in layers with a sliding window.
 
     Attributes:
-        keys: per layer, float32 ``[1, kv_heads, capacity, head_dim]``; pages are touched only as rows are written.
-        values: likewise.
+        keys: per layer, float32 ``[1, kv_heads, capacity, head_dim]``; a page takes memory only once a row in it is
+            written.
+        values: as ``keys``.
     """
 
     profile = "portable"
@@ -35,7 +36,7 @@ class PortableIOBinding(IOBinding):
         self.cache_bytes = buffer.nbytes
 
     def release(self) -> None:
-        """Let go of the buffers."""
+        """Release the buffers."""
         super().release()
         self.keys, self.values = [], []
 
@@ -48,7 +49,7 @@ class PortableIOBinding(IOBinding):
         return [*self.keys, *self.values]
 
     def bind(self, session: Session, rows: int, num_logits: int) -> BoundPass:
-        """Tie buffers for passes of one shape to the graph."""
+        """Bind buffers for passes of one shape to the graph."""
         binding = session.binding()
         for layer, buffers in enumerate(zip(self.keys, self.values, strict=True)):
             for kind, buffer in zip(("key", "value"), buffers, strict=True):

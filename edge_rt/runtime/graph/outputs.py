@@ -1,4 +1,4 @@
-"""What a pass over the graph computes, and the memory that it is written to."""
+"""Outputs of a pass, and the memory that they are written to."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class TopTokens:
-    """The most likely tokens behind every row, as the graph's operator RowTopK finds them.
+    """The most likely next tokens of every row, as the graph's operator RowTopK finds them.
 
     Attributes:
         ids: int32 ``[rows, k]``, the most likely first; equal logits by id, so the first is numpy's ``argmax``.
@@ -38,11 +38,11 @@ class TopTokens:
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """What a pass computed for the rows that wanted logits; overwritten by the next pass, whatever its shape.
+    """Results of a pass for the rows that needed logits; overwritten by the next pass, whatever its shape.
 
     Attributes:
         logits: float32 ``[rows, vocabulary]``.
-        top: the most likely tokens of the same rows; None from a graph that does not look for them.
+        top: the most likely tokens of the same rows; None if the graph does not compute them.
     """
 
     logits: Array
@@ -50,15 +50,15 @@ class Outputs:
 
 
 class OutputMemory:
-    """Memory that passes of every number of rows share: the outputs of a pass are its first rows.
+    """Memory shared by passes of all sizes: the outputs of a pass are its first rows.
 
-    A step in a decode loop wants one row of logits, then ten, then four; memory for each of these sizes would be
-    hundreds of kilobytes for every row of every size. Where a plan says how many rows there ever are (``plan``), room
-    for just these is made once.
+    Decoding steps need one row of logits, then ten, then four; separate memory for each of these sizes would be
+    hundreds of kilobytes for every row of every size. Where a plan states the largest number of rows (``plan``),
+    exactly that much is allocated, once.
 
     Args:
         vocab_size: length of a row of logits.
-        top_tokens: most likely tokens of a row that the graph finds; 0 if it does not look for them.
+        top_tokens: number of most likely tokens that the graph computes per row; 0 if it computes none.
     """
 
     def __init__(self, vocab_size: int, top_tokens: int) -> None:
@@ -70,30 +70,30 @@ class OutputMemory:
         self.release()
 
     def plan(self, rows: int, most: int | None) -> None:
-        """Say for how many rows room is made at once, and beyond how many no pass may go.
+        """Set how many rows are allocated at once, and the largest number of rows of a pass.
 
         Args:
             rows: at least 1.
-            most: at least ``rows``; None lets passes want as many as the system has memory for.
+            most: at least ``rows``; None allows as many as the system has memory for.
         """
         assert 1 <= rows <= (rows if most is None else most), (rows, most)
         self._planned, self._most = rows, most
 
     @property
     def most(self) -> int | None:
-        """Rows beyond which no pass may go, or None."""
+        """Largest number of rows of a pass, or None."""
         return self._most
 
     def reserve(self, rows: int) -> bool:
         """Make room for the outputs of ``rows`` rows.
 
         Returns:
-            True if there was too little, and outputs lie elsewhere from now on. What ``first`` returned before stays
-            valid and is written by the passes that are bound to it; it keeps the old memory for as long as it lives.
+            True if there was too little room, and new memory was allocated. Results of earlier calls of ``first`` stay
+            valid, and passes bound to them still write to them; the old memory is freed with the last of them.
 
         Raises:
-            MemoryBudgetExceeded: the plan has not so many rows, or there is not so much address space; the memory is as
-                before.
+            MemoryBudgetExceeded: the plan has fewer rows, or there is not enough address space; the memory is
+                unchanged.
         """
         if rows <= self._rows:
             return False
@@ -103,7 +103,7 @@ class OutputMemory:
                 f"{rows} rows of {self._vocab_size} logits; the plan has {self._most}.",
                 "Ask for fewer, or load the model with larger drafts or a larger budget.",
             )
-        # Rows that are never written take no memory, so without a plan there may be more than were asked for.
+        # Rows that are never written take no memory, so without a plan more are allocated than asked for.
         room = max(self._planned, rows if self._most is not None else 1 << max(rows - 1, _LEAST_ROWS - 1).bit_length())
         try:
             self._memory = self._allocate(room)
@@ -117,7 +117,7 @@ class OutputMemory:
         return True
 
     def first(self, rows: int) -> Outputs:
-        """Return the outputs of a pass that wants logits for ``rows`` rows, for which there is room."""
+        """Return the outputs of a pass that needs logits for ``rows`` rows; there must be room for them."""
         assert rows <= self._rows, (rows, self._rows)
         logits, top = self._memory.logits[:rows], self._memory.top
         if top is None:
@@ -125,7 +125,7 @@ class OutputMemory:
         return Outputs(logits, TopTokens(top.ids[:rows], top.logits[:rows], top.log_sum_exp[:rows]))
 
     def release(self) -> None:
-        """Let go of the memory; there is no room for any row any more."""
+        """Release the memory; afterwards there is no room for any row."""
         self._rows = 0
         self._memory = Outputs(np.empty((0, self._vocab_size), np.float32))
 
@@ -148,17 +148,17 @@ def untouched(shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
     numpy asks for huge pages, and then the first row of a head would take the memory of thousands.
     """
     memory = mmap.mmap(-1, math.prod(shape) * np.dtype(dtype).itemsize)
-    # A system without huge pages has nothing to be kept from.
+    # A system without huge pages needs no advice against them.
     advise(memory, "MADV_NOHUGEPAGE")
     return np.frombuffer(memory, dtype).reshape(shape)
 
 
 def give_back(array: Array) -> None:
-    """Make an array of ``untouched``, or what a view is of, zeros again; Linux gets its memory back, others keep it."""
+    """Zero an array of ``untouched``, or the array that a view is of; on Linux this frees its memory, elsewhere not."""
     base: Any = array
     while isinstance(base, np.ndarray | memoryview):
         base = base.base if isinstance(base, np.ndarray) else base.obj
     assert isinstance(base, mmap.mmap), type(base)
-    # The mapping is a shared one, of which MADV_DONTNEED would keep the pages.
+    # The mapping is shared, and MADV_DONTNEED would keep the pages of a shared mapping.
     if not advise(base, "MADV_REMOVE"):
         np.frombuffer(base, np.uint8)[:] = 0

@@ -1,4 +1,4 @@
-"""How far two token sequences agree."""
+"""The common prefix of two token sequences."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def common_prefix(first: Items[int], second: Items[int]) -> int:
     low, high = 0, min(len(first), len(second))
     if first[:high] == second[:high]:
         return high
-    # Slices are compared at the speed of memcmp, items one by one are not.
+    # Comparing slices is as fast as memcmp; comparing items one by one is not.
     while high - low > 1:
         middle = (low + high) // 2
         if first[low:middle] == second[low:middle]:

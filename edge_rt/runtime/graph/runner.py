@@ -1,4 +1,4 @@
-"""Runs the graph of a package over a KV cache: arrays in, logits out, nothing decided."""
+"""Runs the graph of a package over a KV cache: arrays in, logits out, no decisions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edge_rt.runtime.graph.outputs import Outputs
 from edge_rt.session import Session, StopSwitch
 
 MAX_KEPT_SHAPES: Final = 72
-"""Bindings kept for later passes of the same shape; binding anew costs about 40 microseconds."""
+"""Bindings kept for later passes of the same shape; creating one takes about 40 microseconds."""
 
 
 class ModelRunner:
@@ -20,7 +20,7 @@ class ModelRunner:
 
     Args:
         session: the opened graph.
-        io_binding: what it is bound to, the cache's memory included.
+        io_binding: inputs and outputs, the cache's memory included.
         switch: stops a pass.
 
     Raises:
@@ -50,14 +50,14 @@ class ModelRunner:
         Args:
             token_ids: at least one.
             start: rows before it are the context.
-            num_logits: how many of the tokens want logits, at least 1: the last ones.
+            num_logits: how many of the last tokens need logits, at least 1.
             parents: for every token the earlier one of this pass that it follows, or -1 for the context's last; None
                 for a chain. Only packages of the native op profile compute trees.
-            logit_rows: which ``num_logits`` tokens want logits instead of the last ones.
+            logit_rows: indices of the ``num_logits`` tokens that need logits; None takes the last ones.
 
         Returns:
-            What was computed for these rows. The memory is the runner's: any later pass overwrites it, of whatever
-            shape, so what is to be kept longer has to be copied.
+            The results for these rows. The memory belongs to the runner and is overwritten by any later pass, whatever
+            its shape: copy what has to be kept.
 
         Raises:
             Cancelled: the pass was stopped, or the runner was closed.
@@ -76,7 +76,7 @@ class ModelRunner:
         return self._io_binding.cache_address
 
     def close(self) -> None:
-        """Wait for the pass under way and let go of graph and cache; later passes raise ``Cancelled``."""
+        """Wait for the running pass, then release graph and cache; later passes raise ``Cancelled``."""
         with self._running:
             self._session = None
             self._passes.clear()
@@ -88,7 +88,7 @@ class ModelRunner:
         key = (rows, num_logits)
         if key not in self._passes:
             if self._io_binding.outputs.reserve(num_logits):
-                # They would write to the memory before, and keep it.
+                # Old bindings would write to the old memory, and keep it alive.
                 self._passes.clear()
             if len(self._passes) >= MAX_KEPT_SHAPES:
                 del self._passes[next(iter(self._passes))]

@@ -1,4 +1,4 @@
-"""Rows of layers with a sliding window: fewer than positions, given out again when nothing can see them any more."""
+"""Cache rows of layers with a sliding window: fewer than positions, reused when no later token can see them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy.typing as npt
 
 
 class SlidingWindow:
-    """A ring of rows over positions, kept as a map from one to the other.
+    """A ring buffer of cache rows, kept as a map from position to row.
 
-    The first ``capacity`` positions have rows of their own. Every later one takes the row of the position that lies
-    ``capacity`` before it, so that the last ``capacity`` positions that have rows never share one. Rows are given out
-    once: a position that was rolled back keeps its row.
+    The first ``capacity`` positions have rows of their own. Every later position takes the row of the position
+    ``capacity`` before it, so that the last ``capacity`` positions with rows never share one. A position is assigned
+    its row once: it keeps the row when it is rolled back.
 
     Args:
         window: tokens that a token sees, itself included.
@@ -22,9 +22,9 @@ class SlidingWindow:
         row_bytes: bytes of one row in all layers that have the window.
 
     Attributes:
-        window, capacity, row_bytes: likewise.
-        row_map: int32 ``[positions]``, position -> row in memory, which the graph reads; paths through trees permute it
-            (see ``KVCache``). Positions that have no row yet hold 0.
+        window, capacity, row_bytes: the arguments.
+        row_map: int32 ``[positions]``, position -> row in memory, which the graph reads; committing a path through a
+            tree permutes it (see ``KVCache``). Positions that have no row yet hold 0.
         assigned: positions that have rows.
     """
 
@@ -40,12 +40,12 @@ class SlidingWindow:
 
     @property
     def largest_pass(self) -> int:
-        """Rows of a pass for which there is room beside what its first row sees."""
+        """Rows of the largest pass that leaves room for everything its first row sees."""
         positions = len(self.row_map)
         return positions if self.capacity == positions else self.capacity - self.window + 1
 
     def reset(self) -> None:
-        """Begin anew: no position but the first ones has a row."""
+        """Start again: only the first positions have rows."""
         self.row_map[: self.capacity] = np.arange(self.capacity)
         self.assigned = self.capacity
 
@@ -57,7 +57,7 @@ class SlidingWindow:
             self.assigned = stop
 
     def holds(self, length: int) -> bool:
-        """Tell whether all that the token behind ``length`` others sees is still there."""
+        """Return whether everything that the token at position ``length`` sees is still in the cache."""
         return max(length + 1 - self.window, 0) >= self.assigned - self.capacity
 
     def check(self, length: int, end: int) -> None:
@@ -66,5 +66,5 @@ class SlidingWindow:
         assert end <= self.assigned <= positions, (end, self.assigned, positions)
         assert self.holds(length), f"rows that are seen behind {length} are gone: {self.assigned} were given out"
         assert np.array_equal(np.sort(last), np.arange(self.capacity)), "a row of the window is mapped twice"
-        # Attention looks at entries before the window too, but not at what they point to.
+        # Attention reads the map's entries before the window as well, but not the rows they point to.
         assert np.isin(self.row_map, last).all(), "there is no such row"

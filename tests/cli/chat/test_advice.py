@@ -120,7 +120,7 @@ def test_a_reference_text_leaves_room_for_the_table_beside_it(drafting):
     texts = [drafting.model.tokenizer.decode([300] * (tokens - less)) for less in (8, 64)]
     counts = [len(drafting.model.tokenizer.encode_text(text)) for text in texts]
     assert [tokens - 64 < counts[0] <= tokens, counts[1] <= tokens - 64] == [True, True]
-    with pytest.raises(ReferenceBudgetExceeded, match=f"may remember {tokens - 64} of it"):
+    with pytest.raises(ReferenceBudgetExceeded, match=f"may keep {tokens - 64} of them"):
         drafting.set_options(drafting.options.with_options(reference=texts[0]))
     drafting.set_options(drafting.options.with_options(reference=texts[0], spec="reference"))
     drafting.set_options(drafting.options.with_options(reference=texts[1], spec="auto"))
@@ -139,7 +139,7 @@ def test_a_reference_text_that_another_load_has_no_room_for_is_told(drafting):
 
 def test_a_text_that_has_to_be_encoded_at_once_is_refused_where_it_does_not_fit_the_plan(tight, tmp_path):
     (tmp_path / "long.txt").write_text("~" * 9000)
-    with pytest.raises(MemoryBudgetExceeded, match=r"9000 bytes without a place to cut.*room for 8192") as caught:
+    with pytest.raises(MemoryBudgetExceeded, match=r"9000 bytes without a place to split.*room for 8192") as caught:
         tight.model.texts._require_encodable("~" * 9000)
     assert "spaces or line ends" in caught.value.action
     with pytest.raises(EncodingBudgetExceeded, match="9000 bytes") as advised, in_words_of_a_chat():
