@@ -83,7 +83,7 @@ MUTATIONS = [
     ),
     Mutation(FALLBACKS, "_TREES: Final = (16, 12, 8, 6, 4)", "_TREES: Final = ()", LADDER),
     Mutation(FALLBACKS, '("f32", "f16", "int8", "k8v4", "int4")', '("f32", "f16", "k8v4", "int4")', LADDER),
-    Mutation(FALLBACKS, "((4096, LEAST_TABLE), (LEAST_TABLE, LEAST_TABLE))", "((LEAST_TABLE, LEAST_TABLE),)", LADDER),
+    Mutation(FALLBACKS, "((4096, LEAST_TABLE), (LEAST_TABLE, LEAST_TABLE))", "()", LADDER),
     Mutation(
         "edge_rt/export/estimate.py",
         "max(writing, calibrating, logits",
