@@ -174,7 +174,7 @@ class Background(Generic[T]):
             raise self._error
 
     def before_item(self) -> None:
-        """Hook that runs in the reading thread before it gets an item; does nothing here."""
+        """Prepare the reading thread for an item; a hook that does nothing here."""
 
 
 def run_in_background(work: Callable[[], R]) -> R:
