@@ -219,7 +219,7 @@ def test_other_files_are_refused_and_left_alone(data, tmp_path):
     VerifyState(path, HEADER).__exit__(None, None, None)
     data = data.replace(b"GOOD", path.read_bytes())
     path.write_bytes(data)
-    with pytest.raises(InputError, match="no state of a verification"):
+    with pytest.raises(InputError, match="not the state of a verification"):
         VerifyState(path, HEADER)
     assert path.read_bytes() == data
 
