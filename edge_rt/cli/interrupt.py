@@ -157,7 +157,7 @@ class Background(Generic[T]):
             raise self._error
 
     def before_item(self) -> None:
-        """Hook that runs in the reading thread before it gets an item; does nothing here."""
+        """Run in the reading thread before it gets an item; a subclass may override this, it does nothing here."""
 
 
 def run_in_background(work: Callable[[], R]) -> R:

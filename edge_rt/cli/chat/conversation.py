@@ -254,9 +254,7 @@ class Conversation:
             self.terminal.warn(str(error))
 
     def _base_after(self, kept: _Kept) -> tuple[int, bool]:
-        """Return the bytes that the process is assumed to hold before the next model, and whether they include heap
-        fragments.
-        """
+        """Return the assumed bytes of the process before the next model, and whether they include heap fragments."""
         from edge_rt.runtime.load.planning import PIECES_BYTES
 
         if self._has_pieces or kept.texts is not None:
