@@ -124,7 +124,7 @@ class _Watch:
             BrokenPipeError, EOFError: the process ended early.
         """
         assert self._process.stdout is not None
-        self._say(json.dumps(request))
+        self._send(json.dumps(request))
         pending = b""
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
@@ -140,32 +140,32 @@ class _Watch:
                 pending += piece
                 # It waits for a reply to every line, so there is never more than one.
                 if pending.endswith(b"\n"):
-                    if self._hear(json.loads(pending)):
+                    if self._handle(json.loads(pending)):
                         return MemoryRun(tuple(self._stages), tuple(self._moments))
                     pending = b""
 
-    def _hear(self, told: dict[str, Any]) -> bool:
+    def _handle(self, message: dict[str, Any]) -> bool:
         """Handle one message of the process; return whether it has finished."""
-        name = told.pop("stage")
+        name = message.pop("stage")
         if name == "error":
-            raise _as_error(told["error"])
-        if told.pop("choice", self._choice) != self._choice:
+            raise _as_error(message["error"])
+        if message.pop("choice", self._choice) != self._choice:
             raise InferenceError(
                 "The measured process has made another plan.",
                 f"The plan here is {self._choice}.",
                 "Report it if it repeats.",
             )
         for kind in ("cache", "logits"):
-            if kind in told:
-                self._addresses[kind] = told.pop(kind)
+            if kind in message:
+                self._addresses[kind] = message.pop(kind)
         if name != "addresses":
-            self._look(name, told)
+            self._measure_stage(name, message)
             if self._on_stage is not None:
                 self._on_stage(name)
-        self._say("")
+        self._send("")
         return bool(name == "end")
 
-    def _look(self, name: str, facts: dict[str, Any]) -> None:
+    def _measure_stage(self, name: str, facts: dict[str, Any]) -> None:
         mappings = read_mappings(self._folder)
         memory = read_memory(self._folder)
         cache, logits = (self._addresses.get(kind) for kind in ("cache", "logits"))
@@ -182,7 +182,7 @@ class _Watch:
         self._stages.append(stage)
         self._moments.append(Moment(stage.seconds, memory))
 
-    def _say(self, line: str) -> None:
+    def _send(self, line: str) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(line.encode() + b"\n")
         self._process.stdin.flush()
@@ -191,10 +191,10 @@ class _Watch:
         return time.perf_counter() - self._started
 
 
-def _as_error(told: dict[str, Any]) -> EdgeRTError:
+def _as_error(message: dict[str, Any]) -> EdgeRTError:
     """Return the error that the other process reported."""
-    kind = getattr(errors, told["type"], EdgeRTError)
-    parts = told["what"], told["numbers"], told["action"]
+    kind = getattr(errors, message["type"], EdgeRTError)
+    parts = message["what"], message["numbers"], message["action"]
     try:
         return kind(*parts) if issubclass(kind, EdgeRTError) else InferenceError(*parts)
     except TypeError:

@@ -79,26 +79,26 @@ class Drive:
         """Run all stages."""
         if self._limits.draft_max:
             self._model.calibrate()
-            self._told("calibration")
+            self._report("calibration")
         self._read_and_write()
-        self._told("text")
+        self._report("text")
         with self._model.passes() as (runner, cache):
             cache.truncate(0)
             self._fill(runner, cache, self._limits.ctx - self._nodes - 1)
-        self._told("prefill")
+        self._report("prefill")
         with self._model.passes() as (runner, cache):
             self._verify(runner, cache)
-        self._told("tree")
+        self._report("tree")
         with self._model.passes() as (runner, cache):
             self._all_shapes(runner, cache)
-        self._told("shapes")
+        self._report("shapes")
         with self._model.passes() as (runner, cache):
             self._sample(self._verify(runner, cache))
-        self._told("sampling")
+        self._report("sampling")
         self._fill_tables()
-        self._told("drafters")
+        self._report("drafters")
         self._look_up()
-        self._told("corpus")
+        self._report("corpus")
         # Once more with everything in memory: the longest context, the largest passes, full tables.
         # First a text that cannot be split, with one token per byte.
         self._model.tokenizer.encode_text("7" * longest_stretch(self._limits.ctx))
@@ -107,7 +107,7 @@ class Drive:
             self._fill(runner, cache, self._limits.ctx - self._nodes - 1)
             self._sample(self._verify(runner, cache))
             known = list(cache.token_ids)
-        self._told("together")
+        self._report("together")
         answered = min(ANSWER_TOKENS, self._limits.ctx // 2)
         self._model.generate(
             known[: self._limits.ctx - answered],
@@ -115,9 +115,9 @@ class Drive:
             seed=0,
             logit_bias=dict.fromkeys(self._model.tokenizer.eos_token_ids, -1e4),
         )
-        self._told("answer")
+        self._report("answer")
 
-    def _told(self, name: str) -> None:
+    def _report(self, name: str) -> None:
         with self._model.passes() as (runner, _):
             self._tell(name, cache=runner.cache_address)
 

@@ -183,7 +183,7 @@ def figures(samples: Items[Sample]) -> dict[str, Any]:
     # An answer of one token has no decoding time.
     decoded = [item for item in samples if item.tokens > 1]
     plain, spec = np.array([s.plain_ms for s in decoded]), np.array([s.spec_ms for s in decoded])
-    behind = sum(max(item.tokens - 1, 0) for item in samples)
+    decoded_tokens = sum(max(item.tokens - 1, 0) for item in samples)
     ratios = [s.plain_ms / s.spec_ms for s in decoded if s.spec_ms > 0]
     drafting = sum(s.drafting_ms for s in samples)
     positions = max((len(s.accepted_at) for s in samples), default=0)
@@ -195,11 +195,11 @@ def figures(samples: Items[Sample]) -> dict[str, Any]:
         "speedup_interval": speedup_interval(plain, spec),
         "speedup_mean": _ratio(sum(ratios), len(ratios)),
         "speedup_with_prefill": _ratio(sum(s.plain_total_ms for s in samples), sum(s.spec_total_ms for s in samples)),
-        "tokens_per_step": _ratio(behind, steps),
+        "tokens_per_step": _ratio(decoded_tokens, steps),
         "acceptance": _ratio(sum(s.accepted for s in samples), sum(s.tested for s in samples)),
         "accepted_per_position": [count / steps for count in reached],
-        "tok_s": _ratio(1e3 * behind, spec.sum()),
-        "tok_s_plain": _ratio(1e3 * behind, plain.sum()),
+        "tok_s": _ratio(1e3 * decoded_tokens, spec.sum()),
+        "tok_s_plain": _ratio(1e3 * decoded_tokens, plain.sum()),
         "drafting_share": _ratio(drafting, drafting + sum(s.verifying_ms for s in samples)),
         "repetition": _ratio(sum(s.repeated for s in samples), sum(s.grams for s in samples)),
     }

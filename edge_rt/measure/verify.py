@@ -216,13 +216,14 @@ def summary(found: Items[Answer], modes: Items[str]) -> dict[str, Any]:
         own = [answer for answer in found if answer.mode == mode and (answer.kv, answer.prompt) in compared]
         parted = [item for answer in own if (item := compare(plain[answer.kv, answer.prompt], answer)) is not None]
         differences += parted
-        behind, steps = sum(max(len(answer.token_ids) - 1, 0) for answer in own), sum(answer.steps for answer in own)
+        decoded_tokens = sum(max(len(answer.token_ids) - 1, 0) for answer in own)
+        steps = sum(answer.steps for answer in own)
         by_drafter[mode] = {
             "prompts": len(own),
             "identical": len(own) - len(parted),
             "first_difference": asdict(parted[0]) if parted else None,
             "tokens": sum(len(answer.token_ids) for answer in own),
-            "tokens_per_step": behind / steps if steps else None,
+            "tokens_per_step": decoded_tokens / steps if steps else None,
             "drafted": sum(answer.drafted for answer in own),
         }
     return {

@@ -113,10 +113,10 @@ class VerifyState:
     def _check_header(self, found: dict[str, Any], wanted: dict[str, Any]) -> None:
         if found.get("format") != STATE_FORMAT:
             raise self._not_a_state("Its first line is not the header of one.")
-        if told := _changes(found, wanted):
+        if changes := _changes(found, wanted):
             raise ConfigError(
                 f"{self._path} belongs to another verification.",
-                f"{'; '.join(told)}.",
+                f"{'; '.join(changes)}.",
                 "Give the options it was started with, or name another file.",
             )
 
@@ -132,11 +132,11 @@ class VerifyState:
 
 def _changes(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
     """Return the differences between two headers, one text per value; each option is listed separately."""
-    told = []
+    changes = []
     for name in sorted({*found, *wanted}):
         old, new = found.get(name), wanted.get(name)
         if isinstance(old, dict) and isinstance(new, dict):
-            told += _changes(old, new)
+            changes += _changes(old, new)
         elif old != new:
-            told.append(f"{name:.80} was {old!r:.80}, is now {new!r:.80}")
-    return told
+            changes.append(f"{name:.80} was {old!r:.80}, is now {new!r:.80}")
+    return changes
