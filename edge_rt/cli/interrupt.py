@@ -174,7 +174,7 @@ class Background(Generic[T]):
             raise self._error
 
     def before_item(self) -> None:
-        """Prepare the reading thread for an item; a hook that does nothing here."""
+        """Run in the reading thread before it gets an item; a subclass may override this, it does nothing here."""
 
 
 def run_in_background(work: Callable[[], R]) -> R:

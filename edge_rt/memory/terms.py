@@ -246,7 +246,7 @@ def drafter_bytes(choice: Choice) -> int:
 
 
 def passes_bytes(shape: ModelShape, rows: int, ctx: int) -> int:
-    """Return the most bytes that a pass of up to ``rows`` tokens allocates: the last chunk may be of any size."""
+    """Return the most bytes that a pass of up to ``rows`` tokens allocates; a last chunk may have any such size."""
     return max(allocated_bytes(shape, size, ctx) for size in heaviest_rows(shape, rows))
 
 

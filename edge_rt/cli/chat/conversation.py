@@ -253,7 +253,7 @@ class Conversation:
             self.terminal.warn(str(error))
 
     def _base_after(self, kept: _Kept) -> tuple[int, bool]:
-        """Return the bytes assumed to be held before the next model, and whether they include heap fragments."""
+        """Return the assumed bytes of the process before the next model, and whether they include heap fragments."""
         from edge_rt.runtime.load.planning import PIECES_BYTES
 
         if self._has_pieces or kept.texts is not None:

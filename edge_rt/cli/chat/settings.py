@@ -140,7 +140,7 @@ def check_options(options: GenerationConfig, mode: str) -> None:
 
 
 def options_to_settings(options: GenerationConfig) -> dict[str, Any]:
-    """Return the options that answers depend on as a JSON object, without those of speculation."""
+    """Return the options that answers depend on as a JSON object, without the options of speculation."""
     values = {name: getattr(options, name) for name in OPTION_NAMES if name not in SPEC_OPTIONS}
     return {**values, "logit_bias": dict(options.logit_bias), "stop": list(options.stop)}
 

@@ -51,7 +51,7 @@ def _spec_rows(spec: SpecStats) -> dict[str, str]:
     rows = {
         "speculation": f"{spec.mode}: {spec_text(spec)} in {number(spec.steps)} steps",
         "choices": ", ".join(f"{name} {number(count)}" for name, count in sorted(spec.choices.items())) or "-",
-        "drafted": f"{number(spec.rows_drafted)} rows, {number(spec.draft_n)} of them tested (their parents stayed)",
+        "drafted": f"{number(spec.rows_drafted)} rows, {number(spec.draft_n)} of them tested (their parents were kept)",
         "drafting": f"{100 * spec.drafting_share:.1f} % of the time ({spec.drafting_ms:.1f} ms)",
         "drafters": f"hold {number(spec.memory_bytes / 2**10)} KiB",
     }
