@@ -298,7 +298,7 @@ class TestSharedBudget:
 class TestDecidedPlan:
     @pytest.mark.parametrize("given", ["x", 5, {}], ids=repr)
     def test_it_is_one(self, native_package, given):
-        with pytest.raises(ConfigError, match=r"The argument 'plan' is not a plan\. Got  "):
+        with pytest.raises(ConfigError, match=r"The argument 'plan' is not a plan\. Got "):
             edge_rt.load(native_package, plan=given)
 
     def test_it_is_done_as_it_is(self, native_package):
