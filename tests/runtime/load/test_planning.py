@@ -373,7 +373,7 @@ class TestLimits:
                 with model.passes() as (runner, _):
                     first = runner.forward([7], 0, 1).logits.copy()
                     if memory is not None:
-                        with pytest.raises(MemoryBudgetExceeded, match="needs more memory than there is for it"):
+                        with pytest.raises(MemoryBudgetExceeded, match="needs more memory than is available for it"):
                             runner.forward([5] * 512, 0, 1)
                     assert (runner.forward([7], 0, 1).logits == first).all()
                 answers.append(model.generate(TEXT, max_tokens=20, **GREEDY).token_ids)
