@@ -262,7 +262,7 @@ class Session:
     """One graph opened on a device.
 
     Args:
-        graph: path of the ``.onnx`` file; its weights are found beside it.
+        graph: path of the ``.onnx`` file; its weights are in the same folder.
         threads: size of the process-wide pool.
         providers: execution providers, preferred first.
         profile: the package's op profile; ``"native"`` registers edge-rt's operators.

@@ -169,7 +169,7 @@ def estimate_folder(folder: Path) -> SizeEstimate:
         config = replace(config, num_parameters=sum(map(math.prod, shapes.values())))
         notes.append(
             f"These weights are quantised already, in a form that edge-rt does not read: sizes are those of a usual "
-            f"model with the numbers of {CONFIG_FILE}."
+            f"model with the dimensions in {CONFIG_FILE}."
         )
     elif experts > 1:
         notes.append(

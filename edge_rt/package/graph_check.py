@@ -55,7 +55,7 @@ def check_graph(path: Path, weights_name: str, weights_bytes: int) -> None:
         weights_bytes: size of that file.
 
     Raises:
-        InvalidPackage: the graph is too large, malformed or too deep, or a tensor lies outside the weights.
+        InvalidPackage: the graph is too large, malformed or too deep, or a tensor is outside the weights file.
         OSError: the graph cannot be read.
     """
     with path.open("rb") as stream:

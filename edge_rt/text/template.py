@@ -1,8 +1,8 @@
 """Chat messages -> prompt text, through the model's own chat template.
 
 A template is a program from an untrusted file that works on untrusted text. :mod:`edge_rt.text.template_guard` bounds
-what the program can do. This module keeps their output apart: special tokens that the *template* writes are real,
-special tokens in a *message* are plain text.
+what the program can do. This module keeps template and messages apart: special tokens that the *template* writes are
+real, special tokens in a *message* are plain text.
 
 It does so with a sentinel, a code point that no text may contain (a Unicode noncharacter, one that is absent from all
 inputs). In every message it is inserted into everything that looks like a special token, or could become one together
@@ -139,7 +139,8 @@ class ChatTemplate:
 
         Args:
             messages: each with a ``role`` of :data:`ROLES` and a ``content``: text, or a list of
-                ``{"type": "text", "text": ...}``. Further keys (``tool_calls``, ``name``, ...) are handed on.
+                ``{"type": "text", "text": ...}``. Further keys (``tool_calls``, ``name``, ...) are passed to the
+                template.
             add_generation_prompt: end with the beginning of the assistant's answer.
             tools: descriptions of functions that the model may call.
 
@@ -175,7 +176,7 @@ class ChatTemplate:
 
 
 def lint(template: ChatTemplate) -> list[str]:
-    """Return what is odd about a template, one sentence each: warnings for whoever exports the model."""
+    """Return warnings about a template, one sentence each, for the user who exports the model."""
     question = "edge-rt lint question"
     chat = [{"role": "user", "content": question}]
     try:
@@ -189,7 +190,7 @@ def lint(template: ChatTemplate) -> list[str]:
     if with_prompt.text == without_prompt.text:
         warnings.append("The chat template writes no generation prompt: the model may answer for the user.")
     elif not with_prompt.text.startswith(without_prompt.text):
-        warnings.append("The chat template does not only append: every turn of a chat is computed anew.")
+        warnings.append("The chat template does not only append: every turn of a chat is computed from the start.")
     return warnings
 
 

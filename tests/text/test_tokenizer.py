@@ -92,7 +92,7 @@ HOSTILE = {
     "T1 many values": ("too many values", lambda: "[" + "0," * 8_100_000),
     "T1 key twice": ("occurs twice in one object", lambda: TEXT.replace('"merges":', '"vocab":{},"merges":', 1)),
     "T1 NaN": (
-        "NaN is no number",
+        "NaN is not a number",
         lambda: TEXT.replace('"version":"1.0"', '"version":NaN').replace('"version": "1.0"', '"version": NaN'),
     ),
     "T1 integer of 10000 digits": ("4300 digits", lambda: changed(lambda d: d.update(x=0))[:-2] + "9" * 10_000 + "}"),

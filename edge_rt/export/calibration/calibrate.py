@@ -118,7 +118,7 @@ def calibrate(
 
 
 def _warning(unfit: Mapping[int, int], config: ModelConfig) -> str:
-    """Say how many heads have no constants.
+    """Return a sentence about the heads without constants.
 
     Args:
         unfit: layer -> kv heads whose keys or queries do not fit half precision.

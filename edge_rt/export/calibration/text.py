@@ -51,7 +51,7 @@ class Calibration:
     token_ids: tuple[int, ...]
 
     def to_manifest(self) -> KeyCalibration:
-        """Return what the manifest says about it."""
+        """Return its entry in the manifest."""
         return KeyCalibration(len(self.token_ids), self.source)
 
 

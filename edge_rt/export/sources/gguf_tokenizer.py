@@ -2,7 +2,7 @@
 
 The JSON is written here, field by field, so that one file always gives the same bytes, whatever version of the
 ``tokenizers`` library is installed. Before it is returned it is loaded once through
-:class:`edge_rt.text.tokenizer.Tokenizer`: what a package contains is what the runtime accepts.
+:class:`edge_rt.text.tokenizer.Tokenizer`: so a package only contains what the runtime accepts.
 """
 
 from __future__ import annotations

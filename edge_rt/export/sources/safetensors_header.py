@@ -89,7 +89,7 @@ def read_json(path: Path, most_bytes: int) -> dict[str, Any]:
 
 
 def malformed(path: Path, reason: str) -> InvalidModelFile:
-    """Return the error for a file that is not what it should be."""
+    """Return the error for a malformed file."""
     return InvalidModelFile(f"{path.name} is malformed.", f"{reason[:200]}.", "Fetch the model again.")
 
 
