@@ -143,7 +143,7 @@ def plan_package(package: Package, options: LoadOptions, *, device: Device | Non
 
     Args:
         package: the opened package.
-        options: what is asked for.
+        options: options of the load.
         device: another machine than this one; the process is then assumed to hold nothing yet.
 
     Raises:

@@ -26,7 +26,7 @@ class PromptEncoder:
         context_tokens: capacity of the context; longer prompts are refused.
         like: the encoder of another model; its tokenizer is shared, and not read again, if the package has the same
             one.
-        room: memory for text without places to cut, which has to be encoded at once; None: no limit.
+        room: memory for text that has to be encoded at once because it cannot be cut; None: no limit.
 
     Attributes:
         tokenizer: the package's tokenizer.

@@ -15,7 +15,7 @@ _DRIFT = 1 << 20  # the memory of a process before a load varies a little betwee
 
 
 class EncodingBudget:
-    """Memory for text without places to cut, in the memory plan of a model.
+    """Memory for text that has to be encoded at once, in the memory plan of a model.
 
     Memory beyond the plan is claimed from the budget and kept until the model is closed, as the heap may keep it as
     well.

@@ -55,8 +55,8 @@ class Speculation:
     Args:
         mode: one of ``SPEC_MODES``: the mode of generations that ask for no other.
         draft_max: most drafted tokens of a pass; the cost model usually chooses fewer.
-        exact: whether a row's results do not depend on the rows beside it. Where they do, ``auto`` is off, trees cannot
-            be verified, and a chain that is asked for may give another text than plain decoding.
+        exact: whether the results of a row are independent of the other rows of a pass. If not, ``auto`` is off, trees
+            cannot be verified, and a chain that is asked for may give another text than plain decoding.
         costs: returns stored costs of passes, or measures them; called when first needed.
         corpus: further texts for the suffix drafter; the other drafters do not use it.
         bounds: bounds of the drafters' tables.
