@@ -71,10 +71,17 @@ MUTATIONS = [
         f"{GRAPH}io_binding_native.py", "super().release()\n        self.buffers = []", "super().release()", CACHE
     ),
     Mutation(f"{GRAPH}io_binding_portable.py", "self.keys, self.values = [], []", "self.keys = []", CACHE),
-    Mutation(f"{GRAPH}outputs.py", "base.madvise(mmap.MADV_REMOVE)", "base.madvise(mmap.MADV_DONTNEED)", CACHE),
+    Mutation(f"{GRAPH}outputs.py", '"MADV_REMOVE"', '"MADV_DONTNEED"', CACHE),
     Mutation(f"{GRAPH}io_binding_base.py", "self._cache_buffers()[:1]", "self._cache_buffers()[:0]", CACHE),
-    Mutation("edge_rt/cli/interrupt.py", "self.exit_code = 128 + signum", "self.exit_code = 130", SIGNALS),
-    Mutation("edge_rt/cli/interrupt.py", '("SIGINT", "SIGTERM", "SIGHUP")', '("SIGINT", "SIGHUP")', SIGNALS),
+    Mutation(
+        "edge_rt/cli/interrupt.py",
+        'return 128 + (signals["SIGTERM"] if',
+        'return 130 + 0 * (signals["SIGTERM"] if',
+        SIGNALS,
+    ),
+    Mutation(
+        "edge_rt/cli/interrupt.py", '("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")', '("SIGINT", "SIGHUP")', SIGNALS
+    ),
     Mutation(
         "edge_rt/package/writer.py",
         "shutil.rmtree(self.folder, ignore_errors=True)\n        self._remove_new_parents()",
@@ -83,7 +90,7 @@ MUTATIONS = [
     ),
     Mutation(FALLBACKS, "_TREES: Final = (16, 12, 8, 6, 4)", "_TREES: Final = ()", LADDER),
     Mutation(FALLBACKS, '("f32", "f16", "int8", "k8v4", "int4")', '("f32", "f16", "k8v4", "int4")', LADDER),
-    Mutation(FALLBACKS, "((4096, LEAST_TABLE), (LEAST_TABLE, LEAST_TABLE))", "((LEAST_TABLE, LEAST_TABLE),)", LADDER),
+    Mutation(FALLBACKS, "((4096, LEAST_TABLE), (LEAST_TABLE, LEAST_TABLE))", "()", LADDER),
     Mutation(
         "edge_rt/export/estimate.py",
         "max(writing, calibrating, logits",
@@ -107,18 +114,6 @@ MUTATIONS = [
         "norm, epsilon_, weights[kQkv].format, out}",
         LAYER,
     ),
-    Mutation(
-        f"{ATTENTION}spec_attention.cc",
-        "pass->key_feedback = context.input(first + 2).as<const float>();",
-        "pass->key_feedback = nullptr;",
-        CONSTANTS,
-    ),
-    # Only where there are several kv heads.
-    Mutation(f"{ATTENTION}spec_attention_prepare.inl", "pass.key_centre + first + d", "pass.key_centre + d", CONSTANTS),
-    # Only in heads of more than two vectors, with feedback.
-    Mutation(
-        f"{ATTENTION}spec_attention_feedback.inl", "int other = vector + 2;", "int other = vector + 3;", CONSTANTS
-    ),
     # Only with a balance, and only what queries see of it.
     Mutation(
         f"{ATTENTION}spec_attention_prepare.inl",
@@ -126,6 +121,14 @@ MUTATIONS = [
         "pass.key_balance;",
         CONSTANTS,
     ),
+    # Likewise, and only in heads that are no whole number of vectors.
+    Mutation(
+        f"{ATTENTION}spec_attention_prepare.inl",
+        "vf_store(x + d, vf_mul(",
+        "if (n == 16) vf_store(x + d, vf_mul(",
+        CONSTANTS,
+    ),
+    Mutation(f"{ATTENTION}spec_attention_cpu.inl", "> depth) node =", ">= depth) node =", TREES),
 ]
 
 
