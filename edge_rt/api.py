@@ -176,7 +176,7 @@ def _open(model: str | Path, store: Path | None) -> Package:
         action = "Make a package of it first: edge_rt.export_model(source, out)."
     else:
         action = "Fetch it first: edge_rt.pull(name)."
-    raise ModelNotFound(f"{str(model)[:200]!r} is no package on this machine.", found.description, action)
+    raise ModelNotFound(f"{str(model)[:200]!r} is not a package on this machine.", found.description, action)
 
 
 def pull(

@@ -1,6 +1,6 @@
-"""Formats of the KV cache: how many bytes a token takes in each, for the plan and for the memory that is bound.
+"""Formats of the KV cache: bytes of a token in each format, for the memory plan and for the bound buffers.
 
-How the bytes lie, and what is computed with them, is said in ``csrc/ops/spec_attention/spec_attention.h``.
+The layout of the bytes, and the arithmetic on them, is described in ``csrc/ops/spec_attention/spec_attention.h``.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Final
 GROUP: Final = 32
 """Elements of a row that share one scale."""
 WINDOW_ROUNDING: Final = 64
-"""Rows of layers with a sliding window are a multiple of this, the positions that attention takes at a time."""
+"""The rows of layers with a sliding window are a multiple of this: the positions that attention processes at a time."""
 
 
 def window_capacity(window: int, largest_pass: int, positions: int) -> int:
-    """Return the rows of a layer with a sliding window: what a token sees, and the largest pass.
+    """Return the rows of a layer with a sliding window: enough for all that a token sees and the largest pass.
 
     Args:
         window: tokens that a token sees, itself included.
@@ -32,10 +32,10 @@ class RowFormat:
     """How one head's key, or value, of one token is stored.
 
     Attributes:
-        bits: of an element that is stored by itself.
-        group_code_bytes: of the codes of a group, for formats that store groups whole; 0 for the others.
-        group_extra_bytes: of a group's scale and minimum.
-        code_parts: parts that the codes of a row lie in.
+        bits: of an element that is stored on its own.
+        group_code_bytes: bytes of a group's codes, in formats that store whole groups; 0 in the others.
+        group_extra_bytes: bytes of a group's scale and minimum.
+        code_parts: parts that the codes of a row are split into.
     """
 
     bits: int = 0
@@ -49,9 +49,9 @@ class RowFormat:
         return self.bits * head_dim // 8 + groups * (self.group_code_bytes + self.group_extra_bytes)
 
     def parts(self, head_dim: int) -> tuple[int, ...]:
-        """Return the bytes of what a row is divided into: parts of its codes, then scales and minimums.
+        """Return the bytes of every part of a row: parts of its codes, then scales and minimums.
 
-        All rows' first parts lie together, then all second ones, and so on.
+        The first parts of all rows are stored together, then all second parts, and so on.
         """
         extra = -(-head_dim // GROUP) * self.group_extra_bytes
         codes = (self.bytes(head_dim) - extra) // self.code_parts
@@ -82,7 +82,7 @@ class KvFormat:
     def row_bytes(self, head_dim: int) -> int:
         """Return the bytes of the last axis of a layer's cache, uint8 ``[2, kv_heads, rows, bytes]``.
 
-        Keys and values may differ in size; the mean of both, rounded up, holds them together.
+        Keys and values may differ in size; two rows of their mean size, rounded up, hold both.
         """
         return -(-(self.key.bytes(head_dim) + self.value.bytes(head_dim)) // 2)
 
@@ -91,16 +91,16 @@ class KvFormat:
         return 2 * kv_heads * self.row_bytes(head_dim)
 
     def places(self, kv_heads: int, head_dim: int, capacity: int, rows: int) -> Iterator[tuple[int, int]]:
-        """Yield where the first rows of every head's keys and values lie in a layer's cache.
+        """Yield the byte ranges of the first rows of every head's keys and values in a layer's cache.
 
         Args:
             kv_heads: heads.
             head_dim: elements of a head's key, or value.
             capacity: rows of the cache.
-            rows: how many of them are asked for, at most ``capacity``.
+            rows: number of first rows, at most ``capacity``.
 
         Yields:
-            First byte, and the one behind the last; ascending.
+            Begin and end (exclusive) of a range in bytes; ascending.
         """
         begin = 0
         for size in (size for row in (self.key, self.value) for size in row.parts(head_dim) * kv_heads):

@@ -1,7 +1,7 @@
-"""The custom operators of the native op profile, each described once, and the library that holds them.
+"""The custom operators of the native op profile, each described once, and the library that implements them.
 
-The library is found inside the installed package and nowhere else: a path that a package, an option or the environment
-could choose would be code that they could choose.
+The library is found inside the installed package and nowhere else: if a package, an option or the environment could
+choose the path, it could choose the code that runs.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ DOMAIN: Final = "edge_rt"
 """Domain of the operators in a graph."""
 
 ABI_VERSION: Final = 1
-"""Version of the library's calls and of the operators below; changes together with ``csrc/register.cc``."""
+"""Version of the library's functions and of the operators below; changes together with ``csrc/register.cc``."""
 
 MAX_HEAD_DIM: Final = 512
 MAX_HEADS: Final = 1024
-"""Largest that ``SpecAttention`` takes; its head size is even."""
+"""Largest head size that ``SpecAttention`` supports; it must be even."""
 
 
 def library_file(platform: str = sys.platform) -> str:
@@ -77,14 +77,14 @@ _ATTENTION_PORTS: Final = (
     Port("k_norm", "float", "[D]", is_optional=True),
     Port("sinks", "float", "[H]", is_optional=True),
 )
-"""What attention takes beside queries, keys and values."""
+"""Inputs of attention in addition to queries, keys and values."""
 
 _KEY_CONSTANT_PORTS: Final = (
     Port("key_centre", "float", "[KV, D]", is_optional=True),
     Port("key_balance", "float", "[KV, D]", is_optional=True),
     Port("key_feedback", "float", "[KV, D, D]", is_optional=True),
 )
-"""Constants that keys of 4 bits are written with; ``key_centre`` without softcap and sinks only."""
+"""Constants of 4-bit keys; ``key_centre`` only without softcap and sinks."""
 
 OPS: Final[tuple[Op, ...]] = (
     # y = residual + activation(norm(x) @ weight.T + bias): M rows, K inputs, N outputs.
@@ -107,14 +107,14 @@ OPS: Final[tuple[Op, ...]] = (
             "activation": "string?",
         },
     ),
-    # Rows of the same packed matrix that a tied head multiplies with.
+    # Rows of the same packed matrix that a tied head multiplies by.
     Op(
         "QuantEmbed",
         (Port("ids", "int64", "[S]"), _WEIGHT),
         (Port("y", "float", "[S, K]"),),
         {"format": "string", "out_features": "int", "in_features": "int"},
     ),
-    # Rotates, appends keys and values to `cache` in place, and attends over what is committed and a row's ancestors.
+    # Rotates, appends keys and values to `cache` in place, and attends over the committed rows and a row's ancestors.
     Op(
         "SpecAttention",
         (
@@ -135,7 +135,7 @@ OPS: Final[tuple[Op, ...]] = (
             "epsilon": "float?",
         },
     ),
-    # A whole layer: the operators above one after the other, with one fork and join.
+    # A whole layer: the operators above in sequence, in one parallel section.
     Op(
         "DecoderLayer",
         (
@@ -168,7 +168,7 @@ OPS: Final[tuple[Op, ...]] = (
             "epsilon": "float?",
         },
     ),
-    # The k largest of each row, descending, the smaller id first where two are equal.
+    # The k largest of each row, descending; of equal ones the smaller id first.
     Op(
         "RowTopK",
         (Port("logits", "float", "[R, V]"),),
@@ -212,7 +212,7 @@ class NativeLibrary:
         """Instruction sets that the library has kernels for and this CPU executes, best first."""
 
     def select(self, isa: str | None) -> str:
-        """Choose the instruction set of the sessions that register the library from now on; None is the best one.
+        """Set the instruction set of sessions that register the library from now on; None is the best one.
 
         Returns:
             Its name.
@@ -235,7 +235,7 @@ class NativeLibrary:
         return tuple(describe().decode().splitlines())
 
 
-# Ends with the command, so that it can be copied from the terminal.
+# The command is at the end, so that it can be copied from the terminal.
 _ADVICE: Final = (
     "Install a C++17 compiler and then edge-rt again, or export the model with ONNX Runtime's own operators: "
     "edge-rt export -m SOURCE --out DIR --profile portable"
@@ -262,7 +262,7 @@ def _library_in(package: Traversable) -> Path | None:
 
 
 def _library_in_site_packages() -> Path | None:
-    """Find the library where a Python that was started in a checkout imports its sources, not what is installed."""
+    """Find the installed library if Python was started in a checkout and imports the sources from there."""
     try:
         installed = importlib.metadata.distribution("edge-rt").locate_file("edge_rt")
     except importlib.metadata.PackageNotFoundError:
@@ -271,10 +271,10 @@ def _library_in_site_packages() -> Path | None:
 
 
 def open_library(path: Path | None) -> NativeLibrary:
-    """Load a library; None stands for one that was never built.
+    """Load a library; None means that none was built.
 
     Raises:
-        RuntimeUnavailable, VersionMismatch: there is none, or it cannot be used.
+        RuntimeUnavailable, VersionMismatch: there is no library, or it cannot be used.
     """
     if path is None:
         raise RuntimeUnavailable("The native operators are missing.", _NOT_BUILT, _ADVICE)
@@ -294,14 +294,14 @@ def native_library() -> NativeLibrary:
     """Return the installed library, loaded once.
 
     Raises:
-        RuntimeUnavailable, VersionMismatch: there is none, or it cannot be used.
+        RuntimeUnavailable, VersionMismatch: there is no library, or it cannot be used.
     """
     return open_library(library_path())
 
 
 @dataclass(frozen=True)
 class NativeStatus:
-    """Whether native packages can run here: the library's path, or the sentences that say why not."""
+    """Whether native packages can run here: the library's path, or the sentences of the error."""
 
     library: str | None
     reason: str | None
@@ -314,7 +314,7 @@ class NativeStatus:
 
 
 def native_status(path: Path | None) -> NativeStatus:
-    """Say whether the library at ``path`` (None: there is none) can be used; see ``library_path``."""
+    """Return whether the library at ``path`` (None: there is none) can be used; see ``library_path``."""
     if path is None:
         return NativeStatus(None, _NOT_BUILT)
     try:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ProgressEvent:
-    """One step forward.
+    """Progress within one stage.
 
     Attributes:
         stage: short name of the stage, for example ``"weights"``.
@@ -17,7 +17,7 @@ class ProgressEvent:
         done: units finished inside the stage.
         total: units of the whole stage, or None when unknown.
         unit: what is counted, usually ``"bytes"``.
-        message: a sentence for people, or empty.
+        message: a sentence for the user, or empty.
     """
 
     stage: str

@@ -25,7 +25,9 @@ from edge_rt.system.huge_pages import huge_pages_for_new_memory
 
 MINIMUM_ONNXRUNTIME: Final = (1, 23)
 MINIMUM_FOR_WINDOWS: Final = (1, 24)
-"""Below it GroupQueryAttention sees ``local_window_size`` + 1 tokens; measured: 1.23.2 against 1.24.4 to 1.31.1."""
+"""In older versions GroupQueryAttention sees ``local_window_size`` + 1 tokens; measured: 1.23.2 against 1.24.4 to
+1.31.1.
+"""
 MAX_THREADS: Final = 1024
 
 # Official builds of ONNX Runtime report usage to their vendor unless this is set before they are imported; calling
@@ -40,7 +42,7 @@ except ImportError as _error:
         "edge-rt does not depend on it by itself, because its CPU and GPU wheels overwrite each other.",
         "Install one of them: pip install 'edge-rt[cpu]' or pip install 'edge-rt[gpu]'.",
     ) from _error
-# For programs that imported it before.
+# For programs that imported ONNX Runtime before edge-rt.
 ort.disable_telemetry_events()
 
 
@@ -50,7 +52,7 @@ def onnxruntime_version() -> str:
 
 
 def check_onnxruntime_version(version: str | None = None) -> None:
-    """Refuse a version below the floor.
+    """Refuse a version below the oldest that is supported.
 
     Raises:
         VersionMismatch: ONNX Runtime is too old.
@@ -66,7 +68,7 @@ def check_onnxruntime_version(version: str | None = None) -> None:
 
 
 def check_window_support(op_profile: str, window: int, version: str | None = None) -> None:
-    """Refuse a sliding window where ONNX Runtime's operators compute another one.
+    """Refuse a sliding window that ONNX Runtime's operators compute wrongly.
 
     Args:
         op_profile: of the package; native ones have an operator of their own.
@@ -96,7 +98,7 @@ def available_providers() -> list[str]:
 
 
 class _ThreadPool:
-    """ONNX Runtime's process-wide pool, sized once: pools of single sessions would spin against each other."""
+    """ONNX Runtime's process-wide pool, sized once: threads of separate pools would compete by spinning."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -134,17 +136,17 @@ def pool_size() -> int | None:
 
 
 class StopSwitch:
-    """Stops a run from another thread or a signal handler; reusable once ``reset``.
+    """Stops a run from another thread or a signal handler; can be used again after ``reset``.
 
-    The flag is ours because ONNX Runtime has no error code of its own for a terminated run.
+    edge-rt keeps a flag of its own because ONNX Runtime has no error code for a terminated run.
     """
 
     def __init__(self) -> None:
         # A plain flag: a signal handler must not wait for a lock that it interrupted.
         self._is_set = False
         self._options = ort.RunOptions()
-        # ONNX Runtime's Python looks this up at every run, and throws and catches an exception where it is missing, for
-        # which there is time for a layer of a small model. The value means: capture no graph.
+        # ONNX Runtime's Python code looks this up at every run, and raises and catches an exception if it is missing,
+        # which takes as long as a layer of a small model. The value means: capture no graph.
         self._options.add_run_config_entry("gpu_graph_id", "-1")
         self._options.log_severity_level = 4
 
@@ -154,7 +156,7 @@ class StopSwitch:
         return self._is_set
 
     def stop(self) -> None:
-        """End the current run, and every later one, as soon as the node at work returns."""
+        """End the current run, and every later one, as soon as the running node returns."""
         self._is_set = True
         self._options.terminate = True
 
@@ -180,14 +182,14 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class PassMemory:
-    """Memory for the intermediate values of passes: tensors between operators, and what operators need meanwhile.
+    """Memory for the intermediate values of passes: tensors between operators, and work space of operators.
 
-    It is one piece from the beginning, so what passes leave behind never keeps a later one from finding room; pages
-    that are not written take nothing. Weights that ONNX Runtime packs are counted into the limit, if there is one.
+    It is one block from the beginning, so that it cannot become fragmented; pages that are not written take no memory.
+    Weights that ONNX Runtime packs count towards the limit, if there is one.
 
     Attributes:
-        bytes: of the piece.
-        is_limit: whether a pass that needs more fails; it is given more otherwise.
+        bytes: size of the block.
+        is_limit: whether a pass that needs more fails; otherwise the arena grows.
     """
 
     bytes: int
@@ -199,10 +201,10 @@ class PassMemory:
         size = max(-(-self.bytes // _PAGE) * _PAGE, _PAGE)
         return {
             "max_mem": size if self.is_limit else 0,
-            # The only strategy that heeds the size of the first piece, and the one that grows.
+            # The only strategy that uses the given size of the first block, and the one that grows.
             "arena_extend_strategy": 0,
             "initial_chunk_size_bytes": size,
-            # The rest of a free piece is always free for another tensor.
+            # A free block is always split, so that its rest can hold another tensor.
             "max_dead_bytes_per_chunk": 1,
         }
 
@@ -211,9 +213,9 @@ _PAGE: Final = 4096
 
 
 def _register_arena(configuration: dict[str, int]) -> None:
-    """Make an arena the one that sessions opened from now on take, if they ask for the process's.
+    """Register an arena as the process's: sessions that are opened from now on use it if they ask for that one.
 
-    Registering replaces: a session that was opened before keeps the arena that it was opened with, alone.
+    It replaces the registered arena; a session that was opened before keeps its arena for itself.
     """
     kind = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
     ort.create_and_register_allocator(kind, ort.OrtArenaCfg(configuration))
@@ -221,7 +223,7 @@ def _register_arena(configuration: dict[str, int]) -> None:
 
 @contextmanager
 def _arena_of_its_own(options: Any, memory: PassMemory | None) -> Generator[None]:
-    """Give the session that is opened inside the block an arena that no other session shares."""
+    """Context manager: the session that is opened inside gets an arena that no other session shares."""
     if memory is None:
         yield
         return
@@ -231,17 +233,18 @@ def _arena_of_its_own(options: Any, memory: PassMemory | None) -> Generator[None
         try:
             yield
         finally:
-            # The process would keep the arena's memory after the session is gone, and share it with other programs.
+            # Otherwise the process would keep the arena's memory after the session, and share it with unrelated
+            # sessions.
             _register_arena({})
 
 
-# ONNX Runtime's call takes nothing but a path, so the instruction set is told to the library beforehand; under this
-# lock, because another thread may be opening a session with another one. So it is with arenas.
+# ONNX Runtime's function takes only a path, so the instruction set is set in the library beforehand, under this lock,
+# because another thread may open a session with another instruction set. The same holds for arenas.
 _REGISTRATION: Final = threading.Lock()
 
 
 def _register_native_ops(options: Any, library: NativeLibrary, isa: str | None) -> str:
-    """Add our operators to a session's options; returns the instruction set that they use."""
+    """Add edge-rt's operators to a session's options; return the instruction set that they use."""
     with _REGISTRATION:
         used = library.select(isa)
         try:
@@ -259,18 +262,18 @@ class Session:
     """One graph opened on a device.
 
     Args:
-        graph: path of the ``.onnx`` file; its weights are found beside it.
+        graph: path of the ``.onnx`` file; its weights are in the same folder.
         threads: size of the process-wide pool.
         providers: execution providers, preferred first.
-        profile: the package's op profile; ``"native"`` makes our operators known to the graph.
-        isa: instruction set of our operators, one of ``NativeLibrary.isa_names``; None is the best one.
-        library: our operators; None is the installed library.
-        memory: for intermediate values; None lets ONNX Runtime take what it needs, and keep it.
+        profile: the package's op profile; ``"native"`` registers edge-rt's operators.
+        isa: instruction set of edge-rt's operators, one of ``NativeLibrary.isa_names``; None is the best one.
+        library: library of edge-rt's operators; None is the installed one.
+        memory: memory for intermediate values; None lets ONNX Runtime allocate what it needs, and keep it.
 
     Raises:
         InvalidPackage, UnsupportedModel, MemoryBudgetExceeded: the graph cannot be opened.
         ConfigError: ``threads`` is out of range, the pool already has another size, or ``isa`` cannot be used.
-        RuntimeUnavailable, VersionMismatch: our operators are needed, and missing or unusable.
+        RuntimeUnavailable, VersionMismatch: edge-rt's operators are needed, and missing or unusable.
     """
 
     def __init__(
@@ -290,7 +293,7 @@ class Session:
         options.use_per_session_threads = False
         # Errors reach the caller as exceptions; the log would write them to the terminal a second time.
         options.log_severity_level = 4
-        # A pattern is kept for every shape seen, and prompts come in every length.
+        # ONNX Runtime would keep a memory pattern for every shape, and prompts have many lengths.
         options.enable_mem_pattern = False
         self._isa: str | None = None
         if profile == "native":
@@ -330,7 +333,7 @@ class Session:
 
     @property
     def isa(self) -> str | None:
-        """Instruction set of our operators; None for a portable graph."""
+        """Instruction set of edge-rt's operators; None for a portable graph."""
         return self._isa
 
     def binding(self) -> Binding:
@@ -339,7 +342,7 @@ class Session:
 
 
 class Binding:
-    """Arrays tied to the inputs and outputs of a session; ONNX Runtime reads and writes them in place.
+    """Arrays bound to the inputs and outputs of a session; ONNX Runtime reads and writes them in place.
 
     Bound arrays are kept alive here. An array may be bound to an input and an output at once: that is how
     the KV cache is updated without a copy.
@@ -351,16 +354,16 @@ class Binding:
         self._values: dict[str, Any] = {}
 
     def bind_input(self, name: str, array: np.ndarray[Any, Any]) -> None:
-        """Tie a C-contiguous array to an input."""
+        """Bind a C-contiguous array to an input."""
         self._binding.bind_ortvalue_input(name, self._value(name, array))
 
     def bind_output(self, name: str, array: np.ndarray[Any, Any]) -> None:
-        """Tie a writable C-contiguous array to an output."""
+        """Bind a writable C-contiguous array to an output."""
         assert array.flags.writeable, name
         self._binding.bind_ortvalue_output(name, self._value(name, array))
 
     def _value(self, name: str, array: np.ndarray[Any, Any]) -> Any:
-        # ONNX Runtime copies a non-contiguous array in silence, and what it writes there is lost.
+        # ONNX Runtime silently copies a non-contiguous array, and its output is lost.
         assert array.flags.c_contiguous, name
         value = ort.OrtValue.ortvalue_from_numpy(array)
         self._values[name] = value

@@ -1,4 +1,4 @@
-"""What ONNX Runtime raises -> our errors: the only place where its messages are read."""
+"""Turns exceptions of ONNX Runtime into edge-rt's errors: the only place where its messages are parsed."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def _contains(*words: str) -> Callable[[str], bool]:
     return lambda text: any(word in text for word in words)
 
 
-# Foreign message -> our error, first match wins: (matches, error, what, action).
+# ONNX Runtime's message -> edge-rt's error, first match wins: (matches, error, what, action).
 _TRANSLATIONS: Final[tuple[tuple[Callable[[str], bool], type[EdgeRTError], str, str], ...]] = (
     (
         _contains("Failed to allocate", "bad_alloc", "std::bad_alloc", "Available memory of"),
         MemoryBudgetExceeded,
-        "A pass needs more memory than there is for it.",
+        "A pass needs more memory than is available for it.",
         "Compute fewer tokens at once, use a smaller context, or give a larger budget.",
     ),
     (
@@ -51,11 +51,11 @@ _TRANSLATIONS: Final[tuple[tuple[Callable[[str], bool], type[EdgeRTError], str, 
 
 
 def translate(error: BaseException, *, loading: bool) -> EdgeRTError:
-    """Turn an exception of ONNX Runtime into one of ours.
+    """Turn an exception of ONNX Runtime into an error of edge-rt.
 
     Args:
-        error: what it raised.
-        loading: whether a package was being opened, and not run.
+        error: the exception.
+        loading: whether a package was being opened, rather than run.
     """
     text = f"{type(error).__name__}: {error}"
     numbers = " ".join(text.split())[:300].rstrip(".") + "."

@@ -64,7 +64,7 @@ def require_rule(accept: str, mode: str) -> None:
     """
     if accept == "ratio" and mode != RATIO_MODE:
         raise ConfigError(
-            "The acceptance rule 'ratio' needs a drafter that draws with known probabilities.",
+            "The acceptance rule 'ratio' needs a drafter with known draft probabilities.",
             f"The mode of speculation is {mode!r}; 1 of {len(SPEC_MODES)} has them, {RATIO_MODE!r}.",
             f"Choose {RATIO_MODE} (spec={RATIO_MODE!r}, --spec {RATIO_MODE}), or the rule 'match'.",
         )

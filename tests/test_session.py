@@ -172,7 +172,7 @@ class TestPassMemory:
         compute = self.bound(tmp_path, PassMemory(1 << 20, is_limit=True))
         for _ in range(2):
             assert (compute(1 << 18) == 4).all()
-            with pytest.raises(MemoryBudgetExceeded, match="needs more memory than there is for it"):
+            with pytest.raises(MemoryBudgetExceeded, match="needs more memory than is available for it"):
                 compute((1 << 18) + 64)
         assert (compute(10) == 4).all()
 

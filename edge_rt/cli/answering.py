@@ -1,4 +1,4 @@
-"""One answer: generated in a thread, written here, stopped by Ctrl-C."""
+"""One answer: generated in a background thread, printed by the main thread, stopped by Ctrl-C."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from edge_rt.runtime.stream import Stream
 
 PATIENCE_SECONDS: Final = 0.7
-"""A prompt that is read sooner is not talked about."""
+"""Seconds of prefill after which its progress is shown."""
 
 MakeStream = Callable[[CancelToken, Callable[[int, int], None]], "Stream"]
 
@@ -27,7 +27,7 @@ MakeStream = Callable[[CancelToken, Callable[[int, int], None]], "Stream"]
 def answering(
     make_stream: MakeStream, terminal: Terminal, tend: Callable[[], None] | None = None
 ) -> Generator[Answering]:
-    """Generate an answer; Ctrl-C stops it and keeps what there is, a second one raises ``SignalReceived``.
+    """Generate an answer; Ctrl-C stops it and keeps the text so far, a second Ctrl-C raises ``SignalReceived``.
 
     ::
 
@@ -37,9 +37,9 @@ def answering(
         print(answer.result().usage)
 
     Args:
-        make_stream: begins the generation, given what stops it and what to call while the prompt is read.
-        terminal: shows on a screen how far a long prompt is.
-        tend: called in this thread between pieces, and while there is none.
+        make_stream: starts the generation, given a cancel token and a callback for the progress of prefill.
+        terminal: shows the prefill progress of a long prompt, if it is a screen.
+        tend: called in this thread between pieces of the answer, and while waiting for one.
 
     Raises:
         EdgeRTError: the generation failed.
@@ -51,7 +51,7 @@ def answering(
             yield answer
         except BaseException:
             answer.hide_progress()
-            # What is told next does not belong to the half answer.
+            # The next message starts on a new line, after the incomplete answer.
             terminal.fresh_line()
             raise
         finally:
@@ -60,13 +60,13 @@ def answering(
 
 
 class Answering(Background[Event]):
-    """Events of an answer, read in the main thread; a line says how much of a long prompt is read until the first one.
+    """Events of an answer, read in the main thread; until the first event a line shows the progress of prefill.
 
     Args:
-        make_stream: begins the generation.
-        token: stops it.
-        terminal: where the line goes.
-        tend: called between events, and while there is none.
+        make_stream: starts the generation.
+        token: cancels it.
+        terminal: shows the progress line.
+        tend: called between events, and while waiting for one.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Answering(Background[Event]):
         super().__init__(self._begin, tend)
 
     def result(self) -> Result:
-        """Return the result, once the events are read."""
+        """Return the result; valid after all events were read."""
         assert self._stream is not None
         return self._stream.result()
 
@@ -98,7 +98,7 @@ class Answering(Background[Event]):
             self._is_shown = True
 
     def hide_progress(self) -> None:
-        """Take the line away, if there is one."""
+        """Erase the progress line, if there is one."""
         if self._is_shown:
             self._terminal.control("\r\x1b[K")
             self._is_shown = False

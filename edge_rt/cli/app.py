@@ -1,4 +1,4 @@
-"""The verbs of ``edge-rt``."""
+"""The subcommands of ``edge-rt``."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Language models on the device in front of you.",
+    help="Run language models on your own device.",
     epilog="Exit codes: 0 success, 1 unexpected, 2 usage, 3 input, 4 memory, 5 runtime, 6 storage, "
-    "129 lost terminal, 130 Ctrl-C, 141 reader of the output gone, 143 SIGTERM.",
+    "129 lost terminal, 130 Ctrl-C, 141 output pipe closed, 143 SIGTERM.",
 )
 for command in (chat, generate, export, pull, list_models, rm, inspect, verify, bench, plan, profile, doctor):
     app.command(name="list" if command is list_models else None)(spread(command))

@@ -1,4 +1,4 @@
-"""What a command of edge-rt takes before it loads a model, told from a smaller one that loads none."""
+"""Memory of an edge-rt command before it loads a model, estimated from the memory of a command that loads none."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ if TYPE_CHECKING:
     from edge_rt.memory.device import Device
 
 LIBRARIES_BYTES: Final = 46 << 20
-"""numpy, ONNX Runtime, tokenizers, the runtime and a chat's line editor, beside what every command has; measured: 44.4
-to 45.6 MiB, of which the line editor takes 5."""
+"""numpy, ONNX Runtime, tokenizers, the runtime and a chat's line editor, on top of the memory of every command;
+measured: 44.4 to 45.6 MiB, of which the line editor takes 5."""
 
 
 STEP: Final = 128 << 10
-"""What a process holds is counted in such steps, so that one command has mostly one plan."""
+"""The memory of a process is rounded up to this step, so that the same command mostly gets the same plan."""
 PLANNING: Final = 1 << 19
-"""What ``edge-rt plan`` counts more than a command that loads: processes differ by 0.1 MiB, and what is said to be
-enough is to be enough. As it is less than 1 MiB, 1 MiB less than the smallest budget is refused by every command."""
+"""Margin of ``edge-rt plan`` over a command that loads: processes differ by 0.1 MiB, and a budget that ``plan`` reports
+as enough must be enough. The margin is below 1 MiB, so every command refuses a budget 1 MiB below the smallest one."""
 
 
 def own_bytes() -> int:
-    """Return what this process holds now; asked where a verb begins, before anything large is imported."""
+    """Return the current memory of this process in bytes; called when a command starts, before large imports."""
     import psutil
 
     return int(psutil.Process().memory_info().rss)
 
 
 def this_machine(own_bytes: int) -> Device:
-    """Return this machine as a command finds it that starts here.
+    """Return this machine with the memory that a command has when it starts.
 
-    How much the interpreter and the command line take depends on their versions, so it is read from this process, in
-    steps. A saved description may know of more, but belongs to the installation that made it: it makes no plan smaller.
+    The memory of the interpreter and the command line depends on their versions, so it is measured in this process and
+    rounded up. A saved device description may have a higher value, which is then used; it never makes a plan smaller.
 
     Args:
-        own_bytes: of the process, as the function of that name returned it.
+        own_bytes: memory of the process, as returned by the function ``own_bytes``.
     """
     from edge_rt.memory.device import this_device
 
@@ -42,11 +42,11 @@ def this_machine(own_bytes: int) -> Device:
 
 
 def with_base(device: Device, own_bytes: int) -> Device:
-    """Return the device with what a command takes as ``base_bytes``, or what was measured if that is more.
+    """Return the device with a command's memory as ``base_bytes``, or the measured value if that is more.
 
     Args:
-        device: of this machine.
-        own_bytes: resident memory of a process of the command line that has imported nothing large.
+        device: this machine.
+        own_bytes: resident memory of a command-line process before large imports.
     """
     from edge_rt.byte_size import round_up
 

@@ -1,4 +1,4 @@
-"""Measures this machine: how fast memory is read, and what a process of ours takes by itself."""
+"""Measures this machine: its memory bandwidth, and the memory of an edge-rt process before it loads a model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ with contextlib.redirect_stdout(io.StringIO()):
     main(["plan", "--device", "list"])  # the command line imports more where it reads flags
 print(psutil.Process().memory_info().rss)
 """
-"""Imports what a command that loads a model has imported by then."""
+"""A program with the same imports as a command that loads a model."""
 _GPU_QUERY: Final = ("--query-gpu=name,memory.total,memory.free", "--format=csv,noheader,nounits")
 _TIMEOUT_S: Final = 60.0
 
@@ -31,7 +31,7 @@ Run = Callable[[Sequence[str]], str]
 
 
 def run_command(command: Sequence[str]) -> str:
-    """Return what a program prints.
+    """Run a program and return its output.
 
     Raises:
         OSError, subprocess.SubprocessError: it cannot be run, fails, or takes longer than a minute.
@@ -41,15 +41,15 @@ def run_command(command: Sequence[str]) -> str:
 
 
 def measure_device(name: str, *, bandwidth: Callable[[int], float], run: Run = run_command) -> Device:
-    """Return this machine, measured: about four seconds.
+    """Measure this machine; takes about four seconds.
 
     Args:
-        name: under which it is saved.
+        name: name of the device description.
         bandwidth: measures bytes per second for a number of threads.
-        run: starts a program and returns what it prints.
+        run: runs a program and returns its output.
 
     Raises:
-        RuntimeUnavailable: a process of ours cannot be started.
+        RuntimeUnavailable: a process cannot be started.
     """
     from edge_rt.memory.device import GENERIC, preset, this_device
 
@@ -82,7 +82,7 @@ def base_bytes(run: Run = run_command) -> int:
 
 
 def gpus(run: Run = run_command, which: Callable[[str], str | None] = shutil.which) -> list[dict[str, Any]]:
-    """Return name and memory of NVIDIA's GPUs, as their tool tells them; none where there is no tool.
+    """Return name and memory of NVIDIA GPUs, as reported by ``nvidia-smi``; an empty list without that tool.
 
     They are reported only: edge-rt computes on the CPU.
     """

@@ -1,4 +1,4 @@
-"""Signals, and work in a thread that they can reach."""
+"""Signals, and work in a background thread that signals can stop."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _NAMES: Final = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
 
 
 def stop_signals(of: object = signal) -> dict[str, int]:
-    """Return the signals of a system that ask to stop, by name.
+    """Return the signals of a system that ask a process to stop, by name.
 
-    Ctrl-C everywhere; elsewhere than on Windows SIGTERM and a lost terminal; on Windows Ctrl-Break, which is also the
-    only one that a process can send to another: nobody sends SIGTERM there.
+    These are Ctrl-C on every system; SIGTERM and a lost terminal on all systems but Windows; and Ctrl-Break on Windows,
+    the only one that one process can send to another there.
 
     Args:
         of: has the system's signals as attributes.
@@ -38,7 +38,7 @@ def stop_signals(of: object = signal) -> dict[str, int]:
 
 
 def exit_code_of(signum: int, of: object = signal) -> int:
-    """Return the exit code of a process that a signal stopped: 128 and its number, for Ctrl-Break as for SIGTERM."""
+    """Return the exit code of a process stopped by a signal: 128 plus its number; Ctrl-Break counts as SIGTERM."""
     signals = stop_signals(of)
     return 128 + (signals["SIGTERM"] if signum == signals.get("SIGBREAK") else signum)
 
@@ -46,7 +46,7 @@ def exit_code_of(signum: int, of: object = signal) -> int:
 class SignalReceived(SystemExit):
     """A signal asks to stop; raised in the main thread, so that ``with`` blocks clean up on the way out.
 
-    A ``SystemExit``, because event loops swallow other exceptions that are none of their own.
+    A ``SystemExit``, because event loops swallow other exceptions.
 
     Attributes:
         signum: the signal.
@@ -69,7 +69,7 @@ def signals_as_exceptions() -> Generator[None]:
     """Raise ``SignalReceived`` in the main thread for Ctrl-C, SIGTERM, a lost terminal and Ctrl-Break."""
     previous = {}
     for signum in stop_signals().values():
-        # What the parent had ignored (nohup) stays ignored.
+        # Signals that the parent process ignored (nohup) stay ignored.
         if signal.getsignal(signum) is not signal.SIG_IGN:
             previous[signum] = signal.signal(signum, _raise)
     try:
@@ -81,7 +81,7 @@ def signals_as_exceptions() -> Generator[None]:
 
 @contextmanager
 def cancel_on_interrupt(token: CancelToken) -> Generator[None]:
-    """Make the first Ctrl-C throw the token, and a second one raise."""
+    """Let the first Ctrl-C cancel the token, and a second one raise."""
 
     def cancel(signum: int, frame: FrameType | None) -> None:
         if token.cancelled:
@@ -112,23 +112,23 @@ def interrupt_as_cancelled() -> Generator[None]:
 
 
 class Closable(Protocol[T_co]):
-    """Items that can be read once, and left early."""
+    """An iterable that can be read once, and closed early."""
 
     def __iter__(self) -> Iterator[T_co]:
-        """Begin to read."""
+        """Start reading."""
 
     def close(self) -> None:
-        """End what makes the items, if they are not all read."""
+        """Stop producing items, if not all were read."""
 
 
 class Background(Generic[T]):
-    """Items that are made in a thread of their own and read in the main thread, while signals can reach it.
+    """Items produced in a background thread and read in the main thread, which can handle signals meanwhile.
 
-    ONNX Runtime may take seconds for one call, in which Python runs no signal handler in the thread that made it.
+    A call of ONNX Runtime may take seconds, during which Python runs no signal handler in the calling thread.
 
     Args:
-        make: begins the work and returns its items, a generator for example; called in the other thread.
-        tend: called in the main thread before every item, and every ``POLL_SECONDS`` while there is none.
+        make: starts the work and returns its items, for example a generator; called in the background thread.
+        tend: called in the main thread before every item, and every ``POLL_SECONDS`` while waiting for one.
     """
 
     def __init__(self, make: Callable[[], Closable[T]], tend: Callable[[], None] | None = None) -> None:
@@ -137,7 +137,7 @@ class Background(Generic[T]):
         self._items: queue.SimpleQueue[tuple[T] | Callable[[], None] | None] = queue.SimpleQueue()
         self._error: BaseException | None = None
         self._is_read = False
-        # A daemon, so that an impatient second Ctrl-C need not wait for it.
+        # A daemon thread, so that a second Ctrl-C does not have to wait for it.
         threading.Thread(target=self._run, name=WORKER_NAME, daemon=True).start()
 
     def _run(self) -> None:
@@ -145,17 +145,17 @@ class Background(Generic[T]):
             with closing(self._make()) as items:
                 for item in items:
                     self._items.put((item,))
-        except BaseException as error:  # every failure belongs to the main thread
+        except BaseException as error:  # every error is raised in the main thread
             self._error = error
         finally:
             self._items.put(None)
 
     def call(self, function: Callable[[], None]) -> None:
-        """Have the reading thread call a function before the next item; for the thread that makes the items."""
+        """Let the reading thread call a function before the next item; called by the producing thread."""
         self._items.put(function)
 
     def __iter__(self) -> Iterator[T]:
-        """Yield the items as they come; raise what the work raised."""
+        """Yield the items as they come; raise the error of the work, if there is one."""
         while not self._is_read:
             if self._tend is not None:
                 self._tend()
@@ -174,11 +174,11 @@ class Background(Generic[T]):
             raise self._error
 
     def before_item(self) -> None:
-        """Do what has to be done in the reading thread before it gets an item; nothing here."""
+        """Run in the reading thread before it gets an item; a subclass may override this, it does nothing here."""
 
 
 def run_in_background(work: Callable[[], R]) -> R:
-    """Do the work in a thread and wait for it; a signal ends the waiting at once."""
+    """Run the work in a background thread and wait for it; a signal ends the waiting at once."""
 
     def results() -> Generator[R]:
         yield work()
@@ -188,7 +188,7 @@ def run_in_background(work: Callable[[], R]) -> R:
 
 
 def has_unfinished_work() -> bool:
-    """Return whether a thread of ``Background`` still runs: the process then has to leave without waiting."""
+    """Return whether a thread of ``Background`` still runs: the process must then exit without waiting for it."""
     return any(thread.name == WORKER_NAME for thread in threading.enumerate())
 
 

@@ -1,4 +1,4 @@
-"""From a model argument to a loaded model: say what is fetched, fetch, export, load."""
+"""From a model argument to a loaded model: show what is fetched, fetch, export, load."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def tell_estimate(
     package: str | None = None,
     lead: str = "",
 ) -> None:
-    """Say what an export will need.
+    """Show how much disk and memory an export will need.
 
     Args:
-        terminal: where.
-        estimate: the needs.
-        budget: bytes of memory that it may take; None: as many as there are.
-        package: what is exported only to be loaded afterwards; None: the export is what was asked for.
-        lead: stands before the command that exports it first, such as how to come to where it can be typed.
+        terminal: where to show it.
+        estimate: estimated disk and memory.
+        budget: memory budget in bytes; None: no limit.
+        package: name of the package, if it is exported only to be loaded; None if the user asked for the export.
+        lead: text before the suggested command, such as how to leave a chat to type it.
 
     Raises:
-        MemoryBudgetExceeded: that is more memory than the budget; nothing was written yet.
+        MemoryBudgetExceeded: the estimate is above the budget; nothing was written yet.
     """
     from edge_rt.byte_size import human_bytes, show_size
 
@@ -59,7 +59,7 @@ def tell_estimate(
 
 
 def check_runtime() -> None:
-    """Refuse work that ends in ONNX Runtime before anything is downloaded for it.
+    """Check that ONNX Runtime can be used, before anything is downloaded.
 
     Raises:
         RuntimeUnavailable: ONNX Runtime is not installed.
@@ -71,7 +71,7 @@ def check_runtime() -> None:
 
 
 def tell_source(terminal: Terminal, resolved: Resolved, *, offline: bool, lead: str = "") -> None:
-    """Say what is made from what; not that it will be fetched if the network must not be used."""
+    """Show what a model is made from, and whether it will be fetched, unless the network must not be used."""
     if not offline or resolved.download_bytes == 0:
         terminal.note(f"{lead}{resolved.description}")
 
@@ -79,14 +79,14 @@ def tell_source(terminal: Terminal, resolved: Resolved, *, offline: bool, lead: 
 def obtain_package(
     terminal: Terminal, reference: str, places: PlaceFlags, *, budget: int | None = None, lead: str = ""
 ) -> tuple[str, Package]:
-    """Return the name of a model and its opened package; it is fetched and exported first if need be.
+    """Return the name of a model and its opened package; it is fetched and exported first if needed.
 
     Args:
-        terminal: where to say so.
+        terminal: shows the progress.
         reference: the model argument.
-        places: where models lie.
-        budget: bytes of memory that an export may take; None: as many as there are.
-        lead: stands before a command that helps, as of ``tell_estimate``.
+        places: where models are stored.
+        budget: memory budget of an export in bytes; None: no limit.
+        lead: text before a suggested command, as in ``tell_estimate``.
 
     Raises:
         EdgeRTError: there is no such model, or it cannot be fetched, exported or opened.
@@ -99,7 +99,7 @@ def obtain_package(
     if resolved.kind == "package" and resolved.path is not None:
         return resolved.name, open_package(resolved.path)
     check_runtime()
-    # Whether a GGUF file was exported before is known only once it is hashed.
+    # Whether a GGUF file was exported before is known only after it is hashed.
     is_new = "" if resolved.kind == "gguf" else f"{resolved.name} is not on this machine: "
     tell_source(terminal, resolved, offline=places.offline, lead=is_new)
     on_estimate = functools.partial(tell_estimate, terminal, budget=budget, package=reference, lead=lead)
@@ -111,13 +111,13 @@ def obtain_package(
 
 
 def plan_model(package: Package, options: LoadOptions, base_bytes: int | None = None) -> Plan:
-    """Return the plan for a package, one that fits; nothing is loaded.
+    """Return a plan for a package that fits; nothing is loaded.
 
     Args:
         package: the package.
-        options: how it is to be loaded.
-        base_bytes: what this process held before its first model, if there was one; the package then takes the place of
-            what is loaded now.
+        options: how it will be loaded.
+        base_bytes: memory of this process before its first model, if there was one; the package then replaces the model
+            that is loaded now.
 
     Raises:
         EdgeRTError: the options are wrong, or it does not fit the memory.
@@ -139,7 +139,7 @@ def load_model(package: Package, options: LoadOptions) -> Model:
 
     Args:
         package: the package.
-        options: how it is loaded, and what was decided for it, if anything was.
+        options: how it is loaded, with its plan if there is one.
 
     Raises:
         EdgeRTError: the errors of ``edge_rt.load``.
@@ -163,8 +163,8 @@ def load_model(package: Package, options: LoadOptions) -> Model:
 
 
 def _counted(options: LoadOptions) -> LoadOptions:
-    """Return the options with what this process is counted with, as 'edge-rt plan' does: what it says fits does fit."""
-    # All that a load imports belongs to what the process holds before it.
+    """Return the options with the memory of this process counted as in ``edge-rt plan``, so that both agree."""
+    # Imported first, so that the imports of a load count as memory of the process before the model.
     import edge_rt.runtime.engine  # noqa: F401
 
     base = max(options.base_bytes or 0, round_up(own_bytes(), STEP))

@@ -16,14 +16,14 @@ from edge_rt.errors import Cancelled, EdgeRTError, ErrorJSON, MemoryBudgetExceed
 EXIT_UNEXPECTED: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_OUTPUT_CLOSED: Final = 141
-"""What a shell reports for a program that SIGPIPE ended."""
+"""Exit code that a shell reports for a program ended by SIGPIPE."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command line and return its exit code; every error is told on the way.
+    """Run one command line, report any error, and return its exit code.
 
     Args:
-        arguments: behind the program's name; None: those of this process, which then ends with the command.
+        arguments: arguments after the program's name; None: those of this process, which then ends with the command.
     """
     own = list(sys.argv[1:] if arguments is None else arguments)
     flags = own[: own.index("--")] if "--" in own else own
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with signals_as_exceptions():
             try:
-                # Imported here, so that Ctrl-C is heard from the first moment.
+                # Imported here, so that Ctrl-C is handled from the start.
                 import typer
 
                 from edge_rt.cli.app import app
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _leave(code: int) -> NoReturn:
-    """End the process although a thread is inside ONNX Runtime, which must not be torn down under it."""
+    """End the process without cleaning up, because a thread may still be inside ONNX Runtime."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
@@ -60,12 +60,12 @@ def _leave(code: int) -> NoReturn:
 
 
 def _report(terminal: Terminal, error: Exception, *, verbose: bool, lines: bool) -> int:
-    """Tell an error and return its exit code."""
+    """Report an error and return its exit code."""
     if isinstance(error, OutputClosed):
         _drop_stdout()
         return EXIT_OUTPUT_CLOSED
     if hasattr(error, "format_message"):
-        # A usage error; which module its class lives in differs between versions of typer.
+        # A usage error; the module of its class differs between versions of typer.
         return _report_usage(terminal, error, lines=lines)
     if isinstance(error, OutputFailed):
         terminal.error(str(error))
@@ -85,7 +85,7 @@ def _report(terminal: Terminal, error: Exception, *, verbose: bool, lines: bool)
 
 
 def _as_known(error: Exception) -> EdgeRTError | None:
-    """Return the error as one of ours; None for one that nobody expected."""
+    """Return the error as an ``EdgeRTError``; None for an unexpected one."""
     if isinstance(error, EdgeRTError):
         return error
     if isinstance(error, MemoryError):
@@ -130,6 +130,6 @@ def _document(terminal: Terminal, error: ErrorJSON, *, lines: bool) -> None:
 
 
 def _drop_stdout() -> None:
-    """Let the interpreter's last flush go nowhere instead of failing."""
+    """Redirect stdout to nowhere, so that the interpreter's last flush does not fail."""
     if sys.stdout is not None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

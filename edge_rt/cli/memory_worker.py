@@ -7,7 +7,7 @@ import io
 
 
 def main() -> None:
-    """Import what the command line has imported by then, and do what is asked on standard input."""
+    """Import what a chat has imported before it loads a model, then run the request from standard input."""
     import prompt_toolkit  # noqa: F401
 
     from edge_rt.cli.main import main as run_command_line

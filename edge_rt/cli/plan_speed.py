@@ -1,7 +1,7 @@
-"""Speeds that a plan may expect on this machine: from passes that were measured when a model ran here, if one did.
+"""Expected speeds of a plan on this machine, from measured passes if the model has run here before.
 
-A plan decides by the device's figures, so that it is the same before the first answer and after. What is shown may know
-more.
+A plan decides with the device's figures, so that it is the same before and after the first answer. Only the displayed
+speeds use the measured passes.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Rate:
     """An expected speed.
 
     Attributes:
-        tokens_per_second: of the choice, with half the context filled.
+        tokens_per_second: throughput of the choice with half the context filled.
         plain: the same without speculation.
-        is_measured: whether it comes from passes that were measured here, with this cache.
+        is_measured: whether it comes from passes that were measured on this machine with this cache format.
     """
 
     tokens_per_second: float
@@ -46,7 +46,7 @@ class Speeds:
     Args:
         shape: the model.
         device: the machine.
-        measured: cache format -> what passes cost here; empty for another machine, or before the first answer.
+        measured: cache format -> measured latency of passes; empty for another machine, or before the first answer.
     """
 
     def __init__(self, shape: ModelShape, device: Device, measured: Mapping[str, RowCosts]) -> None:
@@ -55,14 +55,14 @@ class Speeds:
         self._measured = measured
 
     def rate(self, choice: Choice) -> Rate:
-        """Return what a choice is expected to give."""
+        """Return the expected speed of a choice."""
         shape, device = self._shape, self._device
         if not self._measured:
             plain = plain_tokens_per_second(shape, device, choice)
             return Rate(tokens_per_second(shape, device, choice), plain, is_measured=False)
         own = self._measured.get(choice.kv_format)
         size = shape.token_bytes(choice.kv_format)
-        # A cache with larger rows is no faster: what it costs is a safe price for one that was not measured.
+        # A cache with larger rows is not faster, so its latency is a safe estimate for a format that was not measured.
         larger = [name for name in self._measured if shape.token_bytes(name) > size]
         dearer = self._measured[min(larger, key=shape.token_bytes)] if larger else None
         costs = own or dearer or next(iter(self._measured.values()))
@@ -75,19 +75,19 @@ class Speeds:
         line = costs.curve(choice.ctx // 2 if knows_depth else 0, max(2, rows))
         seconds = line[0] / 1e3
         if not knows_depth:
-            # Weights and overhead are the same with every cache; what is read of this one is told by the device.
+            # Weights and overhead are the same with every cache; the time to read this one follows from the device.
             seconds += pass_seconds(shape, device, choice) - pass_seconds(shape, device, replace(choice, ctx=0))
         curve = tuple((place + 1, cost / line[0]) for place, cost in enumerate(line))
         return Rate(speculative_tokens_per_second(seconds, curve, choice), 1 / seconds, own is not None)
 
 
 def measured_here(shape: ModelShape, device: Device, store: CostStore | None = None) -> dict[str, RowCosts]:
-    """Return what passes of a package cost on this machine, by cache format, as far as they were measured undisturbed.
+    """Return the measured latency of a package's passes on this machine, by cache format; disturbed ones are left out.
 
     Args:
         shape: the model.
         device: this machine.
-        store: where costs are kept; None takes that of ``edge_rt.load``.
+        store: where measurements are saved; None uses that of ``edge_rt.load``.
     """
     if shape.package_id is None:
         return {}
@@ -101,7 +101,7 @@ def measured_here(shape: ModelShape, device: Device, store: CostStore | None = N
 
         store = CostStore(platformdirs.user_cache_path("edge-rt") / "row-costs")
     facts = {"package_id": shape.package_id, "threads": device.threads, "edge_rt": VERSION, "cpu": cpu_model()}
-    # The best of the instruction sets is what runs unless another is asked for.
+    # The best instruction set is used unless another is requested.
     usable = (None, native_status(library_path()).best)
     found = [(key, costs) for key, costs in store.find(facts) if costs.steady and key.get("isa") in usable]
     found.sort(key=lambda entry: (len(entry[1].depths), -entry[1].ms[0][0]))

@@ -16,10 +16,10 @@ PATIENCE_SECONDS: Final = 2.0
 
 
 def read_prompt(prompt: str | None, terminal: Terminal) -> str:
-    """Return the prompt of ``-p`` and of standard input, with a blank line between them.
+    """Return the prompt from ``-p`` and standard input, with a blank line between them.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no prompt.
         InputError: standard input is not UTF-8.
     """
     piped = "" if _is_keyboard() else _decode(_read_patiently(prompt, terminal))
@@ -34,7 +34,7 @@ def _is_keyboard() -> bool:
 
 
 def _read_patiently(prompt: str | None, terminal: Terminal) -> bytes:
-    """Read standard input; say what is waited for if it stays open though there is a prompt already."""
+    """Read standard input; if it stays open although ``-p`` gives a prompt, show that it is being waited for."""
     text = "waiting for the end of standard input, which is part of the prompt (none? add: < /dev/null)"
     timer = threading.Timer(PATIENCE_SECONDS, terminal.note, [text])
     timer.daemon = True

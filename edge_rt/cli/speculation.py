@@ -1,4 +1,4 @@
-"""What is said of speculation: why an answer waits, and what a mode does not promise or does not do with a model."""
+"""Messages about speculation: why an answer waits, and limits of a mode with a model."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ if TYPE_CHECKING:
 
 
 def tell_calibration(terminal: Terminal) -> None:
-    """Say why the first answer waits."""
-    terminal.note("measuring what passes cost here (kept for later)", "dim")
+    """Show why the first answer waits."""
+    terminal.note("measuring the latency of passes (saved for later)", "dim")
 
 
 def never_drafts(mode: str, op_profile: str) -> bool:
-    """Return whether a drafter that was asked for has nothing to learn from in an op profile."""
+    """Return whether a requested drafter never drafts in an op profile, because it has nothing to learn from."""
     return mode == "recycling" and op_profile != "native"
 
 
 def warn_of_profile(terminal: Terminal, model: Model, mode: str, *, given: str) -> None:
-    """Say what a drafter that was asked for does not promise, or does not do, in the op profile of this model.
+    """Warn about the limits of a requested drafter in the op profile of this model.
 
     Args:
-        terminal: where to.
+        terminal: receives the warning.
         model: the model.
-        mode: the mode of speculation that was asked for.
-        given: how it was asked for, such as ``--spec ngram``.
+        mode: the requested mode of speculation.
+        given: how the user requested it, such as ``--spec ngram``.
     """
     if mode in (OFF, AUTO) or model.speculation.exact:
         return
@@ -42,13 +42,13 @@ def warn_of_profile(terminal: Terminal, model: Model, mode: str, *, given: str) 
         )
         return
     terminal.warn(
-        f"the op profile of this model is {profile}: what its attention computes for a token depends on the tokens "
-        f"beside it, so with {given} the text may differ from plain decoding. Only chains are drafted."
+        f"the op profile of this model is {profile}: the results of its attention depend on which tokens are computed "
+        f"together, so with {given} the text may differ from plain decoding. Only chains are drafted."
     )
 
 
 def why_not_auto(model: Model) -> str:
-    """Return why a model does something else than ``auto``."""
+    """Return why a model does not use the mode ``auto``."""
     if model.speculation.exact:
         return "auto, to fit the memory"
     return f"auto, op profile {model.package.manifest.op_profile}"
@@ -57,19 +57,19 @@ def why_not_auto(model: Model) -> str:
 def warn_of_limits(
     terminal: Terminal, model: Model, load: LoadOptions, options: GenerationConfig, *, in_chat: bool = False
 ) -> None:
-    """Say what speculation does not promise, or does not do, with this model and these options; often nothing.
+    """Warn about limits of speculation, and unused flags, with this model and these options.
 
     Args:
-        terminal: where to.
+        terminal: receives the warnings.
         model: the model.
         load: how it was loaded.
-        options: of the generations to come; ``spec`` is None unless ``/set spec`` chose it.
-        in_chat: name the command of a chat for what can be changed there, not the flag.
+        options: options of the next generations; ``spec`` is None unless ``/set spec`` chose it.
+        in_chat: name the slash command instead of the flag where there is one.
     """
     wanted = load.spec if options.spec is None else options.spec
     asked = wanted or AUTO
     warn_of_profile(terminal, model, asked, given=f"--spec {asked}" if options.spec is None else f"/set spec {asked}")
-    # Without a mode it is the plan's: where memory is short, speculation may be off.
+    # Without a requested mode the plan chooses it: if memory is short, speculation may be off.
     mode = model.speculation.resolve(wanted, has_reference=options.reference is not None)
     given = {
         "--reference": options.reference,

@@ -1,4 +1,4 @@
-"""The file of ``--spec-trace``: every decoding step's decision, as JSON lines."""
+"""The file of ``--spec-trace``: the decision of every decoding step as JSON lines."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 
 
 class TraceFile:
-    """Decisions as JSON lines, one a line and each written at once; a full disk does not end an answer.
+    """Writes decisions as JSON lines, each one at once; a full disk does not end an answer.
 
     Args:
-        stream: where they go.
+        stream: receives the lines.
     """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream: TextIO | None = stream
-        # Whoever was stopped by a second Ctrl-C leaves while its thread still computes.
+        # After a second Ctrl-C the command exits while its background thread still computes.
         self._lock = threading.Lock()
         self.error: OSError | None = None
 
     def write(self, decision: dict[str, Any]) -> None:
-        """Write one decision; nothing once the file is closed or could not be written."""
+        """Write one decision; does nothing after the file was closed or could not be written."""
         with self._lock:
             if self._stream is None or self.error is not None:
                 return
@@ -41,7 +41,7 @@ class TraceFile:
                 self.error = error
 
     def close(self) -> None:
-        """Close the file; does nothing the second time."""
+        """Close the file; a second call does nothing."""
         with self._lock:
             stream, self._stream = self._stream, None
             if stream is None:
@@ -54,9 +54,9 @@ class TraceFile:
 
 @contextmanager
 def open_trace(path: Path | None, terminal: Terminal) -> Generator[Trace | None]:
-    """Open the file of ``--spec-trace`` and close it on every way out; None without one.
+    """Open the file of ``--spec-trace`` for the block, and close it afterwards; yields None without a path.
 
-    A file of an earlier run is replaced.
+    A trace of an earlier run is replaced.
 
     Raises:
         ConfigError: the file exists and holds something else.
@@ -68,7 +68,7 @@ def open_trace(path: Path | None, terminal: Terminal) -> Generator[Trace | None]
     path = path.expanduser()
     try:
         if path.is_file() and not _is_trace(path):
-            raise ConfigError(f"{path} exists and is no trace.", "It would be lost.", "Choose another file.")
+            raise ConfigError(f"{path} exists and is not a trace.", "It would be lost.", "Choose another file.")
         trace = TraceFile(path.open("w", encoding="utf-8"))
     except OSError as error:
         raise StorageError(f"{path} cannot be written.", f"{error.strerror}.", "Check the path.") from error
@@ -81,7 +81,7 @@ def open_trace(path: Path | None, terminal: Terminal) -> Generator[Trace | None]
 
 
 def _is_trace(path: Path) -> bool:
-    """Return whether a file is empty, or begins with a decision."""
+    """Return whether a file is empty, or starts with a decision."""
     with path.open("rb") as stream:
         line = stream.readline(1 << 16)
     try:

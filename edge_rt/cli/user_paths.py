@@ -8,7 +8,7 @@ from edge_rt.errors import StorageError
 
 
 def path_of(argument: str) -> Path:
-    """Return the path that an argument of a command means: quotes around it are dropped, ``~`` is expanded.
+    """Return the path that a command's argument means: quotes around it are removed, ``~`` is expanded.
 
     Raises:
         StorageError: it names a user that does not exist.

@@ -1,4 +1,4 @@
-"""Checkpoint -> package; what needs numpy or ONNX is imported when first used."""
+"""Exports a checkpoint to a package; modules that need numpy or ONNX are imported when first used."""
 
 from __future__ import annotations
 

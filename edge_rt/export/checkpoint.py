@@ -1,4 +1,4 @@
-"""A checkpoint, read and judged before anything is written: its numbers, matrices, tokenizer and calibration text."""
+"""A checkpoint, read and checked before anything is written: dimensions, matrices, tokenizer, calibration text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edge_rt.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Everything that is known about the checkpoint once its header is read and judged."""
+    """Everything that is known about the checkpoint once its header is read and checked."""
 
     header: GGUFHeader
     config: LlamaConfig
@@ -32,10 +32,10 @@ class Checkpoint:
 
 
 def calibration_text(calibration: Path | str | None, profile: OpProfile) -> CalibrationText | None:
-    """Read the text for the constants of 4-bit keys; None where the package has none.
+    """Read the text for the constants of 4-bit keys; None if the package has no such constants.
 
     Raises:
-        ConfigError: a file was named, and the profile has no 4-bit keys.
+        ConfigError: a file was named, but the profile has no 4-bit keys.
         StorageError, InputError: the file cannot be used.
     """
     if calibration is None:
@@ -54,11 +54,11 @@ def calibration_text(calibration: Path | str | None, profile: OpProfile) -> Cali
 def read_checkpoint(
     header: GGUFHeader, config: LlamaConfig, profile: OpProfile, text: CalibrationText | None = None
 ) -> Checkpoint:
-    """Read and judge everything that can be refused without touching the tensor data.
+    """Read and check everything that can be checked without the tensor data.
 
     Args:
         header: of the checkpoint.
-        config: its numbers.
+        config: its dimensions.
         profile: operators of the graph.
         text: for the constants of 4-bit keys; None for none.
 
@@ -84,7 +84,7 @@ def read_checkpoint(
 
 
 def _template_warnings(template: str | None, tokenizer: Tokenizer) -> tuple[str, ...]:
-    """Say what is odd about the template; one that cannot be used stops chats only, so it is not refused."""
+    """Return warnings about the template; one that cannot be used only prevents chats, so it is not refused."""
     if template is None:
         return ()
     try:

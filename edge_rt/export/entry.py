@@ -1,4 +1,4 @@
-"""The door of the exporter: a checkpoint is judged by its header before numpy or ONNX Runtime are even imported."""
+"""Entry point of the exporter: the checkpoint's header is checked before numpy or ONNX Runtime are imported."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ def export_model(
 ) -> ExportReport:
     """Turn a GGUF checkpoint into a package.
 
-    The destination is absent or complete at every moment: everything is written to a private folder beside it,
-    compared with a plain numpy forward of the checkpoint, and renamed.
+    The destination is absent or complete at every moment: everything is written to a private folder beside it, compared
+    with a plain numpy forward pass of the checkpoint, and then renamed.
 
     Args:
         source: a GGUF file of a supported architecture.
         out: folder to create.
-        profile: ``"native"``: edge-rt's own operators, fast and exact; ``"portable"``: ONNX Runtime's; None: what this
-            machine runs.
+        profile: ``"native"``: edge-rt's own operators, fast and exact; ``"portable"``: ONNX Runtime's; None: native if
+            this machine can run it.
         activations: ``"int8"``: linear layers round their input to int8 per block of 32 (fast); ``"float"``: they do
             not, and the profile is the portable one.
         calibration: text for the constants with which 4-bit keys (the cache formats ``int4`` and ``int4x2``) are
             written, in the native profile: ``"built-in"``; a UTF-8 file of at least 512 tokens, or a ``.json`` file, a
             list of conversations, each a list of ``{"role": ..., "content": ...}``; None: no constants.
-        sampling: how the model's tokens are best chosen; None: what the checkpoint says in its keys
-            ``general.sampling.*`` or, without them, a ``generation_config.json`` beside it.
+        sampling: recommended sampling values of the model; None: those in the checkpoint's keys ``general.sampling.*``
+            or, without them, a ``generation_config.json`` beside it.
         force: replace a package at ``out``.
         progress: called with the stages of ``STAGES``.
         on_estimate: called once with the predicted disk and memory, before anything is written.

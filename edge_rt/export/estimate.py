@@ -1,4 +1,4 @@
-"""What an export will need, computed before anything is written."""
+"""Predicts the disk space and memory of an export before anything is written."""
 
 from __future__ import annotations
 
@@ -49,19 +49,19 @@ def estimate_export(
 
     Args:
         weights: matrices of the model.
-        layout: where everything lies in ``weights.bin``.
-        config: numbers of the model.
+        layout: positions of all tensors in ``weights.bin``.
+        config: dimensions of the model.
         profile: operators of the graph.
         calibration_tokens: of the text that constants of 4-bit keys are computed from; 0 if there are none.
     """
     linears = tuple(weights.linears())
     parts = [part for linear in linears for part in linear.parts]
     writing = PIECE_COPIES * max(_bytes_in_memory(linear) for linear in linears)
-    # The check holds one graph opened by ONNX Runtime at a time, after the reference is gone.
+    # The check has one graph open in ONNX Runtime at a time, after the reference was freed.
     halves = sum(part.tensor.nbytes for part in parts if part.tensor.type_name == "F16")
     opened = int(profile.opened_factor * layout.size + profile.half_factor * halves)
     logits = 6 * CHECK_ROWS * config.vocab_size * 8
-    # The reference holds matrices whole, but for embedding and head, which it takes in pieces.
+    # The reference holds matrices whole, except embedding and head, which it reads in pieces.
     ends = (weights.embedding, weights.head)
     largest = max(part.tensor.elements for linear in linears if linear not in ends for part in linear.parts)
     piece = max(part.tensor.elements * min(1.0, PIECE_BYTES / part.tensor.nbytes) for part in parts)
@@ -86,7 +86,7 @@ def require_room(estimate: ExportEstimate, destination: Path) -> None:
     """Refuse an export that cannot succeed.
 
     Raises:
-        StorageError: the disk has less room than the package needs, or the destination cannot be looked at.
+        StorageError: the disk has less room than the package needs, or the destination cannot be examined.
         MemoryBudgetExceeded: the machine has less memory than the export needs.
     """
     try:

@@ -81,7 +81,8 @@ class ExportReport:
         peak_bytes: highest memory of this process so far.
         seconds: wall time.
         profile: op profile of the package.
-        check: distance of the published graph from the checkpoint; before it the float graph's, if the profile has one.
+        check: differences of the published graph from the checkpoint, after those of the float graph if the profile has
+            one.
         warnings: sentences about the chat template, and about heads without constants for 4-bit keys.
     """
 
@@ -115,27 +116,27 @@ def export_checkpoint(
     on_estimate: Callable[[ExportEstimate], None] | None,
     started: float,
 ) -> ExportReport:
-    """Do the work of ``edge_rt.export.export_model`` on a header that was read and checked.
+    """Export a checkpoint whose header was read and checked; see ``edge_rt.export.export_model``.
 
     Args:
         header: header of the checkpoint.
-        config: its numbers.
+        config: its dimensions.
         out: folder to create.
-        profile: as there.
-        activations: as there.
-        calibration: as there.
-        sampling: as there.
-        force: as there.
-        progress: as there.
-        on_estimate: as there.
-        started: moment of the call, ``time.monotonic``.
+        profile: as in ``export_model``.
+        activations: as in ``export_model``.
+        calibration: as in ``export_model``.
+        sampling: as in ``export_model``.
+        force: as in ``export_model``.
+        progress: as in ``export_model``.
+        on_estimate: as in ``export_model``.
+        started: time of the call, from ``time.monotonic``.
 
     Raises:
-        InputError, StorageError, MemoryBudgetExceeded, ConfigError, RuntimeUnavailable: as there.
+        InputError, StorageError, MemoryBudgetExceeded, ConfigError, RuntimeUnavailable: as in ``export_model``.
     """
     chosen = choose_profile(profile, activations, library_path(), config)
     text = calibration_text(calibration, chosen)
-    # The last stage runs the graph.
+    # Needed by the last stage, which runs the graph.
     check_window_support(chosen.name, config.sliding_window)
 
     stages = [name for name in STAGES if name != "calibrate" or text is not None]
@@ -160,7 +161,7 @@ def export_checkpoint(
         _write_graph(checkpoint, layout, activations, writer.folder / GRAPH_FILE)
         warnings = checkpoint.warnings
         if tokens:
-            # The graph names where the constants lie, whatever they are.
+            # The graph contains the positions of the constants, not their values.
             on_step = functools.partial(stage, "calibrate", unit="steps")
             warnings += calibrate(writer.folder, checkpoint.weights, layout, checkpoint.model, tokens, on_step)
             gc.collect()
@@ -275,7 +276,7 @@ def _check(
 def _check_steps(
     judge: LlamaReference, checkpoint: Checkpoint, activations: str, graph: Path, ids: Sequence[int]
 ) -> CheckResult:
-    """Compare the published graph as a whole and step by step, with never more than one of all open."""
+    """Compare the published graph as a whole and step by step, with never more than one session open."""
     streams = run_steps(graph, checkpoint.model, ids, checkpoint.profile)
     gc.collect()
     logits = run_graph(graph, checkpoint.model, ids, checkpoint.profile)

@@ -1,4 +1,4 @@
-"""Op profiles: what an export writes for one kind of machine; everything that differs between them is asked here."""
+"""Op profiles: what an export writes for one kind of machine; everything that differs between them is defined here."""
 
 from __future__ import annotations
 
@@ -25,14 +25,16 @@ Feeds = dict[str, Array]
 
 
 class OpProfile(ABC):
-    """How matrices lie in ``weights.bin``, and the graph that reads them.
+    """The layout of matrices in ``weights.bin``, and the graph that reads them.
 
     Attributes:
         name: as in the manifest.
-        opened_factor: what ONNX Runtime touches of ``weights.bin`` and packs anew, over its bytes.
+        opened_factor: memory that an open session takes for ``weights.bin``, pages read and weights packed again, over
+            its size.
         half_factor: the same for F16 matrices, beyond ``opened_factor``.
-        rounds_by_rule: activations are rounded as the reference does it, so a graph can be checked step by step.
-        has_4_bit_keys: the cache can have them, and packages hold constants for them.
+        rounds_by_rule: whether activations are rounded as in the reference, so that a graph can be checked step by
+            step.
+        has_4_bit_keys: whether the cache can have 4-bit keys, and packages hold constants for them.
     """
 
     name: ClassVar[str]
@@ -67,7 +69,7 @@ class OpProfile(ABC):
 
     @abstractmethod
     def verify(self, linear: Linear, source: BinaryIO, layout: WeightsLayout, weights: Path) -> None:
-        """Compare what was written with the checkpoint, as far as ``checked_activations`` does not show it.
+        """Compare the written values with the checkpoint, unless the graphs of ``checked_activations`` check them.
 
         Raises:
             InvalidPackage: a value differs.
@@ -91,22 +93,22 @@ class PortableProfile(OpProfile):
 
     name = "portable"
     opened_factor = 2.0  # measured: 1.3 (F32) to 2.0 (Q8_0)
-    half_factor = 1.5  # they are turned to float32; measured: 1.2
+    half_factor = 1.5  # they are converted to float32; measured: 1.2
     rounds_by_rule = False
     has_4_bit_keys = False
 
     def gate_up(self, name: str, gate: Part, up: Part) -> tuple[Linear, ...]:
-        """Stack them: their product is cut in two."""
+        """Stack gate and up: their product is split in two."""
         return stack(name, [gate, up])
 
     place = staticmethod(portable_weights.place)
     fill = staticmethod(portable_weights.fill)
 
     def verify(self, linear: Linear, source: BinaryIO, layout: WeightsLayout, weights: Path) -> None:
-        """Do nothing: the float graph has to agree closely, and reads every value."""
+        """Do nothing: the float graph reads every value and has to agree closely."""
 
     def checked_activations(self, activations: str) -> Sequence[str]:
-        """Return float, which shows what is wrong with the weights, and what is published."""
+        """Return float, which shows faults in the weights, and the published kind."""
         return tuple(dict.fromkeys(("float", activations)))
 
     def builder(self, layout: WeightsLayout, config: ModelConfig, activations: str) -> GraphBuilder:
@@ -142,7 +144,7 @@ class NativeProfile(OpProfile):
     verify = staticmethod(native_weights.verify)
 
     def checked_activations(self, activations: str) -> Sequence[str]:
-        """Return what is published."""
+        """Return the published kind."""
         return (activations,)
 
     def builder(self, layout: WeightsLayout, config: ModelConfig, activations: str) -> GraphBuilder:
@@ -174,7 +176,7 @@ def _common_feeds(config: ModelConfig, token_ids: Sequence[int]) -> tuple[Feeds,
 
 
 class Heads(Protocol):
-    """What attention has to take."""
+    """Attention heads of a model."""
 
     @property
     def num_heads(self) -> int:
@@ -189,17 +191,17 @@ PROFILES: Final[dict[str, OpProfile]] = {p.name: p for p in (NativeProfile(), Po
 
 
 def choose_profile(name: str | None, activations: str, library: Path | None, config: Heads) -> OpProfile:
-    """Return the profile of an export, which this machine must be able to run: the last stage does.
+    """Return the profile of an export; this machine must be able to run it, as the last stage does.
 
     Args:
-        name: ``"native"``, ``"portable"``, or None for the native one wherever it runs the model.
+        name: ``"native"``, ``"portable"``, or None for the native one if it runs the model here.
         activations: ``"int8"`` or ``"float"``, which only the portable profile has.
         library: the native operators, or None if there are none; see ``edge_rt.ops.library_path``.
-        config: numbers of the model.
+        config: dimensions of the model.
 
     Raises:
         ConfigError: a name is unknown, or they do not go together.
-        UnsupportedModel: the native profile was asked for, and its attention does not take the model's heads.
+        UnsupportedModel: the native profile was asked for, and its attention does not support the model's heads.
         RuntimeUnavailable: the native profile was asked for, and its operators are missing or unusable.
     """
     if activations not in ACCURACY_LEVEL:
@@ -223,7 +225,7 @@ def choose_profile(name: str | None, activations: str, library: Path | None, con
         open_library(library)
         if not _fits_native(config):
             raise UnsupportedModel(
-                "The native operators do not take the model's attention heads.",
+                "The native operators do not support the model's attention heads.",
                 f"It has {config.num_heads} heads of {config.head_dim}; at most {MAX_HEADS} of {MAX_HEAD_DIM}, "
                 "and even sizes, are taken.",
                 "Export it with --profile portable.",

@@ -1,8 +1,8 @@
-"""How large a package would be: from a checkpoint's header alone, nothing is loaded and nothing is written.
+"""Estimates the size of a package from a checkpoint's header alone; nothing is loaded or written.
 
-Of a GGUF file that can be exported the sizes are those of the export. Anything else is estimated as if it could be:
-from ``config.json`` and the headers of ``*.safetensors``, or from the header of a GGUF file of another architecture,
-with matrices in 4 bits and embedding and head in 8.
+For a GGUF file that can be exported the sizes are exact. Anything else is estimated as if it could be exported: from
+``config.json`` and the headers of ``*.safetensors``, or from the header of a GGUF file of another architecture, with
+matrices in 4 bits and embedding and head in 8.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from edge_rt.package.manifest import ModelConfig
 
 CONFIG_FILE: Final = "config.json"
 MATRIX_BITS: Final = "matrices in 4 bits (blocks of 32 with scale and minimum), embedding and head in 8 bits"
-"""What is assumed of a package that cannot be exported yet."""
+"""Assumption for packages that cannot be exported yet."""
 
 _TILE_ROWS, _BLOCK = 16, 32
-_BYTES_4_BIT, _BYTES_8_BIT = 320, 544  # of a block of a tile: as packing lays Q4_1 and Q8_0
+_BYTES_4_BIT, _BYTES_8_BIT = 320, 544  # of a block of a tile, for packed Q4_1 and Q8_0
 _PAGE: Final = 4096
 _MAX_CONFIG_BYTES: Final = 16 << 20
 _JSON_TOKEN_BYTES: Final = 42  # of a tokenizer.json, for each token: measured 32 to 43
@@ -36,20 +36,20 @@ _HUGE: Final = 1 << 40
 _LAYER: Final = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.([0-9]{1,6})\.")
 _EXPERTS: Final = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _FULL_LAYER_EVERY: Final = {"gemma2": 2, "gemma3_text": 6}
-"""Kind of model -> every so many layers one has no window, where the configuration does not say."""
-_QWEN_WINDOW_FROM: Final = 28  # the first windowed layer of its family, where the configuration does not say
+"""Kind of model -> n: one in n layers has no window, if the configuration does not say."""
+_QWEN_WINDOW_FROM: Final = 28  # the first windowed layer of its family, if the configuration does not say
 _MAX_CONTEXT: Final = 1 << 24
 
 
 @dataclass(frozen=True)
 class SizeEstimate:
-    """The numbers and sizes of a package that was not made.
+    """The dimensions and sizes of a package that does not exist.
 
     Attributes:
-        config: numbers of the architecture.
+        config: dimensions of the architecture.
         op_profile: of the package.
         weights_bytes: of its ``weights.bin``.
-        embedding_bytes: of a token embedding that the head does not share; 0 if it does.
+        embedding_bytes: of a token embedding that is not shared with the head; 0 if it is.
         tokenizer_bytes: of its ``tokenizer.json``.
         window_layers: layers with a sliding window.
         is_exact: whether an export gives these sizes.
@@ -71,7 +71,7 @@ def estimate_gguf(path: Path) -> SizeEstimate:
 
     Raises:
         InvalidModelFile: the file is malformed.
-        UnsupportedModel: its architecture is unknown, and its header has not the usual numbers either.
+        UnsupportedModel: its architecture is unknown, and its header lacks the usual keys as well.
         StorageError: it cannot be read.
     """
     header = read_header(path)
@@ -79,7 +79,7 @@ def estimate_gguf(path: Path) -> SizeEstimate:
         config = read_config(header)
     except UnsupportedModel as error:
         return _estimate_foreign(header, error)
-    # Laying weights out needs numpy, and judging a file does not.
+    # The layout of weights needs numpy; checking the header does not.
     from edge_rt.export.families.llama_graph import collect_weights, place_weights
     from edge_rt.export.op_profile import choose_profile
     from edge_rt.export.sources.gguf_tokenizer import build_tokenizer
@@ -104,7 +104,7 @@ def estimate_gguf(path: Path) -> SizeEstimate:
 
 
 def is_checkpoint_folder(path: Path) -> bool:
-    """Tell whether a folder holds a model's configuration as the hub keeps it."""
+    """Return whether a folder holds a model's configuration in the hub's format."""
     try:
         return (path / CONFIG_FILE).is_file()
     except OSError:
@@ -117,7 +117,7 @@ def estimate_folder(folder: Path) -> SizeEstimate:
     Raises:
         ModelNotFound: there are no weights.
         InvalidModelFile: a file is malformed, or part of the weights is missing.
-        UnsupportedModel: the configuration has not the usual numbers.
+        UnsupportedModel: the configuration lacks the usual fields.
         StorageError: a file cannot be read.
     """
     document = read_json(folder / CONFIG_FILE, _MAX_CONFIG_BYTES)
@@ -127,7 +127,7 @@ def estimate_folder(folder: Path) -> SizeEstimate:
             f"{CONFIG_FILE} is there, {WEIGHTS_PATTERN} is missing.",
             "Fetch the model's safetensors files, too, or give a GGUF file.",
         )
-    # Models that see or hear keep the numbers of their language model apart.
+    # Multimodal models keep the configuration of their language model in a section of its own.
     text = document.get("text_config")
     numbers = {**document, **text} if isinstance(text, dict) else document
     tensors = read_tensors(folder)
@@ -161,7 +161,7 @@ def estimate_folder(folder: Path) -> SizeEstimate:
     if tensors.are_packed:
         if experts > 1:
             raise UnsupportedModel(
-                f"{folder.name}: the size of this model cannot be told.",
+                f"{folder.name}: the size of this model cannot be estimated.",
                 f"It has {experts} experts in each layer, and its matrices are quantised already.",
                 "Give the checkpoint that it was quantised from.",
             )
@@ -169,7 +169,7 @@ def estimate_folder(folder: Path) -> SizeEstimate:
         config = replace(config, num_parameters=sum(map(math.prod, shapes.values())))
         notes.append(
             f"These weights are quantised already, in a form that edge-rt does not read: sizes are those of a usual "
-            f"model with the numbers of {CONFIG_FILE}."
+            f"model with the dimensions in {CONFIG_FILE}."
         )
     elif experts > 1:
         notes.append(
@@ -182,7 +182,7 @@ def estimate_folder(folder: Path) -> SizeEstimate:
 
 
 def _require_layers(folder: Path, config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Refuse weights that lack whole layers; those of a model that names its layers in another way are not judged.
+    """Refuse weights that lack whole layers; weights with other names for layers are not checked.
 
     Raises:
         InvalidModelFile: layers are missing.
@@ -192,14 +192,14 @@ def _require_layers(folder: Path, config: ModelConfig, shapes: Mapping[str, tupl
     if missing or not shapes:
         count = f"{len(missing)} of {config.num_layers} layers" if shapes else "All tensors"
         raise InvalidModelFile(
-            f"{folder.name} has not all the weights that {CONFIG_FILE} tells of.",
+            f"{folder.name} lacks weights of the model that {CONFIG_FILE} describes.",
             f"{count} are missing" + (f", the first is layer {missing[0]}." if missing else "."),
             "Fetch the model again, all of its files.",
         )
 
 
 def _usual_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Return the tensors of a llama-like model with these numbers."""
+    """Return the tensors of a llama-like model with these dimensions."""
     hidden, inner = config.hidden_size, config.intermediate_size
     heads, pairs = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     shapes: dict[str, tuple[int, ...]] = {"embed_tokens": (config.vocab_size, hidden), "norm": (hidden,)}
@@ -280,7 +280,7 @@ def _is_head(name: str) -> bool:
 
 
 def _tensor_bytes(shape: tuple[int, ...], block_bytes: int) -> int:
-    """Return the bytes of a tensor in tiles of 16 rows and blocks of 32 columns; of a vector in float32."""
+    """Return the bytes of a matrix in tiles of 16 rows and blocks of 32 columns, or of a vector in float32."""
     if len(shape) < 2:
         return 4 * math.prod(shape)
     *outer, rows, columns = shape
@@ -304,14 +304,14 @@ def _config(
     shapes: Mapping[str, tuple[int, ...]],
     where: str,
 ) -> ModelConfig:
-    """Return the numbers, checked; those that may be left out have the usual defaults."""
+    """Return the checked dimensions; fields that may be left out get the usual defaults."""
 
     def require(field: str, value: Any, most: int = _HUGE) -> int:
-        if isinstance(value, list):  # of some architectures every layer has its own
+        if isinstance(value, list):  # in some architectures every layer has a value of its own
             value = max((item for item in value if type(item) is int), default=None)
         if type(value) is not int or not 1 <= value <= most:
             raise UnsupportedModel(
-                f"{where}: the size of this model cannot be told.",
+                f"{where}: the size of this model cannot be estimated.",
                 f"{field} is {value!r:.40}, must be a number from 1 to {most}.",
                 "Give a model whose configuration has the usual fields.",
             )
@@ -355,6 +355,6 @@ def _windows(numbers: Mapping[str, Any], kind: str) -> tuple[int, int]:
     elif type(pattern) is int and pattern > 0:
         count = layers - layers // pattern
     else:
-        # The layers before see everything, whatever the name says.
+        # Earlier layers have full attention, whatever the name says.
         count = layers - first if type(first) is int and first >= 0 else layers
     return (window, min(count, layers)) if count > 0 else (0, 0)

@@ -1,1 +1,1 @@
-"""What only measures: speed, speculation, exactness, memory. Above the runtime, which never imports it."""
+"""Measurements of speed, speculation, exactness and memory. They use the runtime, which never imports them."""

@@ -1,4 +1,4 @@
-"""How fast this machine reads memory: the speed that plain decoding of a large model comes down to."""
+"""Memory bandwidth of this machine, which limits the speed of plain decoding of a large model."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from typing import Final
 import numpy as np
 
 BUFFER_BYTES: Final = 256 << 20
-"""Many times what a core's own caches hold, and not much for a machine that runs models."""
+"""Many times larger than a core's private caches, and small for a machine that runs models."""
 SECONDS: Final = 3.0
 REPEATS: Final = 5
 LEAST_ROUNDS: Final = 3
 STEADY: Final = 0.25
-"""Spread of repeats up to which a measurement is taken as undisturbed."""
+"""Spread of repeats up to which a measurement counts as undisturbed."""
 
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """How fast memory was read.
+    """Measured memory bandwidth.
 
     Attributes:
-        bytes_per_second: by all threads together, in the best of several repeats: other programs only take of it.
-        spread: what the worst repeat has less, as a share of the best.
+        bytes_per_second: bandwidth of all threads together, from the best repeat, because other programs only lower it.
+        spread: difference of the best and the worst repeat, as a share of the best.
     """
 
     bytes_per_second: float
@@ -41,19 +41,19 @@ def measure_bandwidth(
     repeats: int = REPEATS,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Bandwidth:
-    """Return how fast all threads together read, over many rounds through one buffer.
+    """Measure how fast all threads together read one buffer, over many rounds.
 
-    A repeat's speed is what three of four of its rounds stay below.
+    The speed of a repeat is the upper quartile of the speeds of its rounds.
 
     Args:
-        threads: that read, each its own part.
-        buffer_bytes: of the buffer; rounded down to whole parts.
-        seconds: to measure for, in all.
-        repeats: that share the time.
-        clock: seconds.
+        threads: reading threads, each with a separate part of the buffer.
+        buffer_bytes: size of the buffer; rounded down to whole parts.
+        seconds: total duration of the measurement.
+        repeats: number of repeats that share the time.
+        clock: returns the time in seconds.
     """
     part = max(buffer_bytes // 8 // threads, 1)
-    # Ones, because pages of zeros that nobody wrote are all the same page.
+    # Ones, because untouched pages of zeros all map to the same physical page.
     buffer = np.ones(part * threads, np.int64)
     parts = [buffer[thread * part : (thread + 1) * part] for thread in range(threads)]
     found: list[float] = []
@@ -63,7 +63,7 @@ def measure_bandwidth(
             begun = clock()
             while len(rates) < LEAST_ROUNDS or clock() - begun < seconds / repeats:
                 started = clock()
-                # Of numpy's loops that write nothing this one waits for memory alone.
+                # Of numpy's loops that only read, this one is limited by memory alone.
                 list(pool.map(np.maximum.reduce, parts))
                 rates.append(buffer.nbytes / max(clock() - started, 1e-9))
             found.append(statistics.quantiles(rates, n=4)[2])

@@ -1,7 +1,7 @@
 """The llama-bench table of a loaded model, the time to the first token, and the row-cost curve.
 
-Prompts are random tokens, as in llama-bench. Unlike there, choosing the most likely token is part of the generation
-figures; encoding text is not.
+Prompts are random tokens, as in llama-bench. Unlike in llama-bench, the generation figures include choosing the most
+likely token. They do not include encoding text.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class BenchReport:
 
     Attributes:
         tokens_per_second: test name (``pp128``, ``tg128``...) -> one figure per repetition.
-        ttft_ms: milliseconds from a prompt of 128 tokens to the first token, one per repetition.
+        ttft_ms: time to first token in milliseconds for a prompt of 128 tokens, one per repetition.
         row_cost_ms: rows of a pass -> milliseconds of every pass.
         depth: tokens in the cache before each pass of the row-cost curve.
         peak_bytes: highest resident memory of the process.
@@ -78,7 +78,7 @@ def run_benchmark(
     """Measure a model, after a warm-up; it is reset before and after.
 
     Args:
-        model: a model that nobody else is using.
+        model: a model that is not used elsewhere at the same time.
         repetitions: samples of every figure.
         prompt_sizes: lengths of the prompts that are prefilled, in tokens.
         generate: tokens to generate, from an empty cache.
@@ -94,10 +94,10 @@ def run_benchmark(
     if min(repetitions, generate, depth, *prompt_sizes, *row_counts) < 1 or needed > model.context_tokens:
         raise ConfigError(
             "The benchmark does not fit the model.",
-            f"It needs numbers of at least 1 and a context of {needed} tokens; the model has {model.context_tokens}.",
+            f"It needs counts of at least 1 and a context of {needed} tokens; the model has {model.context_tokens}.",
             "Load the model with a larger context, or measure less.",
         )
-    # Every row of these passes wants logits, of which a budget may leave few.
+    # Every row of these passes needs a row of logits, and a small budget may allow only few.
     row_counts = [rows for rows in row_counts if rows <= (model.logit_rows or rows)]
     rng = np.random.default_rng(0)
 
@@ -153,7 +153,7 @@ def _measure_rows(
     chunk: int,
     costs: dict[int, list[float]],
 ) -> None:
-    """Time passes of every row count in turn, so that a slow moment of the machine meets all of them."""
+    """Time passes with interleaved row counts, so that a slow moment of the machine affects all of them."""
     _time_prefill(target, cache, random_ids(depth), chunk)
     for _ in range(PASSES_PER_REPETITION):
         for rows, samples in costs.items():

@@ -1,7 +1,7 @@
-"""Planned memory beside measured: a fresh process is driven to its plan's limits and looked at from outside.
+"""Planned and measured memory: a fresh process runs up to its plan's limits while its parent measures its memory.
 
-The measured peak is the kernel's high-water mark of resident memory (``VmHWM``) of that process, mapped weights
-included, read at its end. The parts are differences between stages, and the resident bytes of mappings.
+The measured peak is the kernel's high-water mark of resident memory (``VmHWM``) of that process, including mapped
+weights, read at its end. The parts are differences between stages, and resident bytes of mappings.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ TERM_OF_STAGE: Final = {
     "sampling": "sampling",
     "drafters": "drafters",
 }
-"""What a stage adds to memory belongs to this term; what other stages add is not accounted for."""
-# Not the calibration: it gives the cache's memory back, which its peak held.
+"""Stage -> term that the memory added in this stage belongs to; memory added in other stages is unaccounted."""
+# Not the calibration, which frees the cache's memory that was part of its peak.
 _HELD_FOR_A_WHILE: Final = ("prefill", "tree", "sampling", "drafters")
 
 
@@ -35,8 +35,8 @@ class Moment:
     """Memory of the process at one moment.
 
     Attributes:
-        seconds: since its start.
-        memory: what it held.
+        seconds: time since its start.
+        memory: its memory.
     """
 
     seconds: float
@@ -45,14 +45,14 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Memory of the process when it had finished a piece of work, and stood still.
+    """Memory of the process after it finished a stage, while it was paused.
 
     Attributes:
-        name: of the work.
-        seconds: since the start of the process.
-        memory: what it held.
+        name: name of the stage.
+        seconds: time since the start of the process.
+        memory: its memory.
         weights_bytes, cache_bytes, logits_bytes, corpus_bytes: resident bytes of these mappings.
-        facts: what the process told of the work beside.
+        facts: other facts about the stage that the process reported.
     """
 
     name: str
@@ -66,12 +66,12 @@ class Stage:
 
     @property
     def mapped_bytes(self) -> int:
-        """Bytes of the parts that are mappings of their own."""
+        """Resident bytes of the parts that are separate mappings."""
         return self.weights_bytes + self.cache_bytes + self.logits_bytes + self.corpus_bytes
 
     @property
     def other_bytes(self) -> int:
-        """Resident bytes beside these parts."""
+        """Resident bytes outside of these mappings."""
         return self.memory.resident_bytes - self.mapped_bytes
 
 
@@ -80,8 +80,8 @@ class MemoryRun:
     """A process that was measured from its start to its end.
 
     Attributes:
-        stages: in the order of time.
-        moments: likewise, about twenty a second.
+        stages: finished stages, in order of time.
+        moments: memory samples, about twenty per second, in order of time.
     """
 
     stages: tuple[Stage, ...]
@@ -93,17 +93,17 @@ class MemoryRun:
         return self.stages[-1].memory.peak_bytes
 
     def highest(self) -> ProcessMemory:
-        """Return the memory at the moment that was seen to hold most."""
+        """Return the memory sample with the most resident bytes."""
         seen = [*(moment.memory for moment in self.moments), *(stage.memory for stage in self.stages)]
         return max(seen, key=lambda memory: memory.resident_bytes)
 
 
 def measured_terms(stages: Iterable[Stage]) -> dict[str, int]:
-    """Return the bytes of every term that stages show.
+    """Return the measured bytes of every term.
 
-    Weights, KV cache, logits and corpus are mappings, whose resident bytes the kernel tells. The others are what
-    resident memory beside these mappings grew by in their stages; where passes, sampling or drafters raised the
-    high-water mark, what was held only in the midst of it counts too.
+    Weights, KV cache, logits and corpus are mappings, whose resident bytes the kernel reports. The other terms are the
+    growth of resident memory outside of these mappings in their stages. Where passes, sampling or drafters raised the
+    high-water mark, memory that was held only during the stage counts too.
     """
     terms = dict.fromkeys(("runtime", "tokenizer", "weights", "session", "kv_cache"), 0)
     terms |= dict.fromkeys(("activations", "logits", "sampling", "drafters"), 0)
@@ -125,12 +125,12 @@ def measured_terms(stages: Iterable[Stage]) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """A plan and what became of it.
+    """A plan and its measurement.
 
     Attributes:
-        plan: what was planned, before the process was started.
-        run: what was measured.
-        chat: the same for a chat, if one was held.
+        plan: the plan, made before the process started.
+        run: the measurement.
+        chat: the measurement of a chat, if there was one.
     """
 
     plan: Plan
@@ -139,12 +139,12 @@ class MemoryReport:
 
     @property
     def relative_error(self) -> float:
-        """By how much the plan was above the measured peak, as a share of that; negative if it was below."""
+        """Error of the plan relative to the measured peak; positive if the plan was higher."""
         return self.plan.total_bytes / self.run.peak_bytes - 1
 
     @property
     def exceeded(self) -> bool:
-        """Whether more was taken than the budget allows."""
+        """Whether the measured peak is above the budget."""
         return self.run.peak_bytes > self.plan.budget_bytes
 
     def terms(self) -> dict[str, dict[str, int]]:
@@ -158,11 +158,11 @@ class MemoryReport:
 
     @property
     def unaccounted_bytes(self) -> int:
-        """Measured peak less all measured terms; negative if terms were at their largest at different times."""
+        """Measured peak minus all measured terms; negative if terms were at their largest at different times."""
         return self.run.peak_bytes - sum(term["measured"] for term in self.terms().values())
 
     def to_json(self) -> dict[str, Any]:
-        """Return all of it as a JSON object."""
+        """Return the report as a JSON object."""
         highest = self.run.highest()
         return {
             "planned_peak_bytes": self.plan.total_bytes,

@@ -1,6 +1,6 @@
-"""Looks at a process that is driven to its plan's limits: starts it, samples its memory, and ends it.
+"""Measures a process that runs up to its plan's limits: starts it, samples its memory, and ends it.
 
-The process is ``memory_worker``; what is seen becomes a ``memory_report.MemoryRun``.
+The process is ``memory_worker``; the result is a ``memory_report.MemoryRun``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from edge_rt.system.process_memory import file_bytes, range_bytes, read_mappings
 
 SAMPLE_SECONDS: Final = 0.05
 _KILLED: Final = -9
-"""Exit code after SIGKILL, of which systems without ``/proc`` have no name."""
+"""Exit code after SIGKILL, a signal whose name is not defined on every system."""
 
 
 def measure_plan(
@@ -40,20 +40,20 @@ def measure_plan(
     turns: int = 0,
     on_stage: Callable[[str], None] | None = None,
 ) -> MemoryRun:
-    """Load a package in a fresh process as planned, drive it to the plan's limits, and measure it meanwhile.
+    """Load a package as planned in a fresh process, run it up to the plan's limits, and measure its memory meanwhile.
 
     Args:
         package: its folder.
-        plan: what it is loaded with.
-        worker: module that the process runs: ``memory_worker``, or one that has more in memory and then runs it.
-        threads: None takes every CPU this process may use.
-        turns: hold a chat of so many turns instead of driving it to its limits.
+        plan: the plan that it is loaded with.
+        worker: module that the process runs: ``memory_worker``, or one that first imports more and then runs it.
+        threads: threads that compute; None uses every CPU this process may use.
+        turns: run a chat of this many turns instead of going to the plan's limits.
         on_stage: called with the name of every finished stage.
 
     Raises:
-        EdgeRTError: what the process raised.
-        MemoryBudgetExceeded: likewise, or the kernel killed it.
-        RuntimeUnavailable: this system does not tell what a process holds.
+        EdgeRTError: the error that the process raised.
+        MemoryBudgetExceeded: the process raised it, or the kernel killed the process.
+        RuntimeUnavailable: this system does not report the memory of a process.
     """
     asked = plan.request
     request = {
@@ -69,17 +69,17 @@ def measure_plan(
         "threads": threads,
         "turns": turns,
     }
-    # Refused here, not after a load.
+    # Fails here, before a load, on systems without this information.
     read_mappings()
     with tempfile.TemporaryFile() as complaints:
         started = time.perf_counter()
         process = subprocess.Popen(
-            # Without the current folder in its path: what lies there is none of ours.
+            # -P: without the current folder in its path, which may hold unrelated modules.
             [sys.executable, "-P", "-m", worker],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=complaints,
-            # Ctrl-C is for this process, which ends that one.
+            # Ctrl-C goes to this process only, which then ends the worker.
             start_new_session=True,
         )
         try:
@@ -93,7 +93,7 @@ def measure_plan(
 
 
 class _Watch:
-    """Looks at a process while it works, and closer whenever it has finished something."""
+    """Samples the memory of a process while it works, and measures it in detail after every stage."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class _Watch:
         started: float,
         on_stage: Callable[[str], None] | None,
     ) -> None:
-        # As it comes through the pipe.
+        # In the form in which it comes through the pipe.
         self._choice = json.loads(json.dumps(asdict(choice)))
         self._process = process
         self._folder = Path(f"/proc/{process.pid}")
@@ -117,20 +117,20 @@ class _Watch:
         self._moments: list[Moment] = []
 
     def follow(self, request: dict[str, Any]) -> MemoryRun:
-        """Give the process its task and follow it to the end.
+        """Send the request to the process and measure it until it has finished.
 
         Raises:
-            EdgeRTError: what it raised.
-            BrokenPipeError, EOFError: it ended before.
+            EdgeRTError: the error that the process raised.
+            BrokenPipeError, EOFError: the process ended early.
         """
         assert self._process.stdout is not None
-        self._say(json.dumps(request))
+        self._send(json.dumps(request))
         pending = b""
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             while True:
                 if not selector.select(SAMPLE_SECONDS):
-                    # One that has just ended tells nothing; the pipe will say so.
+                    # A process that has just ended cannot be read; the pipe reports its end.
                     with suppress(RuntimeUnavailable):
                         self._moments.append(Moment(self._seconds(), read_memory(self._folder)))
                     continue
@@ -138,34 +138,34 @@ class _Watch:
                 if not piece:
                     raise EOFError
                 pending += piece
-                # It waits for an answer to every line, so there is never more than one.
+                # It waits for a reply to every line, so there is never more than one.
                 if pending.endswith(b"\n"):
-                    if self._hear(json.loads(pending)):
+                    if self._handle(json.loads(pending)):
                         return MemoryRun(tuple(self._stages), tuple(self._moments))
                     pending = b""
 
-    def _hear(self, told: dict[str, Any]) -> bool:
-        """Take in what the process tells; returns whether it has finished."""
-        name = told.pop("stage")
+    def _handle(self, message: dict[str, Any]) -> bool:
+        """Handle one message of the process; return whether it has finished."""
+        name = message.pop("stage")
         if name == "error":
-            raise _as_error(told["error"])
-        if told.pop("choice", self._choice) != self._choice:
+            raise _as_error(message["error"])
+        if message.pop("choice", self._choice) != self._choice:
             raise InferenceError(
-                "The process has planned something else than was to be measured.",
-                f"{self._choice} was planned here.",
+                "The measured process has made another plan.",
+                f"The plan here is {self._choice}.",
                 "Report it if it repeats.",
             )
         for kind in ("cache", "logits"):
-            if kind in told:
-                self._addresses[kind] = told.pop(kind)
+            if kind in message:
+                self._addresses[kind] = message.pop(kind)
         if name != "addresses":
-            self._look(name, told)
+            self._measure_stage(name, message)
             if self._on_stage is not None:
                 self._on_stage(name)
-        self._say("")
+        self._send("")
         return bool(name == "end")
 
-    def _look(self, name: str, facts: dict[str, Any]) -> None:
+    def _measure_stage(self, name: str, facts: dict[str, Any]) -> None:
         mappings = read_mappings(self._folder)
         memory = read_memory(self._folder)
         cache, logits = (self._addresses.get(kind) for kind in ("cache", "logits"))
@@ -182,7 +182,7 @@ class _Watch:
         self._stages.append(stage)
         self._moments.append(Moment(stage.seconds, memory))
 
-    def _say(self, line: str) -> None:
+    def _send(self, line: str) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(line.encode() + b"\n")
         self._process.stdin.flush()
@@ -191,10 +191,10 @@ class _Watch:
         return time.perf_counter() - self._started
 
 
-def _as_error(told: dict[str, Any]) -> EdgeRTError:
-    """Return the error that the other process told of."""
-    kind = getattr(errors, told["type"], EdgeRTError)
-    parts = told["what"], told["numbers"], told["action"]
+def _as_error(message: dict[str, Any]) -> EdgeRTError:
+    """Return the error that the other process reported."""
+    kind = getattr(errors, message["type"], EdgeRTError)
+    parts = message["what"], message["numbers"], message["action"]
     try:
         return kind(*parts) if issubclass(kind, EdgeRTError) else InferenceError(*parts)
     except TypeError:
@@ -203,17 +203,17 @@ def _as_error(told: dict[str, Any]) -> EdgeRTError:
 
 
 def _ended(code: int, complaints: IO[bytes]) -> EdgeRTError:
-    """Return the error for a process that ended without a word."""
+    """Return the error for a process that ended without reporting one."""
     if code == _KILLED:
         return MemoryBudgetExceeded(
             "The process that was measured was killed.",
-            "The kernel does that to a process that takes more memory than its group or the machine has.",
+            "The kernel kills a process that needs more memory than its cgroup or the machine has.",
             "Give a smaller --memory or --ctx.",
         )
     complaints.seek(0)
     lines = complaints.read().decode(errors="replace").strip().splitlines()
     return InferenceError(
         "The process that was measured ended early.",
-        f"Its exit code was {code}; it said: {lines[-1] if lines else 'nothing'}"[:300].rstrip(".") + ".",
+        f"Its exit code was {code}; its last output: {lines[-1] if lines else 'nothing'}"[:300].rstrip(".") + ".",
         "Report it if it repeats.",
     )

@@ -1,8 +1,8 @@
-"""The process whose memory ``edge-rt profile`` measures: loads a model and drives it to the limits of its plan.
+"""The process whose memory ``edge-rt profile`` measures: loads a model and uses it up to the limits of its plan.
 
-It runs as a program of its own, ``python -m edge_rt.measure.memory_worker``: one JSON object on standard input says
-what to do; every stage is told as a line of JSON on standard output, and the process stands still until it is answered
-with a line. So it is looked at from outside, and measuring takes no memory in it. The parent is ``memory_watch``.
+It runs as a separate program, ``python -m edge_rt.measure.memory_worker``. One JSON object on standard input is the
+request. After every stage the process writes a line of JSON to standard output and waits for a line in reply. So its
+parent, ``memory_watch``, measures it from outside, and measuring needs no memory in this process.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ CHAT_MESSAGES: Final = (
     "Explain in detail how a lighthouse works, and name the parts of its lamp.",
 )
 _TOP_TOKENS: Final = 8
-_MAPPED_AT_ONCE: Final = 1 << 16  # bytes of a file, where one is touched
+_MAPPED_AT_ONCE: Final = 1 << 16  # bytes of a file that are mapped when one of them is touched
 _LOOKUPS_PER_BLOCK: Final = 16
 _MOST_LOOKUPS: Final = 200_000
-# All of the chain is said: a model's own advice must not change what is measured.
+# All sampling options are set, because a model's recommended sampling must not change what is measured.
 _NUCLEUS: Final = GenerationConfig(temperature=1.0, top_k=0, top_p=0.95, min_p=0.0, repetition_penalty=1.0)
 _SAMPLINGS: Final = (
     _NUCLEUS.with_options(repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1),
@@ -58,56 +58,56 @@ Stage = Callable[..., None]
 
 
 class Drive:
-    """Uses a model as much as its plan allows, stage by stage.
+    """Uses a model as much as its plan allows, one stage after another.
 
     Args:
         model: the loaded model.
-        tell: called behind every stage with its name, and with addresses that the measurement needs.
+        tell: called after every stage with its name, and with addresses that the measurement needs.
     """
 
     def __init__(self, model: Model, tell: Stage) -> None:
         self._model = model
         self._limits = limits = model.plan.choice
         self._tell = tell
-        # Not numpy's generator: what loading that takes belongs to sampling.
+        # Not numpy's generator: the memory to load it counts as sampling.
         self._random = random.Random(0)  # noqa: S311
         self._vocab = model.package.manifest.model.vocab_size
         self._is_native = model.package.manifest.op_profile == "native"
         self._nodes = min(limits.draft_max, limits.ctx - 2)
 
     def run(self) -> None:
-        """Go through all stages."""
+        """Run all stages."""
         if self._limits.draft_max:
             self._model.calibrate()
-            self._told("calibration")
+            self._report("calibration")
         self._read_and_write()
-        self._told("text")
+        self._report("text")
         with self._model.passes() as (runner, cache):
             cache.truncate(0)
             self._fill(runner, cache, self._limits.ctx - self._nodes - 1)
-        self._told("prefill")
+        self._report("prefill")
         with self._model.passes() as (runner, cache):
             self._verify(runner, cache)
-        self._told("tree")
+        self._report("tree")
         with self._model.passes() as (runner, cache):
             self._all_shapes(runner, cache)
-        self._told("shapes")
+        self._report("shapes")
         with self._model.passes() as (runner, cache):
             self._sample(self._verify(runner, cache))
-        self._told("sampling")
+        self._report("sampling")
         self._fill_tables()
-        self._told("drafters")
+        self._report("drafters")
         self._look_up()
-        self._told("corpus")
-        # Once more with everything that is held by now: the longest context, the largest passes, full tables.
-        # First a text that cannot be cut, with a token in every byte.
+        self._report("corpus")
+        # Once more with everything in memory: the longest context, the largest passes, full tables.
+        # First a text that cannot be split, with one token per byte.
         self._model.tokenizer.encode_text("7" * longest_stretch(self._limits.ctx))
         with self._model.passes() as (runner, cache):
             cache.truncate(max(0, self._limits.ctx - self._nodes - 1 - self._limits.prefill_chunk))
             self._fill(runner, cache, self._limits.ctx - self._nodes - 1)
             self._sample(self._verify(runner, cache))
             known = list(cache.token_ids)
-        self._told("together")
+        self._report("together")
         answered = min(ANSWER_TOKENS, self._limits.ctx // 2)
         self._model.generate(
             known[: self._limits.ctx - answered],
@@ -115,26 +115,26 @@ class Drive:
             seed=0,
             logit_bias=dict.fromkeys(self._model.tokenizer.eos_token_ids, -1e4),
         )
-        self._told("answer")
+        self._report("answer")
 
-    def _told(self, name: str) -> None:
+    def _report(self, name: str) -> None:
         with self._model.passes() as (runner, _):
             self._tell(name, cache=runner.cache_address)
 
     def _made_up(self, count: int) -> list[int]:
-        """Return tokens that are distributed somewhat like those of texts: few often, most of them seldom."""
+        """Return random tokens distributed somewhat like those of texts: a few are frequent, most are rare."""
         draw = self._random.random
         return [int(draw() ** 3 * self._vocab) for _ in range(count)]
 
     def _read_and_write(self) -> None:
-        """Turn as many tokens as the context holds, different ones, into text and back."""
+        """Decode as many different tokens as the context holds into text, and encode the text again."""
         tokenizer = self._model.tokenizer
         stream = tokenizer.decode_stream()
         tokens = self._random.sample(range(self._vocab), min(self._limits.ctx, self._vocab))
         tokenizer.encode_prompt("".join(map(stream.push, tokens)))
 
     def _fill(self, runner: ModelRunner, cache: KVCache, length: int) -> None:
-        """Compute made-up tokens in planned chunks until the cache holds ``length`` rows."""
+        """Compute random tokens in planned chunks until the cache holds ``length`` rows."""
         while cache.length < length:
             tokens = self._made_up(min(self._limits.prefill_chunk, length - cache.length))
             with cache.reserve(len(tokens)) as rows:
@@ -142,7 +142,7 @@ class Drive:
                 rows.commit(tokens)
 
     def _verify(self, runner: ModelRunner, cache: KVCache) -> Outputs:
-        """Run the largest tree behind all of the cache, with the logits of every row."""
+        """Run the largest draft tree after all rows of the cache, with the logits of every row."""
         rows = self._nodes + 1
         parents = [(row - 1) // 2 if self._is_native else row - 1 for row in range(rows)]
         parents[0] = ROOT
@@ -152,7 +152,7 @@ class Drive:
         return outputs
 
     def _all_shapes(self, runner: ModelRunner, cache: KVCache) -> None:
-        """Run passes of different shapes, the small ones first, until no more bindings are kept."""
+        """Run passes of different shapes, small ones first, until no more bindings are cached."""
         length = cache.length
         most = min(self._limits.prefill_chunk, self._limits.ctx, MAX_KEPT_SHAPES)
         cache.truncate(max(0, length - most))
@@ -165,7 +165,7 @@ class Drive:
         self._fill(runner, cache, length)
 
     def _sample(self, outputs: Outputs) -> None:
-        """Draw a token from every row, in several ways."""
+        """Sample a token from every row, with several settings."""
         for config in _SAMPLINGS:
             sampler = Sampler(config, self._vocab, self._made_up(self._limits.ctx))
             for row in outputs.logits:
@@ -174,7 +174,7 @@ class Drive:
     # --- drafters ---
 
     def _fill_tables(self) -> None:
-        """Let the drafters learn until they know no more than before: their tables are full, and were cut once."""
+        """Let the drafters learn until their tables no longer grow: they are full and were truncated once."""
         limits, speculation = self._limits, self._model.speculation
         if not limits.draft_max or limits.spec in ("off", "reference"):
             return
@@ -189,7 +189,7 @@ class Drive:
                 drafter.begin(sequence)
             sequence.append(accepted.token_ids)
             drafter.observe(draft, accepted, outputs)
-        # Texts of two different tokens make the largest automaton, and it is cut when it is full.
+        # Texts of two different tokens make the largest automaton, and it is truncated when it is full.
         for _ in range(-(-5 * limits.suffix_tokens // (4 * length))):
             drafter.begin(self._sequence(length, 2))
         if limits.spec == "ngram":
@@ -199,7 +199,7 @@ class Drive:
                 drafter.begin(self._sequence(length))
 
     def _look_up(self) -> None:
-        """Look up what stands at places all over the corpus, until all of it was touched."""
+        """Look up tokens from all over the corpus, until all of it was touched."""
         corpus = self._model.speculation.corpus
         if corpus is None or not self._limits.suffix_tokens:
             return
@@ -213,7 +213,7 @@ class Drive:
         return Sequence(tokens, capacity=self._limits.ctx, max_tokens=None, end_ids=())
 
     def _observations(self, count: int) -> Iterator[tuple[Draft, Accepted, Outputs]]:
-        """Yield steps of trees of which nothing was right, with as many likely tokens as are ever kept."""
+        """Yield steps whose draft trees were rejected, with as many likely tokens as are ever kept."""
         nodes = self._nodes
         shape = (nodes + 1, _TOP_TOKENS)
         logits = np.zeros((nodes + 1, 0), np.float32)
@@ -227,7 +227,7 @@ class Drive:
 
 
 def chat(model: Model, turns: int, tell: Stage) -> None:
-    """Hold a conversation of several turns, told after each; begun anew when the context is full."""
+    """Run a conversation of several turns and report each one; it starts over when the context is full."""
     conversation = model.chat()
     for turn in range(turns):
         message = CHAT_MESSAGES[turn % len(CHAT_MESSAGES)]
@@ -242,14 +242,14 @@ def chat(model: Model, turns: int, tell: Stage) -> None:
 
 
 def work(request: dict[str, Any], tell: Stage) -> None:
-    """Do what a request asks for; ``memory_watch.measure_plan`` makes them.
+    """Run a request, as ``memory_watch.measure_plan`` sends it.
 
     Raises:
-        EdgeRTError: the model cannot be loaded or used so.
+        EdgeRTError: the model cannot be loaded or used as requested.
     """
     tell("runtime")
     budget = Budget(request["budget_bytes"])
-    # The process is counted with what was planned for it, so that this plan is that one.
+    # The process counts with its planned memory, so that the plan made here is the same.
     base = budget.claim("the process", 0, base_bytes=request["base_bytes"])
     options = LoadOptions(
         memory=budget,
@@ -276,14 +276,14 @@ def work(request: dict[str, Any], tell: Stage) -> None:
 def main() -> None:
     """Answer one request."""
     answers = sys.stdout
-    # What else is printed must not come between the lines of the answer.
+    # Other output must not mix with the lines of the reply.
     sys.stdout = sys.stderr
 
     def tell(name: str, **facts: Any) -> None:
         answers.write(json.dumps({"stage": name, **facts}) + "\n")
         answers.flush()
         if not sys.stdin.readline():
-            sys.exit("nobody listens any more")
+            sys.exit("the parent process has closed the pipe")
 
     try:
         work(json.loads(sys.stdin.readline()), tell)

@@ -1,4 +1,4 @@
-"""Prompts to measure and to verify with: read from a file, or a few of our own."""
+"""Prompts for measurements and verification: read from a file, or a few built-in ones."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Prompt:
     """One user message.
 
     Attributes:
-        index: its place among all prompts of the file, from 0.
+        index: its index among all prompts of the file, from 0.
         text: the message.
-        category: what kind of request it is; ``"all"`` where the file does not say.
+        category: kind of the request; ``"all"`` if the file has none.
     """
 
     index: int
@@ -31,7 +31,7 @@ class Prompt:
     category: str = NO_CATEGORY
 
     def given_to(self, *, raw: bool) -> str | Sequence[Mapping[str, str]]:
-        """Return what a model is given: the text as it is, or a message for the chat template."""
+        """Return the input of the model: the raw text, or a message for the chat template."""
         return self.text if raw else [{"role": "user", "content": self.text}]
 
 
@@ -55,33 +55,33 @@ _BUILT_IN: Final = {
 
 
 def built_in_prompts() -> list[Prompt]:
-    """Return a few prompts of different kinds; enough to see that something works, too few to report figures of."""
+    """Return a few prompts of different kinds; enough for a check, too few for figures to report."""
     return [Prompt(index, text, category) for index, (category, text) in enumerate(_BUILT_IN.items())]
 
 
 def read_prompts(path: Path) -> list[Prompt]:
     """Read a file of prompts.
 
-    Its lines are either JSON objects with ``turns`` (a list of messages, of which the first is taken: Spec-Bench's
-    form) or ``prompt``, and perhaps ``category``; or plain texts, one prompt a line. Empty lines are skipped.
+    Its lines are either JSON objects or plain texts, one prompt per line. An object has ``turns`` (a list of messages,
+    of which the first is used, as in Spec-Bench) or ``prompt``, and optionally ``category``. Empty lines are skipped.
 
     Raises:
         StorageError: the file cannot be read.
-        InputError: it is too large, no UTF-8, has no prompt, or a line is malformed.
+        InputError: it is too large, not UTF-8, has no prompt, or a line is malformed.
     """
-    # Editors of one system put a mark before the text.
+    # Editors on Windows may write a byte order mark before the text.
     text = read_text(path.expanduser(), MAX_PROMPTS_BYTES).removeprefix("\ufeff")
-    # Not splitlines: JSON texts may hold other characters that it takes for line ends.
+    # Not splitlines, which also splits at other characters that JSON texts may hold.
     lines = [(number, line.strip()) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
     if not lines:
-        raise InputError(f"{path} holds no prompt.", "Every line is empty.", "Write one prompt a line.")
+        raise InputError(f"{path} holds no prompt.", "Every line is empty.", "Write one prompt per line.")
     if not lines[0][1].startswith("{"):
         return [Prompt(index, line) for index, (_, line) in enumerate(lines)]
     return [_from_json(path, number, index, line) for index, (number, line) in enumerate(lines)]
 
 
 def texts_hash(prompts: Sequence[Prompt]) -> str:
-    """Return the SHA-256 of the texts of prompts in their order, as hexadecimal digits."""
+    """Return the SHA-256 of the texts of prompts in order, as hexadecimal digits."""
     return hashlib.sha256(json.dumps([prompt.text for prompt in prompts]).encode()).hexdigest()
 
 
@@ -89,22 +89,22 @@ def _from_json(path: Path, number: int, index: int, line: str) -> Prompt:
     try:
         document: Any = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise _malformed(path, number, f"it is no JSON: {error}") from error
+        raise _malformed(path, number, f"it is not JSON: {error}") from error
     if not isinstance(document, dict):
-        raise _malformed(path, number, "it is no JSON object")
+        raise _malformed(path, number, "it is not a JSON object")
     turns = document.get("turns")
     text = turns[0] if isinstance(turns, list) and turns else document.get("prompt")
     if not isinstance(text, str) or not text.strip():
         raise _malformed(path, number, "it has neither 'turns' nor 'prompt' with a text")
     category = document.get("category", NO_CATEGORY)
     if not isinstance(category, str):
-        raise _malformed(path, number, "its 'category' is no text")
+        raise _malformed(path, number, "its 'category' is not a text")
     return Prompt(index, text, category)
 
 
 def _malformed(path: Path, number: int, reason: str) -> InputError:
     return InputError(
-        f"{path} is no file of prompts.",
+        f"{path} is not a file of prompts.",
         f"Line {number}: {reason:.200}.",
         "Write a JSON object with 'turns' or 'prompt' on every line, or a plain text on every line.",
     )

@@ -1,4 +1,4 @@
-"""What speculation gains on prompts: plain and speculative decoding of the same tokens, in turns."""
+"""The speed-up of speculation on prompts: plain and speculative decoding of the same tokens, interleaved."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ WARM_UP_TOKENS: Final = 16
 
 @dataclass(frozen=True)
 class Sample:
-    """One prompt, answered plainly and speculatively with the same tokens.
+    """One prompt, answered with plain and with speculative decoding; both give the same tokens.
 
     Attributes:
         prompt: its index.
         category: its kind.
         tokens: tokens of the answer.
         plain_ms: milliseconds of plain decoding, from the first token to the last.
-        spec_ms: likewise speculatively, drafting included.
-        plain_total_ms: the whole request, encoding and prefill included.
-        spec_total_ms: likewise.
-        steps: verifying passes behind the first token.
+        spec_ms: milliseconds of speculative decoding, from the first token to the last, drafting included.
+        plain_total_ms: milliseconds of the whole plain request, encoding and prefill included.
+        spec_total_ms: milliseconds of the whole speculative request, encoding and prefill included.
+        steps: verification passes after the first token.
         tested: drafted tokens that were tested.
-        accepted: those that stayed.
+        accepted: drafted tokens that were accepted.
         accepted_at: steps that accepted at least 1, 2, ... tokens.
-        drafting_ms: time spent on drafting and learning.
-        verifying_ms: time spent on passes and on choosing tokens.
-        grams: 4-grams of the answer.
-        repeated: those that stand in it before.
+        drafting_ms: milliseconds of drafting and updating the drafters' tables.
+        verifying_ms: milliseconds of passes and of choosing tokens.
+        grams: number of 4-grams in the answer.
+        repeated: number of 4-grams that occurred earlier in the answer.
     """
 
     prompt: int
@@ -72,7 +72,7 @@ class LeftOut:
 
     Attributes:
         prompt: its index.
-        prompt_tokens: its tokens; at least so many, if it was refused before it was encoded.
+        prompt_tokens: its tokens; a lower bound if it was refused before it was fully encoded.
         requested_tokens: tokens to be generated.
         context_tokens: capacity of the context.
     """
@@ -93,27 +93,27 @@ def measure_prompts(
     raw: bool = False,
     cancel: CancelToken | None = None,
 ) -> Iterator[Sample | LeftOut]:
-    """Answer every prompt plainly and speculatively, one after the other; who is first changes from prompt to prompt.
+    """Answer every prompt with plain and with speculative decoding, interleaved; which one is first alternates.
 
-    Every answer begins with an empty KV cache. What the drafters know is thrown away at the start, after a warm-up, and
-    then kept from prompt to prompt, or thrown away before each with ``cold``. Drawn answers get the seed of ``config``
-    plus the prompt's index. The reference drafter is given the prompt's text to copy from.
+    Every answer starts with an empty KV cache. The drafters' tables are emptied after a warm-up and then kept from
+    prompt to prompt; with ``cold`` they are emptied before every prompt. Sampled answers use the seed of ``config``
+    plus the prompt's index. The reference drafter copies from the prompt's text.
 
     Args:
-        model: a model that nobody else is using.
-        prompts: what to answer.
-        config: how tokens are chosen, and how many.
+        model: a model that is not used elsewhere at the same time.
+        prompts: the prompts to answer.
+        config: options of generation.
         mode: mode of speculation, as in ``GenerationConfig.spec``.
         cold: measure with empty tables.
-        raw: give the texts as they are, not through the chat template.
-        cancel: stops the work.
+        raw: use the texts without the chat template.
+        cancel: token that cancels the work.
 
     Yields:
-        A sample of every prompt, or that it was left out.
+        A sample of every prompt, or a ``LeftOut`` if it does not fit.
 
     Raises:
         InferenceError: the answers to a prompt differ.
-        Cancelled: ``cancel`` was thrown.
+        Cancelled: ``cancel`` was cancelled.
         EdgeRTError: a generation failed.
     """
     token = cancel or CancelToken()
@@ -122,7 +122,7 @@ def measure_prompts(
     for prompt in prompts:
         try:
             if not is_warm:
-                # Pages are touched, passes are priced, code is imported.
+                # Warm-up: pages are touched, pass latency is calibrated, code is imported.
                 for spec in (PLAIN, mode):
                     answered(model, prompt, short, spec, raw=raw, cancel=token)
                 model.speculation.forget()
@@ -143,7 +143,7 @@ def _sample(prompt: Prompt, plain: Result, speculative: Result) -> Sample:
         raise InferenceError(
             "Speculative decoding gave another answer than plain decoding, so the two cannot be compared.",
             f"Prompt {prompt.index}, token {found[0]}: plain {found[1]}, speculative {found[2]} (None is the end).",
-            "In the op profile portable that may happen; in native it is a fault: run edge-rt verify and report it.",
+            "With the op profile portable this can happen; with native it is a bug: run edge-rt verify and report it.",
         )
     ids = speculative.token_ids
     grams = Counter(zip(*(ids[offset:] for offset in range(REPEATED_GRAM)), strict=False))
@@ -168,22 +168,22 @@ def _sample(prompt: Prompt, plain: Result, speculative: Result) -> Sample:
 
 
 def figures(samples: Items[Sample]) -> dict[str, Any]:
-    """Return the figures of some prompts as a JSON object; a figure is None where there is nothing to divide by.
+    """Return the figures of some prompts as a JSON object; a figure is None where its divisor is 0.
 
     - ``speedup``: sum of plain decoding times over sum of speculative ones; ``speedup_interval``: its 95 % bootstrap
       interval over prompts (Efron, 1979), None for a single prompt; ``speedup_mean``: mean of the prompts' own ratios;
       ``speedup_with_prefill``: of whole requests.
-    - ``tokens_per_step``: tokens over verifying passes, behind every answer's first token; ``acceptance``: accepted
+    - ``tokens_per_step``: tokens over verification passes, after every answer's first token; ``acceptance``: accepted
       over tested drafted tokens; ``accepted_per_position``: share of the steps that accepted at least 1, 2, ... tokens.
-    - ``tok_s``, ``tok_s_plain``: tokens behind the first per second of decoding.
-    - ``drafting_share``: drafting over drafting and verifying time; ``repetition``: share of 4-grams that stand in the
-      answer before.
+    - ``tok_s``, ``tok_s_plain``: tokens after the first one, per second of decoding.
+    - ``drafting_share``: drafting time over drafting and verification time; ``repetition``: share of 4-grams that
+      occurred earlier in the answer.
     """
     steps = sum(item.steps for item in samples)
-    # An answer of one token was not decoded: it has no time.
+    # An answer of one token has no decoding time.
     decoded = [item for item in samples if item.tokens > 1]
     plain, spec = np.array([s.plain_ms for s in decoded]), np.array([s.spec_ms for s in decoded])
-    behind = sum(max(item.tokens - 1, 0) for item in samples)
+    decoded_tokens = sum(max(item.tokens - 1, 0) for item in samples)
     ratios = [s.plain_ms / s.spec_ms for s in decoded if s.spec_ms > 0]
     drafting = sum(s.drafting_ms for s in samples)
     positions = max((len(s.accepted_at) for s in samples), default=0)
@@ -195,24 +195,24 @@ def figures(samples: Items[Sample]) -> dict[str, Any]:
         "speedup_interval": speedup_interval(plain, spec),
         "speedup_mean": _ratio(sum(ratios), len(ratios)),
         "speedup_with_prefill": _ratio(sum(s.plain_total_ms for s in samples), sum(s.spec_total_ms for s in samples)),
-        "tokens_per_step": _ratio(behind, steps),
+        "tokens_per_step": _ratio(decoded_tokens, steps),
         "acceptance": _ratio(sum(s.accepted for s in samples), sum(s.tested for s in samples)),
         "accepted_per_position": [count / steps for count in reached],
-        "tok_s": _ratio(1e3 * behind, spec.sum()),
-        "tok_s_plain": _ratio(1e3 * behind, plain.sum()),
+        "tok_s": _ratio(1e3 * decoded_tokens, spec.sum()),
+        "tok_s_plain": _ratio(1e3 * decoded_tokens, plain.sum()),
         "drafting_share": _ratio(drafting, drafting + sum(s.verifying_ms for s in samples)),
         "repetition": _ratio(sum(s.repeated for s in samples), sum(s.grams for s in samples)),
     }
 
 
 def speedup_interval(plain: Any, spec: Any) -> list[float] | None:
-    """Return the 95 % bootstrap interval of ``sum(plain) / sum(spec)``; the same each time.
+    """Return the 95 % bootstrap interval of ``sum(plain) / sum(spec)``; deterministic.
 
-    Prompts are drawn with replacement, both times of a prompt together.
+    Prompts are drawn with replacement, with both times of a prompt together.
 
     Args:
-        plain: float64 ``[prompts]``, milliseconds.
-        spec: likewise.
+        plain: times of plain decoding, float64 ``[prompts]``, milliseconds.
+        spec: times of speculative decoding, float64 ``[prompts]``, milliseconds.
     """
     if len(plain) < 2:
         return None
@@ -224,10 +224,10 @@ def speedup_interval(plain: Any, spec: Any) -> list[float] | None:
 
 
 def report(samples: Items[Sample], left_out: Items[LeftOut]) -> dict[str, Any]:
-    """Return all figures as a JSON object: of all prompts, by category, and of the half that repeats itself least.
+    """Return all figures as a JSON object: for all prompts, by category, and for the least repetitive half.
 
-    A small model that repeats itself flatters drafters that copy; hence that half, with the middle prompt of an odd
-    number.
+    A small model that repeats itself makes drafters that copy look better than they are. The least repetitive half
+    shows the gain without that; with an odd number of prompts it includes the middle one.
     """
     categories: Mapping[str, None] = dict.fromkeys(item.category for item in samples)
     calm = sorted(samples, key=lambda item: (item.repetition, item.prompt))[: (len(samples) + 1) // 2]

@@ -1,4 +1,4 @@
-"""Is speculative decoding the same as plain decoding? Every prompt is answered both ways, token by token."""
+"""Verify that speculative decoding gives the same tokens as plain decoding, by answering every prompt both ways."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from edge_rt.runtime.graph.cancel import CancelToken
 from edge_rt.runtime.results import Result
 
 PLAIN: Final = "off"
-"""The mode that others are compared with."""
+"""The mode that the others are compared with."""
 
 
 class Forgets(Protocol):
-    """What is needed of a model's drafters; ``Speculation`` has it."""
+    """The part of ``Speculation`` that is used here."""
 
     def forget(self) -> None:
-        """Empty their tables."""
+        """Empty the drafters' tables."""
 
 
 class Answering(Protocol):
-    """What is needed of a model; ``Model`` has it."""
+    """The part of ``Model`` that is used here."""
 
     @property
     def speculation(self) -> Forgets:
@@ -39,15 +39,15 @@ class Answering(Protocol):
 
 @dataclass(frozen=True)
 class Difference:
-    """The first token in which a speculative answer is not the plain one.
+    """The first token in which a speculative answer differs from the plain one.
 
     Attributes:
         kv: format of the KV cache.
         drafter: mode of speculation.
         prompt: index of the prompt.
         position: index of the token in the answer.
-        plain: token id there; None if the answer had ended.
-        speculative: likewise.
+        plain: token id of the plain answer there; None if it had ended.
+        speculative: token id of the speculative answer there; None if it had ended.
     """
 
     kv: str
@@ -60,17 +60,17 @@ class Difference:
 
 @dataclass(frozen=True)
 class Answer:
-    """One prompt, answered in one way.
+    """The answer to one prompt with one cache format and one mode.
 
     Attributes:
         kv: format of the KV cache.
         mode: mode of speculation; ``PLAIN`` is plain decoding.
         prompt: index of the prompt.
         token_ids: the answer, its end token included.
-        steps: verifying passes behind its first token.
+        steps: verification passes after its first token.
         drafted: rows drafted, tested or not.
-        overflow: tokens of the prompt, tokens asked for and capacity of the context, if the prompt was left out because
-            they do not fit; otherwise None.
+        overflow: tokens of the prompt, requested tokens and capacity of the context, if the prompt was left out because
+            it does not fit; otherwise None.
     """
 
     kv: str
@@ -90,7 +90,7 @@ class Answer:
         """Return the answer that ``to_json`` wrote.
 
         Raises:
-            KeyError, TypeError, ValueError: it did not.
+            KeyError, TypeError, ValueError: the document is malformed.
         """
         overflow = document["overflow"]
         if overflow is not None:
@@ -117,27 +117,27 @@ def answers(
     raw: bool = False,
     cancel: CancelToken | None = None,
 ) -> Iterator[Answer]:
-    """Answer every prompt in one way.
+    """Answer every prompt with one mode.
 
-    The drafter begins with empty tables, because those of another one might hold the very answers; then it keeps them
-    from prompt to prompt: that is how it is used, and the harder case. Drawn answers get the seed of ``config`` plus
-    the prompt's index, so that work that is taken up again asks for the same. The reference drafter is given the text
-    of the prompt to copy from.
+    The drafter starts with empty tables, because tables from another run might already hold the answers. It then keeps
+    its tables from prompt to prompt, as in normal use, which is also the harder case. Sampled answers use the seed of
+    ``config`` plus the prompt's index, so that a resumed run gives the same answers. The reference drafter copies from
+    the text of the prompt.
 
     Args:
-        model: a model that nobody else is using.
-        prompts: what to answer.
-        config: how tokens are chosen, and how many.
+        model: a model that is not used elsewhere at the same time.
+        prompts: the prompts to answer.
+        config: options of generation.
         mode: mode of speculation, as in ``GenerationConfig.spec``.
         kv: format of the model's KV cache, for the answers.
-        raw: give the texts as they are, not through the chat template.
-        cancel: stops the work.
+        raw: use the texts without the chat template.
+        cancel: token that cancels the work.
 
     Yields:
-        The answer to every prompt; those that do not fit the context are left out, and say so.
+        An answer for every prompt; for a prompt that does not fit the context it has ``overflow`` and no tokens.
 
     Raises:
-        Cancelled: ``cancel`` was thrown; the prompt under way yields nothing.
+        Cancelled: ``cancel`` was cancelled; the current prompt yields nothing.
         EdgeRTError: a generation failed.
     """
     token = cancel or CancelToken()
@@ -156,10 +156,10 @@ def answers(
 def answered(
     model: Answering, prompt: Prompt, config: GenerationConfig, mode: str, *, raw: bool, cancel: CancelToken
 ) -> Result:
-    """Answer one prompt, with a seed of its own and an empty KV cache.
+    """Answer one prompt, with its own seed and an empty KV cache.
 
     Raises:
-        Cancelled: ``cancel`` was thrown.
+        Cancelled: ``cancel`` was cancelled.
         EdgeRTError: the generation failed.
     """
     model.reset()
@@ -173,12 +173,16 @@ def answered(
 
 
 def steps_of(result: Result) -> int:
-    """Return the verifying passes behind an answer's first token; without statistics there was one for each token."""
+    """Return the verification passes after an answer's first token; without statistics there is one per token."""
     return result.spec.steps if result.spec is not None else max(len(result.token_ids) - 1, 0)
 
 
 def first_difference(plain: Items[int], speculative: Items[int]) -> tuple[int, int | None, int | None] | None:
-    """Return where two answers part: position, plain token and speculative token, None for an end; None if nowhere."""
+    """Return the first difference of two answers; None if they are equal.
+
+    Returns:
+        Position, plain token and speculative token; a token is None where that answer has ended.
+    """
     for position in range(max(len(plain), len(speculative))):
         a = plain[position] if position < len(plain) else None
         b = speculative[position] if position < len(speculative) else None
@@ -188,17 +192,17 @@ def first_difference(plain: Items[int], speculative: Items[int]) -> tuple[int, i
 
 
 def compare(plain: Answer, speculative: Answer) -> Difference | None:
-    """Return where two answers to a prompt part, or None if they are the same."""
+    """Return the first difference of two answers to a prompt, or None if they are equal."""
     found = first_difference(plain.token_ids, speculative.token_ids)
     return None if found is None else Difference(speculative.kv, speculative.mode, speculative.prompt, *found)
 
 
 def summary(found: Items[Answer], modes: Items[str]) -> dict[str, Any]:
-    """Return what was found as a JSON object.
+    """Return the results as a JSON object.
 
-    ``prompts`` counts prompts that were compared, once per cache format, and ``identical`` those of them whose answers
-    were the same with every drafter; ``tokens_per_step`` counts tokens and passes behind every answer's first token,
-    and is None where there were none; where nothing was ``drafted``, nothing was verified.
+    ``prompts`` counts the compared prompts, once per cache format. ``identical`` counts those whose answers were the
+    same with every drafter. ``tokens_per_step`` counts tokens and passes after every answer's first token, and is None
+    if there were none. If ``drafted`` is 0, nothing was verified.
 
     Args:
         found: answers of ``PLAIN`` and of every mode to the same prompts.
@@ -212,13 +216,14 @@ def summary(found: Items[Answer], modes: Items[str]) -> dict[str, Any]:
         own = [answer for answer in found if answer.mode == mode and (answer.kv, answer.prompt) in compared]
         parted = [item for answer in own if (item := compare(plain[answer.kv, answer.prompt], answer)) is not None]
         differences += parted
-        behind, steps = sum(max(len(answer.token_ids) - 1, 0) for answer in own), sum(answer.steps for answer in own)
+        decoded_tokens = sum(max(len(answer.token_ids) - 1, 0) for answer in own)
+        steps = sum(answer.steps for answer in own)
         by_drafter[mode] = {
             "prompts": len(own),
             "identical": len(own) - len(parted),
             "first_difference": asdict(parted[0]) if parted else None,
             "tokens": sum(len(answer.token_ids) for answer in own),
-            "tokens_per_step": behind / steps if steps else None,
+            "tokens_per_step": decoded_tokens / steps if steps else None,
             "drafted": sum(answer.drafted for answer in own),
         }
     return {
@@ -235,5 +240,5 @@ def summary(found: Items[Answer], modes: Items[str]) -> dict[str, Any]:
 
 def _count(value: Any) -> int:
     if type(value) is not int or value < 0:
-        raise ValueError("no count")
+        raise ValueError("not a count")
     return value

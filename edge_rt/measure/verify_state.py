@@ -1,4 +1,4 @@
-"""What ``edge-rt verify`` has done, in a file, so that it can be taken up again."""
+"""The file in which ``edge-rt verify`` saves its answers, so that it can resume."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ MAX_STATE_BYTES: Final = 256 << 20
 
 
 class VerifyState:
-    """A file of JSON lines: a header that says what is being verified, then an answer a line, as they come.
+    """A file of JSON lines: a header that describes the verification, then one line per answer.
 
-    A last line without an end was cut off when a process was killed: it is dropped, and its prompt is answered again.
+    A last line without a newline was cut off when the process was killed. It is dropped, and its prompt is answered
+    again.
 
     Args:
-        path: the file; made if it does not exist.
+        path: the file; created if it does not exist.
         header: everything that answers depend on, as JSON values.
 
     Attributes:
-        answers: what the file held when it was opened.
+        answers: the answers in the file when it was opened.
 
     Raises:
-        ConfigError: the file is of another verification: another package, other prompts, other options.
-        InputError: the file is something else, or damaged.
+        ConfigError: the file belongs to another verification: another package, other prompts or other options.
+        InputError: the file is not a verification state, or is damaged.
         StorageError: it cannot be read or written.
     """
 
@@ -54,10 +55,10 @@ class VerifyState:
             raise
 
     def append(self, answer: Answer) -> None:
-        """Write an answer; it has left this process when this returns.
+        """Write an answer; it is passed to the system, not buffered in this process.
 
         Raises:
-            StorageError: the disk does not take it.
+            StorageError: it cannot be written.
         """
         try:
             self._write(answer.to_json())
@@ -75,11 +76,11 @@ class VerifyState:
     def _take_up(self, wanted: dict[str, Any]) -> None:
         size = os.fstat(self._descriptor).st_size
         if size > MAX_STATE_BYTES:
-            raise self._strange(f"It has {size} bytes, the limit is {MAX_STATE_BYTES}.")
+            raise self._not_a_state(f"It has {size} bytes, the limit is {MAX_STATE_BYTES}.")
         data = self._read(size)
         whole, end, cut = data.rpartition(b"\n")
         if not end and not json.dumps(wanted).encode().startswith(cut):
-            raise self._strange("Its first line has no end.")
+            raise self._not_a_state("Its first line does not end.")
         if cut:
             os.ftruncate(self._descriptor, len(whole) + len(end))
         if not end:
@@ -91,11 +92,11 @@ class VerifyState:
             try:
                 self.answers.append(Answer.from_json(self._parsed(number, line)))
             except (KeyError, TypeError, ValueError) as error:
-                raise self._strange(f"Line {number} is no answer.") from error
+                raise self._not_a_state(f"Line {number} is not an answer.") from error
 
     def _read(self, size: int) -> bytes:
         data = bytearray()
-        os.lseek(self._descriptor, 0, os.SEEK_SET)  # writing goes to the end all the same
+        os.lseek(self._descriptor, 0, os.SEEK_SET)  # appending still writes at the end
         while part := os.read(self._descriptor, size - len(data)):
             data += part
         return bytes(data)
@@ -104,38 +105,38 @@ class VerifyState:
         try:
             document = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise self._strange(f"Line {number} is no JSON.") from error
+            raise self._not_a_state(f"Line {number} is not JSON.") from error
         if not isinstance(document, dict):
-            raise self._strange(f"Line {number} is no JSON object.")
+            raise self._not_a_state(f"Line {number} is not a JSON object.")
         return document
 
     def _check_header(self, found: dict[str, Any], wanted: dict[str, Any]) -> None:
         if found.get("format") != STATE_FORMAT:
-            raise self._strange("Its first line is not of this kind.")
-        if told := _changes(found, wanted):
+            raise self._not_a_state("Its first line is not the header of one.")
+        if changes := _changes(found, wanted):
             raise ConfigError(
-                f"{self._path} is of another verification.",
-                f"{'; '.join(told)}.",
-                "Give the options it was begun with, or name another file.",
+                f"{self._path} belongs to another verification.",
+                f"{'; '.join(changes)}.",
+                "Give the options it was started with, or name another file.",
             )
 
     def _write(self, document: dict[str, Any]) -> None:
         write_all(self._descriptor, json.dumps(document).encode() + b"\n")
 
-    def _strange(self, reason: str) -> InputError:
-        return InputError(f"{self._path} is no state of a verification.", reason, "Name another file.")
+    def _not_a_state(self, reason: str) -> InputError:
+        return InputError(f"{self._path} is not the state of a verification.", reason, "Name another file.")
 
     def _unusable(self, error: OSError) -> StorageError:
         return StorageError(f"{self._path} cannot be used.", f"{error.strerror}.", "Check path and permissions.")
 
 
 def _changes(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """Return what differs between two headers, one text for each value; options are named one by one."""
-    told = []
+    """Return the differences between two headers, one text per value; each option is listed separately."""
+    changes = []
     for name in sorted({*found, *wanted}):
         old, new = found.get(name), wanted.get(name)
         if isinstance(old, dict) and isinstance(new, dict):
-            told += _changes(old, new)
+            changes += _changes(old, new)
         elif old != new:
-            told.append(f"{name:.80} was {old!r:.80}, is now {new!r:.80}")
-    return told
+            changes.append(f"{name:.80} was {old!r:.80}, is now {new!r:.80}")
+    return changes

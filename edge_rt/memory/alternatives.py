@@ -92,11 +92,11 @@ def _pinning_less(request: Request) -> Iterator[Request]:
 
 
 def _planned(shape: ModelShape, device: Device, request: Request, budget: int) -> Alternative | None:
-    """Return what a request gives, spelled out; None if it does not fit."""
+    """Return the planned setting of a request with its flags; None if it does not fit."""
     decision = Fallbacks(shape, device, request).decide(budget)
     if decision.total_bytes > budget or decision.least_bytes > budget - _SLACK:
         return None
-    # What the plan decides by itself it decides again, but a shorter context is worth reading.
+    # Flags leave out what the plan would decide again anyway, but a shorter context is shown.
     shown = request if request.ctx is not None else replace(request, ctx=decision.choice.ctx)
     again = Fallbacks(shape, device, shown).decide(budget)
     if again.choice != decision.choice:

@@ -165,8 +165,8 @@ def device_path(name: str, folder: Path | None = None) -> Path:
         raise ConfigError(
             "That cannot be the name of a saved device.",
             f"Got {name!r:.60}.",
-            "Use up to 64 lower-case letters, digits, dots, dashes and underscores, without a dot at the end, and not the "
-            "name of a Windows device.",
+            "Use up to 64 lower-case letters, digits, dots, dashes and underscores, without a dot at the end; names of "
+            "Windows devices are not allowed.",
         )
     return (devices_folder() if folder is None else folder) / f"{name}.json"
 

@@ -95,7 +95,7 @@ class Fallbacks:
         return Decision(best, least, least_bytes, least_bytes)
 
     def speculation_bytes(self, choice: Choice) -> int | None:
-        """Return the smallest budget at which speculation keeps ``KEPT_SPEED`` of its speed with this context and cache.
+        """Return the smallest budget at which speculation keeps ``KEPT_SPEED`` of its speed for a context and a cache.
 
         With this budget, and context and cache format pinned, `decide` chooses exactly that. None if nothing would be
         drafted however much memory there is.

@@ -60,12 +60,12 @@ SPECULATION_STEPS: Final[dict[str, tuple[SpeculationStep, ...]]] = {
         SpeculationStep(31, 1.764, 3.432),
     ),
 }
-"""Mode -> steps, in ascending order of ``draft_max``. ``ngram`` gives 2.203 tokens in 4.287 rows at 23, close to ``suffix``."""
+"""Mode -> steps, by ascending ``draft_max``. ``ngram`` gives 2.203 tokens in 4.287 rows at 23, close to ``suffix``."""
 
 SUFFIX_TABLE: Final = ((1024, 0.987), (2048, 1.0))
 """(tokens held, share of the tokens per step that remains) for ``suffix``: 2,048 to 65,536 differ by less than 1 %."""
 AUTO_TABLES: Final = ((1024, 1.0),)
-"""The same for ``auto``, by tokens and by contexts: 1,024 to 65,536 tokens and 1,024 to 32,768 contexts lost nothing."""
+"""The same for ``auto``, by tokens and contexts: 1,024 to 65,536 tokens and 1,024 to 32,768 contexts lost nothing."""
 LEAST_TABLE: Final = 1024
 """Smallest tables that were measured."""
 

@@ -39,8 +39,8 @@ _SESSION_FIXED: Final = 33 * MIB // 4
 _SESSION_LAYER: Final = 16 << 10
 _TOKEN_LISTS: Final = 160  # bytes per context token in the lists of sequence, cache and prompt
 
-# Portable packages, relative to weights.bin: weights that ONNX Runtime repacks, weights that stay mapped, and the sum of
-# both while the model loads.
+# Portable packages, relative to weights.bin: weights that ONNX Runtime repacks, weights that stay mapped, and both
+# together while the model loads.
 _PACKED: Final = {"int8": 1.18, "float": 0.62}
 _MAPPED: Final = {"int8": 0.42, "float": 0.62}
 _PACKING: Final = {"int8": 1.6, "float": 0.65}
@@ -246,8 +246,7 @@ def drafter_bytes(choice: Choice) -> int:
 
 
 def passes_bytes(shape: ModelShape, rows: int, ctx: int) -> int:
-    """Return the most bytes that a pass of up to ``rows`` tokens allocates: the last chunk may have any number of them.
-    """
+    """Return the most bytes that a pass of up to ``rows`` tokens allocates; a last chunk may have any such size."""
     return max(allocated_bytes(shape, size, ctx) for size in heaviest_rows(shape, rows))
 
 
@@ -267,12 +266,12 @@ def sizes_of(shape: ModelShape, device: Device, choice: Choice, request: Request
     Args:
         shape: the model.
         device: the machine.
-        choice: what was decided.
-        request: what was asked for: what the process holds already, and the corpus, are not the plan's to decide.
+        choice: the settings that were decided.
+        request: the request, for the memory that the process already holds and for the corpus.
     """
     base = runtime_bytes(device, request.resident_bytes)
     tokenizer, session = tokenizer_bytes(shape, choice.ctx), session_bytes(shape, choice.ctx)
-    # Passes of other sizes lie elsewhere in the arena, so in time all of what the largest allocates is touched.
+    # Passes of other sizes use other places of the arena, so in time everything that the largest allocates is touched.
     own = own_rows_bytes(shape, device.threads)
     chunk = min(choice.prefill_chunk, choice.ctx)
     return Sizes(

@@ -1,1 +1,1 @@
-"""THE on-disk format: a folder of data, described byte for byte in ``docs/package-format.md``."""
+"""The on-disk format of a package: a folder, described byte for byte in ``docs/package-format.md``."""

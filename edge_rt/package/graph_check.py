@@ -1,7 +1,7 @@
-"""What a graph may read: a walk over the protobuf of ``model.onnx`` that finds every reference to outside data.
+"""Checks which files a graph may read: walks the protobuf of ``model.onnx`` and finds every reference to external data.
 
-ONNX Runtime opens whatever file a tensor's ``external_data`` names, and old versions leave the package
-for it. This reads just the fields that lead to tensors, so it needs neither ONNX Runtime nor ``onnx``.
+ONNX Runtime opens any file that a tensor's ``external_data`` names, in old versions even outside the package. This
+check reads only the fields that lead to tensors, and needs neither ONNX Runtime nor ``onnx``.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from edge_rt.errors import InvalidPackage
 MAX_GRAPH_BYTES: Final = 8 << 20
 """Largest graph that is read: it holds operators and names, no weights; 30 layers take 0.2 MiB."""
 MAX_MESSAGES: Final = 1 << 17
-"""Most messages that are walked, and most fields in one of them: bounds time and memory; 30 layers take 4 thousand."""
+"""Most messages that are read, and most fields in one of them: bounds time and memory; 30 layers take 4 thousand."""
 MAX_DEPTH: Final = 16
-"""Messages inside messages: a tensor of the outermost graph lies at 4, every subgraph adds 3."""
+"""Most levels of nested messages: a tensor of the outermost graph is at level 4, every subgraph adds 3."""
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _CONTINUED: Final = 0x80
@@ -35,7 +35,7 @@ _CHILDREN: Final[Mapping[str, Mapping[int, str]]] = {
     "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse tensor", 23: "sparse tensor"},
     "sparse tensor": {1: "tensor", 2: "tensor"},
 }
-"""Message -> field number -> message, along every way from a ModelProto to a TensorProto."""
+"""Message -> field number -> message, along every path from a ModelProto to a TensorProto."""
 _EXTERNAL_DATA: Final = 13
 _ENTRY_KEY, _ENTRY_VALUE = 1, 2
 _KEYS: Final = (b"location", b"offset", b"length")
@@ -55,7 +55,7 @@ def check_graph(path: Path, weights_name: str, weights_bytes: int) -> None:
         weights_bytes: size of that file.
 
     Raises:
-        InvalidPackage: the graph is too large, malformed or too deep, or a tensor lies outside the weights.
+        InvalidPackage: the graph is too large, malformed or too deep, or a tensor is outside the weights file.
         OSError: the graph cannot be read.
     """
     with path.open("rb") as stream:
@@ -70,7 +70,7 @@ def check_graph(path: Path, weights_name: str, weights_bytes: int) -> None:
 
 
 def _walk(data: bytes, weights_name: bytes, weights_bytes: int) -> None:
-    # A list instead of recursion: the depth of a hostile file costs no interpreter stack.
+    # A list instead of recursion: a deep hostile file cannot exhaust the interpreter's stack.
     waiting = [("model", 0, len(data), 0)]
     messages = 0
     while waiting:
@@ -96,7 +96,7 @@ def _check_tensor(data: bytes, start: int, end: int, weights_name: bytes, weight
     if not entries:
         return
     values = dict(entries)
-    # Each key once and all of them: readers differ in what they make of anything else.
+    # Exactly these keys, each once: readers interpret anything else differently.
     if len(entries) != len(_KEYS) or set(values) != set(_KEYS):
         found = ", ".join(repr(key)[1:] for key, _ in entries)
         raise _Refused(
@@ -117,7 +117,7 @@ def _check_tensor(data: bytes, start: int, end: int, weights_name: bytes, weight
 
 
 def _entry(data: bytes, start: int, end: int) -> tuple[bytes, bytes]:
-    """Return key and value; protobuf lets the last of several spellings win."""
+    """Return key and value; in protobuf the last of several values wins."""
     found = {number: data[first:last] for number, first, last in _fields(data, start, end)}
     return found.get(_ENTRY_KEY, b""), found.get(_ENTRY_VALUE, b"")
 
@@ -135,7 +135,7 @@ def _fields(data: bytes, position: int, end: int) -> list[tuple[int, int, int]]:
         if tag >= _CONTINUED:
             tag, position = _varint(data, start, end)
         kind = tag & 7
-        # Parsers cut longer tags to 32 bits, so one could hide a field from this walk.
+        # Parsers cut longer tags to 32 bits, so such a tag could hide a field from this check.
         if tag < _FIRST_TAG or tag > _MAX_TAG:
             raise _malformed(start)
         if kind == _BYTES:
@@ -156,7 +156,7 @@ def _fields(data: bytes, position: int, end: int) -> list[tuple[int, int, int]]:
 
 
 def _varint(data: bytes, position: int, end: int) -> tuple[int, int]:
-    """Return an unsigned number, 7 bits a byte, low ones first, and where it ends."""
+    """Return an unsigned varint (7 bits per byte, low bits first) and the position where it ends."""
     if position < end and data[position] < _CONTINUED:
         return data[position], position + 1
     start, value = position, 0

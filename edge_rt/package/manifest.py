@@ -1,4 +1,4 @@
-"""``manifest.json`` as dataclasses: what a package says of itself, field by field as in ``docs/package-format.md``."""
+"""``manifest.json`` as dataclasses: the description of a package, field by field as in ``docs/package-format.md``."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ GRAPH_VERSIONS: Final[Mapping[str, int]] = {"native": 2, "portable": 1}
 """Op profile -> version of the names and meaning of its graphs' inputs and outputs; raised when the runtime has to bind
 them differently."""
 WINDOW_GRAPH_VERSIONS: Final[Mapping[str, int]] = {"native": 3, "portable": 1}
-"""The same of models with a sliding window: a reader that knows of none must not run them as if there were none."""
+"""The same for models with a sliding window: a reader that does not support windows must not run them without one."""
 CALIBRATED_GRAPH_VERSION: Final = 4
-"""The same of native graphs, with a window or without, whose attention takes constants for 4-bit keys."""
+"""The same for native graphs, with or without a window, whose attention takes constants for 4-bit keys."""
 
 MANIFEST_FILE: Final = "manifest.json"
 WEIGHTS_FILE: Final = "weights.bin"
@@ -29,7 +29,7 @@ KV_FORMATS: Final[Mapping[str, tuple[str, ...]]] = {
     "native": ("f16", "f32", "int8", "k8v4", "int4", "int4x2"),
     "portable": ("f32",),
 }
-"""Op profile -> cache formats that the runtime of this version can run it with, preferred first."""
+"""Op profile -> cache formats that this version can run it with, preferred first."""
 WEIGHT_LAYOUTS: Final[Mapping[str, str]] = {"native": "tile16", "portable": "matmulnbits"}
 """Op profile -> name of the layout of its matrices in ``weights.bin``."""
 OP_PROFILES: Final = tuple(KV_FORMATS)
@@ -46,7 +46,7 @@ MAX_MANIFEST_BYTES: Final = 16 << 20
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Numbers of the architecture; sizes count elements, ``context_length`` and ``sliding_window`` count tokens.
+    """Dimensions of the architecture; sizes count elements, ``context_length`` and ``sliding_window`` count tokens.
 
     ``sliding_window`` is how many tokens attention sees, the token itself included, in every layer; 0: all of them.
     """
@@ -91,7 +91,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class TokenizerInfo:
-    """File of the tokenizer and the ids the engine has to know."""
+    """File of the tokenizer, and the token ids that the engine needs."""
 
     file: str
     bos_token_id: int | None
@@ -114,7 +114,7 @@ class KeyCalibration:
     """The text that the constants of 4-bit keys were computed from.
 
     Attributes:
-        tokens: of the text that were used.
+        tokens: number of tokens of the text that were used.
         source: ``BUILT_IN_CALIBRATION``, or the name of a file.
     """
 
@@ -138,19 +138,19 @@ class Manifest:
         format_version: see ``FORMAT_VERSION``.
         graph_version: see ``graph_version``.
         producer: program and version that wrote the package.
-        model: numbers of the architecture.
+        model: dimensions of the architecture.
         op_profile: ``"native"`` (edge-rt's operators) or ``"portable"`` (ONNX Runtime's own).
         activations: ``"int8"`` (linear layers quantise their input per block) or ``"float"``.
         quantisation: tensor class -> stored type, for example ``{"embedding": "Q8_0"}``.
-        kv_formats: cache formats the graph can be run with, preferred first.
+        kv_formats: cache formats that the graph can be run with, preferred first.
         segments: graphs in the order they run.
         drafters: names of the folders under ``drafters/``.
         tokenizer: file and special ids.
         chat_template: file of the template, or None.
         source: the checkpoint.
         license: licence identifier given by the checkpoint, or None.
-        key_calibration: of the constants of 4-bit keys; None for a package without.
-        sampling: how its tokens are best chosen; None if nothing is known.
+        key_calibration: calibration text of the constants of 4-bit keys; None for a package without them.
+        sampling: recommended sampling values; None if there are none.
         files: every other file of the folder.
     """
 
@@ -178,10 +178,10 @@ class Manifest:
         return WEIGHT_LAYOUTS[self.op_profile]
 
     def to_bytes(self) -> bytes:
-        """Return the one spelling of this manifest: UTF-8 JSON, keys in field order, two spaces, final newline."""
+        """Return the canonical form of this manifest: UTF-8 JSON, keys in field order, two spaces, final newline."""
         document: dict[str, Any] = {"format": FORMAT_NAME, **dataclasses.asdict(self)}
         if not self.model.sliding_window:
-            # Left out where there is none: such packages are those of versions that knew of no windows.
+            # Left out if there is none: such packages are the same as those of versions without windows.
             del document["model"]["sliding_window"]
         if self.key_calibration is None:
             del document["key_calibration"]

@@ -1,4 +1,4 @@
-"""Opens a package: reads and checks its manifest, its files and what its graphs read."""
+"""Opens a package: reads and checks its manifest, its files, and which files its graphs read."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Package:
     Attributes:
         path: absolute path of the folder.
         manifest: the checked manifest.
-        id: SHA-256 of ``manifest.json``; as that lists the hash of every file, it names the whole content.
+        id: SHA-256 of ``manifest.json``. As that lists the hash of every file, it identifies the whole content.
     """
 
     path: Path
@@ -73,7 +73,7 @@ class Package:
 
 
 def stored_name(path: Path) -> str:
-    """Return the name of a file as a manifest can hold it: what of it is no text becomes U+FFFD."""
+    """Return a file's name in a form that a manifest can hold: parts that are not valid text become U+FFFD."""
     return path.name.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -86,11 +86,11 @@ def absolute_path(path: Path) -> Path:
     try:
         return Path(path).expanduser().absolute()
     except RuntimeError as error:
-        raise ConfigError(f"The path {str(path)[:200]!r} means nothing here.", f"{error}", "Write it out.") from error
+        raise ConfigError(f"The path {str(path)[:200]!r} cannot be resolved.", f"{error}", "Write it out.") from error
 
 
 def is_package(path: Path) -> bool:
-    """Tell whether the folder holds a manifest (nothing else is checked); False where one cannot look."""
+    """Return whether the folder holds a manifest (nothing else is checked); False if it cannot be read."""
     try:
         return (path / MANIFEST_FILE).is_file()
     except OSError:
@@ -100,7 +100,7 @@ def is_package(path: Path) -> bool:
 def open_package(path: Path) -> Package:
     """Read and check the manifest, the presence and size of every file, and that the graph reads no other file.
 
-    Hashes are ``Package.verify``'s work.
+    Hashes are checked by ``Package.verify``.
 
     Raises:
         ModelNotFound: there is no such folder.
@@ -160,7 +160,7 @@ def _parse_json(path: Path, data: bytes) -> dict[str, Any]:
 
 def _check_versions(path: Path, document: Mapping[str, Any]) -> None:
     profile, model = document.get("op_profile"), document.get("model")
-    # Any JSON value may stand there; of a profile that is unknown there is no version to compare with.
+    # The value may be any JSON; for an unknown profile there is no version to compare with.
     has_window = isinstance(model, dict) and bool(model.get("sliding_window"))
     known = isinstance(profile, str) and profile in GRAPH_VERSIONS
     is_calibrated = document.get("key_calibration") is not None
@@ -168,7 +168,7 @@ def _check_versions(path: Path, document: Mapping[str, Any]) -> None:
     for field, ours in (("format_version", FORMAT_VERSION), ("graph_version", ours_of_graph)):
         found = document.get(field)
         if not isinstance(found, int) or isinstance(found, bool):
-            raise _invalid(path, f"the manifest's '{field}' is missing or no number.", f"Found {found!r}.")
+            raise _invalid(path, f"the manifest's '{field}' is missing or not a number.", f"Found {found!r}.")
         if ours is not None and found != ours:
             of_profile = "" if ours_of_graph is None else f" --profile {profile}"
             raise VersionMismatch(
@@ -225,7 +225,7 @@ def _convert(hint: Any, value: Any, path: Path, where: str) -> Any:
 
 
 def _check_values(path: Path, manifest: Manifest) -> None:
-    """Check what types alone do not say and the runtime relies on."""
+    """Check the conditions that the runtime relies on and that types alone do not guarantee."""
     model = manifest.model
     for name, value in dataclasses.asdict(model).items():
         number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -240,14 +240,14 @@ def _check_values(path: Path, manifest: Manifest) -> None:
             raise _invalid(path, "'manifest.key_calibration.tokens' is out of range.", numbers)
         if "int4" not in KV_FORMATS.get(manifest.op_profile, ("int4",)):
             numbers = f"The op profile {manifest.op_profile} has no 4-bit keys."
-            raise _invalid(path, "'manifest.key_calibration' means nothing here.", numbers)
+            raise _invalid(path, "'manifest.key_calibration' does not apply here.", numbers)
     for name, value in ({} if manifest.sampling is None else manifest.sampling.given).items():
         if (wanted := fault(name, value)) is not None:
             raise _invalid(
                 path, f"'manifest.sampling.{name}' is out of range.", f"Found {value!r:.40}, wanted {wanted}."
             )
     if model.num_heads % model.num_kv_heads:
-        numbers = f"{model.num_heads} is no multiple of {model.num_kv_heads}."
+        numbers = f"{model.num_heads} is not a multiple of {model.num_kv_heads}."
         raise _invalid(path, "'manifest.model.num_kv_heads' does not divide 'num_heads'.", numbers)
     for name, supported, found in (
         ("op_profile", OP_PROFILES, (manifest.op_profile,)),
@@ -268,7 +268,7 @@ _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*
 
 
 def is_file_name(name: str) -> bool:
-    """Return whether a file of a package can have that name: it stays in the folder, and every system can have it."""
+    """Return whether a file of a package may have that name: inside the folder, and valid on every system."""
     return _SAFE_NAME.fullmatch(name) is not None and is_portable_path(name)
 
 
@@ -284,10 +284,10 @@ def _check_files(path: Path, manifest: Manifest) -> None:
         raise _invalid(path, "the manifest lists files whose names differ in case alone.", numbers)
     for name, info in manifest.files.items():
         if not is_file_name(name):
-            what = "the manifest lists a path that leaves the package, or that not every system can have."
+            what = "the manifest lists a path that leaves the package, or that is not valid on every system."
             raise _invalid(path, what, f"{name!r:.100} is not allowed.")
         file = path / name
-        # Folders in between count as well: a link there would lead out of the package.
+        # Parent folders are checked as well: a link there would lead out of the package.
         linked = any(part.is_symlink() for part in (file, *file.parents[: name.count("/")]))
         if linked or not file.is_file():
             raise _invalid(path, f"file '{name}' is missing or not a regular file.", f"Expected {info.size} bytes.")
@@ -298,7 +298,7 @@ def _check_files(path: Path, manifest: Manifest) -> None:
 
 def _check_graphs(path: Path, manifest: Manifest) -> None:
     for segment in manifest.segments:
-        # Locations count from the graph's folder, and the suffix decides how ONNX Runtime reads the file.
+        # Locations are relative to the graph's folder, and the suffix decides how ONNX Runtime reads the file.
         if "/" in segment.graph or not segment.graph.endswith(".onnx"):
             raise _invalid(
                 path, "a graph must be an .onnx file at the top of the package.", f"Found {segment.graph!r:.100}."

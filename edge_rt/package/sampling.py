@@ -1,4 +1,4 @@
-"""How a model's tokens are best chosen: what its makers advise, and what holds where they say nothing."""
+"""Recommended sampling values of a model, and the defaults for models without them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any, Final
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingAdvice:
-    """What comes with a model; None: nothing is said.
+    """The sampling values that a model's makers recommend; None: no recommendation.
 
-    Values may come from a file: ``fault`` judges them.
+    Values may come from an untrusted file: ``fault`` checks them.
 
     Attributes:
         temperature: 0 is greedy; above, logits are divided by it.
@@ -31,13 +31,13 @@ class SamplingAdvice:
 
     @property
     def given(self) -> dict[str, Any]:
-        """What is said, by name."""
+        """The recommended values by name."""
         return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """Values in force; as in ``SamplingAdvice``, all of them said. The defaults hold for models without advice."""
+    """Sampling values in force, named as in ``SamplingAdvice``; the defaults hold where nothing is recommended."""
 
     temperature: float = 0.8
     top_k: int = 40
@@ -50,12 +50,12 @@ SAMPLING_NAMES: Final = tuple(entry.name for entry in dataclasses.fields(Samplin
 
 
 def is_int(value: object, minimum: int) -> bool:
-    """Tell whether a value is a whole number, no truth value, and large enough."""
+    """Return whether a value is a whole number (not a bool) and large enough."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= minimum
 
 
 def is_number(value: object, minimum: float, maximum: float) -> bool:
-    """Tell whether a value is a finite number within bounds (inclusive), no truth value."""
+    """Return whether a value is a finite number (not a bool) within bounds (inclusive)."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return math.isfinite(value) and minimum <= value <= maximum
@@ -71,7 +71,7 @@ _RANGES: Final[dict[str, tuple[Callable[[object], bool], str]]] = {
 
 
 def fault(name: str, value: object) -> str | None:
-    """Return what was wanted of a value that is out of range, in words; None if it is in range.
+    """Return the wanted range in words if a value is out of range, else None.
 
     Args:
         name: one of ``SAMPLING_NAMES``.

@@ -33,7 +33,7 @@ class PackageWriter:
         force: replace an existing package at the destination.
 
     Raises:
-        StorageError: the destination exists (without ``force``, or if it is no package), or cannot be written.
+        StorageError: the destination exists (without ``force``, or if it is not a package), or cannot be written.
     """
 
     def __init__(self, destination: Path, *, force: bool = False) -> None:
@@ -72,7 +72,7 @@ class PackageWriter:
 
     def _remove_new_parents(self) -> None:
         for parent in self._new_parents:
-            # One that holds something, such as the published package, stays.
+            # A folder that holds something, such as the published package, is kept.
             with contextlib.suppress(OSError):
                 parent.rmdir()
 
@@ -91,7 +91,7 @@ class PackageWriter:
             )
 
     def _reclaim(self) -> None:
-        """Remove what writers that no longer run have left, but for a package they moved aside and did not replace."""
+        """Remove leftovers of writers that no longer run, except packages they moved aside and did not replace."""
         pattern = re.compile(re.escape(self._prefix()) + r"(\d{1,9})-[0-9a-f]{8}(-old)?")
         for left in self.destination.parent.iterdir():
             match = pattern.fullmatch(left.name)
@@ -105,7 +105,7 @@ class PackageWriter:
     def publish(self, manifest: Manifest) -> Package:
         """Write the manifest last, flush everything to the disk, and put the folder in its place.
 
-        ``manifest.files`` is filled in here from what lies in the folder.
+        ``manifest.files`` is filled in here from the files in the folder.
 
         Raises:
             StorageError: the disk is full or the rename failed, and the destination is unchanged; or the last

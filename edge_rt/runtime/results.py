@@ -1,4 +1,4 @@
-"""What a generation returns: the same fields in Python and in every ``--json`` answer."""
+"""Results of a generation: the same fields in Python and in every ``--json`` answer."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Usage:
     Attributes:
         prompt_tokens: tokens of the prompt.
         completion_tokens: tokens generated, the end token included.
-        total_tokens: both.
-        cached_tokens: tokens of the prompt that were in the cache already and were not computed.
+        total_tokens: the sum of both.
+        cached_tokens: tokens of the prompt that were already in the cache and were not computed.
     """
 
     prompt_tokens: int
@@ -72,7 +72,7 @@ class Memory:
     Attributes:
         peak_bytes: highest resident memory so far.
         kv_bytes: bytes of the rows of the KV cache in use.
-        planned_bytes: what the memory plan has for the process at its peak.
+        planned_bytes: peak memory of the process according to the memory plan.
         budget_bytes: the budget that was given; None without one.
     """
 
@@ -88,18 +88,18 @@ class SpecStats:
 
     Attributes:
         mode: as asked for: ``"auto"`` or a drafter's name.
-        steps: verifying passes behind the first token, those without a draft included.
-        tokens_per_step: emitted tokens over these.
+        steps: verification passes after the first token, those without a draft included.
+        tokens_per_step: emitted tokens per step.
         draft_n: drafted tokens that were tested: their parents were accepted.
-        draft_n_accepted: those that stayed.
-        acceptance: the share; 0 if none was tested.
+        draft_n_accepted: those that were accepted.
+        acceptance: accepted over tested tokens; 0 if none was tested.
         rows_drafted: nodes of all drafts, tested or not.
         accepted_per_position: share of the steps that accepted at least 1, 2, ... drafted tokens.
         drafting_ms: time spent on drafting and learning.
         verifying_ms: time spent on passes and on choosing tokens.
-        drafting_share: the first over both.
-        choices: steps by who drafted: ``"off"``, a drafter's name or ``"fusion"``.
-        memory_bytes: what the drafters hold.
+        drafting_share: ``drafting_ms`` over the sum of both.
+        choices: steps per drafter: ``"off"``, a drafter's name or ``"fusion"``.
+        memory_bytes: memory of the drafters.
     """
 
     mode: str
@@ -125,10 +125,10 @@ class Result:
         text: the answer.
         token_ids: tokens generated, the end token included.
         finish_reason: ``"stop"`` (end token or stop text), ``"length"`` (``max_tokens``), ``"context_full"``,
-            ``"repetition"`` (the guard found that it goes round in circles) or ``"cancelled"``.
+            ``"repetition"`` (the guard found that it repeats itself endlessly) or ``"cancelled"``.
         stop_string: the stop text that ended the answer, or None.
         usage: token counts.
-        timings: times.
+        timings: durations and speeds.
         spec: statistics of speculation; None if it was off.
         memory: memory of the process.
     """

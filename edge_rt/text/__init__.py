@@ -1,1 +1,1 @@
-"""Text <-> token ids, and chat templates in a sandbox."""
+"""The tokenizer, and chat templates in a sandbox."""

@@ -1,13 +1,13 @@
 """Chat messages -> prompt text, through the model's own chat template.
 
-A template is a program from a stranger's file that works on text from another stranger.
-:mod:`edge_rt.text.template_guard` bounds what the program can do. This module keeps the two texts apart: special tokens
-that the *template* writes are real, special tokens that stand in a *message* are text.
+A template is a program from an untrusted file that works on untrusted text. :mod:`edge_rt.text.template_guard` bounds
+what the program can do. This module keeps template and messages apart: special tokens that the *template* writes are
+real, special tokens in a *message* are plain text.
 
 It does so with a sentinel, a code point that no text may contain (a Unicode noncharacter, one that is absent from all
-inputs). In every message it is put inside whatever looks like a special token, or could become one together with what
-the template puts next to it. After rendering, the special tokens that are still whole are the template's own, and the
-sentinels are taken out of the rest.
+inputs). In every message it is inserted into everything that looks like a special token, or could become one together
+with text that the template puts next to it. After rendering, the special tokens that are still whole are the template's
+own, and the sentinels are removed from the rest.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class RenderedPrompt:
     """A rendered chat.
 
     Two prompts whose messages begin alike have texts that begin alike (if the template only appends), so
-    ``new.text.startswith(old.text)`` tells whether only the rest has to be encoded: ``new.suffix(len(old.text))``.
+    ``new.text.startswith(old.text)`` shows whether only the rest has to be encoded: ``new.suffix(len(old.text))``.
 
     Attributes:
         text: what the template wrote, with sentinels in the parts that came from messages.
@@ -61,7 +61,7 @@ class RenderedPrompt:
 
     @property
     def plain_text(self) -> str:
-        """The prompt as a person would read it, without sentinels."""
+        """The prompt as shown to users, without sentinels."""
         return self.text.replace(self.sentinel, "")
 
     def pieces(self) -> list[tuple[str, bool]]:
@@ -139,7 +139,8 @@ class ChatTemplate:
 
         Args:
             messages: each with a ``role`` of :data:`ROLES` and a ``content``: text, or a list of
-                ``{"type": "text", "text": ...}``. Further keys (``tool_calls``, ``name``, ...) are handed on.
+                ``{"type": "text", "text": ...}``. Further keys (``tool_calls``, ``name``, ...) are passed to the
+                template.
             add_generation_prompt: end with the beginning of the assistant's answer.
             tools: descriptions of functions that the model may call.
 
@@ -175,7 +176,7 @@ class ChatTemplate:
 
 
 def lint(template: ChatTemplate) -> list[str]:
-    """Return what is odd about a template, one sentence each: warnings for whoever exports the model."""
+    """Return warnings about a template, one sentence each, for the user who exports the model."""
     question = "edge-rt lint question"
     chat = [{"role": "user", "content": question}]
     try:
@@ -189,7 +190,7 @@ def lint(template: ChatTemplate) -> list[str]:
     if with_prompt.text == without_prompt.text:
         warnings.append("The chat template writes no generation prompt: the model may answer for the user.")
     elif not with_prompt.text.startswith(without_prompt.text):
-        warnings.append("The chat template does not only append: every turn of a chat is computed anew.")
+        warnings.append("The chat template does not only append: every turn of a chat is computed from the start.")
     return warnings
 
 
@@ -200,7 +201,7 @@ class _SpecialGuard:
         # Alternatives are tried in order: the longest token first.
         ordered = sorted(set(tokens), key=lambda token: (-len(token), token))
         self._exact = re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
-        # In messages the case is ignored: a template may lower or raise it.
+        # In messages the case is ignored: a template may convert it.
         self._loose = _loose_pattern(ordered)
         lowered = [token.lower() for token in ordered]
         self._heads = frozenset(token[:end] for token in lowered for end in range(1, len(token)))
@@ -212,10 +213,10 @@ class _SpecialGuard:
         return self._exact.finditer(text)
 
     def shield(self, text: str, sentinel: str) -> str:
-        """Put the sentinel behind the first character of whatever is or could become a special token."""
+        """Insert the sentinel after the first character of everything that is or could become a special token."""
         places = {match.start() + 1 for match in self._loose.finditer(text)}
         edge = range(1, min(self._longest, len(text) + 1))
-        # The template may write the missing rest behind the text, or the beginning in front of it.
+        # The template may write the missing rest after the text, or the beginning before it.
         places.update(len(text) - size + 1 for size in edge if text[-size:].lower() in self._heads)
         if any(text[:size].lower() in self._tails for size in edge):
             places.add(0)
@@ -258,7 +259,7 @@ def _choose_sentinel(texts: Sequence[str]) -> str:
     raise ConfigError(
         "The messages contain all noncharacters of Unicode.",
         f"One of U+{ord(_SENTINELS[0]):X} to U+{ord(_SENTINELS[-1]):X} must be absent.",
-        "Remove them from the messages: they are no characters.",
+        "Remove them from the messages: they are not characters.",
     )
 
 
@@ -268,7 +269,7 @@ def _malformed(what: str, numbers: str) -> ConfigError:
 
 def _checked_list(messages: object) -> Sequence[object]:
     if isinstance(messages, str | bytes) or not isinstance(messages, Sequence):
-        raise _malformed("The messages are no list.", f"They are of type {type(messages).__name__}.")
+        raise _malformed("The messages are not a list.", f"They are of type {type(messages).__name__}.")
     if not messages:
         raise _malformed("There are no messages.", "The list is empty.")
     if len(messages) > _MAX_MESSAGES:
@@ -278,7 +279,7 @@ def _checked_list(messages: object) -> Sequence[object]:
 
 def _checked_message(index: int, message: object) -> dict[str, Any]:
     if not isinstance(message, Mapping):
-        raise _malformed("A message is no mapping.", f"Message {index} is of type {type(message).__name__}.")
+        raise _malformed("A message is not a mapping.", f"Message {index} is of type {type(message).__name__}.")
     role = message.get("role")
     if not isinstance(role, str) or role not in ROLES:
         raise _malformed(
@@ -301,24 +302,24 @@ def _checked_content(index: int, message: Mapping[Any, Any]) -> str:
     for part in content:
         text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
         if not isinstance(text, str):
-            raise _malformed("A part of a message is no text.", f"Message {index}, part {len(parts)}.")
+            raise _malformed("A part of a message is not text.", f"Message {index}, part {len(parts)}.")
         parts.append(text)
     return "".join(parts)
 
 
 def _checked_value(value: object, place: str, depth: int = 0) -> Any:
-    """Copy plain data; anything with behaviour of its own is refused."""
+    """Copy plain data; objects of other types are refused."""
     if depth > _MAX_DEPTH:
         raise _malformed("A message is nested too deeply.", f"In {place}: more than {_MAX_DEPTH} levels.")
     if value is None or type(value) in {str, bool, int, float}:
         return value
     if isinstance(value, Mapping):
         if not all(type(key) is str for key in value):
-            raise _malformed("A message has a key that is no text.", f"In {place}.")
+            raise _malformed("A message has a key that is not text.", f"In {place}.")
         return {key: _checked_value(part, place, depth + 1) for key, part in value.items()}
     if isinstance(value, list | tuple):
         return [_checked_value(part, place, depth + 1) for part in value]
-    raise _malformed("A message holds something else than plain data.", f"In {place}: a {type(value).__name__}.")
+    raise _malformed("A message holds something other than plain data.", f"In {place}: a {type(value).__name__}.")
 
 
 def _texts(value: object) -> Iterable[str]:
@@ -344,7 +345,7 @@ def _shielded(value: Any, guard: _SpecialGuard, sentinel: str) -> Any:
     if isinstance(value, str):
         return guard.shield(value, sentinel)
     if isinstance(value, dict):
-        # Names of fields stay as they are: templates look them up.
+        # Names of fields are kept: templates look them up.
         keys = {key: key if key.isidentifier() else guard.shield(key, sentinel) for key in value}
         return {keys[key]: _shielded(part, guard, sentinel) for key, part in value.items()}
     if isinstance(value, list):

@@ -1,7 +1,7 @@
-"""What one rendering of a chat template may use, and what each value that it builds costs.
+"""The budget of one rendering of a chat template, and the cost of each value that it builds.
 
-Every value that a template builds out of others is measured in *logical* size (a list that holds one list twice counts
-it twice), so comparing, hashing or printing it later is bounded too. Work is paid for *before* it is done.
+Every value that a template builds from others is measured in *logical* size (a list that holds one list twice counts it
+twice), so comparing, hashing or printing it later is bounded as well. Work is charged *before* it is done.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ SECONDS: Final = 0.4
 _STEPS: Final = 1_000_000
 _TEXT_CHARS: Final = 4 * 1024 * 1024
 _MEMORY_BYTES: Final = 16 * 1024 * 1024
-# A template copies a message a few times (concatenates, trims, prints it); what exceeds this is no chat template.
+# A template copies a message a few times (concatenates, trims, prints it); whatever exceeds this is not a chat
+# template.
 _COPIES: Final = 16
 _VALUE_NODES: Final = 100_000
 _VALUE_DEPTH: Final = 64
@@ -29,7 +30,7 @@ _CONTAINERS: Final[tuple[type, ...]] = (list, tuple, dict, range, type({}.keys()
 
 
 def limit(what: str, numbers: str) -> InvalidTemplate:
-    """Return the error for a template that asks for more than it gets."""
+    """Return the error for a template that exceeds its budget."""
     return InvalidTemplate(f"The chat template {what}.", numbers, "Use another template, or generate without one.")
 
 
@@ -39,12 +40,12 @@ def text_bytes(text: str) -> int:
 
 
 def is_container(value: Any) -> bool:
-    """Tell whether a value holds others that are measured with it."""
+    """Return whether a value holds others that are measured with it."""
     return isinstance(value, _CONTAINERS)
 
 
 class Budget:
-    """What one rendering may still use.
+    """The rest of one rendering's budget.
 
     Args:
         chars: characters of the messages and tools that the template works on.
@@ -61,7 +62,7 @@ class Budget:
         self.deadline = time.monotonic() + SECONDS
 
     def step(self, count: int = 1) -> None:
-        """Pay for ``count`` units of work and look at the clock."""
+        """Charge ``count`` units of work, and check the time limit."""
         self.steps -= count
         if self.steps < 0:
             raise limit("takes too many steps", f"Limit {_STEPS}.")
@@ -69,20 +70,20 @@ class Budget:
             raise limit("takes too long", f"Limit {SECONDS} s.")
 
     def pay(self, size: int) -> None:
-        """Pay for ``size`` bytes of memory."""
+        """Charge ``size`` bytes of memory."""
         self.step()
         self.memory -= size
         if self.memory < 0:
             raise limit("produces too much data", f"Limit {_MEMORY_BYTES >> 20} MiB and {_COPIES} times the messages.")
 
     def text(self, chars: int, *sources: str) -> None:
-        """Pay for a new text of ``chars`` characters made of those of ``sources``."""
+        """Charge a new text of ``chars`` characters, made of those of ``sources``."""
         if chars > self.text_chars:
             raise limit("builds a text that is too long", f"{chars} characters of at most {self.text_chars}.")
         self.pay(64 + chars * (1 if all(map(str.isascii, sources)) else 4))
 
     def printed(self, value: Any) -> str:
-        """Return the text that an expression of the template writes into the prompt, paid for as memory and output."""
+        """Return the text that an expression of the template writes into the prompt, charged as memory and output."""
         text = self.text_of(value)
         self.pay(text_bytes(text))
         self.output_chars -= len(text)
@@ -97,7 +98,7 @@ class Budget:
         if value is None or isinstance(value, int | float | Undefined):
             return 1, 8, 0
         if not is_container(value):
-            # Macros, loops, namespaces: what they would print or compare to is nothing a prompt needs.
+            # Macros, loops, namespaces: a prompt never needs to print or compare them.
             raise limit("puts into a list or prints what has no text", f"A {type(value).__name__}.")
         known = self._sizes.get(id(value))
         if known is not None:
@@ -110,7 +111,7 @@ class Budget:
         for part in parts:
             part_nodes, part_chars, part_depth = self.measure(part, depth + 1)
             count, chars, deepest = count + part_nodes, chars + part_chars, max(deepest, part_depth)
-        # The memo holds the value itself, or its id could come back as that of another one.
+        # The memo holds the value itself; otherwise its id could be reused for another value.
         self._sizes[id(value)] = (value, count, chars, deepest + 1)
         self.pay(_CONTAINER_BYTES)
         self.check_size(count, chars, deepest + 1)
@@ -125,14 +126,14 @@ class Budget:
             )
 
     def pay_sum(self, left: Any, right: Any) -> None:
-        """Pay for ``left + right``."""
+        """Charge ``left + right``."""
         if isinstance(left, str) and isinstance(right, str):
             self.text(len(left) + len(right), left, right)
         elif isinstance(left, list | tuple) and isinstance(right, list | tuple):
             self.pay(64 + 8 * (len(left) + len(right)))
 
     def pay_product(self, left: Any, right: Any) -> None:
-        """Pay for ``left * right``."""
+        """Charge ``left * right``."""
         for value, times in ((left, right), (right, left)):
             if isinstance(value, str) and isinstance(times, int):
                 self.text(len(value) * max(times, 0), value)
@@ -144,14 +145,14 @@ class Budget:
             raise limit("computes a number that is too large", f"Limit {_INTEGER_BITS} bits.")
 
     def touch(self, value: Any) -> None:
-        """Pay for reading a value once."""
+        """Charge reading a value once."""
         if isinstance(value, str):
             self.step(1 + (len(value) >> 12))
         elif is_container(value):
             self.step(1 + len(value))
 
     def made(self, value: Any) -> Any:
-        """Pay for a result that is not much larger than what it was made of."""
+        """Charge a result that is not much larger than its inputs."""
         if isinstance(value, str):
             self.text(len(value), value)
         elif isinstance(value, list | tuple):

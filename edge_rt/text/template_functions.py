@@ -1,4 +1,4 @@
-"""The functions, filters and methods of chat templates that can grow text or data, or repeat: each pays first."""
+"""Functions, filters and methods of chat templates that can grow text or data, or repeat: each is charged first."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _SPACES: Final = "".join(filter(str.isspace, map(chr, range(0x3001))))
 
 
 class PaidFunctions:
-    """What a template may call, at the expense of the rendering under way.
+    """The callables of templates, charged to the budget of the current rendering.
 
     Args:
         environment: looks up the attributes that filters are given by name.
         clock: gives the time that ``strftime_now`` prints.
 
     Attributes:
-        budget: what the rendering may still use.
+        budget: the rest of the rendering's budget.
         sentinel: the character that marks text of messages; empty between renderings.
     """
 
@@ -42,7 +42,7 @@ class PaidFunctions:
         self.sentinel = ""
 
     def globals(self) -> dict[str, Any]:
-        """Return the functions by the names that templates know."""
+        """Return the functions by their names in templates."""
         return {
             "namespace": Namespace,
             "range": self._range,
@@ -52,7 +52,7 @@ class PaidFunctions:
         }
 
     def filters(self) -> dict[str, Callable[..., Any]]:
-        """Return the filters by the names that templates know, and those of the rewritten tree."""
+        """Return the filters by their names in templates, and those of the rewritten tree."""
         return {
             **{name: self._guarded(name) for name in rules.BUILT_IN_FILTERS},
             "indent": self._indent,
@@ -72,10 +72,10 @@ class PaidFunctions:
         }
 
     def call_method(self, method: BuiltinMethodType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a method of a text, a list or a dictionary, if templates may.
+        """Call a method of a text, a list or a dictionary, if templates are allowed to.
 
         Raises:
-            InvalidTemplate: they may not, or it costs more than is left.
+            InvalidTemplate: the method is not allowed, or costs more than is left.
         """
         owner, name = method.__self__, method.__name__
         if isinstance(owner, str) and name in rules.TEXT_METHODS:
@@ -107,7 +107,7 @@ class PaidFunctions:
     def _guarded(self, name: str) -> Callable[..., Any]:
         function = FILTERS[name]
 
-        @wraps(function)  # copies Jinja's mark for filters that take the environment first
+        @wraps(function)  # copies Jinja's marker for filters that take the environment first
         def paid(*args: Any, **kwargs: Any) -> Any:
             for value in (*args, *kwargs.values()):
                 self.budget.touch(value)
@@ -204,7 +204,7 @@ class PaidFunctions:
             self.budget.text(total if total > self.budget.text_chars else len(part), part)
             parts.append(part)
         text = "".join(parts)
-        # Escaped, the sentinel would no longer be recognised and stay in the prompt.
+        # If it were escaped, the sentinel would not be recognised, and would stay in the prompt.
         escaped = json.dumps(self.sentinel)[1:-1]
         return text.replace(escaped, self.sentinel) if ensure_ascii and self.sentinel else text
 
@@ -225,19 +225,19 @@ class PaidFunctions:
         return self._clock().strftime(form)
 
     def loop(self, iterable: Any) -> Iterator[Any]:
-        """Iterate, paying for every round."""
+        """Iterate, charging every step."""
         step = self.budget.step
         for item in iterable:
             step()
             yield item
 
     def _value(self, value: Any) -> Any:
-        """Measure a list, tuple or dictionary that the template wrote down, or a macro's collected arguments."""
+        """Measure a list, tuple or dictionary literal of the template, or a macro's collected arguments."""
         self.budget.measure(value)
         return value
 
     def _operand(self, value: Any) -> Any:
-        """Pay for comparing a value."""
+        """Charge comparing a value."""
         self.budget.touch(value)
         return value
 

@@ -1,10 +1,10 @@
-"""The engine under a chat template: Jinja's sandbox with an allow-list and a budget.
+"""The engine of chat templates: Jinja's sandbox with an allow-list and a budget.
 
-Jinja's own sandbox stops a template from reaching code, not from working without end: twenty bytes can ask for
-gigabytes. So the template's syntax tree is checked against what chat templates use, and then rewritten: whatever can
-grow text or data, or repeat, goes through :class:`GuardedEnvironment` or
-:mod:`edge_rt.text.template_functions`, which pay for it out of a :class:`~edge_rt.text.template_budget.Budget` *before*
-doing it. Nothing a template can write is both unbounded and unpaid.
+Jinja's own sandbox stops a template from reaching code, but not from running forever: twenty bytes can ask for
+gigabytes. So the template's syntax tree is checked against the parts that chat templates use, and then rewritten:
+everything that can grow text or data, or repeat, goes through :class:`GuardedEnvironment` or
+:mod:`edge_rt.text.template_functions`, which charge a :class:`~edge_rt.text.template_budget.Budget` *before* doing it.
+Nothing that a template can write is both unbounded and free of charge.
 
 Attributes are looked up by the type of the object, from short lists, instead of being filtered out of everything Python
 offers.
@@ -62,17 +62,18 @@ class GenerationTag(Extension):
 class GuardedEnvironment(ImmutableSandboxedEnvironment):
     """Compiles one template and holds the budget of its current rendering.
 
-    Not for several renderings at once: the caller locks.
+    It does not support several renderings at once: the caller must lock.
 
     Args:
         clock: gives the time that ``strftime_now`` prints.
     """
 
-    # Every operator, not only those that can grow: operands decide whether they do.
+    # Every operator, because the operands decide whether it grows data.
     intercepted_binops = frozenset(_ARITHMETIC)
 
     def __init__(self, clock: Callable[[], datetime]) -> None:
-        # optimized=False and a finalize that needs the context keep the compiler from evaluating constants unpaid.
+        # optimized=False and a finalize that needs the context keep the compiler from evaluating constants without
+        # charge.
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
@@ -96,7 +97,7 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
         if size > MAX_TEMPLATE_BYTES:
             raise limit("is too long", f"{size} bytes of at most {MAX_TEMPLATE_BYTES}.")
         try:
-            # Tokens are cheap to count, and what the parser spends grows with them.
+            # Tokens are cheap to count, and the parser's cost grows with them.
             tokens = (kind for _, kind, _ in self.lex(source) if kind != "whitespace")
             if next(islice(tokens, _TOKENS, None), None) is not None:
                 raise limit("is too complex", f"More than {_TOKENS} words and signs.")
@@ -111,11 +112,11 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
             raise limit("cannot be compiled", f"{type(error).__name__}: {str(error)[:200]!r}.") from error
 
     def begin(self, budget: Budget, sentinel: str) -> None:
-        """Start a rendering: nothing of the previous one is left."""
+        """Start a rendering, with nothing left of the previous one."""
         self.budget = self._functions.budget = budget
         self._functions.sentinel = sentinel
 
-    # What Jinja's compiled code calls.
+    # Called by Jinja's compiled code.
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         """Look up ``obj.attribute``: methods by type, then keys; anything else is undefined."""
@@ -165,7 +166,7 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
             or (isinstance(__obj, MethodType) and isinstance(__obj.__self__, LoopContext))
             or any(__obj == function for function in __self.globals.values())
         ):
-            raise limit("calls something that is no function", f"{type(__obj).__name__!r}.")
+            raise limit("calls something that is not a function", f"{type(__obj).__name__!r}.")
         if budget.depth >= _CALL_DEPTH:
             raise limit("nests calls too deeply", f"Limit {_CALL_DEPTH}.")
         budget.depth += 1
@@ -175,7 +176,7 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
             budget.depth -= 1
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Compute ``left operator right``, paying first for what can grow."""
+        """Compute ``left operator right``; whatever can grow is charged first."""
         del context
         self.budget.step()
         if operator == "+":

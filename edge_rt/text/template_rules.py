@@ -1,7 +1,7 @@
-"""What a chat template may be made of, and how its syntax tree is rewritten so that all of it is paid for.
+"""The parts that a chat template may consist of, and the rewriting of its syntax tree so that all work is charged.
 
-The lists hold what the templates of current models use. :func:`check_tree` refuses everything else with its line;
-:func:`rewrite` then leads whatever repeats or grows through filters of
+The lists hold the parts that templates of current models use. :func:`check_tree` refuses everything else and names the
+line; :func:`rewrite` then routes everything that repeats or grows through filters of
 :class:`edge_rt.text.template_functions.PaidFunctions` whose names (``edge:loop`` and so on) no template can write.
 """
 
@@ -60,10 +60,10 @@ _NODES: Final[tuple[type[nodes.Node], ...]] = (
 
 
 def check_tree(tree: nodes.Template) -> None:
-    """Refuse whatever is not on the lists.
+    """Refuse everything that is not on the lists.
 
     Raises:
-        InvalidTemplate: what is not allowed, and its line.
+        InvalidTemplate: a part is not allowed; the error names it and its line.
     """
     waiting: list[nodes.Node] = [tree]
     count = 0
@@ -95,7 +95,7 @@ def _refusal(node: nodes.Node) -> str | None:
 
 
 def rewrite(tree: nodes.Template) -> nodes.Template:
-    """Return the tree with everything that repeats or grows led through the paid filters."""
+    """Return the tree with everything that repeats or grows routed through the charging filters."""
     result: nodes.Template = _Rewriter().visit(tree)
     return result
 
@@ -105,10 +105,10 @@ def _refused(what: str, numbers: str) -> InvalidTemplate:
 
 
 class _Rewriter(NodeTransformer):
-    """Leads everything that repeats or grows through the filters named ``edge:...``."""
+    """Routes everything that repeats or grows through the filters named ``edge:...``."""
 
     def visit_Output(self, node: nodes.Output) -> nodes.Node:  # noqa: N802
-        """Print constants like values: text in a loop is output that has to be paid for."""
+        """Print constants like values: text in a loop is output that has to be charged."""
         node.nodes = [
             nodes.Const(child.data, lineno=child.lineno) if isinstance(child, nodes.TemplateData) else child
             for child in node.nodes
@@ -122,12 +122,12 @@ class _Rewriter(NodeTransformer):
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
-        """Pay for ``a ~ b``."""
+        """Charge ``a ~ b``."""
         self.generic_visit(node)
         return _through("edge:concat", node.nodes[0], *node.nodes[1:])
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:  # noqa: N802
-        """Pay for reading what is compared."""
+        """Charge reading the operands of a comparison."""
         self.generic_visit(node)
         node.expr = _operand(node.expr)
         for operand in node.ops:
@@ -135,7 +135,7 @@ class _Rewriter(NodeTransformer):
         return node
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802
-        """Pay for slices, which Jinja computes without asking the environment."""
+        """Charge slices, which Jinja computes without calling the environment."""
         self.generic_visit(node)
         if not isinstance(node.arg, nodes.Slice):
             return node
@@ -159,7 +159,7 @@ class _Rewriter(NodeTransformer):
         return _measured(node, [pair.value for pair in node.items])
 
     def visit_Name(self, node: nodes.Name) -> nodes.Node:  # noqa: N802
-        """Measure the collections that a macro call makes by itself."""
+        """Measure the collections that a macro call creates implicitly."""
         is_collected = node.ctx == "load" and node.name in {"varargs", "kwargs"}
         return _through("edge:value", node) if is_collected else node
 

@@ -1,4 +1,4 @@
-"""Tokens -> the bytes of text that they stand for, and bytes -> text as tokens come.
+"""The bytes of text that tokens stand for, and streaming decoding of tokens to text.
 
 A token of a byte-level vocabulary is a fixed run of bytes, spelled in printable characters. Text is those bytes decoded
 as UTF-8, in one go or token by token, with the same result.
@@ -12,12 +12,12 @@ from typing import Final
 
 from edge_rt.errors import ConfigError
 
-# Tokens whose bytes are kept, 240 bytes each: more than a text uses, and no large vocabulary's all.
+# Tokens whose bytes are kept, 240 bytes each: more than a text uses, but fewer than a large vocabulary has.
 _MAX_SPELLED: Final = 4096
 
 
 class TokenBytes:
-    """The bytes of every token of a vocabulary, spelled out when they are asked for.
+    """The bytes of every token of a vocabulary, computed when they are asked for.
 
     Args:
         spelling_of: token id -> the vocabulary's spelling, or None for a row without a token.
@@ -35,7 +35,7 @@ class TokenBytes:
         """Refuse an id that is not a row of the model.
 
         Raises:
-            ConfigError: it is none.
+            ConfigError: it is not a row of the model.
         """
         if not 0 <= token_id < self._count:
             raise ConfigError(
@@ -63,11 +63,12 @@ class IncrementalDecoder:
     """Turns tokens into text one by one.
 
     The pushes and the final :meth:`flush`, joined, are exactly ``tokenizer.decode(all ids)``. A character whose bytes
-    are spread over several tokens appears with its last one; only bytes that no continuation can mend become U+FFFD.
+    are spread over several tokens appears with its last one; only bytes that no continuation can complete become
+    U+FFFD.
 
     Args:
         bytes_of: token id -> the bytes of text that the token stands for.
-        skipped: ids of tokens that give no text.
+        skipped: ids of tokens that are not shown as text.
     """
 
     def __init__(self, bytes_of: Callable[[int], bytes], skipped: frozenset[int]) -> None:
@@ -76,13 +77,13 @@ class IncrementalDecoder:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
-        """Take one token and return the text that is complete now (possibly empty)."""
+        """Add one token and return the text that is complete now (possibly empty)."""
         if token_id in self._skipped:
             return ""
         return self._utf8.decode(self._bytes_of(token_id))
 
     def flush(self) -> str:
-        """End the text: return U+FFFD for an unfinished character, else nothing; the decoder starts afresh."""
+        """End the text: return U+FFFD for an incomplete character, else nothing, and reset the decoder."""
         rest = self._utf8.decode(b"", final=True)
         self._utf8.reset()
         return rest

@@ -1,8 +1,8 @@
-"""Text to token ids and back: byte-level BPE through the ``tokenizers`` library, behind limits of our own.
+"""Text to token ids and back: byte-level BPE through the ``tokenizers`` library, with additional limits.
 
-A ``tokenizer.json`` is input from outside. Before the library sees it, :mod:`edge_rt.text.tokenizer_check` bounds its
-size and structure, allows only the parts that byte-level BPE needs, and refuses regular expressions that can backtrack
-without end. Whatever the library still raises, panics included (they are no ``Exception``), becomes
+A ``tokenizer.json`` is untrusted input. Before the library sees it, :mod:`edge_rt.text.tokenizer_check` bounds its size
+and structure, allows only the parts that byte-level BPE needs, and refuses regular expressions that can backtrack
+exponentially. Whatever the library still raises, including panics (which are not an ``Exception``), becomes
 :class:`InvalidTokenizer`.
 
 Decoding does not use the library: see :mod:`edge_rt.text.token_bytes`.
@@ -23,15 +23,15 @@ from edge_rt.text.token_bytes import BYTE_OF, IncrementalDecoder, TokenBytes
 from edge_rt.text.tokenizer_check import FETCH_AGAIN, MAX_FILE_BYTES, MAX_VOCABULARY, check_document, invalid, parse
 from edge_rt.text.tokenizer_cuts import PIECE_CHARACTERS, cut, cut_pattern
 
-# Bytes that normalisation can turn into one: at most 4 are known, 8 leaves room.
+# Bytes that normalisation can turn into one: at most 4 are known, 8 leaves a margin.
 _MAX_COMPOSITION: Final = 8
-_COUNTED_CHARACTERS: Final = 1 << 16  # of a text whose bytes are counted at once
+_COUNTED_CHARACTERS: Final = 1 << 16  # characters of a text whose bytes are counted at once
 # Tokens that a cut in the wrong place may add.
 _SPLIT_TOKENS: Final = 8
 
 
 class TokenizerFacts(Protocol):
-    """What a package's manifest says about its tokenizer."""
+    """The manifest's information about a package's tokenizer."""
 
     @property
     def bos_token_id(self) -> int | None:
@@ -56,11 +56,11 @@ class Pieces(Protocol):
 class Tokenizer:
     """A byte-level BPE tokenizer; immutable, usable from several threads.
 
-    Made by :meth:`from_file` or :meth:`from_text`.
+    Created by :meth:`from_file` or :meth:`from_text`.
 
     Attributes:
         vocab_size: number of tokens; ids run from 0 to ``vocab_size - 1``.
-        special_ids: ids that stand for no text: turn markers, end of text and the like.
+        special_ids: ids of tokens that are not text, such as turn markers and end of text.
         special_tokens: their texts, by id.
         bos_token_id: token that starts a text, or None.
         eos_token_ids: tokens that end an answer.
@@ -98,13 +98,13 @@ class Tokenizer:
 
         Args:
             path: the file, at most 128 MiB.
-            info: the manifest's facts; without them there is no BOS and no end token.
+            info: the manifest's information; without it there is no BOS and no end token.
             embedding_rows: rows of the model's embedding matrix, the bound of every id.
 
         Raises:
             StorageError: the file cannot be read.
             InvalidTokenizer: the file is malformed or exceeds a limit.
-            UnsupportedModel: it is no byte-level BPE.
+            UnsupportedModel: it is not byte-level BPE.
         """
         try:
             with path.open("rb") as file:
@@ -116,7 +116,7 @@ class Tokenizer:
         if len(data) > MAX_FILE_BYTES:
             raise InvalidTokenizer(f"{path.name} is too large.", f"More than {MAX_FILE_BYTES} bytes.", FETCH_AGAIN)
         tokenizer = cls._load(data, path.name, info, embedding_rows)
-        # Reading it took three times what stays of it: 20 MiB for 49,000 tokens, 80 MiB for 151,000.
+        # Reading took three times the memory of the result: 20 MiB for 49,000 tokens, 80 MiB for 151,000.
         del data
         return_free_memory()
         return tokenizer
@@ -137,10 +137,10 @@ class Tokenizer:
         ids = check_document(document, rows if rows is not None else MAX_VOCABULARY)
         try:
             library = tokenizers.Tokenizer.from_str(data.decode())
-        except BaseException as error:  # panics of the library are no Exception
+        except BaseException as error:  # panics of the library are not an Exception
             _reraise_unless_library(error)
             raise InvalidTokenizer(f"{name} is not accepted.", f"{str(error)[:200]}.", FETCH_AGAIN) from error
-        # The library numbers added tokens by itself and only logs where the file says something else.
+        # The library assigns ids of added tokens itself, and only logs where the file gives other ids.
         for text, expected in ids.items():
             if library.token_to_id(text) != expected:
                 raise invalid("An added token has an impossible id.", f"{text[:40]!r} says {expected}.")
@@ -162,7 +162,7 @@ class Tokenizer:
         """
         if len(text) <= PIECE_CHARACTERS:
             return self._encode_piece(text)
-        # The library takes hundreds of bytes for each character of what it gets at once.
+        # The library takes hundreds of bytes per character of its input.
         ids = [token_id for piece in cut(text, self._cuts) for token_id in self._encode_piece(piece)]
         return_free_memory()
         return ids
@@ -174,10 +174,11 @@ class Tokenizer:
 
         Args:
             parts: (text, is a special token) in order, as of ``RenderedPrompt.pieces``.
-            most: tokens that there may be.
+            most: most tokens allowed.
 
         Returns:
-            The ids that :meth:`encode_rendered` gives; or, of more than ``most``, a number that they have at least.
+            The ids that :meth:`encode_rendered` returns; or, if there are more than ``most``, a lower bound of their
+            number.
 
         Raises:
             InputError, InvalidTokenizer: as :meth:`encode_text` and :meth:`encode_rendered`.
@@ -202,13 +203,13 @@ class Tokenizer:
                 return_free_memory()
 
     def longest_stretch(self, text: str) -> int:
-        """Return the UTF-8 bytes of the longest part of a text that is encoded at once, cut where that is possible."""
+        """Return the UTF-8 bytes of the longest part of a text that has to be encoded at once."""
         return max(len(piece.encode("utf-8", "surrogatepass")) for piece in cut(text, self._cuts))
 
     def _least_of_stretch(self, stretch: str, most: int) -> int:
-        """Return a number of tokens that a text which cannot be cut has at least, 0 if it may have ``most``.
+        """Return a lower bound of the tokens of a text without places to cut, or 0 if it may fit ``most`` tokens.
 
-        It is counted in parts: a cut in the wrong place adds a token or two.
+        The text is counted in parts: a cut in the wrong place adds a token or two.
         """
         least = 0
         if len(stretch) > 2 * PIECE_CHARACTERS:
@@ -253,7 +254,7 @@ class Tokenizer:
         return token_id
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
-        """Return the text of ``ids``; bytes that are no UTF-8 become U+FFFD.
+        """Return the text of ``ids``; bytes that are not UTF-8 become U+FFFD.
 
         Raises:
             ConfigError: an id is not a row of the model.
@@ -293,22 +294,22 @@ class Tokenizer:
         return sum(len(part.translate(None, missing)) for part in parts) // longest
 
     def _find_bound(self) -> tuple[int, bytes]:
-        """Return most bytes of a token, and the bytes that have none."""
+        """Return the largest number of bytes of a token, and the byte values that no token contains."""
         vocabulary = self._library.get_vocab(with_added_tokens=False)
         lengths = [*map(len, vocabulary), *map(len, self._added_bytes.values())]
-        # Bytes that have no token vanish in encoding, so they cannot count.
+        # Bytes without a token vanish in encoding, so they do not count.
         missing = bytes(byte for character, byte in BYTE_OF.items() if character not in vocabulary)
-        # Composing characters (Unicode NFC) shortens text too.
+        # Composing characters (Unicode NFC) shortens text as well.
         return max(lengths) * (_MAX_COMPOSITION if self._normalizes else 1), missing
 
     def _encode(self, text: str) -> list[int]:
         try:
             return list(self._library.encode(text, add_special_tokens=False).ids)
-        except BaseException as error:  # panics of the library are no Exception
+        except BaseException as error:  # panics of the library are not an Exception
             _reraise_unless_library(error)
             if any("\ud800" <= character <= "\udfff" for character in text):
                 raise InputError(
-                    "The text has a lone surrogate, which is no character.",
+                    "The text has a lone surrogate, which is not a character.",
                     "Code points U+D800 to U+DFFF occur in pairs in UTF-16 only.",
                     'Clean it first, for example with text.encode("utf-8", "replace").decode().',
                 ) from error
@@ -335,6 +336,6 @@ class Tokenizer:
 
 
 def _reraise_unless_library(error: BaseException) -> None:
-    """Let through what did not come from the tokenizer library: Ctrl-C, exit, exhausted memory."""
+    """Raise errors again that do not come from the tokenizer library: Ctrl-C, exit, exhausted memory."""
     if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit | MemoryError):
         raise error

@@ -1,7 +1,7 @@
-"""What a ``tokenizer.json`` may contain: checked before the ``tokenizers`` library sees a byte of it.
+"""Checks the contents of a ``tokenizer.json`` before the ``tokenizers`` library sees a byte of it.
 
-The library is quick and written for files that its own tools made. Given others it can panic, backtrack for hours in a
-regular expression, or renumber tokens in silence; so sizes, structure, ids, merges and patterns are checked here.
+The library is fast and written for files that its own tools made. With others it can panic, backtrack for hours in a
+regular expression, or silently renumber tokens; so sizes, structure, ids, merges and patterns are checked here.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not a number")
 
 
 def parse(data: bytes, name: str) -> dict[str, object]:
     """Parse JSON of bounded size and structure, with unique keys.
 
     Raises:
-        InvalidTokenizer: it is no such JSON; the message names the file ``name``.
+        InvalidTokenizer: it is not such JSON; the message names the file ``name``.
     """
     # Counting bytes costs milliseconds and bounds what the parser below can allocate.
     for what, found, limit in (
@@ -70,7 +70,7 @@ def parse(data: bytes, name: str) -> dict[str, object]:
 
 
 def check_document(document: Mapping[str, object], rows: int) -> dict[str, int]:
-    """Check everything the library would trust.
+    """Check everything that the library would trust.
 
     Args:
         document: the parsed file.
@@ -81,7 +81,7 @@ def check_document(document: Mapping[str, object], rows: int) -> dict[str, int]:
 
     Raises:
         InvalidTokenizer: something is malformed, inconsistent or over a limit.
-        UnsupportedModel: it is no byte-level BPE.
+        UnsupportedModel: it is not byte-level BPE.
     """
     model = _object(document, "model")
     kind = model.get("type", "BPE")
@@ -120,13 +120,13 @@ def check_document(document: Mapping[str, object], rows: int) -> dict[str, int]:
 def _object(parent: Mapping[str, object], key: str) -> dict[str, object]:
     value = parent.get(key)
     if not isinstance(value, dict):
-        raise invalid(f"The tokenizer's '{key}' is no object.", f"It is of type {type(value).__name__}.")
+        raise invalid(f"The tokenizer's '{key}' is not an object.", f"It is of type {type(value).__name__}.")
     return value
 
 
 def _check_token(text: object, token_id: object) -> tuple[str, int]:
     if not isinstance(text, str) or not text:
-        raise invalid("A token is empty or no text.", f"Id {str(token_id)[:20]}.")
+        raise invalid("A token is empty or not text.", f"Id {str(token_id)[:20]}.")
     if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < MAX_VOCABULARY:
         raise invalid("A token id is out of range.", f"{text[:40]!r}: {repr(token_id)[:20]}, limit {MAX_VOCABULARY}.")
     if len(text) > MAX_TOKEN_BYTES or len(text.encode("utf-8", "surrogatepass")) > MAX_TOKEN_BYTES:
@@ -146,7 +146,7 @@ def _check_vocabulary(vocabulary: Mapping[str, object]) -> dict[str, int]:
 
 
 def _quickly_checked(vocabulary: Mapping[str, object]) -> dict[str, int] | None:
-    """Return the vocabulary if it is clearly right; a loop over each token takes ten times as long."""
+    """Return the vocabulary if a fast check finds it valid; a loop over all tokens takes ten times as long."""
     ids = vocabulary.values()
     # A character takes 4 bytes at most.
     if set(map(type, ids)) != {int} or "" in vocabulary or 4 * max(map(len, vocabulary)) > MAX_TOKEN_BYTES:
@@ -157,7 +157,7 @@ def _quickly_checked(vocabulary: Mapping[str, object]) -> dict[str, int] | None:
 
 def _check_merges(merges: object, vocabulary: Mapping[str, int]) -> None:
     if not isinstance(merges, list):
-        raise invalid("The tokenizer's 'merges' are no array.", f"They are of type {type(merges).__name__}.")
+        raise invalid("The tokenizer's 'merges' are not an array.", f"They are of type {type(merges).__name__}.")
     if _are_clearly_merges(merges, vocabulary):
         return
     for index, merge in enumerate(merges):
@@ -172,7 +172,7 @@ def _check_merges(merges: object, vocabulary: Mapping[str, int]) -> None:
 
 
 def _are_clearly_merges(merges: list[object], vocabulary: Mapping[str, int]) -> bool:
-    """Tell whether nothing is wrong; what is, the loop in ``_check_merges`` finds."""
+    """Return whether all merges are valid; if not, the loop in ``_check_merges`` finds the wrong one."""
     pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in merges]
     if not set(map(type, pairs)) <= {list}:
         return False
@@ -185,7 +185,7 @@ def _are_clearly_merges(merges: list[object], vocabulary: Mapping[str, int]) -> 
 
 def _check_added(added: object, vocabulary: Mapping[str, int]) -> dict[str, int]:
     if not isinstance(added, list):
-        raise invalid("The tokenizer's 'added_tokens' are no array.", f"They are of type {type(added).__name__}.")
+        raise invalid("The tokenizer's 'added_tokens' are not an array.", f"They are of type {type(added).__name__}.")
     if len(added) > MAX_ADDED_TOKENS:
         raise invalid("The tokenizer has too many added tokens.", f"{len(added)} of at most {MAX_ADDED_TOKENS}.")
     result: dict[str, int] = {}
@@ -193,7 +193,7 @@ def _check_added(added: object, vocabulary: Mapping[str, int]) -> dict[str, int]
     spelled = {token_id: text for text, token_id in vocabulary.items()}
     for entry in added:
         if not isinstance(entry, dict):
-            raise invalid("An added token is no object.", f"{str(entry)[:60]!r}.")
+            raise invalid("An added token is not an object.", f"{str(entry)[:60]!r}.")
         text, token_id = _check_token(entry.get("content"), entry.get("id"))
         if text.isspace() and entry.get("special"):
             raise invalid("A special token is white space.", f"Id {token_id}: {text[:40]!r}.")
@@ -222,7 +222,7 @@ def _check_steps(part: object, list_key: str, allowed: frozenset[str], depth: in
     if kind == "Sequence":
         steps = part.get(list_key)
         if not isinstance(steps, list):
-            raise invalid("A part of the tokenizer is malformed.", f"'{list_key}' is no array.")
+            raise invalid("A part of the tokenizer is malformed.", f"'{list_key}' is not an array.")
         return [name for step in steps for name in _check_steps(step, list_key, allowed, depth + 1)]
     if not isinstance(kind, str) or kind not in allowed:
         raise UnsupportedModel(
@@ -240,7 +240,7 @@ def _check_steps(part: object, list_key: str, allowed: frozenset[str], depth: in
     return [kind]
 
 
-# A quantifier with its lazy or possessive mark; after {n} a plus sign is a second quantifier. {} is text.
+# A quantifier with its lazy or possessive suffix; after {n} a plus sign is a second quantifier. {} is literal text.
 _QUANTIFIER: Final = re.compile(r"(?P<sign>[*+?])[?+]?|(?P<count>\{\d+(?:,\d*)?\}|\{,\d+\})\??")
 _FIXED: Final = re.compile(r"\{\d+\}")
 _GROUP_OPENING: Final = re.compile(r"\((?:\?(?:<[=!]|<\w+>|[a-z-]*:|[=!>~|]|[a-z-]+(?=\))))?")
@@ -256,7 +256,7 @@ class _Group:
 
 
 def lint_pattern(pattern: str) -> str | None:
-    """Say why a regular expression (Oniguruma) could take exponential time, or return None.
+    """Return the reason why a regular expression (Oniguruma) could take exponential time, or None.
 
     Refused are a repeated group whose inside can match in more than one way (a repetition or an alternative in it),
     back-references, calls of groups, and patterns over 4096 characters. Pre-tokenizers in use have none of these.
@@ -264,7 +264,7 @@ def lint_pattern(pattern: str) -> str | None:
     if len(pattern) > _MAX_PATTERN_CHARS:
         return f"more than {_MAX_PATTERN_CHARS} characters"
     groups = [_Group()]
-    last: _Group | None = None  # the group that ended just here, which a quantifier would repeat
+    last: _Group | None = None  # the group that has just ended, which a quantifier would repeat
     at = 0
     while at < len(pattern):
         if pattern[at] == ")" and len(groups) > 1:
@@ -295,7 +295,7 @@ def lint_pattern(pattern: str) -> str | None:
 
 
 def _repeats(quantifier: str) -> bool:
-    """Tell whether a quantifier can match its atom more than once."""
+    """Return whether a quantifier can match its atom more than once."""
     return quantifier in "*+" or (quantifier != "?" and not quantifier.endswith(("{1}", "{0,1}", "{,1}")))
 
 
@@ -313,7 +313,7 @@ def _atom_end(pattern: str, at: int) -> int:
         if escape:
             at = escape.end()
             continue
-        # A bracket that stands first in its class is a character of it.
+        # A bracket that is first in its class is a literal character.
         is_first = pattern[at - 1] == "[" or pattern[at - 2 : at] == "[^"
         depth += (pattern[at] == "[") - (pattern[at] == "]" and not (is_first and at > start))
         at += 1

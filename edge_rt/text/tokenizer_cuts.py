@@ -1,11 +1,11 @@
-"""Where a text can be cut so that its pieces encode to what the whole does.
+"""Finds where a text can be cut so that its pieces encode to the same tokens as the whole text.
 
-A tokenizer library takes 150 to 800 bytes for each character of what it encodes at once, so long texts are encoded
-piece by piece. A piece ends where no token reaches across, for two reasons that both have to hold:
+A tokenizer library takes 150 to 800 bytes per character that it encodes at once, so long texts are encoded piece by
+piece. A piece ends where no token can span the cut. Two conditions have to hold for that:
 
-* The regular expressions that split text in byte-level BPE tokenizers begin a part there, whatever lies further away:
-  a single space belongs to the word behind it; what follows a line end, and a sign behind a letter, begins a part.
-* No entry of the vocabulary has such a place inside, so no merge reaches across it. This is looked up.
+* The regular expressions that split text in byte-level BPE tokenizers begin a new part there, whatever text is further
+  away: a single space belongs to the word after it; text after a line end, and a symbol after a letter, begin a part.
+* No entry of the vocabulary contains such a place, so no merge spans it. This is checked in the vocabulary.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 PIECE_CHARACTERS: Final = 2048
-"""Of a piece, if it can be cut."""
+"""Characters of a piece, if it can be cut."""
 
 # An apostrophe may begin a contraction, which belongs to the letters before it in some expressions.
 _SIGNS: Final = r"""!"#$%&()*+,\-./:;<=>?@[\\\]^_`{|}~"""
@@ -33,17 +33,17 @@ _SPELLED: Final = (
 
 
 def cut_pattern(document: Mapping[str, Any]) -> re.Pattern[str] | None:
-    """Return an expression that finds the places where a tokenizer's texts can be cut; None: nowhere.
+    """Return a regular expression for the places where a tokenizer's texts can be cut; None: nowhere.
 
     Args:
         document: the checked ``tokenizer.json``.
     """
     added = [entry for entry in document.get("added_tokens") or () if not entry.get("special")]
     if any(entry.get(flag) for entry in added for flag in ("single_word", "lstrip", "rstrip")):
-        # Such a token takes the text around it in.
+        # Such a token absorbs the text around it.
         return None
     contents = [form for entry in added for form in (entry["content"], unicodedata.normalize("NFKC", entry["content"]))]
-    spelled = "\n".join(document["model"]["vocab"])  # a line end itself is spelled in another way
+    spelled = "\n".join(document["model"]["vocab"])  # a line end itself is spelled differently
     kinds = []
     for place, inside in _SPELLED:
         if place != _SPACE and _adds_space(document.get("pre_tokenizer")):
@@ -54,7 +54,7 @@ def cut_pattern(document: Mapping[str, Any]) -> re.Pattern[str] | None:
 
 
 def cut(text: str, places: re.Pattern[str] | None, size: int = PIECE_CHARACTERS) -> Iterator[str]:
-    """Cut a text into pieces of ``size`` characters, the last of them shorter, those longer that cannot be cut."""
+    """Cut a text into pieces of ``size`` characters; the last is shorter, and pieces that cannot be cut are longer."""
     start = 0
     while places is not None and len(text) - start > size:
         found = places.search(text, start + size)
@@ -67,9 +67,9 @@ def cut(text: str, places: re.Pattern[str] | None, size: int = PIECE_CHARACTERS)
 
 
 def _adds_space(part: Any) -> bool:
-    """Tell whether a pre-tokenizer puts a space before a text that has none."""
+    """Return whether a pre-tokenizer puts a space before a text that has none."""
     if not isinstance(part, Mapping):
         return False
-    # It does so where nothing is said.
+    # It does so by default.
     own = part.get("type") == "ByteLevel" and bool(part.get("add_prefix_space", True))
     return own or any(map(_adds_space, part.get("pretokenizers") or ()))

@@ -21,7 +21,7 @@ from tests.cli.conftest import ENDLESS
 
 GREEDY = ("--temp", "0", "-n", "24")
 DRAFTERS = SPEC_MODES[2:5]
-MEASURING = "measuring what passes cost here (kept for later)\n"
+MEASURING = "measuring the latency of passes (saved for later)\n"
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_the_ratio_rule(ask):
         (("--spec", "recycling", "--corpus", "x"), "--corpus is not used with --spec recycling."),
         (("--spec", "off", "--draft-max", "4"), "--draft-max is not used with --spec off."),
         (("--accept", "both"), "The option 'accept' is out of range."),
-        (("--accept", "ratio"), "The acceptance rule 'ratio' needs a drafter that draws with known probabilities."),
+        (("--accept", "ratio"), "The acceptance rule 'ratio' needs a drafter with known draft probabilities."),
         (("--spec", "off", "--spec-trace", "x"), "--spec-trace is not used with --spec off."),
     ],
 )

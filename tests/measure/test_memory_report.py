@@ -136,7 +136,7 @@ def test_a_process_that_the_kernel_kills_had_too_little_memory(native_package):
 
 def test_a_process_that_ends_without_a_word_is_an_error(native_package):
     plan = plan_of(native_package, ctx=64)
-    with pytest.raises(InferenceError, match="exit code was -15; it said: nothing"):
+    with pytest.raises(InferenceError, match="exit code was -15; its last output: nothing"):
         measure_plan(native_package, plan, threads=1, on_stage=_end_child("terminate"))
 
 

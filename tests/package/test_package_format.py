@@ -251,7 +251,7 @@ class TestManifestRefused:
     @pytest.mark.parametrize("version", [None, "1", True, 1.0])
     def test_versions_that_are_no_numbers(self, package, version):
         edit_manifest(package.path, manifest_setter("graph_version", version))
-        with pytest.raises(InvalidPackage, match="'graph_version' is missing or no number"):
+        with pytest.raises(InvalidPackage, match="'graph_version' is missing or not a number"):
             open_package(package.path)
 
     @pytest.mark.parametrize(

@@ -223,5 +223,5 @@ class TestWriter:
 
 
 def test_the_home_of_nobody_is_a_typed_error():
-    with pytest.raises(ConfigError, match="means nothing here"):
+    with pytest.raises(ConfigError, match="cannot be resolved"):
         PackageWriter(Path("~nobody-has-this-name/package"))

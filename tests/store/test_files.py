@@ -83,7 +83,7 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path):
             print(error)
     """
     result = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True)
-    assert "the disk or a limit is full" in result.stdout, result.stderr
+    assert "the disk is full or a limit is reached" in result.stdout, result.stderr
     assert list(tmp_path.iterdir()) == []
 
 

@@ -199,7 +199,7 @@ def test_fetched_files_under_a_name_of_ones_own_are_exported(store, exporter, op
 
 def test_a_package_is_not_pulled(store, exporter, options, tmp_path):
     package = write_package(tmp_path / "pkg")
-    with pytest.raises(ConfigError, match="a package already"):
+    with pytest.raises(ConfigError, match="already is a package"):
         pull(package.path, store=store, exporter=exporter, options=options)
 
 

@@ -131,7 +131,7 @@ def test_a_fetched_recipe_needs_no_download(store, options):
     fetch_source("tiny", store=store, options=options)
     found = resolve("tiny", store, options=options)
     assert (found.kind, found.download_bytes) == ("recipe", 0)
-    assert "fetched already" in found.description
+    assert "already fetched" in found.description
 
 
 def test_fetched_files_under_a_name_of_ones_own(store, options):

@@ -92,12 +92,12 @@ HOSTILE = {
     "T1 many values": ("too many values", lambda: "[" + "0," * 8_100_000),
     "T1 key twice": ("occurs twice in one object", lambda: TEXT.replace('"merges":', '"vocab":{},"merges":', 1)),
     "T1 NaN": (
-        "NaN is no number",
+        "NaN is not a number",
         lambda: TEXT.replace('"version":"1.0"', '"version":NaN').replace('"version": "1.0"', '"version": NaN'),
     ),
     "T1 integer of 10000 digits": ("4300 digits", lambda: changed(lambda d: d.update(x=0))[:-2] + "9" * 10_000 + "}"),
-    "T1 no model": ("'model' is no object", lambda: changed(lambda d: d.pop("model"))),
-    "T1 no vocabulary": ("'vocab' is no object", lambda: changed(lambda d: d["model"].pop("vocab"))),
+    "T1 no model": ("'model' is not an object", lambda: changed(lambda d: d.pop("model"))),
+    "T1 no vocabulary": ("'vocab' is not an object", lambda: changed(lambda d: d["model"].pop("vocab"))),
     "T1 empty vocabulary": ("empty or too large", lambda: changed(lambda d: d["model"].update(vocab={}))),
     "T2 merge names no token": (
         "names a token that does not exist",
@@ -109,7 +109,7 @@ HOSTILE = {
     ),
     "T2 merge of three": ("merge is malformed", lambda: changed(lambda d: d["model"]["merges"].append("a b c"))),
     "T2 merge is a number": ("merge is malformed", lambda: changed(lambda d: d["model"]["merges"].append(7))),
-    "T2 merges missing": ("'merges' are no array", lambda: changed(lambda d: d["model"].pop("merges"))),
+    "T2 merges missing": ("'merges' are not an array", lambda: changed(lambda d: d["model"].pop("merges"))),
     "T3 nested quantifier": (
         "repetition inside a repeated group",
         lambda: changed(lambda d: d.update(pre_tokenizer=split_by("(a+)+$"))),
@@ -131,7 +131,7 @@ HOSTILE = {
         "too many added tokens",
         lambda: changed(lambda d: d["added_tokens"].extend(added(SIZE + i, f"a{i}") for i in range(10_001))),
     ),
-    "T6 empty added token": ("empty or no text", lambda: changed(lambda d: d["added_tokens"].append(added(SIZE, "")))),
+    "T6 empty added token": ("empty or not text", lambda: changed(lambda d: d["added_tokens"].append(added(SIZE, "")))),
     "T6 special token is a space": (
         "white space",
         lambda: changed(lambda d: d["added_tokens"].append(added(SIZE, " "))),

@@ -1,4 +1,4 @@
-"""What helps in a chat where memory is short: what can be typed there, not the flags of a command line."""
+"""Advice in a chat when memory is short: commands that can be typed there, not command-line flags."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ if TYPE_CHECKING:
     from edge_rt.runtime.load.options import LoadOptions
 
 WAYS: Final = (
-    "/ctx N takes another context; for another budget, cache or drafter leave with /exit and start again with "
+    "Change the context with /ctx N; for another budget, cache or drafter leave with /exit and start again with "
     "--memory, --kv-type or --spec."
 )
 
 LEAVE: Final = "/exit and "
-"""Stands before a command line."""
+"""Written before a command line."""
 
 
 def setting_in_chat(setting: tuple[str, ...], reference: str, load: LoadOptions, *, is_same_model: bool) -> str:
-    """Return how a setting that fits is had from within a chat.
+    """Return how to get a setting that fits from within a chat.
 
     Args:
-        setting: flags of the setting, of a plan's alternative.
+        setting: flags of the setting, from a plan's alternative.
         reference: the model argument of the load that does not fit.
         load: its options, with a budget in bytes if there is one.
-        is_same_model: whether it is the present model with another context.
+        is_same_model: whether it is the current model with another context.
 
     Returns:
-        A command of the chat where only the context differs; else a command line, and how to get there.
+        A slash command if only the context differs; else the instruction to leave and the command line to start again.
     """
     given = dict(zip(setting[::2], setting[1::2], strict=True))
     kept = {
@@ -50,11 +50,11 @@ def setting_in_chat(setting: tuple[str, ...], reference: str, load: LoadOptions,
 
 @contextmanager
 def in_words_of_a_chat() -> Generator[None]:
-    """Say of an answer or an option that the memory plan has no room for what can be done about it in a chat."""
+    """Rewrite the advice of memory errors, so that it names what can be done in a chat."""
     try:
         yield
     except EncodingBudgetExceeded as error:
-        # Another context has room for no longer a text.
+        # Another context would not fit a longer text.
         way = "leave with /exit, free memory and start again"
         if error.enough is not None:
             way = f"leave with /exit and start again with --memory {error.enough}"
@@ -73,7 +73,7 @@ def in_words_of_a_chat() -> Generator[None]:
 
 @contextmanager
 def flags_of_a_chat(reference: str) -> Generator[None]:
-    """Say of flags that another model cannot be loaded with that they are the chat's, and how to change them."""
+    """Explain, if flags do not work with another model, that they are the chat's flags, and how to change them."""
     try:
         yield
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""What a line, or several, of a chat mean."""
+"""Parsing of what is typed in a chat: a message, a command, or several lines that belong together."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ QUOTES: Final = '"""'
 
 @dataclass(frozen=True)
 class Entry:
-    """One thing that was typed."""
+    """One message or command that was typed."""
 
     kind: Literal["message", "command", "nothing"]
     text: str
 
 
 def needs_more(text: str) -> bool:
-    r"""Return whether a typed text goes on: inside ``\"\"\"``, or behind a backslash at the end of a line."""
+    r"""Return whether the input continues on the next line: inside ``\"\"\"``, or after a backslash at a line's end."""
     stripped = text.strip()
     if stripped.startswith(QUOTES):
         return len(stripped) < 2 * len(QUOTES) or not stripped.endswith(QUOTES)
@@ -25,7 +25,7 @@ def needs_more(text: str) -> bool:
 
 
 def parse_entry(text: str) -> Entry:
-    """Return what a whole typed text means."""
+    """Parse a complete input."""
     stripped = text.strip()
     if len(stripped) >= 2 * len(QUOTES) and stripped.startswith(QUOTES) and stripped.endswith(QUOTES):
         inner = stripped[len(QUOTES) : -len(QUOTES)].removeprefix("\n").removesuffix("\n")

@@ -1,4 +1,4 @@
-"""A chat on the command line: model, messages and options, whoever types the lines."""
+"""A chat on the command line: model, messages and options, for a terminal or a pipe."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 LoadModel = Callable[["Package", "LoadOptions"], "Model"]
-"""Loads a package."""
+"""Type of a function that loads a package."""
 
 
 @dataclass(frozen=True)
@@ -54,16 +54,16 @@ class Attachment:
 
 
 class Conversation:
-    """Answers messages, and keeps what belongs to them.
+    """Answers messages, and keeps the model, the messages and the options.
 
     Args:
-        terminal: where answers and figures go.
+        terminal: receives answers and figures.
         reference: the model argument.
-        places: where models lie.
+        places: where models are stored.
         load: how the model is loaded.
-        options: how tokens are chosen.
+        options: options of generation.
         system: the system message.
-        show_stats: write figures under every answer.
+        show_stats: write a line of figures after every answer.
         load_model: loads a package.
 
     Attributes:
@@ -103,9 +103,9 @@ class Conversation:
         self._load_model = load_model
         self.name, self._package = obtain_package(terminal, reference, places, budget=_budget_of(load))
         self.model: Model = load_model(self._package, load)
-        # What the process held before its first model; a later one takes over the heap of the one before.
+        # Memory of the process before its first model; a later model reuses the heap of the previous one.
         self._base_bytes = self.model.plan.runtime_bytes
-        self._has_pieces = False  # whether that counts what models of other tokenizers leave in the heap
+        self._has_pieces = False  # whether that includes heap fragments left by models with other tokenizers
         self.chat: Chat = self.model.chat(system=system)
         warn_of_limits(terminal, self.model, load, options)
         self.model.check_reference(options)
@@ -128,10 +128,10 @@ class Conversation:
         return result
 
     def regenerate(self) -> Result:
-        """Answer the last message anew.
+        """Generate a new answer to the last message.
 
         Raises:
-            ConfigError: there is none.
+            ConfigError: there is no message.
         """
         with in_words_of_a_chat():
             return self._answer(lambda token, _: self.chat.regenerate(self.options, cancel=token))
@@ -163,14 +163,14 @@ class Conversation:
             self.terminal.note("[stopped before the first token: the message is not kept]", "dim")
             return
         if reason == "cancelled":
-            self.terminal.note("[interrupted; /regen answers anew]", "dim")
+            self.terminal.note("[interrupted; /regen generates a new answer]", "dim")
         elif reason == "length":
             limit = number(self.options.max_tokens or 0)
             self.terminal.note(f"[stopped after {limit} tokens, see /set max_tokens]", "dim")
         elif reason == "repetition":
             self.terminal.warn(
-                "the answer went round in circles and was ended; /regen answers anew, /set repetition_guard off lets "
-                "answers go on."
+                "the answer repeated itself and was stopped; /regen generates a new one, /set repetition_guard off "
+                "turns this check off."
             )
         elif reason == "context_full":
             used = number(result.usage.total_tokens)
@@ -182,7 +182,7 @@ class Conversation:
             tell_stats(self.terminal, result)
 
     def explain(self, error: EdgeRTError) -> EdgeRTError:
-        """Return an error with advice for somebody who chats."""
+        """Return an error with advice that can be followed in a chat."""
         if not isinstance(error, ContextOverflow):
             return error
         return ContextOverflow(
@@ -201,20 +201,20 @@ class Conversation:
         trained = self.model.package.manifest.model.context_length
         larger = f", or /ctx N for more (up to {trained})" if self.model.context_tokens < trained else ""
         undo = f"forgets the text of {attached}" if attached else "drops the last exchange"
-        return f"/clear starts anew, /undo {undo}{larger}"
+        return f"/clear starts over, /undo {undo}{larger}"
 
     def switch(self, reference: str, load: LoadOptions) -> None:
-        """Load another model, or the same one otherwise, and keep the conversation.
+        """Load another model, or the same model with other options, and keep the conversation.
 
-        What does not fit the memory is refused before anything is closed.
+        A model that does not fit the memory is refused before the current one is closed.
 
         Args:
             reference: the model argument.
             load: how it is loaded.
 
         Raises:
-            EdgeRTError: it cannot be loaded; the one before is back, unless a warning says that it is not.
-            Cancelled: Ctrl-C stopped it; the one before is back.
+            EdgeRTError: it cannot be loaded; the previous model is loaded again, unless a warning says otherwise.
+            Cancelled: Ctrl-C stopped it; the previous model is loaded again.
             SignalReceived: another signal came, or a second Ctrl-C.
         """
         with interrupt_as_cancelled():
@@ -222,7 +222,7 @@ class Conversation:
             name, package = obtain_package(self.terminal, reference, self.places, budget=budget, lead=LEAVE)
             kept = _Kept.of(self.model, package)
             base, has_pieces = self._base_after(kept)
-            # A context of the present model is what /ctx asks for.
+            # For the same model the request comes from /ctx.
             is_same = load.ctx is not None and name == self.name
             spell = partial(setting_in_chat, reference=reference, load=load, is_same_model=is_same)
             with flags_of_a_chat(reference):
@@ -242,18 +242,18 @@ class Conversation:
         try:
             warn_of_limits(self.terminal, model, load, self.options, in_chat=True)
         except MemoryBudgetExceeded as error:
-            # The model is loaded: what was set for the one before gives way, not the model.
+            # The model is loaded: options that do not work with it are reset, and the model is kept.
             self.options = self.options.with_options(spec=None, accept="match")
-            self.terminal.warn(f"{error.what} spec and accept are back to default.")
+            self.terminal.warn(f"{error.what} spec and accept are reset to their defaults.")
         try:
             with in_words_of_a_chat():
                 model.check_reference(self.options)
         except MemoryBudgetExceeded as error:
-            # It is kept: what it needs may be had by another /ctx.
+            # The option is kept: with another /ctx it may fit.
             self.terminal.warn(str(error))
 
     def _base_after(self, kept: _Kept) -> tuple[int, bool]:
-        """Return what the process is taken to hold before the next model, and whether pieces of the heap are in it."""
+        """Return the assumed bytes of the process before the next model, and whether they include heap fragments."""
         from edge_rt.runtime.load.planning import PIECES_BYTES
 
         if self._has_pieces or kept.texts is not None:
@@ -263,7 +263,7 @@ class Conversation:
     def _open(
         self, package: Package, load: LoadOptions, messages: list[ChatMessage], kept: _Kept
     ) -> tuple[Model, Chat]:
-        """Load a package and have it go on with a conversation; it is closed again if it cannot."""
+        """Load a package and continue a conversation with it; if that fails, the model is closed again."""
         model = self._load_model(package, load.but(share_tokenizer_with=kept.texts))
         kept.give_prices(model)
         try:
@@ -276,10 +276,10 @@ class Conversation:
         return model, chat
 
     def _reopen(self, messages: list[ChatMessage], kept: _Kept, reason: EdgeRTError) -> None:
-        """Bring the present model back, as it was decided, after another one could not take its place."""
+        """Load the previous model again, with its plan, after another model could not be loaded."""
         if isinstance(reason, Cancelled):
-            self.terminal.note(f"stopping: {self.name} is loaded again", "dim")
-            # What was stopped frees its memory first.
+            self.terminal.note(f"stopped: loading {self.name} again", "dim")
+            # The cancelled load frees its memory first.
             wait_for_unfinished_work()
         try:
             again = self.load.as_planned(self.model.plan).but(share_tokenizer_with=kept.texts)
@@ -297,17 +297,17 @@ class Conversation:
 
     @property
     def spec(self) -> str:
-        """Who drafts, and why, if that is not what was asked for."""
+        """The drafter in use, and the reason if it is not the requested one."""
         wanted = self.load.spec if self.options.spec is None else self.options.spec
         mode = self.model.speculation.resolve(wanted, has_reference=self.options.reference is not None)
         return mode if mode == (wanted or "auto") else f"{mode} ({why_not_auto(self.model)})"
 
     def set_options(self, options: GenerationConfig) -> None:
-        """Change the options; say what speculation does not promise with them.
+        """Change the options; warn about limits of speculation with them.
 
         Raises:
-            ConfigError: they do not go together.
-            MemoryBudgetExceeded: the memory plan has no room for the drafter or the reference text. Nothing is changed.
+            ConfigError: they contradict each other.
+            MemoryBudgetExceeded: the drafter or the reference text does not fit the memory plan. Nothing is changed.
         """
         check_options(options, self.load.spec or AUTO)
         if (options.spec, options.reference) != (self.options.spec, self.options.reference):
@@ -318,7 +318,7 @@ class Conversation:
         self.options = options
 
     def banner(self) -> list[str]:
-        """Return the lines that a chat begins with."""
+        """Return the lines shown at the start of a chat."""
         facts = self.model.describe()
         weights = SEPARATOR.join(
             [
@@ -341,7 +341,7 @@ class Conversation:
         ]
 
     def _reduced(self) -> list[str]:
-        """Return a line about what the memory plan had to give up; none if it is nothing."""
+        """Return a line that lists what the memory plan reduced; no line if it reduced nothing."""
         names = [step.partition(":")[0] for step in self.model.plan.given_up]
         return [f"reduced to fit the memory: {', '.join(names)} (/show memory)"] if names else []
 
@@ -352,12 +352,12 @@ class Conversation:
 
 @dataclass(frozen=True)
 class _Kept:
-    """What a model leaves to the one that takes its place.
+    """What the next model reuses of a closed one.
 
     Attributes:
-        texts: its tokenizer, if the other one has the same: reading it anew would leave the heap in pieces.
-        key: what its passes' costs depend on.
-        costs: these; None if they were not measured.
+        texts: its tokenizer, if the next model has the same one: reading it again would fragment the heap.
+        key: what the latency of its passes depends on.
+        costs: measured latency of its passes; None if not measured.
     """
 
     texts: PromptEncoder | None
@@ -366,27 +366,27 @@ class _Kept:
 
     @classmethod
     def of(cls, model: Model, package: Package) -> _Kept:
-        """Return what a model leaves to that of another package."""
+        """Return what the model of another package can reuse of this model."""
         texts = model.texts
         if texts is not None and not texts.has_tokenizer_of(package):
             texts = None
         return cls(texts, model.prices.key, model.speculation.known_costs)
 
     def give_prices(self, model: Model) -> None:
-        """Give a model the costs, if its passes are the same; measuring takes a second or two."""
+        """Give a model the measured costs if its passes are the same; measuring them again takes a second or two."""
         if self.costs is not None and model.prices.key == self.key:
             model.speculation.costs = self.costs
 
 
 def _budget_of(load: LoadOptions) -> int | None:
-    """Return the bytes that an export before the load may take."""
+    """Return the memory budget of an export that runs before the load, in bytes."""
     return load.memory if isinstance(load.memory, int) else None
 
 
 @contextmanager
 def _no_echo() -> Generator[None]:
-    """Keep keys that are typed during an answer out of it; they are read afterwards."""
-    # Windows shows keys when they are read, not when they are typed.
+    """Do not echo keys that are typed during an answer; they are read afterwards."""
+    # Windows echoes keys when they are read, not when they are typed.
     if sys.platform == "win32" or sys.stdin is None or not sys.stdin.isatty():
         yield
         return

@@ -1,4 +1,4 @@
-"""The chat at a terminal: reading lines, and what Ctrl-C and Ctrl-D mean."""
+"""The chat at a terminal: reading lines, and handling Ctrl-C and Ctrl-D."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ PROMPT: Final = ">>> "
 CONTINUATION: Final = "... "
 PLACEHOLDER: Final = "Send a message (/help for commands)"
 LEAVE_SECONDS: Final = 1.0
-"""Two Ctrl-C at an empty prompt within this time leave the chat."""
+"""Two Ctrl-C at an empty prompt within this many seconds leave the chat."""
 EXIT_INTERRUPTED: Final = 130
 MOST_EDITS: Final = 64
-"""That can be undone. Each is a copy of the whole text: of a line of 6,000 keys they would take 18 MB."""
+"""Most edits that can be undone. Each is a copy of the whole text: for a line of 6,000 keys they would take 18 MB."""
 
 
 class PrivateHistory(FileHistory):
-    """Lines typed before, in a file that only its owner can read; a full disk does not end a chat."""
+    """History of typed lines, in a file that only its owner can read; a full disk does not end a chat."""
 
     def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
         super().__init__(str(path))
@@ -58,7 +58,7 @@ class PrivateHistory(FileHistory):
 
 
 def open_history(path: Path, warn: Callable[[str], None]) -> History:
-    """Return the history in a file, made private; one in memory if that is impossible."""
+    """Return the history in a private file, or one in memory if the file cannot be used."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
@@ -70,7 +70,7 @@ def open_history(path: Path, warn: Callable[[str], None]) -> History:
 
 
 def default_history_path() -> Path:
-    """Return where the history of chats is kept."""
+    """Return the default path of the chat history."""
     import platformdirs
 
     return platformdirs.user_state_path("edge-rt") / "history"
@@ -93,7 +93,7 @@ class CommandCompleter(Completer):
         }
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
-        """Yield what may stand at the cursor."""
+        """Yield the completions at the cursor."""
         before = document.text_before_cursor
         if not before.startswith("/"):
             return
@@ -136,14 +136,14 @@ def _bindings() -> KeyBindings:
 
 
 def _placeholder() -> AnyFormattedText:
-    # Nothing of it stays on the screen behind a prompt that was left empty.
+    # It is erased from the screen when an empty prompt is left.
     return [] if get_app().is_done else [("ansibrightblack", PLACEHOLDER)]
 
 
 def make_session(
     terminal: Terminal, commands: Commands, history: History, models: Callable[[], list[str]]
 ) -> PromptSession[str]:
-    """Return what reads lines; it writes to stderr, as stdout is for answers."""
+    """Return the session that reads lines; it writes to stderr, because stdout is for answers."""
     is_dumb = os.environ.get("TERM") in ("dumb", "unknown")
     session: PromptSession[str] = PromptSession(
         history=history,
@@ -170,9 +170,9 @@ class Repl:
 
     Args:
         conversation: answers messages.
-        commands: carries out commands.
+        commands: runs slash commands.
         read: returns the next text; raises EOFError for Ctrl-D and KeyboardInterrupt for Ctrl-C at an empty prompt.
-        clock: seconds.
+        clock: returns the time in seconds.
     """
 
     def __init__(

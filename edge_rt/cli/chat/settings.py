@@ -1,4 +1,4 @@
-"""The options of a chat as people write them, and as they are saved."""
+"""The options of a chat: parsing what users type, displaying values, and saving them."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _ALIASES: Final = {
 
 
 def option_name(given: str) -> str:
-    """Return the name of an option that may be written in other ways.
+    """Return the canonical name of an option that may be written in other ways.
 
     Raises:
-        ConfigError: there is none of that name.
+        ConfigError: no option has that name.
     """
     name = _ALIASES.get(given, given.replace("-", "_"))
     if name not in OPTION_NAMES:
@@ -44,11 +44,11 @@ def option_name(given: str) -> str:
 
 
 def parse_option(name: str, text: str) -> Any:
-    """Return the value that ``/set NAME TEXT`` means; ``GenerationConfig`` judges it.
+    """Return the value of ``/set NAME TEXT``; ``GenerationConfig`` checks its range.
 
     Raises:
-        ConfigError: it cannot be read.
-        StorageError, InputError: the file of a reference cannot.
+        ConfigError: the value cannot be parsed.
+        StorageError, InputError: the file of a reference text cannot be read.
     """
     if text in ("default", "none", "None"):
         return getattr(DEFAULTS, name)
@@ -72,7 +72,7 @@ def parse_option(name: str, text: str) -> Any:
 
 
 def _parse_stop(text: str) -> tuple[str, ...]:
-    """Return one text, or those of a JSON string or array of strings."""
+    """Return a plain text, a JSON string, or a JSON array of strings as a tuple of texts."""
     if not text.startswith(('"', "[")):
         return (text,)
     try:
@@ -83,7 +83,7 @@ def _parse_stop(text: str) -> tuple[str, ...]:
 
 
 def shown(name: str, value: Any) -> str:
-    """Return an option's value for people."""
+    """Return an option's value as displayed text."""
     if isinstance(value, bool):
         return "on" if value else "off"
     if name == "reference" and value is not None:
@@ -94,11 +94,11 @@ def shown(name: str, value: Any) -> str:
 
 
 def sampling_shown(options: GenerationConfig, advice: SamplingAdvice | None) -> dict[str, str]:
-    """Return the values with which tokens are chosen, for people: those in force, and whose they are if nobody asked.
+    """Return the sampling values in force as displayed text, marked if they come from the model or are defaults.
 
     Args:
-        options: what was asked for.
-        advice: the model's.
+        options: the values that the user set.
+        advice: the model's recommended values.
     """
     given = SamplingAdvice() if advice is None or options.temperature == 0 else advice
     texts = {}
@@ -109,14 +109,14 @@ def sampling_shown(options: GenerationConfig, advice: SamplingAdvice | None) -> 
 
 
 def check_options(options: GenerationConfig, mode: str) -> None:
-    """Refuse options of speculation that do not go together, in the words of a chat and before they are needed.
+    """Refuse options of speculation that contradict each other, before the next answer needs them.
 
     Args:
-        options: of the generations to come.
-        mode: the mode of speculation that the chat was begun with.
+        options: options of the next generations.
+        mode: the mode of speculation that the chat was started with.
 
     Raises:
-        ConfigError: with the commands that mend it.
+        ConfigError: they contradict each other; the message names the slash commands that fix it.
     """
     mode = mode if options.spec is None else options.spec
     if mode == "reference" and options.reference is None:
@@ -127,20 +127,20 @@ def check_options(options: GenerationConfig, mode: str) -> None:
         )
     if options.reference is not None and mode not in ("off", *REFERENCE_MODES):
         raise ConfigError(
-            f"The drafter {mode} copies from no reference text.",
-            f"There is one of {number(len(options.reference))} characters.",
+            f"The drafter {mode} does not use a reference text.",
+            f"A reference text of {number(len(options.reference))} characters is set.",
             "Use /set spec auto or /set spec reference, or drop it with /set reference none.",
         )
     if options.accept == "ratio" and mode != "recycling":
         raise ConfigError(
-            "The acceptance rule ratio needs a drafter that draws with known probabilities.",
+            "The acceptance rule ratio needs a drafter with known draft probabilities.",
             f"The mode of speculation is {mode}; recycling has them.",
             "Use /set spec recycling before /set accept ratio, and /set accept match before another drafter.",
         )
 
 
 def options_to_settings(options: GenerationConfig) -> dict[str, Any]:
-    """Return what answers depend on as a JSON object: who drafts them, from what, and by which rule is left out."""
+    """Return the options that answers depend on as a JSON object, without the options of speculation."""
     values = {name: getattr(options, name) for name in OPTION_NAMES if name not in SPEC_OPTIONS}
     return {**values, "logit_bias": dict(options.logit_bias), "stop": list(options.stop)}
 

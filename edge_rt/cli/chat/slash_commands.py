@@ -36,9 +36,9 @@ class Command:
     """One slash command.
 
     Attributes:
-        run: does it, given the rest of the line.
-        usage: how its arguments are written.
-        text: what it does.
+        run: runs it with the rest of the line.
+        usage: syntax of its arguments.
+        text: description in ``/help``.
     """
 
     run: Callable[[str], None]
@@ -47,10 +47,10 @@ class Command:
 
 
 class Commands:
-    """Carries out lines that begin with a slash.
+    """Runs lines that begin with a slash.
 
     Args:
-        conversation: what they act on.
+        conversation: the conversation that they act on.
 
     Attributes:
         table: name -> command, in the order of ``/help``.
@@ -66,20 +66,18 @@ class Commands:
             "/system": Command(self._system, "[TEXT]", 'set the system message ("" removes it), or show it'),
             "/set": Command(self._set, "[OPTION VALUE]", "change an option, or list them"),
             "/show": Command(self._show, "[info|template|params|memory]", "show facts"),
-            "/stats": Command(self._stats, "[on|off]", "all figures of the last answer; on, off: a line under answers"),
+            "/stats": Command(self._stats, "[on|off]", "all figures of the last answer; on, off: a line after answers"),
             "/save": Command(self._save, "FILE", "save conversation and options"),
             "/load": Command(self._load, "FILE", "load a saved conversation"),
-            "/regen": Command(self._regen, "", "answer the last message anew"),
-            "/undo": Command(
-                self._undo, "", "forget a text that waits after /read, or the last message and its answer"
-            ),
+            "/regen": Command(self._regen, "", "generate a new answer to the last message"),
+            "/undo": Command(self._undo, "", "forget the text of a pending /read, or the last message and its answer"),
             "/read": Command(self._read, "FILE", "put a file's text in front of the next message"),
             "/model": Command(self._model, "MODEL", "change the model, keep the conversation"),
             "/ctx": Command(self._ctx, "N", "change the context size, keep the conversation"),
         }
 
     def run(self, line: str) -> None:
-        """Carry out one line.
+        """Run one line.
 
         Raises:
             LeaveChat: the chat is over.
@@ -111,9 +109,9 @@ class Commands:
         self._terminal.note("  //text  a message that begins with a slash;  Ctrl-G  write in $EDITOR")
         self._terminal.note("  Ctrl-C  stop the answer")
         self._terminal.note(
-            "  /ctx and /model plan the memory anew: the cache's format, speculation and the prefill chunk may"
+            "  /ctx and /model make a new memory plan: cache format, speculation and prefill chunk may change"
         )
-        self._terminal.note("  change with what fits, which is then said; what does not fit leaves everything as it is")
+        self._terminal.note("  to fit, and changes are shown; if nothing fits, everything stays as it is")
 
     def _exit(self, _: str) -> None:
         raise LeaveChat
@@ -139,7 +137,7 @@ class Commands:
     def _undo(self, _: str) -> None:
         names = self._conversation.attached_names()
         if names:
-            # Otherwise a text that does not fit the context would stand in front of every message.
+            # Otherwise a text that does not fit the context would be put in front of every message.
             self._conversation.attached.clear()
             self._terminal.note(f"the text of {names} is forgotten", "dim")
             return
@@ -157,7 +155,7 @@ class Commands:
     def _count_tokens(self, text: str) -> str:
         texts = self._conversation.model.texts
         assert texts is not None
-        # Of a text that does not fit the context no more is encoded than shows that.
+        # A text that does not fit the context is encoded only until that is known.
         tokens, is_exact = texts.count_tokens(text)
         return f"{number(tokens)} tokens" + ("" if is_exact else " or more, too many for the context")
 
@@ -188,7 +186,7 @@ class Commands:
         elif topic == "memory":
             self._memory()
         else:
-            raise ConfigError(f"/show knows no {topic!r:.60}.", "", f"Choose one of {', '.join(SHOW_TOPICS)}.")
+            raise ConfigError(f"/show has no topic {topic!r:.60}.", "", f"Choose one of {', '.join(SHOW_TOPICS)}.")
 
     def _params(self) -> dict[str, str]:
         conversation = self._conversation
@@ -266,7 +264,7 @@ class Commands:
         conversation.attached.clear()
         if saved.package_id != conversation.model.package.id:
             self._terminal.warn(
-                f"the conversation was held with another package ({saved.model}, {saved.package_id[:12]}); "
+                f"the conversation was saved with another package ({saved.model}, {saved.package_id[:12]}); "
                 "answers will differ."
             )
         self._terminal.note(f"loaded {len(saved.messages)} messages and the options from {path}", "dim")
@@ -287,7 +285,7 @@ class Commands:
         if not argument.isdecimal() or not 2 <= int(argument) <= trained:
             raise ConfigError(
                 "The context is out of range.",
-                f"Got {argument!r:.40}, wanted 2 to {trained}.",
+                f"Got {argument!r:.40}; the range is 2 to {trained}.",
                 "Choose one in that range.",
             )
         same = str(conversation.model.package.path)

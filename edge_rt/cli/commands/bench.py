@@ -1,4 +1,4 @@
-"""``edge-rt bench``: how fast a model is on this machine, and what speculation gains."""
+"""``edge-rt bench``: throughput and latency of a model on this machine, and the gain of speculation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SpeedFlags:
-    """What is measured without prompts; None is what help shows as the default."""
+    """What is measured without ``--prompts``; None means the default that ``--help`` shows."""
 
     repetitions: Annotated[int | None, flags.REPETITIONS] = None
     prompt_sizes: Annotated[list[int] | None, flags.PP] = None
@@ -44,13 +44,13 @@ class SpeedFlags:
 
     @property
     def samples(self) -> int:
-        """Samples of every figure."""
+        """Samples of each figure."""
         return self.repetitions or 5
 
 
 @dataclass(frozen=True)
 class CalibrateFlags:
-    """Measures what passes cost speculation."""
+    """Whether the latency of passes is measured for speculation."""
 
     calibrate: Annotated[bool, flags.CALIBRATE] = False
 
@@ -63,9 +63,9 @@ def bench(
     output: OutputFlags,
     places: PlaceFlags,
 ) -> int:
-    """Measure prompt and generation speed, time to first token, and the cost of a pass over several rows.
+    """Measure prefill and generation speed, time to first token, and the latency of a pass over several rows.
 
-    With --prompts: what speculation gains on the prompts of a file, against plain decoding of the same tokens.
+    With --prompts: measure the speed-up of speculation on the prompts of a file, against plain decoding.
     """
     terminal = output.terminal()
     _refuse_mixture(prompts, speed.given(), calibrate=costs.calibrate)
@@ -90,11 +90,11 @@ def bench(
 
 
 def _calibrate(terminal: Terminal, model: Model, facts: Mapping[str, Any]) -> None:
-    """Measure what passes cost here, keep it and show it."""
+    """Measure the latency of passes on this machine, save it and show it."""
     terminal.note("measuring passes", "dim")
     measured = run_in_background(model.calibrate)
     if not model.prices.is_kept:
-        terminal.warn("the costs could not be kept: the first answer that speculates will measure them again.")
+        terminal.warn("the measurement could not be saved: the first answer with speculation will repeat it.")
     if terminal.is_json:
         terminal.document({"row_costs": measured.to_json(), "is_kept": model.prices.is_kept, "model": facts})
     else:
@@ -121,10 +121,10 @@ def _measure_speed(terminal: Terminal, model: Model, speed: SpeedFlags) -> Bench
 
 
 def _refuse_mixture(asked: PromptFlags, plain: list[str], *, calibrate: bool) -> None:
-    """Refuse flags of one measurement with another one: they would be dropped.
+    """Refuse flags of different measurements together, because some would have no effect.
 
     Raises:
-        ConfigError: with the flags.
+        ConfigError: flags do not work together; the message names them.
     """
     if asked.prompts is not None:
         kind, strange = "--prompts", [*plain, *(["--calibrate"] if calibrate else [])]
@@ -135,7 +135,7 @@ def _refuse_mixture(asked: PromptFlags, plain: list[str], *, calibrate: bool) ->
     if strange:
         names = ", ".join(strange)
         if kind:
-            raise ConfigError(f"{kind} does not go with {names}.", "They are measurements of different kinds.", "")
+            raise ConfigError(f"{kind} does not work with {names}.", "They belong to different measurements.", "")
         raise ConfigError(f"There are no prompts for {names}.", "--prompts is missing.", "Give a file of prompts.")
 
 
@@ -155,7 +155,7 @@ def _tell_prompts(
             f"{spec_name(document)}, tables {document['tables']}, temperature {document['temperature']:g}"
         )
         draw(document, plot, title=title)
-        terminal.note(f"drawn: {plot}", "dim")
+        terminal.note(f"plot saved: {plot}", "dim")
     if terminal.is_json:
         terminal.document({**document, "model": facts})
     else:
@@ -164,7 +164,7 @@ def _tell_prompts(
 
 
 def _print(terminal: Terminal, report: BenchReport, facts: Mapping[str, Any]) -> None:
-    """Write the table in llama-bench's form, ready to be pasted."""
+    """Write the table in the format of llama-bench, ready to be pasted."""
     size, parameters = show_rounded(facts["weights_bytes"]), f"{facts['parameters'] / 1e6:.2f} M"
     backend = f"ONNX Runtime {facts['onnxruntime']} {facts['device']}, {facts['op_profile']}"
     if facts["isa"] is not None:
@@ -184,4 +184,4 @@ def _print(terminal: Terminal, report: BenchReport, facts: Mapping[str, Any]) ->
     terminal.line()
     terminal.line(f"time to first token, 128 tokens of prompt: {number(document['ttft_ms'])} ms")
     terminal.line(f"peak memory: {show_rounded(document['peak_bytes'])}")
-    terminal.note("Choosing the most likely token is part of tg; encoding text is not. Row costs are medians.", "dim")
+    terminal.note("tg includes choosing the most likely token, but not encoding text. Row costs are medians.", "dim")

@@ -1,4 +1,4 @@
-"""``edge-rt bench --prompts``: what speculation gains on the prompts of a file."""
+"""``edge-rt bench --prompts``: the speed-up of speculation on the prompts of a file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 DEFAULT_MAX_TOKENS: Final = 256
 FEW_PROMPTS: Final = 4
-"""Figures of fewer prompts say little."""
+"""Fewest prompts for meaningful figures."""
 
 
 _IN: Final = flags.WITH_PROMPTS
@@ -40,7 +40,7 @@ class PromptFlags:
     prompts: Annotated[
         Path | None,
         flags.PROMPTS.but(
-            help="Measure what speculation gains on these: JSON lines with 'turns' or 'prompt', or a text a line.",
+            help="Measure the speed-up of speculation on these: JSON lines with 'turns' or 'prompt', or a text a line.",
             panel=_IN,
         ),
     ] = None
@@ -59,7 +59,7 @@ class PromptFlags:
     plot: Annotated[Path | None, flags.PLOT.but(panel=_IN)] = None
 
     def given(self) -> list[str]:
-        """Return the flags that were given, but for ``--prompts``."""
+        """Return the flags that were given, except ``--prompts``."""
         named = {
             "--limit": self.limit,
             "--spec": self.spec,
@@ -76,12 +76,12 @@ class PromptFlags:
         return [name for name, value in named.items() if value is not None]
 
     def config(self) -> GenerationConfig:
-        """Return how tokens are chosen; greedily unless asked otherwise.
+        """Return the options of generation; greedy unless a flag says otherwise.
 
         Raises:
             ConfigError: a value is out of range.
         """
-        # All of the chain is said, so that figures of models with and without advice of their own can be compared.
+        # All sampling options are set, so that models with and without recommended sampling can be compared.
         return GenerationConfig(
             max_tokens=DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens,
             temperature=0.0 if self.temp is None else self.temp,
@@ -98,17 +98,17 @@ class PromptFlags:
         return self.spec or AUTO
 
     def speculation(self) -> SpeculationFlags:
-        """Return who drafts, as a load is asked for it."""
+        """Return the speculation flags for the load."""
         return SpeculationFlags(spec=self.spec, draft_max=self.draft_max, corpus=self.corpus)
 
     def read(self) -> list[Prompt]:
-        """Return the prompts to take, after everything is checked that can be before a model is loaded.
+        """Return the prompts to measure, after all checks that are possible before a model is loaded.
 
         Raises:
             ConfigError: a flag is wrong.
             InputError: the file is malformed.
             StorageError: it cannot be read.
-            RuntimeUnavailable: a picture is wanted, and nothing can draw it.
+            RuntimeUnavailable: a plot is requested, and matplotlib is not installed.
         """
         from edge_rt.measure.prompts import read_prompts
 
@@ -140,7 +140,7 @@ def measure(terminal: Terminal, model: Model, prompts: list[Prompt], asked: Prom
         unused = [flag for flag in asked.given() if flag in ("--draft-max", "--corpus")]
         terminal.warn(
             f"speculation is off ({asked.mode}, op profile {model.package.manifest.op_profile}): plain decoding is "
-            "measured against itself; choose a drafter with --spec."
+            "compared with itself; choose a drafter with --spec."
             + (f" Not used: {', '.join(unused)}." if unused else "")
         )
 
@@ -181,7 +181,7 @@ def measure(terminal: Terminal, model: Model, prompts: list[Prompt], asked: Prom
 
 
 def spec_name(document: dict[str, Any]) -> str:
-    """Return what was measured against plain decoding, for people."""
+    """Return the displayed name of what was compared with plain decoding."""
     asked, in_force = document["spec"], document["spec_in_force"]
     if in_force != "off":
         return f"speculation {asked}"
@@ -189,7 +189,7 @@ def spec_name(document: dict[str, Any]) -> str:
 
 
 def print_figures(terminal: Terminal, document: dict[str, Any]) -> None:
-    """Write the figures for people: a table, and what they mean."""
+    """Write the figures as a table, with a summary."""
     header = ("prompts of", "n", "tokens", "speed-up", "95 %", "with prefill", "tok/step", "accepted", "tok/s", "plain")
     groups = {
         "all": document,
@@ -210,7 +210,7 @@ def print_figures(terminal: Terminal, document: dict[str, Any]) -> None:
     if steps := ", ".join(f"{index}: {share:.0%}" for index, share in enumerate(shares, start=1)):
         terminal.line(f"steps that accepted at least so many drafted tokens: {steps}")
     if (few := document["least_repetitive_half"]["prompts"]) < FEW_PROMPTS:
-        terminal.line(f"the least repetitive half has only {few} prompt{'s'[: few != 1]}: too few to go by")
+        terminal.line(f"the least repetitive half has only {few} prompt{'s'[: few != 1]}: too few to rely on")
 
 
 def _cells(figures: dict[str, Any]) -> tuple[str, ...]:

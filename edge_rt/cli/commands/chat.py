@@ -24,7 +24,7 @@ EXIT_INTERRUPTED = 130
 
 @dataclass(frozen=True)
 class ChatFlags:
-    """How a chat begins, and what is kept of it."""
+    """Options of a chat: its system message, its figures and its history."""
 
     system: Annotated[str | None, flags.SYSTEM] = None
     no_history: Annotated[bool, flags.NO_HISTORY] = False
@@ -39,20 +39,20 @@ def chat(
     output: AnswerFlags,
     places: PlaceFlags,
 ) -> int:
-    """Chat with a model; it is fetched first if it is not here. Lines of a pipe are answered one by one."""
+    """Chat with a model, which is fetched first if it is not on this machine. Piped lines are answered one by one."""
     from edge_rt.cli.chat.conversation import Conversation
 
     terminal = output.terminal()
     options = sampling.config().with_options(repetition_guard=not guard.no_repetition_guard)
     is_interactive = sys.stdin is not None and sys.stdin.isatty() and terminal.err_is_tty
     if is_interactive and output.json:
-        raise ConfigError("--json needs lines from a pipe.", "Standard input is a terminal.", "Leave --json out.")
+        raise ConfigError("--json needs piped input.", "Standard input is a terminal.", "Leave --json out.")
     speculation.check(options.accept)
     options = speculation.with_reference(options)
     with open_trace(speculation.spec_trace, terminal) as trace:
         use_one_heap()
         if is_interactive:
-            # The line editor belongs to what the process holds before a model is loaded.
+            # Imported first, so that the line editor counts as memory of the process before a model is loaded.
             import edge_rt.cli.chat.repl  # noqa: F401
         on_calibrate = functools.partial(tell_calibration, terminal)
         conversation = Conversation(
@@ -91,7 +91,7 @@ def _at_terminal(conversation: Conversation, *, keep_history: bool) -> int:
 
 
 def _from_pipe(conversation: Conversation) -> int:
-    """Answer every line; the first error ends the chat, so that a script can rely on what follows."""
+    """Answer every line; the first error ends the chat, so that a script notices it."""
     from edge_rt.cli.chat.slash_commands import Commands, LeaveChat
 
     commands = Commands(conversation)
@@ -121,7 +121,7 @@ def _finish(conversation: Conversation, turns: list[dict[str, Any]], code: int) 
 
 
 def _entries() -> Iterator[str]:
-    """Yield what was typed: a line, or several that belong together."""
+    """Yield each input: one line, or several that belong together."""
     pending = ""
     for number, line in enumerate(sys.stdin.buffer if sys.stdin is not None else (), 1):
         try:

@@ -1,4 +1,4 @@
-"""``edge-rt corpus``: texts that drafts may be guessed from, indexed once and kept on disk."""
+"""``edge-rt corpus``: texts that drafts are looked up in, indexed once and kept on disk."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 MAX_TEXT_BYTES: Final = 1 << 30
 
 corpus_app = typer.Typer(
-    no_args_is_help=True, help="Texts that drafts may be guessed from: index them, and look at an index."
+    no_args_is_help=True, help="Index texts for the suffix drafter to look drafts up in, or show an index."
 )
 
 
 @dataclass(frozen=True)
 class BuildFlags:
-    """What is indexed, and where the index goes."""
+    """The texts to index, and the file of the index."""
 
     texts: Annotated[list[Path], flags.TEXTS_ARGUMENT]
     out: Annotated[Path, flags.OUT.but(help="File to create.", metavar="FILE")]
@@ -40,7 +40,7 @@ class BuildFlags:
 
 @dataclass(frozen=True)
 class IndexFlags:
-    """An index that is there."""
+    """An existing index."""
 
     file: Annotated[Path, flags.CORPUS_ARGUMENT]
 
@@ -81,7 +81,7 @@ def build(
 @corpus_app.command()
 @spread
 def info(index: IndexFlags, output: OutputFlags) -> int:
-    """Check an index, every byte of it, and show what it holds."""
+    """Check every byte of an index, and show its contents."""
     from edge_rt.runtime.drafters.corpus import Corpus
 
     terminal = output.terminal()
@@ -92,7 +92,7 @@ def info(index: IndexFlags, output: OutputFlags) -> int:
 
 
 def _is_same(text: Path, out: Path) -> bool:
-    """Return whether two paths lead to one file."""
+    """Return whether two paths are the same file."""
     try:
         return text.samefile(out)
     except OSError:

@@ -1,4 +1,4 @@
-"""``edge-rt doctor``: what this machine offers, and what is missing."""
+"""``edge-rt doctor``: facts about this machine and its installation, and what is missing."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ LIBRARIES: Final = ("numpy", "tokenizers", "jinja2", "gguf", "onnx", "onnx-ir", 
 
 @dataclass(frozen=True)
 class SaveFlags:
-    """Whether this machine is measured, and under which name that is kept."""
+    """Whether this machine is measured, and the name of the saved device description."""
 
     save_profile: Annotated[bool, flags.SAVE_PROFILE] = False
     profile_name: Annotated[str | None, flags.PROFILE_NAME] = None
 
 
 def doctor(saved: SaveFlags, output: OutputFlags, places: Annotated[PlaceFlags, only("store", "config")]) -> int:
-    """Report on this machine; exit code 5 if something that is needed is missing."""
+    """Report on this machine; exit code 5 if something required is missing."""
     terminal = output.terminal()
-    # Before anything is measured for a name that cannot be one.
+    # The name is checked before the measurement.
     name = _profile_name(saved.profile_name, saved.save_profile)
     facts: dict[str, Any] = {"edge_rt": VERSION, "python": platform.python_version(), "platform": platform.platform()}
     problems: list[str] = []
@@ -61,7 +61,7 @@ def doctor(saved: SaveFlags, output: OutputFlags, places: Annotated[PlaceFlags, 
         for problem in problems:
             terminal.error(problem)
         if not problems:
-            terminal.note("Everything that is needed is there.", "green")
+            terminal.note("Nothing is missing.", "green")
     return RuntimeUnavailable.exit_code if problems else 0
 
 
@@ -85,10 +85,10 @@ def _machine() -> dict[str, Any]:
 
 
 def _profile_name(given: str | None, is_saved: bool) -> str | None:
-    """Return the name under which a profile is to be saved; None if none is.
+    """Return the name of the device description to save; None if none is saved.
 
     Raises:
-        ConfigError: it cannot be a name, or nothing is saved that could have it.
+        ConfigError: the name is not valid, or ``--save-profile`` is missing.
     """
     from edge_rt.memory.device import SAVED_NAME, check_new_name
 
@@ -104,12 +104,12 @@ def _profile_name(given: str | None, is_saved: bool) -> str | None:
 
 
 def _measured(terminal: Terminal, name: str, warnings: list[str]) -> dict[str, Any]:
-    """Measure this machine and keep it under a name."""
+    """Measure this machine and save its device description under a name."""
     from edge_rt.cli.device_probe import measure_device
     from edge_rt.measure.bandwidth import STEADY, measure_bandwidth
     from edge_rt.memory.device import device_path, save_device
 
-    terminal.note("Measuring how fast memory is read.", "dim")
+    terminal.note("Measuring the memory bandwidth.", "dim")
     spreads: list[float] = []
 
     def bandwidth(threads: int) -> float:
@@ -120,8 +120,8 @@ def _measured(terminal: Terminal, name: str, warnings: list[str]) -> dict[str, A
     profile = measure_device(name, bandwidth=bandwidth)
     if max(spreads) > STEADY:
         warnings.append(
-            f"Memory was read at speeds that differ by {100 * max(spreads):.0f} %, the best was kept: "
-            "measure again on a quieter machine."
+            f"The measured bandwidth varied by {100 * max(spreads):.0f} %, the best was kept: "
+            "measure again when the machine is less busy."
         )
     path = device_path(name)
     save_device(profile, path)
@@ -163,7 +163,7 @@ def _providers(problems: list[str]) -> list[str]:
 
 
 def native_facts(status: NativeStatus, warnings: list[str]) -> dict[str, Any]:
-    """Return the facts about our operators; a package without them works, so their absence is a warning."""
+    """Return facts about the native operators; portable packages work without them, so their absence is a warning."""
     if status.reason is not None:
         warnings.append(f"Native packages cannot be run: {status.reason}")
     return {

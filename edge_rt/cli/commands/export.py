@@ -1,4 +1,4 @@
-"""``edge-rt export``: a checkpoint becomes a package."""
+"""``edge-rt export``: export a checkpoint as a package."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NO_CALIBRATION: Final = "none"
 
 @dataclass(frozen=True)
 class ExportFlags:
-    """What is written, and where."""
+    """What is exported, and where to."""
 
     out: Annotated[Path, flags.OUT]
     profile: Annotated[str | None, flags.PROFILE] = None
@@ -44,7 +44,7 @@ def export(
     output: OutputFlags,
     places: PlaceFlags,
 ) -> int:
-    """Turn a GGUF checkpoint into a package; nothing is left behind if it fails or is stopped."""
+    """Export a GGUF checkpoint as a package; nothing is left behind if it fails or is stopped."""
     terminal = output.terminal()
     budget = None if wanted.memory is None else parse_size(wanted.memory)
     check_runtime()
@@ -73,14 +73,14 @@ def export(
 
 
 def _calibration(option: str | None) -> Path | str | None:
-    """Return the option as ``export_model`` takes it."""
+    """Return the option as an argument of ``export_model``."""
     if option is None:
         return BUILT_IN_CALIBRATION
     return None if option == NO_CALIBRATION else path_of(option)
 
 
 def _source(terminal: Terminal, reference: str, places: PlaceFlags, progress: ProgressCallback) -> Path:
-    """Return the checkpoint's file; it is fetched into the store if it is not on this machine."""
+    """Return the path of the checkpoint; it is fetched into the store if it is not on this machine."""
     path = Path(reference).expanduser()
     if path.suffix.lower() == ".gguf" and path.is_file():
         return path

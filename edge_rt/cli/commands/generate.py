@@ -33,7 +33,7 @@ EXIT_INTERRUPTED: Final = 130
 
 @dataclass(frozen=True)
 class QuestionFlags:
-    """What is asked."""
+    """The prompt and its form."""
 
     prompt: Annotated[str | None, flags.PROMPT] = None
     system: Annotated[str | None, flags.SYSTEM] = None
@@ -42,7 +42,7 @@ class QuestionFlags:
 
 @dataclass(frozen=True)
 class FormFlags:
-    """In which form the answer is written."""
+    """The format of the answer."""
 
     no_stream: Annotated[bool, flags.NO_STREAM] = False
     json_lines: Annotated[bool, flags.JSON_LINES] = False
@@ -92,9 +92,9 @@ def generate(
 
 
 def _warn_if_cut(terminal: Terminal, model: Model, result: Result) -> None:
-    """Say that the repetition guard or the end of the context cut the answer."""
+    """Warn if the repetition guard or the end of the context cut the answer."""
     if result.finish_reason == "repetition":
-        terminal.warn("the answer went round in circles and was ended; --no-repetition-guard lets it go on.")
+        terminal.warn("the answer repeated itself and was stopped; --no-repetition-guard turns this check off.")
     if result.finish_reason != "context_full":
         return
     trained = model.package.manifest.model.context_length
@@ -104,7 +104,7 @@ def _warn_if_cut(terminal: Terminal, model: Model, result: Result) -> None:
 
 
 def _messages(model: Model, text: str, question: QuestionFlags) -> Prompt:
-    """Return the prompt as messages, or as it is with ``--raw`` and for models without a template."""
+    """Return the prompt as messages, or unchanged with ``--raw`` and for models without a template."""
     if question.raw or (model.template_source is None and question.system is None):
         return text
     messages = [] if question.system is None else [{"role": "system", "content": question.system}]
@@ -112,7 +112,7 @@ def _messages(model: Model, text: str, question: QuestionFlags) -> Prompt:
 
 
 class _Writer:
-    """Writes the answer in the form that was asked for."""
+    """Writes the answer in the requested format."""
 
     def __init__(
         self, terminal: Terminal, model: Model, options: GenerationConfig, *, is_json: bool, form: FormFlags
@@ -139,5 +139,5 @@ class _Writer:
             self._terminal.document(document)
         else:
             rest = "" if self._is_streaming else result.text
-            # A screen and a file both want the last line to end.
+            # The last line needs a newline, on a screen and in a file.
             self._terminal.answer(rest if result.text.endswith("\n") else rest + "\n")

@@ -1,4 +1,4 @@
-"""``edge-rt inspect``: what a package or a GGUF file is, without loading it."""
+"""``edge-rt inspect``: facts about a package or a GGUF file, without loading it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHOWN_TEMPLATE_LINES = 12
 
 @dataclass(frozen=True)
 class InspectFlags:
-    """What is looked at, and how closely."""
+    """What is inspected, and whether hashes are checked."""
 
     package: Annotated[str | None, flags.PACKAGE_ARGUMENT] = None
     verify: Annotated[bool, flags.VERIFY] = False
@@ -104,7 +104,7 @@ def _template(package: Package) -> str | None:
 
 
 def gguf_facts(path: Path) -> dict[str, Any]:
-    """Return what the header of a GGUF file says, as a JSON object.
+    """Return the facts in the header of a GGUF file as a JSON object.
 
     Raises:
         InvalidModelFile: the file is malformed.
@@ -133,7 +133,7 @@ def gguf_facts(path: Path) -> dict[str, Any]:
 
 
 def _json_value(value: object) -> str | int | float | None:
-    """Return a value of the metadata as JSON has it; None for an array, which may have a million items."""
+    """Return a metadata value for JSON; None for an array, which may have a million items."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value if isinstance(value, str | int | float) else None

@@ -82,7 +82,7 @@ def _pull_json(report: PullReport) -> dict[str, Any]:
 
 def _print_pulled(terminal: Terminal, report: PullReport) -> None:
     if report.was_present:
-        terminal.line(f"{report.name} is here already: {report.package}")
+        terminal.line(f"{report.name} is already present: {report.package}")
         return
     terminal.line(f"{report.name} is ready: {report.package} ({report.seconds:.1f} s)")
     terminal.note(f"try: edge-rt chat -m {report.name}", "dim")
@@ -137,7 +137,7 @@ def rm(removed: RemoveFlags, output: OutputFlags, places: Annotated[PlaceFlags, 
     entry = next((entry for entry in place.list() if entry.name == name), None)
     if entry is not None and not removed.yes:
         if sys.stdin is None or not sys.stdin.isatty():
-            raise ConfigError("Removing needs a yes.", "There is no terminal to ask at.", "Add --yes.")
+            raise ConfigError("Removing needs confirmation.", "There is no terminal to ask at.", "Add --yes.")
         size = human_bytes(entry.size_bytes + entry.source_bytes)
         if not terminal.ask(f"Remove {name} ({size}) from {place.root}?"):
             terminal.note("nothing was removed")

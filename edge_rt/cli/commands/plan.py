@@ -1,4 +1,4 @@
-"""``edge-rt plan``: what a model takes of the memory, before anything is loaded."""
+"""``edge-rt plan``: the memory that a model needs, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class FoundModel:
 
     Attributes:
         shape: its numbers.
-        notes: what has to be said about them.
-        can_run: whether the commands that run a model take it.
+        notes: remarks about them for the user.
+        can_run: whether the commands that run a model accept it.
     """
 
     shape: ModelShape
@@ -36,7 +36,7 @@ class FoundModel:
 
 @dataclass(frozen=True)
 class MachineFlags:
-    """The machine that is planned for."""
+    """The machine to plan for."""
 
     device: Annotated[
         str | None,
@@ -53,9 +53,9 @@ def plan(
     output: OutputFlags,
     places: Annotated[PlaceFlags, only("store", "config")],
 ) -> int:
-    """Say what a model takes of the memory, and what is fastest within a budget.
+    """Show how much memory a model needs, and the fastest settings within a budget.
 
-    The model is a package, a GGUF file, or a folder with config.json and safetensors: only headers are read. Exit code
+    The model is a package, a GGUF file, or a folder with config.json and safetensors; only headers are read. Exit code
     4 if it does not fit.
     """
     from edge_rt.byte_size import file_size
@@ -97,7 +97,7 @@ def plan(
         return 0 if made.fits else MemoryBudgetExceeded.exit_code
     for text in unused:
         terminal.warn(text)
-    # What cannot be run here can be planned.
+    # A model that this machine cannot run can still be planned.
     verb = ["edge-rt", "generate" if found.can_run and here is not None else "plan", "-m", load.reference]
     elsewhere = [] if here is not None else ["--device", str(device)]
     print_plan(terminal, made, speeds, notes, verb=verb, elsewhere=elsewhere)
@@ -105,11 +105,11 @@ def plan(
 
 
 def find_model(reference: str, places: PlaceFlags) -> FoundModel:
-    """Return the numbers of the model that an argument means, and what has to be said about them.
+    """Return the numbers of the model that an argument means, and remarks about them.
 
     Raises:
         ModelNotFound: it is not on this machine.
-        EdgeRTError: it cannot be read, or its size cannot be told.
+        EdgeRTError: it cannot be read, or its size cannot be estimated.
     """
     from edge_rt.memory.shape import shape_of
     from edge_rt.package.reader import is_package, open_package
@@ -129,7 +129,7 @@ def find_model(reference: str, places: PlaceFlags) -> FoundModel:
     if resolved.path is None:
         raise ModelNotFound(
             f"{reference} is not on this machine.",
-            f"To have it: {resolved.description}.",
+            f"To get it: {resolved.description}.",
             f"Run: edge-rt pull {shlex.quote(reference)}",
         )
     if resolved.kind == "package":
@@ -157,7 +157,7 @@ def _foreseen(path: Path) -> FoundModel:
 
 
 def _unused(made: Plan) -> tuple[str, ...]:
-    """Return what is to be said of flags that change nothing, as a command that runs the model says it."""
+    """Return the warning about flags that have no effect, as in the commands that run the model."""
     if not made.unused:
         return ()
     profile = made.shape.op_profile
@@ -165,7 +165,7 @@ def _unused(made: Plan) -> tuple[str, ...]:
 
 
 def _cache_notes(shape: ModelShape) -> tuple[str, ...]:
-    """Return what is to be said of speeds where a model is smaller than a cache of this machine."""
+    """Return a remark about speed if the weights are smaller than the CPU's last-level cache."""
     from edge_rt.byte_size import show_mib
     from edge_rt.system.machine import last_level_cache_bytes
 

@@ -1,4 +1,4 @@
-"""``edge-rt profile``: what a model was planned to take of the memory, beside what it takes."""
+"""``edge-rt profile``: the planned memory of a model beside its measured memory."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ _STAGES: Final = {
 
 @dataclass(frozen=True)
 class PictureFlags:
-    """Whether figures are drawn."""
+    """Whether figures are plotted."""
 
-    plot: Annotated[Path | None, flags.PLOT.but(help="Draw it: a .png, .svg or .pdf file.")] = None
+    plot: Annotated[Path | None, flags.PLOT.but(help="Save a plot: a .png, .svg or .pdf file.")] = None
 
 
 def profile(
@@ -52,10 +52,10 @@ def profile(
     output: OutputFlags,
     places: PlaceFlags,
 ) -> int:
-    """Measure the memory that a model takes, against its plan.
+    """Measure the memory of a model and compare it with its plan.
 
-    A fresh process loads the model as planned and uses it to the plan's limits: a full context, the largest draft in
-    every pass, full tables. Its peak of resident memory is compared with the plan, part by part.
+    A fresh process loads the model as planned and uses it up to the plan's limits: a full context, the largest draft in
+    every pass, full tables. Its peak resident memory is compared with the plan, part by part.
     """
     terminal, plot = output.terminal(), picture.plot
     if plot is not None:
@@ -74,7 +74,7 @@ def profile(
         from edge_rt.cli.render.memory_plot import draw
 
         draw(measured, plot, title=_title(name, plan))
-        terminal.note(f"Drawn: {plot}", "dim")
+        terminal.note(f"Plot saved: {plot}", "dim")
     if output.json:
         terminal.document({**measured.to_json(), "model": name})
     else:
@@ -85,7 +85,7 @@ def profile(
 
 
 def _measure(terminal: Terminal, package: Package, plan: Plan, *, threads: int | None, with_chat: bool) -> MemoryReport:
-    """Drive a fresh process to the plan's limits, and a second one through a chat if it is to be drawn."""
+    """Run a fresh process up to the plan's limits, and a second one through a chat if a chat is plotted."""
     from edge_rt.measure.memory_report import MemoryReport
     from edge_rt.measure.memory_watch import measure_plan
 
@@ -129,8 +129,8 @@ def _print(terminal: Terminal, measured: MemoryReport) -> None:
     texts = {term.name: term.text for term in measured.plan.terms}
     for name, term in terms.items():
         rows.append((name, *_cells(term["planned"], term["measured"]), texts.get(name, "")))
-    rows.append(("unaccounted", "", in_mib(measured.unaccounted_bytes), "", "peak less the sum of the parts"))
-    rows.append(("peak", *_cells(planned, peak), "of resident memory, by the kernel's count"))
+    rows.append(("unaccounted", "", in_mib(measured.unaccounted_bytes), "", "peak minus the sum of the parts"))
+    rows.append(("peak", *_cells(planned, peak), "resident memory, as counted by the kernel"))
     rows.append(("budget", in_mib(measured.plan.budget_bytes), "", "", _room(measured)))
     terminal.table(rows, right=(1, 2, 3))
     terminal.line()
@@ -139,11 +139,11 @@ def _print(terminal: Terminal, measured: MemoryReport) -> None:
     highest = measured.run.highest()
     terminal.line()
     private, files = in_mib(highest.private_bytes), in_mib(highest.file_bytes)
-    terminal.line(f"of the peak {private} MiB are private, {files} MiB of files")
+    terminal.line(f"peak: {private} MiB private, {files} MiB mapped files")
 
 
 def chart(terms: dict[str, dict[str, int]], width: int = _BAR) -> list[str]:
-    """Return lines of text that show planned beside measured bytes as bars.
+    """Return lines of text that show planned and measured bytes as bars.
 
     Args:
         terms: name -> ``planned`` and ``measured``.
@@ -161,7 +161,7 @@ def chart(terms: dict[str, dict[str, int]], width: int = _BAR) -> list[str]:
 
 
 def _cells(planned: int, measured: int) -> tuple[str, str, str]:
-    # The share of something tiny says nothing.
+    # A relative error of very small sizes is meaningless.
     error = f"{100 * (planned / measured - 1):+.1f} %" if measured >= _MIB else ""
     return in_mib(planned), in_mib(measured), error
 

@@ -1,4 +1,4 @@
-"""``edge-rt verify``: speculative answers against plain ones, token by token."""
+"""``edge-rt verify``: compare speculative answers with plain ones, token by token."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from edge_rt.text.tokenizer import Tokenizer
 
 EXIT_DIFFERENT: Final = 1
-_WHY_IDLE: Final = "it never drafts, as graphs return no likely tokens"
+_WHY_IDLE: Final = "it never drafts, because its graphs do not return the most likely tokens"
 
 
 @dataclass(frozen=True)
@@ -45,20 +45,24 @@ class ComparedFlags:
         """Return the modes to verify.
 
         Raises:
-            ConfigError: one is unknown, or there is nothing to compare with it.
+            ConfigError: a mode is unknown, or is plain decoding itself.
         """
         modes = list(dict.fromkeys(self.spec or [mode for mode in SPEC_MODES if mode not in (OFF, "reference")]))
         for mode in modes:
             require_mode(mode)
         if OFF in modes:
-            raise ConfigError("There is nothing to verify with --spec off.", "It is what others are compared with.", "")
+            raise ConfigError(
+                "There is nothing to verify with --spec off.",
+                "Plain decoding is what the other modes are compared with.",
+                "",
+            )
         return modes
 
     def formats(self, manifest: Manifest) -> list[str]:
-        """Return the cache formats to verify; a wrong one is refused before hours are spent on the others.
+        """Return the cache formats to verify; a wrong one is refused before a long run starts.
 
         Raises:
-            ConfigError: with the formats that the package has.
+            ConfigError: the package does not have a format; the message lists those it has.
         """
         formats = list(dict.fromkeys(self.kv_type or manifest.kv_formats[:1]))
         for name in formats:
@@ -73,7 +77,7 @@ class ComparedFlags:
 
 @dataclass(frozen=True)
 class AnswerOptions:
-    """How the answers that are compared are generated; greedily unless asked otherwise."""
+    """How the compared answers are generated; greedy unless a flag says otherwise."""
 
     max_tokens: Annotated[int, flags.MAX_TOKENS.but(shown="256", least=1, panel=None)] = 256
     temp: Annotated[float, flags.TEMP.but(shown="0", panel=None)] = 0.0
@@ -83,7 +87,7 @@ class AnswerOptions:
     seed: Annotated[int, flags.SEED.but(help="Seed of the first prompt; others follow.", shown="0", panel=None)] = 0
 
     def config(self) -> GenerationConfig:
-        """Return them as a generation takes them.
+        """Return the options of generation.
 
         Raises:
             ConfigError: a value is out of range.
@@ -150,7 +154,7 @@ def verify(
 
 
 def _prompts(path: Path | None, limit: int | None) -> tuple[list[Prompt], str]:
-    """Return the prompts to take, and the hash of all that there are."""
+    """Return the prompts to answer, and the hash of all prompts of the file."""
     from edge_rt.measure.prompts import built_in_prompts, read_prompts, texts_hash
 
     found = built_in_prompts() if path is None else read_prompts(path)
@@ -158,10 +162,10 @@ def _prompts(path: Path | None, limit: int | None) -> tuple[list[Prompt], str]:
 
 
 def _drafting(terminal: Terminal, modes: Sequence[str], op_profile: str) -> list[str]:
-    """Return the modes to verify, without those that never draft in this op profile; say what it does not promise.
+    """Return the modes to verify, without those that never draft in this op profile; warn about its limits.
 
     Raises:
-        ConfigError: no other mode was asked for.
+        ConfigError: no other mode was requested.
     """
     idle = [mode for mode in modes if never_drafts(mode, op_profile)]
     drafting = [mode for mode in modes if mode not in idle]
@@ -173,8 +177,8 @@ def _drafting(terminal: Terminal, modes: Sequence[str], op_profile: str) -> list
         )
     if op_profile != "native":
         terminal.warn(
-            f"nothing is promised in the op profile {op_profile}: its attention's results depend on the rows computed "
-            "together, so answers may differ; auto drafts nothing there"
+            f"identical answers are not guaranteed in the op profile {op_profile}: the results of its attention depend "
+            "on which rows are computed together; auto drafts nothing there"
             + (f"; {', '.join(idle)} is left out: {_WHY_IDLE}" if idle else "")
         )
     return drafting

@@ -1,4 +1,4 @@
-"""The work of ``edge-rt verify``: which answers are missing, and getting them."""
+"""The work of ``edge-rt verify``: find the missing answers and generate them."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 
 class VerifyRun:
-    """Answers every prompt with every cache format in every way.
+    """Answers every prompt with every cache format and every mode.
 
     Args:
-        terminal: told how far it is.
-        package: the model's.
-        options: how it is loaded, but for the cache format.
-        prompts: what to answer.
-        config: how tokens are chosen, and how many.
-        modes: modes of speculation, plain decoding not among them.
+        terminal: shows the progress.
+        package: package of the model.
+        options: how it is loaded, except the cache format.
+        prompts: the prompts to answer.
+        config: options of generation.
+        modes: modes of speculation, without plain decoding.
         formats: formats of the KV cache.
         raw: give prompts without the chat template.
     """
@@ -59,11 +59,11 @@ class VerifyRun:
         self._base_bytes: int | None = None
 
     def execute(self, state: VerifyState | None) -> list[Answer]:
-        """Return all answers, those that the state held included: by cache format, mode and prompt.
+        """Return all answers, including those from the state: by cache format, mode and prompt.
 
         Raises:
             EdgeRTError: a generation failed, or the state could not be written.
-            SignalReceived: a signal came; the state holds what was done.
+            SignalReceived: a signal came; the state holds the finished answers.
         """
         modes = ("off", *self._modes)
         places = [(kv, mode, prompt.index) for kv in self._formats for mode in modes for prompt in self._prompts]
@@ -73,7 +73,7 @@ class VerifyRun:
             if (answer.kv, answer.mode, answer.prompt) in wanted:
                 self._add(answer)
         if self._found:
-            self._terminal.note(f"{len(self._found)} of {len(places)} answers are there already", "dim")
+            self._terminal.note(f"{len(self._found)} of {len(places)} answers are already there", "dim")
         line = StatusLine(self._terminal, len(places))
 
         def take(answer: Answer) -> None:
@@ -90,7 +90,7 @@ class VerifyRun:
             line.clear()
             if state is not None:
                 done = f"{len(self._found)} of {len(places)} answers"
-                self._terminal.note(f"{done} are kept: the same command goes on from there")
+                self._terminal.note(f"{done} are saved: the same command continues from there")
             raise
         line.clear()
         return [self._found[place] for place in places]
@@ -104,12 +104,12 @@ class VerifyRun:
             self._different += 1
 
     def _answer(self, kv: str, modes: Sequence[str], take: Callable[[Answer], None]) -> None:
-        """Give what is missing with one cache format."""
+        """Generate the missing answers with one cache format."""
         token = CancelToken()
         pending = {mode: [p for p in self._prompts if (kv, mode, p.index) not in self._found] for mode in modes}
         options = self._options.but(kv=kv)
         plan = plan_model(self._package, options, self._base_bytes)
-        # Every model takes over the heap of the one before.
+        # Every model reuses the heap of the previous one.
         self._base_bytes = plan.runtime_bytes
         with load_model(self._package, options.as_planned(plan)) as loaded:
 
@@ -120,7 +120,7 @@ class VerifyRun:
                     yield from answers(loaded, prompts, self._config, mode, kv=kv, raw=self._raw, cancel=token)
 
             try:
-                # Answers are kept by this thread: the other one may be left behind in the middle of anything.
+                # This thread saves the answers, because the other one may be abandoned at any point.
                 for answer in Background(work):
                     take(answer)
             finally:

@@ -1,1 +1,1 @@
-"""The flags of ``edge-rt``: declared once in ``flags``, put together in ``groups``, given to commands by ``spread``."""
+"""The flags of ``edge-rt``: declared in ``flags``, grouped in ``groups``, added to commands by ``spread``."""

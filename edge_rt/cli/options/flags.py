@@ -1,7 +1,7 @@
-"""Every flag of ``edge-rt``, once: its spelling and what ``--help`` says of it.
+"""All flags of ``edge-rt``: their names and their text in ``--help``.
 
-What a flag is called and means stands here only. A command that has another default, or means a narrower thing by the
-same flag, says so with ``Flag.but``.
+Names and meanings of flags are defined only here. A command with another default or a narrower meaning for a flag
+changes it with ``Flag.but``.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from edge_rt.runtime.config import GenerationConfig
 from edge_rt.spec_modes import SPEC_MODES
 
 DEFAULT_MODEL: Final = "smollm2-135m-instruct"
-"""The same as the store's, which is not imported for the sake of ``--help``."""
+"""Same value as in the store, which is not imported so that ``--help`` stays fast."""
 
 GENERATION: Final = "Generation"
 SPECULATION: Final = "Speculation"
 WITH_PROMPTS: Final = "With --prompts"
-PLACES: Final = "Places and output"
+PLACES: Final = "Paths and output"
 _D: Final = GenerationConfig()
 
 
@@ -27,7 +27,7 @@ def _of_model(name: str) -> str:
 
 
 def _model_names(incomplete: str) -> list[str]:
-    """Complete the names of the store; paths are completed by the shell."""
+    """Complete names of the store; the shell completes paths."""
     from edge_rt.errors import EdgeRTError
     from edge_rt.store import load_recipes, open_store
 
@@ -53,9 +53,9 @@ MODEL: Final = Flag(
 )
 MEMORY: Final = Flag(
     ("--memory",),
-    "Budget of memory, such as 600MiB or 2GiB; never exceeded.",
+    "Memory budget, such as 600MiB or 2GiB; never exceeded.",
     metavar="SIZE",
-    shown="the configuration's, or what is available",
+    shown="the configuration's, or the available memory",
 )
 CTX: Final = Flag(("-c", "--ctx"), "Tokens of context.", metavar="N", shown="the model's, up to 8192")
 KV_TYPE: Final = Flag(
@@ -66,7 +66,7 @@ KV_TYPE: Final = Flag(
 )
 THREADS: Final = Flag(("-t", "--threads"), "Threads that compute.", metavar="N", shown="every usable CPU", least=1)
 DEVICE: Final = Flag(("--device",), "auto or cpu.", metavar="DEVICE", shown="auto")
-# For measurements and reports of faults; 'edge-rt doctor' lists the names.
+# For measurements and bug reports; 'edge-rt doctor' lists the names.
 ISA: Final = Flag(
     ("--isa",), "Instruction set of the native operators.", metavar="NAME", shown="the best", is_hidden=True
 )
@@ -105,23 +105,23 @@ FREQUENCY_PENALTY: Final = Flag(
 )
 LOGIT_BIAS: Final = Flag(("--logit-bias",), "Add to a token's logit; repeatable.", metavar="ID=VALUE", panel=GENERATION)
 NO_REPETITION_GUARD: Final = Flag(
-    ("--no-repetition-guard",), "Let an answer go on that goes round in circles.", panel=GENERATION
+    ("--no-repetition-guard",), "Do not stop an answer that repeats itself.", panel=GENERATION
 )
-SEED: Final = Flag(("--seed",), "Makes sampling repeat.", metavar="N", shown="a new one", panel=GENERATION)
+SEED: Final = Flag(("--seed",), "Makes sampling reproducible.", metavar="N", shown="a new one", panel=GENERATION)
 STOP: Final = Flag(("--stop",), "Text that ends the answer; repeatable.", metavar="TEXT", panel=GENERATION)
 ACCEPT: Final = Flag(
     ("--accept",),
-    "Which drafted tokens stay: match (the text of plain decoding) or ratio (--spec recycling only).",
+    "Acceptance rule: match (same text as plain decoding) or ratio (--spec recycling only).",
     metavar="RULE",
     shown=_D.accept,
     panel=GENERATION,
 )
 
-# --- who drafts ---
+# --- speculation ---
 
 SPEC: Final = Flag(
     ("--spec",),
-    f"Who drafts tokens ahead: {', '.join(SPEC_MODES[:-1])} or {SPEC_MODES[-1]}.",
+    f"Mode of speculation: {', '.join(SPEC_MODES[:-1])} or {SPEC_MODES[-1]}.",
     metavar="MODE",
     shown="auto, if it fits the memory",
     panel=SPECULATION,
@@ -133,7 +133,7 @@ REFERENCE: Final = Flag(
 )
 CORPUS: Final = Flag(("--corpus",), "File of 'edge-rt corpus build'.", metavar="FILE", panel=SPECULATION)
 SPEC_TRACE: Final = Flag(
-    ("--spec-trace",), "Write every step's decision there, as JSON lines.", metavar="FILE", panel=SPECULATION
+    ("--spec-trace",), "Write the decision of every step as JSON lines.", metavar="FILE", panel=SPECULATION
 )
 
 # --- prompts and answers ---
@@ -142,7 +142,7 @@ PROMPT: Final = Flag(("-p", "--prompt"), "The prompt; standard input follows it.
 SYSTEM: Final = Flag(("-s", "--system"), "System message.", metavar="TEXT")
 RAW: Final = Flag(("--raw",), "Take prompts as they are, without the chat template.")
 NO_STREAM: Final = Flag(("--no-stream",), "Write the answer when it is complete.")
-NO_HISTORY: Final = Flag(("--no-history",), "Keep no file of typed lines.")
+NO_HISTORY: Final = Flag(("--no-history",), "Do not save typed lines.")
 PROMPTS: Final = Flag(
     ("--prompts",),
     "JSON lines with 'turns' or 'prompt', or a text a line.",
@@ -156,16 +156,18 @@ REPETITIONS: Final = Flag(("-r", "--repetitions"), "Samples of every figure.", s
 PP: Final = Flag(("--pp",), "Tokens of a prompt; repeatable.", metavar="N", shown="128 and 512", least=1)
 TG: Final = Flag(("--tg",), "Tokens to generate.", metavar="N", shown="128", least=1)
 DEPTH: Final = Flag(("-d", "--depth"), "Tokens before the row-cost passes.", metavar="N", shown="128", least=1)
-CALIBRATE: Final = Flag(("--calibrate",), "Measure what passes cost speculation here, keep it, show it.")
+CALIBRATE: Final = Flag(("--calibrate",), "Measure and save the latency of passes for speculation.")
 COLD: Final = Flag(("--cold",), "Empty the drafters' tables before every prompt.")
-PLOT: Final = Flag(("--plot",), "Draw the figures: a .png, .svg or .pdf file.", metavar="FILE")
-STATE: Final = Flag(("--state",), "Keep what is done there, and go on from what it holds.", metavar="FILE")
+PLOT: Final = Flag(("--plot",), "Save a plot: a .png, .svg or .pdf file.", metavar="FILE")
+STATE: Final = Flag(("--state",), "Save finished answers there, and continue from those it holds.", metavar="FILE")
 SAVE_PROFILE: Final = Flag(
     ("--save-profile",),
-    "Measure, for about 4 seconds, how fast memory is read and what a process takes by itself, and keep it: plans on "
-    "this machine use it.",
+    "Measure memory bandwidth and the memory of a process without a model (about 4 seconds), and save them as a device "
+    "description, which plans on this machine use.",
 )
-PROFILE_NAME: Final = Flag(("--profile-name",), "Keep it under another name, for 'plan --device NAME'.", metavar="NAME")
+PROFILE_NAME: Final = Flag(
+    ("--profile-name",), "Save the device description under another name, for 'plan --device NAME'.", metavar="NAME"
+)
 
 # --- making and keeping packages ---
 
@@ -181,12 +183,12 @@ ACTIVATIONS: Final = Flag(
 )
 CALIBRATION: Final = Flag(
     ("--calibration",),
-    "Text that the constants for 4-bit keys are computed from, or none for a package without (native only).",
+    "Text to calibrate the constants for 4-bit keys with, or none for a package without them (native only).",
     metavar="FILE|none",
     shown="a text of edge-rt's own",
 )
 NAME: Final = Flag(("--name",), "Name in the store.")
-FORCE: Final = Flag(("--force",), "Do it although something is there already.")
+FORCE: Final = Flag(("--force",), "Replace what already exists.")
 YES: Final = Flag(("--yes", "-y"), "Do not ask.")
 VERIFY: Final = Flag(("--verify",), "Read every file and compare its hash.")
 
@@ -207,5 +209,5 @@ OFFLINE: Final = Flag(("--offline",), "Use what is on this machine only.", panel
 REF_ARGUMENT: Final = Argument("[REF]", f"Name, org/name[:FILE.gguf], or GGUF file; {DEFAULT_MODEL} if absent.")
 PACKAGE_ARGUMENT: Final = Argument("[PACKAGE|GGUF]", "Package, name in the store, or GGUF file.")
 NAME_ARGUMENT: Final = Argument("NAME", "Name in the store.")
-TEXTS_ARGUMENT: Final = Argument("TEXT...", "UTF-8 text files, each a text of its own.")
-CORPUS_ARGUMENT: Final = Argument("FILE", "What 'edge-rt corpus build' wrote.")
+TEXTS_ARGUMENT: Final = Argument("TEXT...", "UTF-8 text files; each is a separate text.")
+CORPUS_ARGUMENT: Final = Argument("FILE", "Index written by 'edge-rt corpus build'.")

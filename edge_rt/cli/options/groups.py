@@ -1,4 +1,4 @@
-"""Groups of flags, as commands take them; each says what its flags mean together."""
+"""Groups of flags that commands share; each group checks and interprets its flags."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ class OutputFlags:
     no_color: Annotated[bool, flags.NO_COLOR] = False
 
     def terminal(self, *, is_json: bool = False) -> Terminal:
-        """Return the terminal of a command; with ``is_json`` one that writes JSON whatever the flags say."""
+        """Return the terminal of a command; with ``is_json`` it writes JSON even without the flag."""
         return Terminal(quiet=self.quiet, verbose=self.verbose, no_color=self.no_color, is_json=self.json or is_json)
 
 
 @dataclass(frozen=True)
 class AnswerFlags(OutputFlags):
-    """What is written beside answers."""
+    """What is written besides answers."""
 
     stats: Annotated[bool | None, flags.STATS] = None
 
 
 @dataclass(frozen=True)
 class PlaceFlags:
-    """Where models lie, and whether the network may be used."""
+    """Where models are stored, and whether the network may be used."""
 
     offline: Annotated[bool, flags.OFFLINE] = False
     store: Annotated[Path | None, flags.STORE] = None
@@ -52,26 +52,26 @@ class PlaceFlags:
 
     @property
     def config_file(self) -> Path | None:
-        """The configuration file that was named; None for the user's own."""
+        """The configuration file given with ``--config``; None for the user's."""
         return None if self.config is None else self.config.expanduser()
 
     def open_store(self) -> Store:
-        """Return the store of the flags, the configuration file, or the platform; in this order.
+        """Return the store from the flags, else from the configuration file, else the platform's default.
 
         Raises:
-            ConfigError: the configuration file is wrong, or one was named that does not exist.
+            ConfigError: the configuration file is wrong, or the given one does not exist.
             StorageError: it cannot be read.
         """
         from edge_rt.store import open_store
 
         if self.config_file is not None and not self.config_file.exists():
-            raise ConfigError(f"{self.config} does not exist.", "It was named with --config.", "Check the path.")
+            raise ConfigError(f"{self.config} does not exist.", "It was given with --config.", "Check the path.")
         return open_store(self.store, config=self.config_file)
 
 
 @dataclass(frozen=True)
 class SpeculationFlags:
-    """Who drafts tokens ahead, and what from."""
+    """The mode of speculation and its inputs."""
 
     spec: Annotated[str | None, flags.SPEC] = None
     draft_max: Annotated[int | None, flags.DRAFT_MAX] = None
@@ -80,14 +80,14 @@ class SpeculationFlags:
     spec_trace: Annotated[Path | None, flags.SPEC_TRACE] = None
 
     def check(self, accept: str = "match") -> None:
-        """Refuse flags that are wrong or without effect together, before a model is fetched or loaded for them.
+        """Refuse flags that are wrong or have no effect together, before a model is fetched or loaded.
 
         Args:
-            accept: which drafted tokens stay.
+            accept: the acceptance rule.
 
         Raises:
             ConfigError: a value is out of range, ``--spec reference`` has no text, the mode does not use a flag,
-                or it cannot draft for the acceptance rule.
+                or the mode does not work with the acceptance rule.
         """
         self.check_planned()
         mode = self.spec or AUTO
@@ -96,7 +96,7 @@ class SpeculationFlags:
         require_rule(accept, mode)
 
     def check_planned(self) -> None:
-        """Refuse flags that are wrong, or that the mode does not use; all that a plan has to know.
+        """Refuse flags that are wrong or that the mode does not use; these are the checks that a plan needs.
 
         Raises:
             ConfigError: a value is out of range, or the mode does not use a flag.
@@ -140,7 +140,7 @@ class LoadFlags:
     """Which model, and how it is loaded.
 
     Attributes:
-        own_bytes: what this process held when the command began: groups are made before anything large is imported.
+        own_bytes: memory of this process when the command started; groups are created before large imports.
     """
 
     model: Annotated[str | None, flags.MODEL] = None
@@ -158,10 +158,10 @@ class LoadFlags:
         return flags.DEFAULT_MODEL if self.model is None else self.model
 
     def budget_bytes(self, places: PlaceFlags) -> int | None:
-        """Return the budget of memory: the flag's, or the configuration's; None if there is none.
+        """Return the memory budget of the flag, else of the configuration file; None if there is none.
 
         Raises:
-            ConfigError: it is no size, or the configuration file is wrong.
+            ConfigError: it is not a size, or the configuration file is wrong.
         """
         from edge_rt.byte_size import parse_size
 
@@ -183,10 +183,10 @@ class LoadFlags:
         """Return how the model is loaded.
 
         Args:
-            places: where the configuration is.
-            speculation: who drafts; None leaves it to the plan.
-            spec_trace: called with every step's decision.
-            on_calibrate: called when an answer has to wait for a measurement.
+            places: names the configuration file.
+            speculation: the speculation flags; None lets the plan choose.
+            spec_trace: called with the decision of every step.
+            on_calibrate: called when an answer has to wait for a measurement of pass latency.
 
         Raises:
             ConfigError: a flag or the configuration file is wrong.
@@ -215,7 +215,7 @@ class LoadFlags:
 
 @dataclass(frozen=True)
 class SamplingFlags:
-    """How tokens are chosen and when an answer ends; a flag that is absent leaves the default."""
+    """How tokens are sampled and when an answer ends; a missing flag leaves the default."""
 
     max_tokens: Annotated[int | None, flags.MAX_TOKENS] = None
     temp: Annotated[float | None, flags.TEMP] = None
@@ -255,7 +255,7 @@ class SamplingFlags:
 
 @dataclass(frozen=True)
 class GuardFlags:
-    """Whether an answer that goes round in circles is ended."""
+    """Whether an answer that repeats itself is stopped."""
 
     no_repetition_guard: Annotated[bool, flags.NO_REPETITION_GUARD] = False
 

@@ -1,4 +1,4 @@
-"""Commands that take groups of flags: dataclasses whose fields a command line gives, spread into typer's parameters."""
+"""Commands with groups of flags: dataclasses whose fields become typer parameters."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class Flag:
     """One flag of the command line.
 
     Attributes:
-        names: its spellings, for example ``("-n", "--max-tokens")``.
+        names: its names, for example ``("-n", "--max-tokens")``.
         help: one sentence for ``--help``.
-        metavar: what stands for its value there.
-        shown: what ``--help`` shows as its default; None shows nothing.
-        panel: heading of ``--help`` that it stands under.
+        metavar: placeholder of its value in ``--help``.
+        shown: default that ``--help`` shows; None shows nothing.
+        panel: heading in ``--help`` under which it is listed.
         least: smallest value of a number.
-        is_hidden: whether ``--help`` leaves it out.
+        is_hidden: whether ``--help`` omits it.
         complete: completes a value in the shell.
     """
 
@@ -37,11 +37,11 @@ class Flag:
     complete: Callable[[str], list[str]] | None = None
 
     def but(self, **changes: Any) -> Flag:
-        """Return the flag as one group has it: with another text, default or panel."""
+        """Return the flag with changes for one group: another text, default or panel."""
         return dataclasses.replace(self, **changes)
 
     def parameter(self) -> Any:
-        """Return it as typer declares an option."""
+        """Return the typer option."""
         return typer.Option(
             *self.names,
             help=self.help,
@@ -56,34 +56,34 @@ class Flag:
 
 @dataclass(frozen=True)
 class Argument:
-    """One argument of a command line, which has a place instead of a name."""
+    """One positional argument of a command line."""
 
     metavar: str
     help: str
 
     def parameter(self) -> Any:
-        """Return it as typer declares an argument."""
+        """Return the typer argument."""
         return typer.Argument(metavar=self.metavar, help=self.help)
 
 
 @dataclass(frozen=True)
 class Only:
-    """Takes some flags of a group; the others keep their defaults."""
+    """Selects some flags of a group; the others keep their defaults."""
 
     names: tuple[str, ...]
 
 
 def only(*names: str) -> Only:
-    """Take these flags of a group alone: a mark beside its type, ``Annotated[LoadFlags, only("model")]``."""  # noqa: D402
+    """Select only these flags of a group: an annotation of its type, ``Annotated[LoadFlags, only("model")]``."""  # noqa: D402
     return Only(names)
 
 
 def spread(command: Callable[..., int]) -> Callable[..., int]:
-    """Make a typer command of a function that takes groups of flags.
+    """Turn a function that takes groups of flags into a typer command.
 
     A parameter whose type is a dataclass is a group: typer sees the group's flags, in their order, and the function
-    gets the dataclass. Every other parameter is a flag or an argument by itself. Fields that are no flags are left to
-    the dataclass; groups are made where the command begins, in the order of the parameters.
+    gets the dataclass. Every other parameter is a single flag or argument. Fields that are not flags keep their
+    defaults. Groups are created when the command starts, in the order of the parameters.
 
     Args:
         command: the function; all its parameters are annotated.
@@ -108,7 +108,7 @@ def spread(command: Callable[..., int]) -> Callable[..., int]:
         return command(**given, **values)
 
     run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        # Those that must be given come first, as in any signature.
+        # Required parameters come first, as in any signature.
         sorted(parameters.values(), key=lambda parameter: parameter.default is not inspect.Parameter.empty),
         return_annotation=int,
     )
@@ -124,7 +124,7 @@ def _unwrap(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _flags(group: Any, marks: tuple[Any, ...]) -> Iterator[tuple[str, inspect.Parameter]]:
-    """Yield the flags of a group, or those that are taken of it."""
+    """Yield the flags of a group, or the selected ones."""
     taken = next((mark.names for mark in marks if isinstance(mark, Only)), None)
     hints: Mapping[str, Any] = get_type_hints(group, include_extras=True)
     fields = {field.name: field for field in dataclasses.fields(group) if _declaration(hints[field.name]) is not None}
@@ -139,7 +139,7 @@ def _declaration(hint: Any) -> Flag | Argument | None:
 
 
 def _declared(hint: Any, default: Any, name: str) -> inspect.Parameter:
-    """Return a parameter as typer reads it."""
+    """Return a parameter for typer."""
     declaration = _declaration(hint)
     if declaration is None:
         raise TypeError(f"{name} is neither a flag nor an argument")

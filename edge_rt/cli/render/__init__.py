@@ -1,1 +1,1 @@
-"""What the command line writes: console, progress, tables, reports and plots."""
+"""Output of the command line: console, progress, tables, reports and plots."""

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 def markdown(terminal: Terminal, rows: Sequence[tuple[str, ...]], *, right: Sequence[int]) -> None:
-    """Write rows, the first of which is the header; ``right`` are the columns that are aligned at the right."""
-    # Two, so that a rule can say which side its column is aligned at.
+    """Write rows, the first of which is the header; ``right`` are the right-aligned columns."""
+    # At least two characters wide, so that the rule below the header can mark the alignment.
     widths = [max(2, *(len(row[index]) for row in rows)) for index in range(len(rows[0]))]
     rule = tuple("-" * (width - 1) + ":" if index in right else "-" * width for index, width in enumerate(widths))
     for row in (rows[0], rule, *rows[1:]):
@@ -25,7 +25,7 @@ def markdown(terminal: Terminal, rows: Sequence[tuple[str, ...]], *, right: Sequ
 
 
 def print_row_costs(terminal: Terminal, costs: RowCosts) -> None:
-    """Write what passes cost: a line for every number of rows, two columns for every depth of context."""
+    """Write the latency of passes: a line for every number of rows, two columns for every context depth."""
     header = (
         "rows of one pass",
         *(name for depth in costs.depths for name in (f"ms @ {depth}", f"relative @ {depth}")),

@@ -1,4 +1,4 @@
-"""What the command line writes: the answer on stdout, everything else on stderr."""
+"""Output of the command line: the answer on stdout, everything else on stderr."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ SEPARATOR: Final = " · "
 
 
 class OutputClosed(Exception):
-    """Whoever read stdout has gone."""
+    """The reader of stdout has closed it."""
 
 
 class OutputFailed(StorageError):
-    """Stdout cannot be written: a full disk, or none at all."""
+    """Stdout cannot be written: the disk is full, or stdout is closed."""
 
 
 class _ClosedOutput(io.StringIO):
-    """Stands for a stdout that the process was started without."""
+    """Replaces stdout in a process that was started without it."""
 
     def write(self, text: str) -> int:
         del text
@@ -44,12 +44,12 @@ class Terminal:
         err: receives banners, progress, warnings and errors.
         quiet: write only warnings and errors to ``err``.
         verbose: write more, tracebacks of unexpected errors included.
-        no_color: no colour, whatever the terminal can.
+        no_color: no colour, even if the terminal supports it.
         is_json: the answer is one JSON document.
 
     Attributes:
-        out_is_tty: the answer goes to a person's screen.
-        err_is_tty: so does the rest.
+        out_is_tty: whether stdout is a screen.
+        err_is_tty: whether stderr is a screen.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Terminal:
         no_color: bool = False,
         is_json: bool = False,
     ) -> None:
-        # A process may be started with its streams closed; Python then has None in their place.
+        # A process may be started with closed streams; Python then sets them to None.
         self._out: TextIO = out or sys.stdout or _ClosedOutput()
         self._err: TextIO = err or sys.stderr or io.StringIO()
         self.quiet = quiet
@@ -82,7 +82,7 @@ class Terminal:
     # --- stdout ---
 
     def answer(self, text: str) -> None:
-        """Write a piece of the answer at once; made harmless if it goes to a screen.
+        """Write a piece of the answer at once; on a screen its control characters are replaced.
 
         Raises:
             OutputClosed: nobody reads it any more.
@@ -99,12 +99,12 @@ class Terminal:
         Raises:
             OutputClosed: nobody reads it any more.
         """
-        # Escapes keep a screen safe, and a narrow encoding valid.
+        # ASCII escapes are safe on a screen and valid in every encoding.
         escaped = self.out_is_tty or _is_narrow(self._out)
         self._write(json.dumps(value, indent=indent, ensure_ascii=escaped, allow_nan=False) + "\n")
 
     def table(self, rows: Iterable[Sequence[str]], *, right: Sequence[int] = ()) -> None:
-        """Write aligned columns; ``right`` are the numbers of the columns that are aligned at the right."""
+        """Write aligned columns; ``right`` are the numbers of the right-aligned columns."""
         cells = [[harmless(cell).replace("\n", " ") for cell in row] for row in rows]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         for row in cells:
@@ -115,7 +115,7 @@ class Terminal:
             self.line("  ".join(padded).rstrip())
 
     def fresh_line(self) -> None:
-        """End a line of the answer that stands unfinished on a screen, if the screen is still there."""
+        """End an unfinished line of the answer on a screen, if the screen still exists."""
         if self._is_mid_line and self.out_is_tty:
             with suppress(OutputClosed, OutputFailed):
                 self._write("\n")
@@ -132,32 +132,32 @@ class Terminal:
             raise OutputFailed(
                 "Standard output could not be written.",
                 f"{error.strerror}.",
-                "Check where it leads: a disk with free space, or an open file.",
+                "Check that its target is open and that its disk has free space.",
             ) from error
 
     # --- stderr ---
 
     def note(self, text: str = "", style: str = "", *, end: str = "\n") -> None:
-        """Tell something that is not part of the answer; nothing with ``-q``."""
+        """Write a note that is not part of the answer; nothing with ``-q``."""
         if not self.quiet:
             self._tell(text, style, end)
 
     def warn(self, text: str) -> None:
-        """Tell what may be wrong."""
+        """Write a warning."""
         self._tell(f"warning: {text}", "yellow")
 
     def error(self, text: str) -> None:
-        """Tell what went wrong."""
+        """Write an error."""
         self._tell(f"error: {text}", "red")
 
     def control(self, sequence: str) -> None:
-        """Write a control sequence of our own, on a screen only."""
+        """Write a terminal control sequence, on a screen only."""
         if self.err_is_tty and not self.quiet:
             self._err.write(sequence)
             self._err.flush()
 
     def _tell(self, text: str, style: str, end: str = "\n") -> None:
-        # What cannot be told on a closed stderr is no reason to fail.
+        # A closed stderr must not make the command fail.
         with suppress(BrokenPipeError):
             if self._live is None and (not self.err_is_tty or not style):
                 self._err.write(harmless(text) + end)
@@ -183,7 +183,7 @@ class Terminal:
             self._live = None
 
     def ask(self, question: str) -> bool:
-        """Ask a person at the keyboard a yes-or-no question; anything but yes is no."""
+        """Ask the user a yes-or-no question; anything but yes is no."""
         self._tell(f"{question} [y/N] ", "", end="")
         return sys.stdin.readline().strip().lower() in ("y", "yes")
 
@@ -193,5 +193,5 @@ def _is_narrow(stream: TextIO) -> bool:
 
 
 def number(value: float) -> str:
-    """Return a whole number with its thousands apart: ``1 240``."""
+    """Return a whole number with spaces between thousands: ``1 240``."""
     return f"{value:,.0f}".replace(",", " ")

@@ -1,4 +1,4 @@
-"""The picture of ``edge-rt profile --plot``: memory by context, plan beside measurement, and a chat over time."""
+"""The plot of ``edge-rt profile --plot``: memory by context, planned and measured memory, and a chat over time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _MIB: Final = 1 << 20
 _POINTS: Final = 33
 _COLOURS: Final = {
-    # From the ground up: what is the same for every context first.
+    # From the bottom up: parts that are the same for every context first.
     "weights": "#4477aa",
     "runtime": "#77aadd",
     "tokenizer": "#99ddff",
@@ -40,17 +40,17 @@ _PLANNED, _MEASURED = "#bbccee", "#4477aa"
 
 
 def draw(report: MemoryReport, path: Path, *, title: str) -> None:
-    """Draw what was planned and measured.
+    """Plot planned and measured memory.
 
     Args:
-        report: the figures; without a chat the measurement itself is shown over time.
+        report: the figures; without a chat the measurement itself is plotted over time.
         path: the file; one that exists is replaced.
         title: what was measured.
 
     Raises:
         StorageError: the file cannot be written.
     """
-    # Not pyplot: it keeps figures, and may look for a screen.
+    # Not pyplot, which keeps figures in memory and may need a display.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(13, 9.5), layout="constrained")
@@ -69,9 +69,9 @@ def largest_context(total: Callable[[int], int], budget: int, trained: int) -> i
     """Return the longest context under a budget.
 
     Args:
-        total: context -> bytes, rising.
+        total: context -> bytes, ascending.
         budget: bytes.
-        trained: tokens that the model was trained for; a longer context is not asked for.
+        trained: tokens that the model was trained for, the upper limit of the context.
 
     Returns:
         Tokens; None if not even a context of 2 fits.
@@ -91,7 +91,7 @@ def _terms_at(plan: Plan, ctx: int, kv_format: str) -> tuple[Term, ...]:
 
 
 def spread(wanted: dict[str, float], gap: float) -> dict[str, float]:
-    """Return places for labels near the wanted ones, at least ``gap`` apart and in the same order."""
+    """Return positions for labels near the wanted ones, at least ``gap`` apart and in the same order."""
     placed: dict[str, float] = {}
     lowest = float("-inf")
     for name, value in sorted(wanted.items(), key=lambda item: item[1]):
@@ -100,7 +100,7 @@ def spread(wanted: dict[str, float], gap: float) -> dict[str, float]:
 
 
 def _contexts(axes: Any, plan: Plan) -> None:
-    """Draw total bytes by context, for every format; in bands what the chosen one consists of."""
+    """Plot total bytes by context for every cache format, and the parts of the chosen format as bands."""
     chosen, trained = plan.choice, plan.shape.context_length
 
     def total(kv_format: str, ctx: int) -> int:
@@ -157,14 +157,14 @@ def _contexts(axes: Any, plan: Plan) -> None:
 
 
 def _budget_line(axes: Any, plan: Plan, longest: dict[str, int], colours: dict[str, str], *, is_low: bool) -> None:
-    """Draw the budget, and where the formats' lines cross it.
+    """Plot the budget, and where the lines of the formats cross it.
 
     Args:
-        axes: of the plot.
-        plan: its budget is drawn.
-        longest: format -> the longest context under the budget, of formats whose lines cross it.
-        colours: of the formats.
-        is_low: whether there is room for a label at the left.
+        axes: axes of the plot.
+        plan: the plan with the budget.
+        longest: format -> the longest context under the budget, for formats whose lines cross it.
+        colours: colours of the formats.
+        is_low: whether there is room for a label on the left.
     """
     budget = plan.budget_bytes / _MIB
     axes.axhline(budget, color=_BUDGET, linewidth=1.4, linestyle="--", zorder=4)
@@ -178,7 +178,7 @@ def _budget_line(axes: Any, plan: Plan, longest: dict[str, int], colours: dict[s
         colour = colours[kv_format]
         axes.plot([most], [budget], "o", color=colour, markersize=5, zorder=5)
         is_chosen = kv_format == plan.choice.kv_format
-        # Two that are close get their labels on different sides of the line.
+        # Labels of two close points are on different sides of the line.
         is_close = most - before < plan.shape.context_length / 12
         before = float("-inf") if is_close else most
         height = (34 if is_chosen else 14) * (-1.6 if is_close else 1)
@@ -236,7 +236,7 @@ def _timeline(axes: Any, run: MemoryRun, report: MemoryReport) -> None:
     last = -1.0
     for stage in shown:
         axes.vlines(stage.seconds, 0, stage.memory.resident_bytes / _MIB, color="white", linewidth=0.8)
-        # Names that would lie on each other are left out.
+        # Names that would overlap are left out.
         if stage.seconds - last > seconds[-1] / 45:
             text = f"{stage.name}: {stage.facts['tokens']} tokens" if "tokens" in stage.facts else stage.name
             axes.annotate(
@@ -245,7 +245,7 @@ def _timeline(axes: Any, run: MemoryRun, report: MemoryReport) -> None:
             )  # fmt: skip
             last = stage.seconds
     name = "A chat" if report.chat is run else "The measurement"
-    axes.set_title(f"{name} from the start of its process on: peak {show_rounded(run.peak_bytes)}", fontsize=10)
+    axes.set_title(f"{name} over time, from process start: peak {show_rounded(run.peak_bytes)}", fontsize=10)
     axes.set_xlabel("seconds")
     axes.set_ylabel("MiB")
     axes.set_xlim(0, seconds[-1])

@@ -1,4 +1,4 @@
-"""A plan as people read it, and as a JSON object."""
+"""A plan as displayed text, and as a JSON object."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def plan_json(made: Plan, speeds: Speeds) -> dict[str, Any]:
 def print_plan(
     terminal: Terminal, made: Plan, speeds: Speeds, notes: tuple[str, ...], *, verb: list[str], elsewhere: list[str]
 ) -> None:
-    """Write a plan as people read it.
+    """Write a plan for people.
 
     Args:
-        terminal: where to.
+        terminal: receives the text.
         made: the plan.
-        speeds: what its choices are expected to give.
-        notes: what has to be said about the model.
-        verb: the command that takes the flags of other settings.
+        speeds: expected speeds of its choices.
+        notes: remarks about the model.
+        verb: the command to which the flags of other settings are appended.
         elsewhere: flags that name another machine; empty for this one.
     """
     choice, total = made.choice, made.total_bytes
@@ -75,14 +75,14 @@ def print_plan(
     terminal.line()
     terminal.table(_decided(made, speeds.rate(choice)))
     if made.given_up:
-        terminal.line("\nGiven up for the budget")
+        terminal.line("\nReduced to fit the budget")
     for text in made.given_up:
         terminal.line(f"  {text}")
     terminal.line("\nOther settings that fit" if made.fits else "\nWhat fits")
     for other in made.alternatives:
         terminal.line(f"  {shlex.join([*verb, *other.flags, *elsewhere])}")
-        takes = f"takes {show_mib(other.total_bytes)}, {_rate(speeds.rate(other.choice))}"
-        terminal.line(f"    {takes}: {in_words(other.choice)}")
+        needs = f"needs {show_mib(other.total_bytes)}, {_rate(speeds.rate(other.choice))}"
+        terminal.line(f"    {needs}: {in_words(other.choice)}")
     if any(one.kv_format in LESS_EXACT for one in (choice, *(other.choice for other in made.alternatives))):
         names = f"{', '.join(LESS_EXACT[:-1])} or {LESS_EXACT[-1]}"
         terminal.line(f"\nA cache in {names} is slightly less exact than f16, {LESS_EXACT[-1]} the most.")
@@ -95,11 +95,11 @@ def print_plan(
 
 
 LESS_EXACT: Final = ("int8", "int4x2", "k8v4", "int4")
-"""Cache formats that keep less than f16 does, the best first."""
+"""Cache formats that are less precise than f16, the most precise first."""
 
 
 def in_words(choice: Choice) -> str:
-    """Return what a choice has, for example ``"int4 cache, no speculation, context 4096, chunk 64"``."""
+    """Return a choice as text, for example ``"int4 cache, no speculation, context 4096, chunk 64"``."""
     drafting = "no speculation"
     if choice.draft_max:
         drafting = f"speculation with drafts of {choice.draft_max} ({choice.spec})"

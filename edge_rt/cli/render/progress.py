@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 LINE_SECONDS: Final = 2.0
-"""A stage that is over sooner gets no lines for its parts."""
+"""A stage that ends sooner (in seconds) gets no progress lines."""
 
 
 @contextmanager
@@ -49,7 +49,7 @@ def _bar(terminal: Terminal) -> Progress:
     )
 
     class Sized(ProgressColumn):
-        """Shows another column where the size of the stage is known, and is in bytes if the column is about them."""
+        """Shows another column only if the stage's size is known, and is in bytes if the column shows bytes."""
 
         def __init__(self, inner: ProgressColumn) -> None:
             super().__init__()
@@ -70,7 +70,7 @@ def _bar(terminal: Terminal) -> Progress:
 
 
 class _Bar:
-    """One bar, for the stage at work; messages stand above it."""
+    """One bar for the current stage, with messages above it."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress

@@ -1,4 +1,4 @@
-"""Text from a model or a file, made harmless for a terminal."""
+"""Making text from a model or a file safe to print on a terminal."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _TABLE: Final = {
 
 
 def harmless(text: str) -> str:
-    """Return the text with every character shown that a terminal would obey.
+    """Return the text with every control character replaced by a visible one.
 
-    Controls (C0 but for newline and tab, DEL, C1) and characters that change the direction of writing become visible
-    signs; carriage returns disappear; lone surrogates become U+FFFD. Each character is judged by itself, so an escape
-    sequence that arrives in pieces is as harmless as a whole one.
+    Control characters (C0 except newline and tab, DEL, C1) and characters that change the writing direction become
+    visible symbols; carriage returns are removed; lone surrogates become U+FFFD. Each character is replaced
+    independently, so an escape sequence that arrives in pieces is as harmless as a whole one.
     """
     return text.translate(_TABLE)

@@ -1,4 +1,4 @@
-"""The picture of ``edge-rt bench --plot``: accepted tokens by position, and speed-up by category."""
+"""The plot of ``edge-rt bench --plot``: acceptance rate by position, and speed-up by category."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ _BAR, _HALF, _LINE = "#4477aa", "#88aacc", "#bb5566"
 
 
 def require_plot(path: Path) -> None:
-    """Refuse a picture that cannot be drawn, before anything is measured for it.
+    """Refuse a plot that cannot be saved, before anything is measured.
 
     Raises:
-        ConfigError: the name has no ending of a picture.
+        ConfigError: the file name does not end like a plot's.
         StorageError: its folder does not exist.
         RuntimeUnavailable: matplotlib is not installed.
     """
     if path.suffix.lower() not in SUFFIXES:
         raise ConfigError(
-            f"{path} is no name of a picture.", f"Its ending is {path.suffix!r:.20}.", f"Use {', '.join(SUFFIXES)}."
+            f"{path} cannot be a plot.", f"Its suffix is {path.suffix!r:.20}.", f"Use {', '.join(SUFFIXES)}."
         )
     if not path.expanduser().parent.is_dir():
         raise StorageError(f"{path} cannot be written.", "Its folder does not exist.", "Make it first.")
     if importlib.util.find_spec("matplotlib") is None:
         raise RuntimeUnavailable(
-            "The picture cannot be drawn.", "matplotlib is not installed.", "Install it: pip install edge-rt[plot]."
+            "The plot cannot be drawn.", "matplotlib is not installed.", "Install it: pip install edge-rt[plot]."
         )
 
 
 def draw(document: dict[str, Any], path: Path, *, title: str) -> None:
-    """Draw the figures of ``bench --prompts``.
+    """Plot the figures of ``bench --prompts``.
 
     Args:
         document: its JSON object.
@@ -43,7 +43,7 @@ def draw(document: dict[str, Any], path: Path, *, title: str) -> None:
     Raises:
         StorageError: the file cannot be written.
     """
-    # Not pyplot: it keeps figures, and may look for a screen.
+    # Not pyplot, which keeps figures in memory and may need a display.
     from matplotlib.figure import Figure
 
     groups = {
@@ -99,7 +99,7 @@ def _speedups(axes: Any, groups: dict[str, dict[str, Any]]) -> None:
         furthest = max(furthest, end)
     axes.axvline(1.0, color=_LINE, linewidth=1, linestyle="--")
     axes.set_xlim(0, 1.12 * furthest)
-    # Categories are anybody's texts: dollars in them are no formulas.
+    # Categories come from the user's file: dollar signs in them must not start formulas.
     labels = [f"{name} ({item['prompts']})" for name, item in known.items()]
     axes.set_yticks(places, labels, fontsize=8, parse_math=False)
     axes.invert_yaxis()

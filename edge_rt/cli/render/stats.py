@@ -1,4 +1,4 @@
-"""The figures of a generation, for people."""
+"""The figures of a generation as displayed text."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from edge_rt.runtime.results import Memory, Result, SpecStats
 
 LEAST_SHARE: Final = 0.005
-"""Shares up to it would be shown as 0 %."""
+"""Shares up to this would be shown as 0 %."""
 
 
 def stats_line(result: Result) -> str:
-    """Return the one line that stands under an answer."""
+    """Return the line of figures after an answer."""
     times = result.timings
     parts = [
         f"prompt {number(times.prompt_n)} tok {number(times.prompt_per_second)} tok/s",
@@ -35,7 +35,7 @@ def peak_text(memory: Memory) -> str:
 
 
 def spec_text(spec: SpecStats) -> str:
-    """Return what speculation did: how many of the drafted tokens that were tested stayed, and what a step gave."""
+    """Return the acceptance rate of speculation and its tokens per step as text."""
     if not spec.draft_n:
         return f"nothing drafted ({spec.tokens_per_step:.1f} tok/step)"
     share = f"{100 * spec.acceptance:.0f} %, {spec.tokens_per_step:.1f} tok/step"
@@ -43,7 +43,7 @@ def spec_text(spec: SpecStats) -> str:
 
 
 def visible_shares(shares: Sequence[float]) -> list[float]:
-    """Return the shares of steps that accepted at least 1, 2, ... tokens, as far as they are not shown as 0 %."""
+    """Return the shares of steps that accepted at least 1, 2, ... tokens, without those that would show as 0 %."""
     return list(takewhile(lambda share: share > LEAST_SHARE, shares))
 
 
@@ -51,7 +51,7 @@ def _spec_rows(spec: SpecStats) -> dict[str, str]:
     rows = {
         "speculation": f"{spec.mode}: {spec_text(spec)} in {number(spec.steps)} steps",
         "choices": ", ".join(f"{name} {number(count)}" for name, count in sorted(spec.choices.items())) or "-",
-        "drafted": f"{number(spec.rows_drafted)} rows, {number(spec.draft_n)} of them tested (their parents stayed)",
+        "drafted": f"{number(spec.rows_drafted)} rows, {number(spec.draft_n)} of them tested (their parents were kept)",
         "drafting": f"{100 * spec.drafting_share:.1f} % of the time ({spec.drafting_ms:.1f} ms)",
         "drafters": f"hold {number(spec.memory_bytes / 2**10)} KiB",
     }
@@ -61,7 +61,7 @@ def _spec_rows(spec: SpecStats) -> dict[str, str]:
 
 
 def _rate(per_second: float) -> str:
-    """Return a speed; a single token has none."""
+    """Return a decoding speed as text; a single token has none."""
     return f"{per_second:.1f} tok/s" if per_second else "-"
 
 
@@ -74,7 +74,7 @@ def tell_stats(terminal: Terminal, result: Result) -> None:
 
 
 def tell_table(terminal: Terminal, result: Result) -> None:
-    """Write all figures to stderr, one a line."""
+    """Write all figures to stderr, one per line."""
     times, usage = result.timings, result.usage
     rows = {
         "prompt": f"{number(usage.prompt_tokens)} tokens, {number(usage.cached_tokens)} of them cached",

@@ -1,4 +1,4 @@
-"""One line on stderr that says how far long work is."""
+"""A progress line on stderr for long work."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.sanitise import harmless
 
 LINE_SECONDS: Final = 10.0
-"""Seconds between two lines where nothing can be redrawn."""
+"""Seconds between two lines if the output is not a screen."""
 
 
 class StatusLine:
-    """Redraws a line on a screen; elsewhere writes one now and then, the last one always.
+    """Redraws a line on a screen; on other outputs writes a line now and then, and always the last one.
 
     Args:
-        terminal: where to.
+        terminal: receives the line.
         total: parts of the work.
-        clock: seconds.
+        clock: returns the time in seconds.
     """
 
     def __init__(self, terminal: Terminal, total: int, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -29,7 +29,7 @@ class StatusLine:
         self._told = -LINE_SECONDS
 
     def show(self, done: int, text: str) -> None:
-        """Say that ``done`` parts are done."""
+        """Show that ``done`` parts are done."""
         line = f"{done}/{self._total} {text}"
         if self._terminal.err_is_tty:
             self._terminal.control("\r\x1b[K" + harmless(line))
@@ -38,5 +38,5 @@ class StatusLine:
             self._terminal.note(line)
 
     def clear(self) -> None:
-        """Make room for another line."""
+        """Erase the line, so that another one can be written."""
         self._terminal.control("\r\x1b[K")

@@ -1,4 +1,4 @@
-"""What ``edge-rt verify`` found, for programs and for people."""
+"""The results of ``edge-rt verify``, as JSON and as displayed text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def findings(
     header: Mapping[str, Any],
     tokenizer: Tokenizer,
 ) -> dict[str, Any]:
-    """Return everything that was found as a JSON object; first differences with the texts of their tokens.
+    """Return the results as a JSON object; first differences include the texts of their tokens.
 
     Raises:
         ContextOverflow: no prompt fits the context, so nothing was compared.
@@ -45,7 +45,7 @@ def findings(
 
 
 def print_findings(terminal: Terminal, document: Mapping[str, Any]) -> None:
-    """Write a table of the drafters, and where each of them first differs."""
+    """Write a table of the drafters, and the first difference of each one."""
     rows = [("drafter", "prompts", "identical", "tokens", "rows drafted", "tok/step")]
     for mode, item in document["by_drafter"].items():
         counts = (number(item[name]) for name in ("prompts", "identical", "tokens", "drafted"))
@@ -63,7 +63,7 @@ def print_findings(terminal: Terminal, document: Mapping[str, Any]) -> None:
 
 
 def tell_left_out(terminal: Terminal, document: Mapping[str, Any]) -> None:
-    """Warn of prompts that were too long."""
+    """Warn about prompts that were too long."""
     if left := list(dict.fromkeys(item["prompt"] for item in document["left_out"])):
         numbers = ", ".join(map(str, left[:20])) + (", ..." if len(left) > 20 else "")
         terminal.warn(f"{len(left)} left out, too long for the context: {numbers}")

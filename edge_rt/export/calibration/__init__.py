@@ -1,1 +1,1 @@
-"""Constants of 4-bit keys, computed from a text."""
+"""Computes the constants of 4-bit keys from a calibration text."""

@@ -26,7 +26,7 @@ from edge_rt.session import Session, StopSwitch, pool_size
 from edge_rt.system.machine import usable_cpus
 
 STRIDE: Final = 4
-"""Of so many tokens the query of one is used; their keys are used all."""
+"""The query of one in this many tokens is used; the keys of all tokens are."""
 PASS_ROWS: Final = 128
 
 _GRAPH_FILE: Final = "calibrate.onnx"
@@ -36,9 +36,9 @@ Array = npt.NDArray[Any]
 
 
 class CalibrationBuilder(NativeBuilder):
-    """Builds the graph with queries and keys as outputs; attention reads none of the constants.
+    """Builds the graph with queries and keys as outputs; its attention does not use the constants.
 
-    Layers are made of their parts: one operator for all of a layer keeps its queries to itself.
+    Layers are built from single operators: the operator for a whole layer does not output its queries.
     """
 
     def __init__(self, layout: WeightsLayout, config: ModelConfig) -> None:
@@ -46,7 +46,7 @@ class CalibrationBuilder(NativeBuilder):
         self._qkv: list[ir.Value] = []
 
     def layer(self, x: Stream, weights: LayerMatrices, index: int) -> Stream:
-        """Return the stream behind layer ``index``."""
+        """Return the residual stream after layer ``index``."""
         return GraphBuilder.layer(self, x, weights, index)
 
     def attention(self, qkv: ir.Value, layer: int) -> ir.Value:
@@ -62,7 +62,7 @@ class CalibrationBuilder(NativeBuilder):
 
 
 def calibration_bytes(config: ModelConfig, tokens: int) -> int:
-    """Predict the memory of ``calibrate`` beside the weights: cache, queries, one pass, and statistics."""
+    """Predict the memory of ``calibrate`` in addition to the weights: cache, queries, one pass, and statistics."""
     cache = config.num_layers * tokens * KV_FORMAT[_FORMAT].token_bytes(config.num_kv_heads, config.head_dim)
     queries = config.num_layers * -(-tokens // STRIDE) * config.num_heads * config.head_dim * 2
     width = max(config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim)
@@ -82,20 +82,20 @@ def calibrate(
 ) -> tuple[str, ...]:
     """Compute the constants of 4-bit keys and write them into ``weights.bin``.
 
-    A kv head whose keys would lose more with its constants than without gets neutral ones. That is judged here, and not
-    by running the published graph in 4 bits: what a format of 4 bits loses is more than a fault would change. A head
-    whose keys or queries half precision cannot hold gets neutral ones, too.
+    A kv head whose keys would lose more precision with its constants than without gets neutral ones. This is checked
+    here, and not by running the published graph with a 4-bit cache: the error of a 4-bit format is larger than the
+    effect of a fault. A head whose keys or queries do not fit half precision gets neutral ones as well.
 
     Args:
-        folder: holds ``weights.bin``, with everything else in it.
+        folder: holds ``weights.bin``, complete except for the constants.
         weights: the model's matrices.
-        layout: where they and the constants lie.
-        config: numbers of the model.
+        layout: positions of the matrices and the constants in the file.
+        config: dimensions of the model.
         token_ids: the text, at most ``config.context_length`` tokens.
-        on_progress: called with the steps done, and all steps.
+        on_progress: called with the steps done and the number of steps.
 
     Returns:
-        A sentence about the heads that half precision cannot hold, if there are any.
+        A sentence about the heads that do not fit half precision, if there are any.
 
     Raises:
         StorageError: the disk is full.
@@ -118,11 +118,11 @@ def calibrate(
 
 
 def _warning(unfit: Mapping[int, int], config: ModelConfig) -> str:
-    """Say how many heads have no constants.
+    """Return a sentence about the heads without constants.
 
     Args:
-        unfit: layer -> kv heads whose keys or queries half precision cannot hold.
-        config: numbers of the model.
+        unfit: layer -> kv heads whose keys or queries do not fit half precision.
+        config: dimensions of the model.
     """
     heads = config.num_layers * config.num_kv_heads
     return (
@@ -159,7 +159,7 @@ def _run(
         taken = -(-tokens // STRIDE)
         queries = np.empty((config.num_layers, taken, config.num_heads, config.head_dim), np.float16)
         tables = [_table(folder, layout, name)[:tokens:STRIDE, None] for name in ("rope.cos", "rope.sin")]
-        # One room for all passes: a second one is more than the prediction has.
+        # One array for all passes: the memory prediction has no room for a second one.
         room = np.empty((config.num_layers, min(tokens, PASS_ROWS), _qkv_width(config)), np.float32)
         for begin in range(0, tokens, PASS_ROWS):
             on_pass(begin // PASS_ROWS)
@@ -174,7 +174,7 @@ def _run(
                     queries[layer, rows] = _rotated(found, *(table[rows] for table in tables))
     finally:
         graph.unlink()
-    # Key planes come first, and hold halves.
+    # The planes of keys come first, as half precision.
     return [cache[0].view(np.float16) for cache in caches], queries
 
 
@@ -186,7 +186,7 @@ def _pass(
     begin: int,
     products: Array,
 ) -> None:
-    """Compute tokens behind ``begin`` others; write queries, keys and values to ``products [layers, rows, width]``."""
+    """Compute tokens after ``begin`` others; write queries, keys and values to ``products [layers, rows, width]``."""
     rows, capacity = len(token_ids), caches[0].shape[2]
     inputs: dict[str, Array] = {
         "input_ids": np.asarray(token_ids, np.int64),
@@ -196,7 +196,7 @@ def _pass(
         "kv_formats": np.full(config.num_layers, KV_FORMAT[_FORMAT].id, np.int32),
         **{f"cache.{layer}": cache for layer, cache in enumerate(caches)},
     }
-    # Layers with a window have room for all rows here, too.
+    # Layers with a sliding window have room for all rows here as well.
     maps = (("row_map", 0 in config.layer_windows), ("window_row_map", any(config.layer_windows)))
     inputs |= {name: np.arange(capacity, dtype=np.int32) for name, is_wanted in maps if is_wanted}
     outputs = {
@@ -230,7 +230,7 @@ def _rotated(rows: Array, cos: Array, sin: Array) -> Array:
 
 
 def _constants(caches: Sequence[Array], queries: Array, config: ModelConfig) -> Iterator[list[KeyConstants | None]]:
-    """Yield every layer's constants, by kv head; several heads are computed at once."""
+    """Yield the constants of every layer, per kv head; several heads are computed at once."""
     kv_heads = config.num_kv_heads
     with ThreadPoolExecutor(usable_cpus()) as workers:
         for layer, keys in enumerate(caches):
@@ -240,8 +240,8 @@ def _constants(caches: Sequence[Array], queries: Array, config: ModelConfig) -> 
 
 
 def _of_head(keys: Array, queries: Array, *, scale: float, window: int) -> KeyConstants | None:
-    """Return the constants of a kv head; None where half precision cannot hold the keys or queries."""
-    # The cache holds keys that are too large as the largest half; NaN is not less than it, either.
+    """Return the constants of a kv head; None if its keys or queries do not fit half precision."""
+    # The cache stores keys that are too large as the largest half; the comparison is false for NaN as well.
     if not all(np.abs(rows).max() < np.finfo(np.float16).max for rows in (keys, queries)):
         return None
     positions = STRIDE * np.arange(len(queries))

@@ -2,19 +2,19 @@
 
 A key k of a head becomes a row of codes in three steps, each with constants of the layer (``KeyConstants``):
 
-- less a centre c: a score loses q . c for every key alike, which softmax does not see. c is the mean of the keys, each
-  weighted with what an error of its score would change;
-- over a balance S per dimension, with which the query is multiplied: this moves range from dimensions in which keys are
-  large to those in which queries are. As SmoothQuant (arXiv:2211.10438) does it for weights and activations, with half
-  of the difference moved, and standard deviations where it has largest magnitudes;
-- rounded element by element, where what rounding changed is made good in the elements that follow: GPTQ
-  (arXiv:2210.17323), with the second moment of the queries in the place of that of a layer's inputs.
+- a centre c is subtracted: every score of a query loses the same q . c, which does not change softmax. c is the mean of
+  the keys, each weighted by the effect of an error of its score;
+- the result is divided by a balance S per dimension, and the query is multiplied by it: this moves range from
+  dimensions in which keys are large to those in which queries are. SmoothQuant (arXiv:2211.10438) does this for weights
+  and activations; here half of the difference is moved, and standard deviations replace the largest magnitudes;
+- it is rounded element by element, and the error of each element is compensated in those that follow: GPTQ
+  (arXiv:2210.17323), with the second moment of the queries in place of that of a layer's inputs.
 
-What an error changes is judged at P, the attention after softmax: the diagonal of softmax's Jacobian is P (1 - P). A
+The effect of an error is measured at P, the attention after softmax: the diagonal of softmax's Jacobian is P (1 - P). A
 key's weight is the sum of that over the queries, a query's weight the sum over the keys.
 
-The arithmetic is float64, and the constants are rounded to half precision in the end, so that machines which add in
-another order come to the same constants nearly always.
+The arithmetic is float64, and the constants are rounded to half precision at the end, so that machines that add in
+another order nearly always get the same constants.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ import numpy.typing as npt
 MAX_BALANCE: Final = 16.0
 """Largest factor of a dimension; the smallest is its inverse."""
 DAMPING: Final = 0.1
-"""Share of the mean diagonal that is added to the queries' moment, which keeps it invertible."""
+"""Share of the mean diagonal that is added to the queries' second moment, to keep it invertible."""
 
 _DUST: Final = 1e-12
 _ROWS: Final = 64
 _PRODUCT: Final = 1 << 18
 _VECTOR_PRODUCT: Final = 1 << 13
-"""Multiplications of one product of matrices, and of a vector and a matrix. BLAS does not share out so few of them
-among threads: what comes out does not depend on their number, and nobody waits for them."""
+"""Multiplications of one matrix product, and of a vector-matrix product. BLAS does not split products this small among
+threads: so results do not depend on the number of threads, and no thread waits for another.
+"""
 
 Array = npt.NDArray[Any]
 
@@ -49,8 +50,8 @@ class KeyConstants:
     Attributes:
         centre: ``[kv_heads, head_dim]``.
         balance: ``[kv_heads, head_dim]``, above 0.
-        feedback: ``[kv_heads, head_dim, head_dim]``, 0 on the diagonal and below; row i says how the error of element
-            i is made good in those behind it.
+        feedback: ``[kv_heads, head_dim, head_dim]``, 0 on the diagonal and below; row i gives the compensation of
+            element i's error in the elements after it.
     """
 
     centre: Array
@@ -59,7 +60,7 @@ class KeyConstants:
 
     @property
     def arrays(self) -> tuple[Array, Array, Array]:
-        """All three, in the order in which operators take them."""
+        """All three arrays, in the order in which operators take them."""
         return self.centre, self.balance, self.feedback
 
     @classmethod
@@ -70,16 +71,16 @@ class KeyConstants:
 
     @classmethod
     def joined(cls, heads: Sequence[KeyConstants]) -> KeyConstants:
-        """Return the constants of a layer, given those of its kv heads."""
+        """Return the constants of a layer from those of its kv heads."""
         return cls(*(np.concatenate(arrays) for arrays in zip(*(head.arrays for head in heads), strict=True)))
 
 
 @dataclass(frozen=True)
 class KeyStatistics:
-    """What a calibration text says about the keys and queries of a kv head, float64.
+    """Statistics of the keys and queries of a kv head over a calibration text, float64.
 
     Attributes:
-        key_weights: what an error of a key's scores would change, ``[tokens]``.
+        key_weights: effect of an error of a key's scores, ``[tokens]``.
         centre: weighted mean of the keys, ``[head_dim]``.
         variance: weighted variance of every dimension of the keys, ``[head_dim]``.
         query_moment: weighted second moment of the queries, trace 1 (0 if there is none), ``[head_dim, head_dim]``.
@@ -92,22 +93,23 @@ class KeyStatistics:
 
 
 def statistics_bytes(tokens: int, rows: int, head_dim: int) -> int:
-    """Return the memory that ``key_statistics`` takes: scores and squares, keys and what is made of them, queries."""
+    """Return the bytes that ``key_statistics`` takes: scores and squares, keys and derived arrays, queries."""
     return 8 * (2 * _rows_at_once(head_dim) * tokens + (4 * tokens + 2 * rows) * head_dim)
 
 
 def key_statistics(
     keys: Array, queries: Array, positions: Array, *, scale: float, window: int = 0, is_centred: bool = True
 ) -> KeyStatistics:
-    """Weigh keys and queries of one kv head by attention.
+    """Compute the statistics of one kv head: keys and queries weighted by attention.
 
     Args:
-        keys: as attention uses them, behind norm and rotation, ``[tokens, head_dim]``; key t stands at position t.
-        queries: likewise, of some tokens, ``[rows, heads of the group, head_dim]``, not yet times ``scale``.
+        keys: as attention uses them, after norm and rotation, ``[tokens, head_dim]``; key t is at position t.
+        queries: of some tokens, after norm and rotation, ``[rows, heads of the group, head_dim]``, not yet multiplied
+            by ``scale``.
         positions: of the queries, ascending, ``[rows]``.
         scale: factor of scores.
         window: tokens that a query sees, its own included; 0: all.
-        is_centred: False where no centre may be taken off: then the variance is about 0.
+        is_centred: False if no centre may be subtracted: the variance is then about 0 instead of the mean.
     """
     tokens, head_dim = keys.shape
     keys = keys.astype(np.float64)
@@ -181,7 +183,7 @@ def _jacobian(scores: Array, squares: Array) -> tuple[Array, Array]:
 
     Args:
         scores: ``[rows, keys]``; overwritten.
-        squares: room of the same shape.
+        squares: temporary array of the same shape.
     """
     scores -= scores.max(axis=1, keepdims=True)
     np.exp(scores, out=scores)
@@ -191,28 +193,28 @@ def _jacobian(scores: Array, squares: Array) -> tuple[Array, Array]:
     _multiply(inverse[None], scores, of_keys[:1])
     _multiply(inverse[None] ** 2, squares, of_keys[1:])
     of_rows = 1.0 - squares.sum(axis=1) * inverse**2
-    # Where one key has all of the attention, rounding may leave less than 0.
+    # If one key has all of the attention, rounding may give values below 0.
     return np.maximum(of_keys[0] - of_keys[1], 0.0), np.maximum(of_rows, 0.0)
 
 
 def key_constants(statistics: KeyStatistics) -> KeyConstants:
     """Return the constants of one kv head, as a layer with this head alone."""
     moment, head_dim = statistics.query_moment, len(statistics.centre)
-    # Keys that are all alike differ from their mean by rounding.
+    # Keys that are all equal differ from their mean by rounding.
     variance = np.where(statistics.variance > _DUST * statistics.centre**2, statistics.variance, 0.0)
     balance = _balance(variance, moment.diagonal())
     turned = turn(turn(balance[:, None] * moment * balance).T)
     mean = turned.trace() / head_dim
-    # Where there are no queries, all elements weigh the same.
+    # Without queries, all elements have the same weight.
     turned += (DAMPING * mean if mean > 0 else 1.0) * np.eye(head_dim)
-    # In elements that follow, a unit of error is made good by the row of the upper factor over its diagonal.
+    # A unit of error is compensated in the following elements by the upper factor's row divided by its diagonal.
     upper = np.linalg.cholesky(np.linalg.inv(turned)).T
     feedback = np.triu(upper / upper.diagonal()[:, None], 1)
     return KeyConstants(*(_half(array)[None] for array in (statistics.centre, balance, feedback)))
 
 
 def _balance(variance: Array, moment: Array) -> Array:
-    """Return the factors of the dimensions, with geometric mean 1; 1 where keys or queries have nothing."""
+    """Return the factors of the dimensions, with geometric mean 1; 1 where keys or queries are 0."""
     is_used = (variance > 0) & (moment > 0)
     balance = np.ones(len(variance))
     logs = 0.25 * (np.log(variance[is_used]) - np.log(moment[is_used]))
@@ -227,9 +229,9 @@ def _half(array: Array) -> Array:
 
 
 def turn(rows: Array) -> Array:
-    """Return ``[..., head_dim]`` turned by the normalised Hadamard transform of the cache's 4-bit formats.
+    """Return ``[..., head_dim]`` after the normalised Hadamard transform of the cache's 4-bit formats.
 
-    It is of blocks: the largest power of two that divides the head size. It is its own inverse.
+    The transform works on blocks of the largest power of two that divides the head size. It is its own inverse.
     """
     head_dim = rows.shape[-1]
     block = head_dim & -head_dim

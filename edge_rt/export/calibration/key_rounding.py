@@ -1,4 +1,4 @@
-"""What rounding keys to 4 bits changes: judges the constants of ``edge_rt.export.calibration.key_constants``."""
+"""The error of rounding keys to 4 bits: decides whether the constants of ``key_constants`` are used."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from edge_rt.export.calibration.key_constants import KeyConstants, KeyStatistics
 from edge_rt.kv_formats import GROUP
 
 JUDGED_KEYS: Final = 256
-"""Keys that are rounded, spread over the text."""
+"""Keys that are rounded for the comparison, spread over the text."""
 _LARGEST_CODE: Final = 15
 
 Array = npt.NDArray[Any]
 
 
 def better_constants(keys: Array, statistics: KeyStatistics, constants: KeyConstants) -> KeyConstants:
-    """Return the constants of a kv head if rounding changes less with them, or else neutral ones.
+    """Return the constants of a kv head if they make the error of rounding smaller, otherwise neutral ones.
 
     Args:
         keys: as attention uses them, ``[tokens, head_dim]``.
@@ -26,7 +26,7 @@ def better_constants(keys: Array, statistics: KeyStatistics, constants: KeyConst
         constants: of the head, computed from ``statistics``.
     """
     neutral = KeyConstants.neutral(1, keys.shape[1])
-    # Keys that no half can hold give no number, which is not less.
+    # Keys that do not fit half precision give NaN, which is not less than a number.
     with np.errstate(over="ignore", invalid="ignore"):
         is_better = weighted_error(keys, statistics, constants) < weighted_error(keys, statistics, neutral)
     return constants if is_better else neutral
@@ -51,17 +51,17 @@ def weighted_error(keys: Array, statistics: KeyStatistics, constants: KeyConstan
 
 
 def rounded(rows: Array, feedback: Array) -> Array:
-    """Return rows as the format ``int4`` holds them.
+    """Return rows as the format ``int4`` stores them.
 
-    Scales and minimums of the groups are those of the rows as they are given. Elements are rounded one after the other;
-    of the error of element i, ``feedback[i, j]`` is taken from element j.
+    Scales and minimums of the groups are those of the given rows. Elements are rounded one after another; the error of
+    element i, times ``feedback[i, j]``, is subtracted from element j.
 
     Args:
-        rows: turned, float64 ``[rows, head_dim]``.
+        rows: after the Hadamard transform, float64 ``[rows, head_dim]``.
         feedback: ``[head_dim, head_dim]``, 0 on the diagonal and below.
     """
     head_dim = rows.shape[1]
-    # One element of all rows lies together: that is what a step takes.
+    # One element of all rows is contiguous, because a step processes that.
     left = np.ascontiguousarray(rows.T)
     begins = range(0, head_dim, GROUP)
     groups = [left[begin : begin + GROUP] for begin in begins]

@@ -1,4 +1,4 @@
-"""The text whose keys and queries say how 4-bit keys are written: ours, or one that a user names."""
+"""The calibration text for the constants of 4-bit keys: the built-in one, or one that a user names."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from edge_rt.text.text_file import read_text
 from edge_rt.text.tokenizer import Tokenizer
 
 CALIBRATION_TOKENS: Final = 2048
-"""Tokens that are used; what follows in a text is not."""
+"""Most tokens that are used; the rest of a text is ignored."""
 LEAST_TOKENS: Final = 512
-"""Tokens that a text must have, where the context has room for so many."""
+"""Least tokens of a text, if the context has room for that many."""
 
 _FILE: Final = Path(__file__).with_name("calibration.json")
-_MAX_CHARACTERS: Final = 1 << 18  # enough for the tokens that are used, and read in no time
+_MAX_CHARACTERS: Final = 1 << 18  # enough for the tokens that are used, and quick to read
 # Templates may write the date; the same checkpoint gives the same bytes on every day.
 _NOON: Final = datetime(2025, 1, 1, 12)
 
@@ -30,7 +30,7 @@ Conversation = list[dict[str, str]]
 
 @dataclass(frozen=True)
 class CalibrationText:
-    """A text that was read, and what is to be said of it.
+    """A calibration text and its origin.
 
     Attributes:
         source: ``BUILT_IN_CALIBRATION``, or the name of the file.
@@ -51,7 +51,7 @@ class Calibration:
     token_ids: tuple[int, ...]
 
     def to_manifest(self) -> KeyCalibration:
-        """Return what the manifest says about it."""
+        """Return its entry in the manifest."""
         return KeyCalibration(len(self.token_ids), self.source)
 
 
@@ -60,7 +60,7 @@ def read_calibration(calibration: Path | str) -> CalibrationText:
 
     Raises:
         StorageError: the file cannot be read.
-        InputError: it is no UTF-8, too large, or no list of conversations.
+        InputError: it is not UTF-8, too large, or not a list of conversations.
     """
     if calibration == BUILT_IN_CALIBRATION:
         return CalibrationText(BUILT_IN_CALIBRATION, _conversations(_FILE, _read(_FILE)))
@@ -85,7 +85,7 @@ def _conversations(path: Path, text: str) -> tuple[Conversation, ...]:
         ) from error
     if not isinstance(found, list) or not found or not all(map(_is_conversation, found)):
         raise InputError(
-            f"The calibration text {path} is no list of conversations.",
+            f"The calibration text {path} is not a list of conversations.",
             "Each must be a list of objects with the texts 'role' and 'content'.",
             "Correct it, or give a plain text.",
         )
@@ -119,7 +119,7 @@ def _check_message(path: Path, place: str, message: dict[str, str]) -> None:
         message["content"].encode()
     except UnicodeEncodeError as error:
         raise InputError(
-            f"The calibration text {path} has a lone surrogate, which is no character.",
+            f"The calibration text {path} has a lone surrogate, which is not a character.",
             f"In {place}: character {error.start} of the content.",
             "Correct it.",
         ) from error
@@ -158,7 +158,7 @@ def encode_calibration(
 
 
 def _rendered(conversations: tuple[Conversation, ...], tokenizer: Tokenizer, source: str | None) -> list[int]:
-    """Return the tokens of conversations, one behind the other; none where there is no template that works."""
+    """Return the tokens of the conversations, one after another; None without a template that works."""
     if not conversations or source is None:
         return []
     bos = tokenizer.bos_token_id

@@ -1,1 +1,1 @@
-"""Compares what a package computes with what its checkpoint says."""
+"""Compares the results of a package with a reference computed from its checkpoint."""

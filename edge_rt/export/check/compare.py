@@ -1,4 +1,4 @@
-"""The last stage of an export: compares what the package computes with what the checkpoint says."""
+"""The last stage of an export: compares the package's results with the reference's."""
 
 from __future__ import annotations
 
@@ -25,35 +25,36 @@ MAX_ERROR: Final = {"float": 2e-3, "int8": 0.25}
 
 Float activations differ from the reference by rounding alone (about 1e-5 on real models). int8 activations lose about
 0.05 on a trained model; random weights lose more. In a small random model a matrix in a wrong order or place gives 0.4
-to 1.6, whatever the activations; two swapped norms give 0.09 and a wrong rope base 0.03. So the int8 limit is a net
-with wide meshes: faults are found by the float graph, or step by step (``StepErrors``).
+to 1.6, whatever the activations; two swapped norms give 0.09 and a wrong rope base 0.03. So the int8 limit finds only
+gross faults; the others are found with the float graph, or step by step (``StepErrors``).
 """
 MAX_STEP_ERROR: Final = 1.5
 MAX_TYPICAL_STEP_ERROR: Final = 0.25
 """Limits of ``StepErrors``. Two results that were rounded independently differ by 1.41.
 
-Measured: right graphs give at most 1.06 in the first layer, where the few values of embeddings and norms fall on the
-edge between two codes, 0.2 behind it, and typically below 1e-4. A norm in another's place gives more than 4 in its
+Measured: right graphs give at most 1.06 in the first layer, where some values of embeddings and norms are on the border
+between two codes, 0.2 after it, and typically below 1e-4. A norm in the place of another one gives more than 4 in its
 layer, a matrix in a wrong order more than 17; a rope base 1.1 times the right one typically gives 0.4 to 1.2.
 """
 _FLOAT_ERROR: Final = 1e-3
-"""What a step may differ by besides rounding, relative to what it changes; right graphs gave 1e-6."""
+"""Difference of a step that is allowed besides rounding, relative to its change of the stream; right graphs gave 1e-6.
+"""
 
 _TINY: Final = 1e-30
-"""Keeps what is 0 from being divided by."""
+"""Added to divisors that may be 0."""
 
 Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
 class StepErrors:
-    """How far the steps of a graph are from the reference's, in units of what rounding to int8 changes in that step.
+    """Errors of a graph's steps against the reference, in units of the change that rounding to int8 makes in that step.
 
     Attributes:
-        largest: of the embedding, all layers and the head; what is wrong in one place shows here.
+        largest: largest error among embedding, all layers and head; shows a fault in one place.
         step: name of that step.
-        typical: the median layer's, of its median row, without the first layer; rounding that fell the other way is
-            rare, so this is near 0 unless something is wrong everywhere. 0 for a single layer.
+        typical: error of the median layer's median row, without the first layer. Values that are rounded the other way
+            are rare, so this is near 0 unless something is wrong everywhere. 0 for a single layer.
     """
 
     largest: float
@@ -63,14 +64,14 @@ class StepErrors:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """How close a graph comes to the reference.
+    """Differences between the logits of a graph and of the reference.
 
     Attributes:
         activations: ``"float"`` or ``"int8"``.
         relative_error: root mean square of the differences over the standard deviation of the reference.
         top1_agreement: share of rows whose most likely token is the same.
         mean_kl: mean Kullback-Leibler divergence of the reference from the graph, in nats.
-        steps: the same graph step by step, where the rule of its rounding is known: in the native profile.
+        steps: errors step by step; None unless the rule of the graph's rounding is known, as in the native profile.
     """
 
     activations: str
@@ -97,7 +98,7 @@ def run_graph(graph: Path, config: ModelConfig, token_ids: Sequence[int], profil
 def _run(
     graph: Path, config: ModelConfig, token_ids: Sequence[int], profile: OpProfile, more: dict[str, Array]
 ) -> Array:
-    """Return the logits; ``more`` are outputs beside those of the profile."""
+    """Return the logits; ``more`` are outputs in addition to those of the profile."""
     session = Session(graph, threads=pool_size() or usable_cpus(), profile=profile.name)
     inputs, outputs = profile.feeds(config, token_ids)
     binding = session.binding()
@@ -110,9 +111,9 @@ def _run(
 
 
 def run_steps(graph: Path, config: ModelConfig, token_ids: Sequence[int], profile: OpProfile) -> list[Array]:
-    """Return what a native graph hands from step to step: the stream behind the embedding and behind every layer.
+    """Return the residual stream of a native graph after the embedding and after every layer.
 
-    The nodes that run are the file's own; a copy of it beside the weights, removed at the end, has them as outputs.
+    The nodes of the file itself run: a temporary copy of the graph beside the weights has these values as outputs.
 
     Raises:
         StorageError: the copy cannot be written.
@@ -120,7 +121,7 @@ def run_steps(graph: Path, config: ModelConfig, token_ids: Sequence[int], profil
     """
     model = ir.load(graph)
     values = {value.name: value for node in model.graph for value in node.outputs}
-    # A layer is one operator, or several; the last one's name is that of its result.
+    # A layer is one operator or several; its result is named after the last one.
     names = [f"layer{i}" if f"layer{i}" in values else f"layer{i}.down" for i in range(config.num_layers)]
     streams = {name: np.empty((len(token_ids), config.hidden_size), np.float32) for name in ("embedding", *names)}
     for name in streams:
@@ -138,15 +139,15 @@ def run_steps(graph: Path, config: ModelConfig, token_ids: Sequence[int], profil
 
 
 def compare_steps(streams: Sequence[Array], logits: Array, steps: Sequence[Step]) -> StepErrors:
-    """Measure the distance of every step from what the reference makes of the same input.
+    """Measure the error of every step against the reference's result for the same input.
 
     Args:
-        streams: what the graph hands from step to step, see ``run_steps``.
+        streams: residual stream after every step of the graph, see ``run_steps``.
         logits: the graph's.
         steps: the reference's results, see ``LlamaReference.logits_and_steps``.
     """
     found = [*streams, logits]
-    # A layer adds to its input; embedding and head do not.
+    # A layer adds to its input; embedding and head replace it.
     before = [np.zeros_like(streams[0]), *streams[:-1], np.zeros_like(logits)]
     names = ["embedding", *(f"layer {i}" for i in range(len(streams) - 1)), "head"]
     largest, medians = [], []
@@ -157,7 +158,7 @@ def compare_steps(streams: Sequence[Array], logits: Array, steps: Sequence[Step]
         largest.append(float(np.sqrt(error.mean()) / max(np.sqrt((unit**2).mean()), _TINY)))
         medians.append(float(np.median(np.sqrt(error) / np.maximum(unit, _TINY))))
     layers = sorted(medians[2:-1])
-    # What is no number is the largest, wherever it stands.
+    # NaN counts as the largest error, wherever it occurs.
     worst = int(np.argmax(largest))
     return StepErrors(
         largest=largest[worst],
@@ -173,7 +174,7 @@ def _squares(rows: Array) -> Array:
 
 
 def compare(reference: Array, found: Array, activations: str, steps: StepErrors | None = None) -> CheckResult:
-    """Measure the distance of two sets of logits, both ``[rows, vocabulary]``."""
+    """Measure the differences of two sets of logits, both ``[rows, vocabulary]``."""
     p, q = _log_softmax(reference.astype(np.float64)), _log_softmax(found.astype(np.float64))
     return CheckResult(
         activations=activations,
@@ -185,7 +186,7 @@ def compare(reference: Array, found: Array, activations: str, steps: StepErrors 
 
 
 def require_close(result: CheckResult) -> None:
-    """Refuse a graph that does not compute the checkpoint.
+    """Refuse a graph that computes something else than the checkpoint.
 
     Raises:
         InvalidPackage: an error is above its limit, or not a number.

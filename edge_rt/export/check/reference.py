@@ -1,13 +1,13 @@
-"""A plain numpy forward of a llama checkpoint: the judge of every package.
+"""A plain numpy forward pass of a llama checkpoint: the reference for every package.
 
-It shares with the exporter what reads the file (header, ``LlamaConfig``, raw rows) and the rope frequencies
-(``scaled_frequencies``), so it cannot find a fault in those; tests hold them against formulas of their own. The
-arithmetic is its own: weights are dequantised by the ``gguf`` library, rows of q and k stay in the file's order and
-are rotated as adjacent pairs, and attention is one softmax over all positions that a token sees.
+It shares the code that reads the file (header, ``LlamaConfig``, raw rows) and the rope frequencies
+(``scaled_frequencies``) with the exporter, so it cannot find faults in those; tests check them against independent
+formulas. The arithmetic is independent: weights are dequantised by the ``gguf`` library, rows of q and k keep the
+file's order and are rotated as adjacent pairs, and attention is one softmax over all positions that a token sees.
 
-For graphs that round activations it also computes every step by itself, from what the graph handed to that step, with
-the native kernels' rule of rounding. From one end of a deep model to the other the least difference in float arithmetic
-grows as large as the effect of rounding; over one step it stays small, and faults stand out.
+For graphs that round activations it also computes every step separately, from the graph's own input of that step, with
+the rounding rule of the native kernels. Over a whole deep model the smallest difference in float arithmetic grows as
+large as the effect of rounding; over one step it stays small, and faults stand out.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Step:
-    """Result of one step: with the rows of every product as they are, and rounded to int8 as the kernels round them."""
+    """Result of one step: without rounding, and with every product's input rounded to int8 as in the kernels."""
 
     exact: Array
     rounded: Array
@@ -42,8 +42,8 @@ class LlamaReference:
     Args:
         source: the open checkpoint.
         header: its header.
-        config: its numbers.
-        dtype: ``np.float64`` to judge float32 arithmetic, ``np.float32`` to be quick.
+        config: its dimensions.
+        dtype: ``np.float64`` to check float32 arithmetic, ``np.float32`` for speed.
         cache: keep dequantised matrices between calls (tests of small models).
     """
 
@@ -61,19 +61,22 @@ class LlamaReference:
         return self._forward(token_ids, None)[0]
 
     def logits_and_steps(self, token_ids: Sequence[int], streams: Sequence[Array]) -> tuple[Array, list[Step]]:
-        """Compute the whole model, and every step by itself from what a graph computed before it.
+        """Compute the whole model, and every step separately from a graph's input of that step.
 
         Args:
             token_ids: the sequence.
-            streams: the graph's stream ``[rows, hidden_size]`` behind the embedding and behind every layer.
+            streams: the graph's residual stream ``[rows, hidden_size]`` after the embedding and after every layer.
 
         Returns:
-            What ``logits`` returns, and the results of the embedding, every layer and the head.
+            The logits as ``logits`` returns them, and the results of the embedding, every layer and the head.
         """
         return self._forward(token_ids, streams)
 
     def _forward(self, token_ids: Sequence[int], streams: Sequence[Array] | None) -> tuple[Array, list[Step]]:
-        """``x`` is [forwards, rows, features] from here on: the model's, and a step's without and with rounding."""
+        """``x`` is [forwards, rows, features] here and below.
+
+        The forwards are the whole model, a step without rounding, and a step with rounding.
+        """
         config = self._config
         cos, sin = self._rope(len(token_ids))
         x = self._embed(token_ids)[None]
@@ -177,20 +180,20 @@ def _step_of(x: Array) -> list[Step]:
 
 
 def _times(x: Array, matrix: Array) -> Array:
-    """Return ``x @ matrix.T`` for ``x [forwards, rows, inputs]``, as one product: the matrix passes memory once."""
+    """Return ``x @ matrix.T`` for ``x [forwards, rows, inputs]``, as one product that reads the matrix once."""
     product: Array = (x.reshape(-1, x.shape[-1]) @ matrix.T).reshape(*x.shape[:-1], -1)
     return product
 
 
 def _rounded(x: Array, tensor: TensorInfo) -> Array:
-    """Return ``x`` with the third forward rounded, if there is one and the kernels round rows before this matrix."""
+    """Return ``x`` with the third forward rounded, if there is one and the kernels round the input of this matrix."""
     if tensor.type_name in FLOAT_TYPES or len(x) == 1:
         return x
     return np.concatenate([x[:2], _round_rows(x[2:])])
 
 
 def _round_rows(x: Array) -> Array:
-    """Round every 32 neighbours to multiples of a 127th of the largest of them; ties go to even."""
+    """Round every block of 32 to multiples of its largest magnitude over 127; ties go to even."""
     blocks = x.reshape(*x.shape[:-1], -1, BLOCK)
     peak = np.abs(blocks).max(axis=-1, keepdims=True)
     step = peak / 127

@@ -1,1 +1,1 @@
-"""Model families: the numbers and tensors each has, and its graph."""
+"""Model families: the dimensions and tensors of each, and its graph."""

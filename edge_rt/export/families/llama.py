@@ -1,4 +1,4 @@
-"""Llama architecture: a GGUF header -> its numbers, checked; what this architecture does not compute is refused."""
+"""Llama architecture: reads and checks the dimensions in a GGUF header; refuses variants that are not supported."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_WIDTH: Final = 1 << 18
 MAX_HEADS: Final = 1 << 12
 MAX_CONTEXT: Final = 1 << 24
 MIN_ROPE_THETA: Final = 2.0
-"""At 1 all pairs turn alike, and YaRN divides by its logarithm."""
+"""At 1 all pairs rotate at the same speed, and YaRN divides by its logarithm."""
 
 USED_KEYS: Final = frozenset(
     {
@@ -52,7 +52,7 @@ USED_KEYS: Final = frozenset(
 )
 """Keys below ``llama.`` that ``read_config`` reads."""
 HARMLESS_KEYS: Final = frozenset({"attention.layer_norm_epsilon", "rope.scaling.finetuned", "tensor_data_layout"})
-"""Keys below ``llama.`` that change nothing this architecture computes."""
+"""Keys below ``llama.`` that do not change the computation of this architecture."""
 NEUTRAL_VALUES: Final[Mapping[str, tuple[float, ...]]] = {
     # Factors: GGUF readers take 0 for "not given".
     "embedding_scale": (0, 1),
@@ -60,9 +60,9 @@ NEUTRAL_VALUES: Final[Mapping[str, tuple[float, ...]]] = {
     "residual_scale": (0, 1),
     "attention.output_scale": (0, 1),
     "rope.scaling.yarn_attn_factor": (1,),
-    # How it enters depends on the architecture, and llama has no rule for it.
+    # How it is applied depends on the architecture, and llama has no rule for it.
     "rope.scaling.yarn_log_multiplier": (0,),
-    # Limits, windows and counts: 0 is none.
+    # Limits, windows and counts: 0 means none.
     "attention.clamp_kqv": (0,),
     "attention.max_alibi_bias": (0,),
     "attention.scale": (0,),
@@ -77,11 +77,11 @@ NEUTRAL_VALUES: Final[Mapping[str, tuple[float, ...]]] = {
     "attention.causal": (True,),
     "use_parallel_residual": (False,),
 }
-"""Keys below ``llama.`` that would change the computation -> values with which they do not."""
+"""Keys below ``llama.`` that would change the computation -> values for which they do not."""
 
 
 def read_config(header: GGUFHeader) -> LlamaConfig:
-    """Read and check the architecture's numbers, and that every tensor is there in the right shape.
+    """Read and check the architecture's dimensions, and check that every tensor is present in the right shape.
 
     Raises:
         UnsupportedModel: another architecture, or a variant of this one that edge-rt cannot run.
@@ -178,7 +178,7 @@ def _head_dim(header: GGUFHeader, width: int, heads: int) -> int:
 
 
 def _sliding_window(header: GGUFHeader) -> int:
-    """Return how many tokens attention sees in every layer; 0 for all, also where the window covers the context."""
+    """Return how many tokens attention sees in every layer; 0 for all, also if the window covers the context."""
     window = header.get_int("llama.attention.sliding_window", default=0, minimum=0, maximum=MAX_CONTEXT)
     return window if window < header.get_int("llama.context_length") else 0
 
@@ -222,7 +222,7 @@ def _rope_scaling(header: GGUFHeader) -> RopeScaling:
 
 
 def _extrapolation(header: GGUFHeader, kind: str) -> float:
-    """Return YaRN's ``ext_factor``; below 0 stands for the default of the kind of scaling."""
+    """Return YaRN's ``ext_factor``; below 0 means the default of the kind of scaling."""
     stated = header.get_float("llama.rope.scaling.yarn_ext_factor", default=-1.0, minimum=-1.0, maximum=1.0)
     if kind != "yarn" and stated > 0:
         raise UnsupportedModel(

@@ -1,4 +1,4 @@
-"""The numbers of a llama model, and the rotation that they give."""
+"""The dimensions of a llama model, and its rotary frequencies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class RopeScaling:
         attention_factor: extra factor on cos and sin, whatever the kind.
         beta_fast: rotations within the original context from which on YaRN leaves a frequency alone.
         beta_slow: rotations up to which YaRN divides a frequency by the whole factor.
-        extrapolation: how much of the blend is used, 0 (every frequency divided, no temperature) to 1.
+        extrapolation: share of YaRN's blend that is used, from 0 (every frequency divided, no temperature) to 1.
     """
 
     kind: str = "none"
@@ -33,7 +33,7 @@ class RopeScaling:
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """Numbers of a llama model as the checkpoint states them, checked against each other.
+    """Dimensions of a llama model as the checkpoint states them, checked against each other.
 
     ``sliding_window``: tokens that attention sees in every layer, the token itself included; 0: all.
     """
@@ -54,7 +54,7 @@ class LlamaConfig:
     sliding_window: int = 0
 
     def to_model_config(self, num_parameters: int) -> ModelConfig:
-        """Return the numbers that the package's manifest keeps."""
+        """Return the dimensions that are written into the package's manifest."""
         return ModelConfig(
             name=self.name,
             architecture="llama",
@@ -80,7 +80,7 @@ def scaled_frequencies(config: LlamaConfig) -> tuple[list[float], float]:
 
     Linear scaling divides every frequency. YaRN (Peng et al., arXiv 2309.00071, sections 3.2 and 3.4) leaves fast
     frequencies alone, divides slow ones, blends in between and sharpens attention by ``0.1 ln(factor) + 1``. With an
-    extrapolation of 0 nothing of that is left but the division.
+    extrapolation of 0 only the division remains.
     """
     half = config.head_dim // 2
     plain = [config.rope_theta ** (-pair / half) for pair in range(half)]

@@ -1,4 +1,4 @@
-"""Llama as a package: which matrices it has, and the graph that computes it, in the steps of either op profile."""
+"""Llama as a package: its matrices, and its graph, built from the steps of either op profile."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class LlamaWeights:
 
 
 def collect_weights(header: GGUFHeader, config: LlamaConfig, profile: OpProfile) -> LlamaWeights:
-    """Name every matrix and vector of the package and the tensors it comes from."""
+    """List every matrix and vector of the package with the tensors that it comes from."""
     tensors = header.tensors
     q_order = unpermuted_rows(config.num_heads, config.head_dim)
     k_order = unpermuted_rows(config.num_kv_heads, config.head_dim)
@@ -96,13 +96,13 @@ def collect_weights(header: GGUFHeader, config: LlamaConfig, profile: OpProfile)
 def place_weights(
     weights: LlamaWeights, config: LlamaConfig, profile: OpProfile, *, is_calibrated: bool = False
 ) -> WeightsLayout:
-    """Return where everything lies in ``weights.bin``.
+    """Return the layout of ``weights.bin``.
 
     Args:
         weights: matrices and vectors.
-        config: numbers of the model.
-        profile: how matrices lie.
-        is_calibrated: leave room for constants of 4-bit keys, which only a profile that has such keys can read.
+        config: dimensions of the model.
+        profile: decides the layout of matrices.
+        is_calibrated: reserve room for constants of 4-bit keys; only for a profile that has such keys.
     """
     layout = WeightsLayout()
     for linear in weights.linears():
@@ -124,7 +124,7 @@ def write_rope_tables(
     Args:
         out: the open ``weights.bin``.
         cos: slot float32 ``[context, head_dim / 2]``.
-        sin: likewise.
+        sin: slot float32 ``[context, head_dim / 2]``.
         config: frequencies and scaling.
         factors: per-frequency divisors ``[head_dim / 2]`` (``rope_freqs.weight``), or None.
     """
@@ -150,23 +150,23 @@ def build_graph(
 
     Args:
         weights: its matrices.
-        layout: where they lie in ``weights.bin``.
-        config: numbers of the model.
+        layout: their positions in ``weights.bin``.
+        config: dimensions of the model.
         profile: operators of the graph.
         activations: ``"int8"`` or ``"float"``.
-        producer: program that is named in the graph.
+        producer: program name written into the graph.
     """
     return assemble(profile.builder(layout, config, activations), weights, config, producer)
 
 
 def assemble(build: GraphBuilder, weights: LlamaWeights, config: ModelConfig, producer: str) -> ir.Model:
-    """Build the whole model with a builder that has nothing in it yet; arguments as those of ``build_graph``."""
+    """Build the whole model with an empty builder; see ``build_graph`` for the other arguments."""
     x = build.embed(weights.embedding, "embedding")
     last = config.num_layers - 1
     for i, layer in enumerate(weights.layers[:last]):
         x = build.layer(x, layer, i)
     qkv = build.linear(x, weights.layers[last].qkv, f"layer{last}.qkv", norm=f"layer{last}.attention_norm")
-    # Behind the last attention rows no longer meet: only those that want logits go on.
+    # After the last attention rows are independent of each other: only those that need logits continue.
     attended = build.wanted(build.attention(qkv, last), "attention.wanted")
     x = build.finish_layer(Stream(build.wanted(x.settled, "residual.wanted")), attended, weights.layers[last], last)
     return build.model(build.linear(x, [weights.head], "logits", norm="final_norm"), producer)

@@ -58,7 +58,7 @@ def check_tensors(header: GGUFHeader, config: LlamaConfig) -> None:
 
     Raises:
         InvalidModelFile: tensors are missing or misshapen.
-        UnsupportedModel: there are others, or types that cannot be exported.
+        UnsupportedModel: there are surplus tensors, or types that cannot be exported.
     """
     expected = expected_shapes(config)
     optional: dict[str, tuple[int, ...]] = {"rope_freqs.weight": (config.head_dim // 2,)}
@@ -104,6 +104,6 @@ def _check_types(header: GGUFHeader, expected: Mapping[str, tuple[int, ...]]) ->
 
 
 def listed(items: list[str], limit: int = 5) -> str:
-    """Return the first items, and how many more there are."""
+    """Return the first items as text, and how many more there are."""
     more = f" and {len(items) - limit} more" if len(items) > limit else ""
     return ", ".join(items[:limit]) + more

@@ -1,4 +1,4 @@
-"""What the graphs of both op profiles are built with: nodes, initializers, and the steps of a transformer."""
+"""Base of the graph builders of both op profiles: nodes, initializers, and the steps of a transformer."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Stream:
     """The residual stream ``[rows, hidden_size]``.
 
     Attributes:
-        value: rows, as far as they are computed.
-        added: what is still to be added to them; a profile may leave that to the norm that comes next.
+        value: name of the computed rows.
+        added: name of a value that is still to be added to them, which a profile may leave to the next norm.
     """
 
     value: ir.Value
@@ -32,7 +32,7 @@ class Stream:
 
     @property
     def settled(self) -> ir.Value:
-        """The rows, with nothing left to be added."""
+        """The rows, when nothing is left to be added."""
         assert self.added is None, self.value.name
         return self.value
 
@@ -62,7 +62,7 @@ class GraphBuilder(ABC):
 
     Args:
         layout: tensors of ``weights.bin``.
-        config: numbers of the model.
+        config: dimensions of the model.
         opsets: domain -> version of its operators.
     """
 
@@ -98,26 +98,26 @@ class GraphBuilder(ABC):
         """Rotate ``qkv [rows, (heads + 2 kv_heads) * head_dim]``, append to the cache, attend."""
 
     def layer(self, x: Stream, weights: LayerMatrices, index: int) -> Stream:
-        """Return the stream behind layer ``index``."""
+        """Return the stream after layer ``index``."""
         qkv = self.linear(x, weights.qkv, f"layer{index}.qkv", norm=f"layer{index}.attention_norm")
         return self.finish_layer(x, self.attention(qkv, index), weights, index)
 
     def finish_layer(self, x: Stream, attended: ir.Value, weights: LayerMatrices, index: int) -> Stream:
-        """Return the stream behind what follows attention."""
+        """Return the stream after the layer's steps that follow attention."""
         x = self.add_linear(x, attended, weights.output, f"layer{index}.output")
         hidden = self.gated(x, weights.gate_up, f"layer{index}.hidden", norm=f"layer{index}.mlp_norm")
         return self.add_linear(x, hidden, weights.down, f"layer{index}.down")
 
     @abstractmethod
     def _cache_inputs(self) -> Sequence[ir.Value]:
-        """Return the inputs beside tokens and wanted rows."""
+        """Return the inputs other than token ids and logit rows."""
 
     @abstractmethod
     def _more_outputs(self, logits: ir.Value) -> Sequence[ir.Value]:
-        """Return the outputs beside the logits ``[logit_rows, vocabulary]``, adding the nodes that compute them."""
+        """Return the outputs other than the logits ``[logit_rows, vocabulary]``, adding the nodes that compute them."""
 
     def wanted(self, x: ir.Value, name: str) -> ir.Value:
-        """Take the rows whose logits are wanted."""
+        """Select the rows whose logits are needed."""
         return self.node("Gather", [x, self._logit_rows], [name], attributes={"axis": 0})[0]
 
     def model(self, logits: ir.Value, producer: str) -> ir.Model:
@@ -167,7 +167,7 @@ class GraphBuilder(ABC):
         return self._initializers[name]
 
     def constant(self, name: str, values: Sequence[int]) -> ir.Value:
-        """Return a small int64 vector that is kept inside the graph."""
+        """Return a small int64 vector that is stored inside the graph."""
         if name not in self._initializers:
             self._initializers[name] = _initializer(name, ir.tensor(np.asarray(values, np.int64), name=name))
         return self._initializers[name]

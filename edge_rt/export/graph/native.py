@@ -1,8 +1,8 @@
 """The native op profile: building blocks of a graph out of edge-rt's own operators (domain ``edge_rt``).
 
 Norms, residual sums and the gate of the feed-forward are parts of ``QuantLinear``; rotation and the cache are parts of
-``SpecAttention``. Inputs of the graph, for S rows of which R want logits, in a cache of C rows; layers with a sliding
-window have fewer, W, which P positions share:
+``SpecAttention``. Inputs of the graph, for S rows of which R need logits, in a cache of C rows; layers with a sliding
+window have fewer rows, W, which P positions share:
 
 =========================== ======= ========================== =============================================
 name                        dtype   shape                      meaning
@@ -17,7 +17,7 @@ name                        dtype   shape                      meaning
 ``cache.{i}``               uint8   [2, kv_heads, C or W, row] keys and values of layer i, written in place
 =========================== ======= ========================== =============================================
 
-There is a map for each kind of layer that the model has. Outputs, with the K = 8 most likely tokens of every row
+There is one row map for each kind of layer that the model has. Outputs, with the K = 8 most likely tokens of every row
 (fewer, if the vocabulary is smaller):
 
 =========================== ======= ========================== =============================================
@@ -49,11 +49,11 @@ OPSETS: Final = {"": 21, DOMAIN: 1}
 
 
 class NativeBuilder(GraphBuilder):
-    """Builds a graph out of edge-rt's operators; the stream is settled after every step.
+    """Builds a graph from edge-rt's operators; after every step nothing is left to be added to the stream.
 
     Args:
         layout: tensors of ``weights.bin``.
-        config: numbers of the model.
+        config: dimensions of the model.
     """
 
     def __init__(self, layout: WeightsLayout, config: ModelConfig) -> None:
@@ -116,7 +116,7 @@ class NativeBuilder(GraphBuilder):
         return self.node("SpecAttention", inputs, [f"layer{layer}.attention"], domain=DOMAIN, attributes=attributes)[0]
 
     def layer(self, x: Stream, weights: LayerMatrices, index: int) -> Stream:
-        """Return the stream behind layer ``index``: one operator, if every step is one matrix."""
+        """Return the stream after layer ``index``: a single operator if every step is one matrix."""
         groups = {"qkv": weights.qkv, "output": weights.output, "gate_up": weights.gate_up, "down": weights.down}
         if any(len(group) != 1 for group in groups.values()):
             return super().layer(x, weights, index)
@@ -197,7 +197,7 @@ class NativeBuilder(GraphBuilder):
 
 
 def _matrix(layer: Linear) -> dict[str, int | float | str]:
-    """Return the attributes that say what a packed matrix is."""
+    """Return the attributes that describe a packed matrix."""
     return {
         "format": FORMATS[layer.type_name],
         "out_features": layer.out_features,
@@ -206,6 +206,6 @@ def _matrix(layer: Linear) -> dict[str, int | float | str]:
 
 
 def _only(layers: Linears) -> Linear:
-    """Return the one matrix of a step that is never split."""
+    """Return the only matrix of a step that is never split."""
     (layer,) = layers
     return layer

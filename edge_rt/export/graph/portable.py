@@ -1,7 +1,7 @@
 """The portable op profile: building blocks of a graph out of ONNX Runtime's own operators.
 
 ``com.microsoft`` operators used: MatMulNBits, GatherBlockQuantized, GroupQueryAttention,
-SkipSimplifiedLayerNormalization, QuickGelu. Inputs of the graph, for S rows of which R want logits, in a cache of C
+SkipSimplifiedLayerNormalization, QuickGelu. Inputs of the graph, for S rows of which R need logits, in a cache of C
 rows:
 
 =========================== ======= ====================== =================================================
@@ -39,13 +39,13 @@ ACCURACY_LEVEL: Final = {"int8": 4, "float": 1}
 
 
 class PortableBuilder(GraphBuilder):
-    """Builds a graph out of ONNX Runtime's operators.
+    """Builds a graph from ONNX Runtime's operators.
 
-    A sum of the residual stream is left to the norm behind it: one operator does both.
+    A sum of the residual stream is left to the next norm: one operator computes both.
 
     Args:
         layout: tensors of ``weights.bin``.
-        config: numbers of the model.
+        config: dimensions of the model.
         activations: ``"int8"`` or ``"float"``.
     """
 
@@ -88,7 +88,7 @@ class PortableBuilder(GraphBuilder):
         return Stream(x.settled, added=self._product(y, layers, name))
 
     def _norm(self, x: Stream, weight: str) -> ir.Value:
-        """Return RMSNorm of the stream, and settle it."""
+        """Return RMSNorm of the stream; the operator also adds what was left to be added."""
         epsilon, name = self._config.rms_norm_eps, f"{weight}.rows"
         if x.added is None:
             attributes = {"axis": -1, "epsilon": epsilon}

@@ -1,1 +1,1 @@
-"""Checkpoints as files: headers that are read and not trusted, tokenizers."""
+"""Checkpoint files: untrusted headers, tokenizers, and recommended sampling values."""

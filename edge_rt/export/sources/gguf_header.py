@@ -5,8 +5,8 @@ before anything is allocated or looped over. Python integers cannot wrap, and th
 that shrinks meanwhile is an error and not a SIGBUS. Whatever the file holds, reading takes less than a second and
 64 MiB: the header's bytes are kept once, and arrays stay bytes until they are asked for.
 
-The whole file is held to the format, of which some readers are lenient; :mod:`edge_rt.export.sources.gguf_reader` says
-what that means for strings and arrays.
+The whole file must follow the format, with which some readers are lenient; :mod:`edge_rt.export.sources.gguf_reader`
+says what that means for strings and arrays.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def read_header(path: Path) -> GGUFHeader:
 
 @dataclass(frozen=True, slots=True)
 class _TensorEntry:
-    """A tensor description: `at` is its own place in the file, `offset` counts from the start of the data."""
+    """A tensor description: `at` is its own position in the file, `offset` counts from the start of the data."""
 
     at: int
     name: str
@@ -73,7 +73,7 @@ class _TensorEntry:
 
 
 class _Parser:
-    """Goes through the parts of a header in their order."""
+    """Reads the parts of a header in order."""
 
     def __init__(self, source: HeaderBytes) -> None:
         self._reader = GGUFReader(source)
@@ -272,7 +272,7 @@ class _Parser:
     # --- the tensor data ----------------------------------------------------------------------
 
     def _check_layout(self, entries: list[_TensorEntry], data_offset: int) -> None:
-        """Check that every tensor lies inside the file, none over another, and that little else is in the file."""
+        """Check that every tensor is inside the file, that none overlap, and that little else is in the file."""
         source = self._source
         available = source.size - data_offset
         previous: _TensorEntry | None = None

@@ -1,4 +1,4 @@
-"""Reads numbers, strings and arrays of a GGUF header, each within a limit and within the bytes that are there.
+"""Reads numbers, strings and arrays of a GGUF header, each within a limit and within the bytes of the file.
 
 Arrays stay bytes until they are asked for. Every string is UTF-8 (byte-level vocabularies spell raw bytes in printable
 characters, sentencepiece ones as "<0xE2>"). Arrays of arrays, which the format allows and no model uses, are refused.
@@ -15,21 +15,21 @@ from edge_rt.export.sources.model_file import HeaderBytes
 
 MAX_TEXT_BYTES: Final = 2 << 20  # keys and single strings: a template or licence takes up to 100 KB
 MAX_STRING_BYTES: Final = 1 << 20
-MAX_STRING_ITEMS: Final = 3 << 19  # in all arrays: twice the largest known; what can be checked in a second
+MAX_STRING_ITEMS: Final = 3 << 19  # in all arrays together: twice the largest known; can be checked in a second
 U32: Final = struct.Struct("<I")
 U64: Final = struct.Struct("<Q")
 
 
 class GGUFReader:
-    """Walks once over the header of a file; every method raises ``InvalidModelFile`` for what it does not accept.
+    """Reads the header of a file from start to end; methods raise ``InvalidModelFile`` for invalid data.
 
-    ``field`` names in errors what is being read.
+    ``field`` is the name of what is being read, for errors.
 
     Args:
         source: the bytes of the header.
 
     Attributes:
-        source: as given.
+        source: the argument.
         at: offset of the next byte.
     """
 
@@ -104,7 +104,7 @@ class GGUFReader:
         return name
 
     def value_type(self, field: str) -> ValueType:
-        """Read which type a value has."""
+        """Read the type of a value."""
         at = self.at
         number = self.number(U32, field)
         if number > max(ValueType):
@@ -112,7 +112,7 @@ class GGUFReader:
         return ValueType(number)
 
     def scalar(self, kind: ValueType, field: str) -> Scalar:
-        """Read one value that is no array."""
+        """Read one value that is not an array."""
         if kind is ValueType.STRING:
             return self.text(f"the value of {field}", MAX_STRING_BYTES)
         layout = SCALAR_STRUCTS[kind]
@@ -132,7 +132,7 @@ class GGUFReader:
             raise self.source.invalid(f"{field} holds a bool that is neither 0 nor 1", at, f"{bad[0]}, limit 1")
 
     def metadata_array(self, field: str) -> MetadataArray:
-        """Check an array and note where it lies; its items are read when they are asked for."""
+        """Check an array and record its position; its items are read when they are asked for."""
         source = self.source
         type_at = self.at
         kind = self.value_type(f"the item type of {field}")
@@ -157,11 +157,11 @@ class GGUFReader:
         return MetadataArray(kind, length, source.buffer, start, starts)
 
     def _skip_strings(self, count: int, starts: array[int], field: str) -> None:
-        """Check `count` strings and note where each begins."""
+        """Check `count` strings and record where each begins."""
         source = self.source
         buffer, require, length_at = source.buffer, source.require, U64.unpack_from
         at, loaded = self.at, len(buffer)
-        # This loop runs a hundred thousand times for a common vocabulary: no call that is not needed.
+        # This loop runs a hundred thousand times for a common vocabulary: it avoids unnecessary calls.
         for index in range(count):
             start = at + 8
             if start > loaded:

@@ -1,8 +1,8 @@
 """GGUF metadata -> ``tokenizer.json``: byte-level BPE with the pre-tokenizer that the file names.
 
-The JSON is written here, field by field, so that one file always gives the same bytes whatever version
-of the ``tokenizers`` library is installed. Before it is handed out it is loaded once through
-:class:`edge_rt.text.tokenizer.Tokenizer`: what a package contains is what the runtime accepts.
+The JSON is written here, field by field, so that one file always gives the same bytes, whatever version of the
+``tokenizers`` library is installed. Before it is returned it is loaded once through
+:class:`edge_rt.text.tokenizer.Tokenizer`: so a package only contains what the runtime accepts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 _SPECIAL_TYPES: Final = frozenset({_UNKNOWN, _CONTROL})
 _ADDED_TYPES: Final = _SPECIAL_TYPES | {_USER_DEFINED}
 
-# Control tokens that end a turn or a text. A file names one or two of them as its end token, models emit them all.
+# Control tokens that end a turn or a text. A file names one or two of them as its end tokens, but models emit all of
+# them.
 _END_TEXTS: Final = frozenset(
     {
         "<|endoftext|>",
@@ -44,7 +45,7 @@ _LLAMA3_SPLIT: Final = (
 )
 # Like Llama 3's, with single digits.
 _QWEN2_SPLIT: Final = _LLAMA3_SPLIT.replace("{1,3}", "")
-# Words end where an upper-case letter follows a lower-case one; single digits; a slash belongs to punctuation.
+# Words end where an upper-case letter follows a lower-case one; digits are single; a slash is punctuation.
 _TEKKEN_SPLIT: Final = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
@@ -58,8 +59,8 @@ class _Scheme:
 
     Attributes:
         split: regular expression of the pieces; None means GPT-2's, which ByteLevel has built in.
-        single_digits: every digit is a piece of its own (before GPT-2's rule).
-        nfc: text is composed (Unicode NFC) first.
+        single_digits: every digit is a piece of its own (applied before GPT-2's rule).
+        nfc: text is normalised to Unicode NFC first.
         ignore_merges: a piece that is a token as a whole is taken without merging.
         add_bos: whether prompts start with the BOS token when the file does not say.
     """
@@ -221,7 +222,7 @@ def _merges(metadata: Mapping[str, object], vocabulary: set[str]) -> list[tuple[
     key = "tokenizer.ggml.merges"
     result: list[tuple[str, str]] = []
     for index, merge in enumerate(_strings(metadata, key, 2 * MAX_VOCABULARY)):
-        # A half may itself begin with the separator, so the first character never separates.
+        # A half may itself begin with the separator, so the first character is never the separator.
         cut = merge.find(" ", 1)
         left, right = merge[:cut], merge[cut + 1 :]
         if cut < 1 or not right:
@@ -242,7 +243,7 @@ def _end_tokens(metadata: Mapping[str, object], tokens: Sequence[str], types: Se
         for index, (token, kind) in enumerate(zip(tokens, types, strict=True))
         if kind == _CONTROL and token in _END_TEXTS
     )
-    # A dict keeps the order and drops repetitions.
+    # A dict keeps the order and drops duplicates.
     return tuple(dict.fromkeys([index for index in named if index is not None] + list(known)))
 
 
@@ -319,7 +320,7 @@ def _strings(metadata: Mapping[str, object], key: str, limit: int) -> list[str]:
     result: list[str] = []
     for index, value in enumerate(_array(metadata, key, limit)):
         if not isinstance(value, str):
-            raise _inconsistent(f"'{key}' holds something else than text.", f"Element {index}: {type(value).__name__}.")
+            raise _inconsistent(f"'{key}' holds an item that is not text.", f"Element {index}: {type(value).__name__}.")
         result.append(value)
     return result
 

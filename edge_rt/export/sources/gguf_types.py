@@ -1,4 +1,4 @@
-"""What a GGUF header says, as plain data: `GGUFHeader` with its typed getters, and the tables of the format.
+"""The contents of a GGUF header as plain data: `GGUFHeader` with its typed getters, and the tables of the format.
 
 Standard library only: a malformed file is refused before numpy or any GGUF library is loaded.
 """
@@ -69,7 +69,7 @@ GGML_TYPES: Final[Mapping[int, BlockFormat]] = {
     41: BlockFormat("Q1_0", 128, 18),
     42: BlockFormat("Q2_0", 64, 18),
 }
-"""Every ggml type that a GGUF file may hold, by id. Which of them can be exported is for the exporter to say."""
+"""Every ggml type that a GGUF file may hold, by id. The exporter decides which of them can be exported."""
 
 REMOVED_GGML_TYPES: Final[Mapping[int, str]] = {
     4: "Q4_2",
@@ -81,7 +81,7 @@ REMOVED_GGML_TYPES: Final[Mapping[int, str]] = {
     37: "IQ4_NL_4_8",
     38: "IQ4_NL_8_8",
 }
-"""Types that ggml once had and dropped."""
+"""Types that were removed from ggml."""
 
 
 class ValueType(enum.IntEnum):
@@ -135,7 +135,7 @@ class TensorInfo:
     """One tensor of the file.
 
     Attributes:
-        name: as the file has it.
+        name: as in the file.
         shape: in ggml's order: the innermost (contiguous) dimension first, 1 to 4 dimensions.
         type_id: id of the ggml type.
         type_name: its name, for example "Q4_1".
@@ -158,7 +158,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class MetadataArray:
-    """An array of the metadata, checked, and left as the bytes of the file until someone asks for its items.
+    """An array of the metadata: checked, and kept as the bytes of the file until its items are asked for.
 
     Attributes:
         item_type: type of every item; never an array.
@@ -185,7 +185,7 @@ Value = Scalar | MetadataArray
 
 
 class _Required(enum.Enum):
-    """Stands for: this key has no default."""
+    """Marker: this key has no default."""
 
     REQUIRED = enum.auto()
 
@@ -197,7 +197,7 @@ _Item = TypeVar("_Item", int, float, bool, str)
 
 @dataclass(frozen=True)
 class GGUFHeader:
-    """Everything a GGUF file says before its tensor data; every number in it has been checked against the file.
+    """Everything in a GGUF file before its tensor data; every number in it has been checked against the file.
 
     Attributes:
         path: the file.
@@ -223,7 +223,7 @@ class GGUFHeader:
     def metadata(self) -> dict[str, object]:
         """Metadata as a plain dict: int, float, bool, str and list.
 
-        Made when first asked for, and kept: tens of megabytes for a large vocabulary.
+        Created when first asked for, and kept: tens of megabytes for a large vocabulary.
         """
         return {
             key: value.to_list() if isinstance(value, MetadataArray) else value for key, value in self.values.items()
@@ -287,7 +287,7 @@ class GGUFHeader:
         return value
 
     def get_bool(self, key: str, *, default: _Default | _Required = REQUIRED) -> bool | _Default:
-        """Return a truth value, or `default` if the key is absent.
+        """Return a bool, or `default` if the key is absent.
 
         Raises:
             InvalidModelFile: absent without default, or of another type.
@@ -310,7 +310,8 @@ class GGUFHeader:
         """Return an array of `item_type` (str, int, float or bool), or `default` if the key is absent.
 
         Raises:
-            InvalidModelFile: absent without default, no array, longer than `max_length`, or with items of another type.
+            InvalidModelFile: absent without default, not an array, longer than `max_length`, or with items of another
+                type.
         """
         if key not in self.values and not isinstance(default, _Required):
             return default

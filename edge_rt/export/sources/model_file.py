@@ -1,4 +1,4 @@
-"""Opens model files without ever waiting, and reads their first bytes without trusting their size."""
+"""Opens model files without ever blocking, and reads their first bytes without trusting their size."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _READ_BYTES: Final = 1 << 18
 def open_model_file(path: Path) -> BinaryIO:
     """Open a regular file for unbuffered reading.
 
-    Never waits: pipes and devices are refused by their type, before and again after they are opened.
+    Never blocks: pipes and devices are refused by their type, before they are opened and again after.
 
     Raises:
         InvalidModelFile: a folder, pipe, socket or device.
@@ -30,7 +30,7 @@ def open_model_file(path: Path) -> BinaryIO:
     for name in ("O_NONBLOCK", "O_NOCTTY", "O_CLOEXEC", "O_BINARY"):
         flags |= getattr(os, name, 0)
     try:
-        # Opening a device can have effects, hence a look before; the path can change, hence one after.
+        # Opening a device can have side effects, hence a check before; the path can change, hence one after.
         _check_regular(path, path.stat())
         file = os.fdopen(os.open(path, flags), "rb", buffering=0)
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -50,7 +50,7 @@ def open_model_file(path: Path) -> BinaryIO:
 
 
 def unreadable(path: Path, reason: str) -> StorageError:
-    """Return the error for a file that the system does not let us read."""
+    """Return the error for a file that the system refuses to read."""
     return StorageError(
         f"{_label(path)}: the file cannot be read.",
         f"{path}: {reason}.",
@@ -75,7 +75,7 @@ def _check_regular(path: Path, status: os.stat_result) -> None:
 
 
 class HeaderBytes:
-    """The first bytes of a file, read as far as they are asked for.
+    """The first bytes of a file, read as they are asked for.
 
     Attributes:
         buffer: what has been read; index = offset in the file.
@@ -89,7 +89,7 @@ class HeaderBytes:
         self._file = file
 
     def require(self, start: int, end: int, field: str) -> None:
-        """Have bytes `start` to `end` in the buffer, or raise `InvalidModelFile`."""
+        """Read bytes `start` to `end` into the buffer, or raise `InvalidModelFile`."""
         if end <= len(self.buffer):
             return
         if end > self.size:
@@ -118,5 +118,5 @@ class HeaderBytes:
         return InvalidModelFile(f"{self.path.name}: {fault}.", f"At byte {at}: {numbers}.", action)
 
     def unsupported(self, fault: str, at: int, numbers: str, action: str) -> UnsupportedModel:
-        """Return the error for something at byte `at` that is no fault, but not supported."""
+        """Return the error for something at byte `at` that is valid but not supported."""
         return UnsupportedModel(f"{self.path.name}: {fault}.", f"At byte {at}: {numbers}.", action)

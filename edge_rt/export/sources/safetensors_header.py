@@ -1,6 +1,7 @@
-"""What a folder of ``*.safetensors`` holds: names, shapes and types of its tensors, from the files' headers alone.
+"""The tensors of a folder of ``*.safetensors``: names, shapes and types, from the files' headers alone.
 
-Format: https://huggingface.co/docs/safetensors (8 bytes of length, then JSON); an index names the files of a large one.
+Format: https://huggingface.co/docs/safetensors (8 bytes of length, then JSON); an index lists the files of a large
+model.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ class Tensors:
     """The tensors of a checkpoint.
 
     Attributes:
-        shapes: of all, by name.
-        are_packed: whether matrices are held as integers: then their shapes say nothing of the model.
+        shapes: shapes of all tensors, by name.
+        are_packed: whether matrices are stored as packed integers, whose shapes are not those of the model.
     """
 
     shapes: dict[str, tuple[int, ...]]
@@ -59,7 +60,7 @@ def read_tensors(folder: Path) -> Tensors:
             are_packed |= len(shape) > 1 and not kind.startswith(_FLOATS)
     if missing := sorted(expected - set(shapes)):
         raise InvalidModelFile(
-            f"{folder.name} has not all tensors that {INDEX_FILE} names.",
+            f"{folder.name} lacks tensors that {INDEX_FILE} names.",
             f"{len(missing)} of {len(expected)} are missing, the first is {missing[0]!r:.80}.",
             "Fetch the model again.",
         )
@@ -70,7 +71,7 @@ def read_json(path: Path, most_bytes: int) -> dict[str, Any]:
     """Return a JSON object from a file.
 
     Raises:
-        InvalidModelFile: it holds none, or is larger than ``most_bytes``.
+        InvalidModelFile: it does not hold an object, or is larger than ``most_bytes``.
         StorageError: it cannot be read.
     """
     try:
@@ -83,12 +84,12 @@ def read_json(path: Path, most_bytes: int) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise malformed(path, f"{error}") from error
     if not isinstance(document, dict):
-        raise malformed(path, "it holds no JSON object of reasonable size")
+        raise malformed(path, "it does not hold a JSON object of reasonable size")
     return document
 
 
 def malformed(path: Path, reason: str) -> InvalidModelFile:
-    """Return the error for a file that is not what it should be."""
+    """Return the error for a malformed file."""
     return InvalidModelFile(f"{path.name} is malformed.", f"{reason[:200]}.", "Fetch the model again.")
 
 
@@ -106,7 +107,7 @@ def _indexed(index: Path) -> tuple[list[Path], set[str]]:
     missing = [path.name for path in paths if not path.is_file()]
     if missing:
         raise InvalidModelFile(
-            f"{index.parent.name} has not all files that {INDEX_FILE} names.",
+            f"{index.parent.name} lacks files that {INDEX_FILE} names.",
             f"{len(missing)} of {len(paths)} are missing, the first is {missing[0]:.80}.",
             "Fetch the model again, all of its files.",
         )

@@ -1,4 +1,4 @@
-"""How a checkpoint's makers would have its tokens chosen: keys of the GGUF, or a file of transformers beside it."""
+"""Recommended sampling values of a checkpoint: from keys of the GGUF, or from transformers' file beside it."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ MAX_BESIDE_BYTES: Final = 1 << 20
 
 _KEY: Final = "general.sampling."
 _LEAST: Final = 1e-6
-"""Of numbers that must be above 0, and of what those below 1 lack."""
+"""Least value of numbers that must be above 0, and least distance from 1 of those that must be below 1."""
 _FLOATS: Final = {
     "temperature": ("temp", None, 100.0),
     "top_p": ("top_p", _LEAST, 1.0),
     "min_p": ("min_p", None, 1.0 - _LEAST),
     "repetition_penalty": ("penalty_repeat", 0.01, 100.0),
 }
-"""Option -> key behind ``general.sampling.``, least and largest value. llama.cpp takes what is below 0 as 0."""
+"""Option -> key behind ``general.sampling.``, least and largest value. llama.cpp treats values below 0 as 0."""
 
 
 def read_advice(header: GGUFHeader) -> SamplingAdvice | None:
-    """Return what a checkpoint advises; the keys of the file itself come first; None if nothing is said.
+    """Return a checkpoint's recommended sampling values, first from keys of the file itself; None if there are none.
 
     Raises:
-        InvalidModelFile: a value has the wrong type or is out of range, or the file beside is no JSON object.
-        StorageError: the file beside cannot be read.
+        InvalidModelFile: a value has the wrong type or is out of range, or the file beside the checkpoint is not a JSON
+            object.
+        StorageError: the file beside the checkpoint cannot be read.
     """
     advice = _of_gguf(header)
     return advice if advice is not None else _of_file(header.path.parent / BESIDE)
@@ -47,7 +48,7 @@ def _of_gguf(header: GGUFHeader) -> SamplingAdvice | None:
     top_k = header.get_int(_KEY + "top_k", default=None, maximum=(1 << 31) - 1)
     if top_k is not None:
         values["top_k"] = max(0, top_k)
-    # A penalty for none of the last tokens is no penalty.
+    # A penalty over the last 0 tokens is no penalty.
     if header.get_int(_KEY + "penalty_last_n", default=None) == 0:
         values.pop("repetition_penalty", None)
     return SamplingAdvice(**values) if values else None
@@ -63,9 +64,9 @@ def _of_file(path: Path) -> SamplingAdvice | None:
     try:
         document = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise _wrong(path, "is no JSON", f"{error}.") from error
+        raise _wrong(path, "is not JSON", f"{error}.") from error
     if not isinstance(document, dict):
-        raise _wrong(path, "is no JSON object", f"It is of type {type(document).__name__}.")
+        raise _wrong(path, "is not a JSON object", f"It is of type {type(document).__name__}.")
     values = {name: document[name] for name in SAMPLING_NAMES if document.get(name) is not None}
     if not values or document.get("do_sample") is False:
         return None

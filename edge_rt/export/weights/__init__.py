@@ -1,1 +1,1 @@
-"""Tensors -> ``weights.bin``, in the layouts that the operators read."""
+"""Writes tensors to ``weights.bin``, in the layouts that the operators read."""

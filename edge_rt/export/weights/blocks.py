@@ -10,9 +10,9 @@ Q4_1 ``d * q + m``                        4-bit codes ``q``, scale ``d``, minimu
 Q8_0 ``d * q``                            8-bit codes ``q + 128``, scale ``d``
 ==== ==================================== =========================================================
 
-MatMulNBits subtracts the zero point 8 (or 128) when it is given none; centred codes also lose less to the
-rounding of int8 activations than codes from 0. The minimum is added as ``blocksum(x) @ minimum``: it is no
-multiple of the scale, and rounding it to a zero point would change the weights.
+MatMulNBits subtracts the zero point 8 (or 128) unless one is given. Centred codes also lose less precision by rounding
+activations to int8 than codes from 0. The minimum is added as ``blocksum(x) @ minimum``: it is not a multiple of the
+scale, and rounding it to a zero point would change the weights.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BLOCK_BYTES: Final = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}
 CODE_BITS: Final = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}
 FLOAT_TYPES: Final[dict[str, np.dtype[Any]]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2")}
 PIECE_BYTES: Final = 16 << 20
-"""Bytes of a tensor read at a time where rows keep their order."""
+"""Bytes of a tensor that are read at a time if its rows keep their order."""
 
 Array = npt.NDArray[Any]
 
@@ -117,7 +117,7 @@ def _halves(tensor: TensorInfo, raw: Array) -> Array:
 
 
 def check_finite(tensor: TensorInfo, raw: Array) -> None:
-    """Refuse scales and minima that are no numbers; ``raw`` holds their fp16 bytes.
+    """Refuse scales and minima that are NaN or infinite; ``raw`` holds their fp16 bytes.
 
     Raises:
         InvalidModelFile: one is NaN or infinite.

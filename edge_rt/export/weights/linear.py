@@ -1,4 +1,4 @@
-"""Linear layers between checkpoint and package: which tensors one is made of."""
+"""Linear layers: the tensors of the checkpoint that each matrix of the package consists of."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edge_rt.export.weights.blocks import CODE_BITS, Array, iter_rows, read_rows
 
 @dataclass(frozen=True)
 class Part:
-    """One tensor of the checkpoint and, for rotated projections, the order its rows are taken in.
+    """One tensor of the checkpoint and, for rotated projections, the order in which its rows are read.
 
     Attributes:
         tensor: a matrix, ggml shape ``(in_features, out_features)``.
@@ -25,7 +25,7 @@ class Part:
     row_order: npt.NDArray[Any] | None = None
 
     def pieces(self, source: BinaryIO, *, multiple: int = 1) -> Iterator[Array]:
-        """Yield the tensor's raw rows in that order, uint8 ``[rows, bytes per row]``; all at once if it is another one.
+        """Yield the raw rows in that order, uint8 ``[rows, bytes per row]``; all at once if they are reordered.
 
         Args:
             source: the open checkpoint.
@@ -47,7 +47,7 @@ class Linear:
     Attributes:
         name: prefix of its tensors in ``weights.bin``.
         parts: tensors of the checkpoint, first output rows first.
-        interleaved: the two parts, of equal shape, take turns every 16 rows instead of lying behind each other.
+        interleaved: the two parts, of equal shape, alternate every 16 rows instead of following each other.
     """
 
     name: str
@@ -76,7 +76,7 @@ class Linear:
 
 
 def stack(name: str, parts: Sequence[Part]) -> tuple[Linear, ...]:
-    """Return the fewest matrices that compute ``parts`` side by side: neighbours of one type become one."""
+    """Return the fewest matrices that hold ``parts``: neighbours of one type become one matrix."""
     groups: list[list[Part]] = []
     for part in parts:
         if groups and groups[-1][0].tensor.type_name == part.tensor.type_name:

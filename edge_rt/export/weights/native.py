@@ -1,4 +1,4 @@
-"""Matrices in tiles of 16 rows ("tile16"): where they lie, how they get there, and reading them back."""
+"""Matrices in tiles of 16 rows ("tile16"): their positions in the file, writing them, and checking them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from edge_rt.export.weights.tiles import (
 from edge_rt.export.weights.weights_file import WeightsFile, WeightsLayout
 
 CHECKED_TILES: Final = 4
-"""Tiles of every matrix whose values are compared, spread from the first to the last, beside those at pieces' ends."""
+"""Tiles per matrix whose values are compared, evenly spread, in addition to those at the ends of pieces."""
 
 
 def tiles_of(linear: Linear) -> str:
@@ -34,7 +34,7 @@ def tiles_of(linear: Linear) -> str:
 
 
 def gate_up(name: str, gate: Part, up: Part) -> tuple[Linear, ...]:
-    """Return gate and up as one matrix whose tiles alternate, so that a pass has both at hand, or else as two."""
+    """Return gate and up as one matrix with alternating tiles; as two if types differ or tiles would be partial."""
     alike = gate.tensor.type_name == up.tensor.type_name
     if alike and gate.tensor.shape[1] % TILE_ROWS == 0:
         return (Linear(name, (gate, up), interleaved=True),)
@@ -43,7 +43,7 @@ def gate_up(name: str, gate: Part, up: Part) -> tuple[Linear, ...]:
 
 def place(linear: Linear, layout: WeightsLayout) -> None:
     """Add a matrix to the layout."""
-    # Stacked parts meet at the border of a tile: a head has a multiple of 16 rows.
+    # Stacked parts meet at a tile border, because a head has a multiple of 16 rows.
     assert all(part.tensor.shape[1] % TILE_ROWS == 0 for part in linear.parts[:-1]), linear.name
     block_bytes = TILE_BLOCK_BYTES[FORMATS[linear.type_name]]
     shape = (tile_count(linear.out_features), block_count(linear.in_features), block_bytes)
@@ -112,7 +112,7 @@ def verify(linear: Linear, source: BinaryIO, layout: WeightsLayout, weights: Pat
 
 
 def verify_bytes(linear: Linear, source: BinaryIO, layout: WeightsLayout, weights: Path) -> list[int]:
-    """Require every byte to be what packing gives once more: finds what writing and reading do wrong.
+    """Require every byte to equal a second packing: finds faults in writing and reading.
 
     Returns:
         The first and the last tile of every piece that is packed at once.
@@ -129,7 +129,7 @@ def verify_bytes(linear: Linear, source: BinaryIO, layout: WeightsLayout, weight
 
 
 def verify_values(linear: Linear, source: BinaryIO, layout: WeightsLayout, weights: Path, tiles: Sequence[int]) -> None:
-    """Require the values of tiles to be the checkpoint's, dequantised by ``gguf``: finds what packing does wrong.
+    """Require the values of tiles to equal the checkpoint's, dequantised by ``gguf``: finds faults in packing.
 
     Raises:
         InvalidPackage: a value differs.
@@ -162,7 +162,7 @@ def _require_same(linear: Linear, first: int, found: Array, expected: Array, wha
 
 
 def _expected_rows(source: BinaryIO, linear: Linear, tile: int) -> Iterator[tuple[int, Array]]:
-    """Yield what a tile's rows should be: the first row in the tile, and values; nothing for padding."""
+    """Yield the expected rows of a tile: the index of the first row in the tile, and values; nothing for padding."""
     if linear.interleaved:
         first = tile // 2 * TILE_ROWS
         yield 0, _dequantised(source, linear.parts[tile % 2], range(first, first + TILE_ROWS))

@@ -1,4 +1,4 @@
-"""Matrices in the layout of ONNX Runtime's operators ("matmulnbits"): where they lie, how they get there."""
+"""Matrices in the layout of ONNX Runtime's operators ("matmulnbits"): their positions in the file, and writing them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edge_rt.export.weights.weights_file import WeightsFile, WeightsLayout
 
 
 def has_minimum(linear: Linear) -> bool:
-    """Tell whether blocks have a minimum beside their scale."""
+    """Return whether blocks have a minimum in addition to their scale."""
     return linear.type_name == "Q4_1"
 
 

@@ -1,4 +1,4 @@
-"""Matrices in tiles of 16 output rows ("tile16"), the layout that the native kernels read, and back.
+"""Packs matrices into tiles of 16 output rows ("tile16"), the layout that the native kernels read, and unpacks them.
 
 A matrix of N rows and K inputs is uint8 ``[ceil(N / 16), ceil(K / 32), bytes]``: 16 rows by 32 inputs to a block, rows
 and inputs beyond the matrix are zero.
@@ -31,11 +31,11 @@ FORMATS: Final = {"Q4_1": "w4m", "Q4_0": "w4", "Q8_0": "w8", "F16": "f16", "F32"
 """ggml type -> format of its tiles."""
 TILE_BLOCK_BYTES: Final = {"w4m": 320, "w4": 288, "w8": 544, "f16": 1024, "f32": 2048}
 _HALVES: Final = {"w4m": 2, "w4": 1, "w8": 1}
-"""fp16 numbers per row behind the codes."""
+"""fp16 numbers per row that follow the codes."""
 
 
 def tile_count(rows: int) -> int:
-    """Return how many tiles ``rows`` fill."""
+    """Return the number of tiles that ``rows`` rows fill."""
     return -(-rows // TILE_ROWS)
 
 
@@ -71,7 +71,7 @@ def pack_rows(tensor: TensorInfo, raw: Array) -> Array:
 
 
 def _whole_tiles(rows: Array) -> Array:
-    """Return the rows with zero rows up to a multiple of a tile."""
+    """Return the rows padded with zero rows to whole tiles."""
     missing = -len(rows) % TILE_ROWS
     return np.concatenate([rows, np.zeros((missing, rows.shape[1]), rows.dtype)]) if missing else rows
 
@@ -87,7 +87,7 @@ def _pack_floats(values: Array) -> Array:
 
 
 def _pack_bytes(codes: Array) -> Array:
-    """[tile, row, block, 32] -> [tile, block, 8, row, 4], flat behind the block."""
+    """[tile, row, block, 32] -> [tile, block, 8, row, 4], with the axes after the block flattened."""
     tiles, rows, blocks, _ = codes.shape
     turned = codes.reshape(tiles, rows, blocks, BLOCK // 4, 4).transpose(0, 2, 3, 1, 4)
     packed: Array = turned.reshape(tiles, blocks, BLOCK * rows)

@@ -1,4 +1,4 @@
-"""Where every tensor lies in ``weights.bin``, and writing it there piece by piece."""
+"""The position of every tensor in ``weights.bin``, and writing it there piece by piece."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAGE_ALIGNED_FROM_BYTES: Final = 64 << 10
 
 @dataclass(frozen=True)
 class Slot:
-    """Place of one tensor.
+    """Position of one tensor.
 
     Attributes:
         name: name of the graph's initializer.
@@ -55,7 +55,7 @@ class WeightsLayout:
     size: int = 0
 
     def add(self, name: str, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> Slot:
-        """Place a tensor behind the last one and return its slot."""
+        """Place a tensor after the last one and return its slot."""
         assert name not in self.slots, name
         slot = Slot(name, np.dtype(dtype), shape, 0)
         alignment = PAGE_BYTES if slot.nbytes >= PAGE_ALIGNED_FROM_BYTES else SMALL_ALIGNMENT_BYTES
@@ -68,12 +68,12 @@ class WeightsLayout:
 class WeightsFile:
     """Writes tensors of a layout in any order; gaps are zero.
 
-    The whole file is allocated first, so that a full disk is noticed before the work and not after it.
+    The whole file is allocated first, so that a full disk is found before the work and not after it.
 
     Args:
         path: the file.
         layout: where its tensors lie.
-        is_new: False to write further tensors of a file that this class has begun.
+        is_new: False to write further tensors to a file that this class has created.
 
     Raises:
         StorageError: the disk is full, or the file cannot be written.
@@ -105,7 +105,7 @@ class WeightsFile:
         try:
             os.posix_fallocate(self._stream.fileno(), 0, self._layout.size)
         except OSError as error:
-            # Some file systems cannot; there the disk is found full while writing.
+            # Some file systems cannot allocate; there a full disk is found while writing.
             if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
                 raise
 

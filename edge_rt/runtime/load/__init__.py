@@ -1,1 +1,1 @@
-"""From what a load is asked for to the parts of a model: the plan, its share of a budget, the loading."""
+"""Loading a model: the options, the memory plan, its share of a budget, and the parts of the loaded model."""

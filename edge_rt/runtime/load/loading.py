@@ -1,4 +1,4 @@
-"""The parts of a loaded model: what a memory plan has decided, made."""
+"""Loads the parts of a model as a memory plan has decided."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from edge_rt.system.machine import usable_cpus
 
 @dataclass
 class Parts:
-    """What a model is made of.
+    """The parts of a loaded model.
 
     Attributes:
         texts: tokenizer and chat template.
         cache: bookkeeping of the KV cache.
-        runner: computes passes; holds the graph and the cache's memory.
-        prices: what passes cost.
+        runner: runs passes; owns the graph and the cache's memory.
+        prices: measured costs of passes.
         speculation: the drafters.
         providers: ONNX Runtime's execution providers in use.
         isa: instruction set of the native operators; None for a portable package.
-        kv_format: of the cache.
+        kv_format: format of the cache.
     """
 
     texts: PromptEncoder
@@ -59,11 +59,11 @@ def load_parts(
         package: the opened package.
         load_plan: the plan.
         switch: stops passes.
-        runner: returns the runner while the model may be used.
+        runner: returns the runner as long as the model is open.
 
     Raises:
         VersionMismatch: ONNX Runtime is too old for the package.
-        EdgeRTError: a part of the package cannot be used, or the system has less memory than it said.
+        EdgeRTError: a part of the package cannot be used, or the system has less memory than it reported.
     """
     manifest, choice, options = package.manifest, load_plan.plan.choice, load_plan.options
     check_window_support(manifest.op_profile, manifest.model.sliding_window)

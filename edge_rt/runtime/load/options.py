@@ -1,4 +1,4 @@
-"""What a load is asked for: one dataclass from the command line and ``edge_rt.load`` down to the model."""
+"""The options of a load: one dataclass, passed from the command line and ``edge_rt.load`` down to the model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from edge_rt.runtime.speculation.cost_model import CostStore
 
 Memory = int | str | Budget | None
-"""A budget as it is given: bytes, a text such as ``"600MiB"``, one that several models share, or what there is."""
+"""A memory budget: bytes, a text such as ``"600MiB"``, a ``Budget`` that several models share, or None for what is
+available.
+"""
 
 DEVICES = ("auto", "cpu")
 
@@ -33,34 +35,35 @@ class LoadOptions:
 
     Attributes:
         memory: budget of resident memory for the process: bytes, a text such as ``"600MiB"``, or a ``Budget`` that
-            several models share. None: what the machine has available. What is asked for below is kept or refused; what
-            is not is given up where it does not fit: speculation, then the precision of the cache, then context.
+            several models share. None: what the machine has available. Options that are given below are kept, or the
+            load is refused. What is left open is reduced until the model fits: first speculation, then the precision of
+            the cache, then context.
         ctx: capacity of the context in tokens; None: the model's own, up to 8192, if that fits.
-        threads: None takes every CPU this process may use; the number is one per process.
+        threads: None takes every CPU that this process may use; there is one number for the whole process.
         device: ``"auto"`` or ``"cpu"``.
         prefill_chunk: tokens of one pass over a prompt.
         kv: format of the KV cache, one of those that ``edge-rt inspect`` shows; ``"auto"`` takes the fastest that fits,
             None the package's first, if it fits.
-        isa: instruction set of the native operators, one of those that ``edge-rt doctor`` shows; None is the best.
+        isa: instruction set of the native operators, one of those that ``edge-rt doctor`` shows; None takes the best.
         spec: speculation: ``"auto"`` (off in the portable op profile), ``"off"``, or one drafter: ``"ngram"``,
-            ``"suffix"``, ``"recycling"``, ``"reference"``; None is ``"auto"``, if it fits.
-        draft_max: most drafted tokens of a pass; None leaves it to plan and cost model.
+            ``"suffix"``, ``"recycling"``, ``"reference"``; None takes ``"auto"`` if it fits.
+        draft_max: most drafted tokens of a pass; None leaves the choice to the plan and the cost model.
         corpus: file of ``edge-rt corpus build`` for the suffix drafter; with ``spec`` None, ``"auto"`` or ``"suffix"``.
         spec_trace: called with every decoding step's decision.
-        on_calibrate: called when the first answer has to wait for a measurement of what passes cost here, which takes a
-            second or two.
+        on_calibrate: called when the first answer has to wait for a measurement of the costs of passes on this machine,
+            which takes a second or two.
         on_load: called with the name of what has just been loaded: ``"tokenizer"``, ``"cache"``, ``"session"``.
-        costs: where the measured costs of passes are kept; None keeps them in memory only.
-        plan: what was decided for the package before, to be done as it is. What it decides is not given again, but
-            ``memory`` may be a ``Budget`` that the model's share is taken from.
+        costs: where measured costs of passes are stored; None keeps them in memory only.
+        plan: a plan made earlier for the package, to be carried out unchanged. Options that it decides must not be
+            given again, but ``memory`` may be a ``Budget`` that the model's share is taken from.
         share_tokenizer_with: tokenizer and template of another model (``Model.texts``), shared if this package has the
-            same tokenizer. A process that loads again and again then grows less.
-        base_bytes: what this process held before its first model, where the new one takes the place of all that are
-            loaded; None: what it holds now.
-        spell: writes the flags of a setting that fits, for an error; None: as arguments of ``edge_rt.load``.
+            same tokenizer. The memory of a process that loads repeatedly then grows less.
+        base_bytes: memory that this process held before its first model, if the new model replaces all that are loaded;
+            None: the memory that it holds now.
+        spell: formats the flags of a setting that fits, for an error; None: as arguments of ``edge_rt.load``.
 
     Raises:
-        ConfigError: a value is out of range, or the plan has decided it already.
+        ConfigError: a value is out of range, or is given although the plan has decided it.
         RuntimeUnavailable: the device cannot run any package.
     """
 
@@ -94,16 +97,18 @@ class LoadOptions:
 
     def _refuse_twice(self, plan: object) -> None:
         if not isinstance(plan, Plan):
-            raise ConfigError("The plan is none.", f"Got {plan!r:.40}.", "Give what edge_rt.plan returned, or None.")
+            raise ConfigError(
+                "The argument 'plan' is not a plan.", f"Got {plan!r:.40}.", "Give what edge_rt.plan returned, or None."
+            )
         decided = ("memory", "ctx", "threads", "prefill_chunk", "kv", "spec", "draft_max", "corpus")
         given = [name for name in decided if getattr(self, name) is not None]
         if isinstance(self.memory, Budget):
             given.remove("memory")
         if given:
             raise ConfigError(
-                "The plan has decided that already.",
-                f"Given beside it: {', '.join(given)}.",
-                "Give it to edge_rt.plan.",
+                "The plan has already decided these options.",
+                f"Given together with it: {', '.join(given)}.",
+                "Give them to edge_rt.plan.",
             )
 
     def but(self, **changes: Any) -> LoadOptions:
@@ -111,18 +116,18 @@ class LoadOptions:
         return dataclasses.replace(self, **changes)
 
     def as_planned(self, plan: Plan) -> LoadOptions:
-        """Return the options with which a model is loaded as a plan for them has decided."""
+        """Return the options that load a model as the given plan, made for these options, has decided."""
         budget = self.memory if isinstance(self.memory, Budget) else None
         nothing = dict.fromkeys(("ctx", "threads", "prefill_chunk", "kv", "spec", "draft_max", "corpus", "base_bytes"))
         return self.but(memory=budget, plan=plan, **nothing)
 
     def check(self, package: Package) -> None:
-        """Refuse what is not for this package, or without effect together; numbers are ``make_plan``'s to judge.
+        """Refuse options that do not suit this package, or have no effect together; ``make_plan`` checks numbers.
 
         Raises:
-            ConfigError: the package has no such cache format (with those there are, and whether exporting again gives
-                it), or the mode of speculation does not use a corpus.
-            InvalidCorpus: the corpus is none, or comes from another tokenizer.
+            ConfigError: the package has no such cache format (the error lists those it has, and says whether exporting
+                again would add it), or the mode of speculation does not use a corpus.
+            InvalidCorpus: the file is not a corpus, or comes from another tokenizer.
             StorageError: it cannot be read.
         """
         if self.kv not in (None, AUTO):
@@ -137,7 +142,7 @@ class LoadOptions:
                 "Leave one out.",
             )
         tokenizer = package.manifest.files[package.manifest.tokenizer.file].sha256
-        # Its sections are compared with their hashes when it is loaded.
+        # Only the header is checked here; the hashes of its sections are compared when the model is loaded.
         Corpus.open(Path(self.corpus), tokenizer=tokenizer, verify=False).close()
 
 

@@ -1,4 +1,4 @@
-"""From what a load is asked for to a plan of its memory, and to its share of a budget."""
+"""Plans the memory of a load from its options, and takes its share of a budget."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ from edge_rt.system.process_memory import read_memory
 
 _SETTLING: Final = 3
 PIECES_BYTES: Final = 24 << 20
-"""What closed models leave in the heap that one with another tokenizer cannot use, as it lies in pieces. Measured with
-vocabularies of 49,000 and 128,000 tokens in turn: after ten loads 12 MiB more belong to no model than after the first,
-and the smaller model's peak is 25 MiB higher, of which its plan has room for some."""
+"""Fragmented heap memory that closed models leave, and that a model with another tokenizer cannot reuse. Measured with
+vocabularies of 49,000 and 128,000 tokens alternately: after ten loads 12 MiB more belong to no model than after the
+first, and the smaller model's peak is 25 MiB higher, part of which its plan has room for.
+"""
 
 
 @dataclass(frozen=True)
@@ -43,12 +44,12 @@ class LoadPlan:
 
     Attributes:
         plan: the plan.
-        options: what was asked for, by whoever made the plan.
-        budget_bytes: the budget that was given, of all models that share it; None without one.
-        is_strict: whether it holds a budget that was given, or had to give something up for what there is. A plan that
-            does neither says what is taken unless more is asked for later, which is then given.
-        claim: its share of the budget, or of what there is where that is short; None without either.
-        text_room: memory for text that has to be encoded at once, in that share; None: as much as the system has.
+        options: the options that the plan was made for.
+        budget_bytes: the whole budget that was given, including the shares of other models; None without one.
+        is_strict: whether the plan is a limit: a budget was given, or something was given up to fit the available
+            memory. Otherwise the plan only predicts the memory, and more is taken when it is needed later.
+        claim: its share of the budget, or of the available memory if that is short; None without either.
+        text_room: memory for text that has to be encoded at once, part of that share; None: as much as the system has.
     """
 
     plan: Plan
@@ -70,12 +71,12 @@ class LoadPlan:
 
     @property
     def draft_max(self) -> int:
-        """Most drafted tokens of a pass, as the plan decided or as was asked for."""
+        """Most drafted tokens of a pass, as asked for or as the plan decided."""
         return self.plan.choice.draft_max or self.options.draft_max or DEFAULT_DRAFT
 
     @property
     def table_bounds(self) -> TableBounds:
-        """What drafters may remember."""
+        """Bounds of the drafters' tables."""
         choice = self.plan.choice
         if self.is_strict:
             tokens = choice.suffix_tokens
@@ -84,13 +85,13 @@ class LoadPlan:
 
     @property
     def logit_rows(self) -> int:
-        """Rows of logits for which there is room from the beginning."""
+        """Rows of logits allocated at load."""
         rows = self.plan.choice.logit_rows
         return rows if self.is_strict else max(rows, DEFAULT_DRAFT + 1)
 
     @property
     def most_logit_rows(self) -> int | None:
-        """Rows of logits beyond which no pass may go; None: as many as the system has memory for."""
+        """Largest number of logit rows of a pass; None: as many as the system has memory for."""
         return self.logit_rows if self.is_strict else None
 
     @property
@@ -102,18 +103,18 @@ class LoadPlan:
     def pass_memory(self) -> PassMemory:
         """Memory for the intermediate values of passes."""
         planned = pass_memory_bytes(self.plan.shape, self.plan.choice)
-        # ONNX Runtime takes packed weights from the same arena, whatever its limit, and then holds no limit any more.
-        # There the size of a pass is what bounds it.
+        # ONNX Runtime allocates packed weights in the same arena whatever its limit, and afterwards keeps no limit. For
+        # such packages only the size of a pass bounds the memory.
         return PassMemory(planned, is_limit=self.is_strict and self.plan.shape.op_profile == "native")
 
     @property
     def totals(self) -> tuple[int, int | None]:
-        """Bytes that are planned, with those that long texts have taken since, and the budget's; None without one."""
+        """Planned bytes, including those taken for long texts since, and the bytes of the budget (None without one)."""
         more = 0 if self.text_room is None else self.text_room.taken_bytes
         return self.plan.total_bytes + more, self.budget_bytes
 
     def to_json(self) -> dict[str, Any]:
-        """Return what is planned as a JSON object: bytes in all and of every term, the budget, what was given up."""
+        """Return the plan as a JSON object: total bytes, bytes of every term, the budget, and what was given up."""
         plan = self.plan
         return {
             "planned_bytes": plan.total_bytes,
@@ -125,7 +126,7 @@ class LoadPlan:
         }
 
     def release(self) -> None:
-        """Give the share of the budget back; does nothing the second time."""
+        """Return the share to the budget; does nothing the second time."""
         if self.claim is not None:
             self.claim.release()
 
@@ -133,26 +134,26 @@ class LoadPlan:
 def plan_package(package: Package, options: LoadOptions, *, device: Device | None = None) -> Plan:
     """Return the plan for a package in this process, whether it fits or not; nothing is loaded.
 
-    Without a budget the plan may take what the machine has available, beside what this process holds already. In a
-    budget that models share, it may take what they leave, and the process itself is counted once.
+    Without a budget the plan may take the memory that the machine has available, in addition to what this process holds
+    already. In a budget that models share, it may take what the others leave, and the process itself is counted once.
 
-    A process does not get smaller by all that a closed model took: the heap keeps much of it, for the next load to
-    use. Where one model takes another's place, what the process holds is therefore what it held before the first one
+    A process does not return all memory of a closed model to the system: the heap keeps much of it, and the next load
+    uses it. If one model replaces another, the memory of the process is therefore counted as before the first model
     (``runtime_bytes`` of its plan), given as ``base_bytes``.
 
     Args:
         package: the opened package.
-        options: what is asked for.
-        device: another machine than this one; then the process is taken to be one that holds nothing yet.
+        options: options of the load.
+        device: another machine than this one; the process is then assumed to hold nothing yet.
 
     Raises:
-        ConfigError: what is asked for is out of range or without effect together, or the budget is no size.
-        InvalidCorpus: the corpus is none, or comes from another tokenizer.
+        ConfigError: an option is out of range, options have no effect together, or the budget is not a size.
+        InvalidCorpus: the file is not a corpus, or comes from another tokenizer.
         StorageError: it cannot be read.
     """
     options.check(package)
     budget = _budget(options.memory)
-    # Planning takes memory itself, the first time; what follows is to find the process as it was planned.
+    # Planning itself takes memory the first time. It is repeated until the process's memory stays the same.
     for _ in range(_SETTLING):
         before = resident_bytes()
         plan = _plan_package(package, options, budget, device)
@@ -196,11 +197,12 @@ def plan_load(package: Package, options: LoadOptions) -> LoadPlan:
 
     Args:
         package: the opened package.
-        options: what is asked for; a plan among them is done as it is.
+        options: the options; a plan among them is carried out unchanged.
 
     Raises:
-        ConfigError: what is asked for is out of range, the budget is no size, or the plan is another package's.
-        MemoryBudgetExceeded: it does not fit: what is needed, what there is, and a setting that fits.
+        ConfigError: an option is out of range, the budget is not a size, or the plan is for another package.
+        MemoryBudgetExceeded: the model does not fit; the error states what is needed, what is available, and a setting
+            that fits.
     """
     budget, decided = _budget(options.memory), options.plan
     if decided is not None and decided.shape.package_id != package.id:
@@ -226,7 +228,7 @@ def plan_load(package: Package, options: LoadOptions) -> LoadPlan:
 
 
 def _asked_of(plan: Plan, options: LoadOptions) -> LoadOptions:
-    """Return the options of a load whose plan was made before, with what that plan was asked for."""
+    """Return the options of a load with an earlier plan, filled in from what that plan was asked for."""
     request = plan.request
     return options.but(
         plan=None,
@@ -238,12 +240,12 @@ def _asked_of(plan: Plan, options: LoadOptions) -> LoadOptions:
 
 
 def resident_bytes() -> int:
-    """Return the memory that this process holds now, in bytes: rounded up, as two plans in a row are to agree."""
+    """Return the memory that this process holds now, in bytes, rounded up so that two plans in a row agree."""
     return round_up(int(psutil.Process().memory_info().rss))
 
 
 def _unshared_bytes() -> int:
-    """Return the memory of this process that is not counted as available already, as pages of mapped files are."""
+    """Return this process's memory without pages of mapped files, which count as available already."""
     try:
         return read_memory().private_bytes
     except RuntimeUnavailable:
@@ -251,7 +253,7 @@ def _unshared_bytes() -> int:
 
 
 def _spelling(plan: Plan, memory: Memory) -> Callable[[tuple[str, ...]], str]:
-    """Return how settings that fit are written for a caller of ``edge_rt.load``."""
+    """Return a function that formats a setting that fits for a caller of ``edge_rt.load``."""
     if not isinstance(memory, Budget):
         return as_arguments
     return partial(as_arguments, budget=plan.budget_bytes, shared_bytes=memory.total_bytes - plan.budget_bytes)

@@ -1,1 +1,1 @@
-"""Prompts -> token ids, within the memory that the plan has for text."""
+"""Turns prompts into token ids, within the memory that the plan reserves for text."""

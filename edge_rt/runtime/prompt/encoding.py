@@ -1,4 +1,4 @@
-"""From a prompt in any of its forms to token ids: texts, messages, ids."""
+"""Turns a prompt (text, messages or token ids) into token ids."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ class PromptEncoder:
 
     Args:
         package: the opened package.
-        context_tokens: capacity of the context, for prompts that cannot fit it.
-        like: of another model; its tokenizer is shared if the package has the same one, and not read again.
-        room: memory for text that cannot be cut, and has to be encoded at once; None: any text.
+        context_tokens: capacity of the context; longer prompts are refused.
+        like: the encoder of another model; its tokenizer is shared, and not read again, if the package has the same
+            one.
+        room: memory for text that has to be encoded at once because it cannot be cut; None: no limit.
 
     Attributes:
-        tokenizer: of the package.
+        tokenizer: the package's tokenizer.
 
     Raises:
         InvalidTokenizer, StorageError: the package's files cannot be used.
@@ -74,12 +75,12 @@ class PromptEncoder:
         return self._template.render(messages, add_generation_prompt=add_generation_prompt)
 
     def check_prompt_fits(self, text: str, config: GenerationConfig) -> None:
-        """Refuse a text that cannot fit however it is cut into tokens, before seconds are spent on cutting it.
+        """Refuse a text that is too long however it is cut into tokens, before seconds are spent on encoding it.
 
         Raises:
-            ContextOverflow: with the least number of tokens that the text can have.
-            EncodingBudgetExceeded: a part of it has to be encoded at once that neither the memory plan nor what its
-                budget leaves has room for.
+            ContextOverflow: the error states the least number of tokens that the text can have.
+            EncodingBudgetExceeded: a part of it has to be encoded at once, and neither the memory plan nor the rest of
+                its budget has room for that.
         """
         least, reserved = self.tokenizer.min_tokens(text), config.max_tokens or 1
         if least + reserved > self._context_tokens:
@@ -87,13 +88,13 @@ class PromptEncoder:
         self._require_encodable(text)
 
     def count_tokens(self, text: str) -> tuple[int, bool]:
-        """Return the tokens of a text, or of one that does not fit the context a number that it has at least.
+        """Return the number of tokens of a text, or a lower bound if the text does not fit the context.
 
         Returns:
             The number, and whether it is exact.
 
         Raises:
-            EncodingBudgetExceeded: as of ``check_prompt_fits``.
+            EncodingBudgetExceeded: as in ``check_prompt_fits``.
         """
         least = self.tokenizer.min_tokens(text)
         if least > self._context_tokens:
@@ -111,10 +112,10 @@ class PromptEncoder:
         """Return the token ids of a text, taken as it is, of messages, or of ids.
 
         Raises:
-            ConfigError: it is none of these.
+            ConfigError: it is not one of these.
             ContextOverflow: a text cannot fit the context.
             InvalidTemplate: messages cannot be rendered.
-            EncodingBudgetExceeded: as of ``check_prompt_fits``.
+            EncodingBudgetExceeded: as in ``check_prompt_fits``.
         """
         if isinstance(prompt, str):
             self.check_prompt_fits(prompt, config)
@@ -135,11 +136,11 @@ class PromptEncoder:
 
         Args:
             text: the text.
-            most: tokens that drafters may remember; None: as many as there are.
+            most: most tokens that the drafters may hold; None: no limit.
 
         Raises:
-            ReferenceBudgetExceeded: the text has more; it is not encoded to its end then.
-            EncodingBudgetExceeded: as of ``check_prompt_fits``.
+            ReferenceBudgetExceeded: the text has more tokens; it is not encoded to its end then.
+            EncodingBudgetExceeded: as in ``check_prompt_fits``.
         """
         if most is None:
             return self.tokenizer.encode_text(text)
@@ -152,7 +153,7 @@ class PromptEncoder:
         return found
 
     def _encode_within(self, parts: Items[tuple[str, bool]], before: int, config: GenerationConfig) -> list[int]:
-        """Encode what may fit the context behind ``before`` tokens; too much is refused as soon as that is known."""
+        """Encode parts that follow ``before`` tokens; a text that does not fit is refused as soon as that is known."""
         reserved = config.max_tokens or 1
         found = self.tokenizer.encode_within(parts, max(self._context_tokens - reserved - before, 0))
         if isinstance(found, int):
@@ -172,12 +173,14 @@ class PromptEncoder:
 
 
 def _load_template(package: Package, tokenizer: Tokenizer) -> ChatTemplate | InvalidTemplate:
-    """Return the template, or the error that a chat will raise: plain prompts need none."""
+    """Return the template, or the error that a chat will raise: plain prompts need no template."""
     name = package.manifest.chat_template
     try:
         source = package.file(name).read_text(encoding="utf-8") if name is not None else None
     except UnicodeDecodeError as error:
-        return InvalidTemplate(f"{package.path}: the chat template is no text.", f"{error}.", "Export the model again.")
+        return InvalidTemplate(
+            f"{package.path}: the chat template is not text.", f"{error}.", "Export the model again."
+        )
     except OSError as error:
         raise StorageError(f"{name} cannot be read.", f"{error.strerror}.", "Check its permissions.") from error
     bos = tokenizer.bos_token_id
@@ -194,11 +197,11 @@ def _load_template(package: Package, tokenizer: Tokenizer) -> ChatTemplate | Inv
 
 
 def _copy_of(error: InvalidTemplate) -> InvalidTemplate:
-    """Return the error as new: one that was raised holds the frames it went through, and so a model in a cycle."""
+    """Return a copy of the error: a raised one holds its stack frames, and with them the model, in a cycle."""
     return InvalidTemplate(error.what, error.numbers, error.action)
 
 
 def _tokenizer_source(package: Package) -> tuple[object, ...]:
-    """Return all that a package's tokenizer is made from."""
+    """Return everything that determines a package's tokenizer."""
     manifest = package.manifest
     return manifest.files[manifest.tokenizer.file].sha256, manifest.tokenizer, manifest.model.vocab_size

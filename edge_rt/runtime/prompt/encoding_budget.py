@@ -1,4 +1,4 @@
-"""Memory for text that has to be encoded at once: what a plan reserves for it, then what its budget leaves over."""
+"""Memory for text that has to be encoded at once: first the plan's reserve, then the rest of its budget."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from edge_rt.memory.budget import Budget, Claim
 from edge_rt.memory.plan import Plan, make_plan
 from edge_rt.memory.terms import encodable_bytes, long_stretch_bytes, longest_stretch
 
-_STEPS = 50  # a budget that would do is looked for in steps of one fiftieth
-_DRIFT = 1 << 20  # what a process holds before a load differs a little from start to start
+_STEPS = 50  # a budget that is large enough is searched in steps of one fiftieth
+_DRIFT = 1 << 20  # the memory of a process before a load varies a little between starts
 
 
 class EncodingBudget:
-    """Room for text that cannot be cut, in the memory plan of a model.
+    """Memory for text that has to be encoded at once, in the memory plan of a model.
 
-    What goes beyond the plan is claimed from the budget, and kept until the model is closed: the heap may keep it too.
+    Memory beyond the plan is claimed from the budget and kept until the model is closed, as the heap may keep it as
+    well.
 
     Args:
         plan: the plan.
-        budget: what the model's share is taken from.
+        budget: the budget that the model's share is taken from.
         claim: that share.
-        is_given: whether a budget was given, which may then be a larger one; else it is what the machine has.
+        is_given: whether the user gave a budget, and so could give a larger one; otherwise it is the machine's memory.
 
     Attributes:
-        planned_bytes: UTF-8 bytes that the plan itself has room for.
+        planned_bytes: UTF-8 bytes of text that the plan itself has room for.
     """
 
     def __init__(self, plan: Plan, budget: Budget, claim: Claim, *, is_given: bool) -> None:
@@ -39,14 +40,14 @@ class EncodingBudget:
 
     @property
     def taken_bytes(self) -> int:
-        """Bytes of memory that were taken beyond the plan."""
+        """Bytes of memory taken beyond the plan."""
         return self._claim.bytes - self._claimed
 
     def require(self, stretch_bytes: int) -> None:
-        """Take the memory that encoding so many bytes of text at once needs, if it is not held yet.
+        """Claim the memory for encoding this many bytes of text at once, if it is not held yet.
 
         Raises:
-            EncodingBudgetExceeded: the budget does not have it; nothing is taken.
+            EncodingBudgetExceeded: the budget does not have it; nothing is claimed.
         """
         shape, ctx = self._plan.shape, self._plan.choice.ctx
         more = long_stretch_bytes(shape, ctx, stretch_bytes)
@@ -56,18 +57,18 @@ class EncodingBudget:
             raise EncodingBudgetExceeded(stretch_bytes, room, self._enough(stretch_bytes, missing))
 
     def _enough(self, stretch_bytes: int, missing: int) -> str | None:
-        """Return a budget under which a plan leaves enough; None where no budget was given."""
+        """Return a budget in which a plan leaves enough memory; None if no budget was given."""
         plan = self._plan
         if not self._is_given:
             return None
         budget = plan.budget_bytes
         while True:
-            # With more memory the plan takes more as well: what it gave up comes first.
+            # With a larger budget the plan takes more as well: what it had given up comes first.
             larger = make_plan(plan.shape, plan.device, replace(plan.request, budget_bytes=budget))
             needed = larger.total_bytes + long_stretch_bytes(plan.shape, larger.choice.ctx, stretch_bytes)
             if needed <= budget:
                 break
             budget = max(needed, budget + budget // _STEPS)
-        # What others hold of the budget comes on top.
+        # What other models hold of the budget is added.
         total = max(self._budget.total_bytes + budget - plan.budget_bytes, self._budget.total_bytes + missing)
         return exact_size(round_up(total + _DRIFT))

@@ -1,1 +1,1 @@
-"""Whether to draft, who drafts and how much: modes, measured costs, learned acceptance, the tree."""
+"""Speculation: chooses drafters and draft sizes from measured costs and learned acceptance; draft trees."""

@@ -1,4 +1,4 @@
-"""How likely a guess is right: learned online, from what became of the guesses before."""
+"""The probability that a guess is right, learned online from which earlier guesses were accepted."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from edge_rt.runtime.drafters.source import Source
 from edge_rt.runtime.speculation.rates import Rates
 
 _KEEP_GENERATION: Final = 0.8
-"""What is left of all counts from one generation to the next."""
+"""Factor on all counts from one generation to the next."""
 _KIND_TRIALS: Final = 6.0
 _CELL_TRIALS: Final = 6.0
-"""Trials that the prior counts for."""
+"""Weight of the prior, in trials."""
 _WIDEST: Final = 5.0
 _STEPS_PER_UNIT: Final = 2
 _CELLS: Final = int(2 * _WIDEST * _STEPS_PER_UNIT) + 1
-# Sources that name the same token confirm each other: so much is added to the sum of their log odds per further source.
+# Sources that guess the same token confirm each other: this is added to the sum of their log odds per further source.
 _AGREEMENT: Final = 1.4
 _LEADS: Final = (0.25, 0.5, 0.75)
 _LEVELS: Final = len(_LEADS) + 2
@@ -30,14 +30,14 @@ def _logit(p: float) -> float:
 
 
 class AcceptanceModel:
-    """Estimates the probability that a token follows, given which sources guess it and what else they guess.
+    """Estimates the probability that a token follows, given the sources that guess it and their other guesses there.
 
     Every source has a rate of hits per kind of guess. Their log odds are added up, as in the mixing of context models,
-    and a second table corrects the sum: its cells are the sum, the set of sources, and how sure the leading guess of
-    the same place is. Both forget slowly, so that a change of subject is followed.
+    and a second table corrects the sum. Its cells are indexed by the sum, the set of sources, and the probability of
+    the leading guess of the same position. Both forget slowly, so that they follow a change of subject.
 
     Args:
-        sources: whose guesses are judged, at most 8.
+        sources: the sources that guess, at most 8.
     """
 
     def __init__(self, sources: Items[Source]) -> None:
@@ -49,7 +49,7 @@ class AcceptanceModel:
         for mask in range(1 << len(sources)):
             agreement = _AGREEMENT * max(0, mask.bit_count() - 1)
             for lead in range(_LEVELS):
-                # What is left of the place beside its leading guess.
+                # Share of the probability that the leading guess of the position leaves.
                 share = 1.0 if lead == 0 else 1.0 - (0.0, *_LEADS)[lead - 1] - 0.1
                 for cell in range(_CELLS):
                     x = cell / _STEPS_PER_UNIT - _WIDEST + agreement
@@ -57,9 +57,10 @@ class AcceptanceModel:
         self._cells = Rates(priors, _CELL_TRIALS)
 
     def relax(self, keep: float = _KEEP_GENERATION) -> None:
-        """Trust what was learned less, between generations.
+        """Move part of the way back to the priors, between generations.
 
-        What is believed to be wrong is tried no more, so nothing else would show that another text proves it right.
+        Guesses that seem wrong are no longer tried; without this, nothing would show that they are right in another
+        text.
         """
         self._cells.relax(keep)
         for source, rates in enumerate(self._kinds):
@@ -83,7 +84,7 @@ class AcceptanceModel:
         Args:
             mask: bit i is set if source i guesses the token.
             odds: the sum of their log odds.
-            lead: probability of the leading guess of the same place; None for that guess itself.
+            lead: probability of the leading guess of the same position; None for that guess itself.
         """
         level = 0 if lead is None else 1 + bisect(_LEADS, lead)
         if odds > _WIDEST:
@@ -93,7 +94,7 @@ class AcceptanceModel:
         return (mask * _LEVELS + level) * _CELLS + int((odds + _WIDEST) * _STEPS_PER_UNIT + 0.5)
 
     def learn(self, guesses: Items[tuple[int, int]], cell: int, hit: bool) -> None:
-        """Take in what became of a guess.
+        """Learn whether a guess was right.
 
         Args:
             guesses: (source, kind) of every source that guessed it.

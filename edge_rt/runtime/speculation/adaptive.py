@@ -1,4 +1,4 @@
-"""The drafter that people use: chooses who drafts and how much, and drafts nothing where that is faster."""
+"""The adaptive drafter: chooses the sources and the size of drafts, and drafts nothing where that is faster."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
     from edge_rt.runtime.decode.sequence import Sequence
 
 BLOCK_STEPS: Final = 8
-"""Steps between two choices of the bandit: one step says too little."""
+"""Steps between two choices of the bandit: a single step is too noisy."""
 _SPEED_KEEP: Final = 0.95
 _USUAL_KEEP: Final = 0.75
 _IDLE_STEPS: Final = 64
 _WORST: Final = 5.0
-"""A step that takes so many times what is usual is somebody else's doing, and counts as one that takes so long."""
+"""Longer steps are blamed on other programs, and count as this many times the usual time."""
 Trace = Callable[[dict[str, Any]], None]
 
 
 def best_size(values: Items[float], costs: Items[float], drafting: float) -> int:
     """Return how many nodes to verify: those that maximise expected tokens over cost; 0 if plain decoding is faster.
 
-    The rule of goodput (Liu et al., "TurboSpec") over the values of a best-first tree: the m that maximises
-    ``(1 + v_1 + ... + v_m) / (t(1 + m) + drafting)``. The time for guessing is spent whatever is verified, so it counts
-    for m = 0, too.
+    The goodput rule (Liu et al., "TurboSpec") over the values of a best-first tree: the m that maximises ``(1 + v_1 +
+    ... + v_m) / (t(1 + m) + drafting)``. The time for drafting is spent however much is verified, so it counts for m =
+    0 as well.
 
     Args:
-        values: falling, the probability of every node that it is accepted.
+        values: probability of every node that it is accepted, descending.
         costs: ``t``: costs of passes over 1, 2, ... rows, at least one more than values.
         drafting: cost of drafting, in the same unit.
     """
@@ -50,11 +50,11 @@ def best_size(values: Items[float], costs: Items[float], drafting: float) -> int
 
 
 class AdaptiveDrafter:
-    """Drafts with whom the bandit chooses, as much as the cost model allows.
+    """Drafts with the arm that the bandit chooses, as many tokens as pay by the cost model.
 
     Args:
         grower: grows trees.
-        costs: what passes cost on this machine.
+        costs: costs of passes on this machine.
         bandit: chooses among ``arms``; None: always the last arm.
         max_nodes: most nodes of a draft.
         trace: called with every step's decision.
@@ -81,7 +81,7 @@ class AdaptiveDrafter:
         self._clock = clock
         # Milliseconds of drafting and learning, by arm.
         self._drafting = [0.05, *[0.1] * (len(self.arms) - 1)]
-        # How much slower than measured passes are just now, be it heat or other work.
+        # Current slowdown of passes relative to the measured costs, due to heat or other work.
         self._slowness = 1.0
         # Tokens per millisecond of the last blocks.
         self._usual = 0.0
@@ -94,15 +94,15 @@ class AdaptiveDrafter:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes that the sources hold."""
+        """Memory of the sources in bytes."""
         return sum(source.memory_bytes for source in self._grower.sources)
 
     def statistics(self, mode: str, taken_back: int = 0) -> SpecStats:
-        """Return what was drafted since ``begin``."""
+        """Return the statistics since ``begin``."""
         return self.counter.stats(mode, self.memory_bytes, taken_back)
 
     def begin(self, sequence: Sequence) -> None:
-        """Take up a sequence; what was learned from earlier ones stays."""
+        """Start drafting for a sequence; what was learned from earlier ones is kept."""
         self._sequence = sequence
         self.counter = SpecCounter()
         started = self._clock()
@@ -115,7 +115,7 @@ class AdaptiveDrafter:
         """Return the tree that maximises tokens per second, at most ``limit`` nodes; empty where plain is faster."""
         self._started = self._clock()
         self._tree = EMPTY
-        # The first pass computes what is left of the prompt as well: its rows cost what prompts cost.
+        # The first pass also computes the rest of the prompt, at the cost of prefill: it gets no draft.
         if sequence.num_answer_tokens:
             if self._bandit is not None and self._ledger.steps >= BLOCK_STEPS:
                 self._close_block()
@@ -125,7 +125,8 @@ class AdaptiveDrafter:
                 tree = self._grower.grow(most, self.arms[self._arm].mask, max(LEAST_VALUE, self._curve.cheapest))
                 size = best_size(tree.values, costs, self._drafting[self._arm])
                 self._tree = tree.first(size)
-                # What is not tried is not learned: now and then one guess is, though it does not seem to pay.
+                # Sources that are not tried learn nothing: now and then one guess is verified although it does not seem
+                # to pay.
                 self._idle = 0 if size else self._idle + 1
                 if self._idle >= _IDLE_STEPS:
                     self._idle = 0
@@ -166,7 +167,7 @@ class AdaptiveDrafter:
             self._trace(decision(sequence, arm, draft, accepted, sum(tree.values), drafting, verifying))
 
     def _close_block(self) -> None:
-        """Tell the bandit how the arms did in the last steps, and ask it for the next ones."""
+        """Give the bandit the speeds of the arms in the last steps, and let it choose the arm of the next ones."""
         assert self._bandit is not None
         speeds = self._ledger.speeds()
         played = speeds[self._arm]

@@ -1,4 +1,4 @@
-"""Ways of drafting, and what each of them would have given in the last steps."""
+"""The bandit's arms (ways of drafting), and the speed that each would have reached in the last steps."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ OFF = 0
 
 
 def arms_of(names: Items[str]) -> tuple[Arm, ...]:
-    """Return what a bandit may choose among: nothing, every source, all of them together."""
+    """Return the arms of a bandit: no drafting, every source alone, all sources together."""
     alone = [Arm(name, 1 << index) for index, name in enumerate(names)]
     together = [Arm("fusion", (1 << len(names)) - 1)] if len(names) > 1 else []
     return (Arm("off", 0), *alone, *together)
 
 
 class Ledger:
-    """Tokens and milliseconds of every arm over some steps.
+    """Counts tokens and milliseconds of every arm over some steps.
 
-    A step that all sources drafted together tells what each alone would have given: of the tree the nodes that it
-    guessed, of the accepted path what it guessed without a gap. So arms are compared on the same text, which says far
-    more than comparing an arm here with another there. What an arm drafts alone tells of itself and of drafting
-    nothing.
+    A step in which all sources drafted together shows what each alone would have reached: its draft would have been the
+    nodes of the tree that it guessed, its accepted tokens the part of the accepted path that it guessed without a gap.
+    So arms are compared on the same text, which is far more reliable than comparing them on different texts. A step in
+    which one arm drafted alone counts for that arm and for drafting nothing.
 
     Args:
-        arms: of ``arms_of``.
+        arms: as ``arms_of`` returns them.
     """
 
     def __init__(self, arms: Items[Arm]) -> None:
@@ -57,12 +57,12 @@ class Ledger:
         self._ms = [0.0] * len(self._arms)
 
     def add(self, played: int, tree: Tree, accepted: Accepted, costs: Items[float], drafting: Items[float]) -> None:
-        """Take in a step.
+        """Add a step.
 
         Args:
             played: the arm that drafted.
             tree: what was verified.
-            accepted: what became of it.
+            accepted: which nodes were accepted.
             costs: milliseconds of passes over 1, 2, ... rows.
             drafting: milliseconds of drafting, by arm.
         """
@@ -89,5 +89,5 @@ class Ledger:
             self._ms[index] += costs[nodes] + drafting[index]
 
     def speeds(self) -> list[float | None]:
-        """Return tokens per millisecond of every arm, None where nothing is known."""
+        """Return tokens per millisecond of every arm; None for arms without data."""
         return [tokens / ms if ms else None for tokens, ms in zip(self._tokens, self._ms, strict=True)]

@@ -1,9 +1,8 @@
-"""Which way of drafting pays: bandits that forget, because a text changes its nature as it goes.
+"""Bandits that choose a way of drafting; they forget, because a text changes its nature as it goes.
 
-Rewards are speeds relative to what was usual just before: an arm must not look good for having been tried where any
-would have been. Source: Hou et al., "BanditSpec: Adaptive Speculative Decoding
-via Bandit Algorithms", with discounting (Garivier and Moulines, "On Upper-Confidence Bound Policies for Switching
-Bandit Problems").
+Rewards are speeds relative to the recent average: an arm must not look good only because it was tried on an easy
+stretch of text. Source: Hou et al., "BanditSpec: Adaptive Speculative Decoding via Bandit Algorithms", with discounting
+(Garivier and Moulines, "On Upper-Confidence Bound Policies for Switching Bandit Problems").
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import math
 from typing import Final, Protocol
 
 MAX_REWARD: Final = 2.0
-"""Larger rewards count as this one."""
+"""Largest reward; larger ones are cut to it."""
 
 
 class Bandit(Protocol):
@@ -22,15 +21,15 @@ class Bandit(Protocol):
         """Return the arm to try next."""
 
     def learn(self, arm: int, reward: float) -> None:
-        """Take in what an arm gave."""
+        """Learn the reward of an arm."""
 
 
 class DiscountedUCB:
-    """The arm with the largest mean plus a bonus for having been tried little; old trials fade.
+    """Chooses the arm with the largest mean plus a bonus for arms with few trials; old trials fade.
 
     Args:
         priors: assumed mean of every arm, worth one trial that never fades.
-        keep: what is left of a trial after one more of any arm.
+        keep: factor on the weight of every earlier trial, applied at each new trial.
         bonus: weight of the uncertainty.
     """
 
@@ -42,19 +41,19 @@ class DiscountedUCB:
         self._counts = [0.0] * len(priors)
 
     def means(self) -> list[float]:
-        """Return what is expected of every arm."""
+        """Return the expected reward of every arm."""
         facts = zip(self._priors, self._sums, self._counts, strict=True)
         return [(prior + total) / (1.0 + count) for prior, total, count in facts]
 
     def choose(self) -> int:
-        """Return the arm with the largest upper bound; the first of equals."""
+        """Return the arm with the largest upper bound; of equal arms the first."""
         log = math.log(2.0 + sum(self._counts))
         pairs = zip(self.means(), self._counts, strict=True)
         bounds = [mean + self._bonus * math.sqrt(log / (1.0 + count)) for mean, count in pairs]
         return bounds.index(max(bounds))
 
     def learn(self, arm: int, reward: float) -> None:
-        """Take in a reward; what is known of every arm fades."""
+        """Learn a reward; earlier trials of every arm fade."""
         self._sums = [self._keep * total for total in self._sums]
         self._counts = [self._keep * count for count in self._counts]
         self._sums[arm] += reward

@@ -1,4 +1,4 @@
-"""Where the costs of passes come from: the disk, or a measurement on the model's own cache."""
+"""Costs of passes: read from disk, or measured on the model's own cache."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from edge_rt.system.machine import cpu_model
 from edge_rt.version import VERSION
 
 MAX_TRIES: Final = 3
-"""Measurements that are made at most where the machine is never quiet."""
+"""Most measurements on a machine that is never quiet."""
 
 
 class MeasuredCosts:
-    """What passes of one loaded model cost.
+    """Costs of the passes of one loaded model.
 
     Args:
-        facts: what costs depend on beside the machine: package, op profile, instruction set, cache format, threads.
+        facts: what costs depend on besides the machine: package, op profile, instruction set, cache format, threads.
         io_binding: the cache's memory.
         cache: its bookkeeping.
-        store: where measured costs are kept; None keeps nothing.
+        store: where measured costs are stored; None stores nothing.
 
     Attributes:
-        key: what the costs depend on.
-        is_kept: False if the disk did not take the last measurement, or there is no store.
+        key: everything that the costs depend on.
+        is_kept: False if the last measurement could not be written, or there is no store.
         on_measure: called when a measurement begins.
     """
 
     def __init__(self, facts: dict[str, Any], io_binding: IOBinding, cache: KVCache, store: CostStore | None) -> None:
-        # What is measured must fit the memory plan, too.
+        # The measured passes must fit the memory plan as well.
         most = min(io_binding.outputs.most or CURVE_ROWS[-1], cache.largest_pass)
         self._rows = [rows for rows in CURVE_ROWS if rows <= most]
         reach = min(cache.capacity, CURVE_DEPTHS[-1] + CURVE_ROWS[-1])
@@ -46,9 +46,10 @@ class MeasuredCosts:
         self.on_measure: Callable[[], None] | None = None
 
     def get(self, runner: ModelRunner) -> RowCosts:
-        """Return what is stored, or measure; a measurement empties the cache.
+        """Return the stored costs, or measure them; a measurement empties the cache.
 
-        What was measured on a busy machine is measured again in later processes, a few times, and the least is taken.
+        Costs that were measured on a busy machine are measured again in later processes, a few times, and the lowest
+        are taken.
         """
         stored = self._store.load(self.key) if self._store is not None else None
         if stored is not None and (stored.steady or stored.tries >= MAX_TRIES):
@@ -56,7 +57,7 @@ class MeasuredCosts:
         return self.measure(runner, stored)
 
     def measure(self, runner: ModelRunner, earlier: RowCosts | None = None) -> RowCosts:
-        """Measure on the emptied cache, and store the least of this and ``earlier``.
+        """Measure on the emptied cache, and store the lower costs of this measurement and ``earlier``.
 
         Raises:
             Cancelled: a pass was stopped; nothing is stored.

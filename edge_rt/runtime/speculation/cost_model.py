@@ -1,4 +1,4 @@
-"""What a pass over several rows costs on this machine: measured, interpolated, kept."""
+"""Cost model: milliseconds of a pass over several rows on this machine, measured, interpolated and stored."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from edge_rt.errors import StorageError
 from edge_rt.system.atomic_files import write_atomically
 
 CURVE_ROWS: Final = (1, 2, 4, 8, 9, 16)
-"""Rows that are measured: both sides of the steps that kernels take (8 rows share a walk over a tile of weights)."""
+"""Row counts that are measured: both sides of the steps in the kernels' cost (8 rows share one read of a tile of
+weights).
+"""
 CURVE_DEPTHS: Final = (64, 320, 1024)
-"""Rows of context that are measured, as far as the context reaches."""
+"""Depths of context that are measured, up to the context's capacity."""
 ROUNDS: Final = 4
 BUDGET_SECONDS: Final = 1.5
 _VERSION: Final = 4
@@ -28,14 +30,15 @@ _STEADY: Final = 1.25
 
 @dataclass(frozen=True)
 class RowCosts:
-    """Milliseconds of a pass by its rows, at some depths of context.
+    """Milliseconds of a pass by its number of rows, at some depths of context.
 
     Attributes:
-        rows: rising, begins with 1.
-        depths: rising, at least one.
-        ms: ``[depths][rows]``; made to rise with both, as no larger pass costs less: what says otherwise is noise.
-        steady: whether passes took the same time again and again; on a busy machine they do not.
-        tries: measurements that these are the least of.
+        rows: row counts, ascending, beginning with 1.
+        depths: rows of context, ascending, at least one.
+        ms: ``[depths][rows]``; made to rise with both, because a measurement in which a larger pass costs less is
+            noise.
+        steady: whether repeated passes took the same time; on a busy machine they do not.
+        tries: measurements of which these are the lowest costs.
     """
 
     rows: tuple[int, ...]
@@ -51,7 +54,7 @@ class RowCosts:
         """Return the milliseconds of passes over 1 to ``most`` rows, interpolated; index 0 is 1 row."""
         low = min(max(bisect_right(self.depths, depth) - 1, 0), max(len(self.depths) - 2, 0))
         high = min(low + 1, len(self.depths) - 1)
-        # Attention grows with depth beyond what was measured, too.
+        # The cost of attention grows with depth beyond the measured range as well.
         span = self.depths[high] - self.depths[low]
         share = max((depth - self.depths[low]) / span, 0.0) if span else 0.0
         at = [a + share * (b - a) for a, b in zip(self.ms[low], self.ms[high], strict=True)]
@@ -64,7 +67,7 @@ class RowCosts:
             else:
                 slope = (at[-1] - at[-2]) / (self.rows[-1] - self.rows[-2]) if len(at) > 1 else at[-1]
                 value = at[-1] + (count - self.rows[-1]) * slope
-            # Beyond the last depth lines may cross.
+            # Extrapolated lines may cross beyond the last depth.
             result.append(max(value, result[-1]) if result else value)
         return result
 
@@ -76,7 +79,7 @@ class RowCosts:
         }  # fmt: skip
 
     def least(self, other: RowCosts) -> RowCosts:
-        """Return the lower costs of two measurements; those of ``other`` alone if it measured something else."""
+        """Return the lower costs of two measurements; those of ``other`` alone if it measured other rows or depths."""
         if (self.rows, self.depths) != (other.rows, other.depths):
             return other
         pairs = zip(self.ms, other.ms, strict=True)
@@ -85,7 +88,7 @@ class RowCosts:
 
     @classmethod
     def from_json(cls, document: Any) -> RowCosts | None:
-        """Return stored costs; None if this is not what ``to_json`` writes."""
+        """Return stored costs; None if the document is not one that ``to_json`` writes."""
         try:
             rows, depths, ms = list(document["rows"]), list(document["depths"]), list(document["ms"])
             good = (
@@ -111,15 +114,15 @@ class RowCosts:
 
 
 class CostCurve:
-    """The costs of passes at a depth, looked up again as a text grows.
+    """The costs of passes at the current depth, computed again as a text grows.
 
     Args:
-        costs: what was measured.
+        costs: the measured costs.
         most: rows of the largest pass.
 
     Attributes:
-        cheapest: what the cheapest further row takes, as a share of a pass over one row: no guess that is less likely
-            pays.
+        cheapest: cost of the cheapest additional row, as a share of a pass over one row; a guess that is less likely
+            than this does not pay.
     """
 
     def __init__(self, costs: RowCosts, most: int) -> None:
@@ -140,7 +143,7 @@ class CostCurve:
 
 
 def _rising(ms: Items[Items[float]]) -> tuple[tuple[float, ...], ...]:
-    """Let no larger pass and no longer context cost less."""
+    """Return the costs, raised where a larger pass or a longer context would cost less."""
     result: list[tuple[float, ...]] = []
     for line in ms:
         least = result[-1] if result else (0.0,) * len(line)
@@ -158,15 +161,16 @@ def measure(
     budget: float = BUDGET_SECONDS,
     clock: Callable[[], float] = time.perf_counter,
 ) -> RowCosts:
-    """Measure passes: all row counts in turn, several times; the least of each, as other work only adds.
+    """Measure passes: all row counts in turn, several times. The lowest time counts, as other work only adds to it.
 
     Args:
-        run: ``run(rows, depth)`` computes a pass over so many rows behind a context of ``depth`` rows.
+        run: ``run(rows, depth)`` computes a pass over ``rows`` rows after a context of ``depth`` rows.
         capacity: rows of the cache; what does not fit is not measured.
-        rows: row counts, rising from 1.
-        depths: depths, rising.
-        rounds: passes of each.
-        budget: seconds to be kept to: first fewer rounds are measured, at least one, then fewer depths, at least one.
+        rows: row counts, ascending from 1.
+        depths: rows of context, ascending.
+        rounds: passes of each size.
+        budget: most seconds; to keep it, first fewer rounds are measured, at least one, then fewer depths, at least
+            one.
         clock: seconds.
     """
     wanted = [count for count in rows if count <= capacity]
@@ -178,12 +182,13 @@ def measure(
         if table and clock() - begun > budget:
             break
         samples: list[list[float]] = [[] for _ in wanted]
-        # The first round warms up: bindings are made, pages are touched.
+        # The first round warms up: bindings are created, pages are touched.
         for turn in range(rounds + 1):
             if turn > 1 and clock() - begun > budget * (len(table) + 1) / len(reached):
                 break
             for place, count in enumerate(wanted):
-                # Plain decoding is one row after the other, which the caches like; drafts of all sizes take turns.
+                # Plain decoding runs one-row passes in sequence, which favours the CPU's caches; drafts of all sizes
+                # alternate.
                 if count == 1:
                     run(count, depth)
                 started = clock()
@@ -191,7 +196,7 @@ def measure(
                 if turn > 0:
                     samples[place].append(1e3 * (clock() - started))
         least = tuple(min(times) for times in samples)
-        # The second best of several is close to the best, and no larger pass was much faster, where nothing disturbs.
+        # On a quiet machine the second-best time is close to the best, and no larger pass was much faster.
         for times in samples:
             steady &= len(times) > 1 and sorted(times)[1] <= _STEADY * min(times)
         steady &= all(a <= _STEADY * b for a, b in pairwise(least))
@@ -203,14 +208,14 @@ class CostStore:
     """Measured costs on disk, one small file per machine, package, cache format and thread count.
 
     Args:
-        folder: where the files lie; it is made when something is stored.
+        folder: folder of the files; it is created when something is stored.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def path(self, key: Mapping[str, Any]) -> Path:
-        """Return the file of a key: what the costs depend on."""
+        """Return the file for a key, which is everything that the costs depend on."""
         # Imported here: hashing is not needed to decode.
         import hashlib
 
@@ -218,7 +223,7 @@ class CostStore:
         return self._folder / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
 
     def load(self, key: Mapping[str, Any]) -> RowCosts | None:
-        """Return stored costs, or None: a file that cannot be read is like none, it will be measured again."""
+        """Return stored costs, or None: an unreadable file counts as missing, and the costs are measured again."""
         try:
             document = json.loads(self.path(key).read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):
@@ -226,7 +231,7 @@ class CostStore:
         return RowCosts.from_json(document) if isinstance(document, dict) and document.get("key") == dict(key) else None
 
     def find(self, facts: Mapping[str, Any]) -> list[tuple[dict[str, Any], RowCosts]]:
-        """Return all that is stored for keys that have these facts among others, with their keys."""
+        """Return all stored costs whose keys contain these facts, with their keys."""
         found: list[tuple[dict[str, Any], RowCosts]] = []
         try:
             paths = sorted(self._folder.glob("*.json"))
@@ -245,10 +250,10 @@ class CostStore:
         return found
 
     def save(self, key: Mapping[str, Any], costs: RowCosts) -> bool:
-        """Store costs, in one step; return False if they cannot be written, which costs a measurement later."""
+        """Store costs atomically; return False if they cannot be written and will have to be measured again."""
         text = json.dumps({"key": dict(key), **costs.to_json()})
         try:
-            # They can be measured again: not worth the wait for the disk.
+            # No fsync: costs can be measured again and are not worth waiting for the disk.
             write_atomically(self.path(key), [text.encode()], durable=False, parents=True)
         except StorageError:
             return False

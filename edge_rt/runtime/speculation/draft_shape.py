@@ -1,4 +1,4 @@
-"""The shape of a draft that tokens are drawn into: its slots are settled before any token is drawn."""
+"""The shape of a draft that tokens are drawn into: its slots are chosen before any token is drawn."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from edge_rt.runtime.decode.draft import ROOT
 from edge_rt.runtime.speculation.rates import Rates
 
 SURE_BOUNDS: Final = (0.2, 0.4, 0.65)
-"""How sure a source may be of its best guess behind the known tokens: four ranges, told apart by these bounds."""
+"""Bounds of four ranges of sureness: the probability of a source's best guess after the known tokens."""
 _DEPTHS: Final = 6
 MAX_SIBLINGS: Final = 3
-"""Most slots behind one token."""
+"""Most slots after one token."""
 _TRIALS: Final = 6.0
-# Before anything is learned: how often the first drawn token stays, by sureness; deeper ones; the next sibling's share
-# of what the ones before leave.
+# Priors: acceptance of the first drawn token, by sureness; of deeper ones; a further sibling's share of what earlier
+# siblings leave.
 _FIRST: Final = (0.2, 0.35, 0.55, 0.8)
 _DEEPER: Final = 0.5
 _SHARE: Final = 0.3
 
 
 class Slot(NamedTuple):
-    """Where a token of the draft will stand.
+    """A position in the draft for a token that is yet to be drawn.
 
     Attributes:
         parent: index of the slot above, or ``ROOT``.
-        depth: 0 behind the known tokens.
+        depth: 0 directly after the known tokens.
         rank: number of siblings drawn before.
         value: probability that a token drawn there is accepted.
     """
@@ -38,7 +38,7 @@ class Slot(NamedTuple):
 
 
 class SlotRates:
-    """How often a drawn token stays if its parent did: learned by how sure the source was, by depth and by rank.
+    """Acceptance of drawn tokens whose parents were accepted: learned by sureness of the source, depth and rank.
 
     One object serves all generations of a model.
     """
@@ -59,7 +59,7 @@ class SlotRates:
         return (sure * _DEPTHS + min(depth, _DEPTHS - 1)) * MAX_SIBLINGS + rank
 
     def rate(self, sure: int, depth: int, rank: int) -> float:
-        """Return the share of tokens that stayed.
+        """Return the share of tokens that were accepted.
 
         Args:
             sure: 0 to 3, the range of ``SURE_BOUNDS``.
@@ -69,7 +69,7 @@ class SlotRates:
         return self._rates.value[self._cell(sure, depth, rank)]
 
     def learn(self, sure: int, slot: Slot, hit: bool) -> None:
-        """Take in whether a token stayed whose parent did; a slot that nothing could be drawn into is no hit."""
+        """Learn whether a token was accepted whose parent was; a slot that stayed empty counts as rejected."""
         self._rates.learn(self._cell(sure, slot.depth, slot.rank), hit)
 
     def shape(self, sure: int, limit: int, *, least: float, siblings: int = MAX_SIBLINGS) -> list[Slot]:
@@ -79,10 +79,10 @@ class SlotRates:
             sure: 0 to 3.
             limit: most slots.
             least: slots of less value are left out.
-            siblings: most slots behind one token, 1 to 3; 1 makes chains.
+            siblings: most slots after one token, 1 to 3; 1 makes chains.
         """
         slots: list[Slot] = []
-        # The second number tells slots of equal value apart; the last one is the value of the slot above.
+        # The second number breaks ties between slots of equal value; the last is the value of the parent slot.
         heap: list[tuple[float, int, Slot, float]] = []
 
         def add(parent: int, above: float, depth: int, rank: int, bound: float) -> None:

@@ -1,4 +1,4 @@
-"""Shares of hits that are learned online and fade."""
+"""Hit rates that are learned online and fade."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Sequence as Items
 from typing import Final
 
 _KEEP: Final = 0.998
-"""What is left of a count after one more trial of the same kind: about 500 trials are remembered."""
+"""Factor on a count at every new trial of the same kind: about 500 trials are remembered."""
 
 
 class Rates:
-    """Discounted shares of hits, with priors.
+    """Discounted hit rates with priors.
 
     Args:
-        priors: shares before anything is learned.
-        trials: trials that the priors count for.
+        priors: rates before anything is learned.
+        trials: weight of the priors, in trials.
 
     Attributes:
-        value: the shares as they are known now.
+        value: the current rates.
     """
 
     def __init__(self, priors: Items[float], trials: float) -> None:
@@ -29,7 +29,7 @@ class Rates:
         self.value = list(priors)
 
     def learn(self, index: int, hit: bool) -> None:
-        """Take in a trial."""
+        """Learn the outcome of a trial."""
         trials = self._trials[index] * _KEEP + 1.0
         hits = self._hits[index] * _KEEP + hit
         self._trials[index], self._hits[index] = trials, hits
@@ -37,7 +37,7 @@ class Rates:
         self.value[index] = hits / trials
 
     def relax(self, keep: float) -> None:
-        """Go a part of the way back to the priors."""
+        """Move part of the way back to the priors."""
         own = self._prior_trials
         for index, is_learned in enumerate(self._is_learned):
             if is_learned:

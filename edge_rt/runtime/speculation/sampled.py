@@ -1,8 +1,8 @@
-"""Recycled tokens drawn at random, for the acceptance rule that asks with what probability they were drawn.
+"""Recycled tokens drawn at random, for the acceptance rule that needs the probability of every draw.
 
-``accept_ratio`` keeps the text's distribution only if no drawn token has a say in whether it is in the draft. So the
-shape of a draft is settled first, from what was learned about its slots, and then tokens are drawn into it: nothing is
-sorted or dropped any more.
+``accept_ratio`` keeps the text's distribution only if being in the draft does not depend on which token was drawn. So
+the shape of a draft is chosen first, from what was learned about its slots. Then tokens are drawn into it, and nothing
+is sorted or dropped afterwards.
 """
 
 from __future__ import annotations
@@ -31,33 +31,33 @@ if TYPE_CHECKING:
     from edge_rt.runtime.decode.sequence import Sequence
 
 PROBE_STEPS: Final = 16
-"""Steps without a draft after which one token is drafted all the same, to learn whether drafting pays again."""
+"""Steps without a draft after which one token is drafted anyway, to learn whether drafting pays again."""
 _DRAFTING_MS: Final = 0.2
-"""What a draft is taken to cost. It is not measured as it goes: a seed would then give another text every time."""
+"""Assumed cost of drafting. It is not measured while decoding: a seed would then give another text every time."""
 _LEAST_WEIGHT: Final = 1e-6
-"""Tokens so much less likely than the best one are not drawn."""
+"""Tokens that are less likely than the best one by this factor are not drawn."""
 
 
 class _Context(NamedTuple):
-    """What a source guesses behind one context: the law that tokens are drawn from, and where each of them leads."""
+    """A source's guesses after one context: the distribution to draw from, and the cursor of each token."""
 
     proposal: Proposal
     cursors: dict[int, Any]
 
 
 class SampledDrafter:
-    """Draws trees from the probabilities of a source, as large as it pays; ``accept`` is the rule that they need.
+    """Draws trees from the probabilities of a source, as large as pays off; ``accept`` is the matching acceptance rule.
 
-    It serves one generation. Random numbers are its own: they come from the request's seed, but are not the sampler's.
-    What it decides depends on no clock, so a seed repeats its text where the source, the rates and the costs are those
-    of the first time.
+    It serves one generation. It has random numbers of its own, which come from the request's seed but are not the
+    sampler's. Its decisions do not depend on a clock, so a seed repeats its text as long as the source, the rates and
+    the costs are the same.
 
     Args:
         source: guesses whose prior is proportional to their probability among the guesses at one context.
-        rates: what is known about slots.
-        costs: what passes cost on this machine.
+        rates: learned acceptance of slots.
+        costs: costs of passes on this machine.
         temperature: of the request, above 0; the probabilities are raised to its inverse, as the model's are.
-        seed: of the request; None takes a new one.
+        seed: of the request; None takes a new seed.
         max_nodes: most nodes of a draft.
         chain: no siblings, for models that cannot verify trees.
         trace: called with every step's decision.
@@ -91,18 +91,18 @@ class SampledDrafter:
         self._idle = 0
         self._sure = 0
         self._slots: list[Slot] = []
-        # For every slot its node, None if nothing could be drawn; for every node what it was drawn from.
+        # For every slot its node, None if nothing could be drawn; for every node the proposal it was drawn from.
         self._nodes: list[int | None] = []
         self._proposals: list[Proposal] = []
         self._started = self._proposed = 0.0
         self._sequence: Sequence | None = None
 
     def statistics(self, mode: str, taken_back: int = 0) -> SpecStats:
-        """Return what was drafted since ``begin``."""
+        """Return the statistics since ``begin``."""
         return self.counter.stats(mode, self._source.memory_bytes, taken_back)
 
     def begin(self, sequence: Sequence) -> None:
-        """Take up a sequence."""
+        """Start drafting for a sequence."""
         self._sequence = sequence
         self.counter = SpecCounter()
         started = self._clock()
@@ -116,7 +116,7 @@ class SampledDrafter:
         draft = Draft()
         cursor = self._source.root()
         most = min(limit, self._max_nodes)
-        # The first pass computes what is left of the prompt as well: its rows cost what prompts cost.
+        # The first pass also computes the rest of the prompt, at the cost of prefill: it gets no draft.
         if sequence.num_answer_tokens and most > 0 and cursor is not None:
             guesses = self._source.children(cursor)
             if guesses:
@@ -127,7 +127,7 @@ class SampledDrafter:
         return draft
 
     def accept(self, draft: Draft, logits: npt.NDArray[Any], sampler: Sampler, end_ids: Collection[int]) -> Accepted:
-        """Apply ``accept_ratio`` to what ``propose`` returned last, or to its first nodes."""
+        """Apply ``accept_ratio`` to the last draft of ``propose``, or to its first nodes."""
         return accept_ratio(draft, self._proposals[: len(draft)], logits, sampler, end_ids, sampler.chance)
 
     def observe(self, draft: Draft, accepted: Accepted, outputs: Outputs) -> None:
@@ -155,7 +155,7 @@ class SampledDrafter:
             self._trace(decision(sequence, name, draft, accepted, expected, drafting, verifying))
 
     def _shape(self, most: int, depth: int) -> list[Slot]:
-        """Return the slots to draw into, knowing the source's guesses at the root and nothing that is drawn."""
+        """Return the slots to draw into; they depend on the source's guesses at the root, but on no drawn token."""
         costs = self._curve.at(depth)
         slots = self._rates.shape(
             self._sure, most, least=max(LEAST_VALUE, self._curve.cheapest), siblings=self._siblings
@@ -168,14 +168,14 @@ class SampledDrafter:
         return slots[:size]
 
     def _draw(self, guesses: Items[Guess]) -> Draft:
-        """Fill the slots in their order; behind a context that the source does not know they stay empty."""
+        """Fill the slots in order; after a context that the source does not know they stay empty."""
         families: dict[int, int] = {}
         for slot in self._slots:
             families[slot.parent] = slot.rank + 1
         contexts: list[_Context] = []
         tokens: list[int] = []
         parents: list[int] = []
-        # Slot -> its context, and the tokens drawn behind it.
+        # Slot -> its context, and the tokens drawn after it.
         drawn: dict[int, tuple[_Context, tuple[int, ...]] | None] = {}
         for slot in self._slots:
             above = slot.parent
@@ -196,7 +196,7 @@ class SampledDrafter:
         return Draft(tuple(tokens), tuple(parents))
 
     def _behind(self, slot: int, tokens: Items[int], contexts: Items[_Context]) -> Items[Guess]:
-        """Return what the source guesses behind the token of a slot; nothing if it has none."""
+        """Return the source's guesses after the token of a slot; none if the slot is empty."""
         node = self._nodes[slot]
         return () if node is None else self._source.children(contexts[node].cursors[tokens[node]])
 
@@ -211,7 +211,7 @@ class SampledDrafter:
 
 
 def drafting_seed(seed: int | None) -> int | None:
-    """Return a seed for drawing drafts that goes with a request's seed and tells nothing of the sampler's numbers."""
+    """Return a seed for drawing drafts, derived from a request's seed but independent of the sampler's numbers."""
     if seed is None:
         return None
     high, low = np.random.SeedSequence(seed, spawn_key=(1,)).generate_state(2, np.uint64).tolist()

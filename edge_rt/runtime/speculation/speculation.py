@@ -1,4 +1,4 @@
-"""From ``spec="auto"`` to a drafter: who drafts for a model, with what it has learned, at what price."""
+"""Chooses the drafter for a mode such as ``spec="auto"``, and keeps what the drafters of a model have learned."""
 
 from __future__ import annotations
 
@@ -28,19 +28,20 @@ from edge_rt.runtime.speculation.tree import TreeGrower
 from edge_rt.spec_modes import RATIO_MODE, REFERENCE_MODES, require_mode, require_rule
 
 AUTO_SOURCES: Final = ("suffix", "recycling")
-# What an arm is expected to give before it was tried, relative to what is usual.
+# Expected reward of an arm before it was tried, relative to the average.
 _PRIOR_OFF, _PRIOR_DRAFTING = 0.8, 1.0
 
 
 @dataclass(frozen=True)
 class TableBounds:
-    """How much drafters may remember.
+    """Bounds of the drafters' tables.
 
     Attributes:
-        suffix_tokens: tokens of the suffix drafter; as many keys of n-grams, or tokens of a reference text, take no
-            more memory. 0: none of the three may be used.
+        suffix_tokens: tokens held by the suffix drafter. The same number of n-gram keys, or of tokens of a reference
+            text, takes no more memory. 0: none of the three may be used.
         recycling_contexts: contexts of each order that token recycling keeps; 0: it may not be used.
-        is_planned: whether these are a memory budget's: one table may then grow in the place of another, not beside it.
+        is_planned: whether these come from a memory budget: one table may then grow instead of another, not in addition
+            to it.
     """
 
     suffix_tokens: int = MAX_TOKENS
@@ -49,16 +50,16 @@ class TableBounds:
 
 
 class Speculation:
-    """The drafters of one model; what they learned stays from one generation to the next.
+    """The drafters of one model; what they learned is kept from one generation to the next.
 
     Args:
-        mode: one of ``SPEC_MODES``: what is done where a generation asks for nothing else.
-        draft_max: most drafted tokens of a pass; the cost model mostly takes fewer.
-        exact: whether a row's results do not depend on the rows beside it. Where they do, ``auto`` is off, trees cannot
-            be verified, and a chain that is asked for may give another text than plain decoding.
-        costs: measures passes, or takes what was stored; called when first needed.
-        corpus: texts that the suffix drafter looks into as well; the other drafters do not use it.
-        bounds: of the drafters' tables.
+        mode: one of ``SPEC_MODES``: the mode of generations that ask for no other.
+        draft_max: most drafted tokens of a pass; the cost model usually chooses fewer.
+        exact: whether the results of a row are independent of the other rows of a pass. If not, ``auto`` is off, trees
+            cannot be verified, and a chain that is asked for may give another text than plain decoding.
+        costs: returns stored costs of passes, or measures them; called when first needed.
+        corpus: further texts for the suffix drafter; the other drafters do not use it.
+        bounds: bounds of the drafters' tables.
         trace: called with every step's decision.
     """
 
@@ -88,14 +89,14 @@ class Speculation:
 
     @property
     def mode(self) -> str:
-        """What is done where a generation asks for nothing else."""
+        """The mode of generations that ask for no other."""
         return self._in_force(self.asked)
 
     def _in_force(self, mode: str) -> str:
         return "off" if mode == "auto" and not self.exact else mode
 
     def resolve(self, mode: str | None, *, has_reference: bool = False, accept: str = "match") -> str:
-        """Return the mode of a generation: what it asks for, or the model's.
+        """Return the mode of a generation: the one that it asks for, or the model's.
 
         Args:
             mode: of the request; None takes the model's.
@@ -103,7 +104,7 @@ class Speculation:
             accept: the request's acceptance rule.
 
         Raises:
-            ConfigError: the mode is unknown, wants a text that is not given, or cannot draft for the acceptance rule.
+            ConfigError: the mode is unknown, needs a text that is not given, or does not support the acceptance rule.
             MemoryBudgetExceeded: the memory plan has no room for its tables.
         """
         mode = self.asked if mode is None else mode
@@ -154,7 +155,7 @@ class Speculation:
         if self._bounds.is_planned:
             self._share(names, len(reference_ids or ()) if is_referring else 0)
         if reference_ids is not None and is_referring:
-            # Of these only the last one is kept: a chat gives the same text at every turn.
+            # Only the last reference drafter is kept: a chat gives the same text at every turn.
             key = (mode, tuple(reference_ids))
             if self._referring is None or self._referring[0] != key:
                 sources = (*(self._source(name) for name in names), ReferenceSource(reference_ids))
@@ -204,10 +205,10 @@ class Speculation:
         return tuple(name for name in AUTO_SOURCES if room[name])
 
     def _share(self, names: Items[str], reference_tokens: int) -> None:
-        """Hold no more than is planned: n-grams, suffixes and a reference text have one table's memory together.
+        """Hold no more than is planned: n-grams, suffixes and a reference text share one table's memory.
 
         Raises:
-            ReferenceBudgetExceeded: the reference text takes more than there is.
+            ReferenceBudgetExceeded: the reference text takes more memory than is left.
         """
         if not reference_tokens and not {"ngram", "suffix"}.intersection(names):
             return
@@ -227,10 +228,10 @@ class Speculation:
         return max(0, self._bounds.suffix_tokens - (MIN_TOKENS if "suffix" in names else 0))
 
     def most_reference_tokens(self, mode: str) -> int | None:
-        """Return how many tokens of a reference text the memory plan has room for; None: as many as there are.
+        """Return how many tokens of a reference text the memory plan has room for; None: no limit.
 
         Args:
-            mode: as ``resolve`` returns it; one that copies from such a text.
+            mode: as ``resolve`` returns it; must be one that copies from a reference text.
         """
         if not self._bounds.is_planned:
             return None
@@ -238,7 +239,7 @@ class Speculation:
 
     @property
     def costs(self) -> RowCosts:
-        """What passes cost; measured when first asked for."""
+        """Costs of passes; measured when first asked for."""
         if self._costs is None:
             self._costs = self._measure()
         return self._costs
@@ -250,32 +251,32 @@ class Speculation:
 
     @property
     def known_costs(self) -> RowCosts | None:
-        """What passes cost, if that was asked for before; nothing is measured."""
+        """Costs of passes if they are known already; nothing is measured."""
         return self._costs
 
     @property
     def corpus(self) -> Corpus | None:
-        """Texts that the suffix drafter looks into as well, if there are any."""
+        """Further texts for the suffix drafter, if there are any."""
         return self._corpus
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes that the drafters hold."""
+        """Memory of the drafters in bytes."""
         return sum(source.memory_bytes for source in self._sources.values())
 
     def replace(self, name: str, source: Source) -> None:
-        """Let another source guess in the place of one of ours: for measurements and tests."""
+        """Replace a source by another one: for measurements and tests."""
         self._sources[name] = source
         self._drop_drafters()
 
     def forget(self) -> None:
-        """Throw away what the drafters have learned."""
+        """Discard what the drafters have learned."""
         self._sources.clear()
         self._drop_drafters()
         self._place_rates = SlotRates()
 
     def close(self) -> None:
-        """Let go of everything, the corpus included."""
+        """Release everything, the corpus included."""
         self.forget()
         self._corpus = None
 
@@ -290,7 +291,7 @@ class Speculation:
             makers: dict[str, Callable[[], Source]] = {
                 "ngram": lambda: NgramSource(max_entries=entries),
                 "suffix": lambda: SuffixSource(self._corpus, max_tokens=max(MIN_TOKENS, bounds.suffix_tokens)),
-                # A third token of context changed nothing in 240 answers but the time it takes.
+                # In 240 answers a third token of context made no difference except in time.
                 "recycling": lambda: RecyclingSource(max_order=2, max_contexts=bounds.recycling_contexts),
             }
             self._sources[name] = makers[name]()

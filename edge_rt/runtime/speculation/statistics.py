@@ -1,4 +1,4 @@
-"""What speculation did for one answer."""
+"""Statistics of speculation for one answer."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class SpecCounter:
         *,
         is_first: bool,
     ) -> None:
-        """Count a step; the first one, which computes the prompt, only by its drafting time."""
+        """Count a step; of the first step, which computes the prompt, only the drafting time counts."""
         self.drafting_ms += drafting_ms
         if is_first:
             return
@@ -55,7 +55,7 @@ class SpecCounter:
             self.lengths[position] += 1
 
     def stats(self, mode: str, memory_bytes: int, taken_back: int = 0) -> SpecStats:
-        """Return the statistics so far, less accepted tokens of the last step that were taken back."""
+        """Return the statistics so far, without accepted tokens of the last step that were taken back."""
         accepted = max(self.accepted - taken_back, 0)
         tested = max(self.tested - taken_back, 0)
         emitted = self.emitted - taken_back
@@ -86,14 +86,14 @@ def decision(
     drafting_ms: float,
     verifying_ms: float,
 ) -> dict[str, Any]:
-    """Return what a trace is told of a step, as ``docs/decoding.md`` lists it.
+    """Return the trace record of a step; its fields are listed in ``docs/decoding.md``.
 
     Args:
-        sequence: the request; it holds what was emitted.
-        arm: who drafted.
+        sequence: the request, with the emitted tokens.
+        arm: name of the arm that drafted.
         draft: what was verified.
         accepted: what was emitted.
-        expected: drafted tokens that were expected to stay.
+        expected: drafted tokens that were expected to be accepted.
         drafting_ms: time of drafting and learning.
         verifying_ms: time of the pass and of choosing tokens.
     """

@@ -1,4 +1,4 @@
-"""Grows one tree out of the guesses of several sources, the best node first, as large as it pays."""
+"""Grows one draft tree from the guesses of several sources, best node first, as large as pays off."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from edge_rt.runtime.decode.sequence import Sequence
 
 LEAST_VALUE: Final = 0.03
-"""Guesses less likely to be reached and right are not looked at unless told otherwise."""
+"""Default bound: nodes that are less likely to be accepted are not added."""
 
 
 class _Node(NamedTuple):
@@ -30,12 +30,12 @@ class _Node(NamedTuple):
 
 
 class Tree(NamedTuple):
-    """A tree in the order in which its nodes were found, which is that of falling values.
+    """A draft tree; its nodes are in the order in which they were found, by descending value.
 
     Attributes:
         draft: tokens and parents.
         values: for every node the probability that it is accepted.
-        evidence: for every node who guessed it, and its cell in the acceptance model.
+        evidence: for every node the sources that guessed it, and its cell in the acceptance model.
     """
 
     draft: Draft
@@ -57,13 +57,13 @@ EMPTY: Final = Tree(Draft(), (), ())
 class TreeGrower:
     """Merges the guesses of sources into trees (RASD's merging by common prefixes, DySpec's order of growth).
 
-    A node's value is the probability that all its tokens down from the root are right, so the first nodes that the
-    heap gives are the best tree of every size (OPT-Tree).
+    A node's value is the probability that all its tokens down from the root are right, so the first n nodes from the
+    heap are the best tree of n nodes, for every n (OPT-Tree).
 
     Args:
-        sources: who guesses.
-        model: how much their guesses are worth.
-        chain: only the best guess of every place, for models that cannot verify trees.
+        sources: the draft sources.
+        model: estimates the acceptance of their guesses.
+        chain: only the best guess of every position, for models that cannot verify trees.
     """
 
     def __init__(self, sources: Items[Source], model: AcceptanceModel, *, chain: bool = False) -> None:
@@ -107,7 +107,7 @@ class TreeGrower:
     def _expand(
         self, heap: list[_Node], parent: int, value: float, cursors: list[tuple[int, Any]], least: float
     ) -> None:
-        """Add the tokens that may follow a node. It runs many times a step, hence the plain lists."""
+        """Add the tokens that may follow a node. This runs many times per step, hence the plain lists."""
         all_odds, probabilities, cell_of = self._model.odds, self._model.probabilities, self._model.cell
         # token -> [mask, sum of odds, guesses, cursors]
         found: dict[int, list[Any]] = {}
@@ -140,20 +140,20 @@ class TreeGrower:
                 heapq.heappush(heap, _Node(-reached, self._order, parent, token, cell, guesses, behind))
 
     def begin(self) -> None:
-        """Take up another generation."""
+        """Start another generation."""
         self._model.relax()
 
     def learn(self, tree: Tree, accepted: Accepted) -> None:
-        """Take in which nodes were right: those whose parent was reached."""
+        """Learn which nodes were right, among those whose parent was reached."""
         following = dict(zip((ROOT, *accepted.path), accepted.token_ids, strict=True))
         for node, parent in enumerate(tree.draft.parents):
             if parent in following:
                 guesses, cell = tree.evidence[node]
-                # An end token that was foreseen is right, though it is not part of the path.
+                # An end token that was drafted is right, although it is not part of the path.
                 self._model.learn(guesses, cell, tree.draft.token_ids[node] == following[parent])
 
 
 def context_of(sequence: Sequence, emitted: int) -> tuple[int, ...]:
-    """Return the last known tokens before a step that emitted so many."""
+    """Return the last known tokens before a step that emitted ``emitted`` tokens."""
     end = len(sequence.token_ids) - emitted
     return tuple(sequence.token_ids[max(0, end - CONTEXT_TOKENS) : end])

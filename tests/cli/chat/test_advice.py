@@ -86,7 +86,7 @@ def test_a_drafter_that_was_set_gives_way_where_another_load_has_no_room_for_it(
     tight.options = tight.options.with_options(spec="recycling")
     tight.switch(str(tight.model.package.path), tight.load.but(spec="off"))
     assert tight.options.spec is None
-    assert "spec and accept are back to default" in tight.terminal._err.getvalue()
+    assert "spec and accept are reset to their defaults" in tight.terminal._err.getvalue()
     tight.say("one")
 
 

@@ -330,7 +330,7 @@ def test_history_is_private_and_optional(arguments, chat, cli_env, tmp_path):
 def test_a_full_context_is_explained_before_generating(chat):
     child = chat("--ctx", "64")
     child.sendline("word " * 60)
-    child.expect(r"Prompt \d+ tokens \+ 4 reserved > context 64\. /clear starts anew")
+    child.expect(r"Prompt \d+ tokens \+ 4 reserved > context 64\. /clear starts over")
     child.expect(PROMPT)
     child.sendline("/ctx 512")
     child.expect("the context has 512 tokens")

@@ -175,7 +175,7 @@ def test_load_warns_of_another_package(commands, tmp_path, told):
     commands.run(f"/save {path}")
     path.write_text(json.dumps(json.loads(path.read_text()) | {"package_id": "0" * 64}))
     commands.run(f"/load {path}")
-    assert "warning: the conversation was held with another package" in told()
+    assert "warning: the conversation was saved with another package" in told()
 
 
 def test_load_with_malformed_options_changes_nothing(commands, conversation, tmp_path):

@@ -86,7 +86,7 @@ def test_auto_is_said_to_be_off_in_the_portable_profile(inline, small_package, p
 def test_a_half_of_few_prompts_is_no_figure_to_go_by(count, said, bench, prompts):
     prompts.write_text("word\n" * count)
     told = bench("-n", "2").stdout.decode()
-    assert ("the least repetitive half has only 3 prompts: too few to go by" in told) is said
+    assert ("the least repetitive half has only 3 prompts: too few to rely on" in told) is said
 
 
 def test_the_picture_is_titled_with_the_package(inline, native_package, prompts, tmp_path):
@@ -111,16 +111,16 @@ def test_long_prompts_are_left_out_and_told(bench, prompts):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--prompts", "x", "--tg", "5"), "--prompts does not go with --tg."),
-        (("--prompts", "x", "--calibrate"), "--prompts does not go with --calibrate."),
-        (("--calibrate", "-r", "2", "--cold"), "--calibrate does not go with --repetitions, --cold."),
+        (("--prompts", "x", "--tg", "5"), "--prompts does not work with --tg."),
+        (("--prompts", "x", "--calibrate"), "--prompts does not work with --calibrate."),
+        (("--calibrate", "-r", "2", "--cold"), "--calibrate does not work with --repetitions, --cold."),
         (("--spec", "auto", "--plot", "x.png"), "There are no prompts for --spec, --plot."),
         (("--raw",), "--prompts is missing"),
         (("--prompts", "x", "--spec", "magic"), "mode of speculation is unknown"),
         (("--prompts", "x", "--spec", "ngram", "--corpus", "y"), "--corpus is not used"),
         (("--prompts", "x", "--spec", "off", "--draft-max", "4"), "--draft-max is not used"),
         (("--prompts", "x", "--temp", "-3"), "'temperature'"),
-        (("--prompts", "x", "--plot", "picture.doc"), "no name of a picture"),
+        (("--prompts", "x", "--plot", "picture.doc"), "cannot be a plot"),
     ],
 )
 def test_options_that_would_be_dropped_are_refused(arguments, said, inline):
@@ -152,7 +152,7 @@ def test_costs_that_the_disk_does_not_take_are_told(inline, native_package, cli_
     folder.write_text("a file where the folder should be")
     lost = inline("bench", "-m", native_package, "--calibrate", "--json")
     assert (lost.returncode, json.loads(lost.stdout)["is_kept"]) == (0, False)
-    assert b"warning: the costs could not be kept" in lost.stderr
+    assert b"warning: the measurement could not be saved" in lost.stderr
 
 
 def test_signals_stop_it(start, slow_package, prompts):

@@ -35,7 +35,7 @@ def test_commands_and_several_lines_work_too(talk):
 def test_a_prompt_that_does_not_fit_is_refused_with_what_can_be_typed(talk):
     error = json.loads(talk(b"/ctx 64\n" + b"word " * 600 + b"\n", "--json").stdout)["error"]
     assert (error["type"], error["exit_code"]) == ("ContextOverflow", 3)
-    assert error["action"] == "/clear starts anew, /undo drops the last exchange, or /ctx N for more (up to 512)."
+    assert error["action"] == "/clear starts over, /undo drops the last exchange, or /ctx N for more (up to 512)."
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def test_work_is_taken_up_where_it_ended(check, tmp_path):
     assert first.count(b"\n") == 3
     result = check("--state", state, "--spec", "suffix", "--json")
     whole = state.read_bytes()
-    assert b"2 of 6 answers are there already" in result.stderr
+    assert b"2 of 6 answers are already there" in result.stderr
     assert whole.startswith(first)
     assert whole.count(b"\n") == 7
     again = check("--state", state, "--spec", "suffix", "--json")
@@ -106,7 +106,7 @@ def test_another_verification_is_refused(check, tmp_path):
 def test_the_portable_profile_promises_nothing(inline, small_package, prompts):
     result = inline("verify", "-m", small_package, "--prompts", prompts, "-n", "4", "--limit", "1", "--spec", "auto")
     assert result.returncode == 0
-    assert b"warning: nothing is promised in the op profile portable" in result.stderr
+    assert b"warning: identical answers are not guaranteed in the op profile portable" in result.stderr
 
 
 def test_recycling_is_left_out_of_the_portable_profile_and_that_is_said(inline, small_package, prompts):
@@ -159,7 +159,7 @@ def test_ctrl_c_keeps_what_is_done(start, slow_package, prompts, tmp_path):
     process.send_signal(signal.SIGINT)
     told = process.communicate(timeout=20)[1].decode()
     assert process.returncode == 130
-    assert "answers are kept: the same command goes on from there" in told
+    assert "answers are saved: the same command continues from there" in told
     assert state.read_bytes().endswith(b"\n")
     assert 2 <= state.read_bytes().count(b"\n") < 7
 
@@ -219,7 +219,7 @@ def test_other_files_are_refused_and_left_alone(data, tmp_path):
     VerifyState(path, HEADER).__exit__(None, None, None)
     data = data.replace(b"GOOD", path.read_bytes())
     path.write_bytes(data)
-    with pytest.raises(InputError, match="no state of a verification"):
+    with pytest.raises(InputError, match="not the state of a verification"):
         VerifyState(path, HEADER)
     assert path.read_bytes() == data
 

@@ -75,7 +75,7 @@ def test_the_table():
     rows = {line[:12].rstrip(): line[13:] for line in told(tell_table, RESULT).splitlines()}
     assert rows["speculation"] == "auto: accepted 71 of 104 tested (68 %, 2.9 tok/step) in 44 steps"
     assert rows["choices"] == "fusion 40, off 4"
-    assert rows["drafted"] == "1 300 rows, 104 of them tested (their parents stayed)"
+    assert rows["drafted"] == "1 300 rows, 104 of them tested (their parents were kept)"
     assert rows["drafting"] == "4.0 % of the time (12.3 ms)"
     assert rows["drafters"] == "hold 3 072 KiB"
     assert rows["by position"] == "75 % 50 % 25 %"

@@ -298,7 +298,7 @@ class TestSharedBudget:
 class TestDecidedPlan:
     @pytest.mark.parametrize("given", ["x", 5, {}], ids=repr)
     def test_it_is_one(self, native_package, given):
-        with pytest.raises(ConfigError, match=r"The plan is none\. Got "):
+        with pytest.raises(ConfigError, match=r"The argument 'plan' is not a plan\. Got "):
             edge_rt.load(native_package, plan=given)
 
     def test_it_is_done_as_it_is(self, native_package):
@@ -321,7 +321,7 @@ class TestDecidedPlan:
     @pytest.mark.parametrize("more", [{"ctx": 64}, {"memory": AMPLE}, {"kv": "auto"}, {"threads": 1}], ids=str)
     def test_what_it_decides_is_not_given_again(self, native_package, more):
         plan = edge_rt.plan(native_package)
-        with pytest.raises(ConfigError, match=f"decided that already.*{next(iter(more))}"):
+        with pytest.raises(ConfigError, match=f"already decided these options.*{next(iter(more))}"):
             edge_rt.load(native_package, plan=plan, **more)
 
     def test_of_another_package_it_is_refused(self, native_package, small_package):
@@ -373,7 +373,7 @@ class TestLimits:
                 with model.passes() as (runner, _):
                     first = runner.forward([7], 0, 1).logits.copy()
                     if memory is not None:
-                        with pytest.raises(MemoryBudgetExceeded, match="needs more memory than there is for it"):
+                        with pytest.raises(MemoryBudgetExceeded, match="needs more memory than is available for it"):
                             runner.forward([5] * 512, 0, 1)
                     assert (runner.forward([7], 0, 1).logits == first).all()
                 answers.append(model.generate(TEXT, max_tokens=20, **GREEDY).token_ids)
