@@ -14,8 +14,8 @@ import pytest
 from edge_rt.errors import Cancelled, ConfigError, InputError, StorageError
 from edge_rt.export import export_model
 from edge_rt.package.reader import open_package
-from edge_rt.runtime.engine import load_package
 from tests.helpers.gguf_factory import write_llama_gguf
+from tests.helpers.models import load_package
 from tests.helpers.packages import listing
 from tests.helpers.small import GREEDY
 
