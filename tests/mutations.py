@@ -71,10 +71,17 @@ MUTATIONS = [
         f"{GRAPH}io_binding_native.py", "super().release()\n        self.buffers = []", "super().release()", CACHE
     ),
     Mutation(f"{GRAPH}io_binding_portable.py", "self.keys, self.values = [], []", "self.keys = []", CACHE),
-    Mutation(f"{GRAPH}outputs.py", "base.madvise(mmap.MADV_REMOVE)", "base.madvise(mmap.MADV_DONTNEED)", CACHE),
+    Mutation(f"{GRAPH}outputs.py", '"MADV_REMOVE"', '"MADV_DONTNEED"', CACHE),
     Mutation(f"{GRAPH}io_binding_base.py", "self._cache_buffers()[:1]", "self._cache_buffers()[:0]", CACHE),
-    Mutation("edge_rt/cli/interrupt.py", "self.exit_code = 128 + signum", "self.exit_code = 130", SIGNALS),
-    Mutation("edge_rt/cli/interrupt.py", '("SIGINT", "SIGTERM", "SIGHUP")', '("SIGINT", "SIGHUP")', SIGNALS),
+    Mutation(
+        "edge_rt/cli/interrupt.py",
+        'return 128 + (signals["SIGTERM"] if',
+        'return 130 + 0 * (signals["SIGTERM"] if',
+        SIGNALS,
+    ),
+    Mutation(
+        "edge_rt/cli/interrupt.py", '("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")', '("SIGINT", "SIGHUP")', SIGNALS
+    ),
     Mutation(
         "edge_rt/package/writer.py",
         "shutil.rmtree(self.folder, ignore_errors=True)\n        self._remove_new_parents()",

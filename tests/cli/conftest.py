@@ -65,9 +65,9 @@ def start(cli_env):
     """Start a command line that is going to be sent a signal."""
     started = []
 
-    def run(*arguments, **options):
+    def run(*arguments, program=PROGRAM, **options):
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        process = subprocess.Popen([*PROGRAM, *map(str, arguments)], env=cli_env, **{**pipes, **options})
+        process = subprocess.Popen([*program, *map(str, arguments)], env=cli_env, **{**pipes, **options})
         started.append(process)
         return process
 

@@ -116,14 +116,19 @@ class TestHostileTemplates:
             attempt(ESCAPES[name])
 
     @pytest.mark.parametrize("name", BOMBS)
-    def test_work_without_end_is_stopped_within_a_second_and_64_mib(self, name):
-        # Tracing makes it several times slower, and it ends within a second all the same.
+    def test_work_without_end_is_stopped_within_a_second(self, name):
+        start = time.process_time()
+        with pytest.raises(InvalidTemplate):
+            attempt(BOMBS[name])
+        assert time.process_time() - start < 1
+
+    @pytest.mark.parametrize("name", BOMBS)
+    def test_work_without_end_stays_within_64_mib(self, name):
+        # Apart from the time, because tracing makes it several times slower.
         tracemalloc.start()
         try:
-            start = time.process_time()
             with pytest.raises(InvalidTemplate):
                 attempt(BOMBS[name])
-            assert time.process_time() - start < 1
             assert tracemalloc.get_traced_memory()[1] < 64 * 2**20
         finally:
             tracemalloc.stop()

@@ -199,9 +199,15 @@ def test_ctrl_c_in_prefill(spawn, slow_package):
     assert (document["finish_reason"], document["token_ids"]) == ("cancelled", [])
 
 
-@pytest.mark.parametrize("after", [0.5, 0.7, 0.9])
+BEGINS = "import sys; from edge_rt.cli.main import main; print('main', file=sys.stderr, flush=True); sys.exit(main())"
+
+
+@pytest.mark.parametrize("after", [0.05, 0.2, 0.4])
 def test_ctrl_c_early_on(after, start, slow_package):
-    process = start("generate", "-m", slow_package, "-p", "Hello", "--json", "-n", "5000", *ENDLESS)
+    asked = ("generate", "-m", slow_package, "-p", "Hello", "--json", "-n", "5000", *ENDLESS)
+    process = start(*asked, program=[*PROGRAM[:2], BEGINS])
+    assert process.stderr.readline() == b"main\n"
+    # Different moments of what comes before the first token, which ones does not matter: nothing is waited for.
     time.sleep(after)
     told = Told(process.pid)
     process.send_signal(signal.SIGINT)

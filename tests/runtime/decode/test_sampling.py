@@ -197,8 +197,9 @@ class TestDraws:
     def test_frequencies_are_the_probabilities(self, options):
         config = GenerationConfig(**({"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 5} | options))
         count = 6000
-        kept = reference_set(self.LOGITS, config.temperature, config.top_k, config.top_p, config.min_p)
-        weights = {i: math.exp(float(self.LOGITS[i]) / config.temperature) for i in kept}
+        used = config.sampling()
+        kept = reference_set(self.LOGITS, used.temperature, used.top_k, used.top_p, used.min_p)
+        weights = {i: math.exp(float(self.LOGITS[i]) / used.temperature) for i in kept}
         total = sum(weights.values())
         drawn = draw(config, self.LOGITS, count)
         assert set(drawn) <= set(kept)

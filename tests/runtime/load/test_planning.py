@@ -588,11 +588,11 @@ def status(name):
     return next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith(name))
 
 package, short, asked = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
-edge_rt.plan(package, memory="8GiB", **asked)
+edge_rt.plan(package, memory="8GiB", threads=2, **asked)
 # What the process holds is planned in whole MiB: a few KiB of the first plan must not make the second one larger.
 room = -status("VmRSS") % (1 << 20)
 ballast = b"x" * (room + (256 << 10)) if room < 512 << 10 else b""
-budget = edge_rt.plan(package, memory="8GiB", **asked).minimum_bytes - short
+budget = edge_rt.plan(package, memory="8GiB", threads=2, **asked).minimum_bytes - short
 base = status("VmHWM")
 try:
     model = edge_rt.load(package, memory=budget, threads=2, **asked)
