@@ -109,7 +109,8 @@ def test_an_answer_that_circles_ends_at_the_same_token_with_and_without_drafts(d
     prompt = [{"role": "user", "content": "Write a poem about the sea."}]
     options = {"temperature": 0.0, "repetition_guard": True}
     drafted, plain = (drafting_model.generate(prompt, **options, spec=mode) for mode in ("suffix", "off"))
-    assert drafted.spec.tokens_per_step > 2
+    # How much is drafted depends on how busy the machine is.
+    assert drafted.spec.draft_n_accepted > 50
     assert (drafted.finish_reason, drafted.token_ids, drafted.text) == ("repetition", plain.token_ids, plain.text)
 
 
