@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from edge_rt.runtime.config import GenerationConfig as GenerationConfig
     from edge_rt.runtime.engine import Model as Model
     from edge_rt.runtime.graph.cancel import CancelToken as CancelToken
+    from edge_rt.runtime.load.options import LoadOptions as LoadOptions
     from edge_rt.runtime.results import (
         Event as Event,
         Memory as Memory,
@@ -88,6 +89,7 @@ _HOME = {
     "edge_rt.runtime.chat": ("Chat",),
     "edge_rt.runtime.config": ("GenerationConfig",),
     "edge_rt.runtime.engine": ("Model",),
+    "edge_rt.runtime.load.options": ("LoadOptions",),
     "edge_rt.runtime.results": ("Event", "Memory", "Result", "Timings", "Usage"),
     "edge_rt.runtime.stream": ("Stream",),
     "edge_rt.store.pull": ("PullReport",),

@@ -218,7 +218,10 @@ def _convert(hint: Any, value: Any, path: Path, where: str) -> Any:
             if dataclasses.is_dataclass(option) and isinstance(option, type):
                 return _build(option, value, path, where)
     if float in allowed and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError as error:
+            raise _invalid(path, f"'{where}' is out of range.", f"It has {len(str(abs(value)))} digits.") from error
     if any(type(value) is option for option in allowed):
         return value
     raise _invalid(path, f"'{where}' has the wrong type.", f"Expected {hint}, found {type(value).__name__}.")

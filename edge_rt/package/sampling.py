@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -49,21 +48,26 @@ class Sampling:
 SAMPLING_NAMES: Final = tuple(entry.name for entry in dataclasses.fields(Sampling))
 
 
-def is_int(value: object, minimum: int) -> bool:
-    """Return whether a value is a whole number (not a bool) and large enough."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= minimum
+def is_int(value: object, minimum: int, maximum: int | None = None) -> bool:
+    """Return whether a value is a whole number (not a bool) within bounds (inclusive)."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        return False
+    return value >= minimum and (maximum is None or value <= maximum)
 
 
 def is_number(value: object, minimum: float, maximum: float) -> bool:
     """Return whether a value is a finite number (not a bool) within bounds (inclusive)."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return math.isfinite(value) and minimum <= value <= maximum
+    # Comparing is exact for whole numbers that no float can hold, and false for NaN.
+    return minimum <= value <= maximum
 
+
+_MAX_TOP_K: Final = (1 << 31) - 1
 
 _RANGES: Final[dict[str, tuple[Callable[[object], bool], str]]] = {
     "temperature": (lambda value: is_number(value, 0, 100), "a number from 0 to 100"),
-    "top_k": (lambda value: is_int(value, 0), "a whole number of at least 0"),
+    "top_k": (lambda value: is_int(value, 0, _MAX_TOP_K), "a whole number from 0 to 2147483647"),
     "top_p": (lambda value: is_number(value, 0, 1) and value != 0, "a number above 0 and up to 1"),
     "min_p": (lambda value: is_number(value, 0, 1) and value != 1, "a number from 0 to below 1"),
     "repetition_penalty": (lambda value: is_number(value, 0.01, 100), "a number from 0.01 to 100"),

@@ -277,6 +277,9 @@ class Model:
         """
         self._require_texts().check_prompt_fits(text, config)
 
+    refuse_hopeless = check_prompt_fits
+    """The older name of ``check_prompt_fits``."""
+
     def check_reference(self, config: GenerationConfig) -> None:
         """Refuse a reference text that the memory plan has no room for, before an answer needs it.
 

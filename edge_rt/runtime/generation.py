@@ -100,6 +100,7 @@ class Generation:
         self._spec_mode = spec_mode
         self._planned = planned
         self._drafter: Drafter = NullDrafter()
+        self._made: Result | None = None
         self._cached = 0
         self._taken_back = 0
 
@@ -115,7 +116,7 @@ class Generation:
             InferenceError, MemoryBudgetExceeded: a pass failed.
         """
         sequence, cache, cancel = self._sequence, self._cache, outcome.cancel
-        with outcome.telling(self._result):
+        with outcome.telling(self._settled):
             try:
                 with self._hold(cancel) as held:
                     self._drafter = held.drafter
@@ -123,23 +124,33 @@ class Generation:
                     # What is kept can be less than what is shared: see KVCache.truncate.
                     self._cached = cache.truncate(cache.common_prefix(sequence.token_ids[:-1]))
                     try:
-                        prefill(sequence, held.target, cache, self._chunk, self._on_prefill)
-                        for step in decode(sequence, held.drafter, held.target, cache, self._sampler, held.rule):
-                            self._clock.tick()
-                            yield self._event(step.token_ids)
-                            if cancel.cancelled:
-                                sequence.finish("cancelled")
-                    except Cancelled:
+                        try:
+                            prefill(sequence, held.target, cache, self._chunk, self._on_prefill)
+                            for step in decode(sequence, held.drafter, held.target, cache, self._sampler, held.rule):
+                                self._clock.tick()
+                                yield self._event(step.token_ids)
+                                if cancel.cancelled:
+                                    sequence.finish("cancelled")
+                        except Cancelled:
+                            sequence.finish("cancelled")
+                            if not sequence.num_answer_tokens:
+                                cache.truncate(self._cached)
+                        if rest := self._text.finish():
+                            yield Event(rest, ())
+                    except GeneratorExit:
+                        # Left in the middle: whole steps stay.
                         sequence.finish("cancelled")
-                        if not sequence.num_answer_tokens:
-                            cache.truncate(self._cached)
-                    if rest := self._text.finish():
-                        yield Event(rest, ())
-            except (Cancelled, GeneratorExit) as stop:
-                # Stopped while passes were measured, or left in the middle: whole steps stay.
+                        self._made = self._result()
+                        raise
+                    # Made while the model is held: drafter and cache are the next generation's afterwards.
+                    self._made = self._result()
+            except Cancelled:
+                # Stopped while the latency of passes was measured.
                 sequence.finish("cancelled")
-                if isinstance(stop, GeneratorExit):
-                    raise
+
+    def _settled(self) -> Result:
+        """Return the result as it was when the model was released."""
+        return self._result() if self._made is None else self._made
 
     def _event(self, token_ids: TokenIds[int]) -> Event:
         """Turn one step into text; tokens that were emitted behind a stop text or a circle are taken back."""

@@ -52,7 +52,7 @@ def test_a_setting_that_is_offered_works_when_it_is_typed(cli, native_package):
     refused = cli("generate", "-m", native_package, *GENERATE, "--ctx", "400", "--memory", "20MiB")
     assert refused.returncode == 4
     action = refused.stderr.decode().partition("Try ")[2]
-    flags = shlex.split(" ".join(action.partition(" (takes")[0].split()))
+    flags = shlex.split(" ".join(action.partition(" (needs")[0].split()))
     assert flags[0] == "--memory"
     typed = cli("generate", "-m", native_package, *GENERATE, *flags, "--json")
     assert typed.returncode == 0, typed.stderr

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -14,22 +12,10 @@ from typer.testing import CliRunner
 
 from edge_rt.cli.app import app
 from edge_rt.cli.options.spread import Argument, Flag, only, spread
+from tests.cli.flag_places import CLI, declarations
 from tests.cli.parsed_options import describe
 
-CLI = Path(__file__).parents[2] / "edge_rt" / "cli"
 SNAPSHOT = Path(__file__).with_name("options.txt")
-
-
-def declarations():
-    """Return flag -> places of its declaration, over all files of the command line."""
-    found = defaultdict(list)
-    for path in sorted(CLI.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Flag":
-                for name in ast.literal_eval(node.args[0]):
-                    for spelling in name.split("/"):
-                        found[spelling].append(f"{path.relative_to(CLI.parents[1])}:{node.lineno}")
-    return found
 
 
 def test_what_is_parsed_is_what_it_was():

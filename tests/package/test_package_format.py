@@ -360,8 +360,8 @@ class TestSampling:
     @pytest.mark.parametrize(
         ("name", "value"),
         [
-            *[("temperature", value) for value in (-1, 101, float("nan"), float("inf"), "1", True)],
-            *[("top_k", value) for value in (-1, 1.5)],
+            *[("temperature", value) for value in (-1, 101, float("nan"), float("inf"), 10**400, "1", True)],
+            *[("top_k", value) for value in (-1, 1.5, 1 << 31)],
             *[("top_p", value) for value in (0, 1.1)],
             *[("min_p", value) for value in (-0.1, 1)],
             *[("repetition_penalty", value) for value in (0, 101)],

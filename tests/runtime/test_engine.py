@@ -525,3 +525,12 @@ def test_an_array_of_ids_is_a_prompt(model):
 def test_what_is_no_prompt_is_a_typed_error(model, prompt):
     with pytest.raises(ConfigError, match="neither a text, nor messages, nor token ids"):
         model.generate(prompt)
+
+
+def test_token_ids_of_a_chat_may_be_an_array(model):
+    ids = np.array([5, 6, 7])
+    assert model.stream_ids(ids, GenerationConfig(max_tokens=2, **GREEDY)).result().usage.prompt_tokens == 3
+
+
+def test_the_older_name_of_the_prompt_check_is_kept(model):
+    assert type(model).refuse_hopeless is type(model).check_prompt_fits

@@ -278,7 +278,7 @@ class Conversation:
     def _reopen(self, messages: list[ChatMessage], kept: _Kept, reason: EdgeRTError) -> None:
         """Load the previous model again, with its plan, after another model could not be loaded."""
         if isinstance(reason, Cancelled):
-            self.terminal.note(f"stopped: loading {self.name} again", "dim")
+            self.terminal.note(f"stopping: loading {self.name} again", "dim")
             # The cancelled load frees its memory first.
             wait_for_unfinished_work()
         try:

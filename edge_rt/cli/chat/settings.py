@@ -155,7 +155,8 @@ def settings_to_options(settings: Mapping[str, Any]) -> GenerationConfig:
     try:
         values["logit_bias"] = {int(token): bias for token, bias in dict(values.get("logit_bias") or {}).items()}
         values["stop"] = tuple(values.get("stop") or ())
-        return GenerationConfig(**values)
+        # A chat of an older version does not say all of them.
+        return DEFAULTS.with_options(**values)
     except (TypeError, ValueError) as error:
         raise InputError(
             "The settings of the saved chat are not usable.", f"{error}", "Choose another file."

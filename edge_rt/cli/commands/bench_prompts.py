@@ -44,7 +44,12 @@ class PromptFlags:
             panel=_IN,
         ),
     ] = None
-    spec: Annotated[str | None, flags.SPEC.but(shown="auto", panel=_IN)] = None
+    spec: Annotated[
+        str | None,
+        flags.SPEC.but(
+            help="auto, ngram, suffix, recycling, reference (copies from the prompt), or off.", shown="auto", panel=_IN
+        ),
+    ] = None
     draft_max: Annotated[int | None, flags.DRAFT_MAX.but(panel=_IN)] = None
     corpus: Annotated[Path | None, flags.CORPUS.but(panel=_IN)] = None
     max_tokens: Annotated[int | None, flags.MAX_TOKENS.but(shown="256", least=1, panel=_IN)] = None

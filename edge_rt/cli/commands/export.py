@@ -30,7 +30,7 @@ class ExportFlags:
 
     out: Annotated[Path, flags.OUT]
     profile: Annotated[str | None, flags.PROFILE] = None
-    activations: Annotated[str, flags.ACTIVATIONS] = "int8"
+    activations: Annotated[str, flags.ACTIVATIONS.but(shown="int8")] = "int8"
     calibration: Annotated[str | None, flags.CALIBRATION] = None
     force: Annotated[bool, flags.FORCE.but(help="Replace a package at DIR.")] = False
     memory: Annotated[

@@ -36,8 +36,18 @@ class ComparedFlags:
 
     prompts: Annotated[Path | None, flags.PROMPTS.but(shown="a few built-in ones")] = None
     limit: Annotated[int | None, flags.LIMIT] = None
-    spec: Annotated[list[str] | None, flags.SPEC.but(shown="all but reference", panel=None, complete=None)] = None
-    kv_type: Annotated[list[str] | None, flags.KV_TYPE] = None
+    spec: Annotated[
+        list[str] | None,
+        flags.SPEC.but(
+            help="auto, ngram, suffix, recycling, or reference (copies from the prompt); repeatable.",
+            shown="all but reference",
+            panel=None,
+            complete=None,
+        ),
+    ] = None
+    kv_type: Annotated[
+        list[str] | None, flags.KV_TYPE.but(help="Format of the KV cache (see inspect); repeatable.")
+    ] = None
     state: Annotated[Path | None, flags.STATE] = None
     raw: Annotated[bool, flags.RAW] = False
 

@@ -70,6 +70,9 @@ def _of_file(path: Path) -> SamplingAdvice | None:
     values = {name: document[name] for name in SAMPLING_NAMES if document.get(name) is not None}
     if not values or document.get("do_sample") is False:
         return None
+    # transformers and llama.cpp take a negative top-k for none.
+    if isinstance(values.get("top_k"), int) and values["top_k"] < 0:
+        values["top_k"] = 0
     for name, value in values.items():
         if (wanted := fault(name, value)) is not None:
             raise _wrong(path, f"has a wrong value under '{name}'", f"Found {value!r:.40}, wanted {wanted}.")

@@ -25,11 +25,11 @@ class Sequence:
     def __init__(
         self, prompt_ids: TokenIds[int], *, capacity: int, max_tokens: int | None, end_ids: Collection[int]
     ) -> None:
-        if not prompt_ids:
+        self.token_ids: list[int] = list(prompt_ids)
+        if not self.token_ids:
             raise ConfigError("The prompt is empty.", "It has 0 tokens.", "Give at least one character.")
         if len(prompt_ids) + (max_tokens or 1) > capacity:
             raise ContextOverflow(len(prompt_ids), max_tokens or 1, capacity)
-        self.token_ids: list[int] = list(prompt_ids)
         self.num_prompt_tokens = len(prompt_ids)
         self.end_ids = frozenset(end_ids)
         self.finish_reason: FinishReason | None = None

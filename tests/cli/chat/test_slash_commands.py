@@ -358,3 +358,13 @@ def test_the_mode_in_force_is_shown(commands, speculating, told):
 def test_exit(line, commands):
     with pytest.raises(LeaveChat):
         commands.run(line)
+
+
+def test_a_chat_of_a_version_without_the_guard_has_it_on(commands, conversation, tmp_path):
+    commands.run(f"/save {tmp_path / 'chat.json'}")
+    saved = json.loads((tmp_path / "chat.json").read_text())
+    del saved["settings"]["repetition_guard"]
+    (tmp_path / "old.json").write_text(json.dumps(saved))
+    conversation.set_options(conversation.options.with_options(repetition_guard=False))
+    commands.run(f"/load {tmp_path / 'old.json'}")
+    assert conversation.options.repetition_guard

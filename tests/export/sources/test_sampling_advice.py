@@ -69,6 +69,12 @@ def test_a_file_beside_is_read_where_the_checkpoint_says_nothing(advice_of):
     assert advice_of({"temp": 0.5}, beside) == SamplingAdvice(temperature=0.5)
 
 
+@pytest.mark.parametrize("keys", [{"top_k": -1}, None])
+def test_a_negative_top_k_keeps_all_tokens_wherever_it_stands(keys, advice_of):
+    found = advice_of(keys) if keys else advice_of(beside={"top_k": -1})
+    assert found == SamplingAdvice(top_k=0)
+
+
 @pytest.mark.parametrize("beside", [{}, {"eos_token_id": 2}, {"do_sample": False, "temperature": 0.7}])
 def test_a_file_beside_may_say_nothing(beside, advice_of):
     assert advice_of(beside=beside) is None
@@ -76,8 +82,17 @@ def test_a_file_beside_may_say_nothing(beside, advice_of):
 
 @pytest.mark.parametrize(
     "beside",
-    ["{", "[]", "[" * 100_000, " " * (MAX_BESIDE_BYTES + 1), {"temperature": -1}, {"top_k": "all"}, {"top_p": 0}],
-    ids=["cut", "array", "deep", "long", "temperature", "top_k", "top_p"],
+    [
+        "{",
+        "[]",
+        "[" * 100_000,
+        " " * (MAX_BESIDE_BYTES + 1),
+        {"temperature": -1},
+        {"top_k": "all"},
+        {"top_p": 0},
+        {"top_p": 10**400},
+    ],
+    ids=["cut", "array", "deep", "long", "temperature", "top_k", "top_p", "digits"],
 )
 def test_a_file_beside_that_is_wrong_is_refused(beside, advice_of):
     with pytest.raises(InvalidModelFile, match=r"generation_config\.json beside the checkpoint"):

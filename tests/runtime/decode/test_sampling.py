@@ -195,7 +195,7 @@ class TestDraws:
         "options", [{}, {"temperature": 0.5}, {"top_k": 3}, {"top_p": 0.8}, {"min_p": 0.2}, {"top_k": 4, "top_p": 0.9}]
     )
     def test_frequencies_are_the_probabilities(self, options):
-        config = GenerationConfig(**({"temperature": 1.0, "top_p": 1.0, "seed": 5} | options))
+        config = GenerationConfig(**({"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 5} | options))
         count = 6000
         used = config.sampling()
         kept = reference_set(self.LOGITS, used.temperature, used.top_k, used.top_p, used.min_p)

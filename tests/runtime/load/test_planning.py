@@ -92,7 +92,7 @@ class TestDecisions:
             edge_rt.load(native_package, memory="20MiB", **asked)
         assert "--" not in str(caught.value)
         # The process may have grown by the error itself.
-        advice = eval(f"dict({caught.value.action.partition('Try ')[2].partition(' (takes')[0]})")
+        advice = eval(f"dict({caught.value.action.partition('Try ')[2].partition(' (needs')[0]})")
         assert set(advice) >= {"memory", *asked}
         size = int(advice.pop("memory").removesuffix("MiB")) + 4
         edge_rt.load(native_package, memory=f"{size}MiB", **advice).close()
