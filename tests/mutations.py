@@ -3,7 +3,7 @@
 Where cases are chosen (``all_pairs``, one format for all, one signal for a stage) there are changes here that the
 chosen ones have to find. Not part of CI: it compiles ``csrc/``, and again for every change in there::
 
-    python -m tests.mutations [--only WORD] [--keep FOLDER]
+    python -m tests.mutations [--only PATTERN] [--keep FOLDER]
 
 Needs the environment that the tests need. Exits with 1 if a change was not noticed.
 """
@@ -11,6 +11,7 @@ Needs the environment that the tests need. Exits with 1 if a change was not noti
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 import subprocess
 import sys
@@ -183,10 +184,10 @@ class Copy:
 def main() -> int:
     """Try all changes; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="of changes whose file or text has this word")
+    parser.add_argument("--only", default="", help="of changes whose file, text or tests match a regular expression")
     parser.add_argument("--keep", type=Path, help="where to copy the tree to; it stays")
     arguments = parser.parse_args()
-    chosen = [m for m in MUTATIONS if arguments.only in f"{m.file} {m.old} {m.new} {m.tests}"]
+    chosen = [m for m in MUTATIONS if re.search(arguments.only, f"{m.file} {m.old} {m.new} {m.tests}")]
     missed = 0
     with tempfile.TemporaryDirectory() as folder:
         copy = Copy(arguments.keep or Path(folder))
