@@ -56,7 +56,6 @@ MUTATIONS = [
     ),
     Mutation(GUARD, "self.memory -= size", "self.memory -= 0", BOMBS),
     Mutation("edge_rt/text/template_guard.py", 'operator == "**" and not', 'operator == "**>" and not', BOMBS),
-    Mutation(GUARD, "left.bit_length() + right.bit_length() > _INTEGER_BITS", "False", BOMBS),
     Mutation(
         "edge_rt/cli/chat/repl.py",
         "del buffer._undo_stack[:-MOST_EDITS]",
