@@ -33,12 +33,12 @@ FORMATS = KV_FORMATS["native"]
 class Native:
     """A runner and its cache, with the steps that tests are made of."""
 
-    def __init__(self, package, kv_format="f32", isa=None):
+    def __init__(self, package, kv_format="f32", isa=None, capacity=CAPACITY):
         self.switch = StopSwitch()
         threads = pool_size() or usable_cpus()
         session = Session(package / "model.onnx", threads=threads, profile="native", isa=isa)
         self.isa = session.isa
-        self.interface = open_io_binding(open_package(package).manifest, CAPACITY, kv_format)
+        self.interface = open_io_binding(open_package(package).manifest, capacity, kv_format)
         self.cache = self.interface.open_cache()
         self.runner = ModelRunner(session, self.interface, self.switch)
 
@@ -315,11 +315,16 @@ def test_stopped_and_closed(native_package):
         native.runner.forward(TOKEN_IDS[:5], 0, 1)
 
 
-def test_a_pass_that_is_stopped_midway_leaves_committed_rows_alone(native_package):
-    native = Native(native_package)
+def test_a_pass_that_is_stopped_midway_leaves_committed_rows_alone(tmp_path):
+    require_native()
+    write_llama_gguf(tmp_path / "model.gguf", context=2048)
+    export_model(tmp_path / "model.gguf", tmp_path / "package", profile="native")
+    native = Native(tmp_path / "package", capacity=2048)
     native.append(TOKEN_IDS[:20])
     expected = native.runner.forward(TOKEN_IDS[20:21], 20, 1).logits.copy()
-    written = native.interface.buffers[0][:, :, 21:150]
+    # A pass long enough for another thread to stop it midway, on a busy machine as well.
+    token_ids = (TOKEN_IDS * 14)[20:2000]
+    written = native.interface.buffers[0][:, :, 21:2000]
 
     def stop_once_rows_are_written():
         while not written.any() and not ended.is_set():
@@ -327,12 +332,12 @@ def test_a_pass_that_is_stopped_midway_leaves_committed_rows_alone(native_packag
         native.switch.stop()
 
     stopped_midway = 0
-    for _ in range(300):
+    for _ in range(100):
         ended = threading.Event()
         watcher = threading.Thread(target=stop_once_rows_are_written)
         watcher.start()
         try:
-            native.runner.forward(TOKEN_IDS[20:150], 20, 1)
+            native.runner.forward(token_ids, 20, 1)
         except Cancelled:
             stopped_midway += written.any()
         ended.set()

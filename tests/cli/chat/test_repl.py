@@ -198,6 +198,8 @@ def test_ctrl_c_at_an_empty_prompt(chat):
 
 SPARED = re.escape("\x1b[1;49r")
 """The last line of the screen is set apart."""
+PROMPT_ENDS = re.escape("\x1b[?2004l")
+"""A prompt has read its entry; what is typed from here on is typed ahead."""
 WHOLE = re.escape("\x1b[r")
 """It is not any longer."""
 
@@ -224,7 +226,7 @@ def test_lines_that_are_complete_become_the_next_messages(endless, tmp_path):
     child.sendline("/set max_tokens 400")
     child.expect(PROMPT)
     child.sendline("one")
-    time.sleep(1)
+    child.expect(PROMPT_ENDS)
     child.send("/set max_tokens 3\rtwo\rthree\r")
     child.expect(re.escape("two ⏎ three ⏎"))
     for _ in range(3):
@@ -250,7 +252,7 @@ def test_a_screen_that_cannot_be_drawn_on_keeps_what_is_typed(spawn, slow_packag
 def test_ctrl_d_during_an_answer_leaves_after_it(endless):
     child = endless("-n", "60")
     child.sendline("Tell me a story")
-    time.sleep(0.5)
+    child.expect(PROMPT_ENDS)
     child.send(CTRL_D)
     child.expect(STATS)
     child.expect(pexpect.EOF)
