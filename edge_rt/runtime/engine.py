@@ -241,7 +241,7 @@ class Model:
             on_prefill=on_prefill_progress,
             spec_mode=mode,
             planned=lambda: self._load_plan.totals,
-            guard=RepetitionGuard() if config.repetition_guard else None,
+            guard=RepetitionGuard(self.tokenizer.token_bytes) if config.repetition_guard else None,
         )
         # A token of its own: a stream that is left early must not cancel the caller's.
         return Stream(generation.events, CancelToken(), on_result)

@@ -116,5 +116,15 @@ def test_an_answer_that_circles_ends_at_the_same_token_with_and_without_drafts(d
 
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
 def test_texts_that_repeat_themselves_rightly_are_no_circles(text, drafting_model):
-    guard = RepetitionGuard()
+    guard = RepetitionGuard(drafting_model.tokenizer.token_bytes)
     assert not any(guard.push(token) for token in drafting_model.tokenizer.encode_prompt(text))
+
+
+@pytest.mark.parametrize(("text", "least", "most"), [("{n}\n", 1000, 1200), ("| {n} | {m} |\n", 256, 360)])
+def test_counting_without_end_is_ended(text, least, most, drafting_model):
+    tokenizer = drafting_model.tokenizer
+    guard = RepetitionGuard(tokenizer.token_bytes)
+    for n in range(1, most):
+        if any([guard.push(token) for token in tokenizer.encode_prompt(text.format(n=n, m=n + 1))]):
+            break
+    assert least < n < most - 1

@@ -184,7 +184,7 @@ class Run:
         self._generation = Generation(
             self.sequence, lambda _: nullcontext(Held(self.target, drafter or NullDrafter())), self.cache,
             Sampler(config, VOCABULARY, prompt), self.text, chunk=chunk, called=time.perf_counter(),
-            on_prefill=on_prefill, guard=RepetitionGuard() if config.repetition_guard else None,
+            on_prefill=on_prefill, guard=RepetitionGuard(lambda token_id: b"word") if config.repetition_guard else None,
         )  # fmt: skip
 
     def check(self):

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 LONGEST_CYCLE: Final = 512
 """In tokens."""
 LEAST_TOKENS: Final = 320
 LEAST_COPIES: Final = 8
+LONGEST_COUNTING_CYCLE: Final = 64
+"""In tokens, a number counted as one."""
+LEAST_COUNTING_TOKENS: Final = 2048
+LEAST_COUNTING_COPIES: Final = 256
 SLIP: Final = 64
 """How much a count is lowered by a token that breaks the cycle."""
+NUMBER: Final = -1
+"""Stands for any number; no token's id."""
 
 
 class RepetitionGuard:
@@ -20,34 +28,71 @@ class RepetitionGuard:
     For every cycle length it counts the tokens that equal the token one cycle earlier; a token that differs lowers the
     count by ``SLIP``, down to 0. The answer ends when a count has reached both ``LEAST_TOKENS`` tokens and
     ``LEAST_COPIES`` cycles: after 11 more copies of a cycle of 100 tokens, 40 of 10 tokens, or 328 of one token.
-    Tables, refrains and rows of symbols that people ask for are shorter than that. A number that changes in every copy,
-    such as a list's, keeps the count low, unless copies are longer than ``SLIP``. A single deviation does not reset a
+    Tables, refrains and rows of symbols that people ask for are shorter than that. A single deviation does not reset a
     cycle that has lasted long.
+
+    A number that changes in every copy keeps those counts low. So tokens are counted once more with all numbers taken
+    for equal, against larger limits, because lists with a running number are often wanted: ``LEAST_COUNTING_TOKENS``
+    tokens and ``LEAST_COUNTING_COPIES`` cycles, which is 1,024 numbers with a line break behind each, or a table of 256
+    short rows.
 
     The result depends on the tokens alone, not on how many are pushed per step. The cost per token does not grow with
     the length of the answer.
+
+    Args:
+        token_bytes: returns the text of a token in UTF-8.
     """
 
-    def __init__(self) -> None:
-        # The last tokens, newest first; the index where they begin falls by one for each token.
-        self._tokens = np.full(2 * LONGEST_CYCLE, -1, np.int64)
-        self._begin = LONGEST_CYCLE
-        self._equal = np.zeros(LONGEST_CYCLE, np.bool_)
-        self._change = np.zeros(LONGEST_CYCLE, np.int32)
-        self._counts = np.zeros(LONGEST_CYCLE, np.int32)
-        self._limits = LEAST_TOKENS + LEAST_COPIES * np.arange(1, LONGEST_CYCLE + 1, dtype=np.int32)
+    def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
+        self._token_bytes = token_bytes
+        lengths = np.arange(1, LONGEST_CYCLE + 1, dtype=np.int32)
+        self._exact = _Cycles(LEAST_TOKENS + LEAST_COPIES * lengths)
+        lengths = lengths[:LONGEST_COUNTING_CYCLE]
+        self._counting = _Cycles(np.maximum(LEAST_COUNTING_TOKENS, LEAST_COUNTING_COPIES * lengths))
+        self._in_number = False
 
     def push(self, token_id: int) -> bool:
         """Add the next token of the answer, at least 0; return whether the answer should end with it."""
-        last = self._tokens[self._begin : self._begin + LONGEST_CYCLE]
-        np.equal(last, token_id, out=self._equal)
+        text = self._token_bytes(token_id).decode("utf-8", "replace")
+        was_in_number, self._in_number = self._in_number, text.strip().isdecimal()
+        is_endless = self._exact.push(token_id)
+        if not self._in_number:
+            return self._counting.push(token_id) or is_endless
+        # Digits that go on without a space are more of the same number.
+        if was_in_number and not text[0].isspace():
+            return is_endless
+        return self._counting.push(NUMBER) or is_endless
+
+
+class _Cycles:
+    """Counts, for cycles of 1, 2, ... tokens, how long each has lasted.
+
+    Args:
+        limits: for every cycle length, the count that is too much; int32.
+    """
+
+    def __init__(self, limits: npt.NDArray[np.int32]) -> None:
+        longest = len(limits)
+        # The last tokens, newest first; the index where they begin falls by one for each token.
+        self._tokens = np.full(2 * longest, NUMBER - 1, np.int64)
+        self._begin = longest
+        self._equal = np.zeros(longest, np.bool_)
+        self._change = np.zeros(longest, np.int32)
+        self._counts = np.zeros(longest, np.int32)
+        self._limits = limits
+
+    def push(self, token: int) -> bool:
+        """Add the next token; return whether a cycle has reached its limit."""
+        longest = len(self._limits)
+        last = self._tokens[self._begin : self._begin + longest]
+        np.equal(last, token, out=self._equal)
         np.multiply(self._equal, SLIP + 1, out=self._change)
         self._change -= SLIP
         self._counts += self._change
         np.maximum(self._counts, 0, out=self._counts)
         if self._begin == 0:
-            self._tokens[LONGEST_CYCLE:] = last
-            self._begin = LONGEST_CYCLE
+            self._tokens[longest:] = last
+            self._begin = longest
         self._begin -= 1
-        self._tokens[self._begin] = token_id
+        self._tokens[self._begin] = token
         return bool((self._counts >= self._limits).any())

@@ -9,13 +9,32 @@ import pytest
 from hypothesis import given, settings, strategies
 
 from edge_rt.runtime.decode.draft import Draft
-from edge_rt.runtime.decode.repetition import LEAST_COPIES, LEAST_TOKENS, LONGEST_CYCLE, SLIP, RepetitionGuard
+from edge_rt.runtime.decode.repetition import (
+    LEAST_COPIES,
+    LEAST_COUNTING_COPIES,
+    LEAST_COUNTING_TOKENS,
+    LEAST_TOKENS,
+    LONGEST_COUNTING_CYCLE,
+    LONGEST_CYCLE,
+    SLIP,
+    RepetitionGuard,
+)
 from tests.helpers.fake_model import VOCABULARY, FakeTarget, Run, ScriptedDrafter, fake_cache
+
+
+DIGITS = 100_000
+"""Tokens from here on are three digits each; those from twice as many on have a space in front."""
+
+
+def text_of(token):
+    if token < DIGITS:
+        return b"word"
+    return b"%s%03d" % (b" " if token >= 2 * DIGITS else b"", token % 1000)
 
 
 def end_of(token_ids):
     """Return how many tokens the guard lets pass, the one it ends at included; None if it lets all of them pass."""
-    guard = RepetitionGuard()
+    guard = RepetitionGuard(text_of)
     return next((count for count, token in enumerate(token_ids, 1) if guard.push(token)), None)
 
 
@@ -45,14 +64,32 @@ def test_a_longer_cycle_is_not_seen():
     assert end_of(noise(LONGEST_CYCLE + 1) * 12) is None
 
 
-def test_a_running_number_in_short_copies_is_no_circle():
-    answer = [token for number in range(400) for token in (*noise(SLIP), 100_000 + number)]
-    assert end_of(answer) is None
+def rows(number_of_rows, *row):
+    """Return rows with a running number of two tokens behind each."""
+    return [token for number in range(number_of_rows) for token in (*row, 2 * DIGITS + number % 7, DIGITS + number)]
 
 
 def test_a_running_number_does_not_save_long_copies():
-    answer = [token for number in range(40) for token in (*noise(300), 100_000 + number)]
-    assert end_of(answer) is not None
+    assert end_of(rows(40, *noise(300))) is not None
+
+
+@pytest.mark.parametrize("cycle", [1, 2, 7, 8, 9, 30, LONGEST_COUNTING_CYCLE])
+def test_counting_ends_when_it_has_lasted_as_long_as_is_said(cycle):
+    most = max(LEAST_COUNTING_TOKENS, LEAST_COUNTING_COPIES * cycle)
+    answer = noise(30, 1) + rows(most // cycle + 3, *noise(cycle - 1))
+    # The number that ends a cycle counts as one token; its second half is not looked at.
+    copies, rest = divmod(cycle + most, cycle)
+    assert end_of(answer) == 30 + copies * (cycle + 1) + rest - (rest == 0)
+
+
+def test_a_longer_cycle_with_a_running_number_is_not_seen():
+    assert end_of(rows(400, *noise(LONGEST_COUNTING_CYCLE))) is None
+
+
+def test_a_number_behind_a_space_is_another_one():
+    spaced = [2 * DIGITS + number % 1000 for number in range(2 * LEAST_COUNTING_TOKENS)]
+    assert end_of(spaced) == LEAST_COUNTING_TOKENS + 1
+    assert end_of([token - DIGITS for token in spaced]) is None
 
 
 def test_a_slip_costs_as_much_as_is_said():
