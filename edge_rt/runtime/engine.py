@@ -12,10 +12,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-from edge_rt.errors import (
-    Cancelled,
-    MemoryBudgetExceeded,
-)
+from edge_rt.errors import Cancelled, MemoryBudgetExceeded
 from edge_rt.package.reader import Package
 from edge_rt.runtime.aio import AsyncStream
 from edge_rt.runtime.chat import Chat
@@ -36,6 +33,7 @@ from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.load.planning import plan_load
 from edge_rt.runtime.prompt.encoding import Message, Prompt, PromptEncoder
 from edge_rt.runtime.results import Event, Result
+from edge_rt.runtime.speculation.cost_measurement import MeasuredCosts
 from edge_rt.runtime.speculation.cost_model import RowCosts
 from edge_rt.runtime.speculation.speculation import Speculation
 from edge_rt.runtime.stream import Stream
@@ -61,7 +59,7 @@ class Model:
         package: the package.
         plan: what its memory is planned to be.
         context_tokens: capacity of the context.
-        prices: what passes cost.
+        measured_costs: what passes cost, measured.
         load_ms: milliseconds that loading took.
 
     Raises:
@@ -92,7 +90,7 @@ class Model:
             raise
         self._texts: PromptEncoder | None = parts.texts
         self._runner.open(parts.runner)
-        self._cache, self._speculation, self.prices = parts.cache, parts.speculation, parts.prices
+        self._cache, self._speculation, self.measured_costs = parts.cache, parts.speculation, parts.measured_costs
         self._providers, self._isa, self._kv_format = parts.providers, parts.isa, parts.kv_format
         self.load_ms = 1e3 * (time.perf_counter() - started)
 
@@ -228,11 +226,13 @@ class Model:
         penalised = [token for token in token_ids if token not in sequence.end_ids]
         mode = self._speculation.resolve(config.spec, has_reference=config.reference is not None, accept=config.accept)
         reference = self._encode_reference(config.reference, mode)
+
+        def drafting() -> tuple[Drafter, AcceptanceRule]:
+            return self._speculation.drafting(config, mode, reference, sampling.temperature)
+
         generation = Generation(
             sequence,
-            partial(
-                self._hold, cancel, partial(self._speculation.drafting, config, mode, reference, sampling.temperature)
-            ),
+            partial(self._hold, cancel, drafting),
             self._cache,
             Sampler(config, self.package.manifest.model.vocab_size, penalised, sampling),
             TextStream(self.tokenizer.decode_stream(), config.stop),
@@ -332,6 +332,11 @@ class Model:
             yield runner, self._cache
 
     @property
+    def prices(self) -> MeasuredCosts:
+        """The older name of ``measured_costs``."""
+        return self.measured_costs
+
+    @property
     def speculation(self) -> Speculation:
         """The drafters, and what they have learned."""
         return self._speculation
@@ -343,7 +348,7 @@ class Model:
             Busy: a generation is running.
         """
         with self.passes() as (runner, _):
-            costs = self.prices.measure(runner)
+            costs = self.measured_costs.measure(runner)
             self._speculation.costs = costs
         return costs
 

@@ -24,7 +24,7 @@ from typing import Any, Final
 import jinja2
 
 from edge_rt.errors import ConfigError, InvalidTemplate
-from edge_rt.text.template_budget import Budget, limit, text_bytes
+from edge_rt.text.template_budget import Budget, refused, text_bytes
 from edge_rt.text.template_guard import GuardedEnvironment
 
 DEFAULT_TEMPLATE_NAME: Final = "chatml"
@@ -246,10 +246,10 @@ def _guard_of(tokens: tuple[str, ...]) -> _SpecialGuard:
 
 def _render_error(error: Exception) -> InvalidTemplate:
     if isinstance(error, jinja2.UndefinedError):
-        return limit("uses a value that does not exist", f"{str(error)[:300]!r}.")
+        return refused("uses a value that does not exist", f"{str(error)[:300]!r}.")
     if isinstance(error, RecursionError):
-        return limit("nests calls too deeply", "Python's recursion limit was reached.")
-    return limit("fails on these messages", f"{type(error).__name__}: {str(error)[:300]!r}.")
+        return refused("nests calls too deeply", "Python's recursion limit was reached.")
+    return refused("fails on these messages", f"{type(error).__name__}: {str(error)[:300]!r}.")
 
 
 def _choose_sentinel(texts: Sequence[str]) -> str:

@@ -29,8 +29,8 @@ _CONTAINER_BYTES: Final = 512
 _CONTAINERS: Final[tuple[type, ...]] = (list, tuple, dict, range, type({}.keys()), type({}.values()), type({}.items()))
 
 
-def limit(what: str, numbers: str) -> InvalidTemplate:
-    """Return the error for a template that exceeds its budget."""
+def refused(what: str, numbers: str) -> InvalidTemplate:
+    """Return the error for a template that exceeds its budget, or has parts that are not allowed."""
     return InvalidTemplate(f"The chat template {what}.", numbers, "Use another template, or generate without one.")
 
 
@@ -65,21 +65,23 @@ class Budget:
         """Charge ``count`` units of work, and check the time limit."""
         self.steps -= count
         if self.steps < 0:
-            raise limit("takes too many steps", f"Limit {_STEPS}.")
+            raise refused("takes too many steps", f"Limit {_STEPS}.")
         if time.monotonic() > self.deadline:
-            raise limit("takes too long", f"Limit {SECONDS} s.")
+            raise refused("takes too long", f"Limit {SECONDS} s.")
 
     def pay(self, size: int) -> None:
         """Charge ``size`` bytes of memory."""
         self.step()
         self.memory -= size
         if self.memory < 0:
-            raise limit("produces too much data", f"Limit {_MEMORY_BYTES >> 20} MiB and {_COPIES} times the messages.")
+            raise refused(
+                "produces too much data", f"Limit {_MEMORY_BYTES >> 20} MiB and {_COPIES} times the messages."
+            )
 
     def text(self, chars: int, *sources: str) -> None:
         """Charge a new text of ``chars`` characters, made of those of ``sources``."""
         if chars > self.text_chars:
-            raise limit("builds a text that is too long", f"{chars} characters of at most {self.text_chars}.")
+            raise refused("builds a text that is too long", f"{chars} characters of at most {self.text_chars}.")
         self.pay(64 + chars * (1 if all(map(str.isascii, sources)) else 4))
 
     def printed(self, value: Any) -> str:
@@ -88,7 +90,7 @@ class Budget:
         self.pay(text_bytes(text))
         self.output_chars -= len(text)
         if self.output_chars < 0:
-            raise limit("writes a prompt that is too long", f"Limit {self.text_chars} characters.")
+            raise refused("writes a prompt that is too long", f"Limit {self.text_chars} characters.")
         return text
 
     def measure(self, value: Any, depth: int = 0) -> tuple[int, int, int]:
@@ -99,12 +101,12 @@ class Budget:
             return 1, 8, 0
         if not is_container(value):
             # Macros, loops, namespaces: a prompt never needs to print or compare them.
-            raise limit("puts into a list or prints what has no text", f"A {type(value).__name__}.")
+            raise refused("puts into a list or prints what has no text", f"A {type(value).__name__}.")
         known = self._sizes.get(id(value))
         if known is not None:
             return known[1:]
         if depth > _VALUE_DEPTH:
-            raise limit("nests lists too deeply", f"Limit {_VALUE_DEPTH}.")
+            raise refused("nests lists too deeply", f"Limit {_VALUE_DEPTH}.")
         self.step(1 + len(value))
         parts: Iterable[Any] = (part for pair in value.items() for part in pair) if isinstance(value, dict) else value
         count, chars, deepest = 1, 8, 0
@@ -120,7 +122,7 @@ class Budget:
     def check_size(self, count: int, chars: int, depth: int = 0) -> None:
         """Refuse a value of ``count`` parts and ``chars`` characters that is too large for a chat template."""
         if count > _VALUE_NODES or depth > _VALUE_DEPTH or chars > self.text_chars:
-            raise limit(
+            raise refused(
                 "builds a value that is too large",
                 f"{count} parts of {_VALUE_NODES}, {depth} levels of {_VALUE_DEPTH}, {chars} characters.",
             )
@@ -142,7 +144,7 @@ class Budget:
                 self.check_size(count * max(times, 0), chars * max(times, 0))
                 self.pay(64 + 8 * len(value) * max(times, 0))
         if isinstance(left, int) and isinstance(right, int) and left.bit_length() + right.bit_length() > _INTEGER_BITS:
-            raise limit("computes a number that is too large", f"Limit {_INTEGER_BITS} bits.")
+            raise refused("computes a number that is too large", f"Limit {_INTEGER_BITS} bits.")
 
     def touch(self, value: Any) -> None:
         """Charge reading a value once."""

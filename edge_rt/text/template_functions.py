@@ -16,7 +16,7 @@ from jinja2.utils import Namespace, pass_environment
 
 from edge_rt.errors import InvalidTemplate
 from edge_rt.text import template_rules as rules
-from edge_rt.text.template_budget import Budget, limit, text_bytes
+from edge_rt.text.template_budget import Budget, refused, text_bytes
 
 _RANGE: Final = 100_000
 _INDENT: Final = 64
@@ -89,7 +89,7 @@ class PaidFunctions:
             (isinstance(owner, dict) and name in rules.DICT_METHODS)
             or (isinstance(owner, list | tuple) and name in rules.LIST_METHODS)
         ):
-            raise limit("calls a method that is not allowed", f"{name[:40]!r}.")
+            raise refused("calls a method that is not allowed", f"{name[:40]!r}.")
         for value in (owner, *args):
             self.budget.touch(value)
         return self.budget.made(method(*args, **kwargs))
@@ -162,7 +162,7 @@ class PaidFunctions:
 
     def _check_indent(self, width: Any) -> None:
         if (len(width) if isinstance(width, str) else width or 0) > _INDENT:
-            raise limit("indents too far", f"Limit {_INDENT} characters.")
+            raise refused("indents too far", f"Limit {_INDENT} characters.")
 
     def _list(self, value: Any) -> list[Any]:
         if isinstance(value, str):
@@ -211,7 +211,7 @@ class PaidFunctions:
     def _range(self, *args: int) -> range:
         result = range(*args)
         if len(result) > _RANGE:
-            raise limit("counts too far", f"range() of {len(result)}, limit {_RANGE}.")
+            raise refused("counts too far", f"range() of {len(result)}, limit {_RANGE}.")
         return result
 
     def _dict(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
@@ -221,7 +221,7 @@ class PaidFunctions:
 
     def _strftime_now(self, form: str) -> str:
         if len(form) > 256:
-            raise limit("uses a date format that is too long", f"{len(form)} characters, limit 256.")
+            raise refused("uses a date format that is too long", f"{len(form)} characters, limit 256.")
         return self._clock().strftime(form)
 
     def loop(self, iterable: Any) -> Iterator[Any]:

@@ -30,7 +30,7 @@ from jinja2.utils import Namespace, pass_context
 
 from edge_rt.errors import InvalidTemplate
 from edge_rt.text import template_rules as rules
-from edge_rt.text.template_budget import Budget, limit
+from edge_rt.text.template_budget import Budget, refused
 from edge_rt.text.template_functions import PaidFunctions
 
 MAX_TEMPLATE_BYTES: Final = 64 * 1024
@@ -95,21 +95,21 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
         """
         size = len(source.encode("utf-8", "surrogatepass"))
         if size > MAX_TEMPLATE_BYTES:
-            raise limit("is too long", f"{size} bytes of at most {MAX_TEMPLATE_BYTES}.")
+            raise refused("is too long", f"{size} bytes of at most {MAX_TEMPLATE_BYTES}.")
         try:
             # Tokens are cheap to count, and the parser's cost grows with them.
             tokens = (kind for _, kind, _ in self.lex(source) if kind != "whitespace")
             if next(islice(tokens, _TOKENS, None), None) is not None:
-                raise limit("is too complex", f"More than {_TOKENS} words and signs.")
+                raise refused("is too complex", f"More than {_TOKENS} words and signs.")
             tree = self.parse(source)
             rules.check_tree(tree)
             return self.from_string(rules.rewrite(tree))
         except InvalidTemplate:
             raise
         except jinja2.TemplateSyntaxError as error:
-            raise limit("is not valid", f"Line {error.lineno}: {str(error.message)[:200]!r}.") from error
+            raise refused("is not valid", f"Line {error.lineno}: {str(error.message)[:200]!r}.") from error
         except Exception as error:  # the compiler's recursion and nesting limits have many types
-            raise limit("cannot be compiled", f"{type(error).__name__}: {str(error)[:200]!r}.") from error
+            raise refused("cannot be compiled", f"{type(error).__name__}: {str(error)[:200]!r}.") from error
 
     def begin(self, budget: Budget, sentinel: str) -> None:
         """Start a rendering, with nothing left of the previous one."""
@@ -122,7 +122,7 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
         """Look up ``obj.attribute``: methods by type, then keys; anything else is undefined."""
         self.budget.step()
         if attribute.startswith("_"):
-            raise limit("uses a private attribute", f"{attribute[:40]!r}.")
+            raise refused("uses a private attribute", f"{attribute[:40]!r}.")
         if isinstance(obj, Undefined):
             return getattr(obj, attribute)
         if isinstance(obj, dict) and attribute not in rules.DICT_METHODS:
@@ -166,9 +166,9 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
             or (isinstance(__obj, MethodType) and isinstance(__obj.__self__, LoopContext))
             or any(__obj == function for function in __self.globals.values())
         ):
-            raise limit("calls something that is not a function", f"{type(__obj).__name__!r}.")
+            raise refused("calls something that is not a function", f"{type(__obj).__name__!r}.")
         if budget.depth >= _CALL_DEPTH:
-            raise limit("nests calls too deeply", f"Limit {_CALL_DEPTH}.")
+            raise refused("nests calls too deeply", f"Limit {_CALL_DEPTH}.")
         budget.depth += 1
         try:
             return __context.call(__obj, *args, **kwargs)
@@ -184,9 +184,9 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
         elif operator == "*":
             self.budget.pay_product(left, right)
         elif operator == "%" and isinstance(left, str):
-            raise limit("formats text with '%', which is not allowed", "Use '~' or 'replace'.")
+            raise refused("formats text with '%', which is not allowed", "Use '~' or 'replace'.")
         elif operator == "**" and not (_is_small(left) and _is_small(right)):
-            raise limit("computes a power that is too large", f"Operands up to {2**10}.")
+            raise refused("computes a power that is too large", f"Operands up to {2**10}.")
         result = _ARITHMETIC[operator](left, right)
         if isinstance(result, list | tuple):
             self.budget.measure(result)

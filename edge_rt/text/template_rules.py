@@ -13,7 +13,7 @@ from typing import Final
 from jinja2 import nodes
 from jinja2.visitor import NodeTransformer
 
-from edge_rt.errors import InvalidTemplate
+from edge_rt.text.template_budget import refused
 
 MAX_NODES: Final = 8_000
 
@@ -71,10 +71,10 @@ def check_tree(tree: nodes.Template) -> None:
         node = waiting.pop()
         count += 1
         if count > MAX_NODES:
-            raise _refused("is too complex", f"More than {MAX_NODES} parts.")
+            raise refused("is too complex", f"More than {MAX_NODES} parts.")
         reason = _refusal(node)
         if reason:
-            raise _refused(f"uses {reason}, which is not allowed", f"Line {node.lineno}.")
+            raise refused(f"uses {reason}, which is not allowed", f"Line {node.lineno}.")
         waiting.extend(node.iter_child_nodes())
 
 
@@ -98,10 +98,6 @@ def rewrite(tree: nodes.Template) -> nodes.Template:
     """Return the tree with everything that repeats or grows routed through the charging filters."""
     result: nodes.Template = _Rewriter().visit(tree)
     return result
-
-
-def _refused(what: str, numbers: str) -> InvalidTemplate:
-    return InvalidTemplate(f"The chat template {what}.", numbers, "Use another template, or generate without one.")
 
 
 class _Rewriter(NodeTransformer):

@@ -125,6 +125,6 @@ def test_counting_without_end_is_ended(text, least, most, drafting_model):
     tokenizer = drafting_model.tokenizer
     guard = RepetitionGuard(tokenizer.token_bytes)
     for n in range(1, most):
-        if any([guard.push(token) for token in tokenizer.encode_prompt(text.format(n=n, m=n + 1))]):
+        if any(guard.push(token) for token in tokenizer.encode_prompt(text.format(n=n, m=n + 1))):
             break
     assert least < n < most - 1

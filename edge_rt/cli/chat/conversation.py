@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,6 +11,7 @@ from edge_rt.byte_size import show_rounded, show_share
 from edge_rt.cli.answering import MakeStream, answering
 from edge_rt.cli.chat.advice import LEAVE, flags_of_a_chat, in_words_of_a_chat, setting_in_chat
 from edge_rt.cli.chat.settings import check_options, options_to_settings
+from edge_rt.cli.chat.type_ahead import TypeAhead, no_echo
 from edge_rt.cli.interrupt import interrupt_as_cancelled, wait_for_unfinished_work
 from edge_rt.cli.loading import load_model, obtain_package, plan_model
 from edge_rt.cli.options.groups import PlaceFlags
@@ -24,7 +23,6 @@ from edge_rt.runtime.config import GenerationConfig
 from edge_rt.spec_modes import AUTO
 
 if TYPE_CHECKING:
-    from edge_rt.cli.chat.type_ahead import TypeAhead
     from edge_rt.package.reader import Package
     from edge_rt.runtime.chat import Chat, ChatMessage
     from edge_rt.runtime.engine import Model
@@ -148,7 +146,7 @@ class Conversation:
 
         keys = self.type_ahead
         tend = None if keys is None else keys.poll
-        with _no_echo() if keys is None else keys.listening(), answering(make_stream, terminal, tend) as answer:
+        with no_echo() if keys is None else keys.listening(), answering(make_stream, terminal, tend) as answer:
             for event in answer:
                 show(event)
             result = answer.result()
@@ -265,7 +263,7 @@ class Conversation:
     ) -> tuple[Model, Chat]:
         """Load a package and continue a conversation with it; if that fails, the model is closed again."""
         model = self._load_model(package, load.but(share_tokenizer_with=kept.texts))
-        kept.give_prices(model)
+        kept.give_costs(model)
         try:
             chat = model.chat()
             chat.messages = messages
@@ -287,7 +285,7 @@ class Conversation:
         except EdgeRTError as error:
             self.terminal.warn(f"{self.name} cannot be loaded again: {error} Choose a model with /model.")
             return
-        kept.give_prices(model)
+        kept.give_costs(model)
         self.model, self.chat = model, model.chat()
         self.chat.messages = messages
 
@@ -370,34 +368,14 @@ class _Kept:
         texts = model.texts
         if texts is not None and not texts.has_tokenizer_of(package):
             texts = None
-        return cls(texts, model.prices.key, model.speculation.known_costs)
+        return cls(texts, model.measured_costs.key, model.speculation.known_costs)
 
-    def give_prices(self, model: Model) -> None:
+    def give_costs(self, model: Model) -> None:
         """Give a model the measured costs if its passes are the same; measuring them again takes a second or two."""
-        if self.costs is not None and model.prices.key == self.key:
+        if self.costs is not None and model.measured_costs.key == self.key:
             model.speculation.costs = self.costs
 
 
 def _budget_of(load: LoadOptions) -> int | None:
     """Return the memory budget of an export that runs before the load, in bytes."""
     return load.memory if isinstance(load.memory, int) else None
-
-
-@contextmanager
-def _no_echo() -> Generator[None]:
-    """Do not echo keys that are typed during an answer; they are read afterwards."""
-    # Windows echoes keys when they are read, not when they are typed.
-    if sys.platform == "win32" or sys.stdin is None or not sys.stdin.isatty():
-        yield
-        return
-    import termios
-
-    descriptor = sys.stdin.fileno()
-    before = termios.tcgetattr(descriptor)
-    silent = termios.tcgetattr(descriptor)
-    silent[3] &= ~termios.ECHO
-    termios.tcsetattr(descriptor, termios.TCSADRAIN, silent)
-    try:
-        yield
-    finally:
-        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)

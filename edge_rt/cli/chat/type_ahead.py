@@ -52,14 +52,16 @@ class TypeAhead:
     def listening(self) -> Generator[None]:
         """Take the keyboard for the time of an answer; Ctrl-C stays a signal."""
         self._keys += self._kept()
-        self._take_keyboard()
         try:
+            self._take_keyboard()
             self._show()
             yield
             self.poll()
         finally:
-            self._hide()
-            self._give_keyboard_back()
+            try:
+                self._hide()
+            finally:
+                self._give_keyboard_back()
 
     def poll(self) -> None:
         """Read what was typed since the last call; does not wait."""
@@ -145,6 +147,26 @@ class TypeAhead:
         if self._size is not None:
             self._terminal.control(f"\x1b7\x1b[r\x1b[{self._size.lines};1H\x1b[2K\x1b8")
             self._size = None
+
+
+@contextmanager
+def no_echo() -> Generator[None]:
+    """Do not echo keys that are typed during an answer; they are read afterwards."""
+    # Windows echoes keys when they are read, not when they are typed.
+    if sys.platform == "win32" or sys.stdin is None or not sys.stdin.isatty():
+        yield
+        return
+    import termios
+
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    silent = termios.tcgetattr(descriptor)
+    silent[3] &= ~termios.ECHO
+    termios.tcsetattr(descriptor, termios.TCSADRAIN, silent)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
 
 
 def type_ahead_of(session: PromptSession[str], terminal: Terminal) -> TypeAhead | None:

@@ -93,10 +93,10 @@ def _calibrate(terminal: Terminal, model: Model, facts: Mapping[str, Any]) -> No
     """Measure the latency of passes on this machine, save it and show it."""
     terminal.note("measuring passes", "dim")
     measured = run_in_background(model.calibrate)
-    if not model.prices.is_kept:
+    if not model.measured_costs.is_kept:
         terminal.warn("the measurement could not be saved: the first answer with speculation will repeat it.")
     if terminal.is_json:
-        terminal.document({"row_costs": measured.to_json(), "is_kept": model.prices.is_kept, "model": facts})
+        terminal.document({"row_costs": measured.to_json(), "is_kept": model.measured_costs.is_kept, "model": facts})
     else:
         print_row_costs(terminal, measured)
 

@@ -29,7 +29,7 @@ class Parts:
         texts: tokenizer and chat template.
         cache: bookkeeping of the KV cache.
         runner: runs passes; owns the graph and the cache's memory.
-        prices: measured costs of passes.
+        measured_costs: measured costs of passes.
         speculation: the drafters.
         providers: ONNX Runtime's execution providers in use.
         isa: instruction set of the native operators; None for a portable package.
@@ -39,7 +39,7 @@ class Parts:
     texts: PromptEncoder
     cache: KVCache
     runner: ModelRunner
-    prices: MeasuredCosts
+    measured_costs: MeasuredCosts
     speculation: Speculation
     providers: list[str]
     isa: str | None
@@ -68,9 +68,9 @@ def load_parts(
     manifest, choice, options = package.manifest, load_plan.plan.choice, load_plan.options
     check_window_support(manifest.op_profile, manifest.model.sliding_window)
     tell = options.on_load or _tell_nobody
-    texts = PromptEncoder(package, choice.ctx, options.share_tokenizer_with, room=load_plan.text_room)
+    texts = PromptEncoder(package, choice.ctx, options.share_tokenizer_with, room=load_plan.encoding_budget)
     tell("tokenizer")
-    interface = _open_interface(package, load_plan)
+    io_binding = _open_io_binding(package, load_plan)
     tell("cache")
     corpus = None
     if options.corpus is not None:
@@ -83,48 +83,50 @@ def load_parts(
         memory=load_plan.pass_memory,
     )
     tell("session")
-    cache = interface.open_cache()
+    cache = io_binding.open_cache()
     facts = {
         "package_id": package.id,
         "op_profile": manifest.op_profile,
         "isa": session.isa,
-        "kv_format": interface.kv_format,
+        "kv_format": io_binding.kv_format,
         "threads": pool_size(),
         "onnxruntime": onnxruntime_version(),
     }
-    prices = MeasuredCosts(facts, interface, cache, options.costs)
-    prices.on_measure = options.on_calibrate
+    measured_costs = MeasuredCosts(facts, io_binding, cache, options.costs)
+    measured_costs.on_measure = options.on_calibrate
     speculation = Speculation(
         load_plan.spec_mode,
         load_plan.draft_max,
         trace=options.spec_trace,
         exact=manifest.op_profile == "native",
-        costs=lambda: prices.get(runner()),
+        costs=lambda: measured_costs.get(runner()),
         corpus=corpus,
         bounds=load_plan.table_bounds,
     )
     return Parts(
         texts,
         cache,
-        ModelRunner(session, interface, switch),
-        prices,
+        ModelRunner(session, io_binding, switch),
+        measured_costs,
         speculation,
         session.providers,
         session.isa,
-        interface.kv_format,
+        io_binding.kv_format,
     )
 
 
-def _open_interface(package: Package, load_plan: LoadPlan) -> IOBinding:
+def _open_io_binding(package: Package, load_plan: LoadPlan) -> IOBinding:
     choice = load_plan.plan.choice
     try:
-        interface = open_io_binding(package.manifest, choice.ctx, choice.kv_format, largest_pass=load_plan.largest_pass)
+        io_binding = open_io_binding(
+            package.manifest, choice.ctx, choice.kv_format, largest_pass=load_plan.largest_pass
+        )
     except (MemoryError, OSError, OverflowError) as error:
         raise MemoryBudgetExceeded(
             "The KV cache does not fit the memory.", f"{error}.", "Load the model with a smaller context."
         ) from error
-    interface.outputs.plan(load_plan.logit_rows, load_plan.most_logit_rows)
-    return interface
+    io_binding.outputs.plan(load_plan.logit_rows, load_plan.most_logit_rows)
+    return io_binding
 
 
 def _tell_nobody(loaded: str) -> None:

@@ -49,7 +49,8 @@ class LoadPlan:
         is_strict: whether the plan is a limit: a budget was given, or something was given up to fit the available
             memory. Otherwise the plan only predicts the memory, and more is taken when it is needed later.
         claim: its share of the budget, or of the available memory if that is short; None without either.
-        text_room: memory for text that has to be encoded at once, part of that share; None: as much as the system has.
+        encoding_budget: memory for text that has to be encoded at once, part of that share; None: as much as the
+            system has.
     """
 
     plan: Plan
@@ -57,7 +58,7 @@ class LoadPlan:
     budget_bytes: int | None
     is_strict: bool
     claim: Claim | None
-    text_room: EncodingBudget | None
+    encoding_budget: EncodingBudget | None
 
     @property
     def spec_mode(self) -> str:
@@ -110,7 +111,7 @@ class LoadPlan:
     @property
     def totals(self) -> tuple[int, int | None]:
         """Planned bytes, including those taken for long texts since, and the bytes of the budget (None without one)."""
-        more = 0 if self.text_room is None else self.text_room.taken_bytes
+        more = 0 if self.encoding_budget is None else self.encoding_budget.taken_bytes
         return self.plan.total_bytes + more, self.budget_bytes
 
     def to_json(self) -> dict[str, Any]:
@@ -219,7 +220,7 @@ def plan_load(package: Package, options: LoadOptions) -> LoadPlan:
     if budget is None and is_strict:
         budget = Budget(plan.budget_bytes)
     if budget is None:
-        return LoadPlan(plan, asked, total, is_strict, claim=None, text_room=None)
+        return LoadPlan(plan, asked, total, is_strict, claim=None, encoding_budget=None)
     base = plan.runtime_bytes
     claim = budget.claim(plan.shape.name, plan.total_bytes - base, base_bytes=base)
     return LoadPlan(

@@ -172,7 +172,7 @@ def test_after_ctrl_c_the_model_is_as_it_was_and_nothing_is_measured_again(tight
         tight.switch(path_of(tight), tight.load.but(ctx=64))
     assert tight.model is loader.models[1]
     assert tight.model.plan == before
-    tight.model.prices.on_measure = lambda: measured.append(1)
+    tight.model.measured_costs.on_measure = lambda: measured.append(1)
     assert tight.model.speculation.costs is costs
     tight.say("two")
     assert measured == []

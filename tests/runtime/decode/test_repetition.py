@@ -21,7 +21,6 @@ from edge_rt.runtime.decode.repetition import (
 )
 from tests.helpers.fake_model import VOCABULARY, FakeTarget, Run, ScriptedDrafter, fake_cache
 
-
 DIGITS = 100_000
 """Tokens from here on are three digits each; those from twice as many on have a space in front."""
 

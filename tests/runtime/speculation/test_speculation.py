@@ -295,7 +295,7 @@ class TestCalibration:
     def test_costs_are_measured_kept_and_used(self, native_package, tmp_path, plain):
         store = CostStore(tmp_path / "costs")
         with load_package(native_package, costs=store) as model:
-            key = model.prices.key
+            key = model.measured_costs.key
             first = model.generate(TEXT, max_tokens=60, **SAMPLINGS[0])
             stored = store.load(key)
             assert stored == model.speculation.costs
@@ -314,7 +314,7 @@ class TestCalibration:
     def test_stored_costs_are_taken(self, native_package, tmp_path):
         store = CostStore(tmp_path)
         with load_package(native_package) as model:
-            key = model.prices.key
+            key = model.measured_costs.key
         store.save(key, DEAR)
         with load_package(native_package, costs=store, spec="suffix") as model:
             for _ in range(2):
@@ -325,13 +325,13 @@ class TestCalibration:
     def test_costs_are_of_what_they_depend_on(self, native, native_package):
         facts = native.describe()
         for name in ("package_id", "op_profile", "isa", "kv_format", "threads", "onnxruntime"):
-            assert native.prices.key[name] == facts[name]
-        assert native.prices.key["cpu"]
+            assert native.measured_costs.key[name] == facts[name]
+        assert native.measured_costs.key["cpu"]
         # A short context cannot stand for a longer one.
         with load_package(native_package, ctx=100) as short:
-            assert short.prices.key != native.prices.key
+            assert short.measured_costs.key != native.measured_costs.key
         with load_package(native_package, kv="int8") as other:
-            assert other.prices.key != native.prices.key
+            assert other.measured_costs.key != native.measured_costs.key
 
     def test_off_measures_nothing(self, native_package, tmp_path):
         with load_package(native_package, costs=CostStore(tmp_path), spec="off") as model:
