@@ -1,7 +1,7 @@
 """Passes with two installations of edge-rt, which differ in how their library was compiled.
 
-Both are driven in turns, each by the Python that it is installed for, with one thread; what counts is processor time,
-the smallest of a turn. Ratios within turns, their median and its 95 % interval are reported::
+They run alternately, each with the Python that it is installed for, on one thread. A round measures the smallest
+processor time of a few passes of each; the median of the rounds' ratios and its 95 % interval are reported::
 
     python benchmarks/builds.py wheel/bin/python source/bin/python --package my-package --isas avx512_vnni avx2
 """

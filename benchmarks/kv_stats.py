@@ -58,7 +58,7 @@ def perplexity_ratio(series: Sequence[Array], baseline: Sequence[Array], block: 
 
     Args:
         series: negative log-likelihoods in nats, per window ``[tokens]``.
-        baseline: likewise, of the same tokens.
+        baseline: the same for the other format, of the same tokens.
         block: neighbouring tokens that are drawn together.
     """
     change = mean_interval([ours - theirs for ours, theirs in zip(series, baseline, strict=True)], block)

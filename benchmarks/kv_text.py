@@ -1,7 +1,7 @@
-"""Held text for measurements of quality: windows of token ids, cut from prompts and from the model's own answers.
+"""Texts for measurements of quality: windows of token ids, cut from prompts and from the model's own answers.
 
-A window is computed in one go, each token behind all tokens before it. Of windows of prompts every token is predicted
-and counted, of windows of chats only the answers' tokens are: nobody predicts a prompt.
+A window is computed in one pass. In windows of prompts every token's prediction counts, in windows of chats only those
+of the answers' tokens: nobody predicts a prompt.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ def prompts_of(package: Path, path: Path, every: int, longest: int) -> list[list
 
 
 def speeds(args: argparse.Namespace, prompts: list[list[int]], options: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Let workers answer the prompts in turns; returns (tokens behind the first, milliseconds) per prompt."""
+    """Let workers answer the prompts alternately; returns (tokens behind the first, milliseconds) per prompt."""
     workers = [
         Worker(name, [sys.executable, str(WORKER), str(args.package), json.dumps(chosen)])
         for name, chosen in options.items()

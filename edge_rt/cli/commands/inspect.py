@@ -63,6 +63,7 @@ def inspect(
 
 def _package_facts(path: Path, *, verify: bool) -> dict[str, Any]:
     from edge_rt.package.reader import open_package
+    from edge_rt.runtime.config import GenerationConfig
 
     package = open_package(path)
     if verify:
@@ -84,7 +85,8 @@ def _package_facts(path: Path, *, verify: bool) -> dict[str, Any]:
         "quantisation": dict(manifest.quantisation),
         "kv_formats": list(manifest.kv_formats),
         "key_calibration": _calibration(manifest),
-        "sampling": None if manifest.sampling is None else manifest.sampling.given,
+        "sampling": dataclasses.asdict(GenerationConfig().sampling(manifest.sampling)),
+        "recommended_sampling": None if manifest.sampling is None else manifest.sampling.given,
         "model": dataclasses.asdict(manifest.model),
         "tokenizer": dataclasses.asdict(manifest.tokenizer),
         "source": dataclasses.asdict(manifest.source),

@@ -8,6 +8,7 @@ import pytest
 
 from edge_rt.cli.commands.doctor import native_facts
 from edge_rt.ops import library_path, native_status
+from tests.helpers.packages import copied, edit_manifest, manifest_setter
 
 
 @pytest.fixture
@@ -63,6 +64,20 @@ def test_inspect_a_gguf(store_cli, small_gguf):
     assert sum(facts["bytes_by_type"].values()) <= facts["size_bytes"]
     assert b"chat template" in store_cli("inspect", small_gguf).stdout
     assert store_cli("inspect", small_gguf, "--verify").returncode == 2
+
+
+def test_inspect_shows_the_sampling_values_in_force_and_those_that_are_recommended(inline, small_package, tmp_path):
+    plain = json.loads(inline("inspect", small_package, "--json").stdout)
+    defaults = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "repetition_penalty": 1.0}
+    assert (plain["sampling"], plain["recommended_sampling"]) == (defaults, None)
+    package = copied(small_package, tmp_path)
+    edit_manifest(package, manifest_setter("sampling", {"temperature": 0.4, "top_p": 0.9}))
+    facts = json.loads(inline("inspect", package, "--json").stdout)
+    assert facts["sampling"] == {**defaults, "temperature": 0.4, "top_p": 0.9}
+    assert facts["recommended_sampling"] == {"temperature": 0.4, "top_p": 0.9}
+    shown = [" ".join(line.split()) for line in inline("inspect", package).stdout.decode().splitlines()]
+    assert "sampling temperature 0.4, top_k 40, top_p 0.9, min_p 0.05, repetition_penalty 1.0" in shown
+    assert "recommended_sampling temperature 0.4, top_p 0.9" in shown
 
 
 def test_inspect_verify_finds_damage(store_cli, small_gguf, tmp_path):
