@@ -2,14 +2,17 @@
 // EDGE_RT_ISA_NAMESPACE, the set's name, and EDGE_RT_SIMD_<NAME>, whose vectors it uses (kernels/simd.h).
 //
 // An operator with kernels gets a line in each of the two lists below, and a member in kernel_table.h.
+#include <type_traits>
+
 #include "kernels/kernel_table.h"
 #include "kernels/simd.h"
 
 namespace edge_rt::EDGE_RT_ISA_NAMESPACE {
 namespace {
 #include "kernels/simd_math.inl"
-#include "ops/quant_embed/quant_embed_cpu.inl"
 #include "ops/quant_linear/quant_linear_cpu.inl"
+// Reads codes as the above defines them.
+#include "ops/quant_embed/quant_embed_cpu.inl"
 #include "ops/row_top_k/row_top_k_cpu.inl"
 #include "ops/spec_attention/spec_attention_cpu.inl"
 }  // namespace

@@ -110,6 +110,12 @@ EDGE_RT_INLINE void vf_to_i8(int8_t* p, VI a) {
 EDGE_RT_INLINE VF vf_from_half(const uint16_t* p) {
   return {_mm256_cvtph_ps(load128(p)), _mm256_cvtph_ps(load128(p + 8))};
 }
+EDGE_RT_INLINE VF vf_from_bfloat(const uint16_t* p) {
+  const auto half = [](const uint16_t* from) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load128(from)), 16));
+  };
+  return {half(p), half(p + 8)};
+}
 EDGE_RT_INLINE void vf_to_half(uint16_t* p, VF a) {
   const VF clamped = vf_min(vf_set1(65504.0f), vf_max(vf_set1(-65504.0f), a));
   constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;

@@ -83,6 +83,10 @@ EDGE_RT_INLINE void vf_to_i8(int8_t* p, VI a) {
 EDGE_RT_INLINE VF vf_from_half(const uint16_t* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
+EDGE_RT_INLINE VF vf_from_bfloat(const uint16_t* p) {
+  const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16))};
+}
 EDGE_RT_INLINE void vf_to_half(uint16_t* p, VF a) {
   const VF clamped = vf_min(vf_set1(65504.0f), vf_max(vf_set1(-65504.0f), a));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),

@@ -126,6 +126,12 @@ EDGE_RT_INLINE float32x4_t from_half(const uint16_t* p) { return vcvt_f32_f16(vr
 EDGE_RT_INLINE VF vf_from_half(const uint16_t* p) {
   return {from_half(p), from_half(p + 4), from_half(p + 8), from_half(p + 12)};
 }
+EDGE_RT_INLINE float32x4_t from_bfloat(const uint16_t* p) {
+  return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16));
+}
+EDGE_RT_INLINE VF vf_from_bfloat(const uint16_t* p) {
+  return {from_bfloat(p), from_bfloat(p + 4), from_bfloat(p + 8), from_bfloat(p + 12)};
+}
 EDGE_RT_INLINE void to_half(uint16_t* p, float32x4_t a) { vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(a))); }
 EDGE_RT_INLINE void vf_to_half(uint16_t* p, VF a) {
   const VF clamped = vf_min(vf_set1(65504.0f), vf_max(vf_set1(-65504.0f), a));

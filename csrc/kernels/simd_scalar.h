@@ -135,6 +135,11 @@ EDGE_RT_INLINE uint16_t half_of_float(float a) {
   return static_cast<uint16_t>(sign | ((bits >> 13) - (112u << 10)));
 }
 EDGE_RT_INLINE VF vf_from_half(const uint16_t* p) { EDGE_RT_LANES(VF, float_of_half(p[l])); }
+EDGE_RT_INLINE VF vf_from_bfloat(const uint16_t* p) {
+  VI words;
+  for (int l = 0; l < 16; ++l) words.v[l] = wrap(uint32_t{p[l]} << 16);
+  return vf_from_bits(words);
+}
 // To nearest, ties to even; what lies beyond +-65504, infinity too, becomes +-65504.
 EDGE_RT_INLINE void vf_to_half(uint16_t* p, VF a) {
   for (int l = 0; l < 16; ++l) p[l] = half_of_float(a.v[l]);

@@ -7,7 +7,6 @@
 namespace edge_rt::fuzz {
 namespace {
 
-constexpr const char* kFormatNames[kWeightFormatCount] = {"w4m", "w4", "w8", "f16", "f32"};
 constexpr int64_t kMostProducts = 50000;  // of a call: it should take a millisecond
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -17,7 +16,8 @@ MatrixSizes any_sizes(Random& random) {
   sizes.format = static_cast<WeightFormat>(random.below(kWeightFormatCount));
   sizes.outputs = random.size(100);
   if (rounds_activations(sizes.format)) {
-    sizes.inputs = kBlock * (random.one_in(8) ? random.between(15, 36) : random.between(1, 6));
+    const int64_t units = random.one_in(8) ? random.between(15, 36) : random.between(1, 6);
+    sizes.inputs = unit_inputs(sizes.format) * (unit_inputs(sizes.format) > kBlock ? divide_up(units, 8) : units);
   } else {
     sizes.inputs = random.size(200);
   }
@@ -81,7 +81,7 @@ Case make_embed(Random& random) {
 }
 
 bool other_format(Case& call, Random& random) {
-  const std::string name = kFormatNames[random.below(kWeightFormatCount)];
+  const std::string name = kWeightFacts[random.below(kWeightFormatCount)].name;
   if (name == call.attribute("format")->text) return false;
   call.set("format", name);
   call.words = {"weight is [", "in_features is "};
@@ -90,7 +90,7 @@ bool other_format(Case& call, Random& random) {
 
 bool matrix_value(Case& call, Random& random) {
   switch (random.below(3)) {
-    case 0: call.set("format", random.pick<std::string>({"", "w5", "W4", "w4m ", std::string(700, 'x'), "f64"})); break;
+    case 0: call.set("format", random.pick<std::string>({"", "w9", "W4", "w4m ", std::string(700, 'x'), "f64"})); break;
     case 1:
       call.set("out_features", random.pick<int64_t>({0, -1, INT64_MIN, INT64_MAX, int64_t{1} << 40, (1 << 24) + 1}));
       break;
@@ -103,7 +103,7 @@ bool matrix_value(Case& call, Random& random) {
 
 bool uneven_inputs(Case& call, Random& random) {
   const std::string format = call.attribute("format")->text;
-  if (format == "f16" || format == "f32") return false;
+  if (format == "f16" || format == "f32" || format == "bf16") return false;
   call.set("in_features", call.attribute("in_features")->integer + random.between(1, 31));
   call.words = {"in_features is "};
   return true;
@@ -118,32 +118,44 @@ bool shifted_weight(Case& call, Random& random) {
 
 }  // namespace
 
-std::string format_name(WeightFormat format) { return kFormatNames[static_cast<int>(format)]; }
+std::string format_name(WeightFormat format) { return facts(format).name; }
+
+namespace {
+
+// Scales and minima of a unit of codes that is somewhere in a matrix, of those rows that the matrix has.
+void set_scales(Random& random, WeightFormat format, int64_t begin, int64_t real_rows, Input* weight) {
+  const UnitLayout at = unit_layout(format);
+  if (facts(format).scales == ScaleKind::kExponent) {
+    for (int64_t i = at.scales; i < at.d; ++i) weight->set<uint8_t>(begin + i, random.between(100, 127));
+  }
+  for (int64_t i = at.d; i < at.bytes; i += 2) {
+    if ((i - at.d) / 2 % kTileRows < real_rows) weight->set((begin + i) / 2, moderate_half(random));
+  }
+}
+
+}  // namespace
 
 Input packed_matrix(Random& random, const MatrixSizes& sizes) {
-  const int64_t tiles = divide_up(sizes.outputs, kTileRows), blocks = divide_up(sizes.inputs, kBlock);
-  const int64_t size = block_bytes(sizes.format);
-  Input weight = bytes(random, {tiles, blocks, size});
+  const int64_t tiles = divide_up(sizes.outputs, kTileRows), units = divide_up(sizes.inputs, unit_inputs(sizes.format));
+  const int64_t size = unit_bytes(sizes.format);
+  Input weight = bytes(random, {tiles, units, size});
   weight.alignment = random.pick<size_t>({64, 64, 16, 4});
-  for (int64_t block = 0; block < tiles * blocks; ++block) {
-    const int64_t real_rows = std::min<int64_t>(kTileRows, sizes.outputs - block / blocks * kTileRows);
-    const int64_t real_inputs = std::min<int64_t>(kBlock, sizes.inputs - block % blocks * kBlock);
-    const int64_t codes = sizes.format == WeightFormat::kW8 ? 512 : 256;
+  for (int64_t unit = 0; unit < tiles * units; ++unit) {
+    const int64_t real_rows = std::min<int64_t>(kTileRows, sizes.outputs - unit / units * kTileRows);
     if (rounds_activations(sizes.format)) {
-      for (int64_t at = codes; at < size; at += 2) {
-        if ((at - codes) / 2 % kTileRows < real_rows) weight.set((block * size + at) / 2, moderate_half(random));
-      }
+      set_scales(random, sizes.format, unit * size, real_rows, &weight);
       continue;
     }
-    const bool is_half = sizes.format == WeightFormat::kF16;
+    const int64_t real_inputs = std::min<int64_t>(kBlock, sizes.inputs - unit % units * kBlock);
     for (int64_t i = 0; i < kBlock * kTileRows; ++i) {
       if (i % kTileRows >= real_rows) continue;
       const bool is_real = i / kTileRows < real_inputs;
-      const int64_t at = block * kBlock * kTileRows + i;
-      if (is_half) {
-        weight.set(at, is_real ? moderate_half(random) : uint16_t{0});
-      } else {
-        weight.set(at, is_real ? random.uniform(-1.0f, 1.0f) : 0.0f);
+      const int64_t at = unit * kBlock * kTileRows + i;
+      switch (sizes.format) {
+        case WeightFormat::kF16: weight.set(at, is_real ? moderate_half(random) : uint16_t{0}); break;
+        // A float's first half, from 2^-8 to 1.
+        case WeightFormat::kBF16: weight.set<uint16_t>(at, is_real ? random.between(0x3b80, 0x3f80) : 0); break;
+        default: weight.set(at, is_real ? random.uniform(-1.0f, 1.0f) : 0.0f);
       }
     }
   }

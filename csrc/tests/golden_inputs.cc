@@ -18,14 +18,25 @@ uint16_t random_half(Random& random) {
 void put_half(uint8_t* at, uint16_t half) { std::memcpy(at, &half, sizeof half); }
 
 // Value number `row` of a block's 16, or zero behind the matrix.
-void fill_quantised(Random& random, const Matrix& matrix, int64_t tile, uint8_t* block) {
-  const int code_bytes = matrix.format == WeightFormat::kW8 ? 512 : 256;
-  for (int i = 0; i < code_bytes; ++i) block[i] = static_cast<uint8_t>(random.next() >> 56);
+void fill_quantised(Random& random, const Matrix& matrix, int64_t tile, uint8_t* unit) {
+  const WeightFacts& f = facts(matrix.format);
+  const UnitLayout at = unit_layout(matrix.format);
+  const auto byte = [&random] { return static_cast<uint8_t>(random.next() >> 56); };
+  for (int i = 0; i < at.scales; ++i) unit[i] = byte();
+  const int bits = f.scales == ScaleKind::kByte ? 63 : 255;  // of scales that are bytes
+  for (int i = at.scales; i < at.d; ++i) {
+    const bool exists = tile * kTileRows + (i - at.scales) % kTileRows < matrix.outputs;
+    const int drawn = byte() & bits, tame = f.scales == ScaleKind::kExponent ? 112 + drawn % 10 : drawn;
+    unit[i] = static_cast<uint8_t>(exists ? tame : 0);
+  }
+  if (f.scales == ScaleKind::kExponent) return;
   for (int row = 0; row < kTileRows; ++row) {
     const bool exists = tile * kTileRows + row < matrix.outputs;
-    put_half(block + code_bytes + 2 * row, exists ? random_scale(random) : uint16_t{0});
-    if (matrix.format == WeightFormat::kW4M) {
-      put_half(block + code_bytes + 32 + 2 * row, exists ? random_half(random) : uint16_t{0});
+    // Scales of bytes are whole numbers: their d is smaller.
+    const uint16_t less = f.scales == ScaleKind::kHalf ? 0 : 5 << 10;
+    put_half(unit + at.d + 2 * row, exists ? static_cast<uint16_t>(random_scale(random) - less) : uint16_t{0});
+    if (f.has_minimum) {
+      put_half(unit + at.m + 2 * row, exists ? static_cast<uint16_t>(random_half(random) - less) : uint16_t{0});
     }
   }
 }
@@ -39,7 +50,13 @@ void fill_floats(Random& random, const Matrix& matrix, int64_t tile, int64_t blo
         put_half(block + 2 * index, exists ? random_half(random) : uint16_t{0});
       } else {
         const float value = exists ? random.uniform() * 0.125f : 0.0f;
-        std::memcpy(block + 4 * index, &value, sizeof value);
+        uint32_t word;
+        std::memcpy(&word, &value, sizeof word);
+        if (matrix.format == WeightFormat::kBF16) {
+          put_half(block + 2 * index, static_cast<uint16_t>(word >> 16));
+        } else {
+          std::memcpy(block + 4 * index, &value, sizeof value);
+        }
       }
     }
   }
@@ -73,11 +90,12 @@ void Hash::add(const void* data, size_t bytes) {
 
 Matrix::Matrix(Random& random, WeightFormat weight_format, int64_t output_count, int64_t input_count)
     : format(weight_format), outputs(output_count), inputs(input_count) {
-  const int64_t tiles = (outputs + kTileRows - 1) / kTileRows, blocks = (inputs + kBlock - 1) / kBlock;
-  memory = std::make_shared<Memory>(static_cast<size_t>(tiles * blocks * block_bytes(format)));
+  const int64_t tiles = (outputs + kTileRows - 1) / kTileRows;
+  const int64_t units = (inputs + unit_inputs(format) - 1) / unit_inputs(format);
+  memory = std::make_shared<Memory>(static_cast<size_t>(tiles * units * unit_bytes(format)));
   auto* block = memory->as<uint8_t>();
   for (int64_t tile = 0; tile < tiles; ++tile) {
-    for (int64_t b = 0; b < blocks; ++b, block += block_bytes(format)) {
+    for (int64_t b = 0; b < units; ++b, block += unit_bytes(format)) {
       if (rounds_activations(format)) {
         fill_quantised(random, *this, tile, block);
       } else {

@@ -85,7 +85,8 @@ class Layer {
 
   static Tensor tensor_of(const Matrix& matrix) {
     const PackedWeight packed = matrix.packed();
-    return golden::tensor_of({packed.tiles, packed.blocks, block_bytes(packed.format)}, packed.data);
+    return golden::tensor_of({packed.tiles, packed.blocks / facts(packed.format).unit_blocks, unit_bytes(packed.format)},
+                             packed.data);
   }
   template <class T>
   static Tensor tensor_of(std::vector<int64_t> dims, const T* data) {

@@ -3,10 +3,6 @@
 namespace edge_rt::golden {
 namespace {
 
-constexpr WeightFormat kFormats[] = {WeightFormat::kW4M, WeightFormat::kW4, WeightFormat::kW8, WeightFormat::kF16,
-                                     WeightFormat::kF32};
-constexpr const char* kFormatNames[] = {"w4m", "w4", "w8", "f16", "f32"};
-
 void run_linears(const KernelTable& kernels, const Report& report, WeightFormat format, int64_t outputs,
                  int64_t inputs) {
   const std::string prefix = std::string("quant_linear.") + format_name(format) + "." + std::to_string(outputs) + "x" +
@@ -45,7 +41,7 @@ void run_linears(const KernelTable& kernels, const Report& report, WeightFormat 
 }
 
 void run_embeds(const KernelTable& kernels, const Report& report, WeightFormat format) {
-  const int64_t inputs = rounds_activations(format) ? 96 : 70;
+  const int64_t inputs = unit_inputs(format) > kBlock ? 512 : rounds_activations(format) ? 96 : 70;
   const std::string name = std::string("quant_embed.") + format_name(format);
   Random random(name);
   const Matrix matrix(random, format, 37, inputs);
@@ -140,12 +136,14 @@ void run_key_constants(const KernelTable& kernels, const Report& report, int for
 
 }  // namespace
 
-const char* format_name(WeightFormat format) { return kFormatNames[static_cast<int>(format)]; }
+const char* format_name(WeightFormat format) { return facts(format).name; }
 
 void run_ops(const KernelTable& kernels, const Report& report) {
-  for (WeightFormat format : kFormats) {
-    run_linears(kernels, report, format, 64, 128);
-    run_linears(kernels, report, format, 37, rounds_activations(format) ? 96 : 70);
+  for (int i = 0; i < kWeightFormatCount; ++i) {
+    const auto format = static_cast<WeightFormat>(i);
+    const bool is_wide = unit_inputs(format) > kBlock;
+    run_linears(kernels, report, format, 64, is_wide ? 512 : 128);
+    run_linears(kernels, report, format, 37, is_wide ? 256 : rounds_activations(format) ? 96 : 70);
     run_embeds(kernels, report, format);
   }
   for (int k : {1, 5, kMaxTopK}) run_top_k(kernels, report, k);

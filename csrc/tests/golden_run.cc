@@ -9,23 +9,25 @@ std::vector<float> linear(const KernelTable& kernels, const Matrix& matrix, cons
                           const LinearOptions& options, Hash* hash) {
   const QuantLinearKernels& quant_linear = kernels.quant_linear;
   const PackedWeight weight = matrix.packed();
-  const size_t code_bytes =
-      static_cast<size_t>(rows * weight.blocks * kBlock * (rounds_activations(matrix.format) ? 1 : 4));
+  const PackedParts parts = one_part(weight);
+  const size_t code_bytes = static_cast<size_t>(rows * weight.blocks * kBlock * (parts.rounds() ? 1 : 4));
   const size_t numbers = static_cast<size_t>(rows * weight.blocks);
-  Memory codes(code_bytes), scale(numbers * sizeof(float)), extra(numbers * sizeof(uint32_t));
-  const Activations in{rows, weight.blocks, codes.as<int8_t>(), scale.as<float>(), extra.as<uint32_t>()};
-  const RoundRows rounding{x.data(), matrix.inputs, options.norm_weight, kLinearEpsilon, matrix.format, in};
+  const size_t words = numbers * static_cast<size_t>(parts.kinds.words());
+  Memory codes(code_bytes), scale(numbers * sizeof(float)), sums(words * sizeof(uint32_t));
+  const Activations in{rows, weight.blocks, codes.as<int8_t>(), scale.as<float>(), {sums.as<uint32_t>()}};
+  const RoundRows rounding{x.data(),       matrix.inputs, options.norm_weight, kLinearEpsilon,
+                           parts.rounds(), parts.kinds,   in};
   for (int64_t group = 0; group < rounding.out.groups(); ++group) {
     quant_linear.round_group(rounding, group, 0, rounding.out.blocks);
   }
   if (hash != nullptr) {
     hash->add(in.codes, code_bytes);
     hash->add(in.scale, numbers * sizeof(float));
-    hash->add(in.extra, numbers * sizeof(uint32_t));
+    hash->add(in.sums[0], words * sizeof(uint32_t));
   }
 
   LinearRows job{};
-  job.weight = weight;
+  job.weight = parts;
   job.in = in;
   job.out_features = matrix.outputs;
   job.width = options.paired ? matrix.outputs / 2 : matrix.outputs;
@@ -37,9 +39,8 @@ std::vector<float> linear(const KernelTable& kernels, const Matrix& matrix, cons
   job.y = y.data();
   // In two ranges, as two threads would.
   const int64_t middle = weight.tiles / 4 * 2;
-  const uint8_t* end = weight.data + weight.tiles * weight.tile_bytes();
-  quant_linear.tiles(job, 0, middle, weight.data + middle * weight.tile_bytes());
-  quant_linear.tiles(job, middle, weight.tiles, end);
+  quant_linear.tiles(job, 0, middle, middle);
+  quant_linear.tiles(job, middle, weight.tiles, weight.tiles);
   return y;
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <vector>
 
 #include "kernels/kernel_table.h"
 #include "ops/spec_attention/spec_attention_run.h"
@@ -27,8 +28,9 @@ abi::Status* DecoderLayer::create(ort::Attributes& attributes) {
     return attributes.error("intermediate is %lld, must be a multiple of %d, and at most %lld",
                             static_cast<long long>(intermediate), kTileRows, static_cast<long long>(kMaxIntermediate));
   }
-  const int64_t outs[] = {attention_.qkv_features(), hidden, 2 * intermediate, hidden};
-  const int64_t ins[] = {hidden, attention_.out_features(), hidden, intermediate};
+  const int64_t queries = attention_.out_features(), keys = (attention_.qkv_features() - queries) / 2;
+  const std::vector<int64_t> outs[] = {{queries, keys, keys}, {hidden}, {intermediate, intermediate}, {hidden}};
+  const int64_t ins[] = {hidden, queries, hidden, intermediate};
   for (int i = 0; i < kMatrixCount; ++i) {
     if (abi::Status* bad = matrices_[i].create(attributes, kPrefixes[i], outs[i], ins[i])) return bad;
   }
@@ -36,7 +38,7 @@ abi::Status* DecoderLayer::create(ort::Attributes& attributes) {
   return nullptr;
 }
 
-abi::Status* DecoderLayer::check(const ort::OpContext& context, int64_t rows, PackedWeight* weights) const {
+abi::Status* DecoderLayer::check(const ort::OpContext& context, int64_t rows, PackedParts* weights) const {
   const int64_t hidden = matrices_[kQkv].in_features;
   abi::Status* bad = nullptr;
   if ((bad = context.check_shape(0, {rows, hidden})) != nullptr ||
@@ -47,12 +49,13 @@ abi::Status* DecoderLayer::check(const ort::OpContext& context, int64_t rows, Pa
   for (int i = 0; i < kMatrixCount; ++i) {
     if ((bad = matrices_[i].view(context, kInputOf[i], &weights[i])) != nullptr) return bad;
   }
+  weights[kGateUp].alternate = weights[kGateUp].count == 2;
   return nullptr;
 }
 
 abi::Status* DecoderLayer::compute(ort::OpContext& context) const {
   const int64_t rows = context.input(0).rank > 0 ? context.input(0).dims[0] : 0;
-  PackedWeight weights[kMatrixCount];
+  PackedParts weights[kMatrixCount];
   if (abi::Status* bad = check(context, rows, weights)) return bad;
   SpecAttention::Depths depths(rows);
   AttentionPass pass;
@@ -64,13 +67,13 @@ abi::Status* DecoderLayer::compute(ort::OpContext& context) const {
   const int64_t columns[] = {attention_.qkv_features(), attention_.out_features(), matrices_[kOutput].out_features,
                              matrices_[kDown].in_features};
   for (int i = 0; i < 4; ++i) widths[i] = aligned(sizeof(float) * static_cast<size_t>(rows * columns[i]));
-  for (const PackedWeight& weight : weights) {
-    activations = std::max(activations, aligned(step_scratch_bytes(weight.format, rows, weight.blocks)));
+  for (const PackedParts& weight : weights) {
+    activations = std::max(activations, aligned(step_scratch_bytes(weight, rows)));
   }
   AttentionPlan plan(pass);
   ort::Scratch scratch;
   // The input of down is rounded while that of gate_up is still read.
-  const size_t fed = aligned(activation_bytes(weights[kDown].format, rows, weights[kDown].blocks));
+  const size_t fed = aligned(activation_bytes(weights[kDown], rows));
   const size_t shared = widths[0] + widths[1] + widths[2] + widths[3] + activations + fed;
   if (abi::Status* bad = context.scratch(shared + plan.scratch_bytes(), &scratch)) return bad;
   char* at = scratch.as<char>();
@@ -85,14 +88,14 @@ abi::Status* DecoderLayer::compute(ort::OpContext& context) const {
   const float* mlp_norm = context.input(kMlpNorm).as<const float>();
   const int lanes = lanes_.load(std::memory_order_relaxed);
   const auto rounding = [&](Matrix which, const float* from, const float* norm) {
-    const PackedWeight& weight = weights[which];
-    Activations out{rows, weight.blocks, nullptr, nullptr, nullptr};
+    const PackedParts& weight = weights[which];
+    Activations out{rows, weight.blocks(), nullptr, nullptr, {}};
     if (which == kDown) {
-      out = place_activations(weight.format, rows, weight.blocks, at + activations);
-    } else if (step_scratch_bytes(weight.format, rows, weight.blocks) > 0) {
-      out = place_activations(weight.format, rows, weight.blocks, at);
+      out = place_activations(weight, rows, at + activations);
+    } else if (step_scratch_bytes(weight, rows) > 0) {
+      out = place_activations(weight, rows, at);
     }
-    return RoundRows{from, matrices_[which].in_features, norm, epsilon_, weight.format, out};
+    return RoundRows{from, matrices_[which].in_features, norm, epsilon_, weight.rounds(), weight.kinds, out};
   };
   const auto product = [&](Matrix which, const RoundRows& rounded, const float* residual, float* to) {
     const bool paired = which == kGateUp;

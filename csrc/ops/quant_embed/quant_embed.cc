@@ -10,7 +10,7 @@ abi::Status* QuantEmbed::create(ort::Attributes& attributes) {
 }
 
 abi::Status* QuantEmbed::compute(ort::OpContext& context) const {
-  PackedWeight weight;
+  PackedParts weight;
   if (abi::Status* bad = matrix_.view(context, 1, &weight)) return bad;
   const int64_t rows = context.input(0).rank > 0 ? context.input(0).dims[0] : 0;
   if (abi::Status* bad = context.check_shape(0, {rows})) return bad;
@@ -25,7 +25,7 @@ abi::Status* QuantEmbed::compute(ort::OpContext& context) const {
   if (abi::Status* bad = context.output(0, {rows, matrix_.in_features}, &y)) return bad;
   // A row is a copy of some hundred bytes: no work to be shared out.
   for (int64_t i = 0; i < rows; ++i) {
-    kernels_->row(weight, ids[i], matrix_.in_features, y.as<float>() + i * matrix_.in_features);
+    kernels_->row(weight.parts[0], ids[i], matrix_.in_features, y.as<float>() + i * matrix_.in_features);
   }
   return nullptr;
 }

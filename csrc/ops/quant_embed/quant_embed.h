@@ -6,7 +6,7 @@
 namespace edge_rt {
 
 struct QuantEmbedKernels {
-  // Writes the first `features` weights of a row: w4m fma(d, q, m), w4 d * (q - 8), w8 d * q, else the float itself.
+  // Writes the first `features` weights of a row: fma(D, q, M) with a minimum, else D * q, or the float itself.
   void (*row)(const PackedWeight& weight, int64_t row, int64_t features, float* y);
 };
 

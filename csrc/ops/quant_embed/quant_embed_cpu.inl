@@ -1,5 +1,6 @@
 // QuantEmbed on the CPU, block by block: a row or two are read per token.
 
+// Of 16 halves or more, number `index`.
 inline float half_at(const uint8_t* halves, int index) {
   uint16_t lanes[16];
   __builtin_memcpy(lanes, halves, sizeof lanes);
@@ -8,42 +9,61 @@ inline float half_at(const uint8_t* halves, int index) {
   return values[index];
 }
 
-// The weights of one row of a block.
-inline void unpack_block(WeightFormat format, const uint8_t* block, int row, float* y) {
-  switch (format) {
-    case WeightFormat::kW4M:
-    case WeightFormat::kW4: {
-      const bool has_minimum = format == WeightFormat::kW4M;
-      const float d = half_at(block + 256, row);
-      const float minimum = has_minimum ? half_at(block + 288, row) : 0;
-      for (int k = 0; k < kBlock; ++k) {
-        const uint8_t packed = block[64 * (k / 8) + 4 * row + k % 4];
-        const int code = k % 8 < 4 ? packed & 15 : packed >> 4;
-        y[k] = has_minimum ? s_fma(d, static_cast<float>(code), minimum) : d * static_cast<float>(code - 8);
-      }
-      break;
+inline float float_at(WeightFormat format, const uint8_t* block, int index) {
+  const uint8_t* at = block + int64_t{index} * facts(format).float_bytes;
+  float value;
+  if (format == WeightFormat::kF32) {
+    __builtin_memcpy(&value, at, sizeof value);
+  } else if (format == WeightFormat::kF16) {
+    value = half_at(block + index / kTileRows * 2 * kTileRows, index % kTileRows);
+  } else {
+    uint16_t half;
+    __builtin_memcpy(&half, at, sizeof half);
+    const uint32_t bits = uint32_t{half} << 16;
+    __builtin_memcpy(&value, &bits, sizeof value);
+  }
+  return value;
+}
+
+// The weights of one row of block number `place` of a unit.
+inline void unpack_block(WeightFormat format, const uint8_t* unit, int place, int row, float* y) {
+  const WeightFacts& f = facts(format);
+  const UnitLayout at = unit_layout(format);
+  if (!rounds_activations(format)) {
+    for (int k = 0; k < kBlock; ++k) y[k] = float_at(format, unit, kTileRows * k + row);
+    return;
+  }
+  const int inputs = kBlock / f.groups;
+  for (int g = 0; g < f.groups; ++g) {
+    const int index = kTileRows * (place * f.groups + g) + row;
+    const uint8_t scale = unit[at.scales + index];
+    float d, minimum = 0.0f;
+    if (f.scales == ScaleKind::kExponent) {
+      d = exponent_scale(scale);
+    } else {
+      d = half_at(unit + at.d, row);
+      if (f.has_minimum) minimum = half_at(unit + at.m, row);
+      if (f.scales == ScaleKind::kByte) d *= static_cast<float>(scale);
+      if (f.scales == ScaleKind::kByte) minimum *= -static_cast<float>(unit[at.minima + index]);
+      if (f.scales == ScaleKind::kSignedByte) d *= static_cast<float>(static_cast<int8_t>(scale));
+      if (f.scales == ScaleKind::kNibbles) d *= static_cast<float>(scale & 15);
+      if (f.scales == ScaleKind::kNibbles) minimum *= -static_cast<float>(scale >> 4);
     }
-    case WeightFormat::kW8: {
-      const float d = half_at(block + 512, row);
-      for (int k = 0; k < kBlock; ++k) {
-        y[k] = d * static_cast<float>(static_cast<int8_t>(block[64 * (k / 4) + 4 * row + k % 4]));
-      }
-      break;
+    for (int k = g * inputs; k < (g + 1) * inputs; ++k) {
+      const float code = static_cast<float>(code_at(format, unit + place * at.code_bytes, k, row));
+      y[k] = f.has_minimum ? s_fma(d, code, minimum) : d * code;
     }
-    case WeightFormat::kF16:
-      for (int k = 0; k < kBlock; ++k) y[k] = half_at(block + 32 * k, row);
-      break;
-    case WeightFormat::kF32:
-      for (int k = 0; k < kBlock; ++k) __builtin_memcpy(y + k, block + 64 * k + 4 * row, 4);
-      break;
   }
 }
 
 inline void embed_row(const PackedWeight& weight, int64_t row, int64_t features, float* y) {
-  const uint8_t* block = weight.data + row / kTileRows * weight.tile_bytes();
-  for (int64_t k = 0; k < features; k += kBlock, block += block_bytes(weight.format)) {
+  const uint8_t* tile = weight.tile(row / kTileRows);
+  const int64_t unit_blocks = facts(weight.format).unit_blocks;
+  for (int64_t k = 0; k < features; k += kBlock) {
     float values[kBlock];
-    unpack_block(weight.format, block, static_cast<int>(row % kTileRows), values);
+    const int64_t block = k / kBlock;
+    unpack_block(weight.format, tile + block / unit_blocks * unit_bytes(weight.format),
+                 static_cast<int>(block % unit_blocks), static_cast<int>(row % kTileRows), values);
     const int64_t left = features - k;
     __builtin_memcpy(y + k, values, sizeof(float) * static_cast<size_t>(left < kBlock ? left : kBlock));
   }

@@ -19,13 +19,13 @@ struct LaneCounters {
 
 // `units` neighbouring pieces in lanes of equal length. A chunk is half of what is left of its lane, but not less than
 // `least`: few claims, and short ones at the end. Every call of `claim` gives another chunk of `items()`.
-class Lanes {
+class TileLanes {
  public:
   struct Range {
     int64_t begin, end, lane_end;
   };
 
-  Lanes(int64_t units, int64_t least, int lanes)
+  TileLanes(int64_t units, int64_t least, int lanes)
       : units_(units), least_(std::max<int64_t>(least, 1)), lanes_(std::clamp(lanes, 1, kMaxLanes)) {}
 
   int64_t items() const {

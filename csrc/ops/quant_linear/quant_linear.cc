@@ -1,8 +1,8 @@
 #include "ops/quant_linear/quant_linear_op.h"
 
-#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 
 #include "kernels/kernel_table.h"
 #include "ops/quant_linear/quant_linear_run.h"
@@ -10,18 +10,14 @@
 namespace edge_rt {
 namespace {
 
-constexpr const char* kFormatNames[kWeightFormatCount] = {"w4m", "w4", "w8", "f16", "f32"};
-
 // Larger matrices do not occur, and products of sizes below it fit 64 bits.
 constexpr int64_t kMaxFeatures = int64_t{1} << 24;
 
 }  // namespace
 
-const char* weight_format_name(WeightFormat format) { return kFormatNames[static_cast<int>(format)]; }
-
 bool weight_format_from_name(const char* name, WeightFormat* out) {
   for (int i = 0; i < kWeightFormatCount; ++i) {
-    if (std::strcmp(name, kFormatNames[i]) == 0) {
+    if (std::strcmp(name, kWeightFacts[i].name) == 0) {
       *out = static_cast<WeightFormat>(i);
       return true;
     }
@@ -31,39 +27,83 @@ bool weight_format_from_name(const char* name, WeightFormat* out) {
 
 abi::Status* PackedMatrix::create(ort::Attributes& attributes) {
   const int64_t outs = attributes.integer("out_features"), ins = attributes.integer("in_features");
-  return create(attributes, "", outs, ins);
+  return create(attributes, "", {outs}, ins);
 }
 
-abi::Status* PackedMatrix::create(ort::Attributes& attributes, const std::string& prefix, int64_t outs, int64_t ins) {
-  const std::string name = attributes.text((prefix + "format").c_str());
+abi::Status* PackedMatrix::create(ort::Attributes& attributes, const std::string& prefix,
+                                  const std::vector<int64_t>& rows, int64_t ins) {
   const char* which = prefix.c_str();
-  out_features = outs;
+  out_features = std::accumulate(rows.begin(), rows.end(), int64_t{0});
   in_features = ins;
-  if (!weight_format_from_name(name.c_str(), &format)) {
-    return attributes.error("%sformat is '%.20s', must be w4m, w4, w8, f16 or f32", which, name.c_str());
-  }
   if (out_features < 1 || out_features > kMaxFeatures || in_features < 1 || in_features > kMaxFeatures) {
     return attributes.error("%sout_features %lld and %sin_features %lld must be 1 to %lld", which,
                             static_cast<long long>(out_features), which, static_cast<long long>(in_features),
                             static_cast<long long>(kMaxFeatures));
   }
-  if (rounds_activations(format) && in_features % kBlock != 0) {
-    return attributes.error("%sin_features is %lld, must be a multiple of %d", which,
-                            static_cast<long long>(in_features), kBlock);
+  std::vector<std::string> names(1);
+  for (const char c : attributes.text((prefix + "format").c_str())) {
+    if (c == ',') {
+      names.emplace_back();
+    } else {
+      names.back() += c;
+    }
+  }
+  if (names.size() == 1) return add_part(attributes, which, names[0], out_features);
+  if (names.size() != rows.size()) {
+    return attributes.error("%sformat has %d names, must have 1 or %d", which, static_cast<int>(names.size()),
+                            static_cast<int>(rows.size()));
+  }
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (abi::Status* bad = add_part(attributes, which, names[i], rows[i])) return bad;
   }
   return nullptr;
 }
 
-abi::Status* PackedMatrix::view(const ort::OpContext& context, int index, PackedWeight* out) const {
-  const int64_t tiles = (out_features + kTileRows - 1) / kTileRows;
+abi::Status* PackedMatrix::add_part(ort::Attributes& attributes, const char* prefix, const std::string& name,
+                                    int64_t rows) {
+  WeightFormat format;
+  if (!weight_format_from_name(name.c_str(), &format)) {
+    std::string names = kWeightFacts[0].name;
+    for (int i = 1; i < kWeightFormatCount; ++i) names += std::string(", ") + kWeightFacts[i].name;
+    return attributes.error("%sformat is '%.20s', must be one of %s", prefix, name.c_str(), names.c_str());
+  }
+  const int64_t step = rounds_activations(format) ? unit_inputs(format) : 1;
+  if (in_features % step != 0) {
+    return attributes.error("%sin_features is %lld, must be a multiple of %d", prefix,
+                            static_cast<long long>(in_features), static_cast<int>(step));
+  }
+  if (rows != out_features && (rows < 1 || rows % kTileRows != 0 || !rounds_activations(format))) {
+    return attributes.error("%sformat has a part '%s' of %lld rows, must be of codes and a multiple of %d", prefix,
+                            name.c_str(), static_cast<long long>(rows), kTileRows);
+  }
+  formats_.push_back(format);
+  rows_.push_back(rows);
+  return nullptr;
+}
+
+abi::Status* PackedMatrix::view(const ort::OpContext& context, int index, PackedParts* out) const {
+  *out = {};
+  out->count = static_cast<int>(formats_.size());
   const int64_t blocks = (in_features + kBlock - 1) / kBlock;
-  if (abi::Status* bad = context.check_shape(index, {tiles, blocks, block_bytes(format)})) return bad;
+  int64_t bytes = 0;
+  unsigned alignment = 2;
+  for (int i = 0; i < out->count; ++i) {
+    const WeightFormat format = formats_[static_cast<size_t>(i)];
+    const int64_t tiles = (rows_[static_cast<size_t>(i)] + kTileRows - 1) / kTileRows;
+    out->parts[i] = {context.input(index).as<const uint8_t>() + bytes, tiles, blocks, format};
+    out->sums[i] = out->kinds.add(sum_kind(format));
+    bytes += tiles * out->parts[i].tile_bytes();
+    if (format == WeightFormat::kF32) alignment = 4;
+  }
+  const PackedWeight& first = out->parts[0];
+  const int64_t units = blocks / facts(first.format).unit_blocks;
+  abi::Status* bad = out->count == 1 ? context.check_shape(index, {first.tiles, units, unit_bytes(first.format)})
+                                     : context.check_shape(index, {bytes});
+  if (bad != nullptr) return bad;
   // Scales and halves are read as such, and whose memory a tensor is ONNX Runtime leaves to its users.
-  const unsigned alignment = format == WeightFormat::kF32 ? 4 : 2;
   if (reinterpret_cast<uintptr_t>(context.input(index).data) % alignment != 0) {
     return context.error("%s does not begin at a multiple of %u bytes", context.input_name(index), alignment);
   }
-  *out = {context.input(index).as<const uint8_t>(), tiles, blocks, format};
   return nullptr;
 }
 
@@ -115,18 +155,18 @@ abi::Status* QuantLinear::compute(ort::OpContext& context) const {
 }
 
 abi::Status* QuantLinear::run(ort::OpContext& context, int64_t rows, LinearRows& job) const {
-  const WeightFormat format = job.weight.format;
   ort::Scratch scratch;
-  job.in = {rows, job.weight.blocks, nullptr, nullptr, nullptr};
-  if (const size_t bytes = step_scratch_bytes(format, rows, job.weight.blocks); bytes > 0) {
+  job.in = {rows, job.weight.blocks(), nullptr, nullptr, {}};
+  if (const size_t bytes = step_scratch_bytes(job.weight, rows); bytes > 0) {
     if (abi::Status* bad = context.scratch(bytes, &scratch)) return bad;
-    job.in = place_activations(format, rows, job.weight.blocks, scratch.data());
+    job.in = place_activations(job.weight, rows, scratch.data());
   }
   const RoundRows rounding{context.input(0).as<const float>(),
                            matrix_.in_features,
                            context.input(2).as<const float>(),
                            epsilon_,
-                           format,
+                           job.weight.rounds(),
+                           job.weight.kinds,
                            job.in};
   LinearStep step(*kernels_, rounding, job, lanes_.load(std::memory_order_relaxed));
   PhaseList phases;

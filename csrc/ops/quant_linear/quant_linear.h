@@ -1,54 +1,27 @@
 // QuantLinear: y = x * W^T with W in blocks of 32, and what stands before and behind such a product in a transformer.
 //
-// Weights lie in tiles of 16 output rows (layout "tile16"): [tiles][blocks][block_bytes]. A block is 32 inputs:
-//   w4m  256 code bytes, 16 fp16 scales d, 16 fp16 minima m    weight = d * q + m    q in 0..15
-//   w4   256 code bytes, 16 fp16 scales d                      weight = d * (q - 8)
-//   w8   512 code bytes, 16 fp16 scales d                      weight = d * q        q in -128..127
-//   f16  32 x 16 halves, [input][row]                          activations are not rounded
-//   f32  32 x 16 floats, [input][row]
-// Byte 64 i + 4 r + j of the codes belongs to row r. 8 bit: input 4 i + j. 4 bit: input 8 i + j in the low half, and
-// 8 i + 4 + j in the high half. So four inputs of a row are four neighbouring bytes, 16 rows fill 64 bytes, and one
-// load serves 16, 8 or 4 lanes.
+// Where weights lie, and what they are: weight_format.h.
 //
-// For the other formats the rows of x are rounded to int8 per block of 32: a = max |x|, scale = a / 127,
-// code = round(x * (127 / a)), ties to even; all 0 where a is 0. With dot the exact integer sum of code and q
-// (w4: q - 8), a block adds
-//   t = fma(C + dot, d, -C * d), C = 1.5 * 2^23      which is float(dot) * d, rounded once
-//   f = fma(t, scale, f)                             w4m then: f = fma(m, scale * float(sum of codes), f)
-// to its row's one sum f, blocks in ascending order. Rows never meet, so their bits depend on nothing else.
+// Unless weights are floats, the rows of x are rounded to int8 per block of 32: a = max |x|, scale = a / 127,
+// code = round(x * (127 / a)), ties to even; all 0 where a is 0. A group of weights (a block, or half of one) has a
+// scale D and, in some formats, a minimum M; both are exact products. With dot the exact integer sum of codes of x and
+// of weights, less the format's offset, a group adds
+//   t = fma(C + dot, D, -C * D), C = 1.5 * 2^23      which is float(dot) * D, rounded once
+//   f = fma(t, scale, f)                             with a minimum then: f = fma(M, scale * float(sum of codes), f)
+// to its row's one sum f, groups in ascending order. Rows never meet, so their bits depend on nothing else.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
+#include "ops/quant_linear/weight_format.h"
+
 namespace edge_rt {
 
-constexpr int kTileRows = 16;
-constexpr int kBlock = 32;
 // Rows of x that share one walk over a tile.
 constexpr int kGroupRows = 8;
-
-enum class WeightFormat : int { kW4M, kW4, kW8, kF16, kF32 };
-constexpr int kWeightFormatCount = 5;
-
-// "w4m", "w4", "w8", "f16", "f32".
-const char* weight_format_name(WeightFormat format);
-bool weight_format_from_name(const char* name, WeightFormat* out);
-
-constexpr int64_t block_bytes(WeightFormat format) {
-  switch (format) {
-    case WeightFormat::kW4M: return 320;
-    case WeightFormat::kW4: return 288;
-    case WeightFormat::kW8: return 544;
-    case WeightFormat::kF16: return 1024;
-    case WeightFormat::kF32: return 2048;
-  }
-  return 0;
-}
-
-constexpr bool rounds_activations(WeightFormat format) {
-  return format != WeightFormat::kF16 && format != WeightFormat::kF32;
-}
+// Matrices of several formats that one product reads: queries, keys and values.
+constexpr int kMaxParts = 3;
 
 // A packed matrix. Columns behind the true number of inputs are zero.
 struct PackedWeight {
@@ -57,19 +30,84 @@ struct PackedWeight {
   int64_t blocks;
   WeightFormat format;
 
-  int64_t tile_bytes() const { return blocks * block_bytes(format); }
+  int64_t tile_bytes() const { return blocks / facts(format).unit_blocks * unit_bytes(format); }
+  const uint8_t* tile(int64_t index) const { return data + index * tile_bytes(); }
 };
 
+// The kinds of sums that a product needs, each once.
+struct SumKinds {
+  SumKind kinds[kMaxParts];
+  int count = 0;
+
+  // Returns the number of the kind.
+  int add(SumKind kind) {
+    int i = 0;
+    while (i < count && !(kinds[i] == kind)) ++i;
+    if (i == count) kinds[count++] = kind;
+    return i;
+  }
+  // Words of a block and row.
+  int words() const {
+    int all = 0;
+    for (int i = 0; i < count; ++i) all += kinds[i].groups;
+    return all;
+  }
+};
+
+// Matrices that are read as one, first output rows first.
+struct PackedParts {
+  PackedWeight parts[kMaxParts];
+  int sums[kMaxParts];  // number of a part's kind
+  int count;
+  // Two matrices whose tiles alternate, beginning with the first one's: what `paired` wants.
+  bool alternate;
+  SumKinds kinds;
+
+  int64_t blocks() const { return parts[0].blocks; }
+  bool rounds() const { return rounds_activations(parts[0].format); }
+  int64_t tiles() const {
+    int64_t all = 0;
+    for (int i = 0; i < count; ++i) all += parts[i].tiles;
+    return all;
+  }
+  // The part that a tile lies in; `tile` becomes its number there.
+  int find(int64_t* tile) const {
+    if (alternate) {
+      const int part = static_cast<int>(*tile % 2);
+      *tile /= 2;
+      return part;
+    }
+    int part = 0;
+    while (part + 1 < count && *tile >= parts[part].tiles) *tile -= parts[part++].tiles;
+    return part;
+  }
+  // Where tiles that end with number `end` end in a part that holds some of them.
+  int64_t end_in(int part, int64_t end) const {
+    if (alternate) return end / 2;
+    for (int i = 0; i < part; ++i) end -= parts[i].tiles;
+    return end < parts[part].tiles ? end : parts[part].tiles;
+  }
+};
+
+// A single matrix as parts.
+inline PackedParts one_part(const PackedWeight& weight) {
+  PackedParts out{};
+  out.parts[0] = weight;
+  out.sums[0] = out.kinds.add(sum_kind(weight.format));
+  out.count = 1;
+  return out;
+}
+
 // Rows of x as the tile kernels read them, in groups of kGroupRows (the last group holds the rest, r rows):
-//   codes  int8  [group][block][r][32]; with a float format float [row][blocks * 32] instead
+//   codes  int8  [group][block][r][32]; with float weights float [row][blocks * 32] instead
 //   scale  float [group][block][r]
-//   extra  4 bytes, as scale: w4m: float, scale * sum of codes; w4: int32, -8 * sum; w8: int32, -128 * sum
+//   sums   4 bytes each, of every kind: [group][block][group of weights][r]
 struct Activations {
   int64_t rows;
   int64_t blocks;
   int8_t* codes;
   float* scale;
-  uint32_t* extra;
+  uint32_t* sums[kMaxParts];
 
   int64_t groups() const { return (rows + kGroupRows - 1) / kGroupRows; }
   int group_rows(int64_t group) const {
@@ -78,22 +116,25 @@ struct Activations {
   }
   int8_t* group_codes(int64_t group) const { return codes + group * kGroupRows * blocks * kBlock; }
   float* group_scale(int64_t group) const { return scale + group * kGroupRows * blocks; }
-  uint32_t* group_extra(int64_t group) const { return extra + group * kGroupRows * blocks; }
+  uint32_t* group_sums(int kind, int words, int64_t group) const {
+    return sums[kind] + group * kGroupRows * blocks * words;
+  }
 };
 
 // What turns rows of x into Activations: RMSNorm if norm_weight is given (v = x * rms * weight, two roundings), codes.
 struct RoundRows {
   const float* x;            // [rows][features]
-  int64_t features;          // at most blocks * 32; a multiple of 32 unless the format is a float one
+  int64_t features;          // at most blocks * 32; a multiple of 32 unless weights are floats
   const float* norm_weight;  // [features] or nullptr
   float epsilon;
-  WeightFormat format;
+  bool rounds;
+  SumKinds kinds;
   Activations out;
 };
 
 // What turns Activations into y. Rows count as packed (out_features), outputs as they lie in y (width).
 struct LinearRows {
-  PackedWeight weight;
+  PackedParts weight;
   Activations in;
   int64_t out_features;   // rows of the matrix without padding
   int64_t width;          // row length of y, residual and gate
@@ -107,8 +148,8 @@ struct LinearRows {
 struct QuantLinearKernels {
   // Blocks [begin, end) of one group of rows. Rows of a group share cache lines, blocks do not.
   void (*round_group)(const RoundRows& job, int64_t group, int64_t begin, int64_t end);
-  // Tiles [begin, end) of all rows; pairs are never cut. Memory up to prefetch_end may be fetched ahead of its use.
-  void (*tiles)(const LinearRows& job, int64_t begin, int64_t end, const uint8_t* prefetch_end);
+  // Tiles [begin, end) of all rows; pairs are never cut. Tiles up to prefetch_end may be fetched ahead of their use.
+  void (*tiles)(const LinearRows& job, int64_t begin, int64_t end, int64_t prefetch_end);
 };
 
 }  // namespace edge_rt

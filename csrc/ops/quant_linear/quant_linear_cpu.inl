@@ -35,6 +35,30 @@ inline void copy_row(const RoundRows& job, int64_t row, int64_t begin, int64_t e
   }
 }
 
+// What a format needs of the sums of 16 blocks' codes.
+inline void put_sums(const SumKind& kind, VF scale, VI sum, uint32_t* to, int count) {
+  uint32_t words[16];
+  if (kind.scaled) {
+    vf_store(reinterpret_cast<float*>(words), vf_mul(scale, vf_from_i32(sum)));
+  } else {
+    vi_store(reinterpret_cast<int32_t*>(words), vi_shl(vi_sub(vi_zero(), sum), __builtin_ctz(kind.times | 256)));
+  }
+  __builtin_memcpy(to, words, sizeof(uint32_t) * static_cast<size_t>(count));
+}
+
+// The same of the halves of blocks: those of a block's rows follow each other, and behind them the second halves.
+inline void put_halves(const SumKind& kind, VF scale, VI first, VI second, int rows, int64_t index, uint32_t* to,
+                       int count) {
+  uint32_t words[2][16];
+  put_sums(kind, scale, first, words[0], 16);
+  put_sums(kind, scale, second, words[1], 16);
+  for (int i = 0; i < count; ++i) {
+    const int64_t block = (index + i) / rows, row = (index + i) % rows;
+    to[2 * block * rows + row] = words[0][i];
+    to[(2 * block + 1) * rows + row] = words[1][i];
+  }
+}
+
 // Rounds the blocks of a group in the order they are stored, 16 at a time, so that their divisions, sums and stores
 // fill vectors. A block of `rows` is one of block number index / rows, row index % rows.
 inline void round_blocks(const RoundRows& job, int64_t group, int rows, int64_t begin, int64_t end) {
@@ -42,7 +66,6 @@ inline void round_blocks(const RoundRows& job, int64_t group, int rows, int64_t 
   for (int m = 0; m < rows; ++m) sources[m] = normed_row(job, group * kGroupRows + m);
   int8_t* codes = job.out.group_codes(group);
   float* scales = job.out.group_scale(group);
-  uint32_t* extras = job.out.group_extra(group);
   int64_t column = begin * kBlock;
   int row = 0;
   for (int64_t index = begin * rows; index < end * rows; index += 16) {
@@ -50,7 +73,7 @@ inline void round_blocks(const RoundRows& job, int64_t group, int rows, int64_t 
     const int count = left < 16 ? static_cast<int>(left) : 16;
     float values[16 * kBlock], up[16];
     VF peaks[16];
-    VI sums[16];
+    VI sums[2][16];
     for (int i = 0; i < count; ++i) {
       const VF low = sources[row].load(column), high = sources[row].load(column + 16);
       vf_store(values + i * kBlock, low);
@@ -63,7 +86,7 @@ inline void round_blocks(const RoundRows& job, int64_t group, int rows, int64_t 
     }
     for (int i = count; i < 16; ++i) {
       peaks[i] = vf_zero();
-      sums[i] = vi_zero();
+      sums[0][i] = sums[1][i] = vi_zero();
     }
     const VF peak = vf_hmax16(peaks), scale = vf_div(peak, vf_set1(127.0f));
     // The bound keeps blocks that are zero, or nearly so, from infinity.
@@ -74,22 +97,26 @@ inline void round_blocks(const RoundRows& job, int64_t group, int rows, int64_t 
       const VI high = vi_round(vf_mul(vf_load(values + i * kBlock + 16), factor));
       vf_to_i8(codes + (index + i) * kBlock, low);
       vf_to_i8(codes + (index + i) * kBlock + 16, high);
-      sums[i] = vi_add(low, high);
+      sums[0][i] = low;
+      sums[1][i] = high;
     }
-    const VI sum = vi_sum16(sums);
-    float total[16];
-    int32_t correction[16];
-    vf_store(total, vf_mul(scale, vf_from_i32(sum)));
-    vi_store(correction, vi_shl(vi_sub(vi_zero(), sum), job.format == WeightFormat::kW4 ? 3 : 7));
     vf_store_n(scales + index, scale, count);
-    const void* extra = job.format == WeightFormat::kW4M ? static_cast<const void*>(total) : correction;
-    __builtin_memcpy(extras + index, extra, sizeof(uint32_t) * static_cast<size_t>(count));
+    const VI first = vi_sum16(sums[0]), second = vi_sum16(sums[1]);
+    for (int kind = 0; kind < job.kinds.count; ++kind) {
+      const SumKind& wanted = job.kinds.kinds[kind];
+      uint32_t* to = job.out.group_sums(kind, wanted.groups, group);
+      if (wanted.groups == 1) {
+        put_sums(wanted, scale, vi_add(first, second), to + index, count);
+      } else {
+        put_halves(wanted, scale, first, second, rows, index, to, count);
+      }
+    }
   }
 }
 
 inline void round_group(const RoundRows& job, int64_t group, int64_t begin, int64_t end) {
   const int rows = job.out.group_rows(group);
-  if (rounds_activations(job.format)) {
+  if (job.rounds) {
     round_blocks(job, group, rows, begin, end);
   } else {
     for (int m = 0; m < rows; ++m) copy_row(job, group * kGroupRows + m, begin, end);
@@ -98,46 +125,56 @@ inline void round_group(const RoundRows& job, int64_t group, int64_t begin, int6
 
 // --- tiles ---
 
-template <int M, bool is_half>
+inline VF load_weights(WeightFormat format, const uint8_t* at) {
+  if (format == WeightFormat::kF32) return vf_load(reinterpret_cast<const float*>(at));
+  const auto* halves = reinterpret_cast<const uint16_t*>(at);
+  return format == WeightFormat::kF16 ? vf_from_half(halves) : vf_from_bfloat(halves);
+}
+
+template <WeightFormat format, int M>
 inline void dot_tile_float(const Tile& tile, VF* out) {
   const float* x = reinterpret_cast<const float*>(tile.codes);
   const int64_t features = tile.blocks * kBlock;
   for (int m = 0; m < M; ++m) out[m] = vf_zero();
   for (int64_t k = 0; k < features; ++k) {
-    const uint8_t* at = tile.weight + k * kTileRows * (is_half ? 2 : 4);
-    const VF w =
-        is_half ? vf_from_half(reinterpret_cast<const uint16_t*>(at)) : vf_load(reinterpret_cast<const float*>(at));
+    const VF w = load_weights(format, tile.weight + k * kTileRows * facts(format).float_bytes);
     for (int m = 0; m < M; ++m) out[m] = vf_fma(vf_set1(x[m * features + k]), w, out[m]);
   }
 }
 
 using DotTile = void (*)(const Tile&, VF*);
 
-template <int M>
-inline DotTile dot_tile_of(WeightFormat format) {
-  switch (format) {
-    case WeightFormat::kW4M: return [](const Tile& tile, VF* out) { dot_tile_4bit<M, true>(tile, out); };
-    case WeightFormat::kW4: return [](const Tile& tile, VF* out) { dot_tile_4bit<M, false>(tile, out); };
-    case WeightFormat::kW8: return [](const Tile& tile, VF* out) { dot_tile_8bit<M>(tile, out); };
-    case WeightFormat::kF16: return [](const Tile& tile, VF* out) { dot_tile_float<M, true>(tile, out); };
-    case WeightFormat::kF32: return [](const Tile& tile, VF* out) { dot_tile_float<M, false>(tile, out); };
+template <WeightFormat format, int M>
+inline void dot_tile_any(const Tile& tile, VF* out) {
+  if constexpr (rounds_activations(format)) {
+    dot_tile<format, M>(tile, out);
+  } else {
+    dot_tile_float<format, M>(tile, out);
   }
-  return nullptr;
 }
 
-inline DotTile dot_tile_of(WeightFormat format, int rows) {
-  switch (rows) {
-    case 1: return dot_tile_of<1>(format);
-    case 2: return dot_tile_of<2>(format);
-    case 3: return dot_tile_of<3>(format);
-    case 4: return dot_tile_of<4>(format);
-    case 5: return dot_tile_of<5>(format);
-    case 6: return dot_tile_of<6>(format);
-    case 7: return dot_tile_of<7>(format);
-    default: return dot_tile_of<8>(format);
-  }
-  static_assert(kGroupRows == 8, "one case per number of rows");
+struct DotTiles {
+  DotTile of[kWeightFormatCount][kGroupRows];
+};
+
+template <int format>
+constexpr void set_tiles_of(DotTiles* table) {
+  constexpr auto kFormat = static_cast<WeightFormat>(format);
+  constexpr DotTile kTiles[] = {dot_tile_any<kFormat, 1>, dot_tile_any<kFormat, 2>, dot_tile_any<kFormat, 3>,
+                                dot_tile_any<kFormat, 4>, dot_tile_any<kFormat, 5>, dot_tile_any<kFormat, 6>,
+                                dot_tile_any<kFormat, 7>, dot_tile_any<kFormat, 8>};
+  static_assert(kGroupRows == 8, "one for each number of rows");
+  for (int i = 0; i < kGroupRows; ++i) table->of[format][i] = kTiles[i];
+  if constexpr (format + 1 < kWeightFormatCount) set_tiles_of<format + 1>(table);
 }
+
+constexpr DotTiles all_tiles() {
+  DotTiles table{};
+  set_tiles_of<0>(&table);
+  return table;
+}
+
+constexpr DotTiles kDotTiles = all_tiles();
 
 // One output row of a tile, behind its product.
 inline void finish(const LinearRows& job, int64_t row, int64_t column, int count, VF value) {
@@ -156,14 +193,16 @@ inline VF add_bias(const LinearRows& job, int64_t tile, VF value) {
 // Rows of x whose codes stay in the second-level cache while a range of tiles walks over them.
 constexpr int64_t kGroupsAtOnce = 16;
 
-inline void group_of_tile(const LinearRows& job, int64_t tile, int64_t group, DotTile dot, const uint8_t* prefetch_end,
-                          VF* out) {
-  const PackedWeight& weight = job.weight;
-  const int64_t row_codes = rounds_activations(weight.format) ? kBlock : kBlock * sizeof(float);
-  const uint8_t* at = weight.data + tile * weight.tile_bytes();
+inline void group_of_tile(const LinearRows& job, int64_t tile, int64_t group, int64_t prefetch_end, VF* out) {
+  const int number = job.weight.find(&tile);
+  const PackedWeight& weight = job.weight.parts[number];
+  const int64_t row_codes = job.weight.rounds() ? kBlock : kBlock * sizeof(float);
+  const int kind = job.weight.sums[number], words = job.weight.kinds.kinds[kind].groups;
+  const uint8_t* at = weight.tile(tile);
   // Only the first group meets weights that are not in the cache yet.
-  dot(Tile{at, weight.blocks, job.in.codes + group * kGroupRows * weight.blocks * row_codes, job.in.group_scale(group),
-           job.in.group_extra(group), group % kGroupsAtOnce == 0 ? prefetch_end : at},
+  kDotTiles.of[static_cast<int>(weight.format)][job.in.group_rows(group) - 1](
+      Tile{at, weight.blocks, job.in.codes + group * kGroupRows * weight.blocks * row_codes, job.in.group_scale(group),
+           job.in.group_sums(kind, words, group), group % kGroupsAtOnce == 0 ? weight.tile(job.weight.end_in(number, prefetch_end)) : at},
       out);
 }
 
@@ -178,7 +217,7 @@ inline void fetch_outputs(const LinearRows& job, int64_t group, int rows, int64_
   }
 }
 
-inline void linear_tiles(const LinearRows& job, int64_t begin, int64_t end, const uint8_t* prefetch_end) {
+inline void linear_tiles(const LinearRows& job, int64_t begin, int64_t end, int64_t prefetch_end) {
   const int64_t groups = job.in.groups();
   const int step = job.paired ? 2 : 1;
   for (int64_t first = 0; first < groups; first += kGroupsAtOnce) {
@@ -186,12 +225,11 @@ inline void linear_tiles(const LinearRows& job, int64_t begin, int64_t end, cons
     for (int64_t tile = begin; tile < end; tile += step) {
       for (int64_t group = first; group < last; ++group) {
         const int rows = job.in.group_rows(group);
-        const DotTile dot = dot_tile_of(job.weight.format, rows);
         const int64_t column = (job.paired ? tile / 2 : tile) * kTileRows;
         fetch_outputs(job, group, rows, column);
         VF value[kGroupRows], up[kGroupRows];
-        group_of_tile(job, tile, group, dot, prefetch_end, value);
-        if (job.paired) group_of_tile(job, tile + 1, group, dot, prefetch_end, up);
+        group_of_tile(job, tile, group, prefetch_end, value);
+        if (job.paired) group_of_tile(job, tile + 1, group, prefetch_end, up);
         const int64_t left = job.width - column;
         const int count = static_cast<int>(left < kTileRows ? left : kTileRows);
         for (int m = 0; m < rows; ++m) {

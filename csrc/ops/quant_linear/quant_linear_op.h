@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <string>
+#include <vector>
 
 #include "ops/quant_linear/quant_linear.h"
 #include "ort/op.h"
@@ -11,15 +12,23 @@ namespace edge_rt {
 
 // Attributes of every op that reads a packed matrix: format, out_features, in_features.
 struct PackedMatrix {
-  WeightFormat format = WeightFormat::kW4;
   int64_t out_features = 0;
   int64_t in_features = 0;
 
   abi::Status* create(ort::Attributes& attributes);
-  // The same of an op with several matrices: the format from attribute "<prefix>format", the sizes as given.
-  abi::Status* create(ort::Attributes& attributes, const std::string& prefix, int64_t outs, int64_t ins);
-  // Checks the input that holds the matrix against the attributes.
-  abi::Status* view(const ort::OpContext& context, int index, PackedWeight* out) const;
+  // The same of an op with several matrices: the format from attribute "<prefix>format", the sizes as given. A matrix
+  // that consists of parts with `rows` rows each may have a format for each, with commas between them.
+  abi::Status* create(ort::Attributes& attributes, const std::string& prefix, const std::vector<int64_t>& rows,
+                      int64_t ins);
+  // Checks the input that holds the matrix against the attributes: uint8 [tiles, units, unit_bytes], or where parts
+  // have formats of their own [bytes], one part behind the other.
+  abi::Status* view(const ort::OpContext& context, int index, PackedParts* out) const;
+
+ private:
+  abi::Status* add_part(ort::Attributes& attributes, const char* prefix, const std::string& name, int64_t rows);
+
+  std::vector<WeightFormat> formats_;
+  std::vector<int64_t> rows_;
 };
 
 // y [rows, width] = residual + activation(norm(x) * weight^T + bias).

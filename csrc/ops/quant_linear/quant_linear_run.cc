@@ -13,21 +13,26 @@ constexpr int64_t kItemBytes = 24 << 10;
 // Up to so many rows every thread rounds all of them for itself.
 constexpr int64_t kMaxOwnRows = 2 * kGroupRows;
 
-int64_t code_bytes(WeightFormat format, int64_t rows, int64_t blocks) {
-  const int64_t bytes = rows * blocks * kBlock * (rounds_activations(format) ? 1 : 4);
+int64_t all_code_bytes(const PackedParts& weight, int64_t rows) {
+  const int64_t bytes = rows * weight.blocks() * kBlock * (weight.rounds() ? 1 : 4);
   return (bytes + 63) / 64 * 64;
 }
 
 }  // namespace
 
-size_t activation_bytes(WeightFormat format, int64_t rows, int64_t blocks) {
-  return static_cast<size_t>(code_bytes(format, rows, blocks) + 8 * rows * blocks);
+size_t activation_bytes(const PackedParts& weight, int64_t rows) {
+  return static_cast<size_t>(all_code_bytes(weight, rows) + 4 * (1 + weight.kinds.words()) * rows * weight.blocks());
 }
 
-Activations place_activations(WeightFormat format, int64_t rows, int64_t blocks, void* scratch) {
-  int8_t* codes = static_cast<int8_t*>(scratch);
-  float* scale = reinterpret_cast<float*>(codes + code_bytes(format, rows, blocks));
-  return {rows, blocks, codes, scale, reinterpret_cast<uint32_t*>(scale + rows * blocks)};
+Activations place_activations(const PackedParts& weight, int64_t rows, void* scratch) {
+  Activations out{rows, weight.blocks(), static_cast<int8_t*>(scratch), nullptr, {}};
+  out.scale = reinterpret_cast<float*>(out.codes + all_code_bytes(weight, rows));
+  auto* sums = reinterpret_cast<uint32_t*>(out.scale + rows * out.blocks);
+  for (int kind = 0; kind < weight.kinds.count; ++kind) {
+    out.sums[kind] = sums;
+    sums += weight.kinds.kinds[kind].groups * rows * out.blocks;
+  }
+  return out;
 }
 
 namespace {
@@ -37,15 +42,15 @@ namespace {
 class OwnRows {
  public:
   // False if there is no memory: an exception must not leave a thread of the pool.
-  bool place(WeightFormat format, int64_t rows, int64_t blocks, Activations* out) {
-    const size_t bytes = activation_bytes(format, rows, blocks) + 64;
+  bool place(const PackedParts& weight, int64_t rows, Activations* out) {
+    const size_t bytes = activation_bytes(weight, rows) + 64;
     if (bytes > size_) {
       memory_.reset(new (std::nothrow) unsigned char[bytes]);
       size_ = memory_ == nullptr ? 0 : bytes;
     }
     if (memory_ == nullptr) return false;
     const auto address = reinterpret_cast<uintptr_t>(memory_.get());
-    *out = place_activations(format, rows, blocks, memory_.get() + (64 - address % 64) % 64);
+    *out = place_activations(weight, rows, memory_.get() + (64 - address % 64) % 64);
     return true;
   }
 
@@ -56,20 +61,22 @@ class OwnRows {
 
 }  // namespace
 
-size_t step_scratch_bytes(WeightFormat format, int64_t rows, int64_t blocks) {
-  return rows > kMaxOwnRows ? activation_bytes(format, rows, blocks) : 0;
+size_t step_scratch_bytes(const PackedParts& weight, int64_t rows) {
+  return rows > kMaxOwnRows ? activation_bytes(weight, rows) : 0;
 }
 
 LinearStep::LinearStep(const QuantLinearKernels& kernels, const RoundRows& rounding, const LinearRows& job, int lanes)
     : kernels_(kernels), rounding_(rounding), job_(job), lane_count_(lanes), tile_step_(job.paired ? 2 : 1),
-      unit_bytes_(0), lanes_(0, 0, 1) {
+      lanes_(0, 0, 1) {
   split();
 }
 
 void LinearStep::split() {
-  unit_bytes_ = tile_step_ * job_.weight.tile_bytes();
-  const int64_t units = (job_.weight.tiles + tile_step_ - 1) / tile_step_;
-  lanes_ = Lanes(units, (kItemBytes + unit_bytes_ - 1) / unit_bytes_, lane_count_);
+  const PackedParts& weight = job_.weight;
+  int64_t tile_bytes = 0;
+  for (int i = 0; i < weight.count; ++i) tile_bytes = std::max(tile_bytes, weight.parts[i].tile_bytes());
+  const int64_t units = (weight.tiles() + tile_step_ - 1) / tile_step_, unit = tile_step_ * tile_bytes;
+  lanes_ = TileLanes(units, (kItemBytes + unit - 1) / unit, lane_count_);
 }
 
 void LinearStep::feed(LinearStep* next) {
@@ -97,7 +104,7 @@ void LinearStep::multiply(int64_t, int worker) { run_tiles(job_, worker); }
 void LinearStep::multiply_own(int64_t, int worker) {
   if (!is_rounded_[worker]) {
     static thread_local OwnRows memory;
-    if (!memory.place(job_.weight.format, job_.in.rows, job_.in.blocks, &own_[worker])) {
+    if (!memory.place(job_.weight, job_.in.rows, &own_[worker])) {
       failed_.store(true, std::memory_order_relaxed);
       return;
     }
@@ -115,9 +122,10 @@ void LinearStep::run_tiles(const LinearRows& job, int worker) {
   int seen = workers_.load(std::memory_order_relaxed);
   while (worker >= seen && !workers_.compare_exchange_weak(seen, worker + 1, std::memory_order_relaxed)) {
   }
-  const Lanes::Range range = lanes_.claim(counters_, worker);
-  const int64_t end = std::min(range.end * tile_step_, job.weight.tiles);
-  kernels_.tiles(job, range.begin * tile_step_, end, job.weight.data + range.lane_end * unit_bytes_);
+  const TileLanes::Range range = lanes_.claim(counters_, worker);
+  const int64_t tiles = job.weight.tiles();
+  kernels_.tiles(job, range.begin * tile_step_, std::min(range.end * tile_step_, tiles),
+                 std::min(range.lane_end * tile_step_, tiles));
   if (next_ == nullptr) return;
   for (int64_t group = 0; group < next_->out.groups(); ++group) {
     kernels_.round_group(*next_, group, range.begin, range.end);

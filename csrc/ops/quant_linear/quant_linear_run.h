@@ -12,13 +12,13 @@
 namespace edge_rt {
 
 // Scratch memory for `rows` rows of a matrix's input.
-size_t activation_bytes(WeightFormat format, int64_t rows, int64_t blocks);
+size_t activation_bytes(const PackedParts& weight, int64_t rows);
 
 // Points Activations into scratch memory of that size, 64-byte aligned.
-Activations place_activations(WeightFormat format, int64_t rows, int64_t blocks, void* scratch);
+Activations place_activations(const PackedParts& weight, int64_t rows, void* scratch);
 
 // Scratch memory that a LinearStep needs: none for few rows, which every thread rounds into memory of its own.
-size_t step_scratch_bytes(WeightFormat format, int64_t rows, int64_t blocks);
+size_t step_scratch_bytes(const PackedParts& weight, int64_t rows);
 
 // Rows that are rounded and multiplied, as phases of an operator. A product of few rows is one phase, of many rows two.
 // The activations of `job` and `rounding` lie in scratch memory of step_scratch_bytes, or nowhere if that is 0; of a
@@ -57,8 +57,8 @@ class LinearStep {
   int lane_count_;
   // Tiles lie in lanes, one a thread, so that a thread fetches ahead what it will use itself; whose lane is done helps
   // the others. A unit of `tile_step_` tiles is never cut.
-  int64_t tile_step_, unit_bytes_;
-  Lanes lanes_;
+  int64_t tile_step_;
+  TileLanes lanes_;
   LaneCounters counters_;
   std::atomic<int> workers_{1};
   std::atomic<bool> failed_{false};

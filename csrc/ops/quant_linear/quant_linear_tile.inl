@@ -4,9 +4,9 @@
 struct Tile {
   const uint8_t* weight;
   int64_t blocks;
-  const int8_t* codes;  // [block][M][32]
-  const float* scale;   // [block][M]
-  const uint32_t* extra;
+  const int8_t* codes;   // [block][M][32]
+  const float* scale;    // [block][M]
+  const uint32_t* sums;  // [block][group of weights][M]
   const uint8_t* prefetch_end;  // memory before it may be fetched ahead
 };
 
@@ -45,6 +45,8 @@ inline VF add_block(VF f, VI dot, VF d, float scale) {
   const VF shifted = vf_from_bits(vi_add(dot, vi_set1(kMagicBits)));
   return vf_fma(vf_fma(shifted, d, vf_mul(d, vf_set1(-kMagic))), vf_set1(scale), f);
 }
+
+#include "ops/quant_linear/quant_linear_codes.inl"
 
 #if defined(EDGE_RT_SIMD_AVX512)
 #include "ops/quant_linear/quant_linear_tile_avx512.inl"

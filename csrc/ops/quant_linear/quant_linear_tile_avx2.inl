@@ -1,7 +1,8 @@
 // QuantLinear's inner loops on AVX2: a ymm holds one input quartet of 8 rows, so a tile is walked once per half.
 //
-// Without VNNI, 4-bit codes are multiplied into 16-bit sums: a block adds at most 8 * 2 * 15 * 127 = 30480 to one,
-// which fits. 8-bit codes go through |q| and the sign moved to x: 2 * 128 * 127 = 32512 fits, but only once.
+// Without VNNI, products of codes up to 127 are added to 16-bit sums as long as those hold them: a quartet adds at most
+// 2 * 127 times the largest code. Signed codes go through |q| and the sign moved to x: 2 * 128 * 127 = 32512 fits, but
+// only once.
 
 #if defined(__AVXVNNI__) || (defined(__AVX512VNNI__) && defined(__AVX512VL__))
 #define EDGE_RT_DPBUSD_256 1
@@ -16,87 +17,71 @@ inline __m256i broadcast4(const int8_t* four) {
 // Keeps a sum a chain of additions. Left alone, the compiler makes trees of them, whose many ends it keeps in memory.
 inline void keep_order(__m256i& sum) { asm("" : "+x"(sum)); }
 
-inline __m256 half_scales(const uint8_t* p) {
-  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-}
+struct Bytes {
+  __m256i v;
 
-// Sums of 8 rows of a tile for rows [first, first + M) of a group of `rows`.
-template <int M, bool has_minimum>
-inline void dot_half_4bit(const Tile& tile, int rows, int half, __m256* f) {
-  constexpr int kBytes = has_minimum ? 320 : 288;
-  const __m256i low = _mm256_set1_epi8(15);
-  const __m256i magic = _mm256_set1_epi32(kMagicBits);
-  const __m256 minus_magic = _mm256_set1_ps(-kMagic);
-  const uint8_t* w = tile.weight;
-  const int8_t* a = tile.codes;
-  const float* scale = tile.scale;
-  const uint32_t* extra = tile.extra;
-  for (int m = 0; m < M; ++m) f[m] = _mm256_setzero_ps();
-  for (int64_t b = 0; b < tile.blocks; ++b, w += kBytes, a += kBlock * rows, scale += rows, extra += rows) {
-    if (half == 0) prefetch_weights<kBytes>(w, tile.prefetch_end);
-    __m256i sum[M];
-#pragma GCC unroll 4
-    for (int m = 0; m < M; ++m) sum[m] = _mm256_setzero_si256();
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-      const __m256i packed = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w + 64 * i + 32 * half));
-      const __m256i even = _mm256_and_si256(packed, low);
-      const __m256i odd = _mm256_and_si256(_mm256_srli_epi16(packed, 4), low);
-#pragma GCC unroll 4
-      for (int m = 0; m < M; ++m) {
-        const int8_t* x = a + kBlock * m + 8 * i;
-#if EDGE_RT_DPBUSD_256
-        sum[m] = _mm256_dpbusd_epi32(_mm256_dpbusd_epi32(sum[m], even, broadcast4(x)), odd, broadcast4(x + 4));
-#else
-        sum[m] = _mm256_add_epi16(sum[m], _mm256_maddubs_epi16(even, broadcast4(x)));
-        keep_order(sum[m]);
-        sum[m] = _mm256_add_epi16(sum[m], _mm256_maddubs_epi16(odd, broadcast4(x + 4)));
-        keep_order(sum[m]);
-#endif
-      }
-    }
-    const __m256 d = half_scales(w + 256 + 16 * half);
-    const __m256 offset = _mm256_mul_ps(d, minus_magic);
-    __m256 minimum = d;
-    if (has_minimum) minimum = half_scales(w + 288 + 16 * half);
-#pragma GCC unroll 4
-    for (int m = 0; m < M; ++m) {
-#if EDGE_RT_DPBUSD_256
-      __m256i dot = _mm256_add_epi32(sum[m], magic);
-#else
-      __m256i dot = _mm256_add_epi32(_mm256_madd_epi16(sum[m], _mm256_set1_epi16(1)), magic);
-#endif
-      if (!has_minimum) dot = _mm256_add_epi32(dot, _mm256_set1_epi32(static_cast<int>(extra[m])));
-      const __m256 t = _mm256_fmadd_ps(_mm256_castsi256_ps(dot), d, offset);
-      f[m] = _mm256_fmadd_ps(t, _mm256_set1_ps(scale[m]), f[m]);
-      if (has_minimum) {
-        const __m256 total = _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(extra[m])));
-        f[m] = _mm256_fmadd_ps(minimum, total, f[m]);
-      }
-    }
+  static Bytes load(const uint8_t* at) { return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at))}; }
+  // Shifts move bits over the borders of bytes: `bits` takes those that count.
+  template <int n>
+  static Bytes shift_right(Bytes a) {
+    return {_mm256_srli_epi16(a.v, n)};
   }
+  template <int n>
+  static Bytes shift_left(Bytes a) {
+    return {_mm256_slli_epi16(a.v, n)};
+  }
+  static Bytes bits(Bytes a, int mask) { return {_mm256_and_si256(a.v, _mm256_set1_epi8(static_cast<char>(mask)))}; }
+  static Bytes join(Bytes a, Bytes b) { return {_mm256_or_si256(a.v, b.v)}; }
+};
+
+struct Lanes {
+  using V = __m256;
+  static constexpr int kRows = 8;
+
+  static __m256 halves(const uint8_t* at) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
+  }
+  static __m128i load(const uint8_t* at) { return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(at)); }
+  static __m256 whole(__m128i bytes) { return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)); }
+  static __m256 bytes(const uint8_t* at) { return whole(load(at)); }
+  static __m256 signed_bytes(const uint8_t* at) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(load(at))); }
+  static __m256 low_nibbles(const uint8_t* at) { return whole(_mm_and_si128(load(at), _mm_set1_epi8(15))); }
+  static __m256 high_nibbles(const uint8_t* at) {
+    return whole(_mm_and_si128(_mm_srli_epi16(load(at), 4), _mm_set1_epi8(15)));
+  }
+  static __m256 exponents(const uint8_t* at) {
+    const __m256i e = _mm256_cvtepu8_epi32(load(at)), one = _mm256_set1_epi32(1);
+    const __m256i normal = _mm256_slli_epi32(_mm256_sub_epi32(e, one), 23);
+    const __m256i tiny = _mm256_sllv_epi32(_mm256_set1_epi32(0x00200000), e);
+    return _mm256_castsi256_ps(_mm256_blendv_epi8(tiny, normal, _mm256_cmpgt_epi32(e, one)));
+  }
+  static __m256 mul(__m256 a, __m256 b) { return _mm256_mul_ps(a, b); }
+  static __m256 negative(__m256 a) { return _mm256_xor_ps(a, _mm256_set1_ps(-0.0f)); }
+};
+
+constexpr bool has_signed_codes(CodeKind kind) { return kind == CodeKind::kBytes || kind == CodeKind::kTable; }
+
+template <WeightFormat format, int k>
+inline __m256i codes_of_half(const uint8_t* at) {
+  constexpr CodeKind kKind = facts(format).codes;
+  const __m256i codes = quartet<kKind, k, Bytes>(at).v;
+  if (kKind != CodeKind::kTable) return codes;
+  const __m128i table = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table_of(format)));
+  return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), codes);
 }
 
-template <int M>
-inline void dot_half_8bit(const Tile& tile, int rows, int half, __m256* f) {
-  const __m256i magic = _mm256_set1_epi32(kMagicBits);
-  const __m256 minus_magic = _mm256_set1_ps(-kMagic);
-  const uint8_t* w = tile.weight;
-  const int8_t* a = tile.codes;
-  const float* scale = tile.scale;
-  for (int m = 0; m < M; ++m) f[m] = _mm256_setzero_ps();
-  for (int64_t b = 0; b < tile.blocks; ++b, w += 544, a += kBlock * rows, scale += rows) {
-    if (half == 0) prefetch_weights<544>(w, tile.prefetch_end);
-    __m256i sum[M];
-#pragma GCC unroll 4
-    for (int m = 0; m < M; ++m) sum[m] = magic;
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) {
-      const __m256i codes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w + 64 * i + 32 * half));
-      const __m256i size = _mm256_abs_epi8(codes);
+// Integer dot products of M rows of x with the group's quartets, from `first` on.
+template <WeightFormat format, int first, int count, int M>
+inline void dot_group(const uint8_t* codes, const int8_t* a, __m256i* sum) {
+  constexpr CodeKind kKind = facts(format).codes;
+  if constexpr (has_signed_codes(kKind) || EDGE_RT_DPBUSD_256) {
+    each<count>([&](auto i) __attribute__((always_inline)) {
+      constexpr int k = first + decltype(i)::value;
+      const __m256i w = codes_of_half<format, k>(codes), size = has_signed_codes(kKind) ? _mm256_abs_epi8(w) : w;
 #pragma GCC unroll 4
       for (int m = 0; m < M; ++m) {
-        const __m256i x = _mm256_sign_epi8(broadcast4(a + kBlock * m + 4 * i), codes);
+        __m256i x = broadcast4(a + kBlock * m + 4 * k);
+        if (has_signed_codes(kKind)) x = _mm256_sign_epi8(x, w);
 #if EDGE_RT_DPBUSD_256
         sum[m] = _mm256_dpbusd_epi32(sum[m], size, x);
 #else
@@ -105,13 +90,66 @@ inline void dot_half_8bit(const Tile& tile, int rows, int half, __m256* f) {
         keep_order(sum[m]);
 #endif
       }
-    }
-    const __m256 d = half_scales(w + 512 + 16 * half);
-    const __m256 offset = _mm256_mul_ps(d, minus_magic);
+    });
+  } else {
+    constexpr int kFit = 32767 / (2 * 127 * facts(format).max_code), kAtOnce = kFit < count ? kFit : count;
+    each<count / kAtOnce>([&](auto part) __attribute__((always_inline)) {
+      __m256i words[M];
 #pragma GCC unroll 4
-    for (int m = 0; m < M; ++m) {
-      const __m256 t = _mm256_fmadd_ps(_mm256_castsi256_ps(sum[m]), d, offset);
-      f[m] = _mm256_fmadd_ps(t, _mm256_set1_ps(scale[m]), f[m]);
+      for (int m = 0; m < M; ++m) words[m] = _mm256_setzero_si256();
+      each<kAtOnce>([&](auto i) __attribute__((always_inline)) {
+        constexpr int k = first + decltype(part)::value * kAtOnce + decltype(i)::value;
+        const __m256i w = codes_of_half<format, k>(codes);
+#pragma GCC unroll 4
+        for (int m = 0; m < M; ++m) {
+          words[m] = _mm256_add_epi16(words[m], _mm256_maddubs_epi16(w, broadcast4(a + kBlock * m + 4 * k)));
+          keep_order(words[m]);
+        }
+      });
+#pragma GCC unroll 4
+      for (int m = 0; m < M; ++m) {
+        sum[m] = _mm256_add_epi32(sum[m], _mm256_madd_epi16(words[m], _mm256_set1_epi16(1)));
+      }
+    });
+    static_assert(count % kAtOnce == 0, "every quartet is in a part");
+  }
+}
+
+// Sums of 8 rows of a tile for rows [first, first + M) of a group of `rows`.
+template <WeightFormat format, int M>
+inline void dot_half(const Tile& tile, int rows, int half, __m256* f) {
+  static constexpr WeightFacts kFacts = facts(format);
+  static constexpr UnitLayout kAt = unit_layout(format);
+  constexpr int kQuartets = 8 / kFacts.groups;
+  const __m256i magic = _mm256_set1_epi32(kMagicBits);
+  const __m256 minus_magic = _mm256_set1_ps(-kMagic);
+  const uint8_t* unit = tile.weight;
+  const int8_t* a = tile.codes;
+  const float* scale = tile.scale;
+  const uint32_t* sums = tile.sums;
+  for (int m = 0; m < M; ++m) f[m] = _mm256_setzero_ps();
+  for (int64_t b = 0; b < tile.blocks; b += kFacts.unit_blocks, unit += kAt.bytes) {
+#pragma GCC unroll 1
+    for (int place = 0; place < kFacts.unit_blocks; ++place, a += kBlock * rows, scale += rows) {
+      const uint8_t* codes = unit + place * kAt.code_bytes + 32 * half;
+      if (half == 0) prefetch_weights<block_bytes(format)>(unit + place * block_bytes(format), tile.prefetch_end);
+      each<kFacts.groups>([&](auto g) __attribute__((always_inline)) {
+        __m256i sum[M];
+#pragma GCC unroll 4
+        for (int m = 0; m < M; ++m) sum[m] = magic;
+        dot_group<format, decltype(g)::value * kQuartets, kQuartets, M>(codes, a, sum);
+        const auto w = group_scale<format, Lanes>(unit, place * kFacts.groups + g, half);
+        const __m256 offset = _mm256_mul_ps(w.d, minus_magic);
+#pragma GCC unroll 4
+        for (int m = 0; m < M; ++m) {
+          const __m256i more = _mm256_set1_epi32(static_cast<int>(sums[m]));
+          if (!kFacts.has_minimum && !has_signed_codes(kFacts.codes)) sum[m] = _mm256_add_epi32(sum[m], more);
+          const __m256 t = _mm256_fmadd_ps(_mm256_castsi256_ps(sum[m]), w.d, offset);
+          f[m] = _mm256_fmadd_ps(t, _mm256_set1_ps(scale[m]), f[m]);
+          if (kFacts.has_minimum) f[m] = _mm256_fmadd_ps(w.minimum, _mm256_castsi256_ps(more), f[m]);
+        }
+        sums += rows;
+      });
     }
   }
 }
@@ -119,11 +157,11 @@ inline void dot_half_8bit(const Tile& tile, int rows, int half, __m256* f) {
 // Up to four rows at a time: more sums than that do not fit 16 registers.
 constexpr int kRowsAtOnce = 4;
 
-template <int M, class Half>
-inline void dot_tile_halves(const Tile& tile, VF* out, Half half_kernel) {
+template <WeightFormat format, int M>
+inline void dot_halves(const Tile& tile, int rows, VF* out) {
   for (int half = 0; half < 2; ++half) {
     __m256 f[M];
-    half_kernel(tile, half, f);
+    dot_half<format, M>(tile, rows, half, f);
     for (int m = 0; m < M; ++m) {
       if (half == 0) {
         out[m].lo = f[m];
@@ -134,33 +172,16 @@ inline void dot_tile_halves(const Tile& tile, VF* out, Half half_kernel) {
   }
 }
 
-inline Tile later_rows(const Tile& tile, int first) {
-  Tile rest = tile;
-  rest.codes += kBlock * first;
-  rest.scale += first;
-  rest.extra += first;
-  rest.prefetch_end = tile.weight;
-  return rest;
-}
-
-template <int M, bool has_minimum>
-inline void dot_tile_4bit(const Tile& tile, VF* out) {
+template <WeightFormat format, int M>
+inline void dot_tile(const Tile& tile, VF* out) {
   constexpr int kFirst = M < kRowsAtOnce ? M : kRowsAtOnce;
-  dot_tile_halves<kFirst>(
-      tile, out, [](const Tile& t, int half, __m256* f) { dot_half_4bit<kFirst, has_minimum>(t, M, half, f); });
+  dot_halves<format, kFirst>(tile, M, out);
   if constexpr (M > kRowsAtOnce) {
-    dot_tile_halves<M - kFirst>(later_rows(tile, kFirst), out + kFirst, [](const Tile& t, int half, __m256* f) {
-      dot_half_4bit<M - kFirst, has_minimum>(t, M, half, f);
-    });
-  }
-}
-
-template <int M>
-inline void dot_tile_8bit(const Tile& tile, VF* out) {
-  constexpr int kFirst = M < kRowsAtOnce ? M : kRowsAtOnce;
-  dot_tile_halves<kFirst>(tile, out, [](const Tile& t, int half, __m256* f) { dot_half_8bit<kFirst>(t, M, half, f); });
-  if constexpr (M > kRowsAtOnce) {
-    dot_tile_halves<M - kFirst>(later_rows(tile, kFirst), out + kFirst,
-                                [](const Tile& t, int half, __m256* f) { dot_half_8bit<M - kFirst>(t, M, half, f); });
+    Tile rest = tile;
+    rest.codes += kBlock * kFirst;
+    rest.scale += kFirst;
+    rest.sums += kFirst;
+    rest.prefetch_end = tile.weight;
+    dot_halves<format, M - kFirst>(rest, M, out + kFirst);
   }
 }

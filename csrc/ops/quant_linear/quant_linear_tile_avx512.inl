@@ -9,78 +9,102 @@ inline void dot_broadcast(__m512i& sum, __m512i codes, const int8_t* four) {
   asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(codes), "m"(*reinterpret_cast<const UnalignedInt*>(four)));
 }
 
-template <int M, bool has_minimum>
-inline void dot_tile_4bit(const Tile& tile, VF* out) {
-  constexpr int kBytes = has_minimum ? 320 : 288;
-  const __m512i low = _mm512_set1_epi8(15);
-  const __m512i magic = _mm512_set1_epi32(kMagicBits);
-  const __m512 minus_magic = _mm512_set1_ps(-kMagic);
-  const uint8_t* w = tile.weight;
-  const int8_t* a = tile.codes;
-  const float* scale = tile.scale;
-  const uint32_t* extra = tile.extra;
-  __m512 f[M];
-  for (int m = 0; m < M; ++m) f[m] = _mm512_setzero_ps();
-  for (int64_t b = 0; b < tile.blocks; ++b, w += kBytes, a += kBlock * M, scale += M, extra += M) {
-    prefetch_weights<kBytes>(w, tile.prefetch_end);
-    __m512i sum[M];
-    for (int m = 0; m < M; ++m) {
-      sum[m] = has_minimum ? magic : _mm512_add_epi32(magic, _mm512_set1_epi32(static_cast<int>(extra[m])));
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-      const __m512i packed = _mm512_loadu_si512(w + 64 * i);
-      const __m512i even = _mm512_and_si512(packed, low);
-      const __m512i odd = _mm512_and_si512(_mm512_srli_epi16(packed, 4), low);
-#pragma GCC unroll 8
-      for (int m = 0; m < M; ++m) dot_broadcast(sum[m], even, a + kBlock * m + 8 * i);
-#pragma GCC unroll 8
-      for (int m = 0; m < M; ++m) dot_broadcast(sum[m], odd, a + kBlock * m + 8 * i + 4);
-    }
-    const __m512 d = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(w + 256)));
-    const __m512 offset = _mm512_mul_ps(d, minus_magic);
-    __m512 minimum = d;
-    if (has_minimum) minimum = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(w + 288)));
-#pragma GCC unroll 8
-    for (int m = 0; m < M; ++m) {
-      const __m512 t = _mm512_fmadd_ps(_mm512_castsi512_ps(sum[m]), d, offset);
-      f[m] = _mm512_fmadd_ps(t, _mm512_set1_ps(scale[m]), f[m]);
-      if (has_minimum) {
-        f[m] = _mm512_fmadd_ps(minimum, _mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int>(extra[m]))), f[m]);
-      }
-    }
+struct Bytes {
+  __m512i v;
+
+  static Bytes load(const uint8_t* at) { return {_mm512_loadu_si512(at)}; }
+  // Shifts move bits over the borders of bytes: `bits` takes those that count.
+  template <int n>
+  static Bytes shift_right(Bytes a) {
+    return {_mm512_srli_epi16(a.v, n)};
   }
-  for (int m = 0; m < M; ++m) out[m] = VF{f[m]};
+  template <int n>
+  static Bytes shift_left(Bytes a) {
+    return {_mm512_slli_epi16(a.v, n)};
+  }
+  static Bytes bits(Bytes a, int mask) { return {_mm512_and_si512(a.v, _mm512_set1_epi8(static_cast<char>(mask)))}; }
+  static Bytes join(Bytes a, Bytes b) { return {_mm512_or_si512(a.v, b.v)}; }
+};
+
+struct Lanes {
+  using V = VF;
+  static constexpr int kRows = 16;
+
+  static VF halves(const uint8_t* at) { return vf_from_half(reinterpret_cast<const uint16_t*>(at)); }
+  static __m128i load(const uint8_t* at) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(at)); }
+  static VF whole(__m128i bytes) { return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes))}; }
+  static VF bytes(const uint8_t* at) { return whole(load(at)); }
+  static VF signed_bytes(const uint8_t* at) { return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load(at)))}; }
+  static VF low_nibbles(const uint8_t* at) { return whole(_mm_and_si128(load(at), _mm_set1_epi8(15))); }
+  static VF high_nibbles(const uint8_t* at) {
+    return whole(_mm_and_si128(_mm_srli_epi16(load(at), 4), _mm_set1_epi8(15)));
+  }
+  static VF exponents(const uint8_t* at) {
+    const __m512i e = _mm512_cvtepu8_epi32(load(at)), one = _mm512_set1_epi32(1);
+    const __m512i normal = _mm512_slli_epi32(_mm512_sub_epi32(e, one), 23);
+    const __m512i tiny = _mm512_sllv_epi32(_mm512_set1_epi32(0x00200000), e);
+    return {_mm512_castsi512_ps(_mm512_mask_blend_epi32(_mm512_cmpgt_epi32_mask(e, one), tiny, normal))};
+  }
+  static VF mul(VF a, VF b) { return vf_mul(a, b); }
+  static VF negative(VF a) { return vf_neg(a); }
+};
+
+// The instruction wants unsigned codes; the 128 that this adds to signed ones are taken back through the sums.
+template <WeightFormat format, int k>
+inline __m512i unsigned_quartet(const uint8_t* at) {
+  constexpr CodeKind kKind = facts(format).codes;
+  const __m512i codes = quartet<kKind, k, Bytes>(at).v, sign = _mm512_set1_epi8(static_cast<char>(0x80));
+  if (kKind == CodeKind::kBytes) return _mm512_xor_si512(codes, sign);
+  if (kKind == CodeKind::kTable) {
+    const __m128i table = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table_of(format)));
+    return _mm512_shuffle_epi8(_mm512_xor_si512(_mm512_broadcast_i32x4(table), sign), codes);
+  }
+  return codes;
 }
 
-template <int M>
-inline void dot_tile_8bit(const Tile& tile, VF* out) {
-  // The instruction wants unsigned codes; the 128 that flipping the sign bit adds are taken back through `extra`.
-  const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
+template <WeightFormat format, int M>
+inline void dot_tile(const Tile& tile, VF* out) {
+  static constexpr WeightFacts kFacts = facts(format);
+  static constexpr UnitLayout kAt = unit_layout(format);
+  constexpr int kQuartets = 8 / kFacts.groups;
   const __m512i magic = _mm512_set1_epi32(kMagicBits);
   const __m512 minus_magic = _mm512_set1_ps(-kMagic);
-  const uint8_t* w = tile.weight;
+  const uint8_t* unit = tile.weight;
   const int8_t* a = tile.codes;
   const float* scale = tile.scale;
-  const uint32_t* extra = tile.extra;
+  const uint32_t* sums = tile.sums;
   __m512 f[M];
   for (int m = 0; m < M; ++m) f[m] = _mm512_setzero_ps();
-  for (int64_t b = 0; b < tile.blocks; ++b, w += 544, a += kBlock * M, scale += M, extra += M) {
-    prefetch_weights<544>(w, tile.prefetch_end);
-    __m512i sum[M];
-    for (int m = 0; m < M; ++m) sum[m] = _mm512_add_epi32(magic, _mm512_set1_epi32(static_cast<int>(extra[m])));
+  for (int64_t b = 0; b < tile.blocks; b += kFacts.unit_blocks, unit += kAt.bytes) {
+#pragma GCC unroll 1
+    for (int place = 0; place < kFacts.unit_blocks; ++place, a += kBlock * M, scale += M) {
+      const uint8_t* codes = unit + place * kAt.code_bytes;
+      prefetch_weights<block_bytes(format)>(unit + place * block_bytes(format), tile.prefetch_end);
+      each<kFacts.groups>([&](auto g) __attribute__((always_inline)) {
+        __m512i sum[M];
+        for (int m = 0; m < M; ++m) {
+          sum[m] = kFacts.has_minimum ? magic
+                                      : _mm512_add_epi32(magic, _mm512_set1_epi32(static_cast<int>(sums[m])));
+        }
+        each<kQuartets>([&](auto i) __attribute__((always_inline)) {
+          constexpr int k = decltype(g)::value * kQuartets + decltype(i)::value;
+          const __m512i w = unsigned_quartet<format, k>(codes);
 #pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) {
-      const __m512i codes = _mm512_xor_si512(_mm512_loadu_si512(w + 64 * i), sign);
+          for (int m = 0; m < M; ++m) dot_broadcast(sum[m], w, a + kBlock * m + 4 * k);
+        });
+        const GroupScale<VF> w = group_scale<format, Lanes>(unit, place * kFacts.groups + g, 0);
+        const __m512 offset = _mm512_mul_ps(w.d.v, minus_magic);
 #pragma GCC unroll 8
-      for (int m = 0; m < M; ++m) dot_broadcast(sum[m], codes, a + kBlock * m + 4 * i);
-    }
-    const __m512 d = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(w + 512)));
-    const __m512 offset = _mm512_mul_ps(d, minus_magic);
-#pragma GCC unroll 8
-    for (int m = 0; m < M; ++m) {
-      const __m512 t = _mm512_fmadd_ps(_mm512_castsi512_ps(sum[m]), d, offset);
-      f[m] = _mm512_fmadd_ps(t, _mm512_set1_ps(scale[m]), f[m]);
+        for (int m = 0; m < M; ++m) {
+          const __m512 t = _mm512_fmadd_ps(_mm512_castsi512_ps(sum[m]), w.d.v, offset);
+          f[m] = _mm512_fmadd_ps(t, _mm512_set1_ps(scale[m]), f[m]);
+          if (kFacts.has_minimum) {
+            const __m512 total = _mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int>(sums[m])));
+            f[m] = _mm512_fmadd_ps(w.minimum.v, total, f[m]);
+          }
+        }
+        sums += M;
+      });
     }
   }
   for (int m = 0; m < M; ++m) out[m] = VF{f[m]};

@@ -17,41 +17,68 @@ struct Quarter {
   int8x16_t codes[8];
 };
 
-// Where things lie in a block, and whether integer sums begin with a correction (w4: its 8) or a minimum follows.
-struct Block4M {
-  static constexpr int kBytes = 320, kScales = 256, kMinima = 288;
-  static constexpr bool kHasMinimum = true, kIsCorrected = false, kIs4Bit = true;
-};
-struct Block4 {
-  static constexpr int kBytes = 288, kScales = 256, kMinima = 0;
-  static constexpr bool kHasMinimum = false, kIsCorrected = true, kIs4Bit = true;
-};
-struct Block8 {
-  static constexpr int kBytes = 544, kScales = 512, kMinima = 0;
-  static constexpr bool kHasMinimum = false, kIsCorrected = false, kIs4Bit = false;
+struct Bytes {
+  uint8x16_t v;
+
+  static Bytes load(const uint8_t* at) { return {vld1q_u8(at)}; }
+  template <int n>
+  static Bytes shift_right(Bytes a) {
+    return {vshrq_n_u8(a.v, n)};
+  }
+  template <int n>
+  static Bytes shift_left(Bytes a) {
+    return {vshlq_n_u8(a.v, n)};
+  }
+  static Bytes bits(Bytes a, int mask) { return {vandq_u8(a.v, vdupq_n_u8(static_cast<uint8_t>(mask)))}; }
+  static Bytes join(Bytes a, Bytes b) { return {vorrq_u8(a.v, b.v)}; }
 };
 
-template <class Block>
-inline Quarter load_quarter(const uint8_t* w, int quarter) {
-  Quarter out;
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    if (Block::kIs4Bit) {
-      const uint8x16_t packed = vld1q_u8(w + 64 * i + 16 * quarter);
-      out.codes[2 * i] = vreinterpretq_s8_u8(vandq_u8(packed, vdupq_n_u8(15)));
-      out.codes[2 * i + 1] = vreinterpretq_s8_u8(vshrq_n_u8(packed, 4));
-    } else {
-      out.codes[2 * i] = vreinterpretq_s8_u8(vld1q_u8(w + 128 * i + 16 * quarter));
-      out.codes[2 * i + 1] = vreinterpretq_s8_u8(vld1q_u8(w + 128 * i + 64 + 16 * quarter));
-    }
+struct Lanes {
+  using V = float32x4_t;
+  static constexpr int kRows = 4;
+
+  static V halves(const uint8_t* at) {
+    uint16_t lanes[4];
+    __builtin_memcpy(lanes, at, sizeof lanes);
+    return from_half(lanes);
   }
-  return out;
+  static uint8x8_t load(const uint8_t* at) {
+    uint32_t word;
+    __builtin_memcpy(&word, at, sizeof word);
+    return vreinterpret_u8_u32(vdup_n_u32(word));
+  }
+  static uint32x4_t words(uint8x8_t bytes) { return vmovl_u16(vget_low_u16(vmovl_u8(bytes))); }
+  static V bytes(const uint8_t* at) { return vcvtq_f32_u32(words(load(at))); }
+  static V signed_bytes(const uint8_t* at) {
+    return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u8(load(at))))));
+  }
+  static V low_nibbles(const uint8_t* at) { return vcvtq_f32_u32(words(vand_u8(load(at), vdup_n_u8(15)))); }
+  static V high_nibbles(const uint8_t* at) { return vcvtq_f32_u32(words(vshr_n_u8(load(at), 4))); }
+  static V exponents(const uint8_t* at) {
+    const uint32x4_t e = words(load(at)), one = vdupq_n_u32(1);
+    const uint32x4_t normal = vshlq_n_u32(vsubq_u32(e, one), 23);
+    const uint32x4_t tiny = vshlq_u32(vdupq_n_u32(0x00200000), vreinterpretq_s32_u32(e));
+    return vreinterpretq_f32_u32(vbslq_u32(vcgtq_u32(e, one), normal, tiny));
+  }
+  static V mul(V a, V b) { return vmulq_f32(a, b); }
+  static V negative(V a) { return vnegq_f32(a); }
+};
+
+constexpr bool is_corrected(WeightFormat format) {
+  const WeightFacts& f = facts(format);
+  return !f.has_minimum && f.codes != CodeKind::kBytes && f.codes != CodeKind::kTable;
 }
 
-inline float32x4_t quarter_halves(const uint8_t* halves, int quarter) {
-  uint16_t lanes[4];
-  __builtin_memcpy(lanes, halves + 8 * quarter, sizeof lanes);
-  return from_half(lanes);
+template <WeightFormat format>
+inline Quarter load_quarter(const uint8_t* codes) {
+  constexpr CodeKind kKind = facts(format).codes;
+  Quarter out;
+  each<8>([&](auto k) __attribute__((always_inline)) {
+    const uint8x16_t places = quartet<kKind, decltype(k)::value, Bytes>(codes).v;
+    const int8x16_t table = vld1q_s8(table_of(format));
+    out.codes[k] = kKind == CodeKind::kTable ? vqtbl1q_s8(table, places) : vreinterpretq_s8_u8(places);
+  });
+  return out;
 }
 
 // Scales and minima of 4 rows, or of 2 rows in the order of a pair's sums.
@@ -59,37 +86,42 @@ struct QuarterScales {
   float32x4_t d, offset, minimum;
 };
 
-template <class Block>
-inline QuarterScales load_scales(const uint8_t* w, int quarter) {
-  const float32x4_t d = quarter_halves(w + Block::kScales, quarter);
-  return {d, vmulq_n_f32(d, -kMagic), Block::kHasMinimum ? quarter_halves(w + Block::kMinima, quarter) : d};
+template <WeightFormat format>
+inline QuarterScales load_scales(const uint8_t* unit, int group, int quarter) {
+  const auto w = group_scale<format, Lanes>(unit, group, quarter);
+  return {w.d, vmulq_n_f32(w.d, -kMagic), w.minimum};
 }
 
-template <class Block>
-inline int32x4_t first_sum(int32x4_t extra) {
+template <WeightFormat format>
+inline int32x4_t first_sum(int32x4_t more) {
   const int32x4_t magic = vdupq_n_s32(kMagicBits);
-  return Block::kIsCorrected ? vaddq_s32(magic, extra) : magic;
+  return is_corrected(format) ? vaddq_s32(magic, more) : magic;
 }
 
-template <class Block>
+template <WeightFormat format>
 inline float32x4_t add_quarter(float32x4_t f, int32x4_t sum, const QuarterScales& w, float32x4_t scale,
-                               int32x4_t extra) {
+                               int32x4_t more) {
   f = vfmaq_f32(f, vfmaq_f32(w.offset, vreinterpretq_f32_s32(sum), w.d), scale);
-  return Block::kHasMinimum ? vfmaq_f32(f, w.minimum, vreinterpretq_f32_s32(extra)) : f;
+  return facts(format).has_minimum ? vfmaq_f32(f, w.minimum, vreinterpretq_f32_s32(more)) : f;
 }
 
 // --- one row of x ---
 
+// Quartets [4 half, 4 half + 4).
+template <int half>
+inline int32x4_t dot_half(int32x4_t sum, const Quarter& w, const int8_t* x) {
+  const int8x16_t four = vld1q_s8(x + 16 * half);
+  sum = vdotq_laneq_s32(sum, w.codes[4 * half], four, 0);
+  sum = vdotq_laneq_s32(sum, w.codes[4 * half + 1], four, 1);
+  sum = vdotq_laneq_s32(sum, w.codes[4 * half + 2], four, 2);
+  return vdotq_laneq_s32(sum, w.codes[4 * half + 3], four, 3);
+}
+
+// Group g of `groups`.
+template <int groups, int g>
 inline int32x4_t dot_quarter(int32x4_t sum, const Quarter& w, const int8_t* x) {
-  const int8x16_t first = vld1q_s8(x), second = vld1q_s8(x + 16);
-  sum = vdotq_laneq_s32(sum, w.codes[0], first, 0);
-  sum = vdotq_laneq_s32(sum, w.codes[1], first, 1);
-  sum = vdotq_laneq_s32(sum, w.codes[2], first, 2);
-  sum = vdotq_laneq_s32(sum, w.codes[3], first, 3);
-  sum = vdotq_laneq_s32(sum, w.codes[4], second, 0);
-  sum = vdotq_laneq_s32(sum, w.codes[5], second, 1);
-  sum = vdotq_laneq_s32(sum, w.codes[6], second, 2);
-  return vdotq_laneq_s32(sum, w.codes[7], second, 3);
+  if constexpr (groups == 1) return dot_half<1>(dot_half<0>(sum, w, x), w, x);
+  return dot_half<g>(sum, w, x);
 }
 
 inline int32x4_t broadcast_word(const uint32_t* word) { return vdupq_n_s32(static_cast<int32_t>(*word)); }
@@ -126,9 +158,10 @@ inline PairCodes zip_rows(const Quarter& w, bool upper) {
   return out;
 }
 
+template <int groups, int g>
 inline int32x4_t dot_pair(int32x4_t sum, const PairCodes& w, const PairCodes& x) {
 #pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) sum = vmmlaq_s32(sum, w.codes[i], x.codes[i]);
+  for (int i = 4 / groups * g; i < 4 / groups * (g + 1); ++i) sum = vmmlaq_s32(sum, w.codes[i], x.codes[i]);
   return sum;
 }
 
@@ -144,19 +177,19 @@ inline int32x4_t broadcast_two(const void* words) {
   return vreinterpretq_s32_s64(vdupq_n_s64(two));
 }
 
-template <class Block, int pairs>
+template <WeightFormat format, int g, int pairs>
 inline void add_pairs(const Quarter& codes, const QuarterScales& scales, const PairCodes* x, const float* scale,
-                      const uint32_t* extra, float32x4_t f[][2]) {
+                      const uint32_t* sums, float32x4_t f[][2]) {
 #pragma GCC unroll 2
   for (int half = 0; half < 2; ++half) {
     const PairCodes w = zip_rows(codes, half == 1);
     const QuarterScales zipped = zip_scales(scales, half == 1);
 #pragma GCC unroll 4
     for (int p = 0; p < pairs; ++p) {
-      const int32x4_t more = broadcast_two(extra + 2 * p);
-      const int32x4_t sum = dot_pair(first_sum<Block>(more), w, x[p]);
+      const int32x4_t more = broadcast_two(sums + 2 * p);
+      const int32x4_t sum = dot_pair<facts(format).groups, g>(first_sum<format>(more), w, x[p]);
       const float32x4_t both = vreinterpretq_f32_s32(broadcast_two(scale + 2 * p));
-      f[p][half] = add_quarter<Block>(f[p][half], sum, zipped, both, more);
+      f[p][half] = add_quarter<format>(f[p][half], sum, zipped, both, more);
     }
   }
 }
@@ -165,38 +198,49 @@ inline void add_pairs(const Quarter& codes, const QuarterScales& scales, const P
 
 // --- a tile ---
 
-template <int M, class Block>
+template <WeightFormat format, int M>
 inline void dot_tile(const Tile& tile, VF* out) {
+  static constexpr WeightFacts kFacts = facts(format);
+  static constexpr UnitLayout kAt = unit_layout(format);
   // For fewer than four rows, zipping costs more instructions than it saves.
   constexpr int kPairs = EDGE_RT_MATRIX_PRODUCTS && M >= 4 ? M / 2 : 0, kPlaces = kPairs > 0 ? kPairs : 1;
-  const uint8_t* w = tile.weight;
+  const uint8_t* unit = tile.weight;
   const int8_t* a = tile.codes;
   const float* scale = tile.scale;
-  const uint32_t* extra = tile.extra;
+  const uint32_t* sums = tile.sums;
   float32x4_t f[4][M], pair_f[4][kPlaces][2];
   for (int q = 0; q < 4; ++q) {
     for (int m = 0; m < M; ++m) f[q][m] = vdupq_n_f32(0.0f);
     for (int p = 0; p < kPlaces; ++p) pair_f[q][p][0] = pair_f[q][p][1] = vdupq_n_f32(0.0f);
   }
-  for (int64_t b = 0; b < tile.blocks; ++b, w += Block::kBytes, a += kBlock * M, scale += M, extra += M) {
-    prefetch_weights<Block::kBytes>(w, tile.prefetch_end);
-#if EDGE_RT_MATRIX_PRODUCTS
-    PairCodes x[kPlaces];
-    for (int p = 0; p < kPairs; ++p) x[p] = load_pair(a + 2 * kBlock * p);
-#endif
-    // Unrolled, the compiler mixes the quarters and spills: at 8 rows a sixth more instructions, with pairs two thirds.
+  for (int64_t b = 0; b < tile.blocks; b += kFacts.unit_blocks, unit += kAt.bytes) {
 #pragma GCC unroll 1
-    for (int q = 0; q < 4; ++q) {
-      const Quarter codes = load_quarter<Block>(w, q);
-      const QuarterScales scales = load_scales<Block>(w, q);
+    for (int place = 0; place < kFacts.unit_blocks; ++place, a += kBlock * M, scale += M, sums += kFacts.groups * M) {
+      prefetch_weights<block_bytes(format)>(unit + place * block_bytes(format), tile.prefetch_end);
 #if EDGE_RT_MATRIX_PRODUCTS
-      if constexpr (kPairs > 0) add_pairs<Block, kPairs>(codes, scales, x, scale, extra, pair_f[q]);
+      PairCodes x[kPlaces];
+      for (int p = 0; p < kPairs; ++p) x[p] = load_pair(a + 2 * kBlock * p);
+#endif
+      // Unrolled, the compiler mixes the quarters and spills: at 8 rows a sixth more instructions, with pairs two
+      // thirds.
+#pragma GCC unroll 1
+      for (int q = 0; q < 4; ++q) {
+        const Quarter codes = load_quarter<format>(unit + place * kAt.code_bytes + 16 * q);
+        each<kFacts.groups>([&](auto g) __attribute__((always_inline)) {
+          constexpr int kGroup = decltype(g)::value;
+          const QuarterScales scales = load_scales<format>(unit, place * kFacts.groups + kGroup, q);
+          const uint32_t* words = sums + kGroup * M;
+#if EDGE_RT_MATRIX_PRODUCTS
+          if constexpr (kPairs > 0) add_pairs<format, kGroup, kPairs>(codes, scales, x, scale, words, pair_f[q]);
 #endif
 #pragma GCC unroll 8
-      for (int m = 2 * kPairs; m < M; ++m) {
-        const int32x4_t more = broadcast_word(extra + m);
-        const int32x4_t sum = dot_quarter(first_sum<Block>(more), codes, a + kBlock * m);
-        f[q][m] = add_quarter<Block>(f[q][m], sum, scales, vdupq_n_f32(scale[m]), more);
+          for (int m = 2 * kPairs; m < M; ++m) {
+            const int32x4_t more = broadcast_word(words + m);
+            const int32x4_t sum =
+                dot_quarter<kFacts.groups, kGroup>(first_sum<format>(more), codes, a + kBlock * m);
+            f[q][m] = add_quarter<format>(f[q][m], sum, scales, vdupq_n_f32(scale[m]), more);
+          }
+        });
       }
     }
   }
@@ -207,18 +251,4 @@ inline void dot_tile(const Tile& tile, VF* out) {
     }
   }
   for (int m = 0; m < M; ++m) out[m] = VF{f[0][m], f[1][m], f[2][m], f[3][m]};
-}
-
-template <int M, bool has_minimum>
-inline void dot_tile_4bit(const Tile& tile, VF* out) {
-  if constexpr (has_minimum) {
-    dot_tile<M, Block4M>(tile, out);
-  } else {
-    dot_tile<M, Block4>(tile, out);
-  }
-}
-
-template <int M>
-inline void dot_tile_8bit(const Tile& tile, VF* out) {
-  dot_tile<M, Block8>(tile, out);
 }

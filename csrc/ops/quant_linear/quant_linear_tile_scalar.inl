@@ -1,48 +1,59 @@
 // QuantLinear's inner loops in plain C++: the definition that the other instruction sets reproduce bit for bit.
 
-template <int M, bool has_minimum>
-inline void dot_tile_4bit(const Tile& tile, VF* out) {
-  constexpr int kBytes = has_minimum ? 320 : 288;
+struct Lanes {
+  using V = VF;
+  static constexpr int kRows = 16;
+
+  static VF halves(const uint8_t* at) { return vf_from_half(reinterpret_cast<const uint16_t*>(at)); }
+  template <class Number>
+  static VF each_of(const uint8_t* at, Number number) {
+    VF out;
+    for (int r = 0; r < kRows; ++r) out.v[r] = static_cast<float>(number(at[r]));
+    return out;
+  }
+  static VF bytes(const uint8_t* at) {
+    return each_of(at, [](uint8_t byte) { return byte; });
+  }
+  static VF signed_bytes(const uint8_t* at) {
+    return each_of(at, [](uint8_t byte) { return static_cast<int8_t>(byte); });
+  }
+  static VF low_nibbles(const uint8_t* at) {
+    return each_of(at, [](uint8_t byte) { return byte & 15; });
+  }
+  static VF high_nibbles(const uint8_t* at) {
+    return each_of(at, [](uint8_t byte) { return byte >> 4; });
+  }
+  static VF exponents(const uint8_t* at) { return each_of(at, exponent_scale); }
+  static VF mul(VF a, VF b) { return vf_mul(a, b); }
+  static VF negative(VF a) { return vf_neg(a); }
+};
+
+template <WeightFormat format, int M>
+inline void dot_tile(const Tile& tile, VF* out) {
+  static constexpr WeightFacts kFacts = facts(format);
+  static constexpr UnitLayout kAt = unit_layout(format);
+  constexpr int kInputs = kBlock / kFacts.groups;
   for (int m = 0; m < M; ++m) out[m] = vf_zero();
   for (int64_t b = 0; b < tile.blocks; ++b) {
-    const uint8_t* w = tile.weight + b * kBytes;
-    const VF d = vf_from_half(reinterpret_cast<const uint16_t*>(w + 256));
-    const VF minimum = has_minimum ? vf_from_half(reinterpret_cast<const uint16_t*>(w + 288)) : d;
-    for (int m = 0; m < M; ++m) {
-      const int8_t* x = tile.codes + (b * M + m) * kBlock;
-      int32_t dot[kTileRows];
-      for (int r = 0; r < kTileRows; ++r) {
-        dot[r] = has_minimum ? 0 : static_cast<int32_t>(tile.extra[b * M + m]);
-        for (int i = 0; i < 4; ++i) {
-          for (int j = 0; j < 4; ++j) {
-            const int packed = w[64 * i + 4 * r + j];
-            dot[r] += (packed & 15) * x[8 * i + j] + (packed >> 4) * x[8 * i + 4 + j];
+    const uint8_t* unit = tile.weight + b / kFacts.unit_blocks * kAt.bytes;
+    const int place = static_cast<int>(b % kFacts.unit_blocks);
+    for (int g = 0; g < kFacts.groups; ++g) {
+      const GroupScale<VF> w = group_scale<format, Lanes>(unit, place * kFacts.groups + g, 0);
+      for (int m = 0; m < M; ++m) {
+        const int8_t* x = tile.codes + (b * M + m) * kBlock + g * kInputs;
+        int32_t dot[kTileRows] = {};
+        for (int r = 0; r < kTileRows; ++r) {
+          for (int i = 0; i < kInputs; ++i) {
+            dot[r] += code_at(format, unit + place * kAt.code_bytes, g * kInputs + i, r) * x[i];
           }
         }
-      }
-      float total;
-      __builtin_memcpy(&total, &tile.extra[b * M + m], 4);
-      out[m] = add_block(out[m], vi_load(dot), d, tile.scale[b * M + m]);
-      if (has_minimum) out[m] = vf_fma(minimum, vf_set1(total), out[m]);
-    }
-  }
-}
-
-template <int M>
-inline void dot_tile_8bit(const Tile& tile, VF* out) {
-  for (int m = 0; m < M; ++m) out[m] = vf_zero();
-  for (int64_t b = 0; b < tile.blocks; ++b) {
-    const uint8_t* w = tile.weight + b * 544;
-    const VF d = vf_from_half(reinterpret_cast<const uint16_t*>(w + 512));
-    for (int m = 0; m < M; ++m) {
-      const int8_t* x = tile.codes + (b * M + m) * kBlock;
-      int32_t dot[kTileRows] = {};
-      for (int r = 0; r < kTileRows; ++r) {
-        for (int i = 0; i < 8; ++i) {
-          for (int j = 0; j < 4; ++j) dot[r] += static_cast<int8_t>(w[64 * i + 4 * r + j]) * x[4 * i + j];
+        out[m] = add_block(out[m], vi_load(dot), w.d, tile.scale[b * M + m]);
+        if (kFacts.has_minimum) {
+          float total;
+          __builtin_memcpy(&total, &tile.sums[(b * kFacts.groups + g) * M + m], 4);
+          out[m] = vf_fma(w.minimum, vf_set1(total), out[m]);
         }
       }
-      out[m] = add_block(out[m], vi_load(dot), d, tile.scale[b * M + m]);
     }
   }
 }

@@ -1,0 +1,171 @@
+// Formats of packed matrices: what a block of 32 inputs by 16 rows holds, and where.
+//
+// Weights lie in tiles of 16 output rows (layout "tile16"): [tiles][units][unit_bytes]. A unit is one block, or eight
+// blocks (256 inputs) that share a scale d. Its bytes, in this order:
+//
+//   codes   of every block, in lines of 64 bytes: byte 4 r + j of a line belongs to row r. Quartet k of a block is its
+//           inputs 4 k ... 4 k + 3; j counts within it.
+//           nibbles  4 lines; line i holds quartet 2 i in the low halves, 2 i + 1 in the high ones
+//           bytes    8 lines, one a quartet
+//           bits     1 line; bit k of a byte is quartet k's
+//           pairs    2 lines; bits 2 (k % 4) and 2 (k % 4) + 1 of line k / 4 are quartet k's
+//           5 bits are nibbles and bits (the highest), 6 nibbles and pairs (the highest), 3 pairs and bits (the highest)
+//   scales  of every group (a block, or each half of it) of every block: a byte for each of 16 rows
+//   minima  as scales, where they are bytes of their own
+//   d, m    16 fp16 numbers each, as far as the format has them
+//
+// With q the code, s a group's scale and m its minimum, as integers:
+//
+//   w4m   d q + m                                 as Q4_1        w5m   d q + m           5 bits, as Q5_1
+//   w4    d (q - 8)                               as Q4_0        w5    d (q - 16)        5 bits, as Q5_0
+//   w8    d q, q in -128..127                     as Q8_0
+//   w4k   (d s) q - (m t), t the group's minimum  as Q4_K        w5k   5 bits, as Q5_K
+//   w6k   (d s) (q - 32), groups of 16            as Q6_K        w3k   (d s) (q - 4), groups of 16, as Q3_K
+//   w2k   (d s) q - (m t), groups of 16; s and t are the low and the high half of one byte, as Q2_K
+//   t4    d table[q]                              as IQ4_NL      t4k   (d s) table[q], as IQ4_XS
+//   mx4   2^(e - 128) table[q], e a byte a row    as MXFP4, whose table is doubled
+//   f16, bf16, f32  [input][row]; activations are not rounded
+//
+// Products in brackets are exact in float32.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace edge_rt {
+
+constexpr int kTileRows = 16;
+constexpr int kBlock = 32;
+
+enum class WeightFormat : int {
+  kW4M,
+  kW4,
+  kW8,
+  kF16,
+  kF32,
+  kW5M,
+  kW5,
+  kW4K,
+  kW5K,
+  kW6K,
+  kW3K,
+  kW2K,
+  kT4,
+  kT4K,
+  kMX4,
+  kBF16
+};
+constexpr int kWeightFormatCount = 16;
+
+enum class CodeKind : int { kNibbles, kBytes, kFive, kSix, kThree, kTwo, kTable, kFloats };
+
+// How a group's scale is made: a half of its own, d times a byte, d times a signed byte, d and m times the halves of a
+// byte, or an exponent.
+enum class ScaleKind : int { kHalf, kByte, kSignedByte, kNibbles, kExponent, kNone };
+
+struct WeightFacts {
+  const char* name;
+  CodeKind codes;
+  ScaleKind scales;
+  bool has_minimum;
+  int offset;       // what is taken from codes that instructions want unsigned
+  int max_code;     // largest of those, before the offset is taken
+  int unit_blocks;  // blocks that share d
+  int groups;       // scales of a block
+  int float_bytes;  // of a weight that is no code
+};
+
+constexpr WeightFacts kWeightFacts[kWeightFormatCount] = {
+    {"w4m", CodeKind::kNibbles, ScaleKind::kHalf, true, 0, 15, 1, 1, 0},
+    {"w4", CodeKind::kNibbles, ScaleKind::kHalf, false, 8, 15, 1, 1, 0},
+    {"w8", CodeKind::kBytes, ScaleKind::kHalf, false, 128, 255, 1, 1, 0},
+    {"f16", CodeKind::kFloats, ScaleKind::kNone, false, 0, 0, 1, 1, 2},
+    {"f32", CodeKind::kFloats, ScaleKind::kNone, false, 0, 0, 1, 1, 4},
+    {"w5m", CodeKind::kFive, ScaleKind::kHalf, true, 0, 31, 1, 1, 0},
+    {"w5", CodeKind::kFive, ScaleKind::kHalf, false, 16, 31, 1, 1, 0},
+    {"w4k", CodeKind::kNibbles, ScaleKind::kByte, true, 0, 15, 8, 1, 0},
+    {"w5k", CodeKind::kFive, ScaleKind::kByte, true, 0, 31, 8, 1, 0},
+    {"w6k", CodeKind::kSix, ScaleKind::kSignedByte, false, 32, 63, 8, 2, 0},
+    {"w3k", CodeKind::kThree, ScaleKind::kSignedByte, false, 4, 7, 8, 2, 0},
+    {"w2k", CodeKind::kTwo, ScaleKind::kNibbles, true, 0, 3, 8, 2, 0},
+    {"t4", CodeKind::kTable, ScaleKind::kHalf, false, 128, 255, 1, 1, 0},
+    {"t4k", CodeKind::kTable, ScaleKind::kSignedByte, false, 128, 255, 8, 1, 0},
+    {"mx4", CodeKind::kTable, ScaleKind::kExponent, false, 128, 255, 1, 1, 0},
+    {"bf16", CodeKind::kFloats, ScaleKind::kNone, false, 0, 0, 1, 1, 2},
+};
+
+constexpr const WeightFacts& facts(WeightFormat format) { return kWeightFacts[static_cast<int>(format)]; }
+
+bool weight_format_from_name(const char* name, WeightFormat* out);
+
+constexpr bool rounds_activations(WeightFormat format) { return facts(format).codes != CodeKind::kFloats; }
+
+constexpr int code_bytes(CodeKind codes) {
+  switch (codes) {
+    case CodeKind::kNibbles:
+    case CodeKind::kTable: return 256;
+    case CodeKind::kBytes: return 512;
+    case CodeKind::kFive: return 320;
+    case CodeKind::kSix: return 384;
+    case CodeKind::kThree: return 192;
+    case CodeKind::kTwo: return 128;
+    case CodeKind::kFloats: return 0;
+  }
+  return 0;
+}
+
+// Where the parts of a unit begin.
+struct UnitLayout {
+  int code_bytes;  // of a block
+  int scales, minima, d, m, bytes;
+};
+
+constexpr UnitLayout unit_layout(WeightFormat format) {
+  const WeightFacts& f = facts(format);
+  UnitLayout at{};
+  at.code_bytes = f.codes == CodeKind::kFloats ? kBlock * kTileRows * f.float_bytes : code_bytes(f.codes);
+  at.scales = f.unit_blocks * at.code_bytes;
+  const bool has_bytes = f.scales != ScaleKind::kHalf && f.scales != ScaleKind::kNone;
+  at.minima = at.scales + (has_bytes ? f.unit_blocks * f.groups * kTileRows : 0);
+  const bool has_halves = f.scales != ScaleKind::kExponent && f.scales != ScaleKind::kNone;
+  at.d = at.minima + (f.scales == ScaleKind::kByte && f.has_minimum ? f.unit_blocks * f.groups * kTileRows : 0);
+  at.m = at.d + (has_halves ? 2 * kTileRows : 0);
+  at.bytes = at.m + (f.has_minimum ? 2 * kTileRows : 0);
+  return at;
+}
+
+constexpr int64_t unit_bytes(WeightFormat format) { return unit_layout(format).bytes; }
+constexpr int64_t unit_inputs(WeightFormat format) { return int64_t{kBlock} * facts(format).unit_blocks; }
+
+// Bytes of one block of 16 rows, an eighth of a unit of eight.
+constexpr int64_t block_bytes(WeightFormat format) { return unit_bytes(format) / facts(format).unit_blocks; }
+
+static_assert(unit_bytes(WeightFormat::kW4M) == 320 && unit_bytes(WeightFormat::kW4) == 288);
+static_assert(unit_bytes(WeightFormat::kW8) == 544 && unit_bytes(WeightFormat::kF32) == 2048);
+static_assert(unit_bytes(WeightFormat::kW4K) == 2368 && unit_bytes(WeightFormat::kW5K) == 2880);
+static_assert(unit_bytes(WeightFormat::kW6K) == 3360 && unit_bytes(WeightFormat::kW3K) == 1824);
+static_assert(unit_bytes(WeightFormat::kW2K) == 1344 && unit_bytes(WeightFormat::kT4K) == 2208);
+static_assert(unit_bytes(WeightFormat::kMX4) == 272 && unit_bytes(WeightFormat::kBF16) == 1024);
+
+// Weights of formats with a table.
+constexpr int8_t kTableIQ4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+constexpr int8_t kTableMX4[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+constexpr const int8_t* table_of(WeightFormat format) { return format == WeightFormat::kMX4 ? kTableMX4 : kTableIQ4; }
+
+// What of the sums of a row's codes a format needs, for every group: the sum times the row's scale as a float, if
+// there is a minimum; else the negative sum times the offset as an int32.
+struct SumKind {
+  bool scaled;
+  int times;
+  int groups;
+  constexpr bool operator==(const SumKind& o) const {
+    return scaled == o.scaled && times == o.times && groups == o.groups;
+  }
+};
+
+constexpr SumKind sum_kind(WeightFormat format) {
+  const WeightFacts& f = facts(format);
+  return {f.has_minimum, f.has_minimum ? 0 : f.offset, f.groups};
+}
+
+}  // namespace edge_rt
