@@ -26,8 +26,8 @@ from typing import Final
 import onnx_ir as ir
 
 from edge_rt.export.graph.builder import GraphBuilder, Linears, Stream, as_output, graph_input
-from edge_rt.export.weights.blocks import BLOCK, CODE_BITS
 from edge_rt.export.weights.linear import Linear
+from edge_rt.export.weights.matmul_nbits import block_size, code_bits
 from edge_rt.export.weights.portable import codes_of, has_minimum, minimum_of, scale_of, weight_of
 from edge_rt.export.weights.weights_file import WeightsLayout
 from edge_rt.package.manifest import ModelConfig
@@ -124,8 +124,8 @@ class PortableBuilder(GraphBuilder):
             attributes={
                 "K": layer.in_features,
                 "N": layer.out_features,
-                "bits": CODE_BITS[layer.type_name],
-                "block_size": BLOCK,
+                "bits": code_bits(layer.form),
+                "block_size": block_size(layer.form),
                 "accuracy_level": self._accuracy,
             },
         )
@@ -133,8 +133,9 @@ class PortableBuilder(GraphBuilder):
 
     def _add_minimum(self, x: ir.Value, layer: Linear, y: ir.Value, name: str) -> ir.Value:
         """Add ``blocksum(x) @ minimum^T``, in float32 whatever the activations are."""
-        blocks = layer.in_features // BLOCK
-        shape = self.constant(f"shape.blocks{blocks}", [0, blocks, BLOCK])
+        size = block_size(layer.form)
+        blocks = layer.in_features // size
+        shape = self.constant(f"shape.blocks{blocks}x{size}", [0, blocks, size])
         (blocked,) = self.node("Reshape", [x, shape], [f"{name}.blocks"])
         (sums,) = self.node(
             "ReduceSum",
@@ -167,8 +168,8 @@ class PortableBuilder(GraphBuilder):
             [f"{name}.scaled" if has_minimum(layer) else name],
             domain=MICROSOFT,
             attributes={
-                "bits": CODE_BITS[layer.type_name],
-                "block_size": BLOCK,
+                "bits": code_bits(layer.form),
+                "block_size": block_size(layer.form),
                 "gather_axis": 0,
                 "quantize_axis": 1,
             },
@@ -176,11 +177,12 @@ class PortableBuilder(GraphBuilder):
         return self._add_gathered_minimum(ids, layer, rows, name) if has_minimum(layer) else rows
 
     def _add_gathered_minimum(self, ids: ir.Value, layer: Linear, rows: ir.Value, name: str) -> ir.Value:
-        blocks = layer.in_features // BLOCK
+        size = block_size(layer.form)
+        blocks = layer.in_features // size
         stored = self.stored(minimum_of(layer))
         (minimum,) = self.node("Gather", [stored, ids], [f"{name}.minimum_rows"], attributes={"axis": 0})
         (column,) = self.node("Unsqueeze", [minimum, self.constant("axes.last", [-1])], [f"{name}.column"])
-        shape = self.constant(f"shape.blocks{blocks}", [0, blocks, BLOCK])
+        shape = self.constant(f"shape.blocks{blocks}x{size}", [0, blocks, size])
         (blocked,) = self.node("Reshape", [rows, shape], [f"{name}.blocks"])
         (summed,) = self.node("Add", [blocked, column], [f"{name}.summed"])
         flat = self.constant(f"shape.row{layer.in_features}", [0, layer.in_features])

@@ -121,7 +121,12 @@ SCALAR_STRUCTS: Final[Mapping[int, struct.Struct]] = {
 """How values of a fixed size are stored, by `ValueType`."""
 
 
-EXPORTABLE_TYPES: Final = ("Q4_0", "Q4_1", "Q8_0", "F16", "F32")
+EXPORTABLE_TYPES: Final = (
+    *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"),
+    *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
+    *("IQ4_NL", "IQ4_XS", "MXFP4"),
+    *("F16", "BF16", "F32"),
+)
 """Types of matrices that a package can hold."""
 
 

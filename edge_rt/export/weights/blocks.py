@@ -1,24 +1,8 @@
-"""GGUF quantisation blocks, and the layout in which ONNX Runtime's MatMulNBits reads the same numbers.
-
-Every weight keeps its exact value. A block of 32 weights of one output row becomes
-
-==== ==================================== =========================================================
-type weight                               codes, scale, minimum
-==== ==================================== =========================================================
-Q4_0 ``d * (q - 8)``                      4-bit codes ``q``, scale ``d``
-Q4_1 ``d * q + m``                        4-bit codes ``q``, scale ``d``, minimum ``m + 8 d``
-Q8_0 ``d * q``                            8-bit codes ``q + 128``, scale ``d``
-==== ==================================== =========================================================
-
-MatMulNBits subtracts the zero point 8 (or 128) unless one is given. Centred codes also lose less precision by rounding
-activations to int8 than codes from 0. The minimum is added as ``blocksum(x) @ minimum``: it is not a multiple of the
-scale, and rounding it to a zero point would change the weights.
-"""
+"""Reading the rows of a checkpoint's tensors, and floats as they are stored."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, BinaryIO, Final
 
 import numpy as np
@@ -27,29 +11,16 @@ import numpy.typing as npt
 from edge_rt.errors import InvalidModelFile, StorageError
 from edge_rt.export.sources.gguf_types import FETCH_AGAIN, TensorInfo
 
-BLOCK: Final = 32
-BLOCK_BYTES: Final = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}
-CODE_BITS: Final = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}
-FLOAT_TYPES: Final[dict[str, np.dtype[Any]]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2")}
+FLOAT_TYPES: Final[dict[str, np.dtype[Any]]] = {
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),
+}
+"""Type -> how numbers are stored; numpy has no bfloat16, whose 16 bits are the first half of a float32."""
 PIECE_BYTES: Final = 16 << 20
 """Bytes of a tensor that are read at a time if its rows keep their order."""
 
 Array = npt.NDArray[Any]
-
-
-@dataclass(frozen=True)
-class BlockRows:
-    """Rows of a quantised matrix in MatMulNBits' layout.
-
-    Attributes:
-        codes: uint8 ``[rows, blocks, 16]`` (4-bit: element 2j in the low nibble of byte j) or ``[rows, blocks, 32]``.
-        scale: float32 ``[rows, blocks]``.
-        minimum: float32 ``[rows, blocks]``, or None for types without one.
-    """
-
-    codes: Array
-    scale: Array
-    minimum: Array | None
 
 
 def read_rows(stream: BinaryIO, tensor: TensorInfo) -> Array:
@@ -89,63 +60,15 @@ def iter_rows(stream: BinaryIO, tensor: TensorInfo, *, whole: bool = False, mult
         yield np.frombuffer(data, np.uint8).reshape(count, row_bytes)
 
 
-def convert_rows(tensor: TensorInfo, raw: Array) -> BlockRows:
-    """Convert raw rows of a quantised tensor.
-
-    Args:
-        tensor: its name and type (Q4_0, Q4_1 or Q8_0).
-        raw: uint8 ``[rows, bytes per row]``.
-
-    Raises:
-        InvalidModelFile: a scale or minimum is NaN or infinite.
-    """
-    blocks = raw.reshape(raw.shape[0], -1, BLOCK_BYTES[tensor.type_name])
-    scale = _halves(tensor, blocks[:, :, 0:2])
-    if tensor.type_name == "Q8_0":
-        # q + 128 in two's complement is a flip of the sign bit.
-        return BlockRows(codes=blocks[:, :, 2:] ^ np.uint8(128), scale=scale, minimum=None)
-    minimum = None
-    if tensor.type_name == "Q4_1":
-        minimum = _halves(tensor, blocks[:, :, 2:4]) + np.float32(8) * scale
-    return BlockRows(codes=_interleave(blocks[:, :, -16:]), scale=scale, minimum=minimum)
-
-
-def _halves(tensor: TensorInfo, raw: Array) -> Array:
-    check_finite(tensor, raw)
-    values: Array = np.ascontiguousarray(raw).view("<f2")[:, :, 0].astype(np.float32)
-    return values
-
-
-def check_finite(tensor: TensorInfo, raw: Array) -> None:
-    """Refuse scales and minima that are NaN or infinite; ``raw`` holds their fp16 bytes.
-
-    Raises:
-        InvalidModelFile: one is NaN or infinite.
-    """
-    if not np.isfinite(np.ascontiguousarray(raw).view("<f2")).all():
-        raise InvalidModelFile(
-            f"The tensor '{tensor.name}' holds a scale that is not finite.",
-            f"It begins at byte {tensor.offset} of the file.",
-            FETCH_AGAIN,
-        )
-
-
-def _interleave(raw: Array) -> Array:
-    """GGUF's byte j holds elements j and j + 16; MatMulNBits' byte j holds elements 2j and 2j + 1."""
-    low, high = raw & np.uint8(15), raw >> np.uint8(4)
-    elements = np.concatenate([low, high], axis=2)
-    packed: Array = elements[:, :, 0::2] | (elements[:, :, 1::2] << np.uint8(4))
-    return packed
-
-
 def float_rows(tensor: TensorInfo, raw: Array) -> Array:
-    """Return rows of an F32 or F16 tensor as they are stored, ``[rows, elements]``.
+    """Return rows of a float tensor as they are stored, ``[rows, elements]``; bfloat16 as uint16.
 
     Raises:
         InvalidModelFile: a value is NaN or infinite.
     """
     values: Array = raw.view(FLOAT_TYPES[tensor.type_name])
-    if not np.isfinite(values).all():
+    is_finite = values & 0x7F80 != 0x7F80 if values.dtype == np.uint16 else np.isfinite(values)
+    if not is_finite.all():
         raise InvalidModelFile(
             f"The tensor '{tensor.name}' holds a value that is not finite.",
             f"It begins at byte {tensor.offset} of the file.",
@@ -154,13 +77,20 @@ def float_rows(tensor: TensorInfo, raw: Array) -> Array:
     return values
 
 
+def float_values(stored: Array) -> Array:
+    """Return numbers that are stored as in ``FLOAT_TYPES``, in float32."""
+    if stored.dtype == np.uint16:
+        return (stored.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return stored.astype(np.float32)
+
+
 def rope_factors(tensor: TensorInfo, raw: Array) -> Array:
-    """Return the divisors of the rope frequencies, float32 or float16 ``[head_dim / 2]``.
+    """Return the divisors of the rope frequencies, float32 ``[head_dim / 2]``.
 
     Raises:
         InvalidModelFile: one is not finite, or not above 0.
     """
-    factors: Array = float_rows(tensor, raw)[0]
+    factors = float_values(float_rows(tensor, raw))[0]
     if not (factors > 0).all():
         raise InvalidModelFile(
             f"The tensor '{tensor.name}' holds a frequency factor that is not positive.",

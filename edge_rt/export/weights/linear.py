@@ -9,7 +9,8 @@ from typing import Any, BinaryIO
 import numpy.typing as npt
 
 from edge_rt.export.sources.gguf_types import TensorInfo
-from edge_rt.export.weights.blocks import CODE_BITS, Array, iter_rows, read_rows
+from edge_rt.export.weights.blocks import Array, iter_rows, read_rows
+from edge_rt.export.weights.tile_formats import TileFormat, tile_format
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Linear:
-    """One matrix of the graph: parts of one type, stacked along the output axis.
+    """One matrix of the graph: parts stacked along the output axis.
 
     Attributes:
         name: prefix of its tensors in ``weights.bin``.
@@ -71,8 +72,18 @@ class Linear:
 
     @property
     def is_quantised(self) -> bool:
-        """True for block types, False for F16 and F32."""
-        return self.type_name in CODE_BITS
+        """True for block types, False for floats."""
+        return not self.form.is_float
+
+    @property
+    def form(self) -> TileFormat:
+        """The format of its codes; of the first part's, if each has one of its own."""
+        return tile_format(self.type_name)
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether parts have types of their own; they then lie one behind the other, whatever ``interleaved`` says."""
+        return len({part.tensor.type_name for part in self.parts}) > 1
 
 
 def stack(name: str, parts: Sequence[Part]) -> tuple[Linear, ...]:

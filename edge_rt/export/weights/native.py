@@ -13,15 +13,8 @@ from gguf.quants import dequantize
 from edge_rt.errors import InvalidPackage
 from edge_rt.export.weights.blocks import Array
 from edge_rt.export.weights.linear import Linear, Part
-from edge_rt.export.weights.tiles import (
-    FORMATS,
-    TILE_BLOCK_BYTES,
-    TILE_ROWS,
-    block_count,
-    pack_rows,
-    tile_count,
-    unpack_rows,
-)
+from edge_rt.export.weights.tile_formats import TILE_ROWS, tile_format
+from edge_rt.export.weights.tiles import pack_rows, tile_count, unit_count, unpack_rows
 from edge_rt.export.weights.weights_file import WeightsFile, WeightsLayout
 
 CHECKED_TILES: Final = 4

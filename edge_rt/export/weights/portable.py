@@ -7,14 +7,16 @@ from typing import BinaryIO
 
 import numpy as np
 
-from edge_rt.export.weights.blocks import BLOCK, CODE_BITS, FLOAT_TYPES, convert_rows, float_rows
+from edge_rt.export.weights.blocks import FLOAT_TYPES, float_rows
+from edge_rt.export.weights.gguf_blocks import read_codes
 from edge_rt.export.weights.linear import Linear
+from edge_rt.export.weights.matmul_nbits import block_rows, block_size, code_bits
 from edge_rt.export.weights.weights_file import WeightsFile, WeightsLayout
 
 
 def has_minimum(linear: Linear) -> bool:
     """Return whether blocks have a minimum in addition to their scale."""
-    return linear.type_name == "Q4_1"
+    return linear.form.has_minimum
 
 
 def codes_of(linear: Linear) -> str:
@@ -39,11 +41,13 @@ def weight_of(linear: Linear) -> str:
 
 def place(linear: Linear, layout: WeightsLayout) -> None:
     """Add a matrix's tensors to the layout."""
-    rows, blocks = linear.out_features, linear.in_features // BLOCK
+    rows = linear.out_features
     if not linear.is_quantised:
         layout.add(weight_of(linear), FLOAT_TYPES[linear.type_name], (rows, linear.in_features))
         return
-    layout.add(codes_of(linear), np.uint8, (rows, blocks, BLOCK * CODE_BITS[linear.type_name] // 8))
+    size = block_size(linear.form)
+    blocks = linear.in_features // size
+    layout.add(codes_of(linear), np.uint8, (rows, blocks, size * code_bits(linear.form) // 8))
     layout.add(scale_of(linear), np.float32, (rows, blocks))
     if has_minimum(linear):
         layout.add(minimum_of(linear), np.float32, (rows, blocks))
@@ -69,7 +73,7 @@ def fill(
     for part in linear.parts:
         for raw in part.pieces(source):
             if linear.is_quantised:
-                rows = convert_rows(part.tensor, raw)
+                rows = block_rows(read_codes(part.tensor, raw), linear.form)
                 out.write(layout.slots[codes_of(linear)], row, rows.codes)
                 out.write(layout.slots[scale_of(linear)], row, rows.scale)
                 if rows.minimum is not None:

@@ -1,20 +1,24 @@
 """Packs matrices into tiles of 16 output rows ("tile16"), the layout that the native kernels read, and unpacks them.
 
-A matrix of N rows and K inputs is uint8 ``[ceil(N / 16), ceil(K / 32), bytes]``: 16 rows by 32 inputs to a block, rows
-and inputs beyond the matrix are zero.
+A matrix of N rows and K inputs is uint8 ``[ceil(N / 16), units, bytes]``: 16 rows by 32 inputs to a block, and one or
+eight blocks to a unit; rows and inputs beyond the matrix are zero. A unit holds, in this order, the codes of its blocks,
+their scales and minima as far as these are bytes, and its fp16 numbers d and m; see ``tile_formats``.
 
-====== ======= ===== =============================================================================
-format GGUF    bytes block
-====== ======= ===== =============================================================================
-w4m    Q4_1    320   256 code bytes, 16 fp16 scales d, 16 fp16 minima m; weight = ``d * q + m``
-w4     Q4_0    288   256 code bytes, 16 fp16 scales d; weight = ``d * (q - 8)``
-w8     Q8_0    544   512 code bytes, 16 fp16 scales d; weight = ``d * q``, q in two's complement
-f16    F16     1024  fp16 ``[32 inputs, 16 rows]``
-f32    F32     2048  fp32 ``[32 inputs, 16 rows]``
-====== ======= ===== =============================================================================
+Codes lie in lines of 64 bytes. Byte ``4 r + j`` of a line belongs to row r (r < 16, j < 4). Quartet k of a block is its
+inputs ``4 k`` to ``4 k + 3``, which j counts:
 
-Byte ``64 i + 4 r + j`` of the codes (r < 16, j < 4) belongs to row r. 4 bit, i < 4: input ``8 i + j`` in the low
-nibble and ``8 i + 4 + j`` in the high one. 8 bit, i < 8: input ``4 i + j``.
+======= ===================================================================================================
+codes   lines of a block
+======= ===================================================================================================
+nibbles 4; line i holds quartet ``2 i`` in the low halves of its bytes and ``2 i + 1`` in the high ones
+bytes   8; one for each quartet
+five    nibbles of the low four bits; then 1 line of the highest: bit k of a byte is quartet k's
+six     nibbles of the low four bits; then 2 lines of the highest two: bits ``2 (k % 4)`` of line ``k / 4``
+two     2 lines, as the highest two bits of ``six``
+three   as ``two``; then 1 line of the highest bit, as in ``five``
+table   as nibbles
+floats  fp16, bfloat16 or fp32 ``[32 inputs, 16 rows]``
+======= ===================================================================================================
 """
 
 from __future__ import annotations
@@ -24,14 +28,14 @@ from typing import Final
 import numpy as np
 
 from edge_rt.export.sources.gguf_types import TensorInfo
-from edge_rt.export.weights.blocks import BLOCK, BLOCK_BYTES, FLOAT_TYPES, Array, check_finite, float_rows
+from edge_rt.export.weights.blocks import float_rows, float_values
+from edge_rt.export.weights.codes import Array, Codes, values
+from edge_rt.export.weights.gguf_blocks import read_codes
+from edge_rt.export.weights.tile_formats import BLOCK, TILE_ROWS, TileFormat, tile_format
 
-TILE_ROWS: Final = 16
-FORMATS: Final = {"Q4_1": "w4m", "Q4_0": "w4", "Q8_0": "w8", "F16": "f16", "F32": "f32"}
-"""ggml type -> format of its tiles."""
-TILE_BLOCK_BYTES: Final = {"w4m": 320, "w4": 288, "w8": 544, "f16": 1024, "f32": 2048}
-_HALVES: Final = {"w4m": 2, "w4": 1, "w8": 1}
-"""fp16 numbers per row that follow the codes."""
+_QUARTETS: Final = BLOCK // 4
+_LINE: Final = 64
+_FLOATS: Final = {"f16": "<f2", "f32": "<f4", "bf16": "<u2"}
 
 
 def tile_count(rows: int) -> int:
@@ -39,9 +43,9 @@ def tile_count(rows: int) -> int:
     return -(-rows // TILE_ROWS)
 
 
-def block_count(in_features: int) -> int:
-    """Return how many blocks a row of ``in_features`` fills."""
-    return -(-in_features // BLOCK)
+def unit_count(in_features: int, form: TileFormat) -> int:
+    """Return how many units a row of ``in_features`` fills."""
+    return -(-in_features // form.unit_inputs)
 
 
 def pack_rows(tensor: TensorInfo, raw: Array) -> Array:
@@ -52,86 +56,148 @@ def pack_rows(tensor: TensorInfo, raw: Array) -> Array:
         raw: uint8 ``[rows, bytes per row]`` as in the checkpoint; the last tile is filled up with zero rows.
 
     Returns:
-        uint8 ``[tiles, blocks, bytes]``.
+        uint8 ``[tiles, units, bytes]``.
 
     Raises:
         InvalidModelFile: a scale, a minimum or a value is NaN or infinite.
     """
-    if tensor.type_name in FLOAT_TYPES:
-        return _pack_floats(float_rows(tensor, raw))
-    numbers = 2 * _HALVES[FORMATS[tensor.type_name]]
-    block_bytes = BLOCK_BYTES[tensor.type_name]
-    blocks = _whole_tiles(raw).reshape(-1, TILE_ROWS, raw.shape[1] // block_bytes, block_bytes)
-    check_finite(tensor, blocks[..., :numbers])
-    codes = _pack_bytes(blocks[..., numbers:]) if tensor.type_name == "Q8_0" else _pack_nibbles(blocks[..., numbers:])
-    # [tile, row, block, number] -> [tile, block, number, row]: all scales of a block, then all minima.
-    halves = np.ascontiguousarray(blocks[..., :numbers]).view("<u2").transpose(0, 2, 3, 1)
-    tail = np.ascontiguousarray(halves).view(np.uint8).reshape(*codes.shape[:2], TILE_ROWS * numbers)
-    return np.concatenate([codes, tail], axis=2)
+    form = tile_format(tensor.type_name)
+    return _pack_floats(float_rows(tensor, raw)) if form.is_float else pack_codes(read_codes(tensor, raw), form)
 
 
-def _whole_tiles(rows: Array) -> Array:
-    """Return the rows padded with zero rows to whole tiles."""
-    missing = -len(rows) % TILE_ROWS
-    return np.concatenate([rows, np.zeros((missing, rows.shape[1]), rows.dtype)]) if missing else rows
+def pack_codes(found: Codes, form: TileFormat) -> Array:
+    """Pack rows of codes; see ``pack_rows``."""
+    tiles, units = tile_count(len(found.codes)), found.codes.shape[1] // form.unit_inputs
+    scales, minima = found.scales, found.minima
+    if form.scales == "nibble":
+        assert scales is not None and minima is not None
+        scales, minima = scales | minima << np.uint8(4), None
+    # Four codes of a row stay together: they are moved as one number.
+    quartets = _by_tile(np.ascontiguousarray(found.codes).view(np.uint32))
+    lines = quartets.view(np.uint8).reshape(tiles, -1, _QUARTETS, _LINE)
+    parts = [_pack_lines(lines, form), *(_by_tile(part) for part in (scales, minima, found.d, found.m) if part is not None)]
+    return np.concatenate([part.view(np.uint8).reshape(tiles, units, -1) for part in parts], axis=2)
 
 
-def _pack_floats(values: Array) -> Array:
-    rows, inputs = values.shape
-    tiles, blocks = tile_count(rows), block_count(inputs)
-    padded = np.zeros((tiles * TILE_ROWS, blocks * BLOCK), values.dtype)
-    padded[:rows, :inputs] = values
+def _by_tile(rows: Array) -> Array:
+    """``[rows, count]`` -> ``[tiles, count, 16]``; the last tile is filled up with zero rows."""
+    if missing := -len(rows) % TILE_ROWS:
+        rows = np.concatenate([rows, np.zeros((missing, rows.shape[1]), rows.dtype)])
+    return np.ascontiguousarray(rows.reshape(-1, TILE_ROWS, rows.shape[1]).transpose(0, 2, 1))
+
+
+def _by_row(tiles: Array) -> Array:
+    """``[tiles, count, 16]`` -> ``[rows, count]``."""
+    return np.ascontiguousarray(tiles.transpose(0, 2, 1)).reshape(-1, tiles.shape[1])
+
+
+def _pack_lines(quartets: Array, form: TileFormat) -> Array:
+    """``[tiles, blocks, 8, 64]`` -> ``[tiles, blocks, lines, 64]``."""
+    if form.codes == "bytes":
+        return quartets
+    if form.codes in ("two", "three"):
+        planes = [_pack_pairs(quartets, 0)]
+    else:
+        low = quartets & np.uint8(15)
+        planes = [low[:, :, 0::2] | low[:, :, 1::2] << np.uint8(4)]
+    if form.codes == "five":
+        planes.append(_pack_bits(quartets, 4))
+    if form.codes == "three":
+        planes.append(_pack_bits(quartets, 2))
+    if form.codes == "six":
+        planes.append(_pack_pairs(quartets, 4))
+    return np.concatenate(planes, axis=2)
+
+
+def _pack_bits(quartets: Array, bit: int) -> Array:
+    """Gather one bit of every code, ``[tiles, blocks, 1, 64]``."""
+    return np.packbits(quartets >> np.uint8(bit) & np.uint8(1), axis=2, bitorder="little")
+
+
+def _pack_pairs(quartets: Array, bit: int) -> Array:
+    """Gather two bits of every code, ``[tiles, blocks, 2, 64]``."""
+    shifts = (2 * np.arange(4, dtype=np.uint8))[:, None]
+    pairs = (quartets >> np.uint8(bit) & np.uint8(3)).reshape(*quartets.shape[:2], 2, 4, _LINE) << shifts
+    joined: Array = np.bitwise_or.reduce(pairs, axis=3)
+    return joined
+
+
+def _pack_floats(numbers: Array) -> Array:
+    rows, inputs = numbers.shape
+    tiles, blocks = tile_count(rows), -(-inputs // BLOCK)
+    padded = np.zeros((tiles * TILE_ROWS, blocks * BLOCK), numbers.dtype)
+    padded[:rows, :inputs] = numbers
     turned = padded.reshape(tiles, TILE_ROWS, blocks, BLOCK).transpose(0, 2, 3, 1)
     packed: Array = np.ascontiguousarray(turned).view(np.uint8).reshape(tiles, blocks, -1)
     return packed
 
 
-def _pack_bytes(codes: Array) -> Array:
-    """[tile, row, block, 32] -> [tile, block, 8, row, 4], with the axes after the block flattened."""
-    tiles, rows, blocks, _ = codes.shape
-    turned = codes.reshape(tiles, rows, blocks, BLOCK // 4, 4).transpose(0, 2, 3, 1, 4)
-    packed: Array = turned.reshape(tiles, blocks, BLOCK * rows)
-    return packed
-
-
-def _pack_nibbles(codes: Array) -> Array:
-    """Byte j of a GGUF block holds elements j and j + 16; here 4 neighbours and the next 4 share 4 bytes."""
-    tiles, rows, blocks, _ = codes.shape
-    elements = np.concatenate([codes & np.uint8(15), codes >> np.uint8(4)], axis=3)
-    groups = elements.reshape(tiles, rows, blocks, BLOCK // 8, 2, 4)
-    pairs = groups[..., 0, :] | (groups[..., 1, :] << np.uint8(4))
-    packed: Array = pairs.transpose(0, 2, 3, 1, 4).reshape(tiles, blocks, BLOCK // 2 * rows)
-    return packed
-
-
-def unpack_rows(tiles: Array, form: str) -> Array:
-    """Return the values of packed rows, float32 ``[16 * tiles, 32 * blocks]``, padding included.
+def unpack_rows(tiles: Array, form: TileFormat) -> Array:
+    """Return the values of packed rows, float32 ``[16 * tiles, inputs]``, padding included.
 
     They are computed as the checkpoint defines them: one rounding per operation.
     """
-    count, blocks, _ = tiles.shape
-    if form in ("f16", "f32"):
-        values = np.ascontiguousarray(tiles).view("<f2" if form == "f16" else "<f4").astype(np.float32)
-        turned = values.reshape(count, blocks, BLOCK, TILE_ROWS).transpose(0, 3, 1, 2)
-        return turned.reshape(count * TILE_ROWS, blocks * BLOCK)
-    size = TILE_BLOCK_BYTES[form] - 2 * TILE_ROWS * _HALVES[form]
-    codes = _unpack_codes(tiles[..., :size], form)
-    halves = np.ascontiguousarray(tiles[..., size:]).view("<f2").reshape(count, blocks, _HALVES[form], TILE_ROWS)
-    # [tile, block, number, row] -> [tile, row, block, number]
-    numbers = halves.transpose(0, 3, 1, 2).astype(np.float32)
-    values = numbers[..., :1] * codes
-    if form == "w4m":
-        values = values + numbers[..., 1:]
-    return values.reshape(count * TILE_ROWS, blocks * BLOCK)
+    return _unpack_floats(tiles, form) if form.is_float else values(unpack_codes(tiles, form), form)
 
 
-def _unpack_codes(codes: Array, form: str) -> Array:
-    """Return the codes as float32 ``[tile, row, block, 32]``, without their offset."""
-    count, blocks, _ = codes.shape
-    groups = codes.reshape(count, blocks, -1, TILE_ROWS, 4).transpose(0, 3, 1, 2, 4)
-    if form == "w8":
-        values = groups.reshape(count, TILE_ROWS, blocks, BLOCK).view(np.int8).astype(np.float32)
+def unpack_codes(tiles: Array, form: TileFormat) -> Codes:
+    """Return what ``pack_codes`` was given, padding included."""
+    count, units, _ = tiles.shape
+    lines = tiles[:, :, : form.code_bytes].reshape(count, units * form.unit_blocks, -1, _LINE)
+    quartets = np.ascontiguousarray(_unpack_lines(lines, form)).reshape(count, -1, _LINE).view(np.uint32)
+    at = form.code_bytes
+
+    def take(kind: type[np.generic], wanted: bool) -> Array | None:
+        """Return the numbers that come next in the units."""
+        nonlocal at
+        if not wanted:
+            return None
+        size = 2 * TILE_ROWS if kind is np.float16 else form.scale_bytes
+        part = np.ascontiguousarray(tiles[:, :, at : at + size]).view(kind)
+        at += size
+        return _by_row(part.reshape(count, -1, TILE_ROWS))
+
+    scales = take(np.int8 if form.scales == "signed" else np.uint8, form.scale_bytes > 0)
+    minima = take(np.uint8, form.scales == "byte" and form.has_minimum)
+    d = take(np.float16, form.scales != "exponent")
+    m = take(np.float16, form.has_minimum)
+    if form.scales == "nibble":
+        assert scales is not None
+        scales, minima = scales & np.uint8(15), scales >> np.uint8(4)
+    return Codes(_by_row(quartets).view(np.uint8), scales, minima, d, m)
+
+
+def _unpack_lines(lines: Array, form: TileFormat) -> Array:
+    """``[tiles, blocks, lines, 64]`` -> ``[tiles, blocks, 8, 64]``."""
+    if form.codes == "bytes":
+        return lines
+    if form.codes in ("two", "three"):
+        low, rest = _unpack_pairs(lines[:, :, :2]), lines[:, :, 2:]
     else:
-        nibbles = np.stack([groups & np.uint8(15), groups >> np.uint8(4)], axis=4)
-        values = nibbles.reshape(count, TILE_ROWS, blocks, BLOCK).astype(np.float32)
-    return values - np.float32(8) if form == "w4" else values
+        nibbles, rest = lines[:, :, :4], lines[:, :, 4:]
+        low = np.stack([nibbles & np.uint8(15), nibbles >> np.uint8(4)], axis=3)
+        low = low.reshape(*lines.shape[:2], _QUARTETS, _LINE)
+    if form.codes == "five":
+        low = low | _unpack_bits(rest) << np.uint8(4)
+    if form.codes == "three":
+        low = low | _unpack_bits(rest) << np.uint8(2)
+    if form.codes == "six":
+        low = low | _unpack_pairs(rest) << np.uint8(4)
+    return low
+
+
+def _unpack_bits(line: Array) -> Array:
+    return np.unpackbits(line, axis=2, bitorder="little")
+
+
+def _unpack_pairs(lines: Array) -> Array:
+    shifts = (2 * np.arange(4, dtype=np.uint8))[:, None]
+    pairs: Array = lines[:, :, :, None] >> shifts & np.uint8(3)
+    return pairs.reshape(*lines.shape[:2], _QUARTETS, _LINE)
+
+
+def _unpack_floats(tiles: Array, form: TileFormat) -> Array:
+    count, blocks, _ = tiles.shape
+    numbers = float_values(np.ascontiguousarray(tiles).view(_FLOATS[form.name]))
+    turned = numbers.reshape(count, blocks, BLOCK, TILE_ROWS).transpose(0, 3, 1, 2)
+    return turned.reshape(count * TILE_ROWS, blocks * BLOCK)

@@ -1,0 +1,72 @@
+"""Quantised rows as integers and their scales, whatever file they come from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edge_rt.export.weights.tile_formats import TileFormat
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Codes:
+    """Rows of a quantised matrix, in a format's terms; what the format does not have is None.
+
+    Attributes:
+        codes: uint8 ``[rows, inputs]``; in two's complement where they are bytes.
+        scales: uint8 or int8 ``[rows, groups]``.
+        minima: uint8 ``[rows, groups]``.
+        d: float16 ``[rows, units]``.
+        m: float16 ``[rows, units]``.
+    """
+
+    codes: Array
+    scales: Array | None = None
+    minima: Array | None = None
+    d: Array | None = None
+    m: Array | None = None
+
+
+def group_numbers(found: Codes, form: TileFormat) -> tuple[Array, Array | None]:
+    """Return scale and minimum of every group, float32 ``[rows, groups]``; both are exact.
+
+    The minimum is what is added: a weight is ``scale * (code - offset) + minimum``.
+    """
+    per_unit = form.unit_blocks * form.groups
+    if form.scales == "exponent":
+        assert found.scales is not None
+        return np.ldexp(np.float32(1), found.scales.astype(np.int32) - 128), None
+    assert found.d is not None
+    scale = np.repeat(found.d.astype(np.float32), per_unit, axis=1)
+    minimum = None if found.m is None else np.repeat(found.m.astype(np.float32), per_unit, axis=1)
+    if found.scales is not None:
+        scale = scale * found.scales.astype(np.float32)
+        if minimum is not None and found.minima is not None:
+            minimum = -minimum * found.minima.astype(np.float32)
+    return scale, minimum
+
+
+def integers(found: Codes, form: TileFormat) -> Array:
+    """Return the integer that each code stands for, int8 ``[rows, inputs]``."""
+    if form.codes == "bytes":
+        return found.codes.view(np.int8)
+    if form.table:
+        return np.asarray(form.table, np.int8)[found.codes]
+    signed: Array = found.codes.view(np.int8) - np.int8(form.offset)
+    return signed
+
+
+def values(found: Codes, form: TileFormat) -> Array:
+    """Return the weights, float32 ``[rows, inputs]``: one rounding where there is a minimum, else none."""
+    scale, minimum = group_numbers(found, form)
+    rows, inputs = found.codes.shape
+    grouped = integers(found, form).reshape(rows, scale.shape[1], -1).astype(np.float32)
+    weights = scale[:, :, None] * grouped
+    if minimum is not None:
+        weights += minimum[:, :, None]
+    return weights.reshape(rows, inputs)
