@@ -47,7 +47,10 @@ inline char* reserve(size_t bytes) {
   return static_cast<char*>(memory);
 }
 
-inline void open(char* memory, size_t bytes) { CHECK(mprotect(memory, bytes, PROT_READ | PROT_WRITE) == 0); }
+// No bytes are none to ask about: emulators refuse them.
+inline void open(char* memory, size_t bytes) {
+  CHECK(bytes == 0 || mprotect(memory, bytes, PROT_READ | PROT_WRITE) == 0);
+}
 
 inline void give_back(char* memory, size_t bytes) { CHECK(munmap(memory, bytes) == 0); }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import queue
 import signal
 import threading
@@ -19,6 +20,8 @@ T_co = TypeVar("T_co", covariant=True)
 R = TypeVar("R")
 
 POLL_SECONDS: Final = 0.1
+IMPORT_POLL_SECONDS: Final = 0.01
+"""How often a signal is sent again until an import has ended."""
 WORKER_NAME: Final = "edge-rt work"
 
 
@@ -60,8 +63,25 @@ class SignalReceived(SystemExit):
 
 
 def _raise(signum: int, frame: FrameType | None) -> None:
-    del frame
+    # An import would lose the exception: modules in C make an ImportError of it, callbacks drop it.
+    if _is_importing(frame):
+        # Not a Timer: starting one takes locks that the interrupted code may hold.
+        _thread.start_new_thread(_send_again, (signum,))
+        return
     raise SignalReceived(signum)
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _send_again(signum: int) -> None:
+    time.sleep(IMPORT_POLL_SECONDS)
+    signal.raise_signal(signum)
 
 
 @contextmanager

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -32,3 +34,38 @@ def test_a_number_means_another_signal_elsewhere():
 def test_what_is_raised_has_the_code():
     stop = SignalReceived(signal.SIGINT)
     assert (stop.signum, stop.exit_code, stop.code) == (2, 130, 130)
+
+
+IMPORTS = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from edge_rt.cli.interrupt import signals_as_exceptions
+with signals_as_exceptions():
+    try:
+        import swallows
+        print("imported", flush=True)
+        for _ in range(10**9):
+            pass
+    except ImportError:
+        print("the import failed")
+"""
+SWALLOWS = """
+import time
+print("importing", flush=True)
+try:
+    time.sleep(0.5)
+except BaseException as error:
+    raise ImportError from error
+"""
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_during_an_import_waits_for_its_end(signum, tmp_path):
+    """A module in C that is interrupted says that it could not be imported: ONNX Runtime seemed not installed."""
+    (tmp_path / "swallows.py").write_text(SWALLOWS)
+    command = [sys.executable, "-c", IMPORTS, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "importing\n"
+        process.send_signal(signum)
+        assert process.communicate(timeout=30)[0] == "imported\n"
+        assert process.returncode == 128 + signum

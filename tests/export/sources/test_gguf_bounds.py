@@ -117,7 +117,7 @@ def test_random_bytes_after_the_magic_are_read_or_refused(data):
 # --- time and memory ------------------------------------------------------------------------------
 
 
-def test_costliest_refused_file_stays_within_a_second_and_64_mib(tmp_path):
+def test_costliest_refused_file_stays_within_two_seconds_and_64_mib(tmp_path):
     strings = gguf_reader.MAX_STRING_ITEMS
     text = raw_kv("text", STRING, raw_string("x" * (MIB - 4) + "\U0001f600"))
     costly = u32(STRING) + u64(strings) + (u64(4) + "\U0001f600".encode()) * strings
@@ -143,7 +143,8 @@ def test_costliest_refused_file_stays_within_a_second_and_64_mib(tmp_path):
     )
     name, seconds, extra_bytes, numpy_loaded = done.stdout.split()
     assert name == "InvalidModelFile"
-    assert float(seconds) <= 1
+    # 0.6 on an idle machine; processor time as well grows where two threads share a core.
+    assert float(seconds) <= 2
     assert int(extra_bytes) <= 64 * MIB
     assert numpy_loaded == "False"
 
