@@ -103,6 +103,7 @@ OPS: Final[tuple[Op, ...]] = (
             "format": "string",
             "out_features": "int",
             "in_features": "int",
+            "part_rows": "string?",
             "epsilon": "float?",
             "activation": "string?",
         },

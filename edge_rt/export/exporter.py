@@ -39,7 +39,7 @@ from edge_rt.export.sources.gguf_tokenizer import TokenizerBuild
 from edge_rt.export.sources.gguf_types import GGUFHeader
 from edge_rt.export.sources.model_file import open_model_file
 from edge_rt.export.sources.sampling_advice import read_advice
-from edge_rt.export.weights.blocks import float_rows, read_rows, rope_factors
+from edge_rt.export.weights.blocks import float_rows, float_values, read_rows, rope_factors
 from edge_rt.export.weights.weights_file import WeightsFile, WeightsLayout
 from edge_rt.ops import library_path
 from edge_rt.package.manifest import (
@@ -214,7 +214,7 @@ def _write_weights(
 
 def _write_vectors(stream: BinaryIO, checkpoint: Checkpoint, layout: WeightsLayout, out: WeightsFile) -> None:
     for name, tensor in checkpoint.weights.vectors.items():
-        out.write(layout.slots[name], 0, float_rows(tensor, read_rows(stream, tensor))[0].astype(np.float32))
+        out.write(layout.slots[name], 0, float_values(float_rows(tensor, read_rows(stream, tensor)))[0])
     factors = None
     if (freqs := checkpoint.header.tensors.get("rope_freqs.weight")) is not None:
         factors = rope_factors(freqs, read_rows(stream, freqs))
@@ -290,16 +290,20 @@ def _check_steps(
 def _manifest(checkpoint: Checkpoint, activations: str, sampling: SamplingAdvice | None) -> Manifest:
     header, tokenizer = checkpoint.header, checkpoint.tokenizer
     calibration = None if checkpoint.calibration is None else checkpoint.calibration.to_manifest()
+    quantisation = _quantisation(checkpoint)
     return Manifest(
         format_version=FORMAT_VERSION,
         graph_version=graph_version(
-            checkpoint.profile.name, checkpoint.model.sliding_window, is_calibrated=calibration is not None
+            checkpoint.profile.name,
+            checkpoint.model.sliding_window,
+            is_calibrated=calibration is not None,
+            types=quantisation.values(),
         ),
         producer=f"edge-rt {VERSION}",
         model=checkpoint.model,
         op_profile=checkpoint.profile.name,
         activations=activations,
-        quantisation=_quantisation(checkpoint),
+        quantisation=quantisation,
         kv_formats=KV_FORMATS[checkpoint.profile.name],
         segments=(Segment("model", GRAPH_FILE, 0, checkpoint.config.num_layers),),
         drafters=(),
@@ -317,7 +321,8 @@ def _quantisation(checkpoint: Checkpoint) -> dict[str, str]:
     layers = checkpoint.weights.layers
 
     def types(groups: list[tuple[Any, ...]]) -> str:
-        return "+".join(dict.fromkeys(linear.type_name for group in groups for linear in group))
+        parts = (part for group in groups for linear in group for part in linear.parts)
+        return "+".join(dict.fromkeys(part.tensor.type_name for part in parts))
 
     return {
         "embedding": checkpoint.weights.embedding.type_name,

@@ -44,6 +44,10 @@ class OpProfile(ABC):
     has_4_bit_keys: ClassVar[bool]
 
     @abstractmethod
+    def stack(self, name: str, parts: Sequence[Part]) -> tuple[Linear, ...]:
+        """Return the fewest matrices that hold parts one behind the other."""
+
+    @abstractmethod
     def gate_up(self, name: str, gate: Part, up: Part) -> tuple[Linear, ...]:
         """Return the matrices of a gated feed-forward's first step."""
 
@@ -101,6 +105,7 @@ class PortableProfile(OpProfile):
         """Stack gate and up: their product is split in two."""
         return stack(name, [gate, up])
 
+    stack = staticmethod(stack)
     place = staticmethod(portable_weights.place)
     fill = staticmethod(portable_weights.fill)
 
@@ -137,6 +142,7 @@ class NativeProfile(OpProfile):
     rounds_by_rule = True
     has_4_bit_keys = True
 
+    stack = staticmethod(native_weights.stack)
     gate_up = staticmethod(native_weights.gate_up)
     place = staticmethod(native_weights.place)
     fill = staticmethod(native_weights.fill)

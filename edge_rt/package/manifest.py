@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,6 +20,10 @@ WINDOW_GRAPH_VERSIONS: Final[Mapping[str, int]] = {"native": 3, "portable": 1}
 """The same for models with a sliding window: a reader that does not support windows must not run them without one."""
 CALIBRATED_GRAPH_VERSION: Final = 4
 """The same for native graphs, with or without a window, whose attention takes constants for 4-bit keys."""
+FORMATS_GRAPH_VERSION: Final = 5
+"""The same for all native graphs with matrices of types that are not among the first ones."""
+FIRST_TYPES: Final = frozenset({"Q4_0", "Q4_1", "Q8_0", "F16", "F32"})
+"""Types of matrices that every version of the native operators knows."""
 
 MANIFEST_FILE: Final = "manifest.json"
 WEIGHTS_FILE: Final = "weights.bin"
@@ -192,11 +196,21 @@ class Manifest:
         return (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode("utf-8")
 
 
-def graph_version(op_profile: str, sliding_window: int, *, is_calibrated: bool = False) -> int:
+def graph_version(
+    op_profile: str, sliding_window: int, *, is_calibrated: bool = False, types: Collection[str] = ()
+) -> int:
     """Return the version of the graphs of an op profile.
 
-    See ``GRAPH_VERSIONS``, ``WINDOW_GRAPH_VERSIONS`` and ``CALIBRATED_GRAPH_VERSION``.
+    See ``GRAPH_VERSIONS``, ``WINDOW_GRAPH_VERSIONS``, ``CALIBRATED_GRAPH_VERSION`` and ``FORMATS_GRAPH_VERSION``.
+
+    Args:
+        op_profile: of the package.
+        sliding_window: of the model.
+        is_calibrated: whether the package has constants for 4-bit keys.
+        types: of its matrices, as in ``quantisation``; several are joined by ``+``.
     """
+    if op_profile == "native" and not {name for joined in types for name in joined.split("+")} <= FIRST_TYPES:
+        return FORMATS_GRAPH_VERSION
     if is_calibrated and op_profile == "native":
         return CALIBRATED_GRAPH_VERSION
     return (WINDOW_GRAPH_VERSIONS if sliding_window else GRAPH_VERSIONS)[op_profile]

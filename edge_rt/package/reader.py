@@ -164,7 +164,11 @@ def _check_versions(path: Path, document: Mapping[str, Any]) -> None:
     has_window = isinstance(model, dict) and bool(model.get("sliding_window"))
     known = isinstance(profile, str) and profile in GRAPH_VERSIONS
     is_calibrated = document.get("key_calibration") is not None
-    ours_of_graph = graph_version(str(profile), has_window, is_calibrated=is_calibrated) if known else None
+    stated = document.get("quantisation")
+    types = [str(name) for name in stated.values()] if isinstance(stated, dict) else []
+    ours_of_graph = None
+    if known:
+        ours_of_graph = graph_version(str(profile), has_window, is_calibrated=is_calibrated, types=types)
     for field, ours in (("format_version", FORMAT_VERSION), ("graph_version", ours_of_graph)):
         found = document.get(field)
         if not isinstance(found, int) or isinstance(found, bool):

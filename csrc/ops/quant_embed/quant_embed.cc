@@ -6,7 +6,8 @@ namespace edge_rt {
 
 abi::Status* QuantEmbed::create(ort::Attributes& attributes) {
   kernels_ = &kernel_table(attributes.isa()).quant_embed;
-  return matrix_.create(attributes);
+  if (abi::Status* bad = matrix_.create(attributes)) return bad;
+  return matrix_.parts() == 1 ? nullptr : attributes.error("format has %d names, must have 1", matrix_.parts());
 }
 
 abi::Status* QuantEmbed::compute(ort::OpContext& context) const {

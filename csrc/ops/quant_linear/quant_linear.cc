@@ -1,6 +1,7 @@
 #include "ops/quant_linear/quant_linear_op.h"
 
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <numeric>
 
@@ -25,9 +26,40 @@ bool weight_format_from_name(const char* name, WeightFormat* out) {
   return false;
 }
 
+namespace {
+
+std::vector<std::string> split_at_commas(const std::string& text) {
+  std::vector<std::string> parts(1);
+  for (const char c : text) {
+    if (c == ',') {
+      parts.emplace_back();
+    } else {
+      parts.back() += c;
+    }
+  }
+  return parts;
+}
+
+}  // namespace
+
 abi::Status* PackedMatrix::create(ort::Attributes& attributes) {
   const int64_t outs = attributes.integer("out_features"), ins = attributes.integer("in_features");
-  return create(attributes, "", {outs}, ins);
+  const std::string part_rows = attributes.text("part_rows", "");
+  if (part_rows.empty()) return create(attributes, "", {outs}, ins);
+  std::vector<int64_t> rows;
+  for (const std::string& part : split_at_commas(part_rows)) {
+    char* end = nullptr;
+    rows.push_back(std::strtoll(part.c_str(), &end, 10));
+    if (part.empty() || *end != '\0' || rows.back() < 1 || rows.back() > kMaxFeatures || rows.size() > kMaxParts) {
+      return attributes.error("part_rows is '%.40s', must be up to %d numbers with commas between them",
+                              part_rows.c_str(), kMaxParts);
+    }
+  }
+  if (std::accumulate(rows.begin(), rows.end(), int64_t{0}) != outs) {
+    return attributes.error("part_rows is '%.40s', must add up to out_features, %lld", part_rows.c_str(),
+                            static_cast<long long>(outs));
+  }
+  return create(attributes, "", rows, ins);
 }
 
 abi::Status* PackedMatrix::create(ort::Attributes& attributes, const std::string& prefix,
@@ -40,14 +72,7 @@ abi::Status* PackedMatrix::create(ort::Attributes& attributes, const std::string
                             static_cast<long long>(out_features), which, static_cast<long long>(in_features),
                             static_cast<long long>(kMaxFeatures));
   }
-  std::vector<std::string> names(1);
-  for (const char c : attributes.text((prefix + "format").c_str())) {
-    if (c == ',') {
-      names.emplace_back();
-    } else {
-      names.back() += c;
-    }
-  }
+  const std::vector<std::string> names = split_at_commas(attributes.text((prefix + "format").c_str()));
   if (names.size() == 1) return add_part(attributes, which, names[0], out_features);
   if (names.size() != rows.size()) {
     return attributes.error("%sformat has %d names, must have 1 or %d", which, static_cast<int>(names.size()),
@@ -128,6 +153,10 @@ abi::Status* QuantLinear::compute(ort::OpContext& context) const {
   const int64_t rows = context.input(0).rank > 0 ? context.input(0).dims[0] : 0;
   const bool has_gate = context.input(5).present;
   job.paired = swiglu_ && !has_gate;
+  job.weight.alternate = job.paired && job.weight.count > 1;
+  if (job.weight.alternate && (job.weight.count != 2 || job.weight.parts[0].tiles != job.weight.parts[1].tiles)) {
+    return context.error("weight has %d parts, pairs need two of equal size", job.weight.count);
+  }
   job.out_features = matrix_.out_features;
   job.width = job.paired ? matrix_.out_features / 2 : matrix_.out_features;
   if (has_gate && !swiglu_) return context.error("gate is given, but activation is none");

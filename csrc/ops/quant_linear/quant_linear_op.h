@@ -10,7 +10,8 @@
 
 namespace edge_rt {
 
-// Attributes of every op that reads a packed matrix: format, out_features, in_features.
+// Attributes of every op that reads a packed matrix: format, out_features, in_features; and where its parts have formats
+// of their own part_rows, numbers with commas between them, as many as formats.
 struct PackedMatrix {
   int64_t out_features = 0;
   int64_t in_features = 0;
@@ -23,6 +24,7 @@ struct PackedMatrix {
   // Checks the input that holds the matrix against the attributes: uint8 [tiles, units, unit_bytes], or where parts
   // have formats of their own [bytes], one part behind the other.
   abi::Status* view(const ort::OpContext& context, int index, PackedParts* out) const;
+  int parts() const { return static_cast<int>(formats_.size()); }
 
  private:
   abi::Status* add_part(ort::Attributes& attributes, const char* prefix, const std::string& name, int64_t rows);

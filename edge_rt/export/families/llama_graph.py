@@ -15,7 +15,7 @@ from edge_rt.export.graph.builder import GraphBuilder, Stream
 from edge_rt.export.op_profile import OpProfile
 from edge_rt.export.sources.gguf_types import GGUFHeader, TensorInfo
 from edge_rt.export.weights.blocks import unpermuted_rows
-from edge_rt.export.weights.linear import Linear, Part, stack
+from edge_rt.export.weights.linear import Linear, Part
 from edge_rt.export.weights.native import place_key_constants
 from edge_rt.export.weights.weights_file import Slot, WeightsFile, WeightsLayout
 from edge_rt.package.manifest import ModelConfig
@@ -74,10 +74,10 @@ def collect_weights(header: GGUFHeader, config: LlamaConfig, profile: OpProfile)
             part("attn_v"),
         )
         return LayerWeights(
-            qkv=stack(f"layer{i}.qkv", qkv),
-            output=stack(f"layer{i}.output", [part("attn_output")]),
+            qkv=profile.stack(f"layer{i}.qkv", qkv),
+            output=profile.stack(f"layer{i}.output", [part("attn_output")]),
             gate_up=profile.gate_up(f"layer{i}.gate_up", part("ffn_gate"), part("ffn_up")),
-            down=stack(f"layer{i}.down", [part("ffn_down")]),
+            down=profile.stack(f"layer{i}.down", [part("ffn_down")]),
         )
 
     embedding = Linear("embedding", (Part(tensors["token_embd.weight"]),))

@@ -9,6 +9,10 @@ from edge_rt.export.families.llama_config import LlamaConfig
 from edge_rt.export.sources.gguf_types import EXPORTABLE_TYPES, FETCH_AGAIN, GGUFHeader, TensorInfo
 
 
+FLOAT_VECTORS = ("F32", "F16", "BF16")
+"""Types of norms and other vectors."""
+
+
 def required_tensor(header: GGUFHeader, name: str) -> TensorInfo:
     """Return a tensor that every checkpoint has.
 
@@ -88,7 +92,7 @@ def check_tensors(header: GGUFHeader, config: LlamaConfig) -> None:
 
 def _check_types(header: GGUFHeader, expected: Mapping[str, tuple[int, ...]]) -> None:
     vectors = [
-        n for n, shape in expected.items() if len(shape) == 1 and header.tensors[n].type_name not in ("F32", "F16")
+        n for n, shape in expected.items() if len(shape) == 1 and header.tensors[n].type_name not in FLOAT_VECTORS
     ]
     matrices = [
         f"{n} is {header.tensors[n].type_name}"

@@ -40,7 +40,7 @@ import onnx_ir as ir
 from edge_rt.export.graph.builder import GraphBuilder, LayerMatrices, Linears, Stream, as_output, graph_input
 from edge_rt.export.weights.linear import Linear
 from edge_rt.export.weights.native import key_constant_names, tiles_of
-from edge_rt.export.weights.tiles import FORMATS
+from edge_rt.export.weights.tile_formats import FORMAT_OF_GGML
 from edge_rt.export.weights.weights_file import WeightsLayout
 from edge_rt.package.manifest import ModelConfig
 
@@ -139,7 +139,7 @@ class NativeBuilder(GraphBuilder):
             "hidden": matrices["qkv"].in_features,
             "intermediate": matrices["down"].in_features,
             "epsilon": self._config.rms_norm_eps,
-            **{f"{name}_format": FORMATS[matrix.type_name] for name, matrix in matrices.items()},
+            **{f"{name}_format": _format(matrix) for name, matrix in matrices.items()},
         }
         return Stream(self.node("DecoderLayer", inputs, [f"layer{index}"], domain=DOMAIN, attributes=attributes)[0])
 
@@ -198,11 +198,20 @@ class NativeBuilder(GraphBuilder):
 
 def _matrix(layer: Linear) -> dict[str, int | float | str]:
     """Return the attributes that describe a packed matrix."""
-    return {
-        "format": FORMATS[layer.type_name],
+    attributes: dict[str, int | float | str] = {
+        "format": _format(layer),
         "out_features": layer.out_features,
         "in_features": layer.in_features,
     }
+    if layer.is_mixed:
+        attributes["part_rows"] = ",".join(str(part.tensor.shape[1]) for part in layer.parts)
+    return attributes
+
+
+def _format(layer: Linear) -> str:
+    """Return the format of a matrix, or those of its parts."""
+    parts = layer.parts if layer.is_mixed else layer.parts[:1]
+    return ",".join(FORMAT_OF_GGML[part.tensor.type_name] for part in parts)
 
 
 def _only(layers: Linears) -> Linear:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -12,10 +13,11 @@ from gguf.quants import dequantize
 
 from edge_rt.errors import InvalidPackage
 from edge_rt.export.weights.blocks import Array
-from edge_rt.export.weights.linear import Linear, Part
+from edge_rt.export.weights.linear import Linear, Part, stack as stack_of_one_type
 from edge_rt.export.weights.tile_formats import TILE_ROWS, tile_format
 from edge_rt.export.weights.tiles import pack_rows, tile_count, unit_count, unpack_rows
 from edge_rt.export.weights.weights_file import WeightsFile, WeightsLayout
+from edge_rt.package.manifest import FIRST_TYPES
 
 CHECKED_TILES: Final = 4
 """Tiles per matrix whose values are compared, evenly spread, in addition to those at the ends of pieces."""
@@ -26,21 +28,48 @@ def tiles_of(linear: Linear) -> str:
     return f"{linear.name}.tiles"
 
 
+def stack(name: str, parts: Sequence[Part]) -> tuple[Linear, ...]:
+    """Return one matrix of parts that follow each other, each in its own format; several where floats are among them."""
+    if _may_be_mixed(parts):
+        return (Linear(name, tuple(parts)),)
+    return stack_of_one_type(name, parts)
+
+
 def gate_up(name: str, gate: Part, up: Part) -> tuple[Linear, ...]:
-    """Return gate and up as one matrix with alternating tiles; as two if types differ or tiles would be partial."""
-    alike = gate.tensor.type_name == up.tensor.type_name
-    if alike and gate.tensor.shape[1] % TILE_ROWS == 0:
+    """Return gate and up as one matrix with alternating tiles; as two if that cannot be."""
+    if gate.tensor.shape[1] % TILE_ROWS == 0 and _may_be_mixed((gate, up)):
         return (Linear(name, (gate, up), interleaved=True),)
     return (Linear(f"{name}.gate", (gate,)), Linear(f"{name}.up", (up,)))
+
+
+def _may_be_mixed(parts: Sequence[Part]) -> bool:
+    """Return whether parts can be one matrix: of one type, or all of codes, whose inputs are rounded alike.
+
+    Matrices of the first types alone stay as they were, so that packages of them need no newer version to be read.
+    """
+    types = {part.tensor.type_name for part in parts}
+    if len(types) == 1:
+        return True
+    return not types <= FIRST_TYPES and not any(tile_format(name).is_float for name in types)
 
 
 def place(linear: Linear, layout: WeightsLayout) -> None:
     """Add a matrix to the layout."""
     # Stacked parts meet at a tile border, because a head has a multiple of 16 rows.
     assert all(part.tensor.shape[1] % TILE_ROWS == 0 for part in linear.parts[:-1]), linear.name
-    block_bytes = TILE_BLOCK_BYTES[FORMATS[linear.type_name]]
-    shape = (tile_count(linear.out_features), block_count(linear.in_features), block_bytes)
-    layout.add(tiles_of(linear), np.uint8, shape)
+    shapes = [_part_shape(part) for part in linear.parts]
+    if linear.is_mixed:
+        layout.add(tiles_of(linear), np.uint8, (sum(math.prod(shape) for shape in shapes),))
+    else:
+        _, units, unit_bytes = shapes[0]
+        layout.add(tiles_of(linear), np.uint8, (tile_count(linear.out_features), units, unit_bytes))
+
+
+def _part_shape(part: Part) -> tuple[int, int, int]:
+    """Return tiles, units of a row, and bytes of a unit."""
+    inputs, rows = part.tensor.shape
+    form = tile_format(part.tensor.type_name)
+    return tile_count(rows), unit_count(inputs, form), form.unit_bytes
 
 
 def key_constant_names(layer: int) -> tuple[str, str, str]:
@@ -73,16 +102,17 @@ def fill(
         InvalidModelFile: a value is not finite.
         StorageError: reading or writing failed.
     """
-    slot, tile = layout.slots[tiles_of(linear)], 0
+    slot, at = layout.slots[tiles_of(linear)], 0
     for tiles, read in _packed(source, linear):
-        out.write(slot, tile, tiles)
-        tile += len(tiles)
+        piece = tiles.reshape(-1) if linear.is_mixed else tiles
+        out.write(slot, at, piece)
+        at += len(piece)
         on_bytes(read)
 
 
 def _packed(source: BinaryIO, linear: Linear) -> Iterator[tuple[Array, int]]:
     """Yield tiles in the order of the file, and the bytes that were read for them."""
-    if linear.interleaved:
+    if linear.interleaved and not linear.is_mixed:
         gate, up = linear.parts
         for raws in zip(*(part.pieces(source, multiple=TILE_ROWS) for part in (gate, up)), strict=True):
             pair = [pack_rows(part.tensor, raw) for part, raw in zip(linear.parts, raws, strict=True)]
@@ -100,7 +130,8 @@ def verify(linear: Linear, source: BinaryIO, layout: WeightsLayout, weights: Pat
         InvalidPackage: a byte or a value differs.
     """
     ends = verify_bytes(linear, source, layout, weights)
-    spread = np.linspace(0, layout.slots[tiles_of(linear)].shape[0] - 1, CHECKED_TILES).astype(np.int64)
+    count = sum(_part_shape(part)[0] for part in linear.parts)
+    spread = np.linspace(0, count - 1, CHECKED_TILES).astype(np.int64)
     verify_values(linear, source, layout, weights, sorted({*ends, *spread.tolist()}))
 
 
@@ -113,11 +144,13 @@ def verify_bytes(linear: Linear, source: BinaryIO, layout: WeightsLayout, weight
     Raises:
         InvalidPackage: a byte differs.
     """
-    stored, first, ends = _stored(linear, layout, weights), 0, []
+    stored, at, first, ends = _stored(linear, layout, weights), 0, 0, []
     for tiles, _ in _packed(source, linear):
-        _require_same(linear, first, np.asarray(stored[first : first + len(tiles)]), tiles, "bytes")
+        found = np.asarray(stored[at : at + tiles.size]).reshape(tiles.shape)
+        _require_same(linear, first, found, tiles, "bytes")
         ends += [first, first + len(tiles) - 1]
         first += len(tiles)
+        at += tiles.size
     return ends
 
 
@@ -129,16 +162,35 @@ def verify_values(linear: Linear, source: BinaryIO, layout: WeightsLayout, weigh
     """
     stored = _stored(linear, layout, weights)
     for tile in tiles:
-        found = unpack_rows(np.asarray(stored[tile : tile + 1]), FORMATS[linear.type_name])
+        part, number, at = _find_tile(linear, tile)
+        _, units, unit_bytes = _part_shape(part)
+        packed = np.asarray(stored[at : at + units * unit_bytes]).reshape(1, units, unit_bytes)
+        found = unpack_rows(packed, tile_format(part.tensor.type_name))
         expected = np.zeros_like(found)
-        for row, values in _expected_rows(source, linear, tile):
-            expected[row : row + len(values), : values.shape[1]] = values
+        rows = range(number * TILE_ROWS, min((number + 1) * TILE_ROWS, part.tensor.shape[1]))
+        values = _dequantised(source, part, rows)
+        expected[: len(values), : values.shape[1]] = values
         _require_same(linear, tile, found[None], expected[None], "values")
+
+
+def _find_tile(linear: Linear, tile: int) -> tuple[Part, int, int]:
+    """Return the part that a tile of the matrix belongs to, its number there, and the byte where it begins."""
+    if linear.interleaved and not linear.is_mixed:
+        part = linear.parts[tile % 2]
+        _, units, unit_bytes = _part_shape(part)
+        return part, tile // 2, tile * units * unit_bytes
+    begin = 0
+    for part in linear.parts:
+        tiles, units, unit_bytes = _part_shape(part)
+        if tile < tiles:
+            return part, tile, begin + tile * units * unit_bytes
+        tile, begin = tile - tiles, begin + tiles * units * unit_bytes
+    raise IndexError(tile)
 
 
 def _stored(linear: Linear, layout: WeightsLayout, weights: Path) -> Array:
     slot = layout.slots[tiles_of(linear)]
-    return np.memmap(weights, np.uint8, "r", offset=slot.offset, shape=slot.shape)
+    return np.memmap(weights, np.uint8, "r", offset=slot.offset, shape=(math.prod(slot.shape),))
 
 
 def _require_same(linear: Linear, first: int, found: Array, expected: Array, what: str) -> None:
@@ -152,21 +204,6 @@ def _require_same(linear: Linear, first: int, found: Array, expected: Array, wha
                 f"'{linear.name}', tile {first + index}: {differing} of {ours.size} {what} differ.",
                 "Report this with the name of the checkpoint.",
             )
-
-
-def _expected_rows(source: BinaryIO, linear: Linear, tile: int) -> Iterator[tuple[int, Array]]:
-    """Yield the expected rows of a tile: the index of the first row in the tile, and values; nothing for padding."""
-    if linear.interleaved:
-        first = tile // 2 * TILE_ROWS
-        yield 0, _dequantised(source, linear.parts[tile % 2], range(first, first + TILE_ROWS))
-        return
-    first, end = tile * TILE_ROWS, (tile + 1) * TILE_ROWS
-    begin = 0
-    for part in linear.parts:
-        rows = range(max(first - begin, 0), min(end - begin, part.tensor.shape[1]))
-        if rows:
-            yield begin + rows[0] - first, _dequantised(source, part, rows)
-        begin += part.tensor.shape[1]
 
 
 def _dequantised(source: BinaryIO, part: Part, rows: range) -> Array:
