@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final, cast
 
-import numpy as np
 import onnx_ir as ir
 
 from edge_rt.errors import StorageError

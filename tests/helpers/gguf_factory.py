@@ -15,6 +15,8 @@ import numpy as np
 from gguf.quants import quantize
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
+from tests.helpers.ggml_blocks import exact_values, random_rows
+
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 BOS_ID, EOS_ID, UNKNOWN_ID = 1, 2, 0
 
@@ -134,7 +136,8 @@ def write_llama_gguf(
     Args:
         path: file to write.
         seed: of the weights; the same arguments give the same bytes.
-        weight_type: ggml type of the layers' matrices: "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1" or "Q8_0".
+        weight_type: ggml type of the layers' matrices: any that is exported; of those that gguf
+            cannot write, blocks are random, and `seed` does not matter.
         embedding_type: ggml type of `token_embd.weight`.
         output_type: ggml type of `output.weight`, written unless `tied`.
         head_dim: size of a head; default hidden / heads. Stated in the file where it differs from that.
@@ -272,7 +275,7 @@ def _write(
         _add_value(writer, key, value)
     for name, values in tensors.items():
         qtype = gguf.GGMLQuantizationType[types[name]]
-        data = quantize(values, qtype)
+        data = _quantised(name, values, types[name])
         writer.add_tensor(name, data, raw_dtype=qtype)
         written.weights[name] = gguf.quants.dequantize(data, qtype).reshape(values.shape).astype(np.float32)
     writer.write_header_to_file()
@@ -280,6 +283,20 @@ def _write(
     writer.write_tensors_to_file()
     writer.close()
     return written
+
+
+def _quantised(name: str, values: np.ndarray, type_name: str) -> np.ndarray:
+    """Return the bytes of a tensor; of types that gguf cannot write, random blocks with weights of that size."""
+    try:
+        return quantize(values, gguf.GGMLQuantizationType[type_name])
+    except NotImplementedError:
+        rng = np.random.default_rng(list(name.encode()))
+        raw = random_rows(rng, type_name, *values.shape, 1.0)
+        if type_name != "MXFP4":
+            # The values' deviation over that of the blocks, as the blocks' fp16 numbers.
+            raw = random_rows(np.random.default_rng(list(name.encode())), type_name, *values.shape,
+                              values.std() / exact_values(type_name, raw, values.shape[1]).std())  # fmt: skip
+        return raw
 
 
 def _add_value(writer: gguf.GGUFWriter, key: str, value: object) -> None:

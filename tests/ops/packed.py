@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import numpy as np
 
-from edge_rt.export.weights.tiles import TILE_BLOCK_BYTES, unpack_rows
+from edge_rt.export.weights.tile_formats import TILE_FORMATS
+from edge_rt.export.weights.tiles import pack_rows, unpack_rows
+from tests.helpers.ggml_blocks import HALVES, TYPE_OF, random_rows, tensor_of
 
-CODE_BYTES = {"w4m": 256, "w4": 256, "w8": 512}
+SCALES = {"half": 0.02, "byte": 0.001, "signed": 0.0005, "nibble": 0.005, "exponent": 1}
+"""Standard deviation of fp16 numbers with which weights of every kind of scale are about 0.1."""
+FLOAT_FORMATS = ("f16", "f32", "bf16")
+
+
+def wide(form, columns):
+    """Return the next number of columns that a format can have."""
+    unit = 1 if form in FLOAT_FORMATS else TILE_FORMATS[form].unit_inputs
+    return -(-columns // unit) * unit
 
 
 def random_matrix(rng, form, rows, columns):
-    """Return the packed bytes ``[tiles, blocks, bytes]`` and the weights, float32 ``[rows, columns]``."""
-    tiles, blocks = -(-rows // 16), -(-columns // 32)
-    if form in CODE_BYTES:
-        packed = rng.integers(0, 256, (tiles, blocks, TILE_BLOCK_BYTES[form]), np.uint8)
-        numbers = (TILE_BLOCK_BYTES[form] - CODE_BYTES[form]) // 2
-        halves = (rng.standard_normal((tiles, blocks, numbers)) * 0.02).astype(np.float16)
-        packed[..., CODE_BYTES[form] :] = halves.view(np.uint8)
+    """Return the packed bytes ``[tiles, units, bytes]`` and the weights, float32 ``[rows, columns]``."""
+    type_name = TYPE_OF[form]
+    if type_name in HALVES:
+        raw = random_rows(rng, type_name, rows, columns, SCALES[TILE_FORMATS[form].scales])
     else:
-        dtype = np.float16 if form == "f16" else np.float32
-        values = (rng.standard_normal((tiles, blocks, 32, 16)) * 0.1).astype(dtype)
-        values[:, -1, columns - 32 * (blocks - 1) :] = 0
-        packed = values.reshape(tiles, blocks, -1).view(np.uint8)
-    return packed, unpack_rows(packed, form)[:rows, :columns]
+        values = (rng.standard_normal((rows, columns)) * 0.1).astype(np.float32)
+        if form == "bf16":
+            values = (values.view(np.uint32) >> 16).astype(np.uint16)
+        raw = values.astype(np.float16 if form == "f16" else values.dtype).view(np.uint8)
+    packed = pack_rows(tensor_of(type_name, rows, columns), raw)
+    return packed, unpack_rows(packed, TILE_FORMATS[form])[:rows, :columns]
 
 
 def rounded_rows(x):

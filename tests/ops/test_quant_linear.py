@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.ops.packed import random_matrix, rounded_rows
+from edge_rt.export.weights.tile_formats import TILE_FORMATS
+from tests.ops.packed import FLOAT_FORMATS, random_matrix, rounded_rows, wide
 from tests.ops.single_op import ISAS, SingleOp, needs_native
 
 pytestmark = [needs_native, pytest.mark.own_pools]
 
-FORMATS = ("w4m", "w4", "w8", "f16", "f32")
+FORMATS = tuple(TILE_FORMATS)
 TOLERANCE = {"float32": 2e-6}
 """Largest error relative to the sum of the products' sizes."""
 
@@ -20,7 +21,7 @@ def attributes(form, rows, columns, **more):
 
 
 def expected(x, weights, form):
-    seen = x.astype(np.float64) if form in ("f16", "f32") else rounded_rows(x)
+    seen = x.astype(np.float64) if form in FLOAT_FORMATS else rounded_rows(x)
     return seen @ weights.astype(np.float64).T, np.abs(seen) @ np.abs(weights.astype(np.float64)).T
 
 
@@ -37,6 +38,7 @@ def silu(x):
 @pytest.mark.parametrize(("rows", "columns"), [(16, 32), (72, 96), (5, 544), (200, 64)])
 def test_product(form, rows, columns):
     rng = np.random.default_rng(rows + columns)
+    columns = wide(form, columns)
     packed, weights = random_matrix(rng, form, rows, columns)
     x = rng.standard_normal((11, columns)).astype(np.float32)
     (y,) = SingleOp("QuantLinear", attributes(form, rows, columns), {"x": x, "weight": packed})(x=x, weight=packed)
@@ -44,7 +46,7 @@ def test_product(form, rows, columns):
     assert np.max(np.abs(y - wanted) / size) < TOLERANCE["float32"]
 
 
-@pytest.mark.parametrize("form", ["f16", "f32"])
+@pytest.mark.parametrize("form", FLOAT_FORMATS)
 def test_float_matrices_of_any_width(form):
     rng = np.random.default_rng(3)
     packed, weights = random_matrix(rng, form, 20, 45)
@@ -96,7 +98,7 @@ def test_a_block_of_zeros_and_huge_values_stay_finite():
 @pytest.mark.parametrize("form", FORMATS)
 def test_rows_have_the_same_bits_however_many_come_together(form):
     rng = np.random.default_rng(8)
-    rows, columns = 100, 160
+    rows, columns = 100, wide(form, 160)
     packed, _ = random_matrix(rng, form, rows, columns)
     x = (rng.standard_normal((300, columns)) * 3).astype(np.float32)
     norm, residual = rng.random(columns).astype(np.float32), rng.standard_normal((300, rows)).astype(np.float32)
@@ -134,15 +136,14 @@ def test_threads_do_not_show(threads, count):
 @pytest.mark.parametrize("activation", ["none", "swiglu"])
 def test_every_instruction_set_gives_the_same_bits(form, activation):
     rng = np.random.default_rng(10)
-    packed, _ = random_matrix(rng, form, 96, 288)
+    columns = wide(form, 288)
+    packed, _ = random_matrix(rng, form, 96, columns)
     for count in (1, 2, 3, 4, 5, 6, 7, 8, 20):
-        x = (rng.standard_normal((count, 288)) * np.exp(rng.standard_normal((count, 1)) * 4)).astype(np.float32)
-        norm = rng.random(288).astype(np.float32)
+        x = (rng.standard_normal((count, columns)) * np.exp(rng.standard_normal((count, 1)) * 4)).astype(np.float32)
+        norm = rng.random(columns).astype(np.float32)
         inputs = {"x": x, "weight": packed, "norm_weight": norm}
-        results = {
-            isa: SingleOp("QuantLinear", attributes(form, 96, 288, activation=activation), inputs, isa=isa)(**inputs)[0]
-            for isa in ISAS
-        }
+        chosen = attributes(form, 96, columns, activation=activation)
+        results = {isa: SingleOp("QuantLinear", chosen, inputs, isa=isa)(**inputs)[0] for isa in ISAS}
         assert len({y.tobytes() for y in results.values()}) == 1, {isa: y[0, :3] for isa, y in results.items()}
 
 
@@ -185,7 +186,7 @@ def test_wrong_shapes_are_errors(shapes, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format": "w5"}, "format"),
+        ({"format": "w9"}, "format"),
         ({"out_features": 0}, "out_features"),
         ({"in_features": 33}, "in_features"),
         ({"in_features": 1 << 40}, "in_features"),

@@ -23,7 +23,8 @@ from gguf.quants import dequantize
 
 from edge_rt.export.families.llama_config import LlamaConfig, scaled_frequencies
 from edge_rt.export.sources.gguf_types import GGUFHeader, TensorInfo
-from edge_rt.export.weights.blocks import BLOCK, FLOAT_TYPES, iter_rows
+from edge_rt.export.weights.blocks import FLOAT_TYPES, iter_rows
+from edge_rt.export.weights.tile_formats import BLOCK
 
 Array = npt.NDArray[Any]
 

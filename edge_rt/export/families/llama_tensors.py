@@ -8,7 +8,6 @@ from edge_rt.errors import InvalidModelFile, UnsupportedModel
 from edge_rt.export.families.llama_config import LlamaConfig
 from edge_rt.export.sources.gguf_types import EXPORTABLE_TYPES, FETCH_AGAIN, GGUFHeader, TensorInfo
 
-
 FLOAT_VECTORS = ("F32", "F16", "BF16")
 """Types of norms and other vectors."""
 

@@ -159,7 +159,8 @@ class GraphBuilder(ABC):
                 WEIGHTS_FILE,
                 slot.offset,
                 slot.nbytes,
-                ir.DataType.from_numpy(slot.dtype),
+                # numpy has no bfloat16; nothing else is stored in unsigned words of 16 bits.
+                ir.DataType.BFLOAT16 if slot.dtype == np.uint16 else ir.DataType.from_numpy(slot.dtype),
                 shape=ir.Shape(shape or slot.shape),
                 name=name,
             )

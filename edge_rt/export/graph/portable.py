@@ -146,7 +146,7 @@ class PortableBuilder(GraphBuilder):
         return self.node("Gemm", [sums, self.stored(minimum_of(layer)), y], [name], attributes={"transB": 1})[0]
 
     def _as_float(self, weight: ir.Value, name: str) -> ir.Value:
-        if weight.dtype != ir.DataType.FLOAT16:
+        if weight.dtype == ir.DataType.FLOAT:
             return weight
         return self.node("Cast", [weight], [f"{name}.float"], attributes={"to": int(ir.DataType.FLOAT)})[0]
 

@@ -80,7 +80,8 @@ def float_rows(tensor: TensorInfo, raw: Array) -> Array:
 def float_values(stored: Array) -> Array:
     """Return numbers that are stored as in ``FLOAT_TYPES``, in float32."""
     if stored.dtype == np.uint16:
-        return (stored.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        widened: Array = (stored.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        return widened
     return stored.astype(np.float32)
 
 
@@ -90,7 +91,7 @@ def rope_factors(tensor: TensorInfo, raw: Array) -> Array:
     Raises:
         InvalidModelFile: one is not finite, or not above 0.
     """
-    factors = float_values(float_rows(tensor, raw))[0]
+    factors: Array = float_values(float_rows(tensor, raw))[0]
     if not (factors > 0).all():
         raise InvalidModelFile(
             f"The tensor '{tensor.name}' holds a frequency factor that is not positive.",

@@ -95,9 +95,7 @@ def _q4_k(raw: Array) -> Codes:
     blocks = _blocks(raw, 144)
     scales, minima = _six_bit_scales(blocks[:, :, 4:16])
     chunks = blocks[:, :, 16:].reshape(*blocks.shape[:2], 4, 32)
-    return Codes(
-        _flat(_halves_apart(chunks)), _flat(scales), _flat(minima), d=_half(blocks, 0), m=_half(blocks, 2)
-    )
+    return Codes(_flat(_halves_apart(chunks)), _flat(scales), _flat(minima), d=_half(blocks, 0), m=_half(blocks, 2))
 
 
 def _q5_k(raw: Array) -> Codes:
@@ -133,9 +131,7 @@ def _q2_k(raw: Array) -> Codes:
     blocks = _blocks(raw, 84)
     codes = _pairs(blocks[:, :, 16:80].reshape(*blocks.shape[:2], 2, 32))
     packed = _flat(blocks[:, :, :16])
-    return Codes(
-        _flat(codes), packed & np.uint8(15), packed >> np.uint8(4), d=_half(blocks, 80), m=_half(blocks, 82)
-    )
+    return Codes(_flat(codes), packed & np.uint8(15), packed >> np.uint8(4), d=_half(blocks, 80), m=_half(blocks, 82))
 
 
 def _iq4_xs(raw: Array) -> Codes:

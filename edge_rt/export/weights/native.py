@@ -29,7 +29,7 @@ def tiles_of(linear: Linear) -> str:
 
 
 def stack(name: str, parts: Sequence[Part]) -> tuple[Linear, ...]:
-    """Return one matrix of parts that follow each other, each in its own format; several where floats are among them."""
+    """Return one matrix of parts one behind the other, each in its own format; several where floats are among them."""
     if _may_be_mixed(parts):
         return (Linear(name, tuple(parts)),)
     return stack_of_one_type(name, parts)

@@ -62,7 +62,7 @@ class TileFormat:
     @property
     def scale_bytes(self) -> int:
         """Bytes of a unit's scales that are bytes; minima of their own take as many."""
-        return TILE_ROWS * self.groups * self.unit_blocks if self.scales in ("byte", "signed", "nibble", "exponent") else 0
+        return 0 if self.scales in ("half", "none") else TILE_ROWS * self.groups * self.unit_blocks
 
     @property
     def unit_bytes(self) -> int:

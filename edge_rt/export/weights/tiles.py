@@ -1,8 +1,8 @@
 """Packs matrices into tiles of 16 output rows ("tile16"), the layout that the native kernels read, and unpacks them.
 
 A matrix of N rows and K inputs is uint8 ``[ceil(N / 16), units, bytes]``: 16 rows by 32 inputs to a block, and one or
-eight blocks to a unit; rows and inputs beyond the matrix are zero. A unit holds, in this order, the codes of its blocks,
-their scales and minima as far as these are bytes, and its fp16 numbers d and m; see ``tile_formats``.
+eight blocks to a unit; rows and inputs beyond the matrix are zero. A unit holds, in this order, the codes of its
+blocks, their scales and minima as far as these are bytes, and its fp16 numbers d and m; see ``tile_formats``.
 
 Codes lie in lines of 64 bytes. Byte ``4 r + j`` of a line belongs to row r (r < 16, j < 4). Quartet k of a block is its
 inputs ``4 k`` to ``4 k + 3``, which j counts:
@@ -70,13 +70,15 @@ def pack_codes(found: Codes, form: TileFormat) -> Array:
     tiles, units = tile_count(len(found.codes)), found.codes.shape[1] // form.unit_inputs
     scales, minima = found.scales, found.minima
     if form.scales == "nibble":
-        assert scales is not None and minima is not None
+        assert scales is not None
+        assert minima is not None
         scales, minima = scales | minima << np.uint8(4), None
     # Four codes of a row stay together: they are moved as one number.
     quartets = _by_tile(np.ascontiguousarray(found.codes).view(np.uint32))
     lines = quartets.view(np.uint8).reshape(tiles, -1, _QUARTETS, _LINE)
-    parts = [_pack_lines(lines, form), *(_by_tile(part) for part in (scales, minima, found.d, found.m) if part is not None)]
-    return np.concatenate([part.view(np.uint8).reshape(tiles, units, -1) for part in parts], axis=2)
+    numbers = [_by_tile(part) for part in (scales, minima, found.d, found.m) if part is not None]
+    parts = [part.view(np.uint8).reshape(tiles, units, -1) for part in (_pack_lines(lines, form), *numbers)]
+    return np.concatenate(parts, axis=2)
 
 
 def _by_tile(rows: Array) -> Array:

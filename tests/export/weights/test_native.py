@@ -12,7 +12,7 @@ from edge_rt.export.sources.gguf_header import read_header
 from edge_rt.export.sources.model_file import open_model_file
 from edge_rt.export.weights.linear import Linear, Part
 from edge_rt.export.weights.native import fill, gate_up, place, tiles_of, verify, verify_bytes, verify_values
-from edge_rt.export.weights.tiles import FORMATS, unpack_rows
+from edge_rt.export.weights.tiles import unpack_rows
 from edge_rt.export.weights.weights_file import WeightsFile, WeightsLayout
 from tests.helpers.gguf_factory import write_llama_gguf
 
@@ -45,7 +45,7 @@ def written(model, linear):
 def values_of(linear, layout, path):
     slot = layout.slots[tiles_of(linear)]
     tiles = np.fromfile(path, np.uint8, slot.nbytes, offset=slot.offset).reshape(slot.shape)
-    return unpack_rows(tiles, FORMATS[linear.type_name])
+    return unpack_rows(tiles, linear.form)
 
 
 def verified(model, linear, layout, path):

@@ -6,17 +6,13 @@ import gguf
 import numpy as np
 import pytest
 from gguf.quants import dequantize, quantize
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from edge_rt.errors import InvalidModelFile
-from edge_rt.export.sources.gguf_types import TensorInfo
-from edge_rt.export.weights.tiles import FORMATS, TILE_BLOCK_BYTES, block_count, pack_rows, tile_count, unpack_rows
-
-BLOCK_TYPES = ("Q4_0", "Q4_1", "Q8_0")
-
-
-def tensor_of(type_name, rows, inputs):
-    return TensorInfo("m", (inputs, rows), int(gguf.GGMLQuantizationType[type_name]), type_name, 4096, 0)
+from edge_rt.export.sources.gguf_types import EXPORTABLE_TYPES
+from edge_rt.export.weights.tile_formats import FORMAT_OF_GGML, tile_format
+from edge_rt.export.weights.tiles import pack_rows, tile_count, unit_count, unpack_rows
+from tests.helpers.ggml_blocks import BLOCK_TYPES, FLOAT_TYPES, HALVES, exact_values, random_rows, tensor_of, wide
 
 
 def quantised(type_name, values):
@@ -27,35 +23,40 @@ def quantised(type_name, values):
     return data.view(np.uint8).reshape(len(values), -1), exact
 
 
-def random_blocks(rng, type_name, rows, blocks):
-    """Return raw rows with every code, and scales of every size that fp16 has."""
-    size = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}[type_name]
-    raw = rng.integers(0, 256, (rows, blocks, size), dtype=np.uint8)
-    numbers = 4 if type_name == "Q4_1" else 2
-    halves = rng.integers(0, 0x7C00, (rows, blocks, numbers // 2), dtype=np.uint16)
-    halves |= rng.integers(0, 2, halves.shape, dtype=np.uint16) << np.uint16(15)
-    raw[..., :numbers] = halves.view(np.uint8)
-    return raw.reshape(rows, -1)
+def test_every_type_has_a_format():
+    assert set(BLOCK_TYPES) | set(FLOAT_TYPES) == set(FORMAT_OF_GGML) == set(EXPORTABLE_TYPES)
 
 
+@settings(deadline=None)
 @given(st.sampled_from(BLOCK_TYPES), st.integers(1, 70), st.integers(1, 5), st.integers(0, 2**32 - 1))
 def test_blocks_come_back_exactly(type_name, rows, blocks, seed):
-    raw = random_blocks(np.random.default_rng(seed), type_name, rows, blocks)
-    expected = dequantize(raw, gguf.GGMLQuantizationType[type_name]).reshape(rows, -1)
-    tiles = pack_rows(tensor_of(type_name, rows, 32 * blocks), raw)
-    assert tiles.shape == (tile_count(rows), blocks, TILE_BLOCK_BYTES[FORMATS[type_name]])
-    found = unpack_rows(tiles, FORMATS[type_name])
-    np.testing.assert_array_equal(found[:rows], expected)
+    inputs, form = wide(type_name, 32 * blocks), tile_format(type_name)
+    raw = random_rows(np.random.default_rng(seed), type_name, rows, inputs)
+    tiles = pack_rows(tensor_of(type_name, rows, inputs), raw)
+    assert tiles.shape == (tile_count(rows), unit_count(inputs, form), form.unit_bytes)
+    found = unpack_rows(tiles, form)
+    np.testing.assert_array_equal(found[:rows], exact_values(type_name, raw, inputs))
     assert not found[rows:].any()
 
 
-@given(st.sampled_from(("F16", "F32")), st.integers(1, 40), st.integers(1, 100), st.integers(0, 2**32 - 1))
+@pytest.mark.parametrize(
+    ("type_name", "bits"),
+    [("Q4_K", 4.625), ("Q5_K", 5.625), ("Q6_K", 6.5625), ("Q5_0", 5.5), ("Q5_1", 6), ("IQ4_NL", 4.5), ("MXFP4", 4.25)],
+)
+def test_packed_weights_take_at_most_3_percent_more_than_the_file(type_name, bits):
+    raw = random_rows(np.random.default_rng(0), type_name, 16, 512)
+    packed = pack_rows(tensor_of(type_name, 16, 512), raw).nbytes
+    assert (packed * 8 / (16 * 512), packed <= 1.03 * raw.nbytes) == (bits, True)
+
+
+@given(st.sampled_from(FLOAT_TYPES), st.integers(1, 40), st.integers(1, 100), st.integers(0, 2**32 - 1))
 def test_floats_come_back_exactly_whatever_their_length(type_name, rows, inputs, seed):
+    form = tile_format(type_name)
     values = np.random.default_rng(seed).standard_normal((rows, inputs)).astype(np.float32)
     raw, expected = quantised(type_name, values)
     tiles = pack_rows(tensor_of(type_name, rows, inputs), raw)
-    assert tiles.shape == (tile_count(rows), block_count(inputs), TILE_BLOCK_BYTES[FORMATS[type_name]])
-    found = unpack_rows(tiles, FORMATS[type_name])
+    assert tiles.shape == (tile_count(rows), unit_count(inputs, form), form.unit_bytes)
+    found = unpack_rows(tiles, form)
     np.testing.assert_array_equal(found[:rows, :inputs], expected)
     assert not found[rows:].any()
     assert not found[:, inputs:].any()
@@ -67,7 +68,7 @@ class TestBytes:
     ROWS, BLOCKS = 37, 3
 
     def packed(self, type_name):
-        raw = random_blocks(np.random.default_rng(1), type_name, self.ROWS, self.BLOCKS)
+        raw = random_rows(np.random.default_rng(1), type_name, self.ROWS, 32 * self.BLOCKS)
         return raw.reshape(self.ROWS, self.BLOCKS, -1), pack_rows(tensor_of(type_name, self.ROWS, 96), raw)
 
     def places(self):
@@ -112,18 +113,27 @@ class TestBytes:
                 assert tiles[row // 16, column // 32, 16 * (column % 32) + row % 16] == values[row, column]
 
 
-@pytest.mark.parametrize(("type_name", "place"), [("Q4_0", 0), ("Q4_1", 0), ("Q4_1", 2), ("Q8_0", 0)])
+@pytest.mark.parametrize(("type_name", "place"), [(name, at) for name in HALVES for at in HALVES[name]])
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 def test_a_number_that_is_none_is_refused(type_name, place, value):
-    raw = random_blocks(np.random.default_rng(0), type_name, 20, 2)
+    inputs = wide(type_name, 64)
+    raw = random_rows(np.random.default_rng(0), type_name, 20, inputs)
     raw[17, place : place + 2] = np.array([value], "<f2").view(np.uint8)
     with pytest.raises(InvalidModelFile, match="'m' holds a scale that is not finite"):
-        pack_rows(tensor_of(type_name, 20, 64), raw)
+        pack_rows(tensor_of(type_name, 20, inputs), raw)
 
 
-@pytest.mark.parametrize("type_name", ["F16", "F32"])
-def test_a_value_that_is_none_is_refused(type_name):
+def test_an_exponent_that_is_too_large_is_refused():
+    raw = random_rows(np.random.default_rng(0), "MXFP4", 20, 64)
+    raw[3, 17] = 201
+    with pytest.raises(InvalidModelFile, match="exponent is 201, at most 200"):
+        pack_rows(tensor_of("MXFP4", 20, 64), raw)
+
+
+@pytest.mark.parametrize("type_name", FLOAT_TYPES)
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_value_that_is_none_is_refused(type_name, value):
     values = np.ones((3, 32), np.float32)
-    values[1, 5] = np.nan
+    values[1, 5] = value
     with pytest.raises(InvalidModelFile, match="not finite"):
         pack_rows(tensor_of(type_name, 3, 32), quantised(type_name, values)[0])
