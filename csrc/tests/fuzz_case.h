@@ -129,6 +129,7 @@ std::vector<Mistake> lasting_mistakes(const Subject& subject);
 void make_wild(Case& call, Random& random, const std::vector<int>& packed_inputs);
 
 Subject quant_linear();
+Subject quant_linear_parts();
 Subject quant_embed();
 Subject row_top_k();
 Subject spec_attention();

@@ -64,6 +64,70 @@ Case make_linear(Random& random) {
   return call;
 }
 
+// A matrix of two or three parts with formats of their own; two of equal size may be pairs.
+Case make_parts(Random& random) {
+  Case call;
+  call.op = "QuantLinear";
+  const bool paired = random.one_in(3);
+  const int64_t count = paired ? 2 : random.between(2, kMaxParts);
+  std::vector<WeightFormat> formats;
+  int64_t inputs = kBlock * random.between(1, 6), outputs = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    do {
+      formats.push_back(static_cast<WeightFormat>(random.below(kWeightFormatCount)));
+      if (!rounds_activations(formats.back())) formats.pop_back();
+    } while (static_cast<int64_t>(formats.size()) <= i);
+    if (unit_inputs(formats.back()) > kBlock) inputs = unit_inputs(formats.back());
+  }
+  std::string names, numbers;
+  std::vector<uint8_t> all;
+  const int64_t equal = kTileRows * random.between(1, 3);
+  for (const WeightFormat format : formats) {
+    const int64_t rows = paired ? equal : kTileRows * random.between(1, 4);
+    const char* comma = names.empty() ? "" : ",";
+    names += comma + format_name(format);
+    numbers += comma + std::to_string(rows);
+    outputs += rows;
+    const Input part = packed_matrix(random, {format, rows, inputs});
+    all.insert(all.end(), part.bytes.begin(), part.bytes.end());
+  }
+  const int64_t rows = random.size(std::max<int64_t>(1, std::min<int64_t>(40, kMostProducts / (outputs * inputs))));
+  const int64_t width = paired ? outputs / 2 : outputs;
+  call.set("format", names);
+  call.set("part_rows", numbers);
+  call.set("out_features", outputs);
+  call.set("in_features", inputs);
+  if (paired) call.set("activation", std::string("swiglu"));
+  call.inputs.resize(6);
+  call.inputs[0] = floats(random, {rows, inputs}, -3.0f, 3.0f);
+  call.inputs[1] = bytes(random, {static_cast<int64_t>(all.size())});
+  call.inputs[1].bytes = all;
+  call.inputs[1].alignment = random.pick<size_t>({64, 64, 16, 4});
+  call.inputs[2] = floats(random, {inputs}, -2.0f, 2.0f);
+  call.inputs[3] = floats(random, {outputs}, -1.0f, 1.0f);
+  call.inputs[4] = floats(random, {rows, width}, -5.0f, 5.0f);
+  call.inputs[5] = floats(random, {rows, width}, -9.0f, 9.0f);
+  for (size_t i = 2; i < 5; ++i) call.inputs[i].present = random.one_in(2);
+  call.inputs[5].present = false;
+  if (call.inputs[2].present) call.set("epsilon", 1e-5f);
+  call.outputs = {{rows, width}};
+  call.output_types = {abi::kFloat};
+  return call;
+}
+
+bool wrong_part_rows(Case& call, Random& random) {
+  call.set("part_rows", random.pick<std::string>({",", "16", "16,", "x,16", "16,16,16,16", "0,32", "-16,48", "1e2,16",
+                                                  "99999999999999999999,16", "32,8", std::string(900, '1')}));
+  call.words = {"part_rows is", "format has"};
+  return true;
+}
+
+bool wrong_part_formats(Case& call, Random& random) {
+  call.set("format", random.pick<std::string>({"w4k,", ",", "w4,w4,w4,w4", "w4,f16", "bf16,w4k", "w4,w9", "w4;w4k"}));
+  call.words = {"format has", "format is", "in_features is", "weight is ["};
+  return true;
+}
+
 Case make_embed(Random& random) {
   Case call;
   call.op = "QuantEmbed";
@@ -198,15 +262,30 @@ Subject quant_linear() {
                            }},
                           {"pairs uneven", [](Case& call, Random& random) {
                              const auto format = static_cast<WeightFormat>(random.below(kWeightFormatCount));
-                             const MatrixSizes sizes{format, 16 * random.between(0, 4) + 15, kBlock};
+                             const int64_t inputs = unit_inputs(format);
+                             const MatrixSizes sizes{format, 16 * random.between(0, 4) + 15, inputs};
                              set_matrix(call, sizes);
                              call.set("activation", std::string("swiglu"));
-                             call.inputs[0] = floats(random, {3, kBlock}, -1.0f, 1.0f);
+                             call.inputs[0] = floats(random, {3, inputs}, -1.0f, 1.0f);
                              call.inputs[1] = packed_matrix(random, sizes);
                              for (size_t i = 2; i < 6; ++i) call.inputs[i].present = false;
                              call.words = {"tile pairs"};
                              return true;
                            }}};
+  return subject;
+}
+
+Subject quant_linear_parts() {
+  Subject subject{"QuantLinear",
+                  make_parts,
+                  {0, 1},
+                  {{0, {1}}, {1, {0}}, {2, {0}}, {3, {0}}, {4, {0, 1}}},
+                  {"format", "out_features", "in_features"},
+                  {1},
+                  true,
+                  {},
+                  {}};
+  subject.own_mistakes = {{"rows of parts", wrong_part_rows}, {"formats of parts", wrong_part_formats}};
   return subject;
 }
 

@@ -18,6 +18,10 @@ constexpr WeightFormat kW4M = WeightFormat::kW4M, kW4 = WeightFormat::kW4, kW8 =
 constexpr Shape kShapes[] = {{"small", 128, 4, 2, 32, 32, 256, kW4M, kW4M, kW4M, kW4M},
                              {"awkward", 96, 4, 1, 40, 24, 160, kW4, kW4, kW4, kW4},
                              {"wide_codes", 64, 2, 2, 16, 16, 96, kW8, kW8, kW8, kW8},
+                             {"k_quants", 256, 4, 2, 64, 64, 256, WeightFormat::kW4K, WeightFormat::kW6K,
+                              WeightFormat::kW5K, WeightFormat::kW2K},
+                             {"tables", 256, 4, 2, 64, 64, 256, WeightFormat::kT4K, WeightFormat::kMX4,
+                              WeightFormat::kW3K, WeightFormat::kT4},
                              {"mixed", 96, 3, 1, 20, 20, 80, kW8, WeightFormat::kF16, kW4, WeightFormat::kF32, true}};
 
 class Layer {
