@@ -16,7 +16,12 @@ from edge_rt.errors import ModelNotFound, UnsupportedModel
 from edge_rt.store.files import FileSpec
 from edge_rt.store.naming import HubReference, is_safe_path
 
-PREFERRED_FORMATS = ("Q4_0", "Q4_1", "Q8_0", "F16", "F32")
+PREFERRED_FORMATS = (
+    *("Q4_K_M", "Q4_K_S", "Q4_0", "Q4_1", "IQ4_XS", "IQ4_NL"),
+    *("Q5_K_M", "Q5_K_S", "Q6_K", "Q8_0"),
+    *("Q3_K_L", "Q3_K_M", "Q3_K_S", "Q2_K"),
+    *("BF16", "F16", "F32"),
+)
 CHECKPOINT_PATTERNS = (
     "*.safetensors",
     "*.safetensors.index.json",

@@ -202,6 +202,23 @@ class TestManifestRefused:
             with pytest.raises(VersionMismatch, match=f"graph_version {found}, this edge-rt reads {ours}"):
                 open_package(package.path)
 
+    @pytest.mark.parametrize(("types", "ours"), [("Q4_1", 2), ("F16+Q8_0", 2), ("Q4_K", 5), ("Q4_0+Q6_K", 5)])
+    def test_newer_types_have_a_graph_version_of_their_own(self, package, types, ours):
+        """A reader whose operators do not know them must not try."""
+
+        def change(found):
+            def set_all(document):
+                document.update(op_profile="native", kv_formats=["f16"], graph_version=found)
+                document["quantisation"]["attention"] = types
+
+            edit_manifest(package.path, set_all)
+
+        change(ours)
+        assert open_package(package.path).manifest.quantisation["attention"] == types
+        change(7 - ours)
+        with pytest.raises(VersionMismatch, match=f"graph_version {7 - ours}, this edge-rt reads {ours}"):
+            open_package(package.path)
+
     def test_calibrated_keys_have_a_graph_version_of_their_own(self, package):
         """A reader that knows of no such constants would not give them to attention's other formats either."""
 

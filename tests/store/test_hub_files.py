@@ -16,7 +16,8 @@ def choose(*names, file=None):
 @pytest.mark.parametrize(
     ("names", "chosen"),
     [
-        (["m.Q8_0.gguf", "m.Q4_1.gguf", "m.Q4_K_M.gguf"], ["m.Q4_1.gguf"]),
+        (["m.Q8_0.gguf", "m.Q4_1.gguf", "m.Q4_K_M.gguf"], ["m.Q4_K_M.gguf"]),
+        (["m.Q8_0.gguf", "m.IQ3_M.gguf", "m.Q6_K.gguf"], ["m.Q6_K.gguf"]),
         (["m-f16.gguf", "m-f32.gguf"], ["m-f16.gguf"]),
         (["model.gguf", "LICENSE", "LICENSE.py", "LICENSE.bin", "README.md"], ["model.gguf", "LICENSE"]),
         (["m.Q4_0.gguf", "mmproj-F16.gguf"], ["m.Q4_0.gguf"]),
@@ -46,8 +47,8 @@ def test_a_missing_named_file_lists_the_others():
     "names",
     [
         ["a.Q4_0.gguf", "b.Q4_0.gguf"],
-        ["m.Q4_K_M.gguf"],
-        ["m.Q5_K_M.gguf", "m.IQ2_XS.gguf"],
+        ["a.Q4_K_M.gguf", "b.Q4_K_M.gguf"],
+        ["m.IQ3_M.gguf", "m.IQ2_XS.gguf"],
         ["a.gguf", "b.gguf"],
     ],
 )

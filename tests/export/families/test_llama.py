@@ -251,9 +251,9 @@ class TestTensors:
         write_llama_gguf(tmp_path / "m.gguf", heads=1, kv_heads=1, rope_freqs=True, types={"rope_freqs.weight": "Q8_0"})
         refused(tmp_path / "m.gguf", tmp_path, UnsupportedModel, "rope_freqs.weight")
 
-    @pytest.mark.parametrize("type_name", ["Q5_0", "Q5_1", "BF16"])
+    @pytest.mark.parametrize("type_name", ["TQ1_0", "TQ2_0"])
     def test_unsupported_quantisation(self, tmp_path, type_name):
-        write_llama_gguf(tmp_path / "m.gguf", types={"blk.0.attn_q.weight": type_name})
+        write_llama_gguf(tmp_path / "m.gguf", hidden=256, types={"blk.0.attn_q.weight": type_name})
         refused(tmp_path / "m.gguf", tmp_path, UnsupportedModel, f"attn_q.weight is {type_name}; supported: Q4_0")
 
     def test_a_quantised_vector(self, tmp_path):
