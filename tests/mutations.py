@@ -34,6 +34,9 @@ class Mutation(NamedTuple):
     tests: tuple[str, ...]
 
 
+HANGS_AFTER = 600
+"""Seconds; tests of one change take a minute."""
+
 CONSTANTS = ("tests/ops/test_spec_attention_key_constants.py::test_passes_match_the_reference",)
 TREES = ("tests/ops/test_spec_attention_key_constants.py::test_bits_of_a_tree_are_those_of_its_branches",)
 LAYER = ("tests/ops/test_decoder_layer.py::test_bits_are_those_of_five_operators",)
@@ -161,9 +164,14 @@ class Copy:
         self._run("-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "-e", ".")
 
     def test(self, tests: tuple[str, ...]) -> int:
-        """Return pytest's exit code."""
+        """Return pytest's exit code; 1 as well if it hangs, as it does where a kernel never returns."""
         command = [self.python, "-m", "pytest", "-q", "-n", "0", "-x", "-p", "no:cacheprovider", *tests]
-        return subprocess.run(command, cwd=self.root, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode
+        try:
+            return subprocess.run(
+                command, cwd=self.root, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=HANGS_AFTER
+            ).returncode
+        except subprocess.TimeoutExpired:
+            return 1
 
     def fails_with(self, mutation: Mutation) -> bool:
         """Tell whether tests fail once something is broken; it is whole again afterwards."""
