@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_rt.export.families.llama import read_config
-from edge_rt.export.sources.gguf_header import read_header
+from edge_rt.export.sources.gguf_split import read_gguf
 from edge_rt.package.manifest import BUILT_IN_CALIBRATION
 from edge_rt.progress import ProgressCallback, no_progress
 
@@ -61,7 +61,7 @@ def export_model(
         RuntimeUnavailable: the native profile was asked for, and this machine cannot run it.
     """
     started = time.monotonic()
-    header = read_header(Path(source))
+    header = read_gguf(Path(source))
     config = read_config(header)
     from edge_rt.export.exporter import export_checkpoint
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Final, cast
+from typing import Any, Final, cast
 
 import onnx_ir as ir
 
@@ -36,8 +36,8 @@ from edge_rt.export.families.llama_graph import (
 from edge_rt.export.op_profile import choose_profile
 from edge_rt.export.sources.gguf_tokenizer import TokenizerBuild
 from edge_rt.export.sources.gguf_types import GGUFHeader
-from edge_rt.export.sources.model_file import open_model_file
 from edge_rt.export.sources.sampling_advice import read_advice
+from edge_rt.export.sources.tensor_reader import TensorReader
 from edge_rt.export.weights.blocks import float_rows, float_values, read_rows, rope_factors
 from edge_rt.export.weights.weights_file import WeightsFile, WeightsLayout
 from edge_rt.ops import library_path
@@ -58,7 +58,7 @@ from edge_rt.package.sampling import SamplingAdvice
 from edge_rt.package.writer import PackageWriter
 from edge_rt.progress import ProgressCallback, ProgressEvent
 from edge_rt.session import check_window_support
-from edge_rt.system.file_hash import sha256_file
+from edge_rt.system.file_hash import sha256_files
 from edge_rt.system.process_memory import peak_rss_bytes
 from edge_rt.version import VERSION
 
@@ -153,7 +153,7 @@ def export_checkpoint(
     if on_estimate is not None:
         on_estimate(estimate)
     require_room(estimate, absolute_path(out))
-    with PackageWriter(out, force=force) as writer, open_model_file(checkpoint.header.path) as stream:
+    with PackageWriter(out, force=force) as writer, TensorReader(checkpoint.header.paths) as stream:
         _write_weights(stream, checkpoint, layout, writer.folder, stage)
         stage("graph")
         _write_texts(checkpoint.tokenizer, writer.folder)
@@ -194,7 +194,7 @@ def _report(
 
 
 def _write_weights(
-    stream: BinaryIO, checkpoint: Checkpoint, layout: WeightsLayout, folder: Path, stage: Callable[..., None]
+    stream: TensorReader, checkpoint: Checkpoint, layout: WeightsLayout, folder: Path, stage: Callable[..., None]
 ) -> None:
     total = sum(part.tensor.nbytes for linear in checkpoint.weights.linears() for part in linear.parts)
     done = 0
@@ -211,7 +211,7 @@ def _write_weights(
         _write_vectors(stream, checkpoint, layout, out)
 
 
-def _write_vectors(stream: BinaryIO, checkpoint: Checkpoint, layout: WeightsLayout, out: WeightsFile) -> None:
+def _write_vectors(stream: TensorReader, checkpoint: Checkpoint, layout: WeightsLayout, out: WeightsFile) -> None:
     for name, tensor in checkpoint.weights.vectors.items():
         out.write(layout.slots[name], 0, float_values(float_rows(tensor, read_rows(stream, tensor)))[0])
     factors = None
@@ -245,7 +245,7 @@ def _write_graph(checkpoint: Checkpoint, layout: WeightsLayout, activations: str
 
 
 def _check(
-    stream: BinaryIO, checkpoint: Checkpoint, layout: WeightsLayout, activations: str, folder: Path
+    stream: TensorReader, checkpoint: Checkpoint, layout: WeightsLayout, activations: str, folder: Path
 ) -> tuple[CheckResult, ...]:
     """Compare the weights with the checkpoint, and then the profile's graphs with the reference."""
     profile = checkpoint.profile
@@ -308,7 +308,7 @@ def _manifest(checkpoint: Checkpoint, activations: str, sampling: SamplingAdvice
         drafters=(),
         tokenizer=TokenizerInfo(TOKENIZER_FILE, tokenizer.bos_token_id, tokenizer.eos_token_ids, tokenizer.add_bos),
         chat_template=TEMPLATE_FILE if tokenizer.chat_template is not None else None,
-        source=SourceInfo("gguf", stored_name(header.path), sha256_file(header.path), header.file_size),
+        source=SourceInfo("gguf", stored_name(header.path), sha256_files(header.paths), header.file_size),
         license=cast("str | None", header.get_str("general.license", default=None)),
         key_calibration=calibration,
         sampling=sampling,

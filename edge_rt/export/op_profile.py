@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,7 @@ from edge_rt.errors import ConfigError, UnsupportedModel
 from edge_rt.export.graph.builder import GraphBuilder
 from edge_rt.export.graph.native import NativeBuilder
 from edge_rt.export.graph.portable import ACCURACY_LEVEL, PortableBuilder
+from edge_rt.export.sources.tensor_reader import TensorReader
 from edge_rt.export.weights import native as native_weights, portable as portable_weights
 from edge_rt.export.weights.linear import Linear, Part, stack
 from edge_rt.export.weights.weights_file import WeightsFile, WeightsLayout
@@ -59,7 +60,7 @@ class OpProfile(ABC):
     def fill(
         self,
         linear: Linear,
-        source: BinaryIO,
+        source: TensorReader,
         layout: WeightsLayout,
         out: WeightsFile,
         on_bytes: Callable[[int], None],
@@ -72,7 +73,7 @@ class OpProfile(ABC):
         """
 
     @abstractmethod
-    def verify(self, linear: Linear, source: BinaryIO, layout: WeightsLayout, weights: Path) -> None:
+    def verify(self, linear: Linear, source: TensorReader, layout: WeightsLayout, weights: Path) -> None:
         """Compare the written values with the checkpoint, unless the graphs of ``checked_activations`` check them.
 
         Raises:
@@ -109,7 +110,7 @@ class PortableProfile(OpProfile):
     place = staticmethod(portable_weights.place)
     fill = staticmethod(portable_weights.fill)
 
-    def verify(self, linear: Linear, source: BinaryIO, layout: WeightsLayout, weights: Path) -> None:
+    def verify(self, linear: Linear, source: TensorReader, layout: WeightsLayout, weights: Path) -> None:
         """Do nothing: the float graph reads every value and has to agree closely."""
 
     def checked_activations(self, activations: str) -> Sequence[str]:

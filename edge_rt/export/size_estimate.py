@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from edge_rt.errors import InvalidModelFile, ModelNotFound, UnsupportedModel
 from edge_rt.export.families.llama import ARCHITECTURES, read_config
-from edge_rt.export.sources.gguf_header import read_header
+from edge_rt.export.sources.gguf_split import read_gguf
 from edge_rt.export.sources.gguf_types import GGUFHeader
 from edge_rt.export.sources.safetensors_header import WEIGHTS_PATTERN, read_json, read_tensors
 from edge_rt.ops import MAX_HEAD_DIM, MAX_HEADS, library_path
@@ -74,7 +74,7 @@ def estimate_gguf(path: Path) -> SizeEstimate:
         UnsupportedModel: its architecture is unknown, and its header lacks the usual keys as well.
         StorageError: it cannot be read.
     """
-    header = read_header(path)
+    header = read_gguf(path)
     try:
         config = read_config(header)
     except UnsupportedModel as error:

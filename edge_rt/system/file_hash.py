@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -47,3 +47,15 @@ def sha256_file(path: Path, on_bytes: Callable[[int], None] | None = None) -> st
         if on_bytes is not None:
             on_bytes(done)
     return digest.hexdigest()
+
+
+def sha256_files(paths: Sequence[Path]) -> str:
+    """Return the SHA-256 of a file; of several that of a line for each, ``HASH  NAME``, as ``sha256sum`` prints them.
+
+    Raises:
+        StorageError: a file cannot be read.
+    """
+    if len(paths) == 1:
+        return sha256_file(paths[0])
+    lines = "".join(f"{sha256_file(path)}  {path.name}\n" for path in paths)
+    return hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()

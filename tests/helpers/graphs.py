@@ -10,7 +10,7 @@ from edge_rt.export.families.llama import read_config
 from edge_rt.export.families.llama_graph import build_graph, collect_weights, place_weights, write_rope_tables
 from edge_rt.export.op_profile import PROFILES
 from edge_rt.export.sources.gguf_header import read_header
-from edge_rt.export.sources.model_file import open_model_file
+from edge_rt.export.sources.tensor_reader import TensorReader
 from edge_rt.export.weights.blocks import float_rows, read_rows
 from edge_rt.export.weights.weights_file import WeightsFile
 from edge_rt.package.manifest import WEIGHTS_FILE
@@ -51,7 +51,7 @@ class Built:
         self.layout = place_weights(self.weights, self.config, self.profile, is_calibrated=is_calibrated)
         self.graph = folder / "model.onnx"
         self._gguf = gguf
-        with WeightsFile(folder / WEIGHTS_FILE, self.layout) as out, open_model_file(gguf) as stream:
+        with WeightsFile(folder / WEIGHTS_FILE, self.layout) as out, TensorReader([gguf]) as stream:
             self._fill(stream, out, used)
         graph = build_graph(
             self.weights, self.layout, self.model, profile=self.profile, activations=activations, producer="test"
@@ -76,11 +76,11 @@ class Built:
         """Return how a native graph compares with the reference, as a whole and step by step."""
         streams = run_steps(self.graph, self.model, token_ids, self.profile)
         logits = self.run(token_ids)
-        with open_model_file(self._gguf) as stream:
+        with TensorReader([self._gguf]) as stream:
             reference, steps = LlamaReference(stream, self.header, self.config).logits_and_steps(token_ids, streams)
         return compare(reference, logits, "int8", compare_steps(streams, logits, steps))
 
     def reference(self, token_ids, dtype="float64"):
         """Return the reference's logits ``[len(token_ids), vocabulary]``."""
-        with open_model_file(self._gguf) as stream:
+        with TensorReader([self._gguf]) as stream:
             return LlamaReference(stream, self.header, self.config, dtype=dtype).logits(token_ids)

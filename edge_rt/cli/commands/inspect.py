@@ -111,9 +111,9 @@ def gguf_facts(path: Path) -> dict[str, Any]:
     Raises:
         InvalidModelFile: the file is malformed.
     """
-    from edge_rt.export.sources.gguf_header import read_header
+    from edge_rt.export.sources.gguf_split import read_gguf
 
-    header = read_header(path)
+    header = read_gguf(path)
     sizes: collections.Counter[str] = collections.Counter()
     for tensor in header.tensors.values():
         sizes[tensor.type_name] += tensor.nbytes

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from gguf.quants import dequantize
 
 from edge_rt.export.families.llama_config import LlamaConfig, scaled_frequencies
 from edge_rt.export.sources.gguf_types import GGUFHeader, TensorInfo
+from edge_rt.export.sources.tensor_reader import TensorReader
 from edge_rt.export.weights.blocks import FLOAT_TYPES, iter_rows
 from edge_rt.export.weights.tile_formats import BLOCK
 
@@ -49,7 +50,13 @@ class LlamaReference:
     """
 
     def __init__(
-        self, source: BinaryIO, header: GGUFHeader, config: LlamaConfig, *, dtype: Any = np.float32, cache: bool = False
+        self,
+        source: TensorReader,
+        header: GGUFHeader,
+        config: LlamaConfig,
+        *,
+        dtype: Any = np.float32,
+        cache: bool = False,
     ) -> None:
         self._source = source
         self._header = header
@@ -119,10 +126,8 @@ class LlamaReference:
     def _embed(self, token_ids: Sequence[int]) -> Array:
         tensor = self._header.tensors["token_embd.weight"]
         row_bytes = tensor.nbytes // tensor.shape[1]
-        rows = []
-        for token in token_ids:
-            self._source.seek(tensor.offset + token * row_bytes)
-            rows.append(np.frombuffer(self._source.read(row_bytes), np.uint8))
+        raws = (self._source.read(tensor, token * row_bytes, row_bytes) for token in token_ids)
+        rows = [np.frombuffer(raw, np.uint8) for raw in raws]
         return (
             dequantize(np.stack(rows), GGMLQuantizationType(tensor.type_id)).reshape(len(rows), -1).astype(self._dtype)
         )

@@ -46,8 +46,12 @@ _MIN_KEY_BYTES: Final = 8 + 1 + 4 + 1
 _MIN_TENSOR_BYTES: Final = 8 + 1 + 4 + 8 + 4 + 8
 
 
-def read_header(path: Path) -> GGUFHeader:
+def read_header(path: Path, *, may_be_part: bool = False) -> GGUFHeader:
     """Read and check everything that the file says before its tensor data, and that the data is all there.
+
+    Args:
+        path: the file.
+        may_be_part: whether it may be one part of a split model.
 
     Raises:
         InvalidModelFile: not a regular file, or malformed in any way.
@@ -56,7 +60,7 @@ def read_header(path: Path) -> GGUFHeader:
         StorageError: it cannot be read.
     """
     with open_model_file(path) as file:
-        return _Parser(HeaderBytes(file, path)).parse()
+        return _Parser(HeaderBytes(file, path), may_be_part=may_be_part).parse()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +79,8 @@ class _TensorEntry:
 class _Parser:
     """Reads the parts of a header in order."""
 
-    def __init__(self, source: HeaderBytes) -> None:
+    def __init__(self, source: HeaderBytes, *, may_be_part: bool) -> None:
+        self._may_be_part = may_be_part
         self._reader = GGUFReader(source)
         self._source = source
         self._values: dict[str, Value] = {}
@@ -181,7 +186,7 @@ class _Parser:
             raise self._source.invalid(
                 "the metadata key 'split.count' has the wrong type", at, f"{type(count).__name__}, limit: an integer"
             )
-        if count > 1:
+        if count > 1 and not self._may_be_part:
             raise self._source.unsupported(
                 "the file is one part of a model that was split",
                 at,

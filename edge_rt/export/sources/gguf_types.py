@@ -146,6 +146,7 @@ class TensorInfo:
         type_name: its name, for example "Q4_1".
         offset: bytes from the start of the file.
         nbytes: bytes of its data.
+        file: number of the file that holds it, where a checkpoint has several.
     """
 
     name: str
@@ -154,6 +155,7 @@ class TensorInfo:
     type_name: str
     offset: int
     nbytes: int
+    file: int = 0
 
     @property
     def elements(self) -> int:
@@ -213,6 +215,7 @@ class GGUFHeader:
         values: metadata by key; arrays as `MetadataArray`.
         value_offsets: where in the file the entry of each key begins.
         tensors: by name, in the order of the file.
+        more_paths: the other files of a split model; ``file_size`` counts them, the other numbers are the first one's.
     """
 
     path: Path
@@ -223,6 +226,12 @@ class GGUFHeader:
     values: Mapping[str, Value] = field(repr=False)
     value_offsets: Mapping[str, int] = field(repr=False)
     tensors: dict[str, TensorInfo] = field(repr=False)
+    more_paths: tuple[Path, ...] = ()
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """All files, in the order that ``TensorInfo.file`` counts."""
+        return (self.path, *self.more_paths)
 
     @cached_property
     def metadata(self) -> dict[str, object]:

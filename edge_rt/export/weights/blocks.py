@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from edge_rt.errors import InvalidModelFile, StorageError
+from edge_rt.errors import InvalidModelFile
 from edge_rt.export.sources.gguf_types import FETCH_AGAIN, TensorInfo
+from edge_rt.export.sources.tensor_reader import TensorReader
 
 FLOAT_TYPES: Final[dict[str, np.dtype[Any]]] = {
     "F32": np.dtype("<f4"),
@@ -23,20 +24,20 @@ PIECE_BYTES: Final = 16 << 20
 Array = npt.NDArray[Any]
 
 
-def read_rows(stream: BinaryIO, tensor: TensorInfo) -> Array:
+def read_rows(source: TensorReader, tensor: TensorInfo) -> Array:
     """Return the raw bytes of a matrix or vector, uint8 ``[rows, bytes per row]``.
 
     Raises:
         StorageError: the file ended early.
     """
-    return np.concatenate(list(iter_rows(stream, tensor, whole=True)))
+    return np.concatenate(list(iter_rows(source, tensor, whole=True)))
 
 
-def iter_rows(stream: BinaryIO, tensor: TensorInfo, *, whole: bool = False, multiple: int = 1) -> Iterator[Array]:
+def iter_rows(source: TensorReader, tensor: TensorInfo, *, whole: bool = False, multiple: int = 1) -> Iterator[Array]:
     """Yield the raw bytes of a tensor in pieces of whole rows, uint8 ``[rows, bytes per row]``.
 
     Args:
-        stream: the open checkpoint.
+        source: the open checkpoint.
         tensor: what to read.
         whole: yield everything at once, instead of about ``PIECE_BYTES`` at a time.
         multiple: every piece but the last has a multiple of this many rows.
@@ -49,14 +50,7 @@ def iter_rows(stream: BinaryIO, tensor: TensorInfo, *, whole: bool = False, mult
     step = rows if whole else max(1, PIECE_BYTES // row_bytes // multiple) * multiple
     for first in range(0, rows, step):
         count = min(step, rows - first)
-        stream.seek(tensor.offset + first * row_bytes)
-        data = stream.read(count * row_bytes)
-        if len(data) != count * row_bytes:
-            raise StorageError(
-                f"The tensor '{tensor.name}' could not be read.",
-                f"At byte {tensor.offset}: {len(data)} of {count * row_bytes} bytes came; the file changed meanwhile.",
-                "Run the command again when the file is complete.",
-            )
+        data = source.read(tensor, first * row_bytes, count * row_bytes)
         yield np.frombuffer(data, np.uint8).reshape(count, row_bytes)
 
 

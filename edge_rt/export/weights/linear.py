@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy.typing as npt
 
 from edge_rt.export.sources.gguf_types import TensorInfo
+from edge_rt.export.sources.tensor_reader import TensorReader
 from edge_rt.export.weights.blocks import Array, iter_rows, read_rows
 from edge_rt.export.weights.tile_formats import TileFormat, tile_format
 
@@ -25,7 +26,7 @@ class Part:
     tensor: TensorInfo
     row_order: npt.NDArray[Any] | None = None
 
-    def pieces(self, source: BinaryIO, *, multiple: int = 1) -> Iterator[Array]:
+    def pieces(self, source: TensorReader, *, multiple: int = 1) -> Iterator[Array]:
         """Yield the raw rows in that order, uint8 ``[rows, bytes per row]``; all at once if they are reordered.
 
         Args:

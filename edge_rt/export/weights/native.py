@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final
 
 import numpy as np
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
 from edge_rt.errors import InvalidPackage
+from edge_rt.export.sources.tensor_reader import TensorReader
 from edge_rt.export.weights.blocks import Array
 from edge_rt.export.weights.linear import Linear, Part, stack as stack_of_one_type
 from edge_rt.export.weights.tile_formats import TILE_ROWS, tile_format
@@ -87,7 +88,7 @@ def place_key_constants(layout: WeightsLayout, layers: int, kv_heads: int, head_
 
 
 def fill(
-    linear: Linear, source: BinaryIO, layout: WeightsLayout, out: WeightsFile, on_bytes: Callable[[int], None]
+    linear: Linear, source: TensorReader, layout: WeightsLayout, out: WeightsFile, on_bytes: Callable[[int], None]
 ) -> None:
     """Read the parts of a matrix, pack them and write them to their slot.
 
@@ -110,7 +111,7 @@ def fill(
         on_bytes(read)
 
 
-def _packed(source: BinaryIO, linear: Linear) -> Iterator[tuple[Array, int]]:
+def _packed(source: TensorReader, linear: Linear) -> Iterator[tuple[Array, int]]:
     """Yield tiles in the order of the file, and the bytes that were read for them."""
     if linear.interleaved and not linear.is_mixed:
         gate, up = linear.parts
@@ -123,7 +124,7 @@ def _packed(source: BinaryIO, linear: Linear) -> Iterator[tuple[Array, int]]:
             yield pack_rows(part.tensor, raw), raw.nbytes
 
 
-def verify(linear: Linear, source: BinaryIO, layout: WeightsLayout, weights: Path) -> None:
+def verify(linear: Linear, source: TensorReader, layout: WeightsLayout, weights: Path) -> None:
     """Read a matrix back from ``weights.bin`` and compare it with the checkpoint.
 
     Raises:
@@ -135,7 +136,7 @@ def verify(linear: Linear, source: BinaryIO, layout: WeightsLayout, weights: Pat
     verify_values(linear, source, layout, weights, sorted({*ends, *spread.tolist()}))
 
 
-def verify_bytes(linear: Linear, source: BinaryIO, layout: WeightsLayout, weights: Path) -> list[int]:
+def verify_bytes(linear: Linear, source: TensorReader, layout: WeightsLayout, weights: Path) -> list[int]:
     """Require every byte to equal a second packing: finds faults in writing and reading.
 
     Returns:
@@ -154,7 +155,9 @@ def verify_bytes(linear: Linear, source: BinaryIO, layout: WeightsLayout, weight
     return ends
 
 
-def verify_values(linear: Linear, source: BinaryIO, layout: WeightsLayout, weights: Path, tiles: Sequence[int]) -> None:
+def verify_values(
+    linear: Linear, source: TensorReader, layout: WeightsLayout, weights: Path, tiles: Sequence[int]
+) -> None:
     """Require the values of tiles to equal the checkpoint's, dequantised by ``gguf``: finds faults in packing.
 
     Raises:
@@ -206,13 +209,12 @@ def _require_same(linear: Linear, first: int, found: Array, expected: Array, wha
             )
 
 
-def _dequantised(source: BinaryIO, part: Part, rows: range) -> Array:
+def _dequantised(source: TensorReader, part: Part, rows: range) -> Array:
     """Return rows of a part, in its order, float32 ``[rows, in_features]``."""
     tensor = part.tensor
     row_bytes = tensor.nbytes // tensor.shape[1]
     raw = np.empty((len(rows), row_bytes), np.uint8)
     for index, row in enumerate(rows if part.row_order is None else part.row_order[rows].tolist()):
-        source.seek(tensor.offset + row * row_bytes)
-        raw[index] = np.frombuffer(source.read(row_bytes), np.uint8)
+        raw[index] = np.frombuffer(source.read(tensor, row * row_bytes, row_bytes), np.uint8)
     values: Array = dequantize(raw, GGMLQuantizationType(tensor.type_id)).reshape(len(rows), -1).astype(np.float32)
     return values

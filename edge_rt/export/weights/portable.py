@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import BinaryIO
 
 import numpy as np
 
+from edge_rt.export.sources.tensor_reader import TensorReader
 from edge_rt.export.weights.blocks import FLOAT_TYPES, float_rows
 from edge_rt.export.weights.gguf_blocks import read_codes
 from edge_rt.export.weights.linear import Linear
@@ -54,7 +54,7 @@ def place(linear: Linear, layout: WeightsLayout) -> None:
 
 
 def fill(
-    linear: Linear, source: BinaryIO, layout: WeightsLayout, out: WeightsFile, on_bytes: Callable[[int], None]
+    linear: Linear, source: TensorReader, layout: WeightsLayout, out: WeightsFile, on_bytes: Callable[[int], None]
 ) -> None:
     """Read the parts of a matrix, convert them and write them to their slots.
 

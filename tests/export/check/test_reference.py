@@ -11,7 +11,7 @@ import pytest
 from edge_rt.export.check.reference import LlamaReference
 from edge_rt.export.families.llama import read_config
 from edge_rt.export.sources.gguf_header import read_header
-from edge_rt.export.sources.model_file import open_model_file
+from edge_rt.export.sources.tensor_reader import TensorReader
 from tests.helpers.gguf_factory import write_llama_gguf
 
 TOKEN_IDS = [5, 17, 300, 17, 99, 4]
@@ -69,7 +69,7 @@ def slow_forward(model, token_ids, window=1000):
 def test_logits(tmp_path, options):
     model = write_llama_gguf(tmp_path / "m.gguf", **options)
     header = read_header(model.path)
-    with open_model_file(model.path) as stream:
+    with TensorReader([model.path]) as stream:
         reference = LlamaReference(stream, header, read_config(header), dtype=np.float64, cache=True)
         found = reference.logits(TOKEN_IDS)
         again = reference.logits(TOKEN_IDS[:2])
@@ -82,7 +82,7 @@ def test_logits(tmp_path, options):
 def test_logits_of_a_sliding_window(tmp_path, window):
     model = write_llama_gguf(tmp_path / "m.gguf", extra_metadata={"llama.attention.sliding_window": window})
     header = read_header(model.path)
-    with open_model_file(model.path) as stream:
+    with TensorReader([model.path]) as stream:
         found = LlamaReference(stream, header, read_config(header), dtype=np.float64).logits(TOKEN_IDS)
     np.testing.assert_allclose(found, slow_forward(model, TOKEN_IDS, window), atol=1e-9)
     # Six tokens: a window of as many hides nothing.
@@ -92,7 +92,7 @@ def test_logits_of_a_sliding_window(tmp_path, window):
 def test_float32_is_only_rounder(tmp_path):
     model = write_llama_gguf(tmp_path / "m.gguf")
     header = read_header(model.path)
-    with open_model_file(model.path) as stream:
+    with TensorReader([model.path]) as stream:
         found = LlamaReference(stream, header, read_config(header)).logits(TOKEN_IDS)
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, slow_forward(model, TOKEN_IDS), atol=1e-5)
@@ -106,7 +106,7 @@ class TestSteps:
         def make(**options):
             model = write_llama_gguf(tmp_path / "m.gguf", **options)
             header = read_header(model.path)
-            stack.enter_context(stream := open_model_file(model.path))
+            stack.enter_context(stream := TensorReader([model.path]))
             return LlamaReference(stream, header, read_config(header), dtype=np.float64, cache=True)
 
         with contextlib.ExitStack() as stack:

@@ -9,7 +9,7 @@ import pytest
 
 from edge_rt.errors import InvalidPackage
 from edge_rt.export.sources.gguf_header import read_header
-from edge_rt.export.sources.model_file import open_model_file
+from edge_rt.export.sources.tensor_reader import TensorReader
 from edge_rt.export.weights.linear import Linear, Part
 from edge_rt.export.weights.native import fill, gate_up, place, tiles_of, verify, verify_bytes, verify_values
 from edge_rt.export.weights.tiles import unpack_rows
@@ -37,7 +37,7 @@ def written(model, linear):
     layout.add("before", np.uint8, (100,))
     place(linear, layout)
     path = model.path.with_suffix(".bin")
-    with open_model_file(model.path) as source, WeightsFile(path, layout) as out:
+    with TensorReader([model.path]) as source, WeightsFile(path, layout) as out:
         fill(linear, source, layout, out, read.append)
     return layout, path, read
 
@@ -49,7 +49,7 @@ def values_of(linear, layout, path):
 
 
 def verified(model, linear, layout, path):
-    with open_model_file(model.path) as source:
+    with TensorReader([model.path]) as source:
         verify(linear, source, layout, path)
 
 
@@ -129,14 +129,14 @@ class TestVerify:
         with pytest.raises(InvalidPackage, match=rf"'qkv', tile {tile}: 1 of 640 bytes differ"):
             verified(model, linear, layout, path)
         with (
-            open_model_file(model.path) as source,
+            TensorReader([model.path]) as source,
             pytest.raises(InvalidPackage, match=rf"'qkv', tile {tile}: [0-9]+ of 1024 values differ"),
         ):
             verify_values(linear, source, layout, path, range(6))
 
     def test_pieces_ends_are_among_the_tiles_whose_values_are_compared(self, case):
         model, linear, layout, path = case
-        with open_model_file(model.path) as source:
+        with TensorReader([model.path]) as source:
             assert verify_bytes(linear, source, layout, path) == [0, 3, 4, 5]
 
     def test_values_in_another_order_of_rows(self, case):
@@ -144,7 +144,7 @@ class TestVerify:
         model, linear, layout, path = case
         for parts in ((dataclasses.replace(linear.parts[0], row_order=None), linear.parts[1]), linear.parts[::-1]):
             with (
-                open_model_file(model.path) as source,
+                TensorReader([model.path]) as source,
                 pytest.raises(InvalidPackage, match="values differ"),
             ):
                 verify_values(dataclasses.replace(linear, parts=parts), source, layout, path, [0])

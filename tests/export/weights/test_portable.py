@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 
 from edge_rt.export.sources.gguf_header import read_header
-from edge_rt.export.sources.model_file import open_model_file
+from edge_rt.export.sources.tensor_reader import TensorReader
 from edge_rt.export.weights.linear import Linear, Part
 from edge_rt.export.weights.portable import fill, place
 from edge_rt.export.weights.weights_file import WeightsFile, WeightsLayout
@@ -21,7 +21,7 @@ def test_parts_lie_behind_each_other_in_their_row_order(tmp_path):
     layout = WeightsLayout()
     place(linear, layout)
     read = []
-    with open_model_file(model.path) as source, WeightsFile(tmp_path / "w", layout) as out:
+    with TensorReader([model.path]) as source, WeightsFile(tmp_path / "w", layout) as out:
         fill(linear, source, layout, out, read.append)
     written = np.fromfile(tmp_path / "w", np.float32).reshape(128, 64)
     expected = [model.weights[NAMES[0]][order], model.weights[NAMES[1]], model.weights[NAMES[2]]]
