@@ -603,10 +603,12 @@ with model:
     model.speculation.costs = RowCosts((1, 64), (0,), ((1.0, 1.001),))
     prompt = [(11 * i) % 400 + 3 for i in range(model.context_tokens // 2)]
     never = {token: -1e4 for token in model.tokenizer.eos_token_ids}
+    drafted = 0
     for seed in range(3):
         result = model.generate(prompt[seed:], temperature=1.0, seed=seed, repetition_penalty=1.1, logit_bias=never)
         assert result.finish_reason == "context_full", result
-    drafted = result.spec.rows_drafted if result.spec is not None else 0
+        # What a single answer drafts depends on how busy the machine is.
+        drafted += result.spec.rows_drafted if result.spec is not None else 0
     print(json.dumps({"peak": status("VmHWM"), "budget": budget, "drafted": drafted}))
 """
 
