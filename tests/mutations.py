@@ -164,7 +164,7 @@ class Copy:
         self._run("-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "-e", ".")
 
     def test(self, tests: tuple[str, ...]) -> int:
-        """Return pytest's exit code; 1 as well if it hangs, as it does where a kernel never returns."""
+        """Return pytest's exit code; 1 as well if it takes ten times as long as usual: a kernel never returns."""
         command = [self.python, "-m", "pytest", "-q", "-n", "0", "-x", "-p", "no:cacheprovider", *tests]
         try:
             return subprocess.run(

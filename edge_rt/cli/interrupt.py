@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import queue
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -22,6 +23,7 @@ R = TypeVar("R")
 POLL_SECONDS: Final = 0.1
 IMPORT_POLL_SECONDS: Final = 0.01
 """How often a signal is sent again until an import has ended."""
+MOST_IMPORT_SECONDS: Final = 5.0
 WORKER_NAME: Final = "edge-rt work"
 
 
@@ -62,13 +64,43 @@ class SignalReceived(SystemExit):
         super().__init__(self.exit_code)
 
 
-def _raise(signum: int, frame: FrameType | None) -> None:
-    # An import would lose the exception: modules in C make an ImportError of it, callbacks drop it.
-    if _is_importing(frame):
-        # Not a Timer: starting one takes locks that the interrupted code may hold.
-        _thread.start_new_thread(_send_again, (signum,))
-        return
-    raise SignalReceived(signum)
+class _Raiser:
+    """The handler that raises ``SignalReceived``; during an import it waits for the import's end, but not for ever.
+
+    An import would lose the exception: modules in C make an ImportError of it, callbacks drop it.
+    """
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self._waiting: int | None = None
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        self._since = now if self._since is None else self._since
+        if _is_importing(frame) and now - self._since < MOST_IMPORT_SECONDS:
+            if self._waiting is None:
+                # Not a Timer: starting one takes locks that the interrupted code may hold.
+                _thread.start_new_thread(self._send_again, (signum,))
+            self._waiting = signum
+            return
+        self._since = self._waiting = None
+        raise SignalReceived(signum)
+
+    def raise_waiting(self) -> None:
+        """Raise for a signal that still waits."""
+        if self._waiting is not None:
+            raise SignalReceived(self._waiting)
+
+    def _send_again(self, signum: int) -> None:
+        time.sleep(IMPORT_POLL_SECONDS)
+        if self._waiting is None:
+            return
+        self._waiting = None
+        if sys.platform == "win32":
+            signal.raise_signal(signum)
+        else:
+            # To the main thread itself, which may be in a system call that only this ends.
+            signal.pthread_kill(threading.main_thread().ident or 0, signum)
 
 
 def _is_importing(frame: FrameType | None) -> bool:
@@ -79,24 +111,20 @@ def _is_importing(frame: FrameType | None) -> bool:
     return False
 
 
-def _send_again(signum: int) -> None:
-    time.sleep(IMPORT_POLL_SECONDS)
-    signal.raise_signal(signum)
-
-
 @contextmanager
 def signals_as_exceptions() -> Generator[None]:
     """Raise ``SignalReceived`` in the main thread for Ctrl-C, SIGTERM, a lost terminal and Ctrl-Break."""
-    previous = {}
+    previous, handler = {}, _Raiser()
     for signum in stop_signals().values():
         # Signals that the parent process ignored (nohup) stay ignored.
         if signal.getsignal(signum) is not signal.SIG_IGN:
-            previous[signum] = signal.signal(signum, _raise)
+            previous[signum] = signal.signal(signum, handler)
     try:
         yield
+        handler.raise_waiting()
     finally:
-        for signum, handler in previous.items():
-            signal.signal(signum, handler)
+        for signum, before in previous.items():
+            signal.signal(signum, before)
 
 
 @contextmanager
@@ -104,8 +132,8 @@ def cancel_on_interrupt(token: CancelToken) -> Generator[None]:
     """Let the first Ctrl-C cancel the token, and a second one raise."""
 
     def cancel(signum: int, frame: FrameType | None) -> None:
-        if token.cancelled:
-            _raise(signum, frame)
+        if token.cancelled and callable(previous):
+            previous(signum, frame)
         token.cancel()
 
     previous = signal.signal(signal.SIGINT, cancel)

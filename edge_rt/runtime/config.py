@@ -40,8 +40,8 @@ class GenerationConfig:
         stop: texts that end the answer; they are not part of it.
         spec: the drafter, one of ``edge_rt.spec_modes.SPEC_MODES``; None takes the model's setting.
         reference: a text that the answer may copy parts of, such as a file to be edited; it is used for drafting only.
-        repetition_guard: end an answer that repeats itself endlessly, with the finish reason ``"repetition"``; see
-            ``RepetitionGuard``.
+        repetition_guard: end an answer that repeats itself or counts without end, with the finish reason
+            ``"repetition"``; see ``RepetitionGuard``.
         accept: which drafted tokens are accepted. ``"match"``: those that plain decoding would choose, so that a seed
             gives the same text with any drafter. ``"ratio"``, with ``spec="recycling"`` only: more of them, by the
             probabilities they were drawn with. The text then differs from that of plain decoding but has the same

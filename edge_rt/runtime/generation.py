@@ -70,7 +70,7 @@ class Generation:
         on_prefill: called with computed and all tokens of the prompt.
         spec_mode: who drafts, for the statistics.
         planned: bytes of the memory plan and of the budget when the generation has ended, for the result.
-        guard: tells that the answer goes round in circles; None lets it.
+        guard: ends an answer that repeats itself or counts without end; None lets it go on.
     """
 
     def __init__(

@@ -125,7 +125,7 @@ class Result:
         text: the answer.
         token_ids: tokens generated, the end token included.
         finish_reason: ``"stop"`` (end token or stop text), ``"length"`` (``max_tokens``), ``"context_full"``,
-            ``"repetition"`` (the guard found that it repeats itself endlessly) or ``"cancelled"``.
+            ``"repetition"`` (the guard found that it repeats itself, or counts, without end) or ``"cancelled"``.
         stop_string: the stop text that ended the answer, or None.
         usage: token counts.
         timings: durations and speeds.

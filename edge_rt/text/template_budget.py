@@ -30,7 +30,7 @@ _CONTAINERS: Final[tuple[type, ...]] = (list, tuple, dict, range, type({}.keys()
 
 
 def refused(what: str, numbers: str) -> InvalidTemplate:
-    """Return the error for a template that exceeds its budget, or has parts that are not allowed."""
+    """Return the error for a template that is not used, whatever the reason."""
     return InvalidTemplate(f"The chat template {what}.", numbers, "Use another template, or generate without one.")
 
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from edge_rt.cli import interrupt
 from edge_rt.cli.interrupt import SignalReceived, exit_code_of, stop_signals
 
 LINUX = SimpleNamespace(SIGINT=2, SIGTERM=15, SIGHUP=1)
@@ -44,8 +45,8 @@ with signals_as_exceptions():
     try:
         import swallows
         print("imported", flush=True)
-        for _ in range(10**9):
-            pass
+        if sys.argv[2] == "goes on":
+            sys.stdin.read()
     except ImportError:
         print("the import failed")
 """
@@ -59,13 +60,23 @@ except BaseException as error:
 """
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="a process cannot send these signals there")
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_during_an_import_waits_for_its_end(signum, tmp_path):
+@pytest.mark.parametrize("then", ["goes on", "ends"])
+def test_a_signal_during_an_import_waits_for_its_end(signum, then, tmp_path):
     """A module in C that is interrupted says that it could not be imported: ONNX Runtime seemed not installed."""
     (tmp_path / "swallows.py").write_text(SWALLOWS)
-    command = [sys.executable, "-c", IMPORTS, str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    command = [sys.executable, "-c", IMPORTS, str(tmp_path), then]
+    # What is read from standard input never comes.
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "importing\n"
         process.send_signal(signum)
-        assert process.communicate(timeout=30)[0] == "imported\n"
-        assert process.returncode == 128 + signum
+        assert process.stdout.readline() == "imported\n"
+        assert process.wait(timeout=10) == 128 + signum
+
+
+def test_an_import_that_hangs_can_be_interrupted(monkeypatch):
+    monkeypatch.setattr(interrupt, "MOST_IMPORT_SECONDS", 0.0)
+    frame = SimpleNamespace(f_code=SimpleNamespace(co_filename="<frozen importlib._bootstrap>"), f_back=None)
+    with pytest.raises(SignalReceived):
+        interrupt._Raiser()(signal.SIGINT, frame)

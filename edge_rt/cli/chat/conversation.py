@@ -167,8 +167,8 @@ class Conversation:
             self.terminal.note(f"[stopped after {limit} tokens, see /set max_tokens]", "dim")
         elif reason == "repetition":
             self.terminal.warn(
-                "the answer repeated itself and was stopped; /regen generates a new one, /set repetition_guard off "
-                "turns this check off."
+                "the answer repeated itself or counted without end, and was stopped; /regen generates a new one, "
+                "/set repetition_guard off turns this check off."
             )
         elif reason == "context_full":
             used = number(result.usage.total_tokens)

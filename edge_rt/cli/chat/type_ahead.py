@@ -61,7 +61,12 @@ class TypeAhead:
             try:
                 self._hide()
             finally:
-                self._give_keyboard_back()
+                # Twice: a signal may end the first call before the keyboard is given back, and the second does nothing
+                # where it was.
+                try:
+                    self._give_keyboard_back()
+                finally:
+                    self._give_keyboard_back()
 
     def poll(self) -> None:
         """Read what was typed since the last call; does not wait."""
@@ -108,10 +113,10 @@ class TypeAhead:
             return
         import termios
 
-        saved, self._saved = self._saved, None
-        if saved is not None:
+        if self._saved is not None:
             with suppress(termios.error):
-                termios.tcsetattr(self._descriptor, termios.TCSADRAIN, saved)
+                termios.tcsetattr(self._descriptor, termios.TCSADRAIN, self._saved)
+            self._saved = None
 
     def _suspend(self) -> None:
         if sys.platform == "win32":
@@ -162,8 +167,8 @@ def no_echo() -> Generator[None]:
     before = termios.tcgetattr(descriptor)
     silent = termios.tcgetattr(descriptor)
     silent[3] &= ~termios.ECHO
-    termios.tcsetattr(descriptor, termios.TCSADRAIN, silent)
     try:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, silent)
         yield
     finally:
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)

@@ -94,7 +94,10 @@ def generate(
 def _warn_if_cut(terminal: Terminal, model: Model, result: Result) -> None:
     """Warn if the repetition guard or the end of the context cut the answer."""
     if result.finish_reason == "repetition":
-        terminal.warn("the answer repeated itself and was stopped; --no-repetition-guard turns this check off.")
+        terminal.warn(
+            "the answer repeated itself or counted without end, and was stopped; "
+            "--no-repetition-guard turns this check off."
+        )
     if result.finish_reason != "context_full":
         return
     trained = model.package.manifest.model.context_length

@@ -105,7 +105,7 @@ FREQUENCY_PENALTY: Final = Flag(
 )
 LOGIT_BIAS: Final = Flag(("--logit-bias",), "Add to a token's logit; repeatable.", metavar="ID=VALUE", panel=GENERATION)
 NO_REPETITION_GUARD: Final = Flag(
-    ("--no-repetition-guard",), "Do not stop an answer that repeats itself.", panel=GENERATION
+    ("--no-repetition-guard",), "Do not stop an answer that repeats itself or counts without end.", panel=GENERATION
 )
 SEED: Final = Flag(("--seed",), "Makes sampling reproducible.", metavar="N", shown="a new one", panel=GENERATION)
 STOP: Final = Flag(("--stop",), "Text that ends the answer; repeatable.", metavar="TEXT", panel=GENERATION)

@@ -255,7 +255,7 @@ class SamplingFlags:
 
 @dataclass(frozen=True)
 class GuardFlags:
-    """Whether an answer that repeats itself is stopped."""
+    """Whether an answer that repeats itself or counts without end is stopped."""
 
     no_repetition_guard: Annotated[bool, flags.NO_REPETITION_GUARD] = False
 

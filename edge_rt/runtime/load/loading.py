@@ -68,7 +68,7 @@ def load_parts(
     manifest, choice, options = package.manifest, load_plan.plan.choice, load_plan.options
     check_window_support(manifest.op_profile, manifest.model.sliding_window)
     tell = options.on_load or _tell_nobody
-    texts = PromptEncoder(package, choice.ctx, options.share_tokenizer_with, room=load_plan.encoding_budget)
+    texts = PromptEncoder(package, choice.ctx, options.share_tokenizer_with, budget=load_plan.encoding_budget)
     tell("tokenizer")
     io_binding = _open_io_binding(package, load_plan)
     tell("cache")

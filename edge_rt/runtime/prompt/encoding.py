@@ -26,7 +26,7 @@ class PromptEncoder:
         context_tokens: capacity of the context; longer prompts are refused.
         like: the encoder of another model; its tokenizer is shared, and not read again, if the package has the same
             one.
-        room: memory for text that has to be encoded at once because it cannot be cut; None: no limit.
+        budget: memory for text that has to be encoded at once because it cannot be cut; None: no limit.
 
     Attributes:
         tokenizer: the package's tokenizer.
@@ -41,7 +41,7 @@ class PromptEncoder:
         context_tokens: int,
         like: PromptEncoder | None = None,
         *,
-        room: EncodingBudget | None = None,
+        budget: EncodingBudget | None = None,
     ) -> None:
         manifest = package.manifest
         self._source = _tokenizer_source(package)
@@ -52,7 +52,7 @@ class PromptEncoder:
         self._template = _load_template(package, self.tokenizer)
         self._context_tokens = context_tokens
         self._vocab_size = manifest.model.vocab_size
-        self._room = room
+        self._budget = budget
 
     def has_tokenizer_of(self, package: Package) -> bool:
         """Return whether a package's tokenizer is this one."""
@@ -105,8 +105,8 @@ class PromptEncoder:
 
     def _require_encodable(self, text: str) -> None:
         # A character has four bytes at most.
-        if self._room is not None and 4 * len(text) > self._room.planned_bytes:
-            self._room.require(self.tokenizer.longest_stretch(text))
+        if self._budget is not None and 4 * len(text) > self._budget.planned_bytes:
+            self._budget.require(self.tokenizer.longest_stretch(text))
 
     def encode(self, prompt: Prompt, config: GenerationConfig) -> list[int]:
         """Return the token ids of a text, taken as it is, of messages, or of ids.

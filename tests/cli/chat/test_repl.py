@@ -198,10 +198,10 @@ def test_ctrl_c_at_an_empty_prompt(chat):
 
 SPARED = re.escape("\x1b[1;49r")
 """The last line of the screen is set apart."""
-PROMPT_ENDS = re.escape("\x1b[?2004l")
-"""A prompt has read its entry; what is typed from here on is typed ahead."""
 WHOLE = re.escape("\x1b[r")
 """It is not any longer."""
+PROMPT_ENDS = re.escape("\x1b[?2004l")
+"""A prompt has read its entry."""
 
 
 def test_what_is_typed_during_an_answer_is_shown_and_goes_into_the_next_prompt(endless, tmp_path):
@@ -227,6 +227,8 @@ def test_lines_that_are_complete_become_the_next_messages(endless, tmp_path):
     child.expect(PROMPT)
     child.sendline("one")
     child.expect(PROMPT_ENDS)
+    # The keyboard is taken a moment later.
+    time.sleep(0.1)
     child.send("/set max_tokens 3\rtwo\rthree\r")
     child.expect(re.escape("two ⏎ three ⏎"))
     for _ in range(3):
@@ -253,6 +255,8 @@ def test_ctrl_d_during_an_answer_leaves_after_it(endless):
     child = endless("-n", "60")
     child.sendline("Tell me a story")
     child.expect(PROMPT_ENDS)
+    # The keyboard is taken a moment later; where the answer has ended by then, the key leaves all the same.
+    time.sleep(0.3)
     child.send(CTRL_D)
     child.expect(STATS)
     child.expect(pexpect.EOF)

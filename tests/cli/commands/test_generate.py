@@ -111,7 +111,10 @@ def test_an_answer_that_goes_round_in_circles_is_ended_and_warned_about(inline, 
     document = json.loads(result.stdout)
     assert (document["finish_reason"], result.returncode) == ("repetition", 0)
     assert document["usage"]["completion_tokens"] == 1 + LEAST_TOKENS + LEAST_COPIES
-    assert b"warning: the answer repeated itself and was stopped; --no-repetition-guard" in result.stderr
+    assert (
+        b"warning: the answer repeated itself or counted without end, and was stopped; --no-repetition-guard"
+        in result.stderr
+    )
     assert json.loads(inline(*arguments, "--no-repetition-guard").stdout)["finish_reason"] == "context_full"
 
 
