@@ -10,8 +10,7 @@ from edge_rt.export.calibration.text import Calibration, CalibrationText, encode
 from edge_rt.export.families.llama_config import LlamaConfig
 from edge_rt.export.families.llama_graph import LlamaWeights, collect_weights
 from edge_rt.export.op_profile import OpProfile
-from edge_rt.export.sources.gguf_tokenizer import TokenizerBuild, build_tokenizer
-from edge_rt.export.sources.gguf_types import GGUFHeader
+from edge_rt.export.sources.source import Source, TokenizerBuild
 from edge_rt.package.manifest import BUILT_IN_CALIBRATION, ModelConfig
 from edge_rt.text.template import ChatTemplate, lint
 from edge_rt.text.tokenizer import Tokenizer
@@ -21,7 +20,7 @@ from edge_rt.text.tokenizer import Tokenizer
 class Checkpoint:
     """Everything that is known about the checkpoint once its header is read and checked."""
 
-    header: GGUFHeader
+    source: Source
     config: LlamaConfig
     model: ModelConfig
     weights: LlamaWeights
@@ -52,12 +51,12 @@ def calibration_text(calibration: Path | str | None, profile: OpProfile) -> Cali
 
 
 def read_checkpoint(
-    header: GGUFHeader, config: LlamaConfig, profile: OpProfile, text: CalibrationText | None = None
+    source: Source, config: LlamaConfig, profile: OpProfile, text: CalibrationText | None = None
 ) -> Checkpoint:
     """Read and check everything that can be checked without the tensor data.
 
     Args:
-        header: of the checkpoint.
+        source: the checkpoint.
         config: its dimensions.
         profile: operators of the graph.
         text: for the constants of 4-bit keys; None for none.
@@ -66,16 +65,16 @@ def read_checkpoint(
         InvalidTokenizer, InvalidModelFile, UnsupportedModel: the vocabulary cannot be used.
         ConfigError, InputError: the text cannot be used.
     """
-    tokenizer = build_tokenizer(header.metadata, config.vocab_size)
+    tokenizer = source.build_tokenizer(config.vocab_size)
     loaded = Tokenizer.from_text(tokenizer.json_text, info=tokenizer, embedding_rows=config.vocab_size)
     calibration = None
     if text is not None:
         calibration = encode_calibration(text, loaded, tokenizer.chat_template, config.context_length)
     return Checkpoint(
-        header=header,
+        source=source,
         config=config,
-        model=config.to_model_config(sum(tensor.elements for tensor in header.tensors.values())),
-        weights=collect_weights(header, config, profile),
+        model=config.to_model_config(sum(tensor.elements for tensor in source.tensors.values())),
+        weights=collect_weights(source, config, profile),
         profile=profile,
         tokenizer=tokenizer,
         calibration=calibration,

@@ -15,6 +15,8 @@ from edge_rt.progress import ProgressCallback, no_progress
 if TYPE_CHECKING:
     from edge_rt.export.estimate import ExportEstimate
     from edge_rt.export.exporter import ExportReport
+    from edge_rt.export.families.llama_config import LlamaConfig
+    from edge_rt.export.sources.source import Source
     from edge_rt.package.sampling import SamplingAdvice
 
 
@@ -30,13 +32,14 @@ def export_model(
     progress: ProgressCallback = no_progress,
     on_estimate: Callable[[ExportEstimate], None] | None = None,
 ) -> ExportReport:
-    """Turn a GGUF checkpoint into a package.
+    """Turn a checkpoint into a package.
 
     The destination is absent or complete at every moment: everything is written to a private folder beside it, compared
     with a plain numpy forward pass of the checkpoint, and then renamed.
 
     Args:
-        source: a GGUF file of a supported architecture.
+        source: a GGUF file (any part of a split one), or a folder with ``config.json``, safetensors and
+            ``tokenizer.json``; of a supported architecture.
         out: folder to create.
         profile: ``"native"``: edge-rt's own operators, fast and exact; ``"portable"``: ONNX Runtime's; None: native if
             this machine can run it.
@@ -61,12 +64,11 @@ def export_model(
         RuntimeUnavailable: the native profile was asked for, and this machine cannot run it.
     """
     started = time.monotonic()
-    header = read_gguf(Path(source))
-    config = read_config(header)
+    checkpoint, config = open_checkpoint(Path(source))
     from edge_rt.export.exporter import export_checkpoint
 
     return export_checkpoint(
-        header,
+        checkpoint,
         config,
         out,
         profile=profile,
@@ -78,3 +80,24 @@ def export_model(
         on_estimate=on_estimate,
         started=started,
     )
+
+
+def open_checkpoint(path: Path) -> tuple[Source, LlamaConfig]:
+    """Read and check the headers of a checkpoint; numpy is not loaded for one that is refused.
+
+    Raises:
+        InputError: it is malformed or not supported.
+        StorageError: it cannot be read.
+    """
+    if path.is_dir():
+        from edge_rt.export.families.llama_folder import read_folder_config
+        from edge_rt.export.sources.hf_folder import hf_source, read_hf_folder
+
+        folder = read_hf_folder(path)
+        config, tensors = read_folder_config(folder)
+        return hf_source(folder, tensors), config
+    header = read_gguf(path)
+    config = read_config(header)
+    from edge_rt.export.sources.gguf_source import gguf_source
+
+    return gguf_source(header), config

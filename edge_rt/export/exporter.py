@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import onnx_ir as ir
 
@@ -34,9 +34,7 @@ from edge_rt.export.families.llama_graph import (
     write_rope_tables,
 )
 from edge_rt.export.op_profile import choose_profile
-from edge_rt.export.sources.gguf_tokenizer import TokenizerBuild
-from edge_rt.export.sources.gguf_types import GGUFHeader
-from edge_rt.export.sources.sampling_advice import read_advice
+from edge_rt.export.sources.source import Source, TokenizerBuild
 from edge_rt.export.sources.tensor_reader import TensorReader
 from edge_rt.export.weights.blocks import float_rows, float_values, read_rows, rope_factors
 from edge_rt.export.weights.weights_file import WeightsFile, WeightsLayout
@@ -102,7 +100,7 @@ class ExportReport:
 
 
 def export_checkpoint(
-    header: GGUFHeader,
+    source: Source,
     config: LlamaConfig,
     out: Path,
     *,
@@ -118,7 +116,7 @@ def export_checkpoint(
     """Export a checkpoint whose header was read and checked; see ``edge_rt.export.export_model``.
 
     Args:
-        header: header of the checkpoint.
+        source: the checkpoint.
         config: its dimensions.
         out: folder to create.
         profile: as in ``export_model``.
@@ -144,8 +142,8 @@ def export_checkpoint(
         progress(ProgressEvent(name, stages.index(name) + 1, len(stages), done, total, unit, message))
 
     stage("read")
-    advice = read_advice(header) if sampling is None else sampling
-    checkpoint = read_checkpoint(header, config, chosen, text)
+    advice = source.read_advice() if sampling is None else sampling
+    checkpoint = read_checkpoint(source, config, chosen, text)
     stage("plan")
     layout = place_weights(checkpoint.weights, checkpoint.config, chosen, is_calibrated=text is not None)
     tokens = () if checkpoint.calibration is None else checkpoint.calibration.token_ids
@@ -153,7 +151,7 @@ def export_checkpoint(
     if on_estimate is not None:
         on_estimate(estimate)
     require_room(estimate, absolute_path(out))
-    with PackageWriter(out, force=force) as writer, TensorReader(checkpoint.header.paths) as stream:
+    with PackageWriter(out, force=force) as writer, TensorReader(checkpoint.source.paths) as stream:
         _write_weights(stream, checkpoint, layout, writer.folder, stage)
         stage("graph")
         _write_texts(checkpoint.tokenizer, writer.folder)
@@ -215,7 +213,7 @@ def _write_vectors(stream: TensorReader, checkpoint: Checkpoint, layout: Weights
     for name, tensor in checkpoint.weights.vectors.items():
         out.write(layout.slots[name], 0, float_values(float_rows(tensor, read_rows(stream, tensor)))[0])
     factors = None
-    if (freqs := checkpoint.header.tensors.get("rope_freqs.weight")) is not None:
+    if (freqs := checkpoint.source.tensors.get("rope_freqs.weight")) is not None:
         factors = rope_factors(freqs, read_rows(stream, freqs))
     write_rope_tables(out, layout.slots["rope.cos"], layout.slots["rope.sin"], checkpoint.config, factors)
 
@@ -252,7 +250,7 @@ def _check(
     for linear in checkpoint.weights.linears():
         profile.verify(linear, stream, layout, folder / WEIGHTS_FILE)
     ids = check_token_ids(checkpoint.config.vocab_size, min(24, checkpoint.config.context_length))
-    judge = LlamaReference(stream, checkpoint.header, checkpoint.config)
+    judge = LlamaReference(stream, checkpoint.source, checkpoint.config)
     if profile.rounds_by_rule:
         result = _check_steps(judge, checkpoint, activations, folder / GRAPH_FILE, ids)
         require_close(result)
@@ -287,7 +285,7 @@ def _check_steps(
 
 
 def _manifest(checkpoint: Checkpoint, activations: str, sampling: SamplingAdvice | None) -> Manifest:
-    header, tokenizer = checkpoint.header, checkpoint.tokenizer
+    source, tokenizer = checkpoint.source, checkpoint.tokenizer
     calibration = None if checkpoint.calibration is None else checkpoint.calibration.to_manifest()
     quantisation = _quantisation(checkpoint)
     return Manifest(
@@ -308,8 +306,8 @@ def _manifest(checkpoint: Checkpoint, activations: str, sampling: SamplingAdvice
         drafters=(),
         tokenizer=TokenizerInfo(TOKENIZER_FILE, tokenizer.bos_token_id, tokenizer.eos_token_ids, tokenizer.add_bos),
         chat_template=TEMPLATE_FILE if tokenizer.chat_template is not None else None,
-        source=SourceInfo("gguf", stored_name(header.path), sha256_files(header.paths), header.file_size),
-        license=cast("str | None", header.get_str("general.license", default=None)),
+        source=SourceInfo(source.kind, stored_name(source.path), sha256_files(source.paths), source.size),
+        license=source.license,
         key_calibration=calibration,
         sampling=sampling,
         files={},

@@ -82,15 +82,16 @@ def estimate_gguf(path: Path) -> SizeEstimate:
     # The layout of weights needs numpy; checking the header does not.
     from edge_rt.export.families.llama_graph import collect_weights, place_weights
     from edge_rt.export.op_profile import choose_profile
-    from edge_rt.export.sources.gguf_tokenizer import build_tokenizer
+    from edge_rt.export.sources.gguf_source import gguf_source
 
     profile = choose_profile(None, "int8", library_path(), config)
-    weights = collect_weights(header, config, profile)
+    source = gguf_source(header)
+    weights = collect_weights(source, config, profile)
     layout = place_weights(weights, config, profile, is_calibrated=profile.has_4_bit_keys)
     embedding = 0
     if not config.tied_embedding:
         embedding = sum(slot.nbytes for name, slot in layout.slots.items() if name.startswith("embedding."))
-    tokenizer = build_tokenizer(header.metadata, config.vocab_size)
+    tokenizer = source.build_tokenizer(config.vocab_size)
     parameters = sum(part.tensor.elements for linear in weights.linears() for part in linear.parts)
     return SizeEstimate(
         config=config.to_model_config(parameters),

@@ -10,6 +10,7 @@ from edge_rt.export.families.llama import read_config
 from edge_rt.export.families.llama_graph import build_graph, collect_weights, place_weights, write_rope_tables
 from edge_rt.export.op_profile import PROFILES
 from edge_rt.export.sources.gguf_header import read_header
+from edge_rt.export.sources.gguf_source import gguf_source
 from edge_rt.export.sources.tensor_reader import TensorReader
 from edge_rt.export.weights.blocks import float_rows, read_rows
 from edge_rt.export.weights.weights_file import WeightsFile
@@ -45,7 +46,7 @@ class Built:
         used = change_config(self.config) if change_config else self.config
         self.model = (change_model or (lambda model: model))(used.to_model_config(1))
         self.profile = PROFILES[profile]
-        self.weights = collect_weights(self.header, self.config, self.profile)
+        self.weights = collect_weights(gguf_source(self.header), self.config, self.profile)
         if change_weights:
             self.weights = change_weights(self.weights)
         self.layout = place_weights(self.weights, self.config, self.profile, is_calibrated=is_calibrated)
@@ -77,10 +78,12 @@ class Built:
         streams = run_steps(self.graph, self.model, token_ids, self.profile)
         logits = self.run(token_ids)
         with TensorReader([self._gguf]) as stream:
-            reference, steps = LlamaReference(stream, self.header, self.config).logits_and_steps(token_ids, streams)
+            reference, steps = LlamaReference(stream, gguf_source(self.header), self.config).logits_and_steps(
+                token_ids, streams
+            )
         return compare(reference, logits, "int8", compare_steps(streams, logits, steps))
 
     def reference(self, token_ids, dtype="float64"):
         """Return the reference's logits ``[len(token_ids), vocabulary]``."""
         with TensorReader([self._gguf]) as stream:
-            return LlamaReference(stream, self.header, self.config, dtype=dtype).logits(token_ids)
+            return LlamaReference(stream, gguf_source(self.header), self.config, dtype=dtype).logits(token_ids)

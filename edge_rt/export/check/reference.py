@@ -22,7 +22,8 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
 from edge_rt.export.families.llama_config import LlamaConfig, scaled_frequencies
-from edge_rt.export.sources.gguf_types import GGUFHeader, TensorInfo
+from edge_rt.export.sources.gguf_types import TensorInfo
+from edge_rt.export.sources.source import Source
 from edge_rt.export.sources.tensor_reader import TensorReader
 from edge_rt.export.weights.blocks import FLOAT_TYPES, iter_rows
 from edge_rt.export.weights.tile_formats import BLOCK
@@ -43,7 +44,7 @@ class LlamaReference:
 
     Args:
         source: the open checkpoint.
-        header: its header.
+        checkpoint: its tensors.
         config: its dimensions.
         dtype: ``np.float64`` to check float32 arithmetic, ``np.float32`` for speed.
         cache: keep dequantised matrices between calls (tests of small models).
@@ -52,14 +53,14 @@ class LlamaReference:
     def __init__(
         self,
         source: TensorReader,
-        header: GGUFHeader,
+        checkpoint: Source,
         config: LlamaConfig,
         *,
         dtype: Any = np.float32,
         cache: bool = False,
     ) -> None:
         self._source = source
-        self._header = header
+        self._checkpoint = checkpoint
         self._config = config
         self._dtype = np.dtype(dtype)
         self._kept: dict[str, Array] | None = {} if cache else None
@@ -101,7 +102,7 @@ class LlamaReference:
             x = x + self._attention(self._norm(x, f"blk.{layer}.attn_norm.weight"), layer, cos, sin)
             x = x + self._mlp(self._norm(x, f"blk.{layer}.ffn_norm.weight"), layer)
             steps.extend(_step_of(x))
-        head = self._header.tensors["token_embd.weight" if config.tied_embedding else "output.weight"]
+        head = self._checkpoint.tensors["token_embd.weight" if config.tied_embedding else "output.weight"]
         x = _rounded(self._norm(beside(x, config.num_layers), "output_norm.weight"), head)
         logits = np.concatenate([_times(x, rows) for rows in self._pieces(head)], axis=-1)
         steps.extend(_step_of(logits))
@@ -109,7 +110,7 @@ class LlamaReference:
 
     def _product(self, x: Array, name: str) -> Array:
         """Multiply rows by a matrix of the checkpoint."""
-        return _times(_rounded(x, self._header.tensors[name]), self._matrix(name))
+        return _times(_rounded(x, self._checkpoint.tensors[name]), self._matrix(name))
 
     def _pieces(self, tensor: TensorInfo) -> Iterator[Array]:
         for raw in iter_rows(self._source, tensor):
@@ -118,13 +119,13 @@ class LlamaReference:
     def _matrix(self, name: str) -> Array:
         if self._kept is not None and name in self._kept:
             return self._kept[name]
-        matrix = np.concatenate(list(self._pieces(self._header.tensors[name])))
+        matrix = np.concatenate(list(self._pieces(self._checkpoint.tensors[name])))
         if self._kept is not None:
             self._kept[name] = matrix
         return matrix
 
     def _embed(self, token_ids: Sequence[int]) -> Array:
-        tensor = self._header.tensors["token_embd.weight"]
+        tensor = self._checkpoint.tensors["token_embd.weight"]
         row_bytes = tensor.nbytes // tensor.shape[1]
         raws = (self._source.read(tensor, token * row_bytes, row_bytes) for token in token_ids)
         rows = [np.frombuffer(raw, np.uint8) for raw in raws]
@@ -140,17 +141,21 @@ class LlamaReference:
     def _rope(self, length: int) -> tuple[Array, Array]:
         frequencies, magnitude = scaled_frequencies(self._config)
         rates = np.asarray(frequencies, np.float64)
-        if "rope_freqs.weight" in self._header.tensors:
+        if "rope_freqs.weight" in self._checkpoint.tensors:
             rates = rates / self._matrix("rope_freqs.weight")[0].astype(np.float64)
+        elif self._config.rope_divisors:
+            rates = rates / np.asarray(self._config.rope_divisors)
         angles = np.arange(length)[:, None] * rates[None, :]
         return (np.cos(angles) * magnitude).astype(self._dtype), (np.sin(angles) * magnitude).astype(self._dtype)
 
     def _rotate(self, x: Array, cos: Array, sin: Array) -> Array:
-        """Rotate adjacent pairs of ``x [..., rows, heads, head_dim]``."""
-        even, odd = x[..., 0::2], x[..., 1::2]
+        """Rotate the pairs of ``x [..., rows, heads, head_dim]``: neighbours, or elements half a head apart."""
+        half = x.shape[-1] // 2
+        apart = self._checkpoint.has_halves
+        first, second = (slice(half), slice(half, None)) if apart else (slice(0, None, 2), slice(1, None, 2))
         rotated = np.empty_like(x)
-        rotated[..., 0::2] = even * cos[:, None] - odd * sin[:, None]
-        rotated[..., 1::2] = even * sin[:, None] + odd * cos[:, None]
+        rotated[..., first] = x[..., first] * cos[:, None] - x[..., second] * sin[:, None]
+        rotated[..., second] = x[..., first] * sin[:, None] + x[..., second] * cos[:, None]
         return rotated
 
     def _attention(self, x: Array, layer: int, cos: Array, sin: Array) -> Array:

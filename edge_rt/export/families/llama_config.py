@@ -35,7 +35,8 @@ class RopeScaling:
 class LlamaConfig:
     """Dimensions of a llama model as the checkpoint states them, checked against each other.
 
-    ``sliding_window``: tokens that attention sees in every layer, the token itself included; 0: all.
+    ``sliding_window``: tokens that attention sees in every layer, the token itself included; 0: all. ``rope_divisors``:
+    what every frequency is divided by, besides ``rope_scaling``; empty: nothing, or what the checkpoint's tensor says.
     """
 
     name: str
@@ -52,6 +53,7 @@ class LlamaConfig:
     rope_scaling: RopeScaling
     tied_embedding: bool
     sliding_window: int = 0
+    rope_divisors: tuple[float, ...] = ()
 
     def to_model_config(self, num_parameters: int) -> ModelConfig:
         """Return the dimensions that are written into the package's manifest."""

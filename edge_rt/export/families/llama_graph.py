@@ -13,7 +13,8 @@ import onnx_ir as ir
 from edge_rt.export.families.llama_config import LlamaConfig, scaled_frequencies
 from edge_rt.export.graph.builder import GraphBuilder, Stream
 from edge_rt.export.op_profile import OpProfile
-from edge_rt.export.sources.gguf_types import GGUFHeader, TensorInfo
+from edge_rt.export.sources.gguf_types import TensorInfo
+from edge_rt.export.sources.source import Source
 from edge_rt.export.weights.blocks import unpermuted_rows
 from edge_rt.export.weights.linear import Linear, Part
 from edge_rt.export.weights.native import place_key_constants
@@ -58,11 +59,11 @@ class LlamaWeights:
             yield self.head
 
 
-def collect_weights(header: GGUFHeader, config: LlamaConfig, profile: OpProfile) -> LlamaWeights:
+def collect_weights(source: Source, config: LlamaConfig, profile: OpProfile) -> LlamaWeights:
     """List every matrix and vector of the package with the tensors that it comes from."""
-    tensors = header.tensors
-    q_order = unpermuted_rows(config.num_heads, config.head_dim)
-    k_order = unpermuted_rows(config.num_kv_heads, config.head_dim)
+    tensors = source.tensors
+    q_order = None if source.has_halves else unpermuted_rows(config.num_heads, config.head_dim)
+    k_order = None if source.has_halves else unpermuted_rows(config.num_kv_heads, config.head_dim)
 
     def layer(i: int) -> LayerWeights:
         def part(kind: str) -> Part:
@@ -126,9 +127,11 @@ def write_rope_tables(
         cos: slot float32 ``[context, head_dim / 2]``.
         sin: slot float32 ``[context, head_dim / 2]``.
         config: frequencies and scaling.
-        factors: per-frequency divisors ``[head_dim / 2]`` (``rope_freqs.weight``), or None.
+        factors: per-frequency divisors ``[head_dim / 2]`` (``rope_freqs.weight``), or None for those of ``config``.
     """
     frequencies, magnitude = scaled_frequencies(config)
+    if factors is None and config.rope_divisors:
+        factors = np.asarray(config.rope_divisors)
     rates = np.asarray(frequencies, np.float64) / (1.0 if factors is None else factors.astype(np.float64))
     for first in range(0, config.context_length, ROPE_PIECE_ROWS):
         positions = np.arange(first, min(first + ROPE_PIECE_ROWS, config.context_length), dtype=np.float64)

@@ -56,6 +56,35 @@ def expected_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def check_shapes(where: str, tensors: Mapping[str, TensorInfo], config: LlamaConfig) -> None:
+    """Collect every missing or misshapen tensor and raise once.
+
+    Args:
+        where: name of the checkpoint, for the error.
+        tensors: by the names that GGUF files have.
+        config: dimensions of the model.
+
+    Raises:
+        InvalidModelFile: tensors are missing or misshapen.
+    """
+    expected = expected_shapes(config)
+    missing = [name for name in expected if name not in tensors]
+    if missing:
+        raise InvalidModelFile(f"{where}: {len(missing)} tensors are missing.", f"{listed(missing)}.", FETCH_AGAIN)
+    wrong = [
+        f"{name} {tensors[name].shape} instead of {shape}"
+        for name, shape in (expected | optional_shapes(config)).items()
+        if name in tensors and tensors[name].shape != shape
+    ]
+    if wrong:
+        raise InvalidModelFile(f"{where}: {len(wrong)} tensors have a wrong shape.", f"{listed(wrong)}.", FETCH_AGAIN)
+
+
+def optional_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
+    """Return tensor name -> shape of what a checkpoint may have besides."""
+    return {"rope_freqs.weight": (config.head_dim // 2,)}
+
+
 def check_tensors(header: GGUFHeader, config: LlamaConfig) -> None:
     """Collect every missing, misshapen or surplus tensor and raise once.
 
@@ -63,22 +92,8 @@ def check_tensors(header: GGUFHeader, config: LlamaConfig) -> None:
         InvalidModelFile: tensors are missing or misshapen.
         UnsupportedModel: there are surplus tensors, or types that cannot be exported.
     """
-    expected = expected_shapes(config)
-    optional: dict[str, tuple[int, ...]] = {"rope_freqs.weight": (config.head_dim // 2,)}
-    missing = [name for name in expected if name not in header.tensors]
-    if missing:
-        raise InvalidModelFile(
-            f"{header.path.name}: {len(missing)} tensors are missing.", f"{listed(missing)}.", FETCH_AGAIN
-        )
-    wrong = [
-        f"{name} {header.tensors[name].shape} instead of {shape}"
-        for name, shape in (expected | optional).items()
-        if name in header.tensors and header.tensors[name].shape != shape
-    ]
-    if wrong:
-        raise InvalidModelFile(
-            f"{header.path.name}: {len(wrong)} tensors have a wrong shape.", f"{listed(wrong)}.", FETCH_AGAIN
-        )
+    check_shapes(header.path.name, header.tensors, config)
+    expected, optional = expected_shapes(config), optional_shapes(config)
     surplus = [name for name in header.tensors if name not in expected and name not in optional]
     if surplus:
         raise UnsupportedModel(

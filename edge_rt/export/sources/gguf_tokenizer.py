@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from edge_rt.errors import InvalidTokenizer, UnsupportedModel
+from edge_rt.export.sources.source import TokenizerBuild
 from edge_rt.text.tokenizer import Tokenizer
 from edge_rt.text.tokenizer_check import MAX_ADDED_TOKENS, MAX_TOKEN_BYTES, MAX_VOCABULARY
 
@@ -89,25 +90,6 @@ _SCHEMES: Final[Mapping[str, _Scheme]] = {
     "qwen2": _Scheme(split=_QWEN2_SPLIT, nfc=True),
     "tekken": _Scheme(split=_TEKKEN_SPLIT, ignore_merges=True, add_bos=True),
 }
-
-
-@dataclass(frozen=True)
-class TokenizerBuild:
-    """The tokenizer of a checkpoint, ready to be written into a package.
-
-    Attributes:
-        json_text: contents of ``tokenizer.json``; the same metadata gives the same text.
-        bos_token_id: token that starts a text, or None.
-        eos_token_ids: tokens that end an answer, the file's own end token first.
-        add_bos: whether a plain prompt starts with ``bos_token_id``.
-        chat_template: Jinja source of the chat template, or None.
-    """
-
-    json_text: str
-    bos_token_id: int | None
-    eos_token_ids: tuple[int, ...]
-    add_bos: bool
-    chat_template: str | None
 
 
 def build_tokenizer(metadata: Mapping[str, object], vocab_size: int) -> TokenizerBuild:

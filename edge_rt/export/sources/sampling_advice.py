@@ -35,7 +35,7 @@ def read_advice(header: GGUFHeader) -> SamplingAdvice | None:
         StorageError: the file beside the checkpoint cannot be read.
     """
     advice = _of_gguf(header)
-    return advice if advice is not None else _of_file(header.path.parent / BESIDE)
+    return advice if advice is not None else read_advice_file(header.path.parent / BESIDE)
 
 
 def _of_gguf(header: GGUFHeader) -> SamplingAdvice | None:
@@ -54,7 +54,12 @@ def _of_gguf(header: GGUFHeader) -> SamplingAdvice | None:
     return SamplingAdvice(**values) if values else None
 
 
-def _of_file(path: Path) -> SamplingAdvice | None:
+def read_advice_file(path: Path) -> SamplingAdvice | None:
+    """Return the values in a ``generation_config.json``; None if there is none, or if it names none.
+
+    Raises:
+        InvalidModelFile, StorageError: as ``read_advice``.
+    """
     if not path.is_file():
         return None
     with open_model_file(path) as stream:

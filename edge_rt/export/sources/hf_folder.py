@@ -1,0 +1,208 @@
+"""A folder as transformers writes it: ``config.json``, safetensors, ``tokenizer.json`` and what belongs to them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from edge_rt.errors import InvalidModelFile, InvalidTokenizer, ModelNotFound, StorageError, UnsupportedModel
+from edge_rt.export.sources.gguf_types import TensorInfo
+from edge_rt.export.sources.safetensors_folder import SafetensorsFolder, StoredTensor, read_folder
+from edge_rt.export.sources.safetensors_header import read_json
+from edge_rt.export.sources.sampling_advice import BESIDE, read_advice_file
+from edge_rt.export.sources.source import Source, TokenizerBuild
+from edge_rt.text.tokenizer import Tokenizer
+from edge_rt.text.tokenizer_check import MAX_FILE_BYTES
+
+CONFIG_FILE: Final = "config.json"
+TOKENIZER_FILE: Final = "tokenizer.json"
+TOKENIZER_CONFIG_FILE: Final = "tokenizer_config.json"
+TEMPLATE_FILE: Final = "chat_template.jinja"
+MAX_JSON_BYTES: Final = 16 << 20
+MAX_TEMPLATE_BYTES: Final = 1 << 20
+
+GGML_TYPE_OF: Final = {"F32": (0, "F32"), "F16": (1, "F16"), "BF16": (30, "BF16")}
+"""Type of safetensors -> id and name of the ggml type of the same numbers."""
+
+
+@dataclass(frozen=True)
+class HFFolder:
+    """A folder whose headers were read and checked.
+
+    Attributes:
+        path: the folder.
+        config: contents of ``config.json``.
+        weights: its tensors.
+    """
+
+    path: Path
+    config: Mapping[str, Any]
+    weights: SafetensorsFolder
+
+    def get(self, key: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
+        """Return a value of ``config.json``; the default where it is missing or null.
+
+        Raises:
+            InvalidModelFile: it has another type, or is missing without a default.
+        """
+        value = self.config.get(key)
+        if value is None:
+            value = default
+        if value is None or not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise InvalidModelFile(
+                f"{self.path.name}: '{key}' in {CONFIG_FILE} is missing or has the wrong type.",
+                f"Found {value!r:.60}.",
+                "Fetch the model again.",
+            )
+        return value
+
+
+def read_hf_folder(folder: Path) -> HFFolder:
+    """Read ``config.json`` and the headers of all weights.
+
+    Raises:
+        InvalidModelFile, ModelNotFound, UnsupportedModel, StorageError: as ``read_folder``.
+    """
+    if not (folder / CONFIG_FILE).is_file():
+        raise ModelNotFound(
+            f"{folder} is not a checkpoint.", f"It holds no {CONFIG_FILE}.", "Give a GGUF file or a model's folder."
+        )
+    return HFFolder(folder, read_json(folder / CONFIG_FILE, MAX_JSON_BYTES), read_folder(folder))
+
+
+def float_tensor(folder: HFFolder, name: str, stored: StoredTensor) -> TensorInfo:
+    """Return a tensor of floats under a GGUF name.
+
+    Raises:
+        UnsupportedModel: its numbers are of another type.
+    """
+    if stored.dtype not in GGML_TYPE_OF:
+        raise UnsupportedModel(
+            f"{folder.path.name}: the tensor '{stored.name}' has a type that edge-rt does not read.",
+            f"It is {stored.dtype}; BF16, F16 and F32 are read.",
+            "Get the model in one of these.",
+        )
+    type_id, type_name = GGML_TYPE_OF[stored.dtype]
+    return TensorInfo(name, stored.shape[::-1], type_id, type_name, stored.offset, stored.nbytes, stored.file)
+
+
+def hf_source(folder: HFFolder, tensors: Mapping[str, TensorInfo]) -> Source:
+    """Return the checkpoint of a folder.
+
+    Args:
+        folder: it.
+        tensors: its tensors, by the names that GGUF files have.
+    """
+    paths = folder.weights.paths
+    return Source(
+        kind="safetensors",
+        path=folder.path,
+        paths=paths,
+        size=sum(path.stat().st_size for path in paths),
+        tensors=tensors,
+        has_halves=True,
+        license=None,
+        build_tokenizer=lambda rows: build_hf_tokenizer(folder, rows),
+        read_advice=lambda: read_advice_file(folder.path / BESIDE),
+    )
+
+
+def build_hf_tokenizer(folder: HFFolder, rows: int) -> TokenizerBuild:
+    """Take ``tokenizer.json`` as it is, and the special tokens and the template from the files beside it.
+
+    Args:
+        folder: the checkpoint.
+        rows: of the embedding matrix.
+
+    Raises:
+        UnsupportedModel: there is no ``tokenizer.json``, or it is not byte-level BPE.
+        InvalidTokenizer: it is malformed, or names tokens that do not exist.
+        InvalidModelFile, StorageError: a file beside it cannot be used.
+    """
+    path = folder.path / TOKENIZER_FILE
+    if not path.is_file():
+        raise UnsupportedModel(
+            f"{folder.path.name} has no {TOKENIZER_FILE}.",
+            "Other forms of tokenizers are not read.",
+            "Save it with transformers: AutoTokenizer.from_pretrained(folder).save_pretrained(folder).",
+        )
+    text = _read_text(path, MAX_FILE_BYTES)
+    settings = _optional_json(folder.path / TOKENIZER_CONFIG_FILE)
+    plain = Tokenizer.from_text(text, embedding_rows=rows)
+    bos = _token_id(folder.config.get("bos_token_id"))
+    if bos is None:
+        bos = _id_of_text(plain, settings.get("bos_token"))
+    generation = _optional_json(folder.path / BESIDE)
+    stated = [generation.get("eos_token_id"), folder.config.get("eos_token_id")]
+    ends = [_token_id(one) for value in stated for one in (value if isinstance(value, list) else [value])]
+    ends.append(_id_of_text(plain, settings.get("eos_token")))
+    build = TokenizerBuild(
+        json_text=text,
+        bos_token_id=bos,
+        eos_token_ids=tuple(dict.fromkeys(end for end in ends if end is not None)),
+        add_bos=bos is not None and _adds_bos(text, settings, bos),
+        chat_template=_template(folder.path, settings),
+    )
+    # The ids are those of the vocabulary.
+    Tokenizer.from_text(text, info=build, embedding_rows=rows)
+    return build
+
+
+def _read_text(path: Path, most: int) -> str:
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(most + 1)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read.", f"{error.strerror}.", "Check its permissions.") from error
+    if len(data) > most:
+        raise InvalidModelFile(
+            f"{path.name} is too large.", f"At most {most} bytes are read.", "Fetch the model again."
+        )
+    try:
+        return data.decode("utf-8")
+    except ValueError as error:
+        raise InvalidTokenizer(f"{path.name} is not UTF-8.", f"{error}.", "Fetch the model again.") from error
+
+
+def _optional_json(path: Path) -> dict[str, Any]:
+    return read_json(path, MAX_JSON_BYTES) if path.is_file() else {}
+
+
+def _token_id(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _id_of_text(tokenizer: Tokenizer, value: object) -> int | None:
+    """Return the id of a special token, which is given as its text or as an object that has it."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return tokenizer.token_to_id(value) if isinstance(value, str) else None
+
+
+def _adds_bos(text: str, settings: Mapping[str, Any], bos: int) -> bool:
+    """Return whether transformers writes the BOS token before a text: by a setting, or by the tokenizer's template."""
+    stated = settings.get("add_bos_token")
+    if isinstance(stated, bool):
+        return stated
+    step = json.loads(text).get("post_processor")
+    steps = step.get("processors", [step]) if isinstance(step, dict) else []
+    for one in steps if isinstance(steps, list) else []:
+        pieces = one.get("single") if isinstance(one, dict) else None
+        if isinstance(pieces, list) and pieces and isinstance(pieces[0], dict) and "SpecialToken" in pieces[0]:
+            special = one.get("special_tokens", {}).get(pieces[0]["SpecialToken"].get("id"), {})
+            return bos in special.get("ids", [])
+    return False
+
+
+def _template(folder: Path, settings: Mapping[str, Any]) -> str | None:
+    """Return the chat template: of a file of its own, or of the tokenizer's settings, which may hold several."""
+    if (folder / TEMPLATE_FILE).is_file():
+        return _read_text(folder / TEMPLATE_FILE, MAX_TEMPLATE_BYTES)
+    template = settings.get("chat_template")
+    if isinstance(template, list):
+        named = {one.get("name"): one.get("template") for one in template if isinstance(one, dict)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None

@@ -1,0 +1,56 @@
+"""What every kind of checkpoint gives the exporter: named tensors, a tokenizer, and facts about where it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_rt.export.sources.gguf_types import TensorInfo
+from edge_rt.package.sampling import SamplingAdvice
+
+
+@dataclass(frozen=True)
+class TokenizerBuild:
+    """The tokenizer of a checkpoint, ready to be written into a package.
+
+    Attributes:
+        json_text: contents of ``tokenizer.json``; the same checkpoint gives the same text.
+        bos_token_id: token that starts a text, or None.
+        eos_token_ids: tokens that end an answer, the checkpoint's own end token first.
+        add_bos: whether a plain prompt starts with ``bos_token_id``.
+        chat_template: Jinja source of the chat template, or None.
+    """
+
+    json_text: str
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    add_bos: bool
+    chat_template: str | None
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint whose headers were read and checked.
+
+    Attributes:
+        kind: ``"gguf"`` or ``"safetensors"``.
+        path: the file, the first of several, or the folder.
+        paths: the files that hold tensors, in the order that ``TensorInfo.file`` counts.
+        size: their bytes.
+        tensors: by the names that GGUF files have.
+        has_halves: whether rows of queries and keys are in split-half order, as in transformers; else in adjacent pairs.
+        license: SPDX identifier, if it is known.
+        build_tokenizer: makes the tokenizer for a number of embedding rows.
+        read_advice: reads the makers' advice on sampling.
+    """
+
+    kind: str
+    path: Path
+    paths: tuple[Path, ...]
+    size: int
+    tensors: Mapping[str, TensorInfo]
+    has_halves: bool
+    license: str | None
+    build_tokenizer: Callable[[int], TokenizerBuild]
+    read_advice: Callable[[], SamplingAdvice | None]

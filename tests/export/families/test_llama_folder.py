@@ -1,0 +1,179 @@
+"""Llama models as folders of transformers: what is read, what is computed, and what is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import numpy as np
+import pytest
+
+from edge_rt.errors import InvalidModelFile, ModelNotFound, UnsupportedModel
+from edge_rt.export import export_model
+from edge_rt.export.entry import open_checkpoint
+from edge_rt.package.reader import open_package
+from tests.helpers.gguf_factory import CHATML, write_llama_gguf
+from tests.helpers.hf_factory import write_hf_folder
+from tests.helpers.models import load_package
+from tests.helpers.native_profile import require_native
+
+
+@pytest.fixture
+def model(tmp_path):
+    return write_llama_gguf(tmp_path / "m.gguf", weight_type="F32", embedding_type="F32", tied=False, output_type="F32")
+
+
+def config_of(folder):
+    return open_checkpoint(folder)[1]
+
+
+@pytest.mark.parametrize("profile", ["native", "portable"])
+@pytest.mark.parametrize("files", [1, 3])
+def test_a_folder_becomes_the_package_of_the_gguf_file_with_its_weights(model, files, profile, tmp_path):
+    if profile == "native":
+        require_native()
+    folder = write_hf_folder(tmp_path / "m", model, files=files)
+    one = export_model(model.path, tmp_path / "one", profile=profile, calibration=None)
+    other = export_model(folder, tmp_path / "other", profile=profile, calibration=None)
+    assert (other.path / "weights.bin").read_bytes() == (one.path / "weights.bin").read_bytes()
+    assert (other.path / "tokenizer.json").read_bytes() == (one.path / "tokenizer.json").read_bytes()
+    assert (other.path / "chat_template.jinja").read_text() == CHATML
+    manifest = open_package(other.path).manifest
+    assert (manifest.tokenizer.bos_token_id, manifest.tokenizer.eos_token_ids) == (1, (2,))
+    paths = sorted(folder.glob("*.safetensors"))
+    hashes = [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths]
+    lines = "".join(f"{digest}  {path.name}\n" for digest, path in zip(hashes, paths, strict=True))
+    digest = hashes[0] if files == 1 else hashlib.sha256(lines.encode()).hexdigest()
+    assert (manifest.source.kind, manifest.source.name, manifest.source.sha256) == ("safetensors", "m", digest)
+
+
+@pytest.mark.parametrize("dtype", ["F16", "BF16"])
+def test_halves_keep_their_values(model, dtype, tmp_path):
+    require_native()
+    folder = write_hf_folder(tmp_path / "m", model, dtype=dtype)
+    export_model(folder, tmp_path / "package", profile="native")
+    assert set(open_package(tmp_path / "package").manifest.quantisation.values()) == {dtype}
+    with load_package(tmp_path / "package") as loaded:
+        assert len(loaded.generate("the sea", max_tokens=5, temperature=0.0).token_ids) > 0
+
+
+def test_a_tied_head_that_is_stored_twice_is_read_once(tmp_path):
+    model = write_llama_gguf(tmp_path / "m.gguf", weight_type="F32", embedding_type="F32")
+    head = model.weights["token_embd.weight"]
+    folder = write_hf_folder(tmp_path / "m", model, tensors={"lm_head.weight": head})
+    source, config = open_checkpoint(folder)
+    assert config.tied_embedding
+    assert "output.weight" not in source.tensors
+
+
+class TestRope:
+    def test_llama3(self, model, tmp_path):
+        scaling = {
+            "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 128,
+        }  # fmt: skip
+        config = config_of(write_hf_folder(tmp_path / "m", model, config={"rope_scaling": scaling}))
+        found = np.array(config.rope_divisors)
+        waves = 2 * np.pi * 10000.0 ** (np.arange(8) / 8)
+        expected = np.where(waves > 128, 8.0, np.where(waves < 32, 1.0, 0.0))
+        middle = expected == 0
+        share = (128 / waves - 1) / 3
+        expected[middle] = 1 / ((1 - share[middle]) / 8 + share[middle])
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
+        assert middle.any()
+
+    def test_new_configurations_have_one_object_for_all(self, model, tmp_path):
+        parameters = {"rope_type": "linear", "factor": 2.0, "rope_theta": 5000.0}
+        folder = write_hf_folder(tmp_path / "m", model, config={"rope_parameters": parameters, "rope_theta": None})
+        config = config_of(folder)
+        assert (config.rope_theta, config.rope_scaling.kind, config.rope_scaling.factor) == (5000.0, "linear", 2.0)
+
+    def test_yarn(self, model, tmp_path):
+        scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+        config = config_of(write_hf_folder(tmp_path / "m", model, config={"rope_scaling": scaling}))
+        assert (config.rope_scaling.kind, config.rope_scaling.original_context) == ("yarn", 64)
+        assert config.rope_scaling.attention_factor == pytest.approx(1.0)
+
+    @pytest.mark.parametrize(
+        ("scaling", "error"),
+        [
+            ({"rope_type": "dynamic", "factor": 2.0}, UnsupportedModel),
+            ({"rope_type": "linear"}, InvalidModelFile),
+            ({"rope_type": "linear", "factor": "2"}, InvalidModelFile),
+            ({"rope_type": "llama3", "factor": 8.0}, InvalidModelFile),
+        ],
+    )
+    def test_refused(self, model, scaling, error, tmp_path):
+        with pytest.raises(error):
+            config_of(write_hf_folder(tmp_path / "m", model, config={"rope_scaling": scaling}))
+
+
+@pytest.mark.parametrize(
+    ("config", "error", "message"),
+    [
+        ({"model_type": "qwen2"}, UnsupportedModel, "architecture 'qwen2'"),
+        ({"model_type": 3}, InvalidModelFile, "'model_type'"),
+        ({"hidden_act": "gelu"}, UnsupportedModel, "hidden_act is 'gelu'"),
+        ({"attention_bias": True}, UnsupportedModel, "attention_bias is True"),
+        ({"quantization_config": {"quant_method": "gptq"}}, UnsupportedModel, "quantization_config is"),
+        ({"hidden_size": None}, InvalidModelFile, "'hidden_size'"),
+        ({"hidden_size": "64"}, InvalidModelFile, "'hidden_size'"),
+        ({"num_hidden_layers": 0}, InvalidModelFile, "'num_hidden_layers'"),
+        ({"num_hidden_layers": 3}, InvalidModelFile, "9 tensors are missing"),
+        ({"num_hidden_layers": 1}, UnsupportedModel, "has 9 tensors that this architecture does not use"),
+        ({"num_key_value_heads": 3}, InvalidModelFile, "numbers of heads"),
+        ({"head_dim": 24}, UnsupportedModel, "head size"),
+        ({"intermediate_size": 96}, InvalidModelFile, "wrong shape"),
+        ({"vocab_size": 400}, InvalidModelFile, "wrong shape"),
+        ({"rope_theta": 0}, InvalidModelFile, "'rope_theta' is 0"),
+    ],
+)
+def test_configurations_that_are_refused(model, config, error, message, tmp_path):
+    with pytest.raises(error, match=message):
+        open_checkpoint(write_hf_folder(tmp_path / "m", model, config=config))
+
+
+def test_a_bias_is_refused(model, tmp_path):
+    bias = {"model.layers.0.self_attn.q_proj.bias": np.zeros(64, np.float32)}
+    with pytest.raises(UnsupportedModel, match=r"q_proj\.bias"):
+        open_checkpoint(write_hf_folder(tmp_path / "m", model, tensors=bias))
+
+
+def test_a_folder_without_a_configuration(tmp_path):
+    with pytest.raises(ModelNotFound, match=r"holds no config\.json"):
+        open_checkpoint(tmp_path)
+
+
+class TestTokenizer:
+    def build(self, model, tmp_path, **files):
+        folder = write_hf_folder(tmp_path / "m", model)
+        for name, document in files.items():
+            path = folder / (name + ("" if name.endswith("jinja") else ".json"))
+            path.write_text(document if isinstance(document, str) else json.dumps(document))
+        return open_checkpoint(folder)[0].build_tokenizer(419)
+
+    def test_end_tokens_are_those_of_all_files(self, model, tmp_path):
+        build = self.build(
+            model, tmp_path, generation_config={"eos_token_id": [0, 2]}, tokenizer_config={"eos_token": "<|im_end|>"}
+        )
+        assert build.eos_token_ids == (0, 2)
+
+    def test_a_template_in_a_file_of_its_own_comes_first(self, model, tmp_path):
+        folder = write_hf_folder(tmp_path / "m", model)
+        (folder / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
+        assert open_checkpoint(folder)[0].build_tokenizer(419).chat_template == "{{ messages[0]['content'] }}"
+
+    def test_of_several_templates_the_default_one(self, model, tmp_path):
+        templates = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
+        assert self.build(model, tmp_path, tokenizer_config={"chat_template": templates}).chat_template == "d"
+
+    @pytest.mark.parametrize(("stated", "expected"), [(True, True), (False, False), (None, False)])
+    def test_whether_a_text_begins_with_bos(self, model, stated, expected, tmp_path):
+        settings = {} if stated is None else {"add_bos_token": stated}
+        assert self.build(model, tmp_path, tokenizer_config=settings).add_bos is expected
+
+    def test_no_tokenizer(self, model, tmp_path):
+        folder = write_hf_folder(tmp_path / "m", model)
+        (folder / "tokenizer.json").unlink()
+        with pytest.raises(UnsupportedModel, match=r"has no tokenizer\.json"):
+            open_checkpoint(folder)[0].build_tokenizer(419)
