@@ -39,7 +39,8 @@ class Source:
         paths: the files that hold tensors, in the order that ``TensorInfo.file`` counts.
         size: their bytes.
         tensors: by the names that GGUF files have.
-        has_halves: whether rows of queries and keys are in split-half order, as in transformers; else in adjacent pairs.
+        has_halves: whether rows of queries and keys are in split-half order, as in transformers; else in adjacent
+            pairs.
         license: SPDX identifier, if it is known.
         build_tokenizer: makes the tokenizer for a number of embedding rows.
         read_advice: reads the makers' advice on sampling.
