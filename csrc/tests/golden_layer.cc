@@ -15,14 +15,14 @@ struct Shape {
 };
 
 constexpr WeightFormat kW4M = WeightFormat::kW4M, kW4 = WeightFormat::kW4, kW8 = WeightFormat::kW8;
-constexpr Shape kShapes[] = {{"small", 128, 4, 2, 32, 32, 256, kW4M, kW4M, kW4M, kW4M},
-                             {"awkward", 96, 4, 1, 40, 24, 160, kW4, kW4, kW4, kW4},
-                             {"wide_codes", 64, 2, 2, 16, 16, 96, kW8, kW8, kW8, kW8},
-                             {"k_quants", 256, 4, 2, 64, 64, 256, WeightFormat::kW4K, WeightFormat::kW6K,
-                              WeightFormat::kW5K, WeightFormat::kW2K},
-                             {"tables", 256, 4, 2, 64, 64, 256, WeightFormat::kT4K, WeightFormat::kMX4,
-                              WeightFormat::kW3K, WeightFormat::kT4},
-                             {"mixed", 96, 3, 1, 20, 20, 80, kW8, WeightFormat::kF16, kW4, WeightFormat::kF32, true}};
+constexpr Shape kShapes[] = {
+    {"small", 128, 4, 2, 32, 32, 256, kW4M, kW4M, kW4M, kW4M},
+    {"awkward", 96, 4, 1, 40, 24, 160, kW4, kW4, kW4, kW4},
+    {"wide_codes", 64, 2, 2, 16, 16, 96, kW8, kW8, kW8, kW8},
+    {"k_quants", 256, 4, 2, 64, 64, 256, WeightFormat::kW4K, WeightFormat::kW6K, WeightFormat::kW5K,
+     WeightFormat::kW2K},
+    {"tables", 256, 4, 2, 64, 64, 256, WeightFormat::kT4K, WeightFormat::kMX4, WeightFormat::kW3K, WeightFormat::kT4},
+    {"mixed", 96, 3, 1, 20, 20, 80, kW8, WeightFormat::kF16, kW4, WeightFormat::kF32, true}};
 
 class Layer {
  public:
@@ -89,8 +89,8 @@ class Layer {
 
   static Tensor tensor_of(const Matrix& matrix) {
     const PackedWeight packed = matrix.packed();
-    return golden::tensor_of({packed.tiles, packed.blocks / facts(packed.format).unit_blocks, unit_bytes(packed.format)},
-                             packed.data);
+    return golden::tensor_of(
+        {packed.tiles, packed.blocks / facts(packed.format).unit_blocks, unit_bytes(packed.format)}, packed.data);
   }
   template <class T>
   static Tensor tensor_of(std::vector<int64_t> dims, const T* data) {

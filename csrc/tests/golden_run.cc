@@ -15,8 +15,8 @@ std::vector<float> linear(const KernelTable& kernels, const Matrix& matrix, cons
   const size_t words = numbers * static_cast<size_t>(parts.kinds.words());
   Memory codes(code_bytes), scale(numbers * sizeof(float)), sums(words * sizeof(uint32_t));
   const Activations in{rows, weight.blocks, codes.as<int8_t>(), scale.as<float>(), {sums.as<uint32_t>()}};
-  const RoundRows rounding{x.data(),       matrix.inputs, options.norm_weight, kLinearEpsilon,
-                           parts.rounds(), parts.kinds,   in};
+  const RoundRows rounding{x.data(), matrix.inputs, options.norm_weight, kLinearEpsilon, parts.rounds(), parts.kinds,
+                           in};
   for (int64_t group = 0; group < rounding.out.groups(); ++group) {
     quant_linear.round_group(rounding, group, 0, rounding.out.blocks);
   }

@@ -17,9 +17,9 @@
 namespace edge_rt {
 
 // Inputs 1 to 10, the constants of keys and the attributes they need are SpecAttention's. qkv, output, gate_up and down
-// are packed matrices of attributes <name>_format; gate_up alternates tiles of gate and up rows. qkv may have three formats
-// and gate_up two, one for each of its parts, which then lie one behind the other. `hidden` is the length of a row of x,
-// `intermediate` of the gate. `epsilon` belongs to all norms.
+// are packed matrices of attributes <name>_format; gate_up alternates tiles of gate and up rows. qkv may have three
+// formats and gate_up two, one for each of its parts, which then lie one behind the other. `hidden` is the length of a
+// row of x, `intermediate` of the gate. `epsilon` belongs to all norms.
 struct DecoderLayer {
   static constexpr const char* kName = "DecoderLayer";
   static constexpr ort::Port kRows[] = {{"x", abi::kFloat}};

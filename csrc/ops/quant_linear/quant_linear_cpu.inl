@@ -202,7 +202,8 @@ inline void group_of_tile(const LinearRows& job, int64_t tile, int64_t group, in
   // Only the first group meets weights that are not in the cache yet.
   kDotTiles.of[static_cast<int>(weight.format)][job.in.group_rows(group) - 1](
       Tile{at, weight.blocks, job.in.codes + group * kGroupRows * weight.blocks * row_codes, job.in.group_scale(group),
-           job.in.group_sums(kind, words, group), group % kGroupsAtOnce == 0 ? weight.tile(job.weight.end_in(number, prefetch_end)) : at},
+           job.in.group_sums(kind, words, group),
+           group % kGroupsAtOnce == 0 ? weight.tile(job.weight.end_in(number, prefetch_end)) : at},
       out);
 }
 

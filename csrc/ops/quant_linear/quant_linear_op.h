@@ -10,8 +10,8 @@
 
 namespace edge_rt {
 
-// Attributes of every op that reads a packed matrix: format, out_features, in_features; and where its parts have formats
-// of their own part_rows, numbers with commas between them, as many as formats.
+// Attributes of every op that reads a packed matrix: format, out_features, in_features; and where its parts have
+// formats of their own part_rows, numbers with commas between them, as many as formats.
 struct PackedMatrix {
   int64_t out_features = 0;
   int64_t in_features = 0;

@@ -4,9 +4,9 @@
 struct Tile {
   const uint8_t* weight;
   int64_t blocks;
-  const int8_t* codes;   // [block][M][32]
-  const float* scale;    // [block][M]
-  const uint32_t* sums;  // [block][group of weights][M]
+  const int8_t* codes;          // [block][M][32]
+  const float* scale;           // [block][M]
+  const uint32_t* sums;         // [block][group of weights][M]
   const uint8_t* prefetch_end;  // memory before it may be fetched ahead
 };
 

@@ -129,7 +129,7 @@ inline void dot_half(const Tile& tile, int rows, int half, __m256* f) {
   const uint32_t* sums = tile.sums;
   for (int m = 0; m < M; ++m) f[m] = _mm256_setzero_ps();
   for (int64_t b = 0; b < tile.blocks; b += kFacts.unit_blocks, unit += kAt.bytes) {
-#pragma GCC unroll 1
+    // No pragma: a loop of one block is none then, and one of eight is too long to be unrolled.
     for (int place = 0; place < kFacts.unit_blocks; ++place, a += kBlock * rows, scale += rows) {
       const uint8_t* codes = unit + place * kAt.code_bytes + 32 * half;
       if (half == 0) prefetch_weights<block_bytes(format)>(unit + place * block_bytes(format), tile.prefetch_end);

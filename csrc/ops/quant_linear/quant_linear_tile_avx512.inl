@@ -76,15 +76,14 @@ inline void dot_tile(const Tile& tile, VF* out) {
   __m512 f[M];
   for (int m = 0; m < M; ++m) f[m] = _mm512_setzero_ps();
   for (int64_t b = 0; b < tile.blocks; b += kFacts.unit_blocks, unit += kAt.bytes) {
-#pragma GCC unroll 1
+    // No pragma: a loop of one block is none then, and one of eight is too long to be unrolled.
     for (int place = 0; place < kFacts.unit_blocks; ++place, a += kBlock * M, scale += M) {
       const uint8_t* codes = unit + place * kAt.code_bytes;
       prefetch_weights<block_bytes(format)>(unit + place * block_bytes(format), tile.prefetch_end);
       each<kFacts.groups>([&](auto g) __attribute__((always_inline)) {
         __m512i sum[M];
         for (int m = 0; m < M; ++m) {
-          sum[m] = kFacts.has_minimum ? magic
-                                      : _mm512_add_epi32(magic, _mm512_set1_epi32(static_cast<int>(sums[m])));
+          sum[m] = kFacts.has_minimum ? magic : _mm512_add_epi32(magic, _mm512_set1_epi32(static_cast<int>(sums[m])));
         }
         each<kQuartets>([&](auto i) __attribute__((always_inline)) {
           constexpr int k = decltype(g)::value * kQuartets + decltype(i)::value;

@@ -214,7 +214,7 @@ inline void dot_tile(const Tile& tile, VF* out) {
     for (int p = 0; p < kPlaces; ++p) pair_f[q][p][0] = pair_f[q][p][1] = vdupq_n_f32(0.0f);
   }
   for (int64_t b = 0; b < tile.blocks; b += kFacts.unit_blocks, unit += kAt.bytes) {
-#pragma GCC unroll 1
+    // No pragma: a loop of one block is none then, and one of eight is too long to be unrolled.
     for (int place = 0; place < kFacts.unit_blocks; ++place, a += kBlock * M, scale += M, sums += kFacts.groups * M) {
       prefetch_weights<block_bytes(format)>(unit + place * block_bytes(format), tile.prefetch_end);
 #if EDGE_RT_MATRIX_PRODUCTS
@@ -236,8 +236,7 @@ inline void dot_tile(const Tile& tile, VF* out) {
 #pragma GCC unroll 8
           for (int m = 2 * kPairs; m < M; ++m) {
             const int32x4_t more = broadcast_word(words + m);
-            const int32x4_t sum =
-                dot_quarter<kFacts.groups, kGroup>(first_sum<format>(more), codes, a + kBlock * m);
+            const int32x4_t sum = dot_quarter<kFacts.groups, kGroup>(first_sum<format>(more), codes, a + kBlock * m);
             f[q][m] = add_quarter<format>(f[q][m], sum, scales, vdupq_n_f32(scale[m]), more);
           }
         });

@@ -9,7 +9,8 @@
 //           bytes    8 lines, one a quartet
 //           bits     1 line; bit k of a byte is quartet k's
 //           pairs    2 lines; bits 2 (k % 4) and 2 (k % 4) + 1 of line k / 4 are quartet k's
-//           5 bits are nibbles and bits (the highest), 6 nibbles and pairs (the highest), 3 pairs and bits (the highest)
+//           5 bits are nibbles and bits (the highest), 6 nibbles and pairs (the highest), 3 pairs and bits (the
+//           highest)
 //   scales  of every group (a block, or each half of it) of every block: a byte for each of 16 rows
 //   minima  as scales, where they are bytes of their own
 //   d, m    16 fp16 numbers each, as far as the format has them
