@@ -113,8 +113,8 @@ MUTATIONS = [
     # Only where matrices have several formats.
     Mutation(
         DECODER_LAYER,
-        "norm, epsilon_, weight.format, out}",
-        "norm, epsilon_, weights[kQkv].format, out}",
+        "norm, epsilon_, weight.rounds(), weight.kinds, out}",
+        "norm, epsilon_, weight.rounds(), weights[kQkv].kinds, out}",
         LAYER,
     ),
     # Only with a balance, and only what queries see of it.

@@ -212,7 +212,7 @@ BAD_ATTRIBUTES = {
     "intermediate cuts a tile": ({"intermediate": INTERMEDIATE - 8, "down_format": "f32"}, "intermediate is 152"),
     "hidden of 0": ({"hidden": 0}, "qkv_out_features 320 and qkv_in_features 0"),
     "hidden cuts a block": ({"hidden": HIDDEN - 16}, "qkv_in_features is 80"),
-    "unknown format": ({"down_format": "w5"}, "down_format is 'w5'"),
+    "unknown format": ({"down_format": "w9"}, "down_format is 'w9'"),
     "heads": ({"num_heads": 5}, "num_heads is 5"),
     "head size": ({"head_dim": 31}, "head_dim is 31"),
     "window": ({"window": -1}, "window is -1"),

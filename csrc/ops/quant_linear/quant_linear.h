@@ -18,6 +18,9 @@
 
 namespace edge_rt {
 
+// Of functions that kernels call: a copy of its own would be one for all instruction sets, compiled for one of them.
+#define EDGE_RT_IN_PLACE __attribute__((always_inline))
+
 // Rows of x that share one walk over a tile.
 constexpr int kGroupRows = 8;
 // Matrices of several formats that one product reads: queries, keys and values.
@@ -30,7 +33,7 @@ struct PackedWeight {
   int64_t blocks;
   WeightFormat format;
 
-  int64_t tile_bytes() const { return blocks / facts(format).unit_blocks * unit_bytes(format); }
+  EDGE_RT_IN_PLACE int64_t tile_bytes() const { return blocks / facts(format).unit_blocks * unit_bytes(format); }
   const uint8_t* tile(int64_t index) const { return data + index * tile_bytes(); }
 };
 
@@ -65,13 +68,13 @@ struct PackedParts {
 
   int64_t blocks() const { return parts[0].blocks; }
   bool rounds() const { return rounds_activations(parts[0].format); }
-  int64_t tiles() const {
+  EDGE_RT_IN_PLACE int64_t tiles() const {
     int64_t all = 0;
     for (int i = 0; i < count; ++i) all += parts[i].tiles;
     return all;
   }
   // The part that a tile lies in; `tile` becomes its number there.
-  int find(int64_t* tile) const {
+  EDGE_RT_IN_PLACE int find(int64_t* tile) const {
     if (alternate) {
       const int part = static_cast<int>(*tile % 2);
       *tile /= 2;
@@ -82,7 +85,7 @@ struct PackedParts {
     return part;
   }
   // Where tiles that end with number `end` end in a part that holds some of them.
-  int64_t end_in(int part, int64_t end) const {
+  EDGE_RT_IN_PLACE int64_t end_in(int part, int64_t end) const {
     if (alternate) return end / 2;
     for (int i = 0; i < part; ++i) end -= parts[i].tiles;
     return end < parts[part].tiles ? end : parts[part].tiles;

@@ -121,7 +121,7 @@ struct UnitLayout {
   int scales, minima, d, m, bytes;
 };
 
-constexpr UnitLayout unit_layout(WeightFormat format) {
+constexpr UnitLayout make_unit_layout(WeightFormat format) {
   const WeightFacts& f = facts(format);
   UnitLayout at{};
   at.code_bytes = f.codes == CodeKind::kFloats ? kBlock * kTileRows * f.float_bytes : code_bytes(f.codes);
@@ -134,6 +134,21 @@ constexpr UnitLayout unit_layout(WeightFormat format) {
   at.bytes = at.m + (f.has_minimum ? 2 * kTileRows : 0);
   return at;
 }
+
+struct UnitLayouts {
+  UnitLayout of[kWeightFormatCount];
+};
+
+constexpr UnitLayouts make_unit_layouts() {
+  UnitLayouts all{};
+  for (int i = 0; i < kWeightFormatCount; ++i) all.of[i] = make_unit_layout(static_cast<WeightFormat>(i));
+  return all;
+}
+
+// A table, so that kernels of several instruction sets share no code that makes it.
+constexpr UnitLayouts kUnitLayouts = make_unit_layouts();
+
+constexpr const UnitLayout& unit_layout(WeightFormat format) { return kUnitLayouts.of[static_cast<int>(format)]; }
 
 constexpr int64_t unit_bytes(WeightFormat format) { return unit_layout(format).bytes; }
 constexpr int64_t unit_inputs(WeightFormat format) { return int64_t{kBlock} * facts(format).unit_blocks; }
