@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import io
+from contextlib import ExitStack
 
 import gguf
 import numpy as np
@@ -8,6 +8,7 @@ import pytest
 
 from edge_rt.errors import InvalidModelFile, StorageError
 from edge_rt.export.sources.gguf_types import TensorInfo
+from edge_rt.export.sources.tensor_reader import TensorReader
 from edge_rt.export.weights.blocks import (
     PIECE_BYTES,
     float_rows,
@@ -51,22 +52,34 @@ class TestFloats:
             rope_factors(tensor_of("F32", (2,)), np.asarray([[1.0, bad]], "<f4").view(np.uint8))
 
 
+@pytest.fixture
+def opened(tmp_path):
+    """Return a function that writes bytes to a file and opens it."""
+    with ExitStack() as stack:
+
+        def make(data):
+            (tmp_path / "data").write_bytes(data)
+            return stack.enter_context(TensorReader([tmp_path / "data"]))
+
+        yield make
+
+
 class TestReading:
-    def test_pieces_are_whole_rows_in_order(self):
+    def test_pieces_are_whole_rows_in_order(self, opened):
         row_bytes = PIECE_BYTES // 3
         data = np.repeat(np.arange(8, dtype=np.uint8), row_bytes)
         tensor = tensor_of("F32", (row_bytes // 4, 8), offset=5, nbytes=data.nbytes)
-        pieces = list(iter_rows(io.BytesIO(bytes(5) + data.tobytes()), tensor))
+        pieces = list(iter_rows(opened(bytes(5) + data.tobytes()), tensor))
         assert [piece.shape for piece in pieces] == [(3, row_bytes), (3, row_bytes), (2, row_bytes)]
         assert [int(row[0]) for piece in pieces for row in piece] == list(range(8))
 
-    def test_a_vector_is_one_row(self):
+    def test_a_vector_is_one_row(self, opened):
         values = np.arange(6, dtype="<f4")
-        assert read_rows(io.BytesIO(values.tobytes()), tensor_of("F32", (6,))).shape == (1, 24)
+        assert read_rows(opened(values.tobytes()), tensor_of("F32", (6,))).shape == (1, 24)
 
-    def test_a_file_that_became_shorter(self):
+    def test_a_file_that_became_shorter(self, opened):
         with pytest.raises(StorageError, match="20 of 24 bytes came"):
-            read_rows(io.BytesIO(bytes(20)), tensor_of("F32", (6,)))
+            read_rows(opened(bytes(20)), tensor_of("F32", (6,)))
 
 
 class TestUnpermute:
