@@ -11,51 +11,66 @@ from typing import Any
 STATUS = {"VmHWM": "peak", "VmRSS": "resident", "RssAnon": "anon", "RssFile": "file", "RssShmem": "shared"}
 
 
+def memory() -> dict[str, int]:
+    """Return this process's memory in bytes, and how much of it is mapped weights."""
+    facts: dict[str, int] = {}
+    for line in Path("/proc/self/status").read_text().splitlines():
+        field, _, value = line.partition(":")
+        if field in STATUS:
+            facts[STATUS[field]] = 1024 * int(value.split()[0])
+    weights = inside = 0
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if not line.split()[0].endswith(":"):
+            inside = line.endswith("/weights.bin")
+        elif inside and line.startswith("Rss:"):
+            weights += 1024 * int(line.split()[1])
+    facts["weights"] = weights
+    return facts
+
+
 def main() -> None:
     order = json.loads(sys.argv[1])
     stages: list[tuple[str, dict[str, int]]] = []
 
     def tell(name: str) -> None:
-        facts: dict[str, int] = {}
-        for line in Path("/proc/self/status").read_text().splitlines():
-            field, _, value = line.partition(":")
-            if field in STATUS:
-                facts[STATUS[field]] = 1024 * int(value.split()[0])
-        weights = inside = 0
-        for line in Path("/proc/self/smaps").read_text().splitlines():
-            if not line.split()[0].endswith(":"):
-                inside = line.endswith("/weights.bin")
-            elif inside and line.startswith("Rss:"):
-                weights += 1024 * int(line.split()[1])
-        facts["weights"] = weights
-        stages.append((name, facts))
+        stages.append((name, memory()))
 
     tell("python")
-    import edge_rt
-    import edge_rt.runtime.engine  # what `load` imports
+    import edge_rt.runtime.engine  # noqa: F401 - what `load` imports
+    from edge_rt.package.reader import open_package
 
     tell("imports")
-    package = edge_rt.package.open_package(Path(order["package"]))
-    config = package.manifest.model
+    package = open_package(Path(order["package"]))
     if order.get("tokenizer"):
-        from edge_rt.text.tokenizer import Tokenizer
+        use_tokenizer(package, tell)
+    else:
+        use_model(package, order, tell)
+    print(json.dumps(stages), flush=True)
 
-        info = package.manifest.tokenizer
-        kept = Tokenizer.from_file(package.file(info.file), info=info, embedding_rows=config.vocab_size)
-        tell("tokenizer")
-        kept.decode(range(config.vocab_size))
-        tell("all tokens decoded")
-        words = random.Random(0)
-        kept.encode_text(" ".join("".join(words.choices("etaoinshrdlu", k=words.randint(2, 12))) for _ in range(60000)))
-        tell("60000 words encoded")
-        print(json.dumps(stages), flush=True)
-        return
+
+def use_tokenizer(package: Any, tell: Any) -> None:
+    from edge_rt.text.tokenizer import Tokenizer
+
+    info, rows = package.manifest.tokenizer, package.manifest.model.vocab_size
+    kept = Tokenizer.from_file(package.file(info.file), info=info, embedding_rows=rows)
+    tell("tokenizer")
+    kept.decode(range(rows))
+    tell("all tokens decoded")
+    words = random.Random(0)
+    kept.encode_text(" ".join("".join(words.choices("etaoinshrdlu", k=words.randint(2, 12))) for _ in range(60000)))
+    tell("60000 words encoded")
+
+
+def use_model(package: Any, order: dict[str, Any], tell: Any) -> None:
+    import edge_rt
+
+    vocab_size = package.manifest.model.vocab_size
     model = edge_rt.load(package.path, ctx=order["ctx"], kv=order.get("kv"), threads=2, spec="off")
     tell("load")
     ids = random.Random(0)
 
     def tokens(count: int) -> list[int]:
-        return [ids.randrange(config.vocab_size) for _ in range(count)]
+        return [ids.randrange(vocab_size) for _ in range(count)]
 
     with model.passes() as (runner, _):
         runner.forward(tokens(1), 0, 1)
@@ -68,23 +83,26 @@ def main() -> None:
         if order.get("bindings"):
             tell(f"{order['bindings']} shapes")
         if order.get("sampling"):
-            from edge_rt.runtime.config import GenerationConfig
-            from edge_rt.runtime.decode.sampling import Sampler
-
-            logits = runner.forward(tokens(1), 0, 1).logits[0]
-            options: dict[str, Any] = {"temperature": 1.0, "repetition_penalty": 1.1, "presence_penalty": 0.1}
-            for name, more in (
-                ("sampled", {"top_k": 0, "min_p": 0.0}),
-                ("sampled, top-p", {"top_p": 0.95, "min_p": 0.01, "top_k": 1000}),
-            ):
-                sampler = Sampler(GenerationConfig(**options, **more), config.vocab_size, range(config.vocab_size))
-                for token in range(config.vocab_size):
-                    sampler.observe(token)
-                sampler.sample(logits)
-                tell(name)
+            use_samplers(runner.forward(tokens(1), 0, 1).logits[0], tell)
     for step in order.get("drafters", ()):
-        fill_drafter(step, config.vocab_size, tell)
-    print(json.dumps(stages), flush=True)
+        fill_drafter(step, vocab_size, tell)
+
+
+def use_samplers(logits: Any, tell: Any) -> None:
+    from edge_rt.runtime.config import GenerationConfig
+    from edge_rt.runtime.decode.sampling import Sampler
+
+    vocabulary = range(len(logits))
+    options: dict[str, Any] = {"temperature": 1.0, "repetition_penalty": 1.1, "presence_penalty": 0.1}
+    for name, more in (
+        ("sampled", {"top_k": 0, "min_p": 0.0}),
+        ("sampled, top-p", {"top_p": 0.95, "min_p": 0.01, "top_k": 1000}),
+    ):
+        sampler = Sampler(GenerationConfig(**options, **more), len(vocabulary), vocabulary)
+        for token in vocabulary:
+            sampler.observe(token)
+        sampler.sample(logits)
+        tell(name)
 
 
 def fill_drafter(step: dict[str, Any], vocab_size: int, tell: Any) -> None:

@@ -130,10 +130,12 @@ def signals_as_exceptions() -> Generator[None]:
 @contextmanager
 def cancel_on_interrupt(token: CancelToken) -> Generator[None]:
     """Let the first Ctrl-C cancel the token, and a second one raise."""
+    before = signal.getsignal(signal.SIGINT)
+    second = before if callable(before) else _Raiser()
 
     def cancel(signum: int, frame: FrameType | None) -> None:
-        if token.cancelled and callable(previous):
-            previous(signum, frame)
+        if token.cancelled:
+            second(signum, frame)
         token.cancel()
 
     previous = signal.signal(signal.SIGINT, cancel)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -82,11 +83,10 @@ def last_level_cache_bytes(folder: Path = Path("/sys/devices/system/cpu/cpu0/cac
 
 def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """Return the name of the CPU, as far as the system reports it."""
-    try:
+    # Systems without the file name their CPU themselves.
+    with suppress(OSError):
         for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
             name, _, value = line.partition(":")
             if name.strip() in ("model name", "Model", "CPU part"):
                 return value.strip()
-    except OSError:
-        pass
     return platform.processor() or platform.machine()
