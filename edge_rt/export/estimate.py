@@ -58,7 +58,7 @@ def estimate_export(
     parts = [part for linear in linears for part in linear.parts]
     writing = PIECE_COPIES * max(_bytes_in_memory(linear) for linear in linears)
     # The check has one graph open in ONNX Runtime at a time, after the reference was freed.
-    halves = sum(part.tensor.nbytes for part in parts if part.tensor.type_name == "F16")
+    halves = sum(part.tensor.nbytes for part in parts if part.type_name == "F16")
     opened = int(profile.opened_factor * layout.size + profile.half_factor * halves)
     logits = 6 * CHECK_ROWS * config.vocab_size * 8
     # The reference holds matrices whole, except embedding and head, which it reads in pieces.

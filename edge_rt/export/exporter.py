@@ -37,7 +37,8 @@ from edge_rt.export.op_profile import choose_profile
 from edge_rt.export.sources.source import Source, TokenizerBuild
 from edge_rt.export.sources.tensor_reader import TensorReader
 from edge_rt.export.weights.blocks import float_rows, float_values, read_rows, rope_factors
-from edge_rt.export.weights.weights_file import WeightsFile, WeightsLayout
+from edge_rt.export.weights.rows import CheckpointRows
+from edge_rt.export.weights.weights_file import WeightsFile, WeightsLayout, verify_checksums
 from edge_rt.ops import library_path
 from edge_rt.package.manifest import (
     FORMAT_VERSION,
@@ -152,7 +153,7 @@ def export_checkpoint(
         on_estimate(estimate)
     require_room(estimate, absolute_path(out))
     with PackageWriter(out, force=force) as writer, TensorReader(checkpoint.source.paths) as stream:
-        _write_weights(stream, checkpoint, layout, writer.folder, stage)
+        checksums = _write_weights(stream, checkpoint, layout, writer.folder, stage)
         stage("graph")
         _write_texts(checkpoint.tokenizer, writer.folder)
         _write_graph(checkpoint, layout, activations, writer.folder / GRAPH_FILE)
@@ -163,6 +164,7 @@ def export_checkpoint(
             warnings += calibrate(writer.folder, checkpoint.weights, layout, checkpoint.model, tokens, on_step)
             gc.collect()
         stage("check")
+        verify_checksums(writer.folder / WEIGHTS_FILE, layout, checksums)
         results = _check(stream, checkpoint, layout, activations, writer.folder)
         stage("publish")
         package = writer.publish(_manifest(checkpoint, activations, advice))
@@ -193,7 +195,8 @@ def _report(
 
 def _write_weights(
     stream: TensorReader, checkpoint: Checkpoint, layout: WeightsLayout, folder: Path, stage: Callable[..., None]
-) -> None:
+) -> dict[str, int]:
+    """Write all tensors but the constants of 4-bit keys, and return their checksums."""
     total = sum(part.tensor.nbytes for linear in checkpoint.weights.linears() for part in linear.parts)
     done = 0
 
@@ -205,8 +208,9 @@ def _write_weights(
     stage("weights", 0, total)
     with WeightsFile(folder / WEIGHTS_FILE, layout) as out:
         for linear in checkpoint.weights.linears():
-            checkpoint.profile.fill(linear, stream, layout, out, on_bytes)
+            checkpoint.profile.fill(linear, CheckpointRows(stream), layout, out, on_bytes)
         _write_vectors(stream, checkpoint, layout, out)
+        return out.checksums
 
 
 def _write_vectors(stream: TensorReader, checkpoint: Checkpoint, layout: WeightsLayout, out: WeightsFile) -> None:
@@ -319,7 +323,7 @@ def _quantisation(checkpoint: Checkpoint) -> dict[str, str]:
 
     def types(groups: list[tuple[Any, ...]]) -> str:
         parts = (part for group in groups for linear in group for part in linear.parts)
-        return "+".join(dict.fromkeys(part.tensor.type_name for part in parts))
+        return "+".join(dict.fromkeys(part.type_name for part in parts))
 
     return {
         "embedding": checkpoint.weights.embedding.type_name,

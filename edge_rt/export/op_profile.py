@@ -17,6 +17,7 @@ from edge_rt.export.graph.portable import ACCURACY_LEVEL, PortableBuilder
 from edge_rt.export.sources.tensor_reader import TensorReader
 from edge_rt.export.weights import native as native_weights, portable as portable_weights
 from edge_rt.export.weights.linear import Linear, Part, stack
+from edge_rt.export.weights.rows import RowReader
 from edge_rt.export.weights.weights_file import WeightsFile, WeightsLayout
 from edge_rt.ops import MAX_HEAD_DIM, MAX_HEADS, native_status, open_library
 from edge_rt.package.manifest import ModelConfig
@@ -60,12 +61,12 @@ class OpProfile(ABC):
     def fill(
         self,
         linear: Linear,
-        source: TensorReader,
+        source: RowReader,
         layout: WeightsLayout,
         out: WeightsFile,
         on_bytes: Callable[[int], None],
     ) -> None:
-        """Convert a matrix of the checkpoint ``source`` and write it where it was placed.
+        """Convert a matrix whose rows ``source`` gives and write it where it was placed.
 
         Raises:
             InvalidModelFile: a value is not finite.

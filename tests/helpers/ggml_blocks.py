@@ -7,7 +7,9 @@ import numpy as np
 from gguf.quants import dequantize
 
 from edge_rt.export.sources.gguf_types import TensorInfo
-from edge_rt.export.weights.tile_formats import FORMAT_OF_GGML, TILE_FORMATS
+from edge_rt.export.weights.rows import stored_rows
+from edge_rt.export.weights.tile_formats import FORMAT_OF_GGML, TILE_FORMATS, tile_format
+from edge_rt.export.weights.tiles import pack_rows
 
 HALVES = {
     "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "Q2_K": (80, 82), "Q3_K": (108,),
@@ -66,3 +68,8 @@ def random_rows(rng, type_name, rows, inputs, scale=None):
 def exact_values(type_name, raw, inputs):
     """Return what gguf's own library says that rows hold, float32 ``[rows, inputs]``."""
     return dequantize(raw, kind_of(type_name)).reshape(len(raw), inputs).astype(np.float32)
+
+
+def packed_raw(tensor, raw):
+    """Return the tiles of raw rows of a checkpoint, uint8 ``[tiles, units, bytes]``."""
+    return pack_rows(stored_rows(tensor, raw), tile_format(tensor.type_name))

@@ -13,6 +13,7 @@ from edge_rt.export.sources.gguf_header import read_header
 from edge_rt.export.sources.gguf_source import gguf_source
 from edge_rt.export.sources.tensor_reader import TensorReader
 from edge_rt.export.weights.blocks import float_rows, read_rows
+from edge_rt.export.weights.rows import CheckpointRows
 from edge_rt.export.weights.weights_file import WeightsFile
 from edge_rt.package.manifest import WEIGHTS_FILE
 
@@ -62,7 +63,7 @@ class Built:
     def _fill(self, stream, out, config):
         slots = self.layout.slots
         for linear in self.weights.linears():
-            self.profile.fill(linear, stream, self.layout, out, lambda count: None)
+            self.profile.fill(linear, CheckpointRows(stream), self.layout, out, lambda count: None)
         for name, tensor in self.weights.vectors.items():
             out.write(slots[name], 0, float_rows(tensor, read_rows(stream, tensor))[0].astype("<f4"))
         freqs = self.header.tensors.get("rope_freqs.weight")

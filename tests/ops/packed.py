@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from edge_rt.export.weights.tile_formats import TILE_FORMATS
-from edge_rt.export.weights.tiles import pack_rows, unpack_rows
-from tests.helpers.ggml_blocks import HALVES, TYPE_OF, random_rows, tensor_of
+from edge_rt.export.weights.tiles import unpack_rows
+from tests.helpers.ggml_blocks import HALVES, TYPE_OF, packed_raw, random_rows, tensor_of
 
 SCALES = {"half": 0.02, "byte": 0.001, "signed": 0.0005, "nibble": 0.005, "exponent": 1}
 """Standard deviation of fp16 numbers with which weights of every kind of scale are about 0.1."""
@@ -29,7 +29,7 @@ def random_matrix(rng, form, rows, columns):
         if form == "bf16":
             values = (values.view(np.uint32) >> 16).astype(np.uint16)
         raw = values.astype(np.float16 if form == "f16" else values.dtype).view(np.uint8)
-    packed = pack_rows(tensor_of(type_name, rows, columns), raw)
+    packed = packed_raw(tensor_of(type_name, rows, columns), raw)
     return packed, unpack_rows(packed, TILE_FORMATS[form])[:rows, :columns]
 
 

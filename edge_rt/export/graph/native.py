@@ -211,7 +211,7 @@ def _matrix(layer: Linear) -> dict[str, int | float | str]:
 def _format(layer: Linear) -> str:
     """Return the format of a matrix, or those of its parts."""
     parts = layer.parts if layer.is_mixed else layer.parts[:1]
-    return ",".join(FORMAT_OF_GGML[part.tensor.type_name] for part in parts)
+    return ",".join(FORMAT_OF_GGML[part.type_name] for part in parts)
 
 
 def _only(layers: Linears) -> Linear:

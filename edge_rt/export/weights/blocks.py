@@ -47,11 +47,17 @@ def iter_rows(source: TensorReader, tensor: TensorInfo, *, whole: bool = False, 
     """
     rows = tensor.shape[1] if len(tensor.shape) > 1 else 1
     row_bytes = tensor.nbytes // rows
-    step = rows if whole else max(1, PIECE_BYTES // row_bytes // multiple) * multiple
+    step = rows if whole else piece_rows(tensor, multiple=multiple)
     for first in range(0, rows, step):
         count = min(step, rows - first)
         data = source.read(tensor, first * row_bytes, count * row_bytes)
         yield np.frombuffer(data, np.uint8).reshape(count, row_bytes)
+
+
+def piece_rows(tensor: TensorInfo, *, multiple: int = 1) -> int:
+    """Return how many rows ``iter_rows`` yields at a time."""
+    rows = tensor.shape[1] if len(tensor.shape) > 1 else 1
+    return max(1, PIECE_BYTES // (tensor.nbytes // rows) // multiple) * multiple
 
 
 def float_rows(tensor: TensorInfo, raw: Array) -> Array:

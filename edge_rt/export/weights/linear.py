@@ -21,10 +21,17 @@ class Part:
     Attributes:
         tensor: a matrix, ggml shape ``(in_features, out_features)``.
         row_order: int64 ``[out_features]``, or None for the file's order.
+        quantised_to: type in the package of a tensor of floats that is quantised; None: the tensor's own type.
     """
 
     tensor: TensorInfo
     row_order: npt.NDArray[Any] | None = None
+    quantised_to: str | None = None
+
+    @property
+    def type_name(self) -> str:
+        """Type in the package, for example ``"Q4_1"``."""
+        return self.quantised_to or self.tensor.type_name
 
     def pieces(self, source: TensorReader, *, multiple: int = 1) -> Iterator[Array]:
         """Yield the raw rows in that order, uint8 ``[rows, bytes per row]``; all at once if they are reordered.
@@ -58,8 +65,8 @@ class Linear:
 
     @property
     def type_name(self) -> str:
-        """Type of the checkpoint's tensors, for example ``"Q4_1"``."""
-        return self.parts[0].tensor.type_name
+        """Type of the parts, for example ``"Q4_1"``; of the first one, if each has its own."""
+        return self.parts[0].type_name
 
     @property
     def in_features(self) -> int:
@@ -84,14 +91,14 @@ class Linear:
     @property
     def is_mixed(self) -> bool:
         """Whether parts have types of their own; they then lie one behind the other, whatever ``interleaved`` says."""
-        return len({part.tensor.type_name for part in self.parts}) > 1
+        return len({part.type_name for part in self.parts}) > 1
 
 
 def stack(name: str, parts: Sequence[Part]) -> tuple[Linear, ...]:
     """Return the fewest matrices that hold ``parts``: neighbours of one type become one matrix."""
     groups: list[list[Part]] = []
     for part in parts:
-        if groups and groups[-1][0].tensor.type_name == part.tensor.type_name:
+        if groups and groups[-1][0].type_name == part.type_name:
             groups[-1].append(part)
         else:
             groups.append([part])

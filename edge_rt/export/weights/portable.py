@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from edge_rt.export.sources.tensor_reader import TensorReader
-from edge_rt.export.weights.blocks import FLOAT_TYPES, float_rows
-from edge_rt.export.weights.gguf_blocks import read_codes
+from edge_rt.export.weights.blocks import FLOAT_TYPES
+from edge_rt.export.weights.codes import Codes
 from edge_rt.export.weights.linear import Linear
 from edge_rt.export.weights.matmul_nbits import block_rows, block_size, code_bits
+from edge_rt.export.weights.rows import RowReader
 from edge_rt.export.weights.weights_file import WeightsFile, WeightsLayout
 
 
@@ -54,13 +54,13 @@ def place(linear: Linear, layout: WeightsLayout) -> None:
 
 
 def fill(
-    linear: Linear, source: TensorReader, layout: WeightsLayout, out: WeightsFile, on_bytes: Callable[[int], None]
+    linear: Linear, source: RowReader, layout: WeightsLayout, out: WeightsFile, on_bytes: Callable[[int], None]
 ) -> None:
     """Read the parts of a matrix, convert them and write them to their slots.
 
     Args:
         linear: the matrix.
-        source: the open checkpoint.
+        source: gives its rows.
         layout: where the matrix was placed.
         out: the open ``weights.bin``.
         on_bytes: called with the number of bytes read from the checkpoint.
@@ -71,14 +71,15 @@ def fill(
     """
     row = 0
     for part in linear.parts:
-        for raw in part.pieces(source):
-            if linear.is_quantised:
-                rows = block_rows(read_codes(part.tensor, raw), linear.form)
+        for found, read in source.rows(part):
+            count = len(found.codes if isinstance(found, Codes) else found)
+            if isinstance(found, Codes):
+                rows = block_rows(found, linear.form)
                 out.write(layout.slots[codes_of(linear)], row, rows.codes)
                 out.write(layout.slots[scale_of(linear)], row, rows.scale)
                 if rows.minimum is not None:
                     out.write(layout.slots[minimum_of(linear)], row, rows.minimum)
             else:
-                out.write(layout.slots[weight_of(linear)], row, float_rows(part.tensor, raw))
-            row += raw.shape[0]
-            on_bytes(raw.nbytes)
+                out.write(layout.slots[weight_of(linear)], row, found)
+            row += count
+            on_bytes(read)

@@ -27,11 +27,10 @@ from typing import Final
 
 import numpy as np
 
-from edge_rt.export.sources.gguf_types import TensorInfo
-from edge_rt.export.weights.blocks import float_rows, float_values
+from edge_rt.export.weights.blocks import float_values
 from edge_rt.export.weights.codes import Array, Codes, values
-from edge_rt.export.weights.gguf_blocks import read_codes
-from edge_rt.export.weights.tile_formats import BLOCK, TILE_ROWS, TileFormat, tile_format
+from edge_rt.export.weights.rows import Rows
+from edge_rt.export.weights.tile_formats import BLOCK, TILE_ROWS, TileFormat
 
 _QUARTETS: Final = BLOCK // 4
 _LINE: Final = 64
@@ -48,25 +47,16 @@ def unit_count(in_features: int, form: TileFormat) -> int:
     return -(-in_features // form.unit_inputs)
 
 
-def pack_rows(tensor: TensorInfo, raw: Array) -> Array:
-    """Pack rows of a matrix.
-
-    Args:
-        tensor: its name and type.
-        raw: uint8 ``[rows, bytes per row]`` as in the checkpoint; the last tile is filled up with zero rows.
+def pack_rows(found: Rows, form: TileFormat) -> Array:
+    """Pack rows of a matrix; the last tile is filled up with zero rows.
 
     Returns:
         uint8 ``[tiles, units, bytes]``.
-
-    Raises:
-        InvalidModelFile: a scale, a minimum or a value is NaN or infinite.
     """
-    form = tile_format(tensor.type_name)
-    return _pack_floats(float_rows(tensor, raw)) if form.is_float else pack_codes(read_codes(tensor, raw), form)
+    return _pack_codes(found, form) if isinstance(found, Codes) else _pack_floats(found)
 
 
-def pack_codes(found: Codes, form: TileFormat) -> Array:
-    """Pack rows of codes; see ``pack_rows``."""
+def _pack_codes(found: Codes, form: TileFormat) -> Array:
     tiles, units = tile_count(len(found.codes)), found.codes.shape[1] // form.unit_inputs
     scales, minima = found.scales, found.minima
     if form.scales == "nibble":
@@ -143,7 +133,7 @@ def unpack_rows(tiles: Array, form: TileFormat) -> Array:
 
 
 def unpack_codes(tiles: Array, form: TileFormat) -> Codes:
-    """Return what ``pack_codes`` was given, padding included."""
+    """Return the codes that were packed, padding included."""
     count, units, _ = tiles.shape
     lines = tiles[:, :, : form.code_bytes].reshape(count, units * form.unit_blocks, -1, _LINE)
     quartets = np.ascontiguousarray(_unpack_lines(lines, form)).reshape(count, -1, _LINE).view(np.uint32)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +19,7 @@ from edge_rt.errors import StorageError
 
 PAGE_BYTES: Final = 4096
 SMALL_ALIGNMENT_BYTES: Final = 64
+_READ_BYTES: Final = 8 << 20
 PAGE_ALIGNED_FROM_BYTES: Final = 64 << 10
 
 
@@ -66,7 +69,7 @@ class WeightsLayout:
 
 
 class WeightsFile:
-    """Writes tensors of a layout in any order; gaps are zero.
+    """Writes tensors of a layout in any order, the rows of each from the first to the last; gaps are zero.
 
     The whole file is allocated first, so that a full disk is found before the work and not after it.
 
@@ -74,6 +77,9 @@ class WeightsFile:
         path: the file.
         layout: where its tensors lie.
         is_new: False to write further tensors to a file that this class has created.
+
+    Attributes:
+        checksums: CRC-32 of what was written, by slot.
 
     Raises:
         StorageError: the disk is full, or the file cannot be written.
@@ -83,6 +89,7 @@ class WeightsFile:
         self._path = path
         self._layout = layout
         self._is_new = is_new
+        self.checksums: dict[str, int] = {}
 
     def __enter__(self) -> Self:
         try:
@@ -120,6 +127,7 @@ class WeightsFile:
         assert rows.shape[1:] == slot.shape[1:], (slot.name, rows.shape)
         assert first_row + rows.shape[0] <= slot.shape[0], slot.name
         data = np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data
+        self.checksums[slot.name] = zlib.crc32(data, self.checksums.get(slot.name, 0))
         try:
             self._stream.seek(slot.offset + first_row * slot.row_bytes)
             while data:
@@ -137,3 +145,22 @@ class WeightsFile:
             f"{error.strerror}: {self._layout.size} bytes are needed, {free}.",
             "Free some space or choose another disk.",
         )
+
+
+def verify_checksums(path: Path, layout: WeightsLayout, checksums: Mapping[str, int]) -> None:
+    """Read tensors back and compare them with the checksums of what was written.
+
+    Raises:
+        StorageError: a byte differs.
+    """
+    for name, expected in checksums.items():
+        slot, found = layout.slots[name], 0
+        stored = np.memmap(path, np.uint8, "r", offset=slot.offset, shape=(slot.nbytes,))
+        for begin in range(0, slot.nbytes, _READ_BYTES):
+            found = zlib.crc32(stored[begin : begin + _READ_BYTES].data, found)
+        if found != expected:
+            raise StorageError(
+                "The disk gives other weights than were written to it, so they were not published.",
+                f"'{name}', {slot.nbytes} bytes at byte {slot.offset}: checksum {found:#x} instead of {expected:#x}.",
+                "Export again, and check the disk if it happens once more.",
+            )

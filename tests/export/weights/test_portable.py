@@ -6,6 +6,7 @@ from edge_rt.export.sources.gguf_header import read_header
 from edge_rt.export.sources.tensor_reader import TensorReader
 from edge_rt.export.weights.linear import Linear, Part
 from edge_rt.export.weights.portable import fill, place
+from edge_rt.export.weights.rows import CheckpointRows
 from edge_rt.export.weights.weights_file import WeightsFile, WeightsLayout
 from tests.helpers.gguf_factory import write_llama_gguf
 
@@ -22,7 +23,7 @@ def test_parts_lie_behind_each_other_in_their_row_order(tmp_path):
     place(linear, layout)
     read = []
     with TensorReader([model.path]) as source, WeightsFile(tmp_path / "w", layout) as out:
-        fill(linear, source, layout, out, read.append)
+        fill(linear, CheckpointRows(source), layout, out, read.append)
     written = np.fromfile(tmp_path / "w", np.float32).reshape(128, 64)
     expected = [model.weights[NAMES[0]][order], model.weights[NAMES[1]], model.weights[NAMES[2]]]
     np.testing.assert_array_equal(written, np.concatenate(expected))

@@ -11,8 +11,17 @@ from hypothesis import given, settings, strategies as st
 from edge_rt.errors import InvalidModelFile
 from edge_rt.export.sources.gguf_types import EXPORTABLE_TYPES
 from edge_rt.export.weights.tile_formats import FORMAT_OF_GGML, tile_format
-from edge_rt.export.weights.tiles import pack_rows, tile_count, unit_count, unpack_rows
-from tests.helpers.ggml_blocks import BLOCK_TYPES, FLOAT_TYPES, HALVES, exact_values, random_rows, tensor_of, wide
+from edge_rt.export.weights.tiles import tile_count, unit_count, unpack_rows
+from tests.helpers.ggml_blocks import (
+    BLOCK_TYPES,
+    FLOAT_TYPES,
+    HALVES,
+    exact_values,
+    packed_raw,
+    random_rows,
+    tensor_of,
+    wide,
+)
 
 
 def quantised(type_name, values):
@@ -32,7 +41,7 @@ def test_every_type_has_a_format():
 def test_blocks_come_back_exactly(type_name, rows, blocks, seed):
     inputs, form = wide(type_name, 32 * blocks), tile_format(type_name)
     raw = random_rows(np.random.default_rng(seed), type_name, rows, inputs)
-    tiles = pack_rows(tensor_of(type_name, rows, inputs), raw)
+    tiles = packed_raw(tensor_of(type_name, rows, inputs), raw)
     assert tiles.shape == (tile_count(rows), unit_count(inputs, form), form.unit_bytes)
     found = unpack_rows(tiles, form)
     np.testing.assert_array_equal(found[:rows], exact_values(type_name, raw, inputs))
@@ -45,7 +54,7 @@ def test_blocks_come_back_exactly(type_name, rows, blocks, seed):
 )
 def test_packed_weights_take_at_most_3_percent_more_than_the_file(type_name, bits):
     raw = random_rows(np.random.default_rng(0), type_name, 16, 512)
-    packed = pack_rows(tensor_of(type_name, 16, 512), raw).nbytes
+    packed = packed_raw(tensor_of(type_name, 16, 512), raw).nbytes
     assert (packed * 8 / (16 * 512), packed <= 1.03 * raw.nbytes) == (bits, True)
 
 
@@ -54,7 +63,7 @@ def test_floats_come_back_exactly_whatever_their_length(type_name, rows, inputs,
     form = tile_format(type_name)
     values = np.random.default_rng(seed).standard_normal((rows, inputs)).astype(np.float32)
     raw, expected = quantised(type_name, values)
-    tiles = pack_rows(tensor_of(type_name, rows, inputs), raw)
+    tiles = packed_raw(tensor_of(type_name, rows, inputs), raw)
     assert tiles.shape == (tile_count(rows), unit_count(inputs, form), form.unit_bytes)
     found = unpack_rows(tiles, form)
     np.testing.assert_array_equal(found[:rows, :inputs], expected)
@@ -69,7 +78,7 @@ class TestBytes:
 
     def packed(self, type_name):
         raw = random_rows(np.random.default_rng(1), type_name, self.ROWS, 32 * self.BLOCKS)
-        return raw.reshape(self.ROWS, self.BLOCKS, -1), pack_rows(tensor_of(type_name, self.ROWS, 96), raw)
+        return raw.reshape(self.ROWS, self.BLOCKS, -1), packed_raw(tensor_of(type_name, self.ROWS, 96), raw)
 
     def places(self):
         return [(row, block) for row in range(self.ROWS) for block in range(self.BLOCKS)]
@@ -107,7 +116,7 @@ class TestBytes:
     @pytest.mark.parametrize(("type_name", "dtype"), [("F16", "<f2"), ("F32", "<f4")])
     def test_floats(self, type_name, dtype):
         raw, values = quantised(type_name, np.arange(37 * 40, dtype=np.float32).reshape(37, 40))
-        tiles = pack_rows(tensor_of(type_name, 37, 40), raw).view(dtype)
+        tiles = packed_raw(tensor_of(type_name, 37, 40), raw).view(dtype)
         for row in range(37):
             for column in range(40):
                 assert tiles[row // 16, column // 32, 16 * (column % 32) + row % 16] == values[row, column]
@@ -120,14 +129,14 @@ def test_a_number_that_is_none_is_refused(type_name, place, value):
     raw = random_rows(np.random.default_rng(0), type_name, 20, inputs)
     raw[17, place : place + 2] = np.array([value], "<f2").view(np.uint8)
     with pytest.raises(InvalidModelFile, match="'m' holds a scale that is not finite"):
-        pack_rows(tensor_of(type_name, 20, inputs), raw)
+        packed_raw(tensor_of(type_name, 20, inputs), raw)
 
 
 def test_an_exponent_that_is_too_large_is_refused():
     raw = random_rows(np.random.default_rng(0), "MXFP4", 20, 64)
     raw[3, 17] = 201
     with pytest.raises(InvalidModelFile, match="exponent is 201, at most 200"):
-        pack_rows(tensor_of("MXFP4", 20, 64), raw)
+        packed_raw(tensor_of("MXFP4", 20, 64), raw)
 
 
 @pytest.mark.parametrize("type_name", FLOAT_TYPES)
@@ -136,4 +145,4 @@ def test_a_value_that_is_none_is_refused(type_name, value):
     values = np.ones((3, 32), np.float32)
     values[1, 5] = value
     with pytest.raises(InvalidModelFile, match="not finite"):
-        pack_rows(tensor_of(type_name, 3, 32), quantised(type_name, values)[0])
+        packed_raw(tensor_of(type_name, 3, 32), quantised(type_name, values)[0])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from edge_rt.errors import StorageError
-from edge_rt.export.weights.weights_file import PAGE_BYTES, WeightsFile, WeightsLayout
+from edge_rt.export.weights.weights_file import PAGE_BYTES, WeightsFile, WeightsLayout, verify_checksums
 
 
 @pytest.fixture
@@ -30,14 +30,14 @@ def test_names_are_unique(layout):
         layout.add("small", np.uint8, (1,))
 
 
-def test_rows_land_in_their_slot_in_any_order(layout, tmp_path):
+def test_tensors_land_in_their_slots_in_any_order(layout, tmp_path):
     path = tmp_path / "weights.bin"
     large = np.random.default_rng(0).integers(0, 256, (70, 1000), np.uint8)
     small = np.arange(15, dtype=np.float32).reshape(3, 5)
     with WeightsFile(path, layout) as out:
-        out.write(layout.slots["large"], 30, large[30:])
-        out.write(layout.slots["small"], 0, small)
         out.write(layout.slots["large"], 0, large[:30])
+        out.write(layout.slots["small"], 0, small)
+        out.write(layout.slots["large"], 30, large[30:])
     data = path.read_bytes()
     assert len(data) == layout.size
     assert data[:60] == small.tobytes()
@@ -93,3 +93,35 @@ except StorageError as error:
     assert "100000 bytes are needed" in done.stdout
     assert "bytes are free" in done.stdout
     assert (tmp_path / "w").stat().st_size <= 50_000
+
+
+class TestChecksums:
+    @pytest.fixture
+    def written(self, layout, tmp_path):
+        rng = np.random.default_rng(0)
+        with WeightsFile(tmp_path / "w", layout) as out:
+            out.write(layout.slots["large"], 0, rng.integers(0, 256, (70, 1000), np.uint8))
+            out.write(layout.slots["small"], 0, rng.standard_normal((3, 5)).astype(np.float32))
+        return tmp_path / "w", out.checksums
+
+    def test_tensors_as_written_pass(self, layout, written):
+        path, checksums = written
+        assert list(checksums) == ["large", "small"]
+        verify_checksums(path, layout, checksums)
+
+    @pytest.mark.parametrize(("at", "name"), [(0, "small"), (59, "small"), (4096, "large"), (74095, "large")])
+    def test_a_changed_bit_is_found(self, layout, written, at, name):
+        path, checksums = written
+        data = bytearray(path.read_bytes())
+        data[at] ^= 1
+        path.write_bytes(data)
+        with pytest.raises(StorageError, match=f"'{name}'"):
+            verify_checksums(path, layout, checksums)
+
+    def test_pieces_count_together(self, layout, written, tmp_path):
+        path, checksums = written
+        stored = np.fromfile(path, np.uint8)[4096:74096].reshape(70, 1000)
+        with WeightsFile(tmp_path / "again", layout) as out:
+            for begin in range(0, 70, 9):
+                out.write(layout.slots["large"], begin, stored[begin : begin + 9])
+        assert out.checksums["large"] == checksums["large"]

@@ -1,0 +1,61 @@
+"""Where the rows of a package's matrices come from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from edge_rt.export.sources.gguf_types import TensorInfo
+from edge_rt.export.sources.tensor_reader import TensorReader
+from edge_rt.export.weights.blocks import FLOAT_TYPES, Array, float_rows
+from edge_rt.export.weights.codes import Codes
+from edge_rt.export.weights.gguf_blocks import read_codes
+from edge_rt.export.weights.linear import Part
+
+Rows = Codes | Array
+"""Rows of a matrix: integers with their scales, or floats as they are stored, ``[rows, inputs]``."""
+
+
+class RowReader(Protocol):
+    """Gives the rows of matrices, in the type and the order that the package stores them in."""
+
+    def rows(self, part: Part, *, multiple: int = 1) -> Iterator[tuple[Rows, int]]:
+        """Yield the rows of a part, and how many bytes of the checkpoint they took.
+
+        Args:
+            part: one tensor of the checkpoint.
+            multiple: every piece but the last has a multiple of this many rows.
+
+        Raises:
+            InvalidModelFile: a value is not finite.
+            StorageError: the checkpoint cannot be read.
+        """
+
+
+class CheckpointRows:
+    """The rows of a checkpoint, as they are.
+
+    Args:
+        source: the open checkpoint.
+    """
+
+    def __init__(self, source: TensorReader) -> None:
+        self._source = source
+
+    def rows(self, part: Part, *, multiple: int = 1) -> Iterator[tuple[Rows, int]]:
+        """Yield the rows of a part; see ``RowReader``."""
+        for raw in part.pieces(self._source, multiple=multiple):
+            yield stored_rows(part.tensor, raw), raw.nbytes
+
+
+def stored_rows(tensor: TensorInfo, raw: Array) -> Rows:
+    """Take raw rows of a tensor apart.
+
+    Args:
+        tensor: its name and type.
+        raw: uint8 ``[rows, bytes per row]`` as in the checkpoint.
+
+    Raises:
+        InvalidModelFile: a scale, a minimum or a value is NaN or infinite, or a scale is too large.
+    """
+    return float_rows(tensor, raw) if tensor.type_name in FLOAT_TYPES else read_codes(tensor, raw)
