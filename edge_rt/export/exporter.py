@@ -37,6 +37,7 @@ from edge_rt.export.op_profile import choose_profile
 from edge_rt.export.sources.source import Source, TokenizerBuild
 from edge_rt.export.sources.tensor_reader import TensorReader
 from edge_rt.export.weights.blocks import float_rows, float_values, read_rows, rope_factors
+from edge_rt.export.weights.matrices import CheckpointMatrices
 from edge_rt.export.weights.rows import CheckpointRows
 from edge_rt.export.weights.weights_file import WeightsFile, WeightsLayout, verify_checksums
 from edge_rt.ops import library_path
@@ -254,7 +255,7 @@ def _check(
     for linear in checkpoint.weights.linears():
         profile.verify(linear, stream, layout, folder / WEIGHTS_FILE)
     ids = check_token_ids(checkpoint.config.vocab_size, min(24, checkpoint.config.context_length))
-    judge = LlamaReference(stream, checkpoint.source, checkpoint.config)
+    judge = LlamaReference(CheckpointMatrices(stream, checkpoint.source.tensors), checkpoint.source, checkpoint.config)
     if profile.rounds_by_rule:
         result = _check_steps(judge, checkpoint, activations, folder / GRAPH_FILE, ids)
         require_close(result)

@@ -17,6 +17,7 @@ from edge_rt.export.graph.portable import ACCURACY_LEVEL, PortableBuilder
 from edge_rt.export.sources.tensor_reader import TensorReader
 from edge_rt.export.weights import native as native_weights, portable as portable_weights
 from edge_rt.export.weights.linear import Linear, Part, stack
+from edge_rt.export.weights.matrices import StoredRows
 from edge_rt.export.weights.rows import RowReader
 from edge_rt.export.weights.weights_file import WeightsFile, WeightsLayout
 from edge_rt.ops import MAX_HEAD_DIM, MAX_HEADS, native_status, open_library
@@ -82,6 +83,10 @@ class OpProfile(ABC):
         """
 
     @abstractmethod
+    def stored(self, weights: Path, layout: WeightsLayout) -> StoredRows:
+        """Return a reader of the matrices that were written to ``weights``."""
+
+    @abstractmethod
     def checked_activations(self, activations: str) -> Sequence[str]:
         """Return the kinds of activations whose graphs are compared with the reference; the published one is last."""
 
@@ -108,6 +113,7 @@ class PortableProfile(OpProfile):
         return stack(name, [gate, up])
 
     stack = staticmethod(stack)
+    stored = staticmethod(portable_weights.Stored)
     place = staticmethod(portable_weights.place)
     fill = staticmethod(portable_weights.fill)
 
@@ -146,6 +152,7 @@ class NativeProfile(OpProfile):
 
     stack = staticmethod(native_weights.stack)
     gate_up = staticmethod(native_weights.gate_up)
+    stored = staticmethod(native_weights.Stored)
     place = staticmethod(native_weights.place)
     fill = staticmethod(native_weights.fill)
     # The graph rounds activations, which would hide small faults.

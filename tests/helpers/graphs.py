@@ -13,9 +13,15 @@ from edge_rt.export.sources.gguf_header import read_header
 from edge_rt.export.sources.gguf_source import gguf_source
 from edge_rt.export.sources.tensor_reader import TensorReader
 from edge_rt.export.weights.blocks import float_rows, read_rows
+from edge_rt.export.weights.matrices import CheckpointMatrices
 from edge_rt.export.weights.rows import CheckpointRows
 from edge_rt.export.weights.weights_file import WeightsFile
 from edge_rt.package.manifest import WEIGHTS_FILE
+
+
+def reference_of(stream, source, config, **options):
+    """Return the reference of a checkpoint whose weights are the package's."""
+    return LlamaReference(CheckpointMatrices(stream, source.tensors), source, config, **options)
 
 
 class Built:
@@ -79,7 +85,7 @@ class Built:
         streams = run_steps(self.graph, self.model, token_ids, self.profile)
         logits = self.run(token_ids)
         with TensorReader([self._gguf]) as stream:
-            reference, steps = LlamaReference(stream, gguf_source(self.header), self.config).logits_and_steps(
+            reference, steps = reference_of(stream, gguf_source(self.header), self.config).logits_and_steps(
                 token_ids, streams
             )
         return compare(reference, logits, "int8", compare_steps(streams, logits, steps))
@@ -87,4 +93,4 @@ class Built:
     def reference(self, token_ids, dtype="float64"):
         """Return the reference's logits ``[len(token_ids), vocabulary]``."""
         with TensorReader([self._gguf]) as stream:
-            return LlamaReference(stream, gguf_source(self.header), self.config, dtype=dtype).logits(token_ids)
+            return reference_of(stream, gguf_source(self.header), self.config, dtype=dtype).logits(token_ids)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -154,6 +155,43 @@ def _checked_tiles(linear: Linear) -> list[int]:
     return sorted(tiles)
 
 
+@dataclass(frozen=True)
+class Stored:
+    """Matrices that were written.
+
+    Attributes:
+        weights: ``weights.bin``.
+        layout: where they lie in it.
+    """
+
+    weights: Path
+    layout: WeightsLayout
+
+    def tile(self, linear: Linear, number: int) -> tuple[Part, int, Array]:
+        """Return the part that a tile of a matrix belongs to, its number there, and its values, ``[16, inputs]``."""
+        part, own, at = _find_tile(linear, number)
+        return part, own, self._values(linear, part, at, 1)
+
+    def rows(self, linear: Linear, part: Part, numbers: Sequence[int]) -> Array:
+        """Return rows of a part, in the package's order, float32 ``[len(numbers), inputs]``."""
+        begin, step = _tiles_of_part(linear, part)
+        _, units, unit_bytes = _part_shape(part)
+        found = np.empty((len(numbers), part.tensor.shape[0]), np.float32)
+        tiles = np.asarray(numbers) // TILE_ROWS
+        for tile in np.unique(tiles).tolist():
+            values = self._values(linear, part, begin + tile * step * units * unit_bytes, 1)
+            taken = np.flatnonzero(tiles == tile)
+            found[taken] = values[np.asarray(numbers)[taken] % TILE_ROWS, : found.shape[1]]
+        return found
+
+    def _values(self, linear: Linear, part: Part, at: int, tiles: int) -> Array:
+        slot = self.layout.slots[tiles_of(linear)]
+        _, units, unit_bytes = _part_shape(part)
+        shape = (tiles, units, unit_bytes)
+        packed = np.memmap(self.weights, np.uint8, "r", offset=slot.offset + at, shape=shape)
+        return unpack_rows(np.asarray(packed), tile_format(part.type_name))
+
+
 def verify_values(
     linear: Linear, source: TensorReader, layout: WeightsLayout, weights: Path, tiles: Sequence[int]
 ) -> None:
@@ -162,13 +200,9 @@ def verify_values(
     Raises:
         InvalidPackage: as ``verify``.
     """
-    slot = layout.slots[tiles_of(linear)]
-    stored = np.memmap(weights, np.uint8, "r", offset=slot.offset, shape=(math.prod(slot.shape),))
+    stored = Stored(weights, layout)
     for tile in tiles:
-        part, number, at = _find_tile(linear, tile)
-        _, units, unit_bytes = _part_shape(part)
-        packed = np.asarray(stored[at : at + units * unit_bytes]).reshape(1, units, unit_bytes)
-        found = unpack_rows(packed, tile_format(part.type_name))
+        part, number, found = stored.tile(linear, tile)
         expected = np.zeros_like(found)
         rows = range(number * TILE_ROWS, min((number + 1) * TILE_ROWS, part.tensor.shape[1]))
         values = _dequantised(source, part, rows)
@@ -201,6 +235,15 @@ def _find_tile(linear: Linear, tile: int) -> tuple[Part, int, int]:
             return part, tile, begin + tile * units * unit_bytes
         tile, begin = tile - tiles, begin + tiles * units * unit_bytes
     raise IndexError(tile)
+
+
+def _tiles_of_part(linear: Linear, part: Part) -> tuple[int, int]:
+    """Return the byte where the first tile of a part begins, and how many tiles further its next one lies."""
+    sizes = [math.prod(_part_shape(other)) for other in linear.parts]
+    at = next(index for index, other in enumerate(linear.parts) if other is part)
+    if linear.interleaved and not linear.is_mixed:
+        return at * math.prod(_part_shape(part)[1:]), 2
+    return sum(sizes[:at]), 1
 
 
 def _dequantised(source: TensorReader, part: Part, rows: range) -> Array:

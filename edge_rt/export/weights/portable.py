@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
-from edge_rt.export.weights.blocks import FLOAT_TYPES
+from edge_rt.export.weights.blocks import FLOAT_TYPES, Array, float_values
 from edge_rt.export.weights.codes import Codes
 from edge_rt.export.weights.linear import Linear
 from edge_rt.export.weights.matmul_nbits import block_rows, block_size, code_bits
@@ -83,3 +85,38 @@ def fill(
                 out.write(layout.slots[weight_of(linear)], row, found)
             row += count
             on_bytes(read)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Matrices that were written.
+
+    Attributes:
+        weights: ``weights.bin``.
+        layout: where they lie in it.
+    """
+
+    weights: Path
+    layout: WeightsLayout
+
+    def rows(self, linear: Linear, part: Part, numbers: Sequence[int]) -> Array:
+        """Return rows of a part, in the package's order, float32 ``[len(numbers), inputs]``."""
+        first = sum(other.tensor.shape[1] for other in linear.parts[: _place(linear, part)])
+        taken = [first + number for number in numbers]
+        if not linear.is_quantised:
+            return float_values(self._slot(weight_of(linear))[taken])
+        codes, scale = self._slot(codes_of(linear))[taken], self._slot(scale_of(linear))[taken]
+        if code_bits(linear.form) == 4:
+            codes = np.stack([codes & np.uint8(15), codes >> np.uint8(4)], axis=-1).reshape(*codes.shape[:2], -1)
+        values = (codes.astype(np.float32) - np.float32(1 << code_bits(linear.form) - 1)) * scale[:, :, None]
+        if has_minimum(linear):
+            values += self._slot(minimum_of(linear))[taken][:, :, None]
+        return values.reshape(len(taken), -1)
+
+    def _slot(self, name: str) -> Array:
+        slot = self.layout.slots[name]
+        return np.memmap(self.weights, slot.dtype, "r", offset=slot.offset, shape=slot.shape)
+
+
+def _place(linear: Linear, part: Part) -> int:
+    return next(index for index, other in enumerate(linear.parts) if other is part)

@@ -1,0 +1,236 @@
+"""The values that a format of tiles can hold, the scales that fit weights best, and rounding to codes.
+
+Arrays here have inputs first, ``[inputs, rows]``, so that what is done to one input is done to contiguous rows.
+
+Scales are searched as in weighted least squares: for codes q of weights w with importance h, the error
+``sum h (w - s q)^2`` is least for ``s = sum h w q / sum h q^2``; rounding to codes and solving for the scale take turns,
+from several starts. With a minimum, the same with two unknowns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from edge_rt.export.weights.codes import Codes
+from edge_rt.export.weights.tile_formats import BLOCK, TileFormat
+
+Array = npt.NDArray[Any]
+
+QUANTISABLE: Final = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS")
+"""ggml types that floats are quantised to."""
+
+_STARTS: Final = (0.82, 0.9, 0.97, 1.05)
+"""Where the largest weight of a group lies at the start, over the largest code."""
+_RANGES: Final = (0.85, 0.95, 1.0)
+"""How much of the range of a group the codes span at the start, with a minimum."""
+_ROUNDS: Final = 2
+_TINY: Final = np.float32(1e-30)
+_CODES: Final = {"nibbles": 16, "five": 32, "six": 64, "bytes": 255, "table": 16}
+
+
+@dataclass(frozen=True)
+class Scales:
+    """Scales and minima of rows, in a form that the format holds.
+
+    Attributes:
+        scale: float32 ``[groups, rows]``.
+        minimum: float32 ``[groups, rows]``, or None.
+        d: float16 ``[units, rows]``.
+        m: float16 ``[units, rows]``, or None.
+        factors: uint8 or int8 ``[groups, rows]``, or None where a group's scale is d itself.
+        minima: uint8 ``[groups, rows]``, or None.
+    """
+
+    scale: Array
+    minimum: Array | None
+    d: Array
+    m: Array | None
+    factors: Array | None
+    minima: Array | None
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A format's values.
+
+    Attributes:
+        form: the format; not of floats.
+    """
+
+    form: TileFormat
+
+    @property
+    def group(self) -> int:
+        """Inputs that share a scale."""
+        return BLOCK // self.form.groups
+
+    @cached_property
+    def _limits(self) -> tuple[float, float]:
+        """Least and largest integer that a code stands for."""
+        if self.form.table:
+            return float(min(self.form.table)), float(max(self.form.table))
+        count = _CODES[self.form.codes]
+        lowest = -127 if self.form.codes == "bytes" else -self.form.offset
+        return float(lowest), float(lowest + count - 1)
+
+    @cached_property
+    def _nearest(self) -> Array:
+        """Of a table: the code for every integer from -128 to 127."""
+        table = np.asarray(self.form.table, np.float32)
+        order = np.argsort(table, kind="stable")
+        middles = (table[order][1:] + table[order][:-1]) / 2
+        codes: Array = order[np.searchsorted(middles, np.arange(-128, 128, dtype=np.float32))].astype(np.uint8)
+        return codes
+
+    @cached_property
+    def _rounded(self) -> Array:
+        """Of a table: the nearest value for every integer from -128 to 127."""
+        values: Array = np.asarray(self.form.table, np.float32)[self._nearest]
+        return values
+
+    def integers(self, ratios: Array) -> Array:
+        """Return the integers, as float32, that weights over their scale are rounded to; ``ratios`` is overwritten."""
+        lowest, highest = self._limits
+        np.rint(ratios, out=ratios)
+        if self.form.table:
+            np.clip(ratios, -128, 127, out=ratios)
+            return self._rounded[ratios.astype(np.int16) + 128]
+        return np.clip(ratios, lowest, highest, out=ratios)
+
+    def codes(self, integers: Array) -> Array:
+        """Return the codes, uint8, of integers as ``integers`` returns them."""
+        if self.form.table:
+            return self._nearest[integers.astype(np.int16) + 128]
+        if self.form.codes == "bytes":
+            return integers.astype(np.int8).view(np.uint8)
+        return (integers + np.float32(self.form.offset)).astype(np.uint8)
+
+    def fit(self, weights: Array, importance: Array) -> tuple[Array, Array | None]:
+        """Search scale and minimum of groups.
+
+        Args:
+            weights: float32 ``[group, n]``.
+            importance: float32 ``[group, n]`` or ``[group, 1]``, above 0.
+
+        Returns:
+            Scale, and minimum or None, float32 ``[n]``; not yet as the format holds them.
+        """
+        if self.form.has_minimum:
+            return self._fit_range(weights, importance)
+        return self._fit_scale(weights, importance), None
+
+    def _fit_scale(self, weights: Array, importance: Array) -> Array:
+        peak = np.take_along_axis(weights, np.abs(weights).argmax(axis=0)[None], axis=0)[0]
+        lowest, highest = self._limits
+        ends = (lowest, highest) if self.form.table else (lowest,)
+        weighted = importance * weights
+        best, scale = np.full(len(peak), -1.0, np.float32), np.zeros(len(peak), np.float32)
+        for end in ends:
+            for start in _STARTS:
+                tried = peak / np.float32(end * start)
+                for _ in range(_ROUNDS):
+                    integers = self.integers(weights * _inverse(tried))
+                    with_weight = np.einsum("gn,gn->n", weighted, integers)
+                    squares = np.einsum("gn,gn->n", importance * integers, integers)
+                    tried = with_weight / np.maximum(squares, _TINY)
+                gain = with_weight * tried
+                better = gain > best
+                best[better], scale[better] = gain[better], tried[better]
+        return scale
+
+    def _fit_range(self, weights: Array, importance: Array) -> tuple[Array, Array]:
+        least, most = weights.min(axis=0), weights.max(axis=0)
+        steps = np.float32(self._limits[1])
+        weighted, n = importance * weights, weights.shape[1]
+        total = np.broadcast_to(importance.sum(axis=0), (n,))
+        sums, squares = weighted.sum(axis=0), np.einsum("gn,gn->n", weighted, weights)
+        best = np.full(n, np.inf, np.float32)
+        scale, minimum = np.zeros(n, np.float32), least.copy()
+        for share in _RANGES:
+            half = (most - least) * np.float32(share / 2)
+            low = (least + most) / 2 - half
+            step = 2 * half / steps
+            for _ in range(_ROUNDS):
+                integers = self.integers((weights - low) * _inverse(step))
+                hq = importance * integers
+                one, two = hq.sum(axis=0), np.einsum("gn,gn->n", hq, integers)
+                mixed = np.einsum("gn,gn->n", weighted, integers)
+                spread = total * two - one * one
+                found = (total * mixed - one * sums) / np.maximum(spread, _TINY)
+                step = np.where((spread > 1e-6 * total * two) & (found > 0), found, step)
+                # A format with factors cannot hold a minimum above 0.
+                low = (sums - step * one) / total
+                if self.form.scale_bytes:
+                    low = np.minimum(low, 0)
+            error = squares - 2 * (step * mixed + low * sums) + step * step * two + 2 * step * low * one
+            error += low * low * total
+            better = error < best
+            best[better], scale[better], minimum[better] = error[better], step[better], low[better]
+        return scale, minimum
+
+    def settle(self, scale: Array, minimum: Array | None) -> Scales:
+        """Round scales and minima, float32 ``[groups, rows]`` of whole units, to what the format holds."""
+        if self.form.scales == "half":
+            d, m = scale.astype(np.float16), None if minimum is None else minimum.astype(np.float16)
+            return Scales(d.astype(np.float32), None if m is None else m.astype(np.float32), d, m, None, None)
+        per_unit = self.form.unit_blocks * self.form.groups
+        if self.form.scales == "signed":
+            d, factors = _factors(scale, per_unit, 127, np.int8)
+            return Scales(_product(d, factors), None, d, None, factors, None)
+        assert self.form.scales == "byte", self.form.name
+        assert minimum is not None
+        d, factors = _factors(scale, per_unit, 255, np.uint8)
+        m, minima = _factors(-minimum, per_unit, 255, np.uint8)
+        return Scales(_product(d, factors), -_product(m, minima), d, m, factors, minima)
+
+
+def _inverse(scale: Array) -> Array:
+    """Return 1 over a scale, 0 for 0."""
+    with np.errstate(divide="ignore", over="ignore"):
+        inverse: Array = np.where(np.abs(scale) > _TINY, np.float32(1) / scale, np.float32(0))
+    return inverse
+
+
+def ratios(weights: Array, scale: Array, minimum: Array | None) -> Array:
+    """Return weights over their scale, from their minimum on; all of one shape, or broadcast."""
+    return (weights if minimum is None else weights - minimum) * _inverse(scale)
+
+
+def _factors(scale: Array, per_unit: int, most: int, kind: type[np.generic]) -> tuple[Array, Array]:
+    """Return d, float16 ``[units, rows]``, and the integers that it is multiplied by, ``[groups, rows]``."""
+    units = scale.reshape(-1, per_unit, scale.shape[1])
+    d = (np.abs(units).max(axis=1) / most).astype(np.float16)
+    factors = np.rint(units * _inverse(d.astype(np.float32))[:, None])
+    lowest = -most if kind is np.int8 else 0
+    return d, np.clip(factors, lowest, most).reshape(scale.shape).astype(kind)
+
+
+def _product(d: Array, factors: Array) -> Array:
+    product: Array = np.repeat(d.astype(np.float32), len(factors) // len(d), axis=0) * factors.astype(np.float32)
+    return product
+
+
+def joined(codes: Array, scales: list[Scales]) -> Codes:
+    """Return rows of codes.
+
+    Args:
+        codes: uint8 ``[inputs, rows]``.
+        scales: of consecutive inputs.
+    """
+
+    def rows(parts: list[Array | None]) -> Array | None:
+        present = [part for part in parts if part is not None]
+        return np.ascontiguousarray(np.concatenate(present).T) if present else None
+
+    return Codes(
+        np.ascontiguousarray(codes.T),
+        rows([part.factors for part in scales]),
+        rows([part.minima for part in scales]),
+        rows([part.d for part in scales]),
+        rows([part.m for part in scales]),
+    )

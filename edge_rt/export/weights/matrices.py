@@ -1,0 +1,105 @@
+"""Matrices as plain floats: of a checkpoint, dequantised by the ``gguf`` library, and of a package, out of its tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize
+
+from edge_rt.export.sources.gguf_types import TensorInfo
+from edge_rt.export.sources.tensor_reader import TensorReader
+from edge_rt.export.weights.blocks import PIECE_BYTES, Array, iter_rows
+from edge_rt.export.weights.linear import Linear, Part
+
+_PIECE_VALUES = PIECE_BYTES // 4
+
+
+class Matrices(Protocol):
+    """Tensors of a model in float32, by the names that GGUF files have."""
+
+    def pieces(self, name: str) -> Iterator[Array]:
+        """Yield the rows of a matrix, ``[rows, inputs]``, in the checkpoint's order; a vector is one row."""
+
+    def rows(self, name: str, numbers: Iterable[int]) -> Array:
+        """Return some rows of a matrix, ``[len(numbers), inputs]``."""
+
+
+class StoredRows(Protocol):
+    """Gives rows of a package's matrices as they lie in ``weights.bin``."""
+
+    def rows(self, linear: Linear, part: Part, numbers: Sequence[int]) -> Array:
+        """Return rows of a part, in the package's order, float32 ``[len(numbers), inputs]``."""
+
+
+class CheckpointMatrices:
+    """Tensors as the checkpoint defines them.
+
+    Args:
+        source: the open checkpoint.
+        tensors: by name.
+    """
+
+    def __init__(self, source: TensorReader, tensors: Mapping[str, TensorInfo]) -> None:
+        self._source = source
+        self._tensors = tensors
+
+    def pieces(self, name: str) -> Iterator[Array]:
+        """Yield the rows of a matrix; see ``Matrices``."""
+        tensor = self._tensors[name]
+        for raw in iter_rows(self._source, tensor):
+            yield _dequantised(tensor, raw)
+
+    def rows(self, name: str, numbers: Iterable[int]) -> Array:
+        """Return some rows of a matrix."""
+        tensor = self._tensors[name]
+        row_bytes = tensor.nbytes // tensor.shape[1]
+        raws = (self._source.read(tensor, number * row_bytes, row_bytes) for number in numbers)
+        return _dequantised(tensor, np.stack([np.frombuffer(raw, np.uint8) for raw in raws]))
+
+
+def _dequantised(tensor: TensorInfo, raw: Array) -> Array:
+    values: Array = dequantize(raw, GGMLQuantizationType(tensor.type_id)).reshape(raw.shape[0], -1).astype(np.float32)
+    return values
+
+
+class PackageMatrices:
+    """Tensors of a checkpoint of which some were quantised for the package: these as they lie there.
+
+    Args:
+        checkpoint: gives the others.
+        linears: the package's matrices.
+        stored: gives rows of them.
+    """
+
+    def __init__(self, checkpoint: Matrices, linears: Iterable[Linear], stored: StoredRows) -> None:
+        self._checkpoint = checkpoint
+        self._stored = stored
+        self._parts: dict[str, tuple[Linear, Part]] = {
+            part.tensor.name: (linear, part) for linear in linears for part in linear.parts if part.quantised_to
+        }
+
+    def pieces(self, name: str) -> Iterator[Array]:
+        """Yield the rows of a matrix; see ``Matrices``."""
+        if name not in self._parts:
+            yield from self._checkpoint.pieces(name)
+            return
+        part = self._parts[name][1]
+        inputs, rows = part.tensor.shape
+        step = max(1, _PIECE_VALUES // inputs)
+        for begin in range(0, rows, step):
+            yield self.rows(name, range(begin, min(begin + step, rows)))
+
+    def rows(self, name: str, numbers: Iterable[int]) -> Array:
+        """Return some rows of a matrix."""
+        if name not in self._parts:
+            return self._checkpoint.rows(name, numbers)
+        linear, part = self._parts[name]
+        if part.row_order is not None:
+            # Row ``row_order[i]`` of the checkpoint is row i of the package.
+            places = np.empty(len(part.row_order), np.int64)
+            places[part.row_order] = np.arange(len(places))
+            numbers = places[list(numbers)].tolist()
+        return self._stored.rows(linear, part, list(numbers))
