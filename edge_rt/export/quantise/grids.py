@@ -2,9 +2,9 @@
 
 Arrays here have inputs first, ``[inputs, rows]``, so that what is done to one input is done to contiguous rows.
 
-Scales are searched as in weighted least squares: for codes q of weights w with importance h, the error
-``sum h (w - s q)^2`` is least for ``s = sum h w q / sum h q^2``; rounding to codes and solving for the scale take turns,
-from several starts. With a minimum, the same with two unknowns.
+Scales are searched by weighted least squares: for codes q of weights w with importance h, ``sum h (w - s q)^2`` is least
+for ``s = sum h w q / sum h q^2``. Rounding to codes and solving for the scale take turns, from several starts. With a
+minimum, the same with two unknowns.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Matrices as plain floats: of a checkpoint, dequantised by the ``gguf`` library, and of a package, out of its tiles."""
+"""Matrices as plain floats: of a checkpoint, dequantised by the ``gguf`` library, and of a package."""
 
 from __future__ import annotations
 

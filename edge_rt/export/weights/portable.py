@@ -10,7 +10,7 @@ import numpy as np
 
 from edge_rt.export.weights.blocks import FLOAT_TYPES, Array, float_values
 from edge_rt.export.weights.codes import Codes
-from edge_rt.export.weights.linear import Linear
+from edge_rt.export.weights.linear import Linear, Part
 from edge_rt.export.weights.matmul_nbits import block_rows, block_size, code_bits
 from edge_rt.export.weights.rows import RowReader
 from edge_rt.export.weights.weights_file import WeightsFile, WeightsLayout
