@@ -2,7 +2,7 @@
 
 Arrays here have inputs first, ``[inputs, rows]``, so that what is done to one input is done to contiguous rows.
 
-Scales are searched by weighted least squares: for codes q of weights w with importance h, ``sum h (w - s q)^2`` is least
+Scales are searched by weighted least squares: for codes q of weights w of importance h, ``sum h (w - s q)^2`` is least
 for ``s = sum h w q / sum h q^2``. Rounding to codes and solving for the scale take turns, from several starts. With a
 minimum, the same with two unknowns.
 """
