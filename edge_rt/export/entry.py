@@ -101,3 +101,22 @@ def open_checkpoint(path: Path) -> tuple[Source, LlamaConfig]:
     from edge_rt.export.sources.gguf_source import gguf_source
 
     return gguf_source(header), config
+
+
+def check_folder_config(folder: Path, name: str) -> None:
+    """Refuse a folder of a model that edge-rt cannot run by its ``config.json`` alone, before its weights are fetched.
+
+    Args:
+        folder: holds ``config.json``.
+        name: of the model, for messages.
+
+    Raises:
+        UnsupportedModel: another architecture, or a variant that edge-rt cannot run.
+        InvalidModelFile, ModelNotFound: ``config.json`` is malformed or missing.
+        StorageError: it cannot be read.
+    """
+    from edge_rt.export.families.llama_folder import check_architecture
+    from edge_rt.export.sources.hf_folder import HFFolder, read_hf_config
+    from edge_rt.export.sources.safetensors_folder import SafetensorsFolder
+
+    check_architecture(HFFolder(Path(name), read_hf_config(folder), SafetensorsFolder((), {})))

@@ -42,14 +42,7 @@ def read_folder_config(folder: HFFolder) -> tuple[LlamaConfig, dict[str, TensorI
         UnsupportedModel: another architecture, or a variant that edge-rt cannot run.
         InvalidModelFile: a number is missing, out of range or contradicts another; tensors are missing or misshapen.
     """
-    kind = folder.get("model_type", str)
-    if kind not in MODEL_TYPES:
-        raise UnsupportedModel(
-            f"{folder.path.name}: the architecture {kind[:60]!r} is not supported.",
-            f"Supported: {', '.join(MODEL_TYPES)}.",
-            "Choose a model of a supported architecture.",
-        )
-    _refuse_variants(folder)
+    check_architecture(folder)
     width, heads = _count(folder, "hidden_size", MAX_WIDTH), _count(folder, "num_attention_heads", MAX_HEADS)
     kv_heads = _count(folder, "num_key_value_heads", heads, default=heads)
     if heads % kv_heads or ("head_dim" not in folder.config and width % heads):
@@ -89,6 +82,23 @@ def read_folder_config(folder: HFFolder) -> tuple[LlamaConfig, dict[str, TensorI
     tensors = _renamed(folder, config)
     check_shapes(folder.path.name, tensors, config)
     return config, tensors
+
+
+def check_architecture(folder: HFFolder) -> None:
+    """Refuse what ``config.json`` alone shows that edge-rt cannot run; the weights may still be missing.
+
+    Raises:
+        UnsupportedModel: another architecture, or a variant that edge-rt cannot run.
+        InvalidModelFile: the configuration names no architecture.
+    """
+    kind = folder.get("model_type", str)
+    if kind not in MODEL_TYPES:
+        raise UnsupportedModel(
+            f"{folder.path.name}: the architecture {kind[:60]!r} is not supported.",
+            f"Supported: {', '.join(MODEL_TYPES)}.",
+            "Choose a model of a supported architecture.",
+        )
+    _refuse_variants(folder)
 
 
 def _count(folder: HFFolder, key: str, most: int, *, default: int | None = None) -> int:

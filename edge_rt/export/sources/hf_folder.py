@@ -10,8 +10,9 @@ from typing import Any, Final
 
 from edge_rt.errors import InvalidModelFile, InvalidTokenizer, ModelNotFound, StorageError, UnsupportedModel
 from edge_rt.export.sources.gguf_types import TensorInfo
-from edge_rt.export.sources.safetensors_folder import SafetensorsFolder, StoredTensor, read_folder
-from edge_rt.export.sources.safetensors_header import read_json
+from edge_rt.export.sources.model_card import read_license
+from edge_rt.export.sources.safetensors_folder import SafetensorsFolder, StoredTensor, read_folder, refuse_link
+from edge_rt.export.sources.safetensors_header import INDEX_FILE, read_json
 from edge_rt.export.sources.sampling_advice import BESIDE, read_advice_file
 from edge_rt.export.sources.source import Source, TokenizerBuild
 from edge_rt.text.tokenizer import Tokenizer
@@ -21,6 +22,8 @@ CONFIG_FILE: Final = "config.json"
 TOKENIZER_FILE: Final = "tokenizer.json"
 TOKENIZER_CONFIG_FILE: Final = "tokenizer_config.json"
 TEMPLATE_FILE: Final = "chat_template.jinja"
+TEXT_FILES: Final = (TEMPLATE_FILE, CONFIG_FILE, BESIDE, INDEX_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE)
+"""Files that an export reads beside the tensors, by name."""
 MAX_JSON_BYTES: Final = 16 << 20
 MAX_TEMPLATE_BYTES: Final = 1 << 20
 
@@ -66,11 +69,22 @@ def read_hf_folder(folder: Path) -> HFFolder:
     Raises:
         InvalidModelFile, ModelNotFound, UnsupportedModel, StorageError: as ``read_folder``.
     """
+    return HFFolder(folder, read_hf_config(folder), read_folder(folder))
+
+
+def read_hf_config(folder: Path) -> Mapping[str, Any]:
+    """Return the contents of ``config.json``.
+
+    Raises:
+        ModelNotFound: there is none.
+        InvalidModelFile: it is not a JSON object.
+        StorageError: it cannot be read.
+    """
     if not (folder / CONFIG_FILE).is_file():
         raise ModelNotFound(
             f"{folder} is not a checkpoint.", f"It holds no {CONFIG_FILE}.", "Give a GGUF file or a model's folder."
         )
-    return HFFolder(folder, read_json(folder / CONFIG_FILE, MAX_JSON_BYTES), read_folder(folder))
+    return read_json(folder / CONFIG_FILE, MAX_JSON_BYTES)
 
 
 def float_tensor(folder: HFFolder, name: str, stored: StoredTensor) -> TensorInfo:
@@ -95,8 +109,14 @@ def hf_source(folder: HFFolder, tensors: Mapping[str, TensorInfo]) -> Source:
     Args:
         folder: it.
         tensors: its tensors, by the names that GGUF files have.
+
+    Raises:
+        InvalidModelFile: a file beside the tensors is a link.
     """
-    paths = folder.weights.paths
+    texts = tuple(path for name in TEXT_FILES if (path := folder.path / name).is_file())
+    for path in texts:
+        refuse_link(path)
+    paths = (*folder.weights.paths, *texts)
     return Source(
         kind="safetensors",
         path=folder.path,
@@ -104,7 +124,7 @@ def hf_source(folder: HFFolder, tensors: Mapping[str, TensorInfo]) -> Source:
         size=sum(path.stat().st_size for path in paths),
         tensors=tensors,
         has_halves=True,
-        license=None,
+        license=read_license(folder.path),
         build_tokenizer=lambda rows: build_hf_tokenizer(folder, rows),
         read_advice=lambda: read_advice_file(folder.path / BESIDE),
     )

@@ -144,8 +144,9 @@ class TestIndex:
             read_folder(tmp_path)
 
     def test_a_missing_file(self, tmp_path):
-        write_index(tmp_path, {"a": "model-1.safetensors"})
-        with pytest.raises(ModelNotFound):
+        write_index(tmp_path, {"a": "model-1.safetensors", "b": "model-2.safetensors"})
+        write(tmp_path / "model-1.safetensors", GOOD)
+        with pytest.raises(ModelNotFound, match=r"1 of 2 are missing, the first is model-2\.safetensors"):
             read_folder(tmp_path)
 
     @pytest.mark.parametrize(
