@@ -10,7 +10,8 @@ from edge_rt.export.families.llama import MAX_CONTEXT, MAX_HEADS, MAX_LAYERS, MA
 from edge_rt.export.families.llama_config import LlamaConfig, RopeScaling
 from edge_rt.export.families.llama_tensors import check_shapes, listed
 from edge_rt.export.sources.gguf_types import TensorInfo
-from edge_rt.export.sources.hf_folder import CONFIG_FILE, HFFolder, float_tensor
+from edge_rt.export.sources.hf_folder import HFFolder, float_tensor
+from edge_rt.system.checkpoint_names import CONFIG_FILE
 
 MODEL_TYPES: Final = ("llama", "mistral")
 """``model_type`` of configurations that this architecture computes."""

@@ -12,18 +12,20 @@ from edge_rt.errors import InvalidModelFile, InvalidTokenizer, ModelNotFound, St
 from edge_rt.export.sources.gguf_types import TensorInfo
 from edge_rt.export.sources.model_card import read_license
 from edge_rt.export.sources.safetensors_folder import SafetensorsFolder, StoredTensor, read_folder, refuse_link
-from edge_rt.export.sources.safetensors_header import INDEX_FILE, read_json
-from edge_rt.export.sources.sampling_advice import BESIDE, read_advice_file
+from edge_rt.export.sources.safetensors_header import read_json
+from edge_rt.export.sources.sampling_advice import read_advice_file
 from edge_rt.export.sources.source import Source, TokenizerBuild
+from edge_rt.system.checkpoint_names import (
+    CONFIG_FILE,
+    GENERATION_FILE,
+    TEMPLATE_FILE,
+    TEXT_FILES,
+    TOKENIZER_CONFIG_FILE,
+    TOKENIZER_FILE,
+)
 from edge_rt.text.tokenizer import Tokenizer
 from edge_rt.text.tokenizer_check import MAX_FILE_BYTES
 
-CONFIG_FILE: Final = "config.json"
-TOKENIZER_FILE: Final = "tokenizer.json"
-TOKENIZER_CONFIG_FILE: Final = "tokenizer_config.json"
-TEMPLATE_FILE: Final = "chat_template.jinja"
-TEXT_FILES: Final = (TEMPLATE_FILE, CONFIG_FILE, BESIDE, INDEX_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE)
-"""Files that an export reads beside the tensors, by name."""
 MAX_JSON_BYTES: Final = 16 << 20
 MAX_TEMPLATE_BYTES: Final = 1 << 20
 
@@ -126,7 +128,7 @@ def hf_source(folder: HFFolder, tensors: Mapping[str, TensorInfo]) -> Source:
         has_halves=True,
         license=read_license(folder.path),
         build_tokenizer=lambda rows: build_hf_tokenizer(folder, rows),
-        read_advice=lambda: read_advice_file(folder.path / BESIDE),
+        read_advice=lambda: read_advice_file(folder.path / GENERATION_FILE),
     )
 
 
@@ -155,7 +157,7 @@ def build_hf_tokenizer(folder: HFFolder, rows: int) -> TokenizerBuild:
     bos = _token_id(folder.config.get("bos_token_id"))
     if bos is None:
         bos = _id_of_text(plain, settings.get("bos_token"))
-    generation = _optional_json(folder.path / BESIDE)
+    generation = _optional_json(folder.path / GENERATION_FILE)
     stated = [generation.get("eos_token_id"), folder.config.get("eos_token_id")]
     ends = [_token_id(one) for value in stated for one in (value if isinstance(value, list) else [value])]
     ends.append(_id_of_text(plain, settings.get("eos_token")))
@@ -164,7 +166,7 @@ def build_hf_tokenizer(folder: HFFolder, rows: int) -> TokenizerBuild:
         bos_token_id=bos,
         eos_token_ids=tuple(dict.fromkeys(end for end in ends if end is not None)),
         add_bos=bos is not None and _adds_bos(text, settings, bos),
-        chat_template=_template(folder.path, settings),
+        chat_template=chat_template(folder.path),
     )
     # The ids are those of the vocabulary.
     Tokenizer.from_text(text, info=build, embedding_rows=rows)
@@ -217,11 +219,16 @@ def _adds_bos(text: str, settings: Mapping[str, Any], bos: int) -> bool:
     return False
 
 
-def _template(folder: Path, settings: Mapping[str, Any]) -> str | None:
-    """Return the chat template: of a file of its own, or of the tokenizer's settings, which may hold several."""
+def chat_template(folder: Path) -> str | None:
+    """Return the chat template: of a file of its own, or of the tokenizer's settings, which may hold several.
+
+    Raises:
+        InvalidModelFile: a file is malformed.
+        StorageError: one cannot be read.
+    """
     if (folder / TEMPLATE_FILE).is_file():
         return _read_text(folder / TEMPLATE_FILE, MAX_TEMPLATE_BYTES)
-    template = settings.get("chat_template")
+    template = _optional_json(folder / TOKENIZER_CONFIG_FILE).get("chat_template")
     if isinstance(template, list):
         named = {one.get("name"): one.get("template") for one in template if isinstance(one, dict)}
         template = named.get("default")

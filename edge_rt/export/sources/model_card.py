@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 from typing import Final
 
-CARD_FILE: Final = "README.md"
+from edge_rt.system.checkpoint_names import CARD_FILE
+
 MAX_CARD_BYTES: Final = 1 << 20
 
 _FIELD: Final = re.compile(r"(license|license_name):(.*)")

@@ -18,13 +18,8 @@ from typing import Any, Final
 from edge_rt.errors import InvalidModelFile, ModelNotFound, UnsupportedModel
 from edge_rt.export.sources.gguf_types import shown
 from edge_rt.export.sources.model_file import open_model_file, unreadable
-from edge_rt.export.sources.safetensors_header import (
-    INDEX_FILE,
-    SINGLE_FILE,
-    WEIGHTS_PATTERN,
-    malformed,
-    read_json,
-)
+from edge_rt.export.sources.safetensors_header import WEIGHTS_PATTERN, malformed, read_json
+from edge_rt.system.checkpoint_names import INDEX_FILE, SINGLE_FILE
 
 MAX_HEADER_BYTES: Final = 32 << 20
 MAX_INDEX_BYTES: Final = 32 << 20

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from edge_rt.errors import InvalidModelFile, StorageError
+from edge_rt.system.checkpoint_names import INDEX_FILE, SINGLE_FILE
 
 WEIGHTS_PATTERN: Final = "*.safetensors"
-INDEX_FILE: Final = "model.safetensors.index.json"
-SINGLE_FILE: Final = "model.safetensors"
 
 _MAX_HEADER_BYTES: Final = 100 << 20
 _HUGE: Final = 1 << 40
