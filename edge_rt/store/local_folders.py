@@ -39,14 +39,19 @@ def find_checkpoint(folder: Path) -> Path:
     if models:
         # Of a split file any part stands for all; the first may be the one that is missing.
         return folder / next(name for name in models[0] if name in files)
-    if is_checkpoint(names):
+    if has_checkpoint(folder):
         return folder
     raise _wrong_folder(folder, names)
 
 
-def is_checkpoint(names: Sequence[str]) -> bool:
-    """Return whether files of these names are a checkpoint of transformers with safetensors."""
-    return CONFIG_FILE in names and any(name.endswith(WEIGHTS_SUFFIX) for name in names)
+def has_checkpoint(folder: Path) -> bool:
+    """Return whether a folder holds a checkpoint of transformers with safetensors.
+
+    Raises:
+        StorageError: the folder cannot be read.
+    """
+    with storage_errors(folder):
+        return (folder / CONFIG_FILE).is_file() and next(folder.glob(f"*{WEIGHTS_SUFFIX}"), None) is not None
 
 
 def _wrong_folder(path: Path, names: Sequence[str]) -> InputError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -12,13 +12,13 @@ from edge_rt.byte_size import human_bytes
 from edge_rt.errors import InvalidModelFile, ModelNotFound, StorageError, UnsupportedModel
 from edge_rt.store.hub_files import CONVERT, is_pickle
 from edge_rt.store.layout import Store, suggest
-from edge_rt.store.local_folders import find_checkpoint
+from edge_rt.store.local_folders import find_checkpoint, has_checkpoint
 from edge_rt.store.naming import HubReference, is_name, parse_hub_reference
 from edge_rt.store.recipes import PipWheelSource, Recipe, load_recipes
 from edge_rt.store.sources_hub import HubOptions
 from edge_rt.store.sources_local import check_gguf
 from edge_rt.store.sources_pip import PipOptions
-from edge_rt.system.checkpoint_names import CONFIG_FILE, parse_split_name
+from edge_rt.system.checkpoint_names import TEXT_FILES, parse_split_name
 
 
 @dataclass(frozen=True)
@@ -146,20 +146,25 @@ def _resolve_path(path: Path) -> Resolved:
         if found == path:
             name = path.resolve().name
             return Resolved("folder", name, path, 0, f"checkpoint {path} with safetensors, to be exported")
-        path = found
+        resolved = _resolve_file(found)
+        if not has_checkpoint(path):
+            return resolved
+        return replace(resolved, description=f"{resolved.description}; the safetensors beside it are not used")
+    return _resolve_file(path)
+
+
+def _resolve_file(path: Path) -> Resolved:
     suffix = path.suffix.lower()
     if suffix == ".gguf" or not path.is_file():
         check_gguf(path)
     elif is_pickle(path.name):
         raise UnsupportedModel(f"{path} is a pickle.", "A pickle runs code when it is loaded.", CONVERT)
-    elif suffix in (".safetensors", ".onnx"):
-        is_beside = suffix == ".safetensors" and (path.parent / CONFIG_FILE).is_file()
+    elif suffix in (".safetensors", ".onnx") or path.name in TEXT_FILES:
+        is_part = suffix != ".onnx" and has_checkpoint(path.parent)
         raise UnsupportedModel(
             f"{path} is a {suffix} file.",
             "edge-rt reads GGUF files, folders with safetensors, and its own packages.",
-            f"Give its folder, {path.parent}."
-            if is_beside
-            else "Give a GGUF of the model, or the model's whole folder.",
+            f"Give its folder: {path.parent}." if is_part else "Give a GGUF of the model, or the model's whole folder.",
         )
     else:
         check_gguf(path)

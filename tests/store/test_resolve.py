@@ -112,8 +112,9 @@ def test_a_folder_with_safetensors_is_a_checkpoint(store, options, tmp_path, mon
         assert (found.kind, found.name, found.is_checkpoint) == ("folder", "My-Model", True)
     monkeypatch.chdir(folder)
     assert resolve(".", store, options=options).name == "My-Model"
-    with pytest.raises(UnsupportedModel, match=r"Give its folder, "):
-        resolve("./model.safetensors", store, options=options)
+    for name in ("model.safetensors", "config.json"):
+        with pytest.raises(UnsupportedModel, match=r"Give its folder: "):
+            resolve(folder / name, store, options=options)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs mkfifo")

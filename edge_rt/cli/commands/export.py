@@ -93,6 +93,8 @@ def _source(terminal: Terminal, reference: str, places: PlaceFlags, progress: Pr
     store = places.open_store()
     resolved = resolve_source(reference, store)
     if resolved.is_checkpoint and resolved.path is not None and not resolved.in_store:
+        if resolved.path != path:
+            tell_source(terminal, resolved, offline=places.offline)
         return resolved.path
     tell_source(terminal, resolved, offline=places.offline)
     fetched = fetch_source(reference, store=store, offline=places.offline, progress=progress)

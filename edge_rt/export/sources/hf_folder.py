@@ -113,8 +113,15 @@ def hf_source(folder: HFFolder, tensors: Mapping[str, TensorInfo]) -> Source:
         tensors: its tensors, by the names that GGUF files have.
 
     Raises:
+        UnsupportedModel: there is no ``tokenizer.json``.
         InvalidModelFile: a file beside the tensors is a link.
     """
+    if not (folder.path / TOKENIZER_FILE).is_file():
+        raise UnsupportedModel(
+            f"{folder.path.resolve().name} has no {TOKENIZER_FILE}.",
+            "Other forms of tokenizers are not read.",
+            "Save it with transformers: AutoTokenizer.from_pretrained(folder).save_pretrained(folder).",
+        )
     texts = tuple(path for name in TEXT_FILES if (path := folder.path / name).is_file())
     for path in texts:
         refuse_link(path)
@@ -140,18 +147,11 @@ def build_hf_tokenizer(folder: HFFolder, rows: int) -> TokenizerBuild:
         rows: of the embedding matrix.
 
     Raises:
-        UnsupportedModel: there is no ``tokenizer.json``, or it is not byte-level BPE.
+        UnsupportedModel: ``tokenizer.json`` is not byte-level BPE.
         InvalidTokenizer: it is malformed, or names tokens that do not exist.
         InvalidModelFile, StorageError: a file beside it cannot be used.
     """
-    path = folder.path / TOKENIZER_FILE
-    if not path.is_file():
-        raise UnsupportedModel(
-            f"{folder.path.name} has no {TOKENIZER_FILE}.",
-            "Other forms of tokenizers are not read.",
-            "Save it with transformers: AutoTokenizer.from_pretrained(folder).save_pretrained(folder).",
-        )
-    text = _read_text(path, MAX_FILE_BYTES)
+    text = _read_text(folder.path / TOKENIZER_FILE, MAX_FILE_BYTES)
     settings = _optional_json(folder.path / TOKENIZER_CONFIG_FILE)
     plain = Tokenizer.from_text(text, embedding_rows=rows)
     bos = _token_id(folder.config.get("bos_token_id"))

@@ -89,7 +89,8 @@ def read_json(path: Path, most_bytes: int) -> dict[str, Any]:
 
 def malformed(path: Path, reason: str) -> InvalidModelFile:
     """Return the error for a malformed file."""
-    return InvalidModelFile(f"{path.name} is malformed.", f"{reason[:200]}.", "Fetch the model again.")
+    sentence = reason[:1].upper() + reason[1:200]
+    return InvalidModelFile(f"{path.name} is malformed.", f"{sentence}.", "Fetch the model again.")
 
 
 def _indexed(index: Path) -> tuple[list[Path], set[str]]:
