@@ -172,7 +172,7 @@ def _open(model: str | Path, store: Path | None) -> Package:
     found = resolve(model, open_store(store))
     if found.kind == "package" and found.path is not None:
         return open_package(found.path)
-    if found.kind == "gguf":
+    if found.is_checkpoint:
         action = "Make a package of it first: edge_rt.export_model(source, out)."
     else:
         action = "Fetch it first: edge_rt.pull(name)."
@@ -192,7 +192,8 @@ def pull(
     """Fetch a model and export it into the store; steps whose result is already in the store are skipped.
 
     Args:
-        ref: name of a recipe, ``org/name`` or ``org/name:file.gguf`` of the Hugging Face hub, or a local GGUF file.
+        ref: name of a recipe, ``org/name`` or ``org/name:file.gguf`` of the Hugging Face hub, a local GGUF file, or a
+            folder with ``config.json`` and safetensors.
         store: folder of the store; None takes the configured one.
         name: name in the store; None for the one that follows from ``ref``.
         offline: use what is on this machine only.

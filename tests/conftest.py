@@ -35,6 +35,13 @@ def small_gguf(made_once):
 
 
 @pytest.fixture(scope="session")
+def hf_model(tmp_path_factory):
+    """A model of floats, to be written as a folder of transformers; see ``write_hf_folder``."""
+    path = tmp_path_factory.mktemp("hf") / "floats.gguf"
+    return write_llama_gguf(path, weight_type="F32", embedding_type="F32", context=512)
+
+
+@pytest.fixture(scope="session")
 def small_package(small_gguf, made_once):
     """The portable package of ``small_gguf``; nobody may change it."""
     return made_once("small", lambda path: export_model(small_gguf, path, profile="portable"))

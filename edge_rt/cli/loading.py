@@ -99,8 +99,8 @@ def obtain_package(
     if resolved.kind == "package" and resolved.path is not None:
         return resolved.name, open_package(resolved.path)
     check_runtime()
-    # Whether a GGUF file was exported before is known only after it is hashed.
-    is_new = "" if resolved.kind == "gguf" else f"{resolved.name} is not on this machine: "
+    # Whether a checkpoint was exported before is known only after it is hashed.
+    is_new = "" if resolved.is_checkpoint else f"{resolved.name} is not on this machine: "
     tell_source(terminal, resolved, offline=places.offline, lead=is_new)
     on_estimate = functools.partial(tell_estimate, terminal, budget=budget, package=reference, lead=lead)
     exporter = functools.partial(export_with_edge_rt, on_estimate=on_estimate)

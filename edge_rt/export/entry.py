@@ -7,17 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_rt.export.families.llama import read_config
-from edge_rt.export.sources.gguf_split import read_gguf
+from edge_rt.export.opening import open_checkpoint
 from edge_rt.package.manifest import BUILT_IN_CALIBRATION
 from edge_rt.progress import ProgressCallback, no_progress
 
 if TYPE_CHECKING:
     from edge_rt.export.estimate import ExportEstimate
     from edge_rt.export.exporter import ExportReport
-    from edge_rt.export.families.llama_config import LlamaConfig
-    from edge_rt.export.sources.source import Source
     from edge_rt.package.sampling import SamplingAdvice
+
+__all__ = ["export_model", "open_checkpoint"]
 
 
 def export_model(
@@ -80,24 +79,3 @@ def export_model(
         on_estimate=on_estimate,
         started=started,
     )
-
-
-def open_checkpoint(path: Path) -> tuple[Source, LlamaConfig]:
-    """Read and check the headers of a checkpoint; numpy is not loaded for one that is refused.
-
-    Raises:
-        InputError: it is malformed or not supported.
-        StorageError: it cannot be read.
-    """
-    if path.is_dir():
-        from edge_rt.export.families.llama_folder import read_folder_config
-        from edge_rt.export.sources.hf_folder import hf_source, read_hf_folder
-
-        folder = read_hf_folder(path)
-        config, tensors = read_folder_config(folder)
-        return hf_source(folder, tensors), config
-    header = read_gguf(path)
-    config = read_config(header)
-    from edge_rt.export.sources.gguf_source import gguf_source
-
-    return gguf_source(header), config

@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from dataclasses import dataclass
+from pathlib import Path
 
 from edge_rt.byte_size import human_bytes
-from edge_rt.errors import ConfigError, DownloadError, InvalidModelFile, ModelNotFound, StorageError, UnsupportedModel
+from edge_rt.errors import ConfigError, DownloadError, InvalidModelFile, ModelNotFound, StorageError
 from edge_rt.progress import ProgressCallback, ProgressEvent, no_progress
+from edge_rt.store.fetch_items import (
+    Item,
+    has_kept,
+    hub_items,
+    is_kept,
+    needed_weights,
+    recipe_items,
+    remove_others,
+    total_bytes,
+)
 from edge_rt.store.files import FileSpec, check_space, free_bytes, storage_errors
-from edge_rt.store.hub_files import choose_files
 from edge_rt.store.layout import Store
-from edge_rt.store.naming import HubReference, check_name, gguf_name, parse_hub_reference
+from edge_rt.store.naming import HubReference, check_name, local_name, parse_hub_reference
 from edge_rt.store.recipes import HubSource, LocalSource, Recipe, Source
 from edge_rt.store.records import RecordedFile, SourceRecord, is_intact, record_file, write_record
 from edge_rt.store.resolve import FetchOptions, resolve_source
-from edge_rt.store.sources_hub import fetch_from_hub, list_repository
-from edge_rt.store.sources_local import describe_file, fetch_from_file
+from edge_rt.store.sources_hub import fetch_from_hub
+from edge_rt.store.sources_local import fetch_from_file, read_checkpoint
 from edge_rt.store.sources_pip import fetch_from_pip
-from edge_rt.store.staging import entry_lock, publish, staging_folder
+from edge_rt.store.staging import entry_lock, publish, resumable_folder, staging_folder
+from edge_rt.system.file_hash import sha256_file
 
 # Space for the metadata beside the files, and for rounding up to blocks of the file system.
 SPACE_MARGIN = 1 << 20
@@ -32,9 +42,9 @@ class FetchedSource:
     """The source files that a package can be made from.
 
     Attributes:
-        path: the GGUF file, or the folder of a checkpoint of several files.
+        path: the GGUF file, the first part of a split one, or the folder of a checkpoint of transformers.
         name: store name.
-        sha256: digest of the model's file, or of the first of several files.
+        sha256: digest of the files that an export reads, as the manifest of the package has it.
         size: bytes of all files.
         license: SPDX identifier, if known.
         kind: ``pip-wheel``, ``hub``, or ``local``.
@@ -53,14 +63,6 @@ class FetchedSource:
 
 
 @dataclass(frozen=True)
-class _Item:
-    """One file and the sources that are tried for it, one after another."""
-
-    spec: FileSpec
-    sources: Sequence[Source]
-
-
-@dataclass(frozen=True)
 class _Job:
     """The arguments and settings of one fetch."""
 
@@ -69,7 +71,6 @@ class _Job:
     store: Store
     offline: bool
     verify: bool
-    gguf_only: bool
     progress: ProgressCallback
     options: FetchOptions
 
@@ -85,21 +86,21 @@ def fetch_source(
     offline: bool = False,
     force: bool = False,
     verify: bool = False,
-    gguf_only: bool = False,
     progress: ProgressCallback = no_progress,
     options: FetchOptions | None = None,
 ) -> FetchedSource:
     """Fetch the source files of a package, unless they are already in the store.
 
+    Files of a fetch that did not end are kept, and used by the next one if their hashes are right.
+
     Args:
-        ref: recipe name, ``org/name``, ``org/name:file.gguf``, the name of an earlier fetch, or a local GGUF file
-            (which stays where it is).
+        ref: recipe name, ``org/name``, ``org/name:file.gguf``, the name of an earlier fetch, or a local GGUF file or
+            folder (which stays where it is).
         store: the store that keeps the files.
         name: store name; None for the one that follows from ``ref``.
         offline: use what is on this machine only, the hub library's cache included.
         force: fetch again even if the files are present.
         verify: compare the hashes of files that are already present, not only their sizes and times.
-        gguf_only: refuse a checkpoint of several files before any of it is fetched.
         progress: receives stages ``download`` and ``verify``, in bytes.
         options: servers, recipes and programs to use instead of the real ones.
 
@@ -118,7 +119,7 @@ def fetch_source(
     if isinstance(target, Path):
         return local_source(target, name, progress)
     name = default if name is None else check_name(name)
-    job = _Job(name, _origin(target), store, offline, verify, gguf_only, progress, options)
+    job = _Job(name, _origin(target), store, offline, verify, progress, options)
     store.prepare()
     with entry_lock(store.lock_path(name, role="source"), on_wait=lambda: job.report(message=_waiting(name))):
         present = None if force else _present_source(job, target)
@@ -131,7 +132,7 @@ def find_target(
     """Find out what must be fetched, and the store name that follows from it.
 
     Returns:
-        A recipe, a repository on the hub, or a local GGUF file; and its store name (the stem of a local file).
+        A recipe, a repository on the hub, or a local GGUF file or folder; and its store name.
 
     Raises:
         ConfigError: the reference is malformed, or already is a package.
@@ -178,24 +179,22 @@ def _origin(target: Recipe | HubReference) -> str:
 
 
 def local_source(path: Path, name: str | None, progress: ProgressCallback) -> FetchedSource:
-    """Describe a GGUF file that stays where it is; its default name is its stem and hash.
+    """Describe a checkpoint that stays where it is; its default name is its own and the start of its hash.
 
     Raises:
-        InvalidModelFile: it is not a GGUF file.
+        InputError: it is malformed, incomplete, or a checkpoint of several files that edge-rt cannot export.
         StorageError: it cannot be read.
     """
-    spec = describe_file(path, lambda done, total: progress(ProgressEvent("verify", 2, STEPS, done, total)))
-    assert spec.sha256 is not None
-    assert spec.size is not None
-    name = gguf_name(path.stem, spec.sha256) if name is None else name
-    return FetchedSource(path.absolute(), name, spec.sha256, spec.size, None, "local", was_present=True)
+    found = read_checkpoint(path, lambda done, total: progress(ProgressEvent("verify", 2, STEPS, done, total)))
+    name = local_name(found.name, found.sha256) if name is None else name
+    return FetchedSource(found.path, name, found.sha256, found.size, None, "local", was_present=True)
 
 
 def _describe(job: _Job, record: SourceRecord, *, was_present: bool, skipped: Sequence[str] = ()) -> FetchedSource:
     return FetchedSource(
         path=record.model_path(job.store.source_path(job.name)),
         name=job.name,
-        sha256=record.files[0].sha256,
+        sha256=record.sha256,
         size=record.size,
         license=record.license,
         kind=record.kind,
@@ -216,10 +215,8 @@ def _present_source(job: _Job, target: Recipe | HubReference) -> FetchedSource |
                 f"It is {record.origin}, not {job.origin}.",
                 "Choose another name with --name, or replace it with --force.",
             )
-        expected = target.file.sha256 if isinstance(target, Recipe) else record.files[0].sha256
-        intact = record.files[0].sha256 == expected and is_intact(
-            job.store.source_path(job.name), record, verify=job.verify
-        )
+        is_wanted = not isinstance(target, Recipe) or record.sha256 == target.file.sha256
+        intact = is_wanted and is_intact(job.store.source_path(job.name), record, verify=job.verify)
     except (InvalidModelFile, StorageError) as error:
         job.report(message=f"the files in the store are not usable, fetching them again: {error}")
         return None
@@ -231,57 +228,69 @@ def _present_source(job: _Job, target: Recipe | HubReference) -> FetchedSource |
 
 def _fetch(job: _Job, target: Recipe | HubReference) -> FetchedSource:
     if isinstance(target, Recipe):
-        license_id: str | None = target.license
-        items: tuple[_Item, ...] = (_Item(target.file, target.sources),)
+        license_id, items = recipe_items(target)
     else:
-        license_id, items = _plan_hub(job, target)
-    known = sum(item.spec.size or 0 for item in items)
-    check_space(job.store.sources, known + SPACE_MARGIN, f"{job.name!r}")
+        license_id, items = hub_items(target, job.options.hub, offline=job.offline)
     skipped: list[str] = []
-    files: list[RecordedFile] = []
-    kind = ""
-    with staging_folder(job.store.sources) as folder:
-        for item in items:
-            before = sum(file.size for file in files)
-            digest, item_kind = _fetch_item(job, item, folder, before, known, skipped)
-            kind = kind or item_kind
-            files.append(record_file(folder / item.spec.name, digest))
-        job.progress(ProgressEvent("verify", 2, STEPS, known, known, message="size and sha256 are right"))
-        record = SourceRecord(job.origin, kind, license_id, tuple(files))
+    partial = job.store.partial_path(job.name)
+    with resumable_folder(job.store.sources, partial, lambda folder: has_kept(folder, items)) as folder:
+        kept = {item.spec.name for item in items if is_kept(folder, item)}
+        missing = [item for item in items if item.spec.name not in kept]
+        check_space(job.store.sources, total_bytes(missing) + SPACE_MARGIN, f"{job.name!r}")
+        if kept:
+            job.report(message=f"{len(kept)} of {len(items)} files were fetched before, their hashes are compared")
+        others = [item for item in items if not item.is_weights]
+        found = _fetch_items(job, others, folder, [], total_bytes(items), skipped)
+        weights = needed_weights(folder, [item for item in items if item.is_weights], str(target))
+        total = total_bytes(others) + total_bytes(weights)
+        found = _fetch_items(job, weights, folder, found, total, skipped)
+        job.progress(ProgressEvent("verify", 2, STEPS, total, total, message="size and sha256 are right"))
+        remove_others(folder, {file.name for file, _ in found})
+        license_id = license_id or _card_license(folder)
+        record = SourceRecord(job.origin, found[0][1], license_id, tuple(file for file, _ in found))
         write_record(folder, record)
         publish(folder, job.store.source_path(job.name))
     return _describe(job, record, was_present=False, skipped=skipped)
 
 
-def _plan_hub(job: _Job, reference: HubReference) -> tuple[str | None, tuple[_Item, ...]]:
-    if job.offline:
-        # Without the hub there is no listing, so the file must be named.
-        if reference.file is None:
-            raise DownloadError(
-                f"{reference} is not in the store.",
-                "Offline mode is on, and the list of its files comes from the hub.",
-                f"Turn offline mode off, or name a file in the hub library's cache: {reference}:FILE.gguf.",
-            )
-        spec = FileSpec(PurePosixPath(reference.file).name)
-        return None, (_Item(spec, (HubSource(reference.repo, "main", reference.file),)),)
-    listing = list_repository(reference.repo, job.options.hub)
-    chosen = choose_files(listing, reference)
-    if job.gguf_only and not chosen[0].name.lower().endswith(".gguf"):
-        raise UnsupportedModel(
-            f"{reference} is a safetensors checkpoint, which this version does not export.",
-            f"{len(chosen)} files, none of them GGUF.",
-            "Name a repository with a GGUF of the model.",
-        )
-    items = tuple(
-        _Item(
-            replace(file, name=PurePosixPath(file.name).name), (HubSource(listing.repo, listing.revision, file.name),)
-        )
-        for file in chosen
-    )
-    return listing.license, items
+def _card_license(folder: Path) -> str | None:
+    from edge_rt.export.sources.model_card import read_license
+
+    return read_license(folder)
 
 
-def _fetch_item(job: _Job, item: _Item, folder: Path, before: int, total: int, skipped: list[str]) -> tuple[str, str]:
+def _fetch_items(
+    job: _Job,
+    items: Sequence[Item],
+    folder: Path,
+    found: Sequence[tuple[RecordedFile, str]],
+    total: int,
+    skipped: list[str],
+) -> list[tuple[RecordedFile, str]]:
+    """Fetch files one after another; return all files found so far, each with the kind of its source."""
+    result = list(found)
+    for item in items:
+        before = sum(file.size for file, _ in result)
+        digest, kind = _keep_item(job, item, folder, before, total), "hub"
+        if digest is None:
+            digest, kind = _fetch_item(job, item, folder, before, total, skipped)
+        result.append((record_file(folder / item.spec.name, digest), kind))
+    return result
+
+
+def _keep_item(job: _Job, item: Item, folder: Path, before: int, total: int) -> str | None:
+    """Return the hash of a file that an earlier fetch has left complete; a wrong one is removed."""
+    if not is_kept(folder, item):
+        return None
+    path = folder / item.spec.name
+    if sha256_file(path, lambda done: job.report(before + done, total or None)) == item.spec.sha256:
+        return item.spec.sha256
+    with storage_errors(path):
+        path.unlink()
+    return None
+
+
+def _fetch_item(job: _Job, item: Item, folder: Path, before: int, total: int, skipped: list[str]) -> tuple[str, str]:
     """Try the sources of one file, one after another; return its sha256 and the kind of the source that had it."""
     failures: list[DownloadError | ModelNotFound] = []
     # Progress of one file counts downloaded bytes (a wheel is smaller than its content), of several files their sum.
@@ -302,7 +311,7 @@ def _fetch_item(job: _Job, item: _Item, folder: Path, before: int, total: int, s
                 job.report(before, total or None, f"not available from {skipped[-1]}")
                 continue
             with storage_errors(folder):
-                (attempt / item.spec.name).rename(folder / item.spec.name)
+                (attempt / item.spec.name).replace(folder / item.spec.name)
             return digest, kind
     if len(failures) == 1:
         raise failures[0]

@@ -1,13 +1,14 @@
-"""Which files of a hub repository are fetched: safetensors or GGUF weights and the files they need, never pickles.
+"""Which files of a hub repository are fetched: GGUF or safetensors weights and the files they need, never pickles.
 
-If there are several GGUF files, the format that comes first in `PREFERRED_FORMATS` is chosen. 4-bit formats come first,
-because decoding reads every weight once per token.
+GGUF comes first, then safetensors with the files of transformers. If there are several GGUF files, the format that
+comes first in `PREFERRED_FORMATS` is chosen. 4-bit formats come first, because decoding reads every weight once per
+token.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
@@ -15,6 +16,16 @@ from pathlib import PurePosixPath
 from edge_rt.errors import ModelNotFound, UnsupportedModel
 from edge_rt.store.files import FileSpec
 from edge_rt.store.naming import HubReference, is_safe_path
+from edge_rt.system.checkpoint_names import (
+    CARD_FILE,
+    CONFIG_FILE,
+    INDEX_FILE,
+    SINGLE_FILE,
+    TOKENIZER_FILE,
+    WEIGHTS_SUFFIX,
+    parse_split_name,
+    part_names,
+)
 
 PREFERRED_FORMATS = (
     *("Q4_K_M", "Q4_K_S", "Q4_0", "Q4_1", "IQ4_XS", "IQ4_NL"),
@@ -22,17 +33,19 @@ PREFERRED_FORMATS = (
     *("Q3_K_L", "Q3_K_M", "Q3_K_S", "Q2_K"),
     *("BF16", "F16", "F32"),
 )
-CHECKPOINT_PATTERNS = (
-    "*.safetensors",
-    "*.safetensors.index.json",
+TEXT_PATTERNS = (
+    INDEX_FILE,
     "tokenizer*.json",
-    "config.json",
+    "special_tokens_map.json",
+    CONFIG_FILE,
     "generation_config.json",
     "chat_template*.json",
     "chat_template*.jinja",
     "LICENSE*",
-    "README.md",
+    CARD_FILE,
 )
+"""Files of a checkpoint of transformers that are fetched beside its weights."""
+MAX_TEXT_BYTES = 128 << 20
 MAX_LICENCE_BYTES = 1 << 20
 CONVERT = (
     "Convert it in an environment with PyTorch (model.save_pretrained(folder, safe_serialization=True)) "
@@ -42,7 +55,7 @@ CONVERT = (
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 _CODE = (*_PICKLES, ".py", ".so", ".dll")
 _FORMAT = re.compile(r"(?:^|[._-])((?:I?Q\d\w*|TQ\d\w*|BF16|F16|F32|FP16|FP32))$", re.IGNORECASE)
-_SPLIT = re.compile(r"-\d{5}-of-\d{5}$")
+_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors")
 
 
 @dataclass(frozen=True)
@@ -74,31 +87,32 @@ def gguf_format(name: str) -> str | None:
 
 
 def choose_files(listing: HubListing, reference: HubReference) -> tuple[FileSpec, ...]:
-    """Choose what to fetch: one GGUF file with the licence, or the files of a safetensors checkpoint.
+    """Choose what to fetch: one GGUF file, all its parts if it is split, with the licence; or a checkpoint's files.
 
     Args:
         listing: the repository's files.
         reference: the repository, and one file of it if the user named one.
 
     Returns:
-        The files; a GGUF file comes first.
+        The files; GGUF files come first, safetensors last.
 
     Raises:
-        ModelNotFound: the named file does not exist.
+        ModelNotFound: the named file does not exist, or files of the model are missing.
         UnsupportedModel: the repository has no files that edge-rt reads, or the user must name one of them.
     """
     # File names are untrusted: paths that could leave the folder, and files that run code when loaded, are ignored.
     files = [file for file in listing.files if is_safe_path(file.name) and not file.name.lower().endswith(_CODE)]
     ggufs = [file for file in files if file.name.lower().endswith(".gguf")]
+    # "mmproj" files are image encoders that accompany a model.
+    models = [file for file in ggufs if not PurePosixPath(file.name).name.lower().startswith("mmproj")]
     licences = tuple(file for file in files if _is_licence(file))
     if reference.file is not None:
-        return (_named(ggufs, reference.file, listing.repo), *licences)
-    if ggufs:
-        return (_preferred(ggufs, listing.repo), *licences)
-    checkpoint = tuple(file for file in files if any(fnmatchcase(file.name, glob) for glob in CHECKPOINT_PATTERNS))
-    checkpoint = tuple(file for file in checkpoint if "/" not in file.name)
-    if any(file.name.endswith(".safetensors") for file in checkpoint):
-        return checkpoint
+        return (*_named(ggufs, reference.file, listing.repo), *licences)
+    if models:
+        return (*_preferred(models, listing.repo), *licences)
+    top = {file.name: file for file in files if "/" not in file.name}
+    if any(name.endswith(WEIGHTS_SUFFIX) for name in top):
+        return _checkpoint(top, listing.repo)
     if any(is_pickle(file.name) for file in listing.files):
         raise UnsupportedModel(
             f"{listing.repo} holds its weights only as pickles.",
@@ -112,28 +126,72 @@ def choose_files(listing: HubListing, reference: HubReference) -> tuple[FileSpec
     )
 
 
+def _checkpoint(files: Mapping[str, FileSpec], repo: str) -> tuple[FileSpec, ...]:
+    """Return the files of a checkpoint of transformers, weights last."""
+    for name in (CONFIG_FILE, TOKENIZER_FILE):
+        if name not in files:
+            raise UnsupportedModel(
+                f"{repo} has safetensors, but no {name}.",
+                f"An export needs {CONFIG_FILE} and {TOKENIZER_FILE} beside the weights.",
+                "Name a repository of the whole model, in safetensors or GGUF.",
+            )
+    texts = [
+        file
+        for name, file in files.items()
+        if any(fnmatchcase(name, pattern) for pattern in TEXT_PATTERNS) and (file.size or 0) <= MAX_TEXT_BYTES
+    ]
+    return (*texts, *(files[name] for name in _weights(files, repo)))
+
+
+def _weights(files: Mapping[str, FileSpec], repo: str) -> list[str]:
+    """Return the files of tensors: those that an index may name, ``model.safetensors``, or the only one."""
+    found = sorted(name for name in files if name.endswith(WEIGHTS_SUFFIX))
+    if INDEX_FILE not in files:
+        if SINGLE_FILE in files:
+            return [SINGLE_FILE]
+        if len(found) == 1:
+            return found
+        raise UnsupportedModel(
+            f"{repo} has several safetensors files without {INDEX_FILE}.",
+            f"They are {', '.join(found[:20])}.",
+            "Name another repository of the model.",
+        )
+    shards = [match for name in found if (match := _SHARD.fullmatch(name))]
+    for shard in shards:
+        count = int(shard["count"])
+        of_model = {
+            int(one["number"]) for one in shards if (one["stem"], one["count"]) == (shard["stem"], shard["count"])
+        }
+        if missing := count - len(of_model & set(range(1, count + 1))):
+            raise ModelNotFound(
+                f"{repo} lacks parts of its weights.",
+                f"{missing} of the {count} files like {shard[0]} are missing.",
+                "Wait until the repository is complete, or name another one.",
+            )
+    return [shard[0] for shard in shards] or found
+
+
 def _is_licence(file: FileSpec) -> bool:
     return file.name.startswith("LICENSE") and "/" not in file.name and (file.size or 0) <= MAX_LICENCE_BYTES
 
 
-def _named(ggufs: Sequence[FileSpec], name: str, repo: str) -> FileSpec:
-    for file in ggufs:
-        if file.name == name:
-            return _whole(file)
+def _named(ggufs: Sequence[FileSpec], name: str, repo: str) -> tuple[FileSpec, ...]:
+    if any(file.name == name for file in ggufs):
+        return _all_parts(ggufs, name, repo)
     raise ModelNotFound(f"{repo} has no file {name!r}.", f"Its GGUF files: {_names(ggufs)}.", "Name one of them.")
 
 
-def _preferred(ggufs: Sequence[FileSpec], repo: str) -> FileSpec:
-    # "mmproj" files are image encoders that accompany a model.
-    models = [file for file in ggufs if not PurePosixPath(file.name).name.lower().startswith("mmproj")]
+def _preferred(ggufs: Sequence[FileSpec], repo: str) -> tuple[FileSpec, ...]:
+    models = list(dict.fromkeys(part_names(file.name) for file in ggufs))
+    formats = [_format_of(parts) for parts in models]
     for wanted in PREFERRED_FORMATS:
-        matches = [file for file in models if gguf_format(_unsplit(file.name)) == wanted]
+        matches = [parts for parts, found in zip(models, formats, strict=True) if found == wanted]
         if len(matches) == 1:
-            return _whole(matches[0])
+            return _all_parts(ggufs, matches[0][0], repo)
         if matches:
             break
-    if len(models) == 1 and gguf_format(_unsplit(models[0].name)) is None:
-        return _whole(models[0])
+    if len(models) == 1 and formats[0] is None:
+        return _all_parts(ggufs, models[0][0], repo)
     raise UnsupportedModel(
         f"No GGUF file of {repo} can be chosen automatically.",
         f"It has {_names(ggufs)}; a choice needs exactly one file in the first format found of "
@@ -142,19 +200,22 @@ def _preferred(ggufs: Sequence[FileSpec], repo: str) -> FileSpec:
     )
 
 
-def _unsplit(name: str) -> str:
-    path = PurePosixPath(name)
-    return _SPLIT.sub("", path.stem) + path.suffix
+def _format_of(parts: tuple[str, ...]) -> str | None:
+    split = parse_split_name(parts[0])
+    return gguf_format(parts[0] if split is None else f"{split.stem}.gguf")
 
 
-def _whole(file: FileSpec) -> FileSpec:
-    if _SPLIT.search(PurePosixPath(file.name).stem):
-        raise UnsupportedModel(
-            f"{file.name} is one part of a split GGUF file.",
-            "edge-rt reads only models in one file.",
-            "Name another file, or join the parts with llama.cpp's gguf-split.",
+def _all_parts(ggufs: Sequence[FileSpec], name: str, repo: str) -> tuple[FileSpec, ...]:
+    """Return a GGUF file, or all parts of the split one that it belongs to."""
+    found = {file.name: file for file in ggufs}
+    names = part_names(name)
+    if missing := [part for part in names if part not in found]:
+        raise ModelNotFound(
+            f"{repo} lacks parts of a split GGUF file.",
+            f"{len(missing)} of {len(names)} are missing, the first is {missing[0]}.",
+            "Name another file of it, or another repository.",
         )
-    return file
+    return tuple(found[part] for part in names)
 
 
 def _names(files: Sequence[FileSpec]) -> str:

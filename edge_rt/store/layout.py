@@ -3,7 +3,8 @@
 ::
 
     packages/NAME/       an exported package
-    sources/NAME/        the fetched file, or the files of a checkpoint, and source.json
+    sources/NAME/        the fetched files, and source.json
+    sources/.part-NAME/  complete files of a fetch that did not end
     locks/NAME.lock      held while NAME is fetched, exported or removed
 """
 
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from edge_rt.package.reader import Package
 
 
+_PARTIAL = ".part-"
+
+
 @dataclass(frozen=True)
 class StoreEntry:
     """One name in a store.
@@ -36,7 +40,7 @@ class StoreEntry:
         name: store name.
         path: folder of the package; None if there are only source files.
         size_bytes: bytes of the package; 0 without one.
-        source_bytes: bytes of the kept source files; 0 without any.
+        source_bytes: bytes of the kept source files, those of a fetch that did not end included; 0 without any.
         architecture: architecture family, such as ``llama``.
         quantisation: format per tensor class.
         activations: activation type of the package.
@@ -126,6 +130,14 @@ class Store:
         """
         return self.sources / check_name(name)
 
+    def partial_path(self, name: str) -> Path:
+        """Return the folder where a fetch that does not end leaves its complete files.
+
+        Raises:
+            ConfigError: not a valid name.
+        """
+        return self.sources / f"{_PARTIAL}{check_name(name)}"
+
     def lock_path(self, name: str, *, role: str) -> Path:
         """Return the path of the lock file for an entry's ``package`` or ``source``."""
         return self.root / "locks" / f"{check_name(name)}.{role}"
@@ -165,8 +177,8 @@ class Store:
         for folder in (self.packages, self.sources):
             with storage_errors(folder):
                 if folder.is_dir():
-                    found.update(path.name for path in folder.iterdir() if is_name(path.name))
-        return sorted(found)
+                    found.update(path.name.removeprefix(_PARTIAL) for path in folder.iterdir())
+        return sorted(name for name in found if is_name(name))
 
     def remove(self, name: str) -> RemovedReport:
         """Delete a package and its source files; each is removed atomically.
@@ -186,7 +198,8 @@ class Store:
         with ExitStack() as stack:
             for role in ("package", "source"):
                 stack.enter_context(entry_lock(self.lock_path(name, role=role), on_wait=None))
-            freed = discard(self.package_path(name)) + discard(self.source_path(name))
+            paths = (self.package_path(name), self.source_path(name), self.partial_path(name))
+            freed = sum(discard(path) for path in paths)
         self.prepare()
         return RemovedReport(name, freed)
 
@@ -201,7 +214,7 @@ class Store:
     def _entry(self, name: str) -> StoreEntry:
         package, record = None, None
         problems = []
-        path, source = self.package_path(name), self.source_path(name)
+        path, source, partial = self.package_path(name), self.source_path(name), self.partial_path(name)
         try:
             package = self.read_package(path) if path.exists() or path.is_symlink() else None
         except (EdgeRTError, OSError) as error:
@@ -210,12 +223,14 @@ class Store:
             record = self.find_record(name)
         except (EdgeRTError, OSError) as error:
             problems.append(f"source: {error}")
+        if partial.exists():
+            problems.append("source: its fetch did not end; pull it again to continue, or remove it")
         manifest = None if package is None else package.manifest
         return StoreEntry(
             name=name,
             path=path if path.exists() else None,
             size_bytes=tree_bytes(path) if package is None else package.size_bytes,
-            source_bytes=tree_bytes(source),
+            source_bytes=tree_bytes(source) + tree_bytes(partial),
             architecture=None if manifest is None else manifest.model.architecture,
             quantisation=None if manifest is None else dict(manifest.quantisation),
             activations=None if manifest is None else manifest.activations,

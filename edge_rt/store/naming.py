@@ -5,7 +5,9 @@ not the name of a Windows device. So it is a valid folder name on every file sys
 
 - ``Org/Name`` on the hub is ``org--name`` (the hub itself treats names case-insensitively and forbids ``--``),
 - ``Org/Name:File.Q8_0.gguf`` is ``org--name--file.q8_0``,
-- a GGUF file is its stem followed by the first 12 hexadecimal digits of its sha256.
+- a local checkpoint is the stem of its file, or its folder's name, and the first 12 hexadecimal digits of its sha256.
+
+Of a split GGUF file every part means all of them: references name its first part, and names leave the number out.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from edge_rt.errors import ConfigError
+from edge_rt.system.checkpoint_names import parse_split_name, part_names
 from edge_rt.system.portable_names import is_device_name, is_portable_name, is_portable_path
 
 MAX_NAME = 96
@@ -32,7 +35,7 @@ class HubReference:
 
     Attributes:
         repo: repository id, ``org/name``.
-        file: path of one GGUF file inside it; None if edge-rt chooses the file.
+        file: path of one GGUF file inside it, of the first part if it is split; None if edge-rt chooses what to fetch.
     """
 
     repo: str
@@ -46,7 +49,8 @@ class HubReference:
         """The name of this reference's entry in a store."""
         name = self.repo.replace("/", "--")
         if self.file is not None:
-            name += f"--{PurePosixPath(self.file).stem}"
+            split = parse_split_name(PurePosixPath(self.file).name)
+            name += f"--{PurePosixPath(self.file).stem if split is None else split.stem}"
         return safe_name(name)
 
 
@@ -81,8 +85,8 @@ def safe_name(text: str) -> str:
     return name
 
 
-def gguf_name(stem: str, sha256: str) -> str:
-    """Return the store name of a GGUF file: its stem, then 12 digits of its hash, so that equal content is shared."""
+def local_name(stem: str, sha256: str) -> str:
+    """Return the store name of a local checkpoint: its own, then 12 digits of its hash: equal content is shared."""
     return f"{safe_name(stem)[: MAX_NAME - 13]}-{sha256[:12]}"
 
 
@@ -110,4 +114,4 @@ def parse_hub_reference(text: str) -> HubReference | None:
             "The part after the colon must be a relative path that ends in '.gguf'.",
             "Write org/name:file.gguf.",
         )
-    return HubReference(repo, file)
+    return HubReference(repo, part_names(file)[0])

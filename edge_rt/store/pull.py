@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from edge_rt.errors import ConfigError, EdgeRTError, ModelNotFound, UnsupportedModel
+from edge_rt.errors import ConfigError, EdgeRTError, ModelNotFound
 from edge_rt.progress import ProgressCallback, ProgressEvent, no_progress
 from edge_rt.store.fetch import FetchedSource, fetch_source, find_target, local_source
 from edge_rt.store.layout import Store
@@ -28,7 +28,7 @@ DEFAULT_ACTIVATIONS = "int8"
 
 
 class Exporter(Protocol):
-    """Makes a package from a GGUF file, as `edge_rt.export.export_model` does."""
+    """Makes a package from a checkpoint, as `edge_rt.export.export_model` does."""
 
     def __call__(
         self,
@@ -109,13 +109,14 @@ def pull(
     """Fetch a model and export it into ``packages/NAME``; steps whose result already exists are skipped.
 
     Args:
-        ref: recipe name, ``org/name``, ``org/name:file.gguf``, or a local GGUF file (or a folder with just one).
+        ref: recipe name, ``org/name``, ``org/name:file.gguf``, a local GGUF file (or a folder with just one), or a
+            folder with ``config.json`` and safetensors.
         store: the store that keeps source and package.
         name: store name; None for the one that follows from ``ref``.
         offline: use what is on this machine only.
         activations: activation type of the export; None for the recipe's, or ``int8``.
         force: fetch and export again, and replace another model of that name.
-        keep_source: keep the fetched file beside the package.
+        keep_source: keep the fetched files beside the package.
         export: make the package; False only fetches.
         progress: receives the stages of fetching, then those of the export.
         exporter: makes the package.
@@ -151,7 +152,6 @@ def pull(
             offline=offline,
             force=force,
             verify=export,
-            gguf_only=export,
             progress=progress,
             options=options,
         )
@@ -228,18 +228,12 @@ class _Request:
         except EdgeRTError:
             record = None
         if record is not None:
-            return record.origin == f"hub {self.target}" and record.files[0].sha256 == found
+            return record.origin == f"hub {self.target}" and record.sha256 == found
         # Without a record only the default name shows where it came from; a name that the user chose does not.
         return self.name == self.default
 
     def export(self, source: FetchedSource) -> tuple[Path, Any]:
         """Make the package and return its folder with the exporter's report."""
-        if source.path.is_dir():
-            raise UnsupportedModel(
-                f"{self.name!r} is a safetensors checkpoint, which this version does not export.",
-                f"Its files are in {source.path}.",
-                "Name a repository with a GGUF of the model.",
-            )
         out = self.store.package_path(self.name)
         replace = out.exists()
         if replace and not (out / "manifest.json").is_file():
@@ -265,10 +259,11 @@ def ensure_package(
 ) -> Path:
     """Return the folder of a package for a model argument; fetch and export it first if needed.
 
-    A GGUF file is exported into the store once, under its stem and the start of its hash. Later calls find it there.
+    A local checkpoint is exported into the store once, under its own name and the start of its hash. Later calls find
+    it there, as long as none of its files changes.
 
     Args:
-        ref: path of a package or GGUF file, store name, recipe name, or hub reference.
+        ref: path of a package, GGUF file or folder with safetensors, store name, recipe name, or hub reference.
         store: the store where the package is looked up and kept.
         offline: use what is on this machine only.
         progress: receives the stages of fetching and of the export.

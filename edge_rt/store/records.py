@@ -11,7 +11,8 @@ from edge_rt.errors import InvalidModelFile
 from edge_rt.store.files import storage_errors
 from edge_rt.store.naming import is_safe_path
 from edge_rt.system.atomic_files import write_atomically
-from edge_rt.system.file_hash import sha256_file
+from edge_rt.system.checkpoint_names import TEXT_FILES, WEIGHTS_SUFFIX
+from edge_rt.system.file_hash import combined_sha256, sha256_file
 
 RECORD_FILE = "source.json"
 FORMAT_VERSION = 1
@@ -43,7 +44,7 @@ class SourceRecord:
         origin: what was requested: ``recipe NAME`` or ``hub org/name[:file]``.
         kind: kind of the source that delivered it: ``pip-wheel``, ``hub`` or ``local``.
         license: SPDX identifier, if known.
-        files: the files, the model first.
+        files: the files; GGUF files come first, the parts of a split one in their order.
     """
 
     origin: str
@@ -56,10 +57,28 @@ class SourceRecord:
         """Bytes of all files."""
         return sum(file.size for file in self.files)
 
+    @property
+    def sha256(self) -> str:
+        """Hash of the files that an export reads, as the manifest of the package has it."""
+        read = [file for file in self.files if _is_gguf(file.name)]
+        if not read:
+            weights = [file for file in self.files if file.name.endswith(WEIGHTS_SUFFIX)]
+            texts = [file for file in self.files if file.name in TEXT_FILES]
+            read = [*sorted(weights, key=_name), *sorted(texts, key=_name)]
+        return combined_sha256([(file.name, file.sha256) for file in read])
+
     def model_path(self, folder: Path) -> Path:
-        """Return the GGUF file, or the folder itself for a checkpoint of several files."""
+        """Return the GGUF file, the first part of a split one, or the folder itself if it has none."""
         name = self.files[0].name
-        return folder / name if name.lower().endswith(".gguf") else folder
+        return folder / name if _is_gguf(name) else folder
+
+
+def _is_gguf(name: str) -> bool:
+    return name.lower().endswith(".gguf")
+
+
+def _name(file: RecordedFile) -> str:
+    return file.name
 
 
 def record_file(path: Path, sha256: str) -> RecordedFile:

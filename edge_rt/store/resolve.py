@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 from edge_rt.byte_size import human_bytes
-from edge_rt.errors import InputError, InvalidModelFile, InvalidPackage, ModelNotFound, StorageError, UnsupportedModel
-from edge_rt.store.files import storage_errors
+from edge_rt.errors import InvalidModelFile, ModelNotFound, StorageError, UnsupportedModel
 from edge_rt.store.hub_files import CONVERT, is_pickle
 from edge_rt.store.layout import Store, suggest
+from edge_rt.store.local_folders import find_checkpoint, has_checkpoint
 from edge_rt.store.naming import HubReference, is_name, parse_hub_reference
 from edge_rt.store.recipes import PipWheelSource, Recipe, load_recipes
 from edge_rt.store.sources_hub import HubOptions
 from edge_rt.store.sources_local import check_gguf
 from edge_rt.store.sources_pip import PipOptions
-
-MAX_LISTED = 10_000
-MAX_NAMED = 10
+from edge_rt.system.checkpoint_names import TEXT_FILES, parse_split_name
 
 
 @dataclass(frozen=True)
@@ -52,9 +49,10 @@ class Resolved:
     """What a model argument means.
 
     Attributes:
-        kind: ``package`` can be loaded; ``gguf`` must be exported; ``recipe`` and ``hub`` must be fetched first.
-        name: store name; for a package given by its path the folder's name, for a GGUF file its stem.
-        path: the package or the GGUF file; None if it must be fetched.
+        kind: ``package`` can be loaded; ``gguf`` and ``folder`` (with safetensors) must be exported; ``recipe`` and
+            ``hub`` must be fetched first.
+        name: store name; for a folder given by its path the folder's name, for a GGUF file its stem.
+        path: the package, the folder, or the GGUF file (a part of a split one); None if it must be fetched.
         download_bytes: bytes to download; None if unknown until the hub is queried.
         description: one sentence for the user.
         recipe: the recipe of kind ``recipe``.
@@ -62,7 +60,7 @@ class Resolved:
         in_store: whether ``path`` is in the store.
     """
 
-    kind: Literal["package", "gguf", "recipe", "hub"]
+    kind: Literal["package", "gguf", "folder", "recipe", "hub"]
     name: str
     path: Path | None
     download_bytes: int | None
@@ -71,13 +69,18 @@ class Resolved:
     hub: HubReference | None = None
     in_store: bool = False
 
+    @property
+    def is_checkpoint(self) -> bool:
+        """Whether ``path`` is what a package is exported from."""
+        return self.kind in ("gguf", "folder")
+
 
 def resolve(ref: str | os.PathLike[str], store: Store, *, options: FetchOptions | None = None) -> Resolved:
     """Find out what a model argument means, without using the network and without changing anything.
 
     These are tried in order: a path that exists, a package in the store, a recipe, fetched source files in the store,
     a repository on the hub. A bare name that is also a folder without a package is taken as a name. A folder with
-    exactly one GGUF file means that file.
+    exactly one GGUF file, whole or split, means that file, whatever else it holds.
 
     Args:
         ref: path, store name, recipe name, ``org/name`` or ``org/name:file.gguf``.
@@ -85,7 +88,7 @@ def resolve(ref: str | os.PathLike[str], store: Store, *, options: FetchOptions 
         options: recipes to use instead of edge-rt's.
 
     Raises:
-        ModelNotFound: nothing has that name.
+        ModelNotFound: nothing has that name, or a checkpoint lacks its weights or configuration.
         UnsupportedModel: the path exists, but edge-rt cannot run what is there.
         InvalidPackage: a folder without a package, or with several GGUF files.
         InvalidModelFile: a ``.gguf`` path that is not a GGUF file.
@@ -117,7 +120,7 @@ def _resolve(ref: str | os.PathLike[str], store: Store, options: FetchOptions, *
         if not may_be_name or text not in {*store.names(), *options.all_recipes()}:
             return _resolve_path(path)
     if isinstance(ref, Path):
-        raise ModelNotFound(f"{text} does not exist.", "Neither a package nor a GGUF file.", "Check the path.")
+        raise ModelNotFound(f"{text} does not exist.", "Neither a package nor a checkpoint.", "Check the path.")
     return _resolve_name(text, store, options, fetch=fetch)
 
 
@@ -139,61 +142,42 @@ def _resolve_path(path: Path) -> Resolved:
     if path.is_dir():
         if is_package(path):
             return Resolved("package", path.resolve().name, path, 0, f"package {path}")
-        path = _only_gguf(path)
+        found = find_checkpoint(path)
+        if found == path:
+            name = path.resolve().name
+            return Resolved("folder", name, path, 0, f"checkpoint {path} with safetensors, to be exported")
+        resolved = _resolve_file(found)
+        if not has_checkpoint(path):
+            return resolved
+        return replace(resolved, description=f"{resolved.description}; the safetensors beside it are not used")
+    return _resolve_file(path)
+
+
+def _resolve_file(path: Path) -> Resolved:
     suffix = path.suffix.lower()
     if suffix == ".gguf" or not path.is_file():
         check_gguf(path)
     elif is_pickle(path.name):
         raise UnsupportedModel(f"{path} is a pickle.", "A pickle runs code when it is loaded.", CONVERT)
-    elif suffix in (".safetensors", ".onnx"):
+    elif suffix in (".safetensors", ".onnx") or path.name in TEXT_FILES:
+        is_part = suffix != ".onnx" and has_checkpoint(path.parent)
         raise UnsupportedModel(
-            f"{path} is a {suffix} file.", "edge-rt reads GGUF files and its own packages.", "Give a GGUF of the model."
+            f"{path} is a {suffix} file.",
+            "edge-rt reads GGUF files, folders with safetensors, and its own packages.",
+            f"Give its folder: {path.parent}." if is_part else "Give a GGUF of the model, or the model's whole folder.",
         )
     else:
         check_gguf(path)
-    return Resolved("gguf", path.stem, path, 0, f"GGUF file {path}, to be exported")
+    return _gguf(path.stem, path)
 
 
-def _only_gguf(folder: Path) -> Path:
-    """Return the only GGUF file of a folder that is not a package."""
-    with storage_errors(folder):
-        names = sorted(child.name for child in itertools.islice(folder.iterdir(), MAX_LISTED))
-    # Hidden files, such as those that macOS adds on other file systems, are not models.
-    ggufs = [name for name in names if name.lower().endswith(".gguf") and not name.startswith(".")]
-    if not ggufs:
-        raise _wrong_folder(folder, names)
-    if len(ggufs) > 1:
-        more = f" and {len(ggufs) - MAX_NAMED} more" if len(ggufs) > MAX_NAMED else ""
-        raise InvalidPackage(
-            f"{folder} is a folder with several GGUF files, not a package.",
-            f"It holds {', '.join(ggufs[:MAX_NAMED])}{more}.",
-            "Give the path of one of them.",
-        )
-    return folder / ggufs[0]
-
-
-def _wrong_folder(path: Path, names: Sequence[str]) -> InputError:
-    if {"model.onnx", "weights.bin"} <= set(names):
-        return InvalidPackage(
-            f"{path} is an edge-rt package without its manifest.",
-            "It holds model.onnx and weights.bin, but no manifest.json.",
-            "Export it again.",
-        )
-    if any(name.endswith(".safetensors") for name in names):
-        return UnsupportedModel(
-            f"{path} is a Hugging Face folder with safetensors, which this version does not export.",
-            "Packages are made from GGUF files.",
-            "Use a GGUF of the model, or convert the folder with llama.cpp's converter.",
-        )
-    if any(is_pickle(name) for name in names):
-        return UnsupportedModel(
-            f"{path} holds its weights only as pickles.", "A pickle runs code when it is loaded.", CONVERT
-        )
-    return InvalidPackage(
-        f"{path} is a folder without a package.",
-        f"There is no manifest.json among its {len(names)} entries.",
-        "Give a package, a GGUF file, or the name of a model.",
-    )
+def _gguf(name: str, path: Path) -> Resolved:
+    """Return what the name of a GGUF file means, or the name of a part."""
+    split = parse_split_name(path.name)
+    if split is None:
+        return Resolved("gguf", name, path, 0, f"GGUF file {path}, to be exported")
+    where = path.with_name(split.names[0])
+    return Resolved("gguf", split.stem, path, 0, f"GGUF file {where} in {split.count} parts, to be exported")
 
 
 def _resolve_name(text: str, store: Store, options: FetchOptions, *, fetch: bool) -> Resolved:
@@ -205,34 +189,34 @@ def _resolve_name(text: str, store: Store, options: FetchOptions, *, fetch: bool
     recipes = options.all_recipes()
     if reference is None and name in recipes:
         return _resolve_recipe(recipes[name], store, options)
-    fetched = _fetched_file(name, store) if reference is None or not fetch else None
+    fetched = _fetched(name, store) if reference is None or not fetch else None
     if fetched is not None:
-        text = f"fetched file {fetched.name} of {name!r}, to be exported"
-        return Resolved("gguf", name, fetched, 0, text, in_store=True)
+        is_folder = fetched.is_dir()
+        text = f"fetched {'folder' if is_folder else f'file {fetched.name}'} of {name!r}, to be exported"
+        return Resolved("folder" if is_folder else "gguf", name, fetched, 0, text, in_store=True)
     if reference is not None:
         return Resolved("hub", name, None, None, f"will fetch {reference} from the Hugging Face hub", hub=reference)
     raise ModelNotFound(
         f"There is no model {text[:120]!r}.",
         suggest(text, [*store.names(), *recipes]),
-        "Give a name, the path of a package or GGUF file, or org/name on the hub.",
+        "Give a name, the path of a package, GGUF file or folder with safetensors, or org/name on the hub.",
     )
 
 
-def _fetched_file(name: str, store: Store) -> Path | None:
-    """Return the GGUF file stored under a name, if it is usable; `pull` repairs one that is not."""
+def _fetched(name: str, store: Store) -> Path | None:
+    """Return the GGUF file or folder stored under a name, if it is usable; `pull` repairs one that is not."""
     if not is_name(name):
         return None
     try:
         record = store.find_record(name)
     except InvalidModelFile:
         return None
-    path = None if record is None else record.model_path(store.source_path(name))
-    return path if path is not None and path.is_file() else None
+    return None if record is None else record.model_path(store.source_path(name))
 
 
 def _resolve_recipe(recipe: Recipe, store: Store, options: FetchOptions) -> Resolved:
     assert recipe.file.size is not None
-    if _fetched_file(recipe.name, store) is not None:
+    if _fetched(recipe.name, store) is not None:
         text = f"{recipe.title} is already fetched ({recipe.license}) and will be exported"
         return Resolved("recipe", recipe.name, None, 0, text, recipe=recipe)
     download, extra, source = recipe.file.size, 0, recipe.sources[0]

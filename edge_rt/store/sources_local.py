@@ -1,14 +1,16 @@
-"""Copying a model from a file on this machine."""
+"""Models on this machine: copied into the store, or used where they are."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from edge_rt.errors import DownloadError, InvalidModelFile, StorageError
 from edge_rt.store.files import FileSpec, storage_errors, write_checked
 from edge_rt.store.recipes import LocalSource
-from edge_rt.system.file_hash import read_chunks, sha256_file
+from edge_rt.system.checkpoint_names import parse_split_name
+from edge_rt.system.file_hash import read_chunks, sha256_files
 
 GGUF_MAGIC = b"GGUF"
 
@@ -59,23 +61,62 @@ def check_gguf(path: Path) -> None:
         )
 
 
-def describe_file(path: Path, on_bytes: Callable[[int, int | None], None]) -> FileSpec:
-    """Return name, size and hash of a GGUF file that stays where it is.
+@dataclass(frozen=True)
+class LocalCheckpoint:
+    """A checkpoint that stays where it is.
+
+    Attributes:
+        path: the GGUF file, the first part of a split one, or the folder; absolute.
+        name: of the model: the stem of the file, or the folder's name.
+        size: bytes of all files that an export reads.
+        sha256: their hash, as the manifest of the package has it.
+    """
+
+    path: Path
+    name: str
+    size: int
+    sha256: str
+
+
+def read_checkpoint(path: Path, on_bytes: Callable[[int, int | None], None]) -> LocalCheckpoint:
+    """Hash a local checkpoint; one of several files is judged by its headers first.
+
+    Args:
+        path: a GGUF file, any part of a split one, or a folder with ``config.json`` and safetensors.
+        on_bytes: called with the bytes read so far and in total.
 
     Raises:
-        InvalidModelFile: it is not a GGUF file.
+        InvalidModelFile: it is no such file, or its headers are malformed.
+        UnsupportedModel: a checkpoint of several files that edge-rt cannot export.
+        ModelNotFound: one of its files is missing.
         StorageError: it cannot be read, or changes while it is read.
     """
-    check_gguf(path)
+    split = parse_split_name(path.name)
+    paths: tuple[Path, ...] = (path,)
+    if path.is_dir() or split is not None:
+        from edge_rt.export.opening import open_checkpoint
+
+        paths = open_checkpoint(path)[0].paths
+    else:
+        check_gguf(path)
+    before = [_state(one) for one in paths]
+    size = sum(bytes_ for bytes_, _ in before)
+    digest = sha256_files(paths, lambda done: on_bytes(done, size))
+    for one, earlier in zip(paths, before, strict=True):
+        if (now := _state(one)) != earlier:
+            raise StorageError(
+                f"{one} changed while it was read.",
+                f"{earlier[0]} bytes before, {now[0]} after.",
+                "Wait until it is complete.",
+            )
+    if path.is_dir():
+        folder = path.resolve()
+        return LocalCheckpoint(folder, folder.name, size, digest)
+    name = path.stem if split is None else split.stem
+    return LocalCheckpoint(paths[0].absolute(), name, size, digest)
+
+
+def _state(path: Path) -> tuple[int, int]:
     with storage_errors(path):
-        before = path.stat()
-    digest = sha256_file(path, lambda done: on_bytes(done, before.st_size))
-    with storage_errors(path):
-        after = path.stat()
-    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
-        raise StorageError(
-            f"{path} changed while it was read.",
-            f"{before.st_size} bytes before, {after.st_size} after.",
-            "Wait until it is complete.",
-        )
-    return FileSpec(path.name, before.st_size, digest)
+        status = path.stat()
+    return status.st_size, status.st_mtime_ns

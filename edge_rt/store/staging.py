@@ -22,7 +22,7 @@ from pathlib import Path
 
 from filelock import BaseFileLock, FileLock, Timeout
 
-from edge_rt.errors import StorageError
+from edge_rt.errors import InputError, StorageError
 from edge_rt.store.files import storage_errors, tree_bytes
 from edge_rt.system.atomic_files import occupied, replace_folder, sync
 from edge_rt.system.machine import is_running
@@ -60,6 +60,48 @@ def staging_folder(parent: Path, name: str | None = None) -> Iterator[Path]:
         yield path
     finally:
         _delete(path)
+
+
+@contextmanager
+def resumable_folder(parent: Path, kept: Path, is_useful: Callable[[Path], bool]) -> Iterator[Path]:
+    """Create a private folder in ``parent``, with the files that an earlier attempt has left in ``kept``.
+
+    If the block is stopped or fails, the folder is left in ``kept`` for the next attempt, unless the input is at fault.
+    If it succeeds, the folder is removed, unless the block has moved it.
+
+    Args:
+        parent: existing folder, or one to be created.
+        kept: a path on the same disk.
+        is_useful: whether a folder holds anything that the next attempt can use.
+
+    Raises:
+        StorageError: a folder cannot be created or removed.
+    """
+    path = _private_path(parent, "tmp")
+    with storage_errors(path):
+        parent.mkdir(parents=True, exist_ok=True)
+        try:
+            # A rename: of two processes that have no lock between them only one gets the files.
+            kept.rename(path)
+        except FileNotFoundError:
+            path.mkdir()
+    try:
+        yield path
+    except InputError:
+        raise  # the same files would be refused again
+    except BaseException:
+        _keep(path, kept, is_useful)
+        raise
+    finally:
+        _delete(path)
+
+
+def _keep(path: Path, kept: Path, is_useful: Callable[[Path], bool]) -> None:
+    try:
+        if path.exists() and is_useful(path):
+            path.rename(kept)
+    except OSError as error:
+        _log.info("%s", error)  # another process has left its files there
 
 
 def _delete(path: Path) -> None:

@@ -39,23 +39,39 @@ def sha256_file(path: Path, on_bytes: Callable[[int], None] | None = None) -> st
     Raises:
         StorageError: the file cannot be read.
     """
-    digest = hashlib.sha256()
-    done = 0
-    for chunk in read_chunks(path):
-        digest.update(chunk)
-        done += len(chunk)
-        if on_bytes is not None:
-            on_bytes(done)
-    return digest.hexdigest()
+    return sha256_files([path], on_bytes)
 
 
-def sha256_files(paths: Sequence[Path]) -> str:
-    """Return the SHA-256 of a file; of several that of a line for each, ``HASH  NAME``, as ``sha256sum`` prints them.
+def sha256_files(paths: Sequence[Path], on_bytes: Callable[[int], None] | None = None) -> str:
+    """Return the SHA-256 of a file, or that of several, as `combined_sha256` defines it.
+
+    Args:
+        paths: regular files.
+        on_bytes: called with the number of bytes read so far, of all files together.
 
     Raises:
         StorageError: a file cannot be read.
     """
-    if len(paths) == 1:
-        return sha256_file(paths[0])
-    lines = "".join(f"{sha256_file(path)}  {path.name}\n" for path in paths)
+    digests = []
+    done = 0
+    for path in paths:
+        digest = hashlib.sha256()
+        for chunk in read_chunks(path):
+            digest.update(chunk)
+            done += len(chunk)
+            if on_bytes is not None:
+                on_bytes(done)
+        digests.append((path.name, digest.hexdigest()))
+    return combined_sha256(digests)
+
+
+def combined_sha256(digests: Sequence[tuple[str, str]]) -> str:
+    """Return the SHA-256 of one file; of several that of a line for each, ``HASH  NAME``, as ``sha256sum`` prints them.
+
+    Args:
+        digests: name and SHA-256 of every file, in their order.
+    """
+    if len(digests) == 1:
+        return digests[0][1]
+    lines = "".join(f"{digest}  {name}\n" for name, digest in digests)
     return hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()

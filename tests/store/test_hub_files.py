@@ -29,9 +29,47 @@ def test_one_gguf_file_is_preferred(names, chosen):
 
 
 def test_of_a_checkpoint_only_data_is_taken():
-    wanted = ["model.safetensors", "tokenizer.json", "tokenizer_config.json", "config.json", "chat_template.jinja"]
+    texts = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "config.json", "README.md"]
+    more = ["chat_template.jinja", "generation_config.json", "LICENSE.txt"]
     refused = ["pytorch_model.bin", "x.pt", "x.pth", "x.pkl", "modeling.py", "onnx/model.safetensors", "training.json"]
-    assert choose(*wanted, *refused) == wanted
+    assert choose("model.safetensors", *texts, *refused, *more) == [*texts, *more, "model.safetensors"]
+
+
+TEXTS = ["config.json", "tokenizer.json"]
+INDEX = "model.safetensors.index.json"
+SHARDS = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("names", "chosen"),
+    [
+        ([*SHARDS, INDEX], SHARDS),
+        ([*SHARDS, INDEX, "consolidated.safetensors", "model.safetensors"], SHARDS),
+        (["model.safetensors", "consolidated.safetensors"], ["model.safetensors"]),
+        (["model.safetensors", INDEX], ["model.safetensors"]),
+        (["a.safetensors", "b.safetensors", INDEX], ["a.safetensors", "b.safetensors"]),
+        (["weights.safetensors"], ["weights.safetensors"]),
+        (["model.safetensors", "mmproj-F16.gguf"], ["model.safetensors"]),
+    ],
+)
+def test_the_weights_of_a_checkpoint_come_last(names, chosen):
+    found = choose(*names, *TEXTS)
+    assert [name for name in found if name.endswith(".safetensors")] == chosen
+    assert found[-len(chosen) :] == chosen
+
+
+@pytest.mark.parametrize(
+    ("names", "error", "message"),
+    [
+        ([*TEXTS, INDEX, SHARDS[1]], ModelNotFound, "1 of the 2 files like model-00002-of-00002"),
+        ([*TEXTS, "a.safetensors", "b.safetensors"], UnsupportedModel, "several safetensors files without"),
+        (["config.json", "model.safetensors"], UnsupportedModel, "no tokenizer.json"),
+        (["adapter_model.safetensors", "tokenizer.json"], UnsupportedModel, "no config.json"),
+    ],
+)
+def test_an_incomplete_checkpoint_is_refused(names, error, message):
+    with pytest.raises(error, match=message):
+        choose(*names)
 
 
 def test_the_named_file_is_taken_whatever_its_format():
@@ -58,10 +96,23 @@ def test_an_open_choice_is_an_error_with_the_names(names):
     assert all(name in str(caught.value) for name in names)
 
 
-@pytest.mark.parametrize("file", [None, "m.Q4_0-00001-of-00002.gguf"])
-def test_a_split_file_is_refused(file):
-    with pytest.raises(UnsupportedModel, match="split GGUF"):
-        choose("m.Q4_0-00001-of-00002.gguf", file=file)
+PARTS = [f"q/m.Q4_0-{number:05}-of-00003.gguf" for number in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("file", [None, *PARTS])
+def test_a_split_file_is_all_its_parts(file):
+    assert choose(PARTS[2], "m.Q8_0.gguf", "LICENSE", PARTS[0], PARTS[1], file=file) == [*PARTS, "LICENSE"]
+
+
+def test_a_split_file_without_a_format_in_its_name_is_one_file():
+    parts = ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"]
+    assert choose(*parts) == parts
+
+
+@pytest.mark.parametrize("file", [None, PARTS[0]])
+def test_a_split_file_that_lacks_a_part_is_refused(file):
+    with pytest.raises(ModelNotFound, match=r"1 of 3 are missing, the first is q/m\.Q4_0-00002"):
+        choose(PARTS[0], PARTS[2], file=file)
 
 
 def test_pickles_alone_are_refused_with_a_way_out():

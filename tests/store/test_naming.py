@@ -7,9 +7,9 @@ from edge_rt.errors import ConfigError
 from edge_rt.store.naming import (
     HubReference,
     check_name,
-    gguf_name,
     is_name,
     is_safe_path,
+    local_name,
     parse_hub_reference,
     safe_name,
 )
@@ -36,7 +36,7 @@ def test_good_names_are_kept(name):
 @given(st.text(max_size=300))
 def test_any_text_maps_to_a_valid_name(text):
     assert is_name(safe_name(text))
-    assert is_name(gguf_name(text, "0123456789abcdef" * 4))
+    assert is_name(local_name(text, "0123456789abcdef" * 4))
 
 
 @pytest.mark.parametrize(
@@ -51,12 +51,20 @@ def test_long_names_that_differ_at_the_end_stay_different():
     assert safe_name("x" * 200 + "a") != safe_name("x" * 200 + "b")
 
 
+def test_any_part_of_a_split_file_names_its_first():
+    for number in (1, 2, 3):
+        reference = parse_hub_reference(f"o/n:q/F-{number:05}-of-00003.gguf")
+        assert reference == HubReference("o/n", "q/F-00001-of-00003.gguf")
+        assert reference.store_name == "o--n--f"
+
+
 @pytest.mark.parametrize(
     ("text", "reference", "name"),
     [
         ("Org/Name", HubReference("Org/Name"), "org--name"),
         ("Org/Name:F.Q8_0.gguf", HubReference("Org/Name", "F.Q8_0.gguf"), "org--name--f.q8_0"),
         ("o/n:sub/F.gguf", HubReference("o/n", "sub/F.gguf"), "o--n--f"),
+        ("o/n:F-00004-of-00003.gguf", HubReference("o/n", "F-00004-of-00003.gguf"), "o--n--f-00004-of-00003"),
     ],
 )
 def test_hub_references(text, reference, name):

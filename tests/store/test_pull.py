@@ -217,7 +217,7 @@ def test_names_that_leave_the_store_are_refused(store, exporter, options, name):
 
 
 def test_a_repository_is_pulled_once(store, exporter, tmp_path):
-    with serve_fake_hub(repos={"Org/Tiny": {"t.Q4_1.gguf": MODEL}, "Org/Safe": {"model.safetensors": b"x"}}) as hub:
+    with serve_fake_hub(repos={"Org/Tiny": {"t.Q4_1.gguf": MODEL}, "Org/Bare": {"model.safetensors": b"x"}}) as hub:
         options = options_with(hub=HubOptions(hub.endpoint, tmp_path / "cache", "token"))
         arguments = {"store": store, "exporter": exporter, "options": options}
         report = pull("Org/Tiny", **arguments)
@@ -228,7 +228,7 @@ def test_a_repository_is_pulled_once(store, exporter, tmp_path):
         assert ensure_package("org/tiny", **arguments) == report.package
         assert hub.requests == []
         with pytest.raises(UnsupportedModel, match="safetensors"):
-            pull("Org/Safe", **arguments)
+            pull("Org/Bare", **arguments)
         assert hub.downloads() == []
 
 

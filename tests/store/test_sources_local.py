@@ -5,9 +5,11 @@ import sys
 
 import pytest
 
-from edge_rt.errors import DownloadError, InvalidModelFile
+from edge_rt.errors import DownloadError, InvalidModelFile, ModelNotFound, StorageError, UnsupportedModel
 from edge_rt.store.recipes import LocalSource
-from edge_rt.store.sources_local import check_gguf, describe_file, fetch_from_file
+from edge_rt.store.sources_local import check_gguf, fetch_from_file, read_checkpoint
+from tests.helpers.gguf_split import split
+from tests.helpers.hf_factory import write_hf_folder
 from tests.store.builders import MODEL, make_recipe, sha256
 
 SPEC = make_recipe().file
@@ -48,5 +50,59 @@ def test_a_pipe_is_refused_without_waiting_for_it(tmp_path):
 
 def test_a_file_that_stays_where_it_is_is_described(tmp_path):
     (tmp_path / "x.gguf").write_bytes(MODEL)
-    spec = describe_file(tmp_path / "x.gguf", lambda *_: None)
-    assert (spec.name, spec.size, spec.sha256) == ("x.gguf", len(MODEL), sha256(MODEL))
+    found = read_checkpoint(tmp_path / "x.gguf", lambda *_: None)
+    assert (found.path, found.name) == (tmp_path / "x.gguf", "x")
+    assert (found.size, found.sha256) == (len(MODEL), sha256(MODEL))
+
+
+def test_any_part_of_a_split_file_describes_all(small_gguf, tmp_path):
+    parts = split(small_gguf, tmp_path, 3)
+    seen = []
+    found = [read_checkpoint(path, lambda *counts: seen.append(counts)) for path in parts]
+    assert found[0] == found[1] == found[2]
+    assert (found[0].path, found[0].name) == (parts[0], "m")
+    assert found[0].size == sum(path.stat().st_size for path in parts)
+    assert seen[-1] == (found[0].size, found[0].size)
+    parts[1].unlink()
+    with pytest.raises(ModelNotFound, match=r"m-00002-of-00003.gguf: this part of a split model is missing"):
+        read_checkpoint(parts[0], lambda *_: None)
+
+
+@pytest.mark.parametrize("files", [1, 2])
+def test_a_folder_is_known_by_all_of_its_files(hf_model, tmp_path, files):
+    folder = write_hf_folder(tmp_path / "my-model", hf_model, files=files)
+    (folder / "generation_config.json").write_text("{}")
+    (folder / "training.log").write_text("not read")
+    first = read_checkpoint(folder, lambda *_: None)
+    assert (first.path, first.name) == (folder, "my-model")
+    assert read_checkpoint(tmp_path / "my-model" / ".." / "my-model", lambda *_: None) == first
+    for path in sorted(folder.iterdir()):
+        if path.name == "training.log":
+            continue
+        data = path.read_bytes()
+        # A blank at the end of a JSON file; another number in a file of tensors.
+        changed = data[:-1] + b"?" if path.suffix == ".safetensors" else data + b" "
+        path.write_bytes(changed)
+        assert read_checkpoint(folder, lambda *_: None).sha256 != first.sha256, path.name
+        path.write_bytes(data)
+    (folder / "training.log").write_text("still not read")
+    assert read_checkpoint(folder, lambda *_: None) == first
+
+
+def test_a_folder_that_is_not_exported_is_refused_before_it_is_read(hf_model, tmp_path):
+    folder = write_hf_folder(tmp_path / "m", hf_model, config={"model_type": "novel"})
+    seen = []
+    with pytest.raises(UnsupportedModel, match="'novel' is not supported"):
+        read_checkpoint(folder, lambda *counts: seen.append(counts))
+    assert seen == []
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path):
+    path = tmp_path / "x.gguf"
+    path.write_bytes(MODEL)
+
+    def write_more(done, total):
+        path.write_bytes(MODEL * 2)
+
+    with pytest.raises(StorageError, match="changed while it was read"):
+        read_checkpoint(path, write_more)

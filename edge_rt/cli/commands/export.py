@@ -44,7 +44,10 @@ def export(
     output: OutputFlags,
     places: PlaceFlags,
 ) -> int:
-    """Export a GGUF checkpoint as a package; nothing is left behind if it fails or is stopped."""
+    """Export a checkpoint as a package; nothing is left behind if it fails or is stopped.
+
+    A checkpoint is a GGUF file, any part of a split one, or a folder with config.json, safetensors and tokenizer.json.
+    """
     terminal = output.terminal()
     budget = None if wanted.memory is None else parse_size(wanted.memory)
     check_runtime()
@@ -89,10 +92,12 @@ def _source(terminal: Terminal, reference: str, places: PlaceFlags, progress: Pr
 
     store = places.open_store()
     resolved = resolve_source(reference, store)
-    if resolved.kind == "gguf" and resolved.path is not None and not resolved.in_store:
+    if resolved.is_checkpoint and resolved.path is not None and not resolved.in_store:
+        if resolved.path != path:
+            tell_source(terminal, resolved, offline=places.offline)
         return resolved.path
     tell_source(terminal, resolved, offline=places.offline)
-    fetched = fetch_source(reference, store=store, offline=places.offline, gguf_only=True, progress=progress)
+    fetched = fetch_source(reference, store=store, offline=places.offline, progress=progress)
     return fetched.path
 
 

@@ -1,4 +1,4 @@
-"""``edge-rt inspect``: facts about a package or a GGUF file, without loading it."""
+"""``edge-rt inspect``: facts about a package or a checkpoint, without loading it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def inspect(
     output: OutputFlags,
     places: Annotated[PlaceFlags, only("store", "config")],
 ) -> int:
-    """Show the facts of a package or of a GGUF file: sizes, quantisation, licence, template."""
+    """Show the facts of a package or of a checkpoint: sizes, quantisation, licence, template."""
     from edge_rt.store import resolve
 
     terminal = output.terminal()
@@ -51,7 +51,9 @@ def inspect(
     if resolved.kind == "package":
         facts = _package_facts(resolved.path, verify=wanted.verify)
     elif wanted.verify:
-        raise ConfigError("--verify needs a package.", f"{resolved.path} is a GGUF file.", "Export it first.")
+        raise ConfigError("--verify needs a package.", f"{resolved.path} is a checkpoint.", "Export it first.")
+    elif resolved.kind == "folder":
+        facts = folder_facts(resolved.path)
     else:
         facts = gguf_facts(resolved.path)
     if output.json:
@@ -131,6 +133,36 @@ def gguf_facts(path: Path) -> dict[str, Any]:
         "bytes_by_type": dict(sizes),
         "metadata": {key: value for key, value in values.items() if value is not None},
         "chat_template": template,
+    }
+
+
+def folder_facts(path: Path) -> dict[str, Any]:
+    """Return the facts of a folder with safetensors as a JSON object; its model need not be one that edge-rt can run.
+
+    Raises:
+        InvalidModelFile, ModelNotFound, UnsupportedModel, StorageError: files are malformed, missing or unreadable.
+    """
+    from edge_rt.export.sources.hf_folder import chat_template, read_hf_folder
+    from edge_rt.export.sources.model_card import read_license
+
+    folder = read_hf_folder(path)
+    tensors = folder.weights.tensors.values()
+    sizes: collections.Counter[str] = collections.Counter()
+    for tensor in tensors:
+        sizes[tensor.dtype] += tensor.nbytes
+    values = {key: _json_value(value) for key, value in folder.config.items()}
+    return {
+        "kind": "safetensors",
+        "path": str(path),
+        "size_bytes": sum(file.stat().st_size for file in folder.weights.paths),
+        "architecture": values.get("model_type"),
+        "name": path.resolve().name,
+        "license": read_license(path),
+        "tensors": len(tensors),
+        "parameters": sum(math.prod(tensor.shape) for tensor in tensors),
+        "bytes_by_type": dict(sizes),
+        "metadata": {key: value for key, value in values.items() if value is not None},
+        "chat_template": chat_template(path),
     }
 
 

@@ -55,8 +55,8 @@ def plan(
 ) -> int:
     """Show how much memory a model needs, and the fastest settings within a budget.
 
-    The model is a package, a GGUF file, or a folder with config.json and safetensors; only headers are read. Exit code
-    4 if it does not fit.
+    The model is a package, a GGUF file, or a folder with config.json and safetensors; of checkpoints only headers are
+    read. Exit code 4 if it does not fit.
     """
     from edge_rt.byte_size import file_size
     from edge_rt.cli.plan_speed import Speeds, measured_here
@@ -118,11 +118,6 @@ def find_model(reference: str, places: PlaceFlags) -> FoundModel:
     if is_package(path):
         package = open_package(path)
         return FoundModel(shape_of(package.manifest, package.id))
-    if path.is_dir():
-        from edge_rt.export.size_estimate import is_checkpoint_folder
-
-        if is_checkpoint_folder(path):
-            return _foreseen(path)
     from edge_rt.store import resolve
 
     resolved = resolve(reference, places.open_store())
@@ -139,11 +134,11 @@ def find_model(reference: str, places: PlaceFlags) -> FoundModel:
 
 
 def _foreseen(path: Path) -> FoundModel:
-    from edge_rt.export.size_estimate import estimate_folder, estimate_gguf
+    from edge_rt.export.size_estimate import estimate_package
     from edge_rt.memory.shape import shape_of_config
     from edge_rt.package.manifest import KV_FORMATS
 
-    found = estimate_folder(path) if path.is_dir() else estimate_gguf(path)
+    found = estimate_package(path)
     shape = shape_of_config(
         found.config,
         op_profile=found.op_profile,

@@ -46,7 +46,7 @@ def _modes(incomplete: str) -> list[str]:
 
 MODEL: Final = Flag(
     ("-m", "--model"),
-    "Folder of a package, name in the store, GGUF file, or org/name on the hub.",
+    "Package, name in the store, GGUF file, folder with safetensors, or org/name on the hub.",
     metavar="MODEL",
     shown=DEFAULT_MODEL,
     complete=_model_names,
@@ -206,8 +206,10 @@ OFFLINE: Final = Flag(("--offline",), "Use what is on this machine only.", panel
 
 # --- arguments ---
 
-REF_ARGUMENT: Final = Argument("[REF]", f"Name, org/name[:FILE.gguf], or GGUF file; {DEFAULT_MODEL} if absent.")
-PACKAGE_ARGUMENT: Final = Argument("[PACKAGE|GGUF]", "Package, name in the store, or GGUF file.")
+REF_ARGUMENT: Final = Argument("[REF]", f"Name, org/name[:FILE.gguf], GGUF file or folder; {DEFAULT_MODEL} if absent.")
+PACKAGE_ARGUMENT: Final = Argument(
+    "[PACKAGE|GGUF|FOLDER]", "Package, name in the store, GGUF file, or folder with safetensors."
+)
 NAME_ARGUMENT: Final = Argument("NAME", "Name in the store.")
 TEXTS_ARGUMENT: Final = Argument("TEXT...", "UTF-8 text files; each is a separate text.")
 CORPUS_ARGUMENT: Final = Argument("FILE", "Index written by 'edge-rt corpus build'.")

@@ -10,7 +10,8 @@ from edge_rt.export.families.llama import MAX_CONTEXT, MAX_HEADS, MAX_LAYERS, MA
 from edge_rt.export.families.llama_config import LlamaConfig, RopeScaling
 from edge_rt.export.families.llama_tensors import check_shapes, listed
 from edge_rt.export.sources.gguf_types import TensorInfo
-from edge_rt.export.sources.hf_folder import CONFIG_FILE, HFFolder, float_tensor
+from edge_rt.export.sources.hf_folder import HFFolder, float_tensor
+from edge_rt.system.checkpoint_names import CONFIG_FILE
 
 MODEL_TYPES: Final = ("llama", "mistral")
 """``model_type`` of configurations that this architecture computes."""
@@ -42,14 +43,7 @@ def read_folder_config(folder: HFFolder) -> tuple[LlamaConfig, dict[str, TensorI
         UnsupportedModel: another architecture, or a variant that edge-rt cannot run.
         InvalidModelFile: a number is missing, out of range or contradicts another; tensors are missing or misshapen.
     """
-    kind = folder.get("model_type", str)
-    if kind not in MODEL_TYPES:
-        raise UnsupportedModel(
-            f"{folder.path.name}: the architecture {kind[:60]!r} is not supported.",
-            f"Supported: {', '.join(MODEL_TYPES)}.",
-            "Choose a model of a supported architecture.",
-        )
-    _refuse_variants(folder)
+    check_architecture(folder)
     width, heads = _count(folder, "hidden_size", MAX_WIDTH), _count(folder, "num_attention_heads", MAX_HEADS)
     kv_heads = _count(folder, "num_key_value_heads", heads, default=heads)
     if heads % kv_heads or ("head_dim" not in folder.config and width % heads):
@@ -89,6 +83,23 @@ def read_folder_config(folder: HFFolder) -> tuple[LlamaConfig, dict[str, TensorI
     tensors = _renamed(folder, config)
     check_shapes(folder.path.name, tensors, config)
     return config, tensors
+
+
+def check_architecture(folder: HFFolder) -> None:
+    """Refuse what ``config.json`` alone shows that edge-rt cannot run; the weights may still be missing.
+
+    Raises:
+        UnsupportedModel: another architecture, or a variant that edge-rt cannot run.
+        InvalidModelFile: the configuration names no architecture.
+    """
+    kind = folder.get("model_type", str)
+    if kind not in MODEL_TYPES:
+        raise UnsupportedModel(
+            f"{folder.path.name}: the architecture {kind[:60]!r} is not supported.",
+            f"Supported: {', '.join(MODEL_TYPES)}.",
+            "Choose a model of a supported architecture.",
+        )
+    _refuse_variants(folder)
 
 
 def _count(folder: HFFolder, key: str, most: int, *, default: int | None = None) -> int:

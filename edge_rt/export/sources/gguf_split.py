@@ -7,16 +7,12 @@ Parts are named ``NAME-00001-of-00003.gguf`` and so on. The first part has the m
 from __future__ import annotations
 
 import dataclasses
-import re
 from pathlib import Path
-from typing import Final
 
 from edge_rt.errors import InvalidModelFile, ModelNotFound
 from edge_rt.export.sources.gguf_header import read_header
 from edge_rt.export.sources.gguf_types import FETCH_AGAIN, GGUFHeader, TensorInfo, shown
-
-MAX_PARTS: Final = 1000
-_PART: Final = re.compile(r"(?P<stem>.*)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.DOTALL)
+from edge_rt.system.checkpoint_names import MAX_PARTS, parse_split_name
 
 
 def read_gguf(path: Path) -> GGUFHeader:
@@ -38,14 +34,14 @@ def read_gguf(path: Path) -> GGUFHeader:
 
 def _part(path: Path, number: int, count: int) -> GGUFHeader:
     """Read part ``number`` of the split model that a file belongs to."""
-    match = _PART.fullmatch(path.name)
-    if match is None or int(match["count"]) != count:
+    named = parse_split_name(path.name)
+    if named is None or named.count != count:
         raise InvalidModelFile(
             f"{path.name}: the name of this part of a split model does not follow the others'.",
             f"It says that there are {count} parts; the name should end with -00001-of-{count:05}.gguf or so.",
             "Give the parts the names that they had.",
         )
-    file = path.with_name(f"{match['stem']}-{number + 1:05}-of-{count:05}.gguf")
+    file = path.with_name(named.names[number])
     if not file.exists():
         raise ModelNotFound(
             f"{file.name}: this part of a split model is missing.",

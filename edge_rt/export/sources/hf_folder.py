@@ -10,17 +10,22 @@ from typing import Any, Final
 
 from edge_rt.errors import InvalidModelFile, InvalidTokenizer, ModelNotFound, StorageError, UnsupportedModel
 from edge_rt.export.sources.gguf_types import TensorInfo
-from edge_rt.export.sources.safetensors_folder import SafetensorsFolder, StoredTensor, read_folder
+from edge_rt.export.sources.model_card import read_license
+from edge_rt.export.sources.safetensors_folder import SafetensorsFolder, StoredTensor, read_folder, refuse_link
 from edge_rt.export.sources.safetensors_header import read_json
-from edge_rt.export.sources.sampling_advice import BESIDE, read_advice_file
+from edge_rt.export.sources.sampling_advice import read_advice_file
 from edge_rt.export.sources.source import Source, TokenizerBuild
+from edge_rt.system.checkpoint_names import (
+    CONFIG_FILE,
+    GENERATION_FILE,
+    TEMPLATE_FILE,
+    TEXT_FILES,
+    TOKENIZER_CONFIG_FILE,
+    TOKENIZER_FILE,
+)
 from edge_rt.text.tokenizer import Tokenizer
 from edge_rt.text.tokenizer_check import MAX_FILE_BYTES
 
-CONFIG_FILE: Final = "config.json"
-TOKENIZER_FILE: Final = "tokenizer.json"
-TOKENIZER_CONFIG_FILE: Final = "tokenizer_config.json"
-TEMPLATE_FILE: Final = "chat_template.jinja"
 MAX_JSON_BYTES: Final = 16 << 20
 MAX_TEMPLATE_BYTES: Final = 1 << 20
 
@@ -66,11 +71,22 @@ def read_hf_folder(folder: Path) -> HFFolder:
     Raises:
         InvalidModelFile, ModelNotFound, UnsupportedModel, StorageError: as ``read_folder``.
     """
+    return HFFolder(folder, read_hf_config(folder), read_folder(folder))
+
+
+def read_hf_config(folder: Path) -> Mapping[str, Any]:
+    """Return the contents of ``config.json``.
+
+    Raises:
+        ModelNotFound: there is none.
+        InvalidModelFile: it is not a JSON object.
+        StorageError: it cannot be read.
+    """
     if not (folder / CONFIG_FILE).is_file():
         raise ModelNotFound(
             f"{folder} is not a checkpoint.", f"It holds no {CONFIG_FILE}.", "Give a GGUF file or a model's folder."
         )
-    return HFFolder(folder, read_json(folder / CONFIG_FILE, MAX_JSON_BYTES), read_folder(folder))
+    return read_json(folder / CONFIG_FILE, MAX_JSON_BYTES)
 
 
 def float_tensor(folder: HFFolder, name: str, stored: StoredTensor) -> TensorInfo:
@@ -95,8 +111,21 @@ def hf_source(folder: HFFolder, tensors: Mapping[str, TensorInfo]) -> Source:
     Args:
         folder: it.
         tensors: its tensors, by the names that GGUF files have.
+
+    Raises:
+        UnsupportedModel: there is no ``tokenizer.json``.
+        InvalidModelFile: a file beside the tensors is a link.
     """
-    paths = folder.weights.paths
+    if not (folder.path / TOKENIZER_FILE).is_file():
+        raise UnsupportedModel(
+            f"{folder.path.resolve().name} has no {TOKENIZER_FILE}.",
+            "Other forms of tokenizers are not read.",
+            "Save it with transformers: AutoTokenizer.from_pretrained(folder).save_pretrained(folder).",
+        )
+    texts = tuple(path for name in TEXT_FILES if (path := folder.path / name).is_file())
+    for path in texts:
+        refuse_link(path)
+    paths = (*folder.weights.paths, *texts)
     return Source(
         kind="safetensors",
         path=folder.path,
@@ -104,9 +133,9 @@ def hf_source(folder: HFFolder, tensors: Mapping[str, TensorInfo]) -> Source:
         size=sum(path.stat().st_size for path in paths),
         tensors=tensors,
         has_halves=True,
-        license=None,
+        license=read_license(folder.path),
         build_tokenizer=lambda rows: build_hf_tokenizer(folder, rows),
-        read_advice=lambda: read_advice_file(folder.path / BESIDE),
+        read_advice=lambda: read_advice_file(folder.path / GENERATION_FILE),
     )
 
 
@@ -118,24 +147,17 @@ def build_hf_tokenizer(folder: HFFolder, rows: int) -> TokenizerBuild:
         rows: of the embedding matrix.
 
     Raises:
-        UnsupportedModel: there is no ``tokenizer.json``, or it is not byte-level BPE.
+        UnsupportedModel: ``tokenizer.json`` is not byte-level BPE.
         InvalidTokenizer: it is malformed, or names tokens that do not exist.
         InvalidModelFile, StorageError: a file beside it cannot be used.
     """
-    path = folder.path / TOKENIZER_FILE
-    if not path.is_file():
-        raise UnsupportedModel(
-            f"{folder.path.name} has no {TOKENIZER_FILE}.",
-            "Other forms of tokenizers are not read.",
-            "Save it with transformers: AutoTokenizer.from_pretrained(folder).save_pretrained(folder).",
-        )
-    text = _read_text(path, MAX_FILE_BYTES)
+    text = _read_text(folder.path / TOKENIZER_FILE, MAX_FILE_BYTES)
     settings = _optional_json(folder.path / TOKENIZER_CONFIG_FILE)
     plain = Tokenizer.from_text(text, embedding_rows=rows)
     bos = _token_id(folder.config.get("bos_token_id"))
     if bos is None:
         bos = _id_of_text(plain, settings.get("bos_token"))
-    generation = _optional_json(folder.path / BESIDE)
+    generation = _optional_json(folder.path / GENERATION_FILE)
     stated = [generation.get("eos_token_id"), folder.config.get("eos_token_id")]
     ends = [_token_id(one) for value in stated for one in (value if isinstance(value, list) else [value])]
     ends.append(_id_of_text(plain, settings.get("eos_token")))
@@ -144,7 +166,7 @@ def build_hf_tokenizer(folder: HFFolder, rows: int) -> TokenizerBuild:
         bos_token_id=bos,
         eos_token_ids=tuple(dict.fromkeys(end for end in ends if end is not None)),
         add_bos=bos is not None and _adds_bos(text, settings, bos),
-        chat_template=_template(folder.path, settings),
+        chat_template=chat_template(folder.path),
     )
     # The ids are those of the vocabulary.
     Tokenizer.from_text(text, info=build, embedding_rows=rows)
@@ -197,11 +219,16 @@ def _adds_bos(text: str, settings: Mapping[str, Any], bos: int) -> bool:
     return False
 
 
-def _template(folder: Path, settings: Mapping[str, Any]) -> str | None:
-    """Return the chat template: of a file of its own, or of the tokenizer's settings, which may hold several."""
+def chat_template(folder: Path) -> str | None:
+    """Return the chat template: of a file of its own, or of the tokenizer's settings, which may hold several.
+
+    Raises:
+        InvalidModelFile: a file is malformed.
+        StorageError: one cannot be read.
+    """
     if (folder / TEMPLATE_FILE).is_file():
         return _read_text(folder / TEMPLATE_FILE, MAX_TEMPLATE_BYTES)
-    template = settings.get("chat_template")
+    template = _optional_json(folder / TOKENIZER_CONFIG_FILE).get("chat_template")
     if isinstance(template, list):
         named = {one.get("name"): one.get("template") for one in template if isinstance(one, dict)}
         template = named.get("default")

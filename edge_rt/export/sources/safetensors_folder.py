@@ -18,13 +18,8 @@ from typing import Any, Final
 from edge_rt.errors import InvalidModelFile, ModelNotFound, UnsupportedModel
 from edge_rt.export.sources.gguf_types import shown
 from edge_rt.export.sources.model_file import open_model_file, unreadable
-from edge_rt.export.sources.safetensors_header import (
-    INDEX_FILE,
-    SINGLE_FILE,
-    WEIGHTS_PATTERN,
-    malformed,
-    read_json,
-)
+from edge_rt.export.sources.safetensors_header import WEIGHTS_PATTERN, malformed, read_json
+from edge_rt.system.checkpoint_names import INDEX_FILE, SINGLE_FILE
 
 MAX_HEADER_BYTES: Final = 32 << 20
 MAX_INDEX_BYTES: Final = 32 << 20
@@ -88,8 +83,9 @@ def read_folder(folder: Path) -> SafetensorsFolder:
     index = folder / INDEX_FILE
     mapped: dict[str, str] | None = None
     if index.exists():
-        mapped = _read_index(index)
+        mapped = read_index(index)
         paths = [folder / name for name in sorted(set(mapped.values()))]
+        _require_files(index, paths)
     elif (folder / SINGLE_FILE).exists():
         paths = [folder / SINGLE_FILE]
     else:
@@ -114,8 +110,14 @@ def read_folder(folder: Path) -> SafetensorsFolder:
     return SafetensorsFolder(tuple(paths), tensors)
 
 
-def _read_index(index: Path) -> dict[str, str]:
-    _refuse_link(index)
+def read_index(index: Path) -> dict[str, str]:
+    """Return the file of every tensor that an index names; files are names alone, never paths.
+
+    Raises:
+        InvalidModelFile: the index is malformed, a link, or names files outside its folder.
+        StorageError: it cannot be read.
+    """
+    refuse_link(index)
     mapped = read_json(index, MAX_INDEX_BYTES).get("weight_map")
     if not isinstance(mapped, dict) or not mapped:
         raise malformed(index, "it has no weight_map")
@@ -128,6 +130,16 @@ def _read_index(index: Path) -> dict[str, str]:
     return mapped
 
 
+def _require_files(index: Path, paths: list[Path]) -> None:
+    missing = [path.name for path in paths if not path.is_symlink() and not path.exists()]
+    if missing:
+        raise ModelNotFound(
+            f"{index.parent} lacks files that {INDEX_FILE} names.",
+            f"{len(missing)} of {len(paths)} are missing, the first is {missing[0]:.80}.",
+            "Fetch the model again, all of its files.",
+        )
+
+
 def _check_index(index: Path, mapped: dict[str, str], tensors: dict[str, StoredTensor], paths: list[Path]) -> None:
     for name, file in mapped.items():
         if name not in tensors or paths[tensors[name].file].name != file:
@@ -137,7 +149,12 @@ def _check_index(index: Path, mapped: dict[str, str], tensors: dict[str, StoredT
             raise malformed(index, f"it does not name the tensor {shown(name)}, which is in {paths[tensor.file].name}")
 
 
-def _refuse_link(path: Path) -> None:
+def refuse_link(path: Path) -> None:
+    """Refuse a file of a checkpoint that is a symbolic link.
+
+    Raises:
+        InvalidModelFile: it is one.
+    """
     # A link in a model that was fetched could lead to any file of this machine.
     if path.is_symlink():
         raise InvalidModelFile(
@@ -148,7 +165,7 @@ def _refuse_link(path: Path) -> None:
 
 
 def _read_file(path: Path, number: int) -> list[StoredTensor]:
-    _refuse_link(path)
+    refuse_link(path)
     with open_model_file(path) as stream:
         try:
             size = os.fstat(stream.fileno()).st_size

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from edge_rt.errors import InvalidModelFile, StorageError
+from edge_rt.system.checkpoint_names import INDEX_FILE, SINGLE_FILE
 
 WEIGHTS_PATTERN: Final = "*.safetensors"
-INDEX_FILE: Final = "model.safetensors.index.json"
-SINGLE_FILE: Final = "model.safetensors"
 
 _MAX_HEADER_BYTES: Final = 100 << 20
 _HUGE: Final = 1 << 40
@@ -90,7 +89,8 @@ def read_json(path: Path, most_bytes: int) -> dict[str, Any]:
 
 def malformed(path: Path, reason: str) -> InvalidModelFile:
     """Return the error for a malformed file."""
-    return InvalidModelFile(f"{path.name} is malformed.", f"{reason[:200]}.", "Fetch the model again.")
+    sentence = reason[:1].upper() + reason[1:200]
+    return InvalidModelFile(f"{path.name} is malformed.", f"{sentence}.", "Fetch the model again.")
 
 
 def _indexed(index: Path) -> tuple[list[Path], set[str]]:

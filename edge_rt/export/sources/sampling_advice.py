@@ -10,8 +10,8 @@ from edge_rt.errors import InvalidModelFile
 from edge_rt.export.sources.gguf_types import GGUFHeader
 from edge_rt.export.sources.model_file import open_model_file
 from edge_rt.package.sampling import SAMPLING_NAMES, SamplingAdvice, fault
+from edge_rt.system.checkpoint_names import GENERATION_FILE
 
-BESIDE: Final = "generation_config.json"
 MAX_BESIDE_BYTES: Final = 1 << 20
 
 _KEY: Final = "general.sampling."
@@ -35,7 +35,7 @@ def read_advice(header: GGUFHeader) -> SamplingAdvice | None:
         StorageError: the file beside the checkpoint cannot be read.
     """
     advice = _of_gguf(header)
-    return advice if advice is not None else read_advice_file(header.path.parent / BESIDE)
+    return advice if advice is not None else read_advice_file(header.path.parent / GENERATION_FILE)
 
 
 def _of_gguf(header: GGUFHeader) -> SamplingAdvice | None:

@@ -36,7 +36,8 @@ class Source:
     Attributes:
         kind: ``"gguf"`` or ``"safetensors"``.
         path: the file, the first of several, or the folder.
-        paths: the files that hold tensors, in the order that ``TensorInfo.file`` counts.
+        paths: its files, whose hash identifies it: first those that hold tensors, in the order that
+            ``TensorInfo.file`` counts, then the others that an export reads.
         size: their bytes.
         tensors: by the names that GGUF files have.
         has_halves: whether rows of queries and keys are in split-half order, as in transformers; else in adjacent

@@ -40,11 +40,27 @@ def test_a_folder_becomes_the_package_of_the_gguf_file_with_its_weights(model, f
     assert (other.path / "chat_template.jinja").read_text() == CHATML
     manifest = open_package(other.path).manifest
     assert (manifest.tokenizer.bos_token_id, manifest.tokenizer.eos_token_ids) == (1, (2,))
-    paths = sorted(folder.glob("*.safetensors"))
-    hashes = [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths]
-    lines = "".join(f"{digest}  {path.name}\n" for digest, path in zip(hashes, paths, strict=True))
-    digest = hashes[0] if files == 1 else hashlib.sha256(lines.encode()).hexdigest()
+    paths = sorted(folder.glob("*.safetensors")) + sorted(folder.glob("*.json"))
+    lines = "".join(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in paths)
+    digest = hashlib.sha256(lines.encode()).hexdigest()
     assert (manifest.source.kind, manifest.source.name, manifest.source.sha256) == ("safetensors", "m", digest)
+    assert manifest.source.size == sum(path.stat().st_size for path in paths)
+
+
+def test_the_licence_is_that_of_the_model_card(model, tmp_path):
+    folder = write_hf_folder(tmp_path / "m", model)
+    assert open_checkpoint(folder)[0].license is None
+    (folder / "README.md").write_text("---\nlicense: mit\n---\n")
+    assert open_checkpoint(folder)[0].license == "mit"
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json"])
+def test_a_text_that_is_a_link_is_refused(model, name, tmp_path):
+    folder = write_hf_folder(tmp_path / "m", model)
+    (folder / name).rename(tmp_path / "elsewhere")
+    (folder / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InvalidModelFile, match=f"{name} is a link"):
+        open_checkpoint(folder)
 
 
 @pytest.mark.parametrize("dtype", ["F16", "BF16"])

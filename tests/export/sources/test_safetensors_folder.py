@@ -79,7 +79,7 @@ WRONG = {
     "a range that is too short": ({"a": {**GOOD["a"], "data_offsets": [0, 20]}}, "its shape and type make 24"),
     "an overlap": ({**GOOD, "b": {**GOOD["b"], "data_offsets": [20, 28]}}, "overlaps another tensor"),
     "a gap": ({"a": {**GOOD["a"], "data_offsets": [4, 28]}}, "leaves a gap before it"),
-    "bytes behind the last": ({"a": GOOD["a"]}, "its tensors end"),
+    "bytes behind the last": ({"a": GOOD["a"]}, "Its tensors end"),
     "no tensors": ({}, "0 tensors"),
     "no object": ([1], "not a JSON object"),
     "no JSON": (b"{nonsense", "not JSON"),
@@ -105,14 +105,14 @@ def test_a_type_that_is_unknown(tmp_path):
 @pytest.mark.parametrize("length", [0, 1, 1000, 1 << 40, (1 << 64) - 1])
 def test_a_header_that_is_longer_than_the_file(tmp_path, length):
     write(tmp_path / "model.safetensors", GOOD, length=length)
-    with pytest.raises(InvalidModelFile, match=f"its header says {length} bytes|not JSON"):
+    with pytest.raises(InvalidModelFile, match=f"Its header says {length} bytes|not JSON"):
         read_folder(tmp_path)
 
 
 @pytest.mark.parametrize("data", [b"", b"1234567", b"12345678"])
 def test_a_file_without_a_header(tmp_path, data):
     (tmp_path / "model.safetensors").write_bytes(data)
-    with pytest.raises(InvalidModelFile, match="its header says"):
+    with pytest.raises(InvalidModelFile, match="Its header says"):
         read_folder(tmp_path)
 
 
@@ -144,8 +144,9 @@ class TestIndex:
             read_folder(tmp_path)
 
     def test_a_missing_file(self, tmp_path):
-        write_index(tmp_path, {"a": "model-1.safetensors"})
-        with pytest.raises(ModelNotFound):
+        write_index(tmp_path, {"a": "model-1.safetensors", "b": "model-2.safetensors"})
+        write(tmp_path / "model-1.safetensors", GOOD)
+        with pytest.raises(ModelNotFound, match=r"1 of 2 are missing, the first is model-2\.safetensors"):
             read_folder(tmp_path)
 
     @pytest.mark.parametrize(
@@ -154,7 +155,7 @@ class TestIndex:
     def test_tensors_that_it_does_not_name_or_that_are_not_there(self, tmp_path, weight_map):
         write(tmp_path / "m.safetensors", GOOD)
         write_index(tmp_path, weight_map)
-        with pytest.raises(InvalidModelFile, match=r"does not name the tensor 'b'|the tensor 'c' is not in"):
+        with pytest.raises(InvalidModelFile, match=r"does not name the tensor 'b'|The tensor 'c' is not in"):
             read_folder(tmp_path)
 
     def test_a_tensor_in_two_files(self, tmp_path):

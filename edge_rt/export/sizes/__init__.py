@@ -1,0 +1,1 @@
+"""Sizes of packages that edge-rt cannot make: guessed from the headers of foreign checkpoints."""

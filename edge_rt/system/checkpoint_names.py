@@ -1,0 +1,61 @@
+"""Names of the files of a checkpoint: of a folder that transformers wrote, and of a GGUF file that was split.
+
+Parts of a GGUF file are named ``NAME-00001-of-00003.gguf`` and so on.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+CONFIG_FILE: Final = "config.json"
+TOKENIZER_FILE: Final = "tokenizer.json"
+TOKENIZER_CONFIG_FILE: Final = "tokenizer_config.json"
+TEMPLATE_FILE: Final = "chat_template.jinja"
+GENERATION_FILE: Final = "generation_config.json"
+INDEX_FILE: Final = "model.safetensors.index.json"
+SINGLE_FILE: Final = "model.safetensors"
+CARD_FILE: Final = "README.md"
+WEIGHTS_SUFFIX: Final = ".safetensors"
+TEXT_FILES: Final = (TEMPLATE_FILE, CONFIG_FILE, GENERATION_FILE, INDEX_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE)
+"""Files that an export of a folder reads beside the tensors, in the order of their names."""
+
+MAX_PARTS: Final = 1000
+_PART: Final = re.compile(
+    r"(?P<stem>.*)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})(?P<suffix>\.gguf)", re.DOTALL | re.IGNORECASE
+)
+
+
+@dataclass(frozen=True)
+class SplitName:
+    """What the name of a part says.
+
+    Attributes:
+        stem: the name without number and suffix.
+        count: how many parts there are.
+        suffix: ``.gguf``, in the case of the part.
+    """
+
+    stem: str
+    count: int
+    suffix: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all parts in their order."""
+        return tuple(f"{self.stem}-{number + 1:05}-of-{self.count:05}{self.suffix}" for number in range(self.count))
+
+
+def parse_split_name(name: str) -> SplitName | None:
+    """Return what the name of a part says, which may be a path; None for a name that is not one of a part."""
+    match = _PART.fullmatch(name)
+    if match is None or not 1 <= int(match["number"]) <= int(match["count"]) <= MAX_PARTS:
+        return None
+    return SplitName(match["stem"], int(match["count"]), match["suffix"])
+
+
+def part_names(name: str) -> tuple[str, ...]:
+    """Return the names of all parts of the file that a part belongs to; only the name itself if it is not a part."""
+    split = parse_split_name(name)
+    return (name,) if split is None else split.names

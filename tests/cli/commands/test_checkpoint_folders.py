@@ -1,0 +1,157 @@
+"""Commands that are given a folder of transformers, or a part of a split GGUF file."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import pytest
+
+from edge_rt.package.reader import open_package
+from tests.helpers.gguf_factory import write_llama_gguf
+from tests.helpers.gguf_split import split
+from tests.helpers.hf_factory import write_hf_folder
+from tests.helpers.native_profile import require_native
+
+GENERATE = ("generate", "-p", "Hello", "--raw", "-n", "3", "--temp", "0", "--json")
+
+
+@pytest.fixture
+def folder(hf_model, tmp_path):
+    return write_hf_folder(tmp_path / "My-Model", hf_model, files=2)
+
+
+def packages(store):
+    return sorted(path.name for path in (store / "packages").iterdir())
+
+
+def test_a_folder_is_exported_once_and_used_by_path(inline, folder, tmp_path):
+    store = tmp_path / "store"
+    first = inline(*GENERATE, "-m", folder, "--store", store)
+    assert (first.returncode, len(json.loads(first.stdout)["token_ids"])) == (0, 3)
+    assert b"with safetensors, to be exported" in first.stderr
+    again = inline(*GENERATE, "-m", f"{folder}/", "--store", store)
+    assert json.loads(again.stdout)["token_ids"] == json.loads(first.stdout)["token_ids"]
+    assert b"export needs" not in again.stderr
+    (name,) = packages(store)
+    assert name.startswith("my-model-")
+    (folder / "generation_config.json").write_text('{"temperature": 0.5}')
+    assert inline(*GENERATE, "-m", folder, "--store", store).returncode == 0
+    assert len(packages(store)) == 2
+    listed = inline("list", "--store", store).stdout.decode()
+    assert name in listed
+    removed = inline("rm", name, "--yes", "--store", store)
+    assert (removed.returncode, name in packages(store)) == (0, False)
+
+
+def test_a_part_of_a_split_file_is_the_model(inline, small_gguf, tmp_path):
+    parts = split(small_gguf, tmp_path, 2)
+    answers = []
+    for source in (parts[1], small_gguf):
+        out = tmp_path / source.stem
+        exported = inline("export", "-m", source, "--out", out, "--calibration", "none")
+        assert exported.returncode == 0
+        answers.append(json.loads(inline(*GENERATE, "-m", out).stdout)["token_ids"])
+    assert answers[0] == answers[1]
+    assert open_package(tmp_path / parts[1].stem).manifest.source.name == parts[0].name
+
+
+def test_the_package_says_what_it_was_made_from(inline, folder, tmp_path):
+    (folder / "README.md").write_text("---\nlicense: mit\n---\n")
+    result = inline("export", "-m", folder, "--out", tmp_path / "out", "--calibration", "none", "--json")
+    assert result.returncode == 0
+    facts = json.loads(inline("inspect", tmp_path / "out", "--json").stdout)
+    assert (facts["source"]["kind"], facts["source"]["name"], facts["license"]) == ("safetensors", "My-Model", "mit")
+
+
+def test_inspect_shows_a_folder(inline, folder, hf_model):
+    facts = json.loads(inline("inspect", folder, "--json").stdout)
+    assert (facts["kind"], facts["architecture"], facts["name"]) == ("safetensors", "llama", "My-Model")
+    assert facts["bytes_by_type"] == {"F32": 4 * facts["parameters"]}
+    assert facts["metadata"]["hidden_size"] == hf_model.config["hidden"]
+    assert "<|im_start|>" in facts["chat_template"]
+    assert "hidden_size" in inline("inspect", folder).stdout.decode()
+    assert inline("inspect", folder, "--verify").returncode == 2
+
+
+def missing_shard(folder):
+    (folder / "model-00002-of-00002.safetensors").unlink()
+
+
+def corrupt_index(folder):
+    (folder / "model.safetensors.index.json").write_text("{")
+
+
+def short_shard(folder):
+    path = folder / "model-00001-of-00002.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def no_config(folder):
+    (folder / "config.json").unlink()
+
+
+def no_tokenizer(folder):
+    (folder / "tokenizer.json").unlink()
+
+
+def linked_shard(folder):
+    path = folder / "model-00001-of-00002.safetensors"
+    path.rename(folder.parent / "blob")
+    path.symlink_to(folder.parent / "blob")
+
+
+FAULTS = {
+    missing_shard: "1 of 2 are missing, the first is model-00002-of-00002.safetensors",
+    corrupt_index: "model.safetensors.index.json is malformed",
+    short_shard: "model-00001-of-00002.safetensors is malformed",
+    no_config: "holds weights without their config.json",
+    no_tokenizer: "has no tokenizer.json",
+    linked_shard: "model-00001-of-00002.safetensors is a link",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+@pytest.mark.parametrize("verb", ["export", "generate"])
+def test_what_is_wrong_with_a_folder_is_said_and_nothing_is_left(inline, folder, tmp_path, verb, fault):
+    fault(folder)
+    flags = ("--out", tmp_path / "out") if verb == "export" else ("-p", "Hello", "--store", tmp_path / "store")
+    result = inline(verb, "-m", folder, *flags, "--json")
+    error = json.loads(result.stdout)["error"]
+    assert result.returncode == error["exit_code"] == 3
+    assert FAULTS[fault] in f"{error['what']} {error['numbers']}"
+    assert not (tmp_path / "out").exists()
+    store = tmp_path / "store" / "packages"
+    assert not store.exists() or list(store.iterdir()) == []
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read everything")
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model-00002-of-00002.safetensors"])
+def test_a_file_that_cannot_be_read(inline, folder, tmp_path, name):
+    (folder / name).chmod(0)
+    result = inline("export", "-m", folder, "--out", tmp_path / "out")
+    assert (result.returncode, name.encode() in result.stderr) == (6, True)
+
+
+def test_gguf_comes_first_in_a_folder_with_both(inline, folder, small_gguf, tmp_path):
+    (folder / "small.gguf").symlink_to(small_gguf)
+    result = inline("export", "-m", folder, "--out", tmp_path / "out", "--calibration", "none")
+    assert (result.returncode, b"safetensors beside it are not used" in result.stderr) == (0, True)
+    assert open_package(tmp_path / "out").manifest.source.kind == "gguf"
+
+
+def test_ctrl_c_in_the_middle_leaves_nothing(start, tmp_path):
+    require_native()
+    sizes = {"hidden": 512, "heads": 8, "kv_heads": 4, "ffn": 1536, "layers": 4}
+    model = write_llama_gguf(tmp_path / "m.gguf", weight_type="F32", embedding_type="F32", **sizes)
+    folder = write_hf_folder(tmp_path / "big", model)
+    (tmp_path / "here").mkdir()
+    process = start("export", "-m", folder, "--out", tmp_path / "here" / "out")
+    for line in process.stderr:
+        if line.split()[1:2] == [b"weights"]:
+            break
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=30)
+    assert (process.returncode, b"Traceback" in stderr) == (130, False)
+    assert list((tmp_path / "here").iterdir()) == []
