@@ -10,6 +10,7 @@ from edge_rt.export.calibration.text import Calibration, CalibrationText, encode
 from edge_rt.export.families.llama_config import LlamaConfig
 from edge_rt.export.families.llama_graph import LlamaWeights, collect_weights
 from edge_rt.export.op_profile import OpProfile
+from edge_rt.export.quantise.decision import WeightChoice
 from edge_rt.export.sources.source import Source, TokenizerBuild
 from edge_rt.package.manifest import BUILT_IN_CALIBRATION, ModelConfig
 from edge_rt.text.template import ChatTemplate, lint
@@ -27,31 +28,38 @@ class Checkpoint:
     profile: OpProfile
     tokenizer: TokenizerBuild
     calibration: Calibration | None
+    choice: WeightChoice
     warnings: tuple[str, ...]
 
 
-def calibration_text(calibration: Path | str | None, profile: OpProfile) -> CalibrationText | None:
-    """Read the text for the constants of 4-bit keys; None if the package has no such constants.
+def calibration_text(
+    calibration: Path | str | None, profile: OpProfile, choice: WeightChoice
+) -> CalibrationText | None:
+    """Read the text for the constants of 4-bit keys and for quantising weights; None if there is neither.
 
     Raises:
-        ConfigError: a file was named, but the profile has no 4-bit keys.
+        ConfigError: a file was named, but the profile has no 4-bit keys, and no weights are quantised.
         StorageError, InputError: the file cannot be used.
     """
     if calibration is None:
         return None
-    if profile.has_4_bit_keys:
+    if profile.has_4_bit_keys or choice.quantises:
         return read_calibration(calibration)
     if calibration == BUILT_IN_CALIBRATION:
         return None
     raise ConfigError(
-        f"The {profile.name} op profile has no 4-bit cache.",
+        f"The {profile.name} op profile has no 4-bit cache, and no weights are quantised.",
         f"Got the calibration text {calibration}.",
         "Leave it out, or export with --profile native.",
     )
 
 
 def read_checkpoint(
-    source: Source, config: LlamaConfig, profile: OpProfile, text: CalibrationText | None = None
+    source: Source,
+    config: LlamaConfig,
+    profile: OpProfile,
+    choice: WeightChoice,
+    text: CalibrationText | None = None,
 ) -> Checkpoint:
     """Read and check everything that can be checked without the tensor data.
 
@@ -59,7 +67,8 @@ def read_checkpoint(
         source: the checkpoint.
         config: its dimensions.
         profile: operators of the graph.
-        text: for the constants of 4-bit keys; None for none.
+        choice: types of the matrices in the package.
+        text: to calibrate with; None for none.
 
     Raises:
         InvalidTokenizer, InvalidModelFile, UnsupportedModel: the vocabulary cannot be used.
@@ -74,10 +83,11 @@ def read_checkpoint(
         source=source,
         config=config,
         model=config.to_model_config(sum(tensor.elements for tensor in source.tensors.values())),
-        weights=collect_weights(source, config, profile),
+        weights=collect_weights(source, config, profile, choice.types),
         profile=profile,
         tokenizer=tokenizer,
         calibration=calibration,
+        choice=choice,
         warnings=_template_warnings(tokenizer.chat_template, loaded),
     )
 

@@ -25,6 +25,7 @@ def export_model(
     *,
     profile: str | None = None,
     activations: str = "int8",
+    weights: str | None = None,
     calibration: Path | str | None = BUILT_IN_CALIBRATION,
     sampling: SamplingAdvice | None = None,
     force: bool = False,
@@ -44,9 +45,14 @@ def export_model(
             this machine can run it.
         activations: ``"int8"``: linear layers round their input to int8 per block of 32 (fast); ``"float"``: they do
             not, and the profile is the portable one.
-        calibration: text for the constants with which 4-bit keys (the cache formats ``int4`` and ``int4x2``) are
-            written, in the native profile: ``"built-in"``; a UTF-8 file of at least 512 tokens, or a ``.json`` file, a
-            list of conversations, each a list of ``{"role": ..., "content": ...}``; None: no constants.
+        weights: types of the matrices. ``"keep"``: the checkpoint's; ``"int4"``: floats and 8 bits become 4 bits, with
+            8 for embedding and head, and about 6 for half of the attention values and feed-forward
+            outputs; ``"int8"``, ``"f16"``, ``"f32"``: floats become that. None: ``"keep"`` for GGUF files and folders
+            that are quantised already, ``"int4"`` for folders of floats.
+        calibration: text to quantise weights with and, in the native profile, for the constants with which 4-bit keys
+            (the cache formats ``int4`` and ``int4x2``) are written: ``"built-in"``; a UTF-8 file of at least 512
+            tokens, or a ``.json`` file, a list of conversations, each a list of ``{"role": ..., "content": ...}``;
+            None: weights are rounded without it, and there are no constants.
         sampling: recommended sampling values of the model; None: those in the checkpoint's keys ``general.sampling.*``
             or, without them, a ``generation_config.json`` beside it.
         force: replace a package at ``out``.
@@ -72,6 +78,7 @@ def export_model(
         out,
         profile=profile,
         activations=activations,
+        weights=weights,
         calibration=calibration,
         sampling=sampling,
         force=force,

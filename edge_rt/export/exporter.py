@@ -11,9 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import onnx_ir as ir
-
-from edge_rt.errors import StorageError
 from edge_rt.export.calibration.calibrate import calibrate
 from edge_rt.export.check.compare import (
     CheckResult,
@@ -29,17 +26,15 @@ from edge_rt.export.checkpoint import Checkpoint, calibration_text, read_checkpo
 from edge_rt.export.estimate import ExportEstimate, estimate_export, require_room
 from edge_rt.export.families.llama_config import LlamaConfig
 from edge_rt.export.families.llama_graph import (
-    build_graph,
     place_weights,
-    write_rope_tables,
 )
 from edge_rt.export.op_profile import choose_profile
-from edge_rt.export.sources.source import Source, TokenizerBuild
+from edge_rt.export.quantise.decision import choose_weights
+from edge_rt.export.sources.source import Source
 from edge_rt.export.sources.tensor_reader import TensorReader
-from edge_rt.export.weights.blocks import float_rows, float_values, read_rows, rope_factors
-from edge_rt.export.weights.matrices import CheckpointMatrices
-from edge_rt.export.weights.rows import CheckpointRows
-from edge_rt.export.weights.weights_file import WeightsFile, WeightsLayout, verify_checksums
+from edge_rt.export.weights.matrices import CheckpointMatrices, PackageMatrices
+from edge_rt.export.weights.weights_file import WeightsLayout, verify_checksums
+from edge_rt.export.writing import GRAPH_FILE, write_graph, write_texts, write_weights
 from edge_rt.ops import library_path
 from edge_rt.package.manifest import (
     FORMAT_VERSION,
@@ -62,7 +57,6 @@ from edge_rt.system.file_hash import sha256_files
 from edge_rt.system.process_memory import peak_rss_bytes
 from edge_rt.version import VERSION
 
-GRAPH_FILE: Final = "model.onnx"
 STAGES: Final = ("read", "plan", "weights", "graph", "calibrate", "check", "publish")
 """Names of the stages, in order. Packages without constants of 4-bit keys have no stage ``"calibrate"``."""
 
@@ -108,6 +102,7 @@ def export_checkpoint(
     *,
     profile: str | None,
     activations: str,
+    weights: str | None,
     calibration: Path | str | None,
     sampling: SamplingAdvice | None,
     force: bool,
@@ -123,6 +118,7 @@ def export_checkpoint(
         out: folder to create.
         profile: as in ``export_model``.
         activations: as in ``export_model``.
+        weights: as in ``export_model``.
         calibration: as in ``export_model``.
         sampling: as in ``export_model``.
         force: as in ``export_model``.
@@ -134,38 +130,41 @@ def export_checkpoint(
         InputError, StorageError, MemoryBudgetExceeded, ConfigError, RuntimeUnavailable: as in ``export_model``.
     """
     chosen = choose_profile(profile, activations, library_path(), config)
-    text = calibration_text(calibration, chosen)
+    choice = choose_weights(source, config, weights)
+    text = calibration_text(calibration, chosen, choice)
     # Needed by the last stage, which runs the graph.
     check_window_support(chosen.name, config.sliding_window)
 
-    stages = [name for name in STAGES if name != "calibrate" or text is not None]
+    stages = [name for name in STAGES if name != "calibrate" or (text is not None and chosen.has_4_bit_keys)]
 
     def stage(name: str, done: int = 0, total: int | None = None, message: str = "", unit: str = "bytes") -> None:
         progress(ProgressEvent(name, stages.index(name) + 1, len(stages), done, total, unit, message))
 
     stage("read")
     advice = source.read_advice() if sampling is None else sampling
-    checkpoint = read_checkpoint(source, config, chosen, text)
+    checkpoint = read_checkpoint(source, config, chosen, choice, text)
     stage("plan")
-    layout = place_weights(checkpoint.weights, checkpoint.config, chosen, is_calibrated=text is not None)
+    has_constants = chosen.has_4_bit_keys and text is not None
+    layout = place_weights(checkpoint.weights, checkpoint.config, chosen, is_calibrated=has_constants)
     tokens = () if checkpoint.calibration is None else checkpoint.calibration.token_ids
     estimate = estimate_export(checkpoint.weights, layout, checkpoint.model, chosen, len(tokens))
     if on_estimate is not None:
         on_estimate(estimate)
     require_room(estimate, absolute_path(out))
     with PackageWriter(out, force=force) as writer, TensorReader(checkpoint.source.paths) as stream:
-        checksums = _write_weights(stream, checkpoint, layout, writer.folder, stage)
+        on_bytes = functools.partial(stage, "weights")
+        written = write_weights(stream, checkpoint, layout, writer.folder, on_bytes)
         stage("graph")
-        _write_texts(checkpoint.tokenizer, writer.folder)
-        _write_graph(checkpoint, layout, activations, writer.folder / GRAPH_FILE)
+        write_texts(checkpoint.tokenizer, writer.folder)
+        write_graph(checkpoint, layout, activations, writer.folder / GRAPH_FILE)
         warnings = checkpoint.warnings
-        if tokens:
+        if has_constants:
             # The graph contains the positions of the constants, not their values.
             on_step = functools.partial(stage, "calibrate", unit="steps")
             warnings += calibrate(writer.folder, checkpoint.weights, layout, checkpoint.model, tokens, on_step)
             gc.collect()
         stage("check")
-        verify_checksums(writer.folder / WEIGHTS_FILE, layout, checksums)
+        verify_checksums(writer.folder / WEIGHTS_FILE, layout, written.checksums)
         results = _check(stream, checkpoint, layout, activations, writer.folder)
         stage("publish")
         package = writer.publish(_manifest(checkpoint, activations, advice))
@@ -194,59 +193,6 @@ def _report(
     )
 
 
-def _write_weights(
-    stream: TensorReader, checkpoint: Checkpoint, layout: WeightsLayout, folder: Path, stage: Callable[..., None]
-) -> dict[str, int]:
-    """Write all tensors but the constants of 4-bit keys, and return their checksums."""
-    total = sum(part.tensor.nbytes for linear in checkpoint.weights.linears() for part in linear.parts)
-    done = 0
-
-    def on_bytes(count: int) -> None:
-        nonlocal done
-        done += count
-        stage("weights", done, total)
-
-    stage("weights", 0, total)
-    with WeightsFile(folder / WEIGHTS_FILE, layout) as out:
-        for linear in checkpoint.weights.linears():
-            checkpoint.profile.fill(linear, CheckpointRows(stream), layout, out, on_bytes)
-        _write_vectors(stream, checkpoint, layout, out)
-        return out.checksums
-
-
-def _write_vectors(stream: TensorReader, checkpoint: Checkpoint, layout: WeightsLayout, out: WeightsFile) -> None:
-    for name, tensor in checkpoint.weights.vectors.items():
-        out.write(layout.slots[name], 0, float_values(float_rows(tensor, read_rows(stream, tensor)))[0])
-    factors = None
-    if (freqs := checkpoint.source.tensors.get("rope_freqs.weight")) is not None:
-        factors = rope_factors(freqs, read_rows(stream, freqs))
-    write_rope_tables(out, layout.slots["rope.cos"], layout.slots["rope.sin"], checkpoint.config, factors)
-
-
-def _write_texts(tokenizer: TokenizerBuild, folder: Path) -> None:
-    try:
-        (folder / TOKENIZER_FILE).write_text(tokenizer.json_text, encoding="utf-8")
-        if tokenizer.chat_template is not None:
-            (folder / TEMPLATE_FILE).write_text(tokenizer.chat_template, encoding="utf-8", newline="")
-    except OSError as error:
-        raise StorageError("The tokenizer could not be written.", f"{error.strerror}.", "Free some space.") from error
-
-
-def _write_graph(checkpoint: Checkpoint, layout: WeightsLayout, activations: str, path: Path) -> None:
-    model = build_graph(
-        checkpoint.weights,
-        layout,
-        checkpoint.model,
-        profile=checkpoint.profile,
-        activations=activations,
-        producer="edge-rt",
-    )
-    try:
-        path.write_bytes(ir.to_proto(model).SerializeToString(deterministic=True))
-    except OSError as error:
-        raise StorageError("The graph could not be written.", f"{error.strerror}.", "Free some space.") from error
-
-
 def _check(
     stream: TensorReader, checkpoint: Checkpoint, layout: WeightsLayout, activations: str, folder: Path
 ) -> tuple[CheckResult, ...]:
@@ -255,7 +201,10 @@ def _check(
     for linear in checkpoint.weights.linears():
         profile.verify(linear, stream, layout, folder / WEIGHTS_FILE)
     ids = check_token_ids(checkpoint.config.vocab_size, min(24, checkpoint.config.context_length))
-    judge = LlamaReference(CheckpointMatrices(stream, checkpoint.source.tensors), checkpoint.source, checkpoint.config)
+    plain = CheckpointMatrices(stream, checkpoint.source.tensors)
+    stored = profile.stored(folder / WEIGHTS_FILE, layout)
+    matrices = PackageMatrices(plain, checkpoint.weights.linears(), stored)
+    judge = LlamaReference(matrices, checkpoint.source, checkpoint.config, types=checkpoint.choice.types)
     if profile.rounds_by_rule:
         result = _check_steps(judge, checkpoint, activations, folder / GRAPH_FILE, ids)
         require_close(result)
@@ -265,7 +214,7 @@ def _check(
     for kind in profile.checked_activations(activations):
         graph = folder / (GRAPH_FILE if kind == activations else f"check-{kind}.onnx")
         if kind != activations:
-            _write_graph(checkpoint, layout, kind, graph)
+            write_graph(checkpoint, layout, kind, graph)
         result = compare(reference, run_graph(graph, checkpoint.model, ids, profile), kind)
         require_close(result)
         results.append(result)

@@ -82,13 +82,16 @@ class PlacedCheckpoint:
     layout: WeightsLayout
 
 
-def place_checkpoint(path: Path, *, profile: str | None = None, activations: str = "int8") -> PlacedCheckpoint:
+def place_checkpoint(
+    path: Path, *, profile: str | None = None, activations: str = "int8", weights: str | None = None
+) -> PlacedCheckpoint:
     """Open a checkpoint and decide how its weights are stored: the one place where that is decided from a path.
 
     Args:
         path: a GGUF file, any part of a split one, or a folder.
         profile: ``"native"``, ``"portable"``, or None: native if this machine can run it.
         activations: ``"int8"`` or ``"float"``.
+        weights: types of the matrices, as in ``edge_rt.export.export_model``.
 
     Raises:
         InputError: it is malformed or not supported.
@@ -99,8 +102,10 @@ def place_checkpoint(path: Path, *, profile: str | None = None, activations: str
     source, config = open_checkpoint(path)
     from edge_rt.export.families.llama_graph import collect_weights, place_weights
     from edge_rt.export.op_profile import choose_profile
+    from edge_rt.export.quantise.decision import choose_weights
 
     chosen = choose_profile(profile, activations, library_path(), config)
-    weights = collect_weights(source, config, chosen)
-    layout = place_weights(weights, config, chosen, is_calibrated=chosen.has_4_bit_keys)
-    return PlacedCheckpoint(source, config, chosen, weights, layout)
+    choice = choose_weights(source, config, weights)
+    linears = collect_weights(source, config, chosen, choice.types)
+    layout = place_weights(linears, config, chosen, is_calibrated=chosen.has_4_bit_keys)
+    return PlacedCheckpoint(source, config, chosen, linears, layout)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,10 @@ class LayerWeights:
     gate_up: tuple[Linear, ...]
     down: tuple[Linear, ...]
 
+    def linears(self) -> tuple[Linear, ...]:
+        """Every matrix, in the order of the file."""
+        return (*self.qkv, *self.output, *self.gate_up, *self.down)
+
 
 @dataclass(frozen=True)
 class LlamaWeights:
@@ -54,26 +58,33 @@ class LlamaWeights:
         """Every matrix once, in the order of the file."""
         yield self.embedding
         for layer in self.layers:
-            yield from (*layer.qkv, *layer.output, *layer.gate_up, *layer.down)
+            yield from layer.linears()
         if self.head is not self.embedding:
             yield self.head
 
 
-def collect_weights(source: Source, config: LlamaConfig, profile: OpProfile) -> LlamaWeights:
-    """List every matrix and vector of the package with the tensors that it comes from."""
+def collect_weights(
+    source: Source, config: LlamaConfig, profile: OpProfile, types: Mapping[str, str] | None = None
+) -> LlamaWeights:
+    """List every matrix and vector of the package with the tensors that it comes from.
+
+    Args:
+        source: the checkpoint.
+        config: its dimensions.
+        profile: decides what is stacked.
+        types: name of a tensor -> type that it gets in the package; others keep theirs.
+    """
+    types = types or {}
     tensors = source.tensors
     q_order = None if source.has_halves else unpermuted_rows(config.num_heads, config.head_dim)
     k_order = None if source.has_halves else unpermuted_rows(config.num_kv_heads, config.head_dim)
 
     def layer(i: int) -> LayerWeights:
-        def part(kind: str) -> Part:
-            return Part(tensors[f"blk.{i}.{kind}.weight"])
+        def part(kind: str, order: npt.NDArray[Any] | None = None) -> Part:
+            name = f"blk.{i}.{kind}.weight"
+            return Part(tensors[name], order, types.get(name))
 
-        qkv = (
-            Part(tensors[f"blk.{i}.attn_q.weight"], q_order),
-            Part(tensors[f"blk.{i}.attn_k.weight"], k_order),
-            part("attn_v"),
-        )
+        qkv = (part("attn_q", q_order), part("attn_k", k_order), part("attn_v"))
         return LayerWeights(
             qkv=profile.stack(f"layer{i}.qkv", qkv),
             output=profile.stack(f"layer{i}.output", [part("attn_output")]),
@@ -81,14 +92,17 @@ def collect_weights(source: Source, config: LlamaConfig, profile: OpProfile) -> 
             down=profile.stack(f"layer{i}.down", [part("ffn_down")]),
         )
 
-    embedding = Linear("embedding", (Part(tensors["token_embd.weight"]),))
+    def end(name: str) -> tuple[Part, ...]:
+        return (Part(tensors[name], None, types.get(name)),)
+
+    embedding = Linear("embedding", end("token_embd.weight"))
     vectors = {"final_norm": tensors["output_norm.weight"]}
     for i in range(config.num_layers):
         vectors[f"layer{i}.attention_norm"] = tensors[f"blk.{i}.attn_norm.weight"]
         vectors[f"layer{i}.mlp_norm"] = tensors[f"blk.{i}.ffn_norm.weight"]
     return LlamaWeights(
         embedding=embedding,
-        head=embedding if config.tied_embedding else Linear("head", (Part(tensors["output.weight"]),)),
+        head=embedding if config.tied_embedding else Linear("head", end("output.weight")),
         layers=tuple(layer(i) for i in range(config.num_layers)),
         vectors=vectors,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,3 +71,17 @@ def values(found: Codes, form: TileFormat) -> Array:
     if minimum is not None:
         weights += minimum[:, :, None]
     return weights.reshape(rows, inputs)
+
+
+def joined_rows(parts: Sequence[Codes]) -> Codes:
+    """Return rows that follow each other as one."""
+    if len(parts) == 1:
+        return parts[0]
+
+    def join(name: str) -> Array | None:
+        found = [getattr(part, name) for part in parts]
+        return None if found[0] is None else np.concatenate(found)
+
+    codes = join("codes")
+    assert codes is not None
+    return Codes(codes, join("scales"), join("minima"), join("d"), join("m"))

@@ -1,0 +1,158 @@
+"""Second moments of the inputs of matrices: the float model runs on the calibration text, a layer at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from edge_rt.export.families.llama_config import LlamaConfig
+from edge_rt.export.families.llama_forward import LlamaForward
+from edge_rt.export.sources.source import Source
+from edge_rt.export.weights.matrices import Matrices
+
+Array = npt.NDArray[Any]
+
+SEQUENCE: Final = 512
+"""Tokens that see each other; a longer text is cut."""
+WIDTH: Final = 2048
+"""Inputs whose products with each other are summed; those further apart are taken as unrelated, which bounds the memory
+and keeps few tokens from being fitted by many products."""
+HELD_OUT_SHARE: Final = 4
+"""One in this many sequences is held out, to judge by."""
+
+INPUT_OF: Final[Mapping[str, str]] = {
+    "attn_q": "qkv",
+    "attn_k": "qkv",
+    "attn_v": "qkv",
+    "attn_output": "output",
+    "ffn_gate": "gate_up",
+    "ffn_up": "gate_up",
+    "ffn_down": "down",
+}
+"""Kind of matrix -> what its input is called."""
+
+
+class Moments:
+    """Second moments of one input.
+
+    Args:
+        inputs: its width.
+
+    Attributes:
+        blocks: sums of products, float32 ``[width, width]`` each, of consecutive inputs.
+        tokens: how many rows were added.
+    """
+
+    def __init__(self, inputs: int) -> None:
+        widths = [min(WIDTH, inputs - begin) for begin in range(0, inputs, WIDTH)]
+        self.blocks = [np.zeros((width, width), np.float32) for width in widths]
+        self.tokens = 0
+
+    def add(self, rows: Array) -> None:
+        """Add rows of inputs, float32 ``[rows, inputs]``."""
+        begin = 0
+        for block in self.blocks:
+            part = rows[:, begin : begin + len(block)]
+            block += part.T @ part
+            begin += len(block)
+        self.tokens += len(rows)
+
+    @property
+    def diagonal(self) -> Array:
+        """Mean square of every input, float32 ``[inputs]``."""
+        sums = np.concatenate([block.diagonal() for block in self.blocks])
+        mean: Array = sums / np.float32(max(self.tokens, 1))
+        return mean
+
+    def error(self, rows: Array) -> float:
+        """Return the mean square over tokens, summed over rows, of the outputs of weights ``[rows, inputs]``."""
+        total, begin = 0.0, 0
+        for block in self.blocks:
+            part = rows[:, begin : begin + len(block)]
+            total += float(np.einsum("ni,ni->", part @ block, part, dtype=np.float64))
+            begin += len(block)
+        return total / max(self.tokens, 1)
+
+
+@dataclass(frozen=True)
+class InputMoments:
+    """Moments of an input: of the tokens that weights are fitted to, and of those that are held out to judge by."""
+
+    fitted: Moments
+    held_out: Moments
+
+
+class CalibrationWalk:
+    """Runs the float model on the calibration text; layers have to be taken in their order.
+
+    Args:
+        matrices: the float weights.
+        source: the checkpoint.
+        config: its dimensions.
+        token_ids: the text.
+    """
+
+    def __init__(self, matrices: Matrices, source: Source, config: LlamaConfig, token_ids: Sequence[int]) -> None:
+        self._matrices = matrices
+        self._config = config
+        self._layer: dict[str, Array] = {}
+        self._found: dict[str, InputMoments] = {}
+        self._is_held_out = False
+        self._forward = LlamaForward(
+            matrices,
+            config,
+            has_halves=source.has_halves,
+            has_factors="rope_freqs.weight" in source.tensors,
+            product=self._product,
+        )
+        pieces = [token_ids[begin : begin + SEQUENCE] for begin in range(0, len(token_ids), SEQUENCE)]
+        self.sequences = [list(piece) for piece in pieces]
+        self._streams = [self._forward.embed(piece)[None] for piece in self.sequences]
+        self._tables = self._forward.rope(min(SEQUENCE, len(token_ids)))
+
+    def is_held_out(self, sequence: int) -> bool:
+        """Return whether a sequence is held out: the last ones; none of fewer than four."""
+        return sequence >= len(self.sequences) - len(self.sequences) // HELD_OUT_SHARE
+
+    def layer(self, index: int) -> dict[str, InputMoments]:
+        """Run a layer and return the moments of its inputs by name."""
+        self._found = {}
+        for number, x in enumerate(self._streams):
+            self._is_held_out = self.is_held_out(number)
+            tables = (self._tables[0][: x.shape[1]], self._tables[1][: x.shape[1]])
+            self._streams[number] = self._forward.layer(x, index, tables)
+        # The weights of the layer, as floats, are kept for all sequences and no longer.
+        self._layer = {}
+        return self._found
+
+    def head(self) -> dict[str, InputMoments]:
+        """Return the moments of the head's input; behind the last layer."""
+        self._found = {}
+        for number in range(len(self._streams)):
+            self._is_held_out = self.is_held_out(number)
+            self._add("head", self.final(number))
+        return self._found
+
+    def final(self, sequence: int) -> Array:
+        """Return the head's input for a sequence, ``[rows, hidden_size]``; behind the last layer."""
+        final: Array = self._forward.norm(self._streams[sequence], "output_norm.weight")[0]
+        return final
+
+    def _product(self, x: Array, name: str) -> Array:
+        _, _, kind, _ = name.split(".")
+        if kind in ("attn_q", "attn_output", "ffn_gate", "ffn_down"):
+            self._add(INPUT_OF[kind], x.reshape(-1, x.shape[-1]))
+        if name not in self._layer:
+            self._layer[name] = np.concatenate(list(self._matrices.pieces(name)))
+        product: Array = (x.reshape(-1, x.shape[-1]) @ self._layer[name].T).reshape(*x.shape[:-1], -1)
+        return product
+
+    def _add(self, name: str, rows: Array) -> None:
+        if name not in self._found:
+            self._found[name] = InputMoments(Moments(rows.shape[1]), Moments(rows.shape[1]))
+        found = self._found[name]
+        (found.held_out if self._is_held_out else found.fitted).add(rows)

@@ -1,0 +1,164 @@
+"""Gives the rows of a package's matrices, quantised where they are to be, and measures what that loses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from edge_rt.errors import UnsupportedModel
+from edge_rt.export.quantise.feedback import feedback, importance, quantise
+from edge_rt.export.quantise.grids import Grid
+from edge_rt.export.quantise.moments import INPUT_OF, InputMoments
+from edge_rt.export.weights.blocks import FLOAT_TYPES
+from edge_rt.export.weights.codes import Codes, joined_rows
+from edge_rt.export.weights.linear import Part
+from edge_rt.export.weights.matrices import Matrices
+from edge_rt.export.weights.rows import RowReader, Rows
+from edge_rt.export.weights.tile_formats import tile_format
+from edge_rt.system.machine import usable_cpus
+
+Array = npt.NDArray[Any]
+
+SAMPLE_ROWS: Final = 128
+"""Rows of a matrix that feedback is tried on, and that its error is measured on."""
+_CHUNK_VALUES: Final = 1 << 20
+"""Weights that one thread quantises at a time."""
+_LEAST_MOMENTS: Final = 64
+"""Tokens from which on moments are used."""
+
+
+@dataclass(frozen=True)
+class PartError:
+    """What quantising a matrix lost.
+
+    Attributes:
+        name: the tensor.
+        type_name: what it was quantised to.
+        has_feedback: whether errors were made up for by the inputs behind them.
+        error: mean square of the error of the outputs on held-out tokens over that of the outputs; without calibration,
+            of the weights over that of the weights. Of a sample of rows.
+        values: weights of the matrix.
+    """
+
+    name: str
+    type_name: str
+    has_feedback: bool
+    error: float
+    values: int
+
+
+class QuantisedRows:
+    """A ``RowReader`` that quantises the parts that have another type in the package.
+
+    Args:
+        plain: gives rows of all other parts.
+        matrices: the checkpoint's values.
+        moments: of the inputs, by name as in ``INPUT_OF`` or ``"head"``; empty without calibration. The caller changes
+            it from layer to layer.
+    """
+
+    def __init__(self, plain: RowReader, matrices: Matrices, moments: Mapping[str, InputMoments]) -> None:
+        self._plain = plain
+        self._matrices = matrices
+        self._moments = moments
+        self.errors: list[PartError] = []
+
+    def rows(self, part: Part, *, multiple: int = 1) -> Iterator[tuple[Rows, int]]:
+        """Yield the rows of a part; see ``RowReader``."""
+        if part.quantised_to is None:
+            yield from self._plain.rows(part, multiple=multiple)
+        elif part.quantised_to in FLOAT_TYPES:
+            for values, read in self._pieces(part, multiple):
+                yield _converted(part, values), read
+        else:
+            yield from self._quantised(part, multiple)
+
+    def _pieces(self, part: Part, multiple: int) -> Iterator[tuple[Array, int]]:
+        """Yield float rows in the package's order, and the bytes of the checkpoint that they took."""
+        inputs, count = part.tensor.shape
+        per_row = part.tensor.nbytes // count
+        if part.row_order is not None:
+            whole = np.concatenate(list(self._matrices.pieces(part.tensor.name)))
+            yield whole[part.row_order], part.tensor.nbytes
+            return
+        rest = np.empty((0, inputs), np.float32)
+        for piece in self._matrices.pieces(part.tensor.name):
+            rows = np.concatenate([rest, piece])
+            whole_rows = len(rows) // multiple * multiple
+            yield rows[:whole_rows], whole_rows * per_row
+            rest = rows[whole_rows:]
+        if len(rest):
+            yield rest, len(rest) * per_row
+
+    def _quantised(self, part: Part, multiple: int) -> Iterator[tuple[Rows, int]]:
+        grid = Grid(tile_format(part.type_name))
+        weight_of, feedbacks = self._fit(part, grid)
+        step = max(1, _CHUNK_VALUES // part.tensor.shape[0])
+
+        def work(rows: Array) -> Codes:
+            return quantise(np.ascontiguousarray(rows.T), weight_of, feedbacks, grid)[0]
+
+        with ThreadPoolExecutor(usable_cpus()) as workers:
+            for values, read in self._pieces(part, multiple):
+                chunks = [values[begin : begin + step] for begin in range(0, len(values), step)]
+                yield joined_rows(list(workers.map(work, chunks))), read
+
+    def _fit(self, part: Part, grid: Grid) -> tuple[Array, Sequence[Array]]:
+        """Return the importance of the inputs, and feedback if it wins on held-out tokens; note the error."""
+        inputs, count = part.tensor.shape
+        moments = self._moments.get(_input_of(part.tensor.name))
+        numbers = np.unique(np.linspace(0, count - 1, min(count, SAMPLE_ROWS)).astype(np.int64))
+        sample = self._matrices.rows(part.tensor.name, numbers.tolist())
+        columns = np.ascontiguousarray(sample.T)
+        if moments is None or moments.fitted.tokens < _LEAST_MOMENTS:
+            weight_of = np.ones(inputs, np.float32)
+            _, errors = quantise(columns, weight_of, (), grid)
+            self._note(part, False, float(np.square(errors).sum()), float(np.square(sample).sum()))
+            return weight_of, ()
+        weight_of = importance(moments.fitted.diagonal)
+        judge = moments.held_out if moments.held_out.tokens else moments.fitted
+        total = judge.error(sample)
+        _, errors = quantise(columns, weight_of, (), grid)
+        plain = judge.error(errors.T)
+        if moments.held_out.tokens:
+            factors = [feedback(block / np.float32(moments.fitted.tokens)) for block in moments.fitted.blocks]
+            _, errors = quantise(columns, weight_of, factors, grid)
+            if (found := judge.error(errors.T)) < plain:
+                self._note(part, True, found, total)
+                return weight_of, factors
+        self._note(part, False, plain, total)
+        return weight_of, ()
+
+    def _note(self, part: Part, has_feedback: bool, error: float, total: float) -> None:
+        inputs, count = part.tensor.shape
+        relative = error / total if total > 0 else 0.0
+        self.errors.append(PartError(part.tensor.name, part.type_name, has_feedback, relative, inputs * count))
+
+
+def _input_of(name: str) -> str:
+    kind = name.split(".")[-2]
+    return INPUT_OF.get(kind, "head")
+
+
+def _converted(part: Part, values: Array) -> Array:
+    """Return float rows as another float type stores them.
+
+    Raises:
+        UnsupportedModel: a value is too large for it.
+    """
+    if part.type_name != "F16":
+        return values
+    with np.errstate(over="ignore"):
+        halves = values.astype(np.float16)
+    if not np.isfinite(halves).all():
+        raise UnsupportedModel(
+            f"The tensor '{part.tensor.name}' does not fit half precision.",
+            f"Its largest value is {np.abs(values).max():.4g}, the largest half is 65504.",
+            "Choose --weights f32, int8 or int4.",
+        )
+    return halves

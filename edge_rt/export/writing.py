@@ -1,0 +1,142 @@
+"""Writes the parts of a package: weights, as they are or quantised on the way; tokenizer and template; graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import onnx_ir as ir
+
+from edge_rt.errors import StorageError
+from edge_rt.export.checkpoint import Checkpoint
+from edge_rt.export.families.llama_graph import build_graph, write_rope_tables
+from edge_rt.export.quantise.moments import CalibrationWalk, InputMoments
+from edge_rt.export.quantise.rows import PartError, QuantisedRows
+from edge_rt.export.sources.source import TokenizerBuild
+from edge_rt.export.sources.tensor_reader import TensorReader
+from edge_rt.export.weights.blocks import float_rows, float_values, read_rows, rope_factors
+from edge_rt.export.weights.linear import Linear
+from edge_rt.export.weights.matrices import CheckpointMatrices
+from edge_rt.export.weights.rows import CheckpointRows
+from edge_rt.export.weights.weights_file import WeightsFile, WeightsLayout
+from edge_rt.package.manifest import TEMPLATE_FILE, TOKENIZER_FILE, WEIGHTS_FILE
+
+GRAPH_FILE: Final = "model.onnx"
+
+
+@dataclass(frozen=True)
+class Written:
+    """What was written into ``weights.bin``.
+
+    Attributes:
+        checksums: CRC-32 by tensor.
+        errors: of the matrices that were quantised.
+        walk: the float model behind its last layer, if it ran.
+    """
+
+    checksums: Mapping[str, int]
+    errors: Sequence[PartError] = ()
+    walk: CalibrationWalk | None = None
+
+
+def write_weights(
+    stream: TensorReader,
+    checkpoint: Checkpoint,
+    layout: WeightsLayout,
+    folder: Path,
+    on_bytes: Callable[[int, int], None],
+) -> Written:
+    """Write all tensors but the constants of 4-bit keys.
+
+    Args:
+        stream: the open checkpoint.
+        checkpoint: what is known about it.
+        layout: where tensors lie.
+        folder: of the package.
+        on_bytes: called with the bytes of the checkpoint that were converted, and with all of them.
+
+    Raises:
+        InvalidModelFile: a value is not finite.
+        UnsupportedModel: a value does not fit the type that was chosen.
+        StorageError: reading or writing failed.
+    """
+    total = sum(part.tensor.nbytes for linear in checkpoint.weights.linears() for part in linear.parts)
+    done = 0
+
+    def count(read: int) -> None:
+        nonlocal done
+        done += read
+        on_bytes(done, total)
+
+    on_bytes(0, total)
+    matrices = CheckpointMatrices(stream, checkpoint.source.tensors)
+    walk = None
+    if checkpoint.choice.quantises and checkpoint.calibration is not None:
+        walk = CalibrationWalk(matrices, checkpoint.source, checkpoint.config, checkpoint.calibration.token_ids)
+    moments: dict[str, InputMoments] = {}
+    rows = QuantisedRows(CheckpointRows(stream), matrices, moments)
+    with WeightsFile(folder / WEIGHTS_FILE, layout) as out:
+        for linears, found in _batches(checkpoint, walk):
+            moments.clear()
+            moments.update(found)
+            for linear in linears:
+                checkpoint.profile.fill(linear, rows, layout, out, count)
+        _write_vectors(stream, checkpoint, layout, out)
+        return Written(out.checksums, rows.errors, walk)
+
+
+def _batches(
+    checkpoint: Checkpoint, walk: CalibrationWalk | None
+) -> Iterator[tuple[Sequence[Linear], Mapping[str, InputMoments]]]:
+    """Yield the matrices in the order in which their inputs are known, with the moments of these."""
+    weights = checkpoint.weights
+    if weights.head is not weights.embedding:
+        yield (weights.embedding,), {}
+    for index, layer in enumerate(weights.layers):
+        yield layer.linears(), {} if walk is None else walk.layer(index)
+    yield (weights.head,), {} if walk is None else walk.head()
+
+
+def _write_vectors(stream: TensorReader, checkpoint: Checkpoint, layout: WeightsLayout, out: WeightsFile) -> None:
+    for name, tensor in checkpoint.weights.vectors.items():
+        out.write(layout.slots[name], 0, float_values(float_rows(tensor, read_rows(stream, tensor)))[0])
+    factors = None
+    if (freqs := checkpoint.source.tensors.get("rope_freqs.weight")) is not None:
+        factors = rope_factors(freqs, read_rows(stream, freqs))
+    write_rope_tables(out, layout.slots["rope.cos"], layout.slots["rope.sin"], checkpoint.config, factors)
+
+
+def write_texts(tokenizer: TokenizerBuild, folder: Path) -> None:
+    """Write tokenizer and chat template.
+
+    Raises:
+        StorageError: the disk is full.
+    """
+    try:
+        (folder / TOKENIZER_FILE).write_text(tokenizer.json_text, encoding="utf-8")
+        if tokenizer.chat_template is not None:
+            (folder / TEMPLATE_FILE).write_text(tokenizer.chat_template, encoding="utf-8", newline="")
+    except OSError as error:
+        raise StorageError("The tokenizer could not be written.", f"{error.strerror}.", "Free some space.") from error
+
+
+def write_graph(checkpoint: Checkpoint, layout: WeightsLayout, activations: str, path: Path) -> None:
+    """Write the graph.
+
+    Raises:
+        StorageError: the disk is full.
+    """
+    model = build_graph(
+        checkpoint.weights,
+        layout,
+        checkpoint.model,
+        profile=checkpoint.profile,
+        activations=activations,
+        producer="edge-rt",
+    )
+    try:
+        path.write_bytes(ir.to_proto(model).SerializeToString(deterministic=True))
+    except OSError as error:
+        raise StorageError("The graph could not be written.", f"{error.strerror}.", "Free some space.") from error
