@@ -2,7 +2,8 @@
 
 It shares the code that reads the file (header, ``LlamaConfig``, raw rows) and the rope frequencies
 (``scaled_frequencies``) with the exporter, so it cannot find faults in those; tests check them against independent
-formulas. The arithmetic is independent: weights are dequantised by the ``gguf`` library, rows of q and k keep the
+formulas. The arithmetic is independent: weights are dequantised by the ``gguf`` library, those of packed matrices
+(``sources.packed``) by a formula that the exporter does not use, rows of q and k keep the
 file's order and are rotated as adjacent pairs, and attention is one softmax over all positions that a token sees.
 
 For graphs that round activations it also computes every step separately, from the graph's own input of that step, with
@@ -23,9 +24,10 @@ from gguf.quants import dequantize
 
 from edge_rt.export.families.llama_config import LlamaConfig, scaled_frequencies
 from edge_rt.export.sources.gguf_types import TensorInfo
+from edge_rt.export.sources.packed import PackedTensor
 from edge_rt.export.sources.source import Source
 from edge_rt.export.sources.tensor_reader import TensorReader
-from edge_rt.export.weights.blocks import FLOAT_TYPES, iter_rows
+from edge_rt.export.weights.blocks import FLOAT_TYPES, iter_rows, piece_rows
 from edge_rt.export.weights.tile_formats import BLOCK
 
 Array = npt.NDArray[Any]
@@ -113,6 +115,12 @@ class LlamaReference:
         return _times(_rounded(x, self._checkpoint.tensors[name]), self._matrix(name))
 
     def _pieces(self, tensor: TensorInfo) -> Iterator[Array]:
+        if isinstance(tensor, PackedTensor):
+            packed, rows = tensor.open(self._source), np.arange(tensor.shape[1])
+            # Taking words apart needs more memory than blocks do: pieces are smaller.
+            for some in np.split(rows, rows[:: max(1, piece_rows(tensor) // 4)][1:]):
+                yield packed.values(some).astype(self._dtype)
+            return
         for raw in iter_rows(self._source, tensor):
             yield dequantize(raw, GGMLQuantizationType(tensor.type_id)).reshape(raw.shape[0], -1).astype(self._dtype)
 
@@ -126,6 +134,8 @@ class LlamaReference:
 
     def _embed(self, token_ids: Sequence[int]) -> Array:
         tensor = self._checkpoint.tensors["token_embd.weight"]
+        if isinstance(tensor, PackedTensor):
+            return tensor.open(self._source).values(np.asarray(token_ids)).astype(self._dtype)
         row_bytes = tensor.nbytes // tensor.shape[1]
         raws = (self._source.read(tensor, token * row_bytes, row_bytes) for token in token_ids)
         rows = [np.frombuffer(raw, np.uint8) for raw in raws]
