@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from edge_rt.errors import EdgeRTError, InvalidModelFile, UnsupportedModel
+from tests import fuzz_packed
 from tests.helpers.packed_factory import (
     AWQ_ORDER,
     awq,
@@ -354,3 +355,11 @@ def test_whatever_the_tensors_say_nothing_else_is_raised(layout, data, group, ne
         packed.values(np.arange(tensor.shape[1]))
     except EdgeRTError:
         pass
+
+
+@pytest.mark.parametrize("layout", WRITERS)
+def test_the_first_inputs_of_the_script_that_makes_many(layout):
+    counts = fuzz_packed.run(layout, 400, 2)
+    refused = sum(count for kind, count in counts.items() if kind.endswith("refused"))
+    assert counts["good"] > 100
+    assert refused > 50
