@@ -67,9 +67,11 @@ def read_packed_settings(where: str, config: Mapping[str, Any]) -> PackedSetting
 
 def _gptq(settings: _Settings) -> PackedSettings:
     settings.require_bits(settings.integer("bits"))
-    form = settings.text("checkpoint_format", "gptq")
+    # The second key is that of newer versions.
+    key = "checkpoint_format" if settings.values.get("checkpoint_format") is not None else "format"
+    form = settings.text(key, "gptq")
     if form not in ("gptq", "gptq_v2"):
-        raise settings.refused("checkpoint_format", form, "gptq, gptq_v2")
+        raise settings.refused(key, form, "gptq, gptq_v2")
     if settings.flag("is_marlin_format", default=False):
         raise settings.refused("is_marlin_format", "true", "false")
     changes = settings.values.get("dynamic")
@@ -86,9 +88,10 @@ def _gptq(settings: _Settings) -> PackedSettings:
 
 def _awq(settings: _Settings) -> PackedSettings:
     settings.require_bits(settings.integer("w_bit" if "w_bit" in settings.values else "bits"))
-    version = settings.text("version", "gemm").lower()
-    if version != "gemm":
-        raise settings.refused("version", version, "gemm")
+    for key in ("version", "checkpoint_format", "format"):
+        version = settings.text(key, "gemm").lower()
+        if version != "gemm":
+            raise settings.refused(key, version, "gemm")
     if not settings.flag("zero_point", default=True):
         raise settings.refused("zero_point", "false", "true")
     group = settings.integer("q_group_size" if "q_group_size" in settings.values else "group_size")

@@ -36,6 +36,8 @@ WEIGHTS = ("config_groups", "group_0", "weights")
     [
         (SETTINGS["gptq"], PackedSettings("gptq", 128, zero_added=1)),
         (SETTINGS["gptq_v2"], PackedSettings("gptq", 128)),
+        (changed("gptq", "format", "gptq_v2"), PackedSettings("gptq", 128)),
+        (changed("gptq_v2", "format", "gptq"), PackedSettings("gptq", 128)),
         (changed("gptq", "desc_act", True), PackedSettings("gptq", 128, zero_added=1, needs_order=True)),
         (changed("gptq", "group_size", -1), PackedSettings("gptq", 0, zero_added=1)),
         (changed("gptq", "dynamic", {"-:.*lm_head": {}}), PackedSettings("gptq", 128, zero_added=1)),
@@ -87,6 +89,8 @@ def test_an_older_key_of_compressed_tensors():
         (changed("gptq", "group_size", 0), "'group_size' is 0"),
         (changed("gptq", "group_size", -2), "'group_size' is -2"),
         (changed("gptq", "group_size", 1 << 40), "'group_size' is 1099511627776"),
+        (changed("gptq", "format", "marlin"), "'format' is marlin; read is gptq, gptq_v2"),
+        (changed("awq", "format", "gemv"), "'format' is gemv; read is gemm"),
         (changed("gptq", "checkpoint_format", "marlin"), "'checkpoint_format' is marlin; read is gptq, gptq_v2"),
         (changed("gptq", "is_marlin_format", True), "'is_marlin_format' is true"),
         (changed("gptq", "dynamic", {"+:.*0.*": {"bits": 8}}), "'dynamic' is {'+:"),
