@@ -81,11 +81,12 @@ class AWQMatrix(StoredMatrix):
         """Return weights, by shifts of whole words."""
         places = np.array([ORDER.index(row) for row in range(NIBBLES)])
         shifts = (4 * places[rows % NIBBLES]).astype(np.uint32)
-        codes = self._words[:, rows // NIBBLES] >> shifts & 15
-        zeros = self._zero_words[:, rows // NIBBLES] >> shifts & 15
+        # `take` gives rows of inputs that lie together; an index of columns would not, and be slower.
+        codes = np.take(self._words, rows // NIBBLES, axis=1) >> shifts & 15
+        zeros = np.take(self._zero_words, rows // NIBBLES, axis=1) >> shifts & 15
         groups = np.arange(len(codes)) // self._tensor.group
         less = codes.astype(np.int32) - zeros.astype(np.int32)[groups]
-        values: Array = (less.astype(np.float32) * self._scales[:, rows][groups]).T
+        values: Array = (less.astype(np.float32) * np.take(self._scales, rows, axis=1)[groups]).T
         return values
 
 

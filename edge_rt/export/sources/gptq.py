@@ -87,8 +87,11 @@ class GPTQMatrix(StoredMatrix):
         """Return weights, by shifts of whole words."""
         inputs = np.arange(self._tensor.shape[0])
         groups = inputs // self._tensor.group if self._tensor.groups_of is None else self._tensor.groups_of
-        codes = self._words[:, rows][inputs // NIBBLES] >> (4 * (inputs % NIBBLES)).astype(np.uint32)[:, None] & 15
-        zeros = self._zero_words[:, rows // NIBBLES] >> (4 * (rows % NIBBLES)).astype(np.uint32) & 15
+        # `take` gives rows of inputs that lie together; an index of columns would not, and be slower.
+        words = np.take(self._words, rows, axis=1)[inputs // NIBBLES]
+        codes = words >> (4 * (inputs % NIBBLES)).astype(np.uint32)[:, None] & 15
+        zero_words = np.take(self._zero_words, rows // NIBBLES, axis=1)
+        zeros = zero_words >> (4 * (rows % NIBBLES)).astype(np.uint32) & 15
         less = codes.astype(np.int32) - (zeros.astype(np.int32) + self._tensor.zero_added)[groups]
-        values: Array = (less.astype(np.float32) * self._scales[:, rows][groups]).T
+        values: Array = (less.astype(np.float32) * np.take(self._scales, rows, axis=1)[groups]).T
         return values
