@@ -9,6 +9,9 @@ namespace edge_rt::fuzz {
 
 std::string format_name(WeightFormat format);
 
+// Whether matrices in two formats have the same shape, so that an operator cannot tell one from the other.
+bool are_alike(const std::string& one, const std::string& other);
+
 struct MatrixSizes {
   WeightFormat format;
   int64_t outputs, inputs;

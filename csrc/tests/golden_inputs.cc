@@ -30,10 +30,11 @@ void fill_quantised(Random& random, const Matrix& matrix, int64_t tile, uint8_t*
     unit[i] = static_cast<uint8_t>(exists ? tame : 0);
   }
   if (f.scales == ScaleKind::kExponent) return;
+  const bool is_whole = f.scales == ScaleKind::kHalf || f.scales == ScaleKind::kZero;
   for (int row = 0; row < kTileRows; ++row) {
     const bool exists = tile * kTileRows + row < matrix.outputs;
     // Scales of bytes are whole numbers: their d is smaller.
-    const uint16_t less = f.scales == ScaleKind::kHalf ? 0 : 5 << 10;
+    const uint16_t less = is_whole ? 0 : 5 << 10;
     put_half(unit + at.d + 2 * row, exists ? static_cast<uint16_t>(random_scale(random) - less) : uint16_t{0});
     if (f.has_minimum) {
       put_half(unit + at.m + 2 * row, exists ? static_cast<uint16_t>(random_half(random) - less) : uint16_t{0});

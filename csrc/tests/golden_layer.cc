@@ -22,6 +22,8 @@ constexpr Shape kShapes[] = {
     {"k_quants", 256, 4, 2, 64, 64, 256, WeightFormat::kW4K, WeightFormat::kW6K, WeightFormat::kW5K,
      WeightFormat::kW2K},
     {"tables", 256, 4, 2, 64, 64, 256, WeightFormat::kT4K, WeightFormat::kMX4, WeightFormat::kW3K, WeightFormat::kT4},
+    {"zero_points", 128, 4, 2, 32, 32, 256, WeightFormat::kW4Z64, WeightFormat::kW4Z32, WeightFormat::kW4Z128,
+     WeightFormat::kW4Z128},
     {"mixed", 96, 3, 1, 20, 20, 80, kW8, WeightFormat::kF16, kW4, WeightFormat::kF32, true}};
 
 class Layer {

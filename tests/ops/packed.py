@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
+from edge_rt.export.weights.codes import Codes
 from edge_rt.export.weights.tile_formats import TILE_FORMATS
-from edge_rt.export.weights.tiles import unpack_rows
+from edge_rt.export.weights.tiles import pack_rows, unpack_rows
 from tests.helpers.ggml_blocks import HALVES, TYPE_OF, packed_raw, random_rows, tensor_of
 
 SCALES = {"half": 0.02, "byte": 0.001, "signed": 0.0005, "nibble": 0.005, "exponent": 1}
 """Standard deviation of fp16 numbers with which weights of every kind of scale are about 0.1."""
 FLOAT_FORMATS = ("f16", "f32", "bf16")
+ZERO_FORMATS = ("w4z32", "w4z64", "w4z128")
 
 
 def wide(form, columns):
@@ -21,6 +23,8 @@ def wide(form, columns):
 
 def random_matrix(rng, form, rows, columns):
     """Return the packed bytes ``[tiles, units, bytes]`` and the weights, float32 ``[rows, columns]``."""
+    if form in ZERO_FORMATS:
+        return random_zeros(rng, form, rows, columns)
     type_name = TYPE_OF[form]
     if type_name in HALVES:
         raw = random_rows(rng, type_name, rows, columns, SCALES[TILE_FORMATS[form].scales])
@@ -31,6 +35,17 @@ def random_matrix(rng, form, rows, columns):
         raw = values.astype(np.float16 if form == "f16" else values.dtype).view(np.uint8)
     packed = packed_raw(tensor_of(type_name, rows, columns), raw)
     return packed, unpack_rows(packed, TILE_FORMATS[form])[:rows, :columns]
+
+
+def random_zeros(rng, form, rows, columns):
+    """The same for codes with zero points; the weights by another way than that of the product."""
+    unit = TILE_FORMATS[form].unit_inputs
+    codes = rng.integers(0, 16, (rows, columns), dtype=np.uint8)
+    zeros = rng.integers(0, 17, (rows, columns // unit), dtype=np.uint8)
+    d = (rng.standard_normal(zeros.shape) * 0.02).astype(np.float16)
+    packed = pack_rows(Codes(codes, zeros=zeros, d=d), TILE_FORMATS[form])
+    each = codes.reshape(rows, -1, unit).astype(np.float32) - zeros[..., None].astype(np.float32)
+    return packed, (each * d[..., None].astype(np.float32)).reshape(rows, columns)
 
 
 def rounded_rows(x):

@@ -26,6 +26,7 @@ MATRICES = {
     **{form: dict.fromkeys(SHAPES, form) for form in ("w4m", "w4", "w8", "f16", "f32")},
     "mixed": {"qkv": "w8", "output": "f16", "gate_up": "w4", "down": "f32"},
     "mixed otherwise": {"qkv": "f32", "output": "w4m", "gate_up": "f16", "down": "w4"},
+    "zero points": {"qkv": "w4z32", "output": "w4z64", "gate_up": "w4z32", "down": "w4z32"},
 }
 ATTRIBUTES = {"hidden": HIDDEN, "intermediate": INTERMEDIATE, **ATTENTION.attributes}
 ROWS = (1, 2, 7, 8, 9, 16, 17, 40)
@@ -175,7 +176,7 @@ def test_constants_of_keys_count(kv_format):
 
 @pytest.mark.parametrize("isa", ISAS[1:])
 @pytest.mark.parametrize("kv_format", FORMATS)
-@pytest.mark.parametrize("formats", ["w4m", "mixed"])
+@pytest.mark.parametrize("formats", ["w4m", "mixed", "zero points"])
 def test_every_instruction_set_gives_the_same_bits(formats, kv_format, isa):
     best, other = Layer(MATRICES[formats], kv_format), Layer(MATRICES[formats], kv_format)
     for x, past, parents in passes(starts=[]):

@@ -35,7 +35,8 @@ inline void unpack_block(WeightFormat format, const uint8_t* unit, int place, in
   }
   const int inputs = kBlock / f.groups;
   for (int g = 0; g < f.groups; ++g) {
-    const int index = kTileRows * (place * f.groups + g) + row;
+    const bool has_zero = f.scales == ScaleKind::kZero;  // of the whole unit
+    const int index = has_zero ? row : kTileRows * (place * f.groups + g) + row;
     const uint8_t scale = unit[at.scales + index];
     float d, minimum = 0.0f;
     if (f.scales == ScaleKind::kExponent) {
@@ -50,7 +51,8 @@ inline void unpack_block(WeightFormat format, const uint8_t* unit, int place, in
       if (f.scales == ScaleKind::kNibbles) minimum *= -static_cast<float>(scale >> 4);
     }
     for (int k = g * inputs; k < (g + 1) * inputs; ++k) {
-      const float code = static_cast<float>(code_at(format, unit + place * at.code_bytes, k, row));
+      const int whole = code_at(format, unit + place * at.code_bytes, k, row);
+      const float code = static_cast<float>(has_zero ? whole - scale : whole);
       y[k] = f.has_minimum ? s_fma(d, code, minimum) : d * code;
     }
   }

@@ -5,7 +5,7 @@
 // Unless weights are floats, the rows of x are rounded to int8 per block of 32: a = max |x|, scale = a / 127,
 // code = round(x * (127 / a)), ties to even; all 0 where a is 0. A group of weights (a block, or half of one) has a
 // scale D and, in some formats, a minimum M; both are exact products. With dot the exact integer sum of codes of x and
-// of weights, less the format's offset, a group adds
+// of weights, less the format's offset or their zero point, a group adds
 //   t = fma(C + dot, D, -C * D), C = 1.5 * 2^23      which is float(dot) * D, rounded once
 //   f = fma(t, scale, f)                             with a minimum then: f = fma(M, scale * float(sum of codes), f)
 // to its row's one sum f, groups in ascending order. Rows never meet, so their bits depend on nothing else.

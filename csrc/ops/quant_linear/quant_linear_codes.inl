@@ -39,7 +39,7 @@ inline Bytes quartet(const uint8_t* at) {
   }
 }
 
-// One code, less its offset: input i of row r. The definition of the above.
+// One code, less its offset but not a zero point: input i of row r. The definition of the above.
 inline int code_at(WeightFormat format, const uint8_t* at, int i, int r) {
   const WeightFacts& f = facts(format);
   const int k = i / 4, byte = 4 * r + i % 4;
@@ -70,6 +70,16 @@ template <class V>
 struct GroupScale {
   V d, minimum;
 };
+
+// Zero points of a unit, as integers of 32 bits; of formats without them 0, which nothing reads.
+template <WeightFormat format, class Lanes>
+inline typename Lanes::I zero_points(const uint8_t* unit, int part) {
+  if constexpr (has_zero_point(format)) {
+    return Lanes::integers(unit + unit_layout(format).scales + part * Lanes::kRows);
+  } else {
+    return typename Lanes::I{};
+  }
+}
 
 // Number `index` of a unit's groups; `part` counts by the rows of Lanes.
 template <WeightFormat format, class Lanes>

@@ -28,10 +28,12 @@ struct Bytes {
 
 struct Lanes {
   using V = VF;
+  using I = __m512i;
   static constexpr int kRows = 16;
 
   static VF halves(const uint8_t* at) { return vf_from_half(reinterpret_cast<const uint16_t*>(at)); }
   static __m128i load(const uint8_t* at) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(at)); }
+  static __m512i integers(const uint8_t* at) { return _mm512_cvtepu8_epi32(load(at)); }
   static VF whole(__m128i bytes) { return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes))}; }
   static VF bytes(const uint8_t* at) { return whole(load(at)); }
   static VF signed_bytes(const uint8_t* at) { return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load(at)))}; }
@@ -62,6 +64,14 @@ inline __m512i unsigned_quartet(const uint8_t* at) {
   return codes;
 }
 
+// Where a sum begins: with what the dot product lacks. That of zero points is a product of numbers that fit 16 bits.
+template <WeightFormat format>
+inline __m512i first_sum(__m512i magic, __m512i zero, const uint32_t* word) {
+  if (facts(format).has_minimum) return magic;
+  const __m512i more = _mm512_set1_epi32(static_cast<int>(*word));
+  return has_zero_point(format) ? _mm512_dpwssd_epi32(magic, zero, more) : _mm512_add_epi32(magic, more);
+}
+
 template <WeightFormat format, int M>
 inline void dot_tile(const Tile& tile, VF* out) {
   static constexpr WeightFacts kFacts = facts(format);
@@ -81,10 +91,9 @@ inline void dot_tile(const Tile& tile, VF* out) {
       const uint8_t* codes = unit + place * kAt.code_bytes;
       prefetch_weights<block_bytes(format)>(unit + place * block_bytes(format), tile.prefetch_end);
       each<kFacts.groups>([&](auto g) __attribute__((always_inline)) {
+        const __m512i zero = zero_points<format, Lanes>(unit, 0);
         __m512i sum[M];
-        for (int m = 0; m < M; ++m) {
-          sum[m] = kFacts.has_minimum ? magic : _mm512_add_epi32(magic, _mm512_set1_epi32(static_cast<int>(sums[m])));
-        }
+        for (int m = 0; m < M; ++m) sum[m] = first_sum<format>(magic, zero, sums + m);
         each<kQuartets>([&](auto i) __attribute__((always_inline)) {
           constexpr int k = decltype(g)::value * kQuartets + decltype(i)::value;
           const __m512i w = unsigned_quartet<format, k>(codes);

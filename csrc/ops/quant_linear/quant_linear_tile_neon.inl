@@ -35,6 +35,7 @@ struct Bytes {
 
 struct Lanes {
   using V = float32x4_t;
+  using I = int32x4_t;
   static constexpr int kRows = 4;
 
   static V halves(const uint8_t* at) {
@@ -48,6 +49,7 @@ struct Lanes {
     return vreinterpret_u8_u32(vdup_n_u32(word));
   }
   static uint32x4_t words(uint8x8_t bytes) { return vmovl_u16(vget_low_u16(vmovl_u8(bytes))); }
+  static I integers(const uint8_t* at) { return vreinterpretq_s32_u32(words(load(at))); }
   static V bytes(const uint8_t* at) { return vcvtq_f32_u32(words(load(at))); }
   static V signed_bytes(const uint8_t* at) {
     return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u8(load(at))))));
@@ -81,20 +83,22 @@ inline Quarter load_quarter(const uint8_t* codes) {
   return out;
 }
 
-// Scales and minima of 4 rows, or of 2 rows in the order of a pair's sums.
+// Scales, minima and zero points of 4 rows, or of 2 rows in the order of a pair's sums.
 struct QuarterScales {
   float32x4_t d, offset, minimum;
+  int32x4_t zero;
 };
 
 template <WeightFormat format>
 inline QuarterScales load_scales(const uint8_t* unit, int group, int quarter) {
   const auto w = group_scale<format, Lanes>(unit, group, quarter);
-  return {w.d, vmulq_n_f32(w.d, -kMagic), w.minimum};
+  return {w.d, vmulq_n_f32(w.d, -kMagic), w.minimum, zero_points<format, Lanes>(unit, quarter)};
 }
 
 template <WeightFormat format>
-inline int32x4_t first_sum(int32x4_t more) {
+inline int32x4_t first_sum(int32x4_t zero, int32x4_t more) {
   const int32x4_t magic = vdupq_n_s32(kMagicBits);
+  if (has_zero_point(format)) return vmlaq_s32(magic, zero, more);
   return is_corrected(format) ? vaddq_s32(magic, more) : magic;
 }
 
@@ -167,7 +171,8 @@ inline int32x4_t dot_pair(int32x4_t sum, const PairCodes& w, const PairCodes& x)
 
 inline QuarterScales zip_scales(const QuarterScales& w, bool upper) {
   const auto twice = [upper](float32x4_t a) { return upper ? vzip2q_f32(a, a) : vzip1q_f32(a, a); };
-  return {twice(w.d), twice(w.offset), twice(w.minimum)};
+  const int32x4_t zero = upper ? vzip2q_s32(w.zero, w.zero) : vzip1q_s32(w.zero, w.zero);
+  return {twice(w.d), twice(w.offset), twice(w.minimum), zero};
 }
 
 // Two neighbouring words as [0, 1, 0, 1].
@@ -187,7 +192,8 @@ inline void add_pairs(const Quarter& codes, const QuarterScales& scales, const P
 #pragma GCC unroll 4
     for (int p = 0; p < pairs; ++p) {
       const int32x4_t more = broadcast_two(sums + 2 * p);
-      const int32x4_t sum = dot_pair<facts(format).groups, g>(first_sum<format>(more), w, x[p]);
+      const int32x4_t first = first_sum<format>(zipped.zero, more);
+      const int32x4_t sum = dot_pair<facts(format).groups, g>(first, w, x[p]);
       const float32x4_t both = vreinterpretq_f32_s32(broadcast_two(scale + 2 * p));
       f[p][half] = add_quarter<format>(f[p][half], sum, zipped, both, more);
     }
@@ -236,7 +242,8 @@ inline void dot_tile(const Tile& tile, VF* out) {
 #pragma GCC unroll 8
           for (int m = 2 * kPairs; m < M; ++m) {
             const int32x4_t more = broadcast_word(words + m);
-            const int32x4_t sum = dot_quarter<kFacts.groups, kGroup>(first_sum<format>(more), codes, a + kBlock * m);
+            const int32x4_t first = first_sum<format>(scales.zero, more);
+            const int32x4_t sum = dot_quarter<kFacts.groups, kGroup>(first, codes, a + kBlock * m);
             f[q][m] = add_quarter<format>(f[q][m], sum, scales, vdupq_n_f32(scale[m]), more);
           }
         });

@@ -36,6 +36,7 @@ inline void dot_tile(const Tile& tile, VF* out) {
   for (int m = 0; m < M; ++m) out[m] = vf_zero();
   for (int64_t b = 0; b < tile.blocks; ++b) {
     const uint8_t* unit = tile.weight + b / kFacts.unit_blocks * kAt.bytes;
+    const uint8_t* zero = unit + kAt.scales;  // where there are zero points
     const int place = static_cast<int>(b % kFacts.unit_blocks);
     for (int g = 0; g < kFacts.groups; ++g) {
       const GroupScale<VF> w = group_scale<format, Lanes>(unit, place * kFacts.groups + g, 0);
@@ -44,7 +45,8 @@ inline void dot_tile(const Tile& tile, VF* out) {
         int32_t dot[kTileRows] = {};
         for (int r = 0; r < kTileRows; ++r) {
           for (int i = 0; i < kInputs; ++i) {
-            dot[r] += code_at(format, unit + place * kAt.code_bytes, g * kInputs + i, r) * x[i];
+            const int code = code_at(format, unit + place * kAt.code_bytes, g * kInputs + i, r);
+            dot[r] += (has_zero_point(format) ? code - zero[r] : code) * x[i];
           }
         }
         out[m] = add_block(out[m], vi_load(dot), w.d, tile.scale[b * M + m]);

@@ -1,7 +1,7 @@
 // Formats of packed matrices: what a block of 32 inputs by 16 rows holds, and where.
 //
-// Weights lie in tiles of 16 output rows (layout "tile16"): [tiles][units][unit_bytes]. A unit is one block, or eight
-// blocks (256 inputs) that share a scale d. Its bytes, in this order:
+// Weights lie in tiles of 16 output rows (layout "tile16"): [tiles][units][unit_bytes]. A unit is one, two, four or
+// eight blocks (up to 256 inputs) that share a scale d. Its bytes, in this order:
 //
 //   codes   of every block, in lines of 64 bytes: byte 4 r + j of a line belongs to row r. Quartet k of a block is its
 //           inputs 4 k ... 4 k + 3; j counts within it.
@@ -13,6 +13,7 @@
 //           highest)
 //   scales  of every group (a block, or each half of it) of every block: a byte for each of 16 rows
 //   minima  as scales, where they are bytes of their own
+//   zeros   instead of both a byte for each of 16 rows, where codes have a zero point
 //   d, m    16 fp16 numbers each, as far as the format has them
 //
 // With q the code, s a group's scale and m its minimum, as integers:
@@ -25,6 +26,7 @@
 //   w2k   (d s) q - (m t), groups of 16; s and t are the low and the high half of one byte, as Q2_K
 //   t4    d table[q]                              as IQ4_NL      t4k   (d s) table[q], as IQ4_XS
 //   mx4   2^(e - 128) table[q], e a byte a row    as MXFP4, whose table is doubled
+//   w4z32, w4z64, w4z128  d (q - z), z the zero point, a byte; units of 32, 64 and 128 inputs, as GPTQ and AWQ
 //   f16, bf16, f32  [input][row]; activations are not rounded
 //
 // Products in brackets are exact in float32.
@@ -54,15 +56,18 @@ enum class WeightFormat : int {
   kT4,
   kT4K,
   kMX4,
-  kBF16
+  kBF16,
+  kW4Z32,
+  kW4Z64,
+  kW4Z128
 };
-constexpr int kWeightFormatCount = 16;
+constexpr int kWeightFormatCount = 19;
 
 enum class CodeKind : int { kNibbles, kBytes, kFive, kSix, kThree, kTwo, kTable, kFloats };
 
 // How a group's scale is made: a half of its own, d times a byte, d times a signed byte, d and m times the halves of a
-// byte, or an exponent.
-enum class ScaleKind : int { kHalf, kByte, kSignedByte, kNibbles, kExponent, kNone };
+// byte, an exponent, or d alone, beside a zero point that is taken from the codes.
+enum class ScaleKind : int { kHalf, kByte, kSignedByte, kNibbles, kExponent, kZero, kNone };
 
 struct WeightFacts {
   const char* name;
@@ -93,12 +98,16 @@ constexpr WeightFacts kWeightFacts[kWeightFormatCount] = {
     {"t4k", CodeKind::kTable, ScaleKind::kSignedByte, false, 128, 255, 8, 1, 0},
     {"mx4", CodeKind::kTable, ScaleKind::kExponent, false, 128, 255, 1, 1, 0},
     {"bf16", CodeKind::kFloats, ScaleKind::kNone, false, 0, 0, 1, 1, 2},
+    {"w4z32", CodeKind::kNibbles, ScaleKind::kZero, false, 0, 15, 1, 1, 0},
+    {"w4z64", CodeKind::kNibbles, ScaleKind::kZero, false, 0, 15, 2, 1, 0},
+    {"w4z128", CodeKind::kNibbles, ScaleKind::kZero, false, 0, 15, 4, 1, 0},
 };
 
 constexpr const WeightFacts& facts(WeightFormat format) { return kWeightFacts[static_cast<int>(format)]; }
 
 bool weight_format_from_name(const char* name, WeightFormat* out);
 
+constexpr bool has_zero_point(WeightFormat format) { return facts(format).scales == ScaleKind::kZero; }
 constexpr bool rounds_activations(WeightFormat format) { return facts(format).codes != CodeKind::kFloats; }
 
 constexpr int code_bytes(CodeKind codes) {
@@ -117,8 +126,8 @@ constexpr int code_bytes(CodeKind codes) {
 
 // Where the parts of a unit begin.
 struct UnitLayout {
-  int code_bytes;  // of a block
-  int scales, minima, d, m, bytes;
+  int code_bytes;                   // of a block
+  int scales, minima, d, m, bytes;  // zero points lie where other formats have scales
 };
 
 constexpr UnitLayout make_unit_layout(WeightFormat format) {
@@ -127,7 +136,8 @@ constexpr UnitLayout make_unit_layout(WeightFormat format) {
   at.code_bytes = f.codes == CodeKind::kFloats ? kBlock * kTileRows * f.float_bytes : code_bytes(f.codes);
   at.scales = f.unit_blocks * at.code_bytes;
   const bool has_bytes = f.scales != ScaleKind::kHalf && f.scales != ScaleKind::kNone;
-  at.minima = at.scales + (has_bytes ? f.unit_blocks * f.groups * kTileRows : 0);
+  const int byte_rows = f.scales == ScaleKind::kZero ? 1 : f.unit_blocks * f.groups;
+  at.minima = at.scales + (has_bytes ? byte_rows * kTileRows : 0);
   const bool has_halves = f.scales != ScaleKind::kExponent && f.scales != ScaleKind::kNone;
   at.d = at.minima + (f.scales == ScaleKind::kByte && f.has_minimum ? f.unit_blocks * f.groups * kTileRows : 0);
   at.m = at.d + (has_halves ? 2 * kTileRows : 0);
@@ -153,7 +163,7 @@ constexpr const UnitLayout& unit_layout(WeightFormat format) { return kUnitLayou
 constexpr int64_t unit_bytes(WeightFormat format) { return unit_layout(format).bytes; }
 constexpr int64_t unit_inputs(WeightFormat format) { return int64_t{kBlock} * facts(format).unit_blocks; }
 
-// Bytes of one block of 16 rows, an eighth of a unit of eight.
+// Bytes of one block of 16 rows: its share of a unit.
 constexpr int64_t block_bytes(WeightFormat format) { return unit_bytes(format) / facts(format).unit_blocks; }
 
 static_assert(unit_bytes(WeightFormat::kW4M) == 320 && unit_bytes(WeightFormat::kW4) == 288);
@@ -162,6 +172,8 @@ static_assert(unit_bytes(WeightFormat::kW4K) == 2368 && unit_bytes(WeightFormat:
 static_assert(unit_bytes(WeightFormat::kW6K) == 3360 && unit_bytes(WeightFormat::kW3K) == 1824);
 static_assert(unit_bytes(WeightFormat::kW2K) == 1344 && unit_bytes(WeightFormat::kT4K) == 2208);
 static_assert(unit_bytes(WeightFormat::kMX4) == 272 && unit_bytes(WeightFormat::kBF16) == 1024);
+static_assert(unit_bytes(WeightFormat::kW4Z32) == 304 && unit_bytes(WeightFormat::kW4Z64) == 560);
+static_assert(unit_bytes(WeightFormat::kW4Z128) == 1072);
 
 // Weights of formats with a table.
 constexpr int8_t kTableIQ4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
@@ -169,7 +181,7 @@ constexpr int8_t kTableMX4[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6
 constexpr const int8_t* table_of(WeightFormat format) { return format == WeightFormat::kMX4 ? kTableMX4 : kTableIQ4; }
 
 // What of the sums of a row's codes a format needs, for every group: the sum times the row's scale as a float, if
-// there is a minimum; else the negative sum times the offset as an int32.
+// there is a minimum; else the negative sum times the offset as an int32, times 1 if weights have zero points.
 struct SumKind {
   bool scaled;
   int times;
@@ -181,7 +193,7 @@ struct SumKind {
 
 constexpr SumKind sum_kind(WeightFormat format) {
   const WeightFacts& f = facts(format);
-  return {f.has_minimum, f.has_minimum ? 0 : f.offset, f.groups};
+  return {f.has_minimum, has_zero_point(format) ? 1 : f.has_minimum ? 0 : f.offset, f.groups};
 }
 
 }  // namespace edge_rt

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, Final
 
 from edge_rt.errors import InvalidModelFile, UnsupportedModel
@@ -11,6 +12,7 @@ from edge_rt.export.families.llama_config import LlamaConfig, RopeScaling
 from edge_rt.export.families.llama_tensors import check_shapes, listed
 from edge_rt.export.sources.gguf_types import TensorInfo
 from edge_rt.export.sources.hf_folder import HFFolder, float_tensor
+from edge_rt.export.sources.packed_config import read_packed_settings
 from edge_rt.system.checkpoint_names import CONFIG_FILE
 
 MODEL_TYPES: Final = ("llama", "mistral")
@@ -42,6 +44,7 @@ def read_folder_config(folder: HFFolder) -> tuple[LlamaConfig, dict[str, TensorI
     Raises:
         UnsupportedModel: another architecture, or a variant that edge-rt cannot run.
         InvalidModelFile: a number is missing, out of range or contradicts another; tensors are missing or misshapen.
+        StorageError: a tensor that says how others are packed cannot be read.
     """
     check_architecture(folder)
     width, heads = _count(folder, "hidden_size", MAX_WIDTH), _count(folder, "num_attention_heads", MAX_HEADS)
@@ -120,7 +123,6 @@ def _refuse_variants(folder: HFFolder) -> None:
         "mlp_bias": (False,),
         "partial_rotary_factor": (1, 1.0),
         "num_local_experts": (0, 1),
-        "quantization_config": (),
     }
     strange = [
         f"{key} is {value!r:.60}"
@@ -133,6 +135,7 @@ def _refuse_variants(folder: HFFolder) -> None:
             f"{listed(strange)}.",
             "It is a variant that edge-rt cannot run yet; choose another model.",
         )
+    read_packed_settings(folder.path.name, folder.config)
 
 
 def _rope(folder: HFFolder, head_dim: int, context: int) -> tuple[float, RopeScaling, tuple[float, ...]]:
@@ -220,6 +223,13 @@ def _renamed(folder: HFFolder, config: LlamaConfig) -> dict[str, TensorInfo]:
         names |= {f"model.layers.{layer}.{hf}.weight": f"blk.{layer}.{ours}.weight" for hf, ours in _LAYER.items()}
     stored = folder.weights.tensors
     ignored = {name for name in stored if name.endswith(_IGNORED)}
+    packed: Mapping[str, TensorInfo] = {}
+    if (settings := read_packed_settings(folder.path.name, folder.config)) is not None:
+        from edge_rt.export.families.llama_packed import packed_tensors
+
+        matrices = {hf: ours for hf, ours in names.items() if not ours.endswith("_norm.weight")}
+        packed, parts = packed_tensors(folder, matrices, settings)
+        ignored |= parts
     if config.tied_embedding:
         ignored.add("lm_head.weight")
     surplus = [name for name in stored if name not in names and name not in ignored]
@@ -229,4 +239,5 @@ def _renamed(folder: HFFolder, config: LlamaConfig) -> dict[str, TensorInfo]:
             f"{listed(surplus)}.",
             "It is a variant that edge-rt cannot run yet; choose another model.",
         )
-    return {ours: float_tensor(folder, ours, stored[hf]) for hf, ours in names.items() if hf in stored}
+    floats = {ours: float_tensor(folder, ours, stored[hf]) for hf, ours in names.items() if hf in stored}
+    return {ours: packed.get(ours) or floats[ours] for ours in names.values() if ours in packed or ours in floats}

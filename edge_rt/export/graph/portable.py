@@ -28,7 +28,15 @@ import onnx_ir as ir
 from edge_rt.export.graph.builder import GraphBuilder, Linears, Stream, as_output, graph_input
 from edge_rt.export.weights.linear import Linear
 from edge_rt.export.weights.matmul_nbits import block_size, code_bits
-from edge_rt.export.weights.portable import codes_of, has_minimum, minimum_of, scale_of, weight_of
+from edge_rt.export.weights.portable import (
+    codes_of,
+    has_minimum,
+    has_zeros,
+    minimum_of,
+    scale_of,
+    weight_of,
+    zeros_of,
+)
 from edge_rt.export.weights.weights_file import WeightsLayout
 from edge_rt.package.manifest import ModelConfig
 
@@ -116,9 +124,10 @@ class PortableBuilder(GraphBuilder):
             weight = self._as_float(self.stored(weight_of(layer)), weight_of(layer))
             return self.node("Gemm", [x, weight], [name], attributes={"transB": 1})[0]
         product = f"{name}.product" if has_minimum(layer) else name
+        zeros = [self.stored(zeros_of(layer))] if has_zeros(layer) else []
         (y,) = self.node(
             "MatMulNBits",
-            [x, self.stored(codes_of(layer)), self.stored(scale_of(layer))],
+            [x, self.stored(codes_of(layer)), self.stored(scale_of(layer)), *zeros],
             [product],
             domain=MICROSOFT,
             attributes={
@@ -162,9 +171,10 @@ class PortableBuilder(GraphBuilder):
             return self.node("Cast", [rows], [name], attributes={"to": int(ir.DataType.FLOAT)})[0]
         slot = self._layout.slots[codes_of(layer)]
         flat = self.stored(codes_of(layer), (slot.shape[0], slot.shape[1] * slot.shape[2]))
+        zeros = [self.stored(zeros_of(layer))] if has_zeros(layer) else []
         (rows,) = self.node(
             "GatherBlockQuantized",
-            [flat, ids, self.stored(scale_of(layer))],
+            [flat, ids, self.stored(scale_of(layer)), *zeros],
             [f"{name}.scaled" if has_minimum(layer) else name],
             domain=MICROSOFT,
             attributes={

@@ -24,6 +24,7 @@ class Codes:
         minima: uint8 ``[rows, groups]``.
         d: float16 ``[rows, units]``.
         m: float16 ``[rows, units]``.
+        zeros: uint8 ``[rows, units]``: taken from codes, 0 to 127.
     """
 
     codes: Array
@@ -31,14 +32,15 @@ class Codes:
     minima: Array | None = None
     d: Array | None = None
     m: Array | None = None
+    zeros: Array | None = None
 
 
 def group_numbers(found: Codes, form: TileFormat) -> tuple[Array, Array | None]:
     """Return scale and minimum of every group, float32 ``[rows, groups]``; both are exact.
 
-    The minimum is what is added: a weight is ``scale * (code - offset) + minimum``.
+    The minimum is what is added: a weight is ``scale * (code - offset) + minimum``. With zero points a unit is a group.
     """
-    per_unit = form.unit_blocks * form.groups
+    per_unit = 1 if form.has_zeros else form.unit_blocks * form.groups
     if form.scales == "exponent":
         assert found.scales is not None
         return np.ldexp(np.float32(1), found.scales.astype(np.int32) - 128), None
@@ -58,6 +60,8 @@ def integers(found: Codes, form: TileFormat) -> Array:
         return found.codes.view(np.int8)
     if form.table:
         return np.asarray(form.table, np.int8)[found.codes]
+    if found.zeros is not None:
+        return found.codes.view(np.int8) - np.repeat(found.zeros.view(np.int8), form.unit_inputs, axis=1)
     signed: Array = found.codes.view(np.int8) - np.int8(form.offset)
     return signed
 

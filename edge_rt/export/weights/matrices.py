@@ -1,4 +1,7 @@
-"""Matrices as plain floats: of a checkpoint, dequantised by the ``gguf`` library, and of a package."""
+"""Matrices as plain floats: of a checkpoint, independently of what packs them, and of a package.
+
+Blocks are dequantised by the ``gguf`` library, packed matrices (``sources.packed``) by a formula of their own.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,9 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
 from edge_rt.export.sources.gguf_types import TensorInfo
+from edge_rt.export.sources.packed import PackedTensor
 from edge_rt.export.sources.tensor_reader import TensorReader
-from edge_rt.export.weights.blocks import PIECE_BYTES, Array, iter_rows
+from edge_rt.export.weights.blocks import PIECE_BYTES, Array, iter_rows, piece_rows
 from edge_rt.export.weights.linear import Linear, Part
 
 _PIECE_VALUES = PIECE_BYTES // 4
@@ -49,12 +53,20 @@ class CheckpointMatrices:
     def pieces(self, name: str) -> Iterator[Array]:
         """Yield the rows of a matrix; see ``Matrices``."""
         tensor = self._tensors[name]
+        if isinstance(tensor, PackedTensor):
+            packed, rows = tensor.open(self._source), np.arange(tensor.shape[1])
+            # Taking words apart needs more memory than blocks do: pieces are smaller.
+            for some in np.split(rows, rows[:: max(1, piece_rows(tensor) // 4)][1:]):
+                yield packed.values(some)
+            return
         for raw in iter_rows(self._source, tensor):
             yield _dequantised(tensor, raw)
 
     def rows(self, name: str, numbers: Iterable[int]) -> Array:
         """Return some rows of a matrix."""
         tensor = self._tensors[name]
+        if isinstance(tensor, PackedTensor):
+            return tensor.open(self._source).values(np.asarray(list(numbers)))
         row_bytes = tensor.nbytes // tensor.shape[1]
         raws = (self._source.read(tensor, number * row_bytes, row_bytes) for number in numbers)
         return _dequantised(tensor, np.stack([np.frombuffer(raw, np.uint8) for raw in raws]))

@@ -13,6 +13,7 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
 from edge_rt.errors import InvalidPackage
+from edge_rt.export.sources.packed import PackedMatrix, PackedTensor
 from edge_rt.export.sources.tensor_reader import TensorReader
 from edge_rt.export.weights.blocks import Array, piece_rows
 from edge_rt.export.weights.linear import Linear, Part, stack as stack_of_one_type
@@ -195,19 +196,21 @@ class Stored:
 def verify_values(
     linear: Linear, source: TensorReader, layout: WeightsLayout, weights: Path, tiles: Sequence[int]
 ) -> None:
-    """Compare the values of tiles with the checkpoint's, dequantised by ``gguf``: finds faults in packing.
+    """Compare the values of tiles with the dequantised ones of the checkpoint: finds faults in packing.
 
     Raises:
         InvalidPackage: as ``verify``.
     """
     stored = Stored(weights, layout)
+    tensors = [part.tensor for part in linear.parts]
+    matrices = {tensor.name: tensor.open(source) for tensor in tensors if isinstance(tensor, PackedTensor)}
     for tile in tiles:
         part, number, found = stored.tile(linear, tile)
         expected = np.zeros_like(found)
         rows = range(number * TILE_ROWS, min((number + 1) * TILE_ROWS, part.tensor.shape[1]))
-        values = _dequantised(source, part, rows)
+        values = _dequantised(source, part, rows, matrices.get(part.tensor.name))
         expected[: len(values), : values.shape[1]] = values
-        wrong = np.count_nonzero(found != expected)
+        wrong = int(np.count_nonzero(found != expected))
         if part.quantised_to is not None and _is_rounded(found, expected):
             wrong = 0
         if wrong:
@@ -247,9 +250,11 @@ def _tiles_of_part(linear: Linear, part: Part) -> tuple[int, int]:
     return sum(sizes[:at]), 1
 
 
-def _dequantised(source: TensorReader, part: Part, rows: range) -> Array:
-    """Return rows of a part, in its order, float32 ``[rows, in_features]``."""
+def _dequantised(source: TensorReader, part: Part, rows: range, matrix: PackedMatrix | None) -> Array:
+    """Return rows of a part, in its order, float32 ``[rows, in_features]``; those of a packed matrix from it."""
     tensor = part.tensor
+    if matrix is not None:
+        return matrix.values(np.asarray(rows) if part.row_order is None else part.row_order[rows])
     row_bytes = tensor.nbytes // tensor.shape[1]
     raw = np.empty((len(rows), row_bytes), np.uint8)
     for index, row in enumerate(rows if part.row_order is None else part.row_order[rows].tolist()):

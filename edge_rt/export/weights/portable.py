@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
+from edge_rt.errors import UnsupportedModel
 from edge_rt.export.weights.blocks import FLOAT_TYPES, Array, float_values
 from edge_rt.export.weights.codes import Codes
 from edge_rt.export.weights.linear import Linear, Part
@@ -15,10 +17,18 @@ from edge_rt.export.weights.matmul_nbits import block_rows, block_size, code_bit
 from edge_rt.export.weights.rows import RowReader
 from edge_rt.export.weights.weights_file import WeightsFile, WeightsLayout
 
+MAX_ZERO: Final = 15
+"""Largest zero point of 4-bit codes that MatMulNBits takes."""
+
 
 def has_minimum(linear: Linear) -> bool:
     """Return whether blocks have a minimum in addition to their scale."""
     return linear.form.has_minimum
+
+
+def has_zeros(linear: Linear) -> bool:
+    """Return whether blocks have a zero point in addition to their scale."""
+    return linear.form.has_zeros
 
 
 def codes_of(linear: Linear) -> str:
@@ -34,6 +44,11 @@ def scale_of(linear: Linear) -> str:
 def minimum_of(linear: Linear) -> str:
     """Return the name of the tensor of minima."""
     return f"{linear.name}.minimum"
+
+
+def zeros_of(linear: Linear) -> str:
+    """Return the name of the tensor of zero points."""
+    return f"{linear.name}.zeros"
 
 
 def weight_of(linear: Linear) -> str:
@@ -53,6 +68,8 @@ def place(linear: Linear, layout: WeightsLayout) -> None:
     layout.add(scale_of(linear), np.float32, (rows, blocks))
     if has_minimum(linear):
         layout.add(minimum_of(linear), np.float32, (rows, blocks))
+    if has_zeros(linear):
+        layout.add(zeros_of(linear), np.uint8, (rows, -(-blocks // 2)))
 
 
 def fill(
@@ -69,6 +86,7 @@ def fill(
 
     Raises:
         InvalidModelFile: a value is not finite.
+        UnsupportedModel: a zero point does not fit 4 bits.
         StorageError: reading or writing failed.
     """
     row = 0
@@ -76,11 +94,14 @@ def fill(
         for found, read in source.rows(part):
             count = len(found.codes if isinstance(found, Codes) else found)
             if isinstance(found, Codes):
+                _check_zeros(linear, found)
                 rows = block_rows(found, linear.form)
                 out.write(layout.slots[codes_of(linear)], row, rows.codes)
                 out.write(layout.slots[scale_of(linear)], row, rows.scale)
                 if rows.minimum is not None:
                     out.write(layout.slots[minimum_of(linear)], row, rows.minimum)
+                if rows.zeros is not None:
+                    out.write(layout.slots[zeros_of(linear)], row, rows.zeros)
             else:
                 out.write(layout.slots[weight_of(linear)], row, found)
             row += count
@@ -100,7 +121,7 @@ class Stored:
     layout: WeightsLayout
 
     def rows(self, linear: Linear, part: Part, numbers: Sequence[int]) -> Array:
-        """Return rows of a part, in the package's order, float32 ``[len(numbers), inputs]``."""
+        """Return rows of a part, in the package's order, float32 ``[len(numbers), inputs]``; not with zero points."""
         first = sum(other.tensor.shape[1] for other in linear.parts[: _place(linear, part)])
         taken = [first + number for number in numbers]
         if not linear.is_quantised:
@@ -120,3 +141,13 @@ class Stored:
 
 def _place(linear: Linear, part: Part) -> int:
     return next(index for index, other in enumerate(linear.parts) if other is part)
+
+
+def _check_zeros(linear: Linear, found: Codes) -> None:
+    # Only GPTQ's first format has such zero points: it stores them less 1.
+    if found.zeros is not None and found.zeros.max() > MAX_ZERO:
+        raise UnsupportedModel(
+            f"A zero point of '{linear.name}' does not fit the operators of ONNX Runtime.",
+            f"It is {found.zeros.max()}, they take 0 to {MAX_ZERO}.",
+            "Export with --profile native.",
+        )

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
+import numpy as np
+
 from edge_rt.export.sources.gguf_types import TensorInfo
+from edge_rt.export.sources.packed import PackedTensor
 from edge_rt.export.sources.tensor_reader import TensorReader
-from edge_rt.export.weights.blocks import FLOAT_TYPES, Array, float_rows
+from edge_rt.export.weights.blocks import FLOAT_TYPES, Array, float_rows, piece_rows
 from edge_rt.export.weights.codes import Codes
 from edge_rt.export.weights.gguf_blocks import read_codes
 from edge_rt.export.weights.linear import Part
@@ -44,8 +47,32 @@ class CheckpointRows:
 
     def rows(self, part: Part, *, multiple: int = 1) -> Iterator[tuple[Rows, int]]:
         """Yield the rows of a part; see ``RowReader``."""
+        if isinstance(part.tensor, PackedTensor):
+            yield from packed_rows(part.tensor, self._source, part.row_order, multiple)
+            return
         for raw in part.pieces(self._source, multiple=multiple):
             yield stored_rows(part.tensor, raw), raw.nbytes
+
+
+def packed_rows(
+    tensor: PackedTensor, source: TensorReader, row_order: Array | None, multiple: int
+) -> Iterator[tuple[Codes, int]]:
+    """Yield the rows of a packed matrix, and their share of its bytes; the arguments as in ``Part`` and ``RowReader``.
+
+    Raises:
+        InvalidModelFile: a scale is not finite.
+        UnsupportedModel: a scale is not exact in float16.
+        StorageError: the checkpoint cannot be read.
+    """
+    matrix, count = tensor.open(source), tensor.shape[1]
+    order = np.arange(count) if row_order is None else row_order
+    # The codes of a piece take twice their bytes in the file.
+    step = piece_rows(tensor, multiple=2 * multiple) // 2
+    for first in range(0, count, step):
+        found = matrix.rows(order[first : first + step])
+        last = min(first + step, count)
+        read = tensor.nbytes * last // count - tensor.nbytes * first // count
+        yield Codes(found.codes, zeros=found.zeros, d=found.scales), read
 
 
 def stored_rows(tensor: TensorInfo, raw: Array) -> Rows:

@@ -23,7 +23,8 @@ class TileFormat:
         codes: kind of codes, a key of ``CODE_LINES``, or ``"floats"``.
         scales: how a group's scale is made: ``"half"`` (an fp16 number of its own), ``"byte"`` or ``"signed"`` (fp16 d
             times a byte), ``"nibble"`` (fp16 d times the low half of a byte, whose high half makes the minimum),
-            ``"exponent"`` (2^(byte - 128)), or ``"none"``.
+            ``"exponent"`` (2^(byte - 128)), ``"zero"`` (fp16 d of the whole unit, whose codes have a zero point, a
+            byte), or ``"none"``.
         has_minimum: whether a group has a minimum besides its scale.
         offset: what is taken from codes; they are stored without a sign. 0 for a table.
         unit_blocks: blocks of 32 inputs that share d.
@@ -48,6 +49,11 @@ class TileFormat:
         return self.codes == "floats"
 
     @property
+    def has_zeros(self) -> bool:
+        """Whether codes have a zero point, one a row and unit."""
+        return self.scales == "zero"
+
+    @property
     def unit_inputs(self) -> int:
         """Inputs of a unit; a row has a multiple of it, unless weights are floats."""
         return BLOCK * self.unit_blocks
@@ -61,7 +67,9 @@ class TileFormat:
 
     @property
     def scale_bytes(self) -> int:
-        """Bytes of a unit's scales that are bytes; minima of their own take as many."""
+        """Bytes of a unit's scales that are bytes, or of its zero points; minima of their own take as many."""
+        if self.has_zeros:
+            return TILE_ROWS
         return 0 if self.scales in ("half", "none") else TILE_ROWS * self.groups * self.unit_blocks
 
     @property
@@ -91,6 +99,9 @@ TILE_FORMATS: Final = {
         TileFormat("t4k", "table", "signed", unit_blocks=8, table=IQ4_TABLE),
         TileFormat("mx4", "table", "exponent", table=MXFP4_TABLE),
         TileFormat("bf16", "floats", "none", float_bytes=2),
+        TileFormat("w4z32", "nibbles", "zero"),
+        TileFormat("w4z64", "nibbles", "zero", unit_blocks=2),
+        TileFormat("w4z128", "nibbles", "zero", unit_blocks=4),
     )
 }
 """Name -> format."""
@@ -112,10 +123,13 @@ FORMAT_OF_GGML: Final = {
     "IQ4_XS": "t4k",
     "MXFP4": "mx4",
     "BF16": "bf16",
+    "W4Z32": "w4z32",
+    "W4Z64": "w4z64",
+    "W4Z128": "w4z128",
 }
-"""ggml type -> format of its tiles."""
+"""ggml type, or type of a packed matrix in a folder (``sources.packed``) -> format of its tiles."""
 
 
 def tile_format(type_name: str) -> TileFormat:
-    """Return the format of a ggml type's tiles."""
+    """Return the format of a type's tiles."""
     return TILE_FORMATS[FORMAT_OF_GGML[type_name]]

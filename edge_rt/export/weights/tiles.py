@@ -1,8 +1,9 @@
 """Packs matrices into tiles of 16 output rows ("tile16"), the layout that the native kernels read, and unpacks them.
 
-A matrix of N rows and K inputs is uint8 ``[ceil(N / 16), units, bytes]``: 16 rows by 32 inputs to a block, and one or
+A matrix of N rows and K inputs is uint8 ``[ceil(N / 16), units, bytes]``: 16 rows by 32 inputs to a block, and one to
 eight blocks to a unit; rows and inputs beyond the matrix are zero. A unit holds, in this order, the codes of its
-blocks, their scales and minima as far as these are bytes, and its fp16 numbers d and m; see ``tile_formats``.
+blocks, their scales and minima as far as these are bytes, or zero points, and its fp16 numbers d and m; see
+``tile_formats``.
 
 Codes lie in lines of 64 bytes. Byte ``4 r + j`` of a line belongs to row r (r < 16, j < 4). Quartet k of a block is its
 inputs ``4 k`` to ``4 k + 3``, which j counts:
@@ -66,7 +67,7 @@ def _pack_codes(found: Codes, form: TileFormat) -> Array:
     # Four codes of a row stay together: they are moved as one number.
     quartets = _by_tile(np.ascontiguousarray(found.codes).view(np.uint32))
     lines = quartets.view(np.uint8).reshape(tiles, -1, _QUARTETS, _LINE)
-    numbers = [_by_tile(part) for part in (scales, minima, found.d, found.m) if part is not None]
+    numbers = [_by_tile(part) for part in (scales, minima, found.zeros, found.d, found.m) if part is not None]
     parts = [part.view(np.uint8).reshape(tiles, units, -1) for part in (_pack_lines(lines, form), *numbers)]
     return np.concatenate(parts, axis=2)
 
@@ -149,14 +150,15 @@ def unpack_codes(tiles: Array, form: TileFormat) -> Codes:
         at += size
         return _by_row(part.reshape(count, -1, TILE_ROWS))
 
-    scales = take(np.int8 if form.scales == "signed" else np.uint8, form.scale_bytes > 0)
+    zeros = take(np.uint8, form.has_zeros)
+    scales = take(np.int8 if form.scales == "signed" else np.uint8, form.scale_bytes > 0 and not form.has_zeros)
     minima = take(np.uint8, form.scales == "byte" and form.has_minimum)
     d = take(np.float16, form.scales != "exponent")
     m = take(np.float16, form.has_minimum)
     if form.scales == "nibble":
         assert scales is not None
         scales, minima = scales & np.uint8(15), scales >> np.uint8(4)
-    return Codes(_by_row(quartets).view(np.uint8), scales, minima, d, m)
+    return Codes(_by_row(quartets).view(np.uint8), scales, minima, d, m, zeros)
 
 
 def _unpack_lines(lines: Array, form: TileFormat) -> Array:

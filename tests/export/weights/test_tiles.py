@@ -10,8 +10,9 @@ from hypothesis import given, settings, strategies as st
 
 from edge_rt.errors import InvalidModelFile
 from edge_rt.export.sources.gguf_types import EXPORTABLE_TYPES
+from edge_rt.export.weights.codes import Codes
 from edge_rt.export.weights.tile_formats import FORMAT_OF_GGML, tile_format
-from edge_rt.export.weights.tiles import tile_count, unit_count, unpack_rows
+from edge_rt.export.weights.tiles import pack_rows, tile_count, unit_count, unpack_rows
 from tests.helpers.ggml_blocks import (
     BLOCK_TYPES,
     FLOAT_TYPES,
@@ -23,6 +24,9 @@ from tests.helpers.ggml_blocks import (
     wide,
 )
 
+ZERO_TYPES = {"W4Z32": 32, "W4Z64": 64, "W4Z128": 128}
+"""Types with zero points -> inputs that share one."""
+
 
 def quantised(type_name, values):
     """Return the checkpoint's bytes of a matrix, and the values that they stand for."""
@@ -33,7 +37,32 @@ def quantised(type_name, values):
 
 
 def test_every_type_has_a_format():
-    assert set(BLOCK_TYPES) | set(FLOAT_TYPES) == set(FORMAT_OF_GGML) == set(EXPORTABLE_TYPES)
+    assert set(BLOCK_TYPES) | set(FLOAT_TYPES) == set(EXPORTABLE_TYPES)
+    assert set(FORMAT_OF_GGML) == {*EXPORTABLE_TYPES, *ZERO_TYPES}
+
+
+@settings(deadline=None)
+@given(st.sampled_from(sorted(ZERO_TYPES)), st.integers(1, 70), st.integers(1, 4), st.integers(0, 2**32 - 1))
+def test_codes_with_zero_points_come_back_exactly(type_name, rows, units, seed):
+    rng, form, unit = np.random.default_rng(seed), tile_format(type_name), ZERO_TYPES[type_name]
+    codes = rng.integers(0, 16, (rows, unit * units), dtype=np.uint8)
+    zeros = rng.integers(0, 17, (rows, units), dtype=np.uint8)
+    d = rng.integers(0, 0x7C00, (rows, units), dtype=np.uint16).view(np.float16)
+    tiles = pack_rows(Codes(codes, zeros=zeros, d=d), form)
+    assert tiles.shape == (tile_count(rows), units, 8 * unit + 48)
+    # The layout, spelt out for one row and unit.
+    row, place = int(rng.integers(rows)), int(rng.integers(units))
+    tile = tiles[row // 16, place]
+    assert tile[8 * unit + row % 16] == zeros[row, place]
+    assert tile[8 * unit + 16 :].view(np.float16)[row % 16] == d[row, place]
+    index = int(rng.integers(unit))
+    byte = tile[256 * (index // 32) + 64 * (index % 32 // 8) + 4 * (row % 16) + index % 4]
+    assert (byte >> 4 if index % 8 > 3 else byte & 15) == codes[row, unit * place + index]
+    found = unpack_rows(tiles, form)
+    less = codes.reshape(rows, units, unit).astype(np.int32) - zeros[..., None]
+    expected = (less * d[..., None].astype(np.float64)).reshape(rows, -1)
+    np.testing.assert_array_equal(found[:rows].astype(np.float64), expected)
+    assert not found[rows:].any()
 
 
 @settings(deadline=None)

@@ -1,0 +1,169 @@
+"""Settings of quantised folders: what is read, and what is refused by name."""
+
+from __future__ import annotations
+
+import copy
+import string
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from edge_rt.errors import EdgeRTError, InvalidModelFile, UnsupportedModel
+from edge_rt.export.sources.packed_config import PackedSettings, read_packed_settings
+from tests.helpers.packed_factory import SETTINGS
+
+
+def read(document, key="quantization_config"):
+    return read_packed_settings("m", {key: document})
+
+
+def changed(name, *path_and_value):
+    """Return settings with one value replaced; DROP takes it out."""
+    *path, value = path_and_value
+    document = copy.deepcopy(SETTINGS[name])
+    at = document
+    for key in path[:-1]:
+        at = at[key]
+    at[path[-1]] = value
+    return document
+
+
+WEIGHTS = ("config_groups", "group_0", "weights")
+
+
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        (SETTINGS["gptq"], PackedSettings("gptq", 128, zero_added=1)),
+        (SETTINGS["gptq_v2"], PackedSettings("gptq", 128)),
+        (changed("gptq", "format", "gptq_v2"), PackedSettings("gptq", 128)),
+        (changed("gptq_v2", "format", "gptq"), PackedSettings("gptq", 128)),
+        (changed("gptq", "desc_act", True), PackedSettings("gptq", 128, zero_added=1, needs_order=True)),
+        (changed("gptq", "group_size", -1), PackedSettings("gptq", 0, zero_added=1)),
+        (changed("gptq", "dynamic", {"-:.*lm_head": {}}), PackedSettings("gptq", 128, zero_added=1)),
+        (changed("gptq", "dynamic", None), PackedSettings("gptq", 128, zero_added=1)),
+        (SETTINGS["awq"], PackedSettings("awq", 128)),
+        (changed("awq", "version", "GEMM"), PackedSettings("awq", 128)),
+        ({"quant_method": "awq", "w_bit": 4, "q_group_size": 64}, PackedSettings("awq", 64)),
+        (SETTINGS["compressed-tensors"], PackedSettings("compressed-tensors", 128)),
+        (
+            changed("compressed-tensors", *WEIGHTS, "symmetric", True),
+            PackedSettings("compressed-tensors", 128, has_zeros=False),
+        ),
+        (changed("compressed-tensors", *WEIGHTS, "strategy", "channel"), PackedSettings("compressed-tensors", 0)),
+        (
+            changed("compressed-tensors", *WEIGHTS, "actorder", "group"),
+            PackedSettings("compressed-tensors", 128, needs_order=True),
+        ),
+        (changed("compressed-tensors", *WEIGHTS, "actorder", "static"), PackedSettings("compressed-tensors", 128)),
+        (
+            changed("compressed-tensors", "sparsity_config", {"format": "dense"}),
+            PackedSettings("compressed-tensors", 128),
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_read(document, expected):
+    assert read(document) == expected
+
+
+def test_floats():
+    assert read_packed_settings("m", {}) is None
+    assert read(None) is None
+
+
+def test_an_older_key_of_compressed_tensors():
+    document = {key: value for key, value in SETTINGS["compressed-tensors"].items() if key != "quant_method"}
+    assert read(document, "compression_config") == PackedSettings("compressed-tensors", 128)
+
+
+@pytest.mark.parametrize(
+    ("document", "numbers"),
+    [
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "'quant_method' is fp8; read is gptq, awq,"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "'quant_method' is bitsandbytes"),
+        ({"quant_method": "auto-round"}, "'quant_method' is auto-round"),
+        ({"quant_method": "hqq"}, "'quant_method' is hqq"),
+        (changed("gptq", "bits", 8), "'bits' is 8; read is 4"),
+        (changed("gptq", "bits", 3), "'bits' is 3; read is 4"),
+        (changed("gptq", "group_size", 16), "'group_size' is 16; read is -1, and multiples of 32"),
+        (changed("gptq", "group_size", 0), "'group_size' is 0"),
+        (changed("gptq", "group_size", -2), "'group_size' is -2"),
+        (changed("gptq", "group_size", 1 << 40), "'group_size' is 1099511627776"),
+        (changed("gptq", "format", "marlin"), "'format' is marlin; read is gptq, gptq_v2"),
+        (changed("awq", "format", "gemv"), "'format' is gemv; read is gemm"),
+        (changed("gptq", "checkpoint_format", "marlin"), "'checkpoint_format' is marlin; read is gptq, gptq_v2"),
+        (changed("gptq", "is_marlin_format", True), "'is_marlin_format' is true"),
+        (changed("gptq", "dynamic", {"+:.*0.*": {"bits": 8}}), "'dynamic' is {'+:"),
+        (changed("awq", "bits", 3), "'bits' is 3; read is 4"),
+        (changed("awq", "version", "gemv"), "'version' is gemv; read is gemm"),
+        (changed("awq", "version", "gemv_fast"), "'version' is gemv_fast; read is gemm"),
+        (changed("awq", "zero_point", False), "'zero_point' is false; read is true"),
+        (changed("compressed-tensors", "format", "float-quantized"), "'format' is float-quantized; read is pack-quant"),
+        (changed("compressed-tensors", "sparsity_config", {"format": "sparse-24-bitmask"}), "'sparsity_config' is"),
+        (changed("compressed-tensors", "config_groups", "group_0", "input_activations", {"num_bits": 8}),
+         "'input_activations' is {'num_bits': 8}; read is none: only weights"),
+        (changed("compressed-tensors", "config_groups", "group_0", "format", "int-quantized"), "'format' is 'int-"),
+        (changed("compressed-tensors", "config_groups", "other", {"weights": {}}), "'config_groups' is 2 different"),
+        (changed("compressed-tensors", *WEIGHTS, "num_bits", 8), "'bits' is 8; read is 4"),
+        (changed("compressed-tensors", *WEIGHTS, "type", "float"), "'type' is float; read is int"),
+        (changed("compressed-tensors", *WEIGHTS, "strategy", "tensor"), "'strategy' is tensor; read is group, channel"),
+        (changed("compressed-tensors", *WEIGHTS, "group_size", 48), "'group_size' is 48"),
+    ],
+)  # fmt: skip
+def test_what_is_refused_by_name(document, numbers):
+    with pytest.raises(UnsupportedModel) as caught:
+        read(document)
+    assert caught.value.numbers.startswith(numbers)
+    assert "Get the model in BF16" in caught.value.action
+
+
+@pytest.mark.parametrize(
+    ("document", "key"),
+    [
+        ("gptq", "quantization_config"),
+        ({}, "quant_method"),
+        ({"quant_method": 3}, "quant_method"),
+        (changed("gptq", "bits", "4"), "bits"),
+        (changed("gptq", "bits", True), "bits"),
+        (changed("gptq", "group_size", None), "group_size"),
+        (changed("gptq", "desc_act", 1), "desc_act"),
+        (changed("gptq", "checkpoint_format", 2), "checkpoint_format"),
+        (changed("awq", "version", 1), "version"),
+        (changed("compressed-tensors", "format", None), "format"),
+        (changed("compressed-tensors", "config_groups", {}), "config_groups"),
+        (changed("compressed-tensors", "config_groups", {"group_0": 3}), "config_groups"),
+        (changed("compressed-tensors", *WEIGHTS, None), "weights"),
+        (changed("compressed-tensors", *WEIGHTS, "strategy", None), "strategy"),
+    ],
+)
+def test_what_has_the_wrong_type(document, key):
+    with pytest.raises(
+        InvalidModelFile, match=f"'{key}' of the quantisation in config.json is missing or has the wrong"
+    ):
+        read(document)
+
+
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(string.printable, max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.sampled_from(sorted(SETTINGS)), st.data())
+def test_whatever_the_settings_are_nothing_else_is_raised(name, data):
+    document = copy.deepcopy(SETTINGS[name])
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = document
+        while True:
+            key = data.draw(st.sampled_from(sorted(at) or ["x"]))
+            if not isinstance(at.get(key), dict) or data.draw(st.booleans()):
+                break
+            at = at[key]
+        at[key] = data.draw(ANY)
+    try:
+        found = read(document)
+    except EdgeRTError:
+        return
+    assert found is None or found.group % 32 == 0

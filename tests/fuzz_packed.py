@@ -1,0 +1,133 @@
+"""Reads packed matrices made up at random, good and bad ones, in every layout; 100,000 of each unless told otherwise.
+
+Good ones must give the weights that they were made of, by both ways to read them and through tiles; bad ones, in which
+one thing is wrong, must raise an error of edge-rt and nothing else, or be as good as the others. Not part of CI, where
+``tests/export/sources/test_packed.py`` runs fewer::
+
+    python -m tests.fuzz_packed [--runs N] [--seed N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import Counter
+
+import numpy as np
+
+from edge_rt.errors import InvalidModelFile, UnsupportedModel
+from edge_rt.export.sources.packed_config import PackedSettings
+from edge_rt.export.weights.codes import Codes
+from edge_rt.export.weights.tile_formats import tile_format
+from edge_rt.export.weights.tiles import pack_rows, unpack_rows
+from tests.helpers.packed_factory import LAYOUTS, awq, compressed, gptq, random_matrix, stored
+
+GROUPS = (32, 64, 96, 128, 256, 0)
+DTYPES = ("I32", "I64", "F16", "BF16", "F32", "U8")
+
+
+def good(rng, layout):
+    """Return a matrix, its parts and the settings to read them with."""
+    inputs, rows = 32 * int(rng.integers(1, 9)), 8 * int(rng.integers(1, 4))
+    group = int(rng.choice(GROUPS))
+    size = min(group or inputs, inputs)
+    can_move = layout != "awq" and rng.random() < 0.3 and inputs % size == 0
+    symmetric, second = rng.random() < 0.3, rng.random() < 0.5
+    low, high = (8, 8) if layout == "compressed-tensors" and symmetric else (0, 15)
+    if layout == "gptq" and not second:
+        low, high = 1, 16
+    order = rng.permutation(inputs) if can_move else None
+    matrix = random_matrix(rng, rows, inputs, size, zeros=(low, high), order=order)
+    settings = {"group": group, "needs_order": can_move}
+    if layout == "gptq":
+        parts = gptq(matrix, less=0 if second else 1, with_order=can_move or second)
+        settings["zero_added"] = 0 if second else 1
+    elif layout == "awq":
+        parts = awq(matrix)
+    else:
+        parts = compressed(matrix, symmetric=symmetric, with_order=can_move)
+        settings["has_zeros"] = not symmetric
+    return matrix, parts, settings
+
+
+def spoil(rng, parts, settings):
+    """Make one thing wrong, in place, and return what."""
+    name = str(rng.choice(sorted(parts)))
+    dtype, array = parts[name]
+    array = np.array(array)
+    kind = str(rng.choice(["type", "longer", "shorter", "axes", "value", "group", "order", "zeros"]))
+    if kind == "type":
+        parts[name] = (str(rng.choice(DTYPES)), array.astype(np.float64).astype(np.int64))
+    elif kind in ("longer", "shorter"):
+        axis = int(rng.integers(array.ndim))
+        part = array.take(range(array.shape[axis] - 1), axis=axis)
+        parts[name] = (dtype, np.concatenate([array, array], axis=axis) if kind == "longer" else part)
+    elif kind == "axes":
+        parts[name] = (dtype, array[None] if rng.random() < 0.5 else array.reshape(-1))
+    elif kind == "value" and array.size:
+        values = [np.nan, np.inf, 1e6] if dtype == "F16" else [-1, -(2**31), 2**31 - 1, 9, 1000]
+        with np.errstate(over="ignore"):
+            array.reshape(-1)[int(rng.integers(array.size))] = np.asarray(rng.choice(values)).astype(array.dtype)
+        parts[name] = (dtype, array)
+    elif kind == "group":
+        settings["group"] = int(rng.choice([0, 32, 64, 96, 1 << 20]))
+    elif kind == "order":
+        settings["needs_order"] = not settings["needs_order"]
+    else:
+        settings["has_zeros"] = not settings.get("has_zeros", True)
+    return f"{kind} of {name}" if kind in ("type", "longer", "shorter", "axes", "value") else kind
+
+
+def read(layout, parts, settings):
+    """Return the weights in three ways, float32 ``[rows, inputs]``, and the order of their inputs."""
+    found, source = stored(parts)
+    tensor = LAYOUTS[layout](PackedSettings(layout, **settings)).tensor("m", found, source)
+    matrix, every = tensor.open(source), np.arange(tensor.shape[1])
+    rows = matrix.rows(every)
+    form = tile_format(tensor.type_name)
+    tiles = unpack_rows(pack_rows(Codes(rows.codes, zeros=rows.zeros, d=rows.scales), form), form)[: len(every)]
+    less = rows.codes.astype(np.int32) - np.repeat(rows.zeros, tensor.unit, axis=1)
+    direct = less.astype(np.float32) * np.repeat(rows.scales.astype(np.float32), tensor.unit, axis=1)
+    return matrix.values(every), direct, tiles, tensor.input_order
+
+
+def run(layout, runs, seed):
+    """Return how often each kind of input came up; a fault is an exception."""
+    counts = Counter()
+    for number in range(runs):
+        rng = np.random.default_rng([seed, number])
+        matrix, parts, settings = good(rng, layout)
+        is_bad = rng.random() < 0.5
+        kind = spoil(rng, parts, settings) if is_bad else "good"
+        try:
+            values, direct, tiles, order = read(layout, parts, settings)
+        except Exception as error:
+            if is_bad and isinstance(error, (InvalidModelFile, UnsupportedModel)):
+                counts[f"{kind}: refused"] += 1
+                continue
+            raise AssertionError(f"{layout}, seed {seed}, number {number}, {kind}") from error
+        same = np.array_equal(values, direct) and np.array_equal(values, tiles)
+        if not is_bad:
+            expected = matrix.values if order is None else matrix.values[:, order]
+            same = same and np.array_equal(values, expected)
+        assert same, (layout, seed, number, kind)
+        counts[f"{kind}: read" if is_bad else kind] += 1
+    return counts
+
+
+def main():
+    """Run all layouts."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--runs", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    for layout in LAYOUTS:
+        began = time.monotonic()
+        counts = run(layout, options.runs, options.seed)
+        print(f"{layout}: {options.runs} inputs, {time.monotonic() - began:.0f} s")
+        for kind, count in sorted(counts.items()):
+            print(f"  {kind:40} {count:7}")
+
+
+if __name__ == "__main__":
+    main()
