@@ -26,6 +26,7 @@ def export_model(
     profile: str | None = None,
     activations: str = "int8",
     weights: str | None = None,
+    size: int = 0,
     calibration: Path | str | None = BUILT_IN_CALIBRATION,
     sampling: SamplingAdvice | None = None,
     force: bool = False,
@@ -49,6 +50,8 @@ def export_model(
             8 for embedding and head, and about 6 for half of the attention values and feed-forward
             outputs; ``"int8"``, ``"f16"``, ``"f32"``: floats become that. None: ``"keep"`` for GGUF files and folders
             that are quantised already, ``"int4"`` for folders of floats.
+        size: bytes that ``weights.bin`` may have, instead of ``weights``: every matrix gets 4 to 8 bits, as its errors
+            change the model's predictions. 0: no limit.
         calibration: text to quantise weights with and, in the native profile, for the constants with which 4-bit keys
             (the cache formats ``int4`` and ``int4x2``) are written: ``"built-in"``; a UTF-8 file of at least 512
             tokens, or a ``.json`` file, a list of conversations, each a list of ``{"role": ..., "content": ...}``;
@@ -79,6 +82,7 @@ def export_model(
         profile=profile,
         activations=activations,
         weights=weights,
+        size=size,
         calibration=calibration,
         sampling=sampling,
         force=force,

@@ -28,6 +28,7 @@ from edge_rt.export.families.llama_config import LlamaConfig
 from edge_rt.export.families.llama_graph import (
     place_weights,
 )
+from edge_rt.export.measuring import settle_types
 from edge_rt.export.op_profile import choose_profile
 from edge_rt.export.quantise.decision import choose_weights
 from edge_rt.export.sources.source import Source
@@ -103,6 +104,7 @@ def export_checkpoint(
     profile: str | None,
     activations: str,
     weights: str | None,
+    size: int,
     calibration: Path | str | None,
     sampling: SamplingAdvice | None,
     force: bool,
@@ -119,6 +121,7 @@ def export_checkpoint(
         profile: as in ``export_model``.
         activations: as in ``export_model``.
         weights: as in ``export_model``.
+        size: as in ``export_model``.
         calibration: as in ``export_model``.
         sampling: as in ``export_model``.
         force: as in ``export_model``.
@@ -130,7 +133,7 @@ def export_checkpoint(
         InputError, StorageError, MemoryBudgetExceeded, ConfigError, RuntimeUnavailable: as in ``export_model``.
     """
     chosen = choose_profile(profile, activations, library_path(), config)
-    choice = choose_weights(source, config, weights)
+    choice = choose_weights(source, config, weights, size)
     text = calibration_text(calibration, chosen, choice)
     # Needed by the last stage, which runs the graph.
     check_window_support(chosen.name, config.sliding_window)
@@ -151,6 +154,8 @@ def export_checkpoint(
     if on_estimate is not None:
         on_estimate(estimate)
     require_room(estimate, absolute_path(out))
+    checkpoint = settle_types(checkpoint, layout, functools.partial(stage, "plan", unit="steps"))
+    layout = place_weights(checkpoint.weights, checkpoint.config, chosen, is_calibrated=has_constants)
     with PackageWriter(out, force=force) as writer, TensorReader(checkpoint.source.paths) as stream:
         on_bytes = functools.partial(stage, "weights")
         written = write_weights(stream, checkpoint, layout, writer.folder, on_bytes)

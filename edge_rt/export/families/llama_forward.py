@@ -92,7 +92,7 @@ class LlamaForward:
         return rotated
 
     def _attention(self, x: Array, layer: int, cos: Array, sin: Array) -> Array:
-        config, rows = self._config, x.shape[1]
+        config = self._config
         q, k, v = (
             self._product(x, f"blk.{layer}.attn_{kind}.weight").reshape(*x.shape[:2], heads, config.head_dim)
             for kind, heads in (("q", config.num_heads), ("k", config.num_kv_heads), ("v", config.num_kv_heads))
@@ -103,16 +103,26 @@ class LlamaForward:
         # [forward, row, head, element] -> [forward, head, row, element]
         q, k, v = (part.transpose(0, 2, 1, 3) for part in (q, k, v))
         scores = np.matmul(q, k.transpose(0, 1, 3, 2)) * self._dtype.type(config.head_dim**-0.5)
-        seen = np.tri(rows, dtype=bool)
-        if config.sliding_window:
-            seen &= ~np.tri(rows, k=-config.sliding_window, dtype=bool)
-        scores = np.where(seen, scores, -np.inf)
-        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        weights /= weights.sum(axis=-1, keepdims=True)
-        attended = np.matmul(weights, v).transpose(0, 2, 1, 3).reshape(*x.shape[:2], -1)
+        attended = (
+            np.matmul(attention_weights(scores, config.sliding_window), v)
+            .transpose(0, 2, 1, 3)
+            .reshape(*x.shape[:2], -1)
+        )
         return self._product(attended, f"blk.{layer}.attn_output.weight")
 
     def _mlp(self, x: Array, layer: int) -> Array:
         gate = self._product(x, f"blk.{layer}.ffn_gate.weight")
         up = self._product(x, f"blk.{layer}.ffn_up.weight")
         return self._product(gate / (1 + np.exp(-gate)) * up, f"blk.{layer}.ffn_down.weight")
+
+
+def attention_weights(scores: Array, window: int) -> Array:
+    """Return the softmax of scores ``[..., rows, rows]`` over what a row sees; ``window``: as in ``LlamaConfig``."""
+    rows = scores.shape[-1]
+    seen = np.tri(rows, dtype=bool)
+    if window:
+        seen &= ~np.tri(rows, k=-window, dtype=bool)
+    scores = np.where(seen, scores, -np.inf)
+    weights: Array = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    return weights

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from edge_rt.errors import ConfigError
 from edge_rt.export.families.llama_config import LlamaConfig
+from edge_rt.export.sources.gguf_types import TensorInfo
 from edge_rt.export.sources.source import Source
 
 WEIGHTS: Final = ("keep", "int4", "int8", "f16", "f32")
 """Values of the option ``weights``."""
 KEEP: Final = "keep"
+SIZE: Final = "size"
 
 _FLOATS: Final = ("F32", "F16", "BF16")
 _WIDE: Final = (*_FLOATS, "Q8_0")
 """Types that have more than 4 bits; what has fewer already stays as it is."""
 _UNIT: Final = 256
 _BLOCK: Final = 32
+_ENDS: Final = ("token_embd.weight", "output.weight")
 
 
 @dataclass(frozen=True)
@@ -47,15 +50,20 @@ class WeightChoice:
     """The types of a package's matrices.
 
     Attributes:
-        name: the option, one of ``WEIGHTS``.
+        name: the option, one of ``WEIGHTS``, or ``"size"``.
         types: name of a tensor -> type that its values are stored in; others keep theirs.
         rivals: groups of matrices that compete for more bits. Which win does not change the size of the package; until
             it is measured, the first ones do.
+        ladders: name of a tensor -> types that it may have, if a size is to be met; until it is measured which, all
+            have the one of the fewest bits.
+        size: bytes that ``weights.bin`` may have; 0: whatever it takes.
     """
 
     name: str
     types: Mapping[str, str]
     rivals: tuple[Rivals, ...] = ()
+    ladders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    size: int = 0
 
     @property
     def quantises(self) -> bool:
@@ -70,7 +78,7 @@ class WeightChoice:
         return dataclasses.replace(self, types=types)
 
 
-def choose_weights(source: Source, config: LlamaConfig, wanted: str | None = None) -> WeightChoice:
+def choose_weights(source: Source, config: LlamaConfig, wanted: str | None = None, size: int = 0) -> WeightChoice:
     """Decide the types of a package's matrices from the checkpoint's header.
 
     Args:
@@ -78,46 +86,70 @@ def choose_weights(source: Source, config: LlamaConfig, wanted: str | None = Non
         config: its dimensions.
         wanted: one of ``WEIGHTS``, or None: ``"keep"`` for GGUF files and for folders that are quantised, ``"int4"``
             for folders of floats.
+        size: bytes that ``weights.bin`` may have; the types are then chosen by measuring. 0: no limit.
 
     Raises:
-        ConfigError: ``wanted`` is unknown.
+        ConfigError: ``wanted`` is unknown, or does not go together with a size.
     """
     matrices = {name: tensor for name, tensor in source.tensors.items() if len(tensor.shape) == 2}
+    floats = {name: tensor for name, tensor in matrices.items() if tensor.type_name in _FLOATS}
+    if size:
+        if wanted is not None:
+            raise ConfigError(
+                "A size and a type of weights do not go together.",
+                f"Got a size of {size} bytes and weights {wanted!r:.40}.",
+                "Leave one of them out.",
+            )
+        return _for_size(matrices, size)
     if wanted is None:
-        is_float = all(tensor.type_name in _FLOATS for tensor in matrices.values())
-        wanted = "int4" if source.kind == "safetensors" and is_float else KEEP
+        wanted = "int4" if source.kind == "safetensors" and len(floats) == len(matrices) else KEEP
     if wanted not in WEIGHTS:
         raise ConfigError(
             "The type of weights is unknown.", f"Got {wanted!r:.40}.", f"Choose one of {', '.join(WEIGHTS)}."
         )
-    if wanted == KEEP:
-        return WeightChoice(KEEP, {})
-    if wanted in ("f16", "f32"):
-        others = set(_FLOATS) - {wanted.upper()}
-        return WeightChoice(
-            wanted, {name: wanted.upper() for name, tensor in matrices.items() if tensor.type_name in others}
-        )
+    if wanted == "int4":
+        return _int4(matrices, config)
     if wanted == "int8":
-        floats = {name: tensor for name, tensor in matrices.items() if tensor.type_name in _FLOATS}
         return WeightChoice(wanted, {name: "Q8_0" for name, tensor in floats.items() if tensor.shape[0] % _BLOCK == 0})
-    wide = {name: tensor.shape[0] for name, tensor in matrices.items() if tensor.type_name in _WIDE}
-    types = {name: _four_bits(inputs) for name, inputs in wide.items() if inputs % _BLOCK == 0}
-    ends = ("token_embd.weight", "output.weight")
-    types |= dict.fromkeys((name for name in ends if name in types), "Q8_0")
+    if wanted in ("f16", "f32"):
+        target = wanted.upper()
+        return WeightChoice(wanted, {name: target for name, tensor in floats.items() if tensor.type_name != target})
+    return WeightChoice(KEEP, {})
+
+
+def _wide(matrices: Mapping[str, TensorInfo]) -> dict[str, int]:
+    """Return the matrices that 4 bits are fewer for, and their inputs."""
+    return {
+        name: tensor.shape[0]
+        for name, tensor in matrices.items()
+        if tensor.type_name in _WIDE and tensor.shape[0] % _BLOCK == 0
+    }
+
+
+def _int4(matrices: Mapping[str, TensorInfo], config: LlamaConfig) -> WeightChoice:
+    wide = _wide(matrices)
+    types = {name: _ladder(inputs)[0] for name, inputs in wide.items()}
+    types |= dict.fromkeys((name for name in _ENDS if name in types), "Q8_0")
     rivals = []
     for kind in ("attn_v", "ffn_down"):
         names = [name for layer in range(config.num_layers) if (name := f"blk.{layer}.{kind}.weight") in types]
         if names:
-            inputs = wide[names[0]]
-            rivals.append(Rivals(tuple(names), _four_bits(inputs), _six_bits(inputs)))
-    choice = WeightChoice(wanted, types, tuple(rivals))
+            usual, _, better, _ = _ladder(wide[names[0]])
+            rivals.append(Rivals(tuple(names), usual, better))
+    choice = WeightChoice("int4", types, tuple(rivals))
     return choice.with_winners([name for group in rivals for name in group.names[: group.count]])
 
 
-def _four_bits(inputs: int) -> str:
-    """Return the type of 4 bits: a table of 16 values loses less than as many equal steps, at fewer bytes."""
-    return "IQ4_NL" if inputs % _UNIT else "IQ4_XS"
+def _for_size(matrices: Mapping[str, TensorInfo], size: int) -> WeightChoice:
+    ladders: dict[str, tuple[str, ...]] = {name: _ladder(inputs) for name, inputs in _wide(matrices).items()}
+    # Embeddings of rare tokens are not seen in any text that one could measure with.
+    ladders |= {name: ladders[name][1:] for name in _ENDS if name in ladders}
+    return WeightChoice(SIZE, {name: ladder[0] for name, ladder in ladders.items()}, ladders=ladders, size=size)
 
 
-def _six_bits(inputs: int) -> str:
-    return "Q5_1" if inputs % _UNIT else "Q6_K"
+def _ladder(inputs: int) -> tuple[str, str, str, str]:
+    """Return the types of about 4, 5, 6 and 8 bits that matrices with these inputs can have.
+
+    Of 4 bits a table of 16 values, which loses less than 16 equal steps and takes fewer bytes.
+    """
+    return ("IQ4_NL", "Q5_0", "Q5_1", "Q8_0") if inputs % _UNIT else ("IQ4_XS", "Q5_K", "Q6_K", "Q8_0")

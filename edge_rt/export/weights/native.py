@@ -13,6 +13,7 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
 from edge_rt.errors import InvalidPackage
+from edge_rt.export.sources.gguf_types import TensorInfo
 from edge_rt.export.sources.packed import PackedMatrix, PackedTensor
 from edge_rt.export.sources.tensor_reader import TensorReader
 from edge_rt.export.weights.blocks import Array, piece_rows
@@ -76,6 +77,11 @@ def _part_shape(part: Part) -> tuple[int, int, int]:
     inputs, rows = part.tensor.shape
     form = tile_format(part.type_name)
     return tile_count(rows), unit_count(inputs, form), form.unit_bytes
+
+
+def tile_bytes(tensor: TensorInfo, type_name: str) -> int:
+    """Return the bytes of a matrix in the tiles of a type."""
+    return math.prod(_part_shape(Part(tensor, None, type_name)))
 
 
 def key_constant_names(layer: int) -> tuple[str, str, str]:

@@ -1,0 +1,151 @@
+"""Which matrices need more bits: what a type's error would change in the model's predictions, measured."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from edge_rt.errors import ConfigError
+from edge_rt.export.families.llama_gradients import Influence
+from edge_rt.export.quantise.decision import WeightChoice
+from edge_rt.export.quantise.feedback import importance, quantise
+from edge_rt.export.quantise.grids import Grid
+from edge_rt.export.sources.gguf_types import TensorInfo
+from edge_rt.export.weights.matrices import Matrices
+from edge_rt.export.weights.native import tile_bytes
+from edge_rt.export.weights.tile_formats import tile_format
+
+Array = npt.NDArray[Any]
+
+_SAMPLE_ROWS: Final = 32
+
+
+def measured_choice(
+    choice: WeightChoice,
+    tensors: Mapping[str, TensorInfo],
+    matrices: Matrices,
+    influences: Mapping[str, Influence],
+    budget: int,
+    on_matrix: Callable[[int, int], None],
+) -> WeightChoice:
+    """Return the choice with the types that measuring gives.
+
+    Args:
+        choice: with rivals or ladders.
+        tensors: of the checkpoint.
+        matrices: their values.
+        influences: what errors of the matrices meet; empty without calibration.
+        budget: bytes that the matrices in ``ladders`` may take together.
+        on_matrix: called with the number of matrices that are done, and of all.
+
+    Raises:
+        ConfigError: the budget is less than they take in the fewest bits.
+    """
+    wanted = dict(choice.ladders) or {
+        name: (group.usual, group.better) for group in choice.rivals for name in group.names
+    }
+    found = {}
+    for done, (name, types) in enumerate(wanted.items()):
+        on_matrix(done, len(wanted))
+        found[name] = costs(tensors[name], types, matrices, influences.get(name))
+    if choice.ladders:
+        return dataclasses.replace(choice, types=share_out(found, budget))
+    return winners(choice, found)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a matrix takes and loses in one type.
+
+    Attributes:
+        type_name: the type.
+        nbytes: of the matrix in the package.
+        loss: estimate of the Kullback-Leibler divergence, in nats a token, that its error causes.
+    """
+
+    type_name: str
+    nbytes: int
+    loss: float
+
+
+def costs(
+    tensor: TensorInfo, types: Sequence[str], matrices: Matrices, influence: Influence | None
+) -> tuple[Cost, ...]:
+    """Return what a matrix takes and loses in each type, from a sample of its rows.
+
+    Args:
+        tensor: the matrix.
+        types: the types.
+        matrices: the checkpoint's values.
+        influence: what its errors meet; None: all of them count alike.
+    """
+    inputs, rows = tensor.shape
+    numbers = np.unique(np.linspace(0, rows - 1, min(rows, _SAMPLE_ROWS)).astype(np.int64))
+    sample = np.ascontiguousarray(matrices.rows(tensor.name, numbers.tolist()).T)
+    squares = np.ones(inputs, np.float32) if influence is None else influence.inputs
+    weight_of = np.ones(inputs, np.float32) if influence is None else importance(squares)
+    # Rows that matter are few: the mean of the sample would depend on whether one of them is in it.
+    mean = 1.0 if influence is None else float(influence.gradients.mean())
+    found = []
+    for type_name in types:
+        _, errors = quantise(sample, weight_of, (), Grid(tile_format(type_name)))
+        of_row = float((np.square(errors) * squares[:, None]).sum()) / len(numbers)
+        found.append(Cost(type_name, tile_bytes(tensor, type_name), 0.5 * mean * of_row * rows))
+    return tuple(found)
+
+
+def winners(choice: WeightChoice, measured: Mapping[str, Sequence[Cost]]) -> WeightChoice:
+    """Return the choice in which the rivals that gain most have the better type.
+
+    Args:
+        choice: with rivals.
+        measured: costs of each of them, of the usual and the better type.
+    """
+
+    def gain(name: str) -> float:
+        usual, better = measured[name]
+        return usual.loss - better.loss
+
+    ranked = [name for group in choice.rivals for name in sorted(group.names, key=gain, reverse=True)[: group.count]]
+    return choice.with_winners(ranked)
+
+
+def share_out(measured: Mapping[str, Sequence[Cost]], budget: int) -> dict[str, str]:
+    """Return a type for every matrix so that all take at most ``budget`` bytes and lose little together.
+
+    All begin with the least bytes; then the step that gains most for its bytes is taken, as long as one fits.
+
+    Args:
+        measured: costs of every matrix by its name.
+        budget: bytes.
+
+    Raises:
+        ConfigError: it is less than all take in their smallest type.
+    """
+    chosen = {name: min(found, key=lambda cost: cost.nbytes) for name, found in measured.items()}
+    least = sum(cost.nbytes for cost in chosen.values())
+    if budget < least:
+        raise ConfigError(
+            "The model does not fit the size.",
+            f"Its matrices take at least {least} bytes, {max(budget, 0)} are left for them.",
+            f"Give a size that is {least - budget} bytes larger, or more.",
+        )
+    rest = budget - least
+
+    def steps() -> Iterable[tuple[float, str, Cost]]:
+        for name, now in chosen.items():
+            for cost in measured[name]:
+                more = cost.nbytes - now.nbytes
+                if 0 < more <= rest and cost.loss < now.loss:
+                    yield (now.loss - cost.loss) / more, name, cost
+
+    while (best := max(steps(), key=lambda step: step[0], default=None)) is not None:
+        _, name, cost = best
+        rest -= cost.nbytes - chosen[name].nbytes
+        chosen[name] = cost
+    return {name: cost.type_name for name, cost in chosen.items()}
