@@ -22,18 +22,6 @@ from edge_rt.export.weights.matrices import Matrices
 Array = npt.NDArray[Any]
 
 
-class Influence(NamedTuple):
-    """What an error of a matrix meets.
-
-    Attributes:
-        gradients: mean square of the gradient at each output, ``[rows]``; of a head, the mean of p (1 - p).
-        inputs: mean square of each input, ``[inputs]``.
-    """
-
-    gradients: Array
-    inputs: Array
-
-
 @dataclass(frozen=True)
 class Pass:
     """One sequence, run through the model and back.
@@ -41,7 +29,7 @@ class Pass:
     Attributes:
         inputs: input of every matrix, ``[tokens, inputs]``; matrices with one input share it.
         gradients: gradient of the summed log-likelihood at the outputs, ``[tokens, rows]``.
-        head: mean of p (1 - p), ``[vocabulary]``.
+        head: for every token the sum of p (1 - p) over the vocabulary, ``[tokens]``.
         embedding: gradient at the embeddings, ``[tokens, hidden_size]``.
         labels: int64 ``[tokens]``.
     """
@@ -78,14 +66,20 @@ class LlamaGradients(LlamaForward):
         self._rng = np.random.default_rng(seed)
         self._held: dict[str, Array] = {}
 
-    def influences(self, token_ids: Sequence[int]) -> dict[str, Influence]:
-        """Return the influence of every matrix of the layers and of the head."""
+    def influences(self, token_ids: Sequence[int]) -> dict[str, Array]:
+        """Return, for every matrix of the layers and for the head, what errors of its weights meet, ``[inputs]``.
+
+        An error d of one weight, input k of any output, changes the predictions by about half of ``d^2`` times element
+        k: the mean over tokens of the squared input times the mean squared gradient at the outputs. Both are taken
+        token by token: a few tokens, such as the first one, can have large inputs or large gradients.
+        """
         found = self.run(token_ids)
-        influences = {
-            name: Influence(np.square(gradient).mean(axis=0), np.square(found.inputs[name]).mean(axis=0))
-            for name, gradient in found.gradients.items()
-        }
-        influences[self._head_name] = Influence(found.head, np.square(found.inputs[self._head_name]).mean(axis=0))
+        influences = {}
+        for name, gradient in found.gradients.items():
+            of_token = np.square(gradient).mean(axis=1, keepdims=True)
+            influences[name] = (of_token * np.square(found.inputs[name])).mean(axis=0)
+        of_token = found.head[:, None] / self._config.vocab_size
+        influences[self._head_name] = (of_token * np.square(found.inputs[self._head_name])).mean(axis=0)
         return influences
 
     @property
@@ -119,7 +113,7 @@ class LlamaGradients(LlamaForward):
         return product
 
     def _head(self, x: Array) -> tuple[Array, Array, Array]:
-        """Return the mean of p (1 - p), the gradient at ``x``, and the labels."""
+        """Return the sums of p (1 - p), the gradient at ``x``, and the labels."""
         final = self.norm(x, "output_norm.weight")
         best, labels = np.full(len(x), -np.inf), np.zeros(len(x), np.int64)
         sums, most, first = np.zeros(len(x)), np.full(len(x), -np.inf), 0
@@ -133,16 +127,16 @@ class LlamaGradients(LlamaForward):
             peak = np.maximum(most, logits.max(axis=1))
             sums = sums * np.exp(most - peak) + np.exp(logits - peak[:, None]).sum(axis=1)
             most, first = peak, first + len(rows)
-        gradient, spread, first = np.zeros_like(final), [], 0
+        gradient, spread, first = np.zeros_like(final), np.zeros(len(x)), 0
         for rows in self._matrices.pieces(self._head_name):
             rows = rows.astype(self._dtype)
             p = np.exp((final @ rows.T) - most[:, None]) / sums[:, None]
-            spread.append((p * (1 - p)).mean(axis=0))
+            spread += (p * (1 - p)).sum(axis=1)
             own = np.flatnonzero((labels >= first) & (labels < first + len(rows)))
             p[own, labels[own] - first] -= 1
             gradient -= (p @ rows).astype(self._dtype)
             first += len(rows)
-        return np.concatenate(spread), self._norm_back(x, gradient, "output_norm.weight"), labels
+        return spread, self._norm_back(x, gradient, "output_norm.weight"), labels
 
     def _norm_back(self, x: Array, gradient: Array, weight: str) -> Array:
         """Return the gradient at the input of an RMSNorm."""

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_rt.errors import ConfigError
-from edge_rt.export.families.llama_gradients import Influence
 from edge_rt.export.quantise.decision import WeightChoice
 from edge_rt.export.quantise.feedback import importance, quantise
 from edge_rt.export.quantise.grids import Grid
@@ -29,7 +28,7 @@ def measured_choice(
     choice: WeightChoice,
     tensors: Mapping[str, TensorInfo],
     matrices: Matrices,
-    influences: Mapping[str, Influence],
+    influences: Mapping[str, Array],
     budget: int,
     on_matrix: Callable[[int, int], None],
 ) -> WeightChoice:
@@ -73,29 +72,24 @@ class Cost:
     loss: float
 
 
-def costs(
-    tensor: TensorInfo, types: Sequence[str], matrices: Matrices, influence: Influence | None
-) -> tuple[Cost, ...]:
+def costs(tensor: TensorInfo, types: Sequence[str], matrices: Matrices, influence: Array | None) -> tuple[Cost, ...]:
     """Return what a matrix takes and loses in each type, from a sample of its rows.
 
     Args:
         tensor: the matrix.
         types: the types.
         matrices: the checkpoint's values.
-        influence: what its errors meet; None: all of them count alike.
+        influence: what errors of its weights meet, ``[inputs]``; None: all of them count alike.
     """
     inputs, rows = tensor.shape
     numbers = np.unique(np.linspace(0, rows - 1, min(rows, _SAMPLE_ROWS)).astype(np.int64))
     sample = np.ascontiguousarray(matrices.rows(tensor.name, numbers.tolist()).T)
-    squares = np.ones(inputs, np.float32) if influence is None else influence.inputs
-    weight_of = np.ones(inputs, np.float32) if influence is None else importance(squares)
-    # Rows that matter are few: the mean of the sample would depend on whether one of them is in it.
-    mean = 1.0 if influence is None else float(influence.gradients.mean())
+    meets = np.ones(inputs, np.float32) if influence is None else influence.astype(np.float32)
     found = []
     for type_name in types:
-        _, errors = quantise(sample, weight_of, (), Grid(tile_format(type_name)))
-        of_row = float((np.square(errors) * squares[:, None]).sum()) / len(numbers)
-        found.append(Cost(type_name, tile_bytes(tensor, type_name), 0.5 * mean * of_row * rows))
+        _, errors = quantise(sample, importance(meets), (), Grid(tile_format(type_name)))
+        of_row = float(meets @ np.square(errors).sum(axis=1)) / len(numbers)
+        found.append(Cost(type_name, tile_bytes(tensor, type_name), 0.5 * of_row * rows))
     return tuple(found)
 
 
