@@ -9,6 +9,7 @@ from typing import Final
 from edge_rt.export.checkpoint import Checkpoint
 from edge_rt.export.families.llama_gradients import LlamaGradients
 from edge_rt.export.families.llama_graph import collect_weights
+from edge_rt.export.quantise.limits import LimitedMatrices
 from edge_rt.export.quantise.sensitivity import measured_choice
 from edge_rt.export.sources.tensor_reader import TensorReader
 from edge_rt.export.weights.matrices import CheckpointMatrices
@@ -29,6 +30,9 @@ def settle_types(checkpoint: Checkpoint, layout: WeightsLayout, on_matrix: Calla
 
     Raises:
         ConfigError: the model does not fit the size that was asked for.
+        InvalidModelFile: a value is not finite.
+        UnsupportedModel: a value does not fit a type with codes, or the calibration text makes activations that are not
+            finite.
         StorageError: the checkpoint cannot be read.
     """
     choice, source = checkpoint.choice, checkpoint.source
@@ -36,7 +40,7 @@ def settle_types(checkpoint: Checkpoint, layout: WeightsLayout, on_matrix: Calla
         return checkpoint
     on_matrix(0, len(choice.ladders))
     with TensorReader(source.paths) as stream:
-        matrices = CheckpointMatrices(stream, source.tensors)
+        matrices = LimitedMatrices(CheckpointMatrices(stream, source.tensors), choice.types)
         influences = {}
         if checkpoint.calibration is not None:
             gradients = LlamaGradients(matrices, source, checkpoint.config)

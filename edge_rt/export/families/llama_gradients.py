@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from edge_rt.errors import UnsupportedModel
 from edge_rt.export.families.llama_config import LlamaConfig
-from edge_rt.export.families.llama_forward import LlamaForward, attention_weights
+from edge_rt.export.families.llama_forward import LlamaForward, attention_weights, sigmoid
 from edge_rt.export.sources.source import Source
 from edge_rt.export.weights.matrices import Matrices
 
@@ -72,14 +73,25 @@ class LlamaGradients(LlamaForward):
         An error d of one weight, input k of any output, changes the predictions by about half of ``d^2`` times element
         k: the mean over tokens of the squared input times the mean squared gradient at the outputs. Both are taken
         token by token: a few tokens, such as the first one, can have large inputs or large gradients.
+
+        Raises:
+            UnsupportedModel: an influence is not finite.
         """
-        found = self.run(token_ids)
-        influences = {}
-        for name, gradient in found.gradients.items():
-            of_token = np.square(gradient).mean(axis=1, keepdims=True)
-            influences[name] = (of_token * np.square(found.inputs[name])).mean(axis=0)
-        of_token = found.head[:, None] / self._config.vocab_size
-        influences[self._head_name] = (of_token * np.square(found.inputs[self._head_name])).mean(axis=0)
+        with np.errstate(over="ignore", invalid="ignore"):
+            found = self.run(token_ids)
+            influences = {}
+            for name, gradient in found.gradients.items():
+                of_token = np.square(gradient).mean(axis=1, keepdims=True)
+                influences[name] = (of_token * np.square(found.inputs[name])).mean(axis=0)
+            of_token = found.head[:, None] / self._config.vocab_size
+            influences[self._head_name] = (of_token * np.square(found.inputs[self._head_name])).mean(axis=0)
+        for name, influence in influences.items():
+            if not np.isfinite(influence).all():
+                raise UnsupportedModel(
+                    "The model's activations on the calibration text are too large for float32.",
+                    f"At the tensor '{name}'.",
+                    "Export with --calibration none, or with --weights keep.",
+                )
         return influences
 
     @property
@@ -162,10 +174,10 @@ class LlamaGradients(LlamaForward):
         between = x + self._multiply(attended, name("attn_output"))
         normed_between = self.norm(between, name("ffn_norm"))
         gate, up = (self._multiply(normed_between, name(kind)) for kind in ("ffn_gate", "ffn_up"))
-        sigmoid = 1 / (1 + np.exp(-gate))
-        at_product = back("ffn_down", gradient, gate * sigmoid * up)
-        at_normed = back("ffn_up", at_product * gate * sigmoid, normed_between)
-        at_normed += back("ffn_gate", at_product * up * sigmoid * (1 + gate * (1 - sigmoid)), normed_between)
+        share = sigmoid(gate)
+        at_product = back("ffn_down", gradient, gate * share * up)
+        at_normed = back("ffn_up", at_product * gate * share, normed_between)
+        at_normed += back("ffn_gate", at_product * up * share * (1 + gate * (1 - share)), normed_between)
         gradient = gradient + self._norm_back(between, at_normed, name("ffn_norm"))
         at_attended = back("attn_output", gradient, attended)
         at_heads = self._attention_back(heads, at_attended, tables)
