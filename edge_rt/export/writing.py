@@ -90,6 +90,18 @@ def write_weights(
         return Written(out.checksums, rows.errors, walk)
 
 
+def weights_message(checkpoint: Checkpoint) -> str:
+    """Return what is done to the weights, in words; empty if they stay as they are."""
+    choice = checkpoint.choice
+    if not choice.types:
+        return ""
+    if not choice.quantises:
+        return f"converting to {choice.name}"
+    how = "with" if checkpoint.calibration is not None else "without"
+    what = f"to at most {choice.size} bytes" if choice.size else f"to {choice.name}"
+    return f"quantising {what}, {how} a calibration text"
+
+
 def _batches(
     checkpoint: Checkpoint, walk: CalibrationWalk | None
 ) -> Iterator[tuple[Sequence[Linear], Mapping[str, InputMoments]]]:

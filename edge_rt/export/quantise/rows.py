@@ -25,7 +25,7 @@ Array = npt.NDArray[Any]
 
 SAMPLE_ROWS: Final = 128
 """Rows of a matrix that feedback is tried on, and that its error is measured on."""
-_CHUNK_VALUES: Final = 1 << 20
+CHUNK_VALUES: Final = 1 << 20
 """Weights that one thread quantises at a time."""
 _LEAST_MOMENTS: Final = 64
 """Tokens from which on moments are used: to fit weights to, and to judge by."""
@@ -97,7 +97,7 @@ class QuantisedRows:
     def _quantised(self, part: Part, multiple: int) -> Iterator[tuple[Rows, int]]:
         grid = Grid(tile_format(part.type_name))
         weight_of, feedbacks = self._fit(part, grid)
-        step = max(1, _CHUNK_VALUES // part.tensor.shape[0])
+        step = max(1, CHUNK_VALUES // part.tensor.shape[0])
 
         def work(rows: Array) -> Codes:
             return quantise(np.ascontiguousarray(rows.T), weight_of, feedbacks, grid)[0]

@@ -7,10 +7,11 @@ from types import SimpleNamespace
 import pytest
 
 from edge_rt.errors import ConfigError
-from edge_rt.export.quantise.decision import WEIGHTS, choose_weights
+from edge_rt.export.quantise.decision import choose_weights
 from edge_rt.export.quantise.grids import QUANTISABLE
 from edge_rt.export.sources.gguf_types import TensorInfo
 from edge_rt.export.weights.tile_formats import tile_format
+from edge_rt.package.weights_info import WEIGHTS
 from tests.helpers.arrays import tiny_config
 from tests.helpers.ggml_blocks import tensor_of
 
