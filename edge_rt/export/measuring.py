@@ -14,7 +14,12 @@ from edge_rt.export.quantise.sensitivity import measured_choice, require_budget
 from edge_rt.export.sources.tensor_reader import TensorReader
 from edge_rt.export.weights.matrices import CheckpointMatrices
 from edge_rt.export.weights.native import tile_bytes
-from edge_rt.export.weights.weights_file import PAGE_BYTES, WeightsLayout
+from edge_rt.export.weights.weights_file import (
+    PAGE_ALIGNED_FROM_BYTES,
+    PAGE_BYTES,
+    SMALL_ALIGNMENT_BYTES,
+    WeightsLayout,
+)
 
 
 class OnStep(Protocol):
@@ -81,8 +86,13 @@ def settle_types(checkpoint: Checkpoint, layout: WeightsLayout, on_step: OnStep)
 
 
 def _other_bytes(checkpoint: Checkpoint, layout: WeightsLayout) -> int:
-    """Return the bytes of ``weights.bin`` that no choice of types changes, and what rounding to pages may add."""
-    return layout.size - _changing_bytes(checkpoint) + PAGE_BYTES * len(list(checkpoint.weights.linears()))
+    """Return the bytes of ``weights.bin`` that no choice of types changes, and what other gaps between may add."""
+    # With 8 bits a matrix takes twice as many bytes at most, and then may begin at a page.
+    gaps = sum(
+        PAGE_BYTES if 2 * slot.nbytes >= PAGE_ALIGNED_FROM_BYTES else SMALL_ALIGNMENT_BYTES
+        for slot in layout.slots.values()
+    )
+    return layout.size - _changing_bytes(checkpoint) + gaps
 
 
 def _changing_bytes(checkpoint: Checkpoint) -> int:
