@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from edge_rt.errors import UnsupportedModel
@@ -48,7 +47,9 @@ class LimitedMatrices:
         return self._checked(name, self._matrices.rows(name, numbers))
 
     def _checked(self, name: str, rows: Array) -> Array:
-        if name in self._limited and (largest := float(np.abs(rows).max(initial=0))) > LARGEST_HALF:
+        # Absolute values would take as much memory again.
+        largest = max(float(rows.max(initial=0)), -float(rows.min(initial=0))) if name in self._limited else 0.0
+        if largest > LARGEST_HALF:
             raise UnsupportedModel(
                 f"The tensor '{name}' does not fit half precision.",
                 f"Its largest value is {largest:.4g}, the largest half is {LARGEST_HALF:.0f}.",

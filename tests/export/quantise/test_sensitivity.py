@@ -10,8 +10,11 @@ from hypothesis import given, settings, strategies as st
 
 from edge_rt.errors import ConfigError
 from edge_rt.export.quantise.decision import Rivals, WeightChoice
+from edge_rt.export.quantise.feedback import importance, quantise
+from edge_rt.export.quantise.grids import Grid
 from edge_rt.export.quantise.sensitivity import Cost, costs, measured_choice, share_out, winners
 from edge_rt.export.weights.native import tile_bytes
+from edge_rt.export.weights.tile_formats import tile_format
 from tests.helpers.arrays import Arrays
 from tests.helpers.ggml_blocks import tensor_of
 
@@ -123,6 +126,13 @@ class TestCosts:
         once, thrice = self.found(influence), self.found(3 * influence)
         for a, b in zip(once, thrice, strict=True):
             assert b.loss == pytest.approx(3 * a.loss, rel=1e-3)
+
+    def test_half_the_squared_errors_times_what_they_meet(self):
+        influence = (np.random.default_rng(1).random(self.INPUTS) + 0.1).astype(np.float32)
+        for cost in self.found(influence, rows=32):
+            columns = np.ascontiguousarray(self.WEIGHTS[:32].T)
+            _, errors = quantise(columns, importance(influence), (), Grid(tile_format(cost.type_name)))
+            assert cost.loss == pytest.approx(0.5 * float((np.square(errors).T @ influence).sum()), rel=1e-4)
 
     def test_a_sample_stands_for_all_rows(self):
         few, many = self.found(rows=20)[0], self.found(rows=80)[0]
