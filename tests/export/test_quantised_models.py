@@ -208,3 +208,27 @@ def test_a_norm_that_makes_activations_overflow(models, tmp_path):
     source = write_hf_folder(tmp_path / "m", models["narrow"], tensors={name: np.full(64, 1e30, np.float32)})
     with pytest.raises(UnsupportedModel, match="too large for float32"):
         export_model(source, tmp_path / "p", profile="portable", weights="int4")
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"context": 8},
+        {"context": 1},
+        {"layers": 1},
+        {"heads": 2, "kv_heads": 1, "head_dim": 16, "tied": False},
+        {"extra_metadata": {"llama.attention.sliding_window": 5}},
+        {"rope_freqs": True},
+    ],
+    ids=lambda sizes: "-".join(sizes),
+)
+@pytest.mark.parametrize("options", [{"weights": "int4"}, {"size": 250_000}], ids=lambda options: next(iter(options)))
+def test_unusual_models(tmp_path, sizes, options):
+    """Little text to measure with, one layer to choose from, and every kind of attention."""
+    require_native()
+    source = write_llama_gguf(
+        tmp_path / "m.gguf", weight_type="F16", embedding_type="F16", output_type="F16", **{"context": 512, **sizes}
+    )
+    report = export_model(source.path, tmp_path / "p", profile="native", **options)
+    assert report.check[-1].steps.largest < 1.1
+    assert types_of(tmp_path / "p")[1] & {"IQ4_NL", "Q5_0", "Q5_1", "Q8_0"}
