@@ -186,6 +186,7 @@ def pull(
     name: str | None = None,
     offline: bool = False,
     activations: str | None = None,
+    weights: str | None = None,
     force: bool = False,
     progress: ProgressCallback = no_progress,
 ) -> PullReport:
@@ -198,6 +199,8 @@ def pull(
         name: name in the store; None for the one that follows from ``ref``.
         offline: use what is on this machine only.
         activations: ``"int8"`` or ``"float"`` (portable op profile); None for the recipe's, or ``"int8"``.
+        weights: types of the matrices, as in ``export_model``; a package with others is exported again. None: those of
+            the package if there is one, else the default of ``export_model``.
         force: fetch and export again, and replace another model of that name.
         progress: called with the stages.
 
@@ -215,6 +218,7 @@ def pull(
         name=name,
         offline=offline,
         activations=activations,
+        weights=weights,
         force=force,
         progress=progress,
     )

@@ -10,6 +10,7 @@
     │   ├── InvalidTemplate                   a chat template is unsafe, too costly or wrong
     │   ├── InvalidTokenizer                  a tokenizer is malformed or too costly
     │   ├── InvalidCorpus                     a corpus for drafting is malformed or from another tokenizer
+    │   ├── QualityLoss                       quantising changes what the model predicts too much
     │   ├── UnsupportedModel                  well-formed, but edge-rt cannot run it
     │   ├── ModelNotFound                     no such package, store name or file
     │   └── ContextOverflow                   the prompt does not fit the context
@@ -106,6 +107,10 @@ class InvalidCorpus(InputError):
 
 class UnsupportedModel(InputError):
     """The model is well-formed but of an architecture or format that edge-rt cannot run."""
+
+
+class QualityLoss(InputError):
+    """Quantising the weights would change the model's predictions more than is accepted."""
 
 
 class ModelNotFound(InputError):

@@ -5,15 +5,21 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from edge_rt.export.entry import export_model
+from edge_rt.export.entry import export_model, plan_export
 
 if TYPE_CHECKING:
     from edge_rt.export.estimate import ExportEstimate
     from edge_rt.export.exporter import STAGES, ExportReport
+    from edge_rt.export.preparing import ExportForecast
 
-__all__ = ["STAGES", "ExportEstimate", "ExportReport", "export_model"]
+__all__ = ["STAGES", "ExportEstimate", "ExportForecast", "ExportReport", "export_model", "plan_export"]
 
-_HOME = {"STAGES": "exporter", "ExportReport": "exporter", "ExportEstimate": "estimate"}
+_HOME = {
+    "STAGES": "exporter",
+    "ExportReport": "exporter",
+    "ExportEstimate": "estimate",
+    "ExportForecast": "preparing",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -14,9 +14,10 @@ from edge_rt.progress import ProgressCallback, no_progress
 if TYPE_CHECKING:
     from edge_rt.export.estimate import ExportEstimate
     from edge_rt.export.exporter import ExportReport
+    from edge_rt.export.preparing import ExportForecast
     from edge_rt.package.sampling import SamplingAdvice
 
-__all__ = ["export_model", "open_checkpoint"]
+__all__ = ["export_model", "open_checkpoint", "plan_export"]
 
 
 def export_model(
@@ -30,6 +31,7 @@ def export_model(
     calibration: Path | str | None = BUILT_IN_CALIBRATION,
     sampling: SamplingAdvice | None = None,
     force: bool = False,
+    accept_loss: bool = False,
     progress: ProgressCallback = no_progress,
     on_estimate: Callable[[ExportEstimate], None] | None = None,
 ) -> ExportReport:
@@ -59,16 +61,20 @@ def export_model(
         sampling: recommended sampling values of the model; None: those in the checkpoint's keys ``general.sampling.*``
             or, without them, a ``generation_config.json`` beside it.
         force: replace a package at ``out``.
+        accept_loss: accept weights that change the model's predictions by more than
+            ``edge_rt.export.quality.MAX_KL``, with a warning.
         progress: called with the stages of ``STAGES``.
         on_estimate: called once with the predicted disk and memory, before anything is written.
 
     Raises:
         InputError: the checkpoint is malformed, unsupported, or its template or tokenizer is; or the calibration text,
             or ``generation_config.json``.
+        QualityLoss: quantising the weights changes the predictions too much, and ``accept_loss`` is not set.
         StorageError: the destination exists, or does not fit the disk.
         MemoryBudgetExceeded: the export does not fit the memory.
-        ConfigError: ``profile`` or ``activations`` are unknown, or do not go together, or a ``calibration`` text is
-            named for the portable profile.
+        ConfigError: ``profile``, ``activations`` or ``weights`` are unknown, or do not go together with each other or
+            with ``size``; the model does not fit ``size``; or a ``calibration`` text is named for the portable profile
+            and weights that are not quantised.
         RuntimeUnavailable: the native profile was asked for, and this machine cannot run it.
     """
     started = time.monotonic()
@@ -86,7 +92,31 @@ def export_model(
         calibration=calibration,
         sampling=sampling,
         force=force,
+        accept_loss=accept_loss,
         progress=progress,
         on_estimate=on_estimate,
         started=started,
     )
+
+
+def plan_export(
+    source: Path,
+    out: Path,
+    *,
+    profile: str | None = None,
+    activations: str = "int8",
+    weights: str | None = None,
+    size: int = 0,
+    calibration: Path | str | None = BUILT_IN_CALIBRATION,
+) -> ExportForecast:
+    """Return what ``export_model`` with the same arguments would do; nothing is written and no tensor is read.
+
+    Raises:
+        InputError, ConfigError, RuntimeUnavailable: as in ``export_model``.
+        StorageError: the checkpoint cannot be read.
+    """
+    checkpoint, config = open_checkpoint(Path(source))
+    from edge_rt.export.preparing import decide, forecast
+
+    decided = decide(checkpoint, config, profile, activations, weights, size, calibration)
+    return forecast(checkpoint, config, decided, out)

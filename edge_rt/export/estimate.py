@@ -12,6 +12,8 @@ from edge_rt.export.calibration.calibrate import calibration_bytes
 from edge_rt.export.check.compare import CHECK_ROWS
 from edge_rt.export.families.llama_graph import LlamaWeights
 from edge_rt.export.op_profile import OpProfile
+from edge_rt.export.quantise.decision import WeightChoice
+from edge_rt.export.quantise.memory import quality_bytes, quantising_bytes
 from edge_rt.export.weights.blocks import PIECE_BYTES
 from edge_rt.export.weights.linear import Linear
 from edge_rt.export.weights.weights_file import WeightsLayout
@@ -44,6 +46,9 @@ def estimate_export(
     config: ModelConfig,
     profile: OpProfile,
     calibration_tokens: int = 0,
+    *,
+    choice: WeightChoice | None = None,
+    moment_tokens: int = 0,
 ) -> ExportEstimate:
     """Predict the size of the package and the peak memory of the process that writes it.
 
@@ -53,6 +58,8 @@ def estimate_export(
         config: dimensions of the model.
         profile: operators of the graph.
         calibration_tokens: of the text that constants of 4-bit keys are computed from; 0 if there are none.
+        choice: types of the matrices; None for those of the checkpoint.
+        moment_tokens: of the text that weights are quantised with; 0 without one.
     """
     linears = tuple(weights.linears())
     parts = [part for linear in linears for part in linear.parts]
@@ -68,9 +75,17 @@ def estimate_export(
     reference = int(4 * (largest + FLOAT_COPIES * piece))
     calibrating = opened + calibration_bytes(config, calibration_tokens) if calibration_tokens else 0
     base = BASE_BYTES + VOCABULARY_BYTES * config.vocab_size
+    quantising = 0
+    size = layout.size
+    if choice is not None and choice.quantises:
+        size = choice.size or size
+        quantising = quantising_bytes(weights, config, moment_tokens, measures=bool(choice.rivals or choice.ladders))
+        if moment_tokens:
+            opened = int(max(opened, profile.opened_factor * size))
+            quantising = max(quantising, opened + quality_bytes(config))
     return ExportEstimate(
-        disk_bytes=layout.size + GRAPH_AND_TEXT_BYTES,
-        peak_memory_bytes=base + max(writing, calibrating, logits + max(opened, reference)),
+        disk_bytes=size + GRAPH_AND_TEXT_BYTES,
+        peak_memory_bytes=base + max(writing, calibrating, quantising, logits + max(opened, reference)),
     )
 
 

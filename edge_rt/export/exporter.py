@@ -6,37 +6,26 @@ import dataclasses
 import functools
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from edge_rt.export.calibration.calibrate import calibrate
-from edge_rt.export.check.compare import (
-    CheckResult,
-    check_token_ids,
-    compare,
-    compare_steps,
-    require_close,
-    run_graph,
-    run_steps,
-)
-from edge_rt.export.check.reference import LlamaReference
-from edge_rt.export.checkpoint import Checkpoint, calibration_text, read_checkpoint
-from edge_rt.export.estimate import ExportEstimate, estimate_export, require_room
+from edge_rt.export.check.compare import CheckResult
+from edge_rt.export.checking import check_package
+from edge_rt.export.checkpoint import Checkpoint
+from edge_rt.export.estimate import ExportEstimate, require_room
 from edge_rt.export.families.llama_config import LlamaConfig
-from edge_rt.export.families.llama_graph import (
-    place_weights,
-)
+from edge_rt.export.families.llama_graph import place_weights
 from edge_rt.export.measuring import settle_types
-from edge_rt.export.op_profile import choose_profile
-from edge_rt.export.quantise.decision import choose_weights
+from edge_rt.export.preparing import decide, prepare
+from edge_rt.export.quality import describe_weights, measure_quality, require_quality
 from edge_rt.export.sources.source import Source
 from edge_rt.export.sources.tensor_reader import TensorReader
-from edge_rt.export.weights.matrices import CheckpointMatrices, PackageMatrices
-from edge_rt.export.weights.weights_file import WeightsLayout, verify_checksums
-from edge_rt.export.writing import GRAPH_FILE, write_graph, write_texts, write_weights
-from edge_rt.ops import library_path
+from edge_rt.export.weights.matrices import CheckpointMatrices
+from edge_rt.export.weights.weights_file import verify_checksums
+from edge_rt.export.writing import GRAPH_FILE, weights_message, write_graph, write_texts, write_weights
 from edge_rt.package.manifest import (
     FORMAT_VERSION,
     KV_FORMATS,
@@ -51,6 +40,7 @@ from edge_rt.package.manifest import (
 )
 from edge_rt.package.reader import Package, absolute_path, stored_name
 from edge_rt.package.sampling import SamplingAdvice
+from edge_rt.package.weights_info import Quality, WeightsInfo
 from edge_rt.package.writer import PackageWriter
 from edge_rt.progress import ProgressCallback, ProgressEvent
 from edge_rt.session import check_window_support
@@ -77,7 +67,11 @@ class ExportReport:
         profile: op profile of the package.
         check: differences of the published graph from the checkpoint, after those of the float graph if the profile has
             one.
-        warnings: sentences about the chat template, and about heads without constants for 4-bit keys.
+        quality: what quantising the weights changed in the model's predictions; None if nothing was quantised, or
+            without calibration.
+        weights: their types and errors by class of tensors; None for those of the checkpoint.
+        warnings: sentences about the chat template, about heads without constants for 4-bit keys, and about a loss of
+            quality that was accepted.
     """
 
     path: Path
@@ -89,6 +83,8 @@ class ExportReport:
     seconds: float
     profile: str
     check: tuple[CheckResult, ...]
+    quality: Quality | None
+    weights: WeightsInfo | None
     warnings: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -110,6 +106,7 @@ def export_checkpoint(
     force: bool,
     progress: ProgressCallback,
     on_estimate: Callable[[ExportEstimate], None] | None,
+    accept_loss: bool,
     started: float,
 ) -> ExportReport:
     """Export a checkpoint whose header was read and checked; see ``edge_rt.export.export_model``.
@@ -127,52 +124,59 @@ def export_checkpoint(
         force: as in ``export_model``.
         progress: as in ``export_model``.
         on_estimate: as in ``export_model``.
+        accept_loss: as in ``export_model``.
         started: time of the call, from ``time.monotonic``.
 
     Raises:
         InputError, StorageError, MemoryBudgetExceeded, ConfigError, RuntimeUnavailable: as in ``export_model``.
     """
-    chosen = choose_profile(profile, activations, library_path(), config)
-    choice = choose_weights(source, config, weights, size)
-    text = calibration_text(calibration, chosen, choice)
+    decided = decide(source, config, profile, activations, weights, size, calibration)
+    chosen = decided.profile
     # Needed by the last stage, which runs the graph.
     check_window_support(chosen.name, config.sliding_window)
 
-    stages = [name for name in STAGES if name != "calibrate" or (text is not None and chosen.has_4_bit_keys)]
+    stages = [name for name in STAGES if name != "calibrate" or decided.has_constants]
 
     def stage(name: str, done: int = 0, total: int | None = None, message: str = "", unit: str = "bytes") -> None:
         progress(ProgressEvent(name, stages.index(name) + 1, len(stages), done, total, unit, message))
 
     stage("read")
     advice = source.read_advice() if sampling is None else sampling
-    checkpoint = read_checkpoint(source, config, chosen, choice, text)
+    prepared = prepare(source, config, decided)
     stage("plan")
-    has_constants = chosen.has_4_bit_keys and text is not None
-    layout = place_weights(checkpoint.weights, checkpoint.config, chosen, is_calibrated=has_constants)
-    tokens = () if checkpoint.calibration is None else checkpoint.calibration.token_ids
-    estimate = estimate_export(checkpoint.weights, layout, checkpoint.model, chosen, len(tokens))
+    checkpoint, estimate = prepared.checkpoint, prepared.estimate
     if on_estimate is not None:
         on_estimate(estimate)
     require_room(estimate, absolute_path(out))
-    checkpoint = settle_types(checkpoint, layout, functools.partial(stage, "plan", unit="steps"))
-    layout = place_weights(checkpoint.weights, checkpoint.config, chosen, is_calibrated=has_constants)
+    checkpoint = settle_types(checkpoint, prepared.layout, functools.partial(stage, "plan", unit="steps"))
+    layout = place_weights(checkpoint.weights, checkpoint.config, chosen, is_calibrated=decided.has_constants)
     with PackageWriter(out, force=force) as writer, TensorReader(checkpoint.source.paths) as stream:
-        on_bytes = functools.partial(stage, "weights")
-        written = write_weights(stream, checkpoint, layout, writer.folder, on_bytes)
+        stage("weights", message=weights_message(checkpoint))
+        written = write_weights(stream, checkpoint, layout, writer.folder, functools.partial(stage, "weights"))
         stage("graph")
         write_texts(checkpoint.tokenizer, writer.folder)
-        write_graph(checkpoint, layout, activations, writer.folder / GRAPH_FILE)
+        graph = writer.folder / GRAPH_FILE
+        write_graph(checkpoint, layout, activations, graph)
         warnings = checkpoint.warnings
-        if has_constants:
+        if decided.has_constants and checkpoint.calibration is not None:
             # The graph contains the positions of the constants, not their values.
             on_step = functools.partial(stage, "calibrate", unit="steps")
+            tokens = checkpoint.calibration.token_ids
             warnings += calibrate(writer.folder, checkpoint.weights, layout, checkpoint.model, tokens, on_step)
             gc.collect()
         stage("check")
         verify_checksums(writer.folder / WEIGHTS_FILE, layout, written.checksums)
-        results = _check(stream, checkpoint, layout, activations, writer.folder)
+        results = check_package(stream, checkpoint, layout, activations, writer.folder)
+        gc.collect()
+        quality = None
+        if written.walk is not None:
+            stage("check", message="comparing the predictions with those of the checkpoint's own weights")
+            matrices = CheckpointMatrices(stream, checkpoint.source.tensors)
+            quality = measure_quality(checkpoint, matrices, written.walk, graph)
+            warnings += require_quality(quality, accept_loss=accept_loss)
         stage("publish")
-        package = writer.publish(_manifest(checkpoint, activations, advice))
+        described = describe_weights(checkpoint, layout, written.errors, quality)
+        package = writer.publish(_manifest(checkpoint, activations, advice, described))
     stage("publish", 1, 1, "done")
     return _report(package, estimate, results, warnings, started)
 
@@ -194,58 +198,19 @@ def _report(
         seconds=time.monotonic() - started,
         profile=package.manifest.op_profile,
         check=results,
+        quality=None if package.manifest.weights is None else package.manifest.weights.quality,
+        weights=package.manifest.weights,
         warnings=warnings,
     )
 
 
-def _check(
-    stream: TensorReader, checkpoint: Checkpoint, layout: WeightsLayout, activations: str, folder: Path
-) -> tuple[CheckResult, ...]:
-    """Compare the weights with the checkpoint, and then the profile's graphs with the reference."""
-    profile = checkpoint.profile
-    for linear in checkpoint.weights.linears():
-        profile.verify(linear, stream, layout, folder / WEIGHTS_FILE)
-    ids = check_token_ids(checkpoint.config.vocab_size, min(24, checkpoint.config.context_length))
-    plain = CheckpointMatrices(stream, checkpoint.source.tensors)
-    stored = profile.stored(folder / WEIGHTS_FILE, layout)
-    matrices = PackageMatrices(plain, checkpoint.weights.linears(), stored)
-    judge = LlamaReference(matrices, checkpoint.source, checkpoint.config, types=checkpoint.choice.types)
-    if profile.rounds_by_rule:
-        result = _check_steps(judge, checkpoint, activations, folder / GRAPH_FILE, ids)
-        require_close(result)
-        return (result,)
-    reference = judge.logits(ids)
-    results = []
-    for kind in profile.checked_activations(activations):
-        graph = folder / (GRAPH_FILE if kind == activations else f"check-{kind}.onnx")
-        if kind != activations:
-            write_graph(checkpoint, layout, kind, graph)
-        result = compare(reference, run_graph(graph, checkpoint.model, ids, profile), kind)
-        require_close(result)
-        results.append(result)
-        if kind != activations:
-            graph.unlink()
-        gc.collect()
-    return tuple(results)
-
-
-def _check_steps(
-    judge: LlamaReference, checkpoint: Checkpoint, activations: str, graph: Path, ids: Sequence[int]
-) -> CheckResult:
-    """Compare the published graph as a whole and step by step, with never more than one session open."""
-    streams = run_steps(graph, checkpoint.model, ids, checkpoint.profile)
-    gc.collect()
-    logits = run_graph(graph, checkpoint.model, ids, checkpoint.profile)
-    gc.collect()
-    reference, steps = judge.logits_and_steps(ids, streams)
-    errors = compare_steps(streams, logits, steps)
-    del steps
-    return compare(reference, logits, activations, errors)
-
-
-def _manifest(checkpoint: Checkpoint, activations: str, sampling: SamplingAdvice | None) -> Manifest:
+def _manifest(
+    checkpoint: Checkpoint, activations: str, sampling: SamplingAdvice | None, weights: WeightsInfo | None
+) -> Manifest:
     source, tokenizer = checkpoint.source, checkpoint.tokenizer
-    calibration = None if checkpoint.calibration is None else checkpoint.calibration.to_manifest()
+    calibration = None
+    if checkpoint.calibration is not None and checkpoint.profile.has_4_bit_keys:
+        calibration = checkpoint.calibration.to_manifest()
     quantisation = _quantisation(checkpoint)
     return Manifest(
         format_version=FORMAT_VERSION,
@@ -269,6 +234,7 @@ def _manifest(checkpoint: Checkpoint, activations: str, sampling: SamplingAdvice
         license=source.license,
         key_calibration=calibration,
         sampling=sampling,
+        weights=weights,
         files={},
     )
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from edge_rt.export.families.llama_config import LlamaConfig
     from edge_rt.export.families.llama_graph import LlamaWeights
     from edge_rt.export.op_profile import OpProfile
+    from edge_rt.export.quantise.decision import WeightChoice
     from edge_rt.export.sources.source import Source
     from edge_rt.export.weights.weights_file import WeightsLayout
 
@@ -71,6 +72,7 @@ class PlacedCheckpoint:
         source: its tensors, tokenizer and origin.
         config: its dimensions.
         profile: op profile of the package.
+        choice: types of its matrices.
         weights: its matrices and vectors.
         layout: their places in ``weights.bin``.
     """
@@ -78,6 +80,7 @@ class PlacedCheckpoint:
     source: Source
     config: LlamaConfig
     profile: OpProfile
+    choice: WeightChoice
     weights: LlamaWeights
     layout: WeightsLayout
 
@@ -108,4 +111,4 @@ def place_checkpoint(
     choice = choose_weights(source, config, weights)
     linears = collect_weights(source, config, chosen, choice.types)
     layout = place_weights(linears, config, chosen, is_calibrated=chosen.has_4_bit_keys)
-    return PlacedCheckpoint(source, config, chosen, linears, layout)
+    return PlacedCheckpoint(source, config, chosen, choice, linears, layout)

@@ -5,41 +5,50 @@ For a checkpoint that can be exported the sizes are exact. Anything else is esti
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from edge_rt.errors import UnsupportedModel
-from edge_rt.export.opening import place_checkpoint
+from edge_rt.export.opening import PlacedCheckpoint, place_checkpoint
 from edge_rt.export.sizes.folder import estimate_foreign_folder
 from edge_rt.export.sizes.gguf import estimate_foreign_gguf
 from edge_rt.export.sizes.size import SizeEstimate
 from edge_rt.export.sources.gguf_split import read_gguf
+from edge_rt.package.weights_info import require_known
 
 
-def estimate_package(path: Path) -> SizeEstimate:
+def estimate_package(path: Path, *, weights: str | None = None) -> SizeEstimate:
     """Return the package that a checkpoint would become.
 
     Args:
         path: a GGUF file, any part of a split one, or a folder with ``config.json`` and safetensors.
+        weights: types of the matrices, as in ``edge_rt.export.export_model``; what cannot be exported is estimated in
+            4 bits, whatever is asked for.
 
     Raises:
+        ConfigError: ``weights`` is unknown.
         InvalidModelFile: a file is malformed, or part of the weights is missing.
         ModelNotFound: a file is missing.
         UnsupportedModel: it cannot be exported, and its headers lack what an estimate needs.
         StorageError: a file cannot be read.
     """
+    require_known(weights)
     try:
-        return _exact(path)
+        return _exact(path, weights)
     except UnsupportedModel as error:
-        return estimate_foreign_folder(path, error) if path.is_dir() else estimate_foreign_gguf(read_gguf(path), error)
+        found = estimate_foreign_folder(path, error) if path.is_dir() else estimate_foreign_gguf(read_gguf(path), error)
+        if weights is None:
+            return found
+        return replace(found, notes=(*found.notes, f"Estimated in 4 bits: weights {weights} were not counted."))
 
 
-def _exact(path: Path) -> SizeEstimate:
+def _exact(path: Path, weights: str | None) -> SizeEstimate:
     """Return the sizes that an export gives.
 
     Raises:
         UnsupportedModel: it cannot be exported.
     """
-    placed = place_checkpoint(path)
+    placed = place_checkpoint(path, weights=weights)
     config, slots = placed.config, placed.layout.slots
     embedding = 0
     if not config.tied_embedding:
@@ -53,4 +62,14 @@ def _exact(path: Path) -> SizeEstimate:
         tokenizer_bytes=len(tokenizer.json_text.encode("utf-8", "surrogatepass")),
         window_layers=config.num_layers if config.sliding_window else 0,
         is_exact=True,
+        notes=_notes(placed, weights),
     )
+
+
+def _notes(placed: PlacedCheckpoint, weights: str | None) -> tuple[str, ...]:
+    """Return a remark if weights become fewer bits without being asked to."""
+    if weights is not None or placed.choice.name != "int4":
+        return ()
+    bits = 8 * placed.layout.size / sum(tensor.elements for tensor in placed.source.tensors.values())
+    text = f"An export makes 4 bits of these floats (weights.bin: about {bits:.1f} bits a weight)"
+    return (f"{text}; --weights int8, f16, f32 or keep chooses otherwise.",)

@@ -12,6 +12,7 @@ import onnx_ir as ir
 from edge_rt.errors import StorageError
 from edge_rt.export.checkpoint import Checkpoint
 from edge_rt.export.families.llama_graph import build_graph, write_rope_tables
+from edge_rt.export.quantise.limits import LimitedMatrices
 from edge_rt.export.quantise.moments import CalibrationWalk, InputMoments
 from edge_rt.export.quantise.rows import PartError, QuantisedRows
 from edge_rt.export.sources.source import TokenizerBuild
@@ -59,7 +60,8 @@ def write_weights(
 
     Raises:
         InvalidModelFile: a value is not finite.
-        UnsupportedModel: a value does not fit the type that was chosen.
+        UnsupportedModel: a value does not fit the type that was chosen, or the calibration text makes activations that
+            are not finite.
         StorageError: reading or writing failed.
     """
     total = sum(part.tensor.nbytes for linear in checkpoint.weights.linears() for part in linear.parts)
@@ -71,7 +73,8 @@ def write_weights(
         on_bytes(done, total)
 
     on_bytes(0, total)
-    matrices = CheckpointMatrices(stream, checkpoint.source.tensors)
+    plain = CheckpointMatrices(stream, checkpoint.source.tensors)
+    matrices = LimitedMatrices(plain, checkpoint.choice.types)
     walk = None
     if checkpoint.choice.quantises and checkpoint.calibration is not None:
         walk = CalibrationWalk(matrices, checkpoint.source, checkpoint.config, checkpoint.calibration.token_ids)
@@ -85,6 +88,18 @@ def write_weights(
                 checkpoint.profile.fill(linear, rows, layout, out, count)
         _write_vectors(stream, checkpoint, layout, out)
         return Written(out.checksums, rows.errors, walk)
+
+
+def weights_message(checkpoint: Checkpoint) -> str:
+    """Return what is done to the weights, in words; empty if they stay as they are."""
+    choice = checkpoint.choice
+    if not choice.types:
+        return ""
+    if not choice.quantises:
+        return f"converting to {choice.name}"
+    how = "with" if checkpoint.calibration is not None else "without"
+    what = f"to at most {choice.size} bytes" if choice.size else f"to {choice.name}"
+    return f"quantising {what}, {how} a calibration text"
 
 
 def _batches(

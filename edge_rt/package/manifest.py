@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from edge_rt.package.sampling import SamplingAdvice
+from edge_rt.package.weights_info import WeightsInfo
 
 FORMAT_NAME: Final = "edge-rt package"
 FORMAT_VERSION: Final = 1
@@ -155,6 +156,7 @@ class Manifest:
         license: licence identifier given by the checkpoint, or None.
         key_calibration: calibration text of the constants of 4-bit keys; None for a package without them.
         sampling: recommended sampling values; None if there are none.
+        weights: how weights were quantised for the package; None if they are the checkpoint's.
         files: every other file of the folder.
     """
 
@@ -174,6 +176,7 @@ class Manifest:
     license: str | None
     key_calibration: KeyCalibration | None = dataclasses.field(default=None, kw_only=True)
     sampling: SamplingAdvice | None = dataclasses.field(default=None, kw_only=True)
+    weights: WeightsInfo | None = dataclasses.field(default=None, kw_only=True)
     files: Mapping[str, FileInfo]
 
     @property
@@ -193,6 +196,8 @@ class Manifest:
             del document["sampling"]
         else:
             document["sampling"] = self.sampling.given
+        if self.weights is None:
+            del document["weights"]
         return (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode("utf-8")
 
 

@@ -253,6 +253,8 @@ def _check_values(path: Path, manifest: Manifest) -> None:
             raise _invalid(
                 path, f"'manifest.sampling.{name}' is out of range.", f"Found {value!r:.40}, wanted {wanted}."
             )
+    for name, value, wanted in () if manifest.weights is None else manifest.weights.faults():
+        raise _invalid(path, f"'manifest.weights.{name}' is out of range.", f"Found {value}, wanted {wanted}.")
     if model.num_heads % model.num_kv_heads:
         numbers = f"{model.num_heads} is not a multiple of {model.num_kv_heads}."
         raise _invalid(path, "'manifest.model.num_kv_heads' does not divide 'num_heads'.", numbers)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from edge_rt.errors import ConfigError, EdgeRTError, ModelNotFound
+from edge_rt.package.weights_info import KEEP, require_known
 from edge_rt.progress import ProgressCallback, ProgressEvent, no_progress
 from edge_rt.store.fetch import FetchedSource, fetch_source, find_target, local_source
 from edge_rt.store.layout import Store
@@ -36,6 +37,7 @@ class Exporter(Protocol):
         out: Path,
         *,
         activations: str,
+        weights: str | None,
         sampling: SamplingAdvice | None,
         force: bool,
         progress: ProgressCallback,
@@ -70,6 +72,7 @@ def export_with_edge_rt(
     out: Path,
     *,
     activations: str,
+    weights: str | None,
     sampling: SamplingAdvice | None,
     force: bool,
     progress: ProgressCallback,
@@ -85,6 +88,7 @@ def export_with_edge_rt(
         source,
         out,
         activations=activations,
+        weights=weights,
         sampling=sampling,
         force=force,
         progress=progress,
@@ -99,6 +103,7 @@ def pull(
     name: str | None = None,
     offline: bool = False,
     activations: str | None = None,
+    weights: str | None = None,
     force: bool = False,
     keep_source: bool = True,
     export: bool = True,
@@ -115,6 +120,8 @@ def pull(
         name: store name; None for the one that follows from ``ref``.
         offline: use what is on this machine only.
         activations: activation type of the export; None for the recipe's, or ``int8``.
+        weights: types of the matrices, as in ``edge_rt.export.export_model``; a package with others is exported again.
+            None: those of the package if there is one, else the exporter's default.
         force: fetch and export again, and replace another model of that name.
         keep_source: keep the fetched files beside the package.
         export: make the package; False only fetches.
@@ -123,24 +130,26 @@ def pull(
         options: servers, recipes and programs to use instead of the real ones.
 
     Raises:
-        ConfigError: malformed reference or name; the name belongs to another model, or to one with other activations.
+        ConfigError: malformed reference or name; the name belongs to another model, or to one with other activations;
+            or ``weights`` are unknown.
         InputError: the model does not exist or cannot be exported.
         DownloadError: it cannot be fetched.
         StorageError: no space, or the store cannot be written.
     """
     started = time.monotonic()
+    require_known(weights)
     options = FetchOptions() if options is None else options
     try:
         target, default = find_target(ref, store, options)
     except ModelNotFound:
         package = None if force else _package_without_source(ref, store)
-        if package is None:
+        if package is None or weights not in (None, _choice_of(package)):
             raise
         return PullReport(os.fspath(ref), package.path, None, True, None, time.monotonic() - started)
     local = local_source(target, None, progress) if isinstance(target, Path) else None
     default = default if local is None else local.name
     name = check_name(default if name is None else name)
-    request = _Request(target, local, default, name, store, activations, progress, exporter)
+    request = _Request(target, local, default, name, store, activations, weights, progress, exporter)
     with request.locked():
         found = None if force or not export else request.find_package()
         if found is not None:
@@ -169,6 +178,11 @@ def _package_without_source(ref: str | os.PathLike[str], store: Store) -> Packag
     return store.read_package(store.package_path(name)) if is_name(name) and store.has_package(name) else None
 
 
+def _choice_of(package: Package) -> str:
+    """Return the types of a package's weights as the option ``weights`` names them."""
+    return KEEP if package.manifest.weights is None else package.manifest.weights.choice
+
+
 @dataclass(frozen=True)
 class _Request:
     """The arguments of one pull; ``default`` is the name that follows from the reference."""
@@ -179,6 +193,7 @@ class _Request:
     name: str
     store: Store
     activations: str | None
+    weights: str | None
     progress: ProgressCallback
     exporter: Exporter
 
@@ -208,6 +223,10 @@ class _Request:
             return None
         if self.activations not in (None, package.manifest.activations):
             raise self._taken(f"It has activations {package.manifest.activations!r}, not {self.activations!r}.")
+        if self.weights not in (None, _choice_of(package)):
+            message = f"{self.name!r} has weights {_choice_of(package)}, exporting again with {self.weights}"
+            self.progress(ProgressEvent("download", 1, 2, message=message))
+            return None
         return package
 
     def _taken(self, numbers: str) -> ConfigError:
@@ -243,7 +262,13 @@ class _Request:
             activations = self.target.activations if isinstance(self.target, Recipe) else DEFAULT_ACTIVATIONS
         sampling = self.target.sampling if isinstance(self.target, Recipe) else None
         report = self.exporter(
-            source.path, out, activations=activations, sampling=sampling, force=replace, progress=self.progress
+            source.path,
+            out,
+            activations=activations,
+            weights=self.weights,
+            sampling=sampling,
+            force=replace,
+            progress=self.progress,
         )
         return out, report
 

@@ -15,11 +15,20 @@ from edge_rt.errors import Cancelled, ConfigError, InputError, StorageError
 from edge_rt.export import export_model
 from edge_rt.package.reader import open_package
 from tests.helpers.gguf_factory import write_llama_gguf
+from tests.helpers.hf_factory import write_hf_folder
 from tests.helpers.models import load_package
 from tests.helpers.packages import listing
 from tests.helpers.small import GREEDY
 
 export = functools.partial(export_model, profile="portable")
+
+
+@pytest.fixture(params=["gguf", "folder"])
+def checkpoint(request, small_gguf, hf_model, tmp_path_factory):
+    """A file, whose weights stay as they are, and a folder, whose weights are calibrated and quantised."""
+    if request.param == "gguf":
+        return small_gguf
+    return write_hf_folder(tmp_path_factory.mktemp("hf") / "model", hf_model, files=2)
 
 
 def contents(folder):
@@ -146,12 +155,14 @@ times.append(time.perf_counter())
 open_package(out).verify()
 
 random.seed(7)
-anywhere = [random.randrange(len(stages)) for _ in range(9)]
+anywhere = [random.randrange(len(stages)) for _ in range(40)]
 starts = [stages.index(stage) for stage in dict.fromkeys(stages)]
 stopped = [(at, None) for at in starts + anywhere[:4]]
 running = [(at, random.random()) for at in [stages.index("publish")] * 4 + anywhere[4:]]
 killed = left = 0
 for at, share in stopped + running:
+    if killed == 20:
+        break
     pid, events, go = export_in_child(at)
     for _ in range(at + 1):
         events.readline()
@@ -174,21 +185,21 @@ print(killed, left, os.listdir(out.parent))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_killed_at_any_moment_the_destination_is_absent_or_complete(small_gguf, tmp_path):
+def test_killed_at_any_moment_the_destination_is_absent_or_complete(checkpoint, tmp_path):
     """At the start of every stage and anywhere between; half of the exports are stopped then, half are running."""
     (tmp_path / "out").mkdir()
-    command = [sys.executable, "-c", KILLING, str(small_gguf), str(tmp_path / "out" / "p")]
+    command = [sys.executable, "-c", KILLING, str(checkpoint), str(tmp_path / "out" / "p")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     killed, left, listing = done.stdout.strip().split(" ", 2)
-    assert int(killed) >= 10
+    assert int(killed) == 20
     assert int(left) >= 2
     assert listing == "['p']"
 
 
 class TestFullDisk:
     @pytest.mark.skipif(sys.platform == "win32", reason="needs resource limits")
-    def test_a_limit_on_file_sizes(self, small_gguf, tmp_path):
+    def test_a_limit_on_file_sizes(self, checkpoint, tmp_path):
         program = (
             "import resource, signal, sys\n"
             "from edge_rt.errors import StorageError\n"
@@ -197,7 +208,7 @@ class TestFullDisk:
             "try:\n export_model(sys.argv[1], sys.argv[2], profile='portable')\n"
             "except StorageError as error: print(error)"
         )
-        command = [sys.executable, "-c", program, str(small_gguf), str(tmp_path / "p")]
+        command = [sys.executable, "-c", program, str(checkpoint), str(tmp_path / "p")]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         assert "The weights could not be written." in done.stdout
         assert listing(tmp_path) == []
@@ -213,14 +224,14 @@ class TestFullDisk:
         yield disk
         subprocess.run(["umount", str(disk)], check=True)
 
-    def test_it_does_not_begin_where_there_is_no_room(self, small_gguf, small_disk):
+    def test_it_does_not_begin_where_there_is_no_room(self, checkpoint, small_disk):
         (small_disk / "filler").write_bytes(bytes(8 << 20))
         with pytest.raises(StorageError, match="does not fit the disk"):
-            export(small_gguf, small_disk / "p")
+            export(checkpoint, small_disk / "p")
         assert listing(small_disk) == ["filler"]
 
     @pytest.mark.parametrize("stage", ["plan", "weights", "graph", "check", "publish"])
-    def test_filled_by_others_meanwhile(self, small_gguf, small_disk, stage):
+    def test_filled_by_others_meanwhile(self, checkpoint, small_disk, stage):
         def fill():
             with (small_disk / "filler").open("ab", buffering=0) as filler:
                 for size in (1 << 16, 1):
@@ -240,7 +251,7 @@ class TestFullDisk:
 
         with pytest.raises(StorageError) as caught:
             export(
-                small_gguf,
+                checkpoint,
                 small_disk / "p",
                 progress=progress,
                 on_estimate=lambda estimate: fill() if stage == "plan" else None,

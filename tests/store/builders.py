@@ -19,6 +19,7 @@ from edge_rt.package.manifest import (
     TokenizerInfo,
 )
 from edge_rt.package.sampling import SamplingAdvice
+from edge_rt.package.weights_info import WeightsInfo
 from edge_rt.package.writer import PackageWriter
 from edge_rt.store.files import FileSpec
 from edge_rt.store.recipes import PipWheelSource, Recipe
@@ -86,7 +87,7 @@ def options_with(pip=None, *, recipe=None, missing=None, hub=None):
     return FetchOptions(pip=pip_options, recipes={"tiny": recipe}, **arguments)
 
 
-def write_package(path, *, source=b"source", digest=None, activations="int8", force=False):
+def write_package(path, *, source=b"source", digest=None, activations="int8", weights=None, force=False):
     """Write a package that opens; it does not run."""
     files = {"model.onnx": b"\x12\x05graph", "weights.bin": b"weights", "tokenizer.json": b"{}"}
     with PackageWriter(path, force=force) as writer:
@@ -108,6 +109,7 @@ def write_package(path, *, source=b"source", digest=None, activations="int8", fo
                 chat_template=None,
                 source=SourceInfo("gguf", "tiny.gguf", digest or sha256(source), len(source)),
                 license="MIT",
+                weights=None if weights is None else WeightsInfo(weights, 0, None, 0, {}, None),
                 files={},
             )
         )
@@ -119,13 +121,15 @@ class FakeExporter:
 
     calls: list = field(default_factory=list)
     sampling: SamplingAdvice | None = None
+    weights: str | None = None
 
-    def __call__(self, source, out, *, activations, sampling, force, progress):
+    def __call__(self, source, out, *, activations, weights, sampling, force, progress):
+        self.weights = weights
         self.calls.append((source, out, activations, force))
         self.sampling = sampling
         is_one = source.is_file() and parse_split_name(source.name) is None
         digest = sha256(source.read_bytes()) if is_one else sha256_files(open_checkpoint(source)[0].paths)
-        write_package(out, digest=digest, activations=activations, force=force)
+        write_package(out, digest=digest, activations=activations, weights=weights, force=force)
         return "report"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, TypedDict
 
 from edge_rt.byte_size import parse_size
 from edge_rt.cli.loading import check_runtime, tell_estimate, tell_source
@@ -14,7 +14,9 @@ from edge_rt.cli.options.groups import LoadFlags, OutputFlags, PlaceFlags
 from edge_rt.cli.options.spread import only
 from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.progress import show_progress
+from edge_rt.cli.render.weights_report import forecast_rows, over_budget, weights_rows
 from edge_rt.cli.user_paths import path_of
+from edge_rt.errors import ConfigError, ModelNotFound
 from edge_rt.package.manifest import BUILT_IN_CALIBRATION
 
 if TYPE_CHECKING:
@@ -24,6 +26,16 @@ if TYPE_CHECKING:
 NO_CALIBRATION: Final = "none"
 
 
+class Asked(TypedDict):
+    """Arguments of ``export_model`` and ``plan_export``."""
+
+    profile: str | None
+    activations: str
+    weights: str | None
+    size: int
+    calibration: Path | str | None
+
+
 @dataclass(frozen=True)
 class ExportFlags:
     """What is exported, and where to."""
@@ -31,11 +43,32 @@ class ExportFlags:
     out: Annotated[Path, flags.OUT]
     profile: Annotated[str | None, flags.PROFILE] = None
     activations: Annotated[str, flags.ACTIVATIONS.but(shown="int8")] = "int8"
+    weights: Annotated[str | None, flags.WEIGHTS] = None
+    size: Annotated[str | None, flags.SIZE] = None
     calibration: Annotated[str | None, flags.CALIBRATION] = None
+    accept_loss: Annotated[bool, flags.ACCEPT_LOSS] = False
+    dry_run: Annotated[bool, flags.DRY_RUN] = False
     force: Annotated[bool, flags.FORCE.but(help="Replace a package at DIR.")] = False
     memory: Annotated[
         str | None, flags.MEMORY.but(help="Refuse an export that needs more, such as 2GiB.", shown=None)
     ] = None
+
+    def asked(self) -> Asked:
+        """Return the flags as arguments that an export and a dry run share.
+
+        Raises:
+            ConfigError: the size is not one.
+        """
+        size = 0 if self.size is None else parse_size(self.size)
+        if self.size is not None and size <= 0:
+            raise ConfigError("The size of the weights is too small.", f"Got {self.size}.", "Give one such as 700MiB.")
+        return {
+            "profile": self.profile,
+            "activations": self.activations,
+            "weights": self.weights,
+            "size": size,
+            "calibration": _calibration(self.calibration),
+        }
 
 
 def export(
@@ -50,7 +83,10 @@ def export(
     """
     terminal = output.terminal()
     budget = None if wanted.memory is None else parse_size(wanted.memory)
+    asked = wanted.asked()
     check_runtime()
+    if wanted.dry_run:
+        return _dry_run(terminal, _present(load.reference, places), wanted.out, asked, budget)
     with show_progress(terminal) as progress:
         source = _source(terminal, load.reference, places, progress)
         # In the main thread: Ctrl-C then unwinds through the clean-up of the private folder.
@@ -59,9 +95,8 @@ def export(
         report = export_model(
             source,
             wanted.out,
-            profile=wanted.profile,
-            activations=wanted.activations,
-            calibration=_calibration(wanted.calibration),
+            **asked,
+            accept_loss=wanted.accept_loss,
             force=wanted.force,
             progress=progress,
             on_estimate=functools.partial(tell_estimate, terminal, budget=budget),
@@ -73,6 +108,44 @@ def export(
     else:
         _print_report(terminal, report)
     return 0
+
+
+def _dry_run(terminal: Terminal, source: Path, out: Path, asked: Asked, budget: int | None) -> int:
+    """Show what an export would do; return the exit code that it would have."""
+    from edge_rt.export import plan_export
+
+    found = plan_export(source, out, **asked)
+    refusal = found.refusal or over_budget(found, budget)
+    if terminal.is_json:
+        terminal.document({**found.to_json(), "refusal": refusal})
+    else:
+        terminal.table(forecast_rows(found))
+        for warning in found.warnings:
+            terminal.warn(warning)
+        if refusal is not None:
+            terminal.warn(" ".join(filter(None, (refusal["what"], refusal["numbers"], refusal["action"]))))
+    return 0 if refusal is None else refusal["exit_code"]
+
+
+def _present(reference: str, places: PlaceFlags) -> Path:
+    """Return the path of a checkpoint that is on this machine; a dry run fetches nothing.
+
+    Raises:
+        ModelNotFound: it is not.
+    """
+    from edge_rt.store.resolve import resolve_source
+
+    path = Path(reference).expanduser()
+    if path.suffix.lower() == ".gguf" and path.is_file():
+        return path
+    resolved = resolve_source(reference, places.open_store())
+    if resolved.path is None or not resolved.is_checkpoint:
+        raise ModelNotFound(
+            f"{reference} is not on this machine.",
+            f"edge-rt {resolved.description}.",
+            "A dry run fetches nothing: leave out --dry-run, or give a GGUF file or a folder.",
+        )
+    return resolved.path
 
 
 def _calibration(option: str | None) -> Path | str | None:
@@ -117,4 +190,6 @@ def _print_report(terminal: Terminal, report: ExportReport) -> None:
             f"same first choice {100 * check.top1_agreement:.1f} %, KL {check.mean_kl:.2g}"
         )
         rows.append((f"check {check.activations}", text))
+    if report.weights is not None:
+        rows += weights_rows(report.weights)
     terminal.table(rows)

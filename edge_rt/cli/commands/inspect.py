@@ -15,11 +15,13 @@ from edge_rt.cli.options.groups import LoadFlags, OutputFlags, PlaceFlags, one_o
 from edge_rt.cli.options.spread import only
 from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.stats import facts_lines
+from edge_rt.cli.render.weights_report import weights_rows
 from edge_rt.errors import ConfigError, ModelNotFound
 
 if TYPE_CHECKING:
     from edge_rt.package.manifest import Manifest
     from edge_rt.package.reader import Package
+    from edge_rt.package.weights_info import WeightsInfo
 
 SHOWN_TEMPLATE_LINES = 12
 
@@ -48,8 +50,9 @@ def inspect(
         raise ModelNotFound(
             f"{reference} is not on this machine.", f"edge-rt {resolved.description}.", f"Run: edge-rt pull {reference}"
         )
+    weights: WeightsInfo | None = None
     if resolved.kind == "package":
-        facts = _package_facts(resolved.path, verify=wanted.verify)
+        facts, weights = _package_facts(resolved.path, verify=wanted.verify)
     elif wanted.verify:
         raise ConfigError("--verify needs a package.", f"{resolved.path} is a checkpoint.", "Export it first.")
     elif resolved.kind == "folder":
@@ -59,11 +62,12 @@ def inspect(
     if output.json:
         terminal.document(facts)
     else:
-        _print(terminal, facts, whole_template=output.verbose)
+        _print(terminal, facts, weights, whole_template=output.verbose)
     return 0
 
 
-def _package_facts(path: Path, *, verify: bool) -> dict[str, Any]:
+def _package_facts(path: Path, *, verify: bool) -> tuple[dict[str, Any], WeightsInfo | None]:
+    """Return the facts as a JSON object, and those of weights that were quantised."""
     from edge_rt.package.reader import open_package
     from edge_rt.runtime.config import GenerationConfig
 
@@ -71,7 +75,7 @@ def _package_facts(path: Path, *, verify: bool) -> dict[str, Any]:
     if verify:
         package.verify()
     manifest = package.manifest
-    return {
+    facts = {
         "kind": "package",
         "path": str(package.path),
         "package_id": package.id,
@@ -85,6 +89,7 @@ def _package_facts(path: Path, *, verify: bool) -> dict[str, Any]:
         "weight_layout": manifest.weight_layout,
         "activations": manifest.activations,
         "quantisation": dict(manifest.quantisation),
+        "weights": None if manifest.weights is None else dataclasses.asdict(manifest.weights),
         "kv_formats": list(manifest.kv_formats),
         "key_calibration": _calibration(manifest),
         "sampling": dataclasses.asdict(GenerationConfig().sampling(manifest.sampling)),
@@ -95,6 +100,7 @@ def _package_facts(path: Path, *, verify: bool) -> dict[str, Any]:
         "files": {name: info.size for name, info in manifest.files.items()},
         "chat_template": _template(package),
     }
+    return facts, manifest.weights
 
 
 def _calibration(manifest: Manifest) -> dict[str, Any] | None:
@@ -173,19 +179,22 @@ def _json_value(value: object) -> str | int | float | None:
     return value if isinstance(value, str | int | float) else None
 
 
-def _print(terminal: Terminal, facts: dict[str, Any], *, whole_template: bool) -> None:
+def _print(terminal: Terminal, facts: dict[str, Any], weights: WeightsInfo | None, *, whole_template: bool) -> None:
     from edge_rt.byte_size import human_bytes
 
     template = facts["chat_template"]
     sections = {name: facts[name] for name in ("model", "metadata") if name in facts}
     sizes = {name: facts[name] for name in ("files", "bytes_by_type") if name in facts}
-    flat = {name: value for name, value in facts.items() if name not in {*sections, *sizes, "chat_template"}}
+    flat = {name: value for name, value in facts.items() if name not in {*sections, *sizes, "chat_template", "weights"}}
     flat["size"] = human_bytes(flat.pop("size_bytes"))
     if "verified" in flat:
         flat["verified"] = "yes" if flat["verified"] else "not checked (--verify)"
     for heading, parts in sizes.items():
         flat[heading] = {part: human_bytes(size) for part, size in parts.items()}
     terminal.table(facts_lines(flat))
+    if weights is not None:
+        terminal.line("\nweights")
+        terminal.table(("", *row) for row in weights_rows(weights))
     for name, section in sections.items():
         terminal.line(f"\n{name}")
         terminal.table(("", *row) for row in facts_lines(section))

@@ -28,6 +28,7 @@ class PullFlags:
     ref: Annotated[str | None, flags.REF_ARGUMENT] = None
     name: Annotated[str | None, flags.NAME] = None
     activations: Annotated[str | None, flags.ACTIVATIONS.but(help="int8 or float.")] = None
+    weights: Annotated[str | None, flags.WEIGHTS] = None
     force: Annotated[bool, flags.FORCE.but(help="Fetch and export again.")] = False
 
 
@@ -55,6 +56,7 @@ def pull(
             name=wanted.name,
             offline=places.offline,
             activations=wanted.activations,
+            weights=wanted.weights,
             force=wanted.force,
             progress=progress,
             exporter=functools.partial(export_with_edge_rt, on_estimate=functools.partial(tell_estimate, terminal)),

@@ -12,11 +12,12 @@ from edge_rt.cli.options import flags
 from edge_rt.cli.options.groups import LoadFlags, OutputFlags, PlaceFlags, SpeculationFlags
 from edge_rt.cli.options.spread import only
 from edge_rt.cli.render.console import Terminal
-from edge_rt.errors import MemoryBudgetExceeded, ModelNotFound
+from edge_rt.errors import ConfigError, MemoryBudgetExceeded, ModelNotFound
 
 if TYPE_CHECKING:
     from edge_rt.memory.plan import Plan
     from edge_rt.memory.shape import ModelShape
+    from edge_rt.package.reader import Package
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,9 @@ class MachineFlags:
         flags.DEVICE.but(
             help="Another machine than this one: a preset, or a saved one; 'list' shows them.", shown="this machine"
         ),
+    ] = None
+    weights: Annotated[
+        str | None, flags.WEIGHTS.but(help="Types of the matrices that an export of a checkpoint would give.")
     ] = None
 
 
@@ -76,7 +80,7 @@ def plan(
 
         Corpus.open(corpus, verify=False).close()
     profile = preset(str(device)) if here is None else here
-    found = find_model(load.reference, places)
+    found = find_model(load.reference, places, machine.weights)
     request = Request(
         budget_bytes=load.budget_bytes(places),
         ctx=load.ctx,
@@ -104,20 +108,24 @@ def plan(
     return 0 if made.fits else MemoryBudgetExceeded.exit_code
 
 
-def find_model(reference: str, places: PlaceFlags) -> FoundModel:
+def find_model(reference: str, places: PlaceFlags, weights: str | None = None) -> FoundModel:
     """Return the numbers of the model that an argument means, and remarks about them.
 
+    Args:
+        reference: the model argument.
+        places: where models are stored.
+        weights: ``--weights``, for checkpoints.
+
     Raises:
+        ConfigError: ``weights`` is unknown, or the model is a package.
         ModelNotFound: it is not on this machine.
         EdgeRTError: it cannot be read, or its size cannot be estimated.
     """
-    from edge_rt.memory.shape import shape_of
     from edge_rt.package.reader import is_package, open_package
 
     path = Path(reference).expanduser()
     if is_package(path):
-        package = open_package(path)
-        return FoundModel(shape_of(package.manifest, package.id))
+        return _of_package(open_package(path), weights)
     from edge_rt.store import resolve
 
     resolved = resolve(reference, places.open_store())
@@ -128,17 +136,28 @@ def find_model(reference: str, places: PlaceFlags) -> FoundModel:
             f"Run: edge-rt pull {shlex.quote(reference)}",
         )
     if resolved.kind == "package":
-        package = open_package(resolved.path)
-        return FoundModel(shape_of(package.manifest, package.id))
-    return _foreseen(resolved.path)
+        return _of_package(open_package(resolved.path), weights)
+    return _foreseen(resolved.path, weights)
 
 
-def _foreseen(path: Path) -> FoundModel:
+def _of_package(package: Package, weights: str | None) -> FoundModel:
+    from edge_rt.memory.shape import shape_of
+
+    if weights is not None:
+        raise ConfigError(
+            "--weights is for checkpoints.",
+            f"{package.path} is a package: its weights have their types.",
+            "Leave it out, or give the checkpoint.",
+        )
+    return FoundModel(shape_of(package.manifest, package.id))
+
+
+def _foreseen(path: Path, weights: str | None) -> FoundModel:
     from edge_rt.export.size_estimate import estimate_package
     from edge_rt.memory.shape import shape_of_config
     from edge_rt.package.manifest import KV_FORMATS
 
-    found = estimate_package(path)
+    found = estimate_package(path, weights=weights)
     shape = shape_of_config(
         found.config,
         op_profile=found.op_profile,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from edge_rt.cli.options.spread import Argument, Flag
+from edge_rt.package.weights_info import WEIGHTS as WEIGHT_NAMES
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.spec_modes import SPEC_MODES
 
@@ -40,6 +41,10 @@ def _model_names(incomplete: str) -> list[str]:
 
 def _modes(incomplete: str) -> list[str]:
     return [mode for mode in SPEC_MODES if mode.startswith(incomplete)]
+
+
+def _weights(incomplete: str) -> list[str]:
+    return [name for name in WEIGHT_NAMES if name.startswith(incomplete)]
 
 
 # --- which model, and how it is loaded ---
@@ -183,9 +188,28 @@ ACTIVATIONS: Final = Flag(
 )
 CALIBRATION: Final = Flag(
     ("--calibration",),
-    "Text to calibrate the constants for 4-bit keys with, or none for a package without them (native only).",
+    "Text to quantise weights and to calibrate the constants for 4-bit keys with; none: weights are only rounded, and "
+    "there are no constants.",
     metavar="FILE|none",
     shown="a text of edge-rt's own",
+)
+WEIGHTS: Final = Flag(
+    ("--weights",),
+    "Types of the matrices: keep (the checkpoint's), int4 (about 4.5 bits a weight), int8, f16 or f32.",
+    metavar="TYPE",
+    shown="int4 for folders of floats, else keep",
+    complete=_weights,
+)
+SIZE: Final = Flag(
+    ("--size",),
+    "Most bytes of the weights, such as 700MiB: every matrix gets 4 to 8 bits, as its errors matter (native only).",
+    metavar="SIZE",
+)
+ACCEPT_LOSS: Final = Flag(
+    ("--accept-loss",), "Write the package even if quantising changes the predictions more than is allowed."
+)
+DRY_RUN: Final = Flag(
+    ("--dry-run",), "Show the types of the weights, the disk and the memory that the export would take; write nothing."
 )
 NAME: Final = Flag(("--name",), "Name in the store.")
 FORCE: Final = Flag(("--force",), "Replace what already exists.")

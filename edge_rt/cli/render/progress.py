@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar on a screen, otherwise a line per stage and per tenth of a stage."""
+"""Progress on stderr: a bar on a screen, otherwise a line per stage and per tenth of a stage, with the time left."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
+from edge_rt.byte_size import human_bytes
 from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.sanitise import harmless
 from edge_rt.progress import ProgressCallback, ProgressEvent, no_progress
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 LINE_SECONDS: Final = 2.0
 """A stage that ends sooner (in seconds) gets no progress lines."""
+_MINUTES_FROM: Final = 100
+"""Seconds from which on the time left is shown in minutes."""
 
 
 @contextmanager
@@ -26,7 +29,7 @@ def show_progress(terminal: Terminal) -> Generator[ProgressCallback]:
     elif terminal.err_is_tty:
         bar = _bar(terminal)
         with terminal.through(bar.console), bar as progress:
-            yield _Bar(progress)
+            yield Bar(progress)
     else:
         yield _Lines(terminal)
 
@@ -69,24 +72,33 @@ def _bar(terminal: Terminal) -> Progress:
     )
 
 
-class _Bar:
-    """One bar for the current stage, with messages above it."""
+class Bar:
+    """One bar for the current stage, with messages above it.
+
+    Args:
+        progress: draws it.
+    """
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._task: TaskID | None = None
         self._title = ""
+        self._done = 0
+        self._total: int | None = None
 
     def __call__(self, event: ProgressEvent) -> None:
+        """Show an event."""
         title = _title(event)
         if self._task is None or title != self._title:
             if self._task is not None:
                 self._progress.remove_task(self._task)
-            self._title = title
+            self._title, self._done, self._total = title, 0, None
             self._task = self._progress.add_task(title, total=event.total, unit=event.unit)
         if event.message and event.message != "done":
             self._progress.console.print(harmless(event.message), style="dim", soft_wrap=True)
-        self._progress.update(self._task, completed=event.done, total=event.total)
+        # An event that only says what begins now does not move the bar.
+        self._done, self._total = max(self._done, event.done), event.total or self._total
+        self._progress.update(self._task, completed=self._done, total=self._total)
 
 
 class _Lines:
@@ -106,7 +118,21 @@ class _Lines:
             return
         if event.message and event.message != "done":
             self._terminal.note(f"{title}: {event.message}")
-        tenth = 10 * event.done // event.total if event.total else 0
-        if tenth > self._tenth and time.monotonic() - self._started > LINE_SECONDS:
+        if not event.total:
+            return
+        tenth, seconds = 10 * event.done // event.total, time.monotonic() - self._started
+        if tenth > self._tenth and seconds > LINE_SECONDS:
             self._tenth = tenth
-            self._terminal.note(f"{title}: {10 * tenth} %")
+            self._terminal.note(f"{title}: {10 * tenth} %{_of_bytes(event)}{_time_left(event, seconds)}")
+
+
+def _of_bytes(event: ProgressEvent) -> str:
+    return f" of {human_bytes(event.total or 0)}" if event.unit == "bytes" else ""
+
+
+def _time_left(event: ProgressEvent, seconds: float) -> str:
+    """Return how long the stage will take if it goes on as it did so far; empty at its end."""
+    left = round(seconds * ((event.total or 0) - event.done) / event.done)
+    if left < 1:
+        return ""
+    return f", about {left} s left" if left < _MINUTES_FROM else f", about {round(left / 60)} min left"

@@ -113,7 +113,14 @@ class LlamaForward:
     def _mlp(self, x: Array, layer: int) -> Array:
         gate = self._product(x, f"blk.{layer}.ffn_gate.weight")
         up = self._product(x, f"blk.{layer}.ffn_up.weight")
-        return self._product(gate / (1 + np.exp(-gate)) * up, f"blk.{layer}.ffn_down.weight")
+        return self._product(gate * sigmoid(gate) * up, f"blk.{layer}.ffn_down.weight")
+
+
+def sigmoid(x: Array) -> Array:
+    """Return ``1 / (1 + exp(-x))``, without a warning where the exponential is infinite."""
+    with np.errstate(over="ignore"):
+        found: Array = 1 / (1 + np.exp(-x))
+    return found
 
 
 def attention_weights(scores: Array, window: int) -> Array:

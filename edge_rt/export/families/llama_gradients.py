@@ -7,15 +7,16 @@ tokens that follow, by about half of the mean of ``(g e)^2``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from edge_rt.errors import UnsupportedModel
 from edge_rt.export.families.llama_config import LlamaConfig
-from edge_rt.export.families.llama_forward import LlamaForward, attention_weights
+from edge_rt.export.families.llama_forward import LlamaForward, attention_weights, sigmoid
 from edge_rt.export.sources.source import Source
 from edge_rt.export.weights.matrices import Matrices
 
@@ -66,41 +67,80 @@ class LlamaGradients(LlamaForward):
         self._rng = np.random.default_rng(seed)
         self._held: dict[str, Array] = {}
 
-    def influences(self, token_ids: Sequence[int]) -> dict[str, Array]:
+    def influences(
+        self, token_ids: Sequence[int], *, on_layer: Callable[[int], None] = lambda _: None
+    ) -> dict[str, Array]:
         """Return, for every matrix of the layers and for the head, what errors of its weights meet, ``[inputs]``.
 
         An error d of one weight, input k of any output, changes the predictions by about half of ``d^2`` times element
         k: the mean over tokens of the squared input times the mean squared gradient at the outputs. Both are taken
         token by token: a few tokens, such as the first one, can have large inputs or large gradients.
+
+        Args:
+            token_ids: the sequence.
+            on_layer: called with the number of layers that were run, of two for each: there and back.
+
+        Raises:
+            UnsupportedModel: an influence is not finite.
         """
-        found = self.run(token_ids)
-        influences = {}
-        for name, gradient in found.gradients.items():
-            of_token = np.square(gradient).mean(axis=1, keepdims=True)
-            influences[name] = (of_token * np.square(found.inputs[name])).mean(axis=0)
-        of_token = found.head[:, None] / self._config.vocab_size
-        influences[self._head_name] = (of_token * np.square(found.inputs[self._head_name])).mean(axis=0)
+        influences: dict[str, Array] = {}
+
+        def reduce(found: Pass) -> None:
+            # Of one layer at a time: those of all layers are larger than the layers of a small model.
+            for name, gradient in found.gradients.items():
+                of_token = np.square(gradient).mean(axis=1, keepdims=True)
+                influences[name] = (of_token * np.square(found.inputs[name])).mean(axis=0)
+
+        with np.errstate(over="ignore", invalid="ignore"):
+            found = self.run(token_ids, on_layer=on_layer, on_gradients=reduce)
+            of_token = found.head[:, None] / self._config.vocab_size
+            influences[self._head_name] = (of_token * np.square(found.inputs[self._head_name])).mean(axis=0)
+        for name, influence in influences.items():
+            if not np.isfinite(influence).all():
+                raise UnsupportedModel(
+                    "The model's activations on the calibration text are too large for float32.",
+                    f"At the tensor '{name}'.",
+                    "Export with --calibration none, or with --weights keep.",
+                )
         return influences
 
     @property
     def _head_name(self) -> str:
         return "token_embd.weight" if self._config.tied_embedding else "output.weight"
 
-    def run(self, token_ids: Sequence[int]) -> Pass:
-        """Run a sequence; the log-likelihood is that of labels drawn from the predictions."""
+    def run(
+        self,
+        token_ids: Sequence[int],
+        *,
+        on_layer: Callable[[int], None] = lambda _: None,
+        on_gradients: Callable[[Pass], None] | None = None,
+    ) -> Pass:
+        """Run a sequence; the log-likelihood is that of labels drawn from the predictions.
+
+        Args:
+            token_ids: the sequence.
+            on_layer: as in ``influences``.
+            on_gradients: called behind every layer on the way back with its inputs and gradients alone, which are then
+                not in the result; None: the result has those of all layers.
+        """
         tables = self.rope(len(token_ids))
         x = self.embed(token_ids)
-        streams = []
-        for layer in range(self._config.num_layers):
+        streams, layers = [], self._config.num_layers
+        for layer in range(layers):
             streams.append(x)
             x = self.layer(x[None], layer, tables)[0]
             self._held = {}
+            on_layer(layer + 1)
         found = Pass({}, {}, *self._head(x))
         found.inputs[self._head_name] = self.norm(x, "output_norm.weight")
         gradient = found.embedding
-        for layer in reversed(range(self._config.num_layers)):
-            gradient = self._layer_back(streams.pop(), gradient, layer, tables, found)
+        for layer in reversed(range(layers)):
+            own = found if on_gradients is None else Pass({}, {}, found.head, found.embedding, found.labels)
+            gradient = self._layer_back(streams.pop(), gradient, layer, tables, own)
             self._held = {}
+            if on_gradients is not None:
+                on_gradients(own)
+            on_layer(2 * layers - layer)
         return Pass(found.inputs, found.gradients, found.head, gradient, found.labels)
 
     def _matrix(self, name: str) -> Array:
@@ -162,10 +202,10 @@ class LlamaGradients(LlamaForward):
         between = x + self._multiply(attended, name("attn_output"))
         normed_between = self.norm(between, name("ffn_norm"))
         gate, up = (self._multiply(normed_between, name(kind)) for kind in ("ffn_gate", "ffn_up"))
-        sigmoid = 1 / (1 + np.exp(-gate))
-        at_product = back("ffn_down", gradient, gate * sigmoid * up)
-        at_normed = back("ffn_up", at_product * gate * sigmoid, normed_between)
-        at_normed += back("ffn_gate", at_product * up * sigmoid * (1 + gate * (1 - sigmoid)), normed_between)
+        share = sigmoid(gate)
+        at_product = back("ffn_down", gradient, gate * share * up)
+        at_normed = back("ffn_up", at_product * gate * share, normed_between)
+        at_normed += back("ffn_gate", at_product * up * share * (1 + gate * (1 - share)), normed_between)
         gradient = gradient + self._norm_back(between, at_normed, name("ffn_norm"))
         at_attended = back("attn_output", gradient, attended)
         at_heads = self._attention_back(heads, at_attended, tables)

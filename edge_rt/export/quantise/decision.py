@@ -11,11 +11,14 @@ from edge_rt.errors import ConfigError
 from edge_rt.export.families.llama_config import LlamaConfig
 from edge_rt.export.sources.gguf_types import TensorInfo
 from edge_rt.export.sources.source import Source
+from edge_rt.package.weights_info import KEEP, require_known
 
-WEIGHTS: Final = ("keep", "int4", "int8", "f16", "f32")
-"""Values of the option ``weights``."""
-KEEP: Final = "keep"
 SIZE: Final = "size"
+
+MEASURED_TOKENS: Final = 256
+"""Tokens of the calibration text that the model runs on, and back, to measure which matrices need more bits."""
+QUALITY_TOKENS: Final = 256
+"""Most tokens that a package's predictions are compared on; their logits are in memory at once."""
 
 _FLOATS: Final = ("F32", "F16", "BF16")
 _WIDE: Final = (*_FLOATS, "Q8_0")
@@ -103,10 +106,7 @@ def choose_weights(source: Source, config: LlamaConfig, wanted: str | None = Non
         return _for_size(matrices, size)
     if wanted is None:
         wanted = "int4" if source.kind == "safetensors" and len(floats) == len(matrices) else KEEP
-    if wanted not in WEIGHTS:
-        raise ConfigError(
-            "The type of weights is unknown.", f"Got {wanted!r:.40}.", f"Choose one of {', '.join(WEIGHTS)}."
-        )
+    require_known(wanted)
     if wanted == "int4":
         return _int4(matrices, config)
     if wanted == "int8":

@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from edge_rt.errors import UnsupportedModel
 from edge_rt.export.families.llama_config import LlamaConfig
 from edge_rt.export.families.llama_forward import LlamaForward
 from edge_rt.export.sources.source import Source
@@ -41,14 +42,15 @@ class Moments:
 
     Args:
         inputs: its width.
+        width: inputs of a block.
 
     Attributes:
         blocks: sums of products, float32 ``[width, width]`` each, of consecutive inputs.
         tokens: how many rows were added.
     """
 
-    def __init__(self, inputs: int) -> None:
-        widths = [min(WIDTH, inputs - begin) for begin in range(0, inputs, WIDTH)]
+    def __init__(self, inputs: int, width: int = WIDTH) -> None:
+        widths = [min(width, inputs - begin) for begin in range(0, inputs, width)]
         self.blocks = [np.zeros((width, width), np.float32) for width in widths]
         self.tokens = 0
 
@@ -119,22 +121,43 @@ class CalibrationWalk:
         return sequence >= len(self.sequences) - len(self.sequences) // HELD_OUT_SHARE
 
     def layer(self, index: int) -> dict[str, InputMoments]:
-        """Run a layer and return the moments of its inputs by name."""
+        """Run a layer and return the moments of its inputs by name.
+
+        Raises:
+            UnsupportedModel: they are not finite.
+        """
         self._found = {}
-        for number, x in enumerate(self._streams):
-            self._is_held_out = self.is_held_out(number)
-            tables = (self._tables[0][: x.shape[1]], self._tables[1][: x.shape[1]])
-            self._streams[number] = self._forward.layer(x, index, tables)
+        with np.errstate(over="ignore", invalid="ignore"):
+            for number, x in enumerate(self._streams):
+                self._is_held_out = self.is_held_out(number)
+                tables = (self._tables[0][: x.shape[1]], self._tables[1][: x.shape[1]])
+                self._streams[number] = self._forward.layer(x, index, tables)
         # The weights of the layer, as floats, are kept for all sequences and no longer.
         self._layer = {}
-        return self._found
+        return self._finite(f"layer {index}")
 
     def head(self) -> dict[str, InputMoments]:
-        """Return the moments of the head's input; behind the last layer."""
+        """Return the moments of the head's input; behind the last layer.
+
+        Raises:
+            UnsupportedModel: they are not finite.
+        """
         self._found = {}
-        for number in range(len(self._streams)):
-            self._is_held_out = self.is_held_out(number)
-            self._add("head", self.final(number))
+        with np.errstate(over="ignore", invalid="ignore"):
+            for number in range(len(self._streams)):
+                self._is_held_out = self.is_held_out(number)
+                self._add("head", self.final(number))
+        return self._finite("the head")
+
+    def _finite(self, where: str) -> dict[str, InputMoments]:
+        for name, found in self._found.items():
+            # No product of two inputs is larger than the larger one's square.
+            if not all(np.isfinite(part.diagonal).all() for part in (found.fitted, found.held_out)):
+                raise UnsupportedModel(
+                    "The model's activations on the calibration text are too large for float32.",
+                    f"In {where}, at the input '{name}' of its matrices.",
+                    "Export with --calibration none, or with --weights keep.",
+                )
         return self._found
 
     def final(self, sequence: int) -> Array:

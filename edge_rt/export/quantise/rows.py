@@ -10,7 +10,6 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from edge_rt.errors import UnsupportedModel
 from edge_rt.export.quantise.feedback import feedback, importance, quantise
 from edge_rt.export.quantise.grids import Grid
 from edge_rt.export.quantise.moments import INPUT_OF, InputMoments
@@ -26,10 +25,10 @@ Array = npt.NDArray[Any]
 
 SAMPLE_ROWS: Final = 128
 """Rows of a matrix that feedback is tried on, and that its error is measured on."""
-_CHUNK_VALUES: Final = 1 << 20
+CHUNK_VALUES: Final = 1 << 20
 """Weights that one thread quantises at a time."""
 _LEAST_MOMENTS: Final = 64
-"""Tokens from which on moments are used."""
+"""Tokens from which on moments are used: to fit weights to, and to judge by."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ class QuantisedRows:
 
     Args:
         plain: gives rows of all other parts.
-        matrices: the checkpoint's values.
+        matrices: the checkpoint's values, none of them too large for its type (``LimitedMatrices``).
         moments: of the inputs, by name as in ``INPUT_OF`` or ``"head"``; empty without calibration. The caller changes
             it from layer to layer.
     """
@@ -74,7 +73,7 @@ class QuantisedRows:
             yield from self._plain.rows(part, multiple=multiple)
         elif part.quantised_to in FLOAT_TYPES:
             for values, read in self._pieces(part, multiple):
-                yield _converted(part, values), read
+                yield values.astype(np.float16) if part.type_name == "F16" else values, read
         else:
             yield from self._quantised(part, multiple)
 
@@ -89,8 +88,8 @@ class QuantisedRows:
         rest = np.empty((0, inputs), np.float32)
         for piece in self._matrices.pieces(part.tensor.name):
             rows = np.concatenate([rest, piece])
-            whole_rows = len(rows) // multiple * multiple
-            yield rows[:whole_rows], whole_rows * per_row
+            if whole_rows := len(rows) // multiple * multiple:
+                yield rows[:whole_rows], whole_rows * per_row
             rest = rows[whole_rows:]
         if len(rest):
             yield rest, len(rest) * per_row
@@ -98,7 +97,7 @@ class QuantisedRows:
     def _quantised(self, part: Part, multiple: int) -> Iterator[tuple[Rows, int]]:
         grid = Grid(tile_format(part.type_name))
         weight_of, feedbacks = self._fit(part, grid)
-        step = max(1, _CHUNK_VALUES // part.tensor.shape[0])
+        step = max(1, CHUNK_VALUES // part.tensor.shape[0])
 
         def work(rows: Array) -> Codes:
             return quantise(np.ascontiguousarray(rows.T), weight_of, feedbacks, grid)[0]
@@ -121,11 +120,13 @@ class QuantisedRows:
             self._note(part, False, float(np.square(errors).sum()), float(np.square(sample).sum()))
             return weight_of, ()
         weight_of = importance(moments.fitted.diagonal)
-        judge = moments.held_out if moments.held_out.tokens else moments.fitted
+        # A last sequence of a few tokens is nothing to judge by.
+        is_judged = moments.held_out.tokens >= _LEAST_MOMENTS
+        judge = moments.held_out if is_judged else moments.fitted
         total = judge.error(sample)
         _, errors = quantise(columns, weight_of, (), grid)
         plain = judge.error(errors.T)
-        if moments.held_out.tokens:
+        if is_judged:
             factors = [feedback(block / np.float32(moments.fitted.tokens)) for block in moments.fitted.blocks]
             _, errors = quantise(columns, weight_of, factors, grid)
             if (found := judge.error(errors.T)) < plain:
@@ -143,22 +144,3 @@ class QuantisedRows:
 def _input_of(name: str) -> str:
     kind = name.split(".")[-2]
     return INPUT_OF.get(kind, "head")
-
-
-def _converted(part: Part, values: Array) -> Array:
-    """Return float rows as another float type stores them.
-
-    Raises:
-        UnsupportedModel: a value is too large for it.
-    """
-    if part.type_name != "F16":
-        return values
-    with np.errstate(over="ignore"):
-        halves = values.astype(np.float16)
-    if not np.isfinite(halves).all():
-        raise UnsupportedModel(
-            f"The tensor '{part.tensor.name}' does not fit half precision.",
-            f"Its largest value is {np.abs(values).max():.4g}, the largest half is 65504.",
-            "Choose --weights f32, int8 or int4.",
-        )
-    return halves

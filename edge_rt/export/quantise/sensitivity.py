@@ -123,12 +123,7 @@ def share_out(measured: Mapping[str, Sequence[Cost]], budget: int) -> dict[str, 
     """
     chosen = {name: min(found, key=lambda cost: cost.nbytes) for name, found in measured.items()}
     least = sum(cost.nbytes for cost in chosen.values())
-    if budget < least:
-        raise ConfigError(
-            "The model does not fit the size.",
-            f"Its matrices take at least {least} bytes, {max(budget, 0)} are left for them.",
-            f"Give a size that is {least - budget} bytes larger, or more.",
-        )
+    require_budget(least, budget)
     rest = budget - least
 
     def steps() -> Iterable[tuple[float, str, Cost]]:
@@ -143,3 +138,21 @@ def share_out(measured: Mapping[str, Sequence[Cost]], budget: int) -> dict[str, 
         rest -= cost.nbytes - chosen[name].nbytes
         chosen[name] = cost
     return {name: cost.type_name for name, cost in chosen.items()}
+
+
+def require_budget(least: int, budget: int) -> None:
+    """Refuse a budget that is too small.
+
+    Args:
+        least: bytes that the matrices take in their smallest types.
+        budget: bytes.
+
+    Raises:
+        ConfigError: it is less than that.
+    """
+    if budget < least:
+        raise ConfigError(
+            "The model does not fit the size.",
+            f"Its matrices take at least {least} bytes, {max(budget, 0)} are left for them.",
+            f"Give a size that is {least - budget} bytes larger, or more.",
+        )

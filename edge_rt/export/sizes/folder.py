@@ -9,10 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from edge_rt.errors import InvalidModelFile, ModelNotFound, UnsupportedModel
+from edge_rt.errors import InputError, InvalidModelFile, ModelNotFound, UnsupportedModel
 from edge_rt.export.families.llama_folder import MODEL_TYPES
 from edge_rt.export.sizes.size import JSON_TOKEN_BYTES, MATRIX_BITS, SizeEstimate, checked_config, estimated
 from edge_rt.export.sources.hf_folder import MAX_JSON_BYTES
+from edge_rt.export.sources.packed_config import read_packed_settings
 from edge_rt.export.sources.safetensors_header import WEIGHTS_PATTERN, read_json, read_tensors
 from edge_rt.package.manifest import ModelConfig
 from edge_rt.system.checkpoint_names import CONFIG_FILE, TOKENIZER_FILE
@@ -87,7 +88,7 @@ def estimate_foreign_folder(folder: Path, refusal: UnsupportedModel) -> SizeEsti
         shapes = _usual_shapes(config)
         config = replace(config, num_parameters=sum(map(math.prod, shapes.values())))
         notes.append(
-            f"These weights are quantised already, in a form that edge-rt does not read: sizes are those of a usual "
+            f"These weights are quantised already{_packing(folder.name, document)}: sizes are those of a usual "
             f"model with the dimensions in {CONFIG_FILE}."
         )
     elif experts > 1:
@@ -98,6 +99,15 @@ def estimate_foreign_folder(folder: Path, refusal: UnsupportedModel) -> SizeEsti
     tokenizer = folder / TOKENIZER_FILE
     size = tokenizer.stat().st_size if tokenizer.is_file() else JSON_TOKEN_BYTES * config.vocab_size
     return estimated(config, shapes, size, window_layers, tuple(notes))
+
+
+def _packing(name: str, document: Mapping[str, Any]) -> str:
+    """Return a remark about weights that are packed in a way that edge-rt does not read; empty if it does."""
+    try:
+        found = read_packed_settings(name, document)
+    except InputError:
+        found = None
+    return "" if found is not None else ", in a form that edge-rt does not read"
 
 
 def _require_layers(folder: Path, config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> None:

@@ -27,6 +27,8 @@ MAX_TENSORS: Final = 1 << 17
 MAX_FILES: Final = 1000
 MAX_AXES: Final = 8
 MAX_ELEMENTS: Final = 1 << 40
+MAX_NAME_BYTES: Final = 255
+"""Of a file's name, on the systems that have the least."""
 
 DTYPE_BYTES: Final = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
@@ -122,12 +124,21 @@ def read_index(index: Path) -> dict[str, str]:
     if not isinstance(mapped, dict) or not mapped:
         raise malformed(index, "it has no weight_map")
     for name in mapped.values():
-        # A name alone: no folder, and nothing that a system takes for one.
-        if not isinstance(name, str) or not name.endswith(".safetensors") or Path(name).name != name or "\\" in name:
+        if not _is_file_name(name):
             raise malformed(index, f"it names the file {name!r:.60}")
     if len(set(mapped.values())) > MAX_FILES:
         raise malformed(index, f"it names {len(set(mapped.values()))} files, at most {MAX_FILES} are read")
     return mapped
+
+
+def _is_file_name(name: object) -> bool:
+    """Return whether a file can have this name: no folder, nothing that a system takes for one, and not too long."""
+    if not isinstance(name, str) or not name.endswith(".safetensors") or Path(name).name != name:
+        return False
+    # A lone surrogate cannot be encoded; the system would refuse a NUL character.
+    if "\\" in name or not name.isprintable():
+        return False
+    return len(name.encode()) <= MAX_NAME_BYTES
 
 
 def _require_files(index: Path, paths: list[Path]) -> None:

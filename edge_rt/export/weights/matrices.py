@@ -12,7 +12,8 @@ import numpy as np
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
-from edge_rt.export.sources.gguf_types import TensorInfo
+from edge_rt.errors import InvalidModelFile
+from edge_rt.export.sources.gguf_types import FETCH_AGAIN, TensorInfo
 from edge_rt.export.sources.packed import PackedTensor
 from edge_rt.export.sources.tensor_reader import TensorReader
 from edge_rt.export.weights.blocks import PIECE_BYTES, Array, iter_rows, piece_rows
@@ -39,7 +40,7 @@ class StoredRows(Protocol):
 
 
 class CheckpointMatrices:
-    """Tensors as the checkpoint defines them.
+    """Tensors as the checkpoint defines them; reading raises ``InvalidModelFile`` where a value is not finite.
 
     Args:
         source: the open checkpoint.
@@ -73,7 +74,15 @@ class CheckpointMatrices:
 
 
 def _dequantised(tensor: TensorInfo, raw: Array) -> Array:
-    values: Array = dequantize(raw, GGMLQuantizationType(tensor.type_id)).reshape(raw.shape[0], -1).astype(np.float32)
+    with np.errstate(invalid="ignore"):
+        found = dequantize(raw, GGMLQuantizationType(tensor.type_id))
+    values: Array = found.reshape(raw.shape[0], -1).astype(np.float32)
+    if not np.isfinite(values).all():
+        raise InvalidModelFile(
+            f"The tensor '{tensor.name}' holds a value that is not finite.",
+            f"It begins at byte {tensor.offset} of the file.",
+            FETCH_AGAIN,
+        )
     return values
 
 

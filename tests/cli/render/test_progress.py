@@ -4,9 +4,11 @@ import io
 import re
 
 import pytest
+from rich.console import Console
+from rich.progress import Progress
 
 from edge_rt.cli.render.console import Terminal
-from edge_rt.cli.render.progress import LINE_SECONDS, show_progress
+from edge_rt.cli.render.progress import LINE_SECONDS, Bar, show_progress
 from edge_rt.progress import ProgressEvent
 
 EVENTS = [
@@ -36,7 +38,42 @@ def test_a_long_stage_tells_its_tenths(monkeypatch):
     now = iter(range(0, 10**6, int(LINE_SECONDS) + 1))
     monkeypatch.setattr("edge_rt.cli.render.progress.time.monotonic", lambda: next(now))
     lines = show(io.StringIO()).splitlines()
-    assert lines[2:] == [f"2/2 weights: {percent} %" for percent in range(10, 101, 10)]
+    # Every look at the clock, one for each event of the stage, is three seconds later: five percent take three seconds.
+    left = [round(3 * (100 - percent) / 5) for percent in range(10, 91, 10)]
+    expected = [f"2/2 weights: {10 * n} % of 100 B, about {s} s left" for n, s in enumerate(left, start=1)]
+    assert lines[2:] == [*expected, "2/2 weights: 100 % of 100 B"]
+
+
+def test_what_is_not_bytes_is_not_called_bytes(monkeypatch):
+    now = iter(range(0, 10**6, 60))
+    monkeypatch.setattr("edge_rt.cli.render.progress.time.monotonic", lambda: next(now))
+    stream = io.StringIO()
+    with show_progress(Terminal(io.StringIO(), stream)) as progress:
+        for done in range(11):
+            progress(ProgressEvent("plan", 2, 7, done, 10, unit="steps"))
+    assert stream.getvalue().splitlines()[1:3] == [
+        "2/7 plan: 10 %, about 9 min left",
+        "2/7 plan: 20 %, about 8 min left",
+    ]
+
+
+def test_a_bar_never_goes_back():
+    events = [
+        ProgressEvent("plan", 1, 2),
+        ProgressEvent("plan", 1, 2, 0, 10, unit="steps", message="measuring"),
+        ProgressEvent("plan", 1, 2, 6, 10, unit="steps"),
+        ProgressEvent("plan", 1, 2, message="something else begins"),
+        ProgressEvent("plan", 1, 2, 7, 10, unit="steps"),
+        ProgressEvent("weights", 2, 2, 0, 10),
+    ]
+    seen = []
+    bar = Progress(auto_refresh=False, console=Console(file=io.StringIO()))
+    show_in_bar = Bar(bar)
+    for event in events:
+        show_in_bar(event)
+        (task,) = bar.tasks
+        seen.append((task.completed, task.total))
+    assert seen == [(0, None), (0, 10), (6, 10), (6, 10), (7, 10), (0, 10)]
 
 
 @pytest.mark.parametrize("stream", [io.StringIO(), Screen()])

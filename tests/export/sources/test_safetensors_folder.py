@@ -130,9 +130,13 @@ def test_a_link_is_refused(tmp_path):
 
 class TestIndex:
     @pytest.mark.parametrize(
-        "name", ["../a.safetensors", "/a.safetensors", "x/a.safetensors", "a.bin", 3, "..", "a\\b.safetensors"]
+        "name",
+        [
+            *("../a.safetensors", "/a.safetensors", "x/a.safetensors", "a.bin", 3, "..", "a\\b.safetensors"),
+            *("a\0.safetensors", "\ud800.safetensors", "é" * 122 + "ab.safetensors"),
+        ],
     )
-    def test_files_outside_the_folder(self, tmp_path, name):
+    def test_files_outside_the_folder_or_with_names_that_none_can_have(self, tmp_path, name):
         write_index(tmp_path, {"a": name})
         with pytest.raises(InvalidModelFile, match="names the file"):
             read_folder(tmp_path)

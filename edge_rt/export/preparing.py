@@ -1,0 +1,183 @@
+"""What an export will do, and what it will take, before anything is written; a dry run ends here."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from edge_rt.errors import ConfigError, EdgeRTError, ErrorJSON
+from edge_rt.export.calibration.text import CalibrationText
+from edge_rt.export.checkpoint import Checkpoint, calibration_text, read_checkpoint
+from edge_rt.export.estimate import ExportEstimate, estimate_export, require_room
+from edge_rt.export.families.llama_config import LlamaConfig
+from edge_rt.export.families.llama_graph import collect_weights, place_weights
+from edge_rt.export.measuring import require_least_size
+from edge_rt.export.op_profile import OpProfile, choose_profile
+from edge_rt.export.quality import tensor_classes
+from edge_rt.export.quantise.decision import WeightChoice, choose_weights
+from edge_rt.export.sources.source import Source
+from edge_rt.export.weights.weights_file import WeightsLayout
+from edge_rt.ops import library_path
+from edge_rt.package.reader import absolute_path
+from edge_rt.package.weights_info import TensorClass
+from edge_rt.session import check_window_support
+
+
+@dataclass(frozen=True)
+class Decided:
+    """What follows from the options and the checkpoint's header.
+
+    Attributes:
+        profile: op profile of the package.
+        choice: types of its matrices.
+        text: to calibrate with; None for none.
+    """
+
+    profile: OpProfile
+    choice: WeightChoice
+    text: CalibrationText | None
+
+    @property
+    def has_constants(self) -> bool:
+        """Whether the package has constants for 4-bit keys."""
+        return self.text is not None and self.profile.has_4_bit_keys
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A checkpoint that was read and judged.
+
+    Attributes:
+        checkpoint: what is known about it; types that have to be measured are not settled yet.
+        layout: of the package with these types.
+        estimate: disk and memory that the export takes.
+    """
+
+    checkpoint: Checkpoint
+    layout: WeightsLayout
+    estimate: ExportEstimate
+
+
+def decide(
+    source: Source,
+    config: LlamaConfig,
+    profile: str | None,
+    activations: str,
+    weights: str | None,
+    size: int,
+    calibration: Path | str | None,
+) -> Decided:
+    """Decide from the options, as in ``edge_rt.export.export_model``.
+
+    Raises:
+        ConfigError: options are unknown, or do not go together.
+        RuntimeUnavailable, UnsupportedModel: the native profile was asked for, and cannot be had.
+        StorageError, InputError: the calibration text cannot be used.
+    """
+    chosen = choose_profile(profile, activations, library_path(), config)
+    choice = choose_weights(source, config, weights, size)
+    if size and chosen.name != "native":
+        raise ConfigError(
+            "A size needs the native op profile.",
+            f"The op profile is {chosen.name}, which stores 5 and 6 bits in 8.",
+            "Choose --weights int4 or int8 instead.",
+        )
+    return Decided(chosen, choice, calibration_text(calibration, chosen, choice))
+
+
+def prepare(source: Source, config: LlamaConfig, decided: Decided) -> Prepared:
+    """Read everything but the tensors, and predict what the export takes.
+
+    Raises:
+        InputError: tokenizer or calibration text cannot be used.
+        ConfigError: the model does not fit the size that was asked for.
+    """
+    checkpoint = read_checkpoint(source, config, decided.profile, decided.choice, decided.text)
+    layout = place_weights(checkpoint.weights, config, decided.profile, is_calibrated=decided.has_constants)
+    if decided.choice.size:
+        require_least_size(checkpoint, layout)
+    tokens = 0 if checkpoint.calibration is None else len(checkpoint.calibration.token_ids)
+    estimate = estimate_export(
+        checkpoint.weights,
+        layout,
+        checkpoint.model,
+        decided.profile,
+        tokens if decided.has_constants else 0,
+        choice=decided.choice,
+        moment_tokens=tokens if decided.choice.quantises else 0,
+    )
+    return Prepared(checkpoint, layout, estimate)
+
+
+@dataclass(frozen=True)
+class ExportForecast:
+    """What an export would do.
+
+    Attributes:
+        disk_bytes: most bytes of the package.
+        peak_memory_bytes: most memory of the process.
+        seconds: None: how long it takes depends on the machine, and nothing was measured.
+        profile: op profile of the package.
+        choice: as in ``WeightsInfo``, or ``"keep"``.
+        size: bytes that ``weights.bin`` may have; 0: no limit.
+        classes: types and bits by class of tensors; with a size those of the fewest bits.
+        most: with a size those of the most bits, between which measuring decides; else None.
+        refusal: why the export would be refused on this machine; None if it would not.
+        warnings: sentences about the chat template.
+    """
+
+    disk_bytes: int
+    peak_memory_bytes: int
+    seconds: float | None
+    profile: str
+    choice: str
+    size: int
+    classes: dict[str, TensorClass]
+    most: dict[str, TensorClass] | None
+    refusal: ErrorJSON | None
+    warnings: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the forecast as the JSON object that the command line prints."""
+        return asdict(self)
+
+
+def forecast(source: Source, config: LlamaConfig, decided: Decided, out: Path) -> ExportForecast:
+    """Return what an export would do; nothing is written.
+
+    Args:
+        source: the checkpoint.
+        config: its dimensions.
+        decided: what it would become.
+        out: folder to create.
+
+    Raises:
+        VersionMismatch: this ONNX Runtime cannot run the model's sliding window.
+        InputError, ConfigError: as in ``prepare``.
+    """
+    check_window_support(decided.profile.name, config.sliding_window)
+    prepared = prepare(source, config, decided)
+    weights, choice, refusal = prepared.checkpoint.weights, decided.choice, None
+    try:
+        require_room(prepared.estimate, absolute_path(out))
+    except EdgeRTError as error:
+        refusal = error.to_json()
+    most = None
+    if choice.ladders:
+        types = {name: ladder[-1] for name, ladder in choice.ladders.items()}
+        largest = collect_weights(source, config, decided.profile, types)
+        layout = place_weights(largest, config, decided.profile, is_calibrated=decided.has_constants)
+        most = tensor_classes(largest, layout)
+    return ExportForecast(
+        disk_bytes=prepared.estimate.disk_bytes,
+        peak_memory_bytes=prepared.estimate.peak_memory_bytes,
+        seconds=None,
+        profile=decided.profile.name,
+        choice=choice.name,
+        size=choice.size,
+        classes=tensor_classes(weights, prepared.layout),
+        most=most,
+        refusal=refusal,
+        warnings=prepared.checkpoint.warnings,
+    )

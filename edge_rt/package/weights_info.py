@@ -1,0 +1,109 @@
+"""What a manifest says of weights that were quantised for the package: their types, and what that lost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from edge_rt.errors import ConfigError
+
+KEEP: Final = "keep"
+WEIGHTS: Final = (KEEP, "int4", "int8", "f16", "f32")
+"""Values of the option ``weights`` of an export."""
+
+
+def require_known(weights: str | None) -> None:
+    """Refuse a value of the option ``weights`` that does not exist; None is no value.
+
+    Raises:
+        ConfigError: it is none of ``WEIGHTS``.
+    """
+    if weights is not None and weights not in WEIGHTS:
+        raise ConfigError(
+            "The type of weights is unknown.", f"Got {weights!r:.40}.", f"Choose one of {', '.join(WEIGHTS)}."
+        )
+
+
+@dataclass(frozen=True)
+class TensorClass:
+    """The matrices of one class.
+
+    Attributes:
+        types: stored type -> weights that have it.
+        bits: bits of ``weights.bin`` per weight, scales and padding included.
+        error: mean square of the error of the outputs over that of the outputs, on held-out tokens; without
+            calibration, of the weights over that of the weights. Mean over the weights that were quantised; None if
+            none were.
+    """
+
+    types: Mapping[str, int]
+    bits: float
+    error: float | None
+
+
+@dataclass(frozen=True)
+class Quality:
+    """The package against the checkpoint in float32, on a part of the calibration text.
+
+    Attributes:
+        kl: mean Kullback-Leibler divergence of the checkpoint's predictions from the package's, in nats a token.
+        perplexity: of the package.
+        float_perplexity: of the checkpoint.
+        tokens: tokens that were read.
+        is_held_out: whether the weights were fitted without these tokens; a short text has none to spare.
+    """
+
+    kl: float
+    perplexity: float
+    float_perplexity: float
+    tokens: int
+    is_held_out: bool
+
+
+@dataclass(frozen=True)
+class WeightsInfo:
+    """How the weights of a package were chosen.
+
+    Attributes:
+        choice: ``"int4"``, ``"int8"``, ``"f16"``, ``"f32"`` or ``"size"``.
+        size: bytes that ``weights.bin`` was to have; 0: no limit.
+        calibration: ``"built-in"``, the name of a file, or None: no text was used.
+        calibration_tokens: of that text; 0 without one.
+        classes: ``"attention"``, ``"feed_forward"``, ``"embedding"`` and ``"head"``; the last two are the same matrix
+            if the embedding is tied.
+        quality: None if nothing was rounded, or without a text.
+    """
+
+    choice: str
+    size: int
+    calibration: str | None
+    calibration_tokens: int
+    classes: Mapping[str, TensorClass]
+    quality: Quality | None
+
+    def faults(self) -> Iterator[tuple[str, object, str]]:
+        """Yield the fields that are out of range: name, value, and what is wanted, in words."""
+        counts = [("size", self.size), ("calibration_tokens", self.calibration_tokens)]
+        floats: list[tuple[str, float]] = []
+        for name, found in self.classes.items():
+            counts += [(f"classes.{name}.types.{kind}", count) for kind, count in found.types.items()]
+            floats.append((f"classes.{name}.bits", found.bits))
+            if found.error is not None:
+                floats.append((f"classes.{name}.error", found.error))
+        if (quality := self.quality) is not None:
+            counts.append(("quality.tokens", quality.tokens))
+            floats += [
+                ("quality.perplexity", quality.perplexity),
+                ("quality.float_perplexity", quality.float_perplexity),
+            ]
+            if not math.isfinite(quality.kl):
+                # Rounding may leave a divergence of nearly 0 below 0.
+                yield "quality.kl", quality.kl, "a finite number"
+        for where, count in counts:
+            if count < 0:
+                yield where, count, "0 or more"
+        for where, value in floats:
+            if not (math.isfinite(value) and value >= 0):
+                yield where, value, "a finite number, 0 or more"

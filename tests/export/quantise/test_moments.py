@@ -1,0 +1,128 @@
+"""Moments of inputs, and the walk that gathers them, against a forward pass that records every input."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edge_rt.errors import UnsupportedModel
+from edge_rt.export.families.llama_forward import LlamaForward
+from edge_rt.export.quantise.moments import INPUT_OF, SEQUENCE, WIDTH, CalibrationWalk, Moments
+from tests.helpers.arrays import Arrays, random_arrays, source_of, tiny_config
+
+
+class TestMoments:
+    @pytest.mark.parametrize("inputs", [1, 7, 8, 9, 24, 27])
+    def test_against_numpy(self, inputs):
+        rng = np.random.default_rng(inputs)
+        rows = rng.standard_normal((50, inputs)).astype(np.float32)
+        moments = Moments(inputs, 8)
+        for part in np.split(rows, [1, 20]):
+            moments.add(part)
+        assert moments.tokens == 50
+        assert [len(block) for block in moments.blocks] == [8] * (inputs // 8) + [inputs % 8] * (inputs % 8 > 0)
+        whole = rows.T @ rows
+        for number, block in enumerate(moments.blocks):
+            own = slice(8 * number, 8 * number + len(block))
+            np.testing.assert_allclose(block, whole[own, own], rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(moments.diagonal, np.square(rows).mean(axis=0), rtol=1e-4)
+
+    def test_the_error_of_outputs(self):
+        """With one block it is that of the outputs; with several, products across them are taken as 0."""
+        rng = np.random.default_rng(1)
+        rows = rng.standard_normal((40, 24)).astype(np.float32)
+        weights = rng.standard_normal((5, 24)).astype(np.float32)
+        whole, apart = Moments(24), Moments(24, 8)
+        whole.add(rows)
+        apart.add(rows)
+        assert whole.error(weights) == pytest.approx(float(np.square(rows @ weights.T).sum()) / 40, rel=1e-4)
+        parts = [np.square(rows[:, at : at + 8] @ weights[:, at : at + 8].T).sum() for at in (0, 8, 16)]
+        assert apart.error(weights) == pytest.approx(float(sum(parts)) / 40, rel=1e-4)
+
+    def test_none(self):
+        moments = Moments(3)
+        assert moments.tokens == 0
+        assert not moments.diagonal.any()
+        assert moments.error(np.ones((2, 3), np.float32)) == 0
+
+    def test_wide_inputs_are_cut(self):
+        assert [len(block) for block in Moments(2 * WIDTH + 5).blocks] == [WIDTH, WIDTH, 5]
+
+
+def floats(arrays):
+    return Arrays({name: array.astype(np.float32) for name, array in arrays.items()})
+
+
+def recorded(matrices, source, config, token_ids):
+    """Return the input of every matrix, and the head's, of all sequences by themselves."""
+    found = {}
+
+    def product(x, name):
+        found.setdefault(name, []).append(x[0])
+        return x @ matrices.arrays[name].T
+
+    forward = LlamaForward(
+        matrices, config, has_halves=source.has_halves, has_factors=False, product=product, dtype=np.float64
+    )
+    for begin in range(0, len(token_ids), SEQUENCE):
+        ids = token_ids[begin : begin + SEQUENCE]
+        x = forward.embed(ids)[None]
+        for layer in range(config.num_layers):
+            x = forward.layer(x, layer, forward.rope(len(ids)))
+        found.setdefault("head", []).append(forward.norm(x[0], "output_norm.weight"))
+    return found
+
+
+LENGTHS = {1: 0, 5: 0, SEQUENCE: 0, SEQUENCE + 1: 0, 3 * SEQUENCE: 0, 3 * SEQUENCE + 2: 1, 8 * SEQUENCE + 10: 2}
+"""Tokens of a text -> sequences at its end that are held out."""
+
+
+@pytest.mark.parametrize(("length", "held_out"), LENGTHS.items())
+def test_the_walk_gathers_what_the_forward_pass_sees(length, held_out):
+    config = tiny_config(sliding_window=0 if length % 2 else 7)
+    arrays = random_arrays(config)
+    source, token_ids = source_of(arrays, has_halves=bool(held_out)), [(7 * i * i) % 13 for i in range(length)]
+    expected = recorded(Arrays(arrays), source, config, token_ids)
+    walk = CalibrationWalk(floats(arrays), source, config, token_ids)
+    count = -(-length // SEQUENCE)
+    assert [walk.is_held_out(number) for number in range(count)] == [False] * (count - held_out) + [True] * held_out
+
+    def check(found, inputs):
+        fitted, judged = inputs[: count - held_out], inputs[count - held_out :]
+        for moments, rows in ((found.fitted, fitted), (found.held_out, judged)):
+            rows = np.concatenate(rows) if rows else np.zeros((0, inputs[0].shape[1]))
+            assert moments.tokens == len(rows)
+            (block,) = moments.blocks
+            np.testing.assert_allclose(block, rows.T @ rows, rtol=1e-3, atol=1e-3 * np.abs(rows).max(initial=1))
+
+    for layer in range(config.num_layers):
+        found = walk.layer(layer)
+        assert set(found) == set(INPUT_OF.values())
+        for kind, name in INPUT_OF.items():
+            check(found[name], expected[f"blk.{layer}.{kind}.weight"])
+    found = walk.head()
+    assert set(found) == {"head"}
+    check(found["head"], expected["head"])
+    for number in range(count):
+        np.testing.assert_allclose(walk.final(number), expected["head"][number], rtol=1e-3, atol=1e-3)
+
+
+def test_activations_that_are_not_finite_are_refused():
+    config = tiny_config()
+    arrays = random_arrays(config)
+    arrays["blk.1.attn_norm.weight"] = arrays["blk.1.attn_norm.weight"] * 1e25
+    walk = CalibrationWalk(floats(arrays), source_of(arrays), config, [1, 2, 3])
+    walk.layer(0)
+    with pytest.raises(UnsupportedModel, match=r"In layer 1, at the input 'qkv'"):
+        walk.layer(1)
+
+
+def test_a_head_that_is_not_finite_is_refused():
+    config = tiny_config()
+    arrays = random_arrays(config)
+    arrays["output_norm.weight"] = arrays["output_norm.weight"] * 1e25
+    walk = CalibrationWalk(floats(arrays), source_of(arrays), config, [1, 2, 3])
+    for layer in range(config.num_layers):
+        walk.layer(layer)
+    with pytest.raises(UnsupportedModel, match="In the head"):
+        walk.head()
