@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from edge_rt.export.quantise.grids import Grid, Scales, joined, ratios
+from edge_rt.export.quantise.grids import Grid, Scales, inverse_of, joined, ratios
 from edge_rt.export.weights.codes import Codes
 from edge_rt.export.weights.tile_formats import BLOCK
 
@@ -132,15 +132,17 @@ def _round_inputs(
     errors: Array,
 ) -> None:
     """Round a block input by input; ``own`` is the feedback of its inputs on themselves and on what is behind."""
+    integers = np.empty_like(errors)
     for j in range(len(weights)):
-        group = groups.start + j // grid.group
-        scale = scales.scale[group]
-        minimum = None if scales.minimum is None else scales.minimum[group]
-        integers = grid.integers(ratios(target[j], scale, minimum))
-        codes[j] = grid.codes(integers)
-        value = scale * integers
+        if j % grid.group == 0:
+            group = groups.start + j // grid.group
+            scale, inverse = scales.scale[group], inverse_of(scales.scale[group])
+            minimum = None if scales.minimum is None else scales.minimum[group]
+        integers[j] = grid.integers((target[j] if minimum is None else target[j] - minimum) * inverse)
+        np.multiply(scale, integers[j], out=errors[j])
         if minimum is not None:
-            value += minimum
-        errors[j] = weights[j] - value
+            errors[j] += minimum
+        np.subtract(weights[j], errors[j], out=errors[j])
         if j + 1 < len(weights):
             target[j + 1 :] += own[j, j + 1 : len(weights), None] * errors[j]
+    codes[:] = grid.codes(integers)

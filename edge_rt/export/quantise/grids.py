@@ -138,7 +138,7 @@ class Grid:
             for start in _STARTS:
                 tried = peak / np.float32(end * (1 + (start - 1) * narrower))
                 for _ in range(_ROUNDS):
-                    integers = self.integers(weights * _inverse(tried))
+                    integers = self.integers(weights * inverse_of(tried))
                     with_weight = np.einsum("gn,gn->n", weighted, integers)
                     squares = np.einsum("gn,gn->n", importance * integers, integers)
                     tried = with_weight / np.maximum(squares, _TINY)
@@ -164,7 +164,7 @@ class Grid:
             if has_factors:
                 step, low = np.where(low > 0, (low + 2 * half) / steps, step), np.minimum(low, 0)
             for _ in range(_ROUNDS):
-                integers = self.integers((weights - low) * _inverse(step))
+                integers = self.integers((weights - low) * inverse_of(step))
                 hq = importance * integers
                 one, two = hq.sum(axis=0), np.einsum("gn,gn->n", hq, integers)
                 mixed = np.einsum("gn,gn->n", weighted, integers)
@@ -202,7 +202,7 @@ def _halves(numbers: Array) -> Array:
     return np.clip(numbers, -LARGEST_HALF, LARGEST_HALF).astype(np.float16)
 
 
-def _inverse(scale: Array) -> Array:
+def inverse_of(scale: Array) -> Array:
     """Return 1 over a scale, 0 for 0."""
     with np.errstate(divide="ignore", over="ignore"):
         inverse: Array = np.where(np.abs(scale) > _TINY, np.float32(1) / scale, np.float32(0))
@@ -211,14 +211,14 @@ def _inverse(scale: Array) -> Array:
 
 def ratios(weights: Array, scale: Array, minimum: Array | None) -> Array:
     """Return weights over their scale, from their minimum on; all of one shape, or broadcast."""
-    return (weights if minimum is None else weights - minimum) * _inverse(scale)
+    return (weights if minimum is None else weights - minimum) * inverse_of(scale)
 
 
 def _factors(scale: Array, per_unit: int, most: int, kind: type[np.generic]) -> tuple[Array, Array]:
     """Return d, float16 ``[units, rows]``, and the integers that it is multiplied by, ``[groups, rows]``."""
     units = scale.reshape(-1, per_unit, scale.shape[1])
     d = _halves(np.abs(units).max(axis=1) / most)
-    factors = np.rint(units * _inverse(d.astype(np.float32))[:, None])
+    factors = np.rint(units * inverse_of(d.astype(np.float32))[:, None])
     lowest = -most if kind is np.int8 else 0
     return d, np.clip(factors, lowest, most).reshape(scale.shape).astype(kind)
 
