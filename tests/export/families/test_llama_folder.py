@@ -67,7 +67,7 @@ def test_a_text_that_is_a_link_is_refused(model, name, tmp_path):
 def test_halves_keep_their_values(model, dtype, tmp_path):
     require_native()
     folder = write_hf_folder(tmp_path / "m", model, dtype=dtype)
-    export_model(folder, tmp_path / "package", profile="native")
+    export_model(folder, tmp_path / "package", profile="native", weights="keep")
     assert set(open_package(tmp_path / "package").manifest.quantisation.values()) == {dtype}
     with load_package(tmp_path / "package") as loaded:
         assert len(loaded.generate("the sea", max_tokens=5, temperature=0.0).token_ids) > 0
