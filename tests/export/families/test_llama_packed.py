@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from edge_rt.errors import EdgeRTError, InvalidModelFile, UnsupportedModel
-from edge_rt.export.check.reference import LlamaReference
 from edge_rt.export.entry import open_checkpoint
 from edge_rt.export.sources.packed import PackedTensor
 from edge_rt.export.sources.tensor_reader import TensorReader
+from edge_rt.export.weights.matrices import CheckpointMatrices
 from tests.helpers.gguf_factory import write_llama_gguf
+from tests.helpers.graphs import reference_of
 from tests.helpers.packed_factory import (
     SETTINGS,
     WRITERS,
@@ -39,8 +40,9 @@ def matrices_of(path):
     """Return name -> weights of a checkpoint, in the order of the package, and its logits."""
     source, config = open_checkpoint(path)
     with TensorReader(source.paths) as reader:
-        reference = LlamaReference(reader, source, config, cache=True)
-        return {name: reference._matrix(name) for name in source.tensors}, reference.logits(TOKEN_IDS)
+        matrices = CheckpointMatrices(reader, source.tensors)
+        found = {name: np.concatenate(list(matrices.pieces(name))) for name in source.tensors}
+        return found, reference_of(reader, source, config).logits(TOKEN_IDS)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -78,9 +80,9 @@ def test_a_packed_embedding_and_head(model, tmp_path):
     found, _ = matrices_of(tmp_path / "m")
     np.testing.assert_array_equal(found["token_embd.weight"], tables["embed_tokens"].values)
     np.testing.assert_array_equal(found["output.weight"], tables["lm_head"].values)
-    source, config = open_checkpoint(tmp_path / "m")
+    source, _ = open_checkpoint(tmp_path / "m")
     with TensorReader(source.paths) as reader:
-        rows = LlamaReference(reader, source, config)._embed([3, 0, 7])
+        rows = CheckpointMatrices(reader, source.tensors).rows("token_embd.weight", [3, 0, 7])
     np.testing.assert_array_equal(rows, tables["embed_tokens"].values[[3, 0, 7]])
 
 
