@@ -220,7 +220,7 @@ def test_a_norm_that_makes_activations_overflow(models, tmp_path):
         {"extra_metadata": {"llama.attention.sliding_window": 5}},
         {"rope_freqs": True},
     ],
-    ids=lambda sizes: "-".join(sizes),
+    ids="-".join,
 )
 @pytest.mark.parametrize("options", [{"weights": "int4"}, {"size": 250_000}], ids=lambda options: next(iter(options)))
 def test_unusual_models(tmp_path, sizes, options):
