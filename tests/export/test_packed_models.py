@@ -82,7 +82,9 @@ def test_groups_of_every_size(group, tmp_path):
     types = {32: {"W4Z32"}, 64: {"W4Z64"}, 96: {"W4Z32"}, -1: {"W4Z64", "W4Z64+W4Z128"}}[group]
     manifest = open_package(tmp_path / "native").manifest
     assert {manifest.quantisation["attention"], manifest.quantisation["feed_forward"]} == types
-    export_model(write_float_folder(tmp_path / "f", model, packed), tmp_path / "floats", profile="portable")
+    export_model(
+        write_float_folder(tmp_path / "f", model, packed), tmp_path / "floats", profile="portable", weights="keep"
+    )
     assert apart(logits(tmp_path / "native", "native"), logits(tmp_path / "floats", "portable")) < 0.05
 
 
@@ -91,8 +93,9 @@ def test_portable_logits_are_those_of_the_folder_with_floats(name, model, tmp_pa
     packed = write_packed_folder(tmp_path / "m", model, name)
     export_model(tmp_path / "m", tmp_path / "package", profile="portable", activations="float")
     export_model(
-        write_float_folder(tmp_path / "f", model, packed), tmp_path / "floats", profile="portable", activations="float"
-    )
+        write_float_folder(tmp_path / "f", model, packed), tmp_path / "floats", profile="portable", activations="float",
+        weights="keep",
+    )  # fmt: skip
     ours, expected = (logits(tmp_path / path, "portable") for path in ("package", "floats"))
     np.testing.assert_allclose(ours, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
 
@@ -109,7 +112,7 @@ def test_inputs_of_down_in_the_order_of_importance(model, tmp_path):
     }
     packed = write_packed_folder(tmp_path / "m", model, "gptq", matrices=matrices, settings=settings)
     folder = write_float_folder(tmp_path / "f", model, packed)
-    export_model(folder, tmp_path / "floats", profile="portable", activations="float")
+    export_model(folder, tmp_path / "floats", profile="portable", activations="float", weights="keep")
     export_model(tmp_path / "m", tmp_path / "portable", profile="portable", activations="float")
     result = export_model(tmp_path / "m", tmp_path / "native", profile="native")
     expected = logits(tmp_path / "floats", "portable")
