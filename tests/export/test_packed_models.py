@@ -82,9 +82,8 @@ def test_groups_of_every_size(group, tmp_path):
     types = {32: {"W4Z32"}, 64: {"W4Z64"}, 96: {"W4Z32"}, -1: {"W4Z64", "W4Z64+W4Z128"}}[group]
     manifest = open_package(tmp_path / "native").manifest
     assert {manifest.quantisation["attention"], manifest.quantisation["feed_forward"]} == types
-    export_model(
-        write_float_folder(tmp_path / "f", model, packed), tmp_path / "floats", profile="portable", weights="keep"
-    )
+    floats = write_float_folder(tmp_path / "f", model, packed)
+    export_model(floats, tmp_path / "floats", profile="portable", weights="keep")
     assert apart(logits(tmp_path / "native", "native"), logits(tmp_path / "floats", "portable")) < 0.05
 
 
@@ -92,10 +91,8 @@ def test_groups_of_every_size(group, tmp_path):
 def test_portable_logits_are_those_of_the_folder_with_floats(name, model, tmp_path):
     packed = write_packed_folder(tmp_path / "m", model, name)
     export_model(tmp_path / "m", tmp_path / "package", profile="portable", activations="float")
-    export_model(
-        write_float_folder(tmp_path / "f", model, packed), tmp_path / "floats", profile="portable", activations="float",
-        weights="keep",
-    )  # fmt: skip
+    floats = write_float_folder(tmp_path / "f", model, packed)
+    export_model(floats, tmp_path / "floats", profile="portable", activations="float", weights="keep")
     ours, expected = (logits(tmp_path / path, "portable") for path in ("package", "floats"))
     np.testing.assert_allclose(ours, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
 

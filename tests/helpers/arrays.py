@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from edge_rt.export.families.llama_config import LlamaConfig, RopeScaling
+from edge_rt.export.sources.gguf_types import TensorInfo
 
 
 class Arrays:
@@ -60,4 +61,5 @@ def random_arrays(config, seed=0, scale=0.4):
 
 def source_of(arrays, *, has_halves=False):
     """Return what of a checkpoint the forward passes ask for."""
-    return SimpleNamespace(has_halves=has_halves, tensors=dict(arrays))
+    tensors = {name: TensorInfo(name, array.shape[::-1], 0, "F32", 0, 4 * array.size) for name, array in arrays.items()}
+    return SimpleNamespace(has_halves=has_halves, tensors=tensors)

@@ -12,6 +12,7 @@ from edge_rt.errors import InvalidPackage, UnsupportedModel, VersionMismatch
 from edge_rt.package.manifest import GRAPH_VERSIONS, KV_FORMATS, KeyCalibration
 from edge_rt.package.reader import is_package, open_package
 from edge_rt.package.sampling import SamplingAdvice
+from edge_rt.package.weights_info import Quality, TensorClass, WeightsInfo
 from tests.helpers.packages import edit_manifest, manifest_setter
 from tests.helpers.tiny_package import FILES, GRAPH, MANIFEST, write
 
@@ -390,3 +391,36 @@ class TestSampling:
         edit_manifest(package.path, manifest_setter("sampling", {name: value}))
         with pytest.raises(InvalidPackage, match="sampling"):
             open_package(package.path)
+
+
+CLASS = TensorClass({"IQ4_XS": 900, "Q6_K": 100}, 4.7, 0.004)
+QUALITY = Quality(0.02, 21.0, 20.5, 256, is_held_out=True)
+WEIGHTS = WeightsInfo("int4", 0, "built-in", 2048, {"attention": CLASS, "head": TensorClass({}, 8.5, None)}, QUALITY)
+
+
+@pytest.mark.parametrize("info", [WEIGHTS, dataclasses.replace(WEIGHTS, calibration=None, quality=None, size=1 << 20)])
+def test_what_is_said_of_weights_is_read_as_it_was_written(tmp_path, info):
+    write(tmp_path / "p", manifest=dataclasses.replace(MANIFEST, weights=info))
+    assert open_package(tmp_path / "p").manifest.weights == info
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        (lambda weights: weights.update(size="much"), "weights.size' has the wrong type"),
+        (lambda weights: weights.update(size=-1), "weights.size' is out of range"),
+        (lambda weights: weights.update(more=1), "weights' has the wrong fields"),
+        (lambda weights: weights.pop("choice"), "weights' has the wrong fields"),
+        (lambda weights: weights.update(classes=[]), "weights.classes' has the wrong type"),
+        (lambda weights: weights["classes"]["head"].update(bits=-1.0), "classes.head.bits' is out of range"),
+        (lambda weights: weights["classes"]["head"].update(error=float("inf")), "head.error' is out of range"),
+        (lambda weights: weights["classes"]["attention"]["types"].update(Q6_K=-1), "types.Q6_K' is out of range"),
+        (lambda weights: weights["quality"].update(kl=float("nan")), "quality.kl' is out of range"),
+        (lambda weights: weights["quality"].update(tokens=True), "quality.tokens' has the wrong type"),
+    ],
+)
+def test_what_is_said_of_weights_is_checked(tmp_path, change, where):
+    write(tmp_path / "p", manifest=dataclasses.replace(MANIFEST, weights=WEIGHTS))
+    edit_manifest(tmp_path / "p", lambda document: (change(document["weights"]), document)[1])
+    with pytest.raises(InvalidPackage, match=where):
+        open_package(tmp_path / "p")

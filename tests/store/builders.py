@@ -109,7 +109,7 @@ def write_package(path, *, source=b"source", digest=None, activations="int8", we
                 chat_template=None,
                 source=SourceInfo("gguf", "tiny.gguf", digest or sha256(source), len(source)),
                 license="MIT",
-                weights=None if weights is None else WeightsInfo(weights, 0, None, 0, {}, None),
+                weights=None if weights in (None, "keep") else WeightsInfo(weights, 0, None, 0, {}, None),
                 files={},
             )
         )

@@ -112,6 +112,16 @@ def test_other_activations_are_not_mixed_up(store, exporter, options):
     assert store.list()[0].activations == "int8"
 
 
+def test_other_weights_are_exported_again(store, exporter, options):
+    pull("tiny", store=store, exporter=exporter, options=options)
+    for wanted, count in ((None, 1), ("keep", 1), ("int8", 2), ("int8", 2), (None, 2), ("int4", 3), ("keep", 4)):
+        before = len(exporter.calls)
+        report = pull("tiny", store=store, exporter=exporter, options=options, weights=wanted)
+        assert (len(exporter.calls), report.was_present) == (count, count == before)
+    with pytest.raises(ConfigError, match="Choose one of keep, int4"):
+        pull("tiny", store=store, exporter=exporter, options=options, weights="int5")
+
+
 def test_a_recipe_with_a_newer_file_replaces_its_own_package(store, exporter, options):
     write_package(store.package_path("tiny"), source=b"an older file")
     assert not pull("tiny", store=store, exporter=exporter, options=options).was_present

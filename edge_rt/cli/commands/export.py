@@ -16,7 +16,7 @@ from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.progress import show_progress
 from edge_rt.cli.render.weights_report import forecast_rows, over_budget, weights_rows
 from edge_rt.cli.user_paths import path_of
-from edge_rt.errors import ConfigError, ModelNotFound
+from edge_rt.errors import ModelNotFound
 from edge_rt.package.manifest import BUILT_IN_CALIBRATION
 
 if TYPE_CHECKING:
@@ -59,14 +59,11 @@ class ExportFlags:
         Raises:
             ConfigError: the size is not one.
         """
-        size = 0 if self.size is None else parse_size(self.size)
-        if self.size is not None and size <= 0:
-            raise ConfigError("The size of the weights is too small.", f"Got {self.size}.", "Give one such as 700MiB.")
         return {
             "profile": self.profile,
             "activations": self.activations,
             "weights": self.weights,
-            "size": size,
+            "size": 0 if self.size is None else parse_size(self.size),
             "calibration": _calibration(self.calibration),
         }
 

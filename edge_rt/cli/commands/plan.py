@@ -167,7 +167,10 @@ def _foreseen(path: Path, weights: str | None) -> FoundModel:
         embedding_bytes=found.embedding_bytes,
         window_layers=found.window_layers,
     )
-    return FoundModel(shape, found.notes, can_run=found.is_exact)
+    notes = found.notes
+    if weights is not None and found.is_exact:
+        notes += (f"A package with these weights: edge-rt pull {shlex.quote(str(path))} --weights {weights}",)
+    return FoundModel(shape, notes, can_run=found.is_exact)
 
 
 def _unused(made: Plan) -> tuple[str, ...]:

@@ -99,28 +99,34 @@ class LlamaForward:
         )
         q, k = self._rotate(q, cos, sin), self._rotate(k, cos, sin)
         group = config.num_heads // config.num_kv_heads
-        k, v = np.repeat(k, group, axis=2), np.repeat(v, group, axis=2)
-        # [forward, row, head, element] -> [forward, head, row, element]
-        q, k, v = (part.transpose(0, 2, 1, 3) for part in (q, k, v))
-        scores = np.matmul(q, k.transpose(0, 1, 3, 2)) * self._dtype.type(config.head_dim**-0.5)
-        attended = (
-            np.matmul(attention_weights(scores, config.sliding_window), v)
-            .transpose(0, 2, 1, 3)
-            .reshape(*x.shape[:2], -1)
-        )
+        attended = np.empty_like(q)
+        # The heads of one kv head at a time: weights of all of them would be the largest array of the pass.
+        for head in range(config.num_kv_heads):
+            own = slice(head * group, (head + 1) * group)
+            # [forward, row, head, element] -> [forward, head, row, element]
+            queries, keys, values = (
+                part.transpose(0, 2, 1, 3) for part in (q[:, :, own], k[:, :, head, None], v[:, :, head, None])
+            )
+            scores = np.matmul(queries, keys.transpose(0, 1, 3, 2)) * self._dtype.type(config.head_dim**-0.5)
+            found = np.matmul(attention_weights(scores, config.sliding_window), values)
+            attended[:, :, own] = found.transpose(0, 2, 1, 3)
+        attended = attended.reshape(*x.shape[:2], -1)
         return self._product(attended, f"blk.{layer}.attn_output.weight")
 
     def _mlp(self, x: Array, layer: int) -> Array:
         gate = self._product(x, f"blk.{layer}.ffn_gate.weight")
-        up = self._product(x, f"blk.{layer}.ffn_up.weight")
-        return self._product(gate * sigmoid(gate) * up, f"blk.{layer}.ffn_down.weight")
+        gate *= sigmoid(gate)
+        gate *= self._product(x, f"blk.{layer}.ffn_up.weight")
+        return self._product(gate, f"blk.{layer}.ffn_down.weight")
 
 
 def sigmoid(x: Array) -> Array:
     """Return ``1 / (1 + exp(-x))``, without a warning where the exponential is infinite."""
+    found = -x
     with np.errstate(over="ignore"):
-        found: Array = 1 / (1 + np.exp(-x))
-    return found
+        np.exp(found, out=found)
+    found += 1
+    return np.reciprocal(found, out=found)
 
 
 def attention_weights(scores: Array, window: int) -> Array:

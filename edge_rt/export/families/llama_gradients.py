@@ -18,7 +18,7 @@ from edge_rt.errors import UnsupportedModel
 from edge_rt.export.families.llama_config import LlamaConfig
 from edge_rt.export.families.llama_forward import LlamaForward, attention_weights, sigmoid
 from edge_rt.export.sources.source import Source
-from edge_rt.export.weights.matrices import Matrices
+from edge_rt.export.weights.matrices import Matrices, whole_matrix
 
 Array = npt.NDArray[Any]
 
@@ -64,6 +64,7 @@ class LlamaGradients(LlamaForward):
             product=self._multiply,
             dtype=dtype,
         )
+        self._tensors = source.tensors
         self._rng = np.random.default_rng(seed)
         self._held: dict[str, Array] = {}
 
@@ -145,7 +146,7 @@ class LlamaGradients(LlamaForward):
 
     def _matrix(self, name: str) -> Array:
         if name not in self._held:
-            self._held[name] = np.concatenate([rows.astype(self._dtype) for rows in self._matrices.pieces(name)])
+            self._held[name] = whole_matrix(self._matrices, self._tensors[name], self._dtype)
         return self._held[name]
 
     def _multiply(self, x: Array, name: str) -> Array:

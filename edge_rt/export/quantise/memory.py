@@ -20,10 +20,10 @@ _PIECE_COPIES: Final = 3
 """float32 arrays alive while a piece of a matrix is read."""
 _FACTOR_COPIES: Final = 4
 """float32 arrays alive while the factor of one block of moments is computed."""
-_FORWARD_COPIES: Final = 3
+_FORWARD_COPIES: Final = 4
 """float32 arrays of the width of the feed-forward, and of attention weights, alive in a layer's forward pass."""
 _BACKWARD_COPIES: Final = 6
-"""The same on the way back."""
+"""The same on the way back, where attention weights are those of all heads."""
 _HEAD_COPIES: Final = 6
 """float64 arrays alive for the logits of a piece of the head."""
 
@@ -39,7 +39,7 @@ def quantising_bytes(weights: LlamaWeights, config: ModelConfig, tokens: int, *,
     """
     parts = [part for linear in weights.linears() for part in linear.parts]
     layer = 4 * max(sum(map(_values, _parts(layer))) for layer in weights.layers)
-    largest = 4 * max(_values(part) for layer in weights.layers for part in _parts(layer))
+    group = config.num_heads // config.num_kv_heads
     read = max(map(_read_bytes, parts))
     chunks = 4 * CHUNK_VALUES * _CHUNK_COPIES * usable_cpus()
     if not tokens:
@@ -49,14 +49,14 @@ def quantising_bytes(weights: LlamaWeights, config: ModelConfig, tokens: int, *,
     moments, streams = 2 * sum(squares), 4 * tokens * config.hidden_size
     factors = max(squares) + 4 * _FACTOR_COPIES * max(max(group) for group in widths) ** 2
     rows = min(SEQUENCE, tokens)
-    forward = _FORWARD_COPIES * _activations(config, rows)
-    walking = moments + max(layer + largest + read + forward, factors + read + chunks)
+    forward = _FORWARD_COPIES * _activations(config, rows, group)
+    walking = moments + max(layer + read + forward, factors + read + chunks)
     if not measures:
         return streams + walking
     rows = min(MEASURED_TOKENS, tokens)
     kept = 4 * rows * config.hidden_size * config.num_layers
     head = 8 * _HEAD_COPIES * rows * _head_rows(weights.head)
-    measuring = kept + max(layer + largest + read + _BACKWARD_COPIES * _activations(config, rows), head + read)
+    measuring = kept + max(layer + read + _BACKWARD_COPIES * _activations(config, rows, config.num_heads), head + read)
     return max(streams + walking, measuring)
 
 
@@ -64,12 +64,17 @@ def quality_bytes(config: ModelConfig) -> int:
     """Predict the memory of comparing a package's predictions, in addition to its opened weights."""
     cache = 8 * QUALITY_TOKENS * config.num_layers * config.num_kv_heads * config.head_dim
     logits = 4 * QUALITY_TOKENS * config.vocab_size
-    return cache + logits + _FORWARD_COPIES * _activations(config, QUALITY_TOKENS) + _PIECE_COPIES * PIECE_BYTES
+    return (
+        cache
+        + logits
+        + _FORWARD_COPIES * _activations(config, QUALITY_TOKENS, config.num_heads)
+        + _PIECE_COPIES * PIECE_BYTES
+    )
 
 
-def _activations(config: ModelConfig, rows: int) -> int:
-    """Return the bytes of one array of the feed-forward's width, and of the attention weights."""
-    return 4 * rows * (config.intermediate_size + config.hidden_size + config.num_heads * rows)
+def _activations(config: ModelConfig, rows: int, heads: int) -> int:
+    """Return the bytes of one array of the feed-forward's width, and of the attention weights of some heads."""
+    return 4 * rows * (config.intermediate_size + config.hidden_size + heads * rows)
 
 
 def _inputs(weights: LlamaWeights) -> list[tuple[Linear, ...]]:

@@ -13,7 +13,7 @@ from edge_rt.errors import UnsupportedModel
 from edge_rt.export.families.llama_config import LlamaConfig
 from edge_rt.export.families.llama_forward import LlamaForward
 from edge_rt.export.sources.source import Source
-from edge_rt.export.weights.matrices import Matrices
+from edge_rt.export.weights.matrices import Matrices, whole_matrix
 
 Array = npt.NDArray[Any]
 
@@ -100,6 +100,7 @@ class CalibrationWalk:
 
     def __init__(self, matrices: Matrices, source: Source, config: LlamaConfig, token_ids: Sequence[int]) -> None:
         self._matrices = matrices
+        self._tensors = source.tensors
         self._config = config
         self._layer: dict[str, Array] = {}
         self._found: dict[str, InputMoments] = {}
@@ -170,7 +171,7 @@ class CalibrationWalk:
         if kind in ("attn_q", "attn_output", "ffn_gate", "ffn_down"):
             self._add(INPUT_OF[kind], x.reshape(-1, x.shape[-1]))
         if name not in self._layer:
-            self._layer[name] = np.concatenate(list(self._matrices.pieces(name)))
+            self._layer[name] = whole_matrix(self._matrices, self._tensors[name])
         product: Array = (x.reshape(-1, x.shape[-1]) @ self._layer[name].T).reshape(*x.shape[:-1], -1)
         return product
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
@@ -30,6 +31,15 @@ class Matrices(Protocol):
 
     def rows(self, name: str, numbers: Iterable[int]) -> Array:
         """Return some rows of a matrix, ``[len(numbers), inputs]``."""
+
+
+def whole_matrix(matrices: Matrices, tensor: TensorInfo, dtype: npt.DTypeLike = np.float32) -> Array:
+    """Return a matrix, ``[rows, inputs]``; besides it only one piece is in memory."""
+    whole, at = np.empty((tensor.shape[1], tensor.shape[0]), dtype), 0
+    for piece in matrices.pieces(tensor.name):
+        whole[at : at + len(piece)] = piece
+        at += len(piece)
+    return whole
 
 
 class StoredRows(Protocol):

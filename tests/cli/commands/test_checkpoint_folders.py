@@ -65,6 +65,60 @@ def test_the_package_says_what_it_was_made_from(inline, folder, tmp_path):
     assert (facts["source"]["kind"], facts["source"]["name"], facts["license"]) == ("safetensors", "My-Model", "mit")
 
 
+def test_a_dry_run_writes_nothing(inline, folder, tmp_path):
+    out = tmp_path / "out"
+    shown = inline("export", "-m", folder, "--out", out, "--dry-run")
+    rows = dict(line.split(maxsplit=1) for line in shown.stdout.decode().splitlines())
+    assert shown.returncode == 0
+    assert rows["weights"] == "int4"
+    assert rows["time"].startswith("not estimated")
+    assert "bits a weight" in rows["attention"]
+    found = json.loads(inline("export", "-m", folder, "--out", out, "--dry-run", "--weights", "int8", "--json").stdout)
+    assert (found["choice"], found["refusal"], found["classes"]["head"]["types"].keys()) == ("int8", None, {"Q8_0"})
+    assert not out.exists()
+
+
+def test_a_dry_run_has_the_exit_code_of_the_export(inline, folder, tmp_path):
+    command = ("export", "-m", folder, "--out", tmp_path / "out", "--memory", "1MiB")
+    dry = inline(*command, "--dry-run")
+    assert (dry.returncode, b"does not fit the memory budget" in dry.stderr) == (4, True)
+    assert inline(*command).returncode == 4
+    refusal = json.loads(inline(*command, "--dry-run", "--json").stdout)["refusal"]
+    assert (refusal["type"], refusal["exit_code"]) == ("MemoryBudgetExceeded", 4)
+    missing = inline("export", "-m", "smollm2-135m-instruct", "--out", tmp_path / "out", "--dry-run")
+    assert (missing.returncode, b"A dry run fetches nothing" in missing.stderr) == (3, True)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--weights", "int5"), b"Choose one of keep, int4"),
+        (("--weights", "int8", "--size", "1MiB"), b"do not go together"),
+        (("--size", "huge"), b"huge"),
+        (("--size", "0"), b"0"),
+        (("--size", "1KiB", "--profile", "portable"), b"needs the native op profile"),
+    ],
+)
+@pytest.mark.parametrize("more", [(), ("--dry-run",)])
+def test_weights_that_there_are_not(inline, folder, tmp_path, flags, message, more):
+    result = inline("export", "-m", folder, "--out", tmp_path / "out", *flags, *more)
+    assert (result.returncode, message in result.stderr) == (2, True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_quantising_lost_is_shown(inline, folder, tmp_path):
+    out = tmp_path / "out"
+    exported = inline("export", "-m", folder, "--out", out, "--weights", "int8", "--profile", "portable")
+    for text in (exported.stdout, inline("inspect", out).stdout):
+        rows = [line.split(maxsplit=1) for line in text.decode().splitlines() if line.strip()]
+        found = {row[0]: row[1] for row in rows if len(row) == 2}
+        assert found["feed-forward"].startswith("Q8_0, 9.00 bits a weight, error 0.00")
+        assert "nats a token, on 256 tokens" in found["KL"]
+        assert "checkpoint" in found["perplexity"]
+    facts = json.loads(inline("inspect", out, "--json").stdout)
+    assert facts["weights"]["quality"]["tokens"] == 256
+
+
 def test_inspect_shows_a_folder(inline, folder, hf_model):
     facts = json.loads(inline("inspect", folder, "--json").stdout)
     assert (facts["kind"], facts["architecture"], facts["name"]) == ("safetensors", "llama", "My-Model")
@@ -149,7 +203,7 @@ def test_ctrl_c_in_the_middle_leaves_nothing(start, tmp_path):
     (tmp_path / "here").mkdir()
     process = start("export", "-m", folder, "--out", tmp_path / "here" / "out")
     for line in process.stderr:
-        if line.split()[1:2] == [b"weights"]:
+        if line.split()[1:2] == [b"weights:"]:
             break
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=30)

@@ -8,9 +8,11 @@ import struct
 import pytest
 
 from edge_rt.package.reader import open_package
+from tests.helpers.gguf_factory import write_llama_gguf
 from tests.helpers.gguf_split import split
 from tests.helpers.hf_factory import write_hf_folder
 from tests.helpers.native_profile import require_native
+from tests.helpers.packed_factory import write_packed_folder
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2,
@@ -53,12 +55,32 @@ def test_a_folder_is_planned_as_its_package_is(inline, hf_model, tmp_path, files
     assert inline("export", "-m", folder, "--out", tmp_path / "package").returncode == 0
     manifest = open_package(tmp_path / "package").manifest
     plan = json.loads(ahead.stdout)
-    assert plan["notes"] == []
+    assert all("4 bits" in note for note in plan["notes"])
     assert plan["shape"]["weights_bytes"] == manifest.files["weights.bin"].size
     assert plan["shape"]["tokenizer_bytes"] == manifest.files["tokenizer.json"].size
     after = json.loads(inline("plan", "-m", tmp_path / "package", "--device", "generic", "--json").stdout)
     assert plan["terms"] == after["terms"]
     assert "edge-rt generate -m" in inline("plan", "-m", folder).stdout.decode()
+
+
+def test_a_plan_says_that_floats_become_4_bits_and_takes_another_choice(inline, hf_model, tmp_path):
+    folder = write_hf_folder(tmp_path / "m", hf_model)
+    command = ("plan", "-m", folder, "--device", "generic", "--json")
+    usual = json.loads(inline(*command).stdout)
+    assert any("An export makes 4 bits of these floats" in note for note in usual["notes"])
+    sizes = []
+    for name in ("int4", "int8", "f16", "keep"):
+        chosen = json.loads(inline(*command, "--weights", name).stdout)
+        assert not any("4 bits" in note for note in chosen["notes"])
+        sizes.append(chosen["shape"]["weights_bytes"])
+    assert sizes[0] == usual["shape"]["weights_bytes"]
+    assert sizes == sorted(set(sizes))
+    assert inline(*command, "--weights", "int5").returncode == 2
+
+
+def test_the_weights_of_a_package_are_not_chosen(inline, small_package):
+    result = inline("plan", "-m", small_package, "--weights", "int8")
+    assert (result.returncode, b"--weights is for checkpoints" in result.stderr) == (2, True)
 
 
 def test_a_split_file_is_planned_as_the_whole_one(inline, small_gguf, tmp_path):
@@ -188,12 +210,34 @@ PACKED = {f"model.layers.{layer}.mlp.down_proj.qweight": [8, 64] for layer in ra
 
 
 def test_a_quantised_checkpoint_has_the_size_of_its_configuration(inline, tmp_path):
-    folder = write_checkpoint(tmp_path / "model", {"quantization_config": {"bits": 4}})
+    folder = write_checkpoint(tmp_path / "model", {"quantization_config": {"quant_method": "novel"}})
     shard(folder, "model.safetensors", PACKED, "I32")
     plan = json.loads(inline("plan", "-m", folder, "--json").stdout)
     layer = (2 * 64 * 64 + 2 * 32 * 64 + 3 * 64 * 128) // 32 * 20 + 2 * 64 * 4
     assert plan["shape"]["weights_bytes"] == 320 * 64 // 32 * 34 + 2 * layer + 64 * 4 + 2 * 2048 * 8 * 4 + KEY_CONSTANTS
-    assert any("quantised already" in note for note in plan["notes"])
+    assert any("quantised already, in a form that edge-rt does not read" in note for note in plan["notes"])
+
+
+def test_a_quantised_checkpoint_that_is_read_has_exact_sizes(inline, tmp_path):
+    require_native()
+    sizes = {"layers": 2, "hidden": 128, "heads": 4, "kv_heads": 2, "ffn": 256}
+    model = write_llama_gguf(tmp_path / "m.gguf", weight_type="F32", embedding_type="F32", **sizes)
+    folder = tmp_path / "m"
+    write_packed_folder(folder, model, "gptq")
+    ahead = json.loads(inline("plan", "-m", folder, "--device", "generic", "--json").stdout)
+    assert not any("quantised already" in note or "4 bits" in note for note in ahead["notes"])
+    assert inline("export", "-m", folder, "--out", tmp_path / "p", "--calibration", "none").returncode == 0
+    constants = ahead["shape"]["weights_bytes"] - (tmp_path / "p" / "weights.bin").stat().st_size
+    # The plan counts the constants of 4-bit keys, which this package was asked to leave out.
+    assert 0 < constants < 1 << 20
+
+
+def test_a_packed_variant_that_cannot_run_is_not_called_unreadable(inline, tmp_path):
+    settings = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True}
+    folder = write_checkpoint(tmp_path / "model", {"quantization_config": settings, "hidden_act": "gelu"})
+    shard(folder, "model.safetensors", PACKED, "I32")
+    notes = json.loads(inline("plan", "-m", folder, "--json").stdout)["notes"]
+    assert any("quantised already: sizes are those of a usual model" in note for note in notes)
 
 
 def test_experts_are_counted_or_refused(inline, tmp_path):

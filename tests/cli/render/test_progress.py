@@ -40,8 +40,8 @@ def test_a_long_stage_tells_its_tenths(monkeypatch):
     lines = show(io.StringIO()).splitlines()
     # Every look at the clock, one for each event of the stage, is three seconds later: five percent take three seconds.
     left = [round(3 * (100 - percent) / 5) for percent in range(10, 91, 10)]
-    expected = [f"2/2 weights: {10 * n} % of 100 B, about {s} s left" for n, s in enumerate(left, start=1)]
-    assert lines[2:] == [*expected, "2/2 weights: 100 % of 100 B"]
+    expected = [f"2/2 weights: {10 * n} % of 100 bytes, about {s} s left" for n, s in enumerate(left, start=1)]
+    assert lines[2:] == [*expected, "2/2 weights: 100 % of 100 bytes"]
 
 
 def test_what_is_not_bytes_is_not_called_bytes(monkeypatch):
