@@ -22,6 +22,7 @@ from edge_rt.export.weights.matrices import CheckpointMatrices
 from edge_rt.export.weights.rows import CheckpointRows
 from edge_rt.export.weights.weights_file import WeightsFile, WeightsLayout
 from edge_rt.package.manifest import TEMPLATE_FILE, TOKENIZER_FILE, WEIGHTS_FILE
+from edge_rt.system.machine import return_free_memory
 
 GRAPH_FILE: Final = "model.onnx"
 
@@ -107,7 +108,10 @@ def _batches(
     if weights.head is not weights.embedding:
         yield (weights.embedding,), {}
     for index, layer in enumerate(weights.layers):
-        yield layer.linears(), {} if walk is None else walk.layer(index)
+        found = {} if walk is None else walk.layer(index)
+        # The heap keeps what the layer took as floats, and the next step would come on top.
+        return_free_memory()
+        yield layer.linears(), found
     yield (weights.head,), {} if walk is None else walk.head()
 
 

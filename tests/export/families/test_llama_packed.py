@@ -13,6 +13,7 @@ from edge_rt.export.check.reference import LlamaReference
 from edge_rt.export.entry import open_checkpoint
 from edge_rt.export.sources.packed import PackedTensor
 from edge_rt.export.sources.tensor_reader import TensorReader
+from edge_rt.export.weights.matrices import CheckpointMatrices
 from tests.helpers.gguf_factory import write_llama_gguf
 from tests.helpers.packed_factory import (
     SETTINGS,
@@ -39,7 +40,7 @@ def matrices_of(path):
     """Return name -> weights of a checkpoint, in the order of the package, and its logits."""
     source, config = open_checkpoint(path)
     with TensorReader(source.paths) as reader:
-        reference = LlamaReference(reader, source, config, cache=True)
+        reference = LlamaReference(CheckpointMatrices(reader, source.tensors), source, config, cache=True)
         return {name: reference._matrix(name) for name in source.tensors}, reference.logits(TOKEN_IDS)
 
 
@@ -78,9 +79,9 @@ def test_a_packed_embedding_and_head(model, tmp_path):
     found, _ = matrices_of(tmp_path / "m")
     np.testing.assert_array_equal(found["token_embd.weight"], tables["embed_tokens"].values)
     np.testing.assert_array_equal(found["output.weight"], tables["lm_head"].values)
-    source, config = open_checkpoint(tmp_path / "m")
+    source, _ = open_checkpoint(tmp_path / "m")
     with TensorReader(source.paths) as reader:
-        rows = LlamaReference(reader, source, config)._embed([3, 0, 7])
+        rows = CheckpointMatrices(reader, source.tensors).rows("token_embd.weight", [3, 0, 7])
     np.testing.assert_array_equal(rows, tables["embed_tokens"].values[[3, 0, 7]])
 
 
