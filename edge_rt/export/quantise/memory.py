@@ -15,13 +15,15 @@ from edge_rt.export.weights.matrices import PIECE_VALUES
 from edge_rt.package.manifest import ModelConfig
 from edge_rt.system.machine import usable_cpus
 
+_ARITHMETIC_BYTES: Final = 56 << 20
+"""What numpy's linear algebra holds with its threads; measured: about 50 MiB."""
 _CHUNK_COPIES: Final = 6
 """float32 arrays alive while a thread quantises its chunk."""
 _PIECE_COPIES: Final = 3
 """float32 arrays alive while a piece of a matrix is read."""
 _CODE_COPIES: Final = 4
 """Arrays of bytes alive while codes are joined, packed into tiles and written."""
-_FACTOR_COPIES: Final = 6
+_FACTOR_COPIES: Final = 7
 """float32 arrays alive while the factor of one block of moments is computed."""
 _FORWARD_COPIES: Final = 4
 """float32 arrays of the width of the feed-forward, and of attention weights, alive in a layer's forward pass."""
@@ -43,7 +45,7 @@ def quantising_bytes(weights: LlamaWeights, config: ModelConfig, tokens: int, *,
     read = max(_read_bytes(part) for linear in weights.linears() for part in linear.parts)
     converting = max(_converting_bytes(linear, has_moments=tokens > 0) for linear in weights.linears())
     if not tokens:
-        return converting
+        return _ARITHMETIC_BYTES + converting
     layer = 4 * max(sum(part.tensor.elements for part in _parts(layer)) for layer in weights.layers)
     group = config.num_heads // config.num_kv_heads
     # The inputs of one layer: those of q, k, v, of the output, of gate and up, of down.
@@ -53,12 +55,12 @@ def quantising_bytes(weights: LlamaWeights, config: ModelConfig, tokens: int, *,
     forward = _FORWARD_COPIES * _activations(config, rows, group)
     walking = moments + max(layer + read + forward, converting)
     if not measures:
-        return streams + walking
+        return _ARITHMETIC_BYTES + streams + walking
     rows = min(MEASURED_TOKENS, tokens)
     kept = 4 * rows * config.hidden_size * config.num_layers
     head = 8 * _HEAD_COPIES * rows * _head_rows(weights.head)
     measuring = kept + max(layer + read + _BACKWARD_COPIES * _activations(config, rows, config.num_heads), head + read)
-    return max(streams + walking, measuring)
+    return _ARITHMETIC_BYTES + max(streams + walking, measuring)
 
 
 def quality_bytes(config: ModelConfig) -> int:
@@ -92,11 +94,12 @@ def _converting_bytes(linear: Linear, *, has_moments: bool) -> int:
     pieces = sum(_open_bytes(part) for part in parts)
     largest = max(part.tensor.elements for part in parts)
     chunks = 4 * _CHUNK_COPIES * usable_cpus() * min(CHUNK_VALUES, largest)
+    reading = max(map(_read_bytes, parts))
     if not has_moments:
-        return pieces + max(map(_read_bytes, parts)) + chunks
+        return pieces + max(reading, chunks)
     factors = len(parts) * _square_bytes(linear.in_features)
     factoring = 4 * _FACTOR_COPIES * min(WIDTH, linear.in_features) ** 2
-    return factors + max(factoring, chunks) + pieces + max(map(_read_bytes, parts))
+    return factors + pieces + max(factoring, chunks, reading)
 
 
 def _open_bytes(part: Part) -> int:

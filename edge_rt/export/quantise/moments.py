@@ -130,6 +130,10 @@ class CalibrationWalk:
         self._layer = {}
         return self._found
 
+    def forget(self) -> None:
+        """Drop the moments that were returned last."""
+        self._found = {}
+
     def head(self) -> dict[str, InputMoments]:
         """Return the moments of the head's input; behind the last layer."""
         self._found = {}
