@@ -124,7 +124,9 @@ def require_quality(quality: Quality | None, *, accept_loss: bool) -> tuple[str,
     if accept_loss and np.isfinite(quality.kl):
         return (f"{what} {numbers}",)
     raise QualityLoss(
-        what, numbers, "Choose --weights int8 or a larger --size, or accept the loss with --accept-loss (accept_loss)."
+        what,
+        numbers,
+        "Choose --weights int8 or a larger --size, or accept the loss: edge-rt export --accept-loss, accept_loss=True.",
     )
 
 

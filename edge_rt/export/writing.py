@@ -23,6 +23,7 @@ from edge_rt.export.weights.matrices import CheckpointMatrices
 from edge_rt.export.weights.rows import CheckpointRows
 from edge_rt.export.weights.weights_file import WeightsFile, WeightsLayout
 from edge_rt.package.manifest import TEMPLATE_FILE, TOKENIZER_FILE, WEIGHTS_FILE
+from edge_rt.system.machine import return_free_memory
 
 GRAPH_FILE: Final = "model.onnx"
 
@@ -81,9 +82,7 @@ def write_weights(
     moments: dict[str, InputMoments] = {}
     rows = QuantisedRows(CheckpointRows(stream), matrices, moments)
     with WeightsFile(folder / WEIGHTS_FILE, layout) as out:
-        for linears, found in _batches(checkpoint, walk):
-            moments.clear()
-            moments.update(found)
+        for linears in _batches(checkpoint, walk, moments):
             for linear in linears:
                 checkpoint.profile.fill(linear, rows, layout, out, count)
         _write_vectors(stream, checkpoint, layout, out)
@@ -103,15 +102,26 @@ def weights_message(checkpoint: Checkpoint) -> str:
 
 
 def _batches(
-    checkpoint: Checkpoint, walk: CalibrationWalk | None
-) -> Iterator[tuple[Sequence[Linear], Mapping[str, InputMoments]]]:
-    """Yield the matrices in the order in which their inputs are known, with the moments of these."""
+    checkpoint: Checkpoint, walk: CalibrationWalk | None, moments: dict[str, InputMoments]
+) -> Iterator[Sequence[Linear]]:
+    """Yield the matrices in the order in which their inputs are known, with the moments of these in ``moments``."""
     weights = checkpoint.weights
     if weights.head is not weights.embedding:
-        yield (weights.embedding,), {}
+        yield (weights.embedding,)
     for index, layer in enumerate(weights.layers):
-        yield layer.linears(), {} if walk is None else walk.layer(index)
-    yield (weights.head,), {} if walk is None else walk.head()
+        if walk is not None:
+            # The heap keeps what the last step took, and the next one would come on top.
+            return_free_memory()
+            moments |= walk.layer(index)
+            return_free_memory()
+        yield layer.linears()
+        # Two layers' moments do not have to be in memory.
+        moments.clear()
+        if walk is not None:
+            walk.forget()
+    if walk is not None:
+        moments |= walk.head()
+    yield (weights.head,)
 
 
 def _write_vectors(stream: TensorReader, checkpoint: Checkpoint, layout: WeightsLayout, out: WeightsFile) -> None:

@@ -130,7 +130,7 @@ def test_a_package_that_lost_too_much_is_refused_unless_that_is_accepted(model, 
     # A sharp distribution: small errors change it much.
     sharp = {"model.norm.weight": np.full(64, 60, np.float32)}
     folder = write_hf_folder(tmp_path / "m", model, tensors=sharp)
-    with pytest.raises(QualityLoss, match="accept the loss with --accept-loss"):
+    with pytest.raises(QualityLoss, match="accept the loss: edge-rt export --accept-loss"):
         export_model(folder, tmp_path / "out" / "p", profile="portable", activations="float")
     assert not (tmp_path / "out").exists() or listing(tmp_path / "out") == []
     report = export_model(folder, tmp_path / "p", profile="portable", activations="float", accept_loss=True)

@@ -11,14 +11,19 @@ from edge_rt.export.quantise.rows import CHUNK_VALUES
 from edge_rt.export.sources.packed import PackedTensor
 from edge_rt.export.weights.blocks import PIECE_BYTES
 from edge_rt.export.weights.linear import Linear, Part
+from edge_rt.export.weights.matrices import PIECE_VALUES
 from edge_rt.package.manifest import ModelConfig
 from edge_rt.system.machine import usable_cpus
 
+_ARITHMETIC_BYTES: Final = 56 << 20
+"""What numpy's linear algebra holds with its threads; measured: about 50 MiB."""
 _CHUNK_COPIES: Final = 6
 """float32 arrays alive while a thread quantises its chunk."""
 _PIECE_COPIES: Final = 3
 """float32 arrays alive while a piece of a matrix is read."""
-_FACTOR_COPIES: Final = 4
+_CODE_COPIES: Final = 4
+"""Arrays of bytes alive while codes are joined, packed into tiles and written."""
+_FACTOR_COPIES: Final = 7
 """float32 arrays alive while the factor of one block of moments is computed."""
 _FORWARD_COPIES: Final = 4
 """float32 arrays of the width of the feed-forward, and of attention weights, alive in a layer's forward pass."""
@@ -37,39 +42,34 @@ def quantising_bytes(weights: LlamaWeights, config: ModelConfig, tokens: int, *,
         tokens: of the calibration text; 0 without one.
         measures: whether some types are chosen by measuring.
     """
-    parts = [part for linear in weights.linears() for part in linear.parts]
-    layer = 4 * max(sum(map(_values, _parts(layer))) for layer in weights.layers)
-    group = config.num_heads // config.num_kv_heads
-    read = max(map(_read_bytes, parts))
-    chunks = 4 * CHUNK_VALUES * _CHUNK_COPIES * usable_cpus()
+    read = max(_read_bytes(part) for linear in weights.linears() for part in linear.parts)
+    converting = max(_converting_bytes(linear, has_moments=tokens > 0) for linear in weights.linears())
     if not tokens:
-        return read + chunks
-    widths = [_widths(group[0].in_features) for group in _inputs(weights)]
-    squares = [4 * sum(width * width for width in group) for group in widths]
-    moments, streams = 2 * sum(squares), 4 * tokens * config.hidden_size
-    factors = max(squares) + 4 * _FACTOR_COPIES * max(max(group) for group in widths) ** 2
+        return _ARITHMETIC_BYTES + converting
+    layer = 4 * max(sum(part.tensor.elements for part in _parts(layer)) for layer in weights.layers)
+    group = config.num_heads // config.num_kv_heads
+    # The inputs of one layer: those of q, k, v, of the output, of gate and up, of down.
+    inputs = [matrices[0].in_features for matrices in _inputs(weights)]
+    moments, streams = 2 * sum(map(_square_bytes, inputs)), 4 * tokens * config.hidden_size
     rows = min(SEQUENCE, tokens)
     forward = _FORWARD_COPIES * _activations(config, rows, group)
-    walking = moments + max(layer + read + forward, factors + read + chunks)
+    walking = moments + max(layer + read + forward, converting)
     if not measures:
-        return streams + walking
+        return _ARITHMETIC_BYTES + streams + walking
     rows = min(MEASURED_TOKENS, tokens)
     kept = 4 * rows * config.hidden_size * config.num_layers
     head = 8 * _HEAD_COPIES * rows * _head_rows(weights.head)
     measuring = kept + max(layer + read + _BACKWARD_COPIES * _activations(config, rows, config.num_heads), head + read)
-    return max(streams + walking, measuring)
+    return _ARITHMETIC_BYTES + max(streams + walking, measuring)
 
 
 def quality_bytes(config: ModelConfig) -> int:
     """Predict the memory of comparing a package's predictions, in addition to its opened weights."""
     cache = 8 * QUALITY_TOKENS * config.num_layers * config.num_kv_heads * config.head_dim
     logits = 4 * QUALITY_TOKENS * config.vocab_size
-    return (
-        cache
-        + logits
-        + _FORWARD_COPIES * _activations(config, QUALITY_TOKENS, config.num_heads)
-        + _PIECE_COPIES * PIECE_BYTES
-    )
+    passing = _FORWARD_COPIES * _activations(config, QUALITY_TOKENS, config.num_heads)
+    head = PIECE_BYTES + 4 * _PIECE_COPIES * min(PIECE_VALUES, config.vocab_size * config.hidden_size)
+    return cache + logits + passing + min(head, 16 * config.vocab_size * config.hidden_size)
 
 
 def _activations(config: ModelConfig, rows: int, heads: int) -> int:
@@ -83,26 +83,48 @@ def _inputs(weights: LlamaWeights) -> list[tuple[Linear, ...]]:
     return [layer.qkv, layer.output, layer.gate_up, layer.down]
 
 
-def _widths(inputs: int) -> list[int]:
-    return [min(WIDTH, inputs - begin) for begin in range(0, inputs, WIDTH)]
+def _square_bytes(inputs: int) -> int:
+    """Return the bytes of the products of inputs with each other, as far as they are summed."""
+    return sum(4 * min(WIDTH, inputs - begin) ** 2 for begin in range(0, inputs, WIDTH))
+
+
+def _converting_bytes(linear: Linear, *, has_moments: bool) -> int:
+    """Return the bytes while a matrix is read, quantised and packed; parts that alternate are all open at once."""
+    parts = linear.parts if linear.interleaved else (max(linear.parts, key=_read_bytes),)
+    pieces = sum(_open_bytes(part) for part in parts)
+    largest = max(part.tensor.elements for part in parts)
+    chunks = 4 * _CHUNK_COPIES * usable_cpus() * min(CHUNK_VALUES, largest)
+    reading = max(map(_read_bytes, parts))
+    if not has_moments:
+        return pieces + max(reading, chunks)
+    factors = len(parts) * _square_bytes(linear.in_features)
+    factoring = 4 * _FACTOR_COPIES * min(WIDTH, linear.in_features) ** 2
+    return factors + pieces + max(factoring, chunks, reading)
+
+
+def _open_bytes(part: Part) -> int:
+    """Return the bytes of a piece that is kept: as floats twice, and of its codes."""
+    return int((4 * 2 + _CODE_COPIES) * _share(part) * part.tensor.elements)
+
+
+def _share(part: Part) -> float:
+    """Return how much of a matrix is read at once: all of it if its rows are reordered."""
+    if part.row_order is not None:
+        return 1.0
+    return min(1.0, PIECE_BYTES / part.tensor.nbytes, PIECE_VALUES / part.tensor.elements)
 
 
 def _parts(layer: LayerWeights) -> list[Part]:
     return [part for linear in layer.linears() for part in linear.parts]
 
 
-def _values(part: Part) -> int:
-    return part.tensor.elements
-
-
 def _read_bytes(part: Part) -> int:
-    """Return the bytes while the rows of a matrix are read as floats: all at once if they are reordered."""
-    is_whole = part.row_order is not None
-    share = 1.0 if is_whole else min(1.0, PIECE_BYTES / part.tensor.nbytes)
-    raw = part.tensor.nbytes if is_whole or isinstance(part.tensor, PackedTensor) else PIECE_BYTES
-    return int(4 * _PIECE_COPIES * share * part.tensor.elements) + min(raw, part.tensor.nbytes)
+    """Return the bytes while a piece of a matrix is read as floats."""
+    is_whole = part.row_order is not None or isinstance(part.tensor, PackedTensor)
+    raw = part.tensor.nbytes if is_whole else min(PIECE_BYTES, part.tensor.nbytes)
+    return int(4 * _PIECE_COPIES * _share(part) * part.tensor.elements) + raw
 
 
 def _head_rows(head: Linear) -> int:
     (tensor,) = (part.tensor for part in head.parts)
-    return min(tensor.shape[1], max(1, PIECE_BYTES * tensor.shape[1] // tensor.nbytes))
+    return min(tensor.shape[1], max(1, PIECE_VALUES // tensor.shape[0]))

@@ -137,6 +137,10 @@ class CalibrationWalk:
         self._layer = {}
         return self._finite(f"layer {index}")
 
+    def forget(self) -> None:
+        """Drop the moments that were returned last."""
+        self._found = {}
+
     def head(self) -> dict[str, InputMoments]:
         """Return the moments of the head's input; behind the last layer.
 

@@ -6,7 +6,7 @@ Blocks are dequantised by the ``gguf`` library, packed matrices (``sources.packe
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,8 @@ from edge_rt.export.sources.tensor_reader import TensorReader
 from edge_rt.export.weights.blocks import PIECE_BYTES, Array, iter_rows, piece_rows
 from edge_rt.export.weights.linear import Linear, Part
 
-_PIECE_VALUES = PIECE_BYTES // 4
+PIECE_VALUES: Final = PIECE_BYTES // 4
+"""Floats that are yielded at a time."""
 
 
 class Matrices(Protocol):
@@ -70,8 +71,11 @@ class CheckpointMatrices:
             for some in np.split(rows, rows[:: max(1, piece_rows(tensor) // 4)][1:]):
                 yield packed.values(some)
             return
+        step = max(1, PIECE_VALUES // tensor.shape[0])
         for raw in iter_rows(self._source, tensor):
-            yield _dequantised(tensor, raw)
+            # Blocks of few bits become many floats.
+            for begin in range(0, len(raw), step):
+                yield _dequantised(tensor, raw[begin : begin + step])
 
     def rows(self, name: str, numbers: Iterable[int]) -> Array:
         """Return some rows of a matrix."""
@@ -85,8 +89,8 @@ class CheckpointMatrices:
 
 def _dequantised(tensor: TensorInfo, raw: Array) -> Array:
     with np.errstate(invalid="ignore"):
-        found = dequantize(raw, GGMLQuantizationType(tensor.type_id))
-    values: Array = found.reshape(raw.shape[0], -1).astype(np.float32)
+        values: Array = dequantize(raw, GGMLQuantizationType(tensor.type_id))
+    values = values.reshape(raw.shape[0], -1).astype(np.float32, copy=False)
     if not np.isfinite(values).all():
         raise InvalidModelFile(
             f"The tensor '{tensor.name}' holds a value that is not finite.",
@@ -119,7 +123,7 @@ class PackageMatrices:
             return
         part = self._parts[name][1]
         inputs, rows = part.tensor.shape
-        step = max(1, _PIECE_VALUES // inputs)
+        step = max(1, PIECE_VALUES // inputs)
         for begin in range(0, rows, step):
             yield self.rows(name, range(begin, min(begin + step, rows)))
 

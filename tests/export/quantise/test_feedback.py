@@ -92,6 +92,19 @@ def test_codes_are_those_of_a_slow_ldlq(type_name):
     assert wrong <= (0.03 if form.table else 0.001) * INPUTS * ROWS
 
 
+@pytest.mark.parametrize("type_name", ["Q4_0", "Q4_1", "Q8_0", "IQ4_NL"])
+def test_scales_fit_the_weights_with_the_errors_before_their_unit(type_name):
+    moments, weights, grid = moments_of(), weights_of(), grid_of(type_name)
+    shares, factor = importance(moments.diagonal()), feedback(moments)
+    found, errors = quantise(weights, shares, [factor], grid)
+    for unit in range(INPUTS // BLOCK):
+        own = slice(unit * BLOCK, (unit + 1) * BLOCK)
+        target = weights[own] + factor[: own.start, own].T @ errors[: own.start]
+        alone, _ = quantise(target.astype(np.float32), shares[own], (), grid)
+        # Sums in another order may choose another scale of two that are equally good.
+        assert (alone.d[:, 0] == found.d[:, unit]).mean() > 0.9
+
+
 def _values_of(found, form, row, group):
     """Return the values that codes of a group can have."""
     per_unit = form.unit_blocks * form.groups
