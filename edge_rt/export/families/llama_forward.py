@@ -124,14 +124,9 @@ def sigmoid(x: Array) -> Array:
     """Return ``1 / (1 + exp(-x))``, without a warning where the exponential is infinite."""
     found = -x
     with np.errstate(over="ignore"):
-<<<<<<< HEAD
-        found: Array = 1 / (1 + np.exp(-x))
-    return found
-=======
         np.exp(found, out=found)
     found += 1
     return np.reciprocal(found, out=found)
->>>>>>> quantise-tests
 
 
 def attention_weights(scores: Array, window: int) -> Array:
