@@ -90,7 +90,7 @@ class CheckpointMatrices:
 def _dequantised(tensor: TensorInfo, raw: Array) -> Array:
     with np.errstate(invalid="ignore"):
         values: Array = dequantize(raw, GGMLQuantizationType(tensor.type_id))
-    values = values.reshape(raw.shape[0], -1).astype(np.float32, copy=False)
+    values = values.reshape(raw.shape[0], -1).astype(np.float32)
     if not np.isfinite(values).all():
         raise InvalidModelFile(
             f"The tensor '{tensor.name}' holds a value that is not finite.",
