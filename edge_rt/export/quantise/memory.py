@@ -29,7 +29,7 @@ _FORWARD_COPIES: Final = 4
 """float32 arrays of the width of the feed-forward, and of attention weights, alive in a layer's forward pass."""
 _BACKWARD_COPIES: Final = 6
 """The same on the way back, where attention weights are those of all heads."""
-_HEAD_COPIES: Final = 6
+_HEAD_COPIES: Final = 4
 """float64 arrays alive for the logits of a piece of the head."""
 
 
@@ -58,8 +58,8 @@ def quantising_bytes(weights: LlamaWeights, config: ModelConfig, tokens: int, *,
         return _ARITHMETIC_BYTES + streams + walking
     rows = min(MEASURED_TOKENS, tokens)
     kept = 4 * rows * config.hidden_size * config.num_layers
-    head = 8 * _HEAD_COPIES * rows * _head_rows(weights.head)
-    measuring = kept + max(layer + read + _BACKWARD_COPIES * _activations(config, rows, config.num_heads), head + read)
+    head = (8 * _HEAD_COPIES * rows + 4 * config.hidden_size) * _head_rows(weights.head)
+    measuring = kept + max(layer + read + _BACKWARD_COPIES * _activations(config, rows, config.num_heads), head, read)
     return _ARITHMETIC_BYTES + max(streams + walking, measuring)
 
 
