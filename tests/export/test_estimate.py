@@ -53,7 +53,7 @@ def test_predictions_hold_while_weights_are_quantised(tmp_path, name):
     require_native()
     model = write_llama_gguf(tmp_path / "m.gguf", weight_type="F32", embedding_type="F32", **QUANTISED[name])
     folder = write_hf_folder(tmp_path / "m", model, dtype="BF16")
-    check_predictions(export_apart(folder, tmp_path / "out", profile="native"), most=1.75)
+    check_predictions(export_apart(folder, tmp_path / "out", profile="native"), most=2.5)
 
 
 @pytest.mark.model
