@@ -16,7 +16,7 @@ from edge_rt.export.quantise.moments import INPUT_OF, InputMoments
 from edge_rt.export.weights.blocks import FLOAT_TYPES
 from edge_rt.export.weights.codes import Codes, joined_rows
 from edge_rt.export.weights.linear import Part
-from edge_rt.export.weights.matrices import Matrices
+from edge_rt.export.weights.matrices import Matrices, whole_matrix
 from edge_rt.export.weights.rows import RowReader, Rows
 from edge_rt.export.weights.tile_formats import tile_format
 from edge_rt.system.machine import usable_cpus
@@ -82,8 +82,7 @@ class QuantisedRows:
         inputs, count = part.tensor.shape
         per_row = part.tensor.nbytes // count
         if part.row_order is not None:
-            whole = np.concatenate(list(self._matrices.pieces(part.tensor.name)))
-            yield whole[part.row_order], part.tensor.nbytes
+            yield whole_matrix(self._matrices, part.tensor)[part.row_order], part.tensor.nbytes
             return
         rest = np.empty((0, inputs), np.float32)
         for piece in self._matrices.pieces(part.tensor.name):

@@ -89,6 +89,11 @@ class Linear:
         return tile_format(self.type_name)
 
     @property
+    def alternates(self) -> bool:
+        """Whether the tiles of its two parts take turns."""
+        return self.interleaved and not self.is_mixed
+
+    @property
     def is_mixed(self) -> bool:
         """Whether parts have types of their own; they then lie one behind the other, whatever ``interleaved`` says."""
         return len({part.type_name for part in self.parts}) > 1

@@ -22,6 +22,8 @@ from edge_rt.export.weights.linear import Linear, Part
 
 PIECE_VALUES: Final = PIECE_BYTES // 4
 """Floats that are yielded at a time."""
+MOST_ROUNDING: Final = 0.5
+"""Largest squared error of quantised weights over their squares; where a fault mixes weights up it is about 2."""
 
 
 class Matrices(Protocol):
@@ -41,6 +43,11 @@ def whole_matrix(matrices: Matrices, tensor: TensorInfo, dtype: npt.DTypeLike = 
         whole[at : at + len(piece)] = piece
         at += len(piece)
     return whole
+
+
+def is_rounded(found: Array, expected: Array) -> bool:
+    """Return whether values differ by no more than rounding to a few bits."""
+    return float(np.square(found - expected).sum()) <= MOST_ROUNDING * float(np.square(expected).sum())
 
 
 class StoredRows(Protocol):

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from gguf import GGMLQuantizationType
-from gguf.quants import dequantize
 
 from edge_rt.errors import InvalidPackage
 from edge_rt.export.sources.gguf_types import TensorInfo
@@ -18,6 +16,7 @@ from edge_rt.export.sources.packed import PackedMatrix, PackedTensor
 from edge_rt.export.sources.tensor_reader import TensorReader
 from edge_rt.export.weights.blocks import Array, piece_rows
 from edge_rt.export.weights.linear import Linear, Part, stack as stack_of_one_type
+from edge_rt.export.weights.matrices import CheckpointMatrices, is_rounded
 from edge_rt.export.weights.rows import RowReader
 from edge_rt.export.weights.tile_formats import TILE_ROWS, tile_format
 from edge_rt.export.weights.tiles import pack_rows, tile_count, unit_count, unpack_rows
@@ -26,8 +25,6 @@ from edge_rt.package.manifest import FIRST_TYPES
 
 CHECKED_TILES: Final = 4
 """Tiles per matrix whose values are compared, evenly spread, in addition to those at the ends of pieces."""
-MOST_ROUNDING: Final = 0.5
-"""Largest squared error of a quantised tile over its squares; where a fault mixes weights up it is about 2."""
 
 
 def tiles_of(linear: Linear) -> str:
@@ -124,7 +121,7 @@ def fill(
 
 def _packed(source: RowReader, linear: Linear) -> Iterator[tuple[Array, int]]:
     """Yield tiles in the order of the file, and the bytes that were read for them."""
-    if linear.interleaved and not linear.is_mixed:
+    if linear.alternates:
         for pieces in zip(*(source.rows(part, multiple=TILE_ROWS) for part in linear.parts), strict=True):
             pair = [pack_rows(found, linear.form) for found, _ in pieces]
             yield np.stack(pair, axis=1).reshape(-1, *pair[0].shape[1:]), sum(read for _, read in pieces)
@@ -140,7 +137,7 @@ def verify(linear: Linear, source: TensorReader, layout: WeightsLayout, weights:
     That every byte is the one that was packed is checked by ``verify_checksums``.
 
     Raises:
-        InvalidPackage: a value differs; where the part is quantised, by more than ``MOST_ROUNDING``.
+        InvalidPackage: a value differs; where the part is quantised, by more than ``is_rounded`` allows.
     """
     verify_values(linear, source, layout, weights, _checked_tiles(linear))
 
@@ -154,11 +151,11 @@ def _checked_tiles(linear: Linear) -> list[int]:
         step = own if part.row_order is not None else piece_rows(part.tensor, multiple=TILE_ROWS) // TILE_ROWS
         for begin in range(0, own, step):
             last = min(begin + step, own) - 1
-            if linear.interleaved and not linear.is_mixed:
+            if linear.alternates:
                 tiles |= {2 * begin + first, 2 * last + first}
             else:
                 tiles |= {first + begin, first + last}
-        first += 1 if linear.interleaved and not linear.is_mixed else own
+        first += 1 if linear.alternates else own
     return sorted(tiles)
 
 
@@ -217,7 +214,7 @@ def verify_values(
         values = _dequantised(source, part, rows, matrices.get(part.tensor.name))
         expected[: len(values), : values.shape[1]] = values
         wrong = int(np.count_nonzero(found != expected))
-        if part.quantised_to is not None and _is_rounded(found, expected):
+        if part.quantised_to is not None and is_rounded(found, expected):
             wrong = 0
         if wrong:
             raise InvalidPackage(
@@ -227,14 +224,9 @@ def verify_values(
             )
 
 
-def _is_rounded(found: Array, expected: Array) -> bool:
-    """Return whether values differ by no more than rounding to a few bits."""
-    return float(np.square(found - expected).sum()) <= MOST_ROUNDING * float(np.square(expected).sum())
-
-
 def _find_tile(linear: Linear, tile: int) -> tuple[Part, int, int]:
     """Return the part that a tile of the matrix belongs to, its number there, and the byte where it begins."""
-    if linear.interleaved and not linear.is_mixed:
+    if linear.alternates:
         part = linear.parts[tile % 2]
         _, units, unit_bytes = _part_shape(part)
         return part, tile // 2, tile * units * unit_bytes
@@ -251,7 +243,7 @@ def _tiles_of_part(linear: Linear, part: Part) -> tuple[int, int]:
     """Return the byte where the first tile of a part begins, and how many tiles further its next one lies."""
     sizes = [math.prod(_part_shape(other)) for other in linear.parts]
     at = next(index for index, other in enumerate(linear.parts) if other is part)
-    if linear.interleaved and not linear.is_mixed:
+    if linear.alternates:
         return at * math.prod(_part_shape(part)[1:]), 2
     return sum(sizes[:at]), 1
 
@@ -261,9 +253,5 @@ def _dequantised(source: TensorReader, part: Part, rows: range, matrix: PackedMa
     tensor = part.tensor
     if matrix is not None:
         return matrix.values(np.asarray(rows) if part.row_order is None else part.row_order[rows])
-    row_bytes = tensor.nbytes // tensor.shape[1]
-    raw = np.empty((len(rows), row_bytes), np.uint8)
-    for index, row in enumerate(rows if part.row_order is None else part.row_order[rows].tolist()):
-        raw[index] = np.frombuffer(source.read(tensor, row * row_bytes, row_bytes), np.uint8)
-    values: Array = dequantize(raw, GGMLQuantizationType(tensor.type_id)).reshape(len(rows), -1).astype(np.float32)
-    return values
+    numbers = rows if part.row_order is None else part.row_order[rows].tolist()
+    return CheckpointMatrices(source, {tensor.name: tensor}).rows(tensor.name, numbers)
