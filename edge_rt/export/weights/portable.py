@@ -9,14 +9,18 @@ from typing import Final
 
 import numpy as np
 
-from edge_rt.errors import UnsupportedModel
+from edge_rt.errors import InvalidPackage, UnsupportedModel
+from edge_rt.export.sources.tensor_reader import TensorReader
 from edge_rt.export.weights.blocks import FLOAT_TYPES, Array, float_values
 from edge_rt.export.weights.codes import Codes
 from edge_rt.export.weights.linear import Linear, Part
 from edge_rt.export.weights.matmul_nbits import block_rows, block_size, code_bits
+from edge_rt.export.weights.matrices import CheckpointMatrices, is_rounded
 from edge_rt.export.weights.rows import RowReader
 from edge_rt.export.weights.weights_file import WeightsFile, WeightsLayout
 
+CHECKED_ROWS: Final = 64
+"""Rows of a quantised part that are compared, evenly spread."""
 MAX_ZERO: Final = 15
 """Largest zero point of 4-bit codes that MatMulNBits takes."""
 
@@ -106,6 +110,29 @@ def fill(
                 out.write(layout.slots[weight_of(linear)], row, found)
             row += count
             on_bytes(read)
+
+
+def verify(linear: Linear, source: TensorReader, layout: WeightsLayout, weights: Path) -> None:
+    """Compare some rows of the parts that were quantised with the checkpoint; the check's float graph reads the others.
+
+    Raises:
+        InvalidPackage: they are further apart than ``is_rounded`` allows.
+    """
+    stored = Stored(weights, layout)
+    for part in linear.parts:
+        if part.quantised_to is None:
+            continue
+        rows = part.tensor.shape[1]
+        numbers = np.unique(np.linspace(0, rows - 1, CHECKED_ROWS).astype(np.int64))
+        theirs = numbers if part.row_order is None else part.row_order[numbers]
+        expected = CheckpointMatrices(source, {part.tensor.name: part.tensor}).rows(part.tensor.name, theirs.tolist())
+        found = stored.rows(linear, part, numbers.tolist())
+        if not is_rounded(found, expected):
+            raise InvalidPackage(
+                "The packed weights are not the checkpoint's, so they were not published.",
+                f"'{linear.name}': rows of '{part.tensor.name}' are off by more than rounding.",
+                "Report this with the name of the checkpoint.",
+            )
 
 
 @dataclass(frozen=True)
