@@ -11,8 +11,8 @@ Run it where both are installed, or name a second interpreter that has llama-cpp
 
 ``--package`` may be given several times; the first one is what the others and llama.cpp are compared with. ``--isa``
 forces an instruction set of our kernels (build llama.cpp for the same one, then). llama.cpp is driven through
-``llama_decode``, with the most likely token taken by numpy, on the file as it is and on its requantisation to Q4_0
-(written beside ``--work``, by llama.cpp itself).
+``llama_decode``, with the most likely token taken by numpy, on the file as it is and, with ``--requantise``, on its
+requantisation to Q4_0, too (written into ``--work`` by llama.cpp itself).
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=TASKS)
     parser.add_argument("--isa", help="instruction set of edge-rt's kernels (native packages)")
     parser.add_argument("--llama-python", default=sys.executable, help="interpreter that has llama-cpp-python")
+    parser.add_argument("--requantise", action="store_true", help="compare with llama.cpp on a Q4_0 file, too")
     parser.add_argument("--work", type=Path, help="folder for the requantised file (default: a temporary one)")
     parser.add_argument("--json", type=Path, help="write every sample to this file")
     arguments = parser.parse_args()
@@ -54,19 +55,19 @@ def main() -> None:
 def start_workers(arguments: argparse.Namespace, work: Path) -> list[Worker]:
     threads = str(arguments.threads)
     llama = [arguments.llama_python, str(WORKERS / "llama_cpp_worker.py")]
-    q4_0 = work / f"{arguments.gguf.stem}.requantised-Q4_0.gguf"
-    if not q4_0.exists():
-        subprocess.run([*llama, "--quantise", str(arguments.gguf), str(q4_0)], check=True, stderr=subprocess.DEVNULL)
     workers = []
     for package in arguments.package:
         name, _, path = package.rpartition("=")
         command = [sys.executable, str(WORKERS / "edge_rt_worker.py"), path, threads, "--isa", arguments.isa or ""]
         workers.append(Worker(f"edge-rt {name}".strip(), command))
-    return [
-        *workers,
-        Worker("llama.cpp", [*llama, str(arguments.gguf), threads]),
-        Worker("llama.cpp Q4_0", [*llama, str(q4_0), threads]),
-    ]
+    workers.append(Worker("llama.cpp", [*llama, str(arguments.gguf), threads]))
+    if arguments.requantise:
+        q4_0 = work / f"{arguments.gguf.stem}.requantised-Q4_0.gguf"
+        if not q4_0.exists():
+            command = [*llama, "--quantise", str(arguments.gguf), str(q4_0)]
+            subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+        workers.append(Worker("llama.cpp Q4_0", [*llama, str(q4_0), threads]))
+    return workers
 
 
 def measure(arguments: argparse.Namespace, work: Path) -> tuple[dict, dict]:

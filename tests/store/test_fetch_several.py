@@ -197,8 +197,8 @@ def split_hub(small_gguf, tmp_path):
         yield server
 
 
-# A short name: old hub libraries cannot write to paths of more than 255 characters.
-@pytest.mark.parametrize("ref", ["Org/Split", "Org/Split:Q4_0/m-00002-of-00003.gguf"])
+# Short names: old hub libraries cannot write to paths of more than 255 characters.
+@pytest.mark.parametrize("ref", ["Org/Split", "Org/Split:Q4_0/m-00002-of-00003.gguf"], ids=["all", "part"])
 def test_split_file(store, split_hub, tmp_path, ref):
     options = options_with(hub=HubOptions(split_hub.endpoint, tmp_path / "cache", "token"))
     exporter = FakeExporter()
