@@ -187,6 +187,8 @@ def pull(
     offline: bool = False,
     activations: str | None = None,
     weights: str | None = None,
+    size: int = 0,
+    accept_loss: bool = False,
     force: bool = False,
     progress: ProgressCallback = no_progress,
 ) -> PullReport:
@@ -201,6 +203,9 @@ def pull(
         activations: ``"int8"`` or ``"float"`` (portable op profile); None for the recipe's, or ``"int8"``.
         weights: types of the matrices, as in ``export_model``; a package with others is exported again. None: those of
             the package if there is one, else the default of ``export_model``.
+        size: bytes that ``weights.bin`` may have, as in ``export_model``; a package of another size is exported again.
+            0: that of the package if there is one, else no limit.
+        accept_loss: as in ``export_model``.
         force: fetch and export again, and replace another model of that name.
         progress: called with the stages.
 
@@ -219,6 +224,8 @@ def pull(
         offline=offline,
         activations=activations,
         weights=weights,
+        size=size,
+        accept_loss=accept_loss,
         force=force,
         progress=progress,
     )

@@ -36,14 +36,14 @@ def parse_size(text: str | int) -> int:
     found = _SIZE.fullmatch(str(text).strip().lower()) if type(text) in (str, int) else None
     unit = _UNITS.get(found[3]) if found else None
     if found is None or unit is None:
-        raise ConfigError("The size of memory cannot be read.", f"{given}.", _EXAMPLES)
+        raise ConfigError("The size cannot be read.", f"{given}.", _EXAMPLES)
     number = float(found[2]) if "." in found[2] else int(found[2])
     size = int(number * unit)
     if found[1] or size < 1:
-        raise ConfigError("The size of memory is out of range.", f"{given}, it must be above 0.", _EXAMPLES)
+        raise ConfigError("The size is out of range.", f"{given}, it must be above 0.", _EXAMPLES)
     if size > _LARGEST:
         limit = f"the limit is {_LARGEST >> 40} TiB"
-        raise ConfigError("The size of memory is too large.", f"{given}, {limit}.", _EXAMPLES)
+        raise ConfigError("The size is too large.", f"{given}, {limit}.", _EXAMPLES)
     return size
 
 

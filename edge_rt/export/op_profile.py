@@ -38,6 +38,7 @@ class OpProfile(ABC):
         rounds_by_rule: whether activations are rounded as in the reference, so that a graph can be checked step by
             step.
         has_4_bit_keys: whether the cache can have 4-bit keys, and packages hold constants for them.
+        has_tables: whether tables and codes of 5 and 6 bits take as many bits, not 8.
     """
 
     name: ClassVar[str]
@@ -45,6 +46,7 @@ class OpProfile(ABC):
     half_factor: ClassVar[float]
     rounds_by_rule: ClassVar[bool]
     has_4_bit_keys: ClassVar[bool]
+    has_tables: ClassVar[bool]
 
     @abstractmethod
     def stack(self, name: str, parts: Sequence[Part]) -> tuple[Linear, ...]:
@@ -107,6 +109,7 @@ class PortableProfile(OpProfile):
     half_factor = 1.5  # they are converted to float32; measured: 1.2
     rounds_by_rule = False
     has_4_bit_keys = False
+    has_tables = False
 
     def gate_up(self, name: str, gate: Part, up: Part) -> tuple[Linear, ...]:
         """Stack gate and up: their product is split in two."""
@@ -148,6 +151,7 @@ class NativeProfile(OpProfile):
     half_factor = 0.0
     rounds_by_rule = True
     has_4_bit_keys = True
+    has_tables = True
 
     stack = staticmethod(native_weights.stack)
     gate_up = staticmethod(native_weights.gate_up)

@@ -108,7 +108,7 @@ def place_checkpoint(
     from edge_rt.export.quantise.decision import choose_weights
 
     chosen = choose_profile(profile, activations, library_path(), config)
-    choice = choose_weights(source, config, weights)
+    choice = choose_weights(source, config, weights, has_tables=chosen.has_tables)
     linears = collect_weights(source, config, chosen, choice.types)
     layout = place_weights(linears, config, chosen, is_calibrated=chosen.has_4_bit_keys)
     return PlacedCheckpoint(source, config, chosen, choice, linears, layout)

@@ -76,7 +76,7 @@ def decide(
         StorageError, InputError: the calibration text cannot be used.
     """
     chosen = choose_profile(profile, activations, library_path(), config)
-    choice = choose_weights(source, config, weights, size)
+    choice = choose_weights(source, config, weights, size, has_tables=chosen.has_tables)
     if size and chosen.name != "native":
         raise ConfigError(
             "A size needs the native op profile.",

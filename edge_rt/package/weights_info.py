@@ -14,12 +14,18 @@ WEIGHTS: Final = (KEEP, "int4", "int8", "f16", "f32")
 """Values of the option ``weights`` of an export."""
 
 
-def require_known(weights: str | None) -> None:
-    """Refuse a value of the option ``weights`` that does not exist; None is no value.
+def require_known(weights: str | None, size: int = 0) -> None:
+    """Refuse a value of the option ``weights`` that does not exist, and one beside a size; None is no value.
 
     Raises:
-        ConfigError: it is none of ``WEIGHTS``.
+        ConfigError: it is none of ``WEIGHTS``, or ``size`` is not 0.
     """
+    if size and weights is not None:
+        raise ConfigError(
+            "A size and a type of weights do not go together.",
+            f"Got a size of {size} bytes and weights {weights!r:.40}.",
+            "Leave one of them out.",
+        )
     if weights is not None and weights not in WEIGHTS:
         raise ConfigError(
             "The type of weights is unknown.", f"Got {weights!r:.40}.", f"Choose one of {', '.join(WEIGHTS)}."

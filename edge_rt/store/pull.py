@@ -38,6 +38,8 @@ class Exporter(Protocol):
         *,
         activations: str,
         weights: str | None,
+        size: int,
+        accept_loss: bool,
         sampling: SamplingAdvice | None,
         force: bool,
         progress: ProgressCallback,
@@ -73,6 +75,8 @@ def export_with_edge_rt(
     *,
     activations: str,
     weights: str | None,
+    size: int,
+    accept_loss: bool,
     sampling: SamplingAdvice | None,
     force: bool,
     progress: ProgressCallback,
@@ -89,6 +93,8 @@ def export_with_edge_rt(
         out,
         activations=activations,
         weights=weights,
+        size=size,
+        accept_loss=accept_loss,
         sampling=sampling,
         force=force,
         progress=progress,
@@ -104,6 +110,8 @@ def pull(
     offline: bool = False,
     activations: str | None = None,
     weights: str | None = None,
+    size: int = 0,
+    accept_loss: bool = False,
     force: bool = False,
     keep_source: bool = True,
     export: bool = True,
@@ -122,6 +130,9 @@ def pull(
         activations: activation type of the export; None for the recipe's, or ``int8``.
         weights: types of the matrices, as in ``edge_rt.export.export_model``; a package with others is exported again.
             None: those of the package if there is one, else the exporter's default.
+        size: bytes that ``weights.bin`` may have, instead of ``weights``; a package of another size is exported again.
+            0: that of the package if there is one, else no limit.
+        accept_loss: export even if quantising changes the model's predictions more than is allowed.
         force: fetch and export again, and replace another model of that name.
         keep_source: keep the fetched files beside the package.
         export: make the package; False only fetches.
@@ -131,25 +142,25 @@ def pull(
 
     Raises:
         ConfigError: malformed reference or name; the name belongs to another model, or to one with other activations;
-            or ``weights`` are unknown.
+            ``weights`` are unknown, or given beside ``size``.
         InputError: the model does not exist or cannot be exported.
         DownloadError: it cannot be fetched.
         StorageError: no space, or the store cannot be written.
     """
     started = time.monotonic()
-    require_known(weights)
+    require_known(weights, size)
     options = FetchOptions() if options is None else options
     try:
         target, default = find_target(ref, store, options)
     except ModelNotFound:
         package = None if force else _package_without_source(ref, store)
-        if package is None or weights not in (None, _choice_of(package)):
+        if package is None or not _has_weights(package, weights, size):
             raise
         return PullReport(os.fspath(ref), package.path, None, True, None, time.monotonic() - started)
     local = local_source(target, None, progress) if isinstance(target, Path) else None
     default = default if local is None else local.name
     name = check_name(default if name is None else name)
-    request = _Request(target, local, default, name, store, activations, weights, progress, exporter)
+    request = _Request(target, local, default, name, store, activations, weights, size, accept_loss, progress, exporter)
     with request.locked():
         found = None if force or not export else request.find_package()
         if found is not None:
@@ -183,6 +194,13 @@ def _choice_of(package: Package) -> str:
     return KEEP if package.manifest.weights is None else package.manifest.weights.choice
 
 
+def _has_weights(package: Package, weights: str | None, size: int) -> bool:
+    """Return whether a package is what an export with these options makes; without any, every package is."""
+    if size:
+        return package.manifest.weights is not None and package.manifest.weights.size == size
+    return weights in (None, _choice_of(package))
+
+
 @dataclass(frozen=True)
 class _Request:
     """The arguments of one pull; ``default`` is the name that follows from the reference."""
@@ -194,6 +212,8 @@ class _Request:
     store: Store
     activations: str | None
     weights: str | None
+    size: int
+    accept_loss: bool
     progress: ProgressCallback
     exporter: Exporter
 
@@ -223,8 +243,9 @@ class _Request:
             return None
         if self.activations not in (None, package.manifest.activations):
             raise self._taken(f"It has activations {package.manifest.activations!r}, not {self.activations!r}.")
-        if self.weights not in (None, _choice_of(package)):
-            message = f"{self.name!r} has weights {_choice_of(package)}, exporting again with {self.weights}"
+        if not _has_weights(package, self.weights, self.size):
+            wanted = f"at most {self.size} bytes" if self.size else self.weights
+            message = f"{self.name!r} has weights {_choice_of(package)}, exporting again with {wanted}"
             self.progress(ProgressEvent("download", 1, 2, message=message))
             return None
         return package
@@ -266,6 +287,8 @@ class _Request:
             out,
             activations=activations,
             weights=self.weights,
+            size=self.size,
+            accept_loss=self.accept_loss,
             sampling=sampling,
             force=replace,
             progress=self.progress,

@@ -87,7 +87,7 @@ def options_with(pip=None, *, recipe=None, missing=None, hub=None):
     return FetchOptions(pip=pip_options, recipes={"tiny": recipe}, **arguments)
 
 
-def write_package(path, *, source=b"source", digest=None, activations="int8", weights=None, force=False):
+def write_package(path, *, source=b"source", digest=None, activations="int8", weights=None, size=0, force=False):
     """Write a package that opens; it does not run."""
     files = {"model.onnx": b"\x12\x05graph", "weights.bin": b"weights", "tokenizer.json": b"{}"}
     with PackageWriter(path, force=force) as writer:
@@ -109,10 +109,14 @@ def write_package(path, *, source=b"source", digest=None, activations="int8", we
                 chat_template=None,
                 source=SourceInfo("gguf", "tiny.gguf", digest or sha256(source), len(source)),
                 license="MIT",
-                weights=None if weights in (None, "keep") else WeightsInfo(weights, 0, None, 0, {}, None),
+                weights=_weights_info("size" if size else weights, size),
                 files={},
             )
         )
+
+
+def _weights_info(choice, size):
+    return None if choice in (None, "keep") else WeightsInfo(choice, size, None, 0, {}, None)
 
 
 @dataclass
@@ -122,14 +126,16 @@ class FakeExporter:
     calls: list = field(default_factory=list)
     sampling: SamplingAdvice | None = None
     weights: str | None = None
+    size: int = 0
+    accept_loss: bool = False
 
-    def __call__(self, source, out, *, activations, weights, sampling, force, progress):
-        self.weights = weights
+    def __call__(self, source, out, *, activations, weights, size, accept_loss, sampling, force, progress):
+        self.weights, self.size, self.accept_loss = weights, size, accept_loss
         self.calls.append((source, out, activations, force))
         self.sampling = sampling
         is_one = source.is_file() and parse_split_name(source.name) is None
         digest = sha256(source.read_bytes()) if is_one else sha256_files(open_checkpoint(source)[0].paths)
-        write_package(out, digest=digest, activations=activations, weights=weights, force=force)
+        write_package(out, digest=digest, activations=activations, weights=weights, size=size, force=force)
         return "report"
 
 

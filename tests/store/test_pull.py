@@ -122,6 +122,17 @@ def test_other_weights_are_exported_again(store, exporter, options):
         pull("tiny", store=store, exporter=exporter, options=options, weights="int5")
 
 
+def test_another_size_is_exported_again(store, exporter, options):
+    pull("tiny", store=store, exporter=exporter, options=options)
+    for size, count in ((0, 1), (700, 2), (700, 2), (0, 2), (800, 3)):
+        before = len(exporter.calls)
+        report = pull("tiny", store=store, exporter=exporter, options=options, size=size, accept_loss=True)
+        assert (len(exporter.calls), report.was_present) == (count, count == before)
+    assert (exporter.size, exporter.accept_loss, exporter.weights) == (800, True, None)
+    with pytest.raises(ConfigError, match="do not go together"):
+        pull("tiny", store=store, exporter=exporter, options=options, weights="int8", size=800)
+
+
 def test_a_recipe_with_a_newer_file_replaces_its_own_package(store, exporter, options):
     write_package(store.package_path("tiny"), source=b"an older file")
     assert not pull("tiny", store=store, exporter=exporter, options=options).was_present

@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
+from edge_rt.byte_size import parse_size
 from edge_rt.cli.loading import check_runtime, tell_estimate, tell_source
 from edge_rt.cli.options import flags
 from edge_rt.cli.options.flags import DEFAULT_MODEL
@@ -29,6 +30,8 @@ class PullFlags:
     name: Annotated[str | None, flags.NAME] = None
     activations: Annotated[str | None, flags.ACTIVATIONS.but(help="int8 or float.")] = None
     weights: Annotated[str | None, flags.WEIGHTS] = None
+    size: Annotated[str | None, flags.SIZE] = None
+    accept_loss: Annotated[bool, flags.ACCEPT_LOSS] = False
     force: Annotated[bool, flags.FORCE.but(help="Fetch and export again.")] = False
 
 
@@ -42,6 +45,7 @@ def pull(
     from edge_rt.store import export_with_edge_rt, pull as pull_into, resolve
 
     terminal = output.terminal()
+    size = 0 if wanted.size is None else parse_size(wanted.size)
     reference = one_of(wanted.ref, load.model, "The model") or DEFAULT_MODEL
     place = places.open_store()
     resolved = resolve(reference, place)
@@ -57,6 +61,8 @@ def pull(
             offline=places.offline,
             activations=wanted.activations,
             weights=wanted.weights,
+            size=size,
+            accept_loss=wanted.accept_loss,
             force=wanted.force,
             progress=progress,
             exporter=functools.partial(export_with_edge_rt, on_estimate=functools.partial(tell_estimate, terminal)),

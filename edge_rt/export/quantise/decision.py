@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from edge_rt.errors import ConfigError
 from edge_rt.export.families.llama_config import LlamaConfig
 from edge_rt.export.sources.gguf_types import TensorInfo
 from edge_rt.export.sources.source import Source
@@ -26,6 +25,8 @@ _WIDE: Final = (*_FLOATS, "Q8_0")
 _UNIT: Final = 256
 _BLOCK: Final = 32
 _ENDS: Final = ("token_embd.weight", "output.weight")
+_PLAIN: Final = ("Q4_0", "Q8_0")
+"""Types of about 4 bits and of more, without tables."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,9 @@ class WeightChoice:
         return dataclasses.replace(self, types=types)
 
 
-def choose_weights(source: Source, config: LlamaConfig, wanted: str | None = None, size: int = 0) -> WeightChoice:
+def choose_weights(
+    source: Source, config: LlamaConfig, wanted: str | None = None, size: int = 0, *, has_tables: bool = True
+) -> WeightChoice:
     """Decide the types of a package's matrices from the checkpoint's header.
 
     Args:
@@ -90,25 +93,20 @@ def choose_weights(source: Source, config: LlamaConfig, wanted: str | None = Non
         wanted: one of ``WEIGHTS``, or None: ``"keep"`` for GGUF files and for folders that are quantised, ``"int4"``
             for folders of floats.
         size: bytes that ``weights.bin`` may have; the types are then chosen by measuring. 0: no limit.
+        has_tables: whether the package holds tables and codes of 5 and 6 bits in as many bits, not in 8.
 
     Raises:
         ConfigError: ``wanted`` is unknown, or does not go together with a size.
     """
     matrices = {name: tensor for name, tensor in source.tensors.items() if len(tensor.shape) == 2}
     floats = {name: tensor for name, tensor in matrices.items() if tensor.type_name in _FLOATS}
+    require_known(wanted, size)
     if size:
-        if wanted is not None:
-            raise ConfigError(
-                "A size and a type of weights do not go together.",
-                f"Got a size of {size} bytes and weights {wanted!r:.40}.",
-                "Leave one of them out.",
-            )
         return _for_size(matrices, size)
     if wanted is None:
         wanted = "int4" if source.kind == "safetensors" and len(floats) == len(matrices) else KEEP
-    require_known(wanted)
     if wanted == "int4":
-        return _int4(matrices, config)
+        return _int4(matrices, config, has_tables=has_tables)
     if wanted == "int8":
         return WeightChoice(wanted, {name: "Q8_0" for name, tensor in floats.items() if tensor.shape[0] % _BLOCK == 0})
     if wanted in ("f16", "f32"):
@@ -126,16 +124,16 @@ def _wide(matrices: Mapping[str, TensorInfo]) -> dict[str, int]:
     }
 
 
-def _int4(matrices: Mapping[str, TensorInfo], config: LlamaConfig) -> WeightChoice:
+def _int4(matrices: Mapping[str, TensorInfo], config: LlamaConfig, *, has_tables: bool) -> WeightChoice:
     wide = _wide(matrices)
-    types = {name: _ladder(inputs)[0] for name, inputs in wide.items()}
+    pairs = {name: _ladder(inputs)[0:3:2] if has_tables else _PLAIN for name, inputs in wide.items()}
+    types = {name: usual for name, (usual, _) in pairs.items()}
     types |= dict.fromkeys((name for name in _ENDS if name in types), "Q8_0")
     rivals = []
     for kind in ("attn_v", "ffn_down"):
         names = [name for layer in range(config.num_layers) if (name := f"blk.{layer}.{kind}.weight") in types]
         if names:
-            usual, _, better, _ = _ladder(wide[names[0]])
-            rivals.append(Rivals(tuple(names), usual, better))
+            rivals.append(Rivals(tuple(names), *pairs[names[0]]))
     choice = WeightChoice("int4", types, tuple(rivals))
     return choice.with_winners([name for group in rivals for name in group.names[: group.count]])
 
