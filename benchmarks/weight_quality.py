@@ -9,7 +9,8 @@ are paired, token by token (bootstrap over blocks of 64 neighbours). Prompts: a 
 
     python benchmarks/weight_quality.py --gguf model.gguf --prompts question.jsonl --llama-python PYTHON --work DIR
 
-Sizes are those of the matrices. ``--sizes`` adds packages of given sizes; those of llama.cpp's files are always made.
+End to end, each file is also run by its own engine, with rounded activations and a KV cache in f16. Sizes are those of
+the matrices. ``--sizes`` adds packages of given sizes; those of llama.cpp's files are always made.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from kv_quality import judge
 from kv_stats import perplexity, perplexity_ratio
-from kv_text import read_turns, text_windows
+from kv_text import Window, read_turns, text_windows
 from permuted_model import PermutedModel
 
+import edge_rt
 from edge_rt.export.checkpoint import Checkpoint, calibration_text, read_checkpoint
 from edge_rt.export.entry import export_model
 from edge_rt.export.families.llama_forward import LlamaForward
@@ -41,7 +44,7 @@ from edge_rt.export.weights.matrices import CheckpointMatrices, Matrices, Packag
 from edge_rt.export.weights.weights_file import WeightsLayout
 from edge_rt.text.tokenizer import Tokenizer
 
-WORKER = Path(__file__).parent / "workers" / "llama_cpp_quantise.py"
+WORKERS = Path(__file__).parent / "workers"
 WINDOW = 512
 THEIRS = {"Q4_0": ("Q4_0", False), "Q4_0 imatrix": ("Q4_0", True), "Q4_K_M imatrix": ("Q4_K_M", True)}
 """Name -> llama.cpp's type, and whether an importance matrix is used."""
@@ -50,11 +53,12 @@ PROFILE = PROFILES["native"]
 
 @dataclass(frozen=True)
 class Variant:
-    """Weights to be judged: bytes of their matrices, and losses per window."""
+    """Weights to be judged: bytes of their matrices, losses per window, and those of its own engine, if it has one."""
 
     name: str
     nbytes: int
     losses: list[np.ndarray]
+    run: list[np.ndarray] | None = None
 
 
 def main() -> None:
@@ -75,6 +79,7 @@ def main() -> None:
     model.write_folder(folder)
     model.write_gguf(file)
     windows = make_windows(folder, arguments)
+    (arguments.work / "windows.json").write_text(json.dumps([window.ids for window in windows]))
     variants: list[Variant] = []
     for variant in judged(arguments, folder, file, windows):
         variants.append(variant)
@@ -82,18 +87,25 @@ def main() -> None:
     print()
     report(variants, variants[0], is_table=True)
     if arguments.json:
-        document = [{"name": v.name, "bytes": v.nbytes, "losses": [w.tolist() for w in v.losses]} for v in variants]
+        document = [
+            {"name": v.name, "bytes": v.nbytes, "losses": listed(v.losses), "run": listed(v.run or [])}
+            for v in variants
+        ]
         arguments.json.write_text(json.dumps(document), encoding="utf-8")
 
 
-def make_windows(folder: Path, arguments: argparse.Namespace) -> list[list[int]]:
+def listed(windows: list[np.ndarray]) -> list[list[float]]:
+    return [window.tolist() for window in windows]
+
+
+def make_windows(folder: Path, arguments: argparse.Namespace) -> list[Window]:
     turns = read_turns(arguments.prompts)
     text = "\n\n".join(message for messages in turns for message in messages)
     tokenizer = Tokenizer.from_text((folder / "tokenizer.json").read_text(encoding="utf-8"))
-    return [window.ids for window in text_windows(tokenizer.encode_text(text), WINDOW, arguments.tokens)]
+    return text_windows(tokenizer.encode_text(text), WINDOW, arguments.tokens)
 
 
-def judged(arguments: argparse.Namespace, folder: Path, file: Path, windows: list[list[int]]) -> Iterator[Variant]:
+def judged(arguments: argparse.Namespace, folder: Path, file: Path, windows: list[Window]) -> Iterator[Variant]:
     """Yield the floats, llama.cpp's files, and packages; each is made and judged before the next."""
     source, _ = open_checkpoint(folder)
     with TensorReader(source.paths) as stream:
@@ -105,13 +117,14 @@ def judged(arguments: argparse.Namespace, folder: Path, file: Path, windows: lis
         sizes = {}
         for name, (kind, with_imatrix) in THEIRS.items():
             target = arguments.work / f"{name.replace(' ', '-')}.gguf"
-            command = [arguments.llama_python, str(WORKER), str(file), str(target), kind]
+            command = [arguments.llama_python, str(WORKERS / "llama_cpp_quantise.py"), str(file), str(target), kind]
             subprocess.run([*command, *([str(moments)] if with_imatrix else [])], check=True, stderr=subprocess.DEVNULL)
             theirs, _ = open_checkpoint(target)
             sizes[name] = sum(tensor.nbytes for tensor in theirs.tensors.values() if len(tensor.shape) == 2)
             with TensorReader(theirs.paths) as reader:
                 rows = CheckpointMatrices(reader, theirs.tensors)
-                yield Variant(f"llama.cpp {name}", sizes[name], losses(rows, target, windows))
+                run = run_by_llama_cpp(arguments, target)
+                yield Variant(f"llama.cpp {name}", sizes[name], losses(rows, target, windows), run)
         wanted = [(weights, 0) for weights in arguments.weights]
         wanted += [(None, size) for size in (*dict.fromkeys(sizes.values()), *arguments.sizes)]
         for weights, size in wanted:
@@ -162,7 +175,19 @@ def package(
     stored = PROFILE.stored(out / "weights.bin", layout)
     rows = PackageMatrices(floats, checkpoint.weights.linears(), stored)
     print(f"{name}: exported in {report.seconds:.1f} s", file=sys.stderr)
-    return Variant(f"edge-rt {name}", matrix_bytes(checkpoint, layout), losses(rows, folder, windows))
+    with edge_rt.load(out, threads=2, kv="f16", ctx=WINDOW, spec="off") as model:
+        run = [judge(model, window)[0] for window in windows]
+    return Variant(f"edge-rt {name}", matrix_bytes(checkpoint, layout), losses(rows, folder, windows), run)
+
+
+def run_by_llama_cpp(arguments: argparse.Namespace, file: Path) -> list[np.ndarray]:
+    """Return the losses of a file as llama.cpp runs it."""
+    out = arguments.work / "losses.npz"
+    command = [arguments.llama_python, str(WORKERS / "llama_cpp_losses.py"), str(file)]
+    command += [str(arguments.work / "windows.json"), str(out)]
+    subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+    found = np.load(out)
+    return [found[str(number)] for number in range(len(found.files))]
 
 
 def matrix_bytes(checkpoint: Checkpoint, layout: WeightsLayout) -> int:
@@ -184,7 +209,7 @@ class Kept(Matrices):
         return self._values[name][list(numbers)]
 
 
-def losses(matrices: Matrices, path: Path, windows: list[list[int]]) -> list[np.ndarray]:
+def losses(matrices: Matrices, path: Path, windows: list[Window]) -> list[np.ndarray]:
     """Return the negative log-likelihood of every token behind the first, per window, with float activations."""
     source, config = open_checkpoint(path)
     kept = Kept(matrices, iter(source.tensors))
@@ -197,7 +222,7 @@ def losses(matrices: Matrices, path: Path, windows: list[list[int]]) -> list[np.
     )
     head = next(kept.pieces("token_embd.weight" if config.tied_embedding else "output.weight"))
     tables, found = forward.rope(WINDOW), []
-    for ids in windows:
+    for ids in (window.ids for window in windows):
         x = forward.embed(ids)[None]
         for layer in range(config.num_layers):
             x = forward.layer(x, layer, tables)
@@ -210,10 +235,13 @@ def losses(matrices: Matrices, path: Path, windows: list[list[int]]) -> list[np.
 
 def report(variants: list[Variant], floats: Variant, *, is_table: bool = False) -> None:
     if is_table:
-        print("| weights | matrices | perplexity | over floats (95 %) |\n|---|---|---|---|")
+        print("| weights | matrices | perplexity | over floats (95 %) | end to end, over floats (95 %) |")
+        print("|---|---|---|---|---|")
     for variant in variants:
         cells = [variant.name, f"{variant.nbytes / 1e6:.2f} MB", f"{perplexity(variant.losses):.3f}"]
-        cells.append("-" if variant is floats else perplexity_ratio(variant.losses, floats.losses).percent_change())
+        for found in (variant.losses, variant.run):
+            is_none = variant is floats or found is None
+            cells.append("-" if is_none else perplexity_ratio(found, floats.losses).percent_change())
         print("| " + " | ".join(cells) + " |", flush=True)
 
 
