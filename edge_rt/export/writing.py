@@ -85,6 +85,7 @@ def write_weights(
         for linears in _batches(checkpoint, walk, moments):
             for linear in linears:
                 checkpoint.profile.fill(linear, rows, layout, out, count)
+            rows.forget()
         _write_vectors(stream, checkpoint, layout, out)
         return Written(out.checksums, rows.errors, walk)
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from edge_rt.export.families.llama_graph import LayerWeights, LlamaWeights
 from edge_rt.export.quantise.decision import MEASURED_TOKENS, QUALITY_TOKENS
-from edge_rt.export.quantise.moments import SEQUENCE, WIDTH
+from edge_rt.export.quantise.moments import HELD_OUT_SHARE, HELD_OUT_TOKENS, SEQUENCE, WIDTH
 from edge_rt.export.quantise.rows import CHUNK_VALUES
 from edge_rt.export.sources.packed import PackedTensor
 from edge_rt.export.weights.blocks import PIECE_BYTES
@@ -50,7 +50,8 @@ def quantising_bytes(weights: LlamaWeights, config: ModelConfig, tokens: int, *,
     group = config.num_heads // config.num_kv_heads
     # The inputs of one layer: those of q, k, v, of the output, of gate and up, of down.
     inputs = [matrices[0].in_features for matrices in _inputs(weights)]
-    moments, streams = 2 * sum(map(_square_bytes, inputs)), 4 * tokens * config.hidden_size
+    held_out = min(HELD_OUT_TOKENS, tokens // SEQUENCE // HELD_OUT_SHARE * SEQUENCE)
+    moments, streams = sum(map(_square_bytes, inputs)) + 4 * held_out * sum(inputs), 4 * tokens * config.hidden_size
     rows = min(SEQUENCE, tokens)
     forward = _FORWARD_COPIES * _activations(config, rows, group)
     walking = moments + max(layer + read + forward, converting)
@@ -97,7 +98,7 @@ def _converting_bytes(linear: Linear, *, has_moments: bool) -> int:
     reading = max(map(_read_bytes, parts))
     if not has_moments:
         return pieces + max(reading, chunks)
-    factors = len(parts) * _square_bytes(linear.in_features)
+    factors = _square_bytes(linear.in_features)
     factoring = 4 * _FACTOR_COPIES * min(WIDTH, linear.in_features) ** 2
     return factors + pieces + max(factoring, chunks, reading)
 

@@ -24,6 +24,8 @@ WIDTH: Final = 2048
 and keeps few tokens from being fitted by many products."""
 HELD_OUT_SHARE: Final = 4
 """One in this many sequences is held out, to judge by."""
+HELD_OUT_TOKENS: Final = 1024
+"""Most tokens whose inputs are kept to judge by."""
 
 INPUT_OF: Final[Mapping[str, str]] = {
     "attn_q": "qkv",
@@ -80,12 +82,49 @@ class Moments:
         return total / max(self.tokens, 1)
 
 
-@dataclass(frozen=True)
+class HeldOut:
+    """Rows of one input, kept as they are: of few tokens they take less memory than their products.
+
+    Attributes:
+        tokens: how many there are, at most ``HELD_OUT_TOKENS``; later ones are not kept.
+    """
+
+    def __init__(self) -> None:
+        self._parts: list[Array] = []
+        self.tokens = 0
+
+    def add(self, rows: Array) -> None:
+        """Add rows of inputs, float32 ``[rows, inputs]``; they are copied."""
+        kept = rows[: HELD_OUT_TOKENS - self.tokens]
+        if len(kept):
+            self._parts.append(kept.copy())
+            self.tokens += len(kept)
+
+    @property
+    def diagonal(self) -> Array:
+        """Mean square of every input, float32 ``[inputs]``; ``[1]`` without rows."""
+        sums = sum((np.einsum("ti,ti->i", part, part) for part in self._parts), np.zeros(1, np.float32))
+        mean: Array = sums / np.float32(max(self.tokens, 1))
+        return mean
+
+    def error(self, rows: Array) -> float:
+        """Return the mean square over tokens, summed over rows, of the outputs of weights ``[rows, inputs]``."""
+        outputs = (part @ rows.T for part in self._parts)
+        total = sum(float(np.einsum("tn,tn->", found, found, dtype=np.float64)) for found in outputs)
+        return total / max(self.tokens, 1)
+
+
+@dataclass(frozen=True, eq=False)
 class InputMoments:
-    """Moments of an input: of the tokens that weights are fitted to, and of those that are held out to judge by."""
+    """What is known of an input: moments of the tokens that weights are fitted to, and tokens to judge by.
+
+    Attributes:
+        fitted: of the tokens that weights are fitted to.
+        held_out: other tokens.
+    """
 
     fitted: Moments
-    held_out: Moments
+    held_out: HeldOut
 
 
 class CalibrationWalk:
@@ -181,6 +220,6 @@ class CalibrationWalk:
 
     def _add(self, name: str, rows: Array) -> None:
         if name not in self._found:
-            self._found[name] = InputMoments(Moments(rows.shape[1]), Moments(rows.shape[1]))
+            self._found[name] = InputMoments(Moments(rows.shape[1]), HeldOut())
         found = self._found[name]
         (found.held_out if self._is_held_out else found.fitted).add(rows)

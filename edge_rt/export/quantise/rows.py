@@ -65,7 +65,12 @@ class QuantisedRows:
         self._plain = plain
         self._matrices = matrices
         self._moments = moments
+        self._factors: tuple[InputMoments, Sequence[Array]] | None = None
         self.errors: list[PartError] = []
+
+    def forget(self) -> None:
+        """Drop what was computed of the last inputs."""
+        self._factors = None
 
     def rows(self, part: Part, *, multiple: int = 1) -> Iterator[tuple[Rows, int]]:
         """Yield the rows of a part; see ``RowReader``."""
@@ -126,13 +131,21 @@ class QuantisedRows:
         _, errors = quantise(columns, weight_of, (), grid)
         plain = judge.error(errors.T)
         if is_judged:
-            factors = [feedback(block / np.float32(moments.fitted.tokens)) for block in moments.fitted.blocks]
+            factors = self._factors_of(moments)
             _, errors = quantise(columns, weight_of, factors, grid)
             if (found := judge.error(errors.T)) < plain:
                 self._note(part, True, found, total)
                 return weight_of, factors
         self._note(part, False, plain, total)
         return weight_of, ()
+
+    def _factors_of(self, moments: InputMoments) -> Sequence[Array]:
+        # Matrices with one input are quantised one behind the other.
+        if self._factors is None or self._factors[0] is not moments:
+            self.forget()
+            blocks = moments.fitted.blocks
+            self._factors = moments, [feedback(block / np.float32(moments.fitted.tokens)) for block in blocks]
+        return self._factors[1]
 
     def _note(self, part: Part, has_feedback: bool, error: float, total: float) -> None:
         inputs, count = part.tensor.shape

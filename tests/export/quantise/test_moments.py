@@ -7,7 +7,7 @@ import pytest
 
 from edge_rt.errors import UnsupportedModel
 from edge_rt.export.families.llama_forward import LlamaForward
-from edge_rt.export.quantise.moments import INPUT_OF, SEQUENCE, WIDTH, CalibrationWalk, Moments
+from edge_rt.export.quantise.moments import HELD_OUT_TOKENS, INPUT_OF, SEQUENCE, WIDTH, CalibrationWalk, HeldOut, Moments
 from tests.helpers.arrays import Arrays, random_arrays, source_of, tiny_config
 
 
@@ -47,6 +47,36 @@ class TestMoments:
 
     def test_wide_inputs_are_cut(self):
         assert [len(block) for block in Moments(2 * WIDTH + 5).blocks] == [WIDTH, WIDTH, 5]
+
+
+class TestHeldOut:
+    def test_against_numpy(self):
+        rows = np.random.default_rng(2).standard_normal((50, 24)).astype(np.float32)
+        weights = np.random.default_rng(3).standard_normal((5, 24)).astype(np.float32)
+        held_out = HeldOut()
+        for part in np.split(rows, [1, 20]):
+            held_out.add(part)
+        assert held_out.tokens == 50
+        np.testing.assert_allclose(held_out.diagonal, np.square(rows).mean(axis=0), rtol=1e-4)
+        assert held_out.error(weights) == pytest.approx(float(np.square(rows @ weights.T).sum()) / 50, rel=1e-4)
+
+    def test_rows_are_copied(self):
+        rows, held_out = np.ones((2, 3), np.float32), HeldOut()
+        held_out.add(rows)
+        rows[:] = 5
+        assert held_out.diagonal.tolist() == [1, 1, 1]
+
+    def test_the_memory_is_bounded(self):
+        held_out = HeldOut()
+        for value in (1, 2):
+            held_out.add(np.full((HELD_OUT_TOKENS - 1, 2), value, np.float32))
+        held_out.add(np.full((5, 2), 9, np.float32))
+        assert held_out.tokens == HELD_OUT_TOKENS
+        assert held_out.diagonal.tolist() == [(HELD_OUT_TOKENS - 1 + 4) / HELD_OUT_TOKENS] * 2
+
+    def test_none(self):
+        assert not HeldOut().diagonal.any()
+        assert HeldOut().error(np.ones((2, 3), np.float32)) == 0
 
 
 def floats(arrays):
@@ -89,11 +119,15 @@ def test_the_walk_gathers_what_the_forward_pass_sees(length, held_out):
 
     def check(found, inputs):
         fitted, judged = inputs[: count - held_out], inputs[count - held_out :]
-        for moments, rows in ((found.fitted, fitted), (found.held_out, judged)):
-            rows = np.concatenate(rows) if rows else np.zeros((0, inputs[0].shape[1]))
-            assert moments.tokens == len(rows)
-            (block,) = moments.blocks
-            np.testing.assert_allclose(block, rows.T @ rows, rtol=1e-3, atol=1e-3 * np.abs(rows).max(initial=1))
+        width = inputs[0].shape[1]
+        fitted = np.concatenate([np.zeros((0, width)), *fitted])
+        judged = np.concatenate([np.zeros((0, width)), *judged])[:HELD_OUT_TOKENS]
+        assert (found.fitted.tokens, found.held_out.tokens) == (len(fitted), len(judged))
+        (block,) = found.fitted.blocks
+        np.testing.assert_allclose(block, fitted.T @ fitted, rtol=1e-3, atol=1e-3 * np.abs(fitted).max(initial=1))
+        weights = np.linspace(-1, 1, 3 * width, dtype=np.float32).reshape(3, width)
+        error = float(np.square(judged @ weights.T).sum()) / max(len(judged), 1)
+        assert found.held_out.error(weights) == pytest.approx(error, rel=1e-3)
 
     for layer in range(config.num_layers):
         found = walk.layer(layer)

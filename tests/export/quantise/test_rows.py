@@ -7,7 +7,7 @@ import pytest
 
 from edge_rt.export.quantise.feedback import feedback, importance, quantise
 from edge_rt.export.quantise.grids import Grid
-from edge_rt.export.quantise.moments import InputMoments, Moments
+from edge_rt.export.quantise.moments import HeldOut, InputMoments, Moments
 from edge_rt.export.quantise.rows import QuantisedRows
 from edge_rt.export.weights.codes import joined_rows, values
 from edge_rt.export.weights.linear import Part
@@ -31,7 +31,7 @@ def rows_of(part, moments=(), piece_rows=7, multiple=1):
 
 
 def moments_of(x, held_out=None):
-    found = InputMoments(Moments(INPUTS), Moments(INPUTS))
+    found = InputMoments(Moments(INPUTS), HeldOut())
     found.fitted.add(x.astype(np.float32))
     if held_out is not None:
         found.held_out.add(held_out.astype(np.float32))
