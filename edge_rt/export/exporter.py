@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -64,6 +64,7 @@ class ExportReport:
         predicted_peak_bytes: peak memory predicted before the work.
         peak_bytes: highest memory of this process so far.
         seconds: wall time.
+        stages: wall time of each stage, in seconds.
         profile: op profile of the package.
         check: differences of the published graph from the checkpoint, after those of the float graph if the profile has
             one.
@@ -81,6 +82,7 @@ class ExportReport:
     predicted_peak_bytes: int
     peak_bytes: int
     seconds: float
+    stages: dict[str, float]
     profile: str
     check: tuple[CheckResult, ...]
     quality: Quality | None
@@ -135,11 +137,7 @@ def export_checkpoint(
     # Needed by the last stage, which runs the graph.
     check_window_support(chosen.name, config.sliding_window)
 
-    stages = [name for name in STAGES if name != "calibrate" or decided.has_constants]
-
-    def stage(name: str, done: int = 0, total: int | None = None, message: str = "", unit: str = "bytes") -> None:
-        progress(ProgressEvent(name, stages.index(name) + 1, len(stages), done, total, unit, message))
-
+    stage = _Stages([name for name in STAGES if name != "calibrate" or decided.has_constants], progress, started)
     stage("read")
     advice = source.read_advice() if sampling is None else sampling
     prepared = prepare(source, config, decided)
@@ -178,7 +176,34 @@ def export_checkpoint(
         described = describe_weights(checkpoint, layout, written.errors, quality)
         package = writer.publish(_manifest(checkpoint, activations, advice, described))
     stage("publish", 1, 1, "done")
-    return _report(package, estimate, results, warnings, started)
+    return _report(package, estimate, results, warnings, stage.seconds())
+
+
+class _Stages:
+    """Tells the progress of stages, and measures how long each takes.
+
+    Args:
+        names: of the stages, in order.
+        progress: is told.
+        started: when the first one began, from ``time.monotonic``.
+    """
+
+    def __init__(self, names: Sequence[str], progress: ProgressCallback, started: float) -> None:
+        self._names = names
+        self._progress = progress
+        self._begins = {names[0]: started}
+
+    def __call__(
+        self, name: str, done: int = 0, total: int | None = None, message: str = "", unit: str = "bytes"
+    ) -> None:
+        self._begins.setdefault(name, time.monotonic())
+        step = self._names.index(name) + 1
+        self._progress(ProgressEvent(name, step, len(self._names), done, total, unit, message))
+
+    def seconds(self) -> dict[str, float]:
+        """Return the seconds of every stage; the last one ends now."""
+        ends = [*self._begins.values(), time.monotonic()][1:]
+        return {name: end - begin for (name, begin), end in zip(self._begins.items(), ends, strict=True)}
 
 
 def _report(
@@ -186,7 +211,7 @@ def _report(
     estimate: ExportEstimate,
     results: tuple[CheckResult, ...],
     warnings: tuple[str, ...],
-    started: float,
+    stages: dict[str, float],
 ) -> ExportReport:
     return ExportReport(
         path=package.path,
@@ -195,7 +220,8 @@ def _report(
         disk_bytes=package.size_bytes,
         predicted_peak_bytes=estimate.peak_memory_bytes,
         peak_bytes=peak_rss_bytes(),
-        seconds=time.monotonic() - started,
+        seconds=sum(stages.values()),
+        stages=stages,
         profile=package.manifest.op_profile,
         check=results,
         quality=None if package.manifest.weights is None else package.manifest.weights.quality,

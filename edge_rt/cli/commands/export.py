@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, TypedDict
@@ -171,6 +172,12 @@ def _source(terminal: Terminal, reference: str, places: PlaceFlags, progress: Pr
     return fetched.path
 
 
+def _stages(seconds: Mapping[str, float]) -> str:
+    """Return the stages that took longest, the longest first."""
+    longest = sorted(seconds.items(), key=lambda item: -item[1])[:3]
+    return ", ".join(f"{name} {taken:.1f}" for name, taken in longest)
+
+
 def _print_report(terminal: Terminal, report: ExportReport) -> None:
     from edge_rt.byte_size import human_bytes, show_size
 
@@ -179,7 +186,7 @@ def _print_report(terminal: Terminal, report: ExportReport) -> None:
         ("op profile", report.profile),
         ("disk", f"{human_bytes(report.disk_bytes)} (predicted at most {human_bytes(report.predicted_disk_bytes)})"),
         ("memory", f"{show_size(report.peak_bytes)} (predicted at most {show_size(report.predicted_peak_bytes)})"),
-        ("time", f"{report.seconds:.1f} s"),
+        ("time", f"{report.seconds:.1f} s ({_stages(report.stages)})"),
     ]
     for check in report.check:
         text = (
