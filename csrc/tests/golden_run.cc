@@ -23,7 +23,11 @@ std::vector<float> linear(const KernelTable& kernels, const Matrix& matrix, cons
   if (hash != nullptr) {
     hash->add(in.codes, code_bytes);
     hash->add(in.scale, numbers * sizeof(float));
-    hash->add(in.sums[0], words * sizeof(uint32_t));
+    // Of sums that begin with the bits of a float, what is left without these.
+    const uint32_t begin = parts.kinds.kinds[0].scaled || parts.kinds.kinds[0].times <= 1 ? 0 : kMagicBits;
+    std::vector<uint32_t> bare(in.sums[0], in.sums[0] + words);
+    for (uint32_t& word : bare) word -= begin;
+    hash->add(bare.data(), words * sizeof(uint32_t));
   }
 
   LinearRows job{};
@@ -37,6 +41,8 @@ std::vector<float> linear(const KernelTable& kernels, const Matrix& matrix, cons
   job.residual = options.residual;
   std::vector<float> y(static_cast<size_t>(rows * job.width));
   job.y = y.data();
+  Memory unpacked(unpacked_bytes(job));
+  if (parts.rounds()) job.unpacked = unpacked.as<uint8_t>();
   // In two ranges, as two threads would.
   const int64_t middle = weight.tiles / 4 * 2;
   quant_linear.tiles(job, 0, middle, middle);

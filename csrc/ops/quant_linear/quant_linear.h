@@ -23,6 +23,10 @@ namespace edge_rt {
 
 // Rows of x that share one walk over a tile.
 constexpr int kGroupRows = 8;
+// From so many groups of rows on a tile is unpacked once for all of them, instead of in every walk.
+constexpr int64_t kUnpackGroups = 3;
+// Most bytes that a block of a tile takes then: codes as bytes, two scales and minima of 16 rows as floats.
+constexpr int64_t kUnpackedBlockBytes = 512 + 4 * 64;
 // Matrices of several formats that one product reads: queries, keys and values.
 constexpr int kMaxParts = 3;
 
@@ -146,7 +150,13 @@ struct LinearRows {
   const float* gate;      // [rows][width] or nullptr: y = silu(gate) * value
   const float* residual;  // [rows][width] or nullptr: y = residual + value
   float* y;               // [rows][width]
+  // Memory of the thread for unpacked tiles, unpacked_bytes(job), or nullptr: they are unpacked in every walk.
+  uint8_t* unpacked;
 };
+
+EDGE_RT_IN_PLACE inline size_t unpacked_bytes(const LinearRows& job) {
+  return static_cast<size_t>((job.paired ? 2 : 1) * job.weight.blocks() * kUnpackedBlockBytes);
+}
 
 struct QuantLinearKernels {
   // Blocks [begin, end) of one group of rows. Rows of a group share cache lines, blocks do not.

@@ -41,7 +41,8 @@ inline void put_sums(const SumKind& kind, VF scale, VI sum, uint32_t* to, int co
   if (kind.scaled) {
     vf_store(reinterpret_cast<float*>(words), vf_mul(scale, vf_from_i32(sum)));
   } else {
-    vi_store(reinterpret_cast<int32_t*>(words), vi_shl(vi_sub(vi_zero(), sum), __builtin_ctz(kind.times | 256)));
+    const VI less = vi_sub(vi_zero(), sum), begin = vi_set1(kind.times > 1 ? kMagicBits : 0);
+    vi_store(reinterpret_cast<int32_t*>(words), vi_add(begin, vi_shl(less, __builtin_ctz(kind.times | 256))));
   }
   __builtin_memcpy(to, words, sizeof(uint32_t) * static_cast<size_t>(count));
 }
@@ -155,6 +156,8 @@ inline void dot_tile_any(const Tile& tile, VF* out) {
 
 struct DotTiles {
   DotTile of[kWeightFormatCount][kGroupRows];
+  void (*unpack[kWeightFormatCount])(const Tile&, uint8_t*);  // nullptr: not on this instruction set
+  DotTile unpacked[kWeightFormatCount];                       // of kGroupRows
 };
 
 template <int format>
@@ -165,6 +168,12 @@ constexpr void set_tiles_of(DotTiles* table) {
                                 dot_tile_any<kFormat, 7>, dot_tile_any<kFormat, 8>};
   static_assert(kGroupRows == 8, "one for each number of rows");
   for (int i = 0; i < kGroupRows; ++i) table->of[format][i] = kTiles[i];
+#if defined(EDGE_RT_UNPACKS_TILES)
+  if constexpr (rounds_activations(kFormat)) {
+    table->unpack[format] = unpack_tile<kFormat>;
+    table->unpacked[format] = dot_unpacked<kFormat>;
+  }
+#endif
   if constexpr (format + 1 < kWeightFormatCount) set_tiles_of<format + 1>(table);
 }
 
@@ -190,21 +199,55 @@ inline VF add_bias(const LinearRows& job, int64_t tile, VF value) {
   return vf_add(value, vf_load_n(job.bias + tile * kTileRows, static_cast<int>(left < kTileRows ? left : kTileRows)));
 }
 
-// Rows of x whose codes stay in the second-level cache while a range of tiles walks over them.
-constexpr int64_t kGroupsAtOnce = 16;
+// Bytes of x's codes that stay in the second-level cache while a range of tiles walks over them.
+constexpr int64_t kCodesAtOnce = 1 << 20;
 
-inline void group_of_tile(const LinearRows& job, int64_t tile, int64_t group, int64_t prefetch_end, VF* out) {
+inline int64_t groups_at_once(const LinearRows& job) {
+  const int64_t groups = kCodesAtOnce / (kGroupRows * job.in.blocks * kBlock);
+  return groups > kUnpackGroups ? groups : kUnpackGroups;
+}
+
+// A tile of a job, unpacked if that pays.
+struct JobTile {
+  Tile tile;
+  int format;
+  int kind;   // number of its kind of sums
+  int words;  // of a block and row
+  const uint8_t* unpacked;
+};
+
+inline JobTile open_tile(const LinearRows& job, int64_t tile, int64_t prefetch_end, uint8_t* unpacked) {
   const int number = job.weight.find(&tile);
   const PackedWeight& weight = job.weight.parts[number];
+  const int kind = job.weight.sums[number];
+  JobTile out{{weight.tile(tile), weight.blocks, nullptr, nullptr, nullptr,
+               weight.tile(job.weight.end_in(number, prefetch_end))},
+              static_cast<int>(weight.format),
+              kind,
+              job.weight.kinds.kinds[kind].groups,
+              nullptr};
+  if (unpacked != nullptr && kDotTiles.unpack[out.format] != nullptr) {
+    kDotTiles.unpack[out.format](out.tile, unpacked);
+    out.unpacked = unpacked;
+  }
+  return out;
+}
+
+inline void group_of_tile(const LinearRows& job, const JobTile& of, int64_t group, bool is_first, VF* out) {
   const int64_t row_codes = job.weight.rounds() ? kBlock : kBlock * sizeof(float);
-  const int kind = job.weight.sums[number], words = job.weight.kinds.kinds[kind].groups;
-  const uint8_t* at = weight.tile(tile);
+  const int rows = job.in.group_rows(group);
+  Tile tile = of.tile;
+  tile.codes = job.in.codes + group * kGroupRows * tile.blocks * row_codes;
+  tile.scale = job.in.group_scale(group);
+  tile.sums = job.in.group_sums(of.kind, of.words, group);
   // Only the first group meets weights that are not in the cache yet.
-  kDotTiles.of[static_cast<int>(weight.format)][job.in.group_rows(group) - 1](
-      Tile{at, weight.blocks, job.in.codes + group * kGroupRows * weight.blocks * row_codes, job.in.group_scale(group),
-           job.in.group_sums(kind, words, group),
-           group % kGroupsAtOnce == 0 ? weight.tile(job.weight.end_in(number, prefetch_end)) : at},
-      out);
+  if (!is_first || of.unpacked != nullptr) tile.prefetch_end = tile.weight;
+  if (of.unpacked != nullptr && rows == kGroupRows) {
+    tile.weight = of.unpacked;
+    kDotTiles.unpacked[of.format](tile, out);
+  } else {
+    kDotTiles.of[of.format][rows - 1](tile, out);
+  }
 }
 
 // Outputs of the last operator lie in other cores' caches, and so do the lines that ours will be written to. Both are
@@ -220,17 +263,22 @@ inline void fetch_outputs(const LinearRows& job, int64_t group, int rows, int64_
 
 inline void linear_tiles(const LinearRows& job, int64_t begin, int64_t end, int64_t prefetch_end) {
   const int64_t groups = job.in.groups();
+  const int64_t at_once = groups_at_once(job);
   const int step = job.paired ? 2 : 1;
-  for (int64_t first = 0; first < groups; first += kGroupsAtOnce) {
-    const int64_t last = first + kGroupsAtOnce < groups ? first + kGroupsAtOnce : groups;
+  for (int64_t first = 0; first < groups; first += at_once) {
+    const int64_t last = first + at_once < groups ? first + at_once : groups;
     for (int64_t tile = begin; tile < end; tile += step) {
+      uint8_t* unpacked = last - first >= kUnpackGroups ? job.unpacked : nullptr;
+      const JobTile own = open_tile(job, tile, prefetch_end, unpacked);
+      if (unpacked != nullptr) unpacked += unpacked_bytes(job) / 2;
+      const JobTile other = job.paired ? open_tile(job, tile + 1, prefetch_end, unpacked) : own;
       for (int64_t group = first; group < last; ++group) {
         const int rows = job.in.group_rows(group);
         const int64_t column = (job.paired ? tile / 2 : tile) * kTileRows;
         fetch_outputs(job, group, rows, column);
         VF value[kGroupRows], up[kGroupRows];
-        group_of_tile(job, tile, group, prefetch_end, value);
-        if (job.paired) group_of_tile(job, tile + 1, group, prefetch_end, up);
+        group_of_tile(job, own, group, group == first, value);
+        if (job.paired) group_of_tile(job, other, group, group == first, up);
         const int64_t left = job.width - column;
         const int count = static_cast<int>(left < kTileRows ? left : kTileRows);
         for (int m = 0; m < rows; ++m) {

@@ -59,6 +59,21 @@ class OwnRows {
   size_t size_ = 0;
 };
 
+// A thread's memory for unpacked tiles; nullptr if there is none, which costs time only.
+uint8_t* own_tiles(const LinearRows& job) {
+  static thread_local std::unique_ptr<unsigned char[]> memory;
+  static thread_local size_t size = 0;
+  if (!job.weight.rounds() || job.in.groups() < kUnpackGroups) return nullptr;
+  const size_t bytes = unpacked_bytes(job);
+  if (bytes > size) {
+    memory.reset(new (std::nothrow) unsigned char[bytes + 64]);
+    size = memory == nullptr ? 0 : bytes;
+  }
+  if (memory == nullptr) return nullptr;
+  const auto address = reinterpret_cast<uintptr_t>(memory.get());
+  return memory.get() + (64 - address % 64) % 64;
+}
+
 }  // namespace
 
 size_t step_scratch_bytes(const PackedParts& weight, int64_t rows) {
@@ -118,7 +133,8 @@ void LinearStep::multiply_own(int64_t, int worker) {
   run_tiles(mine, worker);
 }
 
-void LinearStep::run_tiles(const LinearRows& job, int worker) {
+void LinearStep::run_tiles(LinearRows job, int worker) {
+  job.unpacked = own_tiles(job);
   int seen = workers_.load(std::memory_order_relaxed);
   while (worker >= seen && !workers_.compare_exchange_weak(seen, worker + 1, std::memory_order_relaxed)) {
   }

@@ -46,7 +46,7 @@ class LinearStep {
   void round(int64_t group, int worker);
   void multiply(int64_t item, int worker);
   void multiply_own(int64_t item, int worker);
-  void run_tiles(const LinearRows& job, int worker);
+  void run_tiles(LinearRows job, int worker);
   void split();
 
   const QuantLinearKernels& kernels_;

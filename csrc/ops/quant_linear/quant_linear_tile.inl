@@ -10,10 +10,6 @@ struct Tile {
   const uint8_t* prefetch_end;  // memory before it may be fetched ahead
 };
 
-// An integer below 2^22 in size, added to these bits, is a float larger by kMagic: a conversion for one addition.
-constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23
-constexpr int32_t kMagicBits = 0x4B400000;
-
 // How far ahead of their use weights are fetched, into the second-level cache and into the first. The hardware's own
 // prefetcher stops at every page; without ours 8 rows take two thirds longer. One level alone has too few lines in
 // flight: a tenth.
@@ -48,7 +44,17 @@ inline VF add_block(VF f, VI dot, VF d, float scale) {
 
 #include "ops/quant_linear/quant_linear_codes.inl"
 
+// A tile that is unpacked for many walks: of every block 512 bytes of codes, one each; then, as numbers of 32 bits of
+// 16 rows, the zero points if there are any; then of every group the scale, and the minimum if there is one.
+constexpr int unpacked_scales(WeightFormat format) { return 512 + (has_zero_point(format) ? 64 : 0); }
+constexpr int unpacked_group(WeightFormat format) { return facts(format).has_minimum ? 128 : 64; }
+constexpr int64_t unpacked_block_bytes(WeightFormat format) {
+  return unpacked_scales(format) + facts(format).groups * unpacked_group(format);
+}
+static_assert(unpacked_block_bytes(WeightFormat::kW2K) == kUnpackedBlockBytes, "the format with most numbers");
+
 #if defined(EDGE_RT_SIMD_AVX512)
+#define EDGE_RT_UNPACKS_TILES
 #include "ops/quant_linear/quant_linear_tile_avx512.inl"
 #elif defined(EDGE_RT_SIMD_AVX2)
 #include "ops/quant_linear/quant_linear_tile_avx2.inl"

@@ -70,6 +70,12 @@ inline __m256i correction(__m256i zero, __m256i more) {
 
 constexpr bool has_signed_codes(CodeKind kind) { return kind == CodeKind::kBytes || kind == CodeKind::kTable; }
 
+// Else `correction` brings it.
+template <WeightFormat format>
+constexpr bool begins_with_magic() {
+  return facts(format).has_minimum || has_signed_codes(facts(format).codes) || has_zero_point(format);
+}
+
 template <WeightFormat format, int k>
 inline __m256i codes_of_half(const uint8_t* at) {
   constexpr CodeKind kKind = facts(format).codes;
@@ -145,7 +151,7 @@ inline void dot_half(const Tile& tile, int rows, int half, __m256* f) {
       each<kFacts.groups>([&](auto g) __attribute__((always_inline)) {
         __m256i sum[M];
 #pragma GCC unroll 4
-        for (int m = 0; m < M; ++m) sum[m] = magic;
+        for (int m = 0; m < M; ++m) sum[m] = begins_with_magic<format>() ? magic : _mm256_setzero_si256();
         dot_group<format, decltype(g)::value * kQuartets, kQuartets, M>(codes, a, sum);
         const auto w = group_scale<format, Lanes>(unit, place * kFacts.groups + g, half);
         const __m256i zero = zero_points<format, Lanes>(unit, half);

@@ -69,51 +69,135 @@ template <WeightFormat format>
 inline __m512i first_sum(__m512i magic, __m512i zero, const uint32_t* word) {
   if (facts(format).has_minimum) return magic;
   const __m512i more = _mm512_set1_epi32(static_cast<int>(*word));
-  return has_zero_point(format) ? _mm512_dpwssd_epi32(magic, zero, more) : _mm512_add_epi32(magic, more);
+  return has_zero_point(format) ? _mm512_dpwssd_epi32(magic, zero, more) : more;
+}
+
+// One block of a tile, as it is stored.
+template <WeightFormat format>
+struct PackedBlock {
+  const uint8_t* unit;
+  int place;
+
+  template <int k>
+  __m512i quartet() const {
+    return unsigned_quartet<format, k>(unit + place * unit_layout(format).code_bytes);
+  }
+  __m512i zero() const { return zero_points<format, Lanes>(unit, 0); }
+  GroupScale<VF> scale(int g) const {
+    return group_scale<format, Lanes>(unit, place * facts(format).groups + g, 0);
+  }
+};
+
+// One block of a tile that was unpacked.
+template <WeightFormat format>
+struct UnpackedBlock {
+  const uint8_t* at;
+
+  template <int k>
+  __m512i quartet() const {
+    return _mm512_loadu_si512(at + 64 * k);
+  }
+  __m512i zero() const { return has_zero_point(format) ? _mm512_loadu_si512(at + 512) : _mm512_setzero_si512(); }
+  GroupScale<VF> scale(int g) const {
+    const auto* d = reinterpret_cast<const float*>(at + unpacked_scales(format) + g * unpacked_group(format));
+    return {vf_load(d), facts(format).has_minimum ? vf_load(d + 16) : vf_zero()};
+  }
+};
+
+// Adds the products of a block's group g with M rows to f. Loops over rows are calls with constants: of arrays that are
+// indexed by variables the compiler keeps copies in memory.
+template <WeightFormat format, int M, int g, class Block>
+EDGE_RT_INLINE void add_group(const Block& block, const int8_t* a, const float* scale, const uint32_t* sums, __m512* f) {
+  static constexpr WeightFacts kFacts = facts(format);
+  constexpr int kQuartets = 8 / kFacts.groups;
+  const __m512i magic = _mm512_set1_epi32(kMagicBits);
+  const __m512 minus_magic = _mm512_set1_ps(-kMagic);
+  const __m512i zero = block.zero();
+  __m512i sum[M];
+  each<M>([&](auto m) EDGE_RT_IN_PLACE { sum[m] = first_sum<format>(magic, zero, sums + m); });
+  each<kQuartets>([&](auto i) EDGE_RT_IN_PLACE {
+    constexpr int k = g * kQuartets + decltype(i)::value;
+    const __m512i w = block.template quartet<k>();
+    each<M>([&](auto m) EDGE_RT_IN_PLACE { dot_broadcast(sum[m], w, a + kBlock * m + 4 * k); });
+  });
+  const GroupScale<VF> w = block.scale(g);
+  const __m512 offset = _mm512_mul_ps(w.d.v, minus_magic);
+  each<M>([&](auto m) EDGE_RT_IN_PLACE {
+    const __m512 t = _mm512_fmadd_ps(_mm512_castsi512_ps(sum[m]), w.d.v, offset);
+    f[m] = _mm512_fmadd_ps(t, _mm512_set1_ps(scale[m]), f[m]);
+    if (kFacts.has_minimum) {
+      const __m512 total = _mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int>(sums[m])));
+      f[m] = _mm512_fmadd_ps(w.minimum.v, total, f[m]);
+    }
+  });
+}
+
+// Adds a block's products with M rows to f.
+template <WeightFormat format, int M, class Block>
+EDGE_RT_INLINE void add_products(const Block& block, const int8_t* a, const float* scale, const uint32_t* sums,
+                                 __m512* f) {
+  add_group<format, M, 0>(block, a, scale, sums, f);
+  if constexpr (facts(format).groups == 2) add_group<format, M, 1>(block, a, scale, sums + M, f);
 }
 
 template <WeightFormat format, int M>
 inline void dot_tile(const Tile& tile, VF* out) {
   static constexpr WeightFacts kFacts = facts(format);
-  static constexpr UnitLayout kAt = unit_layout(format);
-  constexpr int kQuartets = 8 / kFacts.groups;
-  const __m512i magic = _mm512_set1_epi32(kMagicBits);
-  const __m512 minus_magic = _mm512_set1_ps(-kMagic);
   const uint8_t* unit = tile.weight;
   const int8_t* a = tile.codes;
   const float* scale = tile.scale;
   const uint32_t* sums = tile.sums;
   __m512 f[M];
-  for (int m = 0; m < M; ++m) f[m] = _mm512_setzero_ps();
-  for (int64_t b = 0; b < tile.blocks; b += kFacts.unit_blocks, unit += kAt.bytes) {
+  each<M>([&](auto m) EDGE_RT_IN_PLACE { f[m] = _mm512_setzero_ps(); });
+  for (int64_t b = 0; b < tile.blocks; b += kFacts.unit_blocks, unit += unit_layout(format).bytes) {
     // No pragma: a loop of one block is none then, and one of eight is too long to be unrolled.
-    for (int place = 0; place < kFacts.unit_blocks; ++place, a += kBlock * M, scale += M) {
-      const uint8_t* codes = unit + place * kAt.code_bytes;
+    for (int place = 0; place < kFacts.unit_blocks; ++place) {
       prefetch_weights<block_bytes(format)>(unit + place * block_bytes(format), tile.prefetch_end);
-      each<kFacts.groups>([&](auto g) __attribute__((always_inline)) {
-        const __m512i zero = zero_points<format, Lanes>(unit, 0);
-        __m512i sum[M];
-        for (int m = 0; m < M; ++m) sum[m] = first_sum<format>(magic, zero, sums + m);
-        each<kQuartets>([&](auto i) __attribute__((always_inline)) {
-          constexpr int k = decltype(g)::value * kQuartets + decltype(i)::value;
-          const __m512i w = unsigned_quartet<format, k>(codes);
-#pragma GCC unroll 8
-          for (int m = 0; m < M; ++m) dot_broadcast(sum[m], w, a + kBlock * m + 4 * k);
-        });
-        const GroupScale<VF> w = group_scale<format, Lanes>(unit, place * kFacts.groups + g, 0);
-        const __m512 offset = _mm512_mul_ps(w.d.v, minus_magic);
-#pragma GCC unroll 8
-        for (int m = 0; m < M; ++m) {
-          const __m512 t = _mm512_fmadd_ps(_mm512_castsi512_ps(sum[m]), w.d.v, offset);
-          f[m] = _mm512_fmadd_ps(t, _mm512_set1_ps(scale[m]), f[m]);
-          if (kFacts.has_minimum) {
-            const __m512 total = _mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int>(sums[m])));
-            f[m] = _mm512_fmadd_ps(w.minimum.v, total, f[m]);
-          }
-        }
-        sums += M;
-      });
+      add_products<format, M>(PackedBlock<format>{unit, place}, a, scale, sums, f);
+      a += kBlock * M;
+      scale += M;
+      sums += kFacts.groups * M;
     }
   }
-  for (int m = 0; m < M; ++m) out[m] = VF{f[m]};
+  each<M>([&](auto m) EDGE_RT_IN_PLACE { out[m] = VF{f[m]}; });
+}
+
+template <WeightFormat format>
+inline void unpack_tile(const Tile& tile, uint8_t* to) {
+  static constexpr WeightFacts kFacts = facts(format);
+  const uint8_t* unit = tile.weight;
+  for (int64_t b = 0; b < tile.blocks; b += kFacts.unit_blocks, unit += unit_layout(format).bytes) {
+    for (int place = 0; place < kFacts.unit_blocks; ++place, to += unpacked_block_bytes(format)) {
+      prefetch_weights<block_bytes(format)>(unit + place * block_bytes(format), tile.prefetch_end);
+      const PackedBlock<format> block{unit, place};
+      each<8>([&](auto k) { _mm512_storeu_si512(to + 64 * k, block.template quartet<decltype(k)::value>()); });
+      if (has_zero_point(format)) _mm512_storeu_si512(to + 512, block.zero());
+      for (int g = 0; g < kFacts.groups; ++g) {
+        const GroupScale<VF> w = block.scale(g);
+        auto* d = reinterpret_cast<float*>(to + unpacked_scales(format) + g * unpacked_group(format));
+        vf_store(d, w.d);
+        if (kFacts.has_minimum) vf_store(d + 16, w.minimum);
+      }
+    }
+  }
+}
+
+// As dot_tile, of a tile that was unpacked to tile.weight.
+template <WeightFormat format>
+inline void dot_unpacked(const Tile& tile, VF* out) {
+  constexpr int M = kGroupRows, kGroups = facts(format).groups;
+  const uint8_t* at = tile.weight;
+  const int8_t* a = tile.codes;
+  const float* scale = tile.scale;
+  const uint32_t* sums = tile.sums;
+  __m512 f[M];
+  each<M>([&](auto m) EDGE_RT_IN_PLACE { f[m] = _mm512_setzero_ps(); });
+  for (int64_t b = 0; b < tile.blocks; ++b) {
+    add_products<format, M>(UnpackedBlock<format>{at}, a, scale, sums, f);
+    at += unpacked_block_bytes(format);
+    a += kBlock * M;
+    scale += M;
+    sums += kGroups * M;
+  }
+  each<M>([&](auto m) EDGE_RT_IN_PLACE { out[m] = VF{f[m]}; });
 }

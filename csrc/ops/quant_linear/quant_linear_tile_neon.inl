@@ -99,7 +99,7 @@ template <WeightFormat format>
 inline int32x4_t first_sum(int32x4_t zero, int32x4_t more) {
   const int32x4_t magic = vdupq_n_s32(kMagicBits);
   if (has_zero_point(format)) return vmlaq_s32(magic, zero, more);
-  return is_corrected(format) ? vaddq_s32(magic, more) : magic;
+  return is_corrected(format) ? more : magic;
 }
 
 template <WeightFormat format>

@@ -180,8 +180,13 @@ constexpr int8_t kTableIQ4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 1
 constexpr int8_t kTableMX4[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 constexpr const int8_t* table_of(WeightFormat format) { return format == WeightFormat::kMX4 ? kTableMX4 : kTableIQ4; }
 
+// An integer below 2^22 in size, added to these bits, is a float larger by kMagic: a conversion for one addition.
+constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23
+constexpr int32_t kMagicBits = 0x4B400000;
+
 // What of the sums of a row's codes a format needs, for every group: the sum times the row's scale as a float, if
-// there is a minimum; else the negative sum times the offset as an int32, times 1 if weights have zero points.
+// there is a minimum; else, as an int32, what sums of products begin with, kMagicBits less the sum times the offset; if
+// weights have zero points, the negative sum alone (times is 1).
 struct SumKind {
   bool scaled;
   int times;
