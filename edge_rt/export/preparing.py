@@ -9,6 +9,7 @@ from typing import Any
 from edge_rt.errors import ConfigError, EdgeRTError, ErrorJSON
 from edge_rt.export.calibration.text import CalibrationText
 from edge_rt.export.checkpoint import Checkpoint, calibration_text, read_checkpoint
+from edge_rt.export.duration import Speed, measure_speed, predict_seconds
 from edge_rt.export.estimate import ExportEstimate, estimate_export, require_room
 from edge_rt.export.families.llama_config import LlamaConfig
 from edge_rt.export.families.llama_graph import collect_weights, place_weights
@@ -57,6 +58,11 @@ class Prepared:
     checkpoint: Checkpoint
     layout: WeightsLayout
     estimate: ExportEstimate
+
+    @property
+    def calibration_tokens(self) -> int:
+        """Tokens of the calibration text; 0 without one."""
+        return 0 if self.checkpoint.calibration is None else len(self.checkpoint.calibration.token_ids)
 
 
 def decide(
@@ -117,7 +123,7 @@ class ExportForecast:
     Attributes:
         disk_bytes: most bytes of the package.
         peak_memory_bytes: most memory of the process.
-        seconds: None: how long it takes depends on the machine, and nothing was measured.
+        seconds: wall time on this machine, about: from speeds that are measured in a moment.
         profile: op profile of the package.
         choice: as in ``WeightsInfo``, or ``"keep"``.
         size: bytes that ``weights.bin`` may have; 0: no limit.
@@ -129,7 +135,7 @@ class ExportForecast:
 
     disk_bytes: int
     peak_memory_bytes: int
-    seconds: float | None
+    seconds: float
     profile: str
     choice: str
     size: int
@@ -143,7 +149,9 @@ class ExportForecast:
         return asdict(self)
 
 
-def forecast(source: Source, config: LlamaConfig, decided: Decided, out: Path) -> ExportForecast:
+def forecast(
+    source: Source, config: LlamaConfig, decided: Decided, out: Path, *, speed: Speed | None = None
+) -> ExportForecast:
     """Return what an export would do; nothing is written.
 
     Args:
@@ -151,6 +159,7 @@ def forecast(source: Source, config: LlamaConfig, decided: Decided, out: Path) -
         config: its dimensions.
         decided: what it would become.
         out: folder to create.
+        speed: of the machine; None: it is measured.
 
     Raises:
         VersionMismatch: this ONNX Runtime cannot run the model's sliding window.
@@ -172,7 +181,15 @@ def forecast(source: Source, config: LlamaConfig, decided: Decided, out: Path) -
     return ExportForecast(
         disk_bytes=prepared.estimate.disk_bytes,
         peak_memory_bytes=prepared.estimate.peak_memory_bytes,
-        seconds=None,
+        seconds=predict_seconds(
+            weights,
+            prepared.estimate.disk_bytes,
+            prepared.checkpoint.model,
+            choice,
+            measure_speed() if speed is None else speed,
+            moment_tokens=prepared.calibration_tokens if choice.quantises else 0,
+            constant_tokens=prepared.calibration_tokens if decided.has_constants else 0,
+        ),
         profile=decided.profile.name,
         choice=choice.name,
         size=choice.size,

@@ -31,7 +31,9 @@ def test_it_is_what_an_export_then_does(folder, tmp_path, options):
     assert found.disk_bytes == report.predicted_disk_bytes
     assert found.peak_memory_bytes == report.predicted_peak_bytes
     assert found.refusal is None
-    assert json.loads(json.dumps(found.to_json()))["seconds"] is None
+    assert json.loads(json.dumps(found.to_json()))["seconds"] > 0
+    assert report.seconds == pytest.approx(sum(report.stages.values()))
+    assert list(report.stages) == ["read", "plan", "weights", "graph", "check", "publish"]
 
 
 def test_with_a_size_types_lie_between_two_ends(folder, tmp_path):

@@ -135,4 +135,11 @@ def _time_left(event: ProgressEvent, seconds: float) -> str:
     left = round(seconds * ((event.total or 0) - event.done) / event.done)
     if left < 1:
         return ""
-    return f", about {left} s left" if left < _MINUTES_FROM else f", about {round(left / 60)} min left"
+    return f", {about_seconds(left)} left"
+
+
+def about_seconds(seconds: float) -> str:
+    """Return a time as people say it, for example ``"about 50 s"``."""
+    if round(seconds) < _MINUTES_FROM:
+        return f"about {round(seconds)} s"
+    return f"about {round(seconds / 60)} min"

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from edge_rt.byte_size import human_bytes, show_size
+from edge_rt.cli.render.progress import about_seconds
 from edge_rt.errors import ErrorJSON, MemoryBudgetExceeded
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def forecast_rows(found: ExportForecast) -> list[Row]:
         ("op profile", found.profile),
         ("disk", f"at most {human_bytes(found.disk_bytes)}"),
         ("memory", f"at most {show_size(found.peak_memory_bytes)}"),
-        ("time", "not estimated: it depends on this machine, and nothing was measured"),
+        ("time", about_seconds(found.seconds)),
         ("weights", choice),
     ]
     for name, one in found.classes.items():

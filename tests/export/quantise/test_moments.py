@@ -7,7 +7,15 @@ import pytest
 
 from edge_rt.errors import UnsupportedModel
 from edge_rt.export.families.llama_forward import LlamaForward
-from edge_rt.export.quantise.moments import HELD_OUT_TOKENS, INPUT_OF, SEQUENCE, WIDTH, CalibrationWalk, HeldOut, Moments
+from edge_rt.export.quantise.moments import (
+    HELD_OUT_TOKENS,
+    INPUT_OF,
+    SEQUENCE,
+    WIDTH,
+    CalibrationWalk,
+    HeldOut,
+    Moments,
+)
 from tests.helpers.arrays import Arrays, random_arrays, source_of, tiny_config
 
 
