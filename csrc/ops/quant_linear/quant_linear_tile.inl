@@ -57,6 +57,7 @@ static_assert(unpacked_block_bytes(WeightFormat::kW2K) == kUnpackedBlockBytes, "
 #define EDGE_RT_UNPACKS_TILES
 #include "ops/quant_linear/quant_linear_tile_avx512.inl"
 #elif defined(EDGE_RT_SIMD_AVX2)
+#define EDGE_RT_UNPACKS_TILES
 #include "ops/quant_linear/quant_linear_tile_avx2.inl"
 #elif defined(EDGE_RT_SIMD_NEON)
 #include "ops/quant_linear/quant_linear_tile_neon.inl"

@@ -85,14 +85,46 @@ inline __m256i codes_of_half(const uint8_t* at) {
   return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), codes);
 }
 
+// Half of a block of a tile, as it is stored.
+template <WeightFormat format>
+struct PackedHalf {
+  const uint8_t* unit;
+  int place, half;
+
+  template <int k>
+  __m256i quartet() const {
+    return codes_of_half<format, k>(unit + place * unit_layout(format).code_bytes + 32 * half);
+  }
+  __m256i zero() const { return zero_points<format, Lanes>(unit, half); }
+  auto scale(int g) const { return group_scale<format, Lanes>(unit, place * facts(format).groups + g, half); }
+};
+
+// Half of a block of a tile that was unpacked.
+template <WeightFormat format>
+struct UnpackedHalf {
+  const uint8_t* at;
+  int half;
+
+  template <int k>
+  __m256i quartet() const {
+    return Bytes::load(at + 64 * k + 32 * half).v;
+  }
+  __m256i zero() const { return has_zero_point(format) ? Bytes::load(at + 512 + 32 * half).v : _mm256_setzero_si256(); }
+  auto scale(int g) const -> decltype(group_scale<format, Lanes>(at, g, half)) {
+    const auto* d =
+        reinterpret_cast<const float*>(at + unpacked_scales(format) + g * unpacked_group(format)) + 8 * half;
+    return {_mm256_loadu_ps(d), facts(format).has_minimum ? _mm256_loadu_ps(d + 16) : _mm256_setzero_ps()};
+  }
+};
+
 // Integer dot products of M rows of x with the group's quartets, from `first` on.
-template <WeightFormat format, int first, int count, int M>
-inline void dot_group(const uint8_t* codes, const int8_t* a, __m256i* sum) {
+template <WeightFormat format, int first, int count, int M, class Half>
+inline void dot_group(const Half& block, const int8_t* a, __m256i* sum) {
   constexpr CodeKind kKind = facts(format).codes;
   if constexpr (has_signed_codes(kKind) || EDGE_RT_DPBUSD_256) {
     each<count>([&](auto i) __attribute__((always_inline)) {
       constexpr int k = first + decltype(i)::value;
-      const __m256i w = codes_of_half<format, k>(codes), size = has_signed_codes(kKind) ? _mm256_abs_epi8(w) : w;
+      const __m256i w = block.template quartet<k>(), size = has_signed_codes(kKind) ? _mm256_abs_epi8(w) : w;
 #pragma GCC unroll 4
       for (int m = 0; m < M; ++m) {
         __m256i x = broadcast4(a + kBlock * m + 4 * k);
@@ -114,7 +146,7 @@ inline void dot_group(const uint8_t* codes, const int8_t* a, __m256i* sum) {
       for (int m = 0; m < M; ++m) words[m] = _mm256_setzero_si256();
       each<kAtOnce>([&](auto i) __attribute__((always_inline)) {
         constexpr int k = first + decltype(part)::value * kAtOnce + decltype(i)::value;
-        const __m256i w = codes_of_half<format, k>(codes);
+        const __m256i w = block.template quartet<k>();
 #pragma GCC unroll 4
         for (int m = 0; m < M; ++m) {
           words[m] = _mm256_add_epi16(words[m], _mm256_maddubs_epi16(w, broadcast4(a + kBlock * m + 4 * k)));
@@ -130,44 +162,59 @@ inline void dot_group(const uint8_t* codes, const int8_t* a, __m256i* sum) {
   }
 }
 
-// Sums of 8 rows of a tile for rows [first, first + M) of a group of `rows`.
-template <WeightFormat format, int M>
-inline void dot_half(const Tile& tile, int rows, int half, __m256* f) {
+// Adds the products of half a block with M rows of a group of `rows` to f.
+template <WeightFormat format, int M, class Half>
+EDGE_RT_INLINE void add_products(const Half& block, const int8_t* a, const float* scale, const uint32_t* sums, int rows,
+                                 __m256* f) {
   static constexpr WeightFacts kFacts = facts(format);
-  static constexpr UnitLayout kAt = unit_layout(format);
   constexpr int kQuartets = 8 / kFacts.groups;
   const __m256i magic = _mm256_set1_epi32(kMagicBits);
   const __m256 minus_magic = _mm256_set1_ps(-kMagic);
+  each<kFacts.groups>([&](auto g) __attribute__((always_inline)) {
+    const uint32_t* own = sums + g * rows;
+    __m256i sum[M];
+#pragma GCC unroll 4
+    for (int m = 0; m < M; ++m) sum[m] = begins_with_magic<format>() ? magic : _mm256_setzero_si256();
+    dot_group<format, decltype(g)::value * kQuartets, kQuartets, M>(block, a, sum);
+    const auto w = block.scale(g);
+    const __m256i zero = block.zero();
+    const __m256 offset = _mm256_mul_ps(w.d, minus_magic);
+#pragma GCC unroll 4
+    for (int m = 0; m < M; ++m) {
+      const __m256i more = _mm256_set1_epi32(static_cast<int>(own[m]));
+      if (!kFacts.has_minimum && !has_signed_codes(kFacts.codes)) {
+        sum[m] = _mm256_add_epi32(sum[m], correction<format>(zero, more));
+      }
+      const __m256 t = _mm256_fmadd_ps(_mm256_castsi256_ps(sum[m]), w.d, offset);
+      f[m] = _mm256_fmadd_ps(t, _mm256_set1_ps(scale[m]), f[m]);
+      if (kFacts.has_minimum) f[m] = _mm256_fmadd_ps(w.minimum, _mm256_castsi256_ps(more), f[m]);
+    }
+  });
+}
+
+// Sums of 8 rows of a tile for rows [first, first + M) of a group of `rows`; of a tile that was unpacked, if so.
+template <WeightFormat format, int M, bool is_unpacked>
+inline void dot_half(const Tile& tile, int rows, int half, __m256* f) {
+  static constexpr WeightFacts kFacts = facts(format);
   const uint8_t* unit = tile.weight;
   const int8_t* a = tile.codes;
   const float* scale = tile.scale;
   const uint32_t* sums = tile.sums;
+  constexpr int kBlocks = is_unpacked ? 1 : kFacts.unit_blocks;
+  constexpr int64_t kBytes = is_unpacked ? unpacked_block_bytes(format) : unit_bytes(format);
   for (int m = 0; m < M; ++m) f[m] = _mm256_setzero_ps();
-  for (int64_t b = 0; b < tile.blocks; b += kFacts.unit_blocks, unit += kAt.bytes) {
+  for (int64_t b = 0; b < tile.blocks; b += kBlocks, unit += kBytes) {
     // No pragma: a loop of one block is none then, and one of eight is too long to be unrolled.
-    for (int place = 0; place < kFacts.unit_blocks; ++place, a += kBlock * rows, scale += rows) {
-      const uint8_t* codes = unit + place * kAt.code_bytes + 32 * half;
-      if (half == 0) prefetch_weights<block_bytes(format)>(unit + place * block_bytes(format), tile.prefetch_end);
-      each<kFacts.groups>([&](auto g) __attribute__((always_inline)) {
-        __m256i sum[M];
-#pragma GCC unroll 4
-        for (int m = 0; m < M; ++m) sum[m] = begins_with_magic<format>() ? magic : _mm256_setzero_si256();
-        dot_group<format, decltype(g)::value * kQuartets, kQuartets, M>(codes, a, sum);
-        const auto w = group_scale<format, Lanes>(unit, place * kFacts.groups + g, half);
-        const __m256i zero = zero_points<format, Lanes>(unit, half);
-        const __m256 offset = _mm256_mul_ps(w.d, minus_magic);
-#pragma GCC unroll 4
-        for (int m = 0; m < M; ++m) {
-          const __m256i more = _mm256_set1_epi32(static_cast<int>(sums[m]));
-          if (!kFacts.has_minimum && !has_signed_codes(kFacts.codes)) {
-            sum[m] = _mm256_add_epi32(sum[m], correction<format>(zero, more));
-          }
-          const __m256 t = _mm256_fmadd_ps(_mm256_castsi256_ps(sum[m]), w.d, offset);
-          f[m] = _mm256_fmadd_ps(t, _mm256_set1_ps(scale[m]), f[m]);
-          if (kFacts.has_minimum) f[m] = _mm256_fmadd_ps(w.minimum, _mm256_castsi256_ps(more), f[m]);
-        }
-        sums += rows;
-      });
+    for (int place = 0; place < kBlocks; ++place) {
+      if constexpr (is_unpacked) {
+        add_products<format, M>(UnpackedHalf<format>{unit, half}, a, scale, sums, rows, f);
+      } else {
+        if (half == 0) prefetch_weights<block_bytes(format)>(unit + place * block_bytes(format), tile.prefetch_end);
+        add_products<format, M>(PackedHalf<format>{unit, place, half}, a, scale, sums, rows, f);
+      }
+      a += kBlock * rows;
+      scale += rows;
+      sums += kFacts.groups * rows;
     }
   }
 }
@@ -175,11 +222,11 @@ inline void dot_half(const Tile& tile, int rows, int half, __m256* f) {
 // Up to four rows at a time: more sums than that do not fit 16 registers.
 constexpr int kRowsAtOnce = 4;
 
-template <WeightFormat format, int M>
+template <WeightFormat format, int M, bool is_unpacked>
 inline void dot_halves(const Tile& tile, int rows, VF* out) {
   for (int half = 0; half < 2; ++half) {
     __m256 f[M];
-    dot_half<format, M>(tile, rows, half, f);
+    dot_half<format, M, is_unpacked>(tile, rows, half, f);
     for (int m = 0; m < M; ++m) {
       if (half == 0) {
         out[m].lo = f[m];
@@ -190,16 +237,45 @@ inline void dot_halves(const Tile& tile, int rows, VF* out) {
   }
 }
 
-template <WeightFormat format, int M>
+template <WeightFormat format, int M, bool is_unpacked = false>
 inline void dot_tile(const Tile& tile, VF* out) {
   constexpr int kFirst = M < kRowsAtOnce ? M : kRowsAtOnce;
-  dot_halves<format, kFirst>(tile, M, out);
+  dot_halves<format, kFirst, is_unpacked>(tile, M, out);
   if constexpr (M > kRowsAtOnce) {
     Tile rest = tile;
     rest.codes += kBlock * kFirst;
     rest.scale += kFirst;
     rest.sums += kFirst;
     rest.prefetch_end = tile.weight;
-    dot_halves<format, M - kFirst>(rest, M, out + kFirst);
+    dot_halves<format, M - kFirst, is_unpacked>(rest, M, out + kFirst);
+  }
+}
+
+template <WeightFormat format>
+inline void dot_unpacked(const Tile& tile, VF* out) {
+  dot_tile<format, kGroupRows, true>(tile, out);
+}
+
+template <WeightFormat format>
+inline void unpack_tile(const Tile& tile, uint8_t* to) {
+  static constexpr WeightFacts kFacts = facts(format);
+  const uint8_t* unit = tile.weight;
+  for (int64_t b = 0; b < tile.blocks; b += kFacts.unit_blocks, unit += unit_layout(format).bytes) {
+    for (int place = 0; place < kFacts.unit_blocks; ++place, to += unpacked_block_bytes(format)) {
+      prefetch_weights<block_bytes(format)>(unit + place * block_bytes(format), tile.prefetch_end);
+      for (int half = 0; half < 2; ++half) {
+        const PackedHalf<format> block{unit, place, half};
+        uint8_t* at = to + 32 * half;
+        const auto store = [](uint8_t* where, __m256i v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(where), v); };
+        each<8>([&](auto k) { store(at + 64 * k, block.template quartet<decltype(k)::value>()); });
+        if (has_zero_point(format)) store(at + 512, block.zero());
+        for (int g = 0; g < kFacts.groups; ++g) {
+          const auto w = block.scale(g);
+          auto* d = reinterpret_cast<float*>(at + unpacked_scales(format) + g * unpacked_group(format));
+          _mm256_storeu_ps(d, w.d);
+          if (kFacts.has_minimum) _mm256_storeu_ps(d + 16, w.minimum);
+        }
+      }
+    }
   }
 }

@@ -83,9 +83,7 @@ struct PackedBlock {
     return unsigned_quartet<format, k>(unit + place * unit_layout(format).code_bytes);
   }
   __m512i zero() const { return zero_points<format, Lanes>(unit, 0); }
-  GroupScale<VF> scale(int g) const {
-    return group_scale<format, Lanes>(unit, place * facts(format).groups + g, 0);
-  }
+  GroupScale<VF> scale(int g) const { return group_scale<format, Lanes>(unit, place * facts(format).groups + g, 0); }
 };
 
 // One block of a tile that was unpacked.
@@ -107,7 +105,8 @@ struct UnpackedBlock {
 // Adds the products of a block's group g with M rows to f. Loops over rows are calls with constants: of arrays that are
 // indexed by variables the compiler keeps copies in memory.
 template <WeightFormat format, int M, int g, class Block>
-EDGE_RT_INLINE void add_group(const Block& block, const int8_t* a, const float* scale, const uint32_t* sums, __m512* f) {
+EDGE_RT_INLINE void add_group(const Block& block, const int8_t* a, const float* scale, const uint32_t* sums,
+                              __m512* f) {
   static constexpr WeightFacts kFacts = facts(format);
   constexpr int kQuartets = 8 / kFacts.groups;
   const __m512i magic = _mm512_set1_epi32(kMagicBits);
