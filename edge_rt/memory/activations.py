@@ -11,6 +11,7 @@ from typing import Final
 from edge_rt.memory.shape import ModelShape
 
 _BLOCK: Final = 32  # elements per scale
+_UNPACKED_BLOCK: Final = 768  # bytes of a block of a tile, at most
 _CHUNK, _TILE, _SPAN = 64, 16, 256  # keys that attention processes together
 _BLOCK_QUERIES: Final = 48
 _MAX_BLOCK_ROWS: Final = 32
@@ -56,12 +57,18 @@ def heaviest_rows(shape: ModelShape, most: int) -> tuple[int, ...]:
     return tuple(sorted(ends))
 
 
-def own_rows_bytes(shape: ModelShape, threads: int) -> int:
-    """Return the bytes that threads keep for quantised rows in passes of few rows; they are outside of any arena."""
+def thread_bytes(shape: ModelShape, threads: int) -> int:
+    """Return the bytes that threads keep for themselves, outside of any arena.
+
+    They are for quantised rows in passes of few rows, and for unpacked tiles in passes of more; of gate and up two
+    tiles are unpacked at once.
+    """
     if shape.op_profile == "portable":
         return 0
-    widest = max(shape.hidden_size, shape.num_heads * shape.head_dim, shape.intermediate_size)
-    return threads * (FEW_ROWS * _rounded_bytes(widest) + 128)
+    attended = shape.num_heads * shape.head_dim
+    widest = max(shape.hidden_size, attended, shape.intermediate_size)
+    tiles = max(2 * shape.hidden_size, attended, shape.intermediate_size)
+    return threads * (FEW_ROWS * _rounded_bytes(widest) + _UNPACKED_BLOCK * -(-tiles // _BLOCK) + 256)
 
 
 def _layer_row_bytes(shape: ModelShape) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from edge_rt.kv_formats import window_capacity
-from edge_rt.memory.activations import allocated_bytes, heaviest_rows, own_rows_bytes
+from edge_rt.memory.activations import allocated_bytes, heaviest_rows, thread_bytes
 from edge_rt.memory.choice import Choice
 from edge_rt.memory.device import Device
 from edge_rt.memory.request import Request
@@ -272,7 +272,7 @@ def sizes_of(shape: ModelShape, device: Device, choice: Choice, request: Request
     base = runtime_bytes(device, request.resident_bytes)
     tokenizer, session = tokenizer_bytes(shape, choice.ctx), session_bytes(shape, choice.ctx)
     # Passes of other sizes use other places of the arena, so in time everything that the largest allocates is touched.
-    own = own_rows_bytes(shape, device.threads)
+    own = thread_bytes(shape, device.threads)
     chunk = min(choice.prefill_chunk, choice.ctx)
     return Sizes(
         runtime=base,

@@ -60,6 +60,7 @@ class OwnRows {
 };
 
 // A thread's memory for unpacked tiles; nullptr if there is none, which costs time only.
+// The planner counts it: edge_rt/memory/activations.py.
 uint8_t* own_tiles(const LinearRows& job) {
   static thread_local std::unique_ptr<unsigned char[]> memory;
   static thread_local size_t size = 0;
