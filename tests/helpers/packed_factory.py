@@ -18,7 +18,9 @@ from edge_rt.export.sources.packed_config import PackedSettings
 from edge_rt.export.sources.safetensors_folder import DTYPE_BYTES, StoredTensor
 from tests.helpers.hf_factory import hf_tensors, write_hf_folder
 
-NUMPY = {"I32": "<u4", "I64": "<i8", "F16": "<f2", "F32": "<f4", "BF16": "<u2", "U8": "u1"}
+NUMPY = {
+    "I32": "<u4", "U32": "<u4", "I64": "<i8", "F16": "<f2", "F32": "<f4", "BF16": "<u2", "U8": "u1", "F8_E4M3": "u1",
+}  # fmt: skip
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 LAYOUTS = {"gptq": GPTQLayout, "awq": AWQLayout, "compressed-tensors": CompressedTensorsLayout}
 LINEARS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj",

@@ -48,7 +48,7 @@ class AWQLayout(PackedLayout):
         parts: Mapping[str, StoredTensor],
         source: TensorReader,  # noqa: ARG002 - inputs have no order of their own
     ) -> PackedTensor:
-        """Return a matrix; see ``PackedLayout``."""
+        """Return a matrix; see ``MatrixLayout``."""
         inputs, words = require_matrix(parts["qweight"])
         groups = -(-inputs // self.group_of(inputs))
         require_words(parts["qzeros"], (groups, words))

@@ -173,7 +173,7 @@ class TestMisfits:
         with pytest.raises(UnsupportedModel, match="28 tensors that this architecture does not use"):
             open_checkpoint(tmp_path / "m")
 
-    @pytest.mark.parametrize("method", ["fp8", "bitsandbytes"])
+    @pytest.mark.parametrize("method", ["hqq", "mxfp4"])
     def test_other_methods_are_refused_with_the_way(self, model, method, tmp_path):
         write_packed_folder(tmp_path / "m", model, "gptq", settings={"quant_method": method})
         with pytest.raises(UnsupportedModel, match=f"'quant_method' is {method}; .* Get the model in BF16 or F16"):

@@ -1,0 +1,118 @@
+"""Matrices of floats in fewer bits, written as the tools that make such folders write them.
+
+Values are computed from the descriptions of the layouts and by ``ml_dtypes``; nothing is shared with what reads them.
+"""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+
+from edge_rt.export.sources.converted_config import Float8Settings
+from edge_rt.export.sources.float8 import Float8Layout
+from tests.helpers.hf_factory import hf_tensors, write_hf_folder
+from tests.helpers.packed_factory import LINEARS, stored, write_tensors
+
+BLOCK = (128, 128)
+
+
+def as_stored(values, dtype):
+    """Return what a file holds of floats, and the floats that this is."""
+    kind = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}[dtype]
+    rounded = np.asarray(values).astype(kind)
+    return rounded.view(np.uint16) if dtype == "BF16" else rounded, rounded.astype(np.float32)
+
+
+def float8(values, *, kind="block", block=BLOCK, dtype="F32", suffix="weight_scale_inv", powers=False):
+    """Quantise a matrix to FP8; return suffix -> type and array, and the weights that these stand for.
+
+    Args:
+        values: float32 ``[rows, inputs]``.
+        kind: what has a scale: ``"scalar"``, ``"tensor"``, ``"channel"`` or ``"block"``.
+        block: rows and inputs of a block.
+        dtype: of scales.
+        suffix: name of the scales.
+        powers: whether scales are powers of two.
+    """
+    rows, inputs = values.shape
+    high, wide = {"channel": (1, inputs), "block": block}.get(kind, values.shape)
+    grid = np.empty((-(-rows // high), -(-inputs // wide)))
+    for i in range(grid.shape[0]):
+        for j in range(grid.shape[1]):
+            largest = np.abs(values[i * high : (i + 1) * high, j * wide : (j + 1) * wide]).max()
+            grid[i, j] = 2.0 ** np.ceil(np.log2(largest / 448)) if powers else largest / 448
+    scales, numbers = as_stored(grid, dtype)
+    each = np.repeat(np.repeat(numbers, high, axis=0), wide, axis=1)[:rows, :inputs]
+    # A scale that was rounded down may make a code of more than the largest.
+    codes = np.clip(values / each, -448, 448).astype(ml_dtypes.float8_e4m3fn)
+    shapes = {"scalar": (), "tensor": (1,)}
+    parts = {
+        "weight": ("F8_E4M3", codes.view(np.uint8)),
+        suffix: (dtype, scales.reshape(shapes.get(kind, scales.shape))),
+    }
+    return parts, codes.astype(np.float32) * each
+
+
+def opened_float8(parts, **settings):
+    """Return the tensor and the matrix that are read from parts."""
+    found, source = stored(parts)
+    tensor = Float8Layout(Float8Settings(**settings)).tensor("m", found, source)
+    return tensor, tensor.open(source)
+
+
+FLOAT8_SETTINGS = {
+    "fp8": {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
+    "fp8 of tensors": {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]},
+    "compressed-tensors": {
+        "quant_method": "compressed-tensors", "format": "float-quantized", "ignore": ["lm_head"],
+        "kv_cache_scheme": None,
+        "config_groups": {"group_0": {
+            "targets": ["Linear"], "output_activations": None,
+            "weights": {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel", "dynamic": False},
+            "input_activations": {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True},
+        }},
+    },
+}  # fmt: skip
+"""Name of a layout -> what ``config.json`` says of it."""
+WRITERS = {
+    "fp8": float8,
+    "fp8 of tensors": lambda values: float8(values, kind="scalar", suffix="weight_scale"),
+    "compressed-tensors": lambda values: float8(values, kind="channel", suffix="weight_scale", dtype="BF16"),
+}
+SETTINGS = dict(FLOAT8_SETTINGS)
+
+
+def write_converted_folder(
+    folder, model, name, *, floats=(), also=(), tensors=None, settings=None, write=None, config=None
+):
+    """Write a folder whose matrices are stored in fewer bits, and return module -> weights.
+
+    Args:
+        folder: to make.
+        model: what ``write_llama_gguf`` returned.
+        name: a key of ``SETTINGS``.
+        floats: modules that stay as they are.
+        also: modules of embedding and head that are stored so, too.
+        tensors: name -> type and array, those to add; None instead leaves one out.
+        settings: of the quantisation, instead of those of ``SETTINGS``.
+        write: writes a matrix, instead of what ``WRITERS`` has.
+        config: more keys of ``config.json``.
+    """
+    document = {"quantization_config": SETTINGS[name] if settings is None else settings, **(config or {})}
+    write_hf_folder(folder, model, config=document)
+    written, all_tensors = {}, {}
+    for tensor, values in hf_tensors(model).items():
+        module = tensor.removesuffix(".weight")
+        if (not module.endswith(LINEARS) and module not in also) or module in floats:
+            all_tensors[tensor] = ("F32", values)
+            continue
+        parts, written[module] = (write or WRITERS[name])(values)
+        all_tensors |= {f"{module}.{suffix}": part for suffix, part in parts.items()}
+    all_tensors |= tensors or {}
+    write_tensors(folder / "model.safetensors", {k: v for k, v in all_tensors.items() if v is not None})
+    return written
+
+
+def write_float_folder(folder, model, weights):
+    """Write the same folder with the weights as float32."""
+    return write_hf_folder(folder, model, tensors={f"{module}.weight": values for module, values in weights.items()})
