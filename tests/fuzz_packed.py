@@ -21,7 +21,7 @@ from edge_rt.export.sources.packed_config import PackedSettings
 from edge_rt.export.weights.codes import Codes
 from edge_rt.export.weights.tile_formats import tile_format
 from edge_rt.export.weights.tiles import pack_rows, unpack_rows
-from tests.helpers.converted_factory import float8, opened_float8
+from tests.helpers.converted_factory import bitsandbytes, float8, opened_bitsandbytes, opened_float8
 from tests.helpers.packed_factory import (
     LAYOUTS,
     NUMPY,
@@ -84,7 +84,24 @@ def spoil_float8(rng, settings):
     ]
 
 
-CONVERTED = {"fp8": (good_float8, spoil_float8, opened_float8)}
+def good_bitsandbytes(rng):
+    """Return weights, their parts and the settings to read them with."""
+    rows, inputs, kind = int(rng.integers(1, 20)), 2 * int(rng.integers(1, 60)), str(rng.choice(["nf4", "fp4"]))
+    values = rng.standard_normal((rows, inputs)).astype(np.float32) * np.float32(2.0 ** rng.integers(-20, 20))
+    nested = int(rng.choice([0, 1, 4, 256]))
+    parts, expected = bitsandbytes(values, kind=kind, block=int(rng.choice([1, 7, 32, 64])), nested_block=nested)
+    return expected, parts, {"kind": kind}
+
+
+def spoil_bitsandbytes(_, settings):
+    """Make the settings say something else."""
+    settings["kind"] = "nf4" if settings["kind"] == "fp4" else "fp4"
+
+
+CONVERTED = {
+    "fp8": (good_float8, spoil_float8, opened_float8),
+    "bitsandbytes": (good_bitsandbytes, spoil_bitsandbytes, opened_bitsandbytes),
+}
 """Layout -> what makes a good matrix, what spoils its settings, and what opens it."""
 
 

@@ -21,7 +21,13 @@ from tests.helpers.native_profile import require_native
 SIZES = {"layers": 2, "hidden": 128, "heads": 4, "kv_heads": 2, "ffn": 256}
 FLOATS = {"weight_type": "F32", "embedding_type": "F32", "output_type": "F32", "tied": False}
 TOKEN_IDS = [(7 * i) % 419 for i in range(30)]
-WORD = {"fp8": "FP8", "fp8 of tensors": "FP8", "compressed-tensors": "FP8"}
+WORD = {
+    "fp8": "FP8",
+    "fp8 of tensors": "FP8",
+    "compressed-tensors": "FP8",
+    "nf4": "bitsandbytes nf4",
+    "fp4": "bitsandbytes fp4",
+}
 
 
 @pytest.fixture(scope="module")

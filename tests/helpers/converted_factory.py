@@ -5,10 +5,13 @@ Values are computed from the descriptions of the layouts and by ``ml_dtypes``; n
 
 from __future__ import annotations
 
+import json
+
 import ml_dtypes
 import numpy as np
 
-from edge_rt.export.sources.converted_config import Float8Settings
+from edge_rt.export.sources.bitsandbytes import BitsAndBytesLayout
+from edge_rt.export.sources.converted_config import BitsAndBytesSettings, Float8Settings
 from edge_rt.export.sources.float8 import Float8Layout
 from tests.helpers.hf_factory import hf_tensors, write_hf_folder
 from tests.helpers.packed_factory import LINEARS, stored, write_tensors
@@ -60,6 +63,64 @@ def opened_float8(parts, **settings):
     return tensor, tensor.open(source)
 
 
+NUMBERS = (np.sign(np.linspace(-1, 1, 16)) * np.abs(np.linspace(-1, 1, 16)) ** 1.3).astype(np.float32)
+"""What codes of 4 bits stand for; any table can be in a file."""
+NESTED_NUMBERS = (np.linspace(-1, 1, 256) ** 3).astype(np.float32)
+
+
+def bitsandbytes(values, *, kind="nf4", block=64, nested_block=0, state=None):
+    """Quantise a matrix to 4 bits as bitsandbytes does; return suffix -> type and array, and the weights.
+
+    Args:
+        values: float32 ``[rows, inputs]``.
+        kind: of the codes.
+        block: values that share a scale.
+        nested_block: scales that share a scale; 0 for scales of float32.
+        state: keys of the JSON object to change, or to leave out where they are None.
+    """
+    flat = values.reshape(-1)
+    starts = np.arange(0, len(flat), block)
+    scales = np.maximum.reduceat(np.abs(flat), starts).astype(np.float32)
+    document = {"quant_type": kind, "blocksize": block, "dtype": "bfloat16", "shape": list(values.shape)}
+    parts = {"weight.absmax": ("F32", scales)}
+    if nested_block:
+        offset = np.float32(scales.mean())
+        each = np.maximum.reduceat(np.abs(scales - offset), np.arange(0, len(scales), nested_block)) + np.float32(1e-6)
+        spread = np.repeat(each, nested_block)[: len(scales)]
+        places = np.abs(((scales - offset) / spread)[:, None] - NESTED_NUMBERS).argmin(axis=1)
+        scales = NESTED_NUMBERS[places] * spread + offset
+        parts = {
+            "weight.absmax": ("U8", places.astype(np.uint8)),
+            "weight.nested_absmax": ("F32", each),
+            "weight.nested_quant_map": ("F32", NESTED_NUMBERS),
+        }
+        document |= {"nested_blocksize": nested_block, "nested_dtype": "float32", "nested_offset": float(offset)}
+    every = np.repeat(scales, block)[: len(flat)]
+    codes = np.abs((flat / every)[:, None] - NUMBERS).argmin(axis=1).astype(np.uint8)
+    document = {key: value for key, value in (document | (state or {})).items() if value is not None}
+    parts |= {
+        "weight": ("U8", (codes[0::2] << 4 | codes[1::2])[:, None]),
+        "weight.quant_map": ("F32", NUMBERS),
+        f"weight.quant_state.bitsandbytes__{kind}": ("U8", np.frombuffer(json.dumps(document).encode(), np.uint8)),
+    }
+    return parts, (NUMBERS[codes] * every).reshape(values.shape)
+
+
+def opened_bitsandbytes(parts, **settings):
+    """Return the tensor and the matrix that are read from parts."""
+    found, source = stored(parts)
+    tensor = BitsAndBytesLayout(BitsAndBytesSettings(**settings)).tensor("m", found, source)
+    return tensor, tensor.open(source)
+
+
+BITSANDBYTES_SETTINGS = {
+    "nf4": {
+        "quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False, "bnb_4bit_quant_type": "nf4",
+        "bnb_4bit_use_double_quant": True, "bnb_4bit_compute_dtype": "bfloat16", "bnb_4bit_quant_storage": "uint8",
+        "llm_int8_skip_modules": None,
+    },
+    "fp4": {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "fp4"},
+}  # fmt: skip
 FLOAT8_SETTINGS = {
     "fp8": {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
     "fp8 of tensors": {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]},
@@ -78,8 +139,10 @@ WRITERS = {
     "fp8": float8,
     "fp8 of tensors": lambda values: float8(values, kind="scalar", suffix="weight_scale"),
     "compressed-tensors": lambda values: float8(values, kind="channel", suffix="weight_scale", dtype="BF16"),
+    "nf4": lambda values: bitsandbytes(values, nested_block=256),
+    "fp4": lambda values: bitsandbytes(values, kind="fp4"),
 }
-SETTINGS = dict(FLOAT8_SETTINGS)
+SETTINGS = FLOAT8_SETTINGS | BITSANDBYTES_SETTINGS
 
 
 def write_converted_folder(

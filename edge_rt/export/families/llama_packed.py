@@ -14,8 +14,10 @@ import numpy as np
 
 from edge_rt.errors import InvalidModelFile, UnsupportedModel
 from edge_rt.export.sources.awq import AWQLayout
+from edge_rt.export.sources.bitsandbytes import BitsAndBytesLayout
 from edge_rt.export.sources.compound import CompoundTensor, MatrixLayout
 from edge_rt.export.sources.compressed_tensors import CompressedTensorsLayout
+from edge_rt.export.sources.converted_config import Float8Settings
 from edge_rt.export.sources.float8 import Float8Layout
 from edge_rt.export.sources.gguf_types import FETCH_AGAIN
 from edge_rt.export.sources.gptq import GPTQLayout
@@ -69,7 +71,9 @@ def packed_tensors(
 def _layout_of(settings: QuantisedSettings) -> MatrixLayout:
     if isinstance(settings, PackedSettings):
         return _PACKED[settings.layout](settings)
-    return Float8Layout(settings)
+    if isinstance(settings, Float8Settings):
+        return Float8Layout(settings)
+    return BitsAndBytesLayout(settings)
 
 
 def _parts(folder: HFFolder, name: str, layout: MatrixLayout) -> dict[str, StoredTensor]:

@@ -12,6 +12,7 @@ from edge_rt.export.sources.config_object import MAX_GROUP, ConfigObject
 
 FLOAT8_FORMATS: Final = ("float-quantized", "naive-quantized")
 """Formats of compressed-tensors that may hold FP8."""
+BITSANDBYTES_KINDS: Final = ("nf4", "fp4")
 
 _FLOAT8_BITS: Final = 8
 
@@ -80,3 +81,35 @@ def _block(settings: ConfigObject, key: str) -> tuple[int, int]:
     if not all(1 <= size <= MAX_GROUP for size in value):
         raise settings.refused(key, repr(value), f"two sizes from 1 to {MAX_GROUP}")
     return value[0], value[1]
+
+
+@dataclass(frozen=True)
+class BitsAndBytesSettings:
+    """How bitsandbytes stored a folder's matrices.
+
+    Attributes:
+        kind: ``"nf4"`` or ``"fp4"``.
+    """
+
+    kind: str
+
+
+def read_bitsandbytes(settings: ConfigObject) -> BitsAndBytesSettings:
+    """Return the settings of the method ``bitsandbytes``.
+
+    Raises:
+        UnsupportedModel: codes of 8 bits, or a way to store those of 4 bits that is not read.
+        InvalidModelFile: a setting has the wrong type.
+    """
+    if settings.flag("load_in_8bit", default=False):
+        # Its codes are made for products in which large activations are left out.
+        raise settings.refused("load_in_8bit", "true", "load_in_4bit: int8 keeps outliers of activations in 16 bits")
+    if not settings.flag("load_in_4bit", default=False):
+        raise settings.refused("load_in_4bit", "false", "true")
+    kind = settings.text("bnb_4bit_quant_type", "fp4")
+    if kind not in BITSANDBYTES_KINDS:
+        raise settings.refused("bnb_4bit_quant_type", kind, ", ".join(BITSANDBYTES_KINDS))
+    storage = settings.text("bnb_4bit_quant_storage", "uint8")
+    if storage != "uint8":
+        raise settings.refused("bnb_4bit_quant_storage", storage, "uint8")
+    return BitsAndBytesSettings(kind)

@@ -10,7 +10,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from edge_rt.export.sources.config_object import ConfigObject
-from edge_rt.export.sources.converted_config import FLOAT8_FORMATS, Float8Settings, float8_scheme, read_float8
+from edge_rt.export.sources.converted_config import (
+    FLOAT8_FORMATS,
+    BitsAndBytesSettings,
+    Float8Settings,
+    float8_scheme,
+    read_bitsandbytes,
+    read_float8,
+)
 
 KEYS: Final = ("quantization_config", "compression_config")
 """Keys of ``config.json`` that hold the settings; early versions of compressed-tensors wrote the second one."""
@@ -37,7 +44,7 @@ class PackedSettings:
     needs_order: bool = False
 
 
-QuantisedSettings = PackedSettings | Float8Settings
+QuantisedSettings = PackedSettings | Float8Settings | BitsAndBytesSettings
 
 
 def read_packed_settings(where: str, config: Mapping[str, Any]) -> QuantisedSettings | None:
@@ -64,7 +71,9 @@ def read_packed_settings(where: str, config: Mapping[str, Any]) -> QuantisedSett
         return _compressed_tensors(settings)
     if method == "fp8":
         return read_float8(settings)
-    raise settings.refused("quant_method", method, "gptq, awq, compressed-tensors, fp8")
+    if method == "bitsandbytes":
+        return read_bitsandbytes(settings)
+    raise settings.refused("quant_method", method, "gptq, awq, compressed-tensors, fp8, bitsandbytes")
 
 
 def _gptq(settings: ConfigObject) -> PackedSettings:

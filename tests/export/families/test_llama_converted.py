@@ -105,6 +105,12 @@ class TestRemarks:
         remarks = open_checkpoint(tmp_path / "m")[0].remarks
         assert remarks == ("The checkpoint's weights are FP8: they are converted through float.",)
 
+    @pytest.mark.parametrize("kind", ["nf4", "fp4"])
+    def test_bitsandbytes(self, kind, model, tmp_path):
+        write_converted_folder(tmp_path / "m", model, kind)
+        remarks = open_checkpoint(tmp_path / "m")[0].remarks
+        assert remarks == (f"The checkpoint's weights are bitsandbytes {kind}: they are converted through float.",)
+
     def test_none_where_nothing_is_converted(self, model, tmp_path):
         write_converted_folder(tmp_path / "m", model, "fp8", write=lambda values: ({"weight": ("F32", values)}, values))
         assert open_checkpoint(tmp_path / "m")[0].remarks == ()
@@ -132,6 +138,11 @@ class TestMisfits:
     def test_a_matrix_without_codes(self, model, tmp_path):
         write_converted_folder(tmp_path / "m", model, "fp8", tensors={f"{QUERY}.weight": None})
         with pytest.raises(InvalidModelFile, match=r"q_proj\.weight is missing"):
+            open_checkpoint(tmp_path / "m")
+
+    def test_a_matrix_of_bitsandbytes_without_scales(self, model, tmp_path):
+        write_converted_folder(tmp_path / "m", model, "nf4", tensors={f"{QUERY}.weight.absmax": None})
+        with pytest.raises(InvalidModelFile, match=r"q_proj\.weight\.absmax is missing"):
             open_checkpoint(tmp_path / "m")
 
     def test_a_matrix_of_another_size(self, model, tmp_path):

@@ -7,7 +7,7 @@ import copy
 import pytest
 
 from edge_rt.errors import InvalidModelFile, UnsupportedModel
-from edge_rt.export.sources.converted_config import Float8Settings
+from edge_rt.export.sources.converted_config import BitsAndBytesSettings, Float8Settings
 from edge_rt.export.sources.packed_config import read_packed_settings
 from tests.helpers.converted_factory import SETTINGS
 
@@ -50,6 +50,10 @@ def block(value):
         (changed(NAME, "config_groups", "group_0", "input_activations", None), Float8Settings(("channel",))),
         (changed(NAME, *WEIGHTS, "strategy", "tensor"), Float8Settings(("tensor",), None, True)),
         (block([128, 128]), Float8Settings(("block",), (128, 128), True)),
+        (SETTINGS["nf4"], BitsAndBytesSettings("nf4")),
+        (SETTINGS["fp4"], BitsAndBytesSettings("fp4")),
+        (changed("nf4", "bnb_4bit_quant_type", None), BitsAndBytesSettings("fp4")),
+        (changed("nf4", "bnb_4bit_quant_storage", None), BitsAndBytesSettings("nf4")),
     ],
 )
 def test_what_is_read(document, expected):
@@ -74,6 +78,13 @@ def test_a_cache_in_8_bits_is_something_that_is_ignored():
         (changed(NAME, *WEIGHTS, "strategy", "group"), "'strategy' is group; read is tensor, channel, block"),
         (changed(NAME, *WEIGHTS, "symmetric", False), "'symmetric' is false; read is true"),
         (block([128, -1]), "'block_structure' is [128, -1]"),
+        (
+            changed("nf4", "load_in_8bit", True),
+            "'load_in_8bit' is true; read is load_in_4bit: int8 keeps outliers of a",
+        ),
+        ({"quant_method": "bitsandbytes"}, "'load_in_4bit' is false; read is true"),
+        (changed("nf4", "bnb_4bit_quant_type", "af4"), "'bnb_4bit_quant_type' is af4; read is nf4, fp4"),
+        (changed("nf4", "bnb_4bit_quant_storage", "bfloat16"), "'bnb_4bit_quant_storage' is bfloat16; read is uint8"),
     ],
 )
 def test_what_is_refused_by_name(document, numbers):
@@ -94,6 +105,9 @@ def test_what_is_refused_by_name(document, numbers):
         (changed(NAME, *WEIGHTS, "num_bits", None), "num_bits"),
         (changed(NAME, *WEIGHTS, "strategy", None), "strategy"),
         (block(None), "block_structure"),
+        (changed("nf4", "load_in_4bit", 1), "load_in_4bit"),
+        (changed("nf4", "load_in_8bit", "no"), "load_in_8bit"),
+        (changed("nf4", "bnb_4bit_quant_type", 4), "bnb_4bit_quant_type"),
         (changed(NAME, *WEIGHTS, None), "weights"),
     ],
 )

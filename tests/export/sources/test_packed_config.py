@@ -79,7 +79,6 @@ def test_an_older_key_of_compressed_tensors():
 @pytest.mark.parametrize(
     ("document", "numbers"),
     [
-        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "'quant_method' is bitsandbytes"),
         ({"quant_method": "auto-round"}, "'quant_method' is auto-round"),
         ({"quant_method": "hqq"}, "'quant_method' is hqq; read is gptq, awq,"),
         (changed("gptq", "bits", 8), "'bits' is 8; read is 4"),
