@@ -172,6 +172,11 @@ SETTINGS = {
         "checkpoint_format": "gptq_v2",
     },
     "awq": {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"},
+    "auto-round": {
+        "quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "bits": 4, "group_size": 128,
+        "data_type": "int", "sym": True, "autoround_version": "0.9.0",
+        "extra_config": {"model.layers.0.self_attn.k_proj": {"bits": 16, "data_type": "float"}},
+    },
     "compressed-tensors": {
         "quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head"],
         "config_groups": {"group_0": {
@@ -181,8 +186,11 @@ SETTINGS = {
     },
 }  # fmt: skip
 """Name of a layout -> what ``config.json`` says of it."""
-WRITERS = {"gptq": gptq, "gptq_v2": lambda matrix: gptq(matrix, less=0), "awq": awq, "compressed-tensors": compressed}
-ZEROS = {"gptq": (1, 15), "gptq_v2": (0, 15), "awq": (0, 15), "compressed-tensors": (0, 15)}
+WRITERS = {
+    "gptq": gptq, "gptq_v2": lambda matrix: gptq(matrix, less=0), "awq": awq,
+    "auto-round": lambda matrix: gptq(matrix, with_order=False), "compressed-tensors": compressed,
+}  # fmt: skip
+ZEROS = {"gptq": (1, 15), "gptq_v2": (0, 15), "awq": (0, 15), "auto-round": (8, 8), "compressed-tensors": (0, 15)}
 """Name of a layout -> least and largest zero point that both op profiles can store."""
 
 

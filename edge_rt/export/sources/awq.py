@@ -1,4 +1,4 @@
-"""Matrices as AutoAWQ stores them, in its version ``gemm``.
+"""Matrices as AutoAWQ stores them, in its version ``gemm``, and AutoRound in the formats named after it.
 
 ======= ======================== ==============================================================================
 tensor  type and shape           contents

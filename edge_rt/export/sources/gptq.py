@@ -1,4 +1,4 @@
-"""Matrices as GPTQ's tools store them.
+"""Matrices as GPTQ's tools store them, and AutoRound in most of its packing formats.
 
 ======= ==================== =================================================================================
 tensor  type and shape       contents

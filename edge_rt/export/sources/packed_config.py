@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from edge_rt.export.sources.config_object import ConfigObject
+from edge_rt.export.sources.config_object import BITS, ConfigObject
 from edge_rt.export.sources.converted_config import (
     FLOAT8_FORMATS,
     BitsAndBytesSettings,
@@ -23,6 +23,17 @@ KEYS: Final = ("quantization_config", "compression_config")
 """Keys of ``config.json`` that hold the settings; early versions of compressed-tensors wrote the second one."""
 
 _ACTIVATIONS: Final = ("input_activations", "output_activations")
+_AUTO_ROUND: Final = {
+    "auto": "gptq",
+    "auto_round:auto_gptq": "gptq",
+    "auto_round:gptq": "gptq",
+    "auto_round": "gptq_v2",
+    "auto_round:gptqmodel": "gptq_v2",
+    "auto_round:auto_awq": "awq",
+    "auto_round:awq": "awq",
+}
+"""Packing format of AutoRound -> layout; in the second one zero points are stored as they are, in the first less 1."""
+_FLOAT_BITS: Final = 16
 
 
 @dataclass(frozen=True)
@@ -67,13 +78,15 @@ def read_packed_settings(where: str, config: Mapping[str, Any]) -> QuantisedSett
         return _gptq(settings)
     if method == "awq":
         return _awq(settings)
+    if method == "auto-round":
+        return _auto_round(settings)
     if method == "compressed-tensors":
         return _compressed_tensors(settings)
     if method == "fp8":
         return read_float8(settings)
     if method == "bitsandbytes":
         return read_bitsandbytes(settings)
-    raise settings.refused("quant_method", method, "gptq, awq, compressed-tensors, fp8, bitsandbytes")
+    raise settings.refused("quant_method", method, "gptq, awq, auto-round, compressed-tensors, fp8, bitsandbytes")
 
 
 def _gptq(settings: ConfigObject) -> PackedSettings:
@@ -107,6 +120,36 @@ def _awq(settings: ConfigObject) -> PackedSettings:
         raise settings.refused("zero_point", "false", "true")
     group = settings.integer("q_group_size" if "q_group_size" in settings.values else "group_size")
     return PackedSettings("awq", settings.group(group))
+
+
+def _auto_round(settings: ConfigObject) -> PackedSettings:
+    settings.require_bits(settings.integer("bits"))
+    form = settings.text("packing_format", "auto")
+    if form not in _AUTO_ROUND:
+        raise settings.refused("packing_format", form, ", ".join(_AUTO_ROUND))
+    kind = settings.text("data_type", "int")
+    if kind != "int":
+        raise settings.refused("data_type", kind, "int")
+    if settings.values.get("act_bits") is not None and settings.integer("act_bits") < _FLOAT_BITS:
+        raise settings.refused("act_bits", str(settings.values["act_bits"]), "16 and more: only weights are quantised")
+    layers = settings.values.get("extra_config") or {}
+    if not isinstance(layers, dict) or not all(isinstance(layer, dict) for layer in layers.values()):
+        raise settings.wrong("extra_config", layers)
+    group = settings.integer("group_size")
+    same = {"bits": BITS, "group_size": group, "data_type": kind, "packing_format": form}
+    for name, layer in layers.items():
+        bits = layer.get("bits", BITS)
+        # A layer of 16 bits stays as it is; others must not differ from the model's settings.
+        is_float = type(bits) is int and bits >= _FLOAT_BITS
+        if not is_float and any(layer.get(key, value) != value for key, value in same.items()):
+            raise settings.refused("extra_config", f"{name:.40}: {layer!r}", "the same settings for all layers")
+    layout = _AUTO_ROUND[form]
+    return PackedSettings(
+        layout.removesuffix("_v2"),
+        settings.group(group),
+        zero_added=1 if layout == "gptq" else 0,
+        needs_order=settings.flag("desc_act", default=False),
+    )
 
 
 def _compressed_tensors(settings: ConfigObject) -> PackedSettings | Float8Settings:

@@ -57,6 +57,17 @@ def test_weights_are_those_of_the_folder_with_floats(name, model, tmp_path):
     np.testing.assert_allclose(logits, wanted, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("form", ["auto_round:auto_gptq", "auto_round:gptqmodel", "auto_round:auto_awq"])
+def test_zero_points_of_auto_round(form, model, tmp_path):
+    """Less 1, as they are, and as they are in the order of AWQ."""
+    name = {"auto_round:auto_gptq": "gptq", "auto_round:gptqmodel": "gptq_v2", "auto_round:auto_awq": "awq"}[form]
+    packed = write_packed_folder(
+        tmp_path / "m", model, name, settings=SETTINGS["auto-round"] | {"packing_format": form}
+    )
+    found, _ = matrices_of(tmp_path / "m")
+    np.testing.assert_array_equal(found["blk.0.ffn_down.weight"], packed[DOWN].values)
+
+
 def test_matrices_that_are_left_out_stay_floats(model, tmp_path):
     packed = write_packed_folder(tmp_path / "m", model, "awq", floats=(QUERY, DOWN))
     tensors = open_checkpoint(tmp_path / "m")[0].tensors
