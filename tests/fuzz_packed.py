@@ -21,7 +21,7 @@ from edge_rt.export.sources.packed_config import PackedSettings
 from edge_rt.export.weights.codes import Codes
 from edge_rt.export.weights.tile_formats import tile_format
 from edge_rt.export.weights.tiles import pack_rows, unpack_rows
-from tests.helpers.converted_factory import bitsandbytes, float8, opened_bitsandbytes, opened_float8
+from tests.helpers.converted_factory import bitsandbytes, float8, mlx, opened_bitsandbytes, opened_float8, opened_mlx
 from tests.helpers.packed_factory import (
     LAYOUTS,
     NUMPY,
@@ -34,7 +34,7 @@ from tests.helpers.packed_factory import (
 )
 
 GROUPS = (32, 64, 96, 128, 256, 0)
-REQUIRED = ("weight", "weight.absmax", "weight.quant_map")
+REQUIRED = ("weight", "weight.absmax", "weight.quant_map", "scales", "biases")
 """Parts without which no matrix is opened."""
 DTYPES = ("I32", "I64", "F16", "BF16", "F32", "U8")
 
@@ -98,7 +98,22 @@ def spoil_bitsandbytes(_, settings):
     settings["kind"] = "nf4" if settings["kind"] == "fp4" else "fp4"
 
 
+def good_mlx(rng):
+    """Return weights, their parts and the settings to read them with."""
+    bits, group = int(rng.choice([4, 8])), int(rng.choice([32, 64, 128]))
+    rows, inputs = int(rng.integers(1, 20)), group * int(rng.integers(1, 5))
+    values = rng.standard_normal((rows, inputs)).astype(np.float32) * np.float32(2.0 ** rng.integers(-20, 20))
+    parts, expected = mlx(values, bits=bits, group=group, dtype=str(rng.choice(["F32", "BF16"])))
+    return expected, parts, {"bits": bits, "group": group}
+
+
+def spoil_mlx(rng, settings):
+    """Make the settings say something else."""
+    settings["bits"], settings["group"] = int(rng.choice([4, 8])), int(rng.choice([32, 64, 128]))
+
+
 CONVERTED = {
+    "mlx": (good_mlx, spoil_mlx, opened_mlx),
     "fp8": (good_float8, spoil_float8, opened_float8),
     "bitsandbytes": (good_bitsandbytes, spoil_bitsandbytes, opened_bitsandbytes),
 }
@@ -199,6 +214,10 @@ def run_converted(layout, runs, seed):
                 continue
             raise AssertionError(f"{layout}, seed {seed}, number {number}, {kind}") from error
         same = np.isfinite(values).all() and np.array_equal(values[some], again)
+        if tensor.type_name == "Q4_1":
+            rows, form = matrix.rows(some), tile_format("Q4_1")
+            tiles = unpack_rows(pack_rows(Codes(rows.codes, d=rows.scales, m=rows.minima), form), form)
+            same = same and np.array_equal(tiles[: len(some)], again)
         if tensor.type_name == "BF16":
             same = same and not (values.view(np.uint32) & 0xFFFF).any()
         if not is_bad:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 
 import numpy as np
@@ -13,7 +14,15 @@ from edge_rt.export.check.compare import run_graph
 from edge_rt.export.entry import plan_export
 from edge_rt.export.op_profile import PROFILES
 from edge_rt.package.reader import open_package
-from tests.helpers.converted_factory import SETTINGS, WRITERS, float8, write_converted_folder, write_float_folder
+from tests.helpers.converted_factory import (
+    MLX_SETTINGS,
+    SETTINGS,
+    WRITERS,
+    float8,
+    mlx,
+    write_converted_folder,
+    write_float_folder,
+)
 from tests.helpers.gguf_factory import write_llama_gguf
 from tests.helpers.models import load_package
 from tests.helpers.native_profile import require_native
@@ -22,11 +31,10 @@ SIZES = {"layers": 2, "hidden": 128, "heads": 4, "kv_heads": 2, "ffn": 256}
 FLOATS = {"weight_type": "F32", "embedding_type": "F32", "output_type": "F32", "tied": False}
 TOKEN_IDS = [(7 * i) % 419 for i in range(30)]
 WORD = {
-    "fp8": "FP8",
-    "fp8 of tensors": "FP8",
-    "compressed-tensors": "FP8",
-    "nf4": "bitsandbytes nf4",
-    "fp4": "bitsandbytes fp4",
+    **dict.fromkeys(("fp8", "fp8 of tensors", "compressed-tensors"), "weights are FP8: they are"),
+    "nf4": "weights are bitsandbytes nf4: they are",
+    "fp4": "weights are bitsandbytes fp4: they are",
+    "mlx of 8 bits": "MLX weights of 8 bits are",
 }
 
 
@@ -46,7 +54,7 @@ def test_an_export_makes_4_bits_of_it_and_says_so(name, model, tmp_path):
     write_converted_folder(tmp_path / "m", model, name)
     ahead = plan_export(tmp_path / "m", tmp_path / "package", profile="native")
     result = export_model(tmp_path / "m", tmp_path / "package", profile="native", accept_loss=True)
-    expected = f"The checkpoint's weights are {WORD[name]}: they are converted through float."
+    expected = f"The checkpoint's {WORD[name]} converted through float."
     for warnings in (ahead.warnings, result.warnings):
         assert sum(text.startswith(expected) for text in warnings) == 1
     manifest = open_package(tmp_path / "package").manifest
@@ -121,3 +129,50 @@ def test_a_code_that_is_no_number_leaves_nothing_behind(model, tmp_path):
         with pytest.raises(InvalidModelFile, match=r"'blk\.1\.attn_q\.weight' holds a value that is not finite"):
             export_model(tmp_path / "m", tmp_path / "package", weights=weights)
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
+
+
+class TestMLX:
+    """Matrices of 4 bits are what GGUF calls Q4_1."""
+
+    @pytest.mark.parametrize("profile", ["native", "portable"])
+    @pytest.mark.parametrize("tied", [True, False])
+    def test_an_export_keeps_4_bits(self, tied, profile, tmp_path):
+        if profile == "native":
+            require_native()
+        model = write_llama_gguf(tmp_path / "m.gguf", **SIZES, **{**FLOATS, "tied": tied})
+        ends = ("model.embed_tokens",) if tied else ("model.embed_tokens", "lm_head")
+        weights = write_converted_folder(
+            tmp_path / "m", model, "mlx", also=ends, settings=MLX_SETTINGS, write=functools.partial(mlx, dtype="F16")
+        )
+        assert len(weights) == 14 + len(ends)
+        result = export_model(tmp_path / "m", tmp_path / "package", profile=profile)
+        assert not any("MLX" in text for text in result.warnings)
+        manifest = open_package(tmp_path / "package").manifest
+        assert set(manifest.quantisation.values()) == {"Q4_1"}
+        assert manifest.weights is None
+        if profile == "native":
+            assert result.check[-1].steps.largest < 1.1
+        with load_package(tmp_path / "package") as loaded:
+            assert len(loaded.generate("the sea", max_tokens=5, temperature=0.0).token_ids) > 0
+
+    def test_portable_logits_are_those_of_the_folder_with_floats(self, model, tmp_path):
+        weights = write_converted_folder(tmp_path / "m", model, "mlx", settings=MLX_SETTINGS, write=mlx)
+        write_float_folder(tmp_path / "f", model, weights)
+        for folder in ("m", "f"):
+            export_model(
+                tmp_path / folder, tmp_path / f"p{folder}", profile="portable", activations="float", weights="keep"
+            )
+        ours, expected = (logits(tmp_path / package, "portable") for package in ("pm", "pf"))
+        np.testing.assert_allclose(ours, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
+
+    @pytest.mark.parametrize("profile", ["native", "portable"])
+    def test_only_matrices_that_are_not_exact_are_converted(self, profile, model, tmp_path):
+        if profile == "native":
+            require_native()
+        name = "model.layers.1.mlp.up_proj"
+        parts, _ = mlx(np.random.default_rng(0).standard_normal((256, 128)).astype(np.float32), dtype="F32")
+        tensors = {f"{name}.{suffix}": part for suffix, part in parts.items()}
+        write_converted_folder(tmp_path / "m", model, "mlx", settings=MLX_SETTINGS, write=mlx, tensors=tensors)
+        result = export_model(tmp_path / "m", tmp_path / "package", profile=profile)
+        assert sum("not exact in float16: these matrices are converted" in text for text in result.warnings) == 1
+        assert open_package(tmp_path / "package").manifest.quantisation["feed_forward"] == "Q4_1+F32"

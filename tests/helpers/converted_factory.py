@@ -13,8 +13,10 @@ import numpy as np
 from edge_rt.export.sources.bitsandbytes import BitsAndBytesLayout
 from edge_rt.export.sources.converted_config import BitsAndBytesSettings, Float8Settings
 from edge_rt.export.sources.float8 import Float8Layout
+from edge_rt.export.sources.mlx import MLXLayout
+from edge_rt.export.sources.mlx_config import MLXSettings
 from tests.helpers.hf_factory import hf_tensors, write_hf_folder
-from tests.helpers.packed_factory import LINEARS, stored, write_tensors
+from tests.helpers.packed_factory import LINEARS, stored, words, write_tensors
 
 BLOCK = (128, 128)
 
@@ -121,6 +123,40 @@ BITSANDBYTES_SETTINGS = {
     },
     "fp4": {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "fp4"},
 }  # fmt: skip
+
+
+def mlx(values, *, bits=4, group=64, dtype="BF16"):
+    """Quantise a matrix as MLX does in its mode affine; return suffix -> type and array, and the weights.
+
+    Args:
+        values: float32 ``[rows, inputs]``.
+        bits: of a code, 4 or 8.
+        group: inputs that share a scale.
+        dtype: of scales and biases.
+    """
+    rows, inputs = values.shape
+    grouped, largest = values.reshape(rows, -1, group), (1 << bits) - 1
+    low, high = grouped.min(axis=2), grouped.max(axis=2)
+    raw_scales, scales = as_stored((high - low) / largest, dtype)
+    raw_biases, biases = as_stored(low, dtype)
+    codes = np.clip(np.rint((grouped - biases[:, :, None]) / scales[:, :, None]), 0, largest)
+    weights = codes.astype(np.float32) * scales[:, :, None] + biases[:, :, None]
+    codes = codes.reshape(rows, inputs).astype(np.uint8)
+    parts = {
+        "weight": ("U32", words(codes, 1) if bits == 4 else codes.view("<u4")),
+        "scales": (dtype, raw_scales),
+        "biases": (dtype, raw_biases),
+    }
+    return parts, weights.reshape(rows, inputs)
+
+
+def opened_mlx(parts, **settings):
+    """Return the tensor and the matrix that are read from parts."""
+    found, source = stored(parts)
+    tensor = MLXLayout(MLXSettings(**settings)).tensor("m", found, source)
+    return tensor, tensor.open(source)
+
+
 FLOAT8_SETTINGS = {
     "fp8": {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
     "fp8 of tensors": {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]},
@@ -141,8 +177,10 @@ WRITERS = {
     "compressed-tensors": lambda values: float8(values, kind="channel", suffix="weight_scale", dtype="BF16"),
     "nf4": lambda values: bitsandbytes(values, nested_block=256),
     "fp4": lambda values: bitsandbytes(values, kind="fp4"),
+    "mlx of 8 bits": lambda values: mlx(values, bits=8, group=32),
 }
-SETTINGS = FLOAT8_SETTINGS | BITSANDBYTES_SETTINGS
+MLX_SETTINGS = {"group_size": 64, "bits": 4, "mode": "affine"}
+SETTINGS = FLOAT8_SETTINGS | BITSANDBYTES_SETTINGS | {"mlx of 8 bits": {"group_size": 32, "bits": 8}}
 
 
 def write_converted_folder(
@@ -153,7 +191,7 @@ def write_converted_folder(
     Args:
         folder: to make.
         model: what ``write_llama_gguf`` returned.
-        name: a key of ``SETTINGS``.
+        name: a key of ``SETTINGS``; of no use where both ``settings`` and ``write`` are given.
         floats: modules that stay as they are.
         also: modules of embedding and head that are stored so, too.
         tensors: name -> type and array, those to add; None instead leaves one out.
@@ -161,7 +199,11 @@ def write_converted_folder(
         write: writes a matrix, instead of what ``WRITERS`` has.
         config: more keys of ``config.json``.
     """
-    document = {"quantization_config": SETTINGS[name] if settings is None else settings, **(config or {})}
+    document = {"quantization_config": SETTINGS[name] if settings is None else settings}
+    if "bits" in document["quantization_config"]:
+        # MLX's, which are there twice.
+        document["quantization"] = document["quantization_config"]
+    document |= config or {}
     write_hf_folder(folder, model, config=document)
     written, all_tensors = {}, {}
     for tensor, values in hf_tensors(model).items():

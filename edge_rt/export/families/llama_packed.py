@@ -22,6 +22,8 @@ from edge_rt.export.sources.float8 import Float8Layout
 from edge_rt.export.sources.gguf_types import FETCH_AGAIN
 from edge_rt.export.sources.gptq import GPTQLayout
 from edge_rt.export.sources.hf_folder import GGML_TYPE_OF, HFFolder
+from edge_rt.export.sources.mlx import MLXLayout
+from edge_rt.export.sources.mlx_config import MLXSettings
 from edge_rt.export.sources.packed import PackedLayout, PackedTensor
 from edge_rt.export.sources.packed_arrays import read_floats
 from edge_rt.export.sources.packed_config import PackedSettings, QuantisedSettings
@@ -71,6 +73,8 @@ def packed_tensors(
 def _layout_of(settings: QuantisedSettings) -> MatrixLayout:
     if isinstance(settings, PackedSettings):
         return _PACKED[settings.layout](settings)
+    if isinstance(settings, MLXSettings):
+        return MLXLayout(settings)
     if isinstance(settings, Float8Settings):
         return Float8Layout(settings)
     return BitsAndBytesLayout(settings)

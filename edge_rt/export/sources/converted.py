@@ -1,7 +1,8 @@
 """Matrices of floats that a folder stores in fewer bits, which no package holds as they are: read as float32.
 
 They count as floats from then on, and may become any type. ``type_name`` is the smallest float type that has all their
-values exactly. The layouts: ``float8``, ``bitsandbytes``.
+values exactly. The layouts: ``float8``, ``bitsandbytes``, and ``mlx`` where it
+is not exact.
 """
 
 from __future__ import annotations

@@ -143,6 +143,12 @@ def read_finite(source: TensorReader, stored: StoredTensor) -> Array:
     return scales
 
 
+def as_halves(values: Array) -> Array:
+    """Return numbers in float16; those that are too large become infinite."""
+    with np.errstate(over="ignore"):
+        return values.astype(np.float16)
+
+
 def read_scales(source: TensorReader, stored: StoredTensor) -> tuple[Array, Array]:
     """Return scales as they are stored, in float32, and as a package holds them, in float16.
 
@@ -152,8 +158,7 @@ def read_scales(source: TensorReader, stored: StoredTensor) -> tuple[Array, Arra
         StorageError: the file cannot be read.
     """
     scales = read_finite(source, stored)
-    with np.errstate(over="ignore"):
-        halves = scales.astype(np.float16)
+    halves = as_halves(scales)
     wrong = halves.astype(np.float32) != scales
     if wrong.any():
         largest = np.abs(scales[wrong]).max()

@@ -18,6 +18,7 @@ from edge_rt.export.sources.converted_config import (
     read_bitsandbytes,
     read_float8,
 )
+from edge_rt.export.sources.mlx_config import MLX_KEY, MLXSettings, read_mlx
 
 KEYS: Final = ("quantization_config", "compression_config")
 """Keys of ``config.json`` that hold the settings; early versions of compressed-tensors wrote the second one."""
@@ -55,7 +56,7 @@ class PackedSettings:
     needs_order: bool = False
 
 
-QuantisedSettings = PackedSettings | Float8Settings | BitsAndBytesSettings
+QuantisedSettings = PackedSettings | Float8Settings | BitsAndBytesSettings | MLXSettings
 
 
 def read_packed_settings(where: str, config: Mapping[str, Any]) -> QuantisedSettings | None:
@@ -69,6 +70,8 @@ def read_packed_settings(where: str, config: Mapping[str, Any]) -> QuantisedSett
         UnsupportedModel: in a way that is not read.
         InvalidModelFile: a setting is missing or has the wrong type.
     """
+    if config.get(MLX_KEY) is not None:
+        return read_mlx(where, config)
     key = next((key for key in KEYS if config.get(key) is not None), None)
     if key is None:
         return None

@@ -16,8 +16,8 @@ from gguf.quants import dequantize
 
 from edge_rt.errors import InvalidModelFile
 from edge_rt.export.sources.compound import CompoundTensor
+from edge_rt.export.sources.converted import ConvertedTensor
 from edge_rt.export.sources.gguf_types import FETCH_AGAIN, TensorInfo
-from edge_rt.export.sources.packed import PackedTensor
 from edge_rt.export.sources.tensor_reader import TensorReader
 from edge_rt.export.weights.blocks import PIECE_BYTES, Array, iter_rows, piece_rows
 from edge_rt.export.weights.linear import Linear, Part
@@ -77,7 +77,7 @@ class CheckpointMatrices:
         if isinstance(tensor, CompoundTensor):
             matrix, rows = tensor.open(self._source), np.arange(tensor.shape[1])
             # Taking words apart needs more memory than blocks do: pieces are smaller.
-            step = max(1, piece_rows(tensor) // (4 if isinstance(tensor, PackedTensor) else 1))
+            step = max(1, piece_rows(tensor) // (1 if isinstance(tensor, ConvertedTensor) else 4))
             for some in np.split(rows, rows[::step][1:]):
                 yield matrix.values(some)
             return

@@ -9,6 +9,7 @@ import numpy as np
 
 from edge_rt.export.sources.converted import ConvertedTensor
 from edge_rt.export.sources.gguf_types import TensorInfo
+from edge_rt.export.sources.mlx import AffineTensor
 from edge_rt.export.sources.packed import PackedTensor
 from edge_rt.export.sources.tensor_reader import TensorReader
 from edge_rt.export.weights.blocks import FLOAT_TYPES, Array, float_rows, piece_rows, stored_floats
@@ -51,6 +52,9 @@ class CheckpointRows:
         if isinstance(part.tensor, PackedTensor):
             yield from packed_rows(part.tensor, self._source, part.row_order, multiple)
             return
+        if isinstance(part.tensor, AffineTensor):
+            yield from affine_rows(part.tensor, self._source, part.row_order, multiple)
+            return
         if isinstance(part.tensor, ConvertedTensor):
             yield from converted_rows(part.tensor, self._source, part.row_order, multiple)
             return
@@ -73,6 +77,16 @@ def packed_rows(
     for rows, read in _in_pieces(tensor, row_order, piece_rows(tensor, multiple=2 * multiple) // 2):
         found = matrix.rows(rows)
         yield Codes(found.codes, zeros=found.zeros, d=found.scales), read
+
+
+def affine_rows(
+    tensor: AffineTensor, source: TensorReader, row_order: Array | None, multiple: int
+) -> Iterator[tuple[Codes, int]]:
+    """Yield the rows of a matrix with minima, and their share of its bytes; see ``packed_rows``."""
+    matrix = tensor.open(source)
+    for rows, read in _in_pieces(tensor, row_order, piece_rows(tensor, multiple=2 * multiple) // 2):
+        found = matrix.rows(rows)
+        yield Codes(found.codes, d=found.scales, m=found.minima), read
 
 
 def converted_rows(

@@ -12,14 +12,18 @@ from edge_rt.errors import EdgeRTError, InvalidModelFile, UnsupportedModel
 from edge_rt.export.entry import open_checkpoint
 from edge_rt.export.sources.converted import ConvertedTensor
 from edge_rt.export.sources.tensor_reader import TensorReader
+from edge_rt.export.weights.codes import values as values_of
 from edge_rt.export.weights.linear import Part
 from edge_rt.export.weights.matrices import CheckpointMatrices
 from edge_rt.export.weights.rows import CheckpointRows
+from edge_rt.export.weights.tile_formats import tile_format
 from tests.helpers.converted_factory import (
     FLOAT8_SETTINGS,
+    MLX_SETTINGS,
     SETTINGS,
     WRITERS,
     float8,
+    mlx,
     write_converted_folder,
     write_float_folder,
 )
@@ -80,6 +84,28 @@ def test_powers_of_two_make_bfloat16(model, tmp_path):
         ((rows, _),) = CheckpointRows(reader).rows(Part(tensor))
     assert rows.dtype == np.uint16
     np.testing.assert_array_equal((rows.astype(np.uint32) << 16).view(np.float32), weights[QUERY])
+
+
+def test_mlx_of_4_bits(model, tmp_path):
+    """With an embedding of 8 bits and a layer that has groups of its own."""
+    layers = {"model.embed_tokens": {"bits": 8, "group_size": 32}, DOWN: {"bits": 4, "group_size": 32}}
+    kinds = {(128, 192): {"group": 32}, (419, 128): {"bits": 8, "group": 32}}
+    weights = write_converted_folder(
+        tmp_path / "m", model, "mlx", also=("model.embed_tokens",), settings=MLX_SETTINGS | layers,
+        write=lambda values: mlx(values, **kinds.get(values.shape, {})),
+    )  # fmt: skip
+    found, logits = matrices_of(tmp_path / "m")
+    expected, wanted = matrices_of(write_float_folder(tmp_path / "floats", model, weights))
+    for tensor, values in expected.items():
+        np.testing.assert_array_equal(found[tensor], values, err_msg=tensor)
+    np.testing.assert_allclose(logits, wanted, rtol=0, atol=1e-5)
+    source, _ = open_checkpoint(tmp_path / "m")
+    assert source.remarks == ("The checkpoint's MLX weights of 8 bits are converted through float.",)
+    assert {source.tensors[f"blk.0.{kind}.weight"].type_name for kind in ("attn_q", "ffn_down")} == {"Q4_1"}
+    with TensorReader(source.paths) as reader:
+        ((rows, read),) = CheckpointRows(reader).rows(Part(source.tensors["blk.0.ffn_down.weight"]))
+    assert read == 128 * 192 // 2
+    np.testing.assert_array_equal(values_of(rows, tile_format("Q4_1")), weights[DOWN])
 
 
 def test_matrices_that_are_left_out_stay_floats(model, tmp_path):
