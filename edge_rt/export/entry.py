@@ -51,7 +51,7 @@ def export_model(
         weights: types of the matrices. ``"keep"``: the checkpoint's; ``"int4"``: floats and 8 bits become 4 bits, with
             8 for embedding and head, and about 6 for half of the attention values and feed-forward
             outputs; ``"int8"``, ``"f16"``, ``"f32"``: floats become that. None: ``"keep"`` for GGUF files and folders
-            that are quantised already, ``"int4"`` for folders of floats.
+            that are quantised already, ``"int4"`` for folders of floats, and of what is converted to floats.
         size: bytes that ``weights.bin`` may have, instead of ``weights``: every matrix gets 4 to 8 bits, as its errors
             change the model's predictions. 0: no limit.
         calibration: text to quantise weights with and, in the native profile, for the constants with which 4-bit keys

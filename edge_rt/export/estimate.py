@@ -14,7 +14,7 @@ from edge_rt.export.families.llama_graph import LlamaWeights
 from edge_rt.export.op_profile import OpProfile
 from edge_rt.export.quantise.decision import WeightChoice
 from edge_rt.export.quantise.memory import quality_bytes, quantising_bytes
-from edge_rt.export.weights.blocks import PIECE_BYTES
+from edge_rt.export.weights.blocks import PIECE_BYTES, open_bytes
 from edge_rt.export.weights.linear import Linear
 from edge_rt.export.weights.weights_file import WeightsLayout
 from edge_rt.package.manifest import ModelConfig
@@ -65,13 +65,13 @@ def estimate_export(
     parts = [part for linear in linears for part in linear.parts]
     writing = PIECE_COPIES * max(_bytes_in_memory(linear) for linear in linears)
     # The check has one graph open in ONNX Runtime at a time, after the reference was freed.
-    halves = sum(part.tensor.nbytes for part in parts if part.type_name == "F16")
+    halves = sum(2 * part.tensor.elements for part in parts if part.type_name == "F16")
     opened = int(profile.opened_factor * layout.size + profile.half_factor * halves)
     logits = 6 * CHECK_ROWS * config.vocab_size * 8
     # The reference holds matrices whole, except embedding and head, which it reads in pieces.
     ends = (weights.embedding, weights.head)
     largest = max(part.tensor.elements for linear in linears if linear not in ends for part in linear.parts)
-    piece = max(part.tensor.elements * min(1.0, PIECE_BYTES / part.tensor.nbytes) for part in parts)
+    piece = max(part.tensor.elements * min(1.0, PIECE_BYTES / open_bytes(part.tensor)) for part in parts)
     reference = int(4 * (largest + FLOAT_COPIES * piece))
     calibrating = opened + calibration_bytes(config, calibration_tokens) if calibration_tokens else 0
     base = BASE_BYTES + VOCABULARY_BYTES * config.vocab_size
@@ -92,7 +92,8 @@ def estimate_export(
 def _bytes_in_memory(linear: Linear) -> int:
     """Return the bytes of the checkpoint that are held at once while a matrix is converted."""
     pieces = [
-        min(part.tensor.nbytes, PIECE_BYTES) if part.row_order is None else part.tensor.nbytes for part in linear.parts
+        open_bytes(part.tensor) if part.row_order is not None else min(open_bytes(part.tensor), PIECE_BYTES)
+        for part in linear.parts
     ]
     return sum(pieces) if linear.interleaved else max(pieces)
 

@@ -71,8 +71,8 @@ class ExportReport:
         quality: what quantising the weights changed in the model's predictions; None if nothing was quantised, or
             without calibration.
         weights: their types and errors by class of tensors; None for those of the checkpoint.
-        warnings: sentences about the chat template, about heads without constants for 4-bit keys, and about a loss of
-            quality that was accepted.
+        warnings: sentences about weights that are not read as they are stored, about the chat template, about heads
+            without constants for 4-bit keys, and about a loss of quality that was accepted.
     """
 
     path: Path

@@ -36,8 +36,8 @@ def open_checkpoint(path: Path) -> tuple[Source, LlamaConfig]:
         # A model that cannot be run is refused for that, whatever else is wrong with its files.
         check_folder_config(path, path.resolve().name)
         folder = read_hf_folder(path)
-        config, tensors = read_folder_config(folder)
-        return hf_source(folder, tensors), config
+        config, tensors, remarks = read_folder_config(folder)
+        return hf_source(folder, tensors, remarks), config
     header = read_gguf(path)
     config = read_config(header)
     from edge_rt.export.sources.gguf_source import gguf_source

@@ -130,7 +130,7 @@ class ExportForecast:
         classes: types and bits by class of tensors; with a size those of the fewest bits.
         most: with a size those of the most bits, between which measuring decides; else None.
         refusal: why the export would be refused on this machine; None if it would not.
-        warnings: sentences about the chat template.
+        warnings: sentences about weights that are not read as they are stored, and about the chat template.
     """
 
     disk_bytes: int

@@ -8,6 +8,7 @@ import pytest
 
 from edge_rt.errors import MemoryBudgetExceeded, StorageError
 from edge_rt.export.estimate import ExportEstimate, require_room
+from tests.helpers.converted_factory import write_converted_folder
 from tests.helpers.export_apart import export_apart
 from tests.helpers.gguf_factory import write_llama_gguf
 from tests.helpers.hf_factory import write_hf_folder
@@ -54,6 +55,15 @@ def test_predictions_hold_while_weights_are_quantised(tmp_path, name):
     model = write_llama_gguf(tmp_path / "m.gguf", weight_type="F32", embedding_type="F32", **QUANTISED[name])
     folder = write_hf_folder(tmp_path / "m", model, dtype="BF16")
     check_predictions(export_apart(folder, tmp_path / "out", profile="native"), most=2.5)
+
+
+@pytest.mark.parametrize("weights", ["keep", "int4"])
+@pytest.mark.parametrize("layout", ["fp8", "nf4"])
+def test_predictions_hold_while_weights_are_converted(tmp_path, layout, weights):
+    require_native()
+    model = write_llama_gguf(tmp_path / "m.gguf", weight_type="F32", embedding_type="F32", **QUANTISED["wide_layers"])
+    write_converted_folder(tmp_path / "m", model, layout, also=("model.embed_tokens",))
+    check_predictions(export_apart(tmp_path / "m", tmp_path / "out", profile="native", weights=weights))
 
 
 @pytest.mark.model

@@ -9,14 +9,15 @@ import sys
 PROGRAM = """
 import json, sys
 from edge_rt.export import export_model
-print(json.dumps(export_model(sys.argv[1], sys.argv[2], profile=sys.argv[3]).to_json()))
+report = export_model(sys.argv[1], sys.argv[2], profile=sys.argv[3], weights=sys.argv[4] or None)
+print(json.dumps(report.to_json()))
 """
 
 
-def export_apart(gguf, folder, *, profile):
+def export_apart(gguf, folder, *, profile, weights=None):
     """Make ``folder`` with the ``package`` of a checkpoint and the ``report.json`` of its export; return the report."""
     folder.mkdir()
-    command = [sys.executable, "-c", PROGRAM, str(gguf), str(folder / "package"), profile]
+    command = [sys.executable, "-c", PROGRAM, str(gguf), str(folder / "package"), profile, weights or ""]
     report = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
     (folder / "report.json").write_text(report)
     return json.loads(report)

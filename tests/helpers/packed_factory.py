@@ -18,7 +18,9 @@ from edge_rt.export.sources.packed_config import PackedSettings
 from edge_rt.export.sources.safetensors_folder import DTYPE_BYTES, StoredTensor
 from tests.helpers.hf_factory import hf_tensors, write_hf_folder
 
-NUMPY = {"I32": "<u4", "I64": "<i8", "F16": "<f2", "F32": "<f4", "BF16": "<u2", "U8": "u1"}
+NUMPY = {
+    "I32": "<u4", "U32": "<u4", "I64": "<i8", "F16": "<f2", "F32": "<f4", "BF16": "<u2", "U8": "u1", "F8_E4M3": "u1",
+}  # fmt: skip
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 LAYOUTS = {"gptq": GPTQLayout, "awq": AWQLayout, "compressed-tensors": CompressedTensorsLayout}
 LINEARS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj",
@@ -170,6 +172,11 @@ SETTINGS = {
         "checkpoint_format": "gptq_v2",
     },
     "awq": {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"},
+    "auto-round": {
+        "quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "bits": 4, "group_size": 128,
+        "data_type": "int", "sym": True, "autoround_version": "0.9.0",
+        "extra_config": {"model.layers.0.self_attn.k_proj": {"bits": 16, "data_type": "float"}},
+    },
     "compressed-tensors": {
         "quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head"],
         "config_groups": {"group_0": {
@@ -179,8 +186,11 @@ SETTINGS = {
     },
 }  # fmt: skip
 """Name of a layout -> what ``config.json`` says of it."""
-WRITERS = {"gptq": gptq, "gptq_v2": lambda matrix: gptq(matrix, less=0), "awq": awq, "compressed-tensors": compressed}
-ZEROS = {"gptq": (1, 15), "gptq_v2": (0, 15), "awq": (0, 15), "compressed-tensors": (0, 15)}
+WRITERS = {
+    "gptq": gptq, "gptq_v2": lambda matrix: gptq(matrix, less=0), "awq": awq,
+    "auto-round": lambda matrix: gptq(matrix, with_order=False), "compressed-tensors": compressed,
+}  # fmt: skip
+ZEROS = {"gptq": (1, 15), "gptq_v2": (0, 15), "awq": (0, 15), "auto-round": (8, 8), "compressed-tensors": (0, 15)}
 """Name of a layout -> least and largest zero point that both op profiles can store."""
 
 

@@ -147,7 +147,7 @@ def test_files_that_the_index_does_not_name_are_left(store, hub, options):
     ("change", "message"),
     [
         ({"model_type": "novel"}, "'novel' is not supported"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "'quant_method' is fp8"),
+        ({"quantization_config": {"quant_method": "hqq"}}, "'quant_method' is hqq"),
     ],
 )
 def test_what_edge_rt_cannot_run_is_refused_before_the_weights(store, hub, options, change, message):

@@ -38,8 +38,8 @@ _IGNORED: Final = ("rotary_emb.inv_freq",)
 """Ends of names of tensors that older versions of transformers wrote and that hold nothing new."""
 
 
-def read_folder_config(folder: HFFolder) -> tuple[LlamaConfig, dict[str, TensorInfo]]:
-    """Return the dimensions, and the tensors under the names that GGUF files have.
+def read_folder_config(folder: HFFolder) -> tuple[LlamaConfig, dict[str, TensorInfo], tuple[str, ...]]:
+    """Return the dimensions, the tensors under the names that GGUF files have, and remarks as in ``Source``.
 
     Raises:
         UnsupportedModel: another architecture, or a variant that edge-rt cannot run.
@@ -83,9 +83,9 @@ def read_folder_config(folder: HFFolder) -> tuple[LlamaConfig, dict[str, TensorI
         sliding_window=window if type(window) is int and 0 < window < context else 0,
         rope_divisors=divisors,
     )
-    tensors = _renamed(folder, config)
+    tensors, remarks = _renamed(folder, config)
     check_shapes(folder.path.name, tensors, config)
-    return config, tensors
+    return config, tensors, remarks
 
 
 def check_architecture(folder: HFFolder) -> None:
@@ -214,7 +214,7 @@ def _unsupported_rope(folder: HFFolder, what: str) -> UnsupportedModel:
     )
 
 
-def _renamed(folder: HFFolder, config: LlamaConfig) -> dict[str, TensorInfo]:
+def _renamed(folder: HFFolder, config: LlamaConfig) -> tuple[dict[str, TensorInfo], tuple[str, ...]]:
     names = dict(_TOP)
     if config.tied_embedding:
         # Some files hold the tied head a second time.
@@ -224,12 +224,15 @@ def _renamed(folder: HFFolder, config: LlamaConfig) -> dict[str, TensorInfo]:
     stored = folder.weights.tensors
     ignored = {name for name in stored if name.endswith(_IGNORED)}
     packed: Mapping[str, TensorInfo] = {}
+    remarks: tuple[str, ...] = ()
     if (settings := read_packed_settings(folder.path.name, folder.config)) is not None:
         from edge_rt.export.families.llama_packed import packed_tensors
+        from edge_rt.export.sources.converted import conversion_remarks
 
         matrices = {hf: ours for hf, ours in names.items() if not ours.endswith("_norm.weight")}
         packed, parts = packed_tensors(folder, matrices, settings)
         ignored |= parts
+        remarks = conversion_remarks(packed.values())
     if config.tied_embedding:
         ignored.add("lm_head.weight")
     surplus = [name for name in stored if name not in names and name not in ignored]
@@ -239,5 +242,9 @@ def _renamed(folder: HFFolder, config: LlamaConfig) -> dict[str, TensorInfo]:
             f"{listed(surplus)}.",
             "It is a variant that edge-rt cannot run yet; choose another model.",
         )
-    floats = {ours: float_tensor(folder, ours, stored[hf]) for hf, ours in names.items() if hf in stored}
-    return {ours: packed.get(ours) or floats[ours] for ours in names.values() if ours in packed or ours in floats}
+    tensors = {
+        ours: packed.get(ours) or float_tensor(folder, ours, stored[hf])
+        for hf, ours in names.items()
+        if ours in packed or hf in stored
+    }
+    return tensors, remarks

@@ -1,4 +1,4 @@
-"""Matrices as AutoAWQ stores them, in its version ``gemm``.
+"""Matrices as AutoAWQ stores them, in its version ``gemm``, and AutoRound in the formats named after it.
 
 ======= ======================== ==============================================================================
 tensor  type and shape           contents
@@ -48,7 +48,7 @@ class AWQLayout(PackedLayout):
         parts: Mapping[str, StoredTensor],
         source: TensorReader,  # noqa: ARG002 - inputs have no order of their own
     ) -> PackedTensor:
-        """Return a matrix; see ``PackedLayout``."""
+        """Return a matrix; see ``MatrixLayout``."""
         inputs, words = require_matrix(parts["qweight"])
         groups = -(-inputs // self.group_of(inputs))
         require_words(parts["qzeros"], (groups, words))

@@ -50,7 +50,7 @@ class CompressedTensorsLayout(PackedLayout):
     optional = ("weight_zero_point", "weight_g_idx")
 
     def tensor(self, name: str, parts: Mapping[str, StoredTensor], source: TensorReader) -> PackedTensor:
-        """Return a matrix; see ``PackedLayout``."""
+        """Return a matrix; see ``MatrixLayout``."""
         packed_rows, words = require_matrix(parts["weight_packed"])
         rows, inputs = read_pair(source, parts["weight_shape"])
         if rows != packed_rows or inputs < 1 or -(-inputs // NIBBLES) != words:

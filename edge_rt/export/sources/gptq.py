@@ -1,4 +1,4 @@
-"""Matrices as GPTQ's tools store them.
+"""Matrices as GPTQ's tools store them, and AutoRound in most of its packing formats.
 
 ======= ==================== =================================================================================
 tensor  type and shape       contents
@@ -45,7 +45,7 @@ class GPTQLayout(PackedLayout):
     optional = ("g_idx",)
 
     def tensor(self, name: str, parts: Mapping[str, StoredTensor], source: TensorReader) -> PackedTensor:
-        """Return a matrix; see ``PackedLayout``."""
+        """Return a matrix; see ``MatrixLayout``."""
         words, rows = require_matrix(parts["qweight"])
         inputs = NIBBLES * words
         groups = -(-inputs // self.group_of(inputs))

@@ -105,12 +105,13 @@ def float_tensor(folder: HFFolder, name: str, stored: StoredTensor) -> TensorInf
     return TensorInfo(name, stored.shape[::-1], type_id, type_name, stored.offset, stored.nbytes, stored.file)
 
 
-def hf_source(folder: HFFolder, tensors: Mapping[str, TensorInfo]) -> Source:
+def hf_source(folder: HFFolder, tensors: Mapping[str, TensorInfo], remarks: tuple[str, ...] = ()) -> Source:
     """Return the checkpoint of a folder.
 
     Args:
         folder: it.
         tensors: its tensors, by the names that GGUF files have.
+        remarks: as in ``Source``.
 
     Raises:
         UnsupportedModel: there is no ``tokenizer.json``.
@@ -136,6 +137,7 @@ def hf_source(folder: HFFolder, tensors: Mapping[str, TensorInfo]) -> Source:
         license=read_license(folder.path),
         build_tokenizer=lambda rows: build_hf_tokenizer(folder, rows),
         read_advice=lambda: read_advice_file(folder.path / GENERATION_FILE),
+        remarks=remarks,
     )
 
 

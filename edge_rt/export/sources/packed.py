@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from edge_rt.errors import UnsupportedModel
-from edge_rt.export.sources.gguf_types import TensorInfo
+from edge_rt.export.sources.compound import CompoundTensor, MatrixLayout
 from edge_rt.export.sources.packed_arrays import Array, misfit
 from edge_rt.export.sources.packed_config import PackedSettings
 from edge_rt.export.sources.safetensors_folder import StoredTensor
@@ -63,13 +63,10 @@ class StoredMatrix(ABC):
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class PackedTensor(TensorInfo):
-    """A matrix that several stored tensors hold together.
-
-    ``nbytes`` are those of the codes, ``offset`` is where they begin. ``type_id`` is -1: ggml has no such type.
+class PackedTensor(CompoundTensor):
+    """A matrix of codes with zero points.
 
     Attributes:
-        parts: the stored tensors, by what follows the layer's name in theirs.
         group: inputs that share a scale and a zero point.
         zero_added: what is added to a stored zero point.
         unit: inputs that share them in the package, a part of a group.
@@ -79,7 +76,6 @@ class PackedTensor(TensorInfo):
         row_order: row of the file for every row of the package, int64; None: the same.
     """
 
-    parts: Mapping[str, StoredTensor]
     group: int
     zero_added: int
     unit: int
@@ -89,13 +85,7 @@ class PackedTensor(TensorInfo):
     row_order: Array | None = None
 
     def open(self, source: TensorReader) -> PackedMatrix:
-        """Bring the stored tensors into memory.
-
-        Raises:
-            InvalidModelFile: a scale is not finite.
-            UnsupportedModel: a scale cannot be stored exactly.
-            StorageError: the file cannot be read.
-        """
+        """Bring the stored tensors into memory; see ``CompoundTensor``."""
         return PackedMatrix(self, self.read(self, source))
 
 
@@ -124,34 +114,19 @@ class PackedMatrix:
         return rows if self._tensor.row_order is None else self._tensor.row_order[rows]
 
 
-class PackedLayout(ABC):
+class PackedLayout(MatrixLayout):
     """One way to store such matrices.
 
     Args:
         settings: of the folder.
     """
 
-    required: tuple[str, ...]
-    """What follows the layer's name in the names of the tensors that every matrix has; the first one is its codes."""
-    optional: tuple[str, ...]
-
     def __init__(self, settings: PackedSettings) -> None:
         self.settings = settings
 
     @abstractmethod
     def tensor(self, name: str, parts: Mapping[str, StoredTensor], source: TensorReader) -> PackedTensor:
-        """Return a matrix whose tensors were checked against each other.
-
-        Args:
-            name: of the matrix, as GGUF files call it.
-            parts: its stored tensors; all of ``required`` are among them.
-            source: the open folder, for the order of inputs.
-
-        Raises:
-            InvalidModelFile: types or sizes do not fit each other, or a value is out of range.
-            UnsupportedModel: groups or their order cannot be stored in a package.
-            StorageError: the file cannot be read.
-        """
+        """Return a matrix; see ``MatrixLayout``."""
 
     def group_of(self, inputs: int) -> int:
         """Return how many inputs share a scale."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from typing import Any, Final
 
 import numpy as np
@@ -27,7 +27,7 @@ _FLOATS: Final[dict[str, np.dtype[Any]]] = {
 }
 
 
-def require_shape(stored: StoredTensor, types: Mapping[str, Any], shape: tuple[int, ...]) -> None:
+def require_shape(stored: StoredTensor, types: Collection[str], shape: tuple[int, ...]) -> None:
     """Refuse a stored tensor of another type or shape.
 
     Raises:
@@ -39,14 +39,15 @@ def require_shape(stored: StoredTensor, types: Mapping[str, Any], shape: tuple[i
         raise misfit(stored, f"it has the shape {list(stored.shape)}, must have {list(shape)}")
 
 
-def require_matrix(stored: StoredTensor) -> tuple[int, int]:
-    """Return the shape of a matrix of words.
+def require_matrix(stored: StoredTensor, types: Collection[str] = _WORDS) -> tuple[int, int]:
+    """Return the shape of a matrix of one of these types, by default of words.
 
     Raises:
         InvalidModelFile: it is none.
     """
-    if stored.dtype not in _WORDS or len(stored.shape) != 2 or min(stored.shape) < 1:
-        raise misfit(stored, f"it is {stored.dtype} {list(stored.shape)}, must be I32 with two dimensions")
+    if stored.dtype not in types or len(stored.shape) != 2 or min(stored.shape) < 1:
+        wanted = " or ".join(types)
+        raise misfit(stored, f"it is {stored.dtype} {list(stored.shape)}, must be {wanted} with two dimensions")
     return stored.shape[0], stored.shape[1]
 
 
@@ -74,8 +75,29 @@ def read_array(source: TensorReader, stored: StoredTensor, dtype: np.dtype[Any])
     Raises:
         StorageError: the file cannot be read.
     """
-    tensor = TensorInfo(stored.name, stored.shape[::-1], -1, stored.dtype, stored.offset, stored.nbytes, stored.file)
-    return np.frombuffer(source.read(tensor, 0, stored.nbytes), dtype).reshape(stored.shape)
+    return np.frombuffer(source.read(_info(stored), 0, stored.nbytes), dtype).reshape(stored.shape)
+
+
+def read_byte_rows(source: TensorReader, stored: StoredTensor, row_bytes: int, rows: Array) -> Array:
+    """Return some rows of a tensor, uint8 ``[rows, row_bytes]``; neighbours are read together.
+
+    Args:
+        source: the open folder.
+        stored: the tensor.
+        row_bytes: bytes of a row.
+        rows: their numbers, int64.
+
+    Raises:
+        StorageError: the file cannot be read.
+    """
+    tensor = _info(stored)
+    runs = np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1)
+    found = [source.read(tensor, int(run[0]) * row_bytes, len(run) * row_bytes) for run in runs]
+    return np.frombuffer(found[0] if len(found) == 1 else b"".join(found), np.uint8).reshape(len(rows), row_bytes)
+
+
+def _info(stored: StoredTensor) -> TensorInfo:
+    return TensorInfo(stored.name, stored.shape[::-1], -1, stored.dtype, stored.offset, stored.nbytes, stored.file)
 
 
 def read_words(source: TensorReader, stored: StoredTensor) -> Array:
@@ -108,6 +130,25 @@ def read_floats(source: TensorReader, stored: StoredTensor) -> Array:
     return found.astype(np.float32)
 
 
+def read_finite(source: TensorReader, stored: StoredTensor) -> Array:
+    """Return a tensor of F32, F16 or BF16 that is to hold scales, float32 of its shape.
+
+    Raises:
+        InvalidModelFile: a number is not finite.
+        StorageError: the file cannot be read.
+    """
+    scales = read_floats(source, stored)
+    if not np.isfinite(scales).all():
+        raise misfit(stored, "it holds a scale that is not finite")
+    return scales
+
+
+def as_halves(values: Array) -> Array:
+    """Return numbers in float16; those that are too large become infinite."""
+    with np.errstate(over="ignore"):
+        return values.astype(np.float16)
+
+
 def read_scales(source: TensorReader, stored: StoredTensor) -> tuple[Array, Array]:
     """Return scales as they are stored, in float32, and as a package holds them, in float16.
 
@@ -116,11 +157,8 @@ def read_scales(source: TensorReader, stored: StoredTensor) -> tuple[Array, Arra
         UnsupportedModel: some are not exact in float16.
         StorageError: the file cannot be read.
     """
-    scales = read_floats(source, stored)
-    if not np.isfinite(scales).all():
-        raise misfit(stored, "it holds a scale that is not finite")
-    with np.errstate(over="ignore"):
-        halves = scales.astype(np.float16)
+    scales = read_finite(source, stored)
+    halves = as_halves(scales)
     wrong = halves.astype(np.float32) != scales
     if wrong.any():
         largest = np.abs(scales[wrong]).max()

@@ -9,16 +9,32 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from edge_rt.errors import InvalidModelFile, UnsupportedModel
+from edge_rt.export.sources.config_object import BITS, ConfigObject
+from edge_rt.export.sources.converted_config import (
+    FLOAT8_FORMATS,
+    BitsAndBytesSettings,
+    Float8Settings,
+    float8_scheme,
+    read_bitsandbytes,
+    read_float8,
+)
+from edge_rt.export.sources.mlx_config import MLX_KEY, MLXSettings, read_mlx
 
-BITS: Final = 4
-GROUP_STEP: Final = 32
-"""Groups of inputs are multiples of it."""
-MAX_GROUP: Final = 1 << 20
 KEYS: Final = ("quantization_config", "compression_config")
 """Keys of ``config.json`` that hold the settings; early versions of compressed-tensors wrote the second one."""
 
-_OTHER_WAY: Final = "Get the model in BF16 or F16, or as a GGUF file, or quantised to 4 bits by GPTQ or AWQ."
+_ACTIVATIONS: Final = ("input_activations", "output_activations")
+_AUTO_ROUND: Final = {
+    "auto": "gptq",
+    "auto_round:auto_gptq": "gptq",
+    "auto_round:gptq": "gptq",
+    "auto_round": "gptq_v2",
+    "auto_round:gptqmodel": "gptq_v2",
+    "auto_round:auto_awq": "awq",
+    "auto_round:awq": "awq",
+}
+"""Packing format of AutoRound -> layout; in the second one zero points are stored as they are, in the first less 1."""
+_FLOAT_BITS: Final = 16
 
 
 @dataclass(frozen=True)
@@ -40,8 +56,11 @@ class PackedSettings:
     needs_order: bool = False
 
 
-def read_packed_settings(where: str, config: Mapping[str, Any]) -> PackedSettings | None:
-    """Return how matrices are packed; None if they are floats.
+QuantisedSettings = PackedSettings | Float8Settings | BitsAndBytesSettings | MLXSettings
+
+
+def read_packed_settings(where: str, config: Mapping[str, Any]) -> QuantisedSettings | None:
+    """Return how matrices are quantised; None if they are floats.
 
     Args:
         where: name of the folder, for errors.
@@ -51,21 +70,29 @@ def read_packed_settings(where: str, config: Mapping[str, Any]) -> PackedSetting
         UnsupportedModel: in a way that is not read.
         InvalidModelFile: a setting is missing or has the wrong type.
     """
+    if config.get(MLX_KEY) is not None:
+        return read_mlx(where, config)
     key = next((key for key in KEYS if config.get(key) is not None), None)
     if key is None:
         return None
-    settings = _Settings(where, key, config[key])
+    settings = ConfigObject(where, key, config[key])
     method = settings.text("quant_method", "compressed-tensors" if "config_groups" in settings.values else None)
     if method == "gptq":
         return _gptq(settings)
     if method == "awq":
         return _awq(settings)
+    if method == "auto-round":
+        return _auto_round(settings)
     if method == "compressed-tensors":
         return _compressed_tensors(settings)
-    raise settings.refused("quant_method", method, "gptq, awq, compressed-tensors")
+    if method == "fp8":
+        return read_float8(settings)
+    if method == "bitsandbytes":
+        return read_bitsandbytes(settings)
+    raise settings.refused("quant_method", method, "gptq, awq, auto-round, compressed-tensors, fp8, bitsandbytes")
 
 
-def _gptq(settings: _Settings) -> PackedSettings:
+def _gptq(settings: ConfigObject) -> PackedSettings:
     settings.require_bits(settings.integer("bits"))
     # The second key is that of newer versions.
     key = "checkpoint_format" if settings.values.get("checkpoint_format") is not None else "format"
@@ -86,7 +113,7 @@ def _gptq(settings: _Settings) -> PackedSettings:
     )
 
 
-def _awq(settings: _Settings) -> PackedSettings:
+def _awq(settings: ConfigObject) -> PackedSettings:
     settings.require_bits(settings.integer("w_bit" if "w_bit" in settings.values else "bits"))
     for key in ("version", "checkpoint_format", "format"):
         version = settings.text(key, "gemm").lower()
@@ -98,10 +125,40 @@ def _awq(settings: _Settings) -> PackedSettings:
     return PackedSettings("awq", settings.group(group))
 
 
-def _compressed_tensors(settings: _Settings) -> PackedSettings:
+def _auto_round(settings: ConfigObject) -> PackedSettings:
+    settings.require_bits(settings.integer("bits"))
+    form = settings.text("packing_format", "auto")
+    if form not in _AUTO_ROUND:
+        raise settings.refused("packing_format", form, ", ".join(_AUTO_ROUND))
+    kind = settings.text("data_type", "int")
+    if kind != "int":
+        raise settings.refused("data_type", kind, "int")
+    if settings.values.get("act_bits") is not None and settings.integer("act_bits") < _FLOAT_BITS:
+        raise settings.refused("act_bits", str(settings.values["act_bits"]), "16 and more: only weights are quantised")
+    layers = settings.values.get("extra_config") or {}
+    if not isinstance(layers, dict) or not all(isinstance(layer, dict) for layer in layers.values()):
+        raise settings.wrong("extra_config", layers)
+    group = settings.integer("group_size")
+    same = {"bits": BITS, "group_size": group, "data_type": kind, "packing_format": form}
+    for name, layer in layers.items():
+        bits = layer.get("bits", BITS)
+        # A layer of 16 bits stays as it is; others must not differ from the model's settings.
+        is_float = type(bits) is int and bits >= _FLOAT_BITS
+        if not is_float and any(layer.get(key, value) != value for key, value in same.items()):
+            raise settings.refused("extra_config", f"{name:.40}: {layer!r}", "the same settings for all layers")
+    layout = _AUTO_ROUND[form]
+    return PackedSettings(
+        layout.removesuffix("_v2"),
+        settings.group(group),
+        zero_added=1 if layout == "gptq" else 0,
+        needs_order=settings.flag("desc_act", default=False),
+    )
+
+
+def _compressed_tensors(settings: ConfigObject) -> PackedSettings | Float8Settings:
     form = settings.text("format")
-    if form != "pack-quantized":
-        raise settings.refused("format", form, "pack-quantized")
+    if form != "pack-quantized" and form not in FLOAT8_FORMATS:
+        raise settings.refused("format", form, ", ".join(("pack-quantized", *FLOAT8_FORMATS)))
     sparsity = settings.values.get("sparsity_config") or {}
     if not isinstance(sparsity, dict) or sparsity.get("format", "dense") != "dense":
         raise settings.refused("sparsity_config", repr(sparsity), "none")
@@ -109,18 +166,22 @@ def _compressed_tensors(settings: _Settings) -> PackedSettings:
     if not isinstance(groups, dict) or not groups or not all(isinstance(one, dict) for one in groups.values()):
         raise settings.wrong("config_groups", groups)
     schemes = list(groups.values())
+    activations = [(key, scheme[key]) for scheme in schemes for key in _ACTIVATIONS if scheme.get(key) is not None]
     for scheme in schemes:
-        for key in ("input_activations", "output_activations"):
-            if scheme.get(key) is not None:
-                raise settings.refused(key, repr(scheme[key]), "none: only weights are quantised")
-        if scheme.get("format", form) != form:
+        if scheme.get("format") not in (None, form):
             raise settings.refused("format", repr(scheme["format"]), form)
     if any(scheme.get("weights") != schemes[0].get("weights") for scheme in schemes):
         raise settings.refused("config_groups", f"{len(schemes)} different ones", "the same settings for all weights")
-    return _weights(_Settings(settings.where, "weights", schemes[0].get("weights")))
+    weights = ConfigObject(settings.where, "weights", schemes[0].get("weights"))
+    if form in FLOAT8_FORMATS:
+        has_cache = settings.values.get("kv_cache_scheme") is not None
+        return float8_scheme(weights, ignores_activations=bool(activations) or has_cache)
+    for key, value in activations:
+        raise settings.refused(key, repr(value), "none: only weights are quantised")
+    return _weights(weights)
 
 
-def _weights(weights: _Settings) -> PackedSettings:
+def _weights(weights: ConfigObject) -> PackedSettings:
     """Return the settings of a scheme of compressed-tensors."""
     weights.require_bits(weights.integer("num_bits"))
     kind = weights.text("type", "int")
@@ -134,59 +195,3 @@ def _weights(weights: _Settings) -> PackedSettings:
     return PackedSettings(
         "compressed-tensors", group, has_zeros=has_zeros, needs_order=weights.values.get("actorder") == "group"
     )
-
-
-class _Settings:
-    """An object of the configuration, read with checks."""
-
-    def __init__(self, where: str, key: str, values: object) -> None:
-        self.where = where
-        if not isinstance(values, dict):
-            raise self.wrong(key, values)
-        self.values: Mapping[str, Any] = values
-
-    def text(self, key: str, default: str | None = None) -> str:
-        value = self.values.get(key)
-        value = default if value is None else value
-        if not isinstance(value, str):
-            raise self.wrong(key, value)
-        return value
-
-    def integer(self, key: str) -> int:
-        value = self.values.get(key)
-        if type(value) is not int:
-            raise self.wrong(key, value)
-        return value
-
-    def flag(self, key: str, *, default: bool) -> bool:
-        value = self.values.get(key)
-        value = default if value is None else value
-        if not isinstance(value, bool):
-            raise self.wrong(key, value)
-        return value
-
-    def require_bits(self, bits: int) -> None:
-        if bits != BITS:
-            raise self.refused("bits", str(bits), str(BITS))
-
-    def group(self, size: int) -> int:
-        """Return the size of a group, 0 for a whole row."""
-        if size == -1:
-            return 0
-        if not 1 <= size <= MAX_GROUP or size % GROUP_STEP:
-            raise self.refused("group_size", str(size), f"-1, and multiples of {GROUP_STEP} up to {MAX_GROUP}")
-        return size
-
-    def refused(self, key: str, value: str, taken: str) -> UnsupportedModel:
-        return UnsupportedModel(
-            f"{self.where}: the weights are quantised in a way that edge-rt does not read.",
-            f"'{key}' is {value:.60}; read is {taken}.",
-            _OTHER_WAY,
-        )
-
-    def wrong(self, key: str, value: object) -> InvalidModelFile:
-        return InvalidModelFile(
-            f"{self.where}: '{key}' of the quantisation in config.json is missing or has the wrong type.",
-            f"Found {value!r:.60}.",
-            "Fetch the model again.",
-        )

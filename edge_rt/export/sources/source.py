@@ -45,6 +45,7 @@ class Source:
         license: SPDX identifier, if it is known.
         build_tokenizer: makes the tokenizer for a number of embedding rows.
         read_advice: reads the makers' advice on sampling.
+        remarks: sentences for the report of an export: what is not read as it is stored.
     """
 
     kind: str
@@ -56,3 +57,4 @@ class Source:
     license: str | None
     build_tokenizer: Callable[[int], TokenizerBuild]
     read_advice: Callable[[], SamplingAdvice | None]
+    remarks: tuple[str, ...] = ()

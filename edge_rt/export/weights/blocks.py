@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_rt.errors import InvalidModelFile
+from edge_rt.export.sources.converted import VALUE_BYTES, ConvertedTensor
 from edge_rt.export.sources.gguf_types import FETCH_AGAIN, TensorInfo
 from edge_rt.export.sources.tensor_reader import TensorReader
 
@@ -55,9 +56,14 @@ def iter_rows(source: TensorReader, tensor: TensorInfo, *, whole: bool = False, 
 
 
 def piece_rows(tensor: TensorInfo, *, multiple: int = 1) -> int:
-    """Return how many rows ``iter_rows`` yields at a time."""
+    """Return how many rows are read at a time."""
     rows = tensor.shape[1] if len(tensor.shape) > 1 else 1
-    return max(1, PIECE_BYTES // (tensor.nbytes // rows) // multiple) * multiple
+    return max(1, PIECE_BYTES // (open_bytes(tensor) // rows) // multiple) * multiple
+
+
+def open_bytes(tensor: TensorInfo) -> int:
+    """Return the bytes of a tensor as it is read: those in the file, or those of the floats that it is converted to."""
+    return VALUE_BYTES * tensor.elements if isinstance(tensor, ConvertedTensor) else tensor.nbytes
 
 
 def float_rows(tensor: TensorInfo, raw: Array) -> Array:
@@ -75,6 +81,13 @@ def float_rows(tensor: TensorInfo, raw: Array) -> Array:
             FETCH_AGAIN,
         )
     return values
+
+
+def stored_floats(values: Array, type_name: str) -> Array:
+    """Return float32 numbers as they are stored in ``FLOAT_TYPES``; a BF16 type must have them exactly."""
+    if type_name == "BF16":
+        return (values.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+    return values.astype(FLOAT_TYPES[type_name])
 
 
 def float_values(stored: Array) -> Array:

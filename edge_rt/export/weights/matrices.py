@@ -1,6 +1,7 @@
 """Matrices as plain floats: of a checkpoint, independently of what packs them, and of a package.
 
-Blocks are dequantised by the ``gguf`` library, packed matrices (``sources.packed``) by a formula of their own.
+Blocks are dequantised by the ``gguf`` library, matrices of several tensors (``sources.compound``) by a formula of their
+own.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
 from edge_rt.errors import InvalidModelFile
+from edge_rt.export.sources.compound import CompoundTensor
+from edge_rt.export.sources.converted import ConvertedTensor
 from edge_rt.export.sources.gguf_types import FETCH_AGAIN, TensorInfo
-from edge_rt.export.sources.packed import PackedTensor
 from edge_rt.export.sources.tensor_reader import TensorReader
 from edge_rt.export.weights.blocks import PIECE_BYTES, Array, iter_rows, piece_rows
 from edge_rt.export.weights.linear import Linear, Part
@@ -72,11 +74,12 @@ class CheckpointMatrices:
     def pieces(self, name: str) -> Iterator[Array]:
         """Yield the rows of a matrix; see ``Matrices``."""
         tensor = self._tensors[name]
-        if isinstance(tensor, PackedTensor):
-            packed, rows = tensor.open(self._source), np.arange(tensor.shape[1])
+        if isinstance(tensor, CompoundTensor):
+            matrix, rows = tensor.open(self._source), np.arange(tensor.shape[1])
             # Taking words apart needs more memory than blocks do: pieces are smaller.
-            for some in np.split(rows, rows[:: max(1, piece_rows(tensor) // 4)][1:]):
-                yield packed.values(some)
+            step = max(1, piece_rows(tensor) // (1 if isinstance(tensor, ConvertedTensor) else 4))
+            for some in np.split(rows, rows[::step][1:]):
+                yield matrix.values(some)
             return
         step = max(1, PIECE_VALUES // tensor.shape[0])
         for raw in iter_rows(self._source, tensor):
@@ -87,7 +90,7 @@ class CheckpointMatrices:
     def rows(self, name: str, numbers: Iterable[int]) -> Array:
         """Return some rows of a matrix."""
         tensor = self._tensors[name]
-        if isinstance(tensor, PackedTensor):
+        if isinstance(tensor, CompoundTensor):
             return tensor.open(self._source).values(np.asarray(list(numbers)))
         row_bytes = tensor.nbytes // tensor.shape[1]
         raws = (self._source.read(tensor, number * row_bytes, row_bytes) for number in numbers)

@@ -11,8 +11,8 @@ from typing import Final
 import numpy as np
 
 from edge_rt.errors import InvalidPackage
+from edge_rt.export.sources.compound import CompoundTensor, MatrixValues
 from edge_rt.export.sources.gguf_types import TensorInfo
-from edge_rt.export.sources.packed import PackedMatrix, PackedTensor
 from edge_rt.export.sources.tensor_reader import TensorReader
 from edge_rt.export.weights.blocks import Array, piece_rows
 from edge_rt.export.weights.linear import Linear, Part, stack as stack_of_one_type
@@ -206,7 +206,7 @@ def verify_values(
     """
     stored = Stored(weights, layout)
     tensors = [part.tensor for part in linear.parts]
-    matrices = {tensor.name: tensor.open(source) for tensor in tensors if isinstance(tensor, PackedTensor)}
+    matrices = {tensor.name: tensor.open(source) for tensor in tensors if isinstance(tensor, CompoundTensor)}
     for tile in tiles:
         part, number, found = stored.tile(linear, tile)
         expected = np.zeros_like(found)
@@ -248,8 +248,8 @@ def _tiles_of_part(linear: Linear, part: Part) -> tuple[int, int]:
     return sum(sizes[:at]), 1
 
 
-def _dequantised(source: TensorReader, part: Part, rows: range, matrix: PackedMatrix | None) -> Array:
-    """Return rows of a part, in its order, float32 ``[rows, in_features]``; those of a packed matrix from it."""
+def _dequantised(source: TensorReader, part: Part, rows: range, matrix: MatrixValues | None) -> Array:
+    """Return rows of a part, in its order, float32 ``[rows, in_features]``; from the open matrix, if there is one."""
     tensor = part.tensor
     if matrix is not None:
         return matrix.values(np.asarray(rows) if part.row_order is None else part.row_order[rows])

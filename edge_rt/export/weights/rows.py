@@ -7,10 +7,12 @@ from typing import Protocol
 
 import numpy as np
 
+from edge_rt.export.sources.converted import ConvertedTensor
 from edge_rt.export.sources.gguf_types import TensorInfo
+from edge_rt.export.sources.mlx import AffineTensor
 from edge_rt.export.sources.packed import PackedTensor
 from edge_rt.export.sources.tensor_reader import TensorReader
-from edge_rt.export.weights.blocks import FLOAT_TYPES, Array, float_rows, piece_rows
+from edge_rt.export.weights.blocks import FLOAT_TYPES, Array, float_rows, piece_rows, stored_floats
 from edge_rt.export.weights.codes import Codes
 from edge_rt.export.weights.gguf_blocks import read_codes
 from edge_rt.export.weights.linear import Part
@@ -50,6 +52,12 @@ class CheckpointRows:
         if isinstance(part.tensor, PackedTensor):
             yield from packed_rows(part.tensor, self._source, part.row_order, multiple)
             return
+        if isinstance(part.tensor, AffineTensor):
+            yield from affine_rows(part.tensor, self._source, part.row_order, multiple)
+            return
+        if isinstance(part.tensor, ConvertedTensor):
+            yield from converted_rows(part.tensor, self._source, part.row_order, multiple)
+            return
         for raw in part.pieces(self._source, multiple=multiple):
             yield stored_rows(part.tensor, raw), raw.nbytes
 
@@ -64,15 +72,46 @@ def packed_rows(
         UnsupportedModel: a scale is not exact in float16.
         StorageError: the checkpoint cannot be read.
     """
-    matrix, count = tensor.open(source), tensor.shape[1]
-    order = np.arange(count) if row_order is None else row_order
+    matrix = tensor.open(source)
     # The codes of a piece take twice their bytes in the file.
-    step = piece_rows(tensor, multiple=2 * multiple) // 2
-    for first in range(0, count, step):
-        found = matrix.rows(order[first : first + step])
-        last = min(first + step, count)
-        read = tensor.nbytes * last // count - tensor.nbytes * first // count
+    for rows, read in _in_pieces(tensor, row_order, piece_rows(tensor, multiple=2 * multiple) // 2):
+        found = matrix.rows(rows)
         yield Codes(found.codes, zeros=found.zeros, d=found.scales), read
+
+
+def affine_rows(
+    tensor: AffineTensor, source: TensorReader, row_order: Array | None, multiple: int
+) -> Iterator[tuple[Codes, int]]:
+    """Yield the rows of a matrix with minima, and their share of its bytes; see ``packed_rows``."""
+    matrix = tensor.open(source)
+    for rows, read in _in_pieces(tensor, row_order, piece_rows(tensor, multiple=2 * multiple) // 2):
+        found = matrix.rows(rows)
+        yield Codes(found.codes, d=found.scales, m=found.minima), read
+
+
+def converted_rows(
+    tensor: ConvertedTensor, source: TensorReader, row_order: Array | None, multiple: int
+) -> Iterator[tuple[Array, int]]:
+    """Yield the rows of a matrix of floats that is stored in fewer bits, in its type, and their share of its bytes.
+
+    The arguments are as in ``Part`` and ``RowReader``.
+
+    Raises:
+        InvalidModelFile: a value is not finite.
+        StorageError: the checkpoint cannot be read.
+    """
+    matrix = tensor.open(source)
+    for rows, read in _in_pieces(tensor, row_order, piece_rows(tensor, multiple=multiple)):
+        yield stored_floats(matrix.values(rows), tensor.type_name), read
+
+
+def _in_pieces(tensor: TensorInfo, row_order: Array | None, step: int) -> Iterator[tuple[Array, int]]:
+    """Yield the numbers of some rows, in the package's order, and their share of the tensor's bytes."""
+    count = tensor.shape[1]
+    order = np.arange(count) if row_order is None else row_order
+    for first in range(0, count, step):
+        last = min(first + step, count)
+        yield order[first:last], tensor.nbytes * last // count - tensor.nbytes * first // count
 
 
 def stored_rows(tensor: TensorInfo, raw: Array) -> Rows:

@@ -131,7 +131,7 @@ class TestRope:
         ({"model_type": 3}, InvalidModelFile, "'model_type'"),
         ({"hidden_act": "gelu"}, UnsupportedModel, "hidden_act is 'gelu'"),
         ({"attention_bias": True}, UnsupportedModel, "attention_bias is True"),
-        ({"quantization_config": {"quant_method": "fp8"}}, UnsupportedModel, "'quant_method' is fp8"),
+        ({"quantization_config": {"quant_method": "hqq"}}, UnsupportedModel, "'quant_method' is hqq"),
         ({"hidden_size": None}, InvalidModelFile, "'hidden_size'"),
         ({"hidden_size": "64"}, InvalidModelFile, "'hidden_size'"),
         ({"num_hidden_layers": 0}, InvalidModelFile, "'num_hidden_layers'"),

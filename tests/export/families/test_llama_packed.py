@@ -57,6 +57,17 @@ def test_weights_are_those_of_the_folder_with_floats(name, model, tmp_path):
     np.testing.assert_allclose(logits, wanted, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("form", ["auto_round:auto_gptq", "auto_round:gptqmodel", "auto_round:auto_awq"])
+def test_zero_points_of_auto_round(form, model, tmp_path):
+    """Less 1, as they are, and as they are in the order of AWQ."""
+    name = {"auto_round:auto_gptq": "gptq", "auto_round:gptqmodel": "gptq_v2", "auto_round:auto_awq": "awq"}[form]
+    packed = write_packed_folder(
+        tmp_path / "m", model, name, settings=SETTINGS["auto-round"] | {"packing_format": form}
+    )
+    found, _ = matrices_of(tmp_path / "m")
+    np.testing.assert_array_equal(found["blk.0.ffn_down.weight"], packed[DOWN].values)
+
+
 def test_matrices_that_are_left_out_stay_floats(model, tmp_path):
     packed = write_packed_folder(tmp_path / "m", model, "awq", floats=(QUERY, DOWN))
     tensors = open_checkpoint(tmp_path / "m")[0].tensors
@@ -173,7 +184,7 @@ class TestMisfits:
         with pytest.raises(UnsupportedModel, match="28 tensors that this architecture does not use"):
             open_checkpoint(tmp_path / "m")
 
-    @pytest.mark.parametrize("method", ["fp8", "bitsandbytes"])
+    @pytest.mark.parametrize("method", ["hqq", "mxfp4"])
     def test_other_methods_are_refused_with_the_way(self, model, method, tmp_path):
         write_packed_folder(tmp_path / "m", model, "gptq", settings={"quant_method": method})
         with pytest.raises(UnsupportedModel, match=f"'quant_method' is {method}; .* Get the model in BF16 or F16"):

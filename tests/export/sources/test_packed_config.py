@@ -28,6 +28,16 @@ def changed(name, *path_and_value):
     return document
 
 
+AUTO_ROUND = {
+    None: PackedSettings("gptq", 128, zero_added=1),
+    "auto": PackedSettings("gptq", 128, zero_added=1),
+    "auto_round:gptq": PackedSettings("gptq", 128, zero_added=1),
+    "auto_round": PackedSettings("gptq", 128),
+    "auto_round:gptqmodel": PackedSettings("gptq", 128),
+    "auto_round:awq": PackedSettings("awq", 128),
+    "auto_round:auto_awq": PackedSettings("awq", 128),
+}
+"""Packing format -> settings: as in GPTQ's first format, in its second one, or as in AWQ."""
 WEIGHTS = ("config_groups", "group_0", "weights")
 
 
@@ -45,6 +55,13 @@ WEIGHTS = ("config_groups", "group_0", "weights")
         (SETTINGS["awq"], PackedSettings("awq", 128)),
         (changed("awq", "version", "GEMM"), PackedSettings("awq", 128)),
         ({"quant_method": "awq", "w_bit": 4, "q_group_size": 64}, PackedSettings("awq", 64)),
+        (SETTINGS["auto-round"], PackedSettings("gptq", 128, zero_added=1)),
+        *((changed("auto-round", "packing_format", form), expected) for form, expected in AUTO_ROUND.items()),
+        (changed("auto-round", "group_size", -1), PackedSettings("gptq", 0, zero_added=1)),
+        (changed("auto-round", "act_bits", 16), PackedSettings("gptq", 128, zero_added=1)),
+        (changed("auto-round", "extra_config", None), PackedSettings("gptq", 128, zero_added=1)),
+        (changed("auto-round", "extra_config", {"lm_head": {"bits": 4, "group_size": 128, "sym": False}}),
+         PackedSettings("gptq", 128, zero_added=1)),
         (SETTINGS["compressed-tensors"], PackedSettings("compressed-tensors", 128)),
         (
             changed("compressed-tensors", *WEIGHTS, "symmetric", True),
@@ -79,10 +96,16 @@ def test_an_older_key_of_compressed_tensors():
 @pytest.mark.parametrize(
     ("document", "numbers"),
     [
-        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "'quant_method' is fp8; read is gptq, awq,"),
-        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "'quant_method' is bitsandbytes"),
-        ({"quant_method": "auto-round"}, "'quant_method' is auto-round"),
-        ({"quant_method": "hqq"}, "'quant_method' is hqq"),
+        ({"quant_method": "intel/auto-round"}, "'quant_method' is intel/auto-round"),
+        (changed("auto-round", "packing_format", "auto_round:exllamav2"), "'packing_format' is auto_round:exll"),
+        (changed("auto-round", "packing_format", "auto_round:llm_compressor"), "'packing_format' is auto_round:llm"),
+        (changed("auto-round", "bits", 2), "'bits' is 2; read is 4"),
+        (changed("auto-round", "data_type", "mx_fp"), "'data_type' is mx_fp; read is int"),
+        (changed("auto-round", "act_bits", 8), "'act_bits' is 8; read is 16 and more"),
+        (changed("auto-round", "group_size", 16), "'group_size' is 16"),
+        (changed("auto-round", "extra_config", {"lm_head": {"bits": 8}}), "'extra_config' is lm_head: {'bits': 8}"),
+        (changed("auto-round", "extra_config", {"x": {"group_size": 32}}), "'extra_config' is x: {'group_size': 32}"),
+        ({"quant_method": "hqq"}, "'quant_method' is hqq; read is gptq, awq,"),
         (changed("gptq", "bits", 8), "'bits' is 8; read is 4"),
         (changed("gptq", "bits", 3), "'bits' is 3; read is 4"),
         (changed("gptq", "group_size", 16), "'group_size' is 16; read is -1, and multiples of 32"),
@@ -98,7 +121,8 @@ def test_an_older_key_of_compressed_tensors():
         (changed("awq", "version", "gemv"), "'version' is gemv; read is gemm"),
         (changed("awq", "version", "gemv_fast"), "'version' is gemv_fast; read is gemm"),
         (changed("awq", "zero_point", False), "'zero_point' is false; read is true"),
-        (changed("compressed-tensors", "format", "float-quantized"), "'format' is float-quantized; read is pack-quant"),
+        (changed("compressed-tensors", "format", "int-quantized"), "'format' is int-quantized; read is pack-quant"),
+        (changed("compressed-tensors", "format", "float-quantized"), "'type' is int; read is float"),
         (changed("compressed-tensors", "sparsity_config", {"format": "sparse-24-bitmask"}), "'sparsity_config' is"),
         (changed("compressed-tensors", "config_groups", "group_0", "input_activations", {"num_bits": 8}),
          "'input_activations' is {'num_bits': 8}; read is none: only weights"),
@@ -129,6 +153,11 @@ def test_what_is_refused_by_name(document, numbers):
         (changed("gptq", "desc_act", 1), "desc_act"),
         (changed("gptq", "checkpoint_format", 2), "checkpoint_format"),
         (changed("awq", "version", 1), "version"),
+        (changed("auto-round", "packing_format", 1), "packing_format"),
+        (changed("auto-round", "bits", None), "bits"),
+        (changed("auto-round", "act_bits", "8"), "act_bits"),
+        (changed("auto-round", "extra_config", [1]), "extra_config"),
+        (changed("auto-round", "extra_config", {"lm_head": 4}), "extra_config"),
         (changed("compressed-tensors", "format", None), "format"),
         (changed("compressed-tensors", "config_groups", {}), "config_groups"),
         (changed("compressed-tensors", "config_groups", {"group_0": 3}), "config_groups"),
@@ -166,4 +195,4 @@ def test_whatever_the_settings_are_nothing_else_is_raised(name, data):
         found = read(document)
     except EdgeRTError:
         return
-    assert found is None or found.group % 32 == 0
+    assert not isinstance(found, PackedSettings) or found.group % 32 == 0

@@ -1,0 +1,80 @@
+"""Matrices of floats that a folder stores in fewer bits, which no package holds as they are: read as float32.
+
+They count as floats from then on, and may become any type. ``type_name`` is the smallest float type that has all their
+values exactly. The layouts: ``float8``, ``bitsandbytes``, and ``mlx`` where it
+is not exact.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from edge_rt.errors import InvalidModelFile
+from edge_rt.export.sources.compound import CompoundTensor
+from edge_rt.export.sources.gguf_types import FETCH_AGAIN, TensorInfo
+from edge_rt.export.sources.packed_arrays import Array
+from edge_rt.export.sources.tensor_reader import TensorReader
+
+VALUE_BYTES: Final = 4
+"""Bytes of a weight once it is converted."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class ConvertedTensor(CompoundTensor):
+    """A matrix of floats that is stored in fewer bits.
+
+    Attributes:
+        remark: a sentence for the export's report.
+        read: prepares to read the matrix.
+    """
+
+    remark: str
+    read: Callable[[ConvertedTensor, TensorReader], ConvertedMatrix]
+
+    def open(self, source: TensorReader) -> ConvertedMatrix:
+        """Prepare to read the matrix; see ``CompoundTensor``."""
+        return self.read(self, source)
+
+
+class ConvertedMatrix(ABC):
+    """A matrix whose codes are read as they are asked for.
+
+    Args:
+        tensor: the matrix.
+        source: the open folder.
+    """
+
+    def __init__(self, tensor: ConvertedTensor, source: TensorReader) -> None:
+        self.tensor = tensor
+        self.source = source
+
+    def values(self, rows: Array) -> Array:
+        """Return the weights of some rows, float32 ``[rows, inputs]``; ``rows`` is int64, and not empty.
+
+        Raises:
+            InvalidModelFile: a weight is not finite.
+            StorageError: the file cannot be read.
+        """
+        with np.errstate(over="ignore", invalid="ignore"):
+            found = self.products(rows)
+        if not np.isfinite(found).all():
+            raise InvalidModelFile(
+                f"The tensor '{self.tensor.name}' holds a value that is not finite.",
+                f"It begins at byte {self.tensor.offset} of the file.",
+                FETCH_AGAIN,
+            )
+        return found
+
+    @abstractmethod
+    def products(self, rows: Array) -> Array:
+        """Return the same, whatever the values are."""
+
+
+def conversion_remarks(tensors: Iterable[TensorInfo]) -> tuple[str, ...]:
+    """Return what an export's report says of matrices that were converted, one sentence or more for each kind."""
+    return tuple(dict.fromkeys(tensor.remark for tensor in tensors if isinstance(tensor, ConvertedTensor)))
