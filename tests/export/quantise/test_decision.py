@@ -82,6 +82,13 @@ class TestInt4:
         assert "output.weight" not in choice.types
         assert choice.types["token_embd.weight"] == "Q8_0"
 
+    def test_where_tables_and_five_bits_take_eight(self):
+        choice = choose_weights(source_of(), CONFIG, "int4", has_tables=False)
+        assert set(choice.types.values()) == {"Q4_0", "Q8_0"}
+        assert set(types_of(choice, "attn_q")) == {"Q4_0"}
+        assert [(group.usual, group.better) for group in choice.rivals] == [("Q4_0", "Q8_0")] * 2
+        assert choice.types["token_embd.weight"] == "Q8_0"
+
     def test_winners(self):
         choice = choose_weights(source_of(), CONFIG, "int4")
         names = ["blk.3.attn_v.weight", "blk.1.attn_v.weight", "blk.0.ffn_down.weight", "blk.2.ffn_down.weight"]
