@@ -32,6 +32,8 @@ _EVEN_STEPS: Final = 0.45
 """Rounding to even steps, over rounding to a table."""
 _TRIES: Final = 2
 """How often the sample of a matrix is rounded, to judge feedback."""
+_WAITING: Final = 2.0
+"""Threads wait for each other in steps as short as those of one input."""
 _PACK: Final = 7.0
 """Packing and writing a weight, over converting a number."""
 _CHECK: Final = 15.0
@@ -133,6 +135,10 @@ def predict_seconds(
         flops = 2.0 * moment_tokens * (inside + squares)
         if choice.rivals or choice.ladders:
             flops += 2.0 * _BACKWARD * MEASURED_TOKENS * elements
+            tried = {name: len(types) for name, types in choice.ladders.items()}
+            tried |= {name: 2 for group in choice.rivals for name in group.names}
+            inputs = sum(parts[name].tensor.shape[0] * count for name, count in tried.items())
+            seconds += inputs * speed.input_seconds
         seconds += flops * speed.flop_seconds
     if constant_tokens:
         heads = config.num_layers * config.num_kv_heads
@@ -148,4 +154,4 @@ def _rounding(part: Part, speed: Speed, *, has_text: bool) -> float:
         return part.tensor.elements * per_weight / speed.cpus
     chunks = -(-part.tensor.elements // CHUNK_VALUES)
     turns = _TRIES + -(-chunks // speed.cpus)
-    return part.tensor.shape[0] * turns * speed.input_seconds + part.tensor.elements * per_weight / speed.cpus
+    return part.tensor.shape[0] * turns * _WAITING * speed.input_seconds + part.tensor.elements * per_weight / speed.cpus
