@@ -154,4 +154,6 @@ def _rounding(part: Part, speed: Speed, *, has_text: bool) -> float:
         return part.tensor.elements * per_weight / speed.cpus
     chunks = -(-part.tensor.elements // CHUNK_VALUES)
     turns = _TRIES + -(-chunks // speed.cpus)
-    return part.tensor.shape[0] * turns * _WAITING * speed.input_seconds + part.tensor.elements * per_weight / speed.cpus
+    return (
+        part.tensor.shape[0] * turns * _WAITING * speed.input_seconds + part.tensor.elements * per_weight / speed.cpus
+    )

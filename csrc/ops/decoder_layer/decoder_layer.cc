@@ -100,7 +100,8 @@ abi::Status* DecoderLayer::compute(ort::OpContext& context) const {
   const auto product = [&](Matrix which, const RoundRows& rounded, const float* residual, float* to) {
     const bool paired = which == kGateUp;
     const int64_t out = matrices_[which].out_features;
-    return LinearRows{weights[which], rounded.out, out, paired ? out / 2 : out, paired, nullptr, nullptr, residual, to, nullptr};
+    return LinearRows{weights[which], rounded.out, out,    paired ? out / 2 : out, paired, nullptr, nullptr,
+                      residual,       to,          nullptr};
   };
   const RoundRows inputs[] = {rounding(kQkv, x, attention_norm), rounding(kOutput, floats[1], nullptr),
                               rounding(kGateUp, floats[2], mlp_norm), rounding(kDown, floats[3], nullptr)};
