@@ -103,7 +103,7 @@ def obtain_package(
     is_new = "" if resolved.is_checkpoint else f"{resolved.name} is not on this machine: "
     tell_source(terminal, resolved, offline=places.offline, lead=is_new)
     on_estimate = functools.partial(tell_estimate, terminal, budget=budget, package=reference, lead=lead)
-    exporter = functools.partial(export_with_edge_rt, on_estimate=on_estimate)
+    exporter = functools.partial(export_with_edge_rt, on_estimate=on_estimate, on_warning=terminal.warn)
     with show_progress(terminal) as progress:
         path = ensure_package(reference, store=store, offline=places.offline, progress=progress, exporter=exporter)
     terminal.note(f"{path.name} is ready in {path}", "dim")

@@ -81,14 +81,16 @@ def export_with_edge_rt(
     force: bool,
     progress: ProgressCallback,
     on_estimate: Callable[[ExportEstimate], None] | None = None,
+    on_warning: Callable[[str], None] | None = None,
 ) -> ExportReport:
     """Export with edge-rt's exporter, which is imported only here; see `Exporter`.
 
-    To receive the estimate of a pull, pass ``functools.partial(export_with_edge_rt, on_estimate=...)`` as exporter.
+    To receive the estimate of a pull and the warnings of its report, pass ``functools.partial(export_with_edge_rt,
+    on_estimate=..., on_warning=...)`` as exporter.
     """
     from edge_rt.export import export_model
 
-    return export_model(
+    report = export_model(
         source,
         out,
         activations=activations,
@@ -100,6 +102,10 @@ def export_with_edge_rt(
         progress=progress,
         on_estimate=on_estimate,
     )
+    if on_warning is not None:
+        for warning in report.warnings:
+            on_warning(warning)
+    return report
 
 
 def pull(

@@ -65,7 +65,11 @@ def pull(
             accept_loss=wanted.accept_loss,
             force=wanted.force,
             progress=progress,
-            exporter=functools.partial(export_with_edge_rt, on_estimate=functools.partial(tell_estimate, terminal)),
+            exporter=functools.partial(
+                export_with_edge_rt,
+                on_estimate=functools.partial(tell_estimate, terminal),
+                on_warning=terminal.warn,
+            ),
         )
     if output.json:
         terminal.document(_pull_json(report))

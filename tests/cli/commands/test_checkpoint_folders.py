@@ -9,6 +9,7 @@ import signal
 import pytest
 
 from edge_rt.package.reader import open_package
+from tests.helpers.converted_factory import write_converted_folder
 from tests.helpers.gguf_factory import write_llama_gguf
 from tests.helpers.gguf_split import split
 from tests.helpers.hf_factory import write_hf_folder
@@ -117,6 +118,21 @@ def test_what_quantising_lost_is_shown(inline, folder, tmp_path):
         assert "checkpoint" in found["perplexity"]
     facts = json.loads(inline("inspect", out, "--json").stdout)
     assert facts["weights"]["quality"]["tokens"] == 256
+
+
+@pytest.mark.parametrize("verb", [("pull",), GENERATE])
+def test_warnings_of_an_export_are_shown(inline, hf_model, tmp_path, verb):
+    write_converted_folder(tmp_path / "m", hf_model, "nf4")
+    done = inline(*verb, "-m", tmp_path / "m", "--store", tmp_path / "store")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count(b"converted through float") == 1, done.stderr
+
+
+@pytest.mark.parametrize("flags", [("--size", "1GiB", "--weights", "int8"), ("--size", "much")])
+def test_sizes_of_a_pull(inline, folder, tmp_path, flags):
+    done = inline("pull", "-m", folder, "--store", tmp_path / "store", *flags)
+    assert done.returncode == 2, done.stderr
+    assert b"size" in done.stderr
 
 
 def test_inspect_shows_a_folder(inline, folder, hf_model):
