@@ -194,6 +194,11 @@ def _choice_of(package: Package) -> str:
     return KEEP if package.manifest.weights is None else package.manifest.weights.choice
 
 
+def _named_choice(weights: str | None, size: int) -> str:
+    """Return the options as a user would write them."""
+    return f"--size {size}" if size else f"--weights {weights}"
+
+
 def _has_weights(package: Package, weights: str | None, size: int) -> bool:
     """Return whether a package is what an export with these options makes; without any, every package is."""
     if size:
@@ -244,8 +249,10 @@ class _Request:
         if self.activations not in (None, package.manifest.activations):
             raise self._taken(f"It has activations {package.manifest.activations!r}, not {self.activations!r}.")
         if not _has_weights(package, self.weights, self.size):
-            wanted = f"at most {self.size} bytes" if self.size else self.weights
-            message = f"{self.name!r} has weights {_choice_of(package)}, exporting again with {wanted}"
+            info = package.manifest.weights
+            found = _named_choice(_choice_of(package), 0 if info is None else info.size)
+            wanted = _named_choice(self.weights, self.size)
+            message = f"{self.name!r} was exported with {found}, exporting again with {wanted}"
             self.progress(ProgressEvent("download", 1, 2, message=message))
             return None
         return package
