@@ -16,12 +16,15 @@ from edge_rt.cli.render.progress import show_progress
 from edge_rt.errors import MemoryBudgetExceeded
 
 if TYPE_CHECKING:
-    from edge_rt.export import ExportEstimate
+    from pathlib import Path
+    from typing import Any
+
+    from edge_rt.export import ExportEstimate, ExportReport
     from edge_rt.memory.plan import Plan
     from edge_rt.package.reader import Package
     from edge_rt.runtime.engine import Model
     from edge_rt.runtime.load.options import LoadOptions
-    from edge_rt.store import Resolved
+    from edge_rt.store import Exporter, Resolved
 
 
 def tell_estimate(
@@ -58,6 +61,23 @@ def tell_estimate(
     terminal.note(f"export needs at most {disk} of disk and {memory} of memory", "dim")
 
 
+def telling_exporter(
+    terminal: Terminal, *, budget: int | None = None, package: str | None = None, lead: str = ""
+) -> Exporter:
+    """Return an exporter for the store that shows its estimate, as ``tell_estimate``, and its warnings."""
+    from edge_rt.store import export_with_edge_rt
+
+    on_estimate = functools.partial(tell_estimate, terminal, budget=budget, package=package, lead=lead)
+
+    def export(source: Path, out: Path, **options: Any) -> ExportReport:
+        report = export_with_edge_rt(source, out, **options, on_estimate=on_estimate)
+        for warning in report.warnings:
+            terminal.warn(warning)
+        return report
+
+    return export
+
+
 def check_runtime() -> None:
     """Check that ONNX Runtime can be used, before anything is downloaded.
 
@@ -92,7 +112,7 @@ def obtain_package(
         EdgeRTError: there is no such model, or it cannot be fetched, exported or opened.
     """
     from edge_rt.package.reader import open_package
-    from edge_rt.store import ensure_package, export_with_edge_rt, resolve
+    from edge_rt.store import ensure_package, resolve
 
     store = places.open_store()
     resolved = resolve(reference, store)
@@ -102,8 +122,7 @@ def obtain_package(
     # Whether a checkpoint was exported before is known only after it is hashed.
     is_new = "" if resolved.is_checkpoint else f"{resolved.name} is not on this machine: "
     tell_source(terminal, resolved, offline=places.offline, lead=is_new)
-    on_estimate = functools.partial(tell_estimate, terminal, budget=budget, package=reference, lead=lead)
-    exporter = functools.partial(export_with_edge_rt, on_estimate=on_estimate, on_warning=terminal.warn)
+    exporter = telling_exporter(terminal, budget=budget, package=reference, lead=lead)
     with show_progress(terminal) as progress:
         path = ensure_package(reference, store=store, offline=places.offline, progress=progress, exporter=exporter)
     terminal.note(f"{path.name} is ready in {path}", "dim")

@@ -146,9 +146,10 @@ def export_checkpoint(
     if on_estimate is not None:
         on_estimate(estimate)
     require_room(estimate, absolute_path(out))
-    checkpoint = settle_types(checkpoint, prepared.layout, functools.partial(stage, "plan", unit="steps"))
-    layout = place_weights(checkpoint.weights, checkpoint.config, chosen, is_calibrated=decided.has_constants)
+    # The writer refuses a destination that exists, before minutes of measuring.
     with PackageWriter(out, force=force) as writer, TensorReader(checkpoint.source.paths) as stream:
+        checkpoint = settle_types(checkpoint, prepared.layout, functools.partial(stage, "plan", unit="steps"))
+        layout = place_weights(checkpoint.weights, checkpoint.config, chosen, is_calibrated=decided.has_constants)
         stage("weights", message=weights_message(checkpoint))
         written = write_weights(stream, checkpoint, layout, writer.folder, functools.partial(stage, "weights"))
         stage("graph")

@@ -39,7 +39,8 @@ def require_least_size(checkpoint: Checkpoint, layout: WeightsLayout) -> None:
     Raises:
         ConfigError: it does not fit.
     """
-    require_budget(_changing_bytes(checkpoint), checkpoint.choice.size - _other_bytes(checkpoint, layout))
+    size = checkpoint.choice.size
+    require_budget(_changing_bytes(checkpoint), size - _other_bytes(checkpoint, layout), size)
 
 
 def settle_types(checkpoint: Checkpoint, layout: WeightsLayout, on_step: OnStep) -> Checkpoint:

@@ -81,16 +81,14 @@ def export_with_edge_rt(
     force: bool,
     progress: ProgressCallback,
     on_estimate: Callable[[ExportEstimate], None] | None = None,
-    on_warning: Callable[[str], None] | None = None,
 ) -> ExportReport:
     """Export with edge-rt's exporter, which is imported only here; see `Exporter`.
 
-    To receive the estimate of a pull and the warnings of its report, pass ``functools.partial(export_with_edge_rt,
-    on_estimate=..., on_warning=...)`` as exporter.
+    To receive the estimate of a pull, pass ``functools.partial(export_with_edge_rt, on_estimate=...)`` as exporter.
     """
     from edge_rt.export import export_model
 
-    report = export_model(
+    return export_model(
         source,
         out,
         activations=activations,
@@ -102,10 +100,6 @@ def export_with_edge_rt(
         progress=progress,
         on_estimate=on_estimate,
     )
-    if on_warning is not None:
-        for warning in report.warnings:
-            on_warning(warning)
-    return report
 
 
 def pull(
@@ -200,6 +194,11 @@ def _choice_of(package: Package) -> str:
     return KEEP if package.manifest.weights is None else package.manifest.weights.choice
 
 
+def _named_choice(weights: str | None, size: int) -> str:
+    """Return the options as a user would write them."""
+    return f"--size {size}" if size else f"--weights {weights}"
+
+
 def _has_weights(package: Package, weights: str | None, size: int) -> bool:
     """Return whether a package is what an export with these options makes; without any, every package is."""
     if size:
@@ -250,8 +249,10 @@ class _Request:
         if self.activations not in (None, package.manifest.activations):
             raise self._taken(f"It has activations {package.manifest.activations!r}, not {self.activations!r}.")
         if not _has_weights(package, self.weights, self.size):
-            wanted = f"at most {self.size} bytes" if self.size else self.weights
-            message = f"{self.name!r} has weights {_choice_of(package)}, exporting again with {wanted}"
+            info = package.manifest.weights
+            found = _named_choice(_choice_of(package), 0 if info is None else info.size)
+            wanted = _named_choice(self.weights, self.size)
+            message = f"{self.name!r} was exported with {found}, exporting again with {wanted}"
             self.progress(ProgressEvent("download", 1, 2, message=message))
             return None
         return package

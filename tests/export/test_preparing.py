@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -50,8 +51,12 @@ def test_with_a_size_types_lie_between_two_ends(folder, tmp_path):
 
 def test_a_size_that_is_too_small_is_refused_before_anything_is_measured(folder, tmp_path):
     require_native()
-    with pytest.raises(ConfigError, match="does not fit the size"):
+    with pytest.raises(ConfigError, match="does not fit the size") as caught:
         plan_export(folder, tmp_path / "p", profile="native", size=1000)
+    least = int(re.search(r"a size of (\d+) bytes", caught.value.action)[1])
+    plan_export(folder, tmp_path / "p", profile="native", size=least)
+    with pytest.raises(ConfigError, match="does not fit the size"):
+        plan_export(folder, tmp_path / "p", profile="native", size=least - 1)
     events = []
     with pytest.raises(ConfigError, match="does not fit the size"):
         export_model(folder, tmp_path / "p", profile="native", size=1000, progress=events.append)

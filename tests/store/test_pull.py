@@ -129,6 +129,10 @@ def test_another_size_is_exported_again(store, exporter, options):
         report = pull("tiny", store=store, exporter=exporter, options=options, size=size, accept_loss=True)
         assert (len(exporter.calls), report.was_present) == (count, count == before)
     assert (exporter.size, exporter.accept_loss, exporter.weights) == (800, True, None)
+    events = []
+    pull("tiny", store=store, exporter=exporter, options=options, weights="int8", progress=events.append)
+    message = "'tiny' was exported with --size 800, exporting again with --weights int8"
+    assert [event.message for event in events if "exported with" in event.message] == [message]
     with pytest.raises(ConfigError, match="do not go together"):
         pull("tiny", store=store, exporter=exporter, options=options, weights="int8", size=800)
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from edge_rt.byte_size import parse_size
-from edge_rt.cli.loading import check_runtime, tell_estimate, tell_source
+from edge_rt.cli.loading import check_runtime, tell_source, telling_exporter
 from edge_rt.cli.options import flags
 from edge_rt.cli.options.flags import DEFAULT_MODEL
 from edge_rt.cli.options.groups import LoadFlags, OutputFlags, PlaceFlags, one_of
@@ -42,7 +41,7 @@ def pull(
     places: PlaceFlags,
 ) -> int:
     """Fetch a model and export it into the store."""
-    from edge_rt.store import export_with_edge_rt, pull as pull_into, resolve
+    from edge_rt.store import pull as pull_into, resolve
 
     terminal = output.terminal()
     size = 0 if wanted.size is None else parse_size(wanted.size)
@@ -65,11 +64,7 @@ def pull(
             accept_loss=wanted.accept_loss,
             force=wanted.force,
             progress=progress,
-            exporter=functools.partial(
-                export_with_edge_rt,
-                on_estimate=functools.partial(tell_estimate, terminal),
-                on_warning=terminal.warn,
-            ),
+            exporter=telling_exporter(terminal),
         )
     if output.json:
         terminal.document(_pull_json(report))

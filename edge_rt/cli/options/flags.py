@@ -209,7 +209,8 @@ ACCEPT_LOSS: Final = Flag(
     ("--accept-loss",), "Write the package even if quantising changes the predictions more than is allowed."
 )
 DRY_RUN: Final = Flag(
-    ("--dry-run",), "Show the types of the weights, the disk and the memory that the export would take; write nothing."
+    ("--dry-run",),
+    "Show the types of the weights, and the disk, memory and time that the export would take; write nothing.",
 )
 NAME: Final = Flag(("--name",), "Name in the store.")
 FORCE: Final = Flag(("--force",), "Replace what already exists.")

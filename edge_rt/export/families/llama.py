@@ -22,6 +22,7 @@ MAX_LAYERS: Final = 1024
 MAX_WIDTH: Final = 1 << 18
 MAX_HEADS: Final = 1 << 12
 MAX_CONTEXT: Final = 1 << 24
+MIN_EPSILON, MAX_EPSILON = 1e-12, 1.0
 MIN_ROPE_THETA: Final = 2.0
 """At 1 all pairs rotate at the same speed, and YaRN divides by its logarithm."""
 
@@ -110,7 +111,9 @@ def read_config(header: GGUFHeader) -> LlamaConfig:
         intermediate_size=header.get_int("llama.feed_forward_length", minimum=1, maximum=4 * MAX_WIDTH),
         vocab_size=_vocab_size(header),
         context_length=header.get_int("llama.context_length", minimum=1, maximum=MAX_CONTEXT),
-        rms_norm_eps=header.get_float("llama.attention.layer_norm_rms_epsilon", minimum=1e-12, maximum=1.0),
+        rms_norm_eps=header.get_float(
+            "llama.attention.layer_norm_rms_epsilon", minimum=MIN_EPSILON, maximum=MAX_EPSILON
+        ),
         rope_theta=header.get_float("llama.rope.freq_base", default=10_000.0, minimum=MIN_ROPE_THETA, maximum=1e12),
         rope_scaling=_rope_scaling(header),
         tied_embedding="output.weight" not in header.tensors,

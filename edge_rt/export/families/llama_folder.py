@@ -7,7 +7,15 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from edge_rt.errors import InvalidModelFile, UnsupportedModel
-from edge_rt.export.families.llama import MAX_CONTEXT, MAX_HEADS, MAX_LAYERS, MAX_WIDTH, MIN_ROPE_THETA
+from edge_rt.export.families.llama import (
+    MAX_CONTEXT,
+    MAX_EPSILON,
+    MAX_HEADS,
+    MAX_LAYERS,
+    MAX_WIDTH,
+    MIN_EPSILON,
+    MIN_ROPE_THETA,
+)
 from edge_rt.export.families.llama_config import LlamaConfig, RopeScaling
 from edge_rt.export.families.llama_tensors import check_shapes, listed
 from edge_rt.export.sources.gguf_types import TensorInfo
@@ -76,7 +84,7 @@ def read_folder_config(folder: HFFolder) -> tuple[LlamaConfig, dict[str, TensorI
         intermediate_size=_count(folder, "intermediate_size", 4 * MAX_WIDTH),
         vocab_size=_count(folder, "vocab_size", 1 << 24),
         context_length=context,
-        rms_norm_eps=float(folder.get("rms_norm_eps", (int, float), 1e-6)),
+        rms_norm_eps=_epsilon(folder),
         rope_theta=theta,
         rope_scaling=scaling,
         tied_embedding=tied,
@@ -114,6 +122,17 @@ def _count(folder: HFFolder, key: str, most: int, *, default: int | None = None)
             "Fetch the model again.",
         )
     return int(value)
+
+
+def _epsilon(folder: HFFolder) -> float:
+    value = folder.get("rms_norm_eps", (int, float), 1e-6)
+    if not MIN_EPSILON <= value <= MAX_EPSILON:
+        raise InvalidModelFile(
+            f"{folder.path.name}: 'rms_norm_eps' in {CONFIG_FILE} is out of range.",
+            f"It is {value!r:.60}, limit {MIN_EPSILON} to {MAX_EPSILON}.",
+            "Fetch the model again.",
+        )
+    return float(value)
 
 
 def _refuse_variants(folder: HFFolder) -> None:

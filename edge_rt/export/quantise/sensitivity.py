@@ -140,12 +140,13 @@ def share_out(measured: Mapping[str, Sequence[Cost]], budget: int) -> dict[str, 
     return {name: cost.type_name for name, cost in chosen.items()}
 
 
-def require_budget(least: int, budget: int) -> None:
+def require_budget(least: int, budget: int, size: int = 0) -> None:
     """Refuse a budget that is too small.
 
     Args:
         least: bytes that the matrices take in their smallest types.
         budget: bytes.
+        size: that was asked for, of which the budget is what is left for matrices; 0: not known.
 
     Raises:
         ConfigError: it is less than that.
@@ -154,5 +155,7 @@ def require_budget(least: int, budget: int) -> None:
         raise ConfigError(
             "The model does not fit the size.",
             f"Its matrices take at least {least} bytes, {max(budget, 0)} are left for them.",
-            f"Give a size that is {least - budget} bytes larger, or more.",
+            f"Give a size of {size + least - budget} bytes or more."
+            if size
+            else f"Give a size that is {least - budget} bytes larger, or more.",
         )

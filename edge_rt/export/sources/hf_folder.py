@@ -214,11 +214,16 @@ def _adds_bos(text: str, settings: Mapping[str, Any], bos: int) -> bool:
     step = json.loads(text).get("post_processor")
     steps = step.get("processors", [step]) if isinstance(step, dict) else []
     for one in steps if isinstance(steps, list) else []:
-        pieces = one.get("single") if isinstance(one, dict) else None
-        if isinstance(pieces, list) and pieces and isinstance(pieces[0], dict) and "SpecialToken" in pieces[0]:
-            special = one.get("special_tokens", {}).get(pieces[0]["SpecialToken"].get("id"), {})
-            return bos in special.get("ids", [])
+        pieces = _entry(one, "single")
+        if isinstance(pieces, list) and pieces and (first := _entry(pieces[0], "SpecialToken")) is not None:
+            ids = _entry(_entry(_entry(one, "special_tokens"), _entry(first, "id")), "ids")
+            return isinstance(ids, list) and bos in ids
     return False
+
+
+def _entry(value: object, key: object) -> Any:
+    """Return a value of a JSON object; None if there is no such key, or no object but anything else."""
+    return value.get(key) if isinstance(value, dict) and isinstance(key, str) else None
 
 
 def chat_template(folder: Path) -> str | None:
@@ -232,6 +237,5 @@ def chat_template(folder: Path) -> str | None:
         return _read_text(folder / TEMPLATE_FILE, MAX_TEMPLATE_BYTES)
     template = _optional_json(folder / TOKENIZER_CONFIG_FILE).get("chat_template")
     if isinstance(template, list):
-        named = {one.get("name"): one.get("template") for one in template if isinstance(one, dict)}
-        template = named.get("default")
+        template = next((_entry(one, "template") for one in template if _entry(one, "name") == "default"), None)
     return template if isinstance(template, str) else None

@@ -18,7 +18,7 @@ from typing import Any, Final
 from edge_rt.errors import InvalidModelFile, ModelNotFound, UnsupportedModel
 from edge_rt.export.sources.gguf_types import shown
 from edge_rt.export.sources.model_file import open_model_file, unreadable
-from edge_rt.export.sources.safetensors_header import WEIGHTS_PATTERN, malformed, read_json
+from edge_rt.export.sources.safetensors_header import WEIGHTS_PATTERN, malformed, read_json, unique_keys
 from edge_rt.system.checkpoint_names import INDEX_FILE, SINGLE_FILE
 
 MAX_HEADER_BYTES: Final = 32 << 20
@@ -116,11 +116,11 @@ def read_index(index: Path) -> dict[str, str]:
     """Return the file of every tensor that an index names; files are names alone, never paths.
 
     Raises:
-        InvalidModelFile: the index is malformed, a link, or names files outside its folder.
+        InvalidModelFile: the index is malformed, a link, has a key twice, or names files outside its folder.
         StorageError: it cannot be read.
     """
     refuse_link(index)
-    mapped = read_json(index, MAX_INDEX_BYTES).get("weight_map")
+    mapped = read_json(index, MAX_INDEX_BYTES, has_unique_keys=True).get("weight_map")
     if not isinstance(mapped, dict) or not mapped:
         raise malformed(index, "it has no weight_map")
     for name in mapped.values():
@@ -197,14 +197,8 @@ def _read_file(path: Path, number: int) -> list[StoredTensor]:
 
 
 def _parse(path: Path, data: bytes) -> dict[str, Any]:
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        document = dict(pairs)
-        if len(document) != len(pairs):
-            raise malformed(path, "a key occurs twice in its header")
-        return document
-
     try:
-        document = json.loads(data.decode("utf-8"), object_pairs_hook=unique)
+        document = json.loads(data.decode("utf-8"), object_pairs_hook=unique_keys(path))
     except (ValueError, RecursionError) as error:
         raise malformed(path, f"its header is not JSON ({type(error).__name__})") from error
     if not isinstance(document, dict):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -66,11 +67,16 @@ def read_tensors(folder: Path) -> Tensors:
     return Tensors(shapes, are_packed)
 
 
-def read_json(path: Path, most_bytes: int) -> dict[str, Any]:
+def read_json(path: Path, most_bytes: int, *, has_unique_keys: bool = False) -> dict[str, Any]:
     """Return a JSON object from a file.
 
+    Args:
+        path: the file.
+        most_bytes: it may have.
+        has_unique_keys: whether a key that occurs twice is refused; else the last one counts.
+
     Raises:
-        InvalidModelFile: it does not hold an object, or is larger than ``most_bytes``.
+        InvalidModelFile: it does not hold an object, or is larger than ``most_bytes``; a key occurs twice.
         StorageError: it cannot be read.
     """
     try:
@@ -79,12 +85,25 @@ def read_json(path: Path, most_bytes: int) -> dict[str, Any]:
     except OSError as error:
         raise _unreadable(path, error) from error
     try:
-        document = json.loads(data) if len(data) <= most_bytes else None
+        hook = unique_keys(path) if has_unique_keys else None
+        document = json.loads(data, object_pairs_hook=hook) if len(data) <= most_bytes else None
     except (ValueError, RecursionError) as error:
         raise malformed(path, f"{error}") from error
     if not isinstance(document, dict):
         raise malformed(path, "it does not hold a JSON object of reasonable size")
     return document
+
+
+def unique_keys(path: Path) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
+    """Return a hook for ``json.loads`` that raises ``InvalidModelFile`` where a key of an object occurs twice."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        document = dict(pairs)
+        if len(document) != len(pairs):
+            raise malformed(path, "a key occurs twice in its JSON")
+        return document
+
+    return unique
 
 
 def malformed(path: Path, reason: str) -> InvalidModelFile:

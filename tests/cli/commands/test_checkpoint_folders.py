@@ -72,7 +72,7 @@ def test_a_dry_run_writes_nothing(inline, folder, tmp_path):
     rows = dict(line.split(maxsplit=1) for line in shown.stdout.decode().splitlines())
     assert shown.returncode == 0
     assert rows["weights"] == "int4"
-    assert rows["time"].startswith("not estimated")
+    assert rows["time"].startswith("about ")
     assert "bits a weight" in rows["attention"]
     found = json.loads(inline("export", "-m", folder, "--out", out, "--dry-run", "--weights", "int8", "--json").stdout)
     assert (found["choice"], found["refusal"], found["classes"]["head"]["types"].keys()) == ("int8", None, {"Q8_0"})
@@ -120,12 +120,19 @@ def test_what_quantising_lost_is_shown(inline, folder, tmp_path):
     assert facts["weights"]["quality"]["tokens"] == 256
 
 
-@pytest.mark.parametrize("verb", [("pull",), GENERATE])
-def test_warnings_of_an_export_are_shown(inline, hf_model, tmp_path, verb):
-    write_converted_folder(tmp_path / "m", hf_model, "nf4")
-    done = inline(*verb, "-m", tmp_path / "m", "--store", tmp_path / "store")
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count(b"converted through float") == 1, done.stderr
+@pytest.mark.parametrize("verb", [("pull",), (*GENERATE, "-m"), ("export", "--out", "out", "-m")])
+def test_every_command_says_that_weights_were_converted(inline, hf_model, tmp_path, monkeypatch, verb):
+    monkeypatch.chdir(tmp_path)
+    write_converted_folder(tmp_path / "m", hf_model, "fp8 of tensors")
+    result = inline(*verb, tmp_path / "m", "--store", tmp_path / "store")
+    assert (result.returncode, result.stderr.count(b"warning: The checkpoint's weights are FP8")) == (0, 1)
+
+
+def test_a_destination_that_exists_is_refused_before_anything_is_measured(inline, folder, tmp_path):
+    export = ("export", "-m", folder, "--out", tmp_path / "out", "--calibration", "none")
+    assert inline(*export).returncode == 0
+    again = inline(*export)
+    assert (again.returncode, b"exists already" in again.stderr, b"measuring" in again.stderr) == (6, True, False)
 
 
 @pytest.mark.parametrize("flags", [("--size", "1GiB", "--weights", "int8"), ("--size", "much")])

@@ -142,6 +142,9 @@ class TestRope:
         ({"intermediate_size": 96}, InvalidModelFile, "wrong shape"),
         ({"vocab_size": 400}, InvalidModelFile, "wrong shape"),
         ({"rope_theta": 0}, InvalidModelFile, "'rope_theta' is 0"),
+        ({"rms_norm_eps": -1e-5}, InvalidModelFile, "'rms_norm_eps'"),
+        ({"rms_norm_eps": float("nan")}, InvalidModelFile, "'rms_norm_eps'"),
+        ({"rms_norm_eps": 10**400}, InvalidModelFile, "'rms_norm_eps'"),
     ],
 )
 def test_configurations_that_are_refused(model, config, error, message, tmp_path):
@@ -187,6 +190,26 @@ class TestTokenizer:
     def test_whether_a_text_begins_with_bos(self, model, stated, expected, tmp_path):
         settings = {} if stated is None else {"add_bos_token": stated}
         assert self.build(model, tmp_path, tokenizer_config=settings).add_bos is expected
+
+    @pytest.mark.parametrize(
+        "step",
+        [
+            {"single": [{"SpecialToken": "x"}]},
+            {"single": [{"SpecialToken": {"id": ["x"]}}], "special_tokens": {}},
+            {"single": [{"SpecialToken": {"id": "x"}}], "special_tokens": []},
+            {"single": [{"SpecialToken": {"id": "x"}}], "special_tokens": {"x": {"ids": 1}}},
+        ],
+    )
+    def test_keys_of_a_step_that_has_no_use_for_them(self, model, step, tmp_path):
+        folder = write_hf_folder(tmp_path / "m", model)
+        document = json.loads((folder / "tokenizer.json").read_text())
+        use = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False, "use_regex": True}
+        (folder / "tokenizer.json").write_text(json.dumps(document | {"post_processor": use | step}))
+        assert open_checkpoint(folder)[0].build_tokenizer(419).add_bos is False
+
+    def test_a_template_whose_name_is_no_text(self, model, tmp_path):
+        templates = [{"name": ["default"], "template": "t"}, 3]
+        assert self.build(model, tmp_path, tokenizer_config={"chat_template": templates}).chat_template is None
 
     def test_no_tokenizer(self, model, tmp_path):
         folder = write_hf_folder(tmp_path / "m", model)

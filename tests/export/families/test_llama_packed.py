@@ -109,6 +109,11 @@ class TestBias:
         with pytest.raises(UnsupportedModel, match=r"q_proj\.bias"):
             open_checkpoint(tmp_path / "m")
 
+    def test_zeros_of_another_size_are_refused(self, model, tmp_path):
+        write_packed_folder(tmp_path / "m", model, "gptq", tensors={f"{QUERY}.bias": ("F16", np.zeros(256))})
+        with pytest.raises(UnsupportedModel, match=r"q_proj\.bias"):
+            open_checkpoint(tmp_path / "m")
+
 
 class TestOrder:
     """Groups in the order of importance."""

@@ -147,6 +147,18 @@ class TestIndex:
         with pytest.raises(InvalidModelFile, match=r"index.json is malformed"):
             read_folder(tmp_path)
 
+    @pytest.mark.parametrize(
+        "document",
+        [
+            '{"weight_map": {"a": "m.safetensors", "a": "n.safetensors"}}',
+            '{"weight_map": {}, "weight_map": {"a": "m.safetensors"}}',
+        ],
+    )
+    def test_a_key_twice(self, tmp_path, document):
+        (tmp_path / "model.safetensors.index.json").write_text(document)
+        with pytest.raises(InvalidModelFile, match=r"A key occurs twice"):
+            read_folder(tmp_path)
+
     def test_a_missing_file(self, tmp_path):
         write_index(tmp_path, {"a": "model-1.safetensors", "b": "model-2.safetensors"})
         write(tmp_path / "model-1.safetensors", GOOD)
