@@ -108,6 +108,7 @@ def plan_export(
     weights: str | None = None,
     size: int = 0,
     calibration: Path | str | None = BUILT_IN_CALIBRATION,
+    force: bool = False,
 ) -> ExportForecast:
     """Return what ``export_model`` with the same arguments would do; nothing is written and no tensor is read.
 
@@ -119,4 +120,4 @@ def plan_export(
     from edge_rt.export.preparing import decide, forecast
 
     decided = decide(checkpoint, config, profile, activations, weights, size, calibration)
-    return forecast(checkpoint, config, decided, out)
+    return forecast(checkpoint, config, decided, out, force=force)

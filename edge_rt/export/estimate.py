@@ -49,6 +49,7 @@ def estimate_export(
     *,
     choice: WeightChoice | None = None,
     moment_tokens: int = 0,
+    most_bytes: int = 0,
 ) -> ExportEstimate:
     """Predict the size of the package and the peak memory of the process that writes it.
 
@@ -60,6 +61,7 @@ def estimate_export(
         calibration_tokens: of the text that constants of 4-bit keys are computed from; 0 if there are none.
         choice: types of the matrices; None for those of the checkpoint.
         moment_tokens: of the text that weights are quantised with; 0 without one.
+        most_bytes: of ``weights.bin`` if its types are still to be measured; 0: as in ``layout``.
     """
     linears = tuple(weights.linears())
     parts = [part for linear in linears for part in linear.parts]
@@ -78,7 +80,7 @@ def estimate_export(
     quantising = 0
     size = layout.size
     if choice is not None and choice.quantises:
-        size = choice.size or size
+        size = most_bytes or size
         quantising = quantising_bytes(weights, config, moment_tokens, measures=bool(choice.rivals or choice.ladders))
         if moment_tokens:
             opened = int(max(opened, profile.opened_factor * size))

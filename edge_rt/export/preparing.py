@@ -22,6 +22,7 @@ from edge_rt.export.weights.weights_file import WeightsLayout
 from edge_rt.ops import library_path
 from edge_rt.package.reader import absolute_path
 from edge_rt.package.weights_info import TensorClass
+from edge_rt.package.writer import PackageWriter
 from edge_rt.session import check_window_support
 
 
@@ -53,11 +54,13 @@ class Prepared:
         checkpoint: what is known about it; types that have to be measured are not settled yet.
         layout: of the package with these types.
         estimate: disk and memory that the export takes.
+        most: types and bits by class if every matrix gets the most bits that it may have; None without a size.
     """
 
     checkpoint: Checkpoint
     layout: WeightsLayout
     estimate: ExportEstimate
+    most: dict[str, TensorClass] | None
 
     @property
     def calibration_tokens(self) -> int:
@@ -104,6 +107,12 @@ def prepare(source: Source, config: LlamaConfig, decided: Decided) -> Prepared:
     if decided.choice.size:
         require_least_size(checkpoint, layout)
     tokens = 0 if checkpoint.calibration is None else len(checkpoint.calibration.token_ids)
+    most, most_bytes = None, 0
+    if ladders := decided.choice.ladders:
+        types = {name: ladder[-1] for name, ladder in ladders.items()}
+        largest = collect_weights(source, config, decided.profile, types)
+        widest = place_weights(largest, config, decided.profile, is_calibrated=decided.has_constants)
+        most, most_bytes = tensor_classes(largest, widest), min(decided.choice.size, widest.size)
     estimate = estimate_export(
         checkpoint.weights,
         layout,
@@ -112,8 +121,9 @@ def prepare(source: Source, config: LlamaConfig, decided: Decided) -> Prepared:
         tokens if decided.has_constants else 0,
         choice=decided.choice,
         moment_tokens=tokens if decided.choice.quantises else 0,
+        most_bytes=most_bytes,
     )
-    return Prepared(checkpoint, layout, estimate)
+    return Prepared(checkpoint, layout, estimate, most)
 
 
 @dataclass(frozen=True)
@@ -150,7 +160,7 @@ class ExportForecast:
 
 
 def forecast(
-    source: Source, config: LlamaConfig, decided: Decided, out: Path, *, speed: Speed | None = None
+    source: Source, config: LlamaConfig, decided: Decided, out: Path, *, force: bool = False, speed: Speed | None = None
 ) -> ExportForecast:
     """Return what an export would do; nothing is written.
 
@@ -159,6 +169,7 @@ def forecast(
         config: its dimensions.
         decided: what it would become.
         out: folder to create.
+        force: whether a package there would be replaced.
         speed: of the machine; None: it is measured.
 
     Raises:
@@ -169,15 +180,10 @@ def forecast(
     prepared = prepare(source, config, decided)
     weights, choice, refusal = prepared.checkpoint.weights, decided.choice, None
     try:
+        PackageWriter(out, force=force).check_destination()
         require_room(prepared.estimate, absolute_path(out))
     except EdgeRTError as error:
         refusal = error.to_json()
-    most = None
-    if choice.ladders:
-        types = {name: ladder[-1] for name, ladder in choice.ladders.items()}
-        largest = collect_weights(source, config, decided.profile, types)
-        layout = place_weights(largest, config, decided.profile, is_calibrated=decided.has_constants)
-        most = tensor_classes(largest, layout)
     return ExportForecast(
         disk_bytes=prepared.estimate.disk_bytes,
         peak_memory_bytes=prepared.estimate.peak_memory_bytes,
@@ -194,7 +200,7 @@ def forecast(
         choice=choice.name,
         size=choice.size,
         classes=tensor_classes(weights, prepared.layout),
-        most=most,
+        most=prepared.most,
         refusal=refusal,
         warnings=prepared.checkpoint.warnings,
     )

@@ -51,7 +51,7 @@ class PackageWriter:
             self._new_parents = tuple(parent for parent in parents if not parent.exists())
             self.destination.parent.mkdir(parents=True, exist_ok=True)
             self._reclaim()
-            self._check_destination()
+            self.check_destination()
             self.folder.mkdir(mode=0o755)
         except BaseException as error:
             self._remove_new_parents()
@@ -76,7 +76,12 @@ class PackageWriter:
             with contextlib.suppress(OSError):
                 parent.rmdir()
 
-    def _check_destination(self) -> None:
+    def check_destination(self) -> None:
+        """Refuse a destination that must not be replaced.
+
+        Raises:
+            StorageError: it is a package and ``force`` is not set, or it is not a package.
+        """
         if not occupied(self.destination):
             return
         if not is_package(self.destination):
@@ -140,7 +145,7 @@ class PackageWriter:
         if not self.destination.exists():
             replace(self.folder, self.destination)
             return
-        self._check_destination()
+        self.check_destination()
         old = self.folder.with_name(self.folder.name + "-old")
         replace_folder(self.folder, self.destination, old)
         _remove(old)

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from edge_rt.errors import ConfigError
+from edge_rt.errors import ConfigError, StorageError
 from edge_rt.export import export_model, plan_export
 from tests.helpers.gguf_factory import write_llama_gguf
 from tests.helpers.hf_factory import write_hf_folder
@@ -39,14 +39,31 @@ def test_it_is_what_an_export_then_does(folder, tmp_path, options):
 
 def test_with_a_size_types_lie_between_two_ends(folder, tmp_path):
     require_native()
-    found = plan_export(folder, tmp_path / "p", profile="native", size=2_000_000)
-    assert found.disk_bytes == 2_000_000 + (8 << 20)
+    found = plan_export(folder, tmp_path / "p", profile="native", size=1_200_000)
+    assert found.disk_bytes == 1_200_000 + (8 << 20)
     assert found.classes["attention"].types.keys() == {"IQ4_XS"}
     assert found.most["attention"].types.keys() == {"Q8_0"}
     report = export_model(folder, tmp_path / "p", profile="native", size=1_200_000)
     assert (tmp_path / "p" / "weights.bin").stat().st_size <= 1_200_000
     assert found.classes["head"].bits <= report.weights.classes["head"].bits <= found.most["head"].bits
     assert (report.weights.choice, report.weights.size) == ("size", 1_200_000)
+
+
+def test_a_size_beyond_what_the_model_can_take(folder, tmp_path):
+    require_native()
+    wide, most = (plan_export(folder, tmp_path / "p", profile="native", size=size) for size in (1 << 40, 1 << 33))
+    assert (wide.disk_bytes, wide.peak_memory_bytes) == (most.disk_bytes, most.peak_memory_bytes)
+    assert wide.disk_bytes < 32 << 20
+    assert wide.refusal is None
+
+
+def test_a_destination_that_exists_is_refused_like_by_an_export(folder, tmp_path):
+    export_model(folder, tmp_path / "p", profile="portable", calibration=None)
+    found = plan_export(folder, tmp_path / "p", profile="portable", calibration=None)
+    with pytest.raises(StorageError, match="exists already") as caught:
+        export_model(folder, tmp_path / "p", profile="portable", calibration=None)
+    assert found.refusal == caught.value.to_json()
+    assert plan_export(folder, tmp_path / "p", profile="portable", calibration=None, force=True).refusal is None
 
 
 def test_a_size_that_is_too_small_is_refused_before_anything_is_measured(folder, tmp_path):

@@ -84,7 +84,7 @@ def export(
     asked = wanted.asked()
     check_runtime()
     if wanted.dry_run:
-        return _dry_run(terminal, _present(load.reference, places), wanted.out, asked, budget)
+        return _dry_run(terminal, _present(load.reference, places), wanted, asked, budget)
     with show_progress(terminal) as progress:
         source = _source(terminal, load.reference, places, progress)
         # In the main thread: Ctrl-C then unwinds through the clean-up of the private folder.
@@ -108,11 +108,11 @@ def export(
     return 0
 
 
-def _dry_run(terminal: Terminal, source: Path, out: Path, asked: Asked, budget: int | None) -> int:
+def _dry_run(terminal: Terminal, source: Path, wanted: ExportFlags, asked: Asked, budget: int | None) -> int:
     """Show what an export would do; return the exit code that it would have."""
     from edge_rt.export import plan_export
 
-    found = plan_export(source, out, **asked)
+    found = plan_export(source, wanted.out, **asked, force=wanted.force)
     refusal = found.refusal or over_budget(found, budget)
     if terminal.is_json:
         terminal.document({**found.to_json(), "refusal": refusal})
