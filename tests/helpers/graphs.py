@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
 
 from edge_rt.export.check.compare import compare, compare_steps, run_graph, run_steps
@@ -9,6 +10,7 @@ from edge_rt.export.check.reference import LlamaReference
 from edge_rt.export.families.llama import read_config
 from edge_rt.export.families.llama_graph import build_graph, collect_weights, place_weights, write_rope_tables
 from edge_rt.export.op_profile import PROFILES
+from edge_rt.export.opening import open_checkpoint
 from edge_rt.export.sources.gguf_header import read_header
 from edge_rt.export.sources.gguf_source import gguf_source
 from edge_rt.export.sources.tensor_reader import TensorReader
@@ -22,6 +24,15 @@ from edge_rt.package.manifest import WEIGHTS_FILE
 def reference_of(stream, source, config, **options):
     """Return the reference of a checkpoint whose weights are the package's."""
     return LlamaReference(CheckpointMatrices(stream, source.tensors), source, config, **options)
+
+
+def matrices_and_logits(path):
+    """Return name -> weights of a checkpoint, in the order of the package, and its logits for some tokens."""
+    source, config = open_checkpoint(path)
+    with TensorReader(source.paths) as reader:
+        matrices = CheckpointMatrices(reader, source.tensors)
+        found = {name: np.concatenate(list(matrices.pieces(name))) for name in source.tensors}
+        return found, reference_of(reader, source, config).logits([5, 17, 300, 17, 99, 4])
 
 
 class Built:

@@ -37,21 +37,18 @@ Activations place_activations(const PackedParts& weight, int64_t rows, void* scr
 
 namespace {
 
-// A thread's own rounded rows. Shared ones would move between the cores' caches twice, which at 8 rows takes longer
-// than to round them again; memory stays small, because only passes of few rows come here.
-class OwnRows {
+// Memory that a thread keeps for its next work.
+class OwnMemory {
  public:
-  // False if there is no memory: an exception must not leave a thread of the pool.
-  bool place(const PackedParts& weight, int64_t rows, Activations* out) {
-    const size_t bytes = activation_bytes(weight, rows) + 64;
-    if (bytes > size_) {
-      memory_.reset(new (std::nothrow) unsigned char[bytes]);
-      size_ = memory_ == nullptr ? 0 : bytes;
+  // At the start of a cache line; nullptr if there is none: an exception must not leave a thread of the pool.
+  unsigned char* get(size_t bytes) {
+    if (bytes + 64 > size_) {
+      memory_.reset(new (std::nothrow) unsigned char[bytes + 64]);
+      size_ = memory_ == nullptr ? 0 : bytes + 64;
     }
-    if (memory_ == nullptr) return false;
+    if (memory_ == nullptr) return nullptr;
     const auto address = reinterpret_cast<uintptr_t>(memory_.get());
-    *out = place_activations(weight, rows, memory_.get() + (64 - address % 64) % 64);
-    return true;
+    return memory_.get() + (64 - address % 64) % 64;
   }
 
  private:
@@ -59,20 +56,22 @@ class OwnRows {
   size_t size_ = 0;
 };
 
+// A thread's own rounded rows. Shared ones would move between the cores' caches twice, which at 8 rows takes longer
+// than to round them again; memory stays small, because only passes of few rows come here.
+// False if there is no memory.
+bool place_own_rows(const PackedParts& weight, int64_t rows, Activations* out) {
+  static thread_local OwnMemory memory;
+  unsigned char* at = memory.get(activation_bytes(weight, rows));
+  if (at != nullptr) *out = place_activations(weight, rows, at);
+  return at != nullptr;
+}
+
 // A thread's memory for unpacked tiles; nullptr if there is none, which costs time only.
 // The planner counts it: edge_rt/memory/activations.py.
 uint8_t* own_tiles(const LinearRows& job) {
-  static thread_local std::unique_ptr<unsigned char[]> memory;
-  static thread_local size_t size = 0;
+  static thread_local OwnMemory memory;
   if (!job.weight.rounds() || job.in.groups() < kUnpackGroups) return nullptr;
-  const size_t bytes = unpacked_bytes(job);
-  if (bytes > size) {
-    memory.reset(new (std::nothrow) unsigned char[bytes + 64]);
-    size = memory == nullptr ? 0 : bytes;
-  }
-  if (memory == nullptr) return nullptr;
-  const auto address = reinterpret_cast<uintptr_t>(memory.get());
-  return memory.get() + (64 - address % 64) % 64;
+  return memory.get(unpacked_bytes(job));
 }
 
 }  // namespace
@@ -119,8 +118,7 @@ void LinearStep::multiply(int64_t, int worker) { run_tiles(job_, worker); }
 
 void LinearStep::multiply_own(int64_t, int worker) {
   if (!is_rounded_[worker]) {
-    static thread_local OwnRows memory;
-    if (!memory.place(job_.weight, job_.in.rows, &own_[worker])) {
+    if (!place_own_rows(job_.weight, job_.in.rows, &own_[worker])) {
       failed_.store(true, std::memory_order_relaxed);
       return;
     }

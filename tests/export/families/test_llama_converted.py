@@ -14,7 +14,6 @@ from edge_rt.export.sources.converted import ConvertedTensor
 from edge_rt.export.sources.tensor_reader import TensorReader
 from edge_rt.export.weights.codes import values as values_of
 from edge_rt.export.weights.linear import Part
-from edge_rt.export.weights.matrices import CheckpointMatrices
 from edge_rt.export.weights.rows import CheckpointRows
 from edge_rt.export.weights.tile_formats import tile_format
 from tests.helpers.converted_factory import (
@@ -28,11 +27,10 @@ from tests.helpers.converted_factory import (
     write_float_folder,
 )
 from tests.helpers.gguf_factory import write_llama_gguf
-from tests.helpers.graphs import reference_of
+from tests.helpers.graphs import matrices_and_logits
 
 SIZES = {"layers": 1, "hidden": 128, "heads": 4, "kv_heads": 2, "ffn": 192}
 FLOATS = {"weight_type": "F32", "embedding_type": "F32", "output_type": "F32", "tied": False}
-TOKEN_IDS = [5, 17, 300, 17, 99, 4]
 QUERY, DOWN = "model.layers.0.self_attn.q_proj", "model.layers.0.mlp.down_proj"
 
 
@@ -41,21 +39,12 @@ def model(tmp_path_factory):
     return write_llama_gguf(tmp_path_factory.mktemp("m") / "m.gguf", **SIZES, **FLOATS)
 
 
-def matrices_of(path):
-    """Return name -> weights of a checkpoint, and its logits."""
-    source, config = open_checkpoint(path)
-    with TensorReader(source.paths) as reader:
-        matrices = CheckpointMatrices(reader, source.tensors)
-        found = {name: np.concatenate(list(matrices.pieces(name))) for name in source.tensors}
-        return found, reference_of(reader, source, config).logits(TOKEN_IDS)
-
-
 @pytest.mark.parametrize("name", SETTINGS)
 def test_weights_are_those_of_the_folder_with_floats(name, model, tmp_path):
     weights = write_converted_folder(tmp_path / "m", model, name, also=("model.embed_tokens", "lm_head"))
     assert len(weights) == 9
-    ours, logits = matrices_of(tmp_path / "m")
-    expected, wanted = matrices_of(write_float_folder(tmp_path / "floats", model, weights))
+    ours, logits = matrices_and_logits(tmp_path / "m")
+    expected, wanted = matrices_and_logits(write_float_folder(tmp_path / "floats", model, weights))
     assert ours.keys() == expected.keys()
     for tensor, values in expected.items():
         np.testing.assert_array_equal(ours[tensor], values, err_msg=tensor)
@@ -94,8 +83,8 @@ def test_mlx_of_4_bits(model, tmp_path):
         tmp_path / "m", model, "mlx", also=("model.embed_tokens",), settings=MLX_SETTINGS | layers,
         write=lambda values: mlx(values, **kinds.get(values.shape, {})),
     )  # fmt: skip
-    found, logits = matrices_of(tmp_path / "m")
-    expected, wanted = matrices_of(write_float_folder(tmp_path / "floats", model, weights))
+    found, logits = matrices_and_logits(tmp_path / "m")
+    expected, wanted = matrices_and_logits(write_float_folder(tmp_path / "floats", model, weights))
     for tensor, values in expected.items():
         np.testing.assert_array_equal(found[tensor], values, err_msg=tensor)
     np.testing.assert_allclose(logits, wanted, rtol=0, atol=1e-5)
@@ -204,4 +193,4 @@ def test_whatever_a_header_says_nothing_else_is_raised(model, tmp_path_factory, 
     folder = tmp_path_factory.mktemp("f") / "m"
     write_converted_folder(folder, model, name, tensors=tensors)
     with contextlib.suppress(EdgeRTError):
-        matrices_of(folder)
+        matrices_and_logits(folder)

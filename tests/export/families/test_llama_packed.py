@@ -14,7 +14,7 @@ from edge_rt.export.sources.packed import PackedTensor
 from edge_rt.export.sources.tensor_reader import TensorReader
 from edge_rt.export.weights.matrices import CheckpointMatrices
 from tests.helpers.gguf_factory import write_llama_gguf
-from tests.helpers.graphs import reference_of
+from tests.helpers.graphs import matrices_and_logits
 from tests.helpers.packed_factory import (
     SETTINGS,
     WRITERS,
@@ -26,7 +26,6 @@ from tests.helpers.packed_factory import (
 
 SIZES = {"layers": 1, "hidden": 128, "heads": 4, "kv_heads": 2, "ffn": 256}
 FLOATS = {"weight_type": "F32", "embedding_type": "F32", "output_type": "F32", "tied": False}
-TOKEN_IDS = [5, 17, 300, 17, 99, 4]
 DOWN, GATE, UP = (f"model.layers.0.mlp.{kind}_proj" for kind in ("down", "gate", "up"))
 QUERY = "model.layers.0.self_attn.q_proj"
 
@@ -36,21 +35,12 @@ def model(tmp_path_factory):
     return write_llama_gguf(tmp_path_factory.mktemp("m") / "m.gguf", **SIZES, **FLOATS)
 
 
-def matrices_of(path):
-    """Return name -> weights of a checkpoint, in the order of the package, and its logits."""
-    source, config = open_checkpoint(path)
-    with TensorReader(source.paths) as reader:
-        matrices = CheckpointMatrices(reader, source.tensors)
-        found = {name: np.concatenate(list(matrices.pieces(name))) for name in source.tensors}
-        return found, reference_of(reader, source, config).logits(TOKEN_IDS)
-
-
 @pytest.mark.parametrize("name", SETTINGS)
 def test_weights_are_those_of_the_folder_with_floats(name, model, tmp_path):
     packed = write_packed_folder(tmp_path / "packed", model, name)
     assert len(packed) == 7
-    ours, logits = matrices_of(tmp_path / "packed")
-    expected, wanted = matrices_of(write_float_folder(tmp_path / "floats", model, packed))
+    ours, logits = matrices_and_logits(tmp_path / "packed")
+    expected, wanted = matrices_and_logits(write_float_folder(tmp_path / "floats", model, packed))
     assert ours.keys() == expected.keys()
     for tensor, values in expected.items():
         np.testing.assert_array_equal(ours[tensor], values, err_msg=tensor)
@@ -64,7 +54,7 @@ def test_zero_points_of_auto_round(form, model, tmp_path):
     packed = write_packed_folder(
         tmp_path / "m", model, name, settings=SETTINGS["auto-round"] | {"packing_format": form}
     )
-    found, _ = matrices_of(tmp_path / "m")
+    found, _ = matrices_and_logits(tmp_path / "m")
     np.testing.assert_array_equal(found["blk.0.ffn_down.weight"], packed[DOWN].values)
 
 
@@ -88,7 +78,7 @@ def test_a_packed_embedding_and_head(model, tmp_path):
         written = WRITERS["compressed-tensors"](matrix)
         tensors |= {prefix + "weight": None, **{prefix + suffix: part for suffix, part in written.items()}}
     write_packed_folder(tmp_path / "m", model, "compressed-tensors", tensors=tensors)
-    found, _ = matrices_of(tmp_path / "m")
+    found, _ = matrices_and_logits(tmp_path / "m")
     np.testing.assert_array_equal(found["token_embd.weight"], tables["embed_tokens"].values)
     np.testing.assert_array_equal(found["output.weight"], tables["lm_head"].values)
     source, _ = open_checkpoint(tmp_path / "m")
@@ -132,8 +122,8 @@ class TestOrder:
         packed = write_packed_folder(
             tmp_path / "m", model, "gptq", matrices=self.matrices(DOWN), settings=self.ACT_ORDER, group=32
         )
-        found, logits = matrices_of(tmp_path / "m")
-        expected, wanted = matrices_of(write_float_folder(tmp_path / "floats", model, packed))
+        found, logits = matrices_and_logits(tmp_path / "m")
+        expected, wanted = matrices_and_logits(write_float_folder(tmp_path / "floats", model, packed))
         order = open_checkpoint(tmp_path / "m")[0].tensors["blk.0.ffn_down.weight"].input_order
         assert sorted(order) == list(range(256))
         np.testing.assert_array_equal(found["blk.0.ffn_down.weight"], expected["blk.0.ffn_down.weight"][:, order])
@@ -211,7 +201,7 @@ def test_whatever_a_header_says_nothing_else_is_raised(model, tmp_path_factory, 
     folder = tmp_path_factory.mktemp("f") / "m"
     write_packed_folder(folder, model, name, tensors=tensors)
     with contextlib.suppress(EdgeRTError):
-        matrices_of(folder)
+        matrices_and_logits(folder)
 
 
 def test_the_group_of_every_input_may_be_left_out(model, tmp_path):
@@ -219,4 +209,4 @@ def test_the_group_of_every_input_may_be_left_out(model, tmp_path):
     parts = gptq(matrix, with_order=False)
     tensors = {f"{QUERY}.g_idx": None, **{f"{QUERY}.{suffix}": part for suffix, part in parts.items()}}
     write_packed_folder(tmp_path / "m", model, "gptq", tensors=tensors)
-    np.testing.assert_array_equal(matrices_of(tmp_path / "m")[0]["blk.0.attn_q.weight"], matrix.values)
+    np.testing.assert_array_equal(matrices_and_logits(tmp_path / "m")[0]["blk.0.attn_q.weight"], matrix.values)

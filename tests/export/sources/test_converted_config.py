@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 
 from edge_rt.errors import InvalidModelFile, UnsupportedModel
 from edge_rt.export.sources.converted_config import BitsAndBytesSettings, Float8Settings
 from edge_rt.export.sources.packed_config import read_packed_settings
 from tests.helpers.converted_factory import SETTINGS
+from tests.helpers.documents import replaced
 
 WEIGHTS = ("config_groups", "group_0", "weights")
 NAME = "compressed-tensors"
@@ -21,13 +20,7 @@ def read(document):
 
 def changed(name, *path_and_value):
     """Return settings with one value replaced."""
-    *path, value = path_and_value
-    document = copy.deepcopy(SETTINGS[name])
-    at = document
-    for key in path[:-1]:
-        at = at[key]
-    at[path[-1]] = value
-    return document
+    return replaced(SETTINGS[name], *path_and_value)
 
 
 def block(value):

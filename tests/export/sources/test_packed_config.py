@@ -10,6 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 from edge_rt.errors import EdgeRTError, InvalidModelFile, UnsupportedModel
 from edge_rt.export.sources.packed_config import PackedSettings, read_packed_settings
+from tests.helpers.documents import replaced
 from tests.helpers.packed_factory import SETTINGS
 
 
@@ -18,14 +19,8 @@ def read(document, key="quantization_config"):
 
 
 def changed(name, *path_and_value):
-    """Return settings with one value replaced; DROP takes it out."""
-    *path, value = path_and_value
-    document = copy.deepcopy(SETTINGS[name])
-    at = document
-    for key in path[:-1]:
-        at = at[key]
-    at[path[-1]] = value
-    return document
+    """Return settings with one value replaced."""
+    return replaced(SETTINGS[name], *path_and_value)
 
 
 AUTO_ROUND = {
