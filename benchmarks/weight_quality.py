@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from edge_rt.export.families.llama_forward import LlamaForward
 from kv_quality import judge
 from kv_stats import perplexity, perplexity_ratio
 from kv_text import Window, read_turns, text_windows
@@ -31,9 +32,8 @@ from permuted_model import PermutedModel
 
 import edge_rt
 from edge_rt.export.checkpoint import Checkpoint, calibration_text, read_checkpoint
+from edge_rt.export.decoder.weights import place_weights
 from edge_rt.export.entry import export_model
-from edge_rt.export.families.llama_forward import LlamaForward
-from edge_rt.export.families.llama_graph import place_weights
 from edge_rt.export.measuring import settle_types
 from edge_rt.export.op_profile import PROFILES
 from edge_rt.export.opening import open_checkpoint

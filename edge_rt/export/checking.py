@@ -15,7 +15,7 @@ from edge_rt.export.check.compare import (
     run_graph,
     run_steps,
 )
-from edge_rt.export.check.reference import LlamaReference
+from edge_rt.export.check.reference import DecoderReference
 from edge_rt.export.checkpoint import Checkpoint
 from edge_rt.export.sources.tensor_reader import TensorReader
 from edge_rt.export.weights.matrices import CheckpointMatrices, PackageMatrices
@@ -42,11 +42,11 @@ def check_package(
     profile = checkpoint.profile
     for linear in checkpoint.weights.linears():
         profile.verify(linear, stream, layout, folder / WEIGHTS_FILE)
-    ids = check_token_ids(checkpoint.config.vocab_size, min(24, checkpoint.config.context_length))
+    ids = check_token_ids(checkpoint.decoder.vocab_size, min(24, checkpoint.decoder.context_length))
     plain = CheckpointMatrices(stream, checkpoint.source.tensors)
     stored = profile.stored(folder / WEIGHTS_FILE, layout)
     matrices = PackageMatrices(plain, checkpoint.weights.linears(), stored)
-    judge = LlamaReference(matrices, checkpoint.source, checkpoint.config, types=checkpoint.choice.types)
+    judge = DecoderReference(matrices, checkpoint.source, checkpoint.decoder, types=checkpoint.choice.types)
     if profile.rounds_by_rule:
         result = _check_steps(judge, checkpoint, activations, folder / GRAPH_FILE, ids)
         require_close(result)
@@ -67,7 +67,7 @@ def check_package(
 
 
 def _check_steps(
-    judge: LlamaReference, checkpoint: Checkpoint, activations: str, graph: Path, ids: Sequence[int]
+    judge: DecoderReference, checkpoint: Checkpoint, activations: str, graph: Path, ids: Sequence[int]
 ) -> CheckResult:
     """Compare the published graph as a whole and step by step, with never more than one session open."""
     streams = run_steps(graph, checkpoint.model, ids, checkpoint.profile)

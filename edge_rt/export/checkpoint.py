@@ -7,12 +7,12 @@ from pathlib import Path
 
 from edge_rt.errors import ConfigError, InvalidTemplate
 from edge_rt.export.calibration.text import Calibration, CalibrationText, encode_calibration, read_calibration
-from edge_rt.export.families.llama_config import LlamaConfig
-from edge_rt.export.families.llama_graph import LlamaWeights, collect_weights
+from edge_rt.export.decoder.weights import DecoderWeights, collect_weights
 from edge_rt.export.op_profile import OpProfile
 from edge_rt.export.quantise.decision import WeightChoice
 from edge_rt.export.sources.source import Source, TokenizerBuild
-from edge_rt.package.manifest import BUILT_IN_CALIBRATION, ModelConfig
+from edge_rt.package.decoder import Decoder
+from edge_rt.package.manifest import BUILT_IN_CALIBRATION, ModelConfig, config_of
 from edge_rt.text.template import ChatTemplate, lint
 from edge_rt.text.tokenizer import Tokenizer
 
@@ -22,9 +22,9 @@ class Checkpoint:
     """Everything that is known about the checkpoint once its header is read and checked."""
 
     source: Source
-    config: LlamaConfig
+    decoder: Decoder
     model: ModelConfig
-    weights: LlamaWeights
+    weights: DecoderWeights
     profile: OpProfile
     tokenizer: TokenizerBuild
     calibration: Calibration | None
@@ -56,7 +56,7 @@ def calibration_text(
 
 def read_checkpoint(
     source: Source,
-    config: LlamaConfig,
+    decoder: Decoder,
     profile: OpProfile,
     choice: WeightChoice,
     text: CalibrationText | None = None,
@@ -65,7 +65,7 @@ def read_checkpoint(
 
     Args:
         source: the checkpoint.
-        config: its dimensions.
+        decoder: its description.
         profile: operators of the graph.
         choice: types of the matrices in the package.
         text: to calibrate with; None for none.
@@ -74,16 +74,16 @@ def read_checkpoint(
         InvalidTokenizer, InvalidModelFile, UnsupportedModel: the vocabulary cannot be used.
         ConfigError, InputError: the text cannot be used.
     """
-    tokenizer = source.build_tokenizer(config.vocab_size)
-    loaded = Tokenizer.from_text(tokenizer.json_text, info=tokenizer, embedding_rows=config.vocab_size)
+    tokenizer = source.build_tokenizer(decoder.vocab_size)
+    loaded = Tokenizer.from_text(tokenizer.json_text, info=tokenizer, embedding_rows=decoder.vocab_size)
     calibration = None
     if text is not None:
-        calibration = encode_calibration(text, loaded, tokenizer.chat_template, config.context_length)
+        calibration = encode_calibration(text, loaded, tokenizer.chat_template, decoder.context_length)
     return Checkpoint(
         source=source,
-        config=config,
-        model=config.to_model_config(sum(tensor.elements for tensor in source.tensors.values())),
-        weights=collect_weights(source, config, profile, choice.types),
+        decoder=decoder,
+        model=config_of(decoder, sum(tensor.elements for tensor in source.tensors.values())),
+        weights=collect_weights(source, decoder, profile, choice.types),
         profile=profile,
         tokenizer=tokenizer,
         calibration=calibration,

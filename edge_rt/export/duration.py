@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from edge_rt.export.families.llama_graph import LlamaWeights
+from edge_rt.export.decoder.weights import DecoderWeights
 from edge_rt.export.quantise.decision import MEASURED_TOKENS, WeightChoice
 from edge_rt.export.quantise.feedback import feedback, importance, quantise
 from edge_rt.export.quantise.grids import Grid
@@ -104,7 +104,7 @@ def _least(work: Callable[[], object]) -> float:
 
 
 def predict_seconds(
-    weights: LlamaWeights,
+    weights: DecoderWeights,
     weights_bytes: int,
     config: ModelConfig,
     choice: WeightChoice,

@@ -10,7 +10,7 @@ from typing import Final
 from edge_rt.errors import MemoryBudgetExceeded, StorageError
 from edge_rt.export.calibration.calibrate import calibration_bytes
 from edge_rt.export.check.compare import CHECK_ROWS
-from edge_rt.export.families.llama_graph import LlamaWeights
+from edge_rt.export.decoder.weights import DecoderWeights
 from edge_rt.export.op_profile import OpProfile
 from edge_rt.export.quantise.decision import WeightChoice
 from edge_rt.export.quantise.memory import quality_bytes, quantising_bytes
@@ -41,7 +41,7 @@ class ExportEstimate:
 
 
 def estimate_export(
-    weights: LlamaWeights,
+    weights: DecoderWeights,
     layout: WeightsLayout,
     config: ModelConfig,
     profile: OpProfile,

@@ -15,17 +15,17 @@ from edge_rt.export.calibration.calibrate import calibrate
 from edge_rt.export.check.compare import CheckResult
 from edge_rt.export.checking import check_package
 from edge_rt.export.checkpoint import Checkpoint
+from edge_rt.export.decoder.weights import place_weights
 from edge_rt.export.estimate import ExportEstimate, require_room
-from edge_rt.export.families.llama_config import LlamaConfig
-from edge_rt.export.families.llama_graph import place_weights
 from edge_rt.export.measuring import settle_types
-from edge_rt.export.preparing import decide, prepare
+from edge_rt.export.preparing import Decided, decide, prepare
 from edge_rt.export.quality import describe_weights, measure_quality, require_quality
 from edge_rt.export.sources.source import Source
 from edge_rt.export.sources.tensor_reader import TensorReader
 from edge_rt.export.weights.matrices import CheckpointMatrices
 from edge_rt.export.weights.weights_file import verify_checksums
 from edge_rt.export.writing import GRAPH_FILE, weights_message, write_graph, write_texts, write_weights
+from edge_rt.package.decoder import Decoder
 from edge_rt.package.manifest import (
     FORMAT_VERSION,
     KV_FORMATS,
@@ -96,7 +96,7 @@ class ExportReport:
 
 def export_checkpoint(
     source: Source,
-    config: LlamaConfig,
+    decoder: Decoder,
     out: Path,
     *,
     profile: str | None,
@@ -115,7 +115,7 @@ def export_checkpoint(
 
     Args:
         source: the checkpoint.
-        config: its dimensions.
+        decoder: its description.
         out: folder to create.
         profile: as in ``export_model``.
         activations: as in ``export_model``.
@@ -132,15 +132,15 @@ def export_checkpoint(
     Raises:
         InputError, StorageError, MemoryBudgetExceeded, ConfigError, RuntimeUnavailable: as in ``export_model``.
     """
-    decided = decide(source, config, profile, activations, weights, size, calibration)
+    decided = decide(source, decoder, profile, activations, weights, size, calibration)
     chosen = decided.profile
     # Needed by the last stage, which runs the graph.
-    check_window_support(chosen.name, config.sliding_window)
+    check_window_support(chosen.name, decoder.sliding_window)
 
     stage = _Stages([name for name in STAGES if name != "calibrate" or decided.has_constants], progress, started)
     stage("read")
     advice = source.read_advice() if sampling is None else sampling
-    prepared = prepare(source, config, decided)
+    prepared = prepare(source, decoder, decided)
     stage("plan")
     checkpoint, estimate = prepared.checkpoint, prepared.estimate
     if on_estimate is not None:
@@ -149,7 +149,7 @@ def export_checkpoint(
     # The writer refuses a destination that exists, before minutes of measuring.
     with PackageWriter(out, force=force) as writer, TensorReader(checkpoint.source.paths) as stream:
         checkpoint = settle_types(checkpoint, prepared.layout, functools.partial(stage, "plan", unit="steps"))
-        layout = place_weights(checkpoint.weights, checkpoint.config, chosen, is_calibrated=decided.has_constants)
+        layout = place_weights(checkpoint.weights, checkpoint.decoder, chosen, is_calibrated=decided.has_constants)
         stage("weights", message=weights_message(checkpoint))
         written = write_weights(stream, checkpoint, layout, writer.folder, functools.partial(stage, "weights"))
         stage("graph")
@@ -161,7 +161,7 @@ def export_checkpoint(
             # The graph contains the positions of the constants, not their values.
             on_step = functools.partial(stage, "calibrate", unit="steps")
             tokens = checkpoint.calibration.token_ids
-            warnings += calibrate(writer.folder, checkpoint.weights, layout, checkpoint.model, tokens, on_step)
+            warnings += calibrate(writer.folder, checkpoint.weights, layout, checkpoint.decoder, tokens, on_step)
             gc.collect()
         stage("check")
         verify_checksums(writer.folder / WEIGHTS_FILE, layout, written.checksums)
@@ -175,7 +175,7 @@ def export_checkpoint(
             warnings += require_quality(quality, accept_loss=accept_loss)
         stage("publish")
         described = describe_weights(checkpoint, layout, written.errors, quality)
-        package = writer.publish(_manifest(checkpoint, activations, advice, described))
+        package = writer.publish(_manifest(checkpoint, decided, activations, advice, described))
     stage("publish", 1, 1, "done")
     return _report(package, estimate, results, warnings, stage.seconds())
 
@@ -232,11 +232,15 @@ def _report(
 
 
 def _manifest(
-    checkpoint: Checkpoint, activations: str, sampling: SamplingAdvice | None, weights: WeightsInfo | None
+    checkpoint: Checkpoint,
+    decided: Decided,
+    activations: str,
+    sampling: SamplingAdvice | None,
+    weights: WeightsInfo | None,
 ) -> Manifest:
     source, tokenizer = checkpoint.source, checkpoint.tokenizer
     calibration = None
-    if checkpoint.calibration is not None and checkpoint.profile.has_4_bit_keys:
+    if checkpoint.calibration is not None and decided.has_constants:
         calibration = checkpoint.calibration.to_manifest()
     quantisation = _quantisation(checkpoint)
     return Manifest(
@@ -246,6 +250,7 @@ def _manifest(
             checkpoint.model.sliding_window,
             is_calibrated=calibration is not None,
             types=quantisation.values(),
+            is_described=not checkpoint.decoder.is_plain,
         ),
         producer=f"edge-rt {VERSION}",
         model=checkpoint.model,
@@ -253,7 +258,7 @@ def _manifest(
         activations=activations,
         quantisation=quantisation,
         kv_formats=KV_FORMATS[checkpoint.profile.name],
-        segments=(Segment("model", GRAPH_FILE, 0, checkpoint.config.num_layers),),
+        segments=(Segment("model", GRAPH_FILE, 0, checkpoint.decoder.num_layers),),
         drafters=(),
         tokenizer=TokenizerInfo(TOKENIZER_FILE, tokenizer.bos_token_id, tokenizer.eos_token_ids, tokenizer.add_bos),
         chat_template=TEMPLATE_FILE if tokenizer.chat_template is not None else None,
@@ -262,6 +267,7 @@ def _manifest(
         key_calibration=calibration,
         sampling=sampling,
         weights=weights,
+        decoder=None if checkpoint.decoder.is_plain else checkpoint.decoder,
         files={},
     )
 

@@ -6,8 +6,8 @@ import dataclasses
 from typing import Protocol
 
 from edge_rt.export.checkpoint import Checkpoint
-from edge_rt.export.families.llama_gradients import LlamaGradients
-from edge_rt.export.families.llama_graph import collect_weights
+from edge_rt.export.decoder.gradients import DecoderGradients
+from edge_rt.export.decoder.weights import collect_weights
 from edge_rt.export.quantise.decision import MEASURED_TOKENS
 from edge_rt.export.quantise.limits import LimitedMatrices
 from edge_rt.export.quantise.sensitivity import measured_choice, require_budget
@@ -61,7 +61,7 @@ def settle_types(checkpoint: Checkpoint, layout: WeightsLayout, on_step: OnStep)
     choice, source = checkpoint.choice, checkpoint.source
     if not choice.rivals and not choice.ladders:
         return checkpoint
-    layers = 2 * checkpoint.config.num_layers if checkpoint.calibration is not None else 0
+    layers = 2 * checkpoint.decoder.num_layers if checkpoint.calibration is not None else 0
     matrices_count = len(choice.ladders) or sum(len(group.names) for group in choice.rivals)
     total = layers + matrices_count
     on_step(0, total, "measuring which matrices need more bits")
@@ -69,7 +69,7 @@ def settle_types(checkpoint: Checkpoint, layout: WeightsLayout, on_step: OnStep)
         matrices = LimitedMatrices(CheckpointMatrices(stream, source.tensors), choice.types)
         influences = {}
         if checkpoint.calibration is not None:
-            gradients = LlamaGradients(matrices, source, checkpoint.config)
+            gradients = DecoderGradients(matrices, source, checkpoint.decoder)
             tokens = checkpoint.calibration.token_ids[:MEASURED_TOKENS]
             influences = gradients.influences(tokens, on_layer=lambda done: on_step(done, total))
         budget = choice.size - _other_bytes(checkpoint, layout)
@@ -82,7 +82,7 @@ def settle_types(checkpoint: Checkpoint, layout: WeightsLayout, on_step: OnStep)
             lambda done, _: on_step(layers + done, total),
         )
     on_step(total, total)
-    weights = collect_weights(source, checkpoint.config, checkpoint.profile, choice.types)
+    weights = collect_weights(source, checkpoint.decoder, checkpoint.profile, choice.types)
     return dataclasses.replace(checkpoint, choice=choice, weights=weights)
 
 

@@ -21,6 +21,7 @@ from edge_rt.export.weights.matrices import StoredRows
 from edge_rt.export.weights.rows import RowReader
 from edge_rt.export.weights.weights_file import WeightsFile, WeightsLayout
 from edge_rt.ops import MAX_HEAD_DIM, MAX_HEADS, native_status, open_library
+from edge_rt.package.decoder import Decoder
 from edge_rt.package.manifest import ModelConfig
 
 Array = npt.NDArray[Any]
@@ -93,7 +94,7 @@ class OpProfile(ABC):
         """Return the kinds of activations whose graphs are compared with the reference; the published one is last."""
 
     @abstractmethod
-    def builder(self, layout: WeightsLayout, config: ModelConfig, activations: str) -> GraphBuilder:
+    def builder(self, layout: WeightsLayout, decoder: Decoder, activations: str) -> GraphBuilder:
         """Return the builder of a graph."""
 
     @abstractmethod
@@ -126,9 +127,9 @@ class PortableProfile(OpProfile):
         """Return float, which shows faults in the weights, and the published kind."""
         return tuple(dict.fromkeys(("float", activations)))
 
-    def builder(self, layout: WeightsLayout, config: ModelConfig, activations: str) -> GraphBuilder:
+    def builder(self, layout: WeightsLayout, decoder: Decoder, activations: str) -> GraphBuilder:
         """Return the builder of a graph."""
-        return PortableBuilder(layout, config, activations)
+        return PortableBuilder(layout, decoder, activations)
 
     def feeds(self, config: ModelConfig, token_ids: Sequence[int]) -> tuple[Feeds, Feeds]:
         """Return inputs and outputs of a first pass; every layer's cache is both."""
@@ -165,10 +166,10 @@ class NativeProfile(OpProfile):
         """Return the published kind."""
         return (activations,)
 
-    def builder(self, layout: WeightsLayout, config: ModelConfig, activations: str) -> GraphBuilder:
+    def builder(self, layout: WeightsLayout, decoder: Decoder, activations: str) -> GraphBuilder:
         """Return the builder of a graph."""
         assert activations == "int8", activations
-        return NativeBuilder(layout, config)
+        return NativeBuilder(layout, decoder)
 
     def feeds(self, config: ModelConfig, token_ids: Sequence[int]) -> tuple[Feeds, Feeds]:
         """Return inputs and outputs of a first pass; the caches hold float32."""

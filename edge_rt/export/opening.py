@@ -9,20 +9,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_rt.export.families.llama import read_config
+from edge_rt.export.families.header import read_header_decoder
 from edge_rt.export.sources.gguf_split import read_gguf
 from edge_rt.ops import library_path
 
 if TYPE_CHECKING:
-    from edge_rt.export.families.llama_config import LlamaConfig
-    from edge_rt.export.families.llama_graph import LlamaWeights
+    from edge_rt.export.decoder.weights import DecoderWeights
     from edge_rt.export.op_profile import OpProfile
     from edge_rt.export.quantise.decision import WeightChoice
     from edge_rt.export.sources.source import Source
     from edge_rt.export.weights.weights_file import WeightsLayout
+    from edge_rt.package.decoder import Decoder
 
 
-def open_checkpoint(path: Path) -> tuple[Source, LlamaConfig]:
+def open_checkpoint(path: Path) -> tuple[Source, Decoder]:
     """Read and check the headers of a checkpoint; numpy is not loaded for one that is refused.
 
     Raises:
@@ -30,19 +30,21 @@ def open_checkpoint(path: Path) -> tuple[Source, LlamaConfig]:
         StorageError: it cannot be read.
     """
     if path.is_dir():
-        from edge_rt.export.families.llama_folder import read_folder_config
+        from edge_rt.export.families.folder import read_folder_decoder
         from edge_rt.export.sources.hf_folder import hf_source, read_hf_folder
 
         # A model that cannot be run is refused for that, whatever else is wrong with its files.
         check_folder_config(path, path.resolve().name)
         folder = read_hf_folder(path)
-        config, tensors, remarks = read_folder_config(folder)
-        return hf_source(folder, tensors, remarks), config
+        family, decoder, tensors, remarks = read_folder_decoder(folder)
+        return hf_source(
+            folder, tensors, remarks, has_halves=family.config_has_halves, norm_offset=family.config_norm_offset
+        ), decoder
     header = read_gguf(path)
-    config = read_config(header)
+    family, decoder, found = read_header_decoder(header)
     from edge_rt.export.sources.gguf_source import gguf_source
 
-    return gguf_source(header), config
+    return gguf_source(header, found, has_halves=family.header_has_halves), decoder
 
 
 def check_folder_config(folder: Path, name: str) -> None:
@@ -57,11 +59,11 @@ def check_folder_config(folder: Path, name: str) -> None:
         InvalidModelFile, ModelNotFound: ``config.json`` is malformed or missing.
         StorageError: it cannot be read.
     """
-    from edge_rt.export.families.llama_folder import check_architecture
+    from edge_rt.export.families.folder import describe_folder
     from edge_rt.export.sources.hf_folder import HFFolder, read_hf_config
     from edge_rt.export.sources.safetensors_folder import SafetensorsFolder
 
-    check_architecture(HFFolder(Path(name), read_hf_config(folder), SafetensorsFolder((), {})))
+    describe_folder(HFFolder(Path(name), read_hf_config(folder), SafetensorsFolder((), {})))
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class PlacedCheckpoint:
 
     Attributes:
         source: its tensors, tokenizer and origin.
-        config: its dimensions.
+        decoder: its description.
         profile: op profile of the package.
         choice: types of its matrices.
         weights: its matrices and vectors.
@@ -78,10 +80,10 @@ class PlacedCheckpoint:
     """
 
     source: Source
-    config: LlamaConfig
+    decoder: Decoder
     profile: OpProfile
     choice: WeightChoice
-    weights: LlamaWeights
+    weights: DecoderWeights
     layout: WeightsLayout
 
 
@@ -102,13 +104,13 @@ def place_checkpoint(
         ConfigError: ``profile`` or ``activations`` are unknown, or do not go together.
         RuntimeUnavailable: the native profile was asked for, and this machine cannot run it.
     """
-    source, config = open_checkpoint(path)
-    from edge_rt.export.families.llama_graph import collect_weights, place_weights
+    source, decoder = open_checkpoint(path)
+    from edge_rt.export.decoder.weights import collect_weights, place_weights
     from edge_rt.export.op_profile import choose_profile
     from edge_rt.export.quantise.decision import choose_weights
 
-    chosen = choose_profile(profile, activations, library_path(), config)
-    choice = choose_weights(source, config, weights, has_tables=chosen.has_tables)
-    linears = collect_weights(source, config, chosen, choice.types)
-    layout = place_weights(linears, config, chosen, is_calibrated=chosen.has_4_bit_keys)
-    return PlacedCheckpoint(source, config, chosen, choice, linears, layout)
+    chosen = choose_profile(profile, activations, library_path(), decoder)
+    choice = choose_weights(source, decoder, weights, has_tables=chosen.has_tables)
+    linears = collect_weights(source, decoder, chosen, choice.types)
+    layout = place_weights(linears, decoder, chosen, is_calibrated=chosen.has_4_bit_keys)
+    return PlacedCheckpoint(source, decoder, chosen, choice, linears, layout)

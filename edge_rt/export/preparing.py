@@ -9,10 +9,9 @@ from typing import Any
 from edge_rt.errors import ConfigError, EdgeRTError, ErrorJSON
 from edge_rt.export.calibration.text import CalibrationText
 from edge_rt.export.checkpoint import Checkpoint, calibration_text, read_checkpoint
+from edge_rt.export.decoder.weights import calibrated_layers, collect_weights, place_weights
 from edge_rt.export.duration import Speed, measure_speed, predict_seconds
 from edge_rt.export.estimate import ExportEstimate, estimate_export, require_room
-from edge_rt.export.families.llama_config import LlamaConfig
-from edge_rt.export.families.llama_graph import collect_weights, place_weights
 from edge_rt.export.measuring import require_least_size
 from edge_rt.export.op_profile import OpProfile, choose_profile
 from edge_rt.export.quality import tensor_classes
@@ -20,6 +19,7 @@ from edge_rt.export.quantise.decision import WeightChoice, choose_weights
 from edge_rt.export.sources.source import Source
 from edge_rt.export.weights.weights_file import WeightsLayout
 from edge_rt.ops import library_path
+from edge_rt.package.decoder import Decoder
 from edge_rt.package.reader import absolute_path
 from edge_rt.package.weights_info import TensorClass
 from edge_rt.package.writer import PackageWriter
@@ -34,16 +34,18 @@ class Decided:
         profile: op profile of the package.
         choice: types of its matrices.
         text: to calibrate with; None for none.
+        has_plain_scores: whether any layer can have constants for 4-bit keys.
     """
 
     profile: OpProfile
     choice: WeightChoice
     text: CalibrationText | None
+    has_plain_scores: bool = True
 
     @property
     def has_constants(self) -> bool:
         """Whether the package has constants for 4-bit keys."""
-        return self.text is not None and self.profile.has_4_bit_keys
+        return self.text is not None and self.profile.has_4_bit_keys and self.has_plain_scores
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class Prepared:
 
 def decide(
     source: Source,
-    config: LlamaConfig,
+    decoder: Decoder,
     profile: str | None,
     activations: str,
     weights: str | None,
@@ -84,34 +86,35 @@ def decide(
         RuntimeUnavailable, UnsupportedModel: the native profile was asked for, and cannot be had.
         StorageError, InputError: the calibration text cannot be used.
     """
-    chosen = choose_profile(profile, activations, library_path(), config)
-    choice = choose_weights(source, config, weights, size, has_tables=chosen.has_tables)
+    chosen = choose_profile(profile, activations, library_path(), decoder)
+    choice = choose_weights(source, decoder, weights, size, has_tables=chosen.has_tables)
     if size and chosen.name != "native":
         raise ConfigError(
             "A size needs the native op profile.",
             f"The op profile is {chosen.name}, which stores 5 and 6 bits in 8.",
             "Choose --weights int4 or int8 instead.",
         )
-    return Decided(chosen, choice, calibration_text(calibration, chosen, choice))
+    text = calibration_text(calibration, chosen, choice)
+    return Decided(chosen, choice, text, has_plain_scores=bool(calibrated_layers(decoder)))
 
 
-def prepare(source: Source, config: LlamaConfig, decided: Decided) -> Prepared:
+def prepare(source: Source, decoder: Decoder, decided: Decided) -> Prepared:
     """Read everything but the tensors, and predict what the export takes.
 
     Raises:
         InputError: tokenizer or calibration text cannot be used.
         ConfigError: the model does not fit the size that was asked for.
     """
-    checkpoint = read_checkpoint(source, config, decided.profile, decided.choice, decided.text)
-    layout = place_weights(checkpoint.weights, config, decided.profile, is_calibrated=decided.has_constants)
+    checkpoint = read_checkpoint(source, decoder, decided.profile, decided.choice, decided.text)
+    layout = place_weights(checkpoint.weights, decoder, decided.profile, is_calibrated=decided.has_constants)
     if decided.choice.size:
         require_least_size(checkpoint, layout)
     tokens = 0 if checkpoint.calibration is None else len(checkpoint.calibration.token_ids)
     most, most_bytes = None, 0
     if ladders := decided.choice.ladders:
         types = {name: ladder[-1] for name, ladder in ladders.items()}
-        largest = collect_weights(source, config, decided.profile, types)
-        widest = place_weights(largest, config, decided.profile, is_calibrated=decided.has_constants)
+        largest = collect_weights(source, decoder, decided.profile, types)
+        widest = place_weights(largest, decoder, decided.profile, is_calibrated=decided.has_constants)
         most, most_bytes = tensor_classes(largest, widest), min(decided.choice.size, widest.size)
     estimate = estimate_export(
         checkpoint.weights,
@@ -160,13 +163,13 @@ class ExportForecast:
 
 
 def forecast(
-    source: Source, config: LlamaConfig, decided: Decided, out: Path, *, force: bool = False, speed: Speed | None = None
+    source: Source, decoder: Decoder, decided: Decided, out: Path, *, force: bool = False, speed: Speed | None = None
 ) -> ExportForecast:
     """Return what an export would do; nothing is written.
 
     Args:
         source: the checkpoint.
-        config: its dimensions.
+        decoder: its description.
         decided: what it would become.
         out: folder to create.
         force: whether a package there would be replaced.
@@ -176,8 +179,8 @@ def forecast(
         VersionMismatch: this ONNX Runtime cannot run the model's sliding window.
         InputError, ConfigError: as in ``prepare``.
     """
-    check_window_support(decided.profile.name, config.sliding_window)
-    prepared = prepare(source, config, decided)
+    check_window_support(decided.profile.name, decoder.sliding_window)
+    prepared = prepare(source, decoder, decided)
     weights, choice, refusal = prepared.checkpoint.weights, decided.choice, None
     try:
         PackageWriter(out, force=force).check_destination()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from edge_rt.errors import QualityLoss
 from edge_rt.export.check.compare import run_graph
 from edge_rt.export.checkpoint import Checkpoint
-from edge_rt.export.families.llama_graph import LlamaWeights
+from edge_rt.export.decoder.weights import DecoderWeights
 from edge_rt.export.quantise.decision import QUALITY_TOKENS
 from edge_rt.export.quantise.moments import CalibrationWalk
 from edge_rt.export.quantise.rows import PartError
@@ -51,8 +51,9 @@ def measure_quality(checkpoint: Checkpoint, matrices: Matrices, walk: Calibratio
     sequence = max(held_out or numbers, key=lambda number: len(walk.sequences[number]))
     ids = walk.sequences[sequence][:QUALITY_TOKENS]
     found = run_graph(graph, checkpoint.model, ids, checkpoint.profile)
-    head = "token_embd.weight" if checkpoint.config.tied_embedding else "output.weight"
-    kl, ours, floats = divergence(walk.final(sequence)[: len(ids)], matrices.pieces(head), found, ids)
+    head = "token_embd.weight" if checkpoint.decoder.is_tied else "output.weight"
+    final = walk.final(sequence)[: len(ids)]
+    kl, ours, floats = divergence(final, matrices.pieces(head), found, ids, logits_of=walk.logits_of)
     return Quality(
         kl=_rounded(kl),
         perplexity=_rounded(float(np.exp(min(ours, _MOST_NATS)))),
@@ -63,7 +64,12 @@ def measure_quality(checkpoint: Checkpoint, matrices: Matrices, walk: Calibratio
 
 
 def divergence(
-    final: Array, head: Iterable[Array], found: Array, token_ids: Sequence[int]
+    final: Array,
+    head: Iterable[Array],
+    found: Array,
+    token_ids: Sequence[int],
+    *,
+    logits_of: Callable[[Array], Array] = lambda products: products,
 ) -> tuple[float, float, float]:
     """Return the mean divergence of predictions from others, and the mean loss of the next token in both, in nats.
 
@@ -72,6 +78,7 @@ def divergence(
         head: pieces of the head, float32 ``[rows, hidden_size]`` each.
         found: the other logits, float32 ``[tokens, vocabulary]``.
         token_ids: the tokens.
+        logits_of: makes logits of the head's products.
 
     Returns:
         The Kullback-Leibler divergence of the head's predictions from ``found``; the loss of ``found``, and that of
@@ -82,7 +89,7 @@ def divergence(
     own, peaks, sums = np.zeros(max(count - 1, 0)), np.full((2, count), -np.inf), np.zeros((2, count))
     crossed, first = np.zeros(count), 0
     for rows in _in_pieces(head):
-        both = np.stack([(final @ rows.T), found[:, first : first + len(rows)]]).astype(np.float64)
+        both = np.stack([logits_of(final @ rows.T), found[:, first : first + len(rows)]]).astype(np.float64)
         higher = np.maximum(peaks, both.max(axis=2))
         shares, before = np.exp(both - higher[:, :, None]), np.exp(peaks - higher)
         sums = sums * before + shares.sum(axis=2)
@@ -156,7 +163,7 @@ def describe_weights(
 
 
 def tensor_classes(
-    weights: LlamaWeights, layout: WeightsLayout, errors: Iterable[PartError] = ()
+    weights: DecoderWeights, layout: WeightsLayout, errors: Iterable[PartError] = ()
 ) -> dict[str, TensorClass]:
     """Return types, bits and errors by class of tensors.
 
@@ -184,7 +191,9 @@ def _tensor_class(linears: Sequence[Linear], layout: WeightsLayout, errors: Mapp
         if part.tensor.name in errors:
             found.append(errors[part.tensor.name])
     prefixes = tuple(f"{linear.name}." for linear in linears)
-    nbytes = sum(slot.nbytes for name, slot in layout.slots.items() if name.startswith(prefixes))
+    nbytes = sum(
+        slot.nbytes for name, slot in layout.slots.items() if name.startswith(prefixes) and not name.endswith(".bias")
+    )
     lost = sum(error.error * error.values for error in found) / sum(error.values for error in found) if found else None
     return TensorClass(
         types=types,

@@ -14,6 +14,7 @@ from edge_rt.export.sizes.folder import estimate_foreign_folder
 from edge_rt.export.sizes.gguf import estimate_foreign_gguf
 from edge_rt.export.sizes.size import SizeEstimate
 from edge_rt.export.sources.gguf_split import read_gguf
+from edge_rt.package.manifest import config_of
 from edge_rt.package.weights_info import require_known
 
 
@@ -49,18 +50,18 @@ def _exact(path: Path, weights: str | None) -> SizeEstimate:
         UnsupportedModel: it cannot be exported.
     """
     placed = place_checkpoint(path, weights=weights)
-    config, slots = placed.config, placed.layout.slots
+    decoder, slots = placed.decoder, placed.layout.slots
     embedding = 0
-    if not config.tied_embedding:
+    if not decoder.is_tied:
         embedding = sum(slot.nbytes for name, slot in slots.items() if name.startswith("embedding."))
-    tokenizer = placed.source.build_tokenizer(config.vocab_size)
+    tokenizer = placed.source.build_tokenizer(decoder.vocab_size)
     return SizeEstimate(
-        config=config.to_model_config(sum(tensor.elements for tensor in placed.source.tensors.values())),
+        config=config_of(decoder, sum(tensor.elements for tensor in placed.source.tensors.values())),
         op_profile=placed.profile.name,
         weights_bytes=placed.layout.size,
         embedding_bytes=embedding,
         tokenizer_bytes=len(tokenizer.json_text.encode("utf-8", "surrogatepass")),
-        window_layers=config.num_layers if config.sliding_window else 0,
+        window_layers=sum(window > 0 for window in decoder.layer_windows),
         is_exact=True,
         notes=_notes(placed, weights),
     )

@@ -11,13 +11,13 @@ import onnx_ir as ir
 
 from edge_rt.errors import StorageError
 from edge_rt.export.checkpoint import Checkpoint
-from edge_rt.export.families.llama_graph import build_graph, write_rope_tables
+from edge_rt.export.decoder.model import build_graph
+from edge_rt.export.decoder.weights import write_rope_tables
 from edge_rt.export.quantise.limits import LimitedMatrices
 from edge_rt.export.quantise.moments import CalibrationWalk, InputMoments
 from edge_rt.export.quantise.rows import PartError, QuantisedRows
 from edge_rt.export.sources.source import TokenizerBuild
 from edge_rt.export.sources.tensor_reader import TensorReader
-from edge_rt.export.weights.blocks import float_rows, float_values, read_rows, rope_factors
 from edge_rt.export.weights.linear import Linear
 from edge_rt.export.weights.matrices import CheckpointMatrices
 from edge_rt.export.weights.rows import CheckpointRows
@@ -78,7 +78,7 @@ def write_weights(
     matrices = LimitedMatrices(plain, checkpoint.choice.types)
     walk = None
     if checkpoint.choice.quantises and checkpoint.calibration is not None:
-        walk = CalibrationWalk(matrices, checkpoint.source, checkpoint.config, checkpoint.calibration.token_ids)
+        walk = CalibrationWalk(matrices, checkpoint.source, checkpoint.decoder, checkpoint.calibration.token_ids)
     moments: dict[str, InputMoments] = {}
     rows = QuantisedRows(CheckpointRows(stream), matrices, moments)
     with WeightsFile(folder / WEIGHTS_FILE, layout) as out:
@@ -126,12 +126,9 @@ def _batches(
 
 
 def _write_vectors(stream: TensorReader, checkpoint: Checkpoint, layout: WeightsLayout, out: WeightsFile) -> None:
-    for name, tensor in checkpoint.weights.vectors.items():
-        out.write(layout.slots[name], 0, float_values(float_rows(tensor, read_rows(stream, tensor)))[0])
-    factors = None
-    if (freqs := checkpoint.source.tensors.get("rope_freqs.weight")) is not None:
-        factors = rope_factors(freqs, read_rows(stream, freqs))
-    write_rope_tables(out, layout.slots["rope.cos"], layout.slots["rope.sin"], checkpoint.config, factors)
+    for name, vector in checkpoint.weights.vectors.items():
+        out.write(layout.slots[name], 0, vector.read(stream))
+    write_rope_tables(out, layout, checkpoint.decoder)
 
 
 def write_texts(tokenizer: TokenizerBuild, folder: Path) -> None:
@@ -157,7 +154,7 @@ def write_graph(checkpoint: Checkpoint, layout: WeightsLayout, activations: str,
     model = build_graph(
         checkpoint.weights,
         layout,
-        checkpoint.model,
+        checkpoint.decoder,
         profile=checkpoint.profile,
         activations=activations,
         producer="edge-rt",

@@ -116,14 +116,14 @@ def shape_of_config(
         package_id: identity of the package; None if there is no package yet.
         embedding_bytes: bytes of an embedding table that is not shared with the head; None assumes 8 bits per element.
         activations: ``"int8"`` or ``"float"``.
-        window_layers: number of layers with a sliding window; None means all layers of a model that has a window.
+        window_layers: number of layers with a sliding window; None: those of ``config``.
     """
     if embedding_bytes is None:
         embedding_bytes = config.vocab_size * (config.hidden_size + 2 * -(-config.hidden_size // 32))
     # A pass over one row reads only one row of these tables.
     unread = 0 if config.tied_embedding else min(embedding_bytes, weights_bytes // 2)
     unread += min(_rotation_bytes(config.context_length, config.head_dim), weights_bytes // 4)
-    windows = config.num_layers if window_layers is None else window_layers
+    windows = sum(window > 0 for window in config.layer_windows) if window_layers is None else window_layers
     return ModelShape(
         name=config.name,
         architecture=config.architecture,

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from edge_rt.package.decoder import MAX_TOP_TOKENS, Decoder
 from edge_rt.package.sampling import SamplingAdvice
 from edge_rt.package.weights_info import WeightsInfo
 
@@ -23,6 +24,8 @@ CALIBRATED_GRAPH_VERSION: Final = 4
 """The same for native graphs, with or without a window, whose attention takes constants for 4-bit keys."""
 FORMATS_GRAPH_VERSION: Final = 5
 """The same for all native graphs with matrices of types that are not among the first ones."""
+DECODER_GRAPH_VERSION: Final = 6
+"""The same for all graphs of a decoder that is described, in either op profile."""
 FIRST_TYPES: Final = frozenset({"Q4_0", "Q4_1", "Q8_0", "F16", "F32"})
 """Types of matrices that every version of the native operators knows."""
 
@@ -43,9 +46,6 @@ OP_PROFILES: Final = tuple(KV_FORMATS)
 BUILT_IN_CALIBRATION: Final = "built-in"
 """Name of edge-rt's own calibration text."""
 
-MAX_TOP_TOKENS: Final = 8
-"""Most likely tokens that a native graph returns with every row of logits."""
-
 MAX_MANIFEST_BYTES: Final = 16 << 20
 
 
@@ -53,7 +53,8 @@ MAX_MANIFEST_BYTES: Final = 16 << 20
 class ModelConfig:
     """Dimensions of the architecture; sizes count elements, ``context_length`` and ``sliding_window`` count tokens.
 
-    ``sliding_window`` is how many tokens attention sees, the token itself included, in every layer; 0: all of them.
+    ``sliding_window`` is how many tokens attention sees, the token itself included, in every layer but ``full_layers``;
+    0: all of them.
     """
 
     name: str
@@ -72,6 +73,7 @@ class ModelConfig:
     tied_embedding: bool
     num_parameters: int
     sliding_window: int = 0
+    full_layers: tuple[int, ...] = ()
 
     @property
     def top_tokens(self) -> int:
@@ -81,7 +83,8 @@ class ModelConfig:
     @property
     def layer_windows(self) -> tuple[int, ...]:
         """Sliding window of every layer; 0: none."""
-        return (self.sliding_window,) * self.num_layers
+        full = frozenset(self.full_layers)
+        return tuple(0 if layer in full else self.sliding_window for layer in range(self.num_layers))
 
 
 @dataclass(frozen=True)
@@ -157,6 +160,7 @@ class Manifest:
         key_calibration: calibration text of the constants of 4-bit keys; None for a package without them.
         sampling: recommended sampling values; None if there are none.
         weights: how weights were quantised for the package; None if they are the checkpoint's.
+        decoder: what the graphs compute; None for a plain llama.
         files: every other file of the folder.
     """
 
@@ -177,6 +181,7 @@ class Manifest:
     key_calibration: KeyCalibration | None = dataclasses.field(default=None, kw_only=True)
     sampling: SamplingAdvice | None = dataclasses.field(default=None, kw_only=True)
     weights: WeightsInfo | None = dataclasses.field(default=None, kw_only=True)
+    decoder: Decoder | None = dataclasses.field(default=None, kw_only=True)
     files: Mapping[str, FileInfo]
 
     @property
@@ -190,6 +195,10 @@ class Manifest:
         if not self.model.sliding_window:
             # Left out if there is none: such packages are the same as those of versions without windows.
             del document["model"]["sliding_window"]
+        if not self.model.full_layers:
+            del document["model"]["full_layers"]
+        if self.decoder is None:
+            del document["decoder"]
         if self.key_calibration is None:
             del document["key_calibration"]
         if self.sampling is None:
@@ -202,20 +211,54 @@ class Manifest:
 
 
 def graph_version(
-    op_profile: str, sliding_window: int, *, is_calibrated: bool = False, types: Collection[str] = ()
+    op_profile: str,
+    sliding_window: int,
+    *,
+    is_calibrated: bool = False,
+    types: Collection[str] = (),
+    is_described: bool = False,
 ) -> int:
     """Return the version of the graphs of an op profile.
 
-    See ``GRAPH_VERSIONS``, ``WINDOW_GRAPH_VERSIONS``, ``CALIBRATED_GRAPH_VERSION`` and ``FORMATS_GRAPH_VERSION``.
+    See ``GRAPH_VERSIONS``, ``WINDOW_GRAPH_VERSIONS``, ``CALIBRATED_GRAPH_VERSION``, ``FORMATS_GRAPH_VERSION``
+    and ``DECODER_GRAPH_VERSION``.
 
     Args:
         op_profile: of the package.
         sliding_window: of the model.
         is_calibrated: whether the package has constants for 4-bit keys.
         types: of its matrices, as in ``quantisation``; several are joined by ``+``.
+        is_described: whether the manifest describes the decoder.
     """
+    if is_described:
+        return DECODER_GRAPH_VERSION
     if op_profile == "native" and not {name for joined in types for name in joined.split("+")} <= FIRST_TYPES:
         return FORMATS_GRAPH_VERSION
     if is_calibrated and op_profile == "native":
         return CALIBRATED_GRAPH_VERSION
     return (WINDOW_GRAPH_VERSIONS if sliding_window else GRAPH_VERSIONS)[op_profile]
+
+
+def config_of(decoder: Decoder, num_parameters: int) -> ModelConfig:
+    """Return the dimensions of a described model that are written into the package's manifest."""
+    windows, rope = decoder.layer_windows, decoder.ropes[0]
+    return ModelConfig(
+        name=decoder.name,
+        architecture=decoder.family,
+        hidden_size=decoder.hidden_size,
+        num_layers=decoder.num_layers,
+        num_heads=decoder.num_heads,
+        num_kv_heads=decoder.num_kv_heads,
+        head_dim=decoder.head_dim,
+        intermediate_size=decoder.intermediate_size,
+        vocab_size=decoder.vocab_size,
+        context_length=decoder.context_length,
+        rms_norm_eps=decoder.norm_epsilon,
+        rope_theta=rope.base,
+        # Divisors of single frequencies have no name in plain manifests.
+        rope_scaling=rope.kind if rope.kind in ("linear", "yarn") else "none",
+        tied_embedding=decoder.is_tied,
+        num_parameters=num_parameters,
+        sliding_window=decoder.sliding_window,
+        full_layers=tuple(i for i, window in enumerate(windows) if not window) if any(windows) else (),
+    )

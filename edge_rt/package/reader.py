@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from edge_rt.errors import ConfigError, InvalidPackage, ModelNotFound, StorageError, UnsupportedModel, VersionMismatch
+from edge_rt.package.decoder import Decoder
 from edge_rt.package.graph_check import check_graph
 from edge_rt.package.manifest import (
     FORMAT_NAME,
@@ -25,6 +26,8 @@ from edge_rt.package.manifest import (
     OP_PROFILES,
     WEIGHTS_FILE,
     Manifest,
+    ModelConfig,
+    config_of,
     graph_version,
 )
 from edge_rt.package.sampling import fault
@@ -168,7 +171,13 @@ def _check_versions(path: Path, document: Mapping[str, Any]) -> None:
     types = [str(name) for name in stated.values()] if isinstance(stated, dict) else []
     ours_of_graph = None
     if known:
-        ours_of_graph = graph_version(str(profile), has_window, is_calibrated=is_calibrated, types=types)
+        ours_of_graph = graph_version(
+            str(profile),
+            has_window,
+            is_calibrated=is_calibrated,
+            types=types,
+            is_described=document.get("decoder") is not None,
+        )
     for field, ours in (("format_version", FORMAT_VERSION), ("graph_version", ours_of_graph)):
         found = document.get(field)
         if not isinstance(found, int) or isinstance(found, bool):
@@ -237,7 +246,7 @@ def _check_values(path: Path, manifest: Manifest) -> None:
     for name, value in dataclasses.asdict(model).items():
         number = isinstance(value, int | float) and not isinstance(value, bool)
         least = "a number above 0"
-        if name == "sliding_window":
+        if name in ("sliding_window", "full_layers"):
             number, least = number and value != 0, "0 or more"
         if number and not (math.isfinite(value) and value > 0):
             raise _invalid(path, f"'manifest.model.{name}' is out of range.", f"Found {value}, wanted {least}.")
@@ -255,6 +264,8 @@ def _check_values(path: Path, manifest: Manifest) -> None:
             )
     for name, value, wanted in () if manifest.weights is None else manifest.weights.faults():
         raise _invalid(path, f"'manifest.weights.{name}' is out of range.", f"Found {value}, wanted {wanted}.")
+    if (decoder := manifest.decoder) is not None:
+        _check_decoder(path, model, decoder)
     if model.num_heads % model.num_kv_heads:
         numbers = f"{model.num_heads} is not a multiple of {model.num_kv_heads}."
         raise _invalid(path, "'manifest.model.num_kv_heads' does not divide 'num_heads'.", numbers)
@@ -271,6 +282,16 @@ def _check_values(path: Path, manifest: Manifest) -> None:
     covered = [(segment.first_layer, segment.end_layer) for segment in manifest.segments]
     if covered != [(0, model.num_layers)]:
         raise _invalid(path, "the segments are not one that has every layer.", f"Found {covered}.")
+
+
+def _check_decoder(path: Path, model: ModelConfig, decoder: Decoder) -> None:
+    try:
+        decoder.check()
+    except ValueError as error:
+        raise _invalid(path, "'manifest.decoder' contradicts itself.", f"{error}.") from error
+    if config_of(decoder, model.num_parameters) != model:
+        numbers = f"The description has {decoder.num_layers} layers, the model {model.num_layers}."
+        raise _invalid(path, "'manifest.decoder' does not fit 'manifest.model'.", numbers)
 
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")

@@ -8,7 +8,7 @@ import pytest
 from edge_rt.errors import StorageError
 from edge_rt.export import export_model
 from edge_rt.export.checkpoint import read_checkpoint
-from edge_rt.export.families.llama_graph import place_weights
+from edge_rt.export.decoder.weights import place_weights
 from edge_rt.export.op_profile import PROFILES
 from edge_rt.export.opening import open_checkpoint
 from edge_rt.export.quantise.decision import choose_weights

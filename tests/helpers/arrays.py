@@ -6,8 +6,11 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from edge_rt.export.families.llama_config import LlamaConfig, RopeScaling
+from edge_rt.export.decoder.tensors import expected_shapes
+from edge_rt.export.families.dimensions import Dimensions
+from edge_rt.export.families.rope import default_rope
 from edge_rt.export.sources.gguf_types import TensorInfo
+from edge_rt.package.decoder import Layer
 
 
 class Arrays:
@@ -30,36 +33,39 @@ class Arrays:
         return Arrays(self.arrays | {name: self.arrays[name] + by}, self._piece_rows)
 
 
-def tiny_config(**changes):
-    """Return the dimensions of a model of two layers with a head for every two of the queries."""
+def tiny_decoder(attention=None, feed_forward=None, layer=None, sizes=None, **more):
+    """Return the description of a model of two layers with a head for every two of the queries.
+
+    Args:
+        attention: what differs in attention.
+        feed_forward: what differs in the feed-forward.
+        layer: what else differs in layers.
+        sizes: dimensions that differ.
+        more: what else differs.
+    """
     numbers = {
         "name": "tiny", "hidden_size": 12, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "head_dim": 4,
-        "intermediate_size": 10, "vocab_size": 13, "context_length": 64, "rms_norm_eps": 1e-5, "rope_theta": 100.0,
-        "rope_scaling": RopeScaling(), "tied_embedding": False,
+        "intermediate_size": 10, "vocab_size": 13, "context_length": 64, "norm_epsilon": 1e-5, "is_tied": False,
     }  # fmt: skip
-    return LlamaConfig(**(numbers | changes))
+    dims = Dimensions(**(numbers | (sizes or {})))
+    ropes = more.pop("ropes", (default_rope(100.0, dims.head_dim),))
+    one = Layer(dims.attention(**(attention or {})), dims.feed_forward(**(feed_forward or {})), **(layer or {}))
+    return dims.decoder("llama", one, *ropes, **more)
 
 
-def random_arrays(config, seed=0, scale=0.4):
+def random_arrays(decoder, seed=0, scale=0.4):
     """Return float64 weights of a model."""
     rng = np.random.default_rng(seed)
-    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    hidden, wide = config.hidden_size, config.intermediate_size
-    shapes = {
-        "attn_q": (q, hidden), "attn_k": (kv, hidden), "attn_v": (kv, hidden), "attn_output": (hidden, q),
-        "ffn_gate": (wide, hidden), "ffn_up": (wide, hidden), "ffn_down": (hidden, wide),
-    }  # fmt: skip
-    found = {"token_embd.weight": rng.standard_normal((config.vocab_size, hidden))}
-    for layer in range(config.num_layers):
-        found |= {f"blk.{layer}.{kind}.weight": rng.standard_normal(shape) * scale for kind, shape in shapes.items()}
-        found |= {f"blk.{layer}.{kind}_norm.weight": 1 + 0.2 * rng.standard_normal(hidden) for kind in ("attn", "ffn")}
-    found["output_norm.weight"] = 1 + 0.2 * rng.standard_normal(hidden)
-    if not config.tied_embedding:
-        found["output.weight"] = rng.standard_normal((config.vocab_size, hidden))
+    found = {}
+    for name, shape in expected_shapes(decoder).items():
+        values = rng.standard_normal(shape[::-1])
+        if "_norm" in name:
+            values = 0.2 * values + name.endswith("weight")
+        found[name] = values if name in ("token_embd.weight", "output.weight") or "_norm" in name else scale * values
     return found
 
 
-def source_of(arrays, *, has_halves=False):
+def source_of(arrays, *, has_halves=False, norm_offset=0.0):
     """Return what of a checkpoint the forward passes ask for."""
     tensors = {name: TensorInfo(name, array.shape[::-1], 0, "F32", 0, 4 * array.size) for name, array in arrays.items()}
-    return SimpleNamespace(has_halves=has_halves, tensors=tensors)
+    return SimpleNamespace(has_halves=has_halves, norm_offset=norm_offset, tensors=tensors)

@@ -7,12 +7,17 @@ import struct
 
 import numpy as np
 
-from edge_rt.export.families.llama_folder import _LAYER, _TOP
+from edge_rt.export.families.family import LAYER_NAMES
 from edge_rt.export.sources.gguf_header import read_header
 from edge_rt.export.sources.gguf_tokenizer import build_tokenizer
 from edge_rt.export.weights.blocks import unpermuted_rows
 from tests.helpers.gguf_factory import CHATML
 
+TOP = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
 NUMPY = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
 
 
@@ -43,9 +48,11 @@ def hf_tensors(model):
         "attn_q": unpermuted_rows(config["heads"], config["head_dim"]),
         "attn_k": unpermuted_rows(config["kv_heads"], config["head_dim"]),
     }
-    found = {hf: model.weights[ours] for hf, ours in _TOP.items() if ours in model.weights}
+    found = {hf: model.weights[ours] for hf, ours in TOP.items() if ours in model.weights}
     for layer in range(config["layers"]):
-        for hf, ours in _LAYER.items():
+        for hf, ours in LAYER_NAMES.items():
+            if ours in ("attn_q_norm", "attn_k_norm"):
+                continue
             values = model.weights[f"blk.{layer}.{ours}.weight"]
             found[f"model.layers.{layer}.{hf}.weight"] = values[orders[ours]] if ours in orders else values
     return found

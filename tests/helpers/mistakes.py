@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from edge_rt.export.families.rope import default_rope
 from edge_rt.export.weights.linear import Linear
 
 
@@ -57,17 +58,21 @@ def final_norm_of_a_layer(weights):
     return dataclasses.replace(weights, vectors=vectors | {"final_norm": vectors["layer1.mlp_norm"]})
 
 
-def rope_base_a_tenth_off(config):
-    return dataclasses.replace(config, rope_theta=1.1 * config.rope_theta)
+def rope_base_a_tenth_off(decoder):
+    return with_base(decoder, 1.1 * decoder.ropes[0].base)
 
 
-def epsilon_of_another_model(config):
-    return dataclasses.replace(config, rms_norm_eps=10 * config.rms_norm_eps)
+def epsilon_of_another_model(decoder):
+    return dataclasses.replace(decoder, norm_epsilon=10 * decoder.norm_epsilon)
 
 
-def other_rope_base(config):
-    return dataclasses.replace(config, rope_theta=5000.0)
+def other_rope_base(decoder):
+    return with_base(decoder, 5000.0)
 
 
-def other_epsilon(config):
-    return dataclasses.replace(config, rms_norm_eps=0.01)
+def with_base(decoder, base):
+    return dataclasses.replace(decoder, ropes=(default_rope(base, decoder.head_dim),))
+
+
+def other_epsilon(decoder):
+    return dataclasses.replace(decoder, norm_epsilon=0.01)

@@ -15,12 +15,14 @@ import onnx_ir as ir
 from edge_rt.errors import StorageError
 from edge_rt.export.calibration.key_constants import KeyConstants, key_constants, key_statistics, statistics_bytes
 from edge_rt.export.calibration.key_rounding import better_constants
-from edge_rt.export.families.llama_graph import LlamaWeights, assemble
-from edge_rt.export.graph.builder import GraphBuilder, LayerMatrices, Stream, as_output
+from edge_rt.export.decoder.model import assemble
+from edge_rt.export.decoder.weights import DecoderWeights, calibrated_layers
+from edge_rt.export.graph.builder import GraphBuilder, LayerMatrices, Stream, as_output, rope_names
 from edge_rt.export.graph.native import NativeBuilder
 from edge_rt.export.weights.native import key_constant_names
 from edge_rt.export.weights.weights_file import WeightsFile, WeightsLayout
 from edge_rt.kv_formats import KV_FORMAT
+from edge_rt.package.decoder import Decoder
 from edge_rt.package.manifest import WEIGHTS_FILE, ModelConfig
 from edge_rt.session import Session, StopSwitch, pool_size
 from edge_rt.system.machine import usable_cpus
@@ -41,8 +43,8 @@ class CalibrationBuilder(NativeBuilder):
     Layers are built from single operators: the operator for a whole layer does not output its queries.
     """
 
-    def __init__(self, layout: WeightsLayout, config: ModelConfig) -> None:
-        super().__init__(layout, config)
+    def __init__(self, layout: WeightsLayout, decoder: Decoder) -> None:
+        super().__init__(layout, decoder)
         self._qkv: list[ir.Value] = []
 
     def layer(self, x: Stream, weights: LayerMatrices, index: int) -> Stream:
@@ -51,14 +53,14 @@ class CalibrationBuilder(NativeBuilder):
 
     def attention(self, qkv: ir.Value, layer: int) -> ir.Value:
         """Rotate, append to the cache and attend; ``qkv`` becomes an output."""
-        self._qkv.append(as_output(qkv, ir.DataType.FLOAT, ["rows", _qkv_width(self._config)]))
+        self._qkv.append(as_output(qkv, ir.DataType.FLOAT, ["rows", _qkv_width(self._decoder)]))
         return super().attention(qkv, layer)
 
     def _more_outputs(self, logits: ir.Value) -> Sequence[ir.Value]:
         return [*super()._more_outputs(logits), *self._qkv]
 
-    def _key_constants_of(self, layer: int) -> list[ir.Value]:  # noqa: ARG002 - no layer has any
-        return []
+    def _key_constants_of(self, layer: int) -> list[ir.Value | None]:  # noqa: ARG002 - no layer has any
+        return [None] * 3
 
 
 def calibration_bytes(config: ModelConfig, tokens: int) -> int:
@@ -74,9 +76,9 @@ def calibration_bytes(config: ModelConfig, tokens: int) -> int:
 
 def calibrate(
     folder: Path,
-    weights: LlamaWeights,
+    weights: DecoderWeights,
     layout: WeightsLayout,
-    config: ModelConfig,
+    decoder: Decoder,
     token_ids: Sequence[int],
     on_progress: Callable[[int, int], None],
 ) -> tuple[str, ...]:
@@ -90,8 +92,8 @@ def calibrate(
         folder: holds ``weights.bin``, complete except for the constants.
         weights: the model's matrices.
         layout: positions of the matrices and the constants in the file.
-        config: dimensions of the model.
-        token_ids: the text, at most ``config.context_length`` tokens.
+        decoder: the model.
+        token_ids: the text, at most ``decoder.context_length`` tokens.
         on_progress: called with the steps done and the number of steps.
 
     Returns:
@@ -102,29 +104,32 @@ def calibrate(
         RuntimeUnavailable: this machine cannot run native graphs.
     """
     passes = -(-len(token_ids) // PASS_ROWS)
-    steps = passes + config.num_layers
-    caches, queries = _run(folder, weights, layout, config, token_ids, lambda done: on_progress(done, steps))
+    steps = passes + decoder.num_layers
+    caches, queries = _run(folder, weights, layout, decoder, token_ids, lambda done: on_progress(done, steps))
     unfit: dict[int, int] = {}
     with WeightsFile(folder / WEIGHTS_FILE, layout, is_new=False) as out:
-        for layer, heads in enumerate(_constants(caches, queries, config)):
+        calibrated = frozenset(calibrated_layers(decoder))
+        for layer, heads in enumerate(_constants(caches, queries, decoder)):
+            if layer not in calibrated:
+                continue
             if missing := heads.count(None):
                 unfit[layer] = missing
-            neutral = KeyConstants.neutral(1, config.head_dim)
+            neutral = KeyConstants.neutral(1, decoder.head_dim)
             constants = KeyConstants.joined([neutral if head is None else head for head in heads])
             for name, array in zip(key_constant_names(layer), constants.arrays, strict=True):
                 out.write(layout.slots[name], 0, array)
             on_progress(passes + layer + 1, steps)
-    return (_warning(unfit, config),) if unfit else ()
+    return (_warning(unfit, decoder),) if unfit else ()
 
 
-def _warning(unfit: Mapping[int, int], config: ModelConfig) -> str:
+def _warning(unfit: Mapping[int, int], decoder: Decoder) -> str:
     """Return a sentence about the heads without constants.
 
     Args:
         unfit: layer -> kv heads whose keys or queries do not fit half precision.
-        config: dimensions of the model.
+        decoder: the model.
     """
-    heads = config.num_layers * config.num_kv_heads
+    heads = decoder.num_layers * decoder.num_kv_heads
     return (
         f"{sum(unfit.values())} of {heads} kv heads, the first in layer {min(unfit)}, have keys or queries that do not "
         "fit half precision: they have no constants for 4-bit keys, and int4 and int4x2 caches lose more there."
@@ -133,9 +138,9 @@ def _warning(unfit: Mapping[int, int], config: ModelConfig) -> str:
 
 def _run(
     folder: Path,
-    weights: LlamaWeights,
+    weights: DecoderWeights,
     layout: WeightsLayout,
-    config: ModelConfig,
+    decoder: Decoder,
     token_ids: Sequence[int],
     on_pass: Callable[[int], None],
 ) -> tuple[list[Array], Array]:
@@ -146,7 +151,7 @@ def _run(
         token, float16 ``[layers, tokens / STRIDE, heads, head_dim]``.
     """
     graph = folder / _GRAPH_FILE
-    model = assemble(CalibrationBuilder(layout, config), weights, config, "edge-rt")
+    model = assemble(CalibrationBuilder(layout, decoder), weights, decoder, "edge-rt")
     try:
         graph.write_bytes(ir.to_proto(model).SerializeToString())
     except OSError as error:
@@ -154,24 +159,22 @@ def _run(
     try:
         session = Session(graph, threads=pool_size() or usable_cpus(), profile="native")
         tokens = len(token_ids)
-        row_bytes = KV_FORMAT[_FORMAT].row_bytes(config.head_dim)
-        caches = [np.zeros((2, config.num_kv_heads, tokens, row_bytes), np.uint8) for _ in range(config.num_layers)]
+        row_bytes = KV_FORMAT[_FORMAT].row_bytes(decoder.head_dim)
+        caches = [np.zeros((2, decoder.num_kv_heads, tokens, row_bytes), np.uint8) for _ in range(decoder.num_layers)]
         taken = -(-tokens // STRIDE)
-        queries = np.empty((config.num_layers, taken, config.num_heads, config.head_dim), np.float16)
-        tables = [_table(folder, layout, name)[:tokens:STRIDE, None] for name in ("rope.cos", "rope.sin")]
+        queries = np.empty((decoder.num_layers, taken, decoder.num_heads, decoder.head_dim), np.float16)
+        prepare = [_QueryPreparation(folder, layout, decoder, layer) for layer in range(decoder.num_layers)]
         # One array for all passes: the memory prediction has no room for a second one.
-        room = np.empty((config.num_layers, min(tokens, PASS_ROWS), _qkv_width(config)), np.float32)
+        room = np.empty((decoder.num_layers, min(tokens, PASS_ROWS), _qkv_width(decoder)), np.float32)
         for begin in range(0, tokens, PASS_ROWS):
             on_pass(begin // PASS_ROWS)
             products = room[:, : tokens - begin]
-            _pass(session, config, caches, token_ids[begin : begin + PASS_ROWS], begin, products)
+            _pass(session, decoder, caches, token_ids[begin : begin + PASS_ROWS], begin, products)
             # PASS_ROWS is a multiple of STRIDE.
             rows = slice(begin // STRIDE, begin // STRIDE + len(products[0, ::STRIDE]))
             for layer, qkv in enumerate(products):
-                found = qkv[::STRIDE, : config.num_heads * config.head_dim]
-                found = found.reshape(-1, config.num_heads, config.head_dim)
                 with np.errstate(over="ignore", invalid="ignore"):
-                    queries[layer, rows] = _rotated(found, *(table[rows] for table in tables))
+                    queries[layer, rows] = prepare[layer](qkv[::STRIDE], begin)
     finally:
         graph.unlink()
     # The planes of keys come first, as half precision.
@@ -180,7 +183,7 @@ def _run(
 
 def _pass(
     session: Session,
-    config: ModelConfig,
+    decoder: Decoder,
     caches: Sequence[Array],
     token_ids: Sequence[int],
     begin: int,
@@ -193,16 +196,16 @@ def _pass(
         "logit_rows": np.asarray([rows - 1], np.int64),
         "past_length": np.asarray([begin], np.int32),
         "parents": np.arange(-1, rows - 1, dtype=np.int32),
-        "kv_formats": np.full(config.num_layers, KV_FORMAT[_FORMAT].id, np.int32),
+        "kv_formats": np.full(decoder.num_layers, KV_FORMAT[_FORMAT].id, np.int32),
         **{f"cache.{layer}": cache for layer, cache in enumerate(caches)},
     }
     # Layers with a sliding window have room for all rows here as well.
-    maps = (("row_map", 0 in config.layer_windows), ("window_row_map", any(config.layer_windows)))
+    maps = (("row_map", 0 in decoder.layer_windows), ("window_row_map", any(decoder.layer_windows)))
     inputs |= {name: np.arange(capacity, dtype=np.int32) for name, is_wanted in maps if is_wanted}
     outputs = {
-        "logits": np.empty((1, config.vocab_size), np.float32),
-        "top_ids": np.empty((1, config.top_tokens), np.int32),
-        "top_logits": np.empty((1, config.top_tokens), np.float32),
+        "logits": np.empty((1, decoder.vocab_size), np.float32),
+        "top_ids": np.empty((1, decoder.top_tokens), np.int32),
+        "top_logits": np.empty((1, decoder.top_tokens), np.float32),
         "log_sum_exp": np.empty(1, np.float32),
         **{f"layer{layer}.qkv": product for layer, product in enumerate(products)},
     }
@@ -214,8 +217,8 @@ def _pass(
     binding.run(StopSwitch())
 
 
-def _qkv_width(config: ModelConfig) -> int:
-    return (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+def _qkv_width(model: Decoder | ModelConfig) -> int:
+    return (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
 
 
 def _table(folder: Path, layout: WeightsLayout, name: str) -> Array:
@@ -223,19 +226,61 @@ def _table(folder: Path, layout: WeightsLayout, name: str) -> Array:
     return np.memmap(folder / WEIGHTS_FILE, slot.dtype, "r", offset=slot.offset, shape=slot.shape)
 
 
-def _rotated(rows: Array, cos: Array, sin: Array) -> Array:
-    """Rotate element j with element j + head_dim / 2, as ``SpecAttention`` does."""
-    first, second = np.split(rows, 2, axis=-1)
-    return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+class _QueryPreparation:
+    """What ``SpecAttention`` does to the queries of a layer before it multiplies them by keys.
+
+    Args:
+        folder: holds ``weights.bin``.
+        layout: of it.
+        decoder: the model.
+        layer: number of the layer.
+    """
+
+    def __init__(self, folder: Path, layout: WeightsLayout, decoder: Decoder, layer: int) -> None:
+        self._attention = attention = decoder.layers[layer].attention
+        self._epsilon = decoder.norm_epsilon
+        names = () if attention.rope is None else rope_names(attention.rope)
+        self._tables = [_table(folder, layout, name) for name in names]
+        norm = f"layer{layer}.q_norm"
+        self._norm = _table(folder, layout, norm) if norm in layout.slots else None
+
+    def __call__(self, rows: Array, begin: int) -> Array:
+        """Return the queries ``[rows, heads, head_dim]`` of every ``STRIDE``-th row from position ``begin`` on."""
+        attention = self._attention
+        queries = rows[:, : attention.query_size].reshape(-1, attention.num_heads, attention.head_dim)
+        steps = [self._normed, lambda found: self._rotated(found, begin)]
+        for step in reversed(steps) if attention.norm_after_rope else steps:
+            queries = step(queries)
+        return queries
+
+    def _normed(self, rows: Array) -> Array:
+        if self._norm is None:
+            return rows
+        axes = (-1,) if self._attention.qk_norm == "head" else (-2, -1)
+        normed = rows / np.sqrt(np.square(rows).mean(axis=axes, keepdims=True) + np.float32(self._epsilon))
+        weighted: Array = normed * self._norm.reshape(-1, self._attention.head_dim)
+        return weighted
+
+    def _rotated(self, rows: Array, begin: int) -> Array:
+        """Rotate element j with element j + half of the rotated dimensions."""
+        if not self._tables:
+            return rows
+        cos, sin = (table[begin : begin + STRIDE * len(rows) : STRIDE, None] for table in self._tables)
+        half = cos.shape[-1]
+        first, second = rows[..., :half], rows[..., half : 2 * half]
+        turned = [first * cos - second * sin, second * cos + first * sin, rows[..., 2 * half :]]
+        return np.concatenate(turned, axis=-1)
 
 
-def _constants(caches: Sequence[Array], queries: Array, config: ModelConfig) -> Iterator[list[KeyConstants | None]]:
+def _constants(caches: Sequence[Array], queries: Array, decoder: Decoder) -> Iterator[list[KeyConstants | None]]:
     """Yield the constants of every layer, per kv head; several heads are computed at once."""
-    kv_heads = config.num_kv_heads
+    kv_heads = decoder.num_kv_heads
     with ThreadPoolExecutor(usable_cpus()) as workers:
         for layer, keys in enumerate(caches):
-            found = queries[layer].reshape(len(queries[layer]), kv_heads, -1, config.head_dim).swapaxes(0, 1)
-            of_head = functools.partial(_of_head, scale=config.head_dim**-0.5, window=config.layer_windows[layer])
+            found = queries[layer].reshape(len(queries[layer]), kv_heads, -1, decoder.head_dim).swapaxes(0, 1)
+            of_head = functools.partial(
+                _of_head, scale=decoder.layers[layer].attention.scale, window=decoder.layer_windows[layer]
+            )
             yield list(workers.map(of_head, keys, found))
 
 

@@ -144,7 +144,7 @@ def compare_steps(streams: Sequence[Array], logits: Array, steps: Sequence[Step]
     Args:
         streams: residual stream after every step of the graph, see ``run_steps``.
         logits: the graph's.
-        steps: the reference's results, see ``LlamaReference.logits_and_steps``.
+        steps: the reference's results, see ``DecoderReference.logits_and_steps``.
     """
     found = [*streams, logits]
     # A layer adds to its input; embedding and head replace it.

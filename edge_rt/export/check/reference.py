@@ -1,6 +1,6 @@
-"""A plain numpy forward pass of a llama checkpoint: the reference for every package.
+"""A plain numpy forward pass of a checkpoint: the reference for every package.
 
-It shares the code that reads the file (header, ``LlamaConfig``, raw rows) with the exporter, so it cannot find faults
+It shares the code that reads the file (header, description, raw rows) with the exporter, so it cannot find faults
 in that. Weights are dequantised by the ``gguf`` library; those that were quantised for the package are read out of it.
 
 For graphs that round activations it also computes every step separately, from the graph's own input of that step, with
@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edge_rt.export.families.llama_config import LlamaConfig
-from edge_rt.export.families.llama_forward import LlamaForward
+from edge_rt.export.decoder.forward import DecoderForward
 from edge_rt.export.sources.source import Source
 from edge_rt.export.weights.blocks import FLOAT_TYPES
 from edge_rt.export.weights.matrices import Matrices
 from edge_rt.export.weights.tile_formats import BLOCK
+from edge_rt.package.decoder import Decoder
 
 Array = npt.NDArray[Any]
 
@@ -35,13 +35,13 @@ class Step:
     rounded: Array
 
 
-class LlamaReference:
+class DecoderReference:
     """Forward pass over a whole sequence, one matrix in memory at a time.
 
     Args:
         matrices: the weights.
         checkpoint: the model.
-        config: its dimensions.
+        decoder: its description.
         types: type in the package of tensors that were quantised for it.
         dtype: ``np.float64`` to check float32 arithmetic, ``np.float32`` for speed.
         cache: keep matrices between calls (tests of small models).
@@ -51,7 +51,7 @@ class LlamaReference:
         self,
         matrices: Matrices,
         checkpoint: Source,
-        config: LlamaConfig,
+        decoder: Decoder,
         *,
         types: Mapping[str, str] | None = None,
         dtype: Any = np.float32,
@@ -59,17 +59,10 @@ class LlamaReference:
     ) -> None:
         self._matrices = matrices
         self._types = {name: tensor.type_name for name, tensor in checkpoint.tensors.items()} | dict(types or {})
-        self._config = config
+        self._decoder = decoder
         self._dtype = np.dtype(dtype)
         self._kept: dict[str, Array] | None = {} if cache else None
-        self._forward = LlamaForward(
-            matrices,
-            config,
-            has_halves=checkpoint.has_halves,
-            has_factors="rope_freqs.weight" in checkpoint.tensors,
-            product=self._product,
-            dtype=dtype,
-        )
+        self._forward = DecoderForward(matrices, checkpoint, decoder, product=self._product, dtype=dtype)
 
     def logits(self, token_ids: Sequence[int]) -> Array:
         """Return logits of every position, ``[len(token_ids), vocabulary]`` in the chosen dtype."""
@@ -92,7 +85,7 @@ class LlamaReference:
 
         The forwards are the whole model, a step without rounding, and a step with rounding.
         """
-        config, forward = self._config, self._forward
+        decoder, forward = self._decoder, self._forward
         tables = forward.rope(len(token_ids))
         x = forward.embed(token_ids)[None]
         steps = [Step(x[0], x[0])]
@@ -103,12 +96,13 @@ class LlamaReference:
             stream = streams[index].astype(self._dtype)
             return np.stack([x[0], stream, stream])
 
-        for layer in range(config.num_layers):
+        for layer in range(decoder.num_layers):
             x = forward.layer(beside(x, layer), layer, tables)
             steps.extend(_step_of(x))
-        head = "token_embd.weight" if config.tied_embedding else "output.weight"
-        x = self._rounded(forward.norm(beside(x, config.num_layers), "output_norm.weight"), head)
-        logits = np.concatenate([_times(x, rows.astype(self._dtype)) for rows in self._matrices.pieces(head)], axis=-1)
+        head = "token_embd.weight" if decoder.is_tied else "output.weight"
+        x = self._rounded(forward.norm(beside(x, decoder.num_layers), "output_norm.weight"), head)
+        products = [_times(x, rows.astype(self._dtype)) for rows in self._matrices.pieces(head)]
+        logits = forward.logits_of(np.concatenate(products, axis=-1))
         steps.extend(_step_of(logits))
         return logits[0], steps
 

@@ -10,9 +10,11 @@ from typing import Final, Protocol
 import numpy as np
 import onnx_ir as ir
 
+from edge_rt.errors import UnsupportedModel
 from edge_rt.export.weights.linear import Linear
 from edge_rt.export.weights.weights_file import WeightsLayout
-from edge_rt.package.manifest import WEIGHTS_FILE, ModelConfig
+from edge_rt.package.decoder import Attention, Decoder
+from edge_rt.package.manifest import WEIGHTS_FILE
 
 IR_VERSION: Final = 10
 Linears = Sequence[Linear]
@@ -62,15 +64,15 @@ class GraphBuilder(ABC):
 
     Args:
         layout: tensors of ``weights.bin``.
-        config: dimensions of the model.
+        decoder: the model.
         opsets: domain -> version of its operators.
     """
 
-    def __init__(self, layout: WeightsLayout, config: ModelConfig, opsets: Mapping[str, int]) -> None:
+    def __init__(self, layout: WeightsLayout, decoder: Decoder, opsets: Mapping[str, int]) -> None:
         self._nodes: list[ir.Node] = []
         self._initializers: dict[str, ir.Value] = {}
         self._layout = layout
-        self._config = config
+        self._decoder = decoder
         self._opsets = opsets
         self._ids = graph_input("input_ids", ir.DataType.INT64, ["rows"])
         self._logit_rows = graph_input("logit_rows", ir.DataType.INT64, ["logit_rows"])
@@ -79,34 +81,51 @@ class GraphBuilder(ABC):
 
     @abstractmethod
     def embed(self, table: Linear, name: str) -> Stream:
-        """Begin the stream with the embeddings of the input's tokens."""
+        """Begin the stream with the scaled embeddings of the input's tokens."""
 
     @abstractmethod
-    def linear(self, x: Stream, layers: Linears, name: str, *, norm: str) -> ir.Value:
-        """Multiply RMSNorm of ``x`` by stacked matrices: ``[rows, sum of out]``; ``norm`` names the norm's weight."""
+    def linear(self, x: Stream, layers: Linears, name: str, *, norm: str | None) -> ir.Value:
+        """Multiply the norm of ``x`` by stacked matrices, and add biases: ``[rows, sum of out]``.
+
+        Args:
+            x: the stream.
+            layers: matrices with one input.
+            name: of the result.
+            norm: name of the norm's weight; None: ``x`` is not normed.
+        """
 
     @abstractmethod
-    def gated(self, x: Stream, layers: Linears, name: str, *, norm: str) -> ir.Value:
-        """Return ``silu(gate) * up`` of RMSNorm of ``x``; ``layers`` are the profile's ``gate_up``."""
+    def hidden(self, x: Stream, layers: Linears, name: str, *, norm: str | None, layer: int) -> ir.Value:
+        """Return what a feed-forward has between its matrices; ``layers`` are the profile's ``gate_up``."""
 
     @abstractmethod
-    def add_linear(self, x: Stream, y: ir.Value, layers: Linears, name: str) -> Stream:
-        """Return the stream ``x`` plus ``y`` multiplied by stacked matrices."""
+    def add_linear(self, x: Stream, y: ir.Value, layers: Linears, name: str, *, post_norm: str | None) -> Stream:
+        """Return the stream ``x`` plus ``y`` multiplied by stacked matrices, normed if ``post_norm`` names a norm."""
 
     @abstractmethod
     def attention(self, qkv: ir.Value, layer: int) -> ir.Value:
         """Rotate ``qkv [rows, (heads + 2 kv_heads) * head_dim]``, append to the cache, attend."""
 
+    @abstractmethod
+    def logits(self, x: Stream, head: Linear) -> ir.Value:
+        """Return the logits of a stream."""
+
     def layer(self, x: Stream, weights: LayerMatrices, index: int) -> Stream:
         """Return the stream after layer ``index``."""
-        qkv = self.linear(x, weights.qkv, f"layer{index}.qkv", norm=f"layer{index}.attention_norm")
-        return self.finish_layer(x, self.attention(qkv, index), weights, index)
+        return self.finish_layer(x, self.attention(self.project_qkv(x, weights, index), index), weights, index)
+
+    def project_qkv(self, x: Stream, weights: LayerMatrices, index: int) -> ir.Value:
+        """Return queries, keys and values of a layer."""
+        return self.linear(x, weights.qkv, f"layer{index}.qkv", norm=self.found(f"layer{index}.attention_norm"))
 
     def finish_layer(self, x: Stream, attended: ir.Value, weights: LayerMatrices, index: int) -> Stream:
         """Return the stream after the layer's steps that follow attention."""
-        x = self.add_linear(x, attended, weights.output, f"layer{index}.output")
-        hidden = self.gated(x, weights.gate_up, f"layer{index}.hidden", norm=f"layer{index}.mlp_norm")
-        return self.add_linear(x, hidden, weights.down, f"layer{index}.down")
+        name = f"layer{index}"
+        x = self.add_linear(
+            x, attended, weights.output, f"{name}.output", post_norm=self.found(f"{name}.attention_post_norm")
+        )
+        hidden = self.hidden(x, weights.gate_up, f"{name}.hidden", norm=self.found(f"{name}.mlp_norm"), layer=index)
+        return self.add_linear(x, hidden, weights.down, f"{name}.down", post_norm=self.found(f"{name}.mlp_post_norm"))
 
     @abstractmethod
     def _cache_inputs(self) -> Sequence[ir.Value]:
@@ -122,7 +141,7 @@ class GraphBuilder(ABC):
 
     def model(self, logits: ir.Value, producer: str) -> ir.Model:
         """Return the finished model."""
-        shape: list[int | str] = ["logit_rows", self._config.vocab_size]
+        shape: list[int | str] = ["logit_rows", self._decoder.vocab_size]
         graph = ir.Graph(
             [self._ids, self._logit_rows, *self._cache_inputs()],
             [as_output(logits, ir.DataType.FLOAT, shape), *self._more_outputs(logits)],
@@ -134,6 +153,18 @@ class GraphBuilder(ABC):
         return ir.Model(graph, ir_version=IR_VERSION, producer_name=producer)
 
     # --- parts ---
+
+    def found(self, slot_name: str) -> str | None:
+        """Return the name of a slot if ``weights.bin`` has it, else None."""
+        return slot_name if slot_name in self._layout.slots else None
+
+    def optional(self, slot_name: str | None) -> ir.Value | None:
+        """Return an initializer over a slot; None if ``weights.bin`` does not have it."""
+        return self.stored(slot_name) if slot_name is not None and slot_name in self._layout.slots else None
+
+    def attention_of(self, layer: int) -> Attention:
+        """Return the description of a layer's attention."""
+        return self._decoder.layers[layer].attention
 
     def node(
         self,
@@ -167,11 +198,27 @@ class GraphBuilder(ABC):
             self._initializers[name] = _initializer(name, tensor)
         return self._initializers[name]
 
-    def constant(self, name: str, values: Sequence[int]) -> ir.Value:
-        """Return a small int64 vector that is stored inside the graph."""
+    def constant(self, name: str, values: Sequence[int] | float) -> ir.Value:
+        """Return a small int64 vector, or a float32 number, that is stored inside the graph."""
         if name not in self._initializers:
-            self._initializers[name] = _initializer(name, ir.tensor(np.asarray(values, np.int64), name=name))
+            dtype = np.float32 if isinstance(values, float) else np.int64
+            self._initializers[name] = _initializer(name, ir.tensor(np.asarray(values, dtype), name=name))
         return self._initializers[name]
+
+
+def rope_names(index: int) -> tuple[str, str]:
+    """Return the names of the tables of a rotation, cosines and sines."""
+    prefix = f"rope{index}" if index else "rope"
+    return f"{prefix}.cos", f"{prefix}.sin"
+
+
+def not_carried(decoder: Decoder, what: str) -> UnsupportedModel:
+    """Return the error for a part of a description that no operator computes."""
+    return UnsupportedModel(
+        f"{decoder.name}: the operators do not compute a part of the model.",
+        f"It is {what}, in the architecture {decoder.family}.",
+        "Choose another model, or another --profile.",
+    )
 
 
 def _initializer(name: str, tensor: ir.TensorProtocol) -> ir.Value:

@@ -32,20 +32,31 @@ name                        dtype   shape                      meaning
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import onnx_ir as ir
 
-from edge_rt.export.graph.builder import GraphBuilder, LayerMatrices, Linears, Stream, as_output, graph_input
+from edge_rt.export.graph.builder import (
+    GraphBuilder,
+    LayerMatrices,
+    Linears,
+    Stream,
+    as_output,
+    graph_input,
+    not_carried,
+    rope_names,
+)
 from edge_rt.export.weights.linear import Linear
 from edge_rt.export.weights.native import key_constant_names, tiles_of
 from edge_rt.export.weights.tile_formats import FORMAT_OF_GGML
 from edge_rt.export.weights.weights_file import WeightsLayout
-from edge_rt.package.manifest import ModelConfig
+from edge_rt.package.decoder import Decoder
 
 DOMAIN: Final = "edge_rt"
 OPSETS: Final = {"": 21, DOMAIN: 1}
+_ACTIVATIONS: Final = {("silu", True): "swiglu", ("gelu", True): "geglu", ("relu2", False): "relu2"}
+"""Activation, and whether there is a gate -> the operators' name."""
 
 
 class NativeBuilder(GraphBuilder):
@@ -53,22 +64,22 @@ class NativeBuilder(GraphBuilder):
 
     Args:
         layout: tensors of ``weights.bin``.
-        config: dimensions of the model.
+        decoder: the model.
     """
 
-    def __init__(self, layout: WeightsLayout, config: ModelConfig) -> None:
-        super().__init__(layout, config, OPSETS)
+    def __init__(self, layout: WeightsLayout, decoder: Decoder) -> None:
+        super().__init__(layout, decoder, OPSETS)
         self._past_length = graph_input("past_length", ir.DataType.INT32, [1])
         self._row_map = graph_input("row_map", ir.DataType.INT32, ["capacity"])
         self._window_row_map = graph_input("window_row_map", ir.DataType.INT32, ["positions"])
         self._parents = graph_input("parents", ir.DataType.INT32, ["rows"])
-        self._kv_formats = graph_input("kv_formats", ir.DataType.INT32, [config.num_layers])
-        self._windows = config.layer_windows
+        self._kv_formats = graph_input("kv_formats", ir.DataType.INT32, [decoder.num_layers])
+        self._windows = decoder.layer_windows
         self._caches = [
             graph_input(
                 f"cache.{i}",
                 ir.DataType.UINT8,
-                [2, config.num_kv_heads, "window_rows" if window else "capacity", "row_bytes"],
+                [2, decoder.num_kv_heads, "window_rows" if window else "capacity", "row_bytes"],
             )
             for i, window in enumerate(self._windows)
         ]
@@ -79,7 +90,7 @@ class NativeBuilder(GraphBuilder):
         return [self._past_length, *maps, self._parents, self._kv_formats, *self._caches]
 
     def _more_outputs(self, logits: ir.Value) -> Sequence[ir.Value]:
-        count = self._config.top_tokens
+        count = self._decoder.top_tokens
         names = ("top_ids", "top_logits", "log_sum_exp")
         found = self.node("RowTopK", [logits], names, domain=DOMAIN, attributes={"k": count})
         types = (ir.DataType.INT32, ir.DataType.FLOAT, ir.DataType.FLOAT)
@@ -87,31 +98,54 @@ class NativeBuilder(GraphBuilder):
         return [as_output(value, dtype, shape) for value, dtype, shape in zip(found, types, shapes, strict=True)]
 
     def embed(self, table: Linear, name: str) -> Stream:
-        """Begin the stream with the embeddings of the input's tokens."""
+        """Begin the stream with the scaled embeddings of the input's tokens."""
         inputs = [self._ids, self.stored(tiles_of(table))]
-        return Stream(self.node("QuantEmbed", inputs, [name], domain=DOMAIN, attributes=_matrix(table))[0])
+        attributes = _matrix(table) | _given(scale=(self._decoder.embedding_scale, 1.0))
+        return Stream(self.node("QuantEmbed", inputs, [name], domain=DOMAIN, attributes=attributes)[0])
 
-    def linear(self, x: Stream, layers: Linears, name: str, *, norm: str) -> ir.Value:
-        """Multiply RMSNorm of ``x`` by stacked matrices."""
+    def linear(self, x: Stream, layers: Linears, name: str, *, norm: str | None) -> ir.Value:
+        """Multiply the norm of ``x`` by stacked matrices, and add biases."""
         return self._product(x.settled, layers, name, norm=norm)
 
-    def gated(self, x: Stream, layers: Linears, name: str, *, norm: str) -> ir.Value:
-        """Return ``silu(gate) * up`` of RMSNorm of ``x``."""
+    def logits(self, x: Stream, head: Linear) -> ir.Value:
+        """Return the logits of a stream."""
+        decoder = self._decoder
+        more = _given(output_scale=(decoder.logit_scale, 1.0), softcap=(decoder.logit_softcap, 0.0))
+        return self._quant_linear(x.settled, head, "logits", norm="final_norm", more=more)
+
+    def hidden(self, x: Stream, layers: Linears, name: str, *, norm: str | None, layer: int) -> ir.Value:
+        """Return what a feed-forward has between its matrices."""
+        activation = self._activation(layer)
         if len(layers) == 1:
-            return self._quant_linear(x.settled, layers[0], name, norm=norm, activation="swiglu")
+            return self._quant_linear(x.settled, layers[0], name, norm=norm, activation=activation)
         first, second = layers
         gate = self._quant_linear(x.settled, first, f"{name}.gate", norm=norm)
-        return self._quant_linear(x.settled, second, name, norm=norm, gate=gate, activation="swiglu")
+        return self._quant_linear(x.settled, second, name, norm=norm, gate=gate, activation=activation)
 
-    def add_linear(self, x: Stream, y: ir.Value, layers: Linears, name: str) -> Stream:
+    def _activation(self, layer: int) -> str:
+        """Return the operators' name of a feed-forward's activation.
+
+        Raises:
+            UnsupportedModel: no operator has it.
+        """
+        feed_forward = self._decoder.layers[layer].feed_forward
+        key = (feed_forward.activation, feed_forward.is_gated)
+        if key not in _ACTIVATIONS:
+            raise not_carried(self._decoder, f"{key[0]} {'with' if key[1] else 'without'} a gate")
+        return _ACTIVATIONS[key]
+
+    def add_linear(self, x: Stream, y: ir.Value, layers: Linears, name: str, *, post_norm: str | None) -> Stream:
         """Return the stream ``x`` plus ``y`` multiplied by stacked matrices."""
-        return Stream(self._quant_linear(y, _only(layers), name, residual=x.settled))
+        more = _given(residual_scale=(self._decoder.residual_scale, 1.0))
+        matrix = _only(layers)
+        return Stream(self._quant_linear(y, matrix, name, residual=x.settled, post_norm=post_norm, more=more))
 
     def attention(self, qkv: ir.Value, layer: int) -> ir.Value:
         """Rotate, append to the cache and attend."""
-        inputs: list[ir.Value | None] = [qkv, *self._cache_of(layer)]
-        if constants := self._key_constants_of(layer):
-            inputs += [*[None] * 3, *constants]
+        inputs: list[ir.Value | None] = [qkv, *self._cache_of(layer), *self._key_constants_of(layer)]
+        inputs.append(self._query_scale_of(layer))
+        while inputs[-1] is None:
+            inputs.pop()
         attributes = self._heads(layer)
         return self.node("SpecAttention", inputs, [f"layer{layer}.attention"], domain=DOMAIN, attributes=attributes)[0]
 
@@ -122,55 +156,79 @@ class NativeBuilder(GraphBuilder):
             return super().layer(x, weights, index)
         matrices = {name: _only(group) for name, group in groups.items()}
         tiles = {name: self.stored(tiles_of(matrix)) for name, matrix in matrices.items()}
-        inputs = [
+        inputs: list[ir.Value | None] = [
             x.settled,
             *self._cache_of(index),
-            *[None] * 3,
-            self.stored(f"layer{index}.attention_norm"),
+            self.optional(f"layer{index}.attention_norm"),
             tiles["qkv"],
             tiles["output"],
-            self.stored(f"layer{index}.mlp_norm"),
+            self.optional(f"layer{index}.mlp_norm"),
             tiles["gate_up"],
             tiles["down"],
             *self._key_constants_of(index),
+            *(self.optional(f"{matrix.name}.bias") for matrix in matrices.values()),
+            self.optional(f"layer{index}.attention_post_norm"),
+            self.optional(f"layer{index}.mlp_post_norm"),
+            self._query_scale_of(index),
+            self.optional(f"layer{index}.attention_norm_bias"),
+            self.optional(f"layer{index}.mlp_norm_bias"),
         ]
+        while inputs[-1] is None:
+            inputs.pop()
         attributes: dict[str, int | float | str] = {
             **self._heads(index),
             "hidden": matrices["qkv"].in_features,
             "intermediate": matrices["down"].in_features,
-            "epsilon": self._config.rms_norm_eps,
+            "epsilon": self._decoder.norm_epsilon,
             **{f"{name}_format": _format(matrix) for name, matrix in matrices.items()},
+            **_given(
+                activation=(self._activation(index), "swiglu"),
+                residual_scale=(self._decoder.residual_scale, 1.0),
+                norm=(self._decoder.norm, "rms"),
+            ),
         }
         return Stream(self.node("DecoderLayer", inputs, [f"layer{index}"], domain=DOMAIN, attributes=attributes)[0])
 
-    def _cache_of(self, layer: int) -> list[ir.Value]:
+    def _cache_of(self, layer: int) -> list[ir.Value | None]:
+        cos, sin = rope_names(self.attention_of(layer).rope or 0)
         return [
             self._caches[layer],
             self._past_length,
             self._window_row_map if self._windows[layer] else self._row_map,
             self._parents,
             self._kv_formats,
-            self.stored("rope.cos"),
-            self.stored("rope.sin"),
+            self.stored(cos),
+            self.stored(sin),
+            self.optional(f"layer{layer}.q_norm"),
+            self.optional(f"layer{layer}.k_norm"),
+            self.optional(f"layer{layer}.sinks"),
         ]
 
-    def _key_constants_of(self, layer: int) -> list[ir.Value]:
-        """Return the constants of 4-bit keys, if the package has them."""
-        names = key_constant_names(layer)
-        return [self.stored(name) for name in names] if names[0] in self._layout.slots else []
+    def _key_constants_of(self, layer: int) -> list[ir.Value | None]:
+        """Return the constants of 4-bit keys; None for each if the package does not have them."""
+        return [self.optional(name) for name in key_constant_names(layer)]
+
+    def _query_scale_of(self, layer: int) -> ir.Value | None:
+        return self.stored("query_scale") if self.attention_of(layer).query_scaling is not None else None
 
     def _heads(self, layer: int) -> dict[str, int | float | str]:
-        config, window = self._config, self._windows[layer]
+        attention = self.attention_of(layer)
         return {
-            "num_heads": config.num_heads,
-            "num_kv_heads": config.num_kv_heads,
-            "head_dim": config.head_dim,
+            "num_heads": attention.num_heads,
+            "num_kv_heads": attention.num_kv_heads,
+            "head_dim": attention.head_dim,
             "layer": layer,
-            "scale": config.head_dim**-0.5,
-            **({"window": window} if window else {}),
+            "scale": attention.scale,
+            **_given(
+                window=(attention.window, 0),
+                softcap=(attention.softcap, 0.0),
+                rotate=(int(attention.rope is not None), 1),
+                norm_after_rotation=(int(attention.norm_after_rope), 0),
+            ),
+            **({"epsilon": self._decoder.norm_epsilon} if attention.qk_norm != "none" else {}),
         }
 
-    def _product(self, x: ir.Value, layers: Linears, name: str, *, norm: str) -> ir.Value:
+    def _product(self, x: ir.Value, layers: Linears, name: str, *, norm: str | None) -> ir.Value:
         if len(layers) == 1:
             return self._quant_linear(x, layers[0], name, norm=norm)
         parts = [self._quant_linear(x, layer, layer.name, norm=norm) for layer in layers]
@@ -186,14 +244,32 @@ class NativeBuilder(GraphBuilder):
         residual: ir.Value | None = None,
         gate: ir.Value | None = None,
         activation: str = "none",
+        post_norm: str | None = None,
+        more: Mapping[str, int | float | str] | None = None,
     ) -> ir.Value:
-        """Add one QuantLinear; ``norm`` names the weight of the RMSNorm before it."""
-        norm_weight = None if norm is None else self.stored(norm)
-        inputs = [x, self.stored(tiles_of(layer)), norm_weight, None, residual, gate]
+        """Add one QuantLinear; ``norm`` and ``post_norm`` name the weights of the norms before and behind it."""
+        norm_bias = None if norm is None else self.optional(f"{norm}_bias")
+        inputs = [
+            x,
+            self.stored(tiles_of(layer)),
+            self.optional(norm),
+            self.optional(f"{layer.name}.bias"),
+            residual,
+            gate,
+            self.optional(post_norm),
+            norm_bias,
+        ]
         while inputs[-1] is None:
             inputs.pop()
-        attributes = {**_matrix(layer), "epsilon": self._config.rms_norm_eps, "activation": activation}
+        attributes = {**_matrix(layer), "epsilon": self._decoder.norm_epsilon, "activation": activation, **(more or {})}
+        if norm is not None:
+            attributes |= _given(norm=(self._decoder.norm, "rms"))
         return self.node("QuantLinear", inputs, [name], domain=DOMAIN, attributes=attributes)[0]
+
+
+def _given(**values: tuple[int | float | str, int | float | str]) -> dict[str, int | float | str]:
+    """Return the attributes whose values are not the operators' defaults, which older operators do not know."""
+    return {name: value for name, (value, default) in values.items() if value != default}
 
 
 def _matrix(layer: Linear) -> dict[str, int | float | str]:

@@ -25,7 +25,15 @@ from typing import Final
 
 import onnx_ir as ir
 
-from edge_rt.export.graph.builder import GraphBuilder, Linears, Stream, as_output, graph_input
+from edge_rt.export.graph.builder import (
+    GraphBuilder,
+    Linears,
+    Stream,
+    as_output,
+    graph_input,
+    not_carried,
+    rope_names,
+)
 from edge_rt.export.weights.linear import Linear
 from edge_rt.export.weights.matmul_nbits import block_size, code_bits
 from edge_rt.export.weights.portable import (
@@ -38,7 +46,7 @@ from edge_rt.export.weights.portable import (
     zeros_of,
 )
 from edge_rt.export.weights.weights_file import WeightsLayout
-from edge_rt.package.manifest import ModelConfig
+from edge_rt.package.decoder import Decoder
 
 MICROSOFT: Final = "com.microsoft"
 OPSETS: Final = {"": 21, MICROSOFT: 1}
@@ -53,19 +61,19 @@ class PortableBuilder(GraphBuilder):
 
     Args:
         layout: tensors of ``weights.bin``.
-        config: dimensions of the model.
+        decoder: the model.
         activations: ``"int8"`` or ``"float"``.
     """
 
-    def __init__(self, layout: WeightsLayout, config: ModelConfig, activations: str) -> None:
-        super().__init__(layout, config, OPSETS)
+    def __init__(self, layout: WeightsLayout, decoder: Decoder, activations: str) -> None:
+        super().__init__(layout, decoder, OPSETS)
         self._accuracy = ACCURACY_LEVEL[activations]
         self._seqlens_k = graph_input("seqlens_k", ir.DataType.INT32, [1])
         self._total = graph_input("total_sequence_length", ir.DataType.INT32, [])
-        self._cache_shape: list[int | str] = [1, config.num_kv_heads, "capacity", config.head_dim]
+        self._cache_shape: list[int | str] = [1, decoder.num_kv_heads, "capacity", decoder.head_dim]
         self._pasts = [
             graph_input(f"past.{i}.{kind}", ir.DataType.FLOAT, self._cache_shape)
-            for i in range(config.num_layers)
+            for i in range(decoder.num_layers)
             for kind in ("key", "value")
         ]
         self._presents: list[ir.Value] = []
@@ -77,41 +85,83 @@ class PortableBuilder(GraphBuilder):
         del logits
         return self._presents
 
-    def linear(self, x: Stream, layers: Linears, name: str, *, norm: str) -> ir.Value:
-        """Multiply RMSNorm of ``x`` by stacked matrices."""
+    def linear(self, x: Stream, layers: Linears, name: str, *, norm: str | None) -> ir.Value:
+        """Multiply the norm of ``x`` by stacked matrices, and add biases."""
         return self._product(self._norm(x, norm), layers, name)
 
-    def gated(self, x: Stream, layers: Linears, name: str, *, norm: str) -> ir.Value:
-        """Return ``silu(gate) * up`` of RMSNorm of ``x``."""
-        gate_up = self._product(self._norm(x, norm), layers, f"{name}.gate_up")
+    def logits(self, x: Stream, head: Linear) -> ir.Value:
+        """Return the logits of a stream."""
+        decoder = self._decoder
+        found = self._scaled(self._product(self._norm(x, "final_norm"), [head], "logits"), decoder.logit_scale)
+        if not decoder.logit_softcap:
+            return found
+        (narrow,) = self.node("Div", [found, self._number(decoder.logit_softcap)], ["logits.narrow"])
+        (bent,) = self.node("Tanh", [narrow], ["logits.bent"])
+        return self._scaled(bent, decoder.logit_softcap, "logits.capped")
+
+    def hidden(self, x: Stream, layers: Linears, name: str, *, norm: str | None, layer: int) -> ir.Value:
+        """Return what a feed-forward has between its matrices."""
+        feed_forward = self._decoder.layers[layer].feed_forward
+        product = self._product(self._norm(x, norm), layers, f"{name}.gate_up")
+        if not feed_forward.is_gated:
+            return self._activated(product, feed_forward.activation, name)
         gate, up = self.node(
-            "Split", [gate_up], [f"{name}.gate", f"{name}.up"], attributes={"axis": -1, "num_outputs": 2}
+            "Split", [product], [f"{name}.gate", f"{name}.up"], attributes={"axis": -1, "num_outputs": 2}
         )
-        # QuickGelu with alpha 1 is x * sigmoid(x).
-        (activated,) = self.node("QuickGelu", [gate], [f"{name}.silu"], domain=MICROSOFT, attributes={"alpha": 1.0})
+        activated = self._activated(gate, feed_forward.activation, f"{name}.{feed_forward.activation}")
         return self.node("Mul", [activated, up], [name])[0]
 
-    def add_linear(self, x: Stream, y: ir.Value, layers: Linears, name: str) -> Stream:
-        """Return the stream ``x`` plus ``y`` multiplied by stacked matrices."""
-        return Stream(x.settled, added=self._product(y, layers, name))
+    def _activated(self, x: ir.Value, activation: str, name: str) -> ir.Value:
+        if activation == "silu":
+            # QuickGelu with alpha 1 is x * sigmoid(x).
+            return self.node("QuickGelu", [x], [name], domain=MICROSOFT, attributes={"alpha": 1.0})[0]
+        if activation == "gelu":
+            return self.node("Gelu", [x], [name], attributes={"approximate": "tanh"})[0]
+        (positive,) = self.node("Relu", [x], [f"{name}.positive"])
+        return self.node("Mul", [positive, positive], [name])[0]
 
-    def _norm(self, x: Stream, weight: str) -> ir.Value:
-        """Return RMSNorm of the stream; the operator also adds what was left to be added."""
-        epsilon, name = self._config.rms_norm_eps, f"{weight}.rows"
+    def add_linear(self, x: Stream, y: ir.Value, layers: Linears, name: str, *, post_norm: str | None) -> Stream:
+        """Return the stream ``x`` plus ``y`` multiplied by stacked matrices."""
+        product = self._product(y, layers, name)
+        if post_norm is not None:
+            product = self._normed(product, post_norm, f"{post_norm}.rows")
+        return Stream(x.settled, added=self._scaled(product, self._decoder.residual_scale, f"{name}.scaled"))
+
+    def _scaled(self, x: ir.Value, factor: float, name: str = "") -> ir.Value:
+        """Return ``x`` times a number; ``x`` itself if that is 1."""
+        if factor == 1.0:
+            return x
+        return self.node("Mul", [x, self._number(factor)], [name or f"{x.name}.scaled"])[0]
+
+    def _norm(self, x: Stream, weight: str | None) -> ir.Value:
+        """Return the norm of the stream; the operator of RMSNorm also adds what was left to be added."""
+        if weight is None or self._decoder.norm != "rms":
+            if x.added is not None:
+                (x.value,) = self.node("Add", [x.value, x.added], [f"{x.added.name}.sum"])
+                x.added = None
+            return x.value if weight is None else self._normed(x.value, weight, f"{weight}.rows")
         if x.added is None:
-            attributes = {"axis": -1, "epsilon": epsilon}
-            return self.node(
-                "SimplifiedLayerNormalization", [x.value, self.stored(weight)], [name], attributes=attributes
-            )[0]
+            return self._normed(x.value, weight, f"{weight}.rows")
         outputs = self.node(
             "SkipSimplifiedLayerNormalization",
             [x.value, x.added, self.stored(weight)],
-            [name, "", "", f"{name}.sum"],
+            [f"{weight}.rows", "", "", f"{weight}.rows.sum"],
             domain=MICROSOFT,
-            attributes={"epsilon": epsilon},
+            attributes={"epsilon": self._decoder.norm_epsilon},
         )
         x.value, x.added = outputs[3], None
         return outputs[0]
+
+    def _normed(self, x: ir.Value, weight: str, name: str, *, is_rms: bool | None = None) -> ir.Value:
+        """Return the norm of rows."""
+        is_rms = self._decoder.norm == "rms" if is_rms is None else is_rms
+        attributes = {"axis": -1, "epsilon": self._decoder.norm_epsilon}
+        inputs = [x, self.stored(weight)]
+        if is_rms:
+            return self.node("SimplifiedLayerNormalization", inputs, [name], attributes=attributes)[0]
+        if (bias := self.optional(f"{weight}_bias")) is not None:
+            inputs.append(bias)
+        return self.node("LayerNormalization", inputs, [name], attributes=attributes)[0]
 
     def _product(self, x: ir.Value, layers: Linears, name: str) -> ir.Value:
         parts = [self._matrix(x, layer, name if len(layers) == 1 else layer.name) for layer in layers]
@@ -120,6 +170,11 @@ class PortableBuilder(GraphBuilder):
         return self.node("Concat", parts, [name], attributes={"axis": -1})[0]
 
     def _matrix(self, x: ir.Value, layer: Linear, name: str) -> ir.Value:
+        bias = self.optional(f"{layer.name}.bias")
+        product = self._weighted(x, layer, name if bias is None else f"{name}.unbiased")
+        return product if bias is None else self.node("Add", [product, bias], [name])[0]
+
+    def _weighted(self, x: ir.Value, layer: Linear, name: str) -> ir.Value:
         if not layer.is_quantised:
             weight = self._as_float(self.stored(weight_of(layer)), weight_of(layer))
             return self.node("Gemm", [x, weight], [name], attributes={"transB": 1})[0]
@@ -160,8 +215,10 @@ class PortableBuilder(GraphBuilder):
         return self.node("Cast", [weight], [f"{name}.float"], attributes={"to": int(ir.DataType.FLOAT)})[0]
 
     def embed(self, table: Linear, name: str) -> Stream:
-        """Begin the stream with the embeddings of the input's tokens."""
-        return Stream(self._gathered(self._ids, table, name))
+        """Begin the stream with the scaled embeddings of the input's tokens."""
+        scale = self._decoder.embedding_scale
+        rows = self._gathered(self._ids, table, name if scale == 1.0 else f"{name}.unscaled")
+        return Stream(self._scaled(rows, scale, name))
 
     def _gathered(self, ids: ir.Value, layer: Linear, name: str) -> ir.Value:
         if not layer.is_quantised:
@@ -200,26 +257,70 @@ class PortableBuilder(GraphBuilder):
 
     def attention(self, qkv: ir.Value, layer: int) -> ir.Value:
         """Rotate, append to the cache and attend."""
-        config, window = self._config, self._config.layer_windows[layer]
-        width = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-        (batched,) = self.node(
-            "Reshape", [qkv, self.constant("shape.qkv", [1, -1, width])], [f"layer{layer}.qkv.batched"]
-        )
+        attention = self.attention_of(layer)
+        self._require_carried(layer)
+        width = attention.query_size + 2 * attention.key_size
+        name = f"layer{layer}"
+        if attention.qk_norm == "none":
+            shape = self.constant("shape.qkv", [1, -1, width])
+            batched = [*self.node("Reshape", [qkv, shape], [f"{name}.qkv.batched"]), None, None]
+        else:
+            batched = self._normed_heads(qkv, layer)
         cache = self._pasts[2 * layer : 2 * layer + 2]
         lengths = (self._seqlens_k, self._total)
+        tables = [] if attention.rope is None else [self.stored(table) for table in rope_names(attention.rope)]
         outputs = self.node(
             "GroupQueryAttention",
-            [batched, None, None, *cache, *lengths, self.stored("rope.cos"), self.stored("rope.sin")],
-            [f"layer{layer}.attention.batched", f"present.{layer}.key", f"present.{layer}.value"],
+            [*batched, *cache, *lengths, *tables],
+            [f"{name}.attention.batched", f"present.{layer}.key", f"present.{layer}.value"],
             domain=MICROSOFT,
             attributes={
-                "num_heads": config.num_heads,
-                "kv_num_heads": config.num_kv_heads,
-                "do_rotary": 1,
-                "scale": config.head_dim**-0.5,
-                **({"local_window_size": window} if window else {}),
+                "num_heads": attention.num_heads,
+                "kv_num_heads": attention.num_kv_heads,
+                "do_rotary": int(attention.rope is not None),
+                "scale": attention.scale,
+                **({"local_window_size": attention.window} if attention.window else {}),
+                **({"softcap": attention.softcap} if attention.softcap else {}),
             },
         )
         self._presents += [as_output(value, ir.DataType.FLOAT, self._cache_shape) for value in outputs[1:]]
-        flat = self.constant("shape.attention", [-1, config.num_heads * config.head_dim])
-        return self.node("Reshape", [outputs[0], flat], [f"layer{layer}.attention"])[0]
+        flat = self.constant("shape.attention", [-1, attention.query_size])
+        return self.node("Reshape", [outputs[0], flat], [f"{name}.attention"])[0]
+
+    def _require_carried(self, layer: int) -> None:
+        """Refuse attention that GroupQueryAttention does not compute.
+
+        Raises:
+            UnsupportedModel: it is such.
+        """
+        attention = self.attention_of(layer)
+        wanted = {
+            "a norm of queries and keys behind the rotation": attention.norm_after_rope,
+            "sinks of attention": attention.has_sinks,
+            "queries that grow with their position": attention.query_scaling is not None,
+        }
+        for what, is_wanted in wanted.items():
+            if is_wanted:
+                raise not_carried(self._decoder, f"{what}, which the portable op profile does not have")
+
+    def _normed_heads(self, qkv: ir.Value, layer: int) -> list[ir.Value | None]:
+        """Return normed queries, normed keys, and values, each ``[1, rows, features]``."""
+        attention, name = self.attention_of(layer), f"layer{layer}"
+        sizes = {"q": attention.query_size, "k": attention.key_size, "v": attention.key_size}
+        split = self.constant("split.qkv", list(sizes.values()))
+        parts = self.node("Split", [qkv, split], [f"{name}.{part}" for part in sizes], attributes={"axis": -1})
+        found: list[ir.Value | None] = []
+        for (kind, size), part in zip(sizes.items(), parts, strict=True):
+            rows = part
+            if kind != "v":
+                if attention.qk_norm == "head":
+                    heads = self.constant("shape.heads", [-1, attention.head_dim])
+                    (rows,) = self.node("Reshape", [rows, heads], [f"{name}.{kind}.heads"])
+                rows = self._normed(rows, f"{name}.{kind}_norm", f"{name}.{kind}.normed", is_rms=True)
+            shape = self.constant(f"shape.{kind}", [1, -1, size])
+            found += self.node("Reshape", [rows, shape], [f"{name}.{kind}.batched"])
+        return found
+
+    def _number(self, value: float) -> ir.Value:
+        """Return a float32 number that is stored inside the graph."""
+        return self.constant(f"number.{value!r}", value)

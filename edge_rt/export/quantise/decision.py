@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from edge_rt.export.families.llama_config import LlamaConfig
 from edge_rt.export.sources.gguf_types import TensorInfo
 from edge_rt.export.sources.source import Source
+from edge_rt.package.decoder import Decoder
 from edge_rt.package.weights_info import KEEP, require_known
 
 SIZE: Final = "size"
@@ -83,13 +83,13 @@ class WeightChoice:
 
 
 def choose_weights(
-    source: Source, config: LlamaConfig, wanted: str | None = None, size: int = 0, *, has_tables: bool = True
+    source: Source, decoder: Decoder, wanted: str | None = None, size: int = 0, *, has_tables: bool = True
 ) -> WeightChoice:
     """Decide the types of a package's matrices from the checkpoint's header.
 
     Args:
         source: the checkpoint.
-        config: its dimensions.
+        decoder: its description.
         wanted: one of ``WEIGHTS``, or None: ``"keep"`` for GGUF files and for folders that are quantised, ``"int4"``
             for folders of floats.
         size: bytes that ``weights.bin`` may have; the types are then chosen by measuring. 0: no limit.
@@ -106,7 +106,7 @@ def choose_weights(
     if wanted is None:
         wanted = "int4" if source.kind == "safetensors" and len(floats) == len(matrices) else KEEP
     if wanted == "int4":
-        return _int4(matrices, config, has_tables=has_tables)
+        return _int4(matrices, decoder, has_tables=has_tables)
     if wanted == "int8":
         return WeightChoice(wanted, {name: "Q8_0" for name, tensor in floats.items() if tensor.shape[0] % _BLOCK == 0})
     if wanted in ("f16", "f32"):
@@ -124,14 +124,14 @@ def _wide(matrices: Mapping[str, TensorInfo]) -> dict[str, int]:
     }
 
 
-def _int4(matrices: Mapping[str, TensorInfo], config: LlamaConfig, *, has_tables: bool) -> WeightChoice:
+def _int4(matrices: Mapping[str, TensorInfo], decoder: Decoder, *, has_tables: bool) -> WeightChoice:
     wide = _wide(matrices)
     pairs = {name: _ladder(inputs)[0:3:2] if has_tables else _PLAIN for name, inputs in wide.items()}
     types = {name: usual for name, (usual, _) in pairs.items()}
     types |= dict.fromkeys((name for name in _ENDS if name in types), "Q8_0")
     rivals = []
     for kind in ("attn_v", "ffn_down"):
-        names = [name for layer in range(config.num_layers) if (name := f"blk.{layer}.{kind}.weight") in types]
+        names = [name for layer in range(decoder.num_layers) if (name := f"blk.{layer}.{kind}.weight") in types]
         if names:
             rivals.append(Rivals(tuple(names), *pairs[names[0]]))
     choice = WeightChoice("int4", types, tuple(rivals))

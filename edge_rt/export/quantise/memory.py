@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from edge_rt.export.families.llama_graph import LayerWeights, LlamaWeights
+from edge_rt.export.decoder.weights import DecoderWeights, LayerWeights
 from edge_rt.export.quantise.decision import MEASURED_TOKENS, QUALITY_TOKENS
 from edge_rt.export.quantise.moments import HELD_OUT_SHARE, HELD_OUT_TOKENS, SEQUENCE, WIDTH
 from edge_rt.export.quantise.rows import CHUNK_VALUES
@@ -33,7 +33,7 @@ _HEAD_COPIES: Final = 4
 """float64 arrays alive for the logits of a piece of the head."""
 
 
-def quantising_bytes(weights: LlamaWeights, config: ModelConfig, tokens: int, *, measures: bool) -> int:
+def quantising_bytes(weights: DecoderWeights, config: ModelConfig, tokens: int, *, measures: bool) -> int:
     """Predict the memory of measuring and quantising.
 
     Args:
@@ -78,7 +78,7 @@ def _activations(config: ModelConfig, rows: int, heads: int) -> int:
     return 4 * rows * (config.intermediate_size + config.hidden_size + heads * rows)
 
 
-def _inputs(weights: LlamaWeights) -> list[tuple[Linear, ...]]:
+def _inputs(weights: DecoderWeights) -> list[tuple[Linear, ...]]:
     """Return the matrices of one layer, those with one input together."""
     layer = weights.layers[0]
     return [layer.qkv, layer.output, layer.gate_up, layer.down]

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_rt.errors import UnsupportedModel
-from edge_rt.export.families.llama_config import LlamaConfig
-from edge_rt.export.families.llama_forward import LlamaForward
+from edge_rt.export.decoder.forward import DecoderForward
 from edge_rt.export.sources.source import Source
 from edge_rt.export.weights.matrices import Matrices, whole_matrix
+from edge_rt.package.decoder import Decoder
 
 Array = npt.NDArray[Any]
 
@@ -133,24 +133,19 @@ class CalibrationWalk:
     Args:
         matrices: the float weights.
         source: the checkpoint.
-        config: its dimensions.
+        decoder: the model.
         token_ids: the text.
     """
 
-    def __init__(self, matrices: Matrices, source: Source, config: LlamaConfig, token_ids: Sequence[int]) -> None:
+    def __init__(self, matrices: Matrices, source: Source, decoder: Decoder, token_ids: Sequence[int]) -> None:
         self._matrices = matrices
         self._tensors = source.tensors
-        self._config = config
         self._layer: dict[str, Array] = {}
         self._found: dict[str, InputMoments] = {}
         self._is_held_out = False
-        self._forward = LlamaForward(
-            matrices,
-            config,
-            has_halves=source.has_halves,
-            has_factors="rope_freqs.weight" in source.tensors,
-            product=self._product,
-        )
+        self._decoder = decoder
+        self._counted: set[str] = set()
+        self._forward = DecoderForward(matrices, source, decoder, product=self._product)
         pieces = [token_ids[begin : begin + SEQUENCE] for begin in range(0, len(token_ids), SEQUENCE)]
         self.sequences = [list(piece) for piece in pieces]
         self._streams = [self._forward.embed(piece)[None] for piece in self.sequences]
@@ -167,10 +162,13 @@ class CalibrationWalk:
             UnsupportedModel: they are not finite.
         """
         self._found = {}
+        # Matrices with one input count it once.
+        is_gated = self._decoder.layers[index].feed_forward.is_gated
+        self._counted = {"attn_q", "attn_output", "ffn_gate" if is_gated else "ffn_up", "ffn_down"}
         with np.errstate(over="ignore", invalid="ignore"):
             for number, x in enumerate(self._streams):
                 self._is_held_out = self.is_held_out(number)
-                tables = (self._tables[0][: x.shape[1]], self._tables[1][: x.shape[1]])
+                tables = [(cos[: x.shape[1]], sin[: x.shape[1]]) for cos, sin in self._tables]
                 self._streams[number] = self._forward.layer(x, index, tables)
         # The weights of the layer, as floats, are kept for all sequences and no longer.
         self._layer = {}
@@ -209,9 +207,13 @@ class CalibrationWalk:
         final: Array = self._forward.norm(self._streams[sequence], "output_norm.weight")[0]
         return final
 
+    def logits_of(self, products: Array) -> Array:
+        """Return logits, given the products of the head."""
+        return self._forward.logits_of(products)
+
     def _product(self, x: Array, name: str) -> Array:
         _, _, kind, _ = name.split(".")
-        if kind in ("attn_q", "attn_output", "ffn_gate", "ffn_down"):
+        if kind in self._counted:
             self._add(INPUT_OF[kind], x.reshape(-1, x.shape[-1]))
         if name not in self._layer:
             self._layer[name] = whole_matrix(self._matrices, self._tensors[name])

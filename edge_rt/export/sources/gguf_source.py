@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import cast
 
 from edge_rt.export.sources.gguf_tokenizer import build_tokenizer
-from edge_rt.export.sources.gguf_types import GGUFHeader
+from edge_rt.export.sources.gguf_types import GGUFHeader, TensorInfo
 from edge_rt.export.sources.sampling_advice import read_advice
 from edge_rt.export.sources.source import Source
 
 
-def gguf_source(header: GGUFHeader) -> Source:
+def gguf_source(header: GGUFHeader, tensors: Mapping[str, TensorInfo], *, has_halves: bool) -> Source:
     """Return the checkpoint that a header describes.
+
+    Args:
+        header: of the file.
+        tensors: of the file; fused ones are apart.
+        has_halves: as in ``Source``.
 
     Raises:
         InvalidModelFile: the licence is no text.
@@ -21,8 +27,8 @@ def gguf_source(header: GGUFHeader) -> Source:
         path=header.path,
         paths=header.paths,
         size=header.file_size,
-        tensors=header.tensors,
-        has_halves=False,
+        tensors=tensors,
+        has_halves=has_halves,
         license=cast("str | None", header.get_str("general.license", default=None)),
         build_tokenizer=lambda rows: build_tokenizer(header.metadata, rows),
         read_advice=lambda: read_advice(header),

@@ -105,13 +105,22 @@ def float_tensor(folder: HFFolder, name: str, stored: StoredTensor) -> TensorInf
     return TensorInfo(name, stored.shape[::-1], type_id, type_name, stored.offset, stored.nbytes, stored.file)
 
 
-def hf_source(folder: HFFolder, tensors: Mapping[str, TensorInfo], remarks: tuple[str, ...] = ()) -> Source:
+def hf_source(
+    folder: HFFolder,
+    tensors: Mapping[str, TensorInfo],
+    remarks: tuple[str, ...] = (),
+    *,
+    has_halves: bool = True,
+    norm_offset: float = 0.0,
+) -> Source:
     """Return the checkpoint of a folder.
 
     Args:
         folder: it.
         tensors: its tensors, by the names that GGUF files have.
         remarks: as in ``Source``.
+        has_halves: as in ``Source``.
+        norm_offset: as in ``Source``.
 
     Raises:
         UnsupportedModel: there is no ``tokenizer.json``.
@@ -133,7 +142,8 @@ def hf_source(folder: HFFolder, tensors: Mapping[str, TensorInfo], remarks: tupl
         paths=paths,
         size=sum(path.stat().st_size for path in paths),
         tensors=tensors,
-        has_halves=True,
+        has_halves=has_halves,
+        norm_offset=norm_offset,
         license=read_license(folder.path),
         build_tokenizer=lambda rows: build_hf_tokenizer(folder, rows),
         read_advice=lambda: read_advice_file(folder.path / GENERATION_FILE),

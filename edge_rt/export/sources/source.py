@@ -42,6 +42,7 @@ class Source:
         tensors: by the names that GGUF files have.
         has_halves: whether rows of queries and keys are in split-half order, as in transformers; else in adjacent
             pairs.
+        norm_offset: what is added to the weights of norms; it is not in the checkpoint's numbers.
         license: SPDX identifier, if it is known.
         build_tokenizer: makes the tokenizer for a number of embedding rows.
         read_advice: reads the makers' advice on sampling.
@@ -58,3 +59,4 @@ class Source:
     build_tokenizer: Callable[[int], TokenizerBuild]
     read_advice: Callable[[], SamplingAdvice | None]
     remarks: tuple[str, ...] = ()
+    norm_offset: float = 0.0

@@ -98,22 +98,6 @@ def float_values(stored: Array) -> Array:
     return stored.astype(np.float32)
 
 
-def rope_factors(tensor: TensorInfo, raw: Array) -> Array:
-    """Return the divisors of the rope frequencies, float32 ``[head_dim / 2]``.
-
-    Raises:
-        InvalidModelFile: one is not finite, or not above 0.
-    """
-    factors: Array = float_values(float_rows(tensor, raw))[0]
-    if not (factors > 0).all():
-        raise InvalidModelFile(
-            f"The tensor '{tensor.name}' holds a frequency factor that is not positive.",
-            f"The least is {factors.min()}; it begins at byte {tensor.offset} of the file.",
-            FETCH_AGAIN,
-        )
-    return factors
-
-
 def unpermuted_rows(num_heads: int, head_dim: int) -> Array:
     """Return, for every row of a q or k projection in split-half rope order, its row in a llama GGUF.
 

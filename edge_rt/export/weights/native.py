@@ -86,9 +86,9 @@ def key_constant_names(layer: int) -> tuple[str, str, str]:
     return f"layer{layer}.key_centre", f"layer{layer}.key_balance", f"layer{layer}.key_feedback"
 
 
-def place_key_constants(layout: WeightsLayout, layers: int, kv_heads: int, head_dim: int) -> None:
+def place_key_constants(layout: WeightsLayout, layers: Sequence[int], kv_heads: int, head_dim: int) -> None:
     """Add the constants of 4-bit keys to the layout; see ``edge_rt.export.calibration.key_constants``."""
-    for layer in range(layers):
+    for layer in layers:
         centre, balance, feedback = key_constant_names(layer)
         layout.add(centre, np.float32, (kv_heads, head_dim))
         layout.add(balance, np.float32, (kv_heads, head_dim))

@@ -48,7 +48,7 @@ def run(model, ids=IDS, on_progress=lambda done, total: None):
 def run_and_hear(model, ids=IDS, on_progress=lambda done, total: None):
     """Calibrate and return every layer's constants as the package has them, and what is said about them."""
     folder = model.graph.parent
-    warnings = calibrate(folder, model.weights, model.layout, model.model, ids, on_progress)
+    warnings = calibrate(folder, model.weights, model.layout, model.decoder, ids, on_progress)
     return [stored(model, layer) for layer in range(model.model.num_layers)], warnings
 
 

@@ -37,7 +37,7 @@ IDS = check_token_ids(419)
 
 
 def checked(built, activations="float"):
-    ids = check_token_ids(built.config.vocab_size)
+    ids = check_token_ids(built.decoder.vocab_size)
     found = built.run(ids)
     require_close(compare(built.reference(ids), found, activations))
 
@@ -55,8 +55,8 @@ def test_a_right_graph_passes(small_gguf, tmp_path, activations):
         {"change_weights": change_layer(k_and_v_swapped)},
         {"change_weights": change_layer(gate_and_up_swapped)},
         {"change_weights": norms_swapped},
-        {"change_config": other_rope_base},
-        {"change_config": other_epsilon},
+        {"change_decoder": other_rope_base},
+        {"change_decoder": other_epsilon},
     ],
     ids=["q order", "v order", "k and v", "gate and up", "norms", "rope base", "epsilon"],
 )
@@ -107,13 +107,13 @@ class TestNativeSteps:
             ({"change_weights": change_layer(v_rotated)}, ""),
             ({"change_weights": change_layer(k_and_v_swapped)}, ""),
             ({"change_weights": change_layer(gate_and_up_swapped)}, ""),
-            ({"change_config": other_epsilon}, ""),
+            ({"change_decoder": other_epsilon}, ""),
             ({"change_weights": norms_swapped}, "Error of layer 0:"),
             ({"change_weights": norms_of_a_layer_swapped}, "Error of layer 1:"),
             ({"change_weights": final_norm_of_a_layer}, "Error of head:"),
-            ({"change_config": other_rope_base}, "Error of layer 0:"),
-            ({"change_config": rope_base_a_tenth_off}, "Typical error of a layer:"),
-            ({"change_config": epsilon_of_another_model}, "Typical error of a layer:"),
+            ({"change_decoder": other_rope_base}, "Error of layer 0:"),
+            ({"change_decoder": rope_base_a_tenth_off}, "Typical error of a layer:"),
+            ({"change_decoder": epsilon_of_another_model}, "Typical error of a layer:"),
         ],
         ids=["q", "v", "k and v", "gate and up", "epsilon", "norms", "norms of a layer", "final norm", "rope base",
              "rope base a tenth off", "epsilon of another model"],

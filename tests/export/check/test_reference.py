@@ -8,9 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from edge_rt.export.families.llama import read_config
-from edge_rt.export.sources.gguf_header import read_header
-from edge_rt.export.sources.gguf_source import gguf_source
+from edge_rt.export.opening import open_checkpoint
 from edge_rt.export.sources.tensor_reader import TensorReader
 from tests.helpers.gguf_factory import write_llama_gguf
 from tests.helpers.graphs import reference_of
@@ -69,9 +67,9 @@ def slow_forward(model, token_ids, window=1000):
 )
 def test_logits(tmp_path, options):
     model = write_llama_gguf(tmp_path / "m.gguf", **options)
-    header = read_header(model.path)
+    checkpoint = open_checkpoint(model.path)
     with TensorReader([model.path]) as stream:
-        reference = reference_of(stream, gguf_source(header), read_config(header), dtype=np.float64, cache=True)
+        reference = reference_of(stream, *checkpoint, dtype=np.float64, cache=True)
         found = reference.logits(TOKEN_IDS)
         again = reference.logits(TOKEN_IDS[:2])
     expected = slow_forward(model, TOKEN_IDS)
@@ -82,9 +80,9 @@ def test_logits(tmp_path, options):
 @pytest.mark.parametrize("window", [1, 2, 5, 6])
 def test_logits_of_a_sliding_window(tmp_path, window):
     model = write_llama_gguf(tmp_path / "m.gguf", extra_metadata={"llama.attention.sliding_window": window})
-    header = read_header(model.path)
+    checkpoint = open_checkpoint(model.path)
     with TensorReader([model.path]) as stream:
-        found = reference_of(stream, gguf_source(header), read_config(header), dtype=np.float64).logits(TOKEN_IDS)
+        found = reference_of(stream, *checkpoint, dtype=np.float64).logits(TOKEN_IDS)
     np.testing.assert_allclose(found, slow_forward(model, TOKEN_IDS, window), atol=1e-9)
     # Six tokens: a window of as many hides nothing.
     assert np.allclose(found, slow_forward(model, TOKEN_IDS)) == (window == 6)
@@ -92,9 +90,9 @@ def test_logits_of_a_sliding_window(tmp_path, window):
 
 def test_float32_is_only_rounder(tmp_path):
     model = write_llama_gguf(tmp_path / "m.gguf")
-    header = read_header(model.path)
+    checkpoint = open_checkpoint(model.path)
     with TensorReader([model.path]) as stream:
-        found = reference_of(stream, gguf_source(header), read_config(header)).logits(TOKEN_IDS)
+        found = reference_of(stream, *checkpoint).logits(TOKEN_IDS)
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, slow_forward(model, TOKEN_IDS), atol=1e-5)
 
@@ -106,9 +104,9 @@ class TestSteps:
     def judge(self, tmp_path):
         def make(**options):
             model = write_llama_gguf(tmp_path / "m.gguf", **options)
-            header = read_header(model.path)
+            checkpoint = open_checkpoint(model.path)
             stack.enter_context(stream := TensorReader([model.path]))
-            return reference_of(stream, gguf_source(header), read_config(header), dtype=np.float64, cache=True)
+            return reference_of(stream, *checkpoint, dtype=np.float64, cache=True)
 
         with contextlib.ExitStack() as stack:
             yield make

@@ -11,13 +11,19 @@ import pytest
 
 from edge_rt.errors import InvalidModelFile, InvalidTokenizer, UnsupportedModel
 from edge_rt.export import export_model
-from edge_rt.export.families.llama import read_config
-from edge_rt.export.families.llama_config import LlamaConfig, RopeScaling, scaled_frequencies
+from edge_rt.export.families.header import read_header_decoder
+from edge_rt.export.families.rope import Yarn, default_rope, linear_rope, yarn_rope, yarn_temperature
 from edge_rt.export.sources.gguf_header import read_header
+from edge_rt.package.manifest import config_of
 from tests.helpers.gguf_factory import write_llama_gguf
 from tests.helpers.packages import listing
 
 NAN, INF = float("nan"), float("inf")
+
+
+def described(path):
+    """Return the description of a file's model."""
+    return read_header_decoder(read_header(path))[1]
 
 
 def refused(gguf, tmp_path, error, message):
@@ -111,8 +117,8 @@ def test_another_architecture(tmp_path):
 def test_a_window_that_covers_the_context_is_none(tmp_path, stated, found):
     extra = {} if stated is None else {"llama.attention.sliding_window": stated}
     write_llama_gguf(tmp_path / "m.gguf", context=256, extra_metadata=extra)
-    config = read_config(read_header(tmp_path / "m.gguf"))
-    assert (config.sliding_window, config.to_model_config(1).sliding_window) == (found, found)
+    config = described(tmp_path / "m.gguf")
+    assert (config.sliding_window, config_of(config, 1).sliding_window) == (found, found)
 
 
 class TestVariants:
@@ -183,11 +189,11 @@ class TestVariants:
     def test_neutral(self, tmp_path, key, value):
         write_llama_gguf(tmp_path / "m.gguf")
         write_llama_gguf(tmp_path / "n.gguf", extra_metadata={f"llama.{key}": value})
-        assert read_config(read_header(tmp_path / "n.gguf")) == read_config(read_header(tmp_path / "m.gguf"))
+        assert described(tmp_path / "n.gguf") == described(tmp_path / "m.gguf")
 
     def test_other_prefixes_are_ignored(self, tmp_path):
         write_llama_gguf(tmp_path / "m.gguf", extra_metadata={"mistral.logit_scale": 0.1, "quantize.imatrix.file": "x"})
-        read_config(read_header(tmp_path / "m.gguf"))
+        described(tmp_path / "m.gguf")
 
 
 class TestTensors:
@@ -210,7 +216,7 @@ class TestTensors:
         write_llama_gguf(tmp_path / "m.gguf", drop_tensor=names)
         refused(tmp_path / "m.gguf", tmp_path, InvalidModelFile, "3 tensors are missing.*" + ".*".join(names))
 
-    @pytest.mark.parametrize("name", ["blk.0.attn_q.bias", "blk.0.attn_q_norm.weight", "rope_factors_long.weight"])
+    @pytest.mark.parametrize("name", ["blk.1.attn_q.bias", "blk.0.attn_q_norm.weight", "rope_factors_long.weight"])
     def test_surplus(self, tmp_path, name):
         write_llama_gguf(tmp_path / "m.gguf", extra_tensors={name: np.zeros(64, np.float32)})
         refused(tmp_path / "m.gguf", tmp_path, UnsupportedModel, name)
@@ -277,58 +283,60 @@ class TestTensors:
         refused(tmp_path / "m.gguf", tmp_path, InvalidModelFile, "output_norm.weight.*not finite")
 
 
-class TestConfig:
+class TestDescription:
     def test_the_numbers_of_a_file(self, tmp_path):
         write_llama_gguf(
             tmp_path / "m.gguf", heads=4, kv_heads=1, head_dim=32, tied=False, rope_theta=5e5,
             rope_scaling={"type": "yarn", "factor": 4.0, "original_context_length": 64},
         )  # fmt: skip
-        config = read_config(read_header(tmp_path / "m.gguf"))
-        assert (config.num_heads, config.num_kv_heads, config.head_dim, config.tied_embedding) == (4, 1, 32, False)
-        assert config.rope_scaling == RopeScaling("yarn", 4.0, 64, 1.0)
-        assert config.rope_theta == 5e5
+        decoder = described(tmp_path / "m.gguf")
+        assert (decoder.num_heads, decoder.num_kv_heads, decoder.head_dim, decoder.is_tied) == (4, 1, 32, False)
+        assert decoder.ropes == (yarn_rope(5e5, 32, Yarn(4.0, 64, yarn_temperature(4.0))),)
+        assert decoder.is_plain
 
     def test_defaults(self, tmp_path):
         drop = ["llama.attention.head_count_kv", "llama.rope.freq_base", "llama.rope.dimension_count",
                 "llama.vocab_size", "general.name"]  # fmt: skip
         write_llama_gguf(tmp_path / "m.gguf", kv_heads=4, drop_metadata=drop)
-        config = read_config(read_header(tmp_path / "m.gguf"))
-        assert (config.name, config.num_kv_heads, config.rope_theta) == ("m", 4, 10_000.0)
-        assert (config.head_dim, config.vocab_size, config.rope_scaling.kind) == (16, 419, "none")
+        decoder = described(tmp_path / "m.gguf")
+        assert (decoder.name, decoder.num_kv_heads, decoder.vocab_size) == ("m", 4, 419)
+        assert decoder.ropes == (default_rope(10_000.0, 16),)
 
-    def test_the_old_key_of_linear_scaling(self, tmp_path):
-        write_llama_gguf(tmp_path / "m.gguf", extra_metadata={"llama.rope.scale_linear": 2.0})
-        scaling = read_config(read_header(tmp_path / "m.gguf")).rope_scaling
-        assert (scaling.kind, scaling.factor) == ("linear", 2.0)
-
-    def test_a_factor_without_a_kind_is_linear(self, tmp_path):
-        write_llama_gguf(tmp_path / "m.gguf", rope_scaling={"factor": 4.0})
-        scaling = read_config(read_header(tmp_path / "m.gguf")).rope_scaling
-        assert (scaling.kind, scaling.factor) == ("linear", 4.0)
+    @pytest.mark.parametrize(
+        "options", [{"extra_metadata": {"llama.rope.scale_linear": 2.0}}, {"rope_scaling": {"factor": 2.0}}]
+    )
+    def test_a_factor_without_a_kind_is_linear(self, tmp_path, options):
+        write_llama_gguf(tmp_path / "m.gguf", **options)
+        assert described(tmp_path / "m.gguf").ropes == (linear_rope(10_000.0, 16, 2.0),)
 
     def test_every_key_of_yarn(self, tmp_path):
         stated = {"type": "yarn", "factor": 4.0, "original_context_length": 64, "attn_factor": 1.5,
                   "yarn_beta_fast": 8.0, "yarn_beta_slow": 2.0, "yarn_ext_factor": 0.5}  # fmt: skip
         write_llama_gguf(tmp_path / "m.gguf", rope_scaling=stated)
-        config = read_config(read_header(tmp_path / "m.gguf"))
-        assert config.rope_scaling == RopeScaling("yarn", 4.0, 64, 1.5, 8.0, 2.0, 0.5)
+        yarn = Yarn(4.0, 64, 1.5 * yarn_temperature(4.0), 8.0, 2.0, 0.5)
+        assert described(tmp_path / "m.gguf").ropes == (yarn_rope(10_000.0, 16, yarn),)
 
-    @pytest.mark.parametrize(("stated", "found"), [(-1.0, 1.0), (0.0, 0.0)])
-    def test_a_negative_ext_factor_stands_for_the_default(self, tmp_path, stated, found):
-        write_llama_gguf(tmp_path / "m.gguf", rope_scaling={"type": "yarn", "yarn_ext_factor": stated})
-        assert read_config(read_header(tmp_path / "m.gguf")).rope_scaling.extrapolation == found
+    def test_no_extrapolation_is_linear(self, tmp_path):
+        stated = {"type": "yarn", "factor": 4.0, "attn_factor": 1.5, "yarn_ext_factor": 0.0}
+        write_llama_gguf(tmp_path / "m.gguf", rope_scaling=stated)
+        (rope,) = described(tmp_path / "m.gguf").ropes
+        assert (rope.kind, rope.magnitude) == ("yarn", 1.5)
+        assert rope.frequencies == linear_rope(10_000.0, 16, 4.0).frequencies
 
+    def test_a_negative_ext_factor_stands_for_the_default(self, tmp_path):
+        for name, stated in (("m", {}), ("n", {"yarn_ext_factor": -1.0})):
+            write_llama_gguf(tmp_path / f"{name}.gguf", rope_scaling={"type": "yarn", "factor": 4.0, **stated})
+        assert described(tmp_path / "n.gguf").ropes == described(tmp_path / "m.gguf").ropes
 
-def config_of(head_dim, theta, scaling):
-    return LlamaConfig(
-        name="x", hidden_size=64, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=head_dim, intermediate_size=1,
-        vocab_size=1, context_length=4096, rms_norm_eps=1e-5, rope_theta=theta, rope_scaling=scaling,
-        tied_embedding=True,
-    )  # fmt: skip
+    @pytest.mark.parametrize("kind", ["none", "linear"])
+    def test_the_attention_factor_holds_for_every_kind(self, tmp_path, kind):
+        scaling = {"type": kind, "factor": 4.0, "attn_factor": 1.5}
+        write_llama_gguf(tmp_path / "m.gguf", rope_scaling=scaling)
+        assert described(tmp_path / "m.gguf").ropes[0].magnitude == 1.5
 
 
 def yarn_by_the_paper(dim, base, factor, original, *, fast=32.0, slow=1.0, ext=1.0):
-    """Return the inverse frequencies of YaRN as its authors' code computes them, and the factor on cos and sin."""
+    """Return the inverse frequencies of YaRN as its authors' code computes them."""
 
     def correction_dim(rotations):
         return dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(base))
@@ -336,7 +344,7 @@ def yarn_by_the_paper(dim, base, factor, original, *, fast=32.0, slow=1.0, ext=1
     low, high = max(math.floor(correction_dim(fast)), 0), min(math.ceil(correction_dim(slow)), dim - 1)
     extrapolation = 1.0 / base ** (np.arange(0, dim, 2) / dim)
     mask = ext * (1 - np.clip((np.arange(dim // 2) - low) / ((high - low) or 0.001), 0, 1))
-    return extrapolation / factor * (1 - mask) + extrapolation * mask, 0.1 * math.log(factor) + 1 if ext else 1.0
+    return extrapolation / factor * (1 - mask) + extrapolation * mask
 
 
 class TestFrequencies:
@@ -351,28 +359,17 @@ class TestFrequencies:
         ],
     )
     def test_yarn(self, dim, base, factor, original):
-        found, magnitude = scaled_frequencies(config_of(dim, base, RopeScaling("yarn", factor, original)))
-        expected, expected_magnitude = yarn_by_the_paper(dim, base, factor, original)
-        np.testing.assert_allclose(found, expected, rtol=1e-12)
-        assert magnitude == pytest.approx(expected_magnitude, rel=1e-12)
+        found = yarn_rope(base, dim, Yarn(factor, original, 1.0)).frequencies
+        np.testing.assert_allclose(found, yarn_by_the_paper(dim, base, factor, original), rtol=1e-12)
 
-    @pytest.mark.parametrize("attention", [1.0, 0.7])
     @pytest.mark.parametrize(("fast", "slow"), [(32.0, 1.0), (8.0, 1.0), (32.0, 4.0), (16.0, 2.0)])
-    @pytest.mark.parametrize("ext", [1.0, 0.25, 0.0])
-    def test_the_keys_of_yarn(self, attention, fast, slow, ext):
-        scaling = RopeScaling("yarn", 4.0, 2048, attention, fast, slow, ext)
-        found, magnitude = scaled_frequencies(config_of(64, 1e4, scaling))
-        expected, expected_magnitude = yarn_by_the_paper(64, 1e4, 4.0, 2048, fast=fast, slow=slow, ext=ext)
+    @pytest.mark.parametrize("ext", [1.0, 0.25])
+    def test_the_keys_of_yarn(self, fast, slow, ext):
+        found = yarn_rope(1e4, 64, Yarn(4.0, 2048, 1.0, fast, slow, ext)).frequencies
+        expected = yarn_by_the_paper(64, 1e4, 4.0, 2048, fast=fast, slow=slow, ext=ext)
         np.testing.assert_allclose(found, expected, rtol=1e-12)
-        assert magnitude == pytest.approx(expected_magnitude * attention, rel=1e-12)
-
-    @pytest.mark.parametrize("kind", ["none", "linear"])
-    def test_the_attention_factor_holds_for_every_kind(self, kind):
-        assert scaled_frequencies(config_of(8, 1e4, RopeScaling(kind, 4.0, 0, 1.5)))[1] == 1.5
 
     def test_plain_and_linear(self):
-        plain, one = scaled_frequencies(config_of(8, 1e4, RopeScaling()))
-        np.testing.assert_allclose(plain, [1, 0.1, 0.01, 0.001], rtol=1e-12)
-        linear, also_one = scaled_frequencies(config_of(8, 1e4, RopeScaling("linear", 4.0)))
-        np.testing.assert_allclose(linear, [0.25, 0.025, 0.0025, 0.00025], rtol=1e-12)
-        assert (one, also_one) == (1.0, 1.0)
+        np.testing.assert_allclose(default_rope(1e4, 8).frequencies, [1, 0.1, 0.01, 0.001], rtol=1e-12)
+        expected = [0.25, 0.025, 0.0025, 0.00025]
+        np.testing.assert_allclose(linear_rope(1e4, 8, 4.0).frequencies, expected, rtol=1e-12)

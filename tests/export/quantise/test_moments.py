@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from edge_rt.export.decoder.forward import DecoderForward
 
 from edge_rt.errors import UnsupportedModel
-from edge_rt.export.families.llama_forward import LlamaForward
 from edge_rt.export.quantise.moments import (
     HELD_OUT_TOKENS,
     INPUT_OF,
@@ -16,7 +16,7 @@ from edge_rt.export.quantise.moments import (
     HeldOut,
     Moments,
 )
-from tests.helpers.arrays import Arrays, random_arrays, source_of, tiny_config
+from tests.helpers.arrays import Arrays, random_arrays, source_of, tiny_decoder
 
 
 class TestMoments:
@@ -91,7 +91,7 @@ def floats(arrays):
     return Arrays({name: array.astype(np.float32) for name, array in arrays.items()})
 
 
-def recorded(matrices, source, config, token_ids):
+def recorded(matrices, source, decoder, token_ids):
     """Return the input of every matrix, and the head's, of all sequences by themselves."""
     found = {}
 
@@ -99,13 +99,11 @@ def recorded(matrices, source, config, token_ids):
         found.setdefault(name, []).append(x[0])
         return x @ matrices.arrays[name].T
 
-    forward = LlamaForward(
-        matrices, config, has_halves=source.has_halves, has_factors=False, product=product, dtype=np.float64
-    )
+    forward = DecoderForward(matrices, source, decoder, product=product, dtype=np.float64)
     for begin in range(0, len(token_ids), SEQUENCE):
         ids = token_ids[begin : begin + SEQUENCE]
         x = forward.embed(ids)[None]
-        for layer in range(config.num_layers):
+        for layer in range(decoder.num_layers):
             x = forward.layer(x, layer, forward.rope(len(ids)))
         found.setdefault("head", []).append(forward.norm(x[0], "output_norm.weight"))
     return found
@@ -117,11 +115,11 @@ LENGTHS = {1: 0, 5: 0, SEQUENCE: 0, SEQUENCE + 1: 0, 3 * SEQUENCE: 0, 3 * SEQUEN
 
 @pytest.mark.parametrize(("length", "held_out"), LENGTHS.items())
 def test_the_walk_gathers_what_the_forward_pass_sees(length, held_out):
-    config = tiny_config(sliding_window=0 if length % 2 else 7)
-    arrays = random_arrays(config)
+    decoder = tiny_decoder(attention={"window": 0 if length % 2 else 7})
+    arrays = random_arrays(decoder)
     source, token_ids = source_of(arrays, has_halves=bool(held_out)), [(7 * i * i) % 13 for i in range(length)]
-    expected = recorded(Arrays(arrays), source, config, token_ids)
-    walk = CalibrationWalk(floats(arrays), source, config, token_ids)
+    expected = recorded(Arrays(arrays), source, decoder, token_ids)
+    walk = CalibrationWalk(floats(arrays), source, decoder, token_ids)
     count = -(-length // SEQUENCE)
     assert [walk.is_held_out(number) for number in range(count)] == [False] * (count - held_out) + [True] * held_out
 
@@ -137,7 +135,7 @@ def test_the_walk_gathers_what_the_forward_pass_sees(length, held_out):
         error = float(np.square(judged @ weights.T).sum()) / max(len(judged), 1)
         assert found.held_out.error(weights) == pytest.approx(error, rel=1e-3)
 
-    for layer in range(config.num_layers):
+    for layer in range(decoder.num_layers):
         found = walk.layer(layer)
         assert set(found) == set(INPUT_OF.values())
         for kind, name in INPUT_OF.items():
@@ -150,21 +148,21 @@ def test_the_walk_gathers_what_the_forward_pass_sees(length, held_out):
 
 
 def test_activations_that_are_not_finite_are_refused():
-    config = tiny_config()
-    arrays = random_arrays(config)
+    decoder = tiny_decoder()
+    arrays = random_arrays(decoder)
     arrays["blk.1.attn_norm.weight"] = arrays["blk.1.attn_norm.weight"] * 1e25
-    walk = CalibrationWalk(floats(arrays), source_of(arrays), config, [1, 2, 3])
+    walk = CalibrationWalk(floats(arrays), source_of(arrays), decoder, [1, 2, 3])
     walk.layer(0)
     with pytest.raises(UnsupportedModel, match=r"In layer 1, at the input 'qkv'"):
         walk.layer(1)
 
 
 def test_a_head_that_is_not_finite_is_refused():
-    config = tiny_config()
-    arrays = random_arrays(config)
+    decoder = tiny_decoder()
+    arrays = random_arrays(decoder)
     arrays["output_norm.weight"] = arrays["output_norm.weight"] * 1e25
-    walk = CalibrationWalk(floats(arrays), source_of(arrays), config, [1, 2, 3])
-    for layer in range(config.num_layers):
+    walk = CalibrationWalk(floats(arrays), source_of(arrays), decoder, [1, 2, 3])
+    for layer in range(decoder.num_layers):
         walk.layer(layer)
     with pytest.raises(UnsupportedModel, match="In the head"):
         walk.head()

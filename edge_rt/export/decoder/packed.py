@@ -1,4 +1,4 @@
-"""The quantised matrices of a llama folder: which tensors make them, and inputs that come in another order.
+"""The quantised matrices of a folder: which tensors make them, and inputs that come in another order.
 
 GPTQ with ``desc_act`` puts inputs into groups in the order of their importance. A package has groups of neighbours, so
 the inputs are moved. That can be done where another matrix computes them row by row: the inputs of ``ffn_down`` are the

@@ -10,7 +10,8 @@ import pytest
 
 from edge_rt.errors import InvalidModelFile, ModelNotFound, UnsupportedModel
 from edge_rt.export import export_model
-from edge_rt.export.entry import open_checkpoint
+from edge_rt.export.families.rope import Yarn, linear_rope, yarn_rope, yarn_temperature
+from edge_rt.export.opening import open_checkpoint
 from edge_rt.package.reader import open_package
 from tests.helpers.gguf_factory import CHATML, write_llama_gguf
 from tests.helpers.hf_factory import write_hf_folder
@@ -78,7 +79,7 @@ def test_a_tied_head_that_is_stored_twice_is_read_once(tmp_path):
     head = model.weights["token_embd.weight"]
     folder = write_hf_folder(tmp_path / "m", model, tensors={"lm_head.weight": head})
     source, config = open_checkpoint(folder)
-    assert config.tied_embedding
+    assert config.is_tied
     assert "output.weight" not in source.tensors
 
 
@@ -89,7 +90,8 @@ class TestRope:
             "original_max_position_embeddings": 128,
         }  # fmt: skip
         config = config_of(write_hf_folder(tmp_path / "m", model, config={"rope_scaling": scaling}))
-        found = np.array(config.rope_divisors)
+        plain = 10000.0 ** (-np.arange(8) / 8)
+        found = plain / np.array(config.ropes[0].frequencies)
         waves = 2 * np.pi * 10000.0 ** (np.arange(8) / 8)
         expected = np.where(waves > 128, 8.0, np.where(waves < 32, 1.0, 0.0))
         middle = expected == 0
@@ -102,13 +104,12 @@ class TestRope:
         parameters = {"rope_type": "linear", "factor": 2.0, "rope_theta": 5000.0}
         folder = write_hf_folder(tmp_path / "m", model, config={"rope_parameters": parameters, "rope_theta": None})
         config = config_of(folder)
-        assert (config.rope_theta, config.rope_scaling.kind, config.rope_scaling.factor) == (5000.0, "linear", 2.0)
+        assert config.ropes == (linear_rope(5000.0, 16, 2.0),)
 
     def test_yarn(self, model, tmp_path):
         scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
         config = config_of(write_hf_folder(tmp_path / "m", model, config={"rope_scaling": scaling}))
-        assert (config.rope_scaling.kind, config.rope_scaling.original_context) == ("yarn", 64)
-        assert config.rope_scaling.attention_factor == pytest.approx(1.0)
+        assert config.ropes == (yarn_rope(10000.0, 16, Yarn(4.0, 64, yarn_temperature(4.0))),)
 
     @pytest.mark.parametrize(
         ("scaling", "error"),
@@ -127,10 +128,13 @@ class TestRope:
 @pytest.mark.parametrize(
     ("config", "error", "message"),
     [
-        ({"model_type": "qwen2"}, UnsupportedModel, "architecture 'qwen2'"),
+        ({"model_type": "gpt2"}, UnsupportedModel, "architecture 'gpt2'"),
         ({"model_type": 3}, InvalidModelFile, "'model_type'"),
         ({"hidden_act": "gelu"}, UnsupportedModel, "hidden_act is 'gelu'"),
-        ({"attention_bias": True}, UnsupportedModel, "attention_bias is True"),
+        ({"attention_bias": True}, InvalidModelFile, "8 tensors are missing"),
+        ({"mlp_bias": True}, InvalidModelFile, "6 tensors are missing"),
+        ({"final_logit_softcapping": 30.0}, UnsupportedModel, "final_logit_softcapping is 30"),
+        ({"embedding_multiplier": 12.0}, UnsupportedModel, "embedding_multiplier is 12"),
         ({"quantization_config": {"quant_method": "hqq"}}, UnsupportedModel, "'quant_method' is hqq"),
         ({"hidden_size": None}, InvalidModelFile, "'hidden_size'"),
         ({"hidden_size": "64"}, InvalidModelFile, "'hidden_size'"),

@@ -1,4 +1,4 @@
-"""How much a model's predictions change with the output of every matrix: gradients of a llama model in numpy.
+"""How much a model's predictions change with the output of every matrix: gradients of a described decoder in numpy.
 
 For labels drawn from the model's own predictions, the mean square of the gradient of their log-likelihood is the Fisher
 information: a small error e of an output changes the predictions, as a Kullback-Leibler divergence summed over the
@@ -15,10 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_rt.errors import UnsupportedModel
-from edge_rt.export.families.llama_config import LlamaConfig
-from edge_rt.export.families.llama_forward import LlamaForward, attention_weights, sigmoid
+from edge_rt.export.decoder.forward import ACTIVATIONS, DecoderForward, Tables, attention_weights
+from edge_rt.export.decoder.slopes import SLOPES
 from edge_rt.export.sources.source import Source
 from edge_rt.export.weights.matrices import Matrices, whole_matrix
+from edge_rt.package.decoder import Decoder
 
 Array = npt.NDArray[Any]
 
@@ -42,29 +43,21 @@ class Pass:
     labels: Array
 
 
-class LlamaGradients(LlamaForward):
+class DecoderGradients(DecoderForward):
     """Runs a sequence through the model and back, a layer at a time; the weights of a layer are in memory twice.
 
     Args:
         matrices: the weights.
         source: the checkpoint.
-        config: its dimensions.
+        decoder: the model.
         seed: of the labels that are drawn.
         dtype: of the arithmetic.
     """
 
     def __init__(
-        self, matrices: Matrices, source: Source, config: LlamaConfig, *, seed: int = 0, dtype: Any = np.float32
+        self, matrices: Matrices, source: Source, decoder: Decoder, *, seed: int = 0, dtype: Any = np.float32
     ) -> None:
-        super().__init__(
-            matrices,
-            config,
-            has_halves=source.has_halves,
-            has_factors="rope_freqs.weight" in source.tensors,
-            product=self._multiply,
-            dtype=dtype,
-        )
-        self._tensors = source.tensors
+        super().__init__(matrices, source, decoder, product=self._multiply, dtype=dtype)
         self._rng = np.random.default_rng(seed)
         self._held: dict[str, Array] = {}
 
@@ -94,7 +87,7 @@ class LlamaGradients(LlamaForward):
 
         with np.errstate(over="ignore", invalid="ignore"):
             found = self.run(token_ids, on_layer=on_layer, on_gradients=reduce)
-            of_token = found.head[:, None] / self._config.vocab_size
+            of_token = found.head[:, None] / self._decoder.vocab_size
             influences[self._head_name] = (of_token * np.square(found.inputs[self._head_name])).mean(axis=0)
         for name, influence in influences.items():
             if not np.isfinite(influence).all():
@@ -107,7 +100,7 @@ class LlamaGradients(LlamaForward):
 
     @property
     def _head_name(self) -> str:
-        return "token_embd.weight" if self._config.tied_embedding else "output.weight"
+        return "token_embd.weight" if self._decoder.is_tied else "output.weight"
 
     def run(
         self,
@@ -126,7 +119,7 @@ class LlamaGradients(LlamaForward):
         """
         tables = self.rope(len(token_ids))
         x = self.embed(token_ids)
-        streams, layers = [], self._config.num_layers
+        streams, layers = [], self._decoder.num_layers
         for layer in range(layers):
             streams.append(x)
             x = self.layer(x[None], layer, tables)[0]
@@ -159,7 +152,7 @@ class LlamaGradients(LlamaForward):
         best, labels = np.full(len(x), -np.inf), np.zeros(len(x), np.int64)
         sums, most, first = np.zeros(len(x)), np.full(len(x), -np.inf), 0
         for rows in self._matrices.pieces(self._head_name):
-            logits = (final @ rows.astype(self._dtype).T).astype(np.float64)
+            logits = self.logits_of((final @ rows.astype(self._dtype).T).astype(np.float64))
             # The largest logit plus Gumbel noise is a draw from the softmax.
             noisy = logits + self._rng.gumbel(size=logits.shape)
             at = noisy.argmax(axis=1)
@@ -171,22 +164,38 @@ class LlamaGradients(LlamaForward):
         gradient, spread, first = np.zeros_like(final), np.zeros(len(x)), 0
         for rows in self._matrices.pieces(self._head_name):
             rows = rows.astype(self._dtype)
-            p = np.exp((final @ rows.T) - most[:, None]) / sums[:, None]
-            spread += (p * (1 - p)).sum(axis=1)
+            products = final @ rows.T
+            p = np.exp(self.logits_of(products) - most[:, None]) / sums[:, None]
+            slope = self._logit_slope(products)
+            spread += (p * (1 - p) * slope * slope).sum(axis=1)
             own = np.flatnonzero((labels >= first) & (labels < first + len(rows)))
             p[own, labels[own] - first] -= 1
-            gradient -= (p @ rows).astype(self._dtype)
+            gradient -= ((p * slope) @ rows).astype(self._dtype)
             first += len(rows)
         return spread, self._norm_back(x, gradient, "output_norm.weight"), labels
 
+    def _logit_slope(self, products: Array) -> Array:
+        """Return the derivative of logits by the products of the head."""
+        scale, cap = self._decoder.logit_scale, self._decoder.logit_softcap
+        slope: Array = np.full((1, 1), scale) if not cap else scale * (1 - np.tanh(products * (scale / cap)) ** 2)
+        return slope
+
     def _norm_back(self, x: Array, gradient: Array, weight: str) -> Array:
+        """Return the gradient at the input of a norm; of one that is not there the gradient itself."""
+        if weight not in self._tensors:
+            return gradient
+        is_centred = self._decoder.norm == "layer"
+        back = self._rms_back(x - x.mean(axis=-1, keepdims=True) if is_centred else x, gradient, weight)
+        return back - back.mean(axis=-1, keepdims=True) if is_centred else back
+
+    def _rms_back(self, x: Array, gradient: Array, weight: str) -> Array:
         """Return the gradient at the input of an RMSNorm."""
-        inverse = 1 / np.sqrt((x * x).mean(axis=-1, keepdims=True) + self._dtype.type(self._config.rms_norm_eps))
+        inverse = 1 / np.sqrt((x * x).mean(axis=-1, keepdims=True) + self._dtype.type(self._decoder.norm_epsilon))
         scaled = gradient * self._vector(weight)
         back: Array = inverse * (scaled - x * inverse**2 * (scaled * x).mean(axis=-1, keepdims=True))
         return back
 
-    def _layer_back(self, x: Array, gradient: Array, layer: int, tables: tuple[Array, Array], found: Pass) -> Array:
+    def _layer_back(self, x: Array, gradient: Array, layer: int, tables: Tables, found: Pass) -> Array:
         """Return the gradient before a layer from that behind it; note those of its matrices."""
 
         def name(kind: str) -> str:
@@ -197,67 +206,112 @@ class LlamaGradients(LlamaForward):
             product: Array = at_output @ self._matrix(name(kind))
             return product
 
+        feed_forward, scale = self._decoder.layers[layer].feed_forward, self._decoder.residual_scale
+        activation, slope = ACTIVATIONS[feed_forward.activation], SLOPES[feed_forward.activation]
         normed = self.norm(x, name("attn_norm"))
         heads = self._heads(normed, layer, tables)
         attended = self._joined(heads.weights @ heads.v)
-        between = x + self._multiply(attended, name("attn_output"))
+        output = self._times(attended, f"blk.{layer}.attn_output")
+        between = x + self._scaled(self.norm(output, name("post_attention_norm")), scale)
         normed_between = self.norm(between, name("ffn_norm"))
-        gate, up = (self._multiply(normed_between, name(kind)) for kind in ("ffn_gate", "ffn_up"))
-        share = sigmoid(gate)
-        at_product = back("ffn_down", gradient, gate * share * up)
-        at_normed = back("ffn_up", at_product * gate * share, normed_between)
-        at_normed += back("ffn_gate", at_product * up * share * (1 + gate * (1 - share)), normed_between)
+        up = self._times(normed_between, f"blk.{layer}.ffn_up")
+        gate = self._times(normed_between, f"blk.{layer}.ffn_gate") if feed_forward.is_gated else up
+        hidden = activation(gate.copy())
+        if feed_forward.is_gated:
+            hidden = hidden * up
+        fed = self._times(hidden, f"blk.{layer}.ffn_down")
+        at_fed = self._norm_back(fed, self._scaled(gradient, scale), name("post_ffw_norm"))
+        at_hidden = back("ffn_down", at_fed, hidden)
+        if feed_forward.is_gated:
+            at_normed = back("ffn_up", at_hidden * activation(gate.copy()), normed_between)
+            at_normed += back("ffn_gate", at_hidden * up * slope(gate), normed_between)
+        else:
+            at_normed = back("ffn_up", at_hidden * slope(up), normed_between)
         gradient = gradient + self._norm_back(between, at_normed, name("ffn_norm"))
-        at_attended = back("attn_output", gradient, attended)
-        at_heads = self._attention_back(heads, at_attended, tables)
+        at_output = self._norm_back(output, self._scaled(gradient, scale), name("post_attention_norm"))
+        at_heads = self._attention_back(heads, back("attn_output", at_output, attended), layer, tables)
         at_normed = sum(
             (back(kind, part, normed) for kind, part in zip(("attn_q", "attn_k", "attn_v"), at_heads, strict=True)),
             start=np.zeros_like(normed),
         )
         return gradient + self._norm_back(x, at_normed, name("attn_norm"))
 
-    def _heads(self, normed: Array, layer: int, tables: tuple[Array, Array]) -> _Heads:
-        config = self._config
-
-        def project(kind: str, heads: int) -> Array:
-            product = self._multiply(normed, f"blk.{layer}.attn_{kind}.weight")
-            return product.reshape(len(normed), heads, config.head_dim)
-
-        q = self._rotate(project("q", config.num_heads), *tables).transpose(1, 0, 2)
-        k = self._rotate(project("k", config.num_kv_heads), *tables).transpose(1, 0, 2)
-        v = project("v", config.num_kv_heads).transpose(1, 0, 2)
-        group = config.num_heads // config.num_kv_heads
+    def _heads(self, normed: Array, layer: int, tables: Tables) -> _Heads:
+        attention = self._decoder.layers[layer].attention
+        q, k, v = (part.transpose(1, 0, 2) for part in self._heads_of(normed, layer, tables))
+        group = attention.num_heads // attention.num_kv_heads
         k, v = np.repeat(k, group, axis=0), np.repeat(v, group, axis=0)
-        scale = self._dtype.type(config.head_dim**-0.5)
-        return _Heads(q, k, v, attention_weights(q @ k.transpose(0, 2, 1) * scale, config.sliding_window), scale)
+        products = q @ k.transpose(0, 2, 1) * self._dtype.type(attention.scale)
+        scores = self._capped(products, attention.softcap)
+        slope = self._dtype.type(attention.scale)
+        if attention.softcap:
+            slope = slope * (1 - np.square(scores / self._dtype.type(attention.softcap)))
+        return _Heads(normed, q, k, v, attention_weights(scores, attention.window, self._sinks(layer)), slope)
 
-    def _attention_back(
-        self, heads: _Heads, gradient: Array, tables: tuple[Array, Array]
-    ) -> tuple[Array, Array, Array]:
+    def _attention_back(self, heads: _Heads, gradient: Array, layer: int, tables: Tables) -> tuple[Array, Array, Array]:
         """Return the gradients at the products of q, k and v, ``[tokens, rows]``."""
-        config, (cos, sin) = self._config, tables
-        split = gradient.reshape(len(gradient), config.num_heads, config.head_dim).transpose(1, 0, 2)
+        attention = self._decoder.layers[layer].attention
+        split = gradient.reshape(len(gradient), attention.num_heads, attention.head_dim).transpose(1, 0, 2)
         at_weights = split @ heads.v.transpose(0, 2, 1)
         at_scores = heads.weights * (at_weights - (at_weights * heads.weights).sum(axis=-1, keepdims=True))
-        at_scores *= heads.scale
-        groups = (config.num_kv_heads, -1, len(gradient), config.head_dim)
+        at_scores *= heads.slope
+        groups = (attention.num_kv_heads, -1, len(gradient), attention.head_dim)
         q = at_scores @ heads.k
         k = (at_scores.transpose(0, 2, 1) @ heads.q).reshape(groups).sum(axis=1)
         v = (heads.weights.transpose(0, 2, 1) @ split).reshape(groups).sum(axis=1)
-        # A rotation is turned back by the opposite angle.
-        q, k = (self._rotate(part.transpose(1, 0, 2), cos, -sin).transpose(1, 0, 2) for part in (q, k))
-        return self._joined(q), self._joined(k), self._joined(v)
+        rows = (part.transpose(1, 0, 2) for part in (q, k))
+        at_q, at_k = (
+            self._prepared_back(part, heads.normed, layer, kind, tables)
+            for part, kind in zip(rows, ("q", "k"), strict=True)
+        )
+        return self._flat(at_q), self._flat(at_k), self._joined(v)
+
+    def _prepared_back(self, gradient: Array, normed: Array, layer: int, kind: str, tables: Tables) -> Array:
+        """Return the gradient at the products of queries or keys from that behind norm, rotation and scaling."""
+        attention = self._decoder.layers[layer].attention
+        raw = self._times(normed, f"blk.{layer}.attn_{kind}").reshape(gradient.shape)
+        if kind == "q":
+            gradient = self._grown(gradient, attention)
+
+        def turned(x: Array, sign: int) -> Array:
+            # A rotation is turned back by the opposite angle.
+            if attention.rope is None:
+                return x
+            cos, sin = tables[attention.rope]
+            return self._rotate(x, cos, sign * sin)
+
+        if attention.norm_after_rope:
+            return turned(self._qk_back(turned(raw, 1), gradient, layer, kind), -1)
+        return self._qk_back(raw, turned(gradient, -1), layer, kind)
+
+    def _qk_back(self, x: Array, gradient: Array, layer: int, kind: str) -> Array:
+        """Return the gradient at the input of the norm of queries or keys, ``[rows, heads, head_dim]``."""
+        how, weight = self._decoder.layers[layer].attention.qk_norm, f"blk.{layer}.attn_{kind}_norm.weight"
+        if how == "none":
+            return gradient
+        if how == "head":
+            return self._rms_back(x, gradient, weight)
+        return self._rms_back(self._flat(x), self._flat(gradient), weight).reshape(x.shape)
 
     def _joined(self, heads: Array) -> Array:
         """``[heads, tokens, head_dim]`` -> ``[tokens, heads * head_dim]``."""
-        return heads.transpose(1, 0, 2).reshape(heads.shape[1], -1)
+        return self._flat(heads.transpose(1, 0, 2))
+
+    def _flat(self, rows: Array) -> Array:
+        """``[tokens, heads, head_dim]`` -> ``[tokens, heads * head_dim]``."""
+        return rows.reshape(len(rows), -1)
 
 
 class _Heads(NamedTuple):
-    """Rotated queries and keys, values ``[heads, tokens, head_dim]``, and the weights ``[heads, tokens, tokens]``."""
+    """What attention computed.
 
+    ``normed``: its input; ``q``, ``k``, ``v``: as attention uses them ``[heads, tokens, head_dim]``; ``weights``:
+    ``[heads, tokens, tokens]``; ``slope``: derivative of scores by the products of queries and keys.
+    """
+
+    normed: Array
     q: Array
     k: Array
     v: Array
     weights: Array
-    scale: Any
+    slope: Any

@@ -98,7 +98,7 @@ def test_native_logits_come_near(tmp_path, name):
 
 @pytest.mark.parametrize(
     "mistake",
-    [{"change_weights": norms_swapped}, {"change_config": other_rope_base}, {"change_config": other_epsilon}],
+    [{"change_weights": norms_swapped}, {"change_decoder": other_rope_base}, {"change_decoder": other_epsilon}],
     ids=["norms", "rope base", "epsilon"],
 )
 def test_subtle_mistakes_are_seen_here(small_gguf, tmp_path, mistake):

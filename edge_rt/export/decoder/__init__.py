@@ -1,0 +1,1 @@
+"""The decoder that a description describes: its tensors, its graph, and plain numpy passes over it."""

@@ -1,0 +1,208 @@
+"""The tensors that a decoder has: names as in GGUF files, shapes, types; and how fused ones are taken apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+from edge_rt.errors import InvalidModelFile, UnsupportedModel
+from edge_rt.export.sources.compound import CompoundTensor
+from edge_rt.export.sources.gguf_types import EXPORTABLE_TYPES, FETCH_AGAIN, GGUFHeader, TensorInfo
+from edge_rt.package.decoder import Decoder, Layer
+
+FLOAT_VECTORS: Final = ("F32", "F16", "BF16")
+"""Types of norms and other vectors."""
+OPTIONAL: Final = ("rope_freqs.weight",)
+"""Tensors whose numbers are in the description."""
+
+FUSED: Final = (".attn_qkv", ".ffn_gate_up")
+"""Ends of the names of tensors that hold several of a decoder's."""
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def expected_shapes(decoder: Decoder) -> Shapes:
+    """Return tensor name -> shape in ggml order (innermost dimension first) of a complete checkpoint."""
+    width = decoder.hidden_size
+    shapes: Shapes = {"token_embd.weight": (width, decoder.vocab_size), "output_norm.weight": (width,)}
+    if decoder.has_norm_bias:
+        shapes["output_norm.bias"] = (width,)
+    if not decoder.is_tied:
+        shapes["output.weight"] = (width, decoder.vocab_size)
+    for index, layer in enumerate(decoder.layers):
+        shapes |= {f"blk.{index}.{name}": shape for name, shape in layer_shapes(decoder, layer).items()}
+    return shapes
+
+
+def layer_shapes(decoder: Decoder, layer: Layer) -> Shapes:
+    """Return the shapes of a layer's tensors, by their names within it."""
+    width, attention, inner = decoder.hidden_size, layer.attention, layer.feed_forward
+    queries, keys = attention.query_size, attention.key_size
+    shapes: Shapes = {
+        "attn_q.weight": (width, queries),
+        "attn_k.weight": (width, keys),
+        "attn_v.weight": (width, keys),
+        "attn_output.weight": (queries, width),
+        "ffn_up.weight": (width, inner.size),
+        "ffn_down.weight": (inner.size, width),
+    }
+    if inner.is_gated:
+        shapes["ffn_gate.weight"] = (width, inner.size)
+    biased = {"attn_q": attention.has_qkv_bias, "attn_k": attention.has_qkv_bias, "attn_v": attention.has_qkv_bias}
+    biased |= {"attn_output": attention.has_output_bias}
+    biased |= dict.fromkeys(("ffn_gate", "ffn_up", "ffn_down"), inner.has_bias)
+    shapes |= {
+        f"{name}.bias": shapes[f"{name}.weight"][1:]
+        for name, has_bias in biased.items()
+        if has_bias and f"{name}.weight" in shapes
+    }
+    norms = {"attn_norm": layer.has_pre_norms, "ffn_norm": layer.has_pre_norms}
+    norms |= {"post_attention_norm": layer.has_post_norms, "post_ffw_norm": layer.has_post_norms}
+    for name, is_there in norms.items():
+        if is_there:
+            shapes[f"{name}.weight"] = (width,)
+            if decoder.has_norm_bias:
+                shapes[f"{name}.bias"] = (width,)
+    if attention.qk_norm != "none":
+        is_row = attention.qk_norm == "row"
+        shapes["attn_q_norm.weight"] = (queries if is_row else attention.head_dim,)
+        shapes["attn_k_norm.weight"] = (keys if is_row else attention.head_dim,)
+    if attention.has_sinks:
+        shapes["attn_sinks.weight"] = (attention.num_heads,)
+    return shapes
+
+
+def is_fused(name: str) -> bool:
+    """Return whether a tensor holds several of a decoder's."""
+    return name.rpartition(".")[0].endswith(FUSED)
+
+
+def split_fused(where: str, tensors: Mapping[str, TensorInfo], decoder: Decoder) -> dict[str, TensorInfo]:
+    """Return the tensors in which queries, keys and values, and gate and up, are apart.
+
+    Args:
+        where: name of the checkpoint, for errors.
+        tensors: by the names that GGUF files have.
+        decoder: the model.
+
+    Raises:
+        UnsupportedModel: a fused matrix is packed by another tool.
+    """
+    found = dict(tensors)
+    for index, layer in enumerate(decoder.layers):
+        attention, inner = layer.attention, layer.feed_forward
+        prefix, heads = f"blk.{index}.", {"attn_q": attention.query_size, "attn_k": attention.key_size}
+        heads["attn_v"] = attention.key_size
+        gate_up = {"ffn_gate": inner.size, "ffn_up": inner.size}
+        fused = [("attn_qkv", heads), ("ffn_gate_up", gate_up)]
+        up = found.get(f"{prefix}ffn_up.weight")
+        has_gate = f"{prefix}ffn_gate.weight" in found
+        if inner.is_gated and not has_gate and up is not None and up.shape[-1] == 2 * inner.size:
+            fused.append(("ffn_up", gate_up))
+        for name, parts in fused:
+            for kind in ("weight", "bias"):
+                tensor = found.get(f"{prefix}{name}.{kind}")
+                if tensor is not None and tensor.shape[-1] == sum(parts.values()):
+                    del found[tensor.name]
+                    found |= _rows_of(where, tensor, {f"{prefix}{part}.{kind}": rows for part, rows in parts.items()})
+    return found
+
+
+def _rows_of(where: str, tensor: TensorInfo, parts: Mapping[str, int]) -> dict[str, TensorInfo]:
+    """Return tensors that consist of consecutive rows of another one, or of elements of a vector."""
+    if isinstance(tensor, CompoundTensor):
+        raise UnsupportedModel(
+            f"{where}: packed matrices that hold several ones are not supported.",
+            f"'{tensor.name}' holds {', '.join(parts)}.",
+            "Get the model in BF16 or F16, or as a GGUF file.",
+        )
+    found, begin = {}, 0
+    row_bytes = tensor.nbytes // tensor.shape[-1]
+    for name, rows in parts.items():
+        found[name] = replace(
+            tensor,
+            name=name,
+            shape=(*tensor.shape[:-1], rows),
+            offset=tensor.offset + begin * row_bytes,
+            nbytes=rows * row_bytes,
+        )
+        begin += rows
+    return found
+
+
+def check_shapes(where: str, tensors: Mapping[str, TensorInfo], decoder: Decoder) -> None:
+    """Collect every missing or misshapen tensor and raise once.
+
+    Args:
+        where: name of the checkpoint, for the error.
+        tensors: by the names that GGUF files have.
+        decoder: the model.
+
+    Raises:
+        InvalidModelFile: tensors are missing or misshapen.
+    """
+    expected = expected_shapes(decoder)
+    missing = [name for name in expected if name not in tensors]
+    if missing:
+        raise InvalidModelFile(f"{where}: {len(missing)} tensors are missing.", f"{listed(missing)}.", FETCH_AGAIN)
+    wrong = [
+        f"{name} {tensors[name].shape} instead of {shape}"
+        for name, shape in expected.items()
+        if tensors[name].shape != shape
+    ]
+    if wrong:
+        raise InvalidModelFile(f"{where}: {len(wrong)} tensors have a wrong shape.", f"{listed(wrong)}.", FETCH_AGAIN)
+
+
+def check_tensors(header: GGUFHeader, tensors: Mapping[str, TensorInfo], decoder: Decoder) -> None:
+    """Collect every missing, misshapen or surplus tensor of a GGUF file and raise once.
+
+    Args:
+        header: of the file.
+        tensors: of the file; fused ones are apart.
+        decoder: the model.
+
+    Raises:
+        InvalidModelFile: tensors are missing or misshapen.
+        UnsupportedModel: there are surplus tensors, or types that cannot be exported.
+    """
+    check_shapes(header.path.name, tensors, decoder)
+    expected = expected_shapes(decoder)
+    require_no_surplus(header.path.name, [name for name in tensors if name not in expected and name not in OPTIONAL])
+    _check_types(header.path.name, {name: tensors[name] for name in expected})
+
+
+def require_no_surplus(where: str, names: list[str]) -> None:
+    """Refuse tensors that nothing reads: they would change what is computed.
+
+    Raises:
+        UnsupportedModel: there are any.
+    """
+    if names:
+        raise UnsupportedModel(
+            f"{where}: the model has {len(names)} tensors that this architecture does not use.",
+            f"{listed(names)}.",
+            "It is a variant that edge-rt cannot run yet; choose another model.",
+        )
+
+
+def _check_types(where: str, tensors: Mapping[str, TensorInfo]) -> None:
+    vectors = [n for n, tensor in tensors.items() if len(tensor.shape) == 1 and tensor.type_name not in FLOAT_VECTORS]
+    matrices = [
+        f"{n} is {tensor.type_name}"
+        for n, tensor in tensors.items()
+        if len(tensor.shape) == 2 and tensor.type_name not in EXPORTABLE_TYPES
+    ]
+    if vectors or matrices:
+        raise UnsupportedModel(
+            f"{where}: the quantisation of {len(vectors) + len(matrices)} tensors is not supported.",
+            f"{listed(matrices or vectors)}; supported: {', '.join(EXPORTABLE_TYPES)}.",
+            "Choose a file in one of the supported quantisations.",
+        )
+
+
+def listed(items: list[str], limit: int = 5) -> str:
+    """Return the first items as text, and how many more there are."""
+    more = f" and {len(items) - limit} more" if len(items) > limit else ""
+    return ", ".join(items[:limit]) + more

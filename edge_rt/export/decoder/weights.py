@@ -1,0 +1,256 @@
+"""A decoder's matrices and vectors: which tensors of the checkpoint they consist of, and where they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edge_rt.export.decoder.forward import query_growth
+from edge_rt.export.graph.builder import rope_names
+from edge_rt.export.op_profile import OpProfile
+from edge_rt.export.sources.gguf_types import TensorInfo
+from edge_rt.export.sources.source import Source
+from edge_rt.export.sources.tensor_reader import TensorReader
+from edge_rt.export.weights.blocks import float_rows, float_values, read_rows, unpermuted_rows
+from edge_rt.export.weights.linear import Linear, Part
+from edge_rt.export.weights.native import place_key_constants
+from edge_rt.export.weights.tile_formats import TILE_ROWS
+from edge_rt.export.weights.weights_file import WeightsFile, WeightsLayout
+from edge_rt.package.decoder import Decoder, QueryScaling, Rope
+
+ROPE_PIECE_ROWS = 4096
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Vector:
+    """A vector of the package.
+
+    Attributes:
+        parts: tensors of the checkpoint that follow each other in it.
+        orders: for each of them int64 ``[elements]``, the order of its elements; or None for the file's.
+        offset: added to every element.
+        alternates: whether elements of the two parts take turns, 16 of each.
+    """
+
+    parts: tuple[TensorInfo, ...]
+    orders: tuple[Array | None, ...] = (None,)
+    offset: float = 0.0
+    alternates: bool = False
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return sum(part.elements for part in self.parts)
+
+    def read(self, source: TensorReader) -> Array:
+        """Return the elements, float32.
+
+        Raises:
+            InvalidModelFile: one is not finite.
+            StorageError: the checkpoint cannot be read.
+        """
+        found = []
+        for part, order in zip(self.parts, self.orders, strict=True):
+            values = float_values(float_rows(part, read_rows(source, part)))[0]
+            found.append(values if order is None else values[order])
+        if self.alternates:
+            joined: Array = np.stack([values.reshape(-1, TILE_ROWS) for values in found], axis=1).reshape(-1)
+        else:
+            joined = np.concatenate(found)
+        return joined + np.float32(self.offset) if self.offset else joined
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """Matrices of one layer; q, k, v are stacked, gate and up joined as the op profile wants them."""
+
+    qkv: tuple[Linear, ...]
+    output: tuple[Linear, ...]
+    gate_up: tuple[Linear, ...]
+    down: tuple[Linear, ...]
+
+    def linears(self) -> tuple[Linear, ...]:
+        """Every matrix, in the order of the file."""
+        return (*self.qkv, *self.output, *self.gate_up, *self.down)
+
+
+@dataclass(frozen=True)
+class DecoderWeights:
+    """Everything that goes into ``weights.bin``.
+
+    Attributes:
+        embedding: the token embedding; also the head if ``head`` is the same object (stored once).
+        head: matrix that gives the logits.
+        layers: matrices per layer.
+        vectors: by their names in the package.
+    """
+
+    embedding: Linear
+    head: Linear
+    layers: tuple[LayerWeights, ...]
+    vectors: dict[str, Vector]
+
+    def linears(self) -> Iterator[Linear]:
+        """Every matrix once, in the order of the file."""
+        yield self.embedding
+        for layer in self.layers:
+            yield from layer.linears()
+        if self.head is not self.embedding:
+            yield self.head
+
+
+def collect_weights(
+    source: Source, decoder: Decoder, profile: OpProfile, types: Mapping[str, str] | None = None
+) -> DecoderWeights:
+    """List every matrix and vector of the package with the tensors that it comes from.
+
+    Args:
+        source: the checkpoint.
+        decoder: the model.
+        profile: decides what is stacked.
+        types: name of a tensor -> type that it gets in the package; others keep theirs.
+    """
+    types = types or {}
+    tensors = source.tensors
+    q_order = None if source.has_halves else unpermuted_rows(decoder.num_heads, decoder.head_dim)
+    k_order = None if source.has_halves else unpermuted_rows(decoder.num_kv_heads, decoder.head_dim)
+
+    def part(name: str, order: Array | None = None) -> Part:
+        return Part(tensors[name], order, types.get(name))
+
+    def layer(i: int) -> LayerWeights:
+        def of(kind: str, order: Array | None = None) -> Part:
+            return part(f"blk.{i}.{kind}.weight", order)
+
+        is_gated = decoder.layers[i].feed_forward.is_gated
+        qkv = (of("attn_q", q_order), of("attn_k", k_order), of("attn_v"))
+        gate_up = f"layer{i}.gate_up"
+        return LayerWeights(
+            qkv=profile.stack(f"layer{i}.qkv", qkv),
+            output=profile.stack(f"layer{i}.output", [of("attn_output")]),
+            gate_up=profile.gate_up(gate_up, of("ffn_gate"), of("ffn_up"))
+            if is_gated
+            else profile.stack(gate_up, [of("ffn_up")]),
+            down=profile.stack(f"layer{i}.down", [of("ffn_down")]),
+        )
+
+    embedding = Linear("embedding", (part("token_embd.weight"),))
+    layers = tuple(layer(i) for i in range(decoder.num_layers))
+    vectors = _norms(source, decoder)
+    for weights in layers:
+        for linear in weights.linears():
+            if (bias := _bias_of(linear, tensors)) is not None:
+                vectors[f"{linear.name}.bias"] = bias
+    return DecoderWeights(
+        embedding=embedding,
+        head=embedding if decoder.is_tied else Linear("head", (part("output.weight"),)),
+        layers=layers,
+        vectors=vectors,
+    )
+
+
+def _norms(source: Source, decoder: Decoder) -> dict[str, Vector]:
+    """Return the weights and biases of all norms, and the sinks."""
+    tensors, found = source.tensors, {}
+    names = {"output_norm": "final_norm"}
+    for i in range(decoder.num_layers):
+        names |= {
+            f"blk.{i}.attn_norm": f"layer{i}.attention_norm",
+            f"blk.{i}.ffn_norm": f"layer{i}.mlp_norm",
+            f"blk.{i}.post_attention_norm": f"layer{i}.attention_post_norm",
+            f"blk.{i}.post_ffw_norm": f"layer{i}.mlp_post_norm",
+            f"blk.{i}.attn_q_norm": f"layer{i}.q_norm",
+            f"blk.{i}.attn_k_norm": f"layer{i}.k_norm",
+        }
+    for theirs, ours in names.items():
+        if f"{theirs}.weight" in tensors:
+            order = _norm_order(ours, source, decoder)
+            found[ours] = Vector((tensors[f"{theirs}.weight"],), (order,), source.norm_offset)
+        if f"{theirs}.bias" in tensors:
+            found[f"{ours}_bias"] = Vector((tensors[f"{theirs}.bias"],))
+    for i in range(decoder.num_layers):
+        if f"blk.{i}.attn_sinks.weight" in tensors:
+            found[f"layer{i}.sinks"] = Vector((tensors[f"blk.{i}.attn_sinks.weight"],))
+    return found
+
+
+def _norm_order(name: str, source: Source, decoder: Decoder) -> Array | None:
+    """Return the order of a norm's weights: those of queries and keys are reordered as their rows are."""
+    if source.has_halves or not name.endswith(("q_norm", "k_norm")):
+        return None
+    heads = 1
+    if decoder.layers[0].attention.qk_norm == "row":
+        heads = decoder.num_heads if name.endswith("q_norm") else decoder.num_kv_heads
+    return unpermuted_rows(heads, decoder.head_dim)
+
+
+def _bias_of(linear: Linear, tensors: Mapping[str, TensorInfo]) -> Vector | None:
+    names = [f"{part.tensor.name.removesuffix('weight')}bias" for part in linear.parts]
+    if names[0] not in tensors:
+        return None
+    orders = tuple(part.row_order for part in linear.parts)
+    return Vector(tuple(tensors[name] for name in names), orders, alternates=linear.interleaved)
+
+
+def place_weights(
+    weights: DecoderWeights, decoder: Decoder, profile: OpProfile, *, is_calibrated: bool = False
+) -> WeightsLayout:
+    """Return the layout of ``weights.bin``.
+
+    Args:
+        weights: matrices and vectors.
+        decoder: the model.
+        profile: decides the layout of matrices.
+        is_calibrated: reserve room for constants of 4-bit keys; only for a profile that has such keys.
+    """
+    layout = WeightsLayout()
+    for linear in weights.linears():
+        profile.place(linear, layout)
+    for name, vector in weights.vectors.items():
+        layout.add(name, np.float32, (vector.elements,))
+    for index, rope in enumerate(decoder.ropes):
+        for table in rope_names(index):
+            layout.add(table, np.float32, (decoder.context_length, len(rope.frequencies)))
+    if _query_scaling(decoder) is not None:
+        layout.add("query_scale", np.float32, (decoder.context_length,))
+    if is_calibrated:
+        place_key_constants(layout, calibrated_layers(decoder), decoder.num_kv_heads, decoder.head_dim)
+    return layout
+
+
+def calibrated_layers(decoder: Decoder) -> Sequence[int]:
+    """Return the layers that have constants for 4-bit keys: those whose softmax does not see what they take away."""
+    return [
+        i for i, layer in enumerate(decoder.layers) if not layer.attention.softcap and not layer.attention.has_sinks
+    ]
+
+
+def write_rope_tables(out: WeightsFile, layout: WeightsLayout, decoder: Decoder) -> None:
+    """Write cosines and sines of every position, computed in float64 and rounded once."""
+    for index, rope in enumerate(decoder.ropes):
+        slots = [layout.slots[name] for name in rope_names(index)]
+        for first in range(0, decoder.context_length, ROPE_PIECE_ROWS):
+            positions = range(first, min(first + ROPE_PIECE_ROWS, decoder.context_length))
+            for slot, table in zip(slots, rope_rows(rope, positions), strict=True):
+                out.write(slot, first, table.astype(np.float32))
+    if (scaling := _query_scaling(decoder)) is not None:
+        growth = query_growth(scaling, range(decoder.context_length))
+        out.write(layout.slots["query_scale"], 0, growth.astype(np.float32))
+
+
+def _query_scaling(decoder: Decoder) -> QueryScaling | None:
+    """Return the factor on queries, which all layers that have one share."""
+    return next((s for layer in decoder.layers if (s := layer.attention.query_scaling) is not None), None)
+
+
+def rope_rows(rope: Rope, positions: range) -> tuple[Array, Array]:
+    """Return cosines and sines of some positions, float64 ``[positions, pairs]``."""
+    rates = np.asarray(rope.frequencies, np.float64)
+    angles = np.arange(positions.start, positions.stop, dtype=np.float64)[:, None] * rates[None, :]
+    return np.cos(angles) * rope.magnitude, np.sin(angles) * rope.magnitude

@@ -1,0 +1,267 @@
+"""Reads the numbers of ``config.json`` with checks, and refuses what nobody has asked for but changes the result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from edge_rt.errors import InvalidModelFile, UnsupportedModel
+from edge_rt.export.families.dimensions import (
+    HEAD_STEP,
+    MAX_CONTEXT,
+    MAX_EPSILON,
+    MAX_HEAD_DIM,
+    MAX_HEADS,
+    MAX_LAYERS,
+    MAX_ROWS,
+    MAX_WIDTH,
+    MIN_EPSILON,
+    Dimensions,
+)
+from edge_rt.system.checkpoint_names import CONFIG_FILE
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+NEUTRAL_VALUES: Final[Mapping[str, tuple[Any, ...]]] = {
+    "attention_bias": (False,),
+    "attention_multiplier": (),
+    "attn_logit_softcapping": (),
+    "clip_qkv": (),
+    "embedding_multiplier": (1,),
+    "final_logit_softcapping": (),
+    "hidden_act": ("silu", "swish"),
+    "hidden_activation": ("silu",),
+    "hidden_size_per_layer_input": (0,),
+    "layernorm_epsilon": (),
+    "logits_scaling": (1,),
+    "mlp_bias": (False,),
+    "moe_intermediate_size": (0,),
+    "no_rope_layers": (),
+    "num_experts": (0, 1),
+    "num_kv_shared_layers": (0,),
+    "num_local_experts": (0, 1),
+    "parallel_residual": (False,),
+    "partial_rotary_factor": (1,),
+    "qk_norm": (False,),
+    "query_pre_attn_scalar": (),
+    "residual_multiplier": (1,),
+    "use_bias": (False,),
+    "use_parallel_residual": (False,),
+    "use_qk_norm": (False,),
+    "use_qkv_bias": (False,),
+    "use_sliding_window": (False,),
+}
+"""Keys that change what is computed -> values, besides null, for which they do not. A family that reads a key takes
+care of it."""
+
+
+class ConfigReader:
+    """Values of ``config.json``, or of the section of it that describes the text model.
+
+    Args:
+        where: name of the folder, for errors.
+        values: the object.
+    """
+
+    def __init__(self, where: str, values: Mapping[str, Any]) -> None:
+        self.where = where
+        self.values = values
+        self._read: set[str] = set()
+
+    def has(self, key: str) -> bool:
+        """Return whether a key is there and not null."""
+        return self.get(key) is not None
+
+    def get(self, key: str) -> Any:
+        """Return a value as it is; None where it is missing."""
+        self._read.add(key)
+        return self.values.get(key)
+
+    def count(self, key: str, most: int, *, least: int = 1, default: int | None = None) -> int:
+        """Return a whole number.
+
+        Raises:
+            InvalidModelFile: it is none, is out of range, or is missing without a default.
+        """
+        value = self._value(key, default, (int,))
+        if not least <= value <= most:
+            raise self._out_of_range(key, value, least, most)
+        return int(value)
+
+    def number(self, key: str, *, least: float, most: float, default: float | None = None) -> float:
+        """Return a number.
+
+        Raises:
+            InvalidModelFile: it is none, is out of range, or is missing without a default.
+        """
+        value = self._value(key, default, (int, float))
+        if not least <= value <= most:
+            raise self._out_of_range(key, value, least, most)
+        return float(value)
+
+    def numbers(self, key: str, count: int, *, least: float, most: float) -> tuple[float, ...]:
+        """Return a list of numbers.
+
+        Raises:
+            InvalidModelFile: it is none, has another length, or one of them is out of range.
+        """
+        values = self._value(key, None, (list,))
+        is_good = len(values) == count and all(
+            isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
+            for value in values
+        )
+        if not is_good:
+            raise self.wrong(key, f"{len(values)} values, {values!r:.60}")
+        return tuple(float(value) for value in values)
+
+    def flag(self, key: str, *, default: bool = False) -> bool:
+        """Return a truth value.
+
+        Raises:
+            InvalidModelFile: it is none.
+        """
+        return bool(self._value(key, default, (bool,)))
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """Return a text.
+
+        Raises:
+            InvalidModelFile: it is none, or is missing without a default.
+        """
+        return str(self._value(key, default, (str,)))
+
+    def activation(self, key: str, names: Mapping[str, str], default: str) -> str:
+        """Return the activation that a name stands for.
+
+        Raises:
+            UnsupportedModel: another one.
+        """
+        name = self.text(key, default)
+        if name not in names:
+            raise self.refused(f"{key} is {name!r:.60}")
+        return names[name]
+
+    def part(self, key: str) -> ConfigReader | None:
+        """Return an object within; None where it is missing.
+
+        Raises:
+            InvalidModelFile: it is none.
+        """
+        if not self.has(key):
+            return None
+        return ConfigReader(self.where, self._value(key, None, (dict,)))
+
+    def layer_types(self, layers: int) -> tuple[bool, ...] | None:
+        """Return for every layer whether it has a sliding window; None where the configuration does not list them.
+
+        Raises:
+            InvalidModelFile: the list does not have as many entries as there are layers.
+            UnsupportedModel: a layer is of another kind.
+        """
+        if not self.has("layer_types"):
+            return None
+        kinds = self._value("layer_types", None, (list,))
+        if len(kinds) != layers:
+            raise self.wrong("layer_types", f"{len(kinds)} entries for {layers} layers")
+        for kind in kinds:
+            if kind not in (FULL, SLIDING):
+                raise self.refused(f"layer_types has {kind!r:.60}")
+        return tuple(kind == SLIDING for kind in kinds)
+
+    def dimensions(
+        self,
+        name: str,
+        *,
+        head_dim: int | None = None,
+        is_tied: bool = False,
+        epsilon: str = "rms_norm_eps",
+        epsilon_default: float = 1e-6,
+    ) -> Dimensions:
+        """Return the sizes of the model.
+
+        Args:
+            name: of the model.
+            head_dim: the family's, where the configuration says nothing; None: hidden size over heads.
+            is_tied: the family's default.
+            epsilon: key of the norms' epsilon.
+            epsilon_default: the family's.
+
+        Raises:
+            InvalidModelFile: a number is missing, out of range or contradicts another.
+            UnsupportedModel: heads have a size that no kernel takes.
+        """
+        width, heads = self.count("hidden_size", MAX_WIDTH), self.count("num_attention_heads", MAX_HEADS)
+        kv_heads = self.count("num_key_value_heads", heads, default=heads)
+        if heads % kv_heads or (head_dim is None and not self.has("head_dim") and width % heads):
+            raise InvalidModelFile(
+                f"{self.where}: the numbers of heads in {CONFIG_FILE} do not fit.",
+                f"{heads} heads, {kv_heads} of them for keys, {width} wide.",
+                "Fetch the model again.",
+            )
+        size = self.count("head_dim", MAX_HEAD_DIM, default=width // heads if head_dim is None else head_dim)
+        if size % HEAD_STEP:
+            raise UnsupportedModel(
+                f"{self.where}: this attention head size is not supported.",
+                f"It is {size}, it must be a multiple of {HEAD_STEP}.",
+                "Choose another model.",
+            )
+        return Dimensions(
+            name=name,
+            hidden_size=width,
+            num_layers=self.count("num_hidden_layers", MAX_LAYERS),
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=size,
+            intermediate_size=self.count("intermediate_size", 4 * MAX_WIDTH),
+            vocab_size=self.count("vocab_size", MAX_ROWS),
+            context_length=self.count("max_position_embeddings", MAX_CONTEXT),
+            norm_epsilon=self.number(epsilon, least=MIN_EPSILON, most=MAX_EPSILON, default=epsilon_default),
+            is_tied=self.flag("tie_word_embeddings", default=is_tied),
+        )
+
+    def refuse_variants(self) -> None:
+        """Refuse keys that change what is computed and that nobody has read.
+
+        Raises:
+            UnsupportedModel: there are such keys.
+        """
+        strange = [
+            f"{key} is {value!r:.60}"
+            for key, allowed in NEUTRAL_VALUES.items()
+            if key not in self._read and (value := self.values.get(key)) is not None and value not in allowed
+        ]
+        if strange:
+            raise self.refused(*strange)
+
+    def refused(self, *what: str) -> UnsupportedModel:
+        """Return the error for settings that edge-rt does not compute."""
+        more = f" and {len(what) - 5} more" if len(what) > 5 else ""
+        return UnsupportedModel(
+            f"{self.where}: {CONFIG_FILE} asks for something that edge-rt does not compute.",
+            f"{', '.join(what[:5])}{more}.",
+            "It is a variant that edge-rt cannot run yet; choose another model.",
+        )
+
+    def wrong(self, key: str, found: str) -> InvalidModelFile:
+        """Return the error for a value that cannot be used."""
+        return InvalidModelFile(
+            f"{self.where}: '{key}' in {CONFIG_FILE} cannot be used.", f"Found {found:.200}.", "Fetch the model again."
+        )
+
+    def _value(self, key: str, default: Any, kinds: tuple[type, ...]) -> Any:
+        value = self.get(key)
+        value = default if value is None else value
+        if value is None or not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            raise InvalidModelFile(
+                f"{self.where}: '{key}' in {CONFIG_FILE} is missing or has the wrong type.",
+                f"Found {value!r:.60}.",
+                "Fetch the model again.",
+            )
+        return value
+
+    def _out_of_range(self, key: str, value: float, least: float, most: float) -> InvalidModelFile:
+        return InvalidModelFile(
+            f"{self.where}: '{key}' in {CONFIG_FILE} is out of range.",
+            f"It is {value!r:.60}, limit {least} to {most}.",
+            "Fetch the model again.",
+        )

@@ -1,0 +1,160 @@
+"""Rotary embeddings as ``config.json`` states them, in the newer way (one object) and in the older one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from edge_rt.errors import InvalidModelFile, UnsupportedModel
+from edge_rt.export.families.config_reader import ConfigReader
+from edge_rt.export.families.dimensions import MAX_CONTEXT
+from edge_rt.export.families.rope import (
+    MAX_ROPE_THETA,
+    MIN_ROPE_THETA,
+    Yarn,
+    default_rope,
+    divided_rope,
+    linear_rope,
+    llama3_divisors,
+    yarn_rope,
+    yarn_temperature,
+)
+from edge_rt.package.decoder import Rope
+from edge_rt.system.checkpoint_names import CONFIG_FILE
+
+_COMMON: Final = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
+_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": (
+        *("factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow"),
+        *("mscale", "mscale_all_dim", "truncate"),
+    ),
+}
+"""Kind of scaling -> keys that it has, besides those that all have."""
+
+
+def read_rope(
+    config: ConfigReader,
+    dimensions: int,
+    context: int,
+    *,
+    layer_type: str | None = None,
+    theta_key: str = "rope_theta",
+    theta: float = 10_000.0,
+    is_scaled: bool = True,
+    known: tuple[str, ...] = (),
+) -> Rope:
+    """Return the rotation of a model, or of its layers of one type.
+
+    Args:
+        config: of the model.
+        dimensions: of a head; a share of them is rotated if the configuration says so.
+        context: tokens of the whole context.
+        layer_type: of the layers, where newer configurations have an object for each.
+        theta_key: of the base, in older configurations.
+        theta: the family's base, where none is stated.
+        is_scaled: whether the older ``rope_scaling`` is that of these layers.
+        known: keys of the object that the family itself reads.
+
+    Raises:
+        UnsupportedModel: the kind of scaling, or one of its keys, is not known.
+        InvalidModelFile: a number cannot be used.
+    """
+    parameters = _mapping(config, "rope_parameters")
+    if layer_type is not None and isinstance(nested := parameters.get(layer_type), dict):
+        parameters = nested
+    elif any(isinstance(value, dict) for value in parameters.values()):
+        raise _unsupported(config, f"of each type of layer, {', '.join(parameters):.80}")
+    legacy = _mapping(config, "rope_scaling") if is_scaled else {}
+    scaling = legacy or parameters
+    base = parameters.get("rope_theta", None if config.get(theta_key) is None else config.get(theta_key))
+    base = theta if base is None else base
+    if isinstance(base, bool) or not isinstance(base, int | float) or not MIN_ROPE_THETA <= base <= MAX_ROPE_THETA:
+        raise _wrong(config, theta_key, base)
+    rotated = _rotated(config, {**parameters, **scaling}, dimensions)
+    return _scaled(config, scaling, float(base), rotated, context, known)
+
+
+def _scaled(
+    config: ConfigReader, scaling: Mapping[str, Any], base: float, rotated: int, context: int, known: tuple[str, ...]
+) -> Rope:
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if kind not in _KEYS:
+        raise _unsupported(config, f"{kind!r:.40}")
+    strange = [key for key in scaling if key not in (*_COMMON, *_KEYS[kind], *known) and scaling[key] is not None]
+    # What a model without scaling says of it has no meaning.
+    if strange and kind != "default":
+        raise _unsupported(config, f"{kind!r} with {', '.join(strange):.80}")
+    if kind == "default":
+        return default_rope(base, rotated)
+    factor = _number(config, scaling, "factor")
+    if kind == "linear":
+        return linear_rope(base, rotated, factor)
+    if kind == "llama3":
+        low, high = (_number(config, scaling, f"{end}_freq_factor") for end in ("low", "high"))
+        original = _number(config, scaling, "original_max_position_embeddings")
+        if high <= low:
+            raise _wrong(config, "high_freq_factor", high)
+        divisors = llama3_divisors(base, rotated, factor=factor, low=low, high=high, original_context=original)
+        return divided_rope(default_rope(base, rotated), "llama3", divisors)
+    return yarn_rope(base, rotated, _yarn(config, scaling, factor, context))
+
+
+def _yarn(config: ConfigReader, scaling: Mapping[str, Any], factor: float, context: int) -> Yarn:
+    usual = yarn_temperature(factor)
+    share, of_all = scaling.get("mscale"), scaling.get("mscale_all_dim")
+    if share and of_all:
+        usual = yarn_temperature(factor, _number(config, scaling, "mscale"))
+        usual /= yarn_temperature(factor, _number(config, scaling, "mscale_all_dim"))
+    return Yarn(
+        factor,
+        int(_number(config, scaling, "original_max_position_embeddings", context / factor)),
+        _number(config, scaling, "attention_factor", usual),
+        beta_fast=_number(config, scaling, "beta_fast", 32.0),
+        beta_slow=_number(config, scaling, "beta_slow", 1.0),
+        is_truncated=scaling.get("truncate") is not False,
+    )
+
+
+def _rotated(config: ConfigReader, parameters: Mapping[str, Any], dimensions: int) -> int:
+    """Return how many elements of a head are rotated."""
+    share = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    if share is None:
+        return dimensions
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
+        raise _wrong(config, "partial_rotary_factor", share)
+    rotated = int(dimensions * share)
+    if rotated < 2 or rotated % 2:
+        raise _wrong(config, "partial_rotary_factor", share)
+    return rotated
+
+
+def _mapping(config: ConfigReader, key: str) -> Mapping[str, Any]:
+    value = config.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def _number(config: ConfigReader, scaling: Mapping[str, Any], key: str, default: float | None = None) -> float:
+    value = scaling.get(key)
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1e-3 <= value <= MAX_CONTEXT:
+        raise _wrong(config, key, value)
+    return float(value)
+
+
+def _wrong(config: ConfigReader, key: str, value: object) -> InvalidModelFile:
+    return InvalidModelFile(
+        f"{config.where}: the rope settings in {CONFIG_FILE} cannot be used.",
+        f"'{key}' is {value!r:.60}.",
+        "Fetch the model again.",
+    )
+
+
+def _unsupported(config: ConfigReader, what: str) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"{config.where}: the rope scaling {what} is not supported.",
+        f"Supported: {', '.join(_KEYS)}.",
+        "Choose another model.",
+    )

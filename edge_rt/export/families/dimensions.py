@@ -1,0 +1,69 @@
+"""What nearly all descriptions begin with: the sizes of a model, from either kind of checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from edge_rt.package.decoder import Attention, Decoder, FeedForward, Layer, Rope
+
+MAX_LAYERS: Final = 1024
+MAX_WIDTH: Final = 1 << 18
+MAX_HEADS: Final = 1 << 12
+MAX_HEAD_DIM: Final = 1024
+MAX_CONTEXT: Final = 1 << 24
+MAX_ROWS: Final = 1 << 24
+MIN_EPSILON, MAX_EPSILON = 1e-12, 1.0
+HEAD_STEP: Final = 16
+"""Sizes of heads are multiples of it."""
+
+
+@dataclass(frozen=True)
+class Dimensions:
+    """Sizes of a model, checked against each other; see ``Decoder``."""
+
+    name: str
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    context_length: int
+    norm_epsilon: float
+    is_tied: bool
+
+    def attention(self, **more: Any) -> Attention:
+        """Return the attention of a layer; what differs from a plain llama is given."""
+        scale = more.pop("scale", self.head_dim**-0.5)
+        return Attention(self.num_heads, self.num_kv_heads, self.head_dim, scale, **more)
+
+    def feed_forward(self, **more: Any) -> FeedForward:
+        """Return the feed-forward of a layer; what differs from a plain llama is given."""
+        return FeedForward(self.intermediate_size, **more)
+
+    def decoder(self, family: str, layers: Layer | tuple[Layer, ...], *ropes: Rope, **more: Any) -> Decoder:
+        """Return the description.
+
+        Args:
+            family: name of the architecture.
+            layers: of the model; one stands for all of them.
+            ropes: the rotations that layers name.
+            more: what differs from a plain llama.
+        """
+        given = (layers,) * self.num_layers if isinstance(layers, Layer) else layers
+        kinds = tuple(dict.fromkeys(given))
+        return Decoder(
+            name=self.name,
+            family=family,
+            hidden_size=self.hidden_size,
+            vocab_size=self.vocab_size,
+            context_length=self.context_length,
+            kinds=kinds,
+            pattern=tuple(kinds.index(layer) for layer in given),
+            ropes=ropes,
+            norm_epsilon=self.norm_epsilon,
+            is_tied=self.is_tied,
+            **more,
+        )

@@ -1,0 +1,74 @@
+"""What a family of models is: how its checkpoints are read as a description of a decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from edge_rt.export.families.config_reader import ConfigReader
+from edge_rt.export.families.header_reader import HeaderReader
+from edge_rt.package.decoder import Decoder
+
+TOP_NAMES: Final[Mapping[str, str]] = {
+    "embed_tokens": "token_embd",
+    "norm": "output_norm",
+}
+"""transformers' names of tensors outside of layers, without the model's prefix -> GGUF's; the head is apart."""
+LAYER_NAMES: Final[Mapping[str, str]] = {
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+"""transformers' names of modules within a layer -> GGUF's, as most families have them."""
+SANDWICH_NAMES: Final[Mapping[str, str]] = {
+    **LAYER_NAMES,
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+"""The same where sub-layers have norms behind them."""
+FUSED_NAMES: Final[Mapping[str, str]] = {
+    **{hf: ours for hf, ours in LAYER_NAMES.items() if not ours.startswith(("attn_q", "attn_k", "attn_v", "ffn_"))},
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.qkv_proj": "attn_qkv",
+    "mlp.gate_up_proj": "ffn_gate_up",
+    "mlp.down_proj": "ffn_down",
+}
+"""The same where queries, keys and values are one matrix, and gate and up another."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family of models, described by two functions and by names.
+
+    Attributes:
+        name: of the family.
+        model_types: ``model_type`` of its ``config.json``.
+        architectures: ``general.architecture`` of its GGUF files.
+        from_config: describes the model of a ``config.json``; the second argument is its name.
+        from_header: describes the model of a GGUF header.
+        layer_names: transformers' names of modules within a layer -> GGUF's.
+        config_has_halves: whether a rotated pair is half a head apart in the rows of transformers' checkpoints; else
+            its elements are neighbours.
+        header_has_halves: the same of GGUF files. Where they differ, the converter has reordered rows.
+        config_norm_offset: what transformers adds to the weights of norms; GGUF files hold the sum.
+    """
+
+    name: str
+    model_types: tuple[str, ...]
+    architectures: tuple[str, ...]
+    from_config: Callable[[ConfigReader, str], Decoder]
+    from_header: Callable[[HeaderReader], Decoder]
+    layer_names: Mapping[str, str] = field(default_factory=lambda: LAYER_NAMES)
+    config_has_halves: bool = True
+    header_has_halves: bool = True
+    config_norm_offset: float = 0.0

@@ -1,0 +1,119 @@
+"""A folder of transformers as a described decoder with its tensors, under the names that GGUF files have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from edge_rt.errors import InvalidModelFile
+from edge_rt.export.decoder.tensors import check_shapes, expected_shapes, is_fused, require_no_surplus, split_fused
+from edge_rt.export.families.config_reader import ConfigReader
+from edge_rt.export.families.family import TOP_NAMES, Family
+from edge_rt.export.families.registry import MODEL_TYPES, family_of_config
+from edge_rt.export.sources.gguf_types import TensorInfo
+from edge_rt.export.sources.hf_folder import HFFolder, float_tensor
+from edge_rt.export.sources.packed_config import read_packed_settings
+from edge_rt.package.decoder import Decoder
+from edge_rt.system.checkpoint_names import CONFIG_FILE
+
+_IGNORED: Final = ("rotary_emb.inv_freq",)
+"""Ends of names of tensors that older versions of transformers wrote and that hold nothing new."""
+_PREFIXES: Final = ("model.", "model.language_model.", "language_model.model.")
+"""What may precede the names of the text model's tensors; all but the first belong to models that also see or hear."""
+_HEADS: Final = ("lm_head.weight", "language_model.lm_head.weight")
+
+
+def text_config(folder: HFFolder) -> ConfigReader:
+    """Return the part of ``config.json`` that describes the text model.
+
+    Raises:
+        InvalidModelFile: it names no architecture.
+    """
+    where, values = folder.path.name, folder.config
+    text: Any = values.get("text_config")
+    # A model that also sees is described as a whole where its own type is that of a text model.
+    if isinstance(text, dict) and text.get("model_type") in MODEL_TYPES:
+        return ConfigReader(where, {**{k: values[k] for k in ("tie_word_embeddings",) if k in values}, **text})
+    return ConfigReader(where, values)
+
+
+def describe_folder(folder: HFFolder) -> tuple[Family, Decoder]:
+    """Return the family and the description of a folder's model, from its ``config.json`` alone.
+
+    Raises:
+        UnsupportedModel: another architecture, or a variant that edge-rt cannot run.
+        InvalidModelFile: a number is missing, out of range or contradicts another.
+    """
+    config = text_config(folder)
+    family = family_of_config(folder.path.name, config.text("model_type"))
+    decoder = family.from_config(config, folder.path.resolve().name[:200])
+    config.refuse_variants()
+    read_packed_settings(folder.path.name, folder.config)
+    try:
+        decoder.check()
+    except ValueError as error:
+        raise InvalidModelFile(
+            f"{folder.path.name}: the numbers in {CONFIG_FILE} contradict each other.",
+            f"{error}.",
+            "Fetch the model again.",
+        ) from error
+    return family, decoder
+
+
+def read_folder_decoder(folder: HFFolder) -> tuple[Family, Decoder, dict[str, TensorInfo], tuple[str, ...]]:
+    """Return the family, the description, the tensors under GGUF's names, and remarks as in ``Source``.
+
+    Raises:
+        UnsupportedModel: another architecture, or a variant that edge-rt cannot run.
+        InvalidModelFile: a number is missing, out of range or contradicts another; tensors are missing or misshapen.
+        StorageError: a tensor that says how others are packed cannot be read.
+    """
+    family, decoder = describe_folder(folder)
+    tensors, remarks = _renamed(folder, family, decoder)
+    tensors = split_fused(folder.path.name, tensors, decoder)
+    check_shapes(folder.path.name, tensors, decoder)
+    expected = expected_shapes(decoder)
+    require_no_surplus(folder.path.name, [name for name in tensors if name not in expected])
+    return family, decoder, tensors, remarks
+
+
+def _names(folder: HFFolder, family: Family, decoder: Decoder) -> tuple[dict[str, str], str]:
+    """Return transformers' name of every tensor that there may be -> GGUF's; and what precedes them."""
+    stored = folder.weights.tensors
+    prefix = next((one for one in _PREFIXES if f"{one}embed_tokens.weight" in stored), _PREFIXES[0])
+    names = dict.fromkeys(_HEADS, "output.weight")
+    modules = {f"{prefix}{hf}": ours for hf, ours in TOP_NAMES.items()}
+    for layer in range(decoder.num_layers):
+        modules |= {f"{prefix}layers.{layer}.{hf}": f"blk.{layer}.{ours}" for hf, ours in family.layer_names.items()}
+    for hf, ours in modules.items():
+        names |= {f"{hf}.weight": f"{ours}.weight", f"{hf}.bias": f"{ours}.bias", hf: f"{ours}.weight"}
+    return names, prefix
+
+
+def _renamed(folder: HFFolder, family: Family, decoder: Decoder) -> tuple[dict[str, TensorInfo], tuple[str, ...]]:
+    names, prefix = _names(folder, family, decoder)
+    stored = folder.weights.tensors
+    ignored = {name for name in stored if name.endswith(_IGNORED)}
+    if prefix != _PREFIXES[0]:
+        # Of a model that also sees or hears, the text model is read.
+        ignored |= {name for name in stored if not name.startswith(prefix) and name not in _HEADS}
+    if decoder.is_tied:
+        # Some files hold the tied head a second time.
+        ignored |= set(_HEADS)
+    packed: Mapping[str, TensorInfo] = {}
+    remarks: tuple[str, ...] = ()
+    if (settings := read_packed_settings(folder.path.name, folder.config)) is not None:
+        from edge_rt.export.decoder.packed import packed_tensors
+        from edge_rt.export.sources.converted import conversion_remarks
+
+        shapes = expected_shapes(decoder)
+        matrices = {hf: ours for hf, ours in names.items() if len(shapes.get(ours, ())) == 2 and hf.endswith("weight")}
+        packed, parts = packed_tensors(folder, matrices, settings)
+        ignored |= parts
+        remarks = conversion_remarks(packed.values())
+    wanted = {hf for hf, ours in names.items() if ours in expected_shapes(decoder) or is_fused(ours)}
+    require_no_surplus(folder.path.name, [name for name in stored if name not in wanted and name not in ignored])
+    tensors = {
+        ours: float_tensor(folder, ours, stored[hf]) for hf, ours in names.items() if hf in stored and hf not in ignored
+    }
+    return {**tensors, **packed}, remarks

@@ -1,0 +1,36 @@
+"""A GGUF header as a described decoder with its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from edge_rt.errors import InvalidModelFile
+from edge_rt.export.decoder.tensors import check_tensors, split_fused
+from edge_rt.export.families.family import Family
+from edge_rt.export.families.header_reader import HeaderReader
+from edge_rt.export.families.registry import family_of_header
+from edge_rt.export.sources.gguf_types import FETCH_AGAIN, GGUFHeader, TensorInfo
+from edge_rt.package.decoder import Decoder
+
+
+def read_header_decoder(header: GGUFHeader) -> tuple[Family, Decoder, Mapping[str, TensorInfo]]:
+    """Read the description of a GGUF file's model, and check that every tensor is present in the right shape.
+
+    Raises:
+        UnsupportedModel: another architecture, or a variant of one that edge-rt cannot run.
+        InvalidModelFile: a number is missing, out of range or contradicts another; tensors are missing or misshapen.
+        StorageError: the file cannot be read.
+    """
+    family = family_of_header(header.path.name, header.get_str("general.architecture"))
+    reader = HeaderReader(header, header.get_str("general.architecture"))
+    decoder = family.from_header(reader)
+    reader.refuse_variants()
+    try:
+        decoder.check()
+    except ValueError as error:
+        raise InvalidModelFile(
+            f"{header.path.name}: its numbers contradict each other.", f"{error}.", FETCH_AGAIN
+        ) from error
+    tensors = split_fused(header.path.name, header.tensors, decoder)
+    check_tensors(header, tensors, decoder)
+    return family, decoder, tensors

@@ -1,0 +1,280 @@
+"""Reads the numbers of a GGUF header with checks, and refuses keys that nobody has asked for but change the result."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from edge_rt.errors import InvalidModelFile, StorageError, UnsupportedModel
+from edge_rt.export.families.dimensions import (
+    HEAD_STEP,
+    MAX_CONTEXT,
+    MAX_EPSILON,
+    MAX_HEAD_DIM,
+    MAX_HEADS,
+    MAX_LAYERS,
+    MAX_WIDTH,
+    MIN_EPSILON,
+    Dimensions,
+)
+from edge_rt.export.sources.gguf_types import FETCH_AGAIN, GGUFHeader, MetadataArray, TensorInfo, Value, shown
+
+HARMLESS_KEYS: Final = frozenset({"attention.layer_norm_epsilon", "rope.scaling.finetuned", "tensor_data_layout"})
+"""Keys below the architecture that do not change the computation."""
+NEUTRAL_VALUES: Final[Mapping[str, tuple[float, ...]]] = {
+    # Factors: GGUF readers take 0 for "not given".
+    "embedding_scale": (0, 1),
+    "logit_scale": (0, 1),
+    "residual_scale": (0, 1),
+    "attention.output_scale": (0, 1),
+    "rope.scaling.yarn_attn_factor": (1,),
+    "rope.scaling.yarn_log_multiplier": (0,),
+    # Limits, windows and counts: 0 means none.
+    "attention.clamp_kqv": (0,),
+    "attention.max_alibi_bias": (0,),
+    "attention.scale": (0,),
+    "attention.shared_kv_layers": (0,),
+    "attention.sliding_window": (0,),
+    "attn_logit_softcapping": (0,),
+    "embedding_length_per_layer_input": (0,),
+    "expert_count": (0,),
+    "expert_shared_count": (0,),
+    "expert_used_count": (0,),
+    "final_logit_softcapping": (0,),
+    "leading_dense_block_count": (0,),
+    "nextn_predict_layers": (0,),
+    "pooling_type": (0,),
+    "attention.causal": (True,),
+    "use_parallel_residual": (False,),
+}
+"""Keys below the architecture that would change the computation -> values for which they do not. A family that reads a
+key takes care of it."""
+
+_FLOATS: Final = {"F32": "f", "F16": "e"}
+_MOST_LISTED: Final = 5
+
+
+class HeaderReader:
+    """Values of a GGUF header below its architecture.
+
+    Args:
+        header: of the file.
+        architecture: the prefix of the keys.
+    """
+
+    def __init__(self, header: GGUFHeader, architecture: str) -> None:
+        self.header = header
+        self.where = header.path.name
+        self.architecture = architecture
+        self._read: set[str] = set()
+
+    def key(self, key: str) -> str:
+        """Return the whole name of a key, which counts as read."""
+        self._read.add(key)
+        return f"{self.architecture}.{key}"
+
+    def has(self, key: str) -> bool:
+        """Return whether a key is there."""
+        return self.key(key) in self.header.values
+
+    def has_tensor(self, name: str) -> bool:
+        """Return whether there is a tensor of a name."""
+        return name in self.header.tensors
+
+    def count(self, key: str, most: int, *, least: int = 1, default: int | None = None) -> int:
+        """Return a whole number; where the file has one for every layer, they must be equal.
+
+        Raises:
+            InvalidModelFile: it is none, out of range, or missing without a default.
+            UnsupportedModel: layers have different numbers.
+        """
+        name = self.key(key)
+        if default is not None and name not in self.header.values:
+            return default
+        value = self.header.values.get(name)
+        if isinstance(value, MetadataArray):
+            values = set(value.to_list())
+            if len(values) != 1 or not all(type(one) is int and least <= one <= most for one in values):
+                raise self.refused(
+                    f"{name!r} has {len(values)} values, from {min(values)!r:.20} to {max(values)!r:.20}"
+                )
+            return int(values.pop())
+        return self.header.get_int(name, minimum=least, maximum=most)
+
+    def number(self, key: str, *, least: float, most: float, default: float | None = None) -> float:
+        """Return a number.
+
+        Raises:
+            InvalidModelFile: it is none, out of range, or missing without a default.
+        """
+        name = self.key(key)
+        if default is not None and name not in self.header.values:
+            return default
+        return self.header.get_float(name, minimum=least, maximum=most)
+
+    def text(self, key: str, default: str) -> str:
+        """Return a text."""
+        return self.header.get_str(self.key(key), default=default)
+
+    def floats(self, name: str, count: int) -> list[float] | None:
+        """Return the numbers of a small tensor, all above 0; None if there is none.
+
+        Raises:
+            InvalidModelFile: it has another size or type, or a number is not finite or not above 0.
+            StorageError: the file cannot be read.
+        """
+        tensor = self.header.tensors.get(name)
+        if tensor is None:
+            return None
+        if tensor.shape != (count,):
+            raise InvalidModelFile(
+                f"{self.where}: 1 tensors have a wrong shape.",
+                f"{name} {tensor.shape} instead of {(count,)}.",
+                FETCH_AGAIN,
+            )
+        numbers = list(self._stored(tensor))
+        # The comparison is false for NaN as well.
+        if not all(0 < number < float("inf") for number in numbers):
+            wrong = next(number for number in numbers if not 0 < number < float("inf"))
+            raise InvalidModelFile(
+                f"The tensor '{name}' holds a frequency factor that is not positive.",
+                f"One is {wrong}; it begins at byte {tensor.offset} of the file.",
+                FETCH_AGAIN,
+            )
+        return numbers
+
+    def _stored(self, tensor: TensorInfo) -> Sequence[float]:
+        if tensor.type_name not in (*_FLOATS, "BF16"):
+            raise UnsupportedModel(
+                f"{self.where}: the quantisation of 1 tensors is not supported.",
+                f"{tensor.name} is {tensor.type_name}; supported: F32, F16, BF16.",
+                "Choose a file in one of the supported quantisations.",
+            )
+        try:
+            with self.header.paths[tensor.file].open("rb") as stream:
+                stream.seek(tensor.offset)
+                data = stream.read(tensor.nbytes)
+        except OSError as error:
+            raise StorageError(
+                f"{self.where} cannot be read.", f"{error.strerror}.", "Check its permissions."
+            ) from error
+        if len(data) < tensor.nbytes:
+            raise StorageError(f"{self.where} ended early.", f"{len(data)} of {tensor.nbytes} bytes came.", FETCH_AGAIN)
+        if tensor.type_name == "BF16":
+            data = b"".join(b"\0\0" + data[at : at + 2] for at in range(0, len(data), 2))
+        return struct.unpack(f"<{tensor.elements}{_FLOATS.get(tensor.type_name, 'f')}", data)
+
+    def dimensions(self, *, is_tied: bool | None = None) -> Dimensions:
+        """Return the sizes of the model.
+
+        Args:
+            is_tied: whether the head is the embedding; None: as the file has a head of its own, or not.
+
+        Raises:
+            InvalidModelFile: a number is missing, out of range or contradicts another.
+            UnsupportedModel: heads have a size that no kernel takes.
+        """
+        width = self.count("embedding_length", MAX_WIDTH)
+        heads = self.count("attention.head_count", MAX_HEADS)
+        kv_heads = self.count("attention.head_count_kv", heads, default=heads)
+        self._require_divisor("attention.head_count_kv", kv_heads, "attention.head_count", heads)
+        return Dimensions(
+            name=self.header.get_str("general.name", default=self.header.path.stem)[:200],
+            hidden_size=width,
+            num_layers=self.count("block_count", MAX_LAYERS),
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=self._head_dim(width, heads),
+            intermediate_size=self.count("feed_forward_length", 4 * MAX_WIDTH),
+            vocab_size=self._vocab_size(),
+            context_length=self.count("context_length", MAX_CONTEXT),
+            norm_epsilon=self.number("attention.layer_norm_rms_epsilon", least=MIN_EPSILON, most=MAX_EPSILON),
+            is_tied="output.weight" not in self.header.tensors if is_tied is None else is_tied,
+        )
+
+    def _require_divisor(self, small_key: str, small: int, large_key: str, large: int) -> None:
+        if large % small:
+            raise InvalidModelFile(
+                f"{self.where}: '{self.key(small_key)}' does not divide '{self.key(large_key)}'.",
+                f"{large} is not a multiple of {small}.",
+                FETCH_AGAIN,
+            )
+
+    def _head_dim(self, width: int, heads: int) -> int:
+        if not self.has("attention.key_length"):
+            self._require_divisor("attention.head_count", heads, "embedding_length", width)
+        head_dim = self.count("attention.key_length", MAX_HEAD_DIM, least=2, default=width // heads)
+        value_dim = self.count("attention.value_length", MAX_HEAD_DIM, default=head_dim)
+        if head_dim % HEAD_STEP or value_dim != head_dim:
+            raise UnsupportedModel(
+                f"{self.where}: these attention head sizes are not supported.",
+                f"Keys have {head_dim} dimensions, values {value_dim}; "
+                f"both must be equal and a multiple of {HEAD_STEP}.",
+                "Choose another model.",
+            )
+        return head_dim
+
+    def _vocab_size(self) -> int:
+        tensor = self.header.tensors.get("token_embd.weight")
+        if tensor is None:
+            raise InvalidModelFile(
+                f"{self.where}: the tensor 'token_embd.weight' is missing.",
+                f"The file has {len(self.header.tensors)} other tensors.",
+                FETCH_AGAIN,
+            )
+        rows = tensor.shape[-1]
+        stated = self.header.get_int(self.key("vocab_size"), default=rows)
+        if stated != rows:
+            raise InvalidModelFile(
+                f"{self.where}: '{self.key('vocab_size')}' contradicts the tensor 'token_embd.weight'.",
+                f"The key says {stated}, the tensor has {rows} rows.",
+                FETCH_AGAIN,
+            )
+        return rows
+
+    def refuse_variants(self) -> None:
+        """Refuse keys that nobody has read, unless their values change nothing.
+
+        Raises:
+            UnsupportedModel: there are such keys.
+        """
+        experts = f"{self.architecture}.expert_count"
+        if (count := self.header.get_int(experts, default=0)) > 0:
+            raise UnsupportedModel(
+                f"{self.where}: mixture-of-experts models are not supported.",
+                f"The file has {count} experts.",
+                "Choose a dense model.",
+            )
+        prefix = f"{self.architecture}."
+        strange = [
+            f"{shown(key)} is {_shown_value(value)}"
+            for key, value in self.header.values.items()
+            if key.startswith(prefix) and not self._is_known(key.removeprefix(prefix), value)
+        ]
+        if strange:
+            more = f" and {len(strange) - _MOST_LISTED} more" if len(strange) > _MOST_LISTED else ""
+            raise UnsupportedModel(
+                f"{self.where}: {len(strange)} metadata keys ask for something that edge-rt does not compute.",
+                f"{', '.join(strange[:_MOST_LISTED])}{more}.",
+                "It is a variant that edge-rt cannot run yet; choose another model.",
+            )
+
+    def _is_known(self, key: str, value: Value) -> bool:
+        if key in self._read or key in HARMLESS_KEYS:
+            return True
+        return not isinstance(value, MetadataArray) and value in NEUTRAL_VALUES.get(key, ())
+
+    def refused(self, what: str) -> UnsupportedModel:
+        """Return the error for something that edge-rt does not compute."""
+        return UnsupportedModel(
+            f"{self.where}: the file asks for something that edge-rt does not compute.",
+            f"{what}.",
+            "It is a variant that edge-rt cannot run yet; choose another model.",
+        )
+
+
+def _shown_value(value: Value) -> str:
+    if isinstance(value, MetadataArray):
+        return f"an array of {value.length}"
+    return shown(value) if isinstance(value, str) else str(value)

@@ -1,0 +1,48 @@
+"""All families, and which of them a checkpoint belongs to."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from edge_rt.errors import UnsupportedModel
+from edge_rt.export.families.family import Family
+from edge_rt.export.families.llama import LLAMA
+from edge_rt.export.families.qwen2 import QWEN2
+from edge_rt.export.families.qwen3 import QWEN3
+
+FAMILIES: Final[tuple[Family, ...]] = (LLAMA, QWEN2, QWEN3)
+"""Every family that edge-rt runs."""
+MODEL_TYPES: Final = {name: family for family in FAMILIES for name in family.model_types}
+"""``model_type`` of a ``config.json`` -> family."""
+ARCHITECTURES: Final = {name: family for family in FAMILIES for name in family.architectures}
+"""``general.architecture`` of a GGUF file -> family."""
+
+
+def family_of_config(where: str, model_type: str) -> Family:
+    """Return the family of a ``config.json``.
+
+    Raises:
+        UnsupportedModel: there is none.
+    """
+    if model_type not in MODEL_TYPES:
+        raise _unknown(where, model_type, ", ".join(MODEL_TYPES))
+    return MODEL_TYPES[model_type]
+
+
+def family_of_header(where: str, architecture: str) -> Family:
+    """Return the family of a GGUF file.
+
+    Raises:
+        UnsupportedModel: there is none.
+    """
+    if architecture not in ARCHITECTURES:
+        raise _unknown(where, architecture, ", ".join(ARCHITECTURES))
+    return ARCHITECTURES[architecture]
+
+
+def _unknown(where: str, found: str, known: str) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"{where}: the architecture {found[:60]!r} is not supported.",
+        f"Supported: {known}.",
+        "Choose a model of a supported architecture.",
+    )
