@@ -35,7 +35,7 @@ REPRODUCED = 1e-5
 
 def make(name: str, made: CaseConfig, folder: Path) -> FamilyCase:
     """Return a case computed anew; ``folder`` is for files in between."""
-    model_class = getattr(transformers, made.model + made.suffix)
+    model_class = getattr(transformers, made.model_class or made.model + "ForCausalLM")
     config = getattr(transformers, made.model + "Config")(**made.config)
     model = model_class(config)
     model.save_pretrained(folder / "random")
