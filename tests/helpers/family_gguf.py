@@ -159,12 +159,16 @@ def gguf_metadata(case: FamilyCase) -> dict[str, object]:
     if config.get("head_dim") and arch != "granite":
         found |= {"attention.key_length": config["head_dim"], "attention.value_length": config["head_dim"]}
     if arch in PERMUTED:
-        found |= {"vocab_size": config["vocab_size"], "rope.dimension_count": head_dim(config)}
+        found["rope.dimension_count"] = head_dim(config)
+    if arch in (*PERMUTED, "exaone4", "cohere2"):
+        found["vocab_size"] = config["vocab_size"]
+    if arch in ("gemma2", "stablelm") and found["rope.freq_base"] == 10000.0:
+        del found["rope.freq_base"]  # the default of readers; the converter leaves it out
     found |= _rope_metadata(config, arch) | _window_metadata(config, arch) | _family_metadata(config, arch)
     found = {key: value for key, value in found.items() if value is not None}
     tokens, merges = vocabulary(config["vocab_size"])
     return (
-        {"general.architecture": arch, "general.name": case.name, "general.license": "apache-2.0"}
+        {"general.architecture": arch, "general.name": "Test of a family", "general.license": "apache-2.0"}
         | {f"{arch}.{key}": value for key, value in found.items()}
         | _tokenizer_metadata(tokens, merges, "smollm", CHATML)
     )
@@ -237,7 +241,7 @@ def _family_metadata(config: Mapping[str, Any], arch: str) -> dict[str, object]:
         return {"use_parallel_residual": config["use_parallel_residual"], "rope.dimension_count": rotated}
     if arch == "cohere2":
         return {
-            "logit_scale": float(config["logit_scale"]), "vocab_size": config["vocab_size"],
-            "rope.dimension_count": head_dim(config), "rope.scaling.type": "none",
+            "logit_scale": float(config["logit_scale"]), "rope.dimension_count": head_dim(config),
+            "rope.scaling.type": "none",
         }  # fmt: skip
     return {}

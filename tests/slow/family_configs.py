@@ -96,8 +96,8 @@ LLAMA = {
     "llama_yarn_given": CaseConfig(
         "Llama",
         _base(head_dim=32, rope_parameters={
-            "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "attention_factor": 1.25, "beta_fast": 2.0,
-            "beta_slow": 0.25, "original_max_position_embeddings": ORIGINAL_CONTEXT}),
+            "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "attention_factor": 1.25, "beta_fast": 0.5,
+            "beta_slow": 0.0625, "original_max_position_embeddings": ORIGINAL_CONTEXT}),
         gguf="llama.cpp's llama reads neither yarn_beta_fast and yarn_beta_slow nor yarn_attn_factor",
     ),
     "mistral": CaseConfig("Mistral", _base(head_dim=32, sliding_window=None, **_theta(1e6))),
@@ -182,7 +182,7 @@ PHI3 = {
 
 _MINISTRAL = _base(
     head_dim=32, sliding_window=None, rope_parameters={
-        "rope_type": "yarn", "type": "yarn", "rope_theta": 10000.0, "factor": 16.0, "beta_fast": 4.0,
+        "rope_type": "yarn", "type": "yarn", "rope_theta": 10000.0, "factor": 16.0, "beta_fast": 0.5,
         "beta_slow": 0.125, "mscale": 1.0, "mscale_all_dim": 0.5, "llama_4_scaling_beta": 0.5,
         "original_max_position_embeddings": ORIGINAL_CONTEXT},
 )  # fmt: skip
@@ -229,8 +229,9 @@ POST_NORM = {
     ),
     "exaone4": CaseConfig(
         "Exaone4",
-        _base(head_dim=32, sliding_window=None, layer_types=["full_attention"] * 4, tie_word_embeddings=True,
-              rope_parameters=LLAMA3 | {"factor": 16.0}),
+        _base(hidden_size=128, head_dim=32, sliding_window=None, layer_types=["full_attention"] * 4,
+              tie_word_embeddings=True,
+              rope_parameters=LLAMA3 | {"factor": 16.0}),  # llama.cpp wants heads of hidden / heads
     ),
     "exaone4_window": CaseConfig(
         "Exaone4",

@@ -15,12 +15,15 @@ import numpy as np
 
 CONTEXT = 256  # llama.cpp rounds up to this
 GGML_TYPE_F32 = 0
+OF_THE_FILE = -1.0  # the wrapper's defaults would replace what the file says
 
 for path in sorted(Path(sys.argv[1]).glob("*.gguf")):
     try:
         model = llama_cpp.Llama(
             str(path), n_ctx=CONTEXT, logits_all=True, type_k=GGML_TYPE_F32, type_v=GGML_TYPE_F32, flash_attn=False,
-            n_threads=1, n_batch=CONTEXT, n_ubatch=CONTEXT, verbose="--verbose" in sys.argv,
+            n_threads=1, n_batch=CONTEXT, n_ubatch=CONTEXT,
+            yarn_beta_fast=OF_THE_FILE, yarn_beta_slow=OF_THE_FILE, yarn_attn_factor=OF_THE_FILE,
+            verbose="--verbose" in sys.argv,
         )  # fmt: skip
     except ValueError as error:
         print(f"{path.name}: {error}", file=sys.stderr)
