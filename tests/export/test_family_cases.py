@@ -15,6 +15,12 @@ from tests.helpers.family_gguf import head_dim
 from tests.helpers.family_reference import family_logits
 
 
+def read_header(path):
+    data = path.read_bytes()
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    return {name: entry for name, entry in header.items() if name != "__metadata__"}
+
+
 def relative_error(expected, found):
     return np.abs(expected - found).max() / np.abs(expected).max()
 
@@ -70,6 +76,29 @@ def test_a_folder_holds_the_case(case, tmp_path):
     assert "rope_parameters" not in config
     tokenizer = Tokenizer.from_file(folder / "tokenizer.json")
     assert tokenizer.decode(tokenizer.encode_text("The boat left at 9.")) == "The boat left at 9."
+
+
+def test_a_folder_can_leave_out_what_transformers_assumes(case, tmp_path):
+    folder = write_folder(tmp_path / "model", case, drop_defaults=True, config={"added": 1, "architectures": None})
+    config = json.loads((folder / "config.json").read_text())
+    assert case.default_keys
+    assert not set(case.default_keys) & set(config.get("text_config", config))
+    assert config["added"] == 1
+    assert "architectures" not in config
+
+
+@pytest.mark.parametrize("name", ["gemma3", "mistral3"])
+def test_a_folder_of_text_and_images_has_either_order_of_names(name, tmp_path):
+    case = load_case(name)
+    folder = write_folder(tmp_path / "model", case, model_first=True)
+    stored = read_header(folder / "model.safetensors")
+    assert set(stored) == {
+        f"model.{name}"
+        if "vision" in name or "projector" in name
+        else name.replace("language_model.model.", "model.language_model.")
+        for name in case.shapes
+    }
+    assert text_tensors(stored).keys() == text_tensors(case.shapes).keys()
 
 
 @pytest.mark.parametrize("weight_type", ["F32", "Q8_0"])

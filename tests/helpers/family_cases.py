@@ -32,6 +32,8 @@ def write_folder(
     *,
     dtype: str = "F32",
     old_keys: bool = False,
+    drop_defaults: bool = False,
+    model_first: bool = False,
     config: dict[str, Any] | None = None,
 ) -> Path:
     """Write a case as a folder of transformers and return its path.
@@ -41,17 +43,32 @@ def write_folder(
         case: what to write.
         dtype: "F32", "BF16" or "F16"; all three hold the values exactly.
         old_keys: write ``config.json`` as releases before transformers 5 did.
+        drop_defaults: write the older keys, without those that transformers does not need (``case.default_keys``).
+        model_first: name the tensors of a model of text and images ``model.language_model.*`` and
+            ``model.vision_tower.*`` instead of ``language_model.model.*`` and ``vision_tower.*``; both are met.
         config: keys of ``config.json`` to add or replace, or to leave out where they are None.
     """
     path.mkdir(parents=True)
-    document = (case.old_config if old_keys else case.config) | {"torch_dtype" if old_keys else "dtype": _DTYPES[dtype]}
+    document = json.loads(json.dumps(case.old_config if old_keys or drop_defaults else case.config))
+    document["torch_dtype" if "torch_dtype" in document else "dtype"] = _DTYPES[dtype]
+    for key in case.default_keys if drop_defaults else ():
+        del document.get("text_config", document)[key]
     document |= config or {}
     document = {key: value for key, value in document.items() if value is not None or key not in (config or {})}
     (path / "config.json").write_text(json.dumps(document, indent=2))
     (path / "tokenizer.json").write_text(tokenizer_json(case.text_config["vocab_size"]))
     (path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>", "chat_template": CHATML}))
-    write_safetensors(path / "model.safetensors", case.tensors(), dtype)
+    tensors = case.tensors()
+    if model_first:
+        tensors = {_model_first(name): values for name, values in tensors.items()}
+    write_safetensors(path / "model.safetensors", tensors, dtype)
     return path
+
+
+def _model_first(name: str) -> str:
+    if name.startswith("language_model.model."):
+        return "model.language_model." + name.removeprefix("language_model.model.")
+    return name.removeprefix("language_model.") if name.startswith("language_model.") else "model." + name
 
 
 def tokenizer_json(size: int) -> str:

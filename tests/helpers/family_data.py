@@ -34,6 +34,7 @@ class FamilyCase:
         shapes: shape of every tensor of the folder, by its name there.
         tokens: token ids, int64 [positions].
         logits: float32 [positions, vocabulary], of one pass over all tokens.
+        default_keys: keys of the text model in ``old_config`` that say what transformers assumes without them.
         gguf: None, or why there is no GGUF file of this case that llama.cpp computes alike.
     """
 
@@ -44,6 +45,7 @@ class FamilyCase:
     tokens: np.ndarray
     logits: np.ndarray
     gguf: str | None
+    default_keys: tuple[str, ...] = ()
 
     @property
     def text_config(self) -> dict[str, Any]:
@@ -61,7 +63,16 @@ def load_case(name: str) -> FamilyCase:
     with np.load(DATA / f"{name}.npz") as arrays:
         tokens, logits = arrays["tokens"], arrays["logits"]
     shapes = {tensor: tuple(shape) for tensor, shape in document["tensors"].items()}
-    return FamilyCase(name, document["config"], document["old_config"], shapes, tokens, logits, document["gguf"])
+    return FamilyCase(
+        name,
+        document["config"],
+        document["old_config"],
+        shapes,
+        tokens,
+        logits,
+        document["gguf"],
+        tuple(document["default_keys"]),
+    )
 
 
 def tensor_values(case: str, name: str, shape: tuple[int, ...], config: dict[str, Any]) -> np.ndarray:

@@ -57,8 +57,13 @@ def _theta(theta: float, **more: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": "default", "rope_theta": theta} | more}
 
 
+# Releases state a window and do not use it.
+_UNUSED_WINDOW = {
+    "layer_types": None, "sliding_window": WINDOW, "max_window_layers": 2, "use_sliding_window": False,
+}  # fmt: skip
+
 QWEN = {
-    "qwen3": CaseConfig("Qwen3", _base(head_dim=32, tie_word_embeddings=True, **_theta(1e6))),
+    "qwen3": CaseConfig("Qwen3", _base(head_dim=32, tie_word_embeddings=True, **_theta(1e6)), old=_UNUSED_WINDOW),
     "qwen3_window": CaseConfig(
         "Qwen3",
         _base(head_dim=32, attention_bias=True, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=2,
@@ -66,8 +71,9 @@ QWEN = {
         old={"layer_types": None},
         gguf="llama.cpp's qwen3 has no sliding window",
     ),
-    "qwen2": CaseConfig("Qwen2", _base(num_attention_heads=6, tie_word_embeddings=True, **_theta(1e6)),
-                        old={"layer_types": None}),
+    "qwen2": CaseConfig(
+        "Qwen2", _base(num_attention_heads=6, tie_word_embeddings=True, **_theta(1e6)), old=_UNUSED_WINDOW
+    ),
     "qwen2_window": CaseConfig(
         "Qwen2",
         _base(num_attention_heads=6, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=2,
@@ -133,6 +139,16 @@ GEMMA = {
         old={"rope_theta": 50000.0, "rope_local_base_freq": 5000.0},
         model_class="Gemma3ForCausalLM",
         gguf="llama.cpp's gemma3 scales attention by the size of a head",
+    ),
+    "gemma3_text_defaults": CaseConfig(  # what config.json of the 4B model says, and nothing else
+        "Gemma3Text",
+        {"vocab_size": 264, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 6,
+         "sliding_window": WINDOW, "rope_parameters": {
+             "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+             "full_attention": {"rope_theta": 1e6} | _LINEAR}},
+        old={"rope_theta": 1e6, "rope_local_base_freq": 10000.0, "rope_scaling": _LINEAR, "sliding_window_pattern": 6,
+             "layer_types": None},
+        model_class="Gemma3ForCausalLM",
     ),
     "gemma3": CaseConfig(
         "Gemma3",

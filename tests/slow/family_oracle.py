@@ -6,8 +6,8 @@ Needs torch, transformers and safetensors (torch 2.13.0, transformers 5.23.0 wer
     python -m tests.slow.family_oracle --check            # compare with the stored files instead
     python -m tests.slow.family_oracle --only qwen3 gemma2
 
-Every case is computed three times: in one pass, in two passes with a cache, and from a folder in the older keys of
-``config.json``. All three must agree.
+Every case is computed in one pass, in two passes with a cache, and from folders in the older keys of ``config.json``,
+with and without those that say what transformers assumes. All must agree.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import argparse
 import json
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from tests.helpers.family_cases import write_folder
 from tests.helpers.family_data import DATA, FamilyCase, checksum, load_case
 from tests.slow.family_configs import CONFIGS, TOKENS, CaseConfig
 
-FIRST_CHUNK = 20
+CHUNKS = (20, TOKENS - 20)
 AGREEMENT = 2e-5
 REPRODUCED = 1e-5
 
@@ -43,18 +44,33 @@ def make(name: str, made: CaseConfig, folder: Path) -> FamilyCase:
     document["dtype"] = "bfloat16"
     with safe_open(folder / "random" / "model.safetensors", "np") as stored:
         shapes = {key: tuple(stored.get_slice(key).get_shape()) for key in stored.keys()}  # noqa: SIM118
+    old = older(document, made.old)
     rng = np.random.default_rng(len(name))
     vocabulary = document.get("text_config", document)["vocab_size"]
     tokens = rng.integers(3, vocabulary, TOKENS)
     empty = np.zeros((0, 0), np.float32)
-    case = FamilyCase(name, document, older(document, made.old), shapes, tokens, empty, made.gguf)
+    case = FamilyCase(name, document, old, shapes, tokens, empty, made.gguf, defaults_in(old, config))
 
     logits = run(model_class, write_folder(folder / "new", case), tokens, (TOKENS,))
-    chunked = run(model_class, folder / "new", tokens, (FIRST_CHUNK, TOKENS - FIRST_CHUNK))
-    old = run(model_class, write_folder(folder / "old", case, dtype="BF16", old_keys=True), tokens, (TOKENS,))
-    require(f"{name}: in two passes", logits, chunked, AGREEMENT)
-    require(f"{name}: older keys", logits, old, AGREEMENT)
-    return FamilyCase(name, document, case.old_config, shapes, tokens, logits, made.gguf)
+    require(f"{name}: in two passes", logits, run(model_class, folder / "new", tokens, CHUNKS), AGREEMENT)
+    variants: dict[str, dict[str, Any]] = {
+        "older keys": {"dtype": "BF16", "old_keys": True}, "without defaults": {"drop_defaults": True},
+    }  # fmt: skip
+    if "text_config" in document:
+        variants["model first"] = {"model_first": True}
+    for what, options in variants.items():
+        written = write_folder(folder / what, case, **options)
+        require(f"{name}: {what}", logits, run(model_class, written, tokens, (TOKENS,)), AGREEMENT)
+    return replace(case, logits=logits)
+
+
+def defaults_in(old: dict[str, Any], config: Any) -> tuple[str, ...]:
+    """Return the keys of a ``config.json`` whose values a configuration without arguments has too."""
+    text = config.get_text_config()
+    default = older(type(text)().to_dict(), {})
+    written = old.get("text_config", old)
+    fixed = ("model_type", "architectures", "transformers_version", "torch_dtype")
+    return tuple(sorted(key for key in written if key not in fixed and default.get(key, ...) == written[key]))
 
 
 def run(model_class: Any, folder: Path, tokens: np.ndarray, chunks: tuple[int, ...]) -> np.ndarray:
@@ -90,7 +106,12 @@ def older(document: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
         for key in ("rope_theta", "partial_rotary_factor"):
             if key in parameters:
                 old[key] = parameters.pop(key)
-        old["rope_scaling"] = parameters if parameters.get("rope_type", "default") != "default" else None
+        if parameters.get("rope_type") in ("linear", "longrope", "dynamic"):
+            parameters["type"] = parameters.pop("rope_type")  # as releases of their time say
+        if "original_max_position_embeddings" in old:
+            parameters.pop("original_max_position_embeddings", None)
+        plain = parameters.get("rope_type") == "default"
+        old["rope_scaling"] = None if plain else parameters
     old |= changes
     return {key: value for key, value in old.items() if not (key in changes and value is None)}
 
@@ -111,6 +132,7 @@ def store(case: FamilyCase) -> None:
     document = {
         "config": case.config,
         "old_config": case.old_config,
+        "default_keys": list(case.default_keys),
         "gguf": case.gguf,
         "checksum": checksum(case.tensors()),
         "tensors": {name: list(shape) for name, shape in case.shapes.items()},
@@ -123,7 +145,7 @@ def store(case: FamilyCase) -> None:
 def compare(case: FamilyCase) -> None:
     """Require the stored files to hold what was computed anew."""
     stored = load_case(case.name)
-    for what in ("config", "old_config", "shapes", "gguf"):
+    for what in ("config", "old_config", "shapes", "gguf", "default_keys"):
         if getattr(stored, what) != getattr(case, what):
             raise SystemExit(f"{case.name}: {what} differs from the stored one")
     if not np.array_equal(stored.tokens, case.tokens):
