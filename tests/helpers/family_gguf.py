@@ -1,0 +1,247 @@
+"""GGUF files of the family cases, in the conventions of llama.cpp's converter: keys, names, order of rows, values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+
+from tests.helpers.family_data import FamilyCase, text_tensors
+from tests.helpers.gguf_factory import CHATML, _add_value, _quantised, _tokenizer_metadata, vocabulary
+
+ARCHITECTURES = {
+    "cohere2": "cohere2", "ernie4_5": "ernie4_5", "exaone4": "exaone4", "gemma2": "gemma2", "gemma3": "gemma3",
+    "gemma3_text": "gemma3", "granite": "granite", "hunyuan_v1_dense": "hunyuan-dense", "llama": "llama",
+    "ministral3": "mistral3", "mistral": "llama", "mistral3": "mistral3", "olmo2": "olmo2", "olmo3": "olmo2",
+    "phi3": "phi3", "qwen2": "qwen2", "qwen3": "qwen3", "smollm3": "smollm3", "stablelm": "stablelm",
+}  # fmt: skip
+PERMUTED = ("llama", "granite", "smollm3", "mistral3")
+"""Architectures whose q and k rows the converter brings from split halves into adjacent pairs."""
+
+
+def write_gguf(
+    path: Path,
+    case: FamilyCase,
+    *,
+    weight_type: str = "F32",
+    embedding_type: str | None = None,
+    types: Mapping[str, str] | None = None,
+    extra_metadata: Mapping[str, object] | None = None,
+    drop_metadata: tuple[str, ...] = (),
+) -> Path:
+    """Write a case as a GGUF file and return its path.
+
+    Args:
+        path: file to write.
+        case: what to write; ``case.gguf`` says whether llama.cpp computes the same.
+        weight_type: ggml type of matrices: F32, F16, BF16, or one that the gguf package quantises (Q8_0, Q4_0, ...).
+        embedding_type: of ``token_embd.weight`` and ``output.weight``; default: ``weight_type``.
+        types: exceptions, by the names of tensors in the file.
+        extra_metadata: keys to add or replace.
+        drop_metadata: keys to leave out.
+    """
+    tensors = gguf_tensors(case)
+    values = gguf_metadata(case) | dict(extra_metadata or {})
+    writer = gguf.GGUFWriter(path, values.pop("general.architecture"))
+    for key, value in values.items():
+        if key not in drop_metadata:
+            _add_value(writer, key, value)
+    for name, array in tensors.items():
+        matrix_type = embedding_type if name in ("token_embd.weight", "output.weight") else None
+        chosen = (types or {}).get(name) or ("F32" if array.ndim == 1 or "norm" in name else matrix_type or weight_type)
+        writer.add_tensor(name, _quantised(name, array, chosen), raw_dtype=gguf.GGMLQuantizationType[chosen])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def head_dim(config: Mapping[str, Any]) -> int:
+    """Return the size of a head."""
+    return config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+
+
+# --- tensors --------------------------------------------------------------------------------------
+
+
+def gguf_tensors(case: FamilyCase) -> dict[str, np.ndarray]:
+    """Return the float32 tensors of the file by their names there, outermost dimension first."""
+    config = case.text_config
+    arch = ARCHITECTURES[config["model_type"]]
+    names = gguf.get_tensor_name_map(_architecture(arch), config["num_hidden_layers"])
+    found = _rope_tensors(config, arch)
+    for name, values in _stacked_norms(text_tensors(case.tensors())).items():
+        mapped = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if mapped is None:
+            raise ValueError(f"{case.name}: {name} has no name in {arch}")
+        found[mapped] = _converted(name, values, arch, config)
+    return found
+
+
+def _architecture(name: str) -> gguf.MODEL_ARCH:
+    return next(arch for arch, known in gguf.MODEL_ARCH_NAMES.items() if known == name)
+
+
+def _stacked_norms(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the tensors with StableLM's norms of single heads stacked."""
+    found: dict[str, Any] = {}
+    for name, values in tensors.items():
+        if ".norms." in name:
+            found.setdefault(name.split(".norms.")[0] + ".weight", []).append(values)
+        else:
+            found[name] = values
+    return {name: np.stack(values) if isinstance(values, list) else values for name, values in found.items()}
+
+
+def _converted(name: str, values: np.ndarray, arch: str, config: Mapping[str, Any]) -> np.ndarray:
+    if arch.startswith("gemma") and name.endswith("norm.weight"):
+        return values + np.float32(1)
+    if arch in PERMUTED and ("q_proj" in name or "k_proj" in name):
+        heads = config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
+        halves = values.reshape(heads, 2, len(values) // heads // 2, *values.shape[1:])
+        return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)
+    return values
+
+
+def _rope_tensors(config: Mapping[str, Any], arch: str) -> dict[str, np.ndarray]:
+    rope = full_rope(config)
+    if rope["rope_type"] == "longrope":
+        return {
+            f"rope_factors_{kind}.weight": np.array(rope[f"{kind}_factor"], np.float32) for kind in ("long", "short")
+        }
+    if rope["rope_type"] == "llama3" and arch in ("llama", "exaone4"):
+        return {"rope_freqs.weight": _llama3_divisors(rope, head_dim(config))}
+    return {}
+
+
+def _llama3_divisors(rope: Mapping[str, Any], size: int) -> np.ndarray:
+    """Return what llama3 scaling divides every frequency by, float32 [size / 2]."""
+    divisors = []
+    for pair in range(size // 2):
+        rotations = rope["original_max_position_embeddings"] / (2 * math.pi * rope["rope_theta"] ** (2 * pair / size))
+        slow, fast = rope["low_freq_factor"], rope["high_freq_factor"]
+        kept = min(max((rotations - slow) / (fast - slow), 0.0), 1.0)
+        divisors.append(1 / ((1 - kept) / rope["factor"] + kept))
+    return np.array(divisors, np.float32)
+
+
+# --- metadata -------------------------------------------------------------------------------------
+
+
+def full_rope(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the rope parameters of all layers, or of those with full attention."""
+    rope = config["rope_parameters"]
+    return rope.get("full_attention", rope)
+
+
+def gguf_metadata(case: FamilyCase) -> dict[str, object]:
+    """Return the keys of the file and their values."""
+    config = case.text_config
+    arch = ARCHITECTURES[config["model_type"]]
+    found: dict[str, object] = {
+        "block_count": config["num_hidden_layers"],
+        "context_length": config["max_position_embeddings"],
+        "embedding_length": config["hidden_size"],
+        "feed_forward_length": config["intermediate_size"],
+        "attention.head_count": config["num_attention_heads"],
+        "attention.head_count_kv": config["num_key_value_heads"],
+        "rope.freq_base": float(full_rope(config)["rope_theta"]),
+    }
+    if "rms_norm_eps" in config:
+        found["attention.layer_norm_rms_epsilon"] = float(config["rms_norm_eps"])
+    if "layer_norm_eps" in config:
+        found["attention.layer_norm_epsilon"] = float(config["layer_norm_eps"])
+    if config.get("head_dim") and arch != "granite":
+        found |= {"attention.key_length": config["head_dim"], "attention.value_length": config["head_dim"]}
+    if arch in PERMUTED:
+        found["rope.dimension_count"] = head_dim(config)
+    if arch in (*PERMUTED, "exaone4", "cohere2"):
+        found["vocab_size"] = config["vocab_size"]
+    if arch in ("gemma2", "stablelm") and found["rope.freq_base"] == 10000.0:
+        del found["rope.freq_base"]  # the default of readers; the converter leaves it out
+    found |= _rope_metadata(config, arch) | _window_metadata(config, arch) | _family_metadata(config, arch)
+    found = {key: value for key, value in found.items() if value is not None}
+    tokens, merges = vocabulary(config["vocab_size"])
+    return (
+        {"general.architecture": arch, "general.name": "Test of a family", "general.license": "apache-2.0"}
+        | {f"{arch}.{key}": value for key, value in found.items()}
+        | _tokenizer_metadata(tokens, merges, "smollm", CHATML)
+    )
+
+
+def _rope_metadata(config: Mapping[str, Any], arch: str) -> dict[str, object]:
+    rope = full_rope(config)
+    found: dict[str, object] = {}
+    if rope["rope_type"] in ("linear", "yarn"):
+        found |= {"rope.scaling.type": rope["rope_type"], "rope.scaling.factor": float(rope["factor"])}
+    if rope["rope_type"] == "yarn":
+        found["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
+        for key, name in (("attention_factor", "yarn_attn_factor"), ("beta_fast", "yarn_beta_fast"),
+                          ("beta_slow", "yarn_beta_slow")):  # fmt: skip
+            if rope.get(key) is not None:
+                found[f"rope.scaling.{name}"] = float(rope[key])
+    if "sliding_attention" in config["rope_parameters"]:
+        found["rope.freq_base_swa"] = float(config["rope_parameters"]["sliding_attention"]["rope_theta"])
+    if arch == "phi3":
+        original = rope.get("original_max_position_embeddings", config["max_position_embeddings"])
+        found["rope.dimension_count"] = int(head_dim(config) * rope.get("partial_rotary_factor", 1.0))
+        found["rope.scaling.original_context_length"] = original
+        if rope["rope_type"] == "longrope":
+            scale = config["max_position_embeddings"] / original
+            found["rope.scaling.attn_factor"] = math.sqrt(1 + math.log(scale) / math.log(original))
+    if arch == "hunyuan-dense" and rope["rope_type"] == "dynamic":
+        size = head_dim(config)
+        found["rope.freq_base"] = rope["rope_theta"] * rope["alpha"] ** (size / (size - 2))
+        found |= {"rope.scaling.type": "none", "rope.scaling.factor": 1.0}
+        # A context cannot be derived from alpha; the converter writes that of the releases.
+        found |= {"context_length": 1 << 18, "rope.scaling.original_context_length": 1 << 18}
+    return found
+
+
+def _window_metadata(config: Mapping[str, Any], arch: str) -> dict[str, object]:
+    window = config.get("sliding_window")
+    if arch == "phi3":
+        return {"attention.sliding_window": window or 0}
+    if window is None or arch not in ("gemma2", "gemma3", "olmo2", "exaone4", "cohere2"):
+        return {}
+    found: dict[str, object] = {"attention.sliding_window": window}
+    sliding = [kind == "sliding_attention" for kind in config["layer_types"]]
+    usual = {"gemma2": 2, "gemma3": 6, "cohere2": 4}.get(arch)
+    if usual is None or sliding != [(layer + 1) % usual != 0 for layer in range(len(sliding))]:
+        found["attention.sliding_window_pattern"] = sliding
+    return found
+
+
+def _family_metadata(config: Mapping[str, Any], arch: str) -> dict[str, object]:
+    if arch in ("gemma2", "gemma3"):
+        return {
+            "attn_logit_softcapping": config.get("attn_logit_softcapping"),
+            "final_logit_softcapping": config.get("final_logit_softcapping"),
+        }
+    if arch == "granite":
+        return {
+            "attention.scale": float(config["attention_multiplier"]),
+            "embedding_scale": float(config["embedding_multiplier"]),
+            "residual_scale": float(config["residual_multiplier"]),
+            "logit_scale": float(config["logits_scaling"]),
+        }
+    if arch == "mistral3":
+        rope = config["rope_parameters"]
+        return {
+            "rope.scaling.yarn_log_multiplier": float(rope["mscale_all_dim"]),
+            "attention.temperature_scale": float(rope["llama_4_scaling_beta"]),
+        }
+    if arch == "stablelm":
+        rotated = int(head_dim(config) * config["rope_parameters"]["partial_rotary_factor"])
+        return {"use_parallel_residual": config["use_parallel_residual"], "rope.dimension_count": rotated}
+    if arch == "cohere2":
+        return {
+            "logit_scale": float(config["logit_scale"]), "rope.dimension_count": head_dim(config),
+            "rope.scaling.type": "none",
+        }  # fmt: skip
+    return {}

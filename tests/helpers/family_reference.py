@@ -1,0 +1,262 @@
+"""What each family computes: one plain numpy pass in float64 over the tensors of a folder, driven by a few facts.
+
+Written from transformers' modelling files alone, and compared with its logits; nothing here knows edge-rt. Matrices are
+[outputs, inputs]; a pass takes token ids [n] and returns logits [n, vocabulary].
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What differs between families beyond the numbers of a configuration.
+
+    Attributes:
+        input_norms: norms before the sub-layers ("pre"), behind them ("post"), "both", or one before both ("parallel").
+        layer_norm: LayerNorm (with a bias where the folder has one) instead of RMSNorm.
+        norm_offset: what is added to the weights of norms.
+        qk_norm: norm of q and k, "head", "row" (over all heads) or "each" (a weight for every head); None: none.
+        qk_norm_after_rope: whether it follows the rotation.
+        adjacent: rope turns adjacent dimensions instead of those half a head apart.
+        gelu: GELU (tanh) instead of SiLU.
+        rope_on: which layers rotate: "all", "sliding" layers only, or those of "no_rope_layers" that are not 0.
+    """
+
+    input_norms: str = "pre"
+    layer_norm: bool = False
+    norm_offset: float = 0.0
+    qk_norm: str | None = None
+    qk_norm_after_rope: bool = False
+    adjacent: bool = False
+    gelu: bool = False
+    rope_on: str = "all"
+
+
+LLAMA = Facts()
+GEMMA = Facts(input_norms="both", norm_offset=1.0, gelu=True)
+FACTS = {
+    "llama": LLAMA, "mistral": LLAMA, "ministral3": LLAMA, "qwen2": LLAMA, "phi3": LLAMA, "granite": LLAMA,
+    "qwen3": Facts(qk_norm="head"),
+    "gemma2": GEMMA,
+    "gemma3_text": replace(GEMMA, qk_norm="head"),
+    "smollm3": Facts(rope_on="no_rope_layers"),
+    "olmo2": Facts(input_norms="post", qk_norm="row"),
+    "olmo3": Facts(input_norms="post", qk_norm="row"),
+    "exaone4": Facts(input_norms="post", qk_norm="head"),
+    "ernie4_5": Facts(adjacent=True),
+    "hunyuan_v1_dense": Facts(qk_norm="head", qk_norm_after_rope=True),
+    "stablelm": Facts(layer_norm=True),
+    "cohere2": Facts(input_norms="parallel", layer_norm=True, adjacent=True, rope_on="sliding"),
+}  # fmt: skip
+
+
+def family_logits(config: Mapping[str, Any], tensors: Mapping[str, Array], tokens: Array) -> Array:
+    """Return the logits of all positions, float64.
+
+    Args:
+        config: ``config.json`` in the keys of transformers 5; of a model of text and images, its ``text_config``.
+        tensors: float arrays by the names of a model of text alone.
+        tokens: int ids.
+    """
+    return _Pass(config, tensors).logits(tokens)
+
+
+class _Pass:
+    def __init__(self, config: Mapping[str, Any], tensors: Mapping[str, Array]) -> None:
+        self.config = config
+        self.tensors = {name: values.astype(np.float64) for name, values in tensors.items()}
+        facts = FACTS[config["model_type"]]
+        if config["model_type"] == "exaone4" and config.get("sliding_window") is not None:
+            facts = replace(facts, rope_on="sliding")
+        if config["model_type"] == "stablelm":
+            facts = replace(
+                facts,
+                qk_norm="each" if config["qk_layernorm"] else None,
+                input_norms="parallel" if config["use_parallel_residual"] else "pre",
+            )
+        self.facts = facts
+        self.heads, self.kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+        self.size = config.get("head_dim") or config["hidden_size"] // self.heads
+
+    def logits(self, tokens: Array) -> Array:
+        config = self.config
+        x = self.tensors["model.embed_tokens.weight"][tokens] * config.get("embedding_multiplier", 1.0)
+        if config["model_type"].startswith("gemma"):
+            x = x * np.sqrt(config["hidden_size"])
+        for layer in range(config["num_hidden_layers"]):
+            x = self.layer(layer, x)
+        x = self.norm("model.norm", x)
+        head = self.tensors.get("lm_head.weight", self.tensors["model.embed_tokens.weight"])
+        logits = x @ head.T / config.get("logits_scaling", 1.0) * config.get("logit_scale", 1.0)
+        cap = config.get("final_logit_softcapping")
+        return logits if cap is None else cap * np.tanh(logits / cap)
+
+    def layer(self, layer: int, x: Array) -> Array:
+        name, kind = f"model.layers.{layer}.", self.facts.input_norms
+        scale = self.config.get("residual_multiplier", 1.0)
+        if kind == "parallel":
+            h = self.norm(name + "input_layernorm", x)
+            return x + self.attention(layer, h) + self.mlp(name, h)
+        a = self.attention(layer, x if kind == "post" else self.norm(name + "input_layernorm", x))
+        x = x + scale * (a if kind == "pre" else self.norm(name + "post_attention_layernorm", a))
+        before = {"pre": "post_attention_layernorm", "both": "pre_feedforward_layernorm"}
+        m = self.mlp(name, x if kind == "post" else self.norm(name + before[kind], x))
+        return x + scale * (m if kind == "pre" else self.norm(name + "post_feedforward_layernorm", m))
+
+    def attention(self, layer: int, x: Array) -> Array:
+        name, config, n = f"model.layers.{layer}.self_attn.", self.config, len(x)
+        if name + "qkv_proj.weight" in self.tensors:
+            rows = [self.heads * self.size, (self.heads + self.kv_heads) * self.size]
+            q, k, v = np.split(self.linear(name + "qkv_proj", x), rows, axis=1)
+        else:
+            q, k, v = (self.linear(f"{name}{part}_proj", x) for part in "qkv")
+        if self.facts.qk_norm == "row":
+            q, k = self.norm(name + "q_norm", q), self.norm(name + "k_norm", k)
+        q, k, v = (rows.reshape(n, -1, self.size).swapaxes(0, 1) for rows in (q, k, v))  # [heads, n, size]
+        for after in (False, True):
+            if after == self.facts.qk_norm_after_rope and self.facts.qk_norm in ("head", "each"):
+                q, k = self.head_norm(name, "q", q), self.head_norm(name, "k", k)
+            if not after and self.rotates(layer):
+                q, k = self.rope(layer, q), self.rope(layer, k)
+        rope = config["rope_parameters"]
+        positions = np.arange(n)
+        if rope.get("llama_4_scaling_beta"):
+            steps = np.floor(positions / rope["original_max_position_embeddings"])
+            q = q * (1 + rope["llama_4_scaling_beta"] * np.log(1 + steps))[:, None]
+        k, v = (np.repeat(rows, self.heads // self.kv_heads, axis=0) for rows in (k, v))
+        scores = q @ k.swapaxes(1, 2) * self.attention_scale()
+        cap = config.get("attn_logit_softcapping") if config["model_type"] == "gemma2" else None
+        if cap is not None:
+            scores = cap * np.tanh(scores / cap)
+        back = positions[:, None] - positions[None, :]
+        seen = (back >= 0) & (back < self.window(layer))
+        scores = np.where(seen, scores, -np.inf)
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        mixed = weights / weights.sum(axis=-1, keepdims=True) @ v
+        return self.linear(name + "o_proj", mixed.swapaxes(0, 1).reshape(n, -1))
+
+    def mlp(self, name: str, x: Array) -> Array:
+        if name + "mlp.gate_up_proj.weight" in self.tensors:
+            gate, up = np.split(self.linear(name + "mlp.gate_up_proj", x), 2, axis=1)
+        else:
+            gate, up = self.linear(name + "mlp.gate_proj", x), self.linear(name + "mlp.up_proj", x)
+        if self.facts.gelu:
+            gate = 0.5 * gate * (1 + np.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)))
+        else:
+            gate = gate / (1 + np.exp(-gate))
+        return self.linear(name + "mlp.down_proj", gate * up)
+
+    def linear(self, name: str, x: Array) -> Array:
+        return x @ self.tensors[name + ".weight"].T + self.tensors.get(name + ".bias", 0.0)
+
+    def norm(self, name: str, x: Array) -> Array:
+        return self.normed(x, self.tensors[name + ".weight"]) + self.tensors.get(name + ".bias", 0.0)
+
+    def normed(self, x: Array, weight: Array) -> Array:
+        if self.facts.layer_norm:
+            x = x - x.mean(axis=-1, keepdims=True)
+        epsilon = self.config["layer_norm_eps" if self.facts.layer_norm else "rms_norm_eps"]
+        return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + epsilon) * (weight + self.facts.norm_offset)
+
+    def head_norm(self, name: str, which: str, x: Array) -> Array:
+        if self.facts.qk_norm == "each":
+            weights = [self.tensors[f"{name}{which}_layernorm.norms.{head}.weight"] for head in range(len(x))]
+            return self.normed(x, np.stack(weights)[:, None])
+        long_name = {"q": "query_layernorm", "k": "key_layernorm"}[which]
+        known = f"{name}{long_name}.weight" in self.tensors
+        return self.normed(x, self.tensors[f"{name}{long_name if known else which + '_norm'}.weight"])
+
+    # --- what depends on the layer ----------------------------------------------------------------
+
+    def is_sliding(self, layer: int) -> bool:
+        kinds = self.config.get("layer_types")
+        if kinds is not None:
+            return kinds[layer] == "sliding_attention"
+        return self.config.get("sliding_window") is not None
+
+    def window(self, layer: int) -> float:
+        return self.config["sliding_window"] if self.is_sliding(layer) else math.inf
+
+    def rotates(self, layer: int) -> bool:
+        if self.facts.rope_on == "no_rope_layers":
+            return bool(self.config["no_rope_layers"][layer])
+        return self.facts.rope_on == "all" or self.is_sliding(layer)
+
+    def attention_scale(self) -> float:
+        if "attention_multiplier" in self.config:
+            return self.config["attention_multiplier"]
+        return self.config.get("query_pre_attn_scalar", self.size) ** -0.5
+
+    def rope(self, layer: int, x: Array) -> Array:
+        rope = self.config["rope_parameters"]
+        if "full_attention" in rope:
+            rope = rope["sliding_attention" if self.is_sliding(layer) else "full_attention"]
+        frequencies, factor = rope_frequencies(rope, self.size, x.shape[1], self.config["max_position_embeddings"])
+        angles = np.arange(x.shape[1])[:, None] * frequencies
+        cos, sin = np.cos(angles) * factor, np.sin(angles) * factor
+        rotated = 2 * len(frequencies)
+        a, b = (slice(0, rotated, 2), slice(1, rotated, 2)) if self.facts.adjacent else (
+            slice(0, rotated // 2), slice(rotated // 2, rotated))  # fmt: skip
+        y = x.copy()
+        y[..., a], y[..., b] = x[..., a] * cos - x[..., b] * sin, x[..., b] * cos + x[..., a] * sin
+        return y
+
+
+def rope_frequencies(rope: Mapping[str, Any], size: int, length: int, context: int) -> tuple[Array, float]:
+    """Return radians per position of every rotated pair, float64, and the factor on cos and sin.
+
+    Args:
+        rope: the rope parameters of a layer.
+        size: of a head.
+        length: of the whole sequence: longrope has another set of factors beyond the original context.
+        context: ``max_position_embeddings``.
+    """
+    kind, theta, factor = rope["rope_type"], rope["rope_theta"], rope.get("factor")
+    size = int(size * rope.get("partial_rotary_factor", 1.0))
+    original = rope.get("original_max_position_embeddings", context)
+    if kind == "dynamic":  # with a fixed alpha: another base
+        theta = theta * rope["alpha"] ** (size / (size - 2))
+    plain = theta ** (-np.arange(0, size, 2) / size)
+    if kind == "linear":
+        return plain / factor, 1.0
+    if kind == "llama3":
+        rotations = original * plain / (2 * math.pi)
+        slow, fast = rope["low_freq_factor"], rope["high_freq_factor"]
+        kept = np.clip((rotations - slow) / (fast - slow), 0, 1)
+        return plain * ((1 - kept) / factor + kept), 1.0
+    if kind == "longrope":
+        factors = np.array(rope["long_factor" if length > original else "short_factor"], np.float64)
+        ratio = factor or context / original
+        scale = math.sqrt(1 + math.log(ratio) / math.log(original)) if ratio > 1 else 1.0
+        return plain / factors, rope.get("attention_factor") or scale
+    if kind == "yarn":
+        return _yarn(rope, plain, size, original)
+    return plain, 1.0
+
+
+def _yarn(rope: Mapping[str, Any], plain: Array, size: int, original: int) -> tuple[Array, float]:
+    factor = rope["factor"]
+
+    def pair(rotations: float) -> float:
+        return size * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(rope["rope_theta"]))
+
+    low = max(math.floor(pair(rope.get("beta_fast") or 32)), 0)
+    high = min(math.ceil(pair(rope.get("beta_slow") or 1)), size - 1)
+    divided = np.clip((np.arange(len(plain)) - low) / (high - low if high != low else 1e-3), 0, 1)
+
+    def sharpness(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
+
+    scale = rope.get("attention_factor")
+    if scale is None and rope.get("mscale") and rope.get("mscale_all_dim"):
+        scale = sharpness(rope["mscale"]) / sharpness(rope["mscale_all_dim"])
+    return plain / factor * divided + plain * (1 - divided), sharpness(1.0) if scale is None else scale

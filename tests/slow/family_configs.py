@@ -1,0 +1,287 @@
+"""The configurations behind ``tests/data/families``: tiny sizes, and all that differs between families bites.
+
+Windows and original contexts are shorter than the sequence, heads are not hidden / heads where the family allows it,
+and no multiplier, soft-cap or scale has a value that would hide it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+TOKENS = 44
+WINDOW = 8
+ORIGINAL_CONTEXT = 16
+LONG_ORIGINAL_CONTEXT = 256
+
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": ORIGINAL_CONTEXT,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class CaseConfig:
+    """What makes a case.
+
+    Attributes:
+        model: the class of transformers' configuration, without "Config".
+        config: arguments of the configuration.
+        old: changes of ``config.json`` in the older keys, beyond those that are general; None removes a key.
+        gguf: None, or why llama.cpp computes no GGUF file of this case alike.
+        model_class: the class of the model; default: ``model`` and "ForCausalLM".
+    """
+
+    model: str
+    config: dict[str, Any]
+    old: dict[str, Any] = field(default_factory=dict)
+    gguf: str | None = None
+    model_class: str | None = None
+
+
+def _base(**changes: Any) -> dict[str, Any]:
+    return {
+        "vocab_size": 264, "hidden_size": 96, "intermediate_size": 160, "num_hidden_layers": 4,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512,
+        "rms_norm_eps": 2e-3, "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+    } | changes  # fmt: skip
+
+
+def _layer_norm(**changes: Any) -> dict[str, Any]:
+    """Return a base with LayerNorm's key and heads of hidden / heads, which these families demand."""
+    base = {key: value for key, value in _base(hidden_size=128).items() if key != "rms_norm_eps"}
+    return base | {"layer_norm_eps": 2e-3} | changes
+
+
+def _theta(theta: float, **more: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": theta} | more}
+
+
+# Releases state a window and do not use it.
+_UNUSED_WINDOW = {
+    "layer_types": None, "sliding_window": WINDOW, "max_window_layers": 2, "use_sliding_window": False,
+}  # fmt: skip
+
+QWEN = {
+    "qwen3": CaseConfig("Qwen3", _base(head_dim=32, tie_word_embeddings=True, **_theta(1e6)), old=_UNUSED_WINDOW),
+    "qwen3_window": CaseConfig(
+        "Qwen3",
+        _base(head_dim=32, attention_bias=True, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=2,
+              **_theta(1e5)),
+        old={"layer_types": None},
+        gguf="llama.cpp's qwen3 has no sliding window",
+    ),
+    "qwen2": CaseConfig(
+        "Qwen2", _base(num_attention_heads=6, tie_word_embeddings=True, **_theta(1e6)), old=_UNUSED_WINDOW
+    ),
+    "qwen2_window": CaseConfig(
+        "Qwen2",
+        _base(num_attention_heads=6, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=2,
+              **_theta(1e6)),
+        old={"layer_types": None},
+        gguf="llama.cpp's qwen2 has no sliding window",
+    ),
+}  # fmt: skip
+
+LLAMA = {
+    "llama": CaseConfig("Llama", _base(num_attention_heads=6, **_theta(10000.0))),
+    "llama_bias": CaseConfig(
+        "Llama", _base(head_dim=32, attention_bias=True, mlp_bias=True, tie_word_embeddings=True, **_theta(5e5))
+    ),
+    "llama_llama3": CaseConfig("Llama", _base(head_dim=32, rope_parameters=dict(LLAMA3))),
+    "llama_linear": CaseConfig(
+        "Llama",
+        _base(head_dim=32, rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}),
+    ),
+    "llama_yarn": CaseConfig(
+        "Llama",
+        _base(head_dim=32, rope_parameters={
+            "rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0,
+            "original_max_position_embeddings": LONG_ORIGINAL_CONTEXT}),
+    ),
+    "llama_yarn_given": CaseConfig(
+        "Llama",
+        _base(head_dim=32, rope_parameters={
+            "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "attention_factor": 1.25, "beta_fast": 0.5,
+            "beta_slow": 0.0625, "original_max_position_embeddings": ORIGINAL_CONTEXT}),
+        gguf="llama.cpp's llama reads neither yarn_beta_fast and yarn_beta_slow nor yarn_attn_factor",
+    ),
+    "mistral": CaseConfig("Mistral", _base(head_dim=32, sliding_window=None, **_theta(1e6))),
+    "mistral_window": CaseConfig(
+        "Mistral", _base(head_dim=32, sliding_window=WINDOW, **_theta(10000.0)),
+        gguf="llama.cpp's llama has no sliding window",
+    ),
+}  # fmt: skip
+
+_LINEAR = {"rope_type": "linear", "factor": 8.0}
+_GEMMA3 = _base(
+    num_hidden_layers=6, intermediate_size=128, head_dim=32, query_pre_attn_scalar=32, sliding_window=WINDOW,
+    tie_word_embeddings=True,
+    rope_parameters={
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        "full_attention": {"rope_theta": 1e6} | _LINEAR,
+    },
+)  # fmt: skip
+_GEMMA3_OLD = {
+    "rope_theta": 1e6, "rope_local_base_freq": 10000.0, "rope_scaling": _LINEAR, "sliding_window_pattern": 6,
+    "layer_types": None,
+}  # fmt: skip
+
+GEMMA = {
+    "gemma3_text": CaseConfig("Gemma3Text", _GEMMA3, old=_GEMMA3_OLD, model_class="Gemma3ForCausalLM"),
+    "gemma3_text_other": CaseConfig(
+        "Gemma3Text",
+        _base(num_key_value_heads=1, head_dim=32, query_pre_attn_scalar=24, sliding_window=WINDOW,
+              tie_word_embeddings=True, final_logit_softcapping=5.0, rope_parameters={
+                  "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
+                  "full_attention": {"rope_type": "default", "rope_theta": 50000.0}},
+              layer_types=["full_attention", "sliding_attention", "full_attention", "sliding_attention"]),
+        old={"rope_theta": 50000.0, "rope_local_base_freq": 5000.0},
+        model_class="Gemma3ForCausalLM",
+        gguf="llama.cpp's gemma3 scales attention by the size of a head",
+    ),
+    "gemma3_text_defaults": CaseConfig(  # what config.json of the 4B model says, and nothing else
+        "Gemma3Text",
+        {"vocab_size": 264, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 6,
+         "sliding_window": WINDOW, "rope_parameters": {
+             "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+             "full_attention": {"rope_theta": 1e6} | _LINEAR}},
+        old={"rope_theta": 1e6, "rope_local_base_freq": 10000.0, "rope_scaling": _LINEAR, "sliding_window_pattern": 6,
+             "layer_types": None},
+        model_class="Gemma3ForCausalLM",
+    ),
+    "gemma3": CaseConfig(
+        "Gemma3",
+        {"text_config": _GEMMA3, "image_token_index": 4, "boi_token_index": 5, "eoi_token_index": 6,
+         "mm_tokens_per_image": 4,
+         "vision_config": {"model_type": "siglip_vision_model", "hidden_size": 32, "intermediate_size": 32,
+                           "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28, "patch_size": 14,
+                           "vision_use_head": False}},
+        old=_GEMMA3_OLD,
+        model_class="Gemma3ForConditionalGeneration",
+    ),
+    "gemma2": CaseConfig(
+        "Gemma2",
+        _base(head_dim=32, query_pre_attn_scalar=32, sliding_window=WINDOW, attn_logit_softcapping=2.0,
+              final_logit_softcapping=5.0, tie_word_embeddings=True, **_theta(10000.0)),
+        old={"layer_types": None},
+    ),
+}  # fmt: skip
+
+
+def _phi3(original: int, size: int, **changes: Any) -> dict[str, Any]:
+    factors = [1.0 + 0.25 * pair for pair in range(size // 2)]
+    longrope = {
+        "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": factors,
+        "long_factor": [1.5 + 2 * factor for factor in factors],
+    }  # fmt: skip
+    longrope |= {key: changes.pop(key) for key in ("partial_rotary_factor",) if key in changes}
+    return _base(
+        num_attention_heads=3, num_key_value_heads=1, original_max_position_embeddings=original,
+        rope_parameters=longrope, **changes,
+    )  # fmt: skip
+
+
+PHI3 = {
+    "phi3_long": CaseConfig("Phi3", _phi3(ORIGINAL_CONTEXT, 32)),
+    "phi3_short": CaseConfig("Phi3", _phi3(LONG_ORIGINAL_CONTEXT, 32, max_position_embeddings=1024)),
+    "phi3_partial": CaseConfig(
+        "Phi3", _phi3(ORIGINAL_CONTEXT, 24, partial_rotary_factor=0.75, tie_word_embeddings=True)
+    ),
+    "phi3_window": CaseConfig(
+        "Phi3",
+        _base(num_attention_heads=3, num_key_value_heads=3, sliding_window=WINDOW,
+              original_max_position_embeddings=512, **_theta(10000.0)),
+        gguf="llama.cpp's phi3 has no sliding window",
+    ),
+}  # fmt: skip
+
+_MINISTRAL = _base(
+    head_dim=32, sliding_window=None, rope_parameters={
+        "rope_type": "yarn", "type": "yarn", "rope_theta": 10000.0, "factor": 16.0, "beta_fast": 0.5,
+        "beta_slow": 0.125, "mscale": 1.0, "mscale_all_dim": 0.5, "llama_4_scaling_beta": 0.5,
+        "original_max_position_embeddings": ORIGINAL_CONTEXT},
+)  # fmt: skip
+
+SCALED = {
+    "ministral3": CaseConfig("Ministral3", _MINISTRAL),
+    "mistral3": CaseConfig(
+        "Mistral3",
+        {"text_config": {"model_type": "ministral3"} | _MINISTRAL | {"tie_word_embeddings": True},
+         "tie_word_embeddings": True, "image_token_index": 4,
+         "vision_config": {"model_type": "pixtral", "hidden_size": 32, "intermediate_size": 32, "head_dim": 16,
+                           "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28, "patch_size": 14}},
+        model_class="Mistral3ForConditionalGeneration",
+    ),
+    "smollm3": CaseConfig(
+        "SmolLM3", _base(num_hidden_layers=5, num_attention_heads=6, tie_word_embeddings=True, **_theta(5e6))
+    ),
+    "smollm3_other": CaseConfig(
+        "SmolLM3",
+        _base(num_attention_heads=6, no_rope_layers=[0, 1, 0, 1], attention_bias=True, mlp_bias=True, **_theta(5e5)),
+        gguf="llama.cpp's smollm3 has no rope in every fourth layer, whatever the file says",
+    ),
+    "granite": CaseConfig(
+        "Granite",
+        _base(num_attention_heads=6, embedding_multiplier=12.0, logits_scaling=3.0, residual_multiplier=0.375,
+              attention_multiplier=0.5, tie_word_embeddings=True, **_theta(5e6)),
+    ),
+}  # fmt: skip
+
+_OLMO3_YARN = {
+    "rope_type": "yarn", "factor": 8.0, "attention_factor": 1.2079441541679836, "beta_fast": 32.0, "beta_slow": 1.0,
+    "original_max_position_embeddings": LONG_ORIGINAL_CONTEXT,
+}  # fmt: skip
+
+POST_NORM = {
+    "olmo2": CaseConfig("Olmo2", _base(hidden_size=128, **_theta(5e5))),
+    "olmo3": CaseConfig(
+        "Olmo3",
+        _base(hidden_size=128, sliding_window=WINDOW, rope_parameters={
+            "full_attention": {"rope_theta": 5e5} | _OLMO3_YARN,
+            "sliding_attention": {"rope_type": "default", "rope_theta": 5e5}}),
+        # With older keys transformers gives layers with a window its default base, which is that of the releases.
+        old={"rope_theta": 5e5, "rope_scaling": _OLMO3_YARN},
+    ),
+    "exaone4": CaseConfig(
+        "Exaone4",
+        _base(hidden_size=128, head_dim=32, sliding_window=None, layer_types=["full_attention"] * 4,
+              tie_word_embeddings=True,
+              rope_parameters=LLAMA3 | {"factor": 16.0}),  # llama.cpp wants heads of hidden / heads
+    ),
+    "exaone4_window": CaseConfig(
+        "Exaone4",
+        _base(head_dim=32, num_hidden_layers=5, sliding_window=WINDOW, sliding_window_pattern=4,
+              rope_parameters=LLAMA3 | {"factor": 16.0}),
+        gguf="llama.cpp's exaone4 has a sliding window in models of 64 layers only",
+    ),
+}  # fmt: skip
+
+OTHERS = {
+    "ernie4_5": CaseConfig("Ernie4_5", _base(head_dim=32, tie_word_embeddings=True, **_theta(5e5))),
+    "ernie4_5_bias": CaseConfig(
+        "Ernie4_5", _base(head_dim=32, use_bias=True, **_theta(5e5)),
+        gguf="llama.cpp's ernie4_5 has no biases in the MLP",
+    ),
+    "hunyuan_v1_dense": CaseConfig(
+        "HunYuanDenseV1",
+        _base(head_dim=32, max_position_embeddings=32768, tie_word_embeddings=True, rope_parameters={
+            "rope_type": "dynamic", "type": "dynamic", "rope_theta": 10000.0, "alpha": 1000.0, "factor": 1.0,
+            "beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0}),
+    ),
+    "stablelm": CaseConfig(
+        "StableLm", _layer_norm(use_qkv_bias=True, **_theta(10000.0, partial_rotary_factor=0.25))
+    ),
+    "stablelm_parallel": CaseConfig(
+        "StableLm",
+        _layer_norm(qk_layernorm=True, use_parallel_residual=True, **_theta(10000.0, partial_rotary_factor=0.5)),
+    ),
+    "cohere2": CaseConfig(
+        "Cohere2",
+        _layer_norm(num_hidden_layers=5, sliding_window=WINDOW, logit_scale=0.25, tie_word_embeddings=True,
+                    **_theta(50000.0)),
+        old={"layer_types": None, "sliding_window_pattern": 4},
+    ),
+}  # fmt: skip
+
+CONFIGS: dict[str, CaseConfig] = QWEN | LLAMA | GEMMA | PHI3 | SCALED | POST_NORM | OTHERS
