@@ -65,8 +65,7 @@ class Built:
             self.weights = change_weights(self.weights)
         self.layout = place_weights(self.weights, self.decoder, self.profile, is_calibrated=is_calibrated)
         self.graph = folder / "model.onnx"
-        self._gguf = gguf
-        with WeightsFile(folder / WEIGHTS_FILE, self.layout) as out, TensorReader([gguf]) as stream:
+        with WeightsFile(folder / WEIGHTS_FILE, self.layout) as out, TensorReader(self.source.paths) as stream:
             self._fill(stream, out, used)
         graph = build_graph(
             self.weights, self.layout, used, profile=self.profile, activations=activations, producer="test"
@@ -88,11 +87,11 @@ class Built:
         """Return how a native graph compares with the reference, as a whole and step by step."""
         streams = run_steps(self.graph, self.model, token_ids, self.profile)
         logits = self.run(token_ids)
-        with TensorReader([self._gguf]) as stream:
+        with TensorReader(self.source.paths) as stream:
             reference, steps = reference_of(stream, self.source, self.decoder).logits_and_steps(token_ids, streams)
         return compare(reference, logits, "int8", compare_steps(streams, logits, steps))
 
     def reference(self, token_ids, dtype="float64"):
         """Return the reference's logits ``[len(token_ids), vocabulary]``."""
-        with TensorReader([self._gguf]) as stream:
+        with TensorReader(self.source.paths) as stream:
             return reference_of(stream, self.source, self.decoder, dtype=dtype).logits(token_ids)

@@ -12,12 +12,12 @@ from edge_rt.export.quantise.grids import QUANTISABLE
 from edge_rt.export.sources.gguf_types import TensorInfo
 from edge_rt.export.weights.tile_formats import tile_format
 from edge_rt.package.weights_info import WEIGHTS
-from tests.helpers.arrays import tiny_config
+from tests.helpers.arrays import tiny_decoder
 from tests.helpers.ggml_blocks import tensor_of
 
 LAYERS = 4
 KINDS = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
-CONFIG = tiny_config(num_layers=LAYERS)
+CONFIG = tiny_decoder(sizes={"num_layers": LAYERS})
 FLOATS = ("F32", "F16", "BF16")
 
 

@@ -14,7 +14,6 @@ from edge_rt.export.weights.blocks import (
     float_rows,
     iter_rows,
     read_rows,
-    rope_factors,
     unpermuted_rows,
 )
 
@@ -46,10 +45,6 @@ class TestFloats:
         with pytest.raises(InvalidModelFile, match="not finite"):
             float_rows(tensor_of(type_name, (2, 1)), values.view(np.uint8))
 
-    @pytest.mark.parametrize("bad", [0.0, -1.0])
-    def test_rope_factors_are_positive(self, bad):
-        with pytest.raises(InvalidModelFile, match="not positive"):
-            rope_factors(tensor_of("F32", (2,)), np.asarray([[1.0, bad]], "<f4").view(np.uint8))
 
 
 @pytest.fixture

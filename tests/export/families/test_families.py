@@ -1,0 +1,71 @@
+"""Every family against the logits of transformers, on small random models: read, described, computed in every way."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from edge_rt.export.families.registry import ARCHITECTURES, MODEL_TYPES
+from edge_rt.export.opening import open_checkpoint
+from tests.helpers.family_cases import CASES, load_case, write_folder, write_gguf
+from tests.helpers.graphs import Built
+from tests.helpers.native_profile import require_native
+
+TOLERANCE = 1e-4
+"""Largest accepted difference from transformers, over the largest logit."""
+INT8_TOLERANCE = 0.05
+"""The same with inputs of matrices rounded to int8."""
+
+LOADED = {name: load_case(name) for name in CASES}
+FOLDERS = [name for name, case in LOADED.items() if case.text_config["model_type"] in MODEL_TYPES]
+FILES = [name for name in FOLDERS if LOADED[name].gguf is None]
+
+
+def error(found, expected):
+    """Return the largest difference, over the largest logit."""
+    return float(np.abs(found - expected).max() / np.abs(expected).max())
+
+
+@pytest.fixture(params=FOLDERS)
+def case(request):
+    return LOADED[request.param]
+
+
+class TestFolders:
+    def test_the_reference(self, case, tmp_path):
+        folder = write_folder(tmp_path / "folder", case)
+        built = Built(folder, tmp_path)
+        assert error(built.reference(case.tokens), case.logits) < TOLERANCE
+
+    def test_older_configurations_say_the_same(self, case, tmp_path):
+        new, old, short = (
+            open_checkpoint(write_folder(tmp_path / name, case, **options))[1]
+            for name, options in (("new", {}), ("old", {"old_keys": True}), ("short", {"drop_defaults": True}))
+        )
+        assert dataclasses.replace(old, name=new.name) == new
+        assert dataclasses.replace(short, name=new.name) == new
+
+    def test_the_portable_graph(self, case, tmp_path):
+        built = Built(write_folder(tmp_path / "folder", case), tmp_path)
+        assert error(built.run(case.tokens), case.logits) < TOLERANCE
+
+    def test_the_native_graph(self, case, tmp_path):
+        require_native()
+        built = Built(write_folder(tmp_path / "folder", case), tmp_path, "int8", profile="native")
+        assert error(built.run(case.tokens), case.logits) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files(name, tmp_path):
+    case = LOADED[name]
+    write_gguf(tmp_path / "m.gguf", case)
+    built = Built(tmp_path / "m.gguf", tmp_path)
+    assert error(built.reference(case.tokens), case.logits) < TOLERANCE
+    assert error(built.run(case.tokens), case.logits) < TOLERANCE
+
+
+def test_all_families_have_a_case():
+    assert {case.text_config["model_type"] for case in LOADED.values()} >= set(MODEL_TYPES)
+    assert len(ARCHITECTURES) <= len(MODEL_TYPES)
