@@ -57,7 +57,7 @@ def check_package(
         graph = folder / (GRAPH_FILE if kind == activations else f"check-{kind}.onnx")
         if kind != activations:
             write_graph(checkpoint, layout, kind, graph)
-        result = compare(reference, run_graph(graph, checkpoint.model, ids, profile), kind)
+        result = compare(reference, run_graph(graph, checkpoint.decoder, ids, profile), kind)
         require_close(result)
         results.append(result)
         if kind != activations:
@@ -70,9 +70,9 @@ def _check_steps(
     judge: DecoderReference, checkpoint: Checkpoint, activations: str, graph: Path, ids: Sequence[int]
 ) -> CheckResult:
     """Compare the published graph as a whole and step by step, with never more than one session open."""
-    streams = run_steps(graph, checkpoint.model, ids, checkpoint.profile)
+    streams = run_steps(graph, checkpoint.decoder, ids, checkpoint.profile)
     gc.collect()
-    logits = run_graph(graph, checkpoint.model, ids, checkpoint.profile)
+    logits = run_graph(graph, checkpoint.decoder, ids, checkpoint.profile)
     gc.collect()
     reference, steps = judge.logits_and_steps(ids, streams)
     errors = compare_steps(streams, logits, steps)

@@ -22,7 +22,7 @@ from edge_rt.export.weights.rows import RowReader
 from edge_rt.export.weights.weights_file import WeightsFile, WeightsLayout
 from edge_rt.ops import MAX_HEAD_DIM, MAX_HEADS, native_status, open_library
 from edge_rt.package.decoder import Decoder
-from edge_rt.package.manifest import ModelConfig
+from edge_rt.rope_tables import loaded_tables
 
 Array = npt.NDArray[Any]
 Feeds = dict[str, Array]
@@ -98,7 +98,7 @@ class OpProfile(ABC):
         """Return the builder of a graph."""
 
     @abstractmethod
-    def feeds(self, config: ModelConfig, token_ids: Sequence[int]) -> tuple[Feeds, Feeds]:
+    def feeds(self, decoder: Decoder, token_ids: Sequence[int]) -> tuple[Feeds, Feeds]:
         """Return inputs and outputs of a first pass that wants the logits of every row."""
 
 
@@ -131,15 +131,15 @@ class PortableProfile(OpProfile):
         """Return the builder of a graph."""
         return PortableBuilder(layout, decoder, activations)
 
-    def feeds(self, config: ModelConfig, token_ids: Sequence[int]) -> tuple[Feeds, Feeds]:
+    def feeds(self, decoder: Decoder, token_ids: Sequence[int]) -> tuple[Feeds, Feeds]:
         """Return inputs and outputs of a first pass; every layer's cache is both."""
         rows = len(token_ids)
-        inputs, outputs = _common_feeds(config, token_ids)
+        inputs, outputs = _common_feeds(decoder, token_ids)
         inputs["seqlens_k"] = np.asarray([rows - 1], np.int32)
         inputs["total_sequence_length"] = np.asarray(rows, np.int32)
-        for layer in range(config.num_layers):
+        for layer in range(decoder.num_layers):
             for kind in ("key", "value"):
-                cache = np.zeros((1, config.num_kv_heads, rows, config.head_dim), np.float32)
+                cache = np.zeros((1, decoder.num_kv_heads, rows, decoder.head_dim), np.float32)
                 inputs[f"past.{layer}.{kind}"] = outputs[f"present.{layer}.{kind}"] = cache
         return inputs, outputs
 
@@ -171,27 +171,28 @@ class NativeProfile(OpProfile):
         assert activations == "int8", activations
         return NativeBuilder(layout, decoder)
 
-    def feeds(self, config: ModelConfig, token_ids: Sequence[int]) -> tuple[Feeds, Feeds]:
+    def feeds(self, decoder: Decoder, token_ids: Sequence[int]) -> tuple[Feeds, Feeds]:
         """Return inputs and outputs of a first pass; the caches hold float32."""
         rows = len(token_ids)
-        inputs, outputs = _common_feeds(config, token_ids)
+        inputs, outputs = _common_feeds(decoder, token_ids)
         inputs["past_length"] = np.zeros(1, np.int32)
-        maps = [("row_map", 0 in config.layer_windows), ("window_row_map", any(config.layer_windows))]
+        maps = [("row_map", 0 in decoder.layer_windows), ("window_row_map", any(decoder.layer_windows))]
         inputs |= {name: np.arange(rows, dtype=np.int32) for name, is_wanted in maps if is_wanted}
         inputs["parents"] = np.arange(-1, rows - 1, dtype=np.int32)
-        inputs["kv_formats"] = np.zeros(config.num_layers, np.int32)
-        outputs["top_ids"] = np.empty((rows, config.top_tokens), np.int32)
-        outputs["top_logits"] = np.empty((rows, config.top_tokens), np.float32)
+        inputs["kv_formats"] = np.zeros(decoder.num_layers, np.int32)
+        outputs["top_ids"] = np.empty((rows, decoder.top_tokens), np.int32)
+        outputs["top_logits"] = np.empty((rows, decoder.top_tokens), np.float32)
         outputs["log_sum_exp"] = np.empty(rows, np.float32)
-        for layer in range(config.num_layers):
-            inputs[f"cache.{layer}"] = np.zeros((2, config.num_kv_heads, rows, 4 * config.head_dim), np.uint8)
+        for layer in range(decoder.num_layers):
+            inputs[f"cache.{layer}"] = np.zeros((2, decoder.num_kv_heads, rows, 4 * decoder.head_dim), np.uint8)
         return inputs, outputs
 
 
-def _common_feeds(config: ModelConfig, token_ids: Sequence[int]) -> tuple[Feeds, Feeds]:
+def _common_feeds(decoder: Decoder, token_ids: Sequence[int]) -> tuple[Feeds, Feeds]:
     rows = len(token_ids)
     inputs = {"input_ids": np.asarray(token_ids, np.int64), "logit_rows": np.arange(rows, dtype=np.int64)}
-    return inputs, {"logits": np.empty((rows, config.vocab_size), np.float32)}
+    inputs |= loaded_tables(decoder, rows)
+    return inputs, {"logits": np.empty((rows, decoder.vocab_size), np.float32)}
 
 
 class Heads(Protocol):

@@ -50,7 +50,7 @@ def measure_quality(checkpoint: Checkpoint, matrices: Matrices, walk: Calibratio
     # The last one may be a short rest.
     sequence = max(held_out or numbers, key=lambda number: len(walk.sequences[number]))
     ids = walk.sequences[sequence][:QUALITY_TOKENS]
-    found = run_graph(graph, checkpoint.model, ids, checkpoint.profile)
+    found = run_graph(graph, checkpoint.decoder, ids, checkpoint.profile)
     head = "token_embd.weight" if checkpoint.decoder.is_tied else "output.weight"
     final = walk.final(sequence)[: len(ids)]
     kl, ours, floats = divergence(final, matrices.pieces(head), found, ids, logits_of=walk.logits_of)

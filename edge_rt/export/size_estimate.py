@@ -63,6 +63,7 @@ def _exact(path: Path, weights: str | None) -> SizeEstimate:
         tokenizer_bytes=len(tokenizer.json_text.encode("utf-8", "surrogatepass")),
         window_layers=sum(window > 0 for window in decoder.layer_windows),
         is_exact=True,
+        decoder=decoder,
         notes=_notes(placed, weights),
     )
 

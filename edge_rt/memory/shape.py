@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edge_rt.kv_formats import KV_FORMAT
+from edge_rt.package.decoder import Decoder
 from edge_rt.package.manifest import KV_FORMATS, WEIGHTS_FILE, Manifest, ModelConfig
 
 
@@ -26,6 +27,8 @@ class ModelShape:
         kv_formats: cache formats that it can run with, preferred first.
         package_id: identity of the package; None if the numbers are estimated from a checkpoint.
         activations: ``"int8"`` or ``"float"``.
+        stored_rope_bytes: of the rotary embedding tables in ``weights.bin``; None: of one table of whole heads.
+        loaded_rope_bytes: of such tables per token of context, where they are computed when the package is loaded.
     """
 
     name: str
@@ -47,6 +50,8 @@ class ModelShape:
     kv_formats: tuple[str, ...]
     package_id: str | None
     activations: str = "int8"
+    stored_rope_bytes: int | None = None
+    loaded_rope_bytes: int = 0
 
     @property
     def qkv_size(self) -> int:
@@ -56,6 +61,8 @@ class ModelShape:
     @property
     def rotation_bytes(self) -> int:
         """Bytes of the rotary embedding tables in ``weights.bin``: cosine and sine of every position, float32."""
+        if self.stored_rope_bytes is not None:
+            return self.stored_rope_bytes
         return _rotation_bytes(self.context_length, self.head_dim)
 
     @property
@@ -90,6 +97,7 @@ def shape_of(manifest: Manifest, package_id: str | None) -> ModelShape:
         kv_formats=usable,
         package_id=package_id,
         activations=manifest.activations,
+        decoder=manifest.decoder,
     )
 
 
@@ -104,6 +112,7 @@ def shape_of_config(
     embedding_bytes: int | None = None,
     activations: str = "int8",
     window_layers: int | None = None,
+    decoder: Decoder | None = None,
 ) -> ModelShape:
     """Return the numbers of a model whose file sizes are known or estimated.
 
@@ -117,12 +126,18 @@ def shape_of_config(
         embedding_bytes: bytes of an embedding table that is not shared with the head; None assumes 8 bits per element.
         activations: ``"int8"`` or ``"float"``.
         window_layers: number of layers with a sliding window; None: those of ``config``.
+        decoder: the description, if there is one.
     """
     if embedding_bytes is None:
         embedding_bytes = config.vocab_size * (config.hidden_size + 2 * -(-config.hidden_size // 32))
     # A pass over one row reads only one row of these tables.
     unread = 0 if config.tied_embedding else min(embedding_bytes, weights_bytes // 2)
-    unread += min(_rotation_bytes(config.context_length, config.head_dim), weights_bytes // 4)
+    stored, loaded = _rotation_bytes(config.context_length, config.head_dim), 0
+    if decoder is not None:
+        stored = decoder.rope_bytes(config.context_length)
+        if decoder.loads_rope:
+            stored, loaded = 0, decoder.rope_bytes(1)
+    unread += min(stored, weights_bytes // 4)
     windows = sum(window > 0 for window in config.layer_windows) if window_layers is None else window_layers
     return ModelShape(
         name=config.name,
@@ -144,4 +159,6 @@ def shape_of_config(
         kv_formats=kv_formats,
         package_id=package_id,
         activations=activations,
+        stored_rope_bytes=stored,
+        loaded_rope_bytes=loaded,
     )

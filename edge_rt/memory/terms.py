@@ -206,8 +206,11 @@ def reading_bytes(shape: ModelShape) -> int:
 
 
 def session_bytes(shape: ModelShape, ctx: int) -> int:
-    """Return the bytes of ONNX Runtime's graph, bindings and code, and of the lists of the context's tokens."""
-    return _SESSION_FIXED + _SESSION_LAYER * shape.num_layers + _TOKEN_LISTS * ctx
+    """Return the bytes of ONNX Runtime's graph, bindings and code, and of what every token of the context takes.
+
+    These are lists of tokens, and tables of rotary embeddings that are computed when a package is loaded.
+    """
+    return _SESSION_FIXED + _SESSION_LAYER * shape.num_layers + (_TOKEN_LISTS + shape.loaded_rope_bytes) * ctx
 
 
 def packed_bytes(shape: ModelShape) -> int:

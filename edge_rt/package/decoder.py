@@ -18,6 +18,8 @@ from typing import Final
 MAX_TOP_TOKENS: Final = 8
 """Most likely tokens that a native graph returns with every row of logits."""
 
+MAX_STORED_ROPE_BYTES: Final = 64 << 20
+"""Largest tables of rotations that are stored in ``weights.bin``."""
 ACTIVATIONS: Final = ("silu", "gelu", "relu2")
 """silu(x) = x sigmoid(x); gelu is its tanh form (Hendrycks and Gimpel, arXiv 1606.08415); relu2(x) = max(x, 0)^2."""
 NORMS: Final = ("rms", "layer")
@@ -34,17 +36,31 @@ class Rope:
         base: the pairs of n dimensions would turn by ``base^(-2 i / n)`` per position if nothing were changed.
         frequencies: radians per position of every pair; pair i is elements i and ``i + len(frequencies)`` of a head.
         magnitude: factor on cosines and sines.
+        long_frequencies: those of contexts longer than ``short_context``; empty: the same.
+        short_context: tokens of the longest context that ``frequencies`` are for; 0: of any.
     """
 
     kind: str
     base: float
     frequencies: tuple[float, ...]
     magnitude: float = 1.0
+    long_frequencies: tuple[float, ...] = ()
+    short_context: int = 0
+
+    def frequencies_for(self, context: int) -> tuple[float, ...]:
+        """Return the frequencies for a planned context of some tokens."""
+        return self.long_frequencies if self.long_frequencies and context > self.short_context else self.frequencies
 
     @property
     def dimensions(self) -> int:
         """Elements of a head that are rotated, from the first one on."""
         return 2 * len(self.frequencies)
+
+
+def rope_names(index: int) -> tuple[str, str]:
+    """Return the names of the tables of a rotation, cosines and sines."""
+    prefix = f"rope{index}" if index else "rope"
+    return f"{prefix}.cos", f"{prefix}.sin"
 
 
 @dataclass(frozen=True)
@@ -220,6 +236,16 @@ class Decoder:
         """Most likely tokens that a native graph returns with every row of logits."""
         return min(MAX_TOP_TOKENS, self.vocab_size)
 
+    def rope_bytes(self, positions: int) -> int:
+        """Return the bytes of the tables of all rotations, float32, for some positions."""
+        return sum(2 * positions * len(rope.frequencies) * 4 for rope in self.ropes)
+
+    @cached_property
+    def loads_rope(self) -> bool:
+        """Whether tables of rotations are computed when a package is loaded; else they are in ``weights.bin``."""
+        is_chosen = any(rope.long_frequencies for rope in self.ropes)
+        return is_chosen or self.rope_bytes(self.context_length) > MAX_STORED_ROPE_BYTES
+
     @cached_property
     def is_plain(self) -> bool:
         """Whether it is a plain llama, which every version of edge-rt knows: nothing here differs from a default."""
@@ -245,7 +271,7 @@ class Decoder:
             self.norm_epsilon,
             is_tied=self.is_tied,
         )
-        return self == plain and 2 * len(self.ropes[0].frequencies) == attention.head_dim
+        return self == plain and not self.loads_rope and 2 * len(self.ropes[0].frequencies) == attention.head_dim
 
     def check(self) -> None:
         """Check that the numbers fit each other.
@@ -284,3 +310,4 @@ class Decoder:
         for rope in self.ropes:
             yield "more dimensions are rotated than heads have", rope.dimensions > self.head_dim
             yield "a rotation has no frequencies", not rope.frequencies
+            yield "long frequencies are not as many", len(rope.long_frequencies) not in (0, len(rope.frequencies))

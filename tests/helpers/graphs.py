@@ -42,23 +42,24 @@ class Built:
         profile: name of the op profile.
         change_weights: function of the collected weights that returns others.
         change_decoder: function of the description that returns another, for the graph only.
-        change_model: the same of the manifest's numbers.
         is_calibrated: leave room for constants of 4-bit keys; they are 0, which no balance may be.
 
     Attributes:
         graph: path of the graph.
         profile: its op profile.
-        source, decoder, model: the checkpoint, its description, and the numbers of the manifest.
+        source, decoder: the checkpoint and its description.
+        used, model: the description of the graph, and the numbers of the manifest.
         weights, layout: what lies in ``weights.bin``, and where.
     """
 
     def __init__(
         self, gguf, folder, activations="float", *, profile="portable", change_weights=None, change_decoder=None,
-        change_model=None, is_calibrated=False,
+        is_calibrated=False,
     ):  # fmt: skip
         self.source, self.decoder = open_checkpoint(gguf)
         used = change_decoder(self.decoder) if change_decoder else self.decoder
-        self.model = (change_model or (lambda model: model))(config_of(used, 1))
+        self.used = used
+        self.model = config_of(used, 1)
         self.profile = PROFILES[profile]
         self.weights = collect_weights(self.source, self.decoder, self.profile)
         if change_weights:
@@ -81,11 +82,11 @@ class Built:
 
     def run(self, token_ids):
         """Return the graph's logits of a whole sequence."""
-        return run_graph(self.graph, self.model, token_ids, self.profile)
+        return run_graph(self.graph, self.used, token_ids, self.profile)
 
     def check_steps(self, token_ids):
         """Return how a native graph compares with the reference, as a whole and step by step."""
-        streams = run_steps(self.graph, self.model, token_ids, self.profile)
+        streams = run_steps(self.graph, self.used, token_ids, self.profile)
         logits = self.run(token_ids)
         with TensorReader(self.source.paths) as stream:
             reference, steps = reference_of(stream, self.source, self.decoder).logits_and_steps(token_ids, streams)

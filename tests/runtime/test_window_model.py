@@ -13,7 +13,7 @@ from hypothesis import given, settings, strategies as st
 
 from edge_rt.errors import VersionMismatch
 from edge_rt.export import export_model
-from edge_rt.package.manifest import KV_FORMATS, ModelConfig
+from edge_rt.package.manifest import KV_FORMATS
 from edge_rt.package.reader import open_package
 from edge_rt.runtime.graph.io_binding import open_io_binding
 from edge_rt.runtime.graph.io_binding_native import NativeIOBinding
@@ -180,12 +180,12 @@ def test_a_conversation_computes_what_the_window_has_lost(package):
     assert near.memory.kv_bytes == 64 * bytes_per_token
 
 
-class Mixed(ModelConfig):
-    """Every other layer has the window."""
-
-    @property
-    def layer_windows(self):
-        return tuple(self.sliding_window * (layer % 2) for layer in range(self.num_layers))
+def every_other_layer_has_it(decoder):
+    """Return a description in which every other layer has the window."""
+    (kind,) = decoder.kinds
+    windowed = dataclasses.replace(kind, attention=dataclasses.replace(kind.attention, window=WINDOW))
+    pattern = tuple(layer % 2 for layer in range(decoder.num_layers))
+    return dataclasses.replace(decoder, kinds=(kind, windowed), pattern=pattern)
 
 
 def test_layers_with_and_without_a_window(tmp_path):
@@ -194,7 +194,7 @@ def test_layers_with_and_without_a_window(tmp_path):
     write_llama_gguf(tmp_path / "m.gguf", layers=3, context=CONTEXT)
     built = Built(
         tmp_path / "m.gguf", tmp_path, "int8", profile="native",
-        change_model=lambda model: Mixed(**(dataclasses.asdict(model) | {"sliding_window": WINDOW})),
+        change_decoder=every_other_layer_has_it,
     )  # fmt: skip
     formats = ("f16", "int8", "f32")
 

@@ -166,6 +166,7 @@ def _foreseen(path: Path, weights: str | None) -> FoundModel:
         kv_formats=KV_FORMATS[found.op_profile],
         embedding_bytes=found.embedding_bytes,
         window_layers=found.window_layers,
+        decoder=found.decoder,
     )
     notes = found.notes
     if weights is not None and found.is_exact:

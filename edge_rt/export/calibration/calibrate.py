@@ -17,13 +17,14 @@ from edge_rt.export.calibration.key_constants import KeyConstants, key_constants
 from edge_rt.export.calibration.key_rounding import better_constants
 from edge_rt.export.decoder.model import assemble
 from edge_rt.export.decoder.weights import DecoderWeights, calibrated_layers
-from edge_rt.export.graph.builder import GraphBuilder, LayerMatrices, Stream, as_output, rope_names
+from edge_rt.export.graph.builder import GraphBuilder, LayerMatrices, Stream, as_output
 from edge_rt.export.graph.native import NativeBuilder
 from edge_rt.export.weights.native import key_constant_names
 from edge_rt.export.weights.weights_file import WeightsFile, WeightsLayout
 from edge_rt.kv_formats import KV_FORMAT
-from edge_rt.package.decoder import Decoder
+from edge_rt.package.decoder import Decoder, rope_names
 from edge_rt.package.manifest import WEIGHTS_FILE, ModelConfig
+from edge_rt.rope_tables import loaded_tables
 from edge_rt.session import Session, StopSwitch, pool_size
 from edge_rt.system.machine import usable_cpus
 
@@ -163,13 +164,15 @@ def _run(
         caches = [np.zeros((2, decoder.num_kv_heads, tokens, row_bytes), np.uint8) for _ in range(decoder.num_layers)]
         taken = -(-tokens // STRIDE)
         queries = np.empty((decoder.num_layers, taken, decoder.num_heads, decoder.head_dim), np.float16)
-        prepare = [_QueryPreparation(folder, layout, decoder, layer) for layer in range(decoder.num_layers)]
+        loaded = loaded_tables(decoder, tokens)
+        tables = {name: _table(folder, layout, name) for name in layout.slots if name.startswith("rope")} | loaded
+        prepare = [_QueryPreparation(folder, layout, decoder, layer, tables) for layer in range(decoder.num_layers)]
         # One array for all passes: the memory prediction has no room for a second one.
         room = np.empty((decoder.num_layers, min(tokens, PASS_ROWS), _qkv_width(decoder)), np.float32)
         for begin in range(0, tokens, PASS_ROWS):
             on_pass(begin // PASS_ROWS)
             products = room[:, : tokens - begin]
-            _pass(session, decoder, caches, token_ids[begin : begin + PASS_ROWS], begin, products)
+            _pass(session, decoder, caches, token_ids[begin : begin + PASS_ROWS], begin, products, loaded)
             # PASS_ROWS is a multiple of STRIDE.
             rows = slice(begin // STRIDE, begin // STRIDE + len(products[0, ::STRIDE]))
             for layer, qkv in enumerate(products):
@@ -188,6 +191,7 @@ def _pass(
     token_ids: Sequence[int],
     begin: int,
     products: Array,
+    loaded: Mapping[str, Array],
 ) -> None:
     """Compute tokens after ``begin`` others; write queries, keys and values to ``products [layers, rows, width]``."""
     rows, capacity = len(token_ids), caches[0].shape[2]
@@ -198,6 +202,7 @@ def _pass(
         "parents": np.arange(-1, rows - 1, dtype=np.int32),
         "kv_formats": np.full(decoder.num_layers, KV_FORMAT[_FORMAT].id, np.int32),
         **{f"cache.{layer}": cache for layer, cache in enumerate(caches)},
+        **loaded,
     }
     # Layers with a sliding window have room for all rows here as well.
     maps = (("row_map", 0 in decoder.layer_windows), ("window_row_map", any(decoder.layer_windows)))
@@ -234,13 +239,16 @@ class _QueryPreparation:
         layout: of it.
         decoder: the model.
         layer: number of the layer.
+        tables: of rotations, by name.
     """
 
-    def __init__(self, folder: Path, layout: WeightsLayout, decoder: Decoder, layer: int) -> None:
+    def __init__(
+        self, folder: Path, layout: WeightsLayout, decoder: Decoder, layer: int, tables: Mapping[str, Array]
+    ) -> None:
         self._attention = attention = decoder.layers[layer].attention
         self._epsilon = decoder.norm_epsilon
         names = () if attention.rope is None else rope_names(attention.rope)
-        self._tables = [_table(folder, layout, name) for name in names]
+        self._tables = [tables[name] for name in names]
         norm = f"layer{layer}.q_norm"
         self._norm = _table(folder, layout, norm) if norm in layout.slots else None
 

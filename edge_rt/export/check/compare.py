@@ -15,7 +15,7 @@ from edge_rt.errors import InvalidPackage, StorageError
 from edge_rt.export.check.reference import Step
 from edge_rt.export.graph.builder import as_output
 from edge_rt.export.op_profile import OpProfile
-from edge_rt.package.manifest import ModelConfig
+from edge_rt.package.decoder import Decoder
 from edge_rt.session import Session, StopSwitch, pool_size
 from edge_rt.system.machine import usable_cpus
 
@@ -86,21 +86,19 @@ def check_token_ids(vocab_size: int, count: int = CHECK_ROWS) -> list[int]:
     return [(7 + 9973 * i) % vocab_size for i in range(count)]
 
 
-def run_graph(graph: Path, config: ModelConfig, token_ids: Sequence[int], profile: OpProfile) -> Array:
+def run_graph(graph: Path, decoder: Decoder, token_ids: Sequence[int], profile: OpProfile) -> Array:
     """Return the graph's logits for a whole sequence, float32 ``[len(token_ids), vocabulary]``.
 
     Raises:
         RuntimeUnavailable: this machine cannot run the profile.
     """
-    return _run(graph, config, token_ids, profile, {})
+    return _run(graph, decoder, token_ids, profile, {})
 
 
-def _run(
-    graph: Path, config: ModelConfig, token_ids: Sequence[int], profile: OpProfile, more: dict[str, Array]
-) -> Array:
+def _run(graph: Path, decoder: Decoder, token_ids: Sequence[int], profile: OpProfile, more: dict[str, Array]) -> Array:
     """Return the logits; ``more`` are outputs in addition to those of the profile."""
     session = Session(graph, threads=pool_size() or usable_cpus(), profile=profile.name)
-    inputs, outputs = profile.feeds(config, token_ids)
+    inputs, outputs = profile.feeds(decoder, token_ids)
     binding = session.binding()
     for name, array in inputs.items():
         binding.bind_input(name, array)
@@ -110,7 +108,7 @@ def _run(
     return outputs["logits"]
 
 
-def run_steps(graph: Path, config: ModelConfig, token_ids: Sequence[int], profile: OpProfile) -> list[Array]:
+def run_steps(graph: Path, decoder: Decoder, token_ids: Sequence[int], profile: OpProfile) -> list[Array]:
     """Return the residual stream of a native graph after the embedding and after every layer.
 
     The nodes of the file itself run: a temporary copy of the graph beside the weights has these values as outputs.
@@ -122,17 +120,17 @@ def run_steps(graph: Path, config: ModelConfig, token_ids: Sequence[int], profil
     model = ir.load(graph)
     values = {value.name: value for node in model.graph for value in node.outputs}
     # A layer is one operator or several; its result is named after the last one.
-    names = [f"layer{i}" if f"layer{i}" in values else f"layer{i}.down" for i in range(config.num_layers)]
-    streams = {name: np.empty((len(token_ids), config.hidden_size), np.float32) for name in ("embedding", *names)}
+    names = [f"layer{i}" if f"layer{i}" in values else f"layer{i}.down" for i in range(decoder.num_layers)]
+    streams = {name: np.empty((len(token_ids), decoder.hidden_size), np.float32) for name in ("embedding", *names)}
     for name in streams:
-        model.graph.outputs.append(as_output(values[name], ir.DataType.FLOAT, ["rows", config.hidden_size]))
+        model.graph.outputs.append(as_output(values[name], ir.DataType.FLOAT, ["rows", decoder.hidden_size]))
     exposed = graph.with_name(f"steps-{graph.name}")
     try:
         exposed.write_bytes(ir.to_proto(model).SerializeToString())
     except OSError as error:
         raise StorageError("The graph could not be written.", f"{error.strerror}.", "Free some space.") from error
     try:
-        _run(exposed, config, token_ids, profile, streams)
+        _run(exposed, decoder, token_ids, profile, streams)
     finally:
         exposed.unlink()
     return list(streams.values())

@@ -83,7 +83,7 @@ class DecoderForward:
         return [self._table(rope, length) for rope in self._decoder.ropes]
 
     def _table(self, rope: Rope, length: int) -> tuple[Array, Array]:
-        angles = np.arange(length)[:, None] * np.asarray(rope.frequencies, np.float64)[None, :]
+        angles = np.arange(length)[:, None] * np.asarray(rope.frequencies_for(length), np.float64)[None, :]
         magnitude = rope.magnitude
         return (np.cos(angles) * magnitude).astype(self._dtype), (np.sin(angles) * magnitude).astype(self._dtype)
 

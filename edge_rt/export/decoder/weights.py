@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_rt.export.decoder.forward import query_growth
-from edge_rt.export.graph.builder import rope_names
 from edge_rt.export.op_profile import OpProfile
 from edge_rt.export.sources.gguf_types import TensorInfo
 from edge_rt.export.sources.source import Source
@@ -20,7 +19,7 @@ from edge_rt.export.weights.linear import Linear, Part
 from edge_rt.export.weights.native import place_key_constants
 from edge_rt.export.weights.tile_formats import TILE_ROWS
 from edge_rt.export.weights.weights_file import WeightsFile, WeightsLayout
-from edge_rt.package.decoder import Decoder, QueryScaling, Rope
+from edge_rt.package.decoder import Decoder, QueryScaling, Rope, rope_names
 
 ROPE_PIECE_ROWS = 4096
 
@@ -214,7 +213,7 @@ def place_weights(
         profile.place(linear, layout)
     for name, vector in weights.vectors.items():
         layout.add(name, np.float32, (vector.elements,))
-    for index, rope in enumerate(decoder.ropes):
+    for index, rope in enumerate(() if decoder.loads_rope else decoder.ropes):
         for table in rope_names(index):
             layout.add(table, np.float32, (decoder.context_length, len(rope.frequencies)))
     if _query_scaling(decoder) is not None:
@@ -233,7 +232,7 @@ def calibrated_layers(decoder: Decoder) -> Sequence[int]:
 
 def write_rope_tables(out: WeightsFile, layout: WeightsLayout, decoder: Decoder) -> None:
     """Write cosines and sines of every position, computed in float64 and rounded once."""
-    for index, rope in enumerate(decoder.ropes):
+    for index, rope in enumerate(() if decoder.loads_rope else decoder.ropes):
         slots = [layout.slots[name] for name in rope_names(index)]
         for first in range(0, decoder.context_length, ROPE_PIECE_ROWS):
             positions = range(first, min(first + ROPE_PIECE_ROWS, decoder.context_length))

@@ -67,6 +67,11 @@ class ConfigReader:
         self.where = where
         self.values = values
         self._read: set[str] = set()
+        self._defaults: dict[str, int] = {}
+
+    def defaults(self, **values: int) -> None:
+        """Set the family's values of numbers that configurations may leave out."""
+        self._defaults |= values
 
     def has(self, key: str) -> bool:
         """Return whether a key is there and not null."""
@@ -83,7 +88,7 @@ class ConfigReader:
         Raises:
             InvalidModelFile: it is none, is out of range, or is missing without a default.
         """
-        value = self._value(key, default, (int,))
+        value = self._value(key, self._defaults.get(key) if default is None else default, (int,))
         if not least <= value <= most:
             raise self._out_of_range(key, value, least, most)
         return int(value)
@@ -141,6 +146,16 @@ class ConfigReader:
             raise self.refused(f"{key} is {name!r:.60}")
         return names[name]
 
+    def softcap(self, key: str, default: float = 0.0) -> float:
+        """Return a soft-cap; 0 for none, the default where the configuration does not have the key.
+
+        Raises:
+            InvalidModelFile: it is out of range.
+        """
+        if key in self.values and self.get(key) is None:
+            return 0.0
+        return self.number(key, least=0.0, most=1e6, default=default)
+
     def part(self, key: str) -> ConfigReader | None:
         """Return an object within; None where it is missing.
 
@@ -191,7 +206,7 @@ class ConfigReader:
             UnsupportedModel: heads have a size that no kernel takes.
         """
         width, heads = self.count("hidden_size", MAX_WIDTH), self.count("num_attention_heads", MAX_HEADS)
-        kv_heads = self.count("num_key_value_heads", heads, default=heads)
+        kv_heads = self.count("num_key_value_heads", heads, default=self._defaults.get("num_key_value_heads", heads))
         if heads % kv_heads or (head_dim is None and not self.has("head_dim") and width % heads):
             raise InvalidModelFile(
                 f"{self.where}: the numbers of heads in {CONFIG_FILE} do not fit.",

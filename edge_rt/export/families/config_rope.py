@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from edge_rt.errors import InvalidModelFile, UnsupportedModel
@@ -31,6 +32,7 @@ _KEYS: Final[Mapping[str, tuple[str, ...]]] = {
         *("factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow"),
         *("mscale", "mscale_all_dim", "truncate"),
     ),
+    "dynamic": ("alpha", "factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
 }
 """Kind of scaling -> keys that it has, besides those that all have."""
 
@@ -89,6 +91,13 @@ def _scaled(
         raise _unsupported(config, f"{kind!r} with {', '.join(strange):.80}")
     if kind == "default":
         return default_rope(base, rotated)
+    if kind == "dynamic":
+        # With a fixed alpha it is another base; without one frequencies would depend on the length of each text.
+        if scaling.get("alpha") is None:
+            raise _unsupported(config, "'dynamic' without an alpha")
+        return replace(
+            default_rope(base * _number(config, scaling, "alpha") ** (rotated / (rotated - 2)), rotated), kind="dynamic"
+        )
     factor = _number(config, scaling, "factor")
     if kind == "linear":
         return linear_rope(base, rotated, factor)
@@ -129,6 +138,18 @@ def _rotated(config: ConfigReader, parameters: Mapping[str, Any], dimensions: in
     if rotated < 2 or rotated % 2:
         raise _wrong(config, "partial_rotary_factor", share)
     return rotated
+
+
+def rope_part(config: ConfigReader) -> ConfigReader:
+    """Return the object that describes the rotation, in either way; an empty one if there is none."""
+    values = _mapping(config, "rope_scaling") or _mapping(config, "rope_parameters")
+    return ConfigReader(config.where, values)
+
+
+def rotated_dimensions(config: ConfigReader, dimensions: int) -> int:
+    """Return how many elements of a head are rotated."""
+    parameters = {**_mapping(config, "rope_parameters"), **_mapping(config, "rope_scaling")}
+    return _rotated(config, parameters, dimensions)
 
 
 def _mapping(config: ConfigReader, key: str) -> Mapping[str, Any]:

@@ -33,7 +33,8 @@ def text_config(folder: HFFolder) -> ConfigReader:
     text: Any = values.get("text_config")
     # A model that also sees is described as a whole where its own type is that of a text model.
     if isinstance(text, dict) and text.get("model_type") in MODEL_TYPES:
-        return ConfigReader(where, {**{k: values[k] for k in ("tie_word_embeddings",) if k in values}, **text})
+        # Whether the head is tied is said by the whole.
+        return ConfigReader(where, {**text, "tie_word_embeddings": values.get("tie_word_embeddings", True)})
     return ConfigReader(where, values)
 
 

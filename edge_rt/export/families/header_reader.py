@@ -117,6 +117,36 @@ class HeaderReader:
         """Return a text."""
         return self.header.get_str(self.key(key), default=default)
 
+    def factor(self, key: str) -> float:
+        """Return a factor; 0 if it is not given, which files also write as 0."""
+        return self.number(key, least=0.0, most=1e6, default=0.0)
+
+    def softcap(self, key: str, default: float = 0.0) -> float:
+        """Return a soft-cap; 0 for none."""
+        return self.number(key, least=0.0, most=1e6, default=default)
+
+    def flags(self, key: str, layers: int) -> tuple[bool, ...] | None:
+        """Return a truth value for every layer; None if the key is not an array.
+
+        Raises:
+            InvalidModelFile: there are not as many as layers, or they are none.
+        """
+        value = self.header.values.get(self.key(key))
+        if not isinstance(value, MetadataArray):
+            return None
+        values = value.to_list()
+        if len(values) != layers or not all(type(one) in (bool, int) and one in (0, 1) for one in values):
+            raise InvalidModelFile(
+                f"{self.where}: '{self.key(key)}' cannot be used.",
+                f"It has {len(values)} values for {layers} layers.",
+                FETCH_AGAIN,
+            )
+        return tuple(bool(one) for one in values)
+
+    def period(self, key: str, default: int) -> int:
+        """Return a number of layers after which a pattern repeats."""
+        return self.header.get_int(self.key(key), default=default, minimum=1, maximum=MAX_LAYERS)
+
     def floats(self, name: str, count: int) -> list[float] | None:
         """Return the numbers of a small tensor, all above 0; None if there is none.
 

@@ -5,12 +5,37 @@ from __future__ import annotations
 from typing import Final
 
 from edge_rt.errors import UnsupportedModel
+from edge_rt.export.families.ernie4_5 import ERNIE4_5
+from edge_rt.export.families.exaone4 import EXAONE4
 from edge_rt.export.families.family import Family
+from edge_rt.export.families.gemma2 import GEMMA2
+from edge_rt.export.families.gemma3 import GEMMA3
+from edge_rt.export.families.granite import GRANITE
+from edge_rt.export.families.hunyuan import HUNYUAN
 from edge_rt.export.families.llama import LLAMA
+from edge_rt.export.families.ministral3 import MINISTRAL3
+from edge_rt.export.families.olmo2 import OLMO2, OLMO3
+from edge_rt.export.families.phi3 import PHI3
 from edge_rt.export.families.qwen2 import QWEN2
 from edge_rt.export.families.qwen3 import QWEN3
+from edge_rt.export.families.smollm3 import SMOLLM3
 
-FAMILIES: Final[tuple[Family, ...]] = (LLAMA, QWEN2, QWEN3)
+FAMILIES: Final[tuple[Family, ...]] = (
+    LLAMA,
+    QWEN2,
+    QWEN3,
+    GEMMA2,
+    GEMMA3,
+    PHI3,
+    MINISTRAL3,
+    SMOLLM3,
+    GRANITE,
+    OLMO2,
+    OLMO3,
+    EXAONE4,
+    ERNIE4_5,
+    HUNYUAN,
+)
 """Every family that edge-rt runs."""
 MODEL_TYPES: Final = {name: family for family in FAMILIES for name in family.model_types}
 """``model_type`` of a ``config.json`` -> family."""

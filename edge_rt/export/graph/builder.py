@@ -13,7 +13,7 @@ import onnx_ir as ir
 from edge_rt.errors import UnsupportedModel
 from edge_rt.export.weights.linear import Linear
 from edge_rt.export.weights.weights_file import WeightsLayout
-from edge_rt.package.decoder import Attention, Decoder
+from edge_rt.package.decoder import Attention, Decoder, rope_names
 from edge_rt.package.manifest import WEIGHTS_FILE
 
 IR_VERSION: Final = 10
@@ -76,6 +76,11 @@ class GraphBuilder(ABC):
         self._opsets = opsets
         self._ids = graph_input("input_ids", ir.DataType.INT64, ["rows"])
         self._logit_rows = graph_input("logit_rows", ir.DataType.INT64, ["logit_rows"])
+        self._rope_tables = {
+            name: graph_input(name, ir.DataType.FLOAT, ["rope_positions", len(rope.frequencies)])
+            for index, rope in enumerate(decoder.ropes if decoder.loads_rope else ())
+            for name in rope_names(index)
+        }
 
     # --- the steps of a transformer ---
 
@@ -143,7 +148,7 @@ class GraphBuilder(ABC):
         """Return the finished model."""
         shape: list[int | str] = ["logit_rows", self._decoder.vocab_size]
         graph = ir.Graph(
-            [self._ids, self._logit_rows, *self._cache_inputs()],
+            [self._ids, self._logit_rows, *self._cache_inputs(), *self._rope_tables.values()],
             [as_output(logits, ir.DataType.FLOAT, shape), *self._more_outputs(logits)],
             nodes=self._nodes,
             initializers=list(self._initializers.values()),
@@ -161,6 +166,11 @@ class GraphBuilder(ABC):
     def optional(self, slot_name: str | None) -> ir.Value | None:
         """Return an initializer over a slot; None if ``weights.bin`` does not have it."""
         return self.stored(slot_name) if slot_name is not None and slot_name in self._layout.slots else None
+
+    def rope_of(self, layer: int) -> list[ir.Value]:
+        """Return the cosines and sines of a layer; of one without rotation those of the first."""
+        names = rope_names(self.attention_of(layer).rope or 0)
+        return [self._rope_tables[name] if name in self._rope_tables else self.stored(name) for name in names]
 
     def attention_of(self, layer: int) -> Attention:
         """Return the description of a layer's attention."""
@@ -204,12 +214,6 @@ class GraphBuilder(ABC):
             dtype = np.float32 if isinstance(values, float) else np.int64
             self._initializers[name] = _initializer(name, ir.tensor(np.asarray(values, dtype), name=name))
         return self._initializers[name]
-
-
-def rope_names(index: int) -> tuple[str, str]:
-    """Return the names of the tables of a rotation, cosines and sines."""
-    prefix = f"rope{index}" if index else "rope"
-    return f"{prefix}.cos", f"{prefix}.sin"
 
 
 def not_carried(decoder: Decoder, what: str) -> UnsupportedModel:

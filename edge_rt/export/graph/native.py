@@ -45,7 +45,6 @@ from edge_rt.export.graph.builder import (
     as_output,
     graph_input,
     not_carried,
-    rope_names,
 )
 from edge_rt.export.weights.linear import Linear
 from edge_rt.export.weights.native import key_constant_names, tiles_of
@@ -190,15 +189,13 @@ class NativeBuilder(GraphBuilder):
         return Stream(self.node("DecoderLayer", inputs, [f"layer{index}"], domain=DOMAIN, attributes=attributes)[0])
 
     def _cache_of(self, layer: int) -> list[ir.Value | None]:
-        cos, sin = rope_names(self.attention_of(layer).rope or 0)
         return [
             self._caches[layer],
             self._past_length,
             self._window_row_map if self._windows[layer] else self._row_map,
             self._parents,
             self._kv_formats,
-            self.stored(cos),
-            self.stored(sin),
+            *self.rope_of(layer),
             self.optional(f"layer{layer}.q_norm"),
             self.optional(f"layer{layer}.k_norm"),
             self.optional(f"layer{layer}.sinks"),

@@ -32,7 +32,6 @@ from edge_rt.export.graph.builder import (
     as_output,
     graph_input,
     not_carried,
-    rope_names,
 )
 from edge_rt.export.weights.linear import Linear
 from edge_rt.export.weights.matmul_nbits import block_size, code_bits
@@ -268,7 +267,7 @@ class PortableBuilder(GraphBuilder):
             batched = self._normed_heads(qkv, layer)
         cache = self._pasts[2 * layer : 2 * layer + 2]
         lengths = (self._seqlens_k, self._total)
-        tables = [] if attention.rope is None else [self.stored(table) for table in rope_names(attention.rope)]
+        tables = [] if attention.rope is None else self.rope_of(layer)
         outputs = self.node(
             "GroupQueryAttention",
             [*batched, *cache, *lengths, *tables],

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from edge_rt.errors import UnsupportedModel
 from edge_rt.ops import MAX_HEAD_DIM, MAX_HEADS
+from edge_rt.package.decoder import Decoder
 from edge_rt.package.manifest import ModelConfig
 
 MATRIX_BITS: Final = "matrices in 4 bits (blocks of 32 with scale and minimum), embedding and head in 8 bits"
@@ -40,6 +41,7 @@ class SizeEstimate:
         window_layers: layers with a sliding window.
         is_exact: whether an export gives these sizes.
         notes: what was assumed, and what edge-rt cannot do yet: sentences for the user.
+        decoder: the description, if the model can be exported.
     """
 
     config: ModelConfig
@@ -50,6 +52,7 @@ class SizeEstimate:
     window_layers: int
     is_exact: bool
     notes: tuple[str, ...] = ()
+    decoder: Decoder | None = None
 
 
 def estimated(

@@ -63,5 +63,5 @@ def open_io_binding(
             "Give one format for all of them, or one for each.",
         )
     if manifest.op_profile == PortableIOBinding.profile:
-        return PortableIOBinding(manifest.model, capacity, formats[0])
-    return NativeIOBinding(manifest.model, capacity, kv_format, largest_pass=largest_pass)
+        return PortableIOBinding(manifest.model, capacity, formats[0], decoder=manifest.decoder)
+    return NativeIOBinding(manifest.model, capacity, kv_format, largest_pass=largest_pass, decoder=manifest.decoder)

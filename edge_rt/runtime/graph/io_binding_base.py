@@ -13,7 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_rt.errors import InvalidPackage
+from edge_rt.package.decoder import Decoder
 from edge_rt.package.manifest import ModelConfig
+from edge_rt.rope_tables import loaded_tables
 from edge_rt.runtime.graph.cache import KVCache
 from edge_rt.runtime.graph.outputs import OutputMemory, Outputs, give_back
 from edge_rt.runtime.graph.sliding_window import SlidingWindow
@@ -74,6 +76,7 @@ class IOBinding(ABC):
         capacity: rows of the cache, one per token.
         kv_format: name of the cache's format, as it is shown to users.
         top_tokens: most likely tokens that the graph returns with every row of logits.
+        decoder: the description, if the package has one.
 
     Attributes:
         config, capacity, kv_format: the arguments.
@@ -85,11 +88,14 @@ class IOBinding(ABC):
 
     profile: ClassVar[str]
 
-    def __init__(self, config: ModelConfig, capacity: int, kv_format: str, top_tokens: int) -> None:
+    def __init__(
+        self, config: ModelConfig, capacity: int, kv_format: str, top_tokens: int, decoder: Decoder | None
+    ) -> None:
         self.config = config
         self.capacity = capacity
         self.kv_format = kv_format
         self.outputs = OutputMemory(config.vocab_size, top_tokens)
+        self._rope_tables = loaded_tables(decoder, capacity)
         self.row_bytes = 0
         self.cache_bytes = 0
         self.row_map: Array | None = None
@@ -103,10 +109,16 @@ class IOBinding(ABC):
     def bind(self, session: Session, rows: int, num_logits: int) -> BoundPass:
         """Bind buffers for passes of one shape to the graph; ``outputs`` must have room for them."""
 
+    def _bind_rope(self, binding: Binding) -> None:
+        """Bind the tables of rotations that are not in ``weights.bin``."""
+        for name, table in self._rope_tables.items():
+            binding.bind_input(name, table)
+
     @abstractmethod
     def release(self) -> None:
         """Release the memory of cache and outputs; no pass may run afterwards."""
         self.outputs.release()
+        self._rope_tables = {}
 
     @abstractmethod
     def fill(self, rows: int) -> None:
@@ -144,6 +156,9 @@ class IOBinding(ABC):
             "input_ids": (("rows",), "tensor(int64)"),
             "logit_rows": (("logit_rows",), "tensor(int64)"),
             "logits": (("logit_rows", self.config.vocab_size), "tensor(float)"),
+            **{
+                name: (("rope_positions", table.shape[1]), "tensor(float)") for name, table in self._rope_tables.items()
+            },
             **self._specs(),
         }
         found = {spec.name: (spec.shape, spec.type) for spec in (*session.inputs, *session.outputs)}

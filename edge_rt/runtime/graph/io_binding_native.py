@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from edge_rt.kv_formats import KV_FORMAT, window_capacity
+from edge_rt.package.decoder import Decoder
 from edge_rt.package.manifest import ModelConfig
 from edge_rt.runtime.graph.io_binding_base import FILLING, Array, BoundPass, IOBinding, Specs
 from edge_rt.runtime.graph.outputs import Outputs, untouched
@@ -34,6 +35,7 @@ class NativeIOBinding(IOBinding):
         capacity: tokens.
         kv_format: one format for the cache, or one per layer.
         largest_pass: rows of the largest pass that will be run; layers with a sliding window reserve room for it.
+        decoder: the description, if the package has one.
 
     Attributes:
         buffers: per layer, uint8 ``[2, kv_heads, rows, bytes per row]``; a page takes memory only once a row in it is
@@ -50,10 +52,11 @@ class NativeIOBinding(IOBinding):
         kv_format: str | Sequence[str],
         *,
         largest_pass: int = LARGEST_PASS,
+        decoder: Decoder | None = None,
     ) -> None:
         formats = (kv_format,) * config.num_layers if isinstance(kv_format, str) else tuple(kv_format)
         assert len(formats) == config.num_layers, (formats, config.num_layers)
-        super().__init__(config, capacity, _spelled(formats), config.top_tokens)
+        super().__init__(config, capacity, _spelled(formats), config.top_tokens, decoder)
         self.kv_formats = formats
         windows, heads = config.layer_windows, config.num_kv_heads
         token_bytes = [KV_FORMAT[name].token_bytes(heads, config.head_dim) for name in formats]
@@ -95,6 +98,7 @@ class NativeIOBinding(IOBinding):
     def bind(self, session: Session, rows: int, num_logits: int) -> BoundPass:
         """Bind buffers for passes of one shape to the graph."""
         binding = session.binding()
+        self._bind_rope(binding)
         if self.row_map is not None:
             binding.bind_input("row_map", self.row_map)
         if self.window is not None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from edge_rt.errors import UnsupportedModel
+from edge_rt.package.decoder import Decoder
 from edge_rt.package.manifest import ModelConfig
 from edge_rt.runtime.graph.io_binding_base import FILLING, Array, BoundPass, IOBinding, Specs
 from edge_rt.runtime.graph.outputs import Outputs, untouched
@@ -26,8 +27,8 @@ class PortableIOBinding(IOBinding):
 
     profile = "portable"
 
-    def __init__(self, config: ModelConfig, capacity: int, kv_format: str) -> None:
-        super().__init__(config, capacity, kv_format, top_tokens=0)
+    def __init__(self, config: ModelConfig, capacity: int, kv_format: str, *, decoder: Decoder | None = None) -> None:
+        super().__init__(config, capacity, kv_format, top_tokens=0, decoder=decoder)
         shape = (config.num_layers, 2, 1, config.num_kv_heads, capacity, config.head_dim)
         buffer = untouched(shape, np.float32)
         self.keys: list[Array] = [layer[0] for layer in buffer]
@@ -51,6 +52,7 @@ class PortableIOBinding(IOBinding):
     def bind(self, session: Session, rows: int, num_logits: int) -> BoundPass:
         """Bind buffers for passes of one shape to the graph."""
         binding = session.binding()
+        self._bind_rope(binding)
         for layer, buffers in enumerate(zip(self.keys, self.values, strict=True)):
             for kind, buffer in zip(("key", "value"), buffers, strict=True):
                 binding.bind_input(f"past.{layer}.{kind}", buffer)

@@ -204,7 +204,7 @@ def first_layer(model, ids):
 
 def logits(model, ids, kv_format):
     """Return the logits of a pass over all tokens, with a cache of a format."""
-    inputs, outputs = model.profile.feeds(model.model, ids)
+    inputs, outputs = model.profile.feeds(model.decoder, ids)
     form = KV_FORMAT[kv_format]
     inputs["kv_formats"][:] = form.id
     shape = (2, model.model.num_kv_heads, len(ids), form.row_bytes(model.model.head_dim))

@@ -139,13 +139,13 @@ class TestNativeSteps:
         built = Built(small_gguf, tmp_path, "int8", profile="native")
         (tmp_path / "steps-model.onnx").mkdir()
         with pytest.raises(StorageError, match="The graph could not be written"):
-            run_steps(built.graph, built.model, IDS, built.profile)
+            run_steps(built.graph, built.decoder, IDS, built.profile)
 
     def test_the_copy_with_more_outputs_is_removed(self, small_gguf, tmp_path):
         require_native()
         built = Built(small_gguf, tmp_path, "int8", profile="native")
         before = listing(tmp_path)
-        streams = run_steps(built.graph, built.model, IDS, built.profile)
+        streams = run_steps(built.graph, built.decoder, IDS, built.profile)
         assert [stream.shape for stream in streams] == [(24, 64)] * 3
         assert listing(tmp_path) == before
 

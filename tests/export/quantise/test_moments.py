@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from edge_rt.export.decoder.forward import DecoderForward
 
 from edge_rt.errors import UnsupportedModel
+from edge_rt.export.decoder.forward import DecoderForward
 from edge_rt.export.quantise.moments import (
     HELD_OUT_TOKENS,
     INPUT_OF,

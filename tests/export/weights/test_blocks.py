@@ -46,7 +46,6 @@ class TestFloats:
             float_rows(tensor_of(type_name, (2, 1)), values.view(np.uint8))
 
 
-
 @pytest.fixture
 def opened(tmp_path):
     """Return a function that writes bytes to a file and opens it."""

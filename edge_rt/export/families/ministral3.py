@@ -1,0 +1,53 @@
+"""Ministral 3: llama with YaRN and queries that grow with their position; also inside models that see."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from edge_rt.export.families.config_reader import ConfigReader
+from edge_rt.export.families.config_rope import read_rope, rope_part
+from edge_rt.export.families.dimensions import MAX_CONTEXT
+from edge_rt.export.families.family import Family
+from edge_rt.export.families.header_reader import HeaderReader
+from edge_rt.export.families.header_rope import read_header_rope
+from edge_rt.export.families.layers import window_in
+from edge_rt.export.families.rope import yarn_temperature
+from edge_rt.package.decoder import Decoder, Layer, QueryScaling
+
+_BETA: Final = "llama_4_scaling_beta"
+_MOST_BETA: Final = 100.0
+
+
+def from_config(config: ConfigReader, name: str) -> Decoder:
+    """Describe the model of a ``config.json``."""
+    dims = config.dimensions(name)
+    rope = read_rope(config, dims.head_dim, dims.context_length, known=(_BETA,))
+    part = rope_part(config)
+    scaling = None
+    if part.has(_BETA):
+        original = part.count("original_max_position_embeddings", MAX_CONTEXT)
+        scaling = QueryScaling(part.number(_BETA, least=0.0, most=_MOST_BETA), original)
+    window = config.count("sliding_window", MAX_CONTEXT, least=0, default=0)
+    layer = Layer(dims.attention(query_scaling=scaling, window=window_in(dims, window)), dims.feed_forward())
+    return dims.decoder("ministral3", layer, rope)
+
+
+def from_header(reader: HeaderReader) -> Decoder:
+    """Describe the model of a GGUF header."""
+    dims = reader.dimensions()
+    rope = read_header_rope(reader, dims)
+    share = reader.number("rope.scaling.yarn_log_multiplier", least=0.0, most=_MOST_BETA, default=0.0)
+    if share and rope.kind == "yarn":
+        factor = reader.number("rope.scaling.factor", least=1e-3, most=1e6, default=1.0)
+        rope = replace(rope, magnitude=rope.magnitude / yarn_temperature(factor, share))
+    scaling = None
+    if beta := reader.number("attention.temperature_scale", least=0.0, most=_MOST_BETA, default=0.0):
+        original = reader.count("rope.scaling.original_context_length", MAX_CONTEXT, default=dims.context_length)
+        scaling = QueryScaling(beta, original)
+    return dims.decoder("ministral3", Layer(dims.attention(query_scaling=scaling), dims.feed_forward()), rope)
+
+
+MINISTRAL3: Final = Family(
+    "ministral3", ("ministral3",), ("mistral3",), from_config, from_header, header_has_halves=False
+)

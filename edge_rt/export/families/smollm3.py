@@ -1,0 +1,53 @@
+"""SmolLM 3: llama in which every fourth layer is not told positions."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from edge_rt.export.families.config_reader import ConfigReader
+from edge_rt.export.families.config_rope import read_rope
+from edge_rt.export.families.dimensions import MAX_LAYERS
+from edge_rt.export.families.family import Family
+from edge_rt.export.families.header_reader import HeaderReader
+from edge_rt.export.families.header_rope import read_header_rope
+from edge_rt.export.families.layers import every, with_attention
+from edge_rt.export.families.qwen2 import qwen_layers
+from edge_rt.package.decoder import Decoder, Layer
+
+_PERIOD: Final = 4
+"""GGUF files have no key for it."""
+
+
+def from_config(config: ConfigReader, name: str) -> Decoder:
+    """Describe the model of a ``config.json``."""
+    config.defaults(num_key_value_heads=4)
+    dims = config.dimensions(name, is_tied=True)
+    has_bias = config.flag("attention_bias")
+    layer = Layer(
+        dims.attention(has_qkv_bias=has_bias, has_output_bias=has_bias),
+        dims.feed_forward(has_bias=config.flag("mlp_bias")),
+    )
+    if config.has("no_rope_layers"):
+        # 0 stands for a layer without rotation.
+        rotated = tuple(bool(one) for one in config.numbers("no_rope_layers", dims.num_layers, least=0, most=1))
+    else:
+        rotated = every(dims.num_layers, config.count("no_rope_layer_interval", MAX_LAYERS, default=_PERIOD))
+    layers = (
+        one if is_rotated else with_attention(one, rope=None)
+        for one, is_rotated in zip(qwen_layers(config, dims, layer), rotated, strict=True)
+    )
+    rope = read_rope(config, dims.head_dim, dims.context_length, theta=2_000_000.0)
+    return dims.decoder("smollm3", tuple(layers), rope)
+
+
+def from_header(reader: HeaderReader) -> Decoder:
+    """Describe the model of a GGUF header."""
+    dims = reader.dimensions()
+    layer = Layer(dims.attention(), dims.feed_forward())
+    layers = (
+        layer if is_rotated else with_attention(layer, rope=None) for is_rotated in every(dims.num_layers, _PERIOD)
+    )
+    return dims.decoder("smollm3", tuple(layers), read_header_rope(reader, dims))
+
+
+SMOLLM3: Final = Family("smollm3", ("smollm3",), ("smollm3",), from_config, from_header, header_has_halves=False)
