@@ -13,7 +13,7 @@ from edge_rt.package.decoder import Decoder, Layer
 
 FLOAT_VECTORS: Final = ("F32", "F16", "BF16")
 """Types of norms and other vectors."""
-OPTIONAL: Final = ("rope_freqs.weight",)
+OPTIONAL: Final = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 """Tensors whose numbers are in the description."""
 
 FUSED: Final = (".attn_qkv", ".ffn_gate_up")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 from edge_rt.errors import InvalidModelFile, UnsupportedModel
 from edge_rt.export.families.dimensions import MAX_CONTEXT, Dimensions
@@ -19,6 +20,8 @@ from edge_rt.export.families.rope import (
 )
 from edge_rt.export.sources.gguf_types import FETCH_AGAIN
 from edge_rt.package.decoder import Rope
+
+_TEMPERATURE_ERROR: Final = 1e-5
 
 
 def read_header_rope(reader: HeaderReader, dims: Dimensions) -> Rope:
@@ -59,12 +62,22 @@ def _scaled(reader: HeaderReader, base: float, rotated: int, context: int) -> Ro
     fast = reader.number("rope.scaling.yarn_beta_fast", least=1e-3, most=1e6, default=32.0)
     slow = reader.number("rope.scaling.yarn_beta_slow", least=1e-3, most=1e6, default=1.0)
     extrapolation = _extrapolation(reader, kind)
+    _require_usual_temperature(reader, kind, factor)
     if kind == "none":
         return default_rope(base, rotated, magnitude=magnitude)
     if kind == "linear" or extrapolation == 0.0:
         return replace(linear_rope(base, rotated, factor, magnitude=magnitude), kind=kind)
     magnitude *= yarn_temperature(factor)
     return yarn_rope(base, rotated, Yarn(factor, original, magnitude, fast, slow, extrapolation))
+
+
+def _require_usual_temperature(reader: HeaderReader, kind: str, factor: float) -> None:
+    """Refuse a factor on attention that is not YaRN's usual one: which models apply it differs from reader to reader."""
+    usual = yarn_temperature(factor) if kind == "yarn" else 1.0
+    stated = reader.number("rope.scaling.yarn_attn_factor", least=1e-3, most=1e3, default=usual)
+    if stated != 1.0 and abs(stated - usual) > _TEMPERATURE_ERROR:
+        key = reader.key("rope.scaling.yarn_attn_factor")
+        raise reader.refused(f"'{key}' is {stated}, YaRN's usual value is {usual:.6g}")
 
 
 def _extrapolation(reader: HeaderReader, kind: str) -> float:

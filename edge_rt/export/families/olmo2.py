@@ -14,7 +14,7 @@ from edge_rt.export.families.family import SANDWICH_NAMES, Family
 from edge_rt.export.families.header_reader import HeaderReader
 from edge_rt.export.families.header_rope import read_header_rope
 from edge_rt.export.families.layers import config_windows, header_windows, with_attention
-from edge_rt.export.families.rope import default_rope
+from edge_rt.export.families.rope import MAX_ROPE_THETA, MIN_ROPE_THETA, default_rope
 from edge_rt.package.decoder import Decoder, Layer, Rope
 
 _PERIOD: Final = 4
@@ -50,7 +50,8 @@ def from_header(reader: HeaderReader) -> Decoder:
     has_bias = reader.has_tensor("blk.0.attn_q.bias")
     if not any(windows):
         return _decoder("olmo2", dims, windows, has_bias, rope)
-    return _decoder("olmo3", dims, windows, has_bias, rope, default_rope(rope.base, rope.dimensions))
+    base = reader.number("rope.freq_base_swa", least=MIN_ROPE_THETA, most=MAX_ROPE_THETA, default=rope.base)
+    return _decoder("olmo3", dims, windows, has_bias, rope, default_rope(base, rope.dimensions))
 
 
 def _decoder(family: str, dims: Dimensions, windows: tuple[int, ...], has_bias: bool, *ropes: Rope) -> Decoder:

@@ -209,7 +209,7 @@ class GraphBuilder(ABC):
         return self._initializers[name]
 
     def constant(self, name: str, values: Sequence[int] | float) -> ir.Value:
-        """Return a small int64 vector, or a float32 number, that is stored inside the graph."""
+        """Return a small int64 vector or number, or a float32 number, that is stored inside the graph."""
         if name not in self._initializers:
             dtype = np.float32 if isinstance(values, float) else np.int64
             self._initializers[name] = _initializer(name, ir.tensor(np.asarray(values, dtype), name=name))

@@ -76,6 +76,7 @@ class PortableBuilder(GraphBuilder):
             for kind in ("key", "value")
         ]
         self._presents: list[ir.Value] = []
+        self._row_positions: ir.Value | None = None
 
     def _cache_inputs(self) -> Sequence[ir.Value]:
         return [self._seqlens_k, self._total, *self._pasts]
@@ -91,12 +92,21 @@ class PortableBuilder(GraphBuilder):
     def logits(self, x: Stream, head: Linear) -> ir.Value:
         """Return the logits of a stream."""
         decoder = self._decoder
-        found = self._scaled(self._product(self._norm(x, "final_norm"), [head], "logits"), decoder.logit_scale)
-        if not decoder.logit_softcap:
-            return found
-        (narrow,) = self.node("Div", [found, self._number(decoder.logit_softcap)], ["logits.narrow"])
-        (bent,) = self.node("Tanh", [narrow], ["logits.bent"])
-        return self._scaled(bent, decoder.logit_softcap, "logits.capped")
+        # The last step gives the output its name.
+        steps = [
+            name
+            for name, is_there in (("scale", decoder.logit_scale != 1.0), ("cap", decoder.logit_softcap))
+            if is_there
+        ]
+        names = [f"logits.{step}" for step in steps] + ["logits"]
+        found = self._product(self._norm(x, "final_norm"), [head], names.pop(0))
+        if decoder.logit_scale != 1.0:
+            found = self._scaled(found, decoder.logit_scale, names.pop(0))
+        if decoder.logit_softcap:
+            (narrow,) = self.node("Div", [found, self._number(decoder.logit_softcap)], ["logits.narrow"])
+            (bent,) = self.node("Tanh", [narrow], ["logits.bent"])
+            found = self._scaled(bent, decoder.logit_softcap, names.pop(0))
+        return found
 
     def hidden(self, x: Stream, layers: Linears, name: str, *, norm: str | None, layer: int) -> ir.Value:
         """Return what a feed-forward has between its matrices."""
@@ -257,17 +267,20 @@ class PortableBuilder(GraphBuilder):
     def attention(self, qkv: ir.Value, layer: int) -> ir.Value:
         """Rotate, append to the cache and attend."""
         attention = self.attention_of(layer)
-        self._require_carried(layer)
+        if attention.has_sinks:
+            raise not_carried(self._decoder, "sinks of attention, which the portable op profile does not have")
         width = attention.query_size + 2 * attention.key_size
         name = f"layer{layer}"
-        if attention.qk_norm == "none":
+        rotates_itself = self._is_rotated_by_attention(layer)
+        batched: list[ir.Value | None]
+        if attention.qk_norm == "none" and rotates_itself and attention.query_scaling is None:
             shape = self.constant("shape.qkv", [1, -1, width])
             batched = [*self.node("Reshape", [qkv, shape], [f"{name}.qkv.batched"]), None, None]
         else:
-            batched = self._normed_heads(qkv, layer)
+            batched = self._prepared_heads(qkv, layer, rotates=not rotates_itself)
         cache = self._pasts[2 * layer : 2 * layer + 2]
         lengths = (self._seqlens_k, self._total)
-        tables = [] if attention.rope is None else self.rope_of(layer)
+        tables = self.rope_of(layer) if rotates_itself and attention.rope is not None else []
         outputs = self.node(
             "GroupQueryAttention",
             [*batched, *cache, *lengths, *tables],
@@ -276,7 +289,7 @@ class PortableBuilder(GraphBuilder):
             attributes={
                 "num_heads": attention.num_heads,
                 "kv_num_heads": attention.num_kv_heads,
-                "do_rotary": int(attention.rope is not None),
+                "do_rotary": int(bool(tables)),
                 "scale": attention.scale,
                 **({"local_window_size": attention.window} if attention.window else {}),
                 **({"softcap": attention.softcap} if attention.softcap else {}),
@@ -286,39 +299,88 @@ class PortableBuilder(GraphBuilder):
         flat = self.constant("shape.attention", [-1, attention.query_size])
         return self.node("Reshape", [outputs[0], flat], [f"{name}.attention"])[0]
 
-    def _require_carried(self, layer: int) -> None:
-        """Refuse attention that GroupQueryAttention does not compute.
-
-        Raises:
-            UnsupportedModel: it is such.
-        """
+    def _is_rotated_by_attention(self, layer: int) -> bool:
+        """Return whether GroupQueryAttention rotates queries and keys: whole heads, as the last step before it."""
         attention = self.attention_of(layer)
-        wanted = {
-            "a norm of queries and keys behind the rotation": attention.norm_after_rope,
-            "sinks of attention": attention.has_sinks,
-            "queries that grow with their position": attention.query_scaling is not None,
-        }
-        for what, is_wanted in wanted.items():
-            if is_wanted:
-                raise not_carried(self._decoder, f"{what}, which the portable op profile does not have")
+        if attention.rope is None:
+            return True
+        is_whole = self._decoder.ropes[attention.rope].dimensions == attention.head_dim
+        # The factor of queries would have to come behind the rotation, but rotations keep factors.
+        return is_whole and not attention.norm_after_rope
 
-    def _normed_heads(self, qkv: ir.Value, layer: int) -> list[ir.Value | None]:
-        """Return normed queries, normed keys, and values, each ``[1, rows, features]``."""
+    def _prepared_heads(self, qkv: ir.Value, layer: int, *, rotates: bool) -> list[ir.Value | None]:
+        """Return queries and keys, normed, rotated where attention does not, and scaled, and values.
+
+        All three are ``[1, rows, features]``.
+        """
         attention, name = self.attention_of(layer), f"layer{layer}"
         sizes = {"q": attention.query_size, "k": attention.key_size, "v": attention.key_size}
         split = self.constant("split.qkv", list(sizes.values()))
         parts = self.node("Split", [qkv, split], [f"{name}.{part}" for part in sizes], attributes={"axis": -1})
         found: list[ir.Value | None] = []
         for (kind, size), part in zip(sizes.items(), parts, strict=True):
+            steps = (
+                [] if kind == "v" else [self._head_normed] * (attention.qk_norm != "none") + [self._rotated] * rotates
+            )
+            if attention.norm_after_rope:
+                steps.reverse()
             rows = part
-            if kind != "v":
-                if attention.qk_norm == "head":
-                    heads = self.constant("shape.heads", [-1, attention.head_dim])
-                    (rows,) = self.node("Reshape", [rows, heads], [f"{name}.{kind}.heads"])
-                rows = self._normed(rows, f"{name}.{kind}_norm", f"{name}.{kind}.normed", is_rms=True)
+            for step in steps:
+                rows = step(rows, kind, layer)
+            if kind == "q" and attention.query_scaling is not None:
+                (growth,) = self.node("Gather", [self.stored("query_scale"), self._positions()], [f"{name}.growth"])
+                (column,) = self.node(
+                    "Unsqueeze", [growth, self.constant("axes.last", [-1])], [f"{name}.growth.column"]
+                )
+                (rows,) = self.node("Mul", [rows, column], [f"{name}.q.grown"])
             shape = self.constant(f"shape.{kind}", [1, -1, size])
             found += self.node("Reshape", [rows, shape], [f"{name}.{kind}.batched"])
         return found
+
+    def _head_normed(self, rows: ir.Value, kind: str, layer: int) -> ir.Value:
+        """Return queries or keys ``[rows, features]`` normed, by heads or as whole rows."""
+        attention, name = self.attention_of(layer), f"layer{layer}.{kind}"
+        if attention.qk_norm == "head":
+            heads = self.constant("shape.heads", [-1, attention.head_dim])
+            (rows,) = self.node("Reshape", [rows, heads], [f"{name}.heads"])
+        rows = self._normed(rows, f"{name}_norm", f"{name}.normed", is_rms=True)
+        if attention.qk_norm == "head":
+            size = attention.query_size if kind == "q" else attention.key_size
+            flat = self.constant(f"shape.{kind}.rows", [-1, size])
+            (rows,) = self.node("Reshape", [rows, flat], [f"{name}.normed.rows"])
+        return rows
+
+    def _rotated(self, rows: ir.Value, kind: str, layer: int) -> ir.Value:
+        """Return queries or keys ``[rows, features]`` rotated."""
+        attention, name = self.attention_of(layer), f"layer{layer}.{kind}"
+        size = attention.query_size if kind == "q" else attention.key_size
+        (batched,) = self.node("Reshape", [rows, self.constant(f"shape.{kind}", [1, -1, size])], [f"{name}.whole"])
+        (positions,) = self.node(
+            "Unsqueeze", [self._positions(), self.constant("axes.first", [0])], [f"{name}.positions"]
+        )
+        rotated = self._decoder.ropes[attention.rope or 0].dimensions
+        (turned,) = self.node(
+            "RotaryEmbedding",
+            [batched, positions, *self.rope_of(layer)],
+            [f"{name}.turned"],
+            domain=MICROSOFT,
+            attributes={
+                "num_heads": attention.num_heads if kind == "q" else attention.num_kv_heads,
+                **({"rotary_embedding_dim": rotated} if rotated != attention.head_dim else {}),
+            },
+        )
+        flat = self.constant(f"shape.{kind}.rows", [-1, size])
+        return self.node("Reshape", [turned, flat], [f"{name}.rotated"])[0]
+
+    def _positions(self) -> ir.Value:
+        """Return the positions of the pass's rows, int64 ``[rows]``."""
+        if self._row_positions is None:
+            to_int64 = {"to": int(ir.DataType.INT64)}
+            (total,) = self.node("Cast", [self._total], ["positions.end"], attributes=to_int64)
+            (size,) = self.node("Size", [self._ids], ["positions.count"])
+            (first,) = self.node("Sub", [total, size], ["positions.begin"])
+            (self._row_positions,) = self.node("Range", [first, total, self.constant("one", 1)], ["positions"])
+        return self._row_positions
 
     def _number(self, value: float) -> ir.Value:
         """Return a float32 number that is stored inside the graph."""
