@@ -21,7 +21,7 @@ _PERIOD: Final = 2
 
 def from_config(config: ConfigReader, name: str) -> Decoder:
     """Describe the model of a ``config.json``."""
-    config.defaults(num_attention_heads=8, num_key_value_heads=4)
+    config.defaults(num_attention_heads=8, num_key_value_heads=4, max_position_embeddings=8192)
     dims = config.dimensions(name, head_dim=256, is_tied=True)
     if config.flag("use_bidirectional_attention"):
         raise config.refused("use_bidirectional_attention is true")

@@ -72,7 +72,7 @@ def _scaled(reader: HeaderReader, base: float, rotated: int, context: int) -> Ro
 
 
 def _require_usual_temperature(reader: HeaderReader, kind: str, factor: float) -> None:
-    """Refuse a factor on attention that is not YaRN's usual one: which models apply it differs from reader to reader."""
+    """Refuse a factor on attention that is not YaRN's usual one: readers differ in what they do with it."""
     usual = yarn_temperature(factor) if kind == "yarn" else 1.0
     stated = reader.number("rope.scaling.yarn_attn_factor", least=1e-3, most=1e3, default=usual)
     if stated != 1.0 and abs(stated - usual) > _TEMPERATURE_ERROR:
