@@ -87,7 +87,8 @@ _KEY_CONSTANT_PORTS: Final = (
 """Constants of 4-bit keys; ``key_centre`` only without softcap and sinks."""
 
 OPS: Final[tuple[Op, ...]] = (
-    # y = residual + activation(norm(x) @ weight.T + bias): M rows, K inputs, N outputs.
+    # y = residual + residual_scale * post_norm(softcap(output_scale * activation(norm(x) @ weight.T + bias))):
+    # M rows, K inputs, N outputs; Nout is N, or half of it where tiles of gate and up rows alternate.
     Op(
         "QuantLinear",
         (
@@ -97,6 +98,8 @@ OPS: Final[tuple[Op, ...]] = (
             Port("bias", "float", "[N]", is_optional=True),
             Port("residual", "float", "[M, Nout]", is_optional=True),
             Port("gate", "float", "[M, Nout]", is_optional=True),
+            Port("post_norm", "float", "[Nout]", is_optional=True),
+            Port("norm_bias", "float", "[K]", is_optional=True),
         ),
         (Port("y", "float", "[M, Nout]"),),
         {
@@ -106,6 +109,10 @@ OPS: Final[tuple[Op, ...]] = (
             "part_rows": "string?",
             "epsilon": "float?",
             "activation": "string?",
+            "norm": "string?",
+            "output_scale": "float?",
+            "softcap": "float?",
+            "residual_scale": "float?",
         },
     ),
     # Rows of the same packed matrix that a tied head multiplies by.

@@ -3,6 +3,45 @@
 namespace edge_rt::golden {
 namespace {
 
+// What few models have behind a product, and before it.
+void run_linear_steps(const KernelTable& kernels, const Report& report, const std::string& prefix,
+                      const Matrix& matrix) {
+  constexpr int64_t kRows = 5;
+  Random random(prefix + "steps");
+  const int64_t inputs = matrix.inputs, outputs = matrix.outputs;
+  const std::vector<float> x = random.uniform(kRows * inputs, 3.0f), norm = random.uniform(inputs, 2.0f);
+  const std::vector<float> norm_bias = random.uniform(inputs, 1.0f), bias = random.uniform(outputs, 1.0f);
+  const std::vector<float> gate = random.uniform(kRows * outputs, 6.0f), post = random.uniform(outputs, 2.0f);
+  const std::vector<float> residual = random.uniform(kRows * outputs, 2.0f);
+  const auto run = [&](const char* name, const LinearOptions& options) {
+    Hash hash;
+    hash.add(linear(kernels, matrix, x, kRows, options, &hash));
+    report(prefix + name, hash.value());
+  };
+  LinearOptions options;
+  options.gate = gate.data();
+  options.steps.activation = Activation::kGeglu;
+  run("geglu_gate", options);
+  if (outputs % (2 * kTileRows) == 0) {
+    options.gate = nullptr;
+    options.bias = bias.data();
+    options.paired = true;
+    run("geglu", options);
+  }
+  options = {};
+  options.bias = bias.data();
+  options.steps = {Activation::kRelu2, 0.75f, 3.0f, 1.0f};
+  run("relu2_scaled_capped", options);
+  options.steps = {Activation::kNone, 1.0f, 0.0f, 0.375f};
+  options.residual = residual.data();
+  options.norm_weight = norm.data();
+  options.is_layer_norm = true;
+  run("layer_norm_residual_scale", options);
+  options.norm_bias = norm_bias.data();
+  options.post_norm = post.data();
+  run("layer_norm_bias_post_norm", options);
+}
+
 void run_linears(const KernelTable& kernels, const Report& report, WeightFormat format, int64_t outputs,
                  int64_t inputs) {
   const std::string prefix = std::string("quant_linear.") + format_name(format) + "." + std::to_string(outputs) + "x" +
@@ -38,6 +77,7 @@ void run_linears(const KernelTable& kernels, const Report& report, WeightFormat 
     options.residual = residual.data();
     run("swiglu", 5, options);
   }
+  run_linear_steps(kernels, report, prefix, matrix);
 }
 
 void run_embeds(const KernelTable& kernels, const Report& report, WeightFormat format) {

@@ -26,6 +26,10 @@ struct LinearOptions {
   const float* residual = nullptr;
   const float* gate = nullptr;
   bool paired = false;
+  LinearSteps steps = {Activation::kSwiglu};
+  const float* post_norm = nullptr;
+  bool is_layer_norm = false;
+  const float* norm_bias = nullptr;
 };
 
 // y of x [rows, matrix.inputs]; what the activations became is added to the hash.
