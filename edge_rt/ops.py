@@ -115,12 +115,12 @@ OPS: Final[tuple[Op, ...]] = (
             "residual_scale": "float?",
         },
     ),
-    # Rows of the same packed matrix that a tied head multiplies by.
+    # Rows of the same packed matrix that a tied head multiplies by, times `scale`.
     Op(
         "QuantEmbed",
         (Port("ids", "int64", "[S]"), _WEIGHT),
         (Port("y", "float", "[S, K]"),),
-        {"format": "string", "out_features": "int", "in_features": "int"},
+        {"format": "string", "out_features": "int", "in_features": "int", "scale": "float?"},
     ),
     # Rotates, appends keys and values to `cache` in place, and attends over the committed rows and a row's ancestors.
     Op(

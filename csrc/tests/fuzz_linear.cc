@@ -152,6 +152,7 @@ Case make_embed(Random& random) {
   const MatrixSizes sizes = any_sizes(random);
   const int64_t rows = random.one_in(20) ? 0 : random.size(40);
   set_matrix(call, sizes);
+  if (random.one_in(2)) call.set("scale", random.uniform(-50.0f, 50.0f));
   call.inputs = {int64s({rows}), packed_matrix(random, sizes)};
   call.inputs[0].alignment = random.pick<size_t>({64, 8});
   for (int64_t i = 0; i < rows; ++i) {
@@ -339,6 +340,12 @@ Subject quant_embed() {
                           {"matrix attribute", matrix_value},
                           {"in_features uneven", uneven_inputs},
                           {"weight misaligned", shifted_weight},
+                          {"scale",
+                           [](Case& call, Random& random) {
+                             call.set("scale", random.pick({std::nanf(""), HUGE_VALF, -HUGE_VALF}));
+                             call.words = {"scale is not finite"};
+                             return true;
+                           }},
                           {"id out of range", [](Case& call, Random& random) {
                              if (call.inputs[0].count() == 0) return false;
                              const int64_t rows = call.attribute("out_features")->integer;

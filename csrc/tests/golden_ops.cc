@@ -85,13 +85,17 @@ void run_embeds(const KernelTable& kernels, const Report& report, WeightFormat f
   const std::string name = std::string("quant_embed.") + format_name(format);
   Random random(name);
   const Matrix matrix(random, format, 37, inputs);
-  Hash hash;
-  for (int64_t row = 0; row < matrix.outputs; ++row) {
-    std::vector<float> y(static_cast<size_t>(inputs));
-    kernels.quant_embed.row(matrix.packed(), row, inputs, y.data());
-    hash.add(y);
-  }
-  report(name, hash.value());
+  const auto run = [&](const std::string& which, float scale) {
+    Hash hash;
+    for (int64_t row = 0; row < matrix.outputs; ++row) {
+      std::vector<float> y(static_cast<size_t>(inputs));
+      kernels.quant_embed.row(matrix.packed(), row, inputs, scale, y.data());
+      hash.add(y);
+    }
+    report(which, hash.value());
+  };
+  run(name, 1.0f);
+  run(name + ".scaled", 22.625f);
 }
 
 void run_top_k(const KernelTable& kernels, const Report& report, int k) {
