@@ -73,8 +73,8 @@ _ATTENTION_PORTS: Final = (
     Port("kv_formats", "int32", "[layers]"),
     Port("cos", "float", "[P, R / 2]"),
     Port("sin", "float", "[P, R / 2]"),
-    Port("q_norm", "float", "[D]", is_optional=True),
-    Port("k_norm", "float", "[D]", is_optional=True),
+    Port("q_norm", "float", "[D] or [H D]", is_optional=True),
+    Port("k_norm", "float", "[D] or [KV D]", is_optional=True),
     Port("sinks", "float", "[H]", is_optional=True),
 )
 """Inputs of attention in addition to queries, keys and values."""
@@ -85,6 +85,8 @@ _KEY_CONSTANT_PORTS: Final = (
     Port("key_feedback", "float", "[KV, D, D]", is_optional=True),
 )
 """Constants of 4-bit keys; ``key_centre`` only without softcap and sinks."""
+
+_QUERY_SCALE: Final = Port("query_scale", "float", "[P]", is_optional=True)
 
 OPS: Final[tuple[Op, ...]] = (
     # y = residual + residual_scale * post_norm(softcap(output_scale * activation(norm(x) @ weight.T + bias))):
@@ -129,6 +131,7 @@ OPS: Final[tuple[Op, ...]] = (
             Port("qkv", "float", "[S, (H + 2 KV) D]"),
             *_ATTENTION_PORTS,
             *_KEY_CONSTANT_PORTS,
+            _QUERY_SCALE,
         ),
         (Port("y", "float", "[S, H D]"),),
         {
@@ -140,6 +143,8 @@ OPS: Final[tuple[Op, ...]] = (
             "window": "int?",
             "softcap": "float?",
             "interleaved": "int?",
+            "rotate": "int?",
+            "norm_after_rotation": "int?",
             "epsilon": "float?",
         },
     ),
@@ -149,13 +154,22 @@ OPS: Final[tuple[Op, ...]] = (
         (
             Port("x", "float", "[S, K]"),
             *_ATTENTION_PORTS,
-            Port("attention_norm", "float", "[K]"),
+            Port("attention_norm", "float", "[K]", is_optional=True),
             Port("qkv", "uint8", "[tiles, blocks, bytes]"),
             Port("output", "uint8", "[tiles, blocks, bytes]"),
-            Port("mlp_norm", "float", "[K]"),
+            Port("mlp_norm", "float", "[K]", is_optional=True),
             Port("gate_up", "uint8", "[tiles, blocks, bytes]"),
             Port("down", "uint8", "[tiles, blocks, bytes]"),
             *_KEY_CONSTANT_PORTS,
+            Port("qkv_bias", "float", "[(H + 2 KV) D]", is_optional=True),
+            Port("output_bias", "float", "[K]", is_optional=True),
+            Port("gate_up_bias", "float", "[2 I], in the order of tiles; [I] without a gate", is_optional=True),
+            Port("down_bias", "float", "[K]", is_optional=True),
+            Port("attention_post_norm", "float", "[K]", is_optional=True),
+            Port("mlp_post_norm", "float", "[K]", is_optional=True),
+            _QUERY_SCALE,
+            Port("attention_norm_bias", "float", "[K]", is_optional=True),
+            Port("mlp_norm_bias", "float", "[K]", is_optional=True),
         ),
         (Port("y", "float", "[S, K]"),),
         {
@@ -173,7 +187,12 @@ OPS: Final[tuple[Op, ...]] = (
             "window": "int?",
             "softcap": "float?",
             "interleaved": "int?",
+            "rotate": "int?",
+            "norm_after_rotation": "int?",
             "epsilon": "float?",
+            "activation": "string?",
+            "norm": "string?",
+            "residual_scale": "float?",
         },
     ),
     # The k largest of each row, descending; of equal ones the smaller id first.

@@ -157,6 +157,28 @@ Attention awkward(Random& random, int format, int capacity, int64_t window) {
   return attention;
 }
 
+// Norms of whole rows, norms behind the rotation, no rotation, and scales of queries.
+void run_attention_norms(const KernelTable& kernels, const Report& report, const std::string& prefix, int format) {
+  constexpr int kCapacity = 163, kPrompt = 140;
+  Random random(prefix + "norms");
+  Attention of_rows(6, 2, 40, 24, format, kCapacity);
+  of_rows.q_norm = random.uniform(6 * 40, 2.0f);
+  of_rows.k_norm = random.uniform(2 * 40, 2.0f);
+  run_attention(kernels, report, prefix + "norms_of_rows", std::move(of_rows), kPrompt);
+  Attention behind(4, 2, 32, 32, format, kCapacity);
+  behind.q_norm = random.uniform(32, 2.0f);
+  behind.k_norm = random.uniform(32, 2.0f);
+  behind.norms_after_rotation = true;
+  run_attention(kernels, report, prefix + "norms_after_rotation", std::move(behind), kPrompt);
+  Attention scaled(4, 2, 64, 64, format, kCapacity);
+  scaled.query_scale = random.uniform(kCapacity, 2.0f);
+  scaled.window = 50;
+  run_attention(kernels, report, prefix + "query_scale", std::move(scaled), kPrompt);
+  Attention unrotated(4, 2, 48, 0, format, kCapacity);
+  unrotated.query_scale = random.uniform(kCapacity, 2.0f);
+  run_attention(kernels, report, prefix + "unrotated", std::move(unrotated), kPrompt);
+}
+
 void run_attentions(const KernelTable& kernels, const Report& report, int format) {
   const std::string prefix = std::string("spec_attention.") + kKvFormats[format].name + ".";
   run_attention(kernels, report, prefix + "plain", Attention(4, 2, 64, 64, format, 192), 140);
@@ -167,6 +189,7 @@ void run_attentions(const KernelTable& kernels, const Report& report, int format
   run_attention(kernels, report, prefix + "spans_506", Attention(2, 2, 16, 16, format, 523), 506);
   run_attention(kernels, report, prefix + "spans_600", awkward(random, format, 617, 300), 600);
   run_attention(kernels, report, prefix + "spans_600_cut", awkward(random, format, 617, 130), 600);
+  run_attention_norms(kernels, report, prefix, format);
 }
 
 void run_key_constants(const KernelTable& kernels, const Report& report, int format, const Attention& attention) {

@@ -97,10 +97,10 @@ std::vector<float> Attention::run(const KernelTable& kernels, const std::vector<
   pass.group = heads / kv_heads;
   pass.head_dim = head_dim;
   pass.padded_dim = (head_dim + 15) / 16 * 16;
-  pass.half_rotary = rotary / 2;
+  pass.half_rotary = rotates ? rotary / 2 : 0;
   pass.scale = kAttentionScale;
   pass.softcap = softcap;
-  pass.epsilon = 1e-6f;
+  pass.epsilon = epsilon;
   pass.window = window;
   pass.interleaved = interleaved;
   pass.format = format;
@@ -114,6 +114,10 @@ std::vector<float> Attention::run(const KernelTable& kernels, const std::vector<
   pass.q_norm = pointer(q_norm);
   pass.k_norm = pointer(k_norm);
   pass.sinks = pointer(sinks);
+  pass.query_scale = pointer(query_scale);
+  pass.norms_after_rotation = norms_after_rotation;
+  pass.q_norm_of_row = q_norm.size() > static_cast<size_t>(head_dim);
+  pass.k_norm_of_row = k_norm.size() > static_cast<size_t>(head_dim);
   pass.key_centre = pointer(key_centre);
   pass.key_balance = pointer(key_balance);
   pass.key_feedback = pointer(key_feedback);

@@ -159,6 +159,19 @@ def test_tile_pairs_have_the_bits_of_a_gate(activation):
     assert gated.tobytes() == paired.tobytes()
 
 
+@pytest.mark.parametrize("activation", GATES)
+def test_parts_of_pairs_take_the_bias_in_the_order_of_tiles(activation):
+    rng = np.random.default_rng(7)
+    packed, _ = random_matrix(rng, "w4m", 64, 64)
+    x, bias = rng.standard_normal((9, 64)).astype(np.float32), rng.standard_normal(64).astype(np.float32)
+    inputs = {"x": x, "weight": packed, "bias": bias}
+    (wanted,) = SingleOp("QuantLinear", attributes("w4m", 64, 64, activation=activation), inputs)(**inputs)
+    behind = np.concatenate([np.ascontiguousarray(packed[i::2]).reshape(-1) for i in range(2)])
+    inputs = {"x": x, "weight": behind, "bias": bias}
+    numbers = attributes("w4m,w4m", 64, 64, activation=activation, part_rows="32,32")
+    assert SingleOp("QuantLinear", numbers, inputs)(**inputs)[0].tobytes() == wanted.tobytes()
+
+
 def test_numbers_that_change_nothing_keep_the_bits():
     inputs = ("norm_weight", "bias", "residual")
     neutral = {"norm": "rms", "activation": "none", "output_scale": 1.0, "softcap": 0.0, "residual_scale": 1.0}
