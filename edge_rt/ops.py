@@ -73,8 +73,8 @@ _ATTENTION_PORTS: Final = (
     Port("kv_formats", "int32", "[layers]"),
     Port("cos", "float", "[P, R / 2]"),
     Port("sin", "float", "[P, R / 2]"),
-    Port("q_norm", "float", "[D]", is_optional=True),
-    Port("k_norm", "float", "[D]", is_optional=True),
+    Port("q_norm", "float", "[D] or [H D]", is_optional=True),
+    Port("k_norm", "float", "[D] or [KV D]", is_optional=True),
     Port("sinks", "float", "[H]", is_optional=True),
 )
 """Inputs of attention in addition to queries, keys and values."""
@@ -86,8 +86,11 @@ _KEY_CONSTANT_PORTS: Final = (
 )
 """Constants of 4-bit keys; ``key_centre`` only without softcap and sinks."""
 
+_QUERY_SCALE: Final = Port("query_scale", "float", "[P]", is_optional=True)
+
 OPS: Final[tuple[Op, ...]] = (
-    # y = residual + activation(norm(x) @ weight.T + bias): M rows, K inputs, N outputs.
+    # y = residual + residual_scale * post_norm(softcap(output_scale * activation(norm(x) @ weight.T + bias))):
+    # M rows, K inputs, N outputs; Nout is N, or half of it where tiles of gate and up rows alternate.
     Op(
         "QuantLinear",
         (
@@ -97,6 +100,8 @@ OPS: Final[tuple[Op, ...]] = (
             Port("bias", "float", "[N]", is_optional=True),
             Port("residual", "float", "[M, Nout]", is_optional=True),
             Port("gate", "float", "[M, Nout]", is_optional=True),
+            Port("post_norm", "float", "[Nout]", is_optional=True),
+            Port("norm_bias", "float", "[K]", is_optional=True),
         ),
         (Port("y", "float", "[M, Nout]"),),
         {
@@ -106,14 +111,18 @@ OPS: Final[tuple[Op, ...]] = (
             "part_rows": "string?",
             "epsilon": "float?",
             "activation": "string?",
+            "norm": "string?",
+            "output_scale": "float?",
+            "softcap": "float?",
+            "residual_scale": "float?",
         },
     ),
-    # Rows of the same packed matrix that a tied head multiplies by.
+    # Rows of the same packed matrix that a tied head multiplies by, times `scale`.
     Op(
         "QuantEmbed",
         (Port("ids", "int64", "[S]"), _WEIGHT),
         (Port("y", "float", "[S, K]"),),
-        {"format": "string", "out_features": "int", "in_features": "int"},
+        {"format": "string", "out_features": "int", "in_features": "int", "scale": "float?"},
     ),
     # Rotates, appends keys and values to `cache` in place, and attends over the committed rows and a row's ancestors.
     Op(
@@ -122,6 +131,7 @@ OPS: Final[tuple[Op, ...]] = (
             Port("qkv", "float", "[S, (H + 2 KV) D]"),
             *_ATTENTION_PORTS,
             *_KEY_CONSTANT_PORTS,
+            _QUERY_SCALE,
         ),
         (Port("y", "float", "[S, H D]"),),
         {
@@ -133,6 +143,8 @@ OPS: Final[tuple[Op, ...]] = (
             "window": "int?",
             "softcap": "float?",
             "interleaved": "int?",
+            "rotate": "int?",
+            "norm_after_rotation": "int?",
             "epsilon": "float?",
         },
     ),
@@ -142,13 +154,22 @@ OPS: Final[tuple[Op, ...]] = (
         (
             Port("x", "float", "[S, K]"),
             *_ATTENTION_PORTS,
-            Port("attention_norm", "float", "[K]"),
+            Port("attention_norm", "float", "[K]", is_optional=True),
             Port("qkv", "uint8", "[tiles, blocks, bytes]"),
             Port("output", "uint8", "[tiles, blocks, bytes]"),
-            Port("mlp_norm", "float", "[K]"),
+            Port("mlp_norm", "float", "[K]", is_optional=True),
             Port("gate_up", "uint8", "[tiles, blocks, bytes]"),
             Port("down", "uint8", "[tiles, blocks, bytes]"),
             *_KEY_CONSTANT_PORTS,
+            Port("qkv_bias", "float", "[(H + 2 KV) D]", is_optional=True),
+            Port("output_bias", "float", "[K]", is_optional=True),
+            Port("gate_up_bias", "float", "[2 I], in the order of tiles; [I] without a gate", is_optional=True),
+            Port("down_bias", "float", "[K]", is_optional=True),
+            Port("attention_post_norm", "float", "[K]", is_optional=True),
+            Port("mlp_post_norm", "float", "[K]", is_optional=True),
+            _QUERY_SCALE,
+            Port("attention_norm_bias", "float", "[K]", is_optional=True),
+            Port("mlp_norm_bias", "float", "[K]", is_optional=True),
         ),
         (Port("y", "float", "[S, K]"),),
         {
@@ -166,7 +187,12 @@ OPS: Final[tuple[Op, ...]] = (
             "window": "int?",
             "softcap": "float?",
             "interleaved": "int?",
+            "rotate": "int?",
+            "norm_after_rotation": "int?",
             "epsilon": "float?",
+            "activation": "string?",
+            "norm": "string?",
+            "residual_scale": "float?",
         },
     ),
     # The k largest of each row, descending; of equal ones the smaller id first.

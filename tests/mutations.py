@@ -107,14 +107,14 @@ MUTATIONS = [
         (f"{PREDICTIONS}_for_a_real_model",),
     ),
     Mutation(
-        DECODER_LAYER, "rounding(kGateUp, floats[2], mlp_norm)", "rounding(kGateUp, floats[2], attention_norm)", LAYER
+        DECODER_LAYER, "is_first ? kAttentionNorm : kMlpNorm)", "is_first ? kAttentionNorm : kAttentionNorm)", LAYER
     ),
-    Mutation(DECODER_LAYER, "product(kDown, inputs[kDown], floats[2], y", "product(kDown, inputs[kDown], x, y", LAYER),
+    Mutation(DECODER_LAYER, "job(kDown, floats[2], y", "job(kDown, x, y", LAYER),
     # Only where matrices have several formats.
     Mutation(
         DECODER_LAYER,
-        "norm, epsilon_, weight.rounds(), weight.kinds, out}",
-        "norm, epsilon_, weight.rounds(), weights[kQkv].kinds, out}",
+        "return rounding(context, which, weight, from, out);",
+        "return rounding(context, which, weights[kQkv], from, out);",
         LAYER,
     ),
     # Only with a balance, and only what queries see of it.

@@ -32,6 +32,13 @@ EDGE_RT_INLINE VF vf_sigmoid(VF x) {
 
 EDGE_RT_INLINE VF vf_silu(VF x) { return vf_div(x, vf_add(vf_set1(1.0f), vf_exp(vf_neg(x)))); }
 
+// 0.5 x (1 + tanh(u)) with u = sqrt(2 / pi) * (x + 0.044715 x^3), as x / (1 + exp(-2u)): nothing is lost where tanh is
+// near -1. The constants are 2 sqrt(2 / pi) and 0.044715 times that.
+EDGE_RT_INLINE VF vf_gelu(VF x) {
+  const VF twice = vf_mul(x, vf_fma(vf_mul(x, x), vf_set1(0.0713548162726f), vf_set1(1.59576912161f)));
+  return vf_div(x, vf_add(vf_set1(1.0f), vf_exp(vf_neg(twice))));
+}
+
 // e / (e + 2) with e = exp(2x) - 1, which loses nothing near 0: relative error below 1e-6.
 EDGE_RT_INLINE VF vf_tanh(VF x) {
   VF power;
@@ -63,4 +70,28 @@ inline float rms_scale(const float* x, int n, float eps) {
   }
   const float total = vf_sum(vf_add(vf_add(sums[0], sums[1]), vf_add(sums[2], sums[3])));
   return 1.0f / s_sqrt(total / static_cast<float>(n) + eps);
+}
+
+// What LayerNorm takes from n values, and what it multiplies them by: the mean, and 1 / sqrt(variance + eps).
+struct LayerScale {
+  float mean, scale;
+};
+
+// Both sums are in the order of rms_scale; the variance is that of differences from the mean.
+inline LayerScale layer_scale(const float* x, int n, float eps) {
+  VF sums[4] = {vf_zero(), vf_zero(), vf_zero(), vf_zero()};
+  for (int i = 0, k = 0; i < n; i += 16, k = (k + 1) % 4) {
+    sums[k] = vf_add(sums[k], vf_load_n(x + i, n - i < 16 ? n - i : 16));
+  }
+  const float mean = vf_sum(vf_add(vf_add(sums[0], sums[1]), vf_add(sums[2], sums[3]))) / static_cast<float>(n);
+  float means[16];
+  vf_store(means, vf_set1(mean));
+  for (int k = 0; k < 4; ++k) sums[k] = vf_zero();
+  for (int i = 0, k = 0; i < n; i += 16, k = (k + 1) % 4) {
+    const int count = n - i < 16 ? n - i : 16;
+    const VF a = vf_sub(vf_load_n(x + i, count), vf_load_n(means, count));
+    sums[k] = vf_fma(a, a, sums[k]);
+  }
+  const float total = vf_sum(vf_add(vf_add(sums[0], sums[1]), vf_add(sums[2], sums[3])));
+  return {mean, 1.0f / s_sqrt(total / static_cast<float>(n) + eps)};
 }

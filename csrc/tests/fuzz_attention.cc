@@ -267,8 +267,11 @@ void add_attention(Case& call, Random& random, const AttentionShape& shape, int 
   const int64_t last = shape.past + deepest, positions = last + 1 + (random.one_in(2) ? 0 : random.below(9));
   call.inputs[kCos] = floats(random, {positions, half}, -1.0f, 1.0f);
   call.inputs[kSin] = floats(random, {positions, half}, -1.0f, 1.0f);
-  call.inputs[kQueryNorm] = floats(random, {shape.dim}, -2.0f, 2.0f);
-  call.inputs[kKeyNorm] = floats(random, {shape.dim}, -2.0f, 2.0f);
+  const bool of_rows = random.one_in(3);
+  call.inputs[kQueryNorm] = floats(random, {of_rows ? shape.heads * shape.dim : shape.dim}, -2.0f, 2.0f);
+  call.inputs[kKeyNorm] = floats(random, {of_rows ? shape.kv_heads * shape.dim : shape.dim}, -2.0f, 2.0f);
+  if (!of_rows && random.one_in(3)) call.set("norm_after_rotation", random.below(2));
+  if (random.one_in(3)) call.set("rotate", random.below(2));
   call.inputs[kSinks] = floats(random, {shape.heads}, -3.0f, 3.0f);
   for (int i = kQueryNorm; i <= kSinks; ++i) call.inputs[static_cast<size_t>(i)].present = random.one_in(3);
   call.set("num_heads", shape.heads);
@@ -291,6 +294,10 @@ void add_attention(Case& call, Random& random, const AttentionShape& shape, int 
   if (random.one_in(2)) call.set("interleaved", random.below(2));
   if (random.one_in(2)) call.set("epsilon", random.pick({1e-6f, 1e-5f, 0.25f}));
   add_key_constants(call, random, shape, softcap, key_constants);
+  const auto query_scale = static_cast<size_t>(query_scale_of(key_constants));
+  call.inputs.resize(std::max(call.inputs.size(), query_scale + 1));
+  call.inputs[query_scale] = floats(random, {positions}, -2.0f, 2.0f);
+  call.inputs[query_scale].present = random.one_in(3);
   call.features = {feature_of(shape, call.inputs[kParents], window, last)};
   if (shape.is_ring()) call.features.emplace_back(shape.first_mapped() > 0 ? kRingBehindSpan : kRing);
   call.in_place = kCache;

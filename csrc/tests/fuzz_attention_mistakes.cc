@@ -19,7 +19,7 @@ bool wrong_attribute(Case& call, Random& random) {
   const int64_t heads = call.attribute("num_heads")->integer;
   const int64_t huge = random.pick<int64_t>({INT64_MIN, -1, INT64_MAX, int64_t{1} << 32});
   const float bad_real = random.pick({std::nanf(""), HUGE_VALF, -HUGE_VALF});
-  switch (random.below(9)) {
+  switch (random.below(11)) {
     case 0: call.set("num_heads", random.pick<int64_t>({0, huge, int64_t{1} << 20})); break;
     case 1: call.set("num_kv_heads", random.pick<int64_t>({0, huge, heads + 1})); break;
     case 2: call.set("head_dim", random.pick<int64_t>({0, 1, huge, kMaxHeadDim + 2})); break;
@@ -28,9 +28,13 @@ bool wrong_attribute(Case& call, Random& random) {
     case 5: call.set("window", random.pick<int64_t>({-1, INT64_MIN})); break;
     case 6: call.set("interleaved", random.pick<int64_t>({-1, 2, INT64_MAX})); break;
     case 7: call.set("scale", bad_real); break;
+    case 8: call.set("rotate", random.pick<int64_t>({-1, 2, INT64_MIN})); break;
+    case 9: call.set("norm_after_rotation", random.pick<int64_t>({-1, 2, INT64_MAX})); break;
     default: call.set("softcap", random.pick({bad_real, -1.0f}));
   }
-  call.words = {"num_heads is", "head_dim is", "layer is", "window is", "interleaved is", "scale is", "softcap is"};
+  call.words = {"num_heads is", "head_dim is",    "layer is",
+                "window is",    "interleaved is", "scale is",
+                "softcap is",   "rotate is",      "norm_after_rotation is"};
   return true;
 }
 
@@ -152,6 +156,32 @@ bool other_row_count(Case& call, Random& random) {
   return true;
 }
 
+bool wrong_norm(Case& call, Random& random) {
+  const bool of_keys = random.one_in(2);
+  const int64_t dim = call.attribute("head_dim")->integer;
+  const int64_t whole = dim * call.attribute(of_keys ? "num_kv_heads" : "num_heads")->integer;
+  Input& norm = call.inputs[of_keys ? kKeyNorm : kQueryNorm];
+  const int64_t other = random.pick<int64_t>({0, 1, dim - 1, dim + 1, dim * 2, whole - 1, whole + 1});
+  if (other == dim || other == whole) return false;
+  norm.present = true;
+  norm.dims[0] = other;
+  norm.resize();
+  call.words = {"_norm is ["};
+  return true;
+}
+
+bool late_row_norm(Case& call, Random&) {
+  const int64_t heads = call.attribute("num_heads")->integer;
+  if (heads == 1) return false;
+  Input& norm = call.inputs[kQueryNorm];
+  norm.present = true;
+  norm.dims[0] = heads * call.attribute("head_dim")->integer;
+  norm.resize();
+  call.set("norm_after_rotation", int64_t{1});
+  call.words = {"_norm is ["};
+  return true;
+}
+
 bool no_rows(Case& call, Random&) {
   for (const int i : {kRowsIn, kParents}) {
     call.inputs[static_cast<size_t>(i)].dims[0] = 0;
@@ -169,12 +199,11 @@ CheckedDims attention_dims(int key_constants) {
           {kParents, {0}},
           {kCos, {0, 1}},
           {kSin, {0, 1}},
-          {kQueryNorm, {0}},
-          {kKeyNorm, {0}},
           {kSinks, {0}},
           {key_constants, {0, 1}},
           {key_constants + 1, {0, 1}},
-          {key_constants + 2, {0, 1, 2}}};
+          {key_constants + 2, {0, 1, 2}},
+          {query_scale_of(key_constants), {0}}};
 }
 
 std::vector<Mistake> attention_mistakes(int key_constants) {
@@ -201,6 +230,8 @@ std::vector<Mistake> attention_mistakes(int key_constants) {
           {"cache misaligned", shifted_cache},
           {"no rows", no_rows},
           {"layer without format", layer_without_format},
+          {"norm of another length", wrong_norm},
+          {"norm of rows behind the rotation", late_row_norm},
           {"centre that is seen", seen_centre}};
 }
 

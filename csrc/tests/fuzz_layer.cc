@@ -9,6 +9,7 @@ namespace {
 
 constexpr int64_t kMostProducts = 150000;  // of a call's matrices: it should take a few milliseconds
 constexpr int kAttentionNorm = kSinks + 1, kMlpNorm = kSinks + 4;
+constexpr int kBiases = kLayerKeyConstants + 3, kPostNorms = kBiases + 4, kNormBiases = kBiases + 7;
 
 enum MatrixIndex : int { kQkv, kOutput, kGateUp, kDown, kMatrices };
 constexpr const char* kNames[kMatrices] = {"qkv", "output", "gate_up", "down"};
@@ -19,6 +20,25 @@ std::string format_attribute(int matrix) { return std::string(kNames[matrix]) + 
 // 1 to `most`, a multiple of `step`.
 int64_t steps(Random& random, int64_t step, int64_t most) {
   return step * random.between(1, std::max<int64_t>(1, most / step));
+}
+
+// What few models have: biases, norms of results, LayerNorm, no norm at all, a scale of what is added.
+void add_steps(Case& call, Random& random, int64_t hidden, const int64_t* outs) {
+  const auto put = [&](int index, int64_t size, float low, float high) {
+    call.inputs[static_cast<size_t>(index)] = floats(random, {size}, low, high);
+    call.inputs[static_cast<size_t>(index)].present = random.one_in(3);
+  };
+  call.inputs.resize(kNormBiases + 2);
+  for (int i = 0; i < kMatrices; ++i) put(kBiases + i, outs[i], -1.0f, 1.0f);
+  for (int i = 0; i < 2; ++i) put(kPostNorms + i, hidden, -2.0f, 2.0f);
+  for (int i = 0; i < 2; ++i) put(kNormBiases + i, hidden, -1.0f, 1.0f);
+  for (int i = 0; i < 2; ++i) {
+    Input& norm = call.inputs[static_cast<size_t>(i == 0 ? kAttentionNorm : kMlpNorm)];
+    norm.present = !random.one_in(5);
+    if (!norm.present) call.inputs[static_cast<size_t>(kNormBiases + i)].present = false;
+  }
+  if (random.one_in(3)) call.set("norm", random.pick<std::string>({"rms", "layer"}));
+  if (random.one_in(3)) call.set("residual_scale", random.uniform(-2.0f, 2.0f));
 }
 
 Case make(Random& random) {
@@ -45,7 +65,13 @@ Case make(Random& random) {
   add_attention(call, random, shape, kLayerKeyConstants);
   call.inputs[kAttentionNorm] = floats(random, {hidden}, -2.0f, 2.0f);
   call.inputs[kMlpNorm] = floats(random, {hidden}, -2.0f, 2.0f);
-  const int64_t outs[kMatrices] = {width, hidden, 2 * intermediate, hidden};
+  const bool is_gated = !random.one_in(4);
+  if (!is_gated) {
+    call.set("activation", std::string("relu2"));
+  } else if (random.one_in(2)) {
+    call.set("activation", random.pick<std::string>({"swiglu", "geglu"}));
+  }
+  const int64_t outs[kMatrices] = {width, hidden, (is_gated ? 2 : 1) * intermediate, hidden};
   const int64_t ins[kMatrices] = {hidden, attended, hidden, intermediate};
   for (int i = 0; i < kMatrices; ++i) {
     call.inputs[static_cast<size_t>(kInputs[i])] = packed_matrix(random, {formats[i], outs[i], ins[i]});
@@ -53,6 +79,7 @@ Case make(Random& random) {
   }
   call.set("hidden", hidden);
   call.set("intermediate", intermediate);
+  add_steps(call, random, hidden, outs);
   call.outputs = {{shape.rows, hidden}};
   call.output_types = {abi::kFloat};
   return call;
@@ -105,6 +132,21 @@ bool shifted_matrix(Case& call, Random& random) {
   return true;
 }
 
+bool wrong_steps(Case& call, Random& random) {
+  switch (random.below(4)) {
+    case 0: call.set("activation", random.pick<std::string>({"", "none", "silu", "GEGLU"})); break;
+    case 1: call.set("norm", random.pick<std::string>({"", "RMS", "batch"})); break;
+    case 2: call.set("residual_scale", random.pick({std::nanf(""), HUGE_VALF, -HUGE_VALF})); break;
+    default: {
+      const int which = static_cast<int>(random.below(2));
+      call.inputs[static_cast<size_t>(which == 0 ? kAttentionNorm : kMlpNorm)].present = false;
+      call.inputs[static_cast<size_t>(kNormBiases + which)].present = true;
+    }
+  }
+  call.words = {"activation is", "norm is", "residual_scale is", "norm_bias is given"};
+  return true;
+}
+
 bool wrong_epsilon(Case& call, Random& random) {
   call.set("epsilon", random.pick({std::nanf(""), -1.0f, -HUGE_VALF, HUGE_VALF}));
   call.words = {"epsilon is"};
@@ -115,10 +157,8 @@ bool wrong_epsilon(Case& call, Random& random) {
 
 Subject decoder_layer() {
   Subject subject = attention_subject("DecoderLayer", make, kLayerKeyConstants);
-  for (const int i : {kAttentionNorm, kMlpNorm}) {
-    subject.required.push_back(i);
-    subject.checked.push_back({i, {0}});
-  }
+  for (const int i : {kAttentionNorm, kMlpNorm}) subject.checked.push_back({i, {0}});
+  for (int i = kBiases; i < kNormBiases + 2; ++i) subject.checked.push_back({i, {0}});
   for (int i = 0; i < kMatrices; ++i) {
     subject.required.push_back(kInputs[i]);
     subject.checked.push_back({kInputs[i], {0, 1, 2}});
@@ -132,6 +172,7 @@ Subject decoder_layer() {
                                     {"layer size of another layer", other_size},
                                     {"intermediate uneven", uneven_intermediate},
                                     {"weight misaligned", shifted_matrix},
+                                    {"activation, norm, scale", wrong_steps},
                                     {"epsilon", wrong_epsilon}};
   subject.own_mistakes.insert(subject.own_mistakes.end(), own.begin(), own.end());
   return subject;

@@ -30,6 +30,21 @@ void set_matrix(Case& call, const MatrixSizes& sizes) {
   call.set("in_features", sizes.inputs);
 }
 
+// Steps that few models have, of a call whose inputs 0 to 5 and activation are chosen.
+void add_steps(Case& call, Random& random, int64_t inputs, int64_t width) {
+  call.inputs.resize(8);
+  call.inputs[6] = floats(random, {width}, -2.0f, 2.0f);
+  call.inputs[7] = floats(random, {inputs}, -1.0f, 1.0f);
+  call.inputs[6].present = random.one_in(4);
+  call.inputs[7].present = call.inputs[2].present && random.one_in(3);
+  // A row of zeros, or of equal numbers, is divided by the root of epsilon alone.
+  if (call.inputs[6].present || call.inputs[7].present) call.set("epsilon", random.pick({1e-5f, 0.25f}));
+  if (random.one_in(3)) call.set("norm", random.pick<std::string>({"rms", "layer"}));
+  if (random.one_in(4)) call.set("output_scale", random.uniform(-2.0f, 2.0f));
+  if (random.one_in(4)) call.set("softcap", random.pick({0.0f, 0.5f, 30.0f}));
+  if (call.inputs[4].present && random.one_in(3)) call.set("residual_scale", random.uniform(-2.0f, 2.0f));
+}
+
 Case make_linear(Random& random) {
   Case call;
   call.op = "QuantLinear";
@@ -41,9 +56,9 @@ Case make_linear(Random& random) {
   const int64_t width = kind == 3 ? sizes.outputs / 2 : sizes.outputs;
   set_matrix(call, sizes);
   if (kind >= 2) {
-    call.set("activation", std::string("swiglu"));
+    call.set("activation", random.pick<std::string>({"swiglu", "geglu"}));
   } else if (random.one_in(2)) {
-    call.set("activation", std::string("none"));
+    call.set("activation", random.pick<std::string>({"none", "relu2"}));
   }
   call.inputs.resize(6);
   call.inputs[0] = floats(random, {rows, sizes.inputs}, -3.0f, 3.0f);
@@ -54,6 +69,7 @@ Case make_linear(Random& random) {
   call.inputs[5] = floats(random, {rows, width}, -9.0f, 9.0f);
   for (size_t i = 2; i < 5; ++i) call.inputs[i].present = random.one_in(2);
   call.inputs[5].present = kind == 2;
+  add_steps(call, random, sizes.inputs, width);
   if (call.inputs[2].present || random.one_in(3)) call.set("epsilon", random.pick({1e-6f, 1e-5f, 0.25f}));
   // A block of zeros, which has no scale.
   if (rows > 0 && random.one_in(4)) {
@@ -98,7 +114,7 @@ Case make_parts(Random& random) {
   call.set("part_rows", numbers);
   call.set("out_features", outputs);
   call.set("in_features", inputs);
-  if (paired) call.set("activation", std::string("swiglu"));
+  if (paired) call.set("activation", random.pick<std::string>({"swiglu", "geglu"}));
   call.inputs.resize(6);
   call.inputs[0] = floats(random, {rows, inputs}, -3.0f, 3.0f);
   call.inputs[1] = bytes(random, {static_cast<int64_t>(all.size())});
@@ -110,6 +126,7 @@ Case make_parts(Random& random) {
   call.inputs[5] = floats(random, {rows, width}, -9.0f, 9.0f);
   for (size_t i = 2; i < 5; ++i) call.inputs[i].present = random.one_in(2);
   call.inputs[5].present = false;
+  add_steps(call, random, inputs, width);
   if (call.inputs[2].present) call.set("epsilon", 1e-5f);
   call.outputs = {{rows, width}};
   call.output_types = {abi::kFloat};
@@ -135,6 +152,7 @@ Case make_embed(Random& random) {
   const MatrixSizes sizes = any_sizes(random);
   const int64_t rows = random.one_in(20) ? 0 : random.size(40);
   set_matrix(call, sizes);
+  if (random.one_in(2)) call.set("scale", random.uniform(-50.0f, 50.0f));
   call.inputs = {int64s({rows}), packed_matrix(random, sizes)};
   call.inputs[0].alignment = random.pick<size_t>({64, 8});
   for (int64_t i = 0; i < rows; ++i) {
@@ -163,6 +181,23 @@ bool matrix_value(Case& call, Random& random) {
       call.set("in_features", random.pick<int64_t>({0, -32, INT64_MIN, INT64_MAX, int64_t{1} << 32, (1 << 24) + 32}));
   }
   call.words = {"format is", "out_features "};
+  return true;
+}
+
+bool wrong_steps(Case& call, Random& random) {
+  const float bad_real = random.pick({std::nanf(""), HUGE_VALF, -HUGE_VALF});
+  switch (random.below(6)) {
+    case 0: call.set("norm", random.pick<std::string>({"", "RMS", "batch"})); break;
+    case 1: call.set("output_scale", bad_real); break;
+    case 2: call.set("softcap", random.pick({bad_real, -1.0f})); break;
+    case 3: call.set("residual_scale", bad_real); break;
+    case 4:
+      call.inputs[2].present = false;
+      call.inputs[7].present = true;
+      break;
+    default: call.inputs[4].present = false; call.set("residual_scale", 0.5f);
+  }
+  call.words = {"norm is", "output_scale is", "softcap is", "residual_scale is", "norm_bias is given"};
   return true;
 }
 
@@ -237,7 +272,7 @@ Subject quant_linear() {
   Subject subject{"QuantLinear",
                   make_linear,
                   {0, 1},
-                  {{0, {1}}, {1, {0, 1, 2}}, {2, {0}}, {3, {0}}, {4, {0, 1}}, {5, {0, 1}}},
+                  {{0, {1}}, {1, {0, 1, 2}}, {2, {0}}, {3, {0}}, {4, {0, 1}}, {5, {0, 1}}, {6, {0}}, {7, {0}}},
                   {"format", "out_features", "in_features"},
                   {1},
                   true,
@@ -260,10 +295,11 @@ Subject quant_linear() {
                              call.words = {"activation is"};
                              return true;
                            }},
-                          {"gate without swiglu",
-                           [](Case& call, Random&) {
+                          {"norm and scales", wrong_steps},
+                          {"gate without an activation of gates",
+                           [](Case& call, Random& random) {
                              call.inputs[5].present = true;
-                             call.set("activation", std::string("none"));
+                             call.set("activation", random.pick<std::string>({"none", "relu2"}));
                              call.words = {"gate is given"};
                              return true;
                            }},
@@ -275,7 +311,8 @@ Subject quant_linear() {
                              call.set("activation", std::string("swiglu"));
                              call.inputs[0] = floats(random, {3, inputs}, -1.0f, 1.0f);
                              call.inputs[1] = packed_matrix(random, sizes);
-                             for (size_t i = 2; i < 6; ++i) call.inputs[i].present = false;
+                             for (size_t i = 2; i < 8; ++i) call.inputs[i].present = false;
+                             call.set("residual_scale", 1.0f);
                              call.words = {"tile pairs"};
                              return true;
                            }}};
@@ -286,7 +323,7 @@ Subject quant_linear_parts() {
   Subject subject{"QuantLinear",
                   make_parts,
                   {0, 1},
-                  {{0, {1}}, {1, {0}}, {2, {0}}, {3, {0}}, {4, {0, 1}}},
+                  {{0, {1}}, {1, {0}}, {2, {0}}, {3, {0}}, {4, {0, 1}}, {6, {0}}, {7, {0}}},
                   {"format", "out_features", "in_features"},
                   {1},
                   true,
@@ -303,6 +340,12 @@ Subject quant_embed() {
                           {"matrix attribute", matrix_value},
                           {"in_features uneven", uneven_inputs},
                           {"weight misaligned", shifted_weight},
+                          {"scale",
+                           [](Case& call, Random& random) {
+                             call.set("scale", random.pick({std::nanf(""), HUGE_VALF, -HUGE_VALF}));
+                             call.words = {"scale is not finite"};
+                             return true;
+                           }},
                           {"id out of range", [](Case& call, Random& random) {
                              if (call.inputs[0].count() == 0) return false;
                              const int64_t rows = call.attribute("out_features")->integer;

@@ -61,6 +61,8 @@ void add_attention(Case& call, Random& random, const AttentionShape& shape, int 
 
 // Where the constants of keys begin: behind all other inputs.
 constexpr int kKeyConstants = kSinks + 1, kLayerKeyConstants = kSinks + 7;
+// query_scale of SpecAttention, and of DecoderLayer.
+constexpr int query_scale_of(int key_constants) { return key_constants + (key_constants == kKeyConstants ? 3 : 9); }
 
 // Dimensions of those inputs that are checked.
 CheckedDims attention_dims(int key_constants);

@@ -26,29 +26,84 @@ constexpr Shape kShapes[] = {
      WeightFormat::kW4Z128},
     {"mixed", 96, 3, 1, 20, 20, 80, kW8, WeightFormat::kF16, kW4, WeightFormat::kF32, true}};
 
+// What layers of other models than llama's have besides, or do not have.
+struct Family {
+  const char* name;
+  Activation activation = Activation::kSwiglu;
+  bool has_biases = false, has_norms = true, has_post_norms = false, has_norm_biases = false, has_query_scale = false;
+  float residual_scale = 1.0f;
+  enum { kNoHeadNorms, kOfHeads, kOfRows, kBehindRotation } head_norms = kNoHeadNorms;
+  bool rotates = true;
+};
+
+constexpr Family kLlama{"llama"};
+
+Family biased_relu() {
+  Family family{"biased_relu"};
+  family.activation = Activation::kRelu2;
+  family.has_biases = family.has_norm_biases = true;
+  family.rotates = false;
+  return family;
+}
+Family post_normed() {
+  Family family{"post_normed"};
+  family.activation = Activation::kGeglu;
+  family.has_post_norms = true;
+  family.residual_scale = 0.75f;
+  family.head_norms = Family::kOfHeads;
+  return family;
+}
+Family normed_behind() {
+  Family family{"normed_behind"};
+  family.has_norms = false;
+  family.has_post_norms = true;
+  family.head_norms = Family::kOfRows;
+  return family;
+}
+Family scaled_queries() {
+  Family family{"scaled_queries"};
+  family.has_biases = family.has_query_scale = true;
+  family.head_norms = Family::kBehindRotation;
+  return family;
+}
+
 class Layer {
  public:
-  Layer(const KernelTable& kernels, const Shape& shape, int kv_format, int capacity, bool has_key_constants = false)
-      : kernels_(kernels), shape_(shape), random_(shape.name), qkv_(random_, shape.qkv, width(), shape.hidden),
+  Layer(const KernelTable& kernels, const Shape& shape, int kv_format, int capacity, bool has_key_constants = false,
+        const Family& family = kLlama)
+      : kernels_(kernels), shape_(shape), family_(family), random_(shape.name),
+        qkv_(random_, shape.qkv, width(), shape.hidden),
         output_(random_, shape.output, shape.hidden, shape.heads * shape.head_dim),
-        gate_up_(random_, shape.gate_up, 2 * shape.inner, shape.hidden),
+        gate_up_(random_, shape.gate_up, (is_gated(family.activation) ? 2 : 1) * shape.inner, shape.hidden),
         down_(random_, shape.down, shape.hidden, shape.inner), norm_(random_.uniform(shape.hidden, 2.0f)),
         attention_(shape.heads, shape.kv_heads, shape.head_dim, shape.rotary, kv_format, capacity) {
     if (has_key_constants) attention_.draw_key_constants(random_);
+    draw_more(capacity);
   }
 
   // By kernels, one operator after the other.
   std::vector<float> run(const std::vector<float>& x, const std::vector<int32_t>& parents, int64_t past) {
     const auto rows = static_cast<int64_t>(parents.size());
     LinearOptions normed, added;
-    normed.norm_weight = norm_.data();
+    if (family_.has_norms) normed.norm_weight = norm_.data();
+    normed.norm_bias = pointer(norm_bias_);
+    normed.is_layer_norm = family_.has_norm_biases;
+    normed.bias = pointer(biases_[0]);
+    normed.steps.activation = Activation::kNone;
     const std::vector<float> qkv = linear(kernels_, qkv_, x, rows, normed);
     const std::vector<float> attended = attention_.run(kernels_, qkv, parents, past);
     added.residual = x.data();
+    added.post_norm = pointer(post_norms_[0]);
+    added.bias = pointer(biases_[1]);
+    added.steps = {Activation::kNone, 1.0f, 0.0f, family_.residual_scale};
     const std::vector<float> middle = linear(kernels_, output_, attended, rows, added);
-    normed.paired = true;
+    normed.paired = is_gated(family_.activation);
+    normed.steps.activation = family_.activation;
+    normed.bias = pointer(biases_[2]);
     const std::vector<float> inner = linear(kernels_, gate_up_, middle, rows, normed);
     added.residual = middle.data();
+    added.post_norm = pointer(post_norms_[1]);
+    added.bias = pointer(biases_[3]);
     return linear(kernels_, down_, inner, rows, added);
   }
 
@@ -66,20 +121,29 @@ class Layer {
                                   tensor_of({1}, &format),
                                   tensor_of({capacity, angles}, attention_.cos.data()),
                                   tensor_of({capacity, angles}, attention_.sin.data()),
+                                  row_of(attention_.q_norm),
+                                  row_of(attention_.k_norm),
                                   {},
-                                  {},
-                                  {},
-                                  tensor_of({hidden}, norm_.data()),
+                                  family_.has_norms ? row_of(norm_) : Tensor{},
                                   tensor_of(qkv_),
                                   tensor_of(output_),
-                                  tensor_of({hidden}, norm_.data()),
+                                  family_.has_norms ? row_of(norm_) : Tensor{},
                                   tensor_of(gate_up_),
                                   tensor_of(down_)};
+    const bool is_llama = std::strcmp(family_.name, kLlama.name) == 0;
     if (!attention_.key_centre.empty()) {
       const int64_t heads = shape_.kv_heads, dim = shape_.head_dim;
       inputs.push_back(tensor_of({heads, dim}, attention_.key_centre.data()));
       inputs.push_back(tensor_of({heads, dim}, attention_.key_balance.data()));
       inputs.push_back(tensor_of({heads, dim, dim}, attention_.key_feedback.data()));
+    } else if (!is_llama) {
+      inputs.insert(inputs.end(), 3, Tensor{});
+    }
+    if (!is_llama) {
+      for (const std::vector<float>& bias : biases_) inputs.push_back(row_of(bias));
+      for (const std::vector<float>& norm : post_norms_) inputs.push_back(row_of(norm));
+      inputs.push_back(row_of(attention_.query_scale));
+      inputs.insert(inputs.end(), 2, row_of(norm_bias_));
     }
     return run_node("DecoderLayer", attributes(), inputs, 1, 3);
   }
@@ -97,6 +161,33 @@ class Layer {
   template <class T>
   static Tensor tensor_of(std::vector<int64_t> dims, const T* data) {
     return golden::tensor_of(std::move(dims), data);
+  }
+
+  static const float* pointer(const std::vector<float>& values) { return values.empty() ? nullptr : values.data(); }
+  static Tensor row_of(const std::vector<float>& values) {
+    return values.empty() ? Tensor{} : tensor_of({static_cast<int64_t>(values.size())}, values.data());
+  }
+
+  // What the family has besides; a llama draws nothing.
+  void draw_more(int capacity) {
+    const int64_t hidden = shape_.hidden, dim = shape_.head_dim;
+    if (family_.has_biases) {
+      const int64_t sizes[] = {qkv_.outputs, hidden, gate_up_.outputs, hidden};
+      for (int i = 0; i < 4; ++i) biases_[i] = random_.uniform(sizes[i], 1.0f);
+    }
+    for (std::vector<float>& norm : post_norms_) {
+      if (family_.has_post_norms) norm = random_.uniform(hidden, 2.0f);
+    }
+    if (family_.has_norm_biases) norm_bias_ = random_.uniform(hidden, 1.0f);
+    if (family_.has_query_scale) attention_.query_scale = random_.uniform(capacity, 2.0f);
+    if (family_.head_norms != Family::kNoHeadNorms) {
+      const bool of_rows = family_.head_norms == Family::kOfRows;
+      attention_.q_norm = random_.uniform(of_rows ? shape_.heads * dim : dim, 2.0f);
+      attention_.k_norm = random_.uniform(of_rows ? shape_.kv_heads * dim : dim, 2.0f);
+      attention_.epsilon = kLinearEpsilon;
+      attention_.norms_after_rotation = family_.head_norms == Family::kBehindRotation;
+    }
+    attention_.rotates = family_.rotates;
   }
 
   // Numbers that `linear` and Attention::run have too.
@@ -121,14 +212,21 @@ class Layer {
     text("output_format", shape_.output);
     text("gate_up_format", shape_.gate_up);
     text("down_format", shape_.down);
+    integer("rotate", family_.rotates ? 1 : 0);
+    integer("norm_after_rotation", family_.head_norms == Family::kBehindRotation ? 1 : 0);
+    constexpr const char* kNames[] = {"none", "swiglu", "geglu", "relu2"};
+    add("activation", fake::Attribute::kText, 0, 0, kNames[static_cast<int>(family_.activation)]);
+    add("residual_scale", fake::Attribute::kReal, 0, family_.residual_scale, "");
     return all;
   }
 
   const KernelTable& kernels_;
   Shape shape_;
+  Family family_;
   Random random_;
   Matrix qkv_, output_, gate_up_, down_;
   std::vector<float> norm_;
+  std::vector<float> biases_[4], post_norms_[2], norm_bias_;  // empty: none
   Attention attention_;
 };
 
@@ -180,13 +278,14 @@ bool run_layer(const KernelTable& kernels, const Report& report, const Shape& sh
 // DecoderLayer with few rows, one, a prompt, and a tree, which ends behind the second span of keys where the prompt is
 // long; its bits must be those of its parts.
 bool run_decoder_layer(const KernelTable& kernels, const Report& report, const Shape& shape, int format,
-                       bool has_key_constants = false) {
+                       bool has_key_constants = false, const Family& family = kLlama) {
+  const std::string kind = std::strcmp(family.name, kLlama.name) == 0 ? "" : std::string(".") + family.name;
   const std::string name = std::string("decoder_layer.") + shape.name + "." + kKvFormats[format].name +
-                           (has_key_constants ? ".key_constants" : "");
+                           (has_key_constants ? ".key_constants" : "") + kind;
   Random random(name);
   const int prompt = shape.has_long_prompt ? 484 : 30, capacity = prompt + 39;  // 69 and 523: 5 divides neither
-  Layer whole(kernels, shape, format, capacity, has_key_constants);
-  Layer parts(kernels, shape, format, capacity, has_key_constants);
+  Layer whole(kernels, shape, format, capacity, has_key_constants, family);
+  Layer parts(kernels, shape, format, capacity, has_key_constants, family);
   Hash hash, expected;
   const auto pass = [&](const std::vector<int32_t>& parents, int64_t past) {
     const std::vector<float> x = random.uniform(static_cast<int64_t>(parents.size()) * shape.hidden, 1.0f);
@@ -217,6 +316,11 @@ bool run_layers(const KernelTable& kernels, const Report& report) {
       same = run_decoder_layer(kernels, report, shape, format) && same;
     }
     same = run_decoder_layer(kernels, report, shape, kKvInt4, true) && same;
+    for (const Family& family : {biased_relu(), post_normed(), normed_behind(), scaled_queries()}) {
+      for (const int format : {kKvF16, kKvInt8, kKvInt4}) {
+        same = run_decoder_layer(kernels, report, shape, format, format == kKvInt4, family) && same;
+      }
+    }
   }
   return same;
 }

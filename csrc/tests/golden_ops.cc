@@ -3,6 +3,45 @@
 namespace edge_rt::golden {
 namespace {
 
+// What few models have behind a product, and before it.
+void run_linear_steps(const KernelTable& kernels, const Report& report, const std::string& prefix,
+                      const Matrix& matrix) {
+  constexpr int64_t kRows = 5;
+  Random random(prefix + "steps");
+  const int64_t inputs = matrix.inputs, outputs = matrix.outputs;
+  const std::vector<float> x = random.uniform(kRows * inputs, 3.0f), norm = random.uniform(inputs, 2.0f);
+  const std::vector<float> norm_bias = random.uniform(inputs, 1.0f), bias = random.uniform(outputs, 1.0f);
+  const std::vector<float> gate = random.uniform(kRows * outputs, 6.0f), post = random.uniform(outputs, 2.0f);
+  const std::vector<float> residual = random.uniform(kRows * outputs, 2.0f);
+  const auto run = [&](const char* name, const LinearOptions& options) {
+    Hash hash;
+    hash.add(linear(kernels, matrix, x, kRows, options, &hash));
+    report(prefix + name, hash.value());
+  };
+  LinearOptions options;
+  options.gate = gate.data();
+  options.steps.activation = Activation::kGeglu;
+  run("geglu_gate", options);
+  if (outputs % (2 * kTileRows) == 0) {
+    options.gate = nullptr;
+    options.bias = bias.data();
+    options.paired = true;
+    run("geglu", options);
+  }
+  options = {};
+  options.bias = bias.data();
+  options.steps = {Activation::kRelu2, 0.75f, 3.0f, 1.0f};
+  run("relu2_scaled_capped", options);
+  options.steps = {Activation::kNone, 1.0f, 0.0f, 0.375f};
+  options.residual = residual.data();
+  options.norm_weight = norm.data();
+  options.is_layer_norm = true;
+  run("layer_norm_residual_scale", options);
+  options.norm_bias = norm_bias.data();
+  options.post_norm = post.data();
+  run("layer_norm_bias_post_norm", options);
+}
+
 void run_linears(const KernelTable& kernels, const Report& report, WeightFormat format, int64_t outputs,
                  int64_t inputs) {
   const std::string prefix = std::string("quant_linear.") + format_name(format) + "." + std::to_string(outputs) + "x" +
@@ -38,6 +77,7 @@ void run_linears(const KernelTable& kernels, const Report& report, WeightFormat 
     options.residual = residual.data();
     run("swiglu", 5, options);
   }
+  run_linear_steps(kernels, report, prefix, matrix);
 }
 
 void run_embeds(const KernelTable& kernels, const Report& report, WeightFormat format) {
@@ -45,13 +85,17 @@ void run_embeds(const KernelTable& kernels, const Report& report, WeightFormat f
   const std::string name = std::string("quant_embed.") + format_name(format);
   Random random(name);
   const Matrix matrix(random, format, 37, inputs);
-  Hash hash;
-  for (int64_t row = 0; row < matrix.outputs; ++row) {
-    std::vector<float> y(static_cast<size_t>(inputs));
-    kernels.quant_embed.row(matrix.packed(), row, inputs, y.data());
-    hash.add(y);
-  }
-  report(name, hash.value());
+  const auto run = [&](const std::string& which, float scale) {
+    Hash hash;
+    for (int64_t row = 0; row < matrix.outputs; ++row) {
+      std::vector<float> y(static_cast<size_t>(inputs));
+      kernels.quant_embed.row(matrix.packed(), row, inputs, scale, y.data());
+      hash.add(y);
+    }
+    report(which, hash.value());
+  };
+  run(name, 1.0f);
+  run(name + ".scaled", 22.625f);
 }
 
 void run_top_k(const KernelTable& kernels, const Report& report, int k) {
@@ -113,6 +157,28 @@ Attention awkward(Random& random, int format, int capacity, int64_t window) {
   return attention;
 }
 
+// Norms of whole rows, norms behind the rotation, no rotation, and scales of queries.
+void run_attention_norms(const KernelTable& kernels, const Report& report, const std::string& prefix, int format) {
+  constexpr int kCapacity = 163, kPrompt = 140;
+  Random random(prefix + "norms");
+  Attention of_rows(6, 2, 40, 24, format, kCapacity);
+  of_rows.q_norm = random.uniform(6 * 40, 2.0f);
+  of_rows.k_norm = random.uniform(2 * 40, 2.0f);
+  run_attention(kernels, report, prefix + "norms_of_rows", std::move(of_rows), kPrompt);
+  Attention behind(4, 2, 32, 32, format, kCapacity);
+  behind.q_norm = random.uniform(32, 2.0f);
+  behind.k_norm = random.uniform(32, 2.0f);
+  behind.norms_after_rotation = true;
+  run_attention(kernels, report, prefix + "norms_after_rotation", std::move(behind), kPrompt);
+  Attention scaled(4, 2, 64, 64, format, kCapacity);
+  scaled.query_scale = random.uniform(kCapacity, 2.0f);
+  scaled.window = 50;
+  run_attention(kernels, report, prefix + "query_scale", std::move(scaled), kPrompt);
+  Attention unrotated(4, 2, 48, 0, format, kCapacity);
+  unrotated.query_scale = random.uniform(kCapacity, 2.0f);
+  run_attention(kernels, report, prefix + "unrotated", std::move(unrotated), kPrompt);
+}
+
 void run_attentions(const KernelTable& kernels, const Report& report, int format) {
   const std::string prefix = std::string("spec_attention.") + kKvFormats[format].name + ".";
   run_attention(kernels, report, prefix + "plain", Attention(4, 2, 64, 64, format, 192), 140);
@@ -123,6 +189,7 @@ void run_attentions(const KernelTable& kernels, const Report& report, int format
   run_attention(kernels, report, prefix + "spans_506", Attention(2, 2, 16, 16, format, 523), 506);
   run_attention(kernels, report, prefix + "spans_600", awkward(random, format, 617, 300), 600);
   run_attention(kernels, report, prefix + "spans_600_cut", awkward(random, format, 617, 130), 600);
+  run_attention_norms(kernels, report, prefix, format);
 }
 
 void run_key_constants(const KernelTable& kernels, const Report& report, int format, const Attention& attention) {

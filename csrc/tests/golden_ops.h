@@ -26,6 +26,10 @@ struct LinearOptions {
   const float* residual = nullptr;
   const float* gate = nullptr;
   bool paired = false;
+  LinearSteps steps = {Activation::kSwiglu};
+  const float* post_norm = nullptr;
+  bool is_layer_norm = false;
+  const float* norm_bias = nullptr;
 };
 
 // y of x [rows, matrix.inputs]; what the activations became is added to the hash.
@@ -37,9 +41,10 @@ struct Attention {
   int heads, kv_heads, head_dim, rotary;
   int format;
   int64_t window = 0;
-  float softcap = 0.0f;
+  float softcap = 0.0f, epsilon = 1e-6f;
   bool interleaved = false;
-  std::vector<float> q_norm, k_norm, sinks;  // empty: none
+  bool norms_after_rotation = false, rotates = true;
+  std::vector<float> q_norm, k_norm, sinks, query_scale;  // empty: none
   std::vector<float> key_centre, key_balance, key_feedback;
   std::vector<float> cos, sin;   // [positions][rotary / 2]
   std::vector<int32_t> row_map;  // its length is the capacity

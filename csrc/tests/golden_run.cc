@@ -15,8 +15,9 @@ std::vector<float> linear(const KernelTable& kernels, const Matrix& matrix, cons
   const size_t words = numbers * static_cast<size_t>(parts.kinds.words());
   Memory codes(code_bytes), scale(numbers * sizeof(float)), sums(words * sizeof(uint32_t));
   const Activations in{rows, weight.blocks, codes.as<int8_t>(), scale.as<float>(), {sums.as<uint32_t>()}};
-  const RoundRows rounding{x.data(), matrix.inputs, options.norm_weight, kLinearEpsilon, parts.rounds(), parts.kinds,
-                           in};
+  const RoundRows rounding{
+      x.data(), matrix.inputs,         options.norm_weight, kLinearEpsilon, parts.rounds(), parts.kinds,
+      in,       options.is_layer_norm, options.norm_bias};
   for (int64_t group = 0; group < rounding.out.groups(); ++group) {
     quant_linear.round_group(rounding, group, 0, rounding.out.blocks);
   }
@@ -39,6 +40,9 @@ std::vector<float> linear(const KernelTable& kernels, const Matrix& matrix, cons
   job.bias = options.bias;
   job.gate = options.gate;
   job.residual = options.residual;
+  job.steps = options.steps;
+  job.post_norm = options.post_norm;
+  job.post_epsilon = kLinearEpsilon;
   std::vector<float> y(static_cast<size_t>(rows * job.width));
   job.y = y.data();
   Memory unpacked(unpacked_bytes(job));
@@ -47,6 +51,7 @@ std::vector<float> linear(const KernelTable& kernels, const Matrix& matrix, cons
   const int64_t middle = weight.tiles / 4 * 2;
   quant_linear.tiles(job, 0, middle, middle);
   quant_linear.tiles(job, middle, weight.tiles, weight.tiles);
+  if (job.post_norm != nullptr) quant_linear.post_norm(job, 0, rows);
   return y;
 }
 
@@ -92,10 +97,10 @@ std::vector<float> Attention::run(const KernelTable& kernels, const std::vector<
   pass.group = heads / kv_heads;
   pass.head_dim = head_dim;
   pass.padded_dim = (head_dim + 15) / 16 * 16;
-  pass.half_rotary = rotary / 2;
+  pass.half_rotary = rotates ? rotary / 2 : 0;
   pass.scale = kAttentionScale;
   pass.softcap = softcap;
-  pass.epsilon = 1e-6f;
+  pass.epsilon = epsilon;
   pass.window = window;
   pass.interleaved = interleaved;
   pass.format = format;
@@ -109,6 +114,10 @@ std::vector<float> Attention::run(const KernelTable& kernels, const std::vector<
   pass.q_norm = pointer(q_norm);
   pass.k_norm = pointer(k_norm);
   pass.sinks = pointer(sinks);
+  pass.query_scale = pointer(query_scale);
+  pass.norms_after_rotation = norms_after_rotation;
+  pass.q_norm_of_row = q_norm.size() > static_cast<size_t>(head_dim);
+  pass.k_norm_of_row = k_norm.size() > static_cast<size_t>(head_dim);
   pass.key_centre = pointer(key_centre);
   pass.key_balance = pointer(key_balance);
   pass.key_feedback = pointer(key_feedback);

@@ -40,6 +40,7 @@ SimdFunctions float_functions() {
   f.exp = EDGE_RT_FLOATS(vf_exp(x));
   f.sigmoid = EDGE_RT_FLOATS(vf_sigmoid(x));
   f.silu = EDGE_RT_FLOATS(vf_silu(x));
+  f.gelu = EDGE_RT_FLOATS(vf_gelu(x));
   f.tanh = EDGE_RT_FLOATS(vf_tanh(x));
   f.load_n = [](const float* from, int n, float* out) { vf_store(out, vf_load_n(from, n)); };
   f.store_n = [](float* to, const float* a, int n) { vf_store_n(to, vf_load(a), n); };
@@ -145,6 +146,11 @@ void add_sums(SimdFunctions& f) {
   f.s_fma = [](float a, float b, float c) { return s_fma(a, b, c); };
   f.s_sqrt = [](float a) { return s_sqrt(a); };
   f.s_exp = [](float a) { return s_exp(a); };
+  f.layer_scale = [](const float* a, int n, float eps, float* mean) {
+    const LayerScale found = layer_scale(a, n, eps);
+    *mean = found.mean;
+    return found.scale;
+  };
   f.rms_scale = [](const float* a, int n, float eps) {
     prefetch(a);
     return rms_scale(a, n, eps);

@@ -12,7 +12,7 @@ struct SimdFunctions {
   using Ints = void(const int32_t* a, const int32_t* b, int32_t* out);
 
   Floats *zero, *set1, *copy, *add, *sub, *mul, *div, *fma, *fnma, *max, *min, *abs, *neg, *sqrt;
-  Floats *exp, *sigmoid, *silu, *tanh;
+  Floats *exp, *sigmoid, *silu, *gelu, *tanh;
   Ints *int_zero, *int_set1, *int_copy, *int_add, *int_sub, *shl_1, *shl_8, *shl_23;
   void (*load_n)(const float* from, int n, float* out);
   void (*store_n)(float* to, const float* a, int n);
@@ -47,9 +47,12 @@ struct SimdFunctions {
   float (*s_sqrt)(float a);
   float (*s_exp)(float a);
   float (*rms_scale)(const float* a, int n, float eps);
+  float (*layer_scale)(const float* a, int n, float eps, float* mean);
 };
 
 // What 4-bit codes need.
 void check_nibbles(const SimdFunctions& functions);
+// What norms need; bits are those of scalar code.
+void check_norms(const SimdFunctions& functions, const SimdFunctions& scalar);
 
 }  // namespace edge_rt

@@ -34,6 +34,8 @@ class Config:
     interleaved: int = 0
     epsilon: float = 1e-5
     layer: int = 1
+    rotate: int = 1
+    norm_after_rotation: int = 0
 
     @property
     def attributes(self):
@@ -47,6 +49,8 @@ class Config:
             "softcap": self.softcap,
             "interleaved": self.interleaved,
             "epsilon": self.epsilon,
+            **({} if self.rotate else {"rotate": 0}),
+            **({"norm_after_rotation": 1} if self.norm_after_rotation else {}),
         }
 
 
@@ -62,10 +66,11 @@ class Tables:
     key_centre: np.ndarray | None = None
     key_balance: np.ndarray | None = None
     key_feedback: np.ndarray | None = None
+    query_scale: np.ndarray | None = None
     optional: dict = field(init=False)
 
     def __post_init__(self):
-        names = ("q_norm", "k_norm", "sinks", "key_centre", "key_balance", "key_feedback")
+        names = ("q_norm", "k_norm", "sinks", "key_centre", "key_balance", "key_feedback", "query_scale")
         named = {name: getattr(self, name) for name in names}
         self.optional = {name: array for name, array in named.items() if array is not None}
 
@@ -194,18 +199,32 @@ def rotate(x, cos, sin, interleaved):
 
 
 def normed(x, weight, epsilon):
+    """Return heads [heads, dim] normed one by one, or, with a weight for every element, all together."""
     if weight is None:
         return x
-    return x / np.sqrt((x * x).mean(-1, keepdims=True) + epsilon) * weight
+    of_row = len(weight) != x.shape[-1]
+    mean = (x * x).mean(None if of_row else -1, keepdims=True)
+    return x / np.sqrt(mean + epsilon) * weight.reshape(-1, x.shape[-1])
+
+
+def positioned(config, tables, heads, weight, position):
+    """Return heads of one row normed and rotated, in the order that the layer wants."""
+    cos, sin = tables.cos[position].astype(np.float64), tables.sin[position].astype(np.float64)
+    if not config.norm_after_rotation:
+        heads = normed(heads, weight, config.epsilon)
+    if config.rotate:
+        heads = rotate(heads, cos, sin, config.interleaved)
+    return normed(heads, weight, config.epsilon) if config.norm_after_rotation else heads
 
 
 def split_heads(config, tables, qkv, position):
     """Return queries, keys and values of one row, before they are rounded to any format."""
     heads = qkv.astype(np.float64).reshape(-1, config.dim)
     q, k, v = np.split(heads, [config.heads, config.heads + config.kv_heads])
-    cos, sin = tables.cos[position].astype(np.float64), tables.sin[position].astype(np.float64)
-    q = rotate(normed(q, tables.q_norm, config.epsilon), cos, sin, config.interleaved) * config.scale
-    return q, rotate(normed(k, tables.k_norm, config.epsilon), cos, sin, config.interleaved), v
+    q = positioned(config, tables, q, tables.q_norm, position) * config.scale
+    if tables.query_scale is not None:
+        q = q * float(tables.query_scale[position])
+    return q, positioned(config, tables, k, tables.k_norm, position), v
 
 
 def balanced(config, tables, kv_format, queries, keys):

@@ -55,14 +55,15 @@ class Layer:
     Args:
         formats: of the matrices.
         kv_format: of the cache.
+        shapes: of the matrices, those of ``SHAPES`` by default.
         options: attributes and inputs of attention besides the plain ones.
     """
 
-    def __init__(self, formats, kv_format="f32", **options):
+    def __init__(self, formats, kv_format="f32", *, shapes=None, **options):
         rng = np.random.default_rng(1)
-        self.formats = formats
+        self.formats, self.shapes = formats, shapes or SHAPES
         self.attributes = {name: value for name, value in options.items() if not isinstance(value, np.ndarray)}
-        self.weights = {name: random_matrix(rng, formats[name], *shape)[0] for name, shape in SHAPES.items()}
+        self.weights = {name: random_matrix(rng, formats[name], *shape)[0] for name, shape in self.shapes.items()}
         self.norms = {name: rng.random(HIDDEN).astype(np.float32) for name in ("attention_norm", "mlp_norm")}
         angles = rng.random((CAPACITY, ATTENTION.dim // 2))
         self.cache = reference.empty_cache(ATTENTION, kv_format, CAPACITY)
@@ -97,10 +98,10 @@ class Layer:
         hidden = self._product("gate_up", middle, activation="swiglu", norm_weight=self.norms["mlp_norm"])
         return self._product("down", hidden, residual=middle)
 
-    def _product(self, name, x, activation="none", **more):
-        rows, columns = SHAPES[name]
+    def _product(self, name, x, activation="none", numbers=None, **more):
+        rows, columns = self.shapes[name]
         attributes = {"format": self.formats[name], "out_features": rows, "in_features": columns}
-        attributes |= {"epsilon": ATTENTION.epsilon, "activation": activation}
+        attributes |= {"epsilon": ATTENTION.epsilon, "activation": activation, **(numbers or {})}
         return self._run("QuantLinear", name, attributes, {"x": x, "weight": self.weights[name], **more}, {})
 
     def _run(self, op, name, attributes, inputs, options):

@@ -14,6 +14,10 @@ constexpr int kAttentionNorm = static_cast<int>(1 + std::size(kAttentionPorts)),
 constexpr int kInputOf[] = {kAttentionNorm + 1, kAttentionNorm + 2, kMlpNorm + 1, kMlpNorm + 2};  // of the matrices
 constexpr const char* kPrefixes[] = {"qkv_", "output_", "gate_up_", "down_"};
 constexpr int kKeyConstants = kMlpNorm + 3;
+constexpr int kBiases = kKeyConstants + static_cast<int>(std::size(kKeyConstantPorts));  // in the order of the matrices
+constexpr int kAttentionPostNorm = kBiases + 4, kMlpPostNorm = kBiases + 5;
+constexpr SpecAttention::Places kPlaces{kKeyConstants, kBiases + 6};
+constexpr int kAttentionNormBias = kBiases + 7, kMlpNormBias = kBiases + 8;
 constexpr int64_t kMaxIntermediate = int64_t{1} << 23;  // gate_up has twice as many rows
 
 size_t aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
@@ -28,8 +32,12 @@ abi::Status* DecoderLayer::create(ort::Attributes& attributes) {
     return attributes.error("intermediate is %lld, must be a multiple of %d, and at most %lld",
                             static_cast<long long>(intermediate), kTileRows, static_cast<long long>(kMaxIntermediate));
   }
+  if (abi::Status* bad = read_activation(attributes, {"swiglu", "geglu", "relu2"}, &activation_)) return bad;
+  if (abi::Status* bad = read_residual_scale(attributes, &residual_scale_)) return bad;
+  if (abi::Status* bad = read_norm(attributes, &is_layer_norm_)) return bad;
   const int64_t queries = attention_.out_features(), keys = (attention_.qkv_features() - queries) / 2;
-  const std::vector<int64_t> outs[] = {{queries, keys, keys}, {hidden}, {intermediate, intermediate}, {hidden}};
+  std::vector<int64_t> outs[] = {{queries, keys, keys}, {hidden}, {intermediate}, {hidden}};
+  if (is_gated(activation_)) outs[kGateUp].push_back(intermediate);
   const int64_t ins[] = {hidden, queries, hidden, intermediate};
   for (int i = 0; i < kMatrixCount; ++i) {
     if (abi::Status* bad = matrices_[i].create(attributes, kPrefixes[i], outs[i], ins[i])) return bad;
@@ -41,16 +49,53 @@ abi::Status* DecoderLayer::create(ort::Attributes& attributes) {
 abi::Status* DecoderLayer::check(const ort::OpContext& context, int64_t rows, PackedParts* weights) const {
   const int64_t hidden = matrices_[kQkv].in_features;
   abi::Status* bad = nullptr;
-  if ((bad = context.check_shape(0, {rows, hidden})) != nullptr ||
-      (bad = context.check_shape(kAttentionNorm, {hidden})) != nullptr ||
-      (bad = context.check_shape(kMlpNorm, {hidden})) != nullptr) {
+  if ((bad = context.check_shape(0, {rows, hidden})) != nullptr) return bad;
+  for (const int norm : {kAttentionNorm, kMlpNorm, kAttentionPostNorm, kMlpPostNorm}) {
+    if ((bad = context.check_shape(norm, {hidden})) != nullptr) return bad;
+  }
+  if ((bad = check_norm_bias(context, kAttentionNorm, kAttentionNormBias, hidden)) != nullptr ||
+      (bad = check_norm_bias(context, kMlpNorm, kMlpNormBias, hidden)) != nullptr) {
     return bad;
   }
   for (int i = 0; i < kMatrixCount; ++i) {
     if ((bad = matrices_[i].view(context, kInputOf[i], &weights[i])) != nullptr) return bad;
+    if ((bad = context.check_shape(kBiases + i, {matrices_[i].out_features})) != nullptr) return bad;
   }
   weights[kGateUp].alternate = weights[kGateUp].count == 2;
   return nullptr;
+}
+
+RoundRows DecoderLayer::rounding(const ort::OpContext& context, Matrix which, const PackedParts& weight,
+                                 const float* from, const Activations& to) const {
+  RoundRows job{from, matrices_[which].in_features, nullptr, epsilon_, weight.rounds(), weight.kinds, to};
+  if (which == kQkv || which == kGateUp) {
+    const bool is_first = which == kQkv;
+    job.norm_weight = context.input(is_first ? kAttentionNorm : kMlpNorm).as<const float>();
+    job.norm_bias = context.input(is_first ? kAttentionNormBias : kMlpNormBias).as<const float>();
+    job.is_layer_norm = job.norm_weight != nullptr && (is_layer_norm_ || job.norm_bias != nullptr);
+  }
+  return job;
+}
+
+LinearRows DecoderLayer::product(const ort::OpContext& context, Matrix which, const PackedParts& weight,
+                                 const RoundRows& rounded, const float* residual, float* to) const {
+  LinearRows job{};
+  job.weight = weight;
+  job.in = rounded.out;
+  job.out_features = matrices_[which].out_features;
+  job.paired = which == kGateUp && is_gated(activation_);
+  job.width = job.paired ? job.out_features / 2 : job.out_features;
+  job.bias = context.input(kBiases + which).as<const float>();
+  job.residual = residual;
+  job.y = to;
+  if (which == kGateUp) {
+    job.steps.activation = activation_;
+  } else if (residual != nullptr) {
+    job.steps.residual_scale = residual_scale_;
+    job.post_norm = context.input(which == kOutput ? kAttentionPostNorm : kMlpPostNorm).as<const float>();
+    job.post_epsilon = epsilon_;
+  }
+  return job;
 }
 
 abi::Status* DecoderLayer::compute(ort::OpContext& context) const {
@@ -59,7 +104,7 @@ abi::Status* DecoderLayer::compute(ort::OpContext& context) const {
   if (abi::Status* bad = check(context, rows, weights)) return bad;
   SpecAttention::Depths depths(rows);
   AttentionPass pass;
-  if (abi::Status* bad = attention_.check(context, rows, kKeyConstants, &pass, depths.data())) return bad;
+  if (abi::Status* bad = attention_.check(context, rows, kPlaces, &pass, depths.data())) return bad;
   ort::TensorView y;
   if (abi::Status* bad = context.output(0, {rows, matrices_[kDown].out_features}, &y)) return bad;
 
@@ -84,10 +129,8 @@ abi::Status* DecoderLayer::compute(ort::OpContext& context) const {
   pass.y = floats[1];
 
   const float* x = context.input(0).as<const float>();
-  const float* attention_norm = context.input(kAttentionNorm).as<const float>();
-  const float* mlp_norm = context.input(kMlpNorm).as<const float>();
   const int lanes = lanes_.load(std::memory_order_relaxed);
-  const auto rounding = [&](Matrix which, const float* from, const float* norm) {
+  const auto prepared = [&](Matrix which, const float* from) {
     const PackedParts& weight = weights[which];
     Activations out{rows, weight.blocks(), nullptr, nullptr, {}};
     if (which == kDown) {
@@ -95,20 +138,17 @@ abi::Status* DecoderLayer::compute(ort::OpContext& context) const {
     } else if (step_scratch_bytes(weight, rows) > 0) {
       out = place_activations(weight, rows, at);
     }
-    return RoundRows{from, matrices_[which].in_features, norm, epsilon_, weight.rounds(), weight.kinds, out};
+    return rounding(context, which, weight, from, out);
   };
-  const auto product = [&](Matrix which, const RoundRows& rounded, const float* residual, float* to) {
-    const bool paired = which == kGateUp;
-    const int64_t out = matrices_[which].out_features;
-    return LinearRows{weights[which], rounded.out, out,    paired ? out / 2 : out, paired, nullptr, nullptr,
-                      residual,       to,          nullptr};
+  const RoundRows inputs[] = {prepared(kQkv, x), prepared(kOutput, floats[1]), prepared(kGateUp, floats[2]),
+                              prepared(kDown, floats[3])};
+  const auto job = [&](Matrix which, const float* residual, float* to) {
+    return product(context, which, weights[which], inputs[which], residual, to);
   };
-  const RoundRows inputs[] = {rounding(kQkv, x, attention_norm), rounding(kOutput, floats[1], nullptr),
-                              rounding(kGateUp, floats[2], mlp_norm), rounding(kDown, floats[3], nullptr)};
-  LinearStep qkv(*kernels_, inputs[kQkv], product(kQkv, inputs[kQkv], nullptr, floats[0]), lanes);
-  LinearStep output(*kernels_, inputs[kOutput], product(kOutput, inputs[kOutput], x, floats[2]), lanes);
-  LinearStep gate_up(*kernels_, inputs[kGateUp], product(kGateUp, inputs[kGateUp], nullptr, floats[3]), lanes);
-  LinearStep down(*kernels_, inputs[kDown], product(kDown, inputs[kDown], floats[2], y.as<float>()), lanes);
+  LinearStep qkv(*kernels_, inputs[kQkv], job(kQkv, nullptr, floats[0]), lanes);
+  LinearStep output(*kernels_, inputs[kOutput], job(kOutput, x, floats[2]), lanes);
+  LinearStep gate_up(*kernels_, inputs[kGateUp], job(kGateUp, nullptr, floats[3]), lanes);
+  LinearStep down(*kernels_, inputs[kDown], job(kDown, floats[2], y.as<float>()), lanes);
   gate_up.feed(&down);
   PhaseList phases;
   qkv.add_phases(&phases);

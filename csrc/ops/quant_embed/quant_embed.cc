@@ -1,5 +1,7 @@
 #include "ops/quant_embed/quant_embed_op.h"
 
+#include <cmath>
+
 #include "kernels/kernel_table.h"
 
 namespace edge_rt {
@@ -7,6 +9,8 @@ namespace edge_rt {
 abi::Status* QuantEmbed::create(ort::Attributes& attributes) {
   kernels_ = &kernel_table(attributes.isa()).quant_embed;
   if (abi::Status* bad = matrix_.create(attributes)) return bad;
+  scale_ = attributes.real("scale", 1.0f);
+  if (!std::isfinite(scale_)) return attributes.error("scale is not finite");
   return matrix_.parts() == 1 ? nullptr : attributes.error("format has %d names, must have 1", matrix_.parts());
 }
 
@@ -26,7 +30,7 @@ abi::Status* QuantEmbed::compute(ort::OpContext& context) const {
   if (abi::Status* bad = context.output(0, {rows, matrix_.in_features}, &y)) return bad;
   // A row is a copy of some hundred bytes: no work to be shared out.
   for (int64_t i = 0; i < rows; ++i) {
-    kernels_->row(weight.parts[0], ids[i], matrix_.in_features, y.as<float>() + i * matrix_.in_features);
+    kernels_->row(weight.parts[0], ids[i], matrix_.in_features, scale_, y.as<float>() + i * matrix_.in_features);
   }
   return nullptr;
 }

@@ -6,8 +6,9 @@
 namespace edge_rt {
 
 struct QuantEmbedKernels {
-  // Writes the first `features` weights of a row: fma(D, q, M) with a minimum, else D * q, or the float itself.
-  void (*row)(const PackedWeight& weight, int64_t row, int64_t features, float* y);
+  // Writes the first `features` weights of a row, multiplied by `scale`, which rounds once more unless it is 1. A
+  // weight is fma(D, q, M) with a minimum, else D * q, or the float itself.
+  void (*row)(const PackedWeight& weight, int64_t row, int64_t features, float scale, float* y);
 };
 
 }  // namespace edge_rt

@@ -58,7 +58,7 @@ inline void unpack_block(WeightFormat format, const uint8_t* unit, int place, in
   }
 }
 
-inline void embed_row(const PackedWeight& weight, int64_t row, int64_t features, float* y) {
+inline void embed_row(const PackedWeight& weight, int64_t row, int64_t features, float scale, float* y) {
   const uint8_t* tile = weight.tile(row / kTileRows);
   const int64_t unit_blocks = facts(weight.format).unit_blocks;
   for (int64_t k = 0; k < features; k += kBlock) {
@@ -66,6 +66,7 @@ inline void embed_row(const PackedWeight& weight, int64_t row, int64_t features,
     const int64_t block = k / kBlock;
     unpack_block(weight.format, tile + block / unit_blocks * unit_bytes(weight.format),
                  static_cast<int>(block % unit_blocks), static_cast<int>(row % kTileRows), values);
+    for (float& value : values) value *= scale;
     const int64_t left = features - k;
     __builtin_memcpy(y + k, values, sizeof(float) * static_cast<size_t>(left < kBlock ? left : kBlock));
   }

@@ -7,7 +7,8 @@
 
 namespace edge_rt {
 
-// y [rows, in_features] = the matrix's rows `ids` [rows]; an id outside 0 ... out_features - 1 is an error.
+// y [rows, in_features] = `scale` (1 by default) times the matrix's rows `ids` [rows]; an id outside 0 ... out_features
+// - 1 is an error.
 struct QuantEmbed {
   static constexpr const char* kName = "QuantEmbed";
   static constexpr ort::Port kInputs[] = {{"ids", abi::kInt64}, {"weight", abi::kUint8}};
@@ -18,6 +19,7 @@ struct QuantEmbed {
 
  private:
   PackedMatrix matrix_;
+  float scale_ = 1.0f;
   const QuantEmbedKernels* kernels_ = nullptr;
 };
 

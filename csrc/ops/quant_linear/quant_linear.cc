@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <numeric>
 
 #include "kernels/kernel_table.h"
@@ -132,14 +133,63 @@ abi::Status* PackedMatrix::view(const ort::OpContext& context, int index, Packed
   return nullptr;
 }
 
+namespace {
+
+constexpr const char* kActivationNames[] = {"none", "swiglu", "geglu", "relu2"};  // in the order of Activation
+
+}  // namespace
+
+abi::Status* read_activation(ort::Attributes& attributes, std::initializer_list<const char*> names, Activation* out) {
+  const std::string given = attributes.text("activation", *names.begin());
+  std::string known;
+  bool is_known = false;
+  for (const char* name : names) {
+    is_known = is_known || given == name;
+    known += std::string(known.empty() ? "" : ", ") + name;
+  }
+  if (!is_known) {
+    return attributes.error("activation is '%.20s', must be one of %s", given.c_str(), known.c_str());
+  }
+  for (int i = 0; i < static_cast<int>(std::size(kActivationNames)); ++i) {
+    if (given == kActivationNames[i]) *out = static_cast<Activation>(i);
+  }
+  return nullptr;
+}
+
+abi::Status* read_residual_scale(ort::Attributes& attributes, float* out) {
+  *out = attributes.real("residual_scale", 1.0f);
+  return std::isfinite(*out) ? nullptr : attributes.error("residual_scale is not finite");
+}
+
+abi::Status* read_norm(ort::Attributes& attributes, bool* is_layer_norm) {
+  const std::string norm = attributes.text("norm", "rms");
+  if (norm != "rms" && norm != "layer") {
+    return attributes.error("norm is '%.20s', must be rms or layer", norm.c_str());
+  }
+  *is_layer_norm = norm == "layer";
+  return nullptr;
+}
+
+abi::Status* check_norm_bias(const ort::OpContext& context, int weight, int bias, int64_t features) {
+  if (context.input(bias).present && !context.input(weight).present) {
+    return context.error("%s is given without %s", context.input_name(bias), context.input_name(weight));
+  }
+  return context.check_shape(bias, {features});
+}
+
 abi::Status* QuantLinear::create(ort::Attributes& attributes) {
   if (abi::Status* bad = matrix_.create(attributes)) return bad;
   epsilon_ = attributes.real("epsilon", 0.0f);
-  const std::string activation = attributes.text("activation", "none");
-  if (activation != "none" && activation != "swiglu") {
-    return attributes.error("activation is '%.20s', must be none or swiglu", activation.c_str());
+  const auto names = {"none", "swiglu", "geglu", "relu2"};
+  if (abi::Status* bad = read_activation(attributes, names, &steps_.activation)) return bad;
+  if (abi::Status* bad = read_residual_scale(attributes, &steps_.residual_scale)) return bad;
+  steps_.output_scale = attributes.real("output_scale", 1.0f);
+  steps_.softcap = attributes.real("softcap", 0.0f);
+  if (!std::isfinite(steps_.output_scale)) return attributes.error("output_scale is not finite");
+  if (!std::isfinite(steps_.softcap) || steps_.softcap < 0) {
+    return attributes.error("softcap is %g, must be finite and not below 0", static_cast<double>(steps_.softcap));
   }
-  swiglu_ = activation == "swiglu";
+  if (abi::Status* bad = read_norm(attributes, &is_layer_norm_)) return bad;
   if (!std::isfinite(epsilon_) || epsilon_ < 0) {
     return attributes.error("epsilon is %g, must be finite and not below 0", static_cast<double>(epsilon_));
   }
@@ -152,14 +202,20 @@ abi::Status* QuantLinear::compute(ort::OpContext& context) const {
   if (abi::Status* bad = matrix_.view(context, 1, &job.weight)) return bad;
   const int64_t rows = context.input(0).rank > 0 ? context.input(0).dims[0] : 0;
   const bool has_gate = context.input(5).present;
-  job.paired = swiglu_ && !has_gate;
+  job.steps = steps_;
+  job.paired = is_gated(steps_.activation) && !has_gate;
   job.weight.alternate = job.paired && job.weight.count > 1;
   if (job.weight.alternate && (job.weight.count != 2 || job.weight.parts[0].tiles != job.weight.parts[1].tiles)) {
     return context.error("weight has %d parts, pairs need two of equal size", job.weight.count);
   }
   job.out_features = matrix_.out_features;
   job.width = job.paired ? matrix_.out_features / 2 : matrix_.out_features;
-  if (has_gate && !swiglu_) return context.error("gate is given, but activation is none");
+  if (has_gate && !is_gated(steps_.activation)) {
+    return context.error("gate is given, but activation is %s", kActivationNames[static_cast<int>(steps_.activation)]);
+  }
+  if (steps_.residual_scale != 1.0f && !context.input(4).present) {
+    return context.error("residual_scale is %g, but residual is missing", static_cast<double>(steps_.residual_scale));
+  }
   if (job.paired && matrix_.out_features % (2 * kTileRows) != 0) {
     return context.error("out_features is %lld, tile pairs need a multiple of %d",
                          static_cast<long long>(matrix_.out_features), 2 * kTileRows);
@@ -170,7 +226,9 @@ abi::Status* QuantLinear::compute(ort::OpContext& context) const {
       (bad = context.check_shape(2, {matrix_.in_features})) != nullptr ||
       (bad = context.check_shape(3, {job.out_features})) != nullptr ||
       (bad = context.check_shape(4, {rows, job.width})) != nullptr ||
-      (bad = context.check_shape(5, {rows, job.width})) != nullptr) {
+      (bad = context.check_shape(5, {rows, job.width})) != nullptr ||
+      (bad = context.check_shape(6, {job.width})) != nullptr ||
+      (bad = check_norm_bias(context, 2, 7, matrix_.in_features)) != nullptr) {
     return bad;
   }
   ort::TensorView y;
@@ -179,6 +237,8 @@ abi::Status* QuantLinear::compute(ort::OpContext& context) const {
   job.bias = context.input(3).as<const float>();
   job.residual = context.input(4).as<const float>();
   job.gate = context.input(5).as<const float>();
+  job.post_norm = context.input(6).as<const float>();
+  job.post_epsilon = epsilon_;
   job.y = y.as<float>();
   return run(context, rows, job);
 }
@@ -196,7 +256,9 @@ abi::Status* QuantLinear::run(ort::OpContext& context, int64_t rows, LinearRows&
                            epsilon_,
                            job.weight.rounds(),
                            job.weight.kinds,
-                           job.in};
+                           job.in,
+                           context.input(2).present && (is_layer_norm_ || context.input(7).present),
+                           context.input(7).as<const float>()};
   LinearStep step(*kernels_, rounding, job, lanes_.load(std::memory_order_relaxed));
   PhaseList phases;
   step.add_phases(&phases);

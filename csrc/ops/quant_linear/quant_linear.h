@@ -9,6 +9,12 @@
 //   t = fma(C + dot, D, -C * D), C = 1.5 * 2^23      which is float(dot) * D, rounded once
 //   f = fma(t, scale, f)                             with a minimum then: f = fma(M, scale * float(sum of codes), f)
 // to its row's one sum f, groups in ascending order. Rows never meet, so their bits depend on nothing else.
+//
+// Behind the sum f, each step rounded once and each left out where it would change nothing:
+//   v = f + bias;  v = silu(gate) * v or gelu_tanh(gate) * v, or max(v, 0)^2;  v = output_scale * v;
+//   v = softcap * tanh(v / softcap);  v = (v * rms) * post_norm, rms of the whole row;
+//   y = fma(residual_scale, v, residual)
+// gelu_tanh(x) = x * sigmoid(2u) with 2u = x * fma(x^2, c3, c1): 0.5 x (1 + tanh u) without the difference.
 #pragma once
 
 #include <cstddef>
@@ -128,7 +134,9 @@ struct Activations {
   }
 };
 
-// What turns rows of x into Activations: RMSNorm if norm_weight is given (v = x * rms * weight, two roundings), codes.
+// What turns rows of x into Activations: a norm if norm_weight is given, then codes.
+//   RMSNorm    v = (x * rms) * weight
+//   LayerNorm  v = fma((x - mean) * scale, weight, bias), or without a bias ((x - mean) * scale) * weight
 struct RoundRows {
   const float* x;            // [rows][features]
   int64_t features;          // at most blocks * 32; a multiple of 32 unless weights are floats
@@ -137,6 +145,22 @@ struct RoundRows {
   bool rounds;
   SumKinds kinds;
   Activations out;
+  bool is_layer_norm = false;
+  const float* norm_bias = nullptr;  // [features] or nullptr; of LayerNorm
+};
+
+enum class Activation : int { kNone, kSwiglu, kGeglu, kRelu2 };
+
+constexpr bool is_gated(Activation activation) {
+  return activation == Activation::kSwiglu || activation == Activation::kGeglu;
+}
+
+// Steps behind a product that few models have.
+struct LinearSteps {
+  Activation activation = Activation::kNone;
+  float output_scale = 1.0f;
+  float softcap = 0.0f;  // 0: none
+  float residual_scale = 1.0f;
 };
 
 // What turns Activations into y. Rows count as packed (out_features), outputs as they lie in y (width).
@@ -145,13 +169,16 @@ struct LinearRows {
   Activations in;
   int64_t out_features;   // rows of the matrix without padding
   int64_t width;          // row length of y, residual and gate
-  bool paired;            // SwiGLU of tile pairs: even tiles hold gate rows, odd ones up rows
+  bool paired;            // a gated activation of tile pairs: even tiles hold gate rows, odd ones up rows
   const float* bias;      // [out_features] or nullptr
-  const float* gate;      // [rows][width] or nullptr: y = silu(gate) * value
-  const float* residual;  // [rows][width] or nullptr: y = residual + value
+  const float* gate;      // [rows][width] or nullptr: the gate of the activation
+  const float* residual;  // [rows][width] or nullptr
   float* y;               // [rows][width]
   // Memory of the thread for unpacked tiles, unpacked_bytes(job), or nullptr: they are unpacked in every walk.
   uint8_t* unpacked;
+  LinearSteps steps = {};
+  const float* post_norm = nullptr;  // [width] or nullptr: RMSNorm of whole rows, before the residual
+  float post_epsilon = 0.0f;
 };
 
 EDGE_RT_IN_PLACE inline size_t unpacked_bytes(const LinearRows& job) {
@@ -162,7 +189,10 @@ struct QuantLinearKernels {
   // Blocks [begin, end) of one group of rows. Rows of a group share cache lines, blocks do not.
   void (*round_group)(const RoundRows& job, int64_t group, int64_t begin, int64_t end);
   // Tiles [begin, end) of all rows; pairs are never cut. Tiles up to prefetch_end may be fetched ahead of their use.
+  // With a post_norm the values are left in y as they are before it.
   void (*tiles)(const LinearRows& job, int64_t begin, int64_t end, int64_t prefetch_end);
+  // Behind all tiles, of a job with a post_norm: that and the residual, of rows [begin, end).
+  void (*post_norm)(const LinearRows& job, int64_t begin, int64_t end);
 };
 
 }  // namespace edge_rt

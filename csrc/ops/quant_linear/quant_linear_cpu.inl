@@ -1,33 +1,14 @@
 // QuantLinear on the CPU, in terms of the 16-lane types.
 
 #include "ops/quant_linear/quant_linear_tile.inl"
+#include "ops/quant_linear/quant_linear_norm.inl"
+#include "ops/quant_linear/quant_linear_finish.inl"
 
 // --- rounding rows of x ---
 
-// v = x * rms * weight, or x alone.
-struct NormedRow {
-  const float* x;
-  const float* weight;
-  float rms;
-
-  VF load(int64_t i) const {
-    const VF v = vf_load(x + i);
-    return weight == nullptr ? v : vf_mul(vf_mul(v, vf_set1(rms)), vf_load(weight + i));
-  }
-  VF load_n(int64_t i, int n) const {
-    const VF v = vf_load_n(x + i, n);
-    return weight == nullptr ? v : vf_mul(vf_mul(v, vf_set1(rms)), vf_load_n(weight + i, n));
-  }
-};
-
-inline NormedRow normed_row(const RoundRows& job, int64_t row) {
-  const float* x = job.x + row * job.features;
-  const bool normed = job.norm_weight != nullptr;
-  return {x, job.norm_weight, normed ? rms_scale(x, static_cast<int>(job.features), job.epsilon) : 1.0f};
-}
-
+template <class Source>
 inline void copy_row(const RoundRows& job, int64_t row, int64_t begin, int64_t end) {
-  const NormedRow source = normed_row(job, row);
+  const Source source(job, row);
   float* to = reinterpret_cast<float*>(job.out.codes) + row * job.out.blocks * kBlock;
   for (int64_t i = begin * kBlock; i < end * kBlock; i += 16) {
     const int64_t left = job.features - i;
@@ -62,9 +43,10 @@ inline void put_halves(const SumKind& kind, VF scale, VI first, VI second, int r
 
 // Rounds the blocks of a group in the order they are stored, 16 at a time, so that their divisions, sums and stores
 // fill vectors. A block of `rows` is one of block number index / rows, row index % rows.
+template <class Source>
 inline void round_blocks(const RoundRows& job, int64_t group, int rows, int64_t begin, int64_t end) {
-  NormedRow sources[kGroupRows];
-  for (int m = 0; m < rows; ++m) sources[m] = normed_row(job, group * kGroupRows + m);
+  Source sources[kGroupRows];
+  for (int m = 0; m < rows; ++m) sources[m] = Source(job, group * kGroupRows + m);
   int8_t* codes = job.out.group_codes(group);
   float* scales = job.out.group_scale(group);
   int64_t column = begin * kBlock;
@@ -115,12 +97,21 @@ inline void round_blocks(const RoundRows& job, int64_t group, int rows, int64_t 
   }
 }
 
-inline void round_group(const RoundRows& job, int64_t group, int64_t begin, int64_t end) {
+template <class Source>
+inline void round_group_of(const RoundRows& job, int64_t group, int64_t begin, int64_t end) {
   const int rows = job.out.group_rows(group);
   if (job.rounds) {
-    round_blocks(job, group, rows, begin, end);
+    round_blocks<Source>(job, group, rows, begin, end);
   } else {
-    for (int m = 0; m < rows; ++m) copy_row(job, group * kGroupRows + m, begin, end);
+    for (int m = 0; m < rows; ++m) copy_row<Source>(job, group * kGroupRows + m, begin, end);
+  }
+}
+
+inline void round_group(const RoundRows& job, int64_t group, int64_t begin, int64_t end) {
+  if (job.is_layer_norm) {
+    round_group_of<LayerNormedRow>(job, group, begin, end);
+  } else {
+    round_group_of<NormedRow>(job, group, begin, end);
   }
 }
 
@@ -184,20 +175,6 @@ constexpr DotTiles all_tiles() {
 }
 
 constexpr DotTiles kDotTiles = all_tiles();
-
-// One output row of a tile, behind its product.
-inline void finish(const LinearRows& job, int64_t row, int64_t column, int count, VF value) {
-  const int64_t at = row * job.width + column;
-  if (job.gate != nullptr) value = vf_mul(vf_silu(vf_load_n(job.gate + at, count)), value);
-  if (job.residual != nullptr) value = vf_add(vf_load_n(job.residual + at, count), value);
-  vf_store_n(job.y + at, value, count);
-}
-
-inline VF add_bias(const LinearRows& job, int64_t tile, VF value) {
-  if (job.bias == nullptr) return value;
-  const int64_t left = job.out_features - tile * kTileRows;
-  return vf_add(value, vf_load_n(job.bias + tile * kTileRows, static_cast<int>(left < kTileRows ? left : kTileRows)));
-}
 
 // Bytes of x's codes that stay in the second-level cache while a range of tiles walks over them.
 constexpr int64_t kCodesAtOnce = 1 << 20;
@@ -265,6 +242,7 @@ inline void linear_tiles(const LinearRows& job, int64_t begin, int64_t end, int6
   const int64_t groups = job.in.groups();
   const int64_t at_once = groups_at_once(job);
   const int step = job.paired ? 2 : 1;
+  const bool is_plain = has_plain_steps(job);
   for (int64_t first = 0; first < groups; first += at_once) {
     const int64_t last = first + at_once < groups ? first + at_once : groups;
     for (int64_t tile = begin; tile < end; tile += step) {
@@ -283,12 +261,12 @@ inline void linear_tiles(const LinearRows& job, int64_t begin, int64_t end, int6
         const int count = static_cast<int>(left < kTileRows ? left : kTileRows);
         for (int m = 0; m < rows; ++m) {
           VF v = add_bias(job, tile, value[m]);
-          if (job.paired) v = vf_mul(vf_silu(v), add_bias(job, tile + 1, up[m]));
-          finish(job, group * kGroupRows + m, column, count, v);
+          if (job.paired) v = gated(job.steps.activation, v, add_bias(job, tile + 1, up[m]));
+          finish(job, group * kGroupRows + m, column, count, is_plain, v);
         }
       }
     }
   }
 }
 
-constexpr QuantLinearKernels kQuantLinearKernels{round_group, linear_tiles};
+constexpr QuantLinearKernels kQuantLinearKernels{round_group, linear_tiles, post_norm_rows};

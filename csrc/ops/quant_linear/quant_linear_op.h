@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -33,10 +34,22 @@ struct PackedMatrix {
   std::vector<int64_t> rows_;
 };
 
-// y [rows, width] = residual + activation(norm(x) * weight^T + bias).
-//   activation "none": width = out_features. "swiglu": with `gate` y = silu(gate) * value; without it tiles alternate
-//   gate and up rows, width = out_features / 2.
-//   `norm_weight` asks for RMSNorm of x with attribute `epsilon`.
+// Attribute `activation`, one of `names`, the first by default.
+abi::Status* read_activation(ort::Attributes& attributes, std::initializer_list<const char*> names, Activation* out);
+abi::Status* read_residual_scale(ort::Attributes& attributes, float* out);
+// Attribute `norm`: "rms" or "layer".
+abi::Status* read_norm(ort::Attributes& attributes, bool* is_layer_norm);
+// Checks the bias of a norm, [features]; it needs the norm's weight beside it.
+abi::Status* check_norm_bias(const ort::OpContext& context, int weight, int bias, int64_t features);
+
+// y [rows, width] = residual + residual_scale * post_norm(softcap(output_scale * activation(norm(x) * weight^T +
+// bias)))
+//   activation "none": width = out_features. "relu2": max(value, 0)^2. "swiglu", "geglu": with `gate`
+//   silu(gate) * value or gelu(gate) * value, gelu by its tanh formula; without it tiles alternate gate and up rows,
+//   and so do the numbers of `bias`: width = out_features / 2.
+//   `norm_weight` asks for a norm of x with attribute `epsilon`: RMSNorm, or LayerNorm where attribute `norm` is
+//   "layer" or `norm_bias` is given. `post_norm` asks for RMSNorm of the finished row, with the same epsilon.
+//   softcap(v) = softcap * tanh(v / softcap), or v with 0. `residual_scale` needs a residual.
 struct QuantLinear {
   static constexpr const char* kName = "QuantLinear";
   static constexpr ort::Port kInputs[] = {{"x", abi::kFloat},
@@ -44,7 +57,9 @@ struct QuantLinear {
                                           {"norm_weight", abi::kFloat, abi::kOptional},
                                           {"bias", abi::kFloat, abi::kOptional},
                                           {"residual", abi::kFloat, abi::kOptional},
-                                          {"gate", abi::kFloat, abi::kOptional}};
+                                          {"gate", abi::kFloat, abi::kOptional},
+                                          {"post_norm", abi::kFloat, abi::kOptional},
+                                          {"norm_bias", abi::kFloat, abi::kOptional}};
   static constexpr ort::Port kOutputs[] = {{"y", abi::kFloat}};
 
   abi::Status* create(ort::Attributes& attributes);
@@ -55,7 +70,8 @@ struct QuantLinear {
 
   PackedMatrix matrix_;
   float epsilon_ = 0.0f;
-  bool swiglu_ = false;
+  bool is_layer_norm_ = false;
+  LinearSteps steps_;
   const QuantLinearKernels* kernels_ = nullptr;
   mutable std::atomic<int> lanes_{2};  // threads that took part in the last run
 };

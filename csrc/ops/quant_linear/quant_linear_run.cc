@@ -10,6 +10,9 @@ namespace {
 // Least work of an item, so that claiming it costs little.
 constexpr int64_t kItemBytes = 24 << 10;
 
+// Numbers that an item norms, about a microsecond's work.
+constexpr int64_t kItemNumbers = 4096;
+
 // Up to so many rows every thread rounds all of them for itself.
 constexpr int64_t kMaxOwnRows = 2 * kGroupRows;
 
@@ -110,6 +113,17 @@ void LinearStep::add_phases(PhaseList* phases) {
   } else {
     phases->add(make_phase_of<&LinearStep::multiply_own>(lanes_.items(), this));
   }
+  if (job_.post_norm != nullptr) {
+    const int64_t items = (job_.in.rows + rows_of_norm() - 1) / rows_of_norm();
+    phases->add(make_phase_of<&LinearStep::norm_rows>(items, this));
+  }
+}
+
+int64_t LinearStep::rows_of_norm() const { return std::max<int64_t>(1, kItemNumbers / job_.width); }
+
+void LinearStep::norm_rows(int64_t item, int) {
+  const int64_t begin = item * rows_of_norm();
+  kernels_.post_norm(job_, begin, std::min(begin + rows_of_norm(), job_.in.rows));
 }
 
 void LinearStep::round(int64_t group, int) { kernels_.round_group(rounding_, group, 0, job_.in.blocks); }

@@ -20,7 +20,8 @@ Activations place_activations(const PackedParts& weight, int64_t rows, void* scr
 // Scratch memory that a LinearStep needs: none for few rows, which every thread rounds into memory of its own.
 size_t step_scratch_bytes(const PackedParts& weight, int64_t rows);
 
-// Rows that are rounded and multiplied, as phases of an operator. A product of few rows is one phase, of many rows two.
+// Rows that are rounded and multiplied, as phases of an operator. A product of few rows is one phase, of many rows two;
+// a post_norm, which needs whole rows, is one more.
 // The activations of `job` and `rounding` lie in scratch memory of step_scratch_bytes, or nowhere if that is 0; of a
 // step that a feeding step rounds for, always in activation_bytes. `lanes` is the number of threads to plan for, which
 // changes the speed only.
@@ -31,7 +32,7 @@ class LinearStep {
   LinearStep& operator=(const LinearStep&) = delete;
 
   // What this step computes is the input of `next`, which has no norm and runs right behind it: columns are rounded by
-  // the thread that has just computed them. To be called before add_phases of either.
+  // the thread that has just computed them. Not with a post_norm. To be called before add_phases of either.
   void feed(LinearStep* next);
 
   void add_phases(PhaseList* phases);
@@ -46,6 +47,8 @@ class LinearStep {
   void round(int64_t group, int worker);
   void multiply(int64_t item, int worker);
   void multiply_own(int64_t item, int worker);
+  void norm_rows(int64_t item, int worker);
+  int64_t rows_of_norm() const;  // of an item
   void run_tiles(LinearRows job, int worker);
   void split();
 

@@ -15,6 +15,7 @@ namespace {
 constexpr int64_t kMaxHeads = 1024;
 constexpr int64_t kMaxRows = int64_t{1} << 28;
 constexpr int kKeyConstants = static_cast<int>(1 + std::size(kAttentionPorts));  // the first input of them
+constexpr SpecAttention::Places kPlaces{kKeyConstants, kKeyConstants + static_cast<int>(std::size(kKeyConstantPorts))};
 
 // Smallest and largest of values that must be all of [0, capacity): one pass that compilers vectorise.
 struct Range {
@@ -44,7 +45,8 @@ long long printable(int64_t value) { return static_cast<long long>(value); }
 abi::Status* SpecAttention::create(ort::Attributes& attributes) {
   const int64_t heads = attributes.integer("num_heads"), kv_heads = attributes.integer("num_kv_heads");
   const int64_t head_dim = attributes.integer("head_dim"), window = attributes.integer("window", 0);
-  const int64_t interleaved = attributes.integer("interleaved", 0);
+  const int64_t interleaved = attributes.integer("interleaved", 0), rotate = attributes.integer("rotate", 1);
+  const int64_t norm_after_rotation = attributes.integer("norm_after_rotation", 0);
   layer_ = attributes.integer("layer");
   fixed_.scale = attributes.real("scale");
   fixed_.softcap = attributes.real("softcap", 0.0f);
@@ -61,6 +63,10 @@ abi::Status* SpecAttention::create(ort::Attributes& attributes) {
   if (interleaved != 0 && interleaved != 1) {
     return attributes.error("interleaved is %lld, must be 0 or 1", printable(interleaved));
   }
+  if (rotate != 0 && rotate != 1) return attributes.error("rotate is %lld, must be 0 or 1", printable(rotate));
+  if (norm_after_rotation != 0 && norm_after_rotation != 1) {
+    return attributes.error("norm_after_rotation is %lld, must be 0 or 1", printable(norm_after_rotation));
+  }
   if (!std::isfinite(fixed_.scale)) return attributes.error("scale is not finite");
   if (!std::isfinite(fixed_.softcap) || fixed_.softcap < 0) {
     return attributes.error("softcap is %g, must be finite and not below 0", static_cast<double>(fixed_.softcap));
@@ -76,6 +82,8 @@ abi::Status* SpecAttention::create(ort::Attributes& attributes) {
   // Positions end below kMaxRows, so a larger window is none.
   fixed_.window = window > kMaxRows ? 0 : window;
   fixed_.interleaved = interleaved == 1;
+  fixed_.norms_after_rotation = norm_after_rotation == 1;
+  rotates_ = rotate == 1;
   kernels_ = &kernel_table(attributes.isa()).spec_attention;
   return nullptr;
 }
@@ -85,8 +93,8 @@ abi::Status* SpecAttention::check_shapes(const ort::OpContext& context, Attentio
   abi::Status* bad = nullptr;
   if ((bad = context.check_shape(1, {2, pass->kv_heads, -1, -1})) != nullptr ||
       (bad = context.check_shape(2, {1})) != nullptr || (bad = context.check_shape(5, {-1})) != nullptr ||
-      (bad = context.check_shape(6, {-1, -1})) != nullptr || (bad = context.check_shape(8, {dim})) != nullptr ||
-      (bad = context.check_shape(9, {dim})) != nullptr || (bad = context.check_shape(10, {pass->heads})) != nullptr) {
+      (bad = context.check_shape(6, {-1, -1})) != nullptr || (bad = check_norms(context, pass)) != nullptr ||
+      (bad = context.check_shape(10, {pass->heads})) != nullptr) {
     return bad;
   }
   pass->capacity = context.input(1).dims[2];
@@ -108,7 +116,29 @@ abi::Status* SpecAttention::check_shapes(const ort::OpContext& context, Attentio
     return context.error("cos has %lld columns, head_dim %lld allows %lld", printable(cos.dims[1]), printable(dim),
                          printable(dim / 2));
   }
-  pass->half_rotary = static_cast<int>(cos.dims[1]);
+  pass->half_rotary = rotates_ ? static_cast<int>(cos.dims[1]) : 0;
+  return nullptr;
+}
+
+// Weights of a head, or of all heads of a row.
+abi::Status* SpecAttention::check_norms(const ort::OpContext& context, AttentionPass* pass) const {
+  const int heads[] = {pass->heads, pass->kv_heads};
+  bool* of_row[] = {&pass->q_norm_of_row, &pass->k_norm_of_row};
+  for (int i = 0; i < 2; ++i) {
+    const ort::TensorView& norm = context.input(8 + i);
+    const int64_t dim = pass->head_dim, whole = heads[i] * dim;
+    if (!norm.present) continue;
+    if (abi::Status* bad = context.check_shape(8 + i, {-1})) return bad;
+    if (norm.dims[0] != dim && norm.dims[0] != whole) {
+      return context.error("%s is [%lld], must be [%lld] or [%lld]", context.input_name(8 + i), printable(norm.dims[0]),
+                           printable(dim), printable(whole));
+    }
+    *of_row[i] = norm.dims[0] != dim;
+    if (*of_row[i] && pass->norms_after_rotation) {
+      return context.error("%s is [%lld], with norm_after_rotation it must be [%lld]", context.input_name(8 + i),
+                           printable(whole), printable(dim));
+    }
+  }
   return nullptr;
 }
 
@@ -219,8 +249,8 @@ abi::Status* SpecAttention::check_key_constants(const ort::OpContext& context, i
   return nullptr;
 }
 
-abi::Status* SpecAttention::check(const ort::OpContext& context, int64_t rows, int key_constants, AttentionPass* pass,
-                                  int32_t* depths) const {
+abi::Status* SpecAttention::check(const ort::OpContext& context, int64_t rows, const Places& places,
+                                  AttentionPass* pass, int32_t* depths) const {
   *pass = fixed_;
   pass->rows = rows;
   if (abi::Status* bad = check_shapes(context, pass)) return bad;
@@ -230,12 +260,14 @@ abi::Status* SpecAttention::check(const ort::OpContext& context, int64_t rows, i
   pass->parents = context.input(4).as<const int32_t>();
   if (abi::Status* bad = check_rows(context, *pass)) return bad;
   if (abi::Status* bad = find_depths(context, pass, depths)) return bad;
+  if (abi::Status* bad = context.check_shape(places.query_scale, {context.input(6).dims[0]})) return bad;
   pass->cos = context.input(6).as<const float>();
   pass->sin = context.input(7).as<const float>();
   pass->q_norm = context.input(8).as<const float>();
   pass->k_norm = context.input(9).as<const float>();
   pass->sinks = context.input(10).as<const float>();
-  return check_key_constants(context, key_constants, pass);
+  pass->query_scale = context.input(places.query_scale).as<const float>();
+  return check_key_constants(context, places.key_constants, pass);
 }
 
 abi::Status* SpecAttention::compute(ort::OpContext& context) const {
@@ -243,7 +275,7 @@ abi::Status* SpecAttention::compute(ort::OpContext& context) const {
   const int64_t rows = context.input(0).dims[0];
   Depths depths(rows);
   AttentionPass pass;
-  if (abi::Status* bad = check(context, rows, kKeyConstants, &pass, depths.data())) return bad;
+  if (abi::Status* bad = check(context, rows, kPlaces, &pass, depths.data())) return bad;
   pass.qkv = context.input(0).as<const float>();
   ort::TensorView y;
   if (abi::Status* bad = context.output(0, {rows, out_features()}, &y)) return bad;

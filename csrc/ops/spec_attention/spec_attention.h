@@ -2,7 +2,10 @@
 // and a row's own ancestors in the draft tree.
 //
 // What is computed, in this order of operations on every instruction set:
-// - q and k heads: RMS norm where weights are given (x * rms_scale * weight), rotation, q *= scale.
+// - q and k heads: RMS norm where weights are given (x * rms_scale * weight, the scale that of the head, or of all
+// heads
+//   of the row together), rotation, q *= scale, and q *= query_scale[position] where that is given. The norm may also
+//   stand behind the rotation.
 // - In formats that say so below, keys and queries are then turned by a normalised Hadamard transform, which leaves
 //   scores as they are and spreads large elements, so that 4 bits hold them; likewise values, and y, which turns them
 //   back. The transform is of blocks: the largest power of two that divides the head size. x *= sqrt(1 / block), then
@@ -124,15 +127,17 @@ inline constexpr int64_t kv_row_bytes(const KvFormat& format, int64_t head_dim) 
 struct AttentionPass {
   int heads, kv_heads, group;     // group = heads / kv_heads
   int head_dim, padded_dim;       // padded_dim: head_dim up to a multiple of 16
-  int half_rotary;                // R / 2
+  int half_rotary;                // R / 2; 0: no rotation
   float scale, softcap, epsilon;  // softcap 0: none
   int64_t window;                 // 0: none
   bool interleaved;
+  bool norms_after_rotation;
+  bool q_norm_of_row, k_norm_of_row;  // weights of all heads, [H * D] and [KV * D]; else of a head, [D]
   int format;
   int64_t rows, past, capacity;
   bool chain;  // every row's parent is the row before it
   const float *qkv, *cos, *sin;
-  const float *q_norm, *k_norm, *sinks;                  // or nullptr
+  const float *q_norm, *k_norm, *sinks, *query_scale;    // or nullptr
   const float *key_centre, *key_balance, *key_feedback;  // likewise
   uint8_t* cache;
   int64_t plane_bytes[2];  // of keys, of values

@@ -25,6 +25,9 @@ inline constexpr ort::Port kKeyConstantPorts[] = {{"key_centre", abi::kFloat, ab
                                                   {"key_balance", abi::kFloat, abi::kOptional},
                                                   {"key_feedback", abi::kFloat, abi::kOptional}};
 
+// The last input of SpecAttention; other ops have it elsewhere.
+inline constexpr ort::Port kQueryScalePorts[] = {{"query_scale", abi::kFloat, abi::kOptional}};
+
 // y [S, H * D] = attention of S rows over the cache, which the op appends to (`cache` is written in place).
 //   row_map: physical row of every logical position; row i of the pass is written to row_map[past_length + i]. With a
 //     window there may be more positions than rows: those that are no longer seen share theirs with later ones.
@@ -33,20 +36,29 @@ inline constexpr ort::Port kKeyConstantPorts[] = {{"key_centre", abi::kFloat, ab
 //   key_centre, key_balance [KV, D], key_feedback [KV, D, D]: constants of every kv head for keys of 4 bits
 //     (spec_attention.h says how they count); other formats do without. A centre moves all scores of a query alike,
 //     which softmax does not see, but softcap and sinks would: it is refused beside them.
+//   q_norm, k_norm: [D], one norm for each head; or [H * D] and [KV * D], one for all heads of the row together, with a
+//     weight for every element. Attribute `norm_after_rotation` 1: behind the rotation, then [D] only.
+//   rotate: attribute; 0: this layer does not rotate, whatever cos and sin hold.
+//   query_scale [P], as many as rows of cos: the query at a position is multiplied by it, behind `scale`.
 // Everything is checked before anything is written.
 struct SpecAttention {
   static constexpr const char* kName = "SpecAttention";
   static constexpr ort::Port kRows[] = {{"qkv", abi::kFloat}};
-  static constexpr auto kInputs = ort::join_ports(kRows, kAttentionPorts, kKeyConstantPorts);
+  static constexpr auto kInputs = ort::join_ports(kRows, kAttentionPorts, kKeyConstantPorts, kQueryScalePorts);
   static constexpr ort::Port kOutputs[] = {{"y", abi::kFloat}};
 
   abi::Status* create(ort::Attributes& attributes);
   abi::Status* compute(ort::OpContext& context) const;
 
-  // For operators that compute qkv themselves and have the other inputs at the same places, but for the constants of
-  // keys, which begin at input `key_constants`: reads and checks those for a pass of `rows` rows. `depths` has room for
-  // as many. What is left to fill in: qkv, y, and scratch memory.
-  abi::Status* check(const ort::OpContext& context, int64_t rows, int key_constants, AttentionPass* pass,
+  // Inputs that operators have at places of their own: the first of the constants of keys, and query_scale.
+  struct Places {
+    int key_constants, query_scale;
+  };
+
+  // For operators that compute qkv themselves and have the other inputs at the same places, but for those of `places`:
+  // reads and checks them for a pass of `rows` rows. `depths` has room for as many. What is left to fill in: qkv, y,
+  // and scratch memory.
+  abi::Status* check(const ort::OpContext& context, int64_t rows, const Places& places, AttentionPass* pass,
                      int32_t* depths) const;
   int64_t qkv_features() const { return (fixed_.heads + 2 * fixed_.kv_heads) * int64_t{fixed_.head_dim}; }
   int64_t out_features() const { return fixed_.heads * int64_t{fixed_.head_dim}; }
@@ -66,6 +78,7 @@ struct SpecAttention {
 
  private:
   abi::Status* check_shapes(const ort::OpContext& context, AttentionPass* pass) const;
+  abi::Status* check_norms(const ort::OpContext& context, AttentionPass* pass) const;
   abi::Status* check_cache(const ort::OpContext& context, AttentionPass* pass) const;
   abi::Status* check_rows(const ort::OpContext& context, const AttentionPass& pass) const;
   abi::Status* check_key_constants(const ort::OpContext& context, int first, AttentionPass* pass) const;
@@ -73,6 +86,7 @@ struct SpecAttention {
 
   AttentionPass fixed_{};  // what the attributes say
   int64_t layer_ = 0;
+  bool rotates_ = true;
   const SpecAttentionKernels* kernels_ = nullptr;
 };
 

@@ -9,18 +9,35 @@ inline void rotate_pairs(float* a, float* b, const float* cos, const float* sin,
   }
 }
 
-// Copies a head from `in` to `x`, normed if there is a weight, and rotates it.
-inline void rotate_head(const AttentionPass& pass, const float* in, const float* norm, int64_t position, float* x) {
-  const int dim = pass.head_dim, half = pass.half_rotary;
-  if (norm != nullptr) {
-    const VF scale = vf_set1(rms_scale(in, dim, pass.epsilon));
-    for (int d = 0; d < dim; d += 16) {
-      const int n = dim - d < 16 ? dim - d : 16;
-      vf_store_n(x + d, vf_mul(vf_mul(vf_load_n(in + d, n), scale), vf_load_n(norm + d, n)), n);
-    }
-  } else {
-    for (int d = 0; d < dim; d += 16) vf_store(x + d, vf_load_n(in + d, dim - d < 16 ? dim - d : 16));
+// The norm of a head.
+struct HeadNorm {
+  const float* weight;  // of this head; nullptr: none
+  bool has_scale;       // that of the whole row; else the head has its own
+  float scale;
+
+  const HeadNorm at(int64_t head, int dim) const {
+    return {has_scale ? weight + head * dim : weight, has_scale, scale};
   }
+};
+
+// The norm of the first of `heads` heads that lie one behind the other.
+inline HeadNorm norm_of(const AttentionPass& pass, const float* weight, bool of_row, const float* row, int heads) {
+  if (weight == nullptr || !of_row) return {weight, false, 0.0f};
+  return {weight, true, rms_scale(row, heads * pass.head_dim, pass.epsilon)};
+}
+
+// `in` may be `x`.
+inline void norm_head(const AttentionPass& pass, const HeadNorm& norm, const float* in, float* x) {
+  const int dim = pass.head_dim;
+  const VF scale = vf_set1(norm.has_scale ? norm.scale : rms_scale(in, dim, pass.epsilon));
+  for (int d = 0; d < dim; d += 16) {
+    const int n = dim - d < 16 ? dim - d : 16;
+    vf_store_n(x + d, vf_mul(vf_mul(vf_load_n(in + d, n), scale), vf_load_n(norm.weight + d, n)), n);
+  }
+}
+
+inline void rotate(const AttentionPass& pass, int64_t position, float* x) {
+  const int half = pass.half_rotary;
   const float *cos = pass.cos + position * half, *sin = pass.sin + position * half;
   if (!pass.interleaved) {
     rotate_pairs(x, x + half, cos, sin, half);
@@ -36,6 +53,19 @@ inline void rotate_head(const AttentionPass& pass, const float* in, const float*
     x[2 * i] = even[i];
     x[2 * i + 1] = odd[i];
   }
+}
+
+// Copies a head from `in` to `x`, rotates it, and norms it before or behind that if there is a weight.
+inline void rotate_head(const AttentionPass& pass, const float* in, const HeadNorm& norm, int64_t position, float* x) {
+  const int dim = pass.head_dim;
+  const bool is_normed = norm.weight != nullptr;
+  if (is_normed && !pass.norms_after_rotation) {
+    norm_head(pass, norm, in, x);
+  } else {
+    for (int d = 0; d < dim; d += 16) vf_store(x + d, vf_load_n(in + d, dim - d < 16 ? dim - d : 16));
+  }
+  if (pass.half_rotary > 0) rotate(pass, position, x);
+  if (is_normed && pass.norms_after_rotation) norm_head(pass, norm, x, x);
 }
 
 // Rounds a query to int8 per group, like the activations of QuantLinear.
@@ -76,6 +106,11 @@ EDGE_RT_INLINE void rotate_whole(const AttentionPass& pass, const float* in, int
   }
 }
 
+inline void scale_query(const AttentionPass& pass, int64_t position, float* query) {
+  const VF scale = vf_set1(pass.query_scale[position]);
+  for (int d = 0; d < pass.padded_dim; d += 16) vf_store(query + d, vf_mul(vf_load(query + d), scale));
+}
+
 // The steps of a query and of a key before they are turned; x has room for whole vectors.
 inline void balance_query(const AttentionPass& pass, int kv, float* x) {
   if (pass.key_balance == nullptr) return;
@@ -107,7 +142,9 @@ inline void prepare_key(const AttentionPass& pass, const AppendUnit& unit, float
   if (rotates_whole(pass, pass.k_norm)) {
     rotate_whole(pass, key, position, [&](int d, VF value) { vf_store(x + d, value); });
   } else {
-    rotate_head(pass, key, pass.k_norm, position, x);
+    const float* row = key - int64_t{unit.kv} * pass.head_dim;
+    const HeadNorm norm = norm_of(pass, pass.k_norm, pass.k_norm_of_row, row, pass.kv_heads);
+    rotate_head(pass, key, norm.at(unit.kv, pass.head_dim), position, x);
   }
   if (!pass.form().turns_keys) return;
   if (pass.key_centre != nullptr || pass.key_balance != nullptr) balance_key(pass, unit.kv, x);
@@ -149,6 +186,7 @@ inline void prepare_queries(const AttentionPass& pass, int64_t row, int kv) {
   float x[kMaxHeadDim + 16];
   const VF scale = vf_set1(pass.scale);
   const bool whole = rotates_whole(pass, pass.q_norm);
+  const HeadNorm norm = norm_of(pass, pass.q_norm, pass.q_norm_of_row, heads, pass.heads);
   for (int g = 0; g < pass.group; ++g) {
     const int64_t index = pass.query_place(kv, row) + g;
     const float* head = heads + (kv * pass.group + g) * dim;
@@ -156,11 +194,12 @@ inline void prepare_queries(const AttentionPass& pass, int64_t row, int kv) {
     if (whole) {
       rotate_whole(pass, head, position, [&](int d, VF value) { vf_store(query + d, vf_mul(value, scale)); });
     } else {
-      rotate_head(pass, head, pass.q_norm, position, x);
+      rotate_head(pass, head, norm.at(kv * pass.group + g, pass.head_dim), position, x);
       for (int d = 0; d < pass.head_dim; d += 16) {
         vf_store(query + d, vf_mul(vf_load_n(x + d, pass.head_dim - d < 16 ? pass.head_dim - d : 16), scale));
       }
     }
+    if (pass.query_scale != nullptr) scale_query(pass, position, query);
     if (pass.form().turns_keys) {
       balance_query(pass, kv, query);
       hadamard(query, pass.head_dim);
