@@ -15,9 +15,7 @@ struct HeadNorm {
   bool has_scale;       // that of the whole row; else the head has its own
   float scale;
 
-  const HeadNorm at(int64_t head, int dim) const {
-    return {has_scale ? weight + head * dim : weight, has_scale, scale};
-  }
+  HeadNorm at(int64_t head, int dim) const { return {has_scale ? weight + head * dim : weight, has_scale, scale}; }
 };
 
 // The norm of the first of `heads` heads that lie one behind the other.
