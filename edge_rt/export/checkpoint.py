@@ -88,7 +88,11 @@ def read_checkpoint(
         tokenizer=tokenizer,
         calibration=calibration,
         choice=choice,
-        warnings=(*source.remarks, *_template_warnings(tokenizer.chat_template, loaded)),
+        warnings=(
+            *source.remarks,
+            *_template_warnings(tokenizer.chat_template, loaded),
+            *_template_warnings(tokenizer.tool_template, loaded),
+        ),
     )
 
 

@@ -30,6 +30,7 @@ MANIFEST_FILE: Final = "manifest.json"
 WEIGHTS_FILE: Final = "weights.bin"
 TOKENIZER_FILE: Final = "tokenizer.json"
 TEMPLATE_FILE: Final = "chat_template.jinja"
+TOOL_TEMPLATE_FILE: Final = "chat_template.tool_use.jinja"
 KV_FORMATS: Final[Mapping[str, tuple[str, ...]]] = {
     "native": ("f16", "f32", "int8", "k8v4", "int4", "int4x2"),
     "portable": ("f32",),
@@ -152,6 +153,7 @@ class Manifest:
         drafters: names of the folders under ``drafters/``.
         tokenizer: file and special ids.
         chat_template: file of the template, or None.
+        tool_template: file of a second template, for requests with tools; None without one.
         source: the checkpoint.
         license: licence identifier given by the checkpoint, or None.
         key_calibration: calibration text of the constants of 4-bit keys; None for a package without them.
@@ -175,6 +177,7 @@ class Manifest:
     source: SourceInfo
     license: str | None
     key_calibration: KeyCalibration | None = dataclasses.field(default=None, kw_only=True)
+    tool_template: str | None = dataclasses.field(default=None, kw_only=True)
     sampling: SamplingAdvice | None = dataclasses.field(default=None, kw_only=True)
     weights: WeightsInfo | None = dataclasses.field(default=None, kw_only=True)
     files: Mapping[str, FileInfo]
@@ -190,6 +193,8 @@ class Manifest:
         if not self.model.sliding_window:
             # Left out if there is none: such packages are the same as those of versions without windows.
             del document["model"]["sliding_window"]
+        if self.tool_template is None:
+            del document["tool_template"]
         if self.key_calibration is None:
             del document["key_calibration"]
         if self.sampling is None:

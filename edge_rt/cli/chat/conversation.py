@@ -24,12 +24,13 @@ from edge_rt.spec_modes import AUTO
 
 if TYPE_CHECKING:
     from edge_rt.package.reader import Package
-    from edge_rt.runtime.chat import Chat, ChatMessage
+    from edge_rt.runtime.chat import Chat
     from edge_rt.runtime.engine import Model
     from edge_rt.runtime.graph.cancel import CancelToken
     from edge_rt.runtime.load.options import LoadOptions
     from edge_rt.runtime.prompt.encoding import PromptEncoder
     from edge_rt.runtime.results import Event, Result
+    from edge_rt.runtime.saved_chat import ChatMessage
     from edge_rt.runtime.speculation.cost_model import RowCosts
     from edge_rt.runtime.stream import Stream
 

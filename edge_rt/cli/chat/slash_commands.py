@@ -242,7 +242,7 @@ class Commands:
     # --- files ---
 
     def _save(self, argument: str) -> None:
-        from edge_rt.runtime.chat import read_chat
+        from edge_rt.runtime.saved_chat import read_chat
 
         path = path_of(argument)
         if path.exists():
@@ -254,7 +254,7 @@ class Commands:
         self._terminal.note(f"saved to {path}", "dim")
 
     def _load(self, argument: str) -> None:
-        from edge_rt.runtime.chat import read_chat
+        from edge_rt.runtime.saved_chat import read_chat
 
         conversation, path = self._conversation, path_of(argument)
         own = {name: getattr(conversation.options, name) for name in SPEC_OPTIONS}
