@@ -273,10 +273,15 @@ class Chat:
 
     def fork(self) -> Chat:
         """Return an independent copy of the conversation on the same model."""
-        other = Chat(self._model, tools=self.tools, documents=self.documents, template_args=self.template_args)
-        other.messages = [message.copy() for message in self.messages]
+        other = Chat(self._model)
+        other.continue_from(self)
         other._context = self._context
         return other
+
+    def continue_from(self, other: Chat) -> None:
+        """Take over the messages of another conversation, with its tools, documents and arguments."""
+        self.messages = [message.copy() for message in other.messages]
+        self.tools, self.documents, self.template_args = other.tools, other.documents, dict(other.template_args)
 
     def token_count(self) -> int:
         """Return how many tokens the conversation takes, without the tokens that begin an answer."""

@@ -46,9 +46,9 @@ class ModelTexts:
         return self._require_texts().template_source
 
     @property
-    def template_names(self) -> frozenset[str]:
-        """Words of the chat template, among them the arguments that it reads; empty without a template."""
-        return self._require_texts().template_names
+    def template_variables(self) -> frozenset[str]:
+        """Names of the arguments that the chat template reads, such as ``enable_thinking``."""
+        return self._require_texts().template_variables
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -152,5 +152,9 @@ class Result:
     tool_calls: tuple[ToolCall, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result as a JSON object."""
-        return dataclasses.asdict(self)
+        """Return the result as a JSON object; thoughts and calls are left out where there are none."""
+        document = dataclasses.asdict(self)
+        for name in ("reasoning", "tool_calls"):
+            if not document[name]:
+                del document[name]
+        return document

@@ -63,7 +63,7 @@ class ChatTemplate:
     Attributes:
         source: the Jinja source in use.
         is_fallback: True if the model had no template and :data:`DEFAULT_TEMPLATE_NAME` is in use.
-        names: the words of the source, among them the arguments that it reads.
+        variables: names of the arguments that it reads, such as ``enable_thinking``.
 
     Raises:
         InvalidTemplate: the template is not valid, not allowed or too complex, or there is none.
@@ -90,8 +90,8 @@ class ChatTemplate:
         self._named = {"bos_token": own_text(bos_token), "eos_token": own_text(eos_token)}
         self._environment = GuardedEnvironment(clock)
         self._template = self._environment.compile_guarded(self.source)
-        self.names = frozenset(_WORD.findall(self.source))
-        self._thought_fields = self.names & set(THOUGHT_FIELDS)
+        self.variables = self._environment.variables
+        self._thought_fields = frozenset(_WORD.findall(self.source)) & set(THOUGHT_FIELDS)
         self._keeps: dict[str, bool] = {}
         self._lock = threading.Lock()
 

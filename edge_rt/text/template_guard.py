@@ -22,6 +22,7 @@ from typing import Any, Final
 import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension
+from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 from jinja2.runtime import Context, LoopContext, Macro, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -32,6 +33,7 @@ from edge_rt.errors import InvalidTemplate
 from edge_rt.text import template_rules as rules
 from edge_rt.text.template_budget import Budget, refused
 from edge_rt.text.template_functions import PaidFunctions
+from edge_rt.text.template_messages import RESERVED_NAMES
 from edge_rt.text.template_text import Text, concat, is_own, item, own_text
 
 MAX_TEMPLATE_BYTES: Final = 64 * 1024
@@ -71,6 +73,7 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
     Attributes:
         budget: the rest of the current rendering's budget.
         literals: the texts that the compiled template compares with, looks up or prints as constants.
+        variables: the further variables that it reads, such as ``enable_thinking``.
     """
 
     # What blocks, macros and loops print keeps the marks of the template's own text.
@@ -90,6 +93,7 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
         )
         self.budget: Budget = Budget(0, 0)
         self.literals: frozenset[str] = frozenset()
+        self.variables: frozenset[str] = frozenset()
         self._functions = PaidFunctions(self, clock)
         self.globals = self._functions.globals()
         self.tests = {name: TESTS[name] for name in rules.TESTS}
@@ -112,6 +116,7 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
             tree = self.parse(source)
             rules.check_tree(tree)
             self.literals = rules.literals(tree)
+            self.variables = frozenset(find_undeclared_variables(tree)) - self.globals.keys() - RESERVED_NAMES
             return self.from_string(rules.rewrite(tree))
         except InvalidTemplate:
             raise

@@ -138,11 +138,9 @@ class ThoughtStream:
             shown, self._held = self._held[:at].rstrip(), self._held[at + len(end) :]
             self._state = "answer start"
             return shown
-        keep = 0 if is_end else _overlap(self._held, end)
-        certain = len(self._held) - keep
-        if not is_end:
-            certain = len(self._held[:certain].rstrip())
-        shown, self._held = self._held[:certain], self._held[certain:]
+        held = self._held if is_end else self._held[: len(self._held) - _overlap(self._held, end)]
+        shown = held.rstrip()
+        self._held = "" if is_end else self._held[len(shown) :]
         return shown
 
 

@@ -140,7 +140,6 @@ class TestAnswers:
         document = json.loads(json.dumps(model.generate(TEXT, max_tokens=3, **GREEDY).to_json()))
         assert set(document) == {
             "text", "token_ids", "finish_reason", "stop_string", "usage", "timings", "spec", "memory",
-            "reasoning", "tool_calls",
         }  # fmt: skip
         timings = document["timings"]
         assert timings["prompt_n"] + timings["cache_n"] == document["usage"]["prompt_tokens"]

@@ -78,7 +78,7 @@ class PromptEncoder:
             package.file(manifest.tokenizer.file), info=manifest.tokenizer, embedding_rows=manifest.model.vocab_size
         )
         self._template = _load_template(package, self.tokenizer, manifest.chat_template)
-        self._tool_template = None
+        self._tool_template: ChatTemplate | InvalidTemplate | None = None
         if manifest.tool_template is not None:
             self._tool_template = _load_template(package, self.tokenizer, manifest.tool_template)
         self._context_tokens = context_tokens
@@ -95,9 +95,10 @@ class PromptEncoder:
         return None if isinstance(self._template, InvalidTemplate) else self._template.source
 
     @property
-    def template_names(self) -> frozenset[str]:
-        """Words of the chat template, among them the arguments that it reads; empty without a template."""
-        return frozenset() if isinstance(self._template, InvalidTemplate) else self._template.names
+    def template_variables(self) -> frozenset[str]:
+        """Names of the arguments that the chat templates read, such as ``enable_thinking``."""
+        both = (self._template, self._tool_template)
+        return frozenset().union(*(one.variables for one in both if isinstance(one, ChatTemplate)))
 
     def render(
         self,
