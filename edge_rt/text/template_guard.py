@@ -116,8 +116,9 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
             tree = self.parse(source)
             rules.check_tree(tree)
             self.literals = rules.literals(tree)
+            tree = rules.rewrite(tree)
             self.variables = frozenset(find_undeclared_variables(tree)) - self.globals.keys() - RESERVED_NAMES
-            return self.from_string(rules.rewrite(tree))
+            return self.from_string(tree)
         except InvalidTemplate:
             raise
         except jinja2.TemplateSyntaxError as error:

@@ -270,6 +270,11 @@ class PromptEncoder:
         return items
 
 
+def encode_rendered(tokenizer: Tokenizer, prompt: RenderedPrompt) -> list[int]:
+    """Return the token ids of rendered messages; only what the template wrote can be a special token."""
+    return tokenizer.encode_rendered(prompt)
+
+
 def is_messages(prompt: object) -> TypeGuard[Items[Message]]:
     """Return whether a prompt is a list of messages, and not a text or token ids."""
     return isinstance(prompt, list | tuple) and bool(prompt) and isinstance(prompt[0], Mapping)
