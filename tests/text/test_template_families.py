@@ -173,7 +173,37 @@ class TestLongChats:
         assert template.render(chat).text.count("It is 7.") == 1000
 
 
+BEGINNING = (
+    "{% macro m(x) %}<a>{{ x }}{{ caller() if caller else '' }}</a>{% endmacro %}"
+    "{% set c = messages[0].content %}{% set both = '<a>' ~ c ~ '</a>' %}{% set captured %}[{{ c }}]{% endset %}"
+)
+OPERATIONS = [
+    *("{{ both.replace('<', '<<') }}", "{{ c.replace('\n', '<a>') }}", "{{ both | replace('>', '>>') }}"),
+    *("{{ both.split('a') | join('<a>') }}", "{{ '</a>'.join([c, both]) }}", "{{ both.split() | join(' ') }}"),
+    *("{{ both[1:] }}", "{{ both[::-1] }}", "{{ both[0] }}", "{{ both[-2] }}", "{{ both[:4] }}", "{{ both | first }}"),
+    *("{{ both | list | join }}", "{{ both | reverse }}", "{% for x in both %}{{ x }}{% endfor %}"),
+    *("{{ both | upper }}", "{{ both.title() }}", "{{ [c, both] | map('upper') | join }}"),
+    *("{{ both | trim('<') }}", "{{ both.lstrip('<a') }}", "{{ both.removeprefix('<') }}", "{{ both | trim }}"),
+    *("{{ both | indent(2) }}", "{{ both * 2 }}", "{{ '<a>' * 2 ~ c }}", "{{ both + c + '<a>' }}"),
+    *("{{ '<{}>'.format(c) }}", "{{ '<%s>' | format(both) }}", "{{ captured }}", "{{ {'k': both}.k | string }}"),
+    *("{{ m(c) }}", "{% call m(both) %}{{ c }}{% endcall %}", "{% filter upper %}{{ both }}{% endfilter %}"),
+    *("{{ both.partition('a') | join('-') }}", "{{ both.rsplit('a', 1) | last }}", "{{ both.splitlines() | join }}"),
+    *("{{ both | tojson }}", "{{ messages | tojson }}", "{{ [both] }}", "{{ both | safe }}", "{{ x | default(both) }}"),
+]
+
+
 class TestWhoWroteWhat:
+    @pytest.mark.parametrize("operation", OPERATIONS)
+    def test_whatever_a_template_does_with_a_text(self, operation):
+        template = ChatTemplate(BEGINNING + operation, special_tokens=())
+        rng = random.Random(1)
+        parts = ["<a>", "</a>", "<", ">", "a", "b", " ", "\n", "7", "&"]
+        contents = ["".join(rng.choices(parts, k=rng.randrange(5))) for _ in range(60)]
+        found = [leaks(template, [{"role": "user", "content": content}]) for content in contents]
+        assert not any(found)
+        # With other characters some operations do something else: those are not compared.
+        assert sum(one is not None for one in found) >= 12
+
     @pytest.mark.parametrize("name", FAMILIES)
     @given(seed=st.integers(0, 2**32), turns=st.integers(0, 2))
     @settings(max_examples=40, deadline=None)
