@@ -41,6 +41,7 @@ CONSTANTS = ("tests/ops/test_spec_attention_key_constants.py::test_passes_match_
 TREES = ("tests/ops/test_spec_attention_key_constants.py::test_bits_of_a_tree_are_those_of_its_branches",)
 LAYER = ("tests/ops/test_decoder_layer.py::test_bits_are_those_of_five_operators",)
 BOMBS = ("tests/text/test_template_guard.py", "-k", "without_end")
+CUTS = ("tests/text/test_template_text.py",)
 WINDOW = ("tests/runtime/test_window_model.py::test_rolled_back_to_every_position_and_computed_again",)
 CACHE = ("tests/runtime/graph/test_io_binding.py", "-k", "released or forgotten or written")
 SIGNALS = ("tests/cli/commands/test_export.py::test_a_signal_leaves_nothing_behind",)
@@ -50,6 +51,7 @@ PREDICTIONS = "tests/export/test_estimate.py::test_predictions_hold"
 ATTENTION = "csrc/ops/spec_attention/"
 DECODER_LAYER = "csrc/ops/decoder_layer/decoder_layer.cc"
 GUARD = "edge_rt/text/template_budget.py"
+ORIGINS = "edge_rt/text/template_text.py"
 FALLBACKS = "edge_rt/memory/fallbacks.py"
 GRAPH = "edge_rt/runtime/graph/"
 
@@ -59,6 +61,16 @@ MUTATIONS = [
     ),
     Mutation(GUARD, "self.memory -= size", "self.memory -= 0", BOMBS),
     Mutation("edge_rt/text/template_guard.py", 'operator == "**" and not', 'operator == "**>" and not', BOMBS),
+    Mutation(ORIGINS, "kept += (begin, end)", "kept += (0, len(part))", CUTS),
+    Mutation(ORIGINS, "own[-1] = start + end", "own[-1] = start + end + 1", CUTS),
+    Mutation(ORIGINS, "if own and len(changed) == len(text)", "if own", CUTS),
+    Mutation(
+        "edge_rt/text/template_functions.py",
+        "return texts.replace(text, old, new, times)",
+        "return own_text(texts.replace(text, old, new, times))",
+        ("tests/text/test_template_families.py", "-k", "whatever"),
+    ),
+    Mutation("edge_rt/text/thoughts.py", "_overlap(self._held, end)]", "0]", ("tests/text/test_thoughts.py",)),
     Mutation(
         "edge_rt/cli/chat/repl.py",
         "del buffer._undo_stack[:-MOST_EDITS]",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,15 +89,22 @@ def read_checkpoint(
         tokenizer=tokenizer,
         calibration=calibration,
         choice=choice,
-        warnings=(*source.remarks, *_template_warnings(tokenizer.chat_template, loaded)),
+        warnings=(
+            *source.remarks,
+            *_template_warnings(tokenizer.chat_template, loaded),
+            # It may need tools: only whether it can be used is asked.
+            *_template_warnings(tokenizer.tool_template, loaded, asks=lambda _: []),
+        ),
     )
 
 
-def _template_warnings(template: str | None, tokenizer: Tokenizer) -> tuple[str, ...]:
+def _template_warnings(
+    template: str | None, tokenizer: Tokenizer, asks: Callable[[ChatTemplate], list[str]] = lint
+) -> tuple[str, ...]:
     """Return warnings about the template; one that cannot be used only prevents chats, so it is not refused."""
     if template is None:
         return ()
     try:
-        return tuple(lint(ChatTemplate(template, special_tokens=tokenizer.special_tokens)))
+        return tuple(asks(ChatTemplate(template, special_tokens=tokenizer.special_tokens)))
     except InvalidTemplate as error:
         return (f"The chat template cannot be used: {error}",)

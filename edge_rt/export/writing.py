@@ -22,7 +22,7 @@ from edge_rt.export.weights.linear import Linear
 from edge_rt.export.weights.matrices import CheckpointMatrices
 from edge_rt.export.weights.rows import CheckpointRows
 from edge_rt.export.weights.weights_file import WeightsFile, WeightsLayout
-from edge_rt.package.manifest import TEMPLATE_FILE, TOKENIZER_FILE, WEIGHTS_FILE
+from edge_rt.package.manifest import TEMPLATE_FILE, TOKENIZER_FILE, TOOL_TEMPLATE_FILE, WEIGHTS_FILE
 from edge_rt.system.machine import return_free_memory
 
 GRAPH_FILE: Final = "model.onnx"
@@ -141,6 +141,8 @@ def write_texts(tokenizer: TokenizerBuild, folder: Path) -> None:
         (folder / TOKENIZER_FILE).write_text(tokenizer.json_text, encoding="utf-8")
         if tokenizer.chat_template is not None:
             (folder / TEMPLATE_FILE).write_text(tokenizer.chat_template, encoding="utf-8", newline="")
+        if tokenizer.tool_template is not None:
+            (folder / TOOL_TEMPLATE_FILE).write_text(tokenizer.tool_template, encoding="utf-8", newline="")
     except OSError as error:
         raise StorageError("The tokenizer could not be written.", f"{error.strerror}.", "Free some space.") from error
 

@@ -33,6 +33,7 @@ MANIFEST_FILE: Final = "manifest.json"
 WEIGHTS_FILE: Final = "weights.bin"
 TOKENIZER_FILE: Final = "tokenizer.json"
 TEMPLATE_FILE: Final = "chat_template.jinja"
+TOOL_TEMPLATE_FILE: Final = "chat_template.tool_use.jinja"
 KV_FORMATS: Final[Mapping[str, tuple[str, ...]]] = {
     "native": ("f16", "f32", "int8", "k8v4", "int4", "int4x2"),
     "portable": ("f32",),
@@ -155,6 +156,7 @@ class Manifest:
         drafters: names of the folders under ``drafters/``.
         tokenizer: file and special ids.
         chat_template: file of the template, or None.
+        tool_template: file of a second template, for requests with tools; None without one.
         source: the checkpoint.
         license: licence identifier given by the checkpoint, or None.
         key_calibration: calibration text of the constants of 4-bit keys; None for a package without them.
@@ -179,6 +181,7 @@ class Manifest:
     source: SourceInfo
     license: str | None
     key_calibration: KeyCalibration | None = dataclasses.field(default=None, kw_only=True)
+    tool_template: str | None = dataclasses.field(default=None, kw_only=True)
     sampling: SamplingAdvice | None = dataclasses.field(default=None, kw_only=True)
     weights: WeightsInfo | None = dataclasses.field(default=None, kw_only=True)
     decoder: Decoder | None = dataclasses.field(default=None, kw_only=True)
@@ -199,6 +202,8 @@ class Manifest:
             del document["model"]["full_layers"]
         if self.decoder is None:
             del document["decoder"]
+        if self.tool_template is None:
+            del document["tool_template"]
         if self.key_calibration is None:
             del document["key_calibration"]
         if self.sampling is None:

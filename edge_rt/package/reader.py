@@ -304,8 +304,7 @@ def is_file_name(name: str) -> bool:
 
 def _check_files(path: Path, manifest: Manifest) -> None:
     named = [manifest.tokenizer.file, *(segment.graph for segment in manifest.segments), WEIGHTS_FILE]
-    if manifest.chat_template is not None:
-        named.append(manifest.chat_template)
+    named += [name for name in (manifest.chat_template, manifest.tool_template) if name is not None]
     unlisted = sorted(set(named) - set(manifest.files))
     if unlisted:
         raise _invalid(path, "the manifest names files it does not list.", f"Not under 'files': {unlisted}.")

@@ -7,35 +7,25 @@ import time
 from collections.abc import Callable, Mapping, Sequence as Items
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, NotRequired, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, Protocol
 
-from edge_rt.errors import ConfigError, InputError, StorageError
+from edge_rt.errors import ConfigError
 from edge_rt.runtime.aio import AsyncStream
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.generation import usable_ids
 from edge_rt.runtime.graph.cancel import CancelToken
+from edge_rt.runtime.prompt.encoding import PLAIN_ANSWER, AnswerForm, encode_rendered
 from edge_rt.runtime.results import Result
+from edge_rt.runtime.saved_chat import CHAT_FORMAT, CHAT_VERSION, ChatMessage, SavedChat, read_chat
 from edge_rt.runtime.stream import Stream
 from edge_rt.system.atomic_files import write_atomically
 from edge_rt.version import VERSION
 
 if TYPE_CHECKING:
     from edge_rt.package.reader import Package
-    from edge_rt.runtime.prompt.encoding import Message
-    from edge_rt.text.template import RenderedPrompt
+    from edge_rt.runtime.prompt.encoding import Message, PromptEncoder
+    from edge_rt.text.rendered import RenderedPrompt
     from edge_rt.text.tokenizer import Tokenizer
-
-CHAT_FORMAT: Final = "edge-rt chat"
-CHAT_VERSION: Final = 1
-MAX_CHAT_BYTES: Final = 64 << 20
-
-
-class ChatMessage(TypedDict):
-    """One message; ``interrupted`` marks an answer that was stopped early."""
-
-    role: Literal["system", "user", "assistant"]
-    content: str
-    interrupted: NotRequired[bool]
 
 
 class ChatModel(Protocol):
@@ -47,7 +37,19 @@ class ChatModel(Protocol):
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
 
-    def render(self, messages: Items[Message], *, add_generation_prompt: bool = True) -> RenderedPrompt:
+    @property
+    def texts(self) -> PromptEncoder | None:
+        """Tokenizer and chat template; None once the model is closed."""
+
+    def render(
+        self,
+        messages: Items[Message],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Items[Mapping[str, Any]] | None = None,
+        documents: Items[Mapping[str, Any]] | None = None,
+        template_args: Mapping[str, Any] | None = None,
+    ) -> RenderedPrompt:
         """Return messages as the template writes them."""
 
     def check_prompt_fits(self, text: str, config: GenerationConfig) -> None:
@@ -62,16 +64,16 @@ class ChatModel(Protocol):
         on_prefill_progress: Callable[[int, int], None] | None = None,
         on_result: Callable[[Result], None] | None = None,
         called: float | None = None,
+        form: AnswerForm = PLAIN_ANSWER,
     ) -> Stream:
         """Generate the continuation of token ids."""
 
 
 @dataclass(frozen=True)
 class _Context:
-    """What the model has seen: the rendered text up to the end of the last answer, and its tokens."""
+    """What the model has seen: the rendered prompt up to the end of the last answer, and its tokens."""
 
-    text: str
-    sentinel: str
+    prompt: RenderedPrompt
     token_ids: tuple[int, ...]
 
 
@@ -84,20 +86,37 @@ class Chat:
     Args:
         model: the loaded model.
         system: the system message, or None for the template's own.
+        tools: descriptions of functions that the model may call.
+        documents: texts for templates that take such.
+        template_args: further variables of the chat template, such as ``enable_thinking``.
 
     Attributes:
-        messages: the conversation, the system message first if there is one. It may be changed freely between turns.
+        messages: the conversation, the system message first if there is one. It may be changed freely between turns,
+            as may the other attributes.
+        tools, documents, template_args: as above.
 
     Raises:
         InvalidTemplate: the model has no chat template.
+        ConfigError: the arguments are malformed.
     """
 
-    def __init__(self, model: ChatModel, system: str | None = None) -> None:
+    def __init__(
+        self,
+        model: ChatModel,
+        system: str | None = None,
+        *,
+        tools: Items[Mapping[str, Any]] | None = None,
+        documents: Items[Mapping[str, Any]] | None = None,
+        template_args: Mapping[str, Any] | None = None,
+    ) -> None:
         self._model = model
+        self.tools = tools
+        self.documents = documents
+        self.template_args: dict[str, Any] = dict(template_args or {})
         self._context: _Context | None = None
         self.messages: list[ChatMessage] = []
         self.system = system
-        model.render([{"role": "user", "content": "x"}])
+        self._render([{"role": "user", "content": "x"}])
 
     @property
     def system(self) -> str | None:
@@ -187,40 +206,58 @@ class Chat:
     ) -> Stream:
         called = time.perf_counter()
         config = (config or GenerationConfig()).with_options(**options)
-        prompt = self._model.render(asked)
-        self._model.check_prompt_fits(prompt.plain_text, config)
+        prompt = self._render(asked)
+        self._model.check_prompt_fits(prompt.text, config)
         token_ids = self._encode(prompt)
 
         def on_result(result: Result) -> None:
             if result.finish_reason == "cancelled" and not result.token_ids:
                 return
             answer: ChatMessage = {"role": "assistant", "content": result.text}
+            if result.reasoning:
+                answer["reasoning_content"] = result.reasoning
             if result.finish_reason == "cancelled":
                 answer["interrupted"] = True
             self.messages = [*asked, answer]
             self._remember(prompt, token_ids, result)
 
+        texts = self._model.texts
+        form = PLAIN_ANSWER if texts is None else texts.form_of(prompt, has_tools=bool(self.tools))
         return self._model.stream_ids(
-            token_ids, config, cancel=cancel, on_prefill_progress=on_prefill, on_result=on_result, called=called
+            *(token_ids, config),
+            cancel=cancel,
+            on_prefill_progress=on_prefill,
+            on_result=on_result,
+            called=called,
+            form=form,
+        )
+
+    def _render(self, messages: Items[Message], *, add_generation_prompt: bool = True) -> RenderedPrompt:
+        return self._model.render(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            tools=self.tools,
+            documents=self.documents,
+            template_args=self.template_args,
         )
 
     def _encode(self, prompt: RenderedPrompt) -> list[int]:
         """Return the token ids of a prompt; only the text after the part whose tokens are known is encoded."""
         context = self._context
-        if context is None or context.sentinel != prompt.sentinel or not prompt.text.startswith(context.text):
-            return self._model.tokenizer.encode_rendered(prompt)
-        rest = prompt.suffix(len(context.text))
-        return [*context.token_ids, *self._model.tokenizer.encode_rendered(rest)]
+        if context is None or not prompt.starts_with(context.prompt):
+            return encode_rendered(self._model.tokenizer, prompt)
+        rest = prompt.suffix(len(context.prompt.text))
+        return [*context.token_ids, *encode_rendered(self._model.tokenizer, rest)]
 
     def _remember(self, prompt: RenderedPrompt, prompt_ids: list[int], result: Result) -> None:
         tokenizer = self._model.tokenizer
         answer_ids = usable_ids(result.token_ids, frozenset(tokenizer.eos_token_ids))
         # Tokens that the text does not show would not match the next prompt.
-        if result.stop_string is not None or not tokenizer.special_ids.isdisjoint(answer_ids):
+        has_more = result.reasoning or not tokenizer.special_ids.isdisjoint(answer_ids)
+        if result.stop_string is not None or has_more:
             self._context = None
             return
-        text = prompt.text + prompt.shield(result.text)
-        self._context = _Context(text, prompt.sentinel, (*prompt_ids, *answer_ids))
+        self._context = _Context(prompt.followed_by(result.text), (*prompt_ids, *answer_ids))
 
     def undo(self) -> bool:
         """Drop the last user message and its answer; return whether there was one."""
@@ -237,15 +274,20 @@ class Chat:
     def fork(self) -> Chat:
         """Return an independent copy of the conversation on the same model."""
         other = Chat(self._model)
-        other.messages = [message.copy() for message in self.messages]
+        other.continue_from(self)
         other._context = self._context
         return other
+
+    def continue_from(self, other: Chat) -> None:
+        """Take over the messages of another conversation, with its tools, documents and arguments."""
+        self.messages = [message.copy() for message in other.messages]
+        self.tools, self.documents, self.template_args = other.tools, other.documents, dict(other.template_args)
 
     def token_count(self) -> int:
         """Return how many tokens the conversation takes, without the tokens that begin an answer."""
         if not self.messages:
             return 0
-        return len(self._encode(self._model.render(self.messages, add_generation_prompt=False)))
+        return len(self._encode(self._render(self.messages, add_generation_prompt=False)))
 
     def save(self, path: Path, *, settings: Mapping[str, Any] | None = None) -> None:
         """Write the conversation as JSON, readable by its owner only.
@@ -282,67 +324,7 @@ class Chat:
         """
         saved = read_chat(Path(path).expanduser())
         if any(message["role"] == "user" for message in saved.messages):
-            self._model.render(saved.messages)
+            self._render(saved.messages)
         self.messages = [message.copy() for message in saved.messages]
         self._context = None
         return saved
-
-
-@dataclass(frozen=True)
-class SavedChat:
-    """Contents of a saved conversation."""
-
-    messages: tuple[ChatMessage, ...]
-    settings: Mapping[str, Any]
-    model: str
-    package_id: str
-
-
-def read_chat(path: Path) -> SavedChat:
-    """Read and check a saved conversation.
-
-    Raises:
-        StorageError: the file cannot be read.
-        InputError: it is not a saved chat.
-    """
-    try:
-        if path.exists() and not path.is_file():
-            raise _no_chat(path, "It is not a regular file.")
-        with path.open("rb") as stream:
-            data = stream.read(MAX_CHAT_BYTES + 1)
-    except OSError as error:
-        raise StorageError(f"{path} cannot be read.", f"{error.strerror}.", "Check the path.") from error
-    if len(data) > MAX_CHAT_BYTES:
-        raise _no_chat(path, f"It is larger than {MAX_CHAT_BYTES} bytes.")
-    try:
-        document = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise _no_chat(path, f"{error}.") from error
-    if not isinstance(document, dict) or document.get("format") != CHAT_FORMAT:
-        raise _no_chat(path, f"'format' must be '{CHAT_FORMAT}'.")
-    if document.get("version") != CHAT_VERSION:
-        raise _no_chat(path, f"Its version is {document.get('version')!r:.20}, this edge-rt reads {CHAT_VERSION}.")
-    messages, settings = document.get("messages"), document.get("settings")
-    if not isinstance(messages, list) or not isinstance(settings, dict):
-        raise _no_chat(path, "'messages' must be an array and 'settings' an object.")
-    return SavedChat(
-        messages=tuple(_checked(path, index, message) for index, message in enumerate(messages)),
-        settings=settings,
-        model=str(document.get("model")),
-        package_id=str(document.get("package_id")),
-    )
-
-
-def _checked(path: Path, index: int, message: object) -> ChatMessage:
-    if isinstance(message, dict) and set(message) <= {"role", "content", "interrupted"}:
-        role, content = message.get("role"), message.get("content")
-        if role in ("system", "user", "assistant") and isinstance(content, str):
-            checked: ChatMessage = {"role": role, "content": content}
-            if message.get("interrupted") is True:
-                checked["interrupted"] = True
-            return checked
-    raise _no_chat(path, f"Message {index} is malformed.")
-
-
-def _no_chat(path: Path, numbers: str) -> InputError:
-    return InputError(f"{path} is not a saved chat.", numbers, "Choose a file written by /save.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 import weakref
-from collections.abc import Callable, Generator, Sequence as Items
+from collections.abc import Callable, Generator, Mapping, Sequence as Items
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
@@ -26,12 +26,13 @@ from edge_rt.runtime.decode.sequence import Sequence
 from edge_rt.runtime.generation import Generation, Held
 from edge_rt.runtime.graph.cache import KVCache
 from edge_rt.runtime.graph.cancel import CancelToken
-from edge_rt.runtime.graph.exclusive import ExclusiveRunner, closed
+from edge_rt.runtime.graph.exclusive import ExclusiveRunner
 from edge_rt.runtime.graph.runner import ModelRunner
 from edge_rt.runtime.load.loading import load_parts
 from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.load.planning import plan_load
-from edge_rt.runtime.prompt.encoding import Message, Prompt, PromptEncoder
+from edge_rt.runtime.model_texts import ModelTexts
+from edge_rt.runtime.prompt.encoding import PLAIN_ANSWER, AnswerForm, Prompt
 from edge_rt.runtime.results import Event, Result
 from edge_rt.runtime.speculation.cost_measurement import MeasuredCosts
 from edge_rt.runtime.speculation.cost_model import RowCosts
@@ -40,11 +41,10 @@ from edge_rt.runtime.stream import Stream
 from edge_rt.session import onnxruntime_version, pool_size
 from edge_rt.spec_modes import REFERENCE_MODES
 from edge_rt.system.machine import return_free_memory
-from edge_rt.text.template import RenderedPrompt
-from edge_rt.text.tokenizer import Tokenizer
+from edge_rt.text.thoughts import ThoughtStream
 
 
-class Model:
+class Model(ModelTexts):
     """A package opened for generation; made by ``edge_rt.load``.
 
     One generation at a time: a second one, from any thread, raises ``Busy`` and disturbs nothing. The model keeps one
@@ -88,7 +88,7 @@ class Model:
         except BaseException:
             self._load_plan.release()
             raise
-        self._texts: PromptEncoder | None = parts.texts
+        self._texts = parts.texts
         self._runner.open(parts.runner)
         self._cache, self._speculation, self.measured_costs = parts.cache, parts.speculation, parts.measured_costs
         self._providers, self._isa, self._kv_format = parts.providers, parts.isa, parts.kv_format
@@ -101,6 +101,9 @@ class Model:
         prompt: Prompt,
         config: GenerationConfig | None = None,
         *,
+        tools: Items[Mapping[str, Any]] | None = None,
+        documents: Items[Mapping[str, Any]] | None = None,
+        template_args: Mapping[str, Any] | None = None,
         cancel: CancelToken | None = None,
         on_token: Callable[[Event], None] | None = None,
         on_prefill_progress: Callable[[int, int], None] | None = None,
@@ -111,6 +114,9 @@ class Model:
         Args:
             prompt: a text, taken as it is; token ids; or messages, which go through the chat template.
             config: the options.
+            tools: with messages, descriptions of functions that the model may call.
+            documents: with messages, texts for templates that take such.
+            template_args: with messages, further variables of the chat template, such as ``enable_thinking``.
             cancel: stops the generation from elsewhere.
             on_token: called with every event; an exception it raises ends the generation and is raised here.
             on_prefill_progress: called with computed and all tokens of the prompt.
@@ -119,7 +125,9 @@ class Model:
         Raises:
             Busy, ModelClosed, ContextOverflow, ConfigError, InvalidTemplate, InferenceError, MemoryBudgetExceeded.
         """
-        with self.stream(prompt, config, cancel=cancel, on_prefill_progress=on_prefill_progress, **options) as stream:
+        given: dict[str, Any] = {"tools": tools, "documents": documents, "template_args": template_args}
+        given |= {"cancel": cancel, "on_prefill_progress": on_prefill_progress, **options}
+        with self.stream(prompt, config, **given) as stream:
             for event in stream:
                 if on_token is not None:
                     on_token(event)
@@ -130,6 +138,9 @@ class Model:
         prompt: Prompt,
         config: GenerationConfig | None = None,
         *,
+        tools: Items[Mapping[str, Any]] | None = None,
+        documents: Items[Mapping[str, Any]] | None = None,
+        template_args: Mapping[str, Any] | None = None,
         cancel: CancelToken | None = None,
         on_prefill_progress: Callable[[int, int], None] | None = None,
         **options: Any,
@@ -137,8 +148,12 @@ class Model:
         """Generate an answer piece by piece; arguments and errors as in ``generate``."""
         called = time.perf_counter()
         config = (config or GenerationConfig()).with_options(**options)
-        token_ids = self._require_texts().encode(prompt, config)
-        return self.stream_ids(token_ids, config, cancel=cancel, on_prefill_progress=on_prefill_progress, called=called)
+        token_ids, form = self._require_texts().prepare(
+            prompt, config, tools=tools, documents=documents, template_args=template_args
+        )
+        return self.stream_ids(
+            token_ids, config, cancel=cancel, on_prefill_progress=on_prefill_progress, called=called, form=form
+        )
 
     async def agenerate(self, prompt: Prompt, config: GenerationConfig | None = None, **options: Any) -> Result:
         """Do ``generate`` in a worker thread; cancelling the task stops the generation."""
@@ -151,48 +166,22 @@ class Model:
         """Do ``stream`` in a worker thread; leaving the ``async for`` or cancelling the task stops the generation."""
         return AsyncStream(self.stream(prompt, config, **options))
 
-    def chat(self, system: str | None = None) -> Chat:
-        """Return an empty conversation with this model.
+    def chat(
+        self,
+        system: str | None = None,
+        *,
+        tools: Items[Mapping[str, Any]] | None = None,
+        documents: Items[Mapping[str, Any]] | None = None,
+        template_args: Mapping[str, Any] | None = None,
+    ) -> Chat:
+        """Return an empty conversation with this model; the arguments are those of ``generate``.
 
         Raises:
             InvalidTemplate: the model has no chat template.
         """
-        return Chat(self, system=system)
+        return Chat(self, system=system, tools=tools, documents=documents, template_args=template_args)
 
     # --- what chats are made of ---
-
-    def render(self, messages: Items[Message], *, add_generation_prompt: bool = True) -> RenderedPrompt:
-        """Return messages as the template writes them.
-
-        Raises:
-            InvalidTemplate: there is no template, or it refuses the messages.
-            ConfigError: the messages are malformed.
-        """
-        return self._require_texts().render(messages, add_generation_prompt=add_generation_prompt)
-
-    @property
-    def template_source(self) -> str | None:
-        """Source of the chat template in use, or None."""
-        return self._require_texts().template_source
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer.
-
-        Raises:
-            ModelClosed: it went with the model.
-        """
-        return self._require_texts().tokenizer
-
-    @property
-    def texts(self) -> PromptEncoder | None:
-        """Tokenizer and chat template, for another model to share; None once the model is closed."""
-        return self._texts
-
-    def _require_texts(self) -> PromptEncoder:
-        if self._texts is None:
-            raise closed()
-        return self._texts
 
     def stream_ids(
         self,
@@ -203,6 +192,7 @@ class Model:
         on_prefill_progress: Callable[[int, int], None] | None = None,
         on_result: Callable[[Result], None] | None = None,
         called: float | None = None,
+        form: AnswerForm = PLAIN_ANSWER,
     ) -> Stream:
         """Generate behind token ids.
 
@@ -213,6 +203,7 @@ class Model:
             on_prefill_progress: called with computed and all tokens of the prompt.
             on_result: called once with the result, however the generation ends, unless it fails.
             called: moment from which the time to the first token counts, ``time.perf_counter``.
+            form: what the answer may have besides its text.
         """
         self._runner.get()
         sequence = Sequence(
@@ -235,13 +226,15 @@ class Model:
             partial(self._hold, cancel, drafting),
             self._cache,
             Sampler(config, self.package.manifest.model.vocab_size, penalised, sampling),
-            TextStream(self.tokenizer.decode_stream(), config.stop),
+            TextStream(self._require_texts().decoder(form), config.stop),
             chunk=self.prefill_chunk,
             called=called or time.perf_counter(),
             on_prefill=on_prefill_progress,
             spec_mode=mode,
             planned=lambda: self._load_plan.totals,
             guard=RepetitionGuard(self.tokenizer.token_bytes) if config.repetition_guard else None,
+            thoughts=ThoughtStream(form.thoughts),
+            has_tools=form.has_tools,
         )
         # A token of its own: a stream that is left early must not cancel the caller's.
         return Stream(generation.events, CancelToken(), on_result)
@@ -268,17 +261,6 @@ class Model:
                 if isinstance(error, MemoryError):
                     raise _exhausted(error) from error
                 raise
-
-    def check_prompt_fits(self, text: str, config: GenerationConfig) -> None:
-        """Refuse a text that cannot fit however it is cut into tokens, before seconds are spent on cutting it.
-
-        Raises:
-            ContextOverflow: with the least number of tokens that the text can have.
-        """
-        self._require_texts().check_prompt_fits(text, config)
-
-    refuse_hopeless = check_prompt_fits
-    """The older name of ``check_prompt_fits``."""
 
     def check_reference(self, config: GenerationConfig) -> None:
         """Refuse a reference text that the memory plan has no room for, before an answer needs it.

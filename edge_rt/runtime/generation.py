@@ -20,6 +20,8 @@ from edge_rt.runtime.graph.cancel import CancelToken
 from edge_rt.runtime.results import Event, FinishReason, Memory, Result, Timings, Usage
 from edge_rt.runtime.stream import Events, Outcome
 from edge_rt.system.process_memory import peak_rss_bytes
+from edge_rt.text.thoughts import ThoughtStream
+from edge_rt.text.tool_calls import parse_tool_calls
 
 
 @dataclass
@@ -71,6 +73,8 @@ class Generation:
         spec_mode: who drafts, for the statistics.
         planned: bytes of the memory plan and of the budget when the generation has ended, for the result.
         guard: ends an answer that repeats itself or counts without end; None lets it go on.
+        thoughts: takes thoughts and answer apart; None if all text is the answer.
+        has_tools: whether the answer may call tools.
     """
 
     def __init__(
@@ -87,8 +91,12 @@ class Generation:
         spec_mode: str = "off",
         planned: Callable[[], tuple[int | None, int | None]] = lambda: (None, None),
         guard: RepetitionGuard | None = None,
+        thoughts: ThoughtStream | None = None,
+        has_tools: bool = False,
     ) -> None:
         self._guard = guard
+        self._thoughts = thoughts or ThoughtStream(None)
+        self._has_tools = has_tools
         self._sequence = sequence
         self._hold = hold
         self._cache = cache
@@ -135,8 +143,9 @@ class Generation:
                             sequence.finish("cancelled")
                             if not sequence.num_answer_tokens:
                                 cache.truncate(self._cached)
-                        if rest := self._text.finish():
-                            yield Event(rest, ())
+                        thought, rest = self._finish_text()
+                        if thought or rest:
+                            yield Event(rest, (), thought)
                     except GeneratorExit:
                         # Left in the middle: whole steps stay.
                         sequence.finish("cancelled")
@@ -162,8 +171,17 @@ class Generation:
                 self._taken_back = len(token_ids) - count
                 sequence.end_after(sequence.num_answer_tokens - self._taken_back, reason)
                 self._cache.truncate(len(sequence.token_ids) - 1)
-                return Event("".join(pieces), tuple(token_ids[:count]))
-        return Event("".join(pieces), tuple(token_ids))
+                return self._made_of(pieces, token_ids[:count])
+        return self._made_of(pieces, token_ids)
+
+    def _made_of(self, pieces: list[str], token_ids: TokenIds[int]) -> Event:
+        thought, text = self._thoughts.push("".join(pieces))
+        return Event(text, tuple(token_ids), thought)
+
+    def _finish_text(self) -> tuple[str, str]:
+        """Return the thoughts and the answer that were held back; the second time nothing."""
+        first, second = self._thoughts.push(self._text.finish()), self._thoughts.finish()
+        return first[0] + second[0], first[1] + second[1]
 
     def _end_at(self, token: int) -> FinishReason | None:
         """Return why the answer ends with a token whose text was pushed, if the text or the guard says so."""
@@ -176,12 +194,12 @@ class Generation:
 
     def _result(self) -> Result:
         sequence = self._sequence
-        self._text.finish()
+        self._finish_text()
         # The bytes of an incomplete character can complete a stop text at the very end.
         reason = "stop" if self._text.stop_string is not None else sequence.finish_reason
         assert reason is not None
         return Result(
-            text=self._text.text,
+            text=self._thoughts.text,
             token_ids=tuple(sequence.answer_ids),
             finish_reason=reason,
             stop_string=self._text.stop_string,
@@ -194,6 +212,8 @@ class Generation:
             timings=self._timings(),
             spec=self._drafter.statistics(self._spec_mode, self._taken_back),
             memory=Memory(peak_rss_bytes(), self._cache.used_bytes, *self._planned()),
+            reasoning=self._thoughts.reasoning,
+            tool_calls=parse_tool_calls(self._thoughts.text) if self._has_tools else (),
         )
 
     def _timings(self) -> Timings:

@@ -6,6 +6,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from edge_rt.text.tool_calls import ToolCall
+
 FinishReason = Literal["stop", "length", "cancelled", "context_full", "repetition"]
 """Why an answer ended."""
 
@@ -17,10 +19,12 @@ class Event:
     Attributes:
         text: new text, whole characters only; may be empty while a character or a stop text is incomplete.
         token_ids: tokens that came with it.
+        reasoning: new text of the model's thoughts, which are no part of the answer.
     """
 
     text: str
     token_ids: tuple[int, ...]
+    reasoning: str = ""
 
 
 @dataclass(frozen=True)
@@ -122,7 +126,7 @@ class Result:
     """A finished generation.
 
     Attributes:
-        text: the answer.
+        text: the answer, as the model wrote it; calls of tools are in it as well.
         token_ids: tokens generated, the end token included.
         finish_reason: ``"stop"`` (end token or stop text), ``"length"`` (``max_tokens``), ``"context_full"``,
             ``"repetition"`` (the guard found that it repeats itself, or counts, without end) or ``"cancelled"``.
@@ -131,6 +135,9 @@ class Result:
         timings: durations and speeds.
         spec: statistics of speculation; None if it was off.
         memory: memory of the process.
+        reasoning: the model's thoughts, between its own markers; empty if there are none, and for prompts that are not
+            messages.
+        tool_calls: calls of the tools that were given, in the forms of Qwen and Llama 3.
     """
 
     text: str
@@ -141,7 +148,13 @@ class Result:
     timings: Timings
     spec: SpecStats | None
     memory: Memory
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result as a JSON object."""
-        return dataclasses.asdict(self)
+        """Return the result as a JSON object; thoughts and calls are left out where there are none."""
+        document = dataclasses.asdict(self)
+        for name in ("reasoning", "tool_calls"):
+            if not document[name]:
+                del document[name]
+        return document

@@ -1,31 +1,42 @@
 """Chat messages -> prompt text, through the model's own chat template.
 
 A template is a program from an untrusted file that works on untrusted text. :mod:`edge_rt.text.template_guard` bounds
-what the program can do. This module keeps template and messages apart: special tokens that the *template* writes are
-real, special tokens in a *message* are plain text.
-
-It does so with a sentinel, a code point that no text may contain (a Unicode noncharacter, one that is absent from all
-inputs). In every message it is inserted into everything that looks like a special token, or could become one together
-with text that the template puts next to it. After rendering, the special tokens that are still whole are the template's
-own, and the sentinels are removed from the rest.
+what the program can do. Template and messages are kept apart: special tokens that the *template* writes are real,
+special tokens in a *message* are plain text. The template sees the messages as they are; every text that it builds
+remembers which of its characters come from the template's source (:mod:`edge_rt.text.template_text`), up to the
+finished prompt (:class:`edge_rt.text.rendered.RenderedPrompt`).
 """
 
 from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
-from functools import lru_cache
-from itertools import pairwise
 from typing import Any, Final
 
 import jinja2
 
-from edge_rt.errors import ConfigError, InvalidTemplate
-from edge_rt.text.template_budget import Budget, refused, text_bytes
+from edge_rt.errors import InvalidTemplate
+from edge_rt.text.rendered import RenderedPrompt
+from edge_rt.text.template_budget import Budget, NotLookedInto, refused, text_bytes
 from edge_rt.text.template_guard import GuardedEnvironment
+from edge_rt.text.template_messages import (
+    THOUGHT_FIELDS,
+    Form,
+    Messages,
+    checked_arguments,
+    checked_messages,
+    checked_value,
+    fold_system,
+    formed,
+    has_arguments,
+    has_parts,
+    part_texts,
+    texts_of,
+    whole_values,
+)
+from edge_rt.text.template_text import concat, own_text, ranges_of
 
 DEFAULT_TEMPLATE_NAME: Final = "chatml"
 _DEFAULT_TEMPLATE: Final = (
@@ -35,56 +46,8 @@ _DEFAULT_TEMPLATE: Final = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 _DEFAULT_NEEDS: Final = ("<|im_start|>", "<|im_end|>")
-
-ROLES: Final = frozenset({"system", "developer", "user", "assistant", "model", "tool", "function", "ipython"})
-_SENTINELS: Final = tuple(map(chr, range(0xFDD0, 0xFDF0)))
-_MAX_DEPTH: Final = 32
-_MAX_MESSAGES: Final = 16_384
-
-
-@dataclass(frozen=True)
-class RenderedPrompt:
-    """A rendered chat.
-
-    Two prompts whose messages begin alike have texts that begin alike (if the template only appends), so
-    ``new.text.startswith(old.text)`` shows whether only the rest has to be encoded: ``new.suffix(len(old.text))``.
-
-    Attributes:
-        text: what the template wrote, with sentinels in the parts that came from messages.
-        sentinel: the sentinel, one character.
-        special_tokens: texts of the special tokens.
-    """
-
-    text: str
-    sentinel: str
-    special_tokens: tuple[str, ...] = field(repr=False)
-
-    @property
-    def plain_text(self) -> str:
-        """The prompt as shown to users, without sentinels."""
-        return self.text.replace(self.sentinel, "")
-
-    def pieces(self) -> list[tuple[str, bool]]:
-        """Cut the text at the template's special tokens.
-
-        Returns:
-            (text, is a special token) in order; no piece is empty, no sentinel is left.
-        """
-        result: list[tuple[str, bool]] = []
-        start = 0
-        for match in _guard_of(self.special_tokens).find_tokens(self.text):
-            result += [(self.text[start : match.start()].replace(self.sentinel, ""), False), (match[0], True)]
-            start = match.end()
-        result.append((self.text[start:].replace(self.sentinel, ""), False))
-        return [piece for piece in result if piece[0]]
-
-    def suffix(self, start: int) -> RenderedPrompt:
-        """Return the prompt without its first ``start`` characters of :attr:`text`."""
-        return RenderedPrompt(self.text[start:], self.sentinel, self.special_tokens)
-
-    def shield(self, text: str) -> str:
-        """Return ``text`` as it would stand in :attr:`text` if it were the content of a message."""
-        return _guard_of(self.special_tokens).shield(text, self.sentinel)
+_PROBE: Final = "edge-rt probe"
+_WORD: Final = re.compile(r"[A-Za-z_]\w*")
 
 
 class ChatTemplate:
@@ -100,6 +63,7 @@ class ChatTemplate:
     Attributes:
         source: the Jinja source in use.
         is_fallback: True if the model had no template and :data:`DEFAULT_TEMPLATE_NAME` is in use.
+        variables: names of the arguments that it reads, such as ``enable_thinking``.
 
     Raises:
         InvalidTemplate: the template is not valid, not allowed or too complex, or there is none.
@@ -123,9 +87,12 @@ class ChatTemplate:
         self.is_fallback = source is None
         self.source = _DEFAULT_TEMPLATE if source is None else source
         self.special_tokens = tuple(token for token in special_tokens if token)
-        self._named = {"bos_token": bos_token, "eos_token": eos_token}
+        self._named = {"bos_token": own_text(bos_token), "eos_token": own_text(eos_token)}
         self._environment = GuardedEnvironment(clock)
         self._template = self._environment.compile_guarded(self.source)
+        self.variables = self._environment.variables
+        self._thought_fields = frozenset(_WORD.findall(self.source)) & set(THOUGHT_FIELDS)
+        self._keeps: dict[str, bool] = {}
         self._lock = threading.Lock()
 
     def render(
@@ -134,45 +101,98 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        arguments: Mapping[str, Any] | None = None,
     ) -> RenderedPrompt:
         """Write the messages as the prompt that the model was trained on.
 
+        A content that is a list is given to the template as a list, and joined if the template does not look into it.
+        Arguments of tool calls may be objects or JSON texts. Of the fields ``reasoning_content``, ``thinking`` and
+        ``reasoning`` the template gets the one that it knows. A system message for which the template has no place
+        goes in front of the first user message.
+
         Args:
-            messages: each with a ``role`` of :data:`ROLES` and a ``content``: text, or a list of
-                ``{"type": "text", "text": ...}``. Further keys (``tool_calls``, ``name``, ...) are passed to the
-                template.
+            messages: each with a ``role`` (those of :data:`~edge_rt.text.template_messages.ROLES`, or one that the
+                template names) and a ``content``: text, or a list of ``{"type": "text", "text": ...}``. Further keys
+                (``tool_calls``, ``name``, ...) are passed to the template, without those that are None.
             add_generation_prompt: end with the beginning of the assistant's answer.
             tools: descriptions of functions that the model may call.
+            documents: texts that the answer shall rest on.
+            arguments: further variables of the template by name, such as ``enable_thinking``.
 
         Raises:
-            ConfigError: the messages are malformed.
+            ConfigError: the messages or the arguments are malformed.
             InvalidTemplate: the template refuses the messages, fails, or exceeds its budget of time and memory.
         """
-        plain = [_checked_message(index, message) for index, message in enumerate(_checked_list(messages))]
-        plain_tools = None if tools is None else _checked_value(list(tools), "tools")
-        texts = [self.source, *self.special_tokens, *_texts(plain), *_texts(plain_tools)]
-        sentinel = _choose_sentinel(texts)
-        guard = _guard_of(self.special_tokens)
+        plain = checked_messages(messages, self._environment.literals)
         variables = {
-            "messages": [_shielded_message(message, guard, sentinel) for message in plain],
-            "tools": _shielded(plain_tools, guard, sentinel),
-            "documents": None,
+            **checked_arguments(arguments or {}),
+            "tools": None if tools is None else checked_value(list(tools), "tools"),
+            "documents": None if documents is None else checked_value(list(documents), "documents"),
             "add_generation_prompt": add_generation_prompt,
-            **self._named,
         }
-        texts = [*_texts(variables["messages"]), *_texts(variables["tools"])]
-        budget = Budget(sum(map(len, texts)), sum(map(text_bytes, texts)))
-        with self._lock:
-            self._environment.begin(budget, sentinel)
+        role = plain[0]["role"]
+        folds = False
+        if role in {"system", "developer"} and len(plain) > 1 and not self.keeps(role):
+            if role == "developer" and self.keeps("system"):
+                plain[0]["role"] = "system"
+            else:
+                plain, before = fold_system(plain), plain
+                folds = plain is not before
+        text = self._render_any_form(plain, variables)
+        return RenderedPrompt(str.__str__(text), ranges_of(text), self.special_tokens, folds)
+
+    def keeps(self, role: str) -> bool:
+        """Return whether the template writes the text of a first message of this role.
+
+        A template that fails on every conversation counts as one that does.
+        """
+        if role not in self._keeps:
+            user = {"role": "user", "content": "x"}
+            variables: dict[str, Any] = {"tools": None, "documents": None, "add_generation_prompt": True}
+            asked = self._probe([{"role": role, "content": _PROBE}, user], variables)
+            folded = self._probe([{"role": "user", "content": f"{_PROBE}\n\nx"}], variables)
+            self._keeps[role] = asked or not folded
+        return self._keeps[role]
+
+    def _probe(self, messages: Messages, variables: Mapping[str, Any]) -> bool:
+        try:
+            return _PROBE in self._render(messages, Form(), variables)
+        except (InvalidTemplate, NotLookedInto):
+            return False
+
+    def _render_any_form(self, messages: Messages, variables: Mapping[str, Any]) -> str:
+        """Render in the first form that the template understands."""
+        first: InvalidTemplate | None = None
+        forms = list(_forms(messages))
+        for form in forms:
             try:
-                text = "".join(self._template.root_render_func(self._template.new_context(variables)))
-            except InvalidTemplate:
+                text = self._render(messages, form, variables)
+            except InvalidTemplate as error:
+                first = first or error
+                continue
+            except NotLookedInto:
+                continue
+            if form.joins_parts or form is forms[-1] or all(part.strip() in text for part in part_texts(messages)):
+                return text
+        raise first or refused("prints lists or objects whole", "It has to write their parts.")
+
+    def _render(self, messages: Messages, form: Form, variables: Mapping[str, Any]) -> str:
+        given = formed(messages, form, self._thought_fields)
+        texts = list(texts_of([given, *variables.values()]))
+        budget = Budget(sum(map(len, texts)), sum(map(text_bytes, texts)), len(messages))
+        budget.unprintable = frozenset(map(id, whole_values(given)))
+        with self._lock:
+            self._environment.begin(budget)
+            try:
+                context = self._template.new_context({**variables, **self._named, "messages": given})
+                return concat(self._template.root_render_func(context))
+            except (InvalidTemplate, NotLookedInto):
                 raise
             except Exception as error:  # a template can fail in as many ways as a program
                 raise _render_error(error) from error
             finally:
-                self._environment.begin(Budget(0, 0), "")
-        return RenderedPrompt(text, sentinel, self.special_tokens)
+                self._environment.begin(Budget(0, 0))
 
 
 def lint(template: ChatTemplate) -> list[str]:
@@ -185,63 +205,24 @@ def lint(template: ChatTemplate) -> list[str]:
     except InvalidTemplate as error:
         return [f"The chat template fails on a single user message: {error}"]
     warnings: list[str] = []
-    if question not in with_prompt.plain_text:
+    if question not in with_prompt.text:
         warnings.append("The chat template ignores the user's message.")
     if with_prompt.text == without_prompt.text:
         warnings.append("The chat template writes no generation prompt: the model may answer for the user.")
     elif not with_prompt.text.startswith(without_prompt.text):
         warnings.append("The chat template does not only append: every turn of a chat is computed from the start.")
+    if not template.keeps("system"):
+        warnings.append(
+            "The chat template has no place for a system message: it goes in front of the first user message."
+        )
     return warnings
 
 
-class _SpecialGuard:
-    """Finds special tokens, and places where text could become one."""
-
-    def __init__(self, tokens: Sequence[str]) -> None:
-        # Alternatives are tried in order: the longest token first.
-        ordered = sorted(set(tokens), key=lambda token: (-len(token), token))
-        self._exact = re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
-        # In messages the case is ignored: a template may convert it.
-        self._loose = _loose_pattern(ordered)
-        lowered = [token.lower() for token in ordered]
-        self._heads = frozenset(token[:end] for token in lowered for end in range(1, len(token)))
-        self._tails = frozenset(token[start:] for token in lowered for start in range(1, len(token)))
-        self._longest = max(map(len, lowered), default=0)
-
-    def find_tokens(self, text: str) -> Iterator[re.Match[str]]:
-        """Find special tokens, leftmost and longest first, as the tokenizer does."""
-        return self._exact.finditer(text)
-
-    def shield(self, text: str, sentinel: str) -> str:
-        """Insert the sentinel after the first character of everything that is or could become a special token."""
-        places = {match.start() + 1 for match in self._loose.finditer(text)}
-        edge = range(1, min(self._longest, len(text) + 1))
-        # The template may write the missing rest after the text, or the beginning before it.
-        places.update(len(text) - size + 1 for size in edge if text[-size:].lower() in self._heads)
-        if any(text[:size].lower() in self._tails for size in edge):
-            places.add(0)
-        if not places:
-            return text
-        edges = [0, *sorted(places), len(text)]
-        return sentinel.join(text[start:end] for start, end in pairwise(edges))
-
-
-def _loose_pattern(tokens: Sequence[str]) -> re.Pattern[str]:
-    """Match the first character of every token, in any case, also where occurrences overlap."""
-    by_first: dict[str, list[str]] = {}
-    for token in tokens:
-        by_first.setdefault(token[0], []).append(token[1:])
-    branches = (
-        (re.escape(first) if first.lower() == first.upper() else f"(?i:{re.escape(first)})")
-        + f"(?=(?i:{'|'.join(map(re.escape, rests))}))"
-        for first, rests in by_first.items()
-    )
-    return re.compile("|".join(branches) or r"(?!)")
-
-
-@lru_cache(maxsize=8)
-def _guard_of(tokens: tuple[str, ...]) -> _SpecialGuard:
-    return _SpecialGuard(tokens)
+def _forms(messages: Messages) -> Iterator[Form]:
+    """Yield the forms to try, the most structured one first."""
+    for writes_arguments in (False, True) if has_arguments(messages) else (False,):
+        for joins_parts in (False, True) if has_parts(messages) else (False,):
+            yield Form(joins_parts, writes_arguments)
 
 
 def _render_error(error: Exception) -> InvalidTemplate:
@@ -250,104 +231,3 @@ def _render_error(error: Exception) -> InvalidTemplate:
     if isinstance(error, RecursionError):
         return refused("nests calls too deeply", "Python's recursion limit was reached.")
     return refused("fails on these messages", f"{type(error).__name__}: {str(error)[:300]!r}.")
-
-
-def _choose_sentinel(texts: Sequence[str]) -> str:
-    for sentinel in _SENTINELS:
-        if not any(sentinel in text for text in texts):
-            return sentinel
-    raise ConfigError(
-        "The messages contain all noncharacters of Unicode.",
-        f"One of U+{ord(_SENTINELS[0]):X} to U+{ord(_SENTINELS[-1]):X} must be absent.",
-        "Remove them from the messages: they are not characters.",
-    )
-
-
-def _malformed(what: str, numbers: str) -> ConfigError:
-    return ConfigError(what, numbers, 'Pass messages like {"role": "user", "content": "Hello"}.')
-
-
-def _checked_list(messages: object) -> Sequence[object]:
-    if isinstance(messages, str | bytes) or not isinstance(messages, Sequence):
-        raise _malformed("The messages are not a list.", f"They are of type {type(messages).__name__}.")
-    if not messages:
-        raise _malformed("There are no messages.", "The list is empty.")
-    if len(messages) > _MAX_MESSAGES:
-        raise _malformed("There are too many messages.", f"{len(messages)} of at most {_MAX_MESSAGES}.")
-    return messages
-
-
-def _checked_message(index: int, message: object) -> dict[str, Any]:
-    if not isinstance(message, Mapping):
-        raise _malformed("A message is not a mapping.", f"Message {index} is of type {type(message).__name__}.")
-    role = message.get("role")
-    if not isinstance(role, str) or role not in ROLES:
-        raise _malformed(
-            "A message has an unknown role.", f"Message {index}: {str(role)[:40]!r}; known: {', '.join(sorted(ROLES))}."
-        )
-    result = _checked_value(dict(message), f"message {index}")
-    assert isinstance(result, dict)
-    return result | {"content": _checked_content(index, message)}
-
-
-def _checked_content(index: int, message: Mapping[Any, Any]) -> str:
-    content = message.get("content")
-    if isinstance(content, str):
-        return content
-    if content is None and message.get("role") == "assistant" and message.get("tool_calls"):
-        return ""
-    if not isinstance(content, list | tuple):
-        raise _malformed("A message has no content.", f"Message {index}: content of type {type(content).__name__}.")
-    parts: list[str] = []
-    for part in content:
-        text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
-        if not isinstance(text, str):
-            raise _malformed("A part of a message is not text.", f"Message {index}, part {len(parts)}.")
-        parts.append(text)
-    return "".join(parts)
-
-
-def _checked_value(value: object, place: str, depth: int = 0) -> Any:
-    """Copy plain data; objects of other types are refused."""
-    if depth > _MAX_DEPTH:
-        raise _malformed("A message is nested too deeply.", f"In {place}: more than {_MAX_DEPTH} levels.")
-    if value is None or type(value) in {str, bool, int, float}:
-        return value
-    if isinstance(value, Mapping):
-        if not all(type(key) is str for key in value):
-            raise _malformed("A message has a key that is not text.", f"In {place}.")
-        return {key: _checked_value(part, place, depth + 1) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_checked_value(part, place, depth + 1) for part in value]
-    raise _malformed("A message holds something other than plain data.", f"In {place}: a {type(value).__name__}.")
-
-
-def _texts(value: object) -> Iterable[str]:
-    """Yield all texts in plain data, keys included."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for key, part in value.items():
-            yield key
-            yield from _texts(part)
-    elif isinstance(value, list):
-        for part in value:
-            yield from _texts(part)
-
-
-def _shielded_message(message: dict[str, Any], guard: _SpecialGuard, sentinel: str) -> dict[str, Any]:
-    """Shield a message except for its role, which is one of :data:`ROLES`."""
-    result: dict[str, Any] = _shielded(message, guard, sentinel)
-    return result | {"role": message["role"]}
-
-
-def _shielded(value: Any, guard: _SpecialGuard, sentinel: str) -> Any:
-    if isinstance(value, str):
-        return guard.shield(value, sentinel)
-    if isinstance(value, dict):
-        # Names of fields are kept: templates look them up.
-        keys = {key: key if key.isidentifier() else guard.shield(key, sentinel) for key in value}
-        return {keys[key]: _shielded(part, guard, sentinel) for key, part in value.items()}
-    if isinstance(value, list):
-        return [_shielded(part, guard, sentinel) for part in value]
-    return value

@@ -7,17 +7,27 @@ twice), so comparing, hashing or printing it later is bounded as well. Work is c
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from jinja2.runtime import Undefined
+from jinja2.utils import Namespace
 
 from edge_rt.errors import InvalidTemplate
+from edge_rt.text.template_text import Text, concat, ranges_of
 
 SECONDS: Final = 0.4
+"""CPU time of a rendering. Waiting costs nothing: a machine may be busy with other work, or asleep."""
+_SECONDS_PER_MESSAGE: Final = 0.01
+_MOST_SECONDS: Final = 30.0
 _STEPS: Final = 1_000_000
+_STEPS_PER_MESSAGE: Final = 20_000  # some templates look through all others for every message
+_STEPS_UNCHECKED: Final = 256  # between two looks at the time, which take longer than a step
 _TEXT_CHARS: Final = 4 * 1024 * 1024
 _MEMORY_BYTES: Final = 16 * 1024 * 1024
+_MEMORY_PER_MESSAGE: Final = 64 * 1024
+_RANGE_BYTES: Final = 64  # of two positions in a text
+_HELD_CHARS: Final = 4096  # of texts whose memory is given back when they are dropped
 # A template copies a message a few times (concatenates, trims, prints it); whatever exceeds this is not a chat
 # template.
 _COPIES: Final = 16
@@ -44,30 +54,49 @@ def is_container(value: Any) -> bool:
     return isinstance(value, _CONTAINERS)
 
 
+class NotLookedInto(Exception):
+    """A template prints a list or dictionary whole that it should look into."""
+
+
 class Budget:
     """The rest of one rendering's budget.
 
     Args:
         chars: characters of the messages and tools that the template works on.
         size: their bytes in memory, as :func:`text_bytes` counts them.
+        messages: their number.
+        clock: gives the CPU time of this thread in seconds.
+
+    Attributes:
+        unprintable: ids of lists and dictionaries that a template has to look into: none of them may be printed whole.
     """
 
-    def __init__(self, chars: int, size: int) -> None:
+    def __init__(
+        self, chars: int, size: int, messages: int = 1, *, clock: Callable[[], float] = time.thread_time
+    ) -> None:
         self.text_chars = _TEXT_CHARS + 2 * chars
         self.output_chars = self.text_chars
-        self.memory = _MEMORY_BYTES + _COPIES * size
-        self.steps = _STEPS
+        self.memory = _MEMORY_BYTES + _COPIES * size + _MEMORY_PER_MESSAGE * (messages - 1)
+        self.steps = self._most_steps = _STEPS + _STEPS_PER_MESSAGE * (messages - 1)
         self.depth = 0
+        self.unprintable: frozenset[int] = frozenset()
         self._sizes: dict[int, tuple[object, int, int, int]] = {}
-        self.deadline = time.monotonic() + SECONDS
+        self._clock = clock
+        self._unchecked = 0
+        self._seconds = min(SECONDS + _SECONDS_PER_MESSAGE * (messages - 1), _MOST_SECONDS)
+        self._deadline = clock() + self._seconds
 
     def step(self, count: int = 1) -> None:
-        """Charge ``count`` units of work, and check the time limit."""
+        """Charge ``count`` units of work, and check the time limit now and then."""
         self.steps -= count
+        self._unchecked += count
+        if self._unchecked < _STEPS_UNCHECKED:
+            return
+        self._unchecked = 0
         if self.steps < 0:
-            raise refused("takes too many steps", f"Limit {_STEPS}.")
-        if time.monotonic() > self.deadline:
-            raise refused("takes too long", f"Limit {SECONDS} s.")
+            raise refused("takes too many steps", f"Limit {self._most_steps}.")
+        if self._clock() > self._deadline:
+            raise refused("takes too long", f"Limit {self._seconds:.1f} s of CPU time.")
 
     def pay(self, size: int) -> None:
         """Charge ``size`` bytes of memory."""
@@ -75,7 +104,9 @@ class Budget:
         self.memory -= size
         if self.memory < 0:
             raise refused(
-                "produces too much data", f"Limit {_MEMORY_BYTES >> 20} MiB and {_COPIES} times the messages."
+                "produces too much data",
+                f"Limit {_MEMORY_BYTES >> 20} MiB, {_MEMORY_PER_MESSAGE >> 10} KiB for each message and {_COPIES} "
+                "times their text.",
             )
 
     def text(self, chars: int, *sources: str) -> None:
@@ -84,10 +115,30 @@ class Budget:
             raise refused("builds a text that is too long", f"{chars} characters of at most {self.text_chars}.")
         self.pay(64 + chars * (1 if all(map(str.isascii, sources)) else 4))
 
+    def joined(self, parts: Sequence[str]) -> str:
+        """Return texts behind one another, charged; if that is long, its memory is given back when it is dropped.
+
+        Templates that collect the prompt in a variable drop a text as long as the prompt with every message.
+        """
+        self.text(sum(map(len, parts)), *parts)
+        paid = self.pay_ranges(*parts)
+        text = concat(parts)
+        return HeldText.of(text, self, text_bytes(text) + paid) if len(text) >= _HELD_CHARS else text
+
+    def pay_ranges(self, *texts: str) -> int:
+        """Charge copying where texts were written by the template; return the bytes charged."""
+        count = sum(len(text.own) for text in texts if isinstance(text, Text))
+        if count <= 2 * len(texts):
+            return 0
+        self.step(count >> 4)
+        self.pay(_RANGE_BYTES // 2 * count)
+        return _RANGE_BYTES // 2 * count
+
     def printed(self, value: Any) -> str:
         """Return the text that an expression of the template writes into the prompt, charged as memory and output."""
         text = self.text_of(value)
         self.pay(text_bytes(text))
+        self.pay_ranges(text)
         self.output_chars -= len(text)
         if self.output_chars < 0:
             raise refused("writes a prompt that is too long", f"Limit {self.text_chars} characters.")
@@ -97,11 +148,12 @@ class Budget:
         """Return (nodes, characters, depth) of a value, each part counted as often as it appears."""
         if isinstance(value, str):
             return 1, len(value), 0
-        if value is None or isinstance(value, int | float | Undefined):
+        # A namespace in a list is one value: comparing it looks at its identity alone.
+        if value is None or isinstance(value, int | float | Undefined | Namespace):
             return 1, 8, 0
         if not is_container(value):
             # Macros, loops, namespaces: a prompt never needs to print or compare them.
-            raise refused("puts into a list or prints what has no text", f"A {type(value).__name__}.")
+            raise _textless(value)
         known = self._sizes.get(id(value))
         if known is not None:
             return known[1:]
@@ -128,10 +180,8 @@ class Budget:
             )
 
     def pay_sum(self, left: Any, right: Any) -> None:
-        """Charge ``left + right``."""
-        if isinstance(left, str) and isinstance(right, str):
-            self.text(len(left) + len(right), left, right)
-        elif isinstance(left, list | tuple) and isinstance(right, list | tuple):
+        """Charge ``left + right``, unless these are texts."""
+        if isinstance(left, list | tuple) and isinstance(right, list | tuple):
             self.pay(64 + 8 * (len(left) + len(right)))
 
     def pay_product(self, left: Any, right: Any) -> None:
@@ -139,6 +189,7 @@ class Budget:
         for value, times in ((left, right), (right, left)):
             if isinstance(value, str) and isinstance(times, int):
                 self.text(len(value) * max(times, 0), value)
+                self.pay(_RANGE_BYTES // 2 * len(ranges_of(value)) * max(times, 0))
             elif isinstance(value, list | tuple) and isinstance(times, int):
                 count, chars, _ = self.measure(value)
                 self.check_size(count * max(times, 0), chars * max(times, 0))
@@ -157,6 +208,7 @@ class Budget:
         """Charge a result that is not much larger than its inputs."""
         if isinstance(value, str):
             self.text(len(value), value)
+            self.pay_ranges(value)
         elif isinstance(value, list | tuple):
             self.pay(64 + 8 * len(value))
         return value
@@ -169,4 +221,40 @@ class Budget:
         if is_container(value):
             # The longest escape of a character is \U and eight digits.
             self.pay(10 * chars + 16 * count)
+        self._require_text(value)
         return str(value)
+
+    def _require_text(self, value: Any) -> None:
+        """Refuse a value that holds something without a text; its size was measured."""
+        self.step()
+        if isinstance(value, Namespace):
+            raise _textless(value)
+        if is_container(value):
+            if id(value) in self.unprintable:
+                raise NotLookedInto
+            for part in value:
+                self._require_text(part)
+            for part in value.values() if isinstance(value, dict) else ():
+                self._require_text(part)
+
+
+class HeldText(Text):
+    """A text that gives its memory back to the budget when it is dropped."""
+
+    __slots__ = ("_budget", "_bytes")
+    _budget: Budget
+    _bytes: int
+
+    @classmethod
+    def of(cls, text: str, budget: Budget, paid: int) -> HeldText:
+        """Return a text for which ``paid`` bytes of a budget were charged."""
+        self = cls(text, ranges_of(text))
+        self._budget, self._bytes = budget, paid
+        return self
+
+    def __del__(self) -> None:
+        self._budget.memory += self._bytes
+
+
+def _textless(value: object) -> InvalidTemplate:
+    return refused("puts into a list or prints what has no text", f"A {type(value).__name__}.")

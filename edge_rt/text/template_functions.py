@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import string
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from functools import wraps
@@ -15,12 +17,20 @@ from jinja2.runtime import Undefined
 from jinja2.utils import Namespace, pass_environment
 
 from edge_rt.errors import InvalidTemplate
-from edge_rt.text import template_rules as rules
+from edge_rt.text import template_rules as rules, template_text as texts
 from edge_rt.text.template_budget import Budget, refused, text_bytes
+from edge_rt.text.template_text import Text, is_own, own_text, ranges_of
 
 _RANGE: Final = 100_000
+_PERCENT: Final = re.compile("(%[sd%])")
+_ENTRY_BYTES: Final = 32  # of a piece of a text, or of a position in it
+_CHEAP_FILTERS: Final = frozenset({"count", "length", "d", "default"})  # look at no part of a value
 _INDENT: Final = 64
 _SPACES: Final = "".join(filter(str.isspace, map(chr, range(0x3001))))
+
+
+class TemplateRefusal(InvalidTemplate):
+    """The template itself does not accept the messages."""
 
 
 class PaidFunctions:
@@ -32,14 +42,13 @@ class PaidFunctions:
 
     Attributes:
         budget: the rest of the rendering's budget.
-        sentinel: the character that marks text of messages; empty between renderings.
     """
 
     def __init__(self, environment: Environment, clock: Callable[[], datetime]) -> None:
         self._environment = environment
         self._clock = clock
         self.budget = Budget(0, 0)
-        self.sentinel = ""
+        self._literals: dict[str, Text] = {}
 
     def globals(self) -> dict[str, Any]:
         """Return the functions by their names in templates."""
@@ -55,6 +64,7 @@ class PaidFunctions:
         """Return the filters by their names in templates, and those of the rewritten tree."""
         return {
             **{name: self._guarded(name) for name in rules.BUILT_IN_FILTERS},
+            "format": self._percent_format,
             "indent": self._indent,
             "join": pass_environment(lambda _env, *args, **kwargs: self._join(*args, **kwargs)),
             "list": self._list,
@@ -63,7 +73,11 @@ class PaidFunctions:
             "string": self._text,
             "sum": self._sum,
             "tojson": self._tojson,
+            "trim": self._trim,
+            **{name: self._case_filter(name) for name in sorted(texts.CASE_METHODS)},
             # Names that no template can write: only the rewritten tree uses them.
+            "edge:own": self._own,
+            "edge:refuse": _refuse,
             "edge:loop": self.loop,
             "edge:value": self._value,
             "edge:concat": self._concat,
@@ -79,13 +93,8 @@ class PaidFunctions:
         """
         owner, name = method.__self__, method.__name__
         if isinstance(owner, str) and name in rules.TEXT_METHODS:
-            if name == "join":
-                return self._join(args[0], owner, strict=True)
-            if name == "replace":
-                return self._replace(owner, *args, **kwargs)
-            if name in {"split", "rsplit", "splitlines"}:
-                self._pay_split(owner, args[0] if args else kwargs.get("sep"), name)
-        elif not (
+            return self._text_method(owner, name, args, kwargs)
+        if not (
             (isinstance(owner, dict) and name in rules.DICT_METHODS)
             or (isinstance(owner, list | tuple) and name in rules.LIST_METHODS)
         ):
@@ -93,6 +102,20 @@ class PaidFunctions:
         for value in (owner, *args):
             self.budget.touch(value)
         return self.budget.made(method(*args, **kwargs))
+
+    def _text_method(self, text: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if name == "join":
+            return self._join(args[0], text, strict=True)
+        if name == "format":
+            return self._format(text, args, kwargs)
+        if name == "replace":
+            return self._replace(text, *args, **kwargs)
+        if name in {"split", "rsplit", "splitlines"}:
+            self._pay_split(text, args[0] if args else kwargs.get("sep"), name)
+        self.budget.pay_ranges(text)
+        for value in (text, *args):
+            self.budget.touch(value)
+        return self.budget.made(texts.call_method(text, name, args, kwargs))
 
     def _pay_split(self, text: str, separator: Any, name: str) -> None:
         has_separator = name != "splitlines" and isinstance(separator, str) and separator
@@ -106,6 +129,14 @@ class PaidFunctions:
 
     def _guarded(self, name: str) -> Callable[..., Any]:
         function = FILTERS[name]
+        if name in _CHEAP_FILTERS:
+
+            @wraps(function)
+            def cheap(*args: Any, **kwargs: Any) -> Any:
+                self.budget.step()
+                return function(*args, **kwargs)
+
+            return cheap
 
         @wraps(function)  # copies Jinja's marker for filters that take the environment first
         def paid(*args: Any, **kwargs: Any) -> Any:
@@ -117,13 +148,22 @@ class PaidFunctions:
 
         return paid
 
+    def _own(self, literal: str) -> Text:
+        """Mark a literal of the template as its own text; every literal is marked once."""
+        return self._literals.get(literal) or self._literals.setdefault(literal, own_text(literal))
+
+    def _trim(self, value: Any, chars: str | None = None) -> Any:
+        return self._text_method(self.budget.text_of(value), "strip", (chars,), {})
+
+    def _case_filter(self, name: str) -> Callable[[Any], Any]:
+        return lambda value: self._text_method(self.budget.text_of(value), name, (), {})
+
     def _text(self, value: Any) -> str:
         return self.budget.text_of(value)
 
     def _concat(self, first: Any, *rest: Any) -> str:
         parts = [self.budget.text_of(value) for value in (first, *rest)]
-        self.budget.text(sum(map(len, parts)), *parts)
-        return "".join(parts)
+        return self.budget.joined(parts)
 
     def _join(self, value: Any, d: Any = "", attribute: Any = None, *, strict: bool = False) -> str:
         separator = self.budget.text_of(d)
@@ -141,7 +181,9 @@ class PaidFunctions:
                 self.budget.text(total)
             self.budget.pay(8)
         self.budget.text(total, separator, *parts)
-        return separator.join(parts)
+        self.budget.pay(_ENTRY_BYTES * len(ranges_of(separator)) * len(parts))
+        self.budget.pay_ranges(*parts)
+        return texts.join(separator, parts)
 
     def _replace(self, value: Any, old: Any, new: Any, count: Any = -1) -> str:
         text, old, new = self.budget.text_of(value), self.budget.text_of(old), self.budget.text_of(new)
@@ -149,7 +191,49 @@ class PaidFunctions:
         self.budget.touch(text)
         found = text.count(old) if times < 0 else min(text.count(old), times)
         self.budget.text(len(text) + found * max(len(new) - len(old), 0), text, new)
-        return text.replace(old, new, times)
+        self.budget.pay_ranges(text)
+        if ranges_of(text) or ranges_of(new):
+            # It is done piece by piece then.
+            self.budget.pay(_ENTRY_BYTES * (found * (2 + len(ranges_of(new))) + len(ranges_of(text))))
+            self.budget.step((found + 1) * (1 + len(ranges_of(text)) >> 4))
+        return texts.replace(text, old, new, times)
+
+    def _format(self, text: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """Fill in ``{}``, ``{0}`` and ``{name}``; what reaches into values or pads them is refused."""
+        own = own_text if is_own(text) else str
+        parts: list[Any] = []
+        count = 0
+        self.budget.touch(text)
+        for literal, field, spec, conversion in string.Formatter().parse(text):
+            parts.append(own(literal))
+            self.budget.pay(80)
+            if field is None:
+                continue
+            if spec or conversion or not (field == "" or field.isdecimal() or field.isidentifier()):
+                raise refused("formats text in a way that is not allowed", f"{field[:40]!r}; '{{}}' and names are.")
+            parts.append(kwargs[field] if field.isidentifier() else args[int(field or count)])
+            count += field == ""
+        return self._concat("", *parts)
+
+    def _percent_format(self, value: Any, *args: Any) -> str:
+        """Fill in ``%s`` and ``%d``."""
+        text = self.budget.text_of(value)
+        own = own_text if is_own(text) else str
+        self.budget.pay(80 * text.count("%"))
+        parts: list[Any] = _PERCENT.split(text)
+        if any("%" in literal for literal in parts[::2]):
+            raise refused("formats text in a way that is not allowed", "'%s', '%d' and '%%' are.")
+        waiting = iter(args)
+        for index, part in enumerate(parts):
+            if index % 2 and part != "%%":
+                if (value := next(waiting, None)) is None or (part == "%d" and not isinstance(value, int)):
+                    raise TypeError(f"format: nothing for {part}")
+                parts[index] = value
+            else:
+                parts[index] = own("%" if index % 2 else part)
+        if next(waiting, None) is not None:
+            raise TypeError("format: too many values")
+        return self._concat("", *parts)
 
     def _indent(self, value: Any, width: Any = 4, first: bool = False, blank: bool = False) -> str:
         text = self.budget.text_of(value)
@@ -158,7 +242,7 @@ class PaidFunctions:
         self.budget.text(len(text) + breaks * _INDENT, text, width if isinstance(width, str) else "")
         self.budget.pay(80 * breaks)
         result: str = FILTERS["indent"](text, width, first, blank)
-        return result
+        return own_text(result) if is_own(text) else result
 
     def _check_indent(self, width: Any) -> None:
         if (len(width) if isinstance(width, str) else width or 0) > _INDENT:
@@ -203,10 +287,7 @@ class PaidFunctions:
             total += len(part)
             self.budget.text(total if total > self.budget.text_chars else len(part), part)
             parts.append(part)
-        text = "".join(parts)
-        # If it were escaped, the sentinel would not be recognised, and would stay in the prompt.
-        escaped = json.dumps(self.sentinel)[1:-1]
-        return text.replace(escaped, self.sentinel) if ensure_ascii and self.sentinel else text
+        return "".join(parts)
 
     def _range(self, *args: int) -> range:
         result = range(*args)
@@ -227,7 +308,7 @@ class PaidFunctions:
     def loop(self, iterable: Any) -> Iterator[Any]:
         """Iterate, charging every step."""
         step = self.budget.step
-        for item in iterable:
+        for item in texts.characters(iterable) if isinstance(iterable, Text) else iterable:
             step()
             yield item
 
@@ -246,13 +327,20 @@ class PaidFunctions:
             return value[start:stop:step]
         if not isinstance(value, str | list | tuple | range):
             raise TypeError(f"cannot slice a {type(value).__name__}")
-        self.budget.touch(value)
+        self.budget.step(1 + (len(value) >> 12))
+        if isinstance(value, str):
+            self.budget.pay_ranges(value)
+            return self.budget.made(texts.slice_of(value, start, stop, step))
         return self.budget.made(value[start:stop:step])
+
+
+def _refuse(_: Any, what: str, line: int) -> NoReturn:
+    raise refused(f"uses {what}, which is not allowed", f"Line {line}.")
 
 
 def _raise_exception(message: Any) -> NoReturn:
     """``raise_exception``: the template does not accept these messages."""
-    raise InvalidTemplate(
+    raise TemplateRefusal(
         "The chat template refuses these messages.",
         f"It says: {str(message)[:500]!r}.",
         "Change the messages as it says, or generate without a template.",

@@ -22,6 +22,7 @@ from typing import Any, Final
 import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension
+from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 from jinja2.runtime import Context, LoopContext, Macro, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -32,6 +33,8 @@ from edge_rt.errors import InvalidTemplate
 from edge_rt.text import template_rules as rules
 from edge_rt.text.template_budget import Budget, refused
 from edge_rt.text.template_functions import PaidFunctions
+from edge_rt.text.template_messages import RESERVED_NAMES
+from edge_rt.text.template_text import Text, concat, is_own, item, own_text
 
 MAX_TEMPLATE_BYTES: Final = 64 * 1024
 _CALL_DEPTH: Final = 48
@@ -66,8 +69,15 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
 
     Args:
         clock: gives the time that ``strftime_now`` prints.
+
+    Attributes:
+        budget: the rest of the current rendering's budget.
+        literals: the texts that the compiled template compares with, looks up or prints as constants.
+        variables: the further variables that it reads, such as ``enable_thinking``.
     """
 
+    # What blocks, macros and loops print keeps the marks of the template's own text.
+    concat = staticmethod(concat)
     # Every operator, because the operands decide whether it grows data.
     intercepted_binops = frozenset(_ARITHMETIC)
 
@@ -82,6 +92,8 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
             extensions=["jinja2.ext.loopcontrols", GenerationTag],
         )
         self.budget: Budget = Budget(0, 0)
+        self.literals: frozenset[str] = frozenset()
+        self.variables: frozenset[str] = frozenset()
         self._functions = PaidFunctions(self, clock)
         self.globals = self._functions.globals()
         self.tests = {name: TESTS[name] for name in rules.TESTS}
@@ -103,7 +115,10 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
                 raise refused("is too complex", f"More than {_TOKENS} words and signs.")
             tree = self.parse(source)
             rules.check_tree(tree)
-            return self.from_string(rules.rewrite(tree))
+            self.literals = rules.literals(tree)
+            tree = rules.rewrite(tree)
+            self.variables = frozenset(find_undeclared_variables(tree)) - self.globals.keys() - RESERVED_NAMES
+            return self.from_string(tree)
         except InvalidTemplate:
             raise
         except jinja2.TemplateSyntaxError as error:
@@ -111,10 +126,9 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
         except Exception as error:  # the compiler's recursion and nesting limits have many types
             raise refused("cannot be compiled", f"{type(error).__name__}: {str(error)[:200]!r}.") from error
 
-    def begin(self, budget: Budget, sentinel: str) -> None:
+    def begin(self, budget: Budget) -> None:
         """Start a rendering, with nothing left of the previous one."""
         self.budget = self._functions.budget = budget
-        self._functions.sentinel = sentinel
 
     # Called by Jinja's compiled code.
 
@@ -145,7 +159,7 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
         self.budget.step()
         if isinstance(obj, str | list | tuple | dict | range | Undefined):
             try:
-                return obj[argument]
+                return item(obj, argument) if isinstance(obj, Text) else obj[argument]
             except (TypeError, LookupError):
                 pass  # not an element: Jinja then tries the attribute
         if isinstance(argument, str):
@@ -180,6 +194,8 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
         del context
         self.budget.step()
         if operator == "+":
+            if isinstance(left, str) and isinstance(right, str):
+                return self.budget.joined((left, right))
             self.budget.pay_sum(left, right)
         elif operator == "*":
             self.budget.pay_product(left, right)
@@ -190,6 +206,8 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
         result = _ARITHMETIC[operator](left, right)
         if isinstance(result, list | tuple):
             self.budget.measure(result)
+        if isinstance(result, str) and any(isinstance(value, str) and is_own(value) for value in (left, right)):
+            return own_text(result)
         return result
 
 

@@ -1,8 +1,10 @@
 """The parts that a chat template may consist of, and the rewriting of its syntax tree so that all work is charged.
 
-The lists hold the parts that templates of current models use. :func:`check_tree` refuses everything else and names the
-line; :func:`rewrite` then routes everything that repeats or grows through filters of
-:class:`edge_rt.text.template_functions.PaidFunctions` whose names (``edge:loop`` and so on) no template can write.
+The lists hold the parts that templates of current models use. :func:`check_tree` refuses statements and names beyond
+them. :func:`rewrite` puts a refusal that names the line in the place of filters, tests and methods beyond them: a
+template may have them in branches that are never reached. It routes everything that repeats or grows through filters of
+:class:`edge_rt.text.template_functions.PaidFunctions` whose names (``edge:loop`` and so on) no template can write, and
+marks the template's literals, so that its own text can be told from that of messages.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ MAX_NODES: Final = 8_000
 TEXT_METHODS: Final = frozenset(
     {
         *("capitalize", "lower", "title", "upper", "strip", "lstrip", "rstrip", "removeprefix", "removesuffix"),
-        *("split", "rsplit", "splitlines", "partition", "rpartition", "join", "replace"),
+        *("split", "rsplit", "splitlines", "partition", "rpartition", "join", "replace", "format"),
         *("count", "find", "rfind", "startswith", "endswith"),
         *("isalnum", "isalpha", "isdigit", "islower", "isspace", "isupper"),
     }
@@ -40,7 +42,7 @@ BUILT_IN_FILTERS: Final = frozenset(
         *("map", "select", "selectattr", "reject", "rejectattr"),
     }
 )
-OWN_FILTERS: Final = frozenset({"indent", "join", "list", "replace", "safe", "string", "sum", "tojson"})
+OWN_FILTERS: Final = frozenset({"format", "indent", "join", "list", "replace", "safe", "string", "sum", "tojson"})
 TESTS: Final = frozenset(
     {
         *("defined", "undefined", "none", "boolean", "true", "false", "integer", "float", "number", "string"),
@@ -60,7 +62,7 @@ _NODES: Final[tuple[type[nodes.Node], ...]] = (
 
 
 def check_tree(tree: nodes.Template) -> None:
-    """Refuse everything that is not on the lists.
+    """Refuse statements, names and private attributes that are not on the lists.
 
     Raises:
         InvalidTemplate: a part is not allowed; the error names it and its line.
@@ -81,17 +83,16 @@ def check_tree(tree: nodes.Template) -> None:
 def _refusal(node: nodes.Node) -> str | None:
     if not isinstance(node, _NODES):
         return f"'{type(node).__name__.lower()}'"
-    if isinstance(node, nodes.Filter) and node.name not in BUILT_IN_FILTERS | OWN_FILTERS:
-        return f"the filter {node.name[:40]!r}"
-    if isinstance(node, nodes.Test) and node.name not in TESTS:
-        return f"the test {node.name[:40]!r}"
     if isinstance(node, nodes.Getattr | nodes.NSRef) and node.attr.startswith("_"):
         return f"the private attribute {node.attr[:40]!r}"
     if isinstance(node, nodes.Name) and node.name in {"self", "super"}:
         return f"the name {node.name!r}"
-    if isinstance(node, nodes.Call) and isinstance(node.node, nodes.Getattr) and node.node.attr not in _METHODS:
-        return f"the method {node.node.attr[:40]!r}"
     return None
+
+
+def literals(tree: nodes.Template) -> frozenset[str]:
+    """Return the texts that a template compares with, looks up or prints as constants."""
+    return frozenset(node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str))
 
 
 def rewrite(tree: nodes.Template) -> nodes.Template:
@@ -111,6 +112,26 @@ class _Rewriter(NodeTransformer):
         ]
         return self.generic_visit(node)
 
+    def visit_Const(self, node: nodes.Const) -> nodes.Node:  # noqa: N802
+        """Mark the template's own text."""
+        return _through("edge:own", node) if isinstance(node.value, str) else node
+
+    def visit_Filter(self, node: nodes.Filter) -> nodes.Node:  # noqa: N802
+        """Refuse filters that are not on the lists when they are reached."""
+        if node.name not in BUILT_IN_FILTERS | OWN_FILTERS:
+            return _refusing(node, f"the filter {node.name[:40]!r}")
+        return self.generic_visit(node)
+
+    def visit_Test(self, node: nodes.Test) -> nodes.Node:  # noqa: N802
+        """Refuse tests that are not on the list when they are reached."""
+        return self.generic_visit(node) if node.name in TESTS else _refusing(node, f"the test {node.name[:40]!r}")
+
+    def visit_Call(self, node: nodes.Call) -> nodes.Node:  # noqa: N802
+        """Refuse methods that are not on the lists when they are reached."""
+        if isinstance(node.node, nodes.Getattr) and node.node.attr not in _METHODS:
+            return _refusing(node, f"the method {node.node.attr[:40]!r}")
+        return self.generic_visit(node)
+
     def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802
         """Count the rounds."""
         self.generic_visit(node)
@@ -124,14 +145,19 @@ class _Rewriter(NodeTransformer):
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:  # noqa: N802
         """Charge reading the operands of a comparison."""
-        self.generic_visit(node)
-        node.expr = _operand(node.expr)
+        node.expr = self._operand(node.expr)
         for operand in node.ops:
-            operand.expr = _operand(operand.expr)
+            operand.expr = self._operand(operand.expr)
         return node
+
+    def _operand(self, node: nodes.Expr) -> nodes.Expr:
+        return node if isinstance(node, nodes.Const) else _through("edge:operand", self.visit(node))
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:  # noqa: N802
         """Charge slices, which Jinja computes without calling the environment."""
+        if isinstance(node.arg, nodes.Const):
+            node.node = self.visit(node.node)
+            return node
         self.generic_visit(node)
         if not isinstance(node.arg, nodes.Slice):
             return node
@@ -141,18 +167,21 @@ class _Rewriter(NodeTransformer):
 
     def visit_List(self, node: nodes.List) -> nodes.Node:  # noqa: N802
         """Measure."""
-        self.generic_visit(node)
-        return _measured(node, node.items)
+        return self._measured(node, node.items)
 
     def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:  # noqa: N802
         """Measure, unless it is a target of assignments."""
-        self.generic_visit(node)
-        return node if node.ctx != "load" else _measured(node, node.items)
+        return self.generic_visit(node) if node.ctx != "load" else self._measured(node, node.items)
 
     def visit_Dict(self, node: nodes.Dict) -> nodes.Node:  # noqa: N802
         """Measure."""
+        return self._measured(node, [pair.value for pair in node.items])
+
+    def _measured(self, node: nodes.Expr, parts: Sequence[nodes.Expr]) -> nodes.Node:
+        """Constants need no measuring: their number is bounded by the template's length."""
+        is_constant = all(isinstance(part, nodes.Const) for part in parts)
         self.generic_visit(node)
-        return _measured(node, [pair.value for pair in node.items])
+        return node if is_constant else _through("edge:value", node)
 
     def visit_Name(self, node: nodes.Name) -> nodes.Node:  # noqa: N802
         """Measure the collections that a macro call creates implicitly."""
@@ -164,10 +193,6 @@ def _through(name: str, node: nodes.Node, *args: nodes.Node) -> nodes.Filter:
     return nodes.Filter(node, name, list(args), [], None, None, lineno=node.lineno)
 
 
-def _operand(node: nodes.Expr) -> nodes.Expr:
-    return node if isinstance(node, nodes.Const) else _through("edge:operand", node)
-
-
-def _measured(node: nodes.Expr, parts: Sequence[nodes.Expr]) -> nodes.Expr:
-    """Constants need no measuring: their number is bounded by the template's length."""
-    return node if all(isinstance(part, nodes.Const) for part in parts) else _through("edge:value", node)
+def _refusing(node: nodes.Node, what: str) -> nodes.Filter:
+    reason = [nodes.Const(what, lineno=node.lineno), nodes.Const(node.lineno, lineno=node.lineno)]
+    return _through("edge:refuse", nodes.Const(None, lineno=node.lineno), *reason)

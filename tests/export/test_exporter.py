@@ -95,6 +95,15 @@ class TestPackage:
         assert open_package(tmp_path / "p").manifest.chat_template is None
         assert report.warnings == ()
 
+    def test_a_second_template_for_tools(self, tmp_path):
+        source = "{{ tools[0].name ~ messages[0].content }}"
+        more = {"tokenizer.chat_template.tool_use": source}
+        write_llama_gguf(tmp_path / "m.gguf", extra_metadata=more)
+        report = export(tmp_path / "m.gguf", tmp_path / "p")
+        name = open_package(tmp_path / "p").manifest.tool_template
+        assert (tmp_path / "p" / name).read_text() == source
+        assert report.warnings == ()
+
     @pytest.mark.parametrize(
         ("template", "warning"),
         [

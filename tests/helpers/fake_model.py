@@ -124,6 +124,38 @@ class LetterDecoder:
         return ""
 
 
+class ScriptedTarget(FakeTarget):
+    """Answers a prompt with the tokens 0, 1, 2, ...
+
+    Args:
+        prompt_tokens: length of the prompt.
+    """
+
+    def __init__(self, prompt_tokens):
+        super().__init__()
+        self._prompt_tokens = prompt_tokens
+
+    def logits(self, history):
+        logits = np.zeros(VOCABULARY, np.float32)
+        logits[len(history) - self._prompt_tokens] = 1
+        return logits
+
+
+class WordDecoder(LetterDecoder):
+    """Shows token i as a given text.
+
+    Args:
+        words: these texts.
+    """
+
+    def __init__(self, words):
+        super().__init__()
+        self._words = words
+
+    def push(self, token_id):
+        return self._words[token_id]
+
+
 class ScriptedDrafter:
     """Proposes what a function of (the answer so far, limit) returns: a draft, or the tokens of a chain.
 
@@ -172,6 +204,9 @@ class Run:
         end_ids=(),
         on_prefill=None,
         cancel=None,
+        decoder=None,
+        thoughts=None,
+        has_tools=False,
         **options,
     ):
         config = GenerationConfig(**({"temperature": 0.0} | options))
@@ -179,12 +214,13 @@ class Run:
         self.cache = cache if cache is not None else fake_cache()
         self.target.row_map = self.cache._row_map
         self.sequence = Sequence(prompt, capacity=self.cache.capacity, max_tokens=config.max_tokens, end_ids=end_ids)
-        self.text = TextStream(LetterDecoder(), config.stop)
+        self.text = TextStream(decoder or LetterDecoder(), config.stop)
         self.cancel = cancel or CancelToken()
         self._generation = Generation(
             self.sequence, lambda _: nullcontext(Held(self.target, drafter or NullDrafter())), self.cache,
             Sampler(config, VOCABULARY, prompt), self.text, chunk=chunk, called=time.perf_counter(),
             on_prefill=on_prefill, guard=RepetitionGuard(lambda token_id: b"word") if config.repetition_guard else None,
+            thoughts=thoughts, has_tools=has_tools,
         )  # fmt: skip
 
     def check(self):

@@ -297,6 +297,7 @@ class TestManifestRefused:
             ("tokenizer.eos_token_ids", ["2"], r"eos_token_ids\[0\]' has the wrong type"),
             ("tokenizer.bos_token_id", "1", "bos_token_id' has the wrong type"),
             ("chat_template", 5, "'manifest.chat_template' has the wrong type"),
+            ("tool_template", 5, "'manifest.tool_template' has the wrong type"),
             ("files", [], "'manifest.files' has the wrong type"),
             ("files.x", 5, "'manifest.files.x' must be an object"),
         ],

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import contextmanager
 
 from edge_rt.runtime.decode.draft import NullDrafter
 from edge_rt.runtime.generation import Held
-from tests.helpers.fake_model import Run
+from edge_rt.runtime.stream import Outcome
+from edge_rt.text.thoughts import KNOWN_MARKERS, ThoughtStream
+from edge_rt.text.tool_calls import ToolCall
+from tests.helpers.fake_model import Run, ScriptedTarget, WordDecoder
 
 
 def test_a_result_has_the_figures_of_its_own_generation():
@@ -23,3 +27,71 @@ def test_a_result_has_the_figures_of_its_own_generation():
     result = run.result()
     assert result.usage.total_tokens == 7
     assert result.memory.kv_bytes == 6 * 10
+
+
+WORDS = ["<th", "ink>\nso", " it", " is\n</thi", "nk>\n\n", "7 o", "'clock", "END", "more"]
+
+
+def answered(words, events=None, **options):
+    """Return the result of a generation that answers with these words, and note its events."""
+    run = Run(
+        [1, 2, 3],
+        target=ScriptedTarget(3),
+        decoder=WordDecoder(words),
+        **({"max_tokens": len(words), "thoughts": ThoughtStream(KNOWN_MARKERS[0])} | options),
+    )
+    return run.result(None if events is None else events.append)
+
+
+class TestThoughts:
+    def test_they_are_no_part_of_the_answer(self):
+        events = []
+        result = answered(WORDS, events)
+        assert (result.reasoning, result.text) == ("so it is", "7 o'clockENDmore")
+        assert "".join(event.reasoning for event in events) == result.reasoning
+        assert "".join(event.text for event in events) == result.text
+        assert [token for event in events for token in event.token_ids] == list(result.token_ids)
+
+    def test_a_stop_text_ends_the_answer(self):
+        result = answered(WORDS, stop=("END",))
+        assert (result.reasoning, result.text, result.stop_string) == ("so it is", "7 o'clock", "END")
+
+    def test_a_stop_text_ends_thoughts_as_well(self):
+        result = answered(WORDS, stop=("it",))
+        assert (result.reasoning, result.text, result.stop_string) == ("so", "", "it")
+
+    def test_an_answer_that_ends_in_the_middle_of_them(self):
+        events = []
+        result = answered(WORDS, events, max_tokens=4)
+        assert (result.reasoning, result.text) == ("so it is\n</thi", "")
+        assert "".join(event.reasoning for event in events) == result.reasoning
+
+    def test_the_repetition_guard_counts_tokens_as_ever(self):
+        result = answered(WORDS, repetition_guard=True)
+        assert result.finish_reason == "length"
+
+    def test_a_stream_that_is_left_keeps_what_was_said(self):
+        run = Run([1], target=ScriptedTarget(1), decoder=WordDecoder(WORDS), thoughts=ThoughtStream(KNOWN_MARKERS[0]))
+        outcome = Outcome(run.cancel, None)
+        events = run._generation.events(outcome)
+        for _ in range(3):
+            next(events)
+        events.close()
+        assert (outcome.result.reasoning, outcome.result.text) == ("so it", "")
+
+    def test_without_them_in_json(self):
+        assert "reasoning" not in answered(["a"]).to_json()
+        assert answered(WORDS).to_json()["reasoning"] == "so it is"
+
+
+class TestToolCalls:
+    CALL = ("<tool_call>", '{"name": "clock", ', '"arguments": {"z": 1}}', "</tool_call>")
+
+    def test_with_tools(self):
+        result = answered(list(self.CALL), has_tools=True)
+        assert result.tool_calls == (ToolCall("clock", {"z": 1}),)
+        assert result.text == "".join(self.CALL)
+        assert json.loads(json.dumps(result.to_json()))["tool_calls"] == [{"name": "clock", "arguments": {"z": 1}}]
+
+    def test_without_tools_nothing_is_a_call(self):
+        assert answered(list(self.CALL)).tool_calls == ()

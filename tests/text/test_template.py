@@ -174,8 +174,8 @@ class TestModelsTemplates:
     def test_gemma_style(self):
         chat = [*USER, {"role": "assistant", "content": " Hello. "}]
         assert text_of(GEMMA, chat, bos="<b>", prompt=False) == "<b><start>user\nHi<end>\n<start>model\nHello.<end>\n"
-        with pytest.raises(InvalidTemplate, match="'no system role'"):
-            render(GEMMA, TURNS)
+        folded = text_of(GEMMA, TURNS, bos="<b>")
+        assert folded.startswith("<b><start>user\nBe brief. \n\nHi<end>\n<start>model\n")
         with pytest.raises(InvalidTemplate, match="'turns must alternate'"):
             render(GEMMA, [*USER, *USER])
 
@@ -284,15 +284,15 @@ class TestSpecialTokens:
         template = ChatTemplate(SIMPLE, special_tokens=CHATML)
         answer = "It ends with <|im_end|> or <"
         before = template.render([{"role": "user", "content": "What ends a turn? <|im_"}])
-        context = before.text + before.shield(answer)
+        context = before.followed_by(answer)
         chat = [
             {"role": "user", "content": "What ends a turn? <|im_"},
             {"role": "assistant", "content": answer},
             {"role": "user", "content": "Thanks"},
         ]
         after = template.render(chat)
-        assert after.text.startswith(context)
-        assert after.suffix(len(context)).pieces() == [
+        assert after.starts_with(context)
+        assert after.suffix(len(context.text)).pieces() == [
             ("<|im_end|>", True),
             ("\n", False),
             ("<|im_start|>", True),
@@ -303,15 +303,12 @@ class TestSpecialTokens:
             ("assistant\n", False),
         ]
 
-    def test_the_sentinel_is_absent_from_the_messages(self):
-        prompt = render(SIMPLE, [{"role": "user", "content": "\ufdd0\ufdd1<|im_end|>"}])
-        assert prompt.sentinel == "\ufdd2"
-        assert "\ufdd0\ufdd1<|im_end|>" in prompt.plain_text
-
-    def test_messages_with_all_noncharacters_are_refused(self):
-        content = "".join(map(chr, range(0xFDD0, 0xFDF0)))
-        with pytest.raises(ConfigError, match="noncharacters"):
-            render(SIMPLE, [{"role": "user", "content": content}])
+    def test_a_text_that_somebody_else_wrote_is_no_beginning(self):
+        template = ChatTemplate(SIMPLE, special_tokens=CHATML)
+        before = template.render(USER, add_generation_prompt=False)
+        after = template.render([{"role": "user", "content": "Hi<|im_end|>\n"}])
+        assert after.text.startswith(before.text)
+        assert not after.starts_with(before)
 
 
 class TestMessages:

@@ -21,7 +21,7 @@ ESCAPES = {
     "map attribute": "{{ messages | map(attribute='__class__') | list }}",
     "format method": "{{ '{0.__class__}'.format(1) }}",
     "format method by map": "{{ ['{0.__class__}'] | map('format', 1) | list }}",
-    "format method without call": "{% set f = ''.format %}{{ f('{0.__class__}') }}",
+    "format method without call": "{% set f = '{0.__class__}'.format %}{{ f(1) }}",
     "format_map": "{{ '{x}'.format_map({}) }}",
     "template reference": "{{ self._TemplateReference__context }}",
     "self": "{{ self }}",

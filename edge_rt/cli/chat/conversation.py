@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,21 +15,23 @@ from edge_rt.cli.chat.type_ahead import TypeAhead, no_echo
 from edge_rt.cli.interrupt import interrupt_as_cancelled, wait_for_unfinished_work
 from edge_rt.cli.loading import load_model, obtain_package, plan_model
 from edge_rt.cli.options.groups import PlaceFlags
+from edge_rt.cli.render.answer import AnswerView
 from edge_rt.cli.render.console import SEPARATOR, Terminal, number
 from edge_rt.cli.render.stats import tell_stats
 from edge_rt.cli.speculation import warn_of_limits, why_not_auto
+from edge_rt.cli.template_arguments import warn_of_unread
 from edge_rt.errors import Cancelled, ContextOverflow, EdgeRTError, MemoryBudgetExceeded
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.spec_modes import AUTO
 
 if TYPE_CHECKING:
     from edge_rt.package.reader import Package
-    from edge_rt.runtime.chat import Chat, ChatMessage
+    from edge_rt.runtime.chat import Chat
     from edge_rt.runtime.engine import Model
     from edge_rt.runtime.graph.cancel import CancelToken
     from edge_rt.runtime.load.options import LoadOptions
     from edge_rt.runtime.prompt.encoding import PromptEncoder
-    from edge_rt.runtime.results import Event, Result
+    from edge_rt.runtime.results import Result
     from edge_rt.runtime.speculation.cost_model import RowCosts
     from edge_rt.runtime.stream import Stream
 
@@ -62,6 +64,7 @@ class Conversation:
         options: options of generation.
         system: the system message.
         show_stats: write a line of figures after every answer.
+        inputs: tools, documents and arguments of the chat template, as ``Model.chat`` takes them.
         load_model: loads a package.
 
     Attributes:
@@ -88,6 +91,7 @@ class Conversation:
         *,
         system: str | None = None,
         show_stats: bool = False,
+        inputs: Mapping[str, Any] | None = None,
         load_model: LoadModel = load_model,
     ) -> None:
         self.terminal = terminal
@@ -104,7 +108,8 @@ class Conversation:
         # Memory of the process before its first model; a later model reuses the heap of the previous one.
         self._base_bytes = self.model.plan.runtime_bytes
         self._has_pieces = False  # whether that includes heap fragments left by models with other tokenizers
-        self.chat: Chat = self.model.chat(system=system)
+        self.chat: Chat = self.model.chat(system=system, **(inputs or {}))
+        warn_of_unread(terminal, self.model, self.chat.template_args)
         warn_of_limits(terminal, self.model, load, options)
         self.model.check_reference(options)
 
@@ -136,21 +141,16 @@ class Conversation:
 
     def _answer(self, make_stream: MakeStream) -> Result:
         terminal = self.terminal
-        wrote = False
-
-        def show(event: Event) -> None:
-            nonlocal wrote
-            if event.text and not terminal.is_json:
-                terminal.answer(event.text)
-                wrote = True
-
+        view = AnswerView(terminal)
         keys = self.type_ahead
         tend = None if keys is None else keys.poll
         with no_echo() if keys is None else keys.listening(), answering(make_stream, terminal, tend) as answer:
             for event in answer:
-                show(event)
+                if not terminal.is_json:
+                    view.show(event)
             result = answer.result()
-        if wrote and not result.text.endswith("\n"):
+        view.end_thoughts()
+        if view.wrote and not result.text.endswith("\n"):
             terminal.line()
         self._tell_end(result)
         return result
@@ -225,14 +225,14 @@ class Conversation:
             spell = partial(setting_in_chat, reference=reference, load=load, is_same_model=is_same)
             with flags_of_a_chat(reference):
                 plan = plan_model(package, load.but(spell=spell), base)
-        messages = [message.copy() for message in self.chat.messages]
+        before = self.chat
         try:
             with interrupt_as_cancelled():
                 # Closed before the next one is loaded: two models at once may not fit the memory.
                 self.model.close()
-                model, chat = self._open(package, load.as_planned(plan), messages, kept)
+                model, chat = self._open(package, load.as_planned(plan), before, kept)
         except EdgeRTError as error:
-            self._reopen(messages, kept, error)
+            self._reopen(before, kept, error)
             raise
         self.load, self.name, self.model, self.chat = load, name, model, chat
         self._package = package
@@ -258,22 +258,20 @@ class Conversation:
             return self._base_bytes, self._has_pieces
         return self._base_bytes + PIECES_BYTES, True
 
-    def _open(
-        self, package: Package, load: LoadOptions, messages: list[ChatMessage], kept: _Kept
-    ) -> tuple[Model, Chat]:
+    def _open(self, package: Package, load: LoadOptions, before: Chat, kept: _Kept) -> tuple[Model, Chat]:
         """Load a package and continue a conversation with it; if that fails, the model is closed again."""
         model = self._load_model(package, load.but(share_tokenizer_with=kept.texts))
         kept.give_costs(model)
         try:
             chat = model.chat()
-            chat.messages = messages
+            chat.continue_from(before)
             chat.token_count()
         except BaseException:
             model.close()
             raise
         return model, chat
 
-    def _reopen(self, messages: list[ChatMessage], kept: _Kept, reason: EdgeRTError) -> None:
+    def _reopen(self, before: Chat, kept: _Kept, reason: EdgeRTError) -> None:
         """Load the previous model again, with its plan, after another model could not be loaded."""
         if isinstance(reason, Cancelled):
             self.terminal.note(f"stopping: loading {self.name} again", "dim")
@@ -287,7 +285,7 @@ class Conversation:
             return
         kept.give_costs(model)
         self.model, self.chat = model, model.chat()
-        self.chat.messages = messages
+        self.chat.continue_from(before)
 
     def settings(self) -> dict[str, Any]:
         """Return the options as a JSON object."""

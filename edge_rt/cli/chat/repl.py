@@ -90,6 +90,7 @@ class CommandCompleter(Completer):
             "/show": WordCompleter(list(SHOW_TOPICS)),
             "/set": WordCompleter(list(OPTION_NAMES)),
             "/stats": WordCompleter(["on", "off"]),
+            "/think": WordCompleter(["on", "off"]),
         }
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:

@@ -20,6 +20,7 @@ from edge_rt.cli.chat.settings import (
 )
 from edge_rt.cli.render.console import number
 from edge_rt.cli.render.stats import facts_lines, tell_table
+from edge_rt.cli.template_arguments import thought_switch
 from edge_rt.cli.user_paths import path_of
 from edge_rt.errors import ConfigError, InputError
 from edge_rt.text.text_file import read_text
@@ -66,6 +67,7 @@ class Commands:
             "/system": Command(self._system, "[TEXT]", 'set the system message ("" removes it), or show it'),
             "/set": Command(self._set, "[OPTION VALUE]", "change an option, or list them"),
             "/show": Command(self._show, "[info|template|params|memory]", "show facts"),
+            "/think": Command(self._think, "[on|off]", "turn the model's thoughts on or off"),
             "/stats": Command(self._stats, "[on|off]", "all figures of the last answer; on, off: a line after answers"),
             "/save": Command(self._save, "FILE", "save conversation and options"),
             "/load": Command(self._load, "FILE", "load a saved conversation"),
@@ -227,6 +229,22 @@ class Commands:
         for step in model.plan.given_up:
             self._terminal.note(f"  reduced to fit: {step}")
 
+    def _think(self, argument: str) -> None:
+        if argument not in ("", "on", "off"):
+            raise ConfigError("/think takes on or off.", f"Got {argument!r:.60}.", "")
+        conversation = self._conversation
+        switch = thought_switch(conversation.model)
+        if switch is None:
+            known = ", ".join(sorted(conversation.model.template_variables)) or "none"
+            raise ConfigError(
+                "The chat template has no switch for thoughts.", f"Its arguments: {known}.", "See --template-arg."
+            )
+        arguments = conversation.chat.template_args
+        if argument:
+            arguments[switch] = argument == "on"
+        state = "as the template has them" if switch not in arguments else "on" if arguments[switch] else "off"
+        self._terminal.note(f"thoughts are {state}", "dim")
+
     def _stats(self, argument: str) -> None:
         if argument not in ("", "on", "off"):
             raise ConfigError("/stats takes on or off.", f"Got {argument!r:.60}.", "")
@@ -242,7 +260,7 @@ class Commands:
     # --- files ---
 
     def _save(self, argument: str) -> None:
-        from edge_rt.runtime.chat import read_chat
+        from edge_rt.runtime.saved_chat import read_chat
 
         path = path_of(argument)
         if path.exists():
@@ -254,7 +272,7 @@ class Commands:
         self._terminal.note(f"saved to {path}", "dim")
 
     def _load(self, argument: str) -> None:
-        from edge_rt.runtime.chat import read_chat
+        from edge_rt.runtime.saved_chat import read_chat
 
         conversation, path = self._conversation, path_of(argument)
         own = {name: getattr(conversation.options, name) for name in SPEC_OPTIONS}

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from edge_rt.cli.chat.chat_input import needs_more, parse_entry
 from edge_rt.cli.options import flags
-from edge_rt.cli.options.groups import AnswerFlags, GuardFlags, LoadFlags, PlaceFlags, SamplingFlags, SpeculationFlags
+from edge_rt.cli.options.groups import (
+    AnswerFlags,
+    GuardFlags,
+    LoadFlags,
+    PlaceFlags,
+    SamplingFlags,
+    SpeculationFlags,
+    TemplateFlags,
+)
 from edge_rt.cli.speculation import tell_calibration
 from edge_rt.cli.trace_file import open_trace
 from edge_rt.errors import ConfigError, ContextOverflow, InputError
@@ -36,6 +44,7 @@ def chat(
     sampling: SamplingFlags,
     guard: GuardFlags,
     speculation: SpeculationFlags,
+    template: TemplateFlags,
     output: AnswerFlags,
     places: PlaceFlags,
 ) -> int:
@@ -47,6 +56,7 @@ def chat(
     is_interactive = sys.stdin is not None and sys.stdin.isatty() and terminal.err_is_tty
     if is_interactive and output.json:
         raise ConfigError("--json needs piped input.", "Standard input is a terminal.", "Leave --json out.")
+    inputs = template.inputs()
     speculation.check(options.accept)
     options = speculation.with_reference(options)
     with open_trace(speculation.spec_trace, terminal) as trace:
@@ -63,6 +73,7 @@ def chat(
             options,
             system=begin.system,
             show_stats=is_interactive if output.stats is None else output.stats,
+            inputs=inputs,
         )
         try:
             if is_interactive:

@@ -12,11 +12,21 @@ from edge_rt.cli.answering import answering
 from edge_rt.cli.chat.settings import options_to_settings
 from edge_rt.cli.loading import load_model, obtain_package
 from edge_rt.cli.options import flags
-from edge_rt.cli.options.groups import AnswerFlags, GuardFlags, LoadFlags, PlaceFlags, SamplingFlags, SpeculationFlags
+from edge_rt.cli.options.groups import (
+    AnswerFlags,
+    GuardFlags,
+    LoadFlags,
+    PlaceFlags,
+    SamplingFlags,
+    SpeculationFlags,
+    TemplateFlags,
+)
 from edge_rt.cli.prompt import read_prompt
+from edge_rt.cli.render.answer import AnswerView
 from edge_rt.cli.render.console import Terminal, number
 from edge_rt.cli.render.stats import tell_stats
 from edge_rt.cli.speculation import tell_calibration, warn_of_limits
+from edge_rt.cli.template_arguments import warn_of_unread
 from edge_rt.cli.trace_file import open_trace
 from edge_rt.errors import ConfigError
 
@@ -54,6 +64,7 @@ def generate(
     sampling: SamplingFlags,
     guard: GuardFlags,
     speculation: SpeculationFlags,
+    template: TemplateFlags,
     form: FormFlags,
     output: AnswerFlags,
     places: PlaceFlags,
@@ -65,6 +76,9 @@ def generate(
         raise ConfigError("--json and --json-lines exclude each other.", "Both were given.", "Choose one.")
     if question.raw and question.system is not None:
         raise ConfigError("--raw takes no system message.", "Both were given.", "Write it into the prompt.")
+    inputs = template.inputs()
+    if question.raw and template.template_arg:
+        raise ConfigError("--raw takes no --template-arg.", "Both were given.", "Leave one out.")
     speculation.check(options.accept)
     options = speculation.with_reference(options)
     text = read_prompt(question.prompt, terminal)
@@ -76,9 +90,10 @@ def generate(
             warn_of_limits(terminal, model, asked, options)
             writer = _Writer(terminal, model, options, is_json=output.json, form=form)
             prompt = _messages(model, text, question)
+            warn_of_unread(terminal, model, inputs["template_args"])
 
             def make_stream(token: CancelToken, on_prefill: Callable[[int, int], None]) -> Stream:
-                return model.stream(prompt, options, cancel=token, on_prefill_progress=on_prefill)
+                return model.stream(prompt, options, cancel=token, on_prefill_progress=on_prefill, **inputs)
 
             with answering(make_stream, terminal) as answer:
                 for event in answer:
@@ -127,12 +142,15 @@ class _Writer:
         self._is_json = is_json
         self._is_lines = form.json_lines
         self._is_streaming = not (is_json or form.json_lines or form.no_stream)
+        self._view = AnswerView(terminal)
 
     def push(self, event: Event) -> None:
         if self._is_lines:
-            self._terminal.document({"text": event.text, "token_ids": event.token_ids}, indent=None)
-        elif self._is_streaming and event.text:
-            self._terminal.answer(event.text)
+            thoughts = {"reasoning": event.reasoning} if event.reasoning else {}
+            document = {"text": event.text, "token_ids": event.token_ids, **thoughts}
+            self._terminal.document(document, indent=None)
+        elif self._is_streaming:
+            self._view.show(event)
 
     def finish(self, result: Result) -> None:
         document = {**result.to_json(), "options": self._options, "model": self._facts}
@@ -142,5 +160,6 @@ class _Writer:
             self._terminal.document(document)
         else:
             rest = "" if self._is_streaming else result.text
+            self._view.end_thoughts()
             # The last line needs a newline, on a screen and in a file.
             self._terminal.answer(rest if result.text.endswith("\n") else rest + "\n")

@@ -145,6 +145,11 @@ SPEC_TRACE: Final = Flag(
 
 PROMPT: Final = Flag(("-p", "--prompt"), "The prompt; standard input follows it.", metavar="TEXT")
 SYSTEM: Final = Flag(("-s", "--system"), "System message.", metavar="TEXT")
+TEMPLATE_ARG: Final = Flag(
+    ("--template-arg",),
+    "Argument of the chat template (JSON, else text), such as enable_thinking=false, or tools=[...]; repeatable.",
+    metavar="KEY=VALUE",
+)
 RAW: Final = Flag(("--raw",), "Take prompts as they are, without the chat template.")
 NO_STREAM: Final = Flag(("--no-stream",), "Write the answer when it is complete.")
 NO_HISTORY: Final = Flag(("--no-history",), "Do not save typed lines.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -254,6 +255,31 @@ class SamplingFlags:
 
 
 @dataclass(frozen=True)
+class TemplateFlags:
+    """What the chat template gets besides messages."""
+
+    template_arg: Annotated[list[str] | None, flags.TEMPLATE_ARG] = None
+
+    def inputs(self) -> dict[str, Any]:
+        """Return ``tools``, ``documents`` and ``template_args``, as generations and chats take them.
+
+        Raises:
+            ConfigError: an argument is malformed, or tools or documents are no list of objects.
+        """
+        arguments = parse_template_args(self.template_arg or ())
+        lists = {name: arguments.pop(name, None) for name in ("tools", "documents")}
+        for name, value in lists.items():
+            is_list = isinstance(value, list) and all(isinstance(one, dict) for one in value)
+            if value is not None and not is_list:
+                raise ConfigError(
+                    f"The template's {name} are not a list of objects.",
+                    f"Got {value!r:.60}.",
+                    f"Write them as JSON: --template-arg '{name}=[{{...}}]'.",
+                )
+        return {**lists, "template_args": arguments}
+
+
+@dataclass(frozen=True)
 class GuardFlags:
     """Whether an answer that repeats itself or counts without end is stopped."""
 
@@ -277,6 +303,28 @@ def parse_logit_bias(texts: Sequence[str]) -> dict[int, float]:
             raise ConfigError(
                 "A logit bias is malformed.", f"Got {text!r:.60}: {error}.", "Write it as ID=VALUE, for example 42=-5."
             ) from error
+    return result
+
+
+def parse_template_args(texts: Sequence[str]) -> dict[str, Any]:
+    """Read ``KEY=VALUE`` pairs; a value that is JSON is read as such, any other is a text.
+
+    Raises:
+        ConfigError: one has no name or no value.
+    """
+    result: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name.isidentifier():
+            raise ConfigError(
+                "A template argument is malformed.",
+                f"Got {text!r:.60}.",
+                "Write it as KEY=VALUE, for example enable_thinking=false.",
+            )
+        try:
+            result[name] = json.loads(value)
+        except (ValueError, RecursionError):
+            result[name] = value
     return result
 
 

@@ -11,7 +11,8 @@ from typing import Any, Final
 from edge_rt.errors import InputError, InvalidTemplate
 from edge_rt.package.manifest import BUILT_IN_CALIBRATION, KeyCalibration
 from edge_rt.package.reader import stored_name
-from edge_rt.text.template import ROLES, ChatTemplate
+from edge_rt.text.template import ChatTemplate
+from edge_rt.text.template_messages import ROLES
 from edge_rt.text.text_file import read_text
 from edge_rt.text.tokenizer import Tokenizer
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from edge_rt.errors import InvalidTokenizer, UnsupportedModel
-from edge_rt.export.sources.source import TokenizerBuild
+from edge_rt.export.sources.source import TOOL_TEMPLATE_NAME, TokenizerBuild
 from edge_rt.text.tokenizer import Tokenizer
 from edge_rt.text.tokenizer_check import MAX_ADDED_TOKENS, MAX_TOKEN_BYTES, MAX_VOCABULARY
 
@@ -121,6 +121,7 @@ def build_tokenizer(metadata: Mapping[str, object], vocab_size: int) -> Tokenize
         eos_token_ids=eos_ids,
         add_bos=add_bos and bos is not None,
         chat_template=_text(metadata, "tokenizer.chat_template"),
+        tool_template=_text(metadata, f"tokenizer.chat_template.{TOOL_TEMPLATE_NAME}"),
     )
 
 

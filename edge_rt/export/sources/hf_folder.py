@@ -14,7 +14,7 @@ from edge_rt.export.sources.model_card import read_license
 from edge_rt.export.sources.safetensors_folder import SafetensorsFolder, StoredTensor, read_folder, refuse_link
 from edge_rt.export.sources.safetensors_header import read_json
 from edge_rt.export.sources.sampling_advice import read_advice_file
-from edge_rt.export.sources.source import Source, TokenizerBuild
+from edge_rt.export.sources.source import TOOL_TEMPLATE_NAME, Source, TokenizerBuild
 from edge_rt.system.checkpoint_names import (
     CONFIG_FILE,
     GENERATION_FILE,
@@ -179,6 +179,7 @@ def build_hf_tokenizer(folder: HFFolder, rows: int) -> TokenizerBuild:
         eos_token_ids=tuple(dict.fromkeys(end for end in ends if end is not None)),
         add_bos=bos is not None and _adds_bos(text, settings, bos),
         chat_template=chat_template(folder.path),
+        tool_template=_named_template(folder.path, TOOL_TEMPLATE_NAME),
     )
     # The ids are those of the vocabulary.
     Tokenizer.from_text(text, info=build, embedding_rows=rows)
@@ -245,7 +246,14 @@ def chat_template(folder: Path) -> str | None:
     """
     if (folder / TEMPLATE_FILE).is_file():
         return _read_text(folder / TEMPLATE_FILE, MAX_TEMPLATE_BYTES)
+    return _named_template(folder, "default")
+
+
+def _named_template(folder: Path, name: str) -> str | None:
+    """Return a template of the tokenizer's settings; a single one is the default."""
     template = _optional_json(folder / TOKENIZER_CONFIG_FILE).get("chat_template")
     if isinstance(template, list):
-        template = next((_entry(one, "template") for one in template if _entry(one, "name") == "default"), None)
+        template = next((_entry(one, "template") for one in template if _entry(one, "name") == name), None)
+    elif name != "default":
+        return None
     return template if isinstance(template, str) else None

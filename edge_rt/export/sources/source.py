@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from edge_rt.export.sources.gguf_types import TensorInfo
 from edge_rt.package.sampling import SamplingAdvice
+
+TOOL_TEMPLATE_NAME: Final = "tool_use"
+"""Name of a chat template for requests with tools, where a checkpoint has several."""
 
 
 @dataclass(frozen=True)
@@ -20,6 +24,7 @@ class TokenizerBuild:
         eos_token_ids: tokens that end an answer, the checkpoint's own end token first.
         add_bos: whether a plain prompt starts with ``bos_token_id``.
         chat_template: Jinja source of the chat template, or None.
+        tool_template: that of a second one for requests with tools, or None.
     """
 
     json_text: str
@@ -27,6 +32,7 @@ class TokenizerBuild:
     eos_token_ids: tuple[int, ...]
     add_bos: bool
     chat_template: str | None
+    tool_template: str | None = None
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence as Items
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final, TypeGuard
 
 import numpy as np
 
@@ -11,11 +12,38 @@ from edge_rt.errors import ConfigError, ContextOverflow, InvalidTemplate, Refere
 from edge_rt.package.reader import Package
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.prompt.encoding_budget import EncodingBudget
-from edge_rt.text.template import ChatTemplate, RenderedPrompt
+from edge_rt.text.rendered import RenderedPrompt
+from edge_rt.text.template import ChatTemplate
+from edge_rt.text.thoughts import ThoughtMarkers, find_markers
+from edge_rt.text.token_bytes import IncrementalDecoder
 from edge_rt.text.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
 Prompt = str | Items[int] | Items[Message]
+_TOOL_MARKERS: Final = ("<tool_call>", "</tool_call>")
+
+
+@dataclass(frozen=True)
+class AnswerForm:
+    """What an answer may have besides its text.
+
+    Attributes:
+        thoughts: how thoughts are marked; None without thoughts.
+        has_tools: whether it may call tools.
+    """
+
+    thoughts: ThoughtMarkers | None = None
+    has_tools: bool = False
+
+    @property
+    def markers(self) -> str:
+        """The markers that have to be seen in the answer's text, in one text."""
+        marks = () if self.thoughts is None else self.thoughts.texts
+        return " ".join((*marks, *(_TOOL_MARKERS if self.has_tools else ())))
+
+
+PLAIN_ANSWER: Final = AnswerForm()
+"""An answer that is text and nothing else: to a prompt that is no list of messages."""
 
 
 class PromptEncoder:
@@ -49,7 +77,10 @@ class PromptEncoder:
         self.tokenizer: Tokenizer = tokenizer or Tokenizer.from_file(
             package.file(manifest.tokenizer.file), info=manifest.tokenizer, embedding_rows=manifest.model.vocab_size
         )
-        self._template = _load_template(package, self.tokenizer)
+        self._template = _load_template(package, self.tokenizer, manifest.chat_template)
+        self._tool_template: ChatTemplate | InvalidTemplate | None = None
+        if manifest.tool_template is not None:
+            self._tool_template = _load_template(package, self.tokenizer, manifest.tool_template)
         self._context_tokens = context_tokens
         self._vocab_size = manifest.model.vocab_size
         self._budget = budget
@@ -63,16 +94,43 @@ class PromptEncoder:
         """Source of the chat template in use, or None."""
         return None if isinstance(self._template, InvalidTemplate) else self._template.source
 
-    def render(self, messages: Items[Message], *, add_generation_prompt: bool = True) -> RenderedPrompt:
-        """Return messages as the template writes them.
+    @property
+    def template_variables(self) -> frozenset[str]:
+        """Names of the arguments that the chat templates read, such as ``enable_thinking``."""
+        both = (self._template, self._tool_template)
+        return frozenset().union(*(one.variables for one in both if isinstance(one, ChatTemplate)))
+
+    def render(
+        self,
+        messages: Items[Message],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Items[Mapping[str, Any]] | None = None,
+        documents: Items[Mapping[str, Any]] | None = None,
+        template_args: Mapping[str, Any] | None = None,
+    ) -> RenderedPrompt:
+        """Return messages as the template writes them; the arguments are those of ``ChatTemplate.render``.
 
         Raises:
             InvalidTemplate: there is no template, or it refuses the messages.
-            ConfigError: the messages are malformed.
+            ConfigError: the messages or the arguments are malformed.
         """
+        template = self._template if not tools or self._tool_template is None else self._tool_template
+        if isinstance(template, InvalidTemplate):
+            raise _copy_of(template)
+        return template.render(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            tools=tools,
+            documents=documents,
+            arguments=template_args,
+        )
+
+    def thoughts_after(self, prompt: RenderedPrompt) -> ThoughtMarkers | None:
+        """Return how thoughts are marked in the answer to a prompt; None for a model that marks none."""
         if isinstance(self._template, InvalidTemplate):
-            raise _copy_of(self._template)
-        return self._template.render(messages, add_generation_prompt=add_generation_prompt)
+            return None
+        return find_markers(self._template.source, self.tokenizer.token_to_id, prompt.text)
 
     def check_prompt_fits(self, text: str, config: GenerationConfig) -> None:
         """Refuse a text that is too long however it is cut into tokens, before seconds are spent on encoding it.
@@ -108,6 +166,43 @@ class PromptEncoder:
         if self._budget is not None and 4 * len(text) > self._budget.planned_bytes:
             self._budget.require(self.tokenizer.longest_stretch(text))
 
+    def decoder(self, form: AnswerForm) -> IncrementalDecoder:
+        """Return a decoder that shows the special tokens among an answer's markers, and no others."""
+        markers, tokenizer = form.markers, self.tokenizer
+        shown = {tokenizer.token_to_id(token) for token in tokenizer.special_tokens if token in markers}
+        return IncrementalDecoder(tokenizer.token_bytes, tokenizer.special_ids - shown)
+
+    def prepare(
+        self,
+        prompt: Prompt,
+        config: GenerationConfig,
+        *,
+        tools: Items[Mapping[str, Any]] | None = None,
+        documents: Items[Mapping[str, Any]] | None = None,
+        template_args: Mapping[str, Any] | None = None,
+    ) -> tuple[list[int], AnswerForm]:
+        """Return the token ids of a prompt, and what the answer may have besides its text.
+
+        Raises:
+            ConfigError: as in ``encode``; or tools, documents or arguments were given for a prompt without messages.
+            ContextOverflow, InvalidTemplate, EncodingBudgetExceeded: as in ``encode``.
+        """
+        if is_messages(prompt):
+            rendered = self.render(prompt, tools=tools, documents=documents, template_args=template_args)
+            return self.encode_rendered(rendered, config), self.form_of(rendered, has_tools=bool(tools))
+        given = {"tools": tools, "documents": documents, "template_args": template_args}
+        if names := [name for name, value in given.items() if value]:
+            raise ConfigError(
+                "The prompt is no list of messages, and only these go through the chat template.",
+                f"It came with {', '.join(names)}.",
+                "Pass messages, or leave them out.",
+            )
+        return self.encode(prompt, config), PLAIN_ANSWER
+
+    def form_of(self, prompt: RenderedPrompt, *, has_tools: bool) -> AnswerForm:
+        """Return what the answer to rendered messages may have besides its text."""
+        return AnswerForm(self.thoughts_after(prompt), has_tools)
+
     def encode(self, prompt: Prompt, config: GenerationConfig) -> list[int]:
         """Return the token ids of a text, taken as it is, of messages, or of ids.
 
@@ -125,11 +220,14 @@ class PromptEncoder:
         if isinstance(prompt, np.ndarray):
             prompt = prompt.tolist()
         items: list[Any] = list(prompt) if isinstance(prompt, list | tuple) else [repr(prompt)]
-        if items and isinstance(items[0], Mapping):
-            rendered = self.render(items)
-            self.check_prompt_fits(rendered.plain_text, config)
-            return self._encode_within(rendered.pieces(), 0, config)
+        if is_messages(items):
+            return self.encode_rendered(self.render(items), config)
         return self._checked_ids(items)
+
+    def encode_rendered(self, prompt: RenderedPrompt, config: GenerationConfig) -> list[int]:
+        """Return the token ids of rendered messages; errors as in ``encode``."""
+        self.check_prompt_fits(prompt.text, config)
+        return self._encode_within(prompt.pieces(), 0, config)
 
     def encode_reference(self, text: str, most: int | None) -> list[int]:
         """Return the token ids of a text that an answer may copy.
@@ -172,9 +270,18 @@ class PromptEncoder:
         return items
 
 
-def _load_template(package: Package, tokenizer: Tokenizer) -> ChatTemplate | InvalidTemplate:
-    """Return the template, or the error that a chat will raise: plain prompts need no template."""
-    name = package.manifest.chat_template
+def encode_rendered(tokenizer: Tokenizer, prompt: RenderedPrompt) -> list[int]:
+    """Return the token ids of rendered messages; only what the template wrote can be a special token."""
+    return tokenizer.encode_rendered(prompt)
+
+
+def is_messages(prompt: object) -> TypeGuard[Items[Message]]:
+    """Return whether a prompt is a list of messages, and not a text or token ids."""
+    return isinstance(prompt, list | tuple) and bool(prompt) and isinstance(prompt[0], Mapping)
+
+
+def _load_template(package: Package, tokenizer: Tokenizer, name: str | None) -> ChatTemplate | InvalidTemplate:
+    """Return the template of a file, or the error that a chat will raise: plain prompts need no template."""
     try:
         source = package.file(name).read_text(encoding="utf-8") if name is not None else None
     except UnicodeDecodeError as error:

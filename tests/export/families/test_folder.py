@@ -188,7 +188,12 @@ class TestTokenizer:
 
     def test_of_several_templates_the_default_one(self, model, tmp_path):
         templates = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
-        assert self.build(model, tmp_path, tokenizer_config={"chat_template": templates}).chat_template == "d"
+        build = self.build(model, tmp_path, tokenizer_config={"chat_template": templates})
+        assert (build.chat_template, build.tool_template) == ("d", "t")
+
+    def test_a_single_template_is_none_for_tools(self, model, tmp_path):
+        build = self.build(model, tmp_path, tokenizer_config={"chat_template": "d"})
+        assert (build.chat_template, build.tool_template) == ("d", None)
 
     @pytest.mark.parametrize(("stated", "expected"), [(True, True), (False, False), (None, False)])
     def test_whether_a_text_begins_with_bos(self, model, stated, expected, tmp_path):

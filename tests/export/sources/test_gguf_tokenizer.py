@@ -56,6 +56,12 @@ class TestBuild:
         build = build_tokenizer(metadata() | {"tokenizer.chat_template": "{{ 1 }}"}, len(TOKENS))
         assert (build.bos_token_id, build.eos_token_ids, build.add_bos) == (1, (2, 0), False)
         assert build.chat_template == "{{ 1 }}"
+        assert build.tool_template is None
+
+    def test_a_second_template_for_tools(self):
+        named = {"tokenizer.chat_template": "d", "tokenizer.chat_template.tool_use": "t"}
+        build = build_tokenizer(metadata() | named, len(TOKENS))
+        assert (build.chat_template, build.tool_template) == ("d", "t")
 
     def test_the_same_metadata_gives_the_same_text(self):
         first, second = (build_tokenizer(metadata(), len(TOKENS)).json_text for _ in range(2))

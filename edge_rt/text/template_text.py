@@ -1,0 +1,201 @@
+"""Texts that remember which of their characters a chat template wrote itself.
+
+A plain ``str`` is somebody's text: of a message, a tool, a document, an argument. A :class:`Text` also has the ranges
+of characters that come from the template's source. The functions here keep these ranges through everything that
+templates do with texts. Where an operation is unknown, or the ranges cannot be followed, the result is a plain
+``str``: then a control token of the template may be lost, but no text of a message can become one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import accumulate, pairwise
+from typing import Any, Final, Self, SupportsIndex
+
+Ranges = tuple[int, ...]
+"""Where own ranges begin and end, in turn: increasing positions."""
+
+CASE_METHODS: Final = frozenset({"capitalize", "lower", "title", "upper"})
+_STRIP_METHODS: Final = frozenset({"strip", "lstrip", "rstrip", "removeprefix", "removesuffix"})
+_CUT_METHODS: Final = frozenset({"split", "rsplit", "splitlines", "partition", "rpartition"})
+
+
+class Text(str):
+    """A text with characters that the template wrote.
+
+    Args:
+        text: the characters.
+        own: where the ranges of those begin and end that the template wrote.
+    """
+
+    __slots__ = ("own",)
+    own: Ranges
+
+    def __new__(cls, text: str, own: Ranges) -> Self:  # noqa: D102 - described above
+        self = super().__new__(cls, text)
+        self.own = own
+        return self
+
+    # Jinja's compiled code wraps what it prints in ``str(...)``.
+    def __str__(self) -> str:
+        return self
+
+
+def own_text(text: str) -> Text:
+    """Return a text that the template wrote as a whole."""
+    return Text(text, (0, len(text)) if text else ())
+
+
+def ranges_of(text: str) -> Ranges:
+    """Return the ranges of a text that the template wrote."""
+    return text.own if isinstance(text, Text) else ()
+
+
+def is_own(text: str) -> bool:
+    """Return whether the template wrote the whole text; an empty text is nobody's."""
+    return isinstance(text, Text) and (not text or text.own == (0, len(text)))
+
+
+def concat(parts: Iterable[str]) -> str:
+    """Return ``"".join(parts)``."""
+    texts = list(parts)
+    if len(texts) == 1:
+        return texts[0]
+    own: list[int] = []
+    start = 0
+    for part in texts:
+        if isinstance(part, Text):
+            if not start:
+                own = list(part.own)
+            for begin, end in _pairs(part.own) if start else ():
+                if own and own[-1] == start + begin:
+                    own[-1] = start + end
+                else:
+                    own += (start + begin, start + end)
+        start += len(part)
+    joined = "".join(texts)
+    return Text(joined, tuple(own)) if own else joined
+
+
+def cut(text: str, start: int, stop: int) -> str:
+    """Return ``text[start:stop]`` for positions within the text."""
+    return slice_of(text, start, stop, None)
+
+
+def slice_of(text: str, start: int | None, stop: int | None, step: int | None) -> str:
+    """Return ``text[start:stop:step]``."""
+    part = str.__getitem__(text, slice(start, stop, step))
+    own = ranges_of(text)
+    if not own or not part:
+        return part
+    if own == (0, len(text)):
+        return own_text(part)
+    first, last, step = slice(start, stop, step).indices(len(text))
+    if step != 1:
+        return part
+    kept: list[int] = []
+    for begin, end in _pairs(own):
+        begin, end = max(begin, first) - first, min(end, last) - first
+        if begin < end:
+            kept += (begin, end)
+    return Text(part, tuple(kept)) if kept else part
+
+
+def item(text: str, index: SupportsIndex) -> str:
+    """Return ``text[index]``.
+
+    Raises:
+        IndexError: there is no such character.
+    """
+    character = str.__getitem__(text, index)
+    at = range(len(text))[index.__index__()]
+    return own_text(character) if any(begin <= at < end for begin, end in _pairs(ranges_of(text))) else character
+
+
+def characters(text: Text) -> Iterator[str]:
+    """Yield the characters of a text."""
+    edges = (0, *text.own, len(text))
+    for number, (begin, end) in enumerate(pairwise(edges)):
+        for at in range(begin, end):
+            character = str.__getitem__(text, at)
+            yield own_text(character) if number % 2 else character
+
+
+def replace(text: str, old: str, new: str, count: int = -1) -> str:
+    """Return ``text.replace(old, new, count)``."""
+    if is_own(text) and is_own(new):
+        return own_text(str.replace(text, old, new, count))
+    if not old or not (ranges_of(text) or ranges_of(new)):
+        return str.replace(text, old, new, count)
+    parts: list[str] = []
+    start = 0
+    while count != 0 and (at := text.find(old, start)) >= 0:
+        parts += (cut(text, start, at), new)
+        start = at + len(old)
+        count -= 1
+    if not parts:
+        return text
+    return concat([*parts, cut(text, start, len(text))])
+
+
+def join(separator: str, parts: Iterable[str]) -> str:
+    """Return ``separator.join(parts)``."""
+    texts: list[str] = []
+    for part in parts:
+        texts += (separator, part)
+    return concat(texts[1:])
+
+
+def relabelled(text: str, changed: str) -> str:
+    """Return a text whose case was changed, with the ranges of the text before.
+
+    No change of case makes a text shorter. So if the length is the same, every character stands where it stood.
+    """
+    own = ranges_of(text)
+    if is_own(text):
+        return own_text(changed)
+    return Text(changed, own) if own and len(changed) == len(text) else changed
+
+
+def call_method(text: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a method of a text; ``join`` and ``replace`` are functions of this module."""
+    result = getattr(str, name)(text, *args, **kwargs)
+    if not ranges_of(text):
+        return result
+    if name in CASE_METHODS:
+        return relabelled(text, result)
+    if name in _STRIP_METHODS:
+        # What is cut off at the front is what the text has more at its front than the result.
+        if name in {"rstrip", "removesuffix"}:
+            start = 0
+        elif name == "strip":
+            start = len(text) - len(str.lstrip(text, *args))
+        else:
+            start = len(text) - len(result)
+        return cut(text, start, start + len(result))
+    if name in _CUT_METHODS:
+        return _located(text, name, result, args, kwargs)
+    return result
+
+
+def _located(text: str, name: str, parts: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the parts that a text was cut into, with their ranges: each is found behind the one before it."""
+    if name == "splitlines":
+        ends = list(accumulate(map(len, str.splitlines(text, True)), initial=0))
+        return [cut(text, start, start + len(part)) for start, part in zip(ends, parts, strict=False)]
+    found: list[str] = []
+    at = 0
+    gap = 0
+    separator = args[0] if args else kwargs.get("sep")
+    if name in {"split", "rsplit"} and isinstance(separator, str):
+        gap = len(separator)
+    for part in parts:
+        # Without a separator, white space lies between the parts, and none of them begins with it.
+        start = at if gap or name in {"partition", "rpartition"} else text.find(part, at)
+        found.append(cut(text, start, start + len(part)))
+        at = start + len(part) + gap
+    return tuple(found) if isinstance(parts, tuple) else found
+
+
+def _pairs(own: Ranges) -> Iterator[tuple[int, int]]:
+    return zip(own[::2], own[1::2], strict=True)

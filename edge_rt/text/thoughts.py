@@ -1,0 +1,150 @@
+"""The thoughts of a model: what it writes between markers of its own, before its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+
+@dataclass(frozen=True)
+class ThoughtMarkers:
+    """How a model marks its thoughts.
+
+    Attributes:
+        begin: text in front of the thoughts; they begin an answer, or there are none.
+        end: text behind them.
+        answer: text in front of an answer without thoughts; empty if there is none.
+        is_open: whether the prompt ends with ``begin``, so that the answer begins in the middle of thoughts.
+    """
+
+    begin: str
+    end: str
+    answer: str = ""
+    is_open: bool = False
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The markers that there are."""
+        return tuple(text for text in (self.begin, self.end, self.answer) if text)
+
+
+_HARMONY_ANSWER: Final = "<|channel|>final<|message|>"
+KNOWN_MARKERS: Final = (
+    ThoughtMarkers("<think>", "</think>"),
+    ThoughtMarkers("[THINK]", "[/THINK]"),
+    ThoughtMarkers("<|channel>thought\n", "<channel|>"),
+    ThoughtMarkers("<|START_THINKING|>", "<|END_THINKING|>"),
+    ThoughtMarkers("<seed:think>", "</seed:think>"),
+    ThoughtMarkers(
+        "<|channel|>analysis<|message|>", f"<|end|><|start|>assistant{_HARMONY_ANSWER}", answer=_HARMONY_ANSWER
+    ),
+)
+
+
+def find_markers(source: str, token_id: Callable[[str], int | None], prompt: str = "") -> ThoughtMarkers | None:
+    """Return the markers of a model.
+
+    Args:
+        source: its chat template.
+        token_id: id of a token by its text: a template of a model that thinks need not mention it.
+        prompt: the rendered prompt, which may begin the thoughts.
+
+    Returns:
+        None if the model has no markers that are known.
+    """
+    for markers in KNOWN_MARKERS:
+        first = markers.begin.split("thought")[0].split("analysis")[0]
+        last = markers.end.split("<|start|>")[0]
+        in_source = first in source and (last in source or markers.end in source)
+        if in_source or all(token_id(text) is not None for text in (markers.begin, markers.end)):
+            return replace(markers, is_open=prompt.rstrip().endswith(markers.begin.rstrip()))
+    return None
+
+
+class ThoughtStream:
+    """Takes the text of an answer apart, into thoughts and answer, however it is cut into pieces.
+
+    White space around the thoughts, between the markers, belongs to neither.
+
+    Args:
+        markers: of the model; None for one without thoughts, whose text passes as it is.
+
+    Attributes:
+        reasoning: all thoughts so far.
+        text: the answer so far.
+    """
+
+    def __init__(self, markers: ThoughtMarkers | None) -> None:
+        self._markers = markers
+        self._held = ""
+        if markers is None:
+            self._state = "answer"
+        else:
+            self._state = "thought start" if markers.is_open else "start"
+        self.reasoning = ""
+        self.text = ""
+
+    def push(self, text: str) -> tuple[str, str]:
+        """Add text; return the thoughts and the answer that are certain now."""
+        return self._take(text, is_end=False)
+
+    def finish(self) -> tuple[str, str]:
+        """Return the thoughts and the answer that were held back."""
+        return self._take("", is_end=True)
+
+    def _take(self, text: str, *, is_end: bool) -> tuple[str, str]:
+        self._held += text
+        thoughts = answer = ""
+        while self._held:
+            state = self._state
+            if state == "answer":
+                answer += self._held
+                self._held = ""
+            elif state == "thought":
+                thoughts += self._thought(is_end)
+            elif state == "start":
+                self._start(is_end)
+            else:
+                # White space behind a marker; what follows decides nothing.
+                self._held = self._held.lstrip()
+                if self._held:
+                    self._state = "thought" if state == "thought start" else "answer"
+            if self._state == state:
+                break
+        self.reasoning += thoughts
+        self.text += answer
+        return thoughts, answer
+
+    def _start(self, is_end: bool) -> None:
+        """Decide whether the answer begins with thoughts."""
+        assert self._markers is not None
+        begun = self._held.lstrip()
+        for marker, state in ((self._markers.begin, "thought start"), (self._markers.answer, "answer")):
+            wanted = marker.rstrip()
+            if marker and begun.startswith(wanted):
+                self._held, self._state = begun[len(wanted) :], state
+                return
+        could_be = any(marker.startswith(begun) for marker in (self._markers.begin, self._markers.answer) if marker)
+        if is_end or not could_be:
+            self._state = "answer"
+
+    def _thought(self, is_end: bool) -> str:
+        """Return thoughts up to their end, or up to where it, or the white space in front of it, may begin."""
+        assert self._markers is not None
+        end = self._markers.end
+        at = self._held.find(end)
+        if at >= 0:
+            shown, self._held = self._held[:at].rstrip(), self._held[at + len(end) :]
+            self._state = "answer start"
+            return shown
+        held = self._held if is_end else self._held[: len(self._held) - _overlap(self._held, end)]
+        shown = held.rstrip()
+        self._held = "" if is_end else self._held[len(shown) :]
+        return shown
+
+
+def _overlap(text: str, marker: str) -> int:
+    """Return the length of the longest end of a text that is a proper beginning of a marker."""
+    lengths = range(min(len(text), len(marker) - 1), 0, -1)
+    return next((length for length in lengths if text.endswith(marker[:length])), 0)
