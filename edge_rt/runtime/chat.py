@@ -210,7 +210,7 @@ class Chat:
         if context is None or context.sentinel != prompt.sentinel or not prompt.text.startswith(context.text):
             return self._model.tokenizer.encode_rendered(prompt)
         rest = prompt.suffix(len(context.text))
-        return [*context.token_ids, *self._model.tokenizer.encode_rendered(rest)]
+        return [*context.token_ids, *self._model.tokenizer.encode_rendered(rest, continues=True)]
 
     def _remember(self, prompt: RenderedPrompt, prompt_ids: list[int], result: Result) -> None:
         tokenizer = self._model.tokenizer
