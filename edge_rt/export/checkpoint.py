@@ -88,7 +88,7 @@ def read_checkpoint(
         tokenizer=tokenizer,
         calibration=calibration,
         choice=choice,
-        warnings=(*source.remarks, *_template_warnings(tokenizer.chat_template, loaded)),
+        warnings=(*source.remarks, *tokenizer.warnings, *_template_warnings(tokenizer.chat_template, loaded)),
     )
 
 

@@ -29,7 +29,8 @@ NEWLINES: Final = r"[^\n]+|[\n]+"
 # An apostrophe may begin a contraction, which belongs to the letters before it in some expressions.
 _SIGNS: Final = r"""!"#$%&()*+,\-./:;<=>?@[\\\]^_`{|}~"""
 _BEFORE_SPACE: Final = r"(?<=\S)(?= \S)"
-_LINE: Final = r"(?<=\S\n)(?=\S)"
+# Some expressions take slashes behind a line end into the part before it.
+_LINE: Final = r"(?<=\S\n)(?=[^\s/])"
 _SIGN: Final = rf"(?<=[A-Za-z])(?=[{_SIGNS}])"
 # The same inside an entry of a vocabulary, where a space is spelled \u0120 and a line end \u010a.
 _BLANKS: Final = "\u0120\u010a\u010d\u0109\n"

@@ -20,6 +20,7 @@ class TokenizerBuild:
         eos_token_ids: tokens that end an answer, the checkpoint's own end token first.
         add_bos: whether a plain prompt starts with ``bos_token_id``.
         chat_template: Jinja source of the chat template, or None.
+        warnings: sentences about what the checkpoint leaves open, and what was mended.
     """
 
     json_text: str
@@ -27,6 +28,7 @@ class TokenizerBuild:
     eos_token_ids: tuple[int, ...]
     add_bos: bool
     chat_template: str | None
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
