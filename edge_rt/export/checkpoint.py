@@ -91,6 +91,7 @@ def read_checkpoint(
         choice=choice,
         warnings=(
             *source.remarks,
+            *tokenizer.warnings,
             *_template_warnings(tokenizer.chat_template, loaded),
             # It may need tools: only whether it can be used is asked.
             *_template_warnings(tokenizer.tool_template, loaded, asks=lambda _: []),

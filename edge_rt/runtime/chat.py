@@ -14,7 +14,7 @@ from edge_rt.runtime.aio import AsyncStream
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.generation import usable_ids
 from edge_rt.runtime.graph.cancel import CancelToken
-from edge_rt.runtime.prompt.encoding import PLAIN_ANSWER, AnswerForm, encode_rendered
+from edge_rt.runtime.prompt.encoding import PLAIN_ANSWER, AnswerForm
 from edge_rt.runtime.results import Result
 from edge_rt.runtime.saved_chat import CHAT_FORMAT, CHAT_VERSION, ChatMessage, SavedChat, read_chat
 from edge_rt.runtime.stream import Stream
@@ -245,9 +245,9 @@ class Chat:
         """Return the token ids of a prompt; only the text after the part whose tokens are known is encoded."""
         context = self._context
         if context is None or not prompt.starts_with(context.prompt):
-            return encode_rendered(self._model.tokenizer, prompt)
+            return self._model.tokenizer.encode_rendered(prompt)
         rest = prompt.suffix(len(context.prompt.text))
-        return [*context.token_ids, *encode_rendered(self._model.tokenizer, rest)]
+        return [*context.token_ids, *self._model.tokenizer.encode_rendered(rest, continues=True)]
 
     def _remember(self, prompt: RenderedPrompt, prompt_ids: list[int], result: Result) -> None:
         tokenizer = self._model.tokenizer

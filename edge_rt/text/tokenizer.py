@@ -1,33 +1,35 @@
-"""Text to token ids and back: byte-level BPE through the ``tokenizers`` library, with additional limits.
+"""Text to token ids and back: BPE through the ``tokenizers`` library, with additional limits.
 
 A ``tokenizer.json`` is untrusted input. Before the library sees it, :mod:`edge_rt.text.tokenizer_check` bounds its size
-and structure, allows only the parts that byte-level BPE needs, and refuses regular expressions that can backtrack
-exponentially. Whatever the library still raises, including panics (which are not an ``Exception``), becomes
-:class:`InvalidTokenizer`.
+and structure, allows only the parts that BPE over bytes or with byte fallback needs, and refuses regular expressions
+that can backtrack exponentially. Whatever the library still raises, including panics (which are not an ``Exception``),
+becomes :class:`InvalidTokenizer`.
 
-Decoding does not use the library: see :mod:`edge_rt.text.token_bytes`.
+The library only cuts and merges. Added tokens are found by :mod:`edge_rt.text.added_tokens`, a space before a text is
+written by :class:`edge_rt.text.tokenizer_steps.Prefix`, and decoding is in :mod:`edge_rt.text.token_bytes`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from itertools import pairwise
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import tokenizers
 
-from edge_rt.errors import InputError, InvalidTokenizer, StorageError
+from edge_rt.errors import InvalidTokenizer, StorageError
 from edge_rt.system.machine import return_free_memory
-from edge_rt.text.token_bytes import BYTE_OF, IncrementalDecoder, TokenBytes
+from edge_rt.text.added_tokens import AddedTokens, added_token
+from edge_rt.text.piece_encoder import PieceEncoder, reraise_unless_library
+from edge_rt.text.token_bytes import BYTE_OF, IncrementalDecoder, TokenBytes, fallback_bytes, spelled_bytes
 from edge_rt.text.tokenizer_check import FETCH_AGAIN, MAX_FILE_BYTES, MAX_VOCABULARY, check_document, invalid, parse
-from edge_rt.text.tokenizer_cuts import PIECE_CHARACTERS, cut, cut_pattern
+from edge_rt.text.tokenizer_cuts import places_to_cut
+from edge_rt.text.tokenizer_steps import Steps, library_steps
 
 # Bytes that normalisation can turn into one: at most 4 are known, 8 leaves a margin.
 _MAX_COMPOSITION: Final = 8
 _COUNTED_CHARACTERS: Final = 1 << 16  # characters of a text whose bytes are counted at once
-# Tokens that a cut in the wrong place may add.
-_SPLIT_TOKENS: Final = 8
 
 
 class TokenizerFacts(Protocol):
@@ -46,15 +48,15 @@ class TokenizerFacts(Protocol):
         """Whether a plain prompt starts with the BOS token."""
 
 
-class Pieces(Protocol):
-    """A rendered prompt: see :class:`edge_rt.text.template.RenderedPrompt`."""
+class Rendered(Protocol):
+    """A rendered prompt: see :class:`edge_rt.text.rendered.RenderedPrompt`."""
 
-    def pieces(self) -> list[tuple[str, bool]]:
-        """Return (text, is a special token) pairs in order."""
+    def spans(self) -> list[tuple[str, bool]]:
+        """Return (text, whether the template wrote it) in order."""
 
 
 class Tokenizer:
-    """A byte-level BPE tokenizer; immutable, usable from several threads.
+    """A BPE tokenizer over bytes or with byte fallback; immutable, usable from several threads.
 
     Created by :meth:`from_file` or :meth:`from_text`.
 
@@ -70,22 +72,29 @@ class Tokenizer:
     def __init__(
         self,
         library: tokenizers.Tokenizer,
-        document: Mapping[str, object],
+        document: Mapping[str, Any],
+        steps: Steps,
         facts: TokenizerFacts | None,
         rows: int | None,
     ) -> None:
         self._library = library
-        added = library.get_added_tokens_decoder()
-        self._added_bytes = {token_id: token.content.encode() for token_id, token in added.items()}
-        special = {token_id: token.content for token_id, token in sorted(added.items()) if token.special}
+        self.vocab_size: int = min(library.get_vocab_size(with_added_tokens=True), rows or MAX_VOCABULARY)
+        found = (added_token(entry) for entry in document.get("added_tokens") or ())
+        # A file may have tokens, of images for example, that a model of text has no row for.
+        added = sorted((token for token in found if token.token_id < self.vocab_size), key=lambda token: token.token_id)
+        self._added = AddedTokens(added)
+        self._plain_added = frozenset(token.token_id for token in added if not token.special)
+        self._text_added = frozenset(token.token_id for token in added if token.is_text)
+        self._marks = frozenset(token.token_id for token in added) - self._text_added
+        special = {token.token_id: token.text for token in added if token.special}
         self.special_ids: frozenset[int] = frozenset(special)
         self.special_tokens: tuple[str, ...] = tuple(special.values())
-        self._special_by_text = {text: token_id for token_id, text in special.items()}
-        self.vocab_size: int = library.get_vocab_size(with_added_tokens=True)
-        self._bytes = TokenBytes(library.id_to_token, self._added_bytes, max(rows or 0, self.vocab_size))
-        self._normalizes = document.get("normalizer") is not None
+        spelled = spelled_bytes if steps.is_byte_level else fallback_bytes
+        texts = {token.token_id: token.text.encode("utf-8", "surrogatepass") for token in added}
+        self._bytes = TokenBytes(library.id_to_token, texts, max(rows or 0, self.vocab_size), spelled)
+        self._steps = steps
         self._bound: tuple[int, bytes] | None = None
-        self._cuts = cut_pattern(document)
+        self._pieces = PieceEncoder(library, places_to_cut(document, steps))
         self.bos_token_id = facts.bos_token_id if facts else None
         self.eos_token_ids = facts.eos_token_ids if facts else ()
         self.add_bos = facts is not None and facts.add_bos and facts.bos_token_id is not None
@@ -104,7 +113,7 @@ class Tokenizer:
         Raises:
             StorageError: the file cannot be read.
             InvalidTokenizer: the file is malformed or exceeds a limit.
-            UnsupportedModel: it is not byte-level BPE.
+            UnsupportedModel: it is neither BPE over bytes nor BPE with byte fallback.
         """
         try:
             with path.open("rb") as file:
@@ -134,137 +143,150 @@ class Tokenizer:
     @classmethod
     def _load(cls, data: bytes, name: str, facts: TokenizerFacts | None, rows: int | None) -> Tokenizer:
         document = parse(data, name)
-        ids = check_document(document, rows if rows is not None else MAX_VOCABULARY)
+        ids, steps = check_document(document, rows if rows is not None else MAX_VOCABULARY)
         try:
             library = tokenizers.Tokenizer.from_str(data.decode())
+            if steps.is_changed:
+                _set_steps(library, steps)
         except BaseException as error:  # panics of the library are not an Exception
-            _reraise_unless_library(error)
+            reraise_unless_library(error)
             raise InvalidTokenizer(f"{name} is not accepted.", f"{str(error)[:200]}.", FETCH_AGAIN) from error
         # The library assigns ids of added tokens itself, and only logs where the file gives other ids.
         for text, expected in ids.items():
             if library.token_to_id(text) != expected:
                 raise invalid("An added token has an impossible id.", f"{text[:40]!r} says {expected}.")
-        count = library.get_vocab_size(with_added_tokens=True)
+        count = min(library.get_vocab_size(with_added_tokens=True), rows or MAX_VOCABULARY)
         for token_id in (*facts.eos_token_ids, facts.bos_token_id) if facts else ():
             if token_id is not None and not 0 <= token_id < count:
                 raise invalid("The BOS or end token does not exist.", f"Id {token_id}, {count} tokens.")
         library.no_padding()
         library.no_truncation()
-        library.encode_special_tokens = True
-        return cls(library, document, facts, rows)
+        _find_no_added_tokens(library)
+        return cls(library, document, steps, facts, rows)
 
     def encode_text(self, text: str) -> list[int]:
         """Encode text as text: what looks like a special token becomes ordinary tokens.
+
+        Added tokens that are not special are found. :meth:`encode_spans` tells whose text it is.
 
         Raises:
             InputError: the text has lone surrogates, which no encoding can express.
             InvalidTokenizer: the tokenizer's own rules failed on this text.
         """
-        if len(text) <= PIECE_CHARACTERS:
-            return self._encode_piece(text)
-        # The library takes hundreds of bytes per character of its input.
-        ids = [token_id for piece in cut(text, self._cuts) for token_id in self._encode_piece(piece)]
-        return_free_memory()
-        return ids
+        return self._pieces.encode(self._split([(text, False)], self._plain_added), self.special_ids, len(text))
 
-    def encode_within(self, parts: Iterable[tuple[str, bool]], most: int) -> list[int] | int:
-        """Encode texts and special tokens, but no further than needed to know that there are too many tokens.
+    def encode_spans(self, spans: Sequence[tuple[str, bool]], *, continues: bool = False) -> list[int]:
+        """Encode a rendered prompt in which the template's text is kept apart from everybody else's.
+
+        The spans are one text: where no added token lies between two of them, they are cut and merged together. So the
+        ids are those of the whole text, unless the text of an added token is found in somebody's text, or begins in
+        one span and ends in another: such a text becomes ordinary tokens, also if merges would lead to that token.
+
+        Added tokens that are not special and only white space, or a single character, are text: they are found in
+        everybody's text, and across spans. White space next to a token that takes it in (``lstrip``, ``rstrip``) is
+        taken in, whoever wrote it.
+
+        Args:
+            spans: (text, whether the template wrote it) in order. In the template's text every added token is found:
+                special ones, and others such as ``<think>``. In the rest none is.
+            continues: the text continues one that was encoded before, so nothing is put before it.
+
+        Raises:
+            InputError, InvalidTokenizer: as :meth:`encode_text`.
+        """
+        parts = self._split(spans, self._text_added, is_start=not continues, continues=continues)
+        return self._pieces.encode(parts, self._marks, _length(spans))
+
+    def encode_spans_within(
+        self, spans: Sequence[tuple[str, bool]], most: int, *, continues: bool = False
+    ) -> list[int] | int:
+        """Encode as :meth:`encode_spans`, but no further than needed to know that there are more than ``most`` tokens.
 
         Memory is bounded by that, not by the length of the texts.
 
+        Returns:
+            The ids; or, if there are more than ``most``, a lower bound of their number.
+        """
+        parts = self._split(spans, self._text_added, is_start=not continues, continues=continues)
+        return self._pieces.encode_within(parts, self._marks, most, _length(spans))
+
+    def encode_within(self, text: str, most: int) -> list[int] | int:
+        """Encode a text as :meth:`encode_text`, but no further than needed to know that there are too many tokens.
+
+        Memory is bounded by that, not by the length of the text.
+
         Args:
-            parts: (text, is a special token) in order, as of ``RenderedPrompt.pieces``.
+            text: the text.
             most: most tokens allowed.
 
         Returns:
-            The ids that :meth:`encode_rendered` returns; or, if there are more than ``most``, a lower bound of their
-            number.
+            The ids; or, if there are more than ``most``, a lower bound of their number.
 
         Raises:
-            InputError, InvalidTokenizer: as :meth:`encode_text` and :meth:`encode_rendered`.
+            InputError, InvalidTokenizer: as :meth:`encode_text`.
         """
-        ids: list[int] = []
-        pieces = [(text, is_special) for text, is_special in parts]
-        is_long = sum(len(text) for text, _ in pieces) > PIECE_CHARACTERS
-        try:
-            for text, is_special in pieces:
-                if is_special:
-                    ids.append(self._special_id(text))
-                for piece in () if is_special else cut(text, self._cuts):
-                    least = self._least_of_stretch(piece, most - len(ids))
-                    if len(ids) + least > most:
-                        return len(ids) + least
-                    ids.extend(self._encode_piece(piece))
-                    if len(ids) > most:
-                        return len(ids)
-            return ids if len(ids) <= most else len(ids)
-        finally:
-            if is_long:
-                return_free_memory()
+        parts = self._split([(text, False)], self._plain_added)
+        return self._pieces.encode_within(parts, self.special_ids, most, len(text))
 
     def longest_stretch(self, text: str) -> int:
         """Return the UTF-8 bytes of the longest part of a text that has to be encoded at once."""
-        return max(len(piece.encode("utf-8", "surrogatepass")) for piece in cut(text, self._cuts))
+        return self._pieces.longest_stretch(text)
 
-    def _least_of_stretch(self, stretch: str, most: int) -> int:
-        """Return a lower bound of the tokens of a text without places to cut, or 0 if it may fit ``most`` tokens.
-
-        The text is counted in parts: a cut in the wrong place adds a token or two.
-        """
-        least = 0
-        if len(stretch) > 2 * PIECE_CHARACTERS:
-            for start in range(0, len(stretch), PIECE_CHARACTERS):
-                least += max(len(self._encode(stretch[start : start + PIECE_CHARACTERS])) - _SPLIT_TOKENS, 0)
-                if least > most:
-                    return least
-        return 0
-
-    def _encode_piece(self, text: str) -> list[int]:
-        ids = self._encode(text)
-        if self.special_ids.isdisjoint(ids):
-            return ids
-        return self._encode_apart(text)
+    def _split(
+        self, spans: Sequence[tuple[str, bool]], free: frozenset[int], *, is_start: bool = True, continues: bool = False
+    ) -> Iterator[int | str]:
+        """Yield the added tokens of a text, and the texts between them with their prefixes."""
+        for part in self._added.split(spans, free):
+            if isinstance(part, int) or continues:
+                yield part
+            else:
+                yield self._steps.prefix.before(part, is_start=is_start)
+            is_start = continues = False
 
     def encode_prompt(self, text: str) -> list[int]:
         """Encode a plain prompt (no chat template): :meth:`encode_text` after the BOS token if the model wants one."""
         ids = self.encode_text(text)
         return [self.bos_token_id, *ids] if self.add_bos and self.bos_token_id is not None else ids
 
-    def encode_rendered(self, prompt: Pieces) -> list[int]:
-        """Encode a rendered chat: the template's special tokens are real, everything else is text.
+    def encode_rendered(self, prompt: Rendered, *, continues: bool = False) -> list[int]:
+        """Encode a rendered chat: added tokens that the template wrote are real, everything else is text.
 
         Args:
-            prompt: :class:`edge_rt.text.template.RenderedPrompt`, or its ``suffix``.
-
-        Raises:
-            InvalidTokenizer: the prompt was rendered for special tokens that this tokenizer does not have.
+            prompt: :class:`edge_rt.text.rendered.RenderedPrompt`, or its ``suffix``.
+            continues: it is a suffix, which continues a text that was encoded before.
         """
-        ids: list[int] = []
-        for text, is_special in prompt.pieces():
-            if not is_special:
-                ids.extend(self.encode_text(text))
-                continue
-            ids.append(self._special_id(text))
-        return ids
+        return self.encode_spans(prompt.spans(), continues=continues)
 
-    def _special_id(self, text: str) -> int:
-        token_id = self._special_by_text.get(text)
-        if token_id is None:
-            raise invalid("The chat template uses a special token that does not exist.", f"{text[:40]!r}.")
-        return token_id
-
-    def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True, shown: frozenset[int] = frozenset()) -> str:
         """Return the text of ``ids``; bytes that are not UTF-8 become U+FFFD.
+
+        A space that encoding put before the text is left out.
+
+        Args:
+            ids: token ids.
+            skip_special: leave out special tokens.
+            shown: ids of special tokens that are shown as text all the same, such as markers of channels.
 
         Raises:
             ConfigError: an id is not a row of the model.
         """
-        skipped = self.special_ids if skip_special else frozenset()
-        return b"".join(self._bytes[token_id] for token_id in ids if token_id not in skipped).decode("utf-8", "replace")
+        skipped = self.special_ids - shown if skip_special else frozenset()
+        data = b"".join(self._bytes[token_id] for token_id in ids if token_id not in skipped)
+        return (data.removeprefix(b" ") if self._steps.drops_space else data).decode("utf-8", "replace")
 
-    def decode_stream(self, *, skip_special: bool = True) -> IncrementalDecoder:
-        """Return a decoder that takes one token at a time and holds back incomplete characters."""
-        return IncrementalDecoder(self.token_bytes, self.special_ids if skip_special else frozenset())
+    def decode_stream(
+        self, *, skip_special: bool = True, shown: frozenset[int] = frozenset(), keeps_space: bool = False
+    ) -> IncrementalDecoder:
+        """Return a decoder that takes one token at a time and holds back incomplete characters.
+
+        Args:
+            skip_special: leave out special tokens.
+            shown: ids of special tokens that are shown as text all the same.
+            keeps_space: keep a space at the very start, for text that continues another one.
+        """
+        skipped = self.special_ids - shown if skip_special else frozenset()
+        drops_space = self._steps.drops_space and not keeps_space
+        return IncrementalDecoder(self.token_bytes, skipped, drops_space=drops_space)
 
     def token_to_id(self, token: str) -> int | None:
         """Return the id of a token in the vocabulary's own spelling, or None."""
@@ -289,53 +311,48 @@ class Tokenizer:
             self._bound = self._find_bound()
             return_free_memory()
         longest, missing = self._bound
-        starts = range(0, len(text), _COUNTED_CHARACTERS)
-        parts = (text[start : start + _COUNTED_CHARACTERS].encode("utf-8", "surrogatepass") for start in starts)
-        return sum(len(part.translate(None, missing)) for part in parts) // longest
+        total = 0
+        for start in range(0, len(text), _COUNTED_CHARACTERS):
+            part = text[start : start + _COUNTED_CHARACTERS]
+            # Tokens may take in any amount of white space around them.
+            part = "".join(part.split()) if self._added.strips else part
+            total += len(part.encode("utf-8", "surrogatepass").translate(None, missing))
+        return total // longest
 
     def _find_bound(self) -> tuple[int, bytes]:
         """Return the largest number of bytes of a token, and the byte values that no token contains."""
+        if self._steps.replaces:
+            # Any amount of text can become a single character.
+            return 1, bytes(range(256))
         vocabulary = self._library.get_vocab(with_added_tokens=False)
-        lengths = [*map(len, vocabulary), *map(len, self._added_bytes.values())]
-        # Bytes without a token vanish in encoding, so they do not count.
-        missing = bytes(byte for character, byte in BYTE_OF.items() if character not in vocabulary)
+        longest = max(len(text.encode("utf-8", "surrogatepass")) for text in [*self._added.by_text, ""])
+        missing = b""
+        if self._steps.is_byte_level:
+            longest = max(longest, *map(len, vocabulary))
+            # Bytes without a token vanish in encoding, so they do not count.
+            missing = bytes(byte for character, byte in BYTE_OF.items() if character not in vocabulary)
+        else:
+            longest = max(longest, *(len(token.encode("utf-8", "surrogatepass")) for token in vocabulary))
         # Composing characters (Unicode NFC) shortens text as well.
-        return max(lengths) * (_MAX_COMPOSITION if self._normalizes else 1), missing
-
-    def _encode(self, text: str) -> list[int]:
-        try:
-            return list(self._library.encode(text, add_special_tokens=False).ids)
-        except BaseException as error:  # panics of the library are not an Exception
-            _reraise_unless_library(error)
-            if any("\ud800" <= character <= "\udfff" for character in text):
-                raise InputError(
-                    "The text has a lone surrogate, which is not a character.",
-                    "Code points U+D800 to U+DFFF occur in pairs in UTF-16 only.",
-                    'Clean it first, for example with text.encode("utf-8", "replace").decode().',
-                ) from error
-            raise InvalidTokenizer(
-                "The tokenizer failed on this text.", f"{len(text)} characters: {str(error)[:200]}.", FETCH_AGAIN
-            ) from error
-
-    def _encode_apart(self, text: str) -> list[int]:
-        """Encode text whose merges would build special tokens: cut it inside each of them, then piece by piece."""
-        encoding = self._library.encode(text, add_special_tokens=False)
-        hits = [
-            span for token_id, span in zip(encoding.ids, encoding.offsets, strict=True) if token_id in self.special_ids
-        ]
-        if not hits:
-            return list(encoding.ids)
-        if len(text) < 2:
-            raise invalid("A special token is a single character of ordinary text.", f"{text!r}.")
-        cuts = {0, len(text)}
-        for start, end in hits:
-            cuts.update({start + 1} if end - start > 1 else {start, end})
-        edges = sorted(cuts)
-        pieces = (text[start:end] for start, end in pairwise(edges))
-        return [token_id for piece in pieces for token_id in self._encode_apart(piece)]
+        return longest * (_MAX_COMPOSITION if self._steps.composes else 1), missing
 
 
-def _reraise_unless_library(error: BaseException) -> None:
-    """Raise errors again that do not come from the tokenizer library: Ctrl-C, exit, exhausted memory."""
-    if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit | MemoryError):
-        raise error
+def _set_steps(library: tokenizers.Tokenizer, steps: Steps) -> None:
+    """Give the library the steps without those that edge-rt does itself."""
+    empty = {"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": {}, "merges": []}}
+    other = tokenizers.Tokenizer.from_str(json.dumps(empty | library_steps(steps)))
+    library.normalizer = other.normalizer
+    library.pre_tokenizer = other.pre_tokenizer
+
+
+def _find_no_added_tokens(library: tokenizers.Tokenizer) -> None:
+    """Let the library treat every added token as text: it does so for special ones, so all are made special."""
+    tokens = library.get_added_tokens_decoder().values()
+    for token in tokens:
+        token.special = True
+    library.add_special_tokens(list(tokens))
+    library.encode_special_tokens = True
+
+
+def _length(spans: Iterable[tuple[str, bool]]) -> int:
+    return sum(len(text) for text, _ in spans)

@@ -7,13 +7,12 @@ regular expression, or silently renumber tokens; so sizes, structure, ids, merge
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Final, NoReturn, cast
 
 from edge_rt.errors import InvalidTokenizer, UnsupportedModel
+from edge_rt.text.tokenizer_steps import Steps, check_steps
 
 MAX_FILE_BYTES: Final = 128 * 1024 * 1024
 MAX_VOCABULARY: Final = 1_000_000
@@ -22,12 +21,15 @@ MAX_ADDED_TOKENS: Final = 10_000
 # A vocabulary of 10^6 has 10^6 merges (one array each) and four million commas; Python needs about 60 bytes for each.
 _MAX_JSON_CONTAINERS: Final = 3_000_000
 _MAX_JSON_COMMAS: Final = 8_000_000
-_MAX_PATTERN_CHARS: Final = 4096
-_MAX_STEP_DEPTH: Final = 8
+# An added token is looked for by its length, once for every length that there is.
+_MAX_ADDED_LENGTHS: Final = 256
 
-_NORMALIZERS: Final = frozenset({"NFC", "NFD", "NFKC", "NFKD"})
-_PRE_TOKENIZERS: Final = frozenset({"ByteLevel", "Digits", "Punctuation", "Split"})
 FETCH_AGAIN: Final = "Fetch the model again, from a trusted source."
+_WHY_NOT: Final = {
+    "Unigram": "Unigram chooses tokens by the probability of a whole text, which cannot be cut into pieces",
+    "WordPiece": "WordPiece loses white space, so an answer could not be shown as it was written",
+    "WordLevel": "WordLevel has no token for unknown words",
+}
 
 
 def invalid(what: str, numbers: str) -> InvalidTokenizer:
@@ -69,52 +71,53 @@ def parse(data: bytes, name: str) -> dict[str, object]:
     return document
 
 
-def check_document(document: Mapping[str, object], rows: int) -> dict[str, int]:
+def check_document(document: Mapping[str, object], rows: int) -> tuple[dict[str, int], Steps]:
     """Check everything that the library would trust.
 
     Args:
         document: the parsed file.
-        rows: bound of the ids.
+        rows: bound of the vocabulary's ids. Added tokens may have higher ones.
 
     Returns:
-        The added tokens with their ids.
+        The added tokens with their ids, and the steps around the merges.
 
     Raises:
         InvalidTokenizer: something is malformed, inconsistent or over a limit.
-        UnsupportedModel: it is not byte-level BPE.
+        UnsupportedModel: it is neither byte-level BPE nor BPE with byte fallback.
     """
     model = _object(document, "model")
     kind = model.get("type", "BPE")
     if kind != "BPE":
         raise UnsupportedModel(
             f"The tokenizer model {str(kind)[:40]!r} is not supported.",
-            "Supported: 'BPE' over bytes.",
-            "Use a model with a byte-level BPE tokenizer.",
+            f"Supported: 'BPE' over bytes or with byte fallback; {_WHY_NOT.get(str(kind), 'others are unknown')}.",
+            "Use a model with such a tokenizer.",
         )
-    for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"):
+    for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(key):
             raise UnsupportedModel(
-                f"The tokenizer uses '{key}', which is not supported.", f"It is {str(model[key])[:40]!r}.", FETCH_AGAIN
+                f"The tokenizer uses '{key}', which is not supported.",
+                f"It is {str(model[key])[:40]!r}.",
+                "Use another model.",
             )
     vocabulary = _check_vocabulary(_object(model, "vocab"))
     _check_merges(model.get("merges"), vocabulary)
     added = _check_added(document.get("added_tokens", []), vocabulary)
     ids = set(vocabulary.values()) | set(added.values())
-    if len(ids) != max(ids) + 1 or max(ids) >= rows:
+    last = max(vocabulary.values())
+    if len(ids) != max(ids) + 1 or last >= rows:
         raise invalid(
             "The token ids have gaps or exceed the embedding matrix.",
-            f"{len(ids)} different ids up to {max(ids)}, {rows} rows.",
+            f"{len(ids)} different ids up to {max(ids)}, {last} of the vocabulary; {rows} rows.",
         )
-    _check_steps(document.get("normalizer"), "normalizers", _NORMALIZERS)
-    steps = _check_steps(document.get("pre_tokenizer"), "pretokenizers", _PRE_TOKENIZERS)
-    decoder = _check_steps(document.get("decoder"), "decoders", frozenset({"ByteLevel"}))
-    if "ByteLevel" not in steps or "ByteLevel" not in decoder:
+    steps = check_steps(document)
+    if steps.is_byte_level and model.get("byte_fallback"):
         raise UnsupportedModel(
-            "The tokenizer does not work on bytes, which is not supported.",
-            f"Pre-tokenizer {steps}, decoder {decoder}.",
-            "Use a model with a byte-level BPE tokenizer.",
+            "The tokenizer uses 'byte_fallback' on bytes, which is not supported.",
+            "A vocabulary over bytes has nothing to fall back from.",
+            "Use another model.",
         )
-    return added
+    return added, steps
 
 
 def _object(parent: Mapping[str, object], key: str) -> dict[str, object]:
@@ -125,8 +128,8 @@ def _object(parent: Mapping[str, object], key: str) -> dict[str, object]:
 
 
 def _check_token(text: object, token_id: object) -> tuple[str, int]:
-    if not isinstance(text, str) or not text:
-        raise invalid("A token is empty or not text.", f"Id {str(token_id)[:20]}.")
+    if not isinstance(text, str):
+        raise invalid("A token is not text.", f"Id {str(token_id)[:20]}: {type(text).__name__}.")
     if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < MAX_VOCABULARY:
         raise invalid("A token id is out of range.", f"{text[:40]!r}: {repr(token_id)[:20]}, limit {MAX_VOCABULARY}.")
     if len(text) > MAX_TOKEN_BYTES or len(text.encode("utf-8", "surrogatepass")) > MAX_TOKEN_BYTES:
@@ -149,7 +152,7 @@ def _quickly_checked(vocabulary: Mapping[str, object]) -> dict[str, int] | None:
     """Return the vocabulary if a fast check finds it valid; a loop over all tokens takes ten times as long."""
     ids = vocabulary.values()
     # A character takes 4 bytes at most.
-    if set(map(type, ids)) != {int} or "" in vocabulary or 4 * max(map(len, vocabulary)) > MAX_TOKEN_BYTES:
+    if set(map(type, ids)) != {int} or 4 * max(map(len, vocabulary)) > MAX_TOKEN_BYTES:
         return None
     numbers = cast("dict[str, int]", vocabulary)
     return numbers if min(numbers.values()) >= 0 and max(numbers.values()) < MAX_VOCABULARY else None
@@ -195,128 +198,17 @@ def _check_added(added: object, vocabulary: Mapping[str, int]) -> dict[str, int]
         if not isinstance(entry, dict):
             raise invalid("An added token is not an object.", f"{str(entry)[:60]!r}.")
         text, token_id = _check_token(entry.get("content"), entry.get("id"))
+        if not text:
+            raise invalid("An added token is empty.", f"Id {token_id}.")
         if text.isspace() and entry.get("special"):
             raise invalid("A special token is white space.", f"Id {token_id}: {text[:40]!r}.")
         if text in result or token_id in taken:
             raise invalid("An added token occurs twice.", f"Id {token_id}: {text[:40]!r}.")
         if spelled.get(token_id, text) != text:
             raise invalid("Two tokens share one id.", f"Id {token_id}: {text[:40]!r} and {spelled[token_id][:40]!r}.")
-        if entry.get("special") and any(entry.get(flag) for flag in ("single_word", "lstrip", "rstrip")):
-            raise UnsupportedModel(
-                "A special token swallows the white space around it, which is not supported.",
-                f"Id {token_id}: {text[:40]!r}.",
-                "Use another model.",
-            )
         result[text] = token_id
         taken.add(token_id)
+    lengths = len(set(map(len, result)))
+    if lengths > _MAX_ADDED_LENGTHS:
+        raise invalid("The added tokens have too many lengths.", f"{lengths} of at most {_MAX_ADDED_LENGTHS}.")
     return result
-
-
-def _check_steps(part: object, list_key: str, allowed: frozenset[str], depth: int = 0) -> list[str]:
-    """Return the kinds of the steps that a normalizer, pre-tokenizer or decoder consists of, in order."""
-    if part is None:
-        return []
-    if not isinstance(part, dict) or depth > _MAX_STEP_DEPTH:
-        raise invalid("A part of the tokenizer is malformed.", f"In '{list_key}', depth {depth}.")
-    kind = part.get("type")
-    if kind == "Sequence":
-        steps = part.get(list_key)
-        if not isinstance(steps, list):
-            raise invalid("A part of the tokenizer is malformed.", f"'{list_key}' is not an array.")
-        return [name for step in steps for name in _check_steps(step, list_key, allowed, depth + 1)]
-    if not isinstance(kind, str) or kind not in allowed:
-        raise UnsupportedModel(
-            f"The tokenizer step {str(kind)[:40]!r} is not supported.",
-            f"Supported in '{list_key}': {', '.join(sorted(allowed))}.",
-            "Use a model with a byte-level BPE tokenizer.",
-        )
-    pattern = part.get("pattern")
-    if isinstance(pattern, dict) and isinstance(pattern.get("Regex"), str):
-        reason = lint_pattern(pattern["Regex"])
-        if reason:
-            raise invalid(
-                f"A regular expression of the tokenizer is too costly: {reason}.", f"{pattern['Regex'][:80]!r}."
-            )
-    return [kind]
-
-
-# A quantifier with its lazy or possessive suffix; after {n} a plus sign is a second quantifier. {} is literal text.
-_QUANTIFIER: Final = re.compile(r"(?P<sign>[*+?])[?+]?|(?P<count>\{\d+(?:,\d*)?\}|\{,\d+\})\??")
-_FIXED: Final = re.compile(r"\{\d+\}")
-_GROUP_OPENING: Final = re.compile(r"\((?:\?(?:<[=!]|<\w+>|[a-z-]*:|[=!>~|]|[a-z-]+(?=\))))?")
-_REFERENCE: Final = re.compile(r"\\(?:[1-9]|k<|g<)|\(\?\(")
-_ESCAPE: Final = re.compile(r"\\[pPx]\{[^}]*\}|\\.", re.DOTALL)
-
-
-@dataclass
-class _Group:
-    """An open group of a regular expression, and whether it can match in more than one way."""
-
-    varies: bool = False
-
-
-def lint_pattern(pattern: str) -> str | None:
-    """Return the reason why a regular expression (Oniguruma) could take exponential time, or None.
-
-    Refused are a repeated group whose inside can match in more than one way (a repetition or an alternative in it),
-    back-references, calls of groups, and patterns over 4096 characters. Pre-tokenizers in use have none of these.
-    """
-    if len(pattern) > _MAX_PATTERN_CHARS:
-        return f"more than {_MAX_PATTERN_CHARS} characters"
-    groups = [_Group()]
-    last: _Group | None = None  # the group that has just ended, which a quantifier would repeat
-    at = 0
-    while at < len(pattern):
-        if pattern[at] == ")" and len(groups) > 1:
-            last = groups.pop()
-            groups[-1].varies |= last.varies
-            at += 1
-            continue
-        quantifier = _QUANTIFIER.match(pattern, at)
-        if quantifier:
-            repetition = quantifier["sign"] or quantifier["count"]
-            if _repeats(repetition) and last is not None and last.varies:
-                return "a repetition inside a repeated group"
-            if _QUANTIFIER.match(pattern, quantifier.end()):
-                return "a repeated repetition"
-            groups[-1].varies |= not _FIXED.fullmatch(repetition)
-            at = quantifier.end()
-            continue
-        last = None
-        if _REFERENCE.match(pattern, at):
-            return "a reference to another group"
-        opening = _GROUP_OPENING.match(pattern, at)
-        if opening:
-            groups.append(_Group())
-        elif pattern[at] == "|":
-            groups[-1].varies = True
-        at = opening.end() if opening else _atom_end(pattern, at)
-    return None
-
-
-def _repeats(quantifier: str) -> bool:
-    """Return whether a quantifier can match its atom more than once."""
-    return quantifier in "*+" or (quantifier != "?" and not quantifier.endswith(("{1}", "{0,1}", "{,1}")))
-
-
-def _atom_end(pattern: str, at: int) -> int:
-    """Return where the escape, character class or character at ``at`` ends."""
-    escape = _ESCAPE.match(pattern, at)
-    if escape:
-        return escape.end()
-    if pattern[at] != "[":
-        return at + 1
-    depth = 0
-    start = at
-    while at < len(pattern):
-        escape = _ESCAPE.match(pattern, at)
-        if escape:
-            at = escape.end()
-            continue
-        # A bracket that is first in its class is a literal character.
-        is_first = pattern[at - 1] == "[" or pattern[at - 2 : at] == "[^"
-        depth += (pattern[at] == "[") - (pattern[at] == "]" and not (is_first and at > start))
-        at += 1
-        if depth == 0:
-            return at
-    return at

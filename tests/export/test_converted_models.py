@@ -10,9 +10,7 @@ import pytest
 
 from edge_rt.errors import InvalidModelFile
 from edge_rt.export import export_model
-from edge_rt.export.check.compare import run_graph
 from edge_rt.export.entry import plan_export
-from edge_rt.export.op_profile import PROFILES
 from edge_rt.package.reader import open_package
 from tests.helpers.converted_factory import (
     MLX_SETTINGS,
@@ -24,6 +22,7 @@ from tests.helpers.converted_factory import (
     write_float_folder,
 )
 from tests.helpers.gguf_factory import write_llama_gguf
+from tests.helpers.graphs import package_logits
 from tests.helpers.models import load_package
 from tests.helpers.native_profile import require_native
 
@@ -44,8 +43,8 @@ def model(tmp_path_factory):
 
 
 def logits(path, profile):
-    package = open_package(path)
-    return run_graph(path / "model.onnx", package.manifest.model, TOKEN_IDS, PROFILES[profile])
+    assert open_package(path).manifest.op_profile == profile
+    return package_logits(path, TOKEN_IDS)
 
 
 @pytest.mark.parametrize("name", SETTINGS)

@@ -10,10 +10,9 @@ import pytest
 
 from edge_rt.errors import UnsupportedModel
 from edge_rt.export import export_model
-from edge_rt.export.check.compare import run_graph
-from edge_rt.export.op_profile import PROFILES
 from edge_rt.package.reader import open_package
 from tests.helpers.gguf_factory import write_llama_gguf
+from tests.helpers.graphs import package_logits
 from tests.helpers.models import load_package
 from tests.helpers.native_profile import require_native
 from tests.helpers.packed_factory import (
@@ -40,8 +39,8 @@ def with_group(name, group):
 
 
 def logits(path, profile):
-    package = open_package(path)
-    return run_graph(path / "model.onnx", package.manifest.model, TOKEN_IDS, PROFILES[profile])
+    assert open_package(path).manifest.op_profile == profile
+    return package_logits(path, TOKEN_IDS)
 
 
 def apart(found, expected):

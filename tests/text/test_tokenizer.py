@@ -13,8 +13,9 @@ from hypothesis import given, settings, strategies as st
 from tokenizers import Tokenizer as Library, decoders, models, pre_tokenizers, trainers
 
 from edge_rt.errors import ConfigError, InputError, InvalidTokenizer, StorageError, UnsupportedModel
+from edge_rt.text.pattern_lint import lint_pattern
 from edge_rt.text.tokenizer import Tokenizer
-from edge_rt.text.tokenizer_check import MAX_FILE_BYTES, lint_pattern
+from edge_rt.text.tokenizer_check import MAX_FILE_BYTES
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "</s>", "<start_of_turn>")
 CORPUS = (
@@ -35,11 +36,11 @@ class Facts:
 
 @dataclass
 class FakePrompt:
-    """A rendered prompt of given pieces."""
+    """A rendered prompt of given spans."""
 
     parts: list[tuple[str, bool]] = field(default_factory=list)
 
-    def pieces(self):
+    def spans(self):
         return self.parts
 
 
@@ -131,7 +132,10 @@ HOSTILE = {
         "too many added tokens",
         lambda: changed(lambda d: d["added_tokens"].extend(added(SIZE + i, f"a{i}") for i in range(10_001))),
     ),
-    "T6 empty added token": ("empty or not text", lambda: changed(lambda d: d["added_tokens"].append(added(SIZE, "")))),
+    "T6 empty added token": (
+        "added token is empty",
+        lambda: changed(lambda d: d["added_tokens"].append(added(SIZE, ""))),
+    ),
     "T6 special token is a space": (
         "white space",
         lambda: changed(lambda d: d["added_tokens"].append(added(SIZE, " "))),
@@ -168,7 +172,7 @@ class TestHostileFiles:
             pytest.param(lambda d: d.update(decoder=None), id="no byte decoder"),
             pytest.param(lambda d: d.update(pre_tokenizer={"type": "Metaspace"}), id="another pre-tokenizer"),
             pytest.param(lambda d: d.update(normalizer={"type": "Lowercase"}), id="another normalizer"),
-            pytest.param(lambda d: d["added_tokens"].append(added(SIZE, "<m>", rstrip=True)), id="swallows spaces"),
+            pytest.param(lambda d: d["model"].update(byte_fallback=True), id="bytes and byte fallback"),
         ],
     )
     def test_what_is_not_byte_level_bpe_is_unsupported(self, change):
@@ -187,8 +191,13 @@ class TestHostileFiles:
             Tokenizer.from_file(tmp_path / "tokenizer.json")
 
     def test_ids_must_be_rows_of_the_embedding(self):
-        with pytest.raises(InvalidTokenizer, match=f"{SIZE - 1} rows"):
-            Tokenizer.from_text(TEXT, embedding_rows=SIZE - 1)
+        with pytest.raises(InvalidTokenizer, match=f"{SIZE - 2} rows"):
+            Tokenizer.from_text(TEXT, embedding_rows=SIZE - 2)
+
+    def test_an_added_token_without_a_row_is_text(self):
+        tokenizer = Tokenizer.from_text(TEXT, embedding_rows=SIZE - 1)
+        assert tokenizer.vocab_size == SIZE - 1
+        assert max(tokenizer.encode_spans([("\t\t\t", True)])) < SIZE - 1
 
     @pytest.mark.parametrize("facts", [Facts(bos_token_id=SIZE), Facts(bos_token_id=-1), Facts(eos_token_ids=(10**6,))])
     def test_bos_and_end_tokens_must_exist(self, facts):
@@ -273,10 +282,6 @@ class TestEncoding:
         assert [ids[0], ids[-1]] == [1, 2]
         assert TOKENIZER.special_ids.isdisjoint(ids[1:-1])
         assert TOKENIZER.decode(ids, skip_special=False) == "<|im_start|>user\n<|im_end|><|im_end|>"
-
-    def test_an_unknown_special_token_is_refused(self):
-        with pytest.raises(InvalidTokenizer, match="special token that does not exist"):
-            TOKENIZER.encode_rendered(FakePrompt([("<|nobody|>", True)]))
 
     @pytest.mark.parametrize(("facts", "first"), [(Facts(), 1), (Facts(add_bos=False), None), (None, None)])
     def test_plain_prompts_start_with_bos_if_the_model_wants_it(self, facts, first):

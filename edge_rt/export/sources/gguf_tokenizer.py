@@ -1,4 +1,4 @@
-"""GGUF metadata -> ``tokenizer.json``: byte-level BPE with the pre-tokenizer that the file names.
+"""GGUF metadata -> ``tokenizer.json``: BPE over bytes, or with byte fallback as SentencePiece has it.
 
 The JSON is written here, field by field, so that one file always gives the same bytes, whatever version of the
 ``tokenizers`` library is installed. Before it is returned it is loaded once through
@@ -8,91 +8,66 @@ The JSON is written here, field by field, so that one file always gives the same
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from edge_rt.errors import InvalidTokenizer, UnsupportedModel
+from edge_rt.export.sources.gguf_merges import Merge, listed_merges, scored_merges, with_newlines
+from edge_rt.export.sources.gguf_metadata import Metadata, flag, text, token_id
+from edge_rt.export.sources.gguf_pretokenizers import LINES, scheme_of
+from edge_rt.export.sources.gguf_vocabulary import Vocabulary, end_ids, read_vocabulary
 from edge_rt.export.sources.source import TOOL_TEMPLATE_NAME, TokenizerBuild
 from edge_rt.text.tokenizer import Tokenizer
-from edge_rt.text.tokenizer_check import MAX_ADDED_TOKENS, MAX_TOKEN_BYTES, MAX_VOCABULARY
+from edge_rt.text.tokenizer_steps import SPACE
 
-# Values of tokenizer.ggml.token_type.
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
-_SPECIAL_TYPES: Final = frozenset({_UNKNOWN, _CONTROL})
-_ADDED_TYPES: Final = _SPECIAL_TYPES | {_USER_DEFINED}
-
-# Control tokens that end a turn or a text. A file names one or two of them as its end tokens, but models emit all of
-# them.
-_END_TEXTS: Final = frozenset(
-    {
-        "<|endoftext|>",
-        "<|end_of_text|>",
-        "<|im_end|>",
-        "<|eot_id|>",
-        "<|eom_id|>",
-        "<|end|>",
-        "<|eot|>",
-        "<|return|>",
-        "<end_of_turn>",
-        "<|END_OF_TURN_TOKEN|>",
-        "</s>",
-    }
+_WHY_NOT: Final = {
+    "t5": "Unigram, which encoder-decoder models use",
+    "bert": "WordPiece, which loses white space",
+    "rwkv": "a trie of words",
+    "plamo2": "a table of PLaMo's own",
+    "no_vocab": "none at all",
+    "none": "none at all",
+}
+_BYTE_LEVEL: Final = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+_PREPEND: Final = {"type": "Prepend", "prepend": SPACE}
+_SPELL_SPACES: Final = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+_READ_SPACES: Final = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
+_STRIP: Final = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+_UNKNOWN_CUT: Final = (
+    "The file does not say how its tokenizer cuts text ('tokenizer.ggml.pre'). A general rule is used, so answers may"
+    " be worse than the model's own; a newer conversion of the model says it."
 )
-
-_LLAMA3_SPLIT: Final = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-# Like Llama 3's, with single digits.
-_QWEN2_SPLIT: Final = _LLAMA3_SPLIT.replace("{1,3}", "")
-# Words end where an upper-case letter follows a lower-case one; digits are single; a slash is punctuation.
-_TEKKEN_SPLIT: Final = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+# Tokens of Phi-3 that do not take in the white space behind them; its other control tokens do.
+_PHI3_PLAIN: Final = frozenset({"<unk>", "<s>", "<|endoftext|>"})
 
 
 @dataclass(frozen=True)
-class _Scheme:
-    """How text is cut before merging.
+class _Kind:
+    """What a tokenizer model means.
 
     Attributes:
-        split: regular expression of the pieces; None means GPT-2's, which ByteLevel has built in.
-        single_digits: every digit is a piece of its own (applied before GPT-2's rule).
-        nfc: text is normalised to Unicode NFC first.
-        ignore_merges: a piece that is a token as a whole is taken without merging.
+        normalizer: the step before cutting, or None.
+        pre_tokenizer: how text is cut, or None.
+        decoder: how tokens become text.
+        byte_fallback: whether characters without a token become bytes.
+        ignore_merges: whether a piece that is a token needs no merging.
         add_bos: whether prompts start with the BOS token when the file does not say.
+        default_ids: the BOS and the end token of files that name none.
+        warnings: sentences about what the file leaves open.
     """
 
-    split: str | None = None
-    single_digits: bool = False
-    nfc: bool = False
+    normalizer: dict[str, Any] | None
+    pre_tokenizer: dict[str, object] | None
+    decoder: dict[str, Any]
+    byte_fallback: bool
     ignore_merges: bool = False
     add_bos: bool = False
+    default_ids: tuple[int | None, int | None] = (None, None)
+    warnings: tuple[str, ...] = ()
 
 
-_GPT2: Final = _Scheme()
-_DIGITS: Final = _Scheme(single_digits=True)
-_LLAMA3: Final = _Scheme(split=_LLAMA3_SPLIT, ignore_merges=True, add_bos=True)
-
-_SCHEMES: Final[Mapping[str, _Scheme]] = {
-    "default": _GPT2,
-    "gpt-2": _GPT2,
-    "smollm": _DIGITS,
-    "starcoder": _DIGITS,
-    "refact": _DIGITS,
-    "command-r": _Scheme(single_digits=True, nfc=True),
-    "llama-bpe": _LLAMA3,
-    "llama3": _LLAMA3,
-    "llama-v3": _LLAMA3,
-    "qwen2": _Scheme(split=_QWEN2_SPLIT, nfc=True),
-    "tekken": _Scheme(split=_TEKKEN_SPLIT, ignore_merges=True, add_bos=True),
-}
-
-
-def build_tokenizer(metadata: Mapping[str, object], vocab_size: int) -> TokenizerBuild:
+def build_tokenizer(metadata: Metadata, vocab_size: int) -> TokenizerBuild:
     """Build the tokenizer that a GGUF file describes.
 
     Args:
@@ -100,161 +75,137 @@ def build_tokenizer(metadata: Mapping[str, object], vocab_size: int) -> Tokenize
         vocab_size: rows of the embedding matrix.
 
     Raises:
-        UnsupportedModel: not byte-level BPE, or an unknown pre-tokenizer.
+        UnsupportedModel: not BPE, or an unknown pre-tokenizer.
         InvalidTokenizer: the vocabulary, the merges or the token ids are inconsistent.
     """
-    scheme = _scheme(metadata)
-    tokens = _strings(metadata, "tokenizer.ggml.tokens", MAX_VOCABULARY)
-    types = _token_types(metadata, len(tokens))
-    _check_tokens(tokens, types, vocab_size)
-    merges = _merges(metadata, set(tokens))
-    bos = _token_id(metadata, "bos", len(tokens))
-    eos_ids = _end_tokens(metadata, tokens, types)
+    model = _model(metadata)
+    kind = _kind(model, metadata)
+    vocabulary = read_vocabulary(metadata, vocab_size, has_bytes=kind.byte_fallback)
+    merges = _merges(model, metadata, vocabulary)
+    count = len(vocabulary.tokens)
+    warnings = [*kind.warnings, *vocabulary.warnings]
+    bos, warning = token_id(metadata, "bos", count)
+    warnings += [warning] if warning else []
+    if bos is None and kind.default_ids[0] is not None and kind.default_ids[0] < count:
+        bos = kind.default_ids[0]
+    eos_ids, more = end_ids(metadata, vocabulary, kind.default_ids[1])
+    warnings += more
     for name in ("unknown", "padding"):
-        _token_id(metadata, name, len(tokens))
-    add_bos = _flag(metadata, "tokenizer.ggml.add_bos_token", default=scheme.add_bos)
-    json_text = _tokenizer_json(scheme, tokens, types, merges)
+        _, warning = token_id(metadata, name, count)
+        warnings += [warning] if warning else []
+    add_bos = flag(metadata, "tokenizer.ggml.add_bos_token", default=kind.add_bos) or model == "gemma4"
+    if flag(metadata, "tokenizer.ggml.add_eos_token", default=False):
+        warnings.append(
+            "The file asks for an end token behind every prompt; an answer could not follow it, so it is left out."
+        )
+    json_text = _tokenizer_json(kind, vocabulary, merges, _takes_in(metadata, vocabulary))
     Tokenizer.from_text(json_text, embedding_rows=vocab_size)
     return TokenizerBuild(
         json_text=json_text,
         bos_token_id=bos,
         eos_token_ids=eos_ids,
         add_bos=add_bos and bos is not None,
-        chat_template=_text(metadata, "tokenizer.chat_template"),
-        tool_template=_text(metadata, f"tokenizer.chat_template.{TOOL_TEMPLATE_NAME}"),
+        chat_template=text(metadata, "tokenizer.chat_template"),
+        tool_template=text(metadata, f"tokenizer.chat_template.{TOOL_TEMPLATE_NAME}"),
+        warnings=tuple(warnings),
     )
 
 
-def _scheme(metadata: Mapping[str, object]) -> _Scheme:
-    model = _text(metadata, "tokenizer.ggml.model")
+def _model(metadata: Metadata) -> str:
+    model = text(metadata, "tokenizer.ggml.model")
     if model is None:
         raise InvalidTokenizer(
             "The file has no tokenizer.",
             "The key 'tokenizer.ggml.model' is missing.",
             "Use a file that was converted together with its tokenizer.",
         )
-    if model != "gpt2":
+    if model not in ("gpt2", "llama", "gemma4"):
         raise UnsupportedModel(
             f"The tokenizer model {model[:40]!r} is not supported.",
-            "Supported: 'gpt2' (byte-level BPE).",
-            "Use a model with a byte-level BPE tokenizer.",
+            f"It is {_WHY_NOT.get(model, 'unknown')}. Supported: 'gpt2', 'llama' and 'gemma4', which are BPE.",
+            "Use a model with such a tokenizer.",
         )
-    name = _text(metadata, "tokenizer.ggml.pre")
-    scheme = _SCHEMES.get(name) if name is not None else None
-    if scheme is None:
-        found = "names no pre-tokenizer" if name is None else f"asks for the pre-tokenizer {name[:40]!r}"
-        raise UnsupportedModel(
-            f"The tokenizer {found}, which is not supported.",
-            f"Key 'tokenizer.ggml.pre'; supported: {', '.join(sorted(_SCHEMES))}.",
-            "Use another model, or convert this one again with a newer converter.",
-        )
-    if _flag(metadata, "tokenizer.ggml.add_space_prefix", default=False):
+    return model
+
+
+def _kind(model: str, metadata: Metadata) -> _Kind:
+    adds_space = flag(metadata, "tokenizer.ggml.add_space_prefix", default=model == "llama")
+    if model == "gpt2":
+        return _byte_level(metadata, adds_space=adds_space)
+    spells = {"type": "Sequence", "normalizers": [_PREPEND, _SPELL_SPACES]} if adds_space else _SPELL_SPACES
+    steps = [_READ_SPACES, {"type": "ByteFallback"}, {"type": "Fuse"}, *([_STRIP] if adds_space else [])]
+    is_gemma4 = model == "gemma4"
+    return _Kind(
+        normalizer=spells,
+        pre_tokenizer=LINES if is_gemma4 else None,
+        decoder={"type": "Sequence", "decoders": steps},
+        byte_fallback=True,
+        add_bos=True,
+        default_ids=(None, None) if is_gemma4 else (1, 2),
+    )
+
+
+def _byte_level(metadata: Metadata, *, adds_space: bool) -> _Kind:
+    if adds_space:
         raise UnsupportedModel(
             "The tokenizer puts a space in front of every text, which is not supported for byte-level BPE.",
             "Key 'tokenizer.ggml.add_space_prefix' is true.",
             "Use another model.",
         )
-    return scheme
-
-
-def _token_types(metadata: Mapping[str, object], count: int) -> list[int]:
-    """Return one type per token; a file without the array has normal tokens only."""
-    key = "tokenizer.ggml.token_type"
-    if key not in metadata:
-        return [_NORMAL] * count
-    types = _array(metadata, key, MAX_VOCABULARY)
-    if len(types) != count:
-        raise _inconsistent(
-            f"'{key}' and 'tokenizer.ggml.tokens' differ in length.", f"{len(types)} types for {count} tokens."
-        )
-    result: list[int] = []
-    for index, kind in enumerate(types):
-        if isinstance(kind, bool) or not isinstance(kind, int) or not _NORMAL <= kind <= _BYTE:
-            raise _inconsistent(
-                "A token has an unknown type.", f"'{key}'[{index}] is {repr(kind)[:40]}, known are 1 to 6."
-            )
-        result.append(kind)
-    return result
-
-
-def _check_tokens(tokens: Sequence[str], types: Sequence[int], vocab_size: int) -> None:
-    if len(tokens) != vocab_size:
-        raise _inconsistent(
-            "The vocabulary and the embedding matrix differ in size.",
-            f"{len(tokens)} tokens, {vocab_size} embedding rows.",
-        )
-    added = sum(kind in _ADDED_TYPES for kind in types)
-    if added > MAX_ADDED_TOKENS:
-        raise _inconsistent("The tokenizer has too many added tokens.", f"{added} of at most {MAX_ADDED_TOKENS}.")
-    seen: dict[str, int] = {}
-    for index, (token, kind) in enumerate(zip(tokens, types, strict=True)):
-        if not token:
-            raise _inconsistent("A token is empty.", f"Token {index}, type {kind}.")
-        if len(token) > MAX_TOKEN_BYTES or len(token.encode("utf-8", "surrogatepass")) > MAX_TOKEN_BYTES:
-            raise _inconsistent("A token is too long.", f"Token {index} has more than {MAX_TOKEN_BYTES} bytes.")
-        if kind == _BYTE:
-            raise _inconsistent(
-                "A byte token stands in a byte-level vocabulary.", f"Token {index} is {token[:40]!r}, type {_BYTE}."
-            )
-        first = seen.setdefault(token, index)
-        if first != index:
-            raise _inconsistent("A token occurs twice.", f"Tokens {first} and {index} are both {token[:40]!r}.")
-
-
-def _merges(metadata: Mapping[str, object], vocabulary: set[str]) -> list[tuple[str, str]]:
-    key = "tokenizer.ggml.merges"
-    result: list[tuple[str, str]] = []
-    for index, merge in enumerate(_strings(metadata, key, 2 * MAX_VOCABULARY)):
-        # A half may itself begin with the separator, so the first character is never the separator.
-        cut = merge.find(" ", 1)
-        left, right = merge[:cut], merge[cut + 1 :]
-        if cut < 1 or not right:
-            raise _inconsistent("A merge is malformed.", f"'{key}'[{index}] is {merge[:40]!r}, not two tokens.")
-        for part in (left, right, left + right):
-            if part not in vocabulary:
-                raise _inconsistent(
-                    "A merge names a token that does not exist.", f"'{key}'[{index}] needs the token {part[:40]!r}."
-                )
-        result.append((left, right))
-    return result
-
-
-def _end_tokens(metadata: Mapping[str, object], tokens: Sequence[str], types: Sequence[int]) -> tuple[int, ...]:
-    named = (_token_id(metadata, name, len(tokens)) for name in ("eos", "eot", "eom"))
-    known = (
-        index
-        for index, (token, kind) in enumerate(zip(tokens, types, strict=True))
-        if kind == _CONTROL and token in _END_TEXTS
+    name = text(metadata, "tokenizer.ggml.pre")
+    scheme = scheme_of(name)
+    warnings: tuple[str, ...] = ()
+    if name is None or name == "default":
+        warnings = (_UNKNOWN_CUT,)
+    return _Kind(
+        normalizer={"type": "NFC"} if scheme.nfc else None,
+        pre_tokenizer=scheme.pre_tokenizer(),
+        decoder=_BYTE_LEVEL,
+        byte_fallback=False,
+        ignore_merges=scheme.ignore_merges,
+        add_bos=scheme.add_bos,
+        warnings=warnings,
     )
-    # A dict keeps the order and drops duplicates.
-    return tuple(dict.fromkeys([index for index in named if index is not None] + list(known)))
 
 
-def _tokenizer_json(
-    scheme: _Scheme, tokens: Sequence[str], types: Sequence[int], merges: Sequence[tuple[str, str]]
-) -> str:
+def _merges(model: str, metadata: Metadata, vocabulary: Vocabulary) -> list[Merge]:
+    if model == "llama":
+        return scored_merges(vocabulary.mergeable(metadata))
+    known = frozenset(vocabulary.tokens)
+    merges = listed_merges(metadata, known)
+    return with_newlines(merges, known) if model == "gemma4" else merges
+
+
+def _takes_in(metadata: Metadata, vocabulary: Vocabulary) -> frozenset[int]:
+    """Return the added tokens that take in white space behind them; files do not say it, so a name has to do."""
+    name = (text(metadata, "general.name") or "").lower()
+    if "phi-3" not in name and "phi3" not in name:
+        return frozenset()
+    return frozenset(index for index in vocabulary.added() if vocabulary.tokens[index] not in _PHI3_PLAIN)
+
+
+def _tokenizer_json(kind: _Kind, vocabulary: Vocabulary, merges: Sequence[Merge], takes_in: frozenset[int]) -> str:
     added = [
         {
             "id": index,
-            "content": token,
+            "content": vocabulary.tokens[index],
             "single_word": False,
             "lstrip": False,
-            "rstrip": False,
+            "rstrip": index in takes_in,
             "normalized": False,
-            "special": kind in _SPECIAL_TYPES,
+            "special": vocabulary.is_special(index),
         }
-        for index, (token, kind) in enumerate(zip(tokens, types, strict=True))
-        if kind in _ADDED_TYPES
+        for index in vocabulary.added()
     ]
     document = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
         "added_tokens": added,
-        "normalizer": {"type": "NFC"} if scheme.nfc else None,
-        "pre_tokenizer": _pre_tokenizer(scheme),
+        "normalizer": kind.normalizer,
+        "pre_tokenizer": kind.pre_tokenizer,
         "post_processor": None,
-        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "decoder": kind.decoder,
         "model": {
             "type": "BPE",
             "dropout": None,
@@ -262,75 +213,10 @@ def _tokenizer_json(
             "continuing_subword_prefix": None,
             "end_of_word_suffix": None,
             "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": scheme.ignore_merges,
-            "vocab": {token: index for index, token in enumerate(tokens)},
+            "byte_fallback": kind.byte_fallback,
+            "ignore_merges": kind.ignore_merges,
+            "vocab": {token: index for index, token in enumerate(vocabulary.tokens)},
             "merges": merges,
         },
     }
     return json.dumps(document, ensure_ascii=False, separators=(",", ":"))
-
-
-def _pre_tokenizer(scheme: _Scheme) -> dict[str, object]:
-    byte_level = {
-        "type": "ByteLevel",
-        "add_prefix_space": False,
-        "trim_offsets": True,
-        "use_regex": scheme.split is None,
-    }
-    steps: list[dict[str, object]] = []
-    if scheme.single_digits:
-        steps.append({"type": "Digits", "individual_digits": True})
-    if scheme.split is not None:
-        steps.append(
-            {"type": "Split", "pattern": {"Regex": scheme.split}, "behavior": "Isolated", "invert": False},
-        )
-    return {"type": "Sequence", "pretokenizers": [*steps, byte_level]} if steps else byte_level
-
-
-def _array(metadata: Mapping[str, object], key: str, limit: int) -> Sequence[object]:
-    if key not in metadata:
-        raise _inconsistent("The tokenizer is incomplete.", f"The key '{key}' is missing.")
-    value = metadata[key]
-    if not isinstance(value, list | tuple):
-        raise _inconsistent(f"'{key}' is not an array.", f"It is of type {type(value).__name__}.")
-    if len(value) > limit:
-        raise _inconsistent(f"'{key}' is too long.", f"{len(value)} elements of at most {limit}.")
-    return value
-
-
-def _strings(metadata: Mapping[str, object], key: str, limit: int) -> list[str]:
-    result: list[str] = []
-    for index, value in enumerate(_array(metadata, key, limit)):
-        if not isinstance(value, str):
-            raise _inconsistent(f"'{key}' holds an item that is not text.", f"Element {index}: {type(value).__name__}.")
-        result.append(value)
-    return result
-
-
-def _text(metadata: Mapping[str, object], key: str) -> str | None:
-    value = metadata.get(key)
-    if value is not None and not isinstance(value, str):
-        raise _inconsistent(f"'{key}' is not text.", f"It is of type {type(value).__name__}.")
-    return value
-
-
-def _flag(metadata: Mapping[str, object], key: str, *, default: bool) -> bool:
-    value = metadata.get(key, default)
-    if not isinstance(value, bool):
-        raise _inconsistent(f"'{key}' is not a boolean.", f"It is of type {type(value).__name__}.")
-    return value
-
-
-def _token_id(metadata: Mapping[str, object], name: str, count: int) -> int | None:
-    key = f"tokenizer.ggml.{name}_token_id"
-    value = metadata.get(key)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < count:
-        raise _inconsistent(f"'{key}' is not a token.", f"It is {repr(value)[:40]}, tokens are 0 to {count - 1}.")
-    return value
-
-
-def _inconsistent(what: str, numbers: str) -> InvalidTokenizer:
-    return InvalidTokenizer(what, numbers, "Fetch the file again, or convert the model again.")

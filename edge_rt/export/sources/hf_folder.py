@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from edge_rt.errors import InvalidModelFile, InvalidTokenizer, ModelNotFound, StorageError, UnsupportedModel
+from edge_rt.export.sources.end_tokens import end_texts
 from edge_rt.export.sources.gguf_types import TensorInfo
 from edge_rt.export.sources.model_card import read_license
 from edge_rt.export.sources.safetensors_folder import SafetensorsFolder, StoredTensor, read_folder, refuse_link
@@ -154,25 +155,40 @@ def hf_source(
 def build_hf_tokenizer(folder: HFFolder, rows: int) -> TokenizerBuild:
     """Take ``tokenizer.json`` as it is, and the special tokens and the template from the files beside it.
 
+    An answer ends at the tokens of ``generation_config.json``, or else of ``config.json``, and at special tokens that
+    are known to end one; only if there are none, at the end token of ``tokenizer_config.json``.
+
     Args:
         folder: the checkpoint.
         rows: of the embedding matrix.
 
     Raises:
-        UnsupportedModel: ``tokenizer.json`` is not byte-level BPE.
+        UnsupportedModel: ``tokenizer.json`` is neither BPE over bytes nor BPE with byte fallback.
         InvalidTokenizer: it is malformed, or names tokens that do not exist.
         InvalidModelFile, StorageError: a file beside it cannot be used.
     """
     text = _read_text(folder.path / TOKENIZER_FILE, MAX_FILE_BYTES)
     settings = _optional_json(folder.path / TOKENIZER_CONFIG_FILE)
     plain = Tokenizer.from_text(text, embedding_rows=rows)
-    bos = _token_id(folder.config.get("bos_token_id"))
+    warnings: list[str] = []
+
+    def checked(value: object, name: str) -> int | None:
+        found = _token_id(value)
+        if found is not None and found >= plain.vocab_size:
+            warnings.append(f"'{name}' is {found}, which is no token ({plain.vocab_size} exist): it is ignored.")
+            return None
+        return found
+
+    bos = checked(folder.config.get("bos_token_id"), "bos_token_id")
     if bos is None:
         bos = _id_of_text(plain, settings.get("bos_token"))
-    generation = _optional_json(folder.path / GENERATION_FILE)
-    stated = [generation.get("eos_token_id"), folder.config.get("eos_token_id")]
-    ends = [_token_id(one) for value in stated for one in (value if isinstance(value, list) else [value])]
-    ends.append(_id_of_text(plain, settings.get("eos_token")))
+    stated = _optional_json(folder.path / GENERATION_FILE).get("eos_token_id")
+    stated = folder.config.get("eos_token_id") if stated is None else stated
+    ends = [checked(one, "eos_token_id") for one in (stated if isinstance(stated, list) else [stated])]
+    texts = end_texts(plain.special_tokens)
+    ends += [plain.token_to_id(text) for text in plain.special_tokens if text in texts]
+    if all(end is None for end in ends):
+        ends = [_id_of_text(plain, settings.get("eos_token"))]
     build = TokenizerBuild(
         json_text=text,
         bos_token_id=bos,
@@ -180,6 +196,7 @@ def build_hf_tokenizer(folder: HFFolder, rows: int) -> TokenizerBuild:
         add_bos=bos is not None and _adds_bos(text, settings, bos),
         chat_template=chat_template(folder.path),
         tool_template=_named_template(folder.path, TOOL_TEMPLATE_NAME),
+        warnings=tuple(warnings),
     )
     # The ids are those of the vocabulary.
     Tokenizer.from_text(text, info=build, embedding_rows=rows)
@@ -218,18 +235,17 @@ def _id_of_text(tokenizer: Tokenizer, value: object) -> int | None:
 
 
 def _adds_bos(text: str, settings: Mapping[str, Any], bos: int) -> bool:
-    """Return whether transformers writes the BOS token before a text: by a setting, or by the tokenizer's template."""
-    stated = settings.get("add_bos_token")
-    if isinstance(stated, bool):
-        return stated
+    """Return whether transformers writes the BOS token before a text: by the tokenizer's template, or by a setting."""
     step = json.loads(text).get("post_processor")
     steps = step.get("processors", [step]) if isinstance(step, dict) else []
     for one in steps if isinstance(steps, list) else []:
         pieces = _entry(one, "single")
-        if isinstance(pieces, list) and pieces and (first := _entry(pieces[0], "SpecialToken")) is not None:
-            ids = _entry(_entry(_entry(one, "special_tokens"), _entry(first, "id")), "ids")
-            return isinstance(ids, list) and bos in ids
-    return False
+        if not isinstance(pieces, list):
+            continue
+        first = _entry(pieces[0], "SpecialToken") if pieces else None
+        ids = _entry(_entry(_entry(one, "special_tokens"), _entry(first, "id")), "ids")
+        return isinstance(ids, list) and bos in ids
+    return settings.get("add_bos_token") is True
 
 
 def _entry(value: object, key: object) -> Any:

@@ -25,6 +25,7 @@ class TokenizerBuild:
         add_bos: whether a plain prompt starts with ``bos_token_id``.
         chat_template: Jinja source of the chat template, or None.
         tool_template: that of a second one for requests with tools, or None.
+        warnings: sentences about what the checkpoint leaves open, and what was mended.
     """
 
     json_text: str
@@ -33,6 +34,7 @@ class TokenizerBuild:
     add_bos: bool
     chat_template: str | None
     tool_template: str | None = None
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -158,7 +158,7 @@ class PromptEncoder:
         if least > self._context_tokens:
             return least, False
         self._require_encodable(text)
-        found = self.tokenizer.encode_within([(text, False)], self._context_tokens)
+        found = self.tokenizer.encode_within(text, self._context_tokens)
         return (found, False) if isinstance(found, int) else (len(found), True)
 
     def _require_encodable(self, text: str) -> None:
@@ -216,7 +216,7 @@ class PromptEncoder:
             self.check_prompt_fits(prompt, config)
             bos = self.tokenizer.bos_token_id
             start = [bos] if self.tokenizer.add_bos and bos is not None else []
-            return [*start, *self._encode_within([(prompt, False)], len(start), config)]
+            return [*start, *self._encode_within(prompt, len(start), config)]
         if isinstance(prompt, np.ndarray):
             prompt = prompt.tolist()
         items: list[Any] = list(prompt) if isinstance(prompt, list | tuple) else [repr(prompt)]
@@ -227,7 +227,9 @@ class PromptEncoder:
     def encode_rendered(self, prompt: RenderedPrompt, config: GenerationConfig) -> list[int]:
         """Return the token ids of rendered messages; errors as in ``encode``."""
         self.check_prompt_fits(prompt.text, config)
-        return self._encode_within(prompt.pieces(), 0, config)
+        reserved = config.max_tokens or 1
+        found = self.tokenizer.encode_spans_within(prompt.spans(), max(self._context_tokens - reserved, 0))
+        return self._require_all(found, 0, reserved)
 
     def encode_reference(self, text: str, most: int | None) -> list[int]:
         """Return the token ids of a text that an answer may copy.
@@ -245,15 +247,19 @@ class PromptEncoder:
         least = self.tokenizer.min_tokens(text)
         if least <= most:
             self._require_encodable(text)
-        found = least if least > most else self.tokenizer.encode_within([(text, False)], most)
+        found = least if least > most else self.tokenizer.encode_within(text, most)
         if isinstance(found, int):
             raise ReferenceBudgetExceeded(found, most, is_least=True)
         return found
 
-    def _encode_within(self, parts: Items[tuple[str, bool]], before: int, config: GenerationConfig) -> list[int]:
-        """Encode parts that follow ``before`` tokens; a text that does not fit is refused as soon as that is known."""
+    def _encode_within(self, text: str, before: int, config: GenerationConfig) -> list[int]:
+        """Encode a text that follows ``before`` tokens; one that does not fit is refused as soon as that is known."""
         reserved = config.max_tokens or 1
-        found = self.tokenizer.encode_within(parts, max(self._context_tokens - reserved - before, 0))
+        found = self.tokenizer.encode_within(text, max(self._context_tokens - reserved - before, 0))
+        return self._require_all(found, before, reserved)
+
+    def _require_all(self, found: list[int] | int, before: int, reserved: int) -> list[int]:
+        """Return token ids; raise ``ContextOverflow`` for a lower bound of their number."""
         if isinstance(found, int):
             raise ContextOverflow(before + found, reserved, self._context_tokens, is_least=True)
         return found
@@ -268,11 +274,6 @@ class PromptEncoder:
                 "Correct it.",
             )
         return items
-
-
-def encode_rendered(tokenizer: Tokenizer, prompt: RenderedPrompt) -> list[int]:
-    """Return the token ids of rendered messages; only what the template wrote can be a special token."""
-    return tokenizer.encode_rendered(prompt)
 
 
 def is_messages(prompt: object) -> TypeGuard[Items[Message]]:

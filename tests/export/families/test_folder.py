@@ -40,7 +40,7 @@ def test_a_folder_becomes_the_package_of_the_gguf_file_with_its_weights(model, f
     assert (other.path / "tokenizer.json").read_bytes() == (one.path / "tokenizer.json").read_bytes()
     assert (other.path / "chat_template.jinja").read_text() == CHATML
     manifest = open_package(other.path).manifest
-    assert (manifest.tokenizer.bos_token_id, manifest.tokenizer.eos_token_ids) == (1, (2,))
+    assert (manifest.tokenizer.bos_token_id, manifest.tokenizer.eos_token_ids) == (1, (2, 0))
     paths = sorted(folder.glob("*.safetensors")) + sorted(folder.glob("*.json"))
     lines = "".join(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in paths)
     digest = hashlib.sha256(lines.encode()).hexdigest()
@@ -175,11 +175,31 @@ class TestTokenizer:
             path.write_text(document if isinstance(document, str) else json.dumps(document))
         return open_checkpoint(folder)[0].build_tokenizer(419)
 
-    def test_end_tokens_are_those_of_all_files(self, model, tmp_path):
+    def test_end_tokens_are_the_stated_ones_and_those_known_by_their_texts(self, model, tmp_path):
         build = self.build(
-            model, tmp_path, generation_config={"eos_token_id": [0, 2]}, tokenizer_config={"eos_token": "<|im_end|>"}
+            model, tmp_path, generation_config={"eos_token_id": [7, 2]}, tokenizer_config={"eos_token": "<think>"}
         )
-        assert build.eos_token_ids == (0, 2)
+        assert build.eos_token_ids == (7, 2, 0)
+        assert self.build(model, tmp_path / "b", generation_config={}).eos_token_ids == (2, 0)
+
+    def test_ids_that_are_no_tokens_are_ignored_with_a_warning(self, model, tmp_path):
+        build = self.build(model, tmp_path, generation_config={"eos_token_id": [2**32 - 1, 2]})
+        assert build.eos_token_ids == (2, 0)
+        assert "4294967295" in build.warnings[0]
+
+    def test_the_template_of_the_tokenizer_decides_about_bos(self, model, tmp_path):
+        folder = write_hf_folder(tmp_path / "m", model)
+        document = json.loads((folder / "tokenizer.json").read_text())
+        text = document["added_tokens"][1]["content"]
+        step = {
+            "type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": text, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {text: {"id": text, "ids": [1], "tokens": [text]}},
+        }
+        (folder / "tokenizer.json").write_text(json.dumps(document | {"post_processor": step}))
+        (folder / "tokenizer_config.json").write_text(json.dumps({"add_bos_token": False}))
+        assert open_checkpoint(folder)[0].build_tokenizer(419).add_bos is True
 
     def test_a_template_in_a_file_of_its_own_comes_first(self, model, tmp_path):
         folder = write_hf_folder(tmp_path / "m", model)

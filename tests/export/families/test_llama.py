@@ -216,7 +216,7 @@ class TestTensors:
         write_llama_gguf(tmp_path / "m.gguf", drop_tensor=names)
         refused(tmp_path / "m.gguf", tmp_path, InvalidModelFile, "3 tensors are missing.*" + ".*".join(names))
 
-    @pytest.mark.parametrize("name", ["blk.1.attn_q.bias", "blk.0.attn_q_norm.weight", "rope_factors_long.weight"])
+    @pytest.mark.parametrize("name", ["blk.1.attn_q.bias", "blk.0.attn_q_norm.weight", "rope_factors.weight"])
     def test_surplus(self, tmp_path, name):
         write_llama_gguf(tmp_path / "m.gguf", extra_tensors={name: np.zeros(64, np.float32)})
         refused(tmp_path / "m.gguf", tmp_path, UnsupportedModel, name)

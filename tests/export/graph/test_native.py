@@ -14,7 +14,7 @@ from edge_rt.export.weights.weights_file import WeightsLayout
 from edge_rt.ops import OPS
 from tests.helpers.fake_model import model_config
 from tests.helpers.gguf_factory import write_llama_gguf
-from tests.helpers.graphs import Built
+from tests.helpers.graphs import Built, decoder_of
 
 EVERY_TYPE = {
     "embedding_type": "Q4_1", "output_type": "F16", "tied": False,
@@ -110,7 +110,7 @@ def test_without_a_sliding_window_nothing_is_said_of_one(model):
 
 
 def test_a_vocabulary_of_fewer_tokens_than_are_looked_for():
-    builder = NativeBuilder(WeightsLayout(), model_config(vocab_size=5))
+    builder = NativeBuilder(WeightsLayout(), decoder_of(model_config(vocab_size=5)))
     graph = builder.model(ir.Value(name="logits"), "test").graph
     (node,) = graph
     assert (node.op_type, node.attributes["k"].as_int()) == ("RowTopK", 5)

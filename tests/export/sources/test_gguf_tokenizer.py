@@ -90,8 +90,8 @@ class TestBuild:
         assert pieces(tokenizer, "<tool>") == ["<tool>"]
         assert tokenizer.special_ids.isdisjoint(tokenizer.encode_text("".join(CONTROLS)))
 
-    def test_a_file_without_token_types_has_normal_tokens_only(self):
-        assert built(token_type=None).special_ids == frozenset()
+    def test_a_file_without_token_types_has_normal_tokens_and_known_marks(self):
+        assert built(token_type=None).special_tokens == tuple(CONTROLS)
 
     def test_no_template_and_no_bos(self):
         build = build_tokenizer(metadata(bos_token_id=None), len(TOKENS))
@@ -128,13 +128,92 @@ class TestPreTokenizers:
 
     @pytest.mark.parametrize(
         "changes",
-        [{"pre": "nobody-knows"}, {"pre": None}, {"model": "llama"}, {"model": "bert"}, {"add_space_prefix": True}],
+        [{"pre": "nobody-knows"}, {"model": "t5"}, {"model": "bert"}, {"model": "own"}, {"add_space_prefix": True}],
         ids=str,
     )
     def test_what_is_unknown_is_unsupported_and_says_what_is_not(self, changes):
         with pytest.raises(UnsupportedModel) as caught:
             build_tokenizer(metadata(**changes), len(TOKENS))
         assert "upported" in caught.value.numbers or "add_space_prefix" in caught.value.numbers
+
+
+class TestFilesInUse:
+    def test_a_file_without_a_cut_is_cut_by_a_general_rule_and_says_so(self):
+        for pre in (None, "default"):
+            build = build_tokenizer(metadata(pre=pre), len(TOKENS))
+            assert any("tokenizer.ggml.pre" in warning for warning in build.warnings)
+            # GPT-2's rule would take the space and both signs together.
+            tokens = [*TOKENS[:-1], "Ġ!"]
+            changed = metadata(pre=pre, tokens=tokens, merges=[*MERGES, "Ġ !"], token_type=[*TYPES[:-1], 1])
+            tokenizer = Tokenizer.from_text(build_tokenizer(changed, len(tokens)).json_text)
+            assert pieces(tokenizer, " !!") == ["Ġ", "!", "!"]
+
+    @pytest.mark.parametrize("name", ["bos", "eos", "eot", "unknown", "padding"])
+    @pytest.mark.parametrize("value", [2**32 - 1, len(TOKENS), -1])
+    def test_special_ids_that_are_no_tokens_are_ignored_with_a_warning(self, name, value):
+        build = build_tokenizer(metadata(**{f"{name}_token_id": value}), len(TOKENS))
+        assert any(f"{name}_token_id" in warning and str(value) in warning for warning in build.warnings)
+        assert build.bos_token_id == (None if name == "bos" else 1)
+        assert build.eos_token_ids == ((0, 2) if name == "eos" else (2, 0))
+
+    def test_padding_tokens_are_never_found(self):
+        tokens = [*TOKENS, *(f"[PAD{index}]" for index in range(5))]
+        build = build_tokenizer(metadata(tokens=tokens, token_type=[*TYPES, *[5] * 5]), len(tokens))
+        tokenizer = Tokenizer.from_text(build.json_text)
+        for allowed in (True, False):
+            assert max(tokenizer.encode_spans([("[PAD3]", allowed)])) < len(TOKENS)
+
+    def test_a_text_that_occurs_again_means_its_first_token(self):
+        tokens = [*TOKENS, "hello", "hello", "", ""]
+        build = build_tokenizer(metadata(tokens=tokens, token_type=[*TYPES, 1, 3, 5, 5]), len(tokens))
+        assert any(warning.startswith("2 tokens have the text") for warning in build.warnings)
+        tokenizer = Tokenizer.from_text(build.json_text)
+        assert pieces(tokenizer, "hello") == ["hello"]
+        assert tokenizer.vocab_size == len(tokens)
+        assert tokenizer.special_tokens == tuple(CONTROLS)
+
+    @pytest.mark.parametrize("kind", [1, 4, 5])
+    @pytest.mark.parametrize(
+        "text", ["<|im_end|>", "<eos>", "<|end|>", "<turn|>", "[EOS]", "<\uff5cend\u2581of\u2581sentence\uff5c>"]
+    )
+    def test_end_texts_end_an_answer_whatever_their_type(self, text, kind):
+        tokens, types = [*TOKENS[:-1], text], [*TYPES[:-1], kind]
+        tokens[2] = "<|other|>"
+        build = build_tokenizer(metadata(tokens=tokens, token_type=types, eos_token_id=0), len(tokens))
+        last = len(tokens) - 1
+        assert build.eos_token_ids == (0, last)
+        tokenizer = Tokenizer.from_text(build.json_text)
+        assert last in tokenizer.special_ids
+        assert tokenizer.encode_spans([(text, True)]) == [last]
+        assert last not in tokenizer.encode_spans([(text, False)])
+        assert any(text in warning for warning in build.warnings)
+
+    def test_a_turn_that_is_typed_as_text_is_no_text(self):
+        tokens = [*TOKENS[:-1], "<start_of_turn>"]
+        build = build_tokenizer(metadata(tokens=tokens, token_type=[*TYPES[:-1], 1]), len(tokens))
+        assert build.eos_token_ids == (2, 0)
+        assert "<start_of_turn>" in Tokenizer.from_text(build.json_text).special_tokens
+
+    @pytest.mark.parametrize(
+        ("texts", "ends"),
+        [
+            (["<|end|>", "<|return|>"], ["<|end|>", "<|return|>"]),
+            (["<|end|>", "<|return|>", "<|call|>"], ["<|return|>", "<|call|>"]),
+            (["<|end|>", "<|calls|>", "<|flush|>"], ["<|calls|>", "<|flush|>"]),
+            (["</s>", "<eos>"], ["</s>", "<eos>"]),
+            (["</s>", "<|tool_response>"], ["<|tool_response>"]),
+        ],
+    )
+    def test_exceptions(self, texts, ends):
+        tokens = [*TOKENS[3:], *texts]
+        types = [*TYPES[3:], *[3] * len(texts)]
+        changed = metadata(tokens=tokens, token_type=types, eos_token_id=None, bos_token_id=None)
+        build = build_tokenizer(changed, len(tokens))
+        assert [tokens[index] for index in build.eos_token_ids] == ends
+
+    def test_an_end_token_behind_prompts_is_left_out(self):
+        build = build_tokenizer(metadata(add_eos_token=True), len(TOKENS))
+        assert any("end token behind every prompt" in warning for warning in build.warnings)
 
 
 def replaced(values, index, value):
@@ -155,8 +234,6 @@ BAD = {
     "tokens are no array": ("is not an array", {"tokens": "abc"}),
     "tokens missing": ("'tokenizer.ggml.tokens' is missing", {"tokens": None}),
     "a token is a number": ("Element 5: int", {"tokens": replaced(TOKENS, 5, 5)}),
-    "a token is empty": ("token is empty", {"tokens": replaced(TOKENS, 1, "")}),
-    "a token occurs twice": ("both 'he'", {"tokens": replaced(TOKENS, 1, "he")}),
     "a token over 4 KiB": ("too long", {"tokens": replaced(TOKENS, 1, "é" * 2049)}),
     "byte token <0x-1>": ("'<0x-1>'", {"tokens": replaced(TOKENS, 1, "<0x-1>"), "token_type": replaced(TYPES, 1, 6)}),
     "byte token <0xGG>": ("'<0xGG>'", {"tokens": replaced(TOKENS, 1, "<0xGG>"), "token_type": replaced(TYPES, 1, 6)}),
@@ -167,13 +244,10 @@ BAD = {
     "merge without its second half": ("'h ', not two tokens", {"merges": [*MERGES, "h "]}),
     "merge of nothing": ("'', not two tokens", {"merges": [*MERGES, ""]}),
     "merge is a number": ("Element 8: int", {"merges": [*MERGES, 7]}),
-    "bos at the end of the vocabulary": ("bos_token_id' is not a token. It is 268", {"bos_token_id": len(TOKENS)}),
-    "bos negative": ("It is -1", {"bos_token_id": -1}),
-    "eos too large": ("eos_token_id' is not a token", {"eos_token_id": 2**32 - 1}),
-    "eot too large": ("eot_token_id' is not a token", {"eot_token_id": 10**6}),
-    "unknown token too large": ("unknown_token_id' is not a token", {"unknown_token_id": 10**6}),
     "padding token is text": ("It is '0'", {"padding_token_id": "0"}),
     "add_bos_token is a number": ("not a boolean", {"add_bos_token": 1}),
+    "eos is a boolean": ("eos_token_id' is not a token", {"eos_token_id": True}),
+    "no scores": ("'tokenizer.ggml.scores' is missing", {"model": "llama"}),
     "pre is a number": ("not text", {"pre": 1}),
     "model missing": ("has no tokenizer", {"model": None}),
 }
