@@ -299,8 +299,8 @@ class Decoder:
                 )
                 != (self.num_heads, self.num_kv_heads, self.head_dim),
             )
-            yield "windows differ in size", attention.window not in (0, self.sliding_window)
             yield "a window is below 0", attention.window < 0
+            yield "windows differ in size", attention.window not in (0, self.sliding_window)
             yield (
                 "a layer names a rotation that is not there",
                 attention.rope is not None and not (0 <= attention.rope < len(self.ropes)),

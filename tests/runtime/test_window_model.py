@@ -25,6 +25,7 @@ from tests.helpers.gguf_factory import write_llama_gguf
 from tests.helpers.graphs import Built
 from tests.helpers.models import load_package
 from tests.helpers.native_profile import require_native
+from tests.helpers.passes import Passes, same_bits
 from tests.helpers.portable_profile import require_portable_windows, windows_refusal
 from tests.helpers.small import GREEDY
 
@@ -34,33 +35,6 @@ LARGEST_PASS = 40
 TOKEN_IDS = [(5 + 41 * i) % 419 for i in range(300)]
 PROMPT = "The little boat left the harbour at dawn, and the sea was calm. " * 4
 FORMATS = KV_FORMATS["native"]
-
-
-class Windowed:
-    """A runner over a cache of a window, and one over a cache with a row for every position."""
-
-    def __init__(self, interface, graph):
-        session = Session(graph, threads=pool_size() or usable_cpus(), profile="native")
-        self.interface, self.cache = interface, interface.open_cache()
-        self.runner = ModelRunner(session, interface, StopSwitch())
-
-    def append(self, token_ids):
-        with self.cache.reserve(len(token_ids)) as rows:
-            logits = self.runner.forward(token_ids, rows.start, len(token_ids)).logits.copy()
-            rows.commit(token_ids)
-        self.cache.check()
-        return logits
-
-    def append_in(self, size, token_ids):
-        parts = [self.append(token_ids[start : start + size]) for start in range(0, len(token_ids), size)]
-        return np.concatenate(parts)
-
-    def tree(self, token_ids, parents, path):
-        with self.cache.reserve(len(token_ids), parents) as rows:
-            logits = self.runner.forward(token_ids, rows.start, len(token_ids), parents=parents).logits.copy()
-            rows.commit([token_ids[node] for node in path], path)
-        self.cache.check()
-        return logits
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +49,7 @@ def package(tmp_path_factory):
 
 def opened(package, kv_format, largest_pass=LARGEST_PASS):
     manifest = open_package(package).manifest
-    return Windowed(open_io_binding(manifest, CONTEXT, kv_format, largest_pass=largest_pass), package / "model.onnx")
+    return Passes(open_io_binding(manifest, CONTEXT, kv_format, largest_pass=largest_pass), package / "model.onnx")
 
 
 @pytest.fixture(scope="module", params=FORMATS)
@@ -95,10 +69,6 @@ def whole(model, package):
 def empty(request):
     if "model" in request.fixturenames:
         request.getfixturevalue("model").cache.truncate(0)
-
-
-def same_bits(found, expected):
-    np.testing.assert_array_equal(found.view(np.uint32), expected.view(np.uint32))
 
 
 def test_the_cache_holds_the_window_and_the_largest_pass(model):
@@ -201,7 +171,7 @@ def test_layers_with_and_without_a_window(tmp_path):
     def interface(largest_pass):
         return NativeIOBinding(built.model, CONTEXT, formats, largest_pass=largest_pass)
 
-    ring, plain = (Windowed(interface(size), built.graph) for size in (LARGEST_PASS, CONTEXT))
+    ring, plain = (Passes(interface(size), built.graph) for size in (LARGEST_PASS, CONTEXT))
     assert [buffer.shape for buffer in ring.interface.buffers] == [
         (2, 2, CONTEXT, 32), (2, 2, 64, 18), (2, 2, CONTEXT, 64),
     ]  # fmt: skip

@@ -14,16 +14,19 @@ from edge_rt.cli.options.flags import DEFAULT_MODEL
 from edge_rt.cli.options.groups import LoadFlags, OutputFlags, PlaceFlags, one_of
 from edge_rt.cli.options.spread import only
 from edge_rt.cli.render.console import Terminal
+from edge_rt.cli.render.decoder_report import decoder_rows
 from edge_rt.cli.render.stats import facts_lines
 from edge_rt.cli.render.weights_report import weights_rows
 from edge_rt.errors import ConfigError, ModelNotFound
 
 if TYPE_CHECKING:
+    from edge_rt.package.decoder import Decoder
     from edge_rt.package.manifest import Manifest
     from edge_rt.package.reader import Package
     from edge_rt.package.weights_info import WeightsInfo
 
 SHOWN_TEMPLATE_LINES = 12
+_APART = ("chat_template", "weights", "decoder")
 
 
 @dataclass(frozen=True)
@@ -51,8 +54,9 @@ def inspect(
             f"{reference} is not on this machine.", f"edge-rt {resolved.description}.", f"Run: edge-rt pull {reference}"
         )
     weights: WeightsInfo | None = None
+    decoder: Decoder | None = None
     if resolved.kind == "package":
-        facts, weights = _package_facts(resolved.path, verify=wanted.verify)
+        facts, weights, decoder = _package_facts(resolved.path, verify=wanted.verify)
     elif wanted.verify:
         raise ConfigError("--verify needs a package.", f"{resolved.path} is a checkpoint.", "Export it first.")
     elif resolved.kind == "folder":
@@ -62,12 +66,12 @@ def inspect(
     if output.json:
         terminal.document(facts)
     else:
-        _print(terminal, facts, weights, whole_template=output.verbose)
+        _print(terminal, facts, weights, decoder, whole_template=output.verbose)
     return 0
 
 
-def _package_facts(path: Path, *, verify: bool) -> tuple[dict[str, Any], WeightsInfo | None]:
-    """Return the facts as a JSON object, and those of weights that were quantised."""
+def _package_facts(path: Path, *, verify: bool) -> tuple[dict[str, Any], WeightsInfo | None, Decoder | None]:
+    """Return the facts as a JSON object, those of weights that were quantised, and the description of the model."""
     from edge_rt.package.reader import open_package
     from edge_rt.runtime.config import GenerationConfig
 
@@ -95,12 +99,13 @@ def _package_facts(path: Path, *, verify: bool) -> tuple[dict[str, Any], Weights
         "sampling": dataclasses.asdict(GenerationConfig().sampling(manifest.sampling)),
         "recommended_sampling": None if manifest.sampling is None else manifest.sampling.given,
         "model": dataclasses.asdict(manifest.model),
+        "decoder": None if manifest.decoder is None else dataclasses.asdict(manifest.decoder),
         "tokenizer": dataclasses.asdict(manifest.tokenizer),
         "source": dataclasses.asdict(manifest.source),
         "files": {name: info.size for name, info in manifest.files.items()},
         "chat_template": _template(package),
     }
-    return facts, manifest.weights
+    return facts, manifest.weights, manifest.decoder
 
 
 def _calibration(manifest: Manifest) -> dict[str, Any] | None:
@@ -179,13 +184,20 @@ def _json_value(value: object) -> str | int | float | None:
     return value if isinstance(value, str | int | float) else None
 
 
-def _print(terminal: Terminal, facts: dict[str, Any], weights: WeightsInfo | None, *, whole_template: bool) -> None:
+def _print(
+    terminal: Terminal,
+    facts: dict[str, Any],
+    weights: WeightsInfo | None,
+    decoder: Decoder | None,
+    *,
+    whole_template: bool,
+) -> None:
     from edge_rt.byte_size import human_bytes
 
     template = facts["chat_template"]
     sections = {name: facts[name] for name in ("model", "metadata") if name in facts}
     sizes = {name: facts[name] for name in ("files", "bytes_by_type") if name in facts}
-    flat = {name: value for name, value in facts.items() if name not in {*sections, *sizes, "chat_template", "weights"}}
+    flat = {name: value for name, value in facts.items() if name not in {*sections, *sizes, *_APART}}
     flat["size"] = human_bytes(flat.pop("size_bytes"))
     if "verified" in flat:
         flat["verified"] = "yes" if flat["verified"] else "not checked (--verify)"
@@ -195,6 +207,9 @@ def _print(terminal: Terminal, facts: dict[str, Any], weights: WeightsInfo | Non
     if weights is not None:
         terminal.line("\nweights")
         terminal.table(("", *row) for row in weights_rows(weights))
+    if decoder is not None:
+        terminal.line("\ndecoder")
+        terminal.table(("", *row) for row in decoder_rows(decoder))
     for name, section in sections.items():
         terminal.line(f"\n{name}")
         terminal.table(("", *row) for row in facts_lines(section))

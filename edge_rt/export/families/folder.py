@@ -101,20 +101,25 @@ def _renamed(folder: HFFolder, family: Family, decoder: Decoder) -> tuple[dict[s
     if decoder.is_tied:
         # Some files hold the tied head a second time.
         ignored |= set(_HEADS)
+    expected = expected_shapes(decoder)
     packed: Mapping[str, TensorInfo] = {}
     remarks: tuple[str, ...] = ()
     if (settings := read_packed_settings(folder.path.name, folder.config)) is not None:
         from edge_rt.export.decoder.packed import packed_tensors
         from edge_rt.export.sources.converted import conversion_remarks
 
-        shapes = expected_shapes(decoder)
-        matrices = {hf: ours for hf, ours in names.items() if len(shapes.get(ours, ())) == 2 and hf.endswith("weight")}
+        weights = {hf: ours for hf, ours in names.items() if hf.endswith("weight")}
+        matrices = {hf: ours for hf, ours in weights.items() if len(expected.get(ours, ())) == 2}
         packed, parts = packed_tensors(folder, matrices, settings)
         ignored |= parts
         remarks = conversion_remarks(packed.values())
-    wanted = {hf for hf, ours in names.items() if ours in expected_shapes(decoder) or is_fused(ours)}
+    wanted = {hf for hf, ours in names.items() if ours in expected or is_fused(ours)}
     require_no_surplus(folder.path.name, [name for name in stored if name not in wanted and name not in ignored])
+    # Packed matrices have biases of zeros, which count as parts of them; some models want one.
+    vectors = {hf for hf, ours in names.items() if len(expected.get(ours, ())) == 1}
     tensors = {
-        ours: float_tensor(folder, ours, stored[hf]) for hf, ours in names.items() if hf in stored and hf not in ignored
+        ours: float_tensor(folder, ours, stored[hf])
+        for hf, ours in names.items()
+        if hf in stored and (hf not in ignored or hf in vectors)
     }
     return {**tensors, **packed}, remarks

@@ -94,7 +94,7 @@ def test_a_split_file_is_planned_as_the_whole_one(inline, small_gguf, tmp_path):
     assert (refused.returncode, b"m-00002-of-00002.gguf" in refused.stdout) == (3, True)
 
 
-@pytest.mark.parametrize("change", [{"attention_bias": True}, {"hidden_act": "gelu"}])
+@pytest.mark.parametrize("change", [{"clip_qkv": 8.0}, {"hidden_act": "gelu"}])
 def test_a_variant_that_cannot_run_is_planned_from_headers_alone(inline, tmp_path, change):
     folder = write_checkpoint(tmp_path / "org-model", change)
     text = inline("plan", "-m", folder).stdout.decode()
@@ -256,11 +256,12 @@ def test_experts_are_counted_or_refused(inline, tmp_path):
         ({"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 2}, 0),
         ({"model_type": "qwen2", "use_sliding_window": False, "max_window_layers": 0}, 0),
         ({"model_type": "qwen2", "max_window_layers": 0}, 0),
-        ({"model_type": "mistral", "attention_bias": True}, 2),
+        ({"model_type": "mistral"}, 2),
         ({"model_type": "gemma2"}, 1),
         ({"model_type": "other", "sliding_window_pattern": 2}, 1),
     ],
 )
 def test_windows_are_those_of_the_layers_that_have_one(inline, tmp_path, config, windows):
-    folder = write_checkpoint(tmp_path / "model", {"sliding_window": 256, **config})
+    # Variants that cannot be exported are planned from their headers alone.
+    folder = write_checkpoint(tmp_path / "model", {"sliding_window": 256, "clip_qkv": 8.0, **config})
     assert json.loads(inline("plan", "-m", folder, "--json").stdout)["shape"]["window_layers"] == windows

@@ -99,6 +99,24 @@ class TestBias:
         with pytest.raises(UnsupportedModel, match=r"q_proj\.bias"):
             open_checkpoint(tmp_path / "m")
 
+    def test_those_that_a_model_wants_are_read(self, model, tmp_path):
+        """Qwen 2 has some, whatever their values; tools write zeros where it has none."""
+        sizes = {"q": 128, "k": 64, "v": 64, "o": 128}
+        rng, biases = np.random.default_rng(3), {}
+        for layer in range(model.config["layers"]):
+            for kind, size in sizes.items():
+                values = rng.standard_normal(size).astype(np.float16) if kind == "q" else np.zeros(size)
+                biases[f"model.layers.{layer}.self_attn.{kind}_proj.bias"] = ("F16", values)
+        write_packed_folder(tmp_path / "m", model, "gptq", tensors=biases, config={"model_type": "qwen2"})
+        source, decoder = open_checkpoint(tmp_path / "m")
+        assert decoder.family == "qwen2"
+        assert {name for name in source.tensors if name.endswith("bias")} == {
+            f"blk.{layer}.attn_{kind}.bias" for layer in range(model.config["layers"]) for kind in "qkv"
+        }
+        found, _ = matrices_and_logits(tmp_path / "m")
+        (_, expected) = biases["model.layers.0.self_attn.q_proj.bias"]
+        np.testing.assert_array_equal(found["blk.0.attn_q.bias"][0], expected)
+
     def test_zeros_of_another_size_are_refused(self, model, tmp_path):
         write_packed_folder(tmp_path / "m", model, "gptq", tensors={f"{QUERY}.bias": ("F16", np.zeros(256))})
         with pytest.raises(UnsupportedModel, match=r"q_proj\.bias"):
