@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import signal
 import tempfile
+from collections import defaultdict
 from pathlib import Path
 
 import platformdirs
@@ -125,10 +126,30 @@ def pytest_runtest_protocol(item):
 
 
 def pytest_addoption(parser):
-    """Add the option of the fidelity test."""
+    """Add the option of the fidelity test, and one for runs that need not try every variant."""
     parser.addoption("--prompts", help="JSON lines with 'turns' (Spec-Bench's question.jsonl) for the fidelity test")
+    parser.addoption("--variants", type=int, help="run at most so many variants of a parametrised test, at least 2")
 
 
-def pytest_collection_modifyitems(items):
-    """Put sessions with thread pools of their own first: ONNX Runtime refuses them once the process has a pool."""
+def pytest_collection_modifyitems(config, items):
+    """Leave out variants, if asked to; then put sessions with thread pools of their own first.
+
+    ONNX Runtime refuses those once the process has a pool.
+    """
+    if (most := config.getoption("--variants")) is not None:
+        kept = spread_variants(items, max(most, 2))
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = [item for item in items if item in kept]
     items.sort(key=lambda item: item.get_closest_marker("own_pools") is None)
+
+
+def spread_variants(items, most):
+    """Return the tests of which every function keeps the first, the last, and some between, ``most`` in all."""
+    groups = defaultdict(list)
+    for item in items:
+        groups[item.nodeid.partition("[")[0]].append(item)
+    kept = set()
+    for group in groups.values():
+        last, count = len(group) - 1, min(most, len(group))
+        kept |= {group[round(number * last / max(count - 1, 1))] for number in range(count)}
+    return kept

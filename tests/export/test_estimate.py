@@ -57,8 +57,7 @@ def test_predictions_hold_while_weights_are_quantised(tmp_path, name):
     check_predictions(export_apart(folder, tmp_path / "out", profile="native"), most=2.5)
 
 
-@pytest.mark.parametrize("weights", ["keep", "int4"])
-@pytest.mark.parametrize("layout", ["fp8", "nf4"])
+@pytest.mark.parametrize(("layout", "weights"), [("fp8", "keep"), ("nf4", "int4")])
 def test_predictions_hold_while_weights_are_converted(tmp_path, layout, weights):
     require_native()
     model = write_llama_gguf(tmp_path / "m.gguf", weight_type="F32", embedding_type="F32", **QUANTISED["wide_layers"])

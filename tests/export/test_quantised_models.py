@@ -70,7 +70,7 @@ def types_of(path):
 
 @pytest.mark.parametrize("profile", ["native", "portable"])
 @pytest.mark.parametrize("weights", EXPECTED)
-@pytest.mark.parametrize(("kind", "widths"), [("gguf", "narrow"), ("folder", "wide"), ("gguf", "wide")])
+@pytest.mark.parametrize(("kind", "widths"), [("gguf", "narrow"), ("folder", "wide")])
 def test_every_option(sources, tmp_path, kind, widths, weights, profile):
     need(profile)
     calibration = "built-in" if widths == "wide" else None
@@ -119,8 +119,7 @@ def weights_size(path):
     return (path / "weights.bin").stat().st_size
 
 
-@pytest.mark.parametrize("widths", SIZES)
-@pytest.mark.parametrize("calibration", ["built-in", None])
+@pytest.mark.parametrize(("widths", "calibration"), [("wide", "built-in"), ("narrow", None)])
 def test_a_size_is_kept_and_used(sources, tmp_path, widths, calibration):
     require_native()
     source = sources["folder", widths]
