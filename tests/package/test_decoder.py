@@ -15,6 +15,7 @@ from edge_rt.package.manifest import DECODER_GRAPH_VERSION, config_of
 from edge_rt.package.reader import open_package
 from tests.helpers.arrays import tiny_decoder
 from tests.helpers.family_cases import load_case, write_folder
+from tests.helpers.portable_profile import require_portable_windows
 
 DIFFERENT = {
     "scale": {"attention": {"scale": 0.3}},
@@ -95,6 +96,7 @@ def test_windows_of_two_sizes():
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory):
+    require_portable_windows()
     folder = tmp_path_factory.mktemp("m")
     case = load_case("gemma3_text")
     export_model(write_folder(folder / "folder", case), folder / "p", profile="portable", weights="keep")
