@@ -245,11 +245,11 @@ class NativeBuilder(GraphBuilder):
         more: Mapping[str, int | float | str] | None = None,
     ) -> ir.Value:
         """Add one QuantLinear; ``norm`` and ``post_norm`` name the weights of the norms before and behind it."""
-        norm_bias = None if norm is None else self.optional(f"{norm}_bias")
+        norm_weight, norm_bias = self.optional(norm), None if norm is None else self.optional(f"{norm}_bias")
         inputs = [
             x,
             self.stored(tiles_of(layer)),
-            self.optional(norm),
+            norm_weight,
             self.optional(f"{layer.name}.bias"),
             residual,
             gate,
