@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from edge_rt.errors import InvalidModelFile, UnsupportedModel
-from edge_rt.export.sources.gguf_types import EXPORTABLE_TYPES, FETCH_AGAIN, GGUFHeader, TensorInfo
+from edge_rt.export.sources.gguf_types import COMPOUND_TYPE_ID, EXPORTABLE_TYPES, FETCH_AGAIN, GGUFHeader, TensorInfo
 from edge_rt.package.decoder import Decoder, Layer
 
 FLOAT_VECTORS: Final = ("F32", "F16", "BF16")
@@ -15,8 +15,6 @@ FLOAT_VECTORS: Final = ("F32", "F16", "BF16")
 OPTIONAL: Final = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 """Tensors whose numbers are in the description."""
 
-PACKED_TYPE_ID: Final = -1
-"""Of matrices that several tensors of a folder hold together."""
 FUSED: Final = (".attn_qkv", ".ffn_gate_up")
 """Ends of the names of tensors that hold several of a decoder's."""
 
@@ -112,7 +110,7 @@ def split_fused(where: str, tensors: Mapping[str, TensorInfo], decoder: Decoder)
 
 def _rows_of(where: str, tensor: TensorInfo, parts: Mapping[str, int]) -> dict[str, TensorInfo]:
     """Return tensors that consist of consecutive rows of another one, or of elements of a vector."""
-    if tensor.type_id == PACKED_TYPE_ID:
+    if tensor.type_id == COMPOUND_TYPE_ID:
         raise UnsupportedModel(
             f"{where}: packed matrices that hold several ones are not supported.",
             f"'{tensor.name}' holds {', '.join(parts)}.",

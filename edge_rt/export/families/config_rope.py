@@ -43,7 +43,7 @@ def read_rope(
     context: int,
     *,
     layer_type: str | None = None,
-    theta_key: str = "rope_theta",
+    theta_key: str | None = "rope_theta",
     theta: float = 10_000.0,
     is_scaled: bool = True,
     known: tuple[str, ...] = (),
@@ -55,7 +55,7 @@ def read_rope(
         dimensions: of a head; a share of them is rotated if the configuration says so.
         context: tokens of the whole context.
         layer_type: of the layers, where newer configurations have an object for each.
-        theta_key: of the base, in older configurations.
+        theta_key: of the base, in older configurations; None: they do not state it.
         theta: the family's base, where none is stated.
         is_scaled: whether the older ``rope_scaling`` is that of these layers.
         known: keys of the object that the family itself reads.
@@ -71,10 +71,10 @@ def read_rope(
         raise _unsupported(config, f"of each type of layer, {', '.join(parameters):.80}")
     legacy = _mapping(config, "rope_scaling") if is_scaled else {}
     scaling = legacy or parameters
-    base = parameters.get("rope_theta", None if config.get(theta_key) is None else config.get(theta_key))
-    base = theta if base is None else base
+    stated = None if theta_key is None else config.get(theta_key)
+    base = parameters.get("rope_theta", theta if stated is None else stated)
     if isinstance(base, bool) or not isinstance(base, int | float) or not MIN_ROPE_THETA <= base <= MAX_ROPE_THETA:
-        raise _wrong(config, theta_key, base)
+        raise _wrong(config, theta_key or "rope_theta", base)
     rotated = _rotated(config, {**parameters, **scaling}, dimensions)
     return _scaled(config, scaling, float(base), rotated, context, known)
 

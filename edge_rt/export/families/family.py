@@ -37,8 +37,9 @@ SANDWICH_NAMES: Final[Mapping[str, str]] = {
 }
 """The same where sub-layers have norms behind them."""
 FUSED_NAMES: Final[Mapping[str, str]] = {
-    **{hf: ours for hf, ours in LAYER_NAMES.items() if not ours.startswith(("attn_q", "attn_k", "attn_v", "ffn_"))},
+    "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
+    "self_attn.o_proj": "attn_output",
     "self_attn.qkv_proj": "attn_qkv",
     "mlp.gate_up_proj": "ffn_gate_up",
     "mlp.down_proj": "ffn_down",

@@ -21,8 +21,9 @@ def read_header_decoder(header: GGUFHeader) -> tuple[Family, Decoder, Mapping[st
         InvalidModelFile: a number is missing, out of range or contradicts another; tensors are missing or misshapen.
         StorageError: the file cannot be read.
     """
-    family = family_of_header(header.path.name, header.get_str("general.architecture"))
-    reader = HeaderReader(header, header.get_str("general.architecture"))
+    architecture = header.get_str("general.architecture")
+    family = family_of_header(header.path.name, architecture)
+    reader = HeaderReader(header, architecture)
     decoder = family.from_header(reader)
     reader.refuse_variants()
     try:

@@ -37,7 +37,7 @@ def olmo3_from_config(config: ConfigReader, name: str) -> Decoder:
     full = read_rope(config, size, context, layer_type="full_attention", theta=_BASE)
     # Older configurations have one base, which is that of the layers without a window.
     sliding = read_rope(
-        config, size, context, layer_type="sliding_attention", theta_key="", theta=_BASE, is_scaled=False
+        config, size, context, layer_type="sliding_attention", theta_key=None, theta=_BASE, is_scaled=False
     )
     return _decoder("olmo3", dims, windows, has_bias, full, sliding)
 

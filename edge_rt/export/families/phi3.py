@@ -35,11 +35,8 @@ def from_config(config: ConfigReader, name: str) -> Decoder:
 
 
 def _longrope(config: ConfigReader, part: ConfigReader, rotated: int, context: int) -> Rope:
-    theta = (
-        part.number("rope_theta", least=MIN_ROPE_THETA, most=MAX_ROPE_THETA, default=0.0)
-        if part.has("rope_theta")
-        else config.number("rope_theta", least=MIN_ROPE_THETA, most=MAX_ROPE_THETA, default=10_000.0)
-    )
+    stated = part if part.has("rope_theta") else config
+    theta = stated.number("rope_theta", least=MIN_ROPE_THETA, most=MAX_ROPE_THETA, default=10_000.0)
     holder = config if config.has("original_max_position_embeddings") else part
     original = holder.count("original_max_position_embeddings", MAX_CONTEXT, default=context)
     short, long = (

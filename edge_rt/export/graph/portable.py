@@ -91,22 +91,16 @@ class PortableBuilder(GraphBuilder):
 
     def logits(self, x: Stream, head: Linear) -> ir.Value:
         """Return the logits of a stream."""
-        decoder = self._decoder
+        scale, cap = self._decoder.logit_scale, self._decoder.logit_softcap
         # The last step gives the output its name.
-        steps = [
-            name
-            for name, is_there in (("scale", decoder.logit_scale != 1.0), ("cap", decoder.logit_softcap))
-            if is_there
-        ]
-        names = [f"logits.{step}" for step in steps] + ["logits"]
-        found = self._product(self._norm(x, "final_norm"), [head], names.pop(0))
-        if decoder.logit_scale != 1.0:
-            found = self._scaled(found, decoder.logit_scale, names.pop(0))
-        if decoder.logit_softcap:
-            (narrow,) = self.node("Div", [found, self._number(decoder.logit_softcap)], ["logits.narrow"])
-            (bent,) = self.node("Tanh", [narrow], ["logits.bent"])
-            found = self._scaled(bent, decoder.logit_softcap, names.pop(0))
-        return found
+        scaled = "logits.scaled" if cap else "logits"
+        found = self._product(self._norm(x, "final_norm"), [head], "logits.product" if scale != 1.0 else scaled)
+        found = self._scaled(found, scale, scaled)
+        if not cap:
+            return found
+        (narrow,) = self.node("Div", [found, self._number(cap)], ["logits.narrow"])
+        (bent,) = self.node("Tanh", [narrow], ["logits.bent"])
+        return self._scaled(bent, cap, "logits")
 
     def hidden(self, x: Stream, layers: Linears, name: str, *, norm: str | None, layer: int) -> ir.Value:
         """Return what a feed-forward has between its matrices."""
@@ -305,7 +299,7 @@ class PortableBuilder(GraphBuilder):
         if attention.rope is None:
             return True
         is_whole = self._decoder.ropes[attention.rope].dimensions == attention.head_dim
-        # The factor of queries would have to come behind the rotation, but rotations keep factors.
+        # A factor on queries may come before the rotation as well as behind it.
         return is_whole and not attention.norm_after_rope
 
     def _prepared_heads(self, qkv: ir.Value, layer: int, *, rotates: bool) -> list[ir.Value | None]:

@@ -30,6 +30,7 @@ from edge_rt.export.sources.compound import MatrixLayout
 from edge_rt.export.sources.config_object import MAX_GROUP
 from edge_rt.export.sources.converted import ConvertedMatrix, ConvertedTensor
 from edge_rt.export.sources.converted_config import BITSANDBYTES_KINDS, BitsAndBytesSettings
+from edge_rt.export.sources.gguf_types import COMPOUND_TYPE_ID
 from edge_rt.export.sources.packed_arrays import (
     Array,
     misfit,
@@ -104,7 +105,7 @@ class BitsAndBytesLayout(MatrixLayout):
         return ConvertedTensor(
             name=name,
             shape=(state.inputs, state.rows),
-            type_id=-1,
+            type_id=COMPOUND_TYPE_ID,
             # A product of two floats: no smaller type has it.
             type_name="F32",
             offset=codes.offset,

@@ -24,8 +24,8 @@ class MatrixValues(Protocol):
 class CompoundTensor(TensorInfo, ABC):
     """A matrix that several stored tensors hold together.
 
-    ``nbytes`` are those of the codes, ``offset`` is where they begin. ``type_id`` is -1: what is stored is no type of
-    ggml.
+    ``nbytes`` are those of the codes, ``offset`` is where they begin. ``type_id`` is
+    ``COMPOUND_TYPE_ID``.
 
     Attributes:
         parts: the stored tensors, by what follows the layer's name in theirs.

@@ -24,6 +24,7 @@ import numpy as np
 from edge_rt.export.sources.compound import MatrixLayout
 from edge_rt.export.sources.converted import ConvertedMatrix, ConvertedTensor
 from edge_rt.export.sources.converted_config import Float8Settings
+from edge_rt.export.sources.gguf_types import COMPOUND_TYPE_ID
 from edge_rt.export.sources.packed_arrays import (
     Array,
     misfit,
@@ -83,7 +84,7 @@ class Float8Layout(MatrixLayout):
         return ConvertedTensor(
             name=name,
             shape=(inputs, rows),
-            type_id=-1,
+            type_id=COMPOUND_TYPE_ID,
             type_name=exact_type(grid),
             offset=codes.offset,
             nbytes=codes.nbytes,

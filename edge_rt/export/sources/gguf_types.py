@@ -121,6 +121,8 @@ SCALAR_STRUCTS: Final[Mapping[int, struct.Struct]] = {
 """How values of a fixed size are stored, by `ValueType`."""
 
 
+COMPOUND_TYPE_ID: Final = -1
+"""Of matrices that several tensors of a folder hold together: no type of ggml."""
 EXPORTABLE_TYPES: Final = (
     *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"),
     *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),

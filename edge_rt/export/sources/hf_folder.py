@@ -48,23 +48,6 @@ class HFFolder:
     config: Mapping[str, Any]
     weights: SafetensorsFolder
 
-    def get(self, key: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
-        """Return a value of ``config.json``; the default where it is missing or null.
-
-        Raises:
-            InvalidModelFile: it has another type, or is missing without a default.
-        """
-        value = self.config.get(key)
-        if value is None:
-            value = default
-        if value is None or not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise InvalidModelFile(
-                f"{self.path.name}: '{key}' in {CONFIG_FILE} is missing or has the wrong type.",
-                f"Found {value!r:.60}.",
-                "Fetch the model again.",
-            )
-        return value
-
 
 def read_hf_folder(folder: Path) -> HFFolder:
     """Read ``config.json`` and the headers of all weights.

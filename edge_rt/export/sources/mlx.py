@@ -25,6 +25,7 @@ import numpy as np
 
 from edge_rt.export.sources.compound import CompoundTensor, MatrixLayout
 from edge_rt.export.sources.converted import ConvertedMatrix, ConvertedTensor
+from edge_rt.export.sources.gguf_types import COMPOUND_TYPE_ID
 from edge_rt.export.sources.mlx_config import MLXSettings
 from edge_rt.export.sources.packed_arrays import (
     Array,
@@ -111,12 +112,12 @@ class MLXLayout(MatrixLayout):
         scales, biases = (_is_exact(read_finite(source, stored)) for stored in numbers)
         if bits == 4 and scales and biases:
             return AffineTensor(
-                name=name, shape=(inputs, rows), type_id=-1, type_name=TYPE, offset=codes.offset, nbytes=codes.nbytes,
-                file=codes.file, parts=parts, group=group,
+                name=name, shape=(inputs, rows), type_id=COMPOUND_TYPE_ID, type_name=TYPE, offset=codes.offset,
+                nbytes=codes.nbytes, file=codes.file, parts=parts, group=group,
             )  # fmt: skip
         return ConvertedTensor(
-            name=name, shape=(inputs, rows), type_id=-1, type_name="F32", offset=codes.offset, nbytes=codes.nbytes,
-            file=codes.file, parts=parts, remark=_REMARKS[bits],
+            name=name, shape=(inputs, rows), type_id=COMPOUND_TYPE_ID, type_name="F32", offset=codes.offset,
+            nbytes=codes.nbytes, file=codes.file, parts=parts, remark=_REMARKS[bits],
             read=functools.partial(WideMatrix, bits=bits, group=group),
         )  # fmt: skip
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from edge_rt.errors import UnsupportedModel
 from edge_rt.export.sources.compound import CompoundTensor, MatrixLayout
+from edge_rt.export.sources.gguf_types import COMPOUND_TYPE_ID
 from edge_rt.export.sources.packed_arrays import Array, misfit
 from edge_rt.export.sources.packed_config import PackedSettings
 from edge_rt.export.sources.safetensors_folder import StoredTensor
@@ -148,7 +149,7 @@ class PackedLayout(MatrixLayout):
         return PackedTensor(
             name=name,
             shape=shape,
-            type_id=-1,
+            type_id=COMPOUND_TYPE_ID,
             type_name=PACKED_TYPES[unit],
             offset=codes.offset,
             nbytes=codes.nbytes,
