@@ -128,6 +128,41 @@ def signals_as_exceptions() -> Generator[None]:
 
 
 @contextmanager
+def signals_held(leave: Callable[[SignalReceived], None]) -> Generator[None]:
+    """Do not raise in this block for signals that ``signals_as_exceptions`` makes exceptions, but at its end.
+
+    For event loops: an exception from the middle of one loses the step that it was about to take, and the loop, asked
+    to end, waits for that step for ever.
+
+    Args:
+        leave: called in the main thread for the first signal; makes the block end soon.
+
+    Raises:
+        SignalReceived: a signal came. A second one is raised at once.
+    """
+    held: list[SignalReceived] = []
+
+    def hold(signum: int, _: FrameType | None) -> None:
+        stop = SignalReceived(signum)
+        if held:
+            raise stop
+        held.append(stop)
+        leave(stop)
+
+    handlers = {signum: signal.getsignal(signum) for signum in stop_signals().values()}
+    before = {signum: handler for signum, handler in handlers.items() if isinstance(handler, _Raiser)}
+    for signum in before:
+        signal.signal(signum, hold)
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+        if held:
+            raise held[0]
+
+
+@contextmanager
 def cancel_on_interrupt(token: CancelToken) -> Generator[None]:
     """Let the first Ctrl-C cancel the token, and a second one raise."""
     before = signal.getsignal(signal.SIGINT)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
+from edge_rt.cli.interrupt import SignalReceived, signals_held
 from edge_rt.cli.render.console import Terminal
 
 if TYPE_CHECKING:
@@ -188,7 +189,7 @@ def type_ahead_of(session: PromptSession[str], terminal: Terminal) -> TypeAhead 
 def prompt_after(session: PromptSession[str], type_ahead: TypeAhead | None, prompt: str) -> str:
     """Read an entry; what was typed ahead comes first, as if it were typed now."""
     if type_ahead is None:
-        return session.prompt(prompt)
+        return read_entry(session, prompt)
     from prompt_toolkit.input.typeahead import store_typeahead
     from prompt_toolkit.input.vt100_parser import Vt100Parser
     from prompt_toolkit.key_binding.key_processor import KeyPress
@@ -198,7 +199,30 @@ def prompt_after(session: PromptSession[str], type_ahead: TypeAhead | None, prom
     parser.feed(type_ahead.take())
     parser.flush()
     store_typeahead(session.app.input, presses)
-    return session.prompt(prompt)
+    return read_entry(session, prompt)
+
+
+def read_entry(session: PromptSession[str], prompt: str) -> str:
+    """Read an entry; a signal ends the reading through the event loop, between two of its steps.
+
+    Raises:
+        SignalReceived: a signal came that ``signals_as_exceptions`` makes an exception.
+    """
+    app = session.app
+    stops: list[SignalReceived] = []
+
+    def leave() -> None:
+        if stops and app.is_running and not app.is_done:
+            app.exit(exception=stops[0])
+
+    def note(stop: SignalReceived) -> None:
+        stops.append(stop)
+        # Without a loop the application does not run yet, or no more.
+        if app.loop is not None:
+            app.loop.call_soon_threadsafe(leave)
+
+    with signals_held(note):
+        return session.prompt(prompt, pre_run=leave)
 
 
 def likeness(keys: str) -> str:
