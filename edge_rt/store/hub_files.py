@@ -22,6 +22,7 @@ from edge_rt.system.checkpoint_names import (
     INDEX_FILE,
     SINGLE_FILE,
     TOKENIZER_FILE,
+    TOOL_TEMPLATE_FILE,
     WEIGHTS_SUFFIX,
     parse_split_name,
     part_names,
@@ -41,6 +42,7 @@ TEXT_PATTERNS = (
     "generation_config.json",
     "chat_template*.json",
     "chat_template*.jinja",
+    TOOL_TEMPLATE_FILE,
     "LICENSE*",
     CARD_FILE,
 )

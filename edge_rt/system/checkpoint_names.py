@@ -13,12 +13,17 @@ CONFIG_FILE: Final = "config.json"
 TOKENIZER_FILE: Final = "tokenizer.json"
 TOKENIZER_CONFIG_FILE: Final = "tokenizer_config.json"
 TEMPLATE_FILE: Final = "chat_template.jinja"
+TOOL_TEMPLATE_FILE: Final = "additional_chat_templates/tool_use.jinja"
+OLD_TEMPLATE_FILE: Final = "chat_template.json"
 GENERATION_FILE: Final = "generation_config.json"
 INDEX_FILE: Final = "model.safetensors.index.json"
 SINGLE_FILE: Final = "model.safetensors"
 CARD_FILE: Final = "README.md"
 WEIGHTS_SUFFIX: Final = ".safetensors"
-TEXT_FILES: Final = (TEMPLATE_FILE, CONFIG_FILE, GENERATION_FILE, INDEX_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE)
+TEXT_FILES: Final = (
+    *(TOOL_TEMPLATE_FILE, TEMPLATE_FILE, OLD_TEMPLATE_FILE, CONFIG_FILE, GENERATION_FILE, INDEX_FILE),
+    *(TOKENIZER_FILE, TOKENIZER_CONFIG_FILE),
+)
 """Files that an export of a folder reads beside the tensors, in the order of their names."""
 
 MAX_PARTS: Final = 1000

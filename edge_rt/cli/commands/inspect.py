@@ -153,7 +153,8 @@ def folder_facts(path: Path) -> dict[str, Any]:
     Raises:
         InvalidModelFile, ModelNotFound, UnsupportedModel, StorageError: files are malformed, missing or unreadable.
     """
-    from edge_rt.export.sources.hf_folder import chat_template, read_hf_folder
+    from edge_rt.export.sources.hf_folder import read_hf_folder
+    from edge_rt.export.sources.hf_templates import chat_templates
     from edge_rt.export.sources.model_card import read_license
 
     folder = read_hf_folder(path)
@@ -173,7 +174,7 @@ def folder_facts(path: Path) -> dict[str, Any]:
         "parameters": sum(math.prod(tensor.shape) for tensor in tensors),
         "bytes_by_type": dict(sizes),
         "metadata": {key: value for key, value in values.items() if value is not None},
-        "chat_template": chat_template(path),
+        "chat_template": chat_templates(path).get("default"),
     }
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 from edge_rt.errors import InputError, InvalidModelFile, ModelNotFound, UnsupportedModel
 from edge_rt.export.families.registry import MODEL_TYPES
 from edge_rt.export.sizes.size import JSON_TOKEN_BYTES, MATRIX_BITS, SizeEstimate, checked_config, estimated
-from edge_rt.export.sources.hf_folder import MAX_JSON_BYTES
+from edge_rt.export.sources.hf_templates import MAX_JSON_BYTES
 from edge_rt.export.sources.packed_config import read_packed_settings
 from edge_rt.export.sources.safetensors_header import WEIGHTS_PATTERN, read_json, read_tensors
 from edge_rt.package.manifest import ModelConfig

@@ -8,27 +8,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from edge_rt.errors import InvalidModelFile, InvalidTokenizer, ModelNotFound, StorageError, UnsupportedModel
+from edge_rt.errors import ModelNotFound, UnsupportedModel
 from edge_rt.export.sources.end_tokens import end_texts
 from edge_rt.export.sources.gguf_types import TensorInfo
+from edge_rt.export.sources.hf_templates import MAX_JSON_BYTES, chat_templates, optional_json, read_text
 from edge_rt.export.sources.model_card import read_license
 from edge_rt.export.sources.safetensors_folder import SafetensorsFolder, StoredTensor, read_folder, refuse_link
 from edge_rt.export.sources.safetensors_header import read_json
 from edge_rt.export.sources.sampling_advice import read_advice_file
-from edge_rt.export.sources.source import TOOL_TEMPLATE_NAME, Source, TokenizerBuild
+from edge_rt.export.sources.source import DEFAULT_TEMPLATE_NAME, TOOL_TEMPLATE_NAME, Source, TokenizerBuild
 from edge_rt.system.checkpoint_names import (
     CONFIG_FILE,
     GENERATION_FILE,
-    TEMPLATE_FILE,
     TEXT_FILES,
     TOKENIZER_CONFIG_FILE,
     TOKENIZER_FILE,
 )
 from edge_rt.text.tokenizer import Tokenizer
 from edge_rt.text.tokenizer_check import MAX_FILE_BYTES
-
-MAX_JSON_BYTES: Final = 16 << 20
-MAX_TEMPLATE_BYTES: Final = 1 << 20
 
 GGML_TYPE_OF: Final = {"F32": (0, "F32"), "F16": (1, "F16"), "BF16": (30, "BF16")}
 """Type of safetensors -> id and name of the ggml type of the same numbers."""
@@ -150,8 +147,8 @@ def build_hf_tokenizer(folder: HFFolder, rows: int) -> TokenizerBuild:
         InvalidTokenizer: it is malformed, or names tokens that do not exist.
         InvalidModelFile, StorageError: a file beside it cannot be used.
     """
-    text = _read_text(folder.path / TOKENIZER_FILE, MAX_FILE_BYTES)
-    settings = _optional_json(folder.path / TOKENIZER_CONFIG_FILE)
+    text = read_text(folder.path / TOKENIZER_FILE, MAX_FILE_BYTES)
+    settings = optional_json(folder.path / TOKENIZER_CONFIG_FILE)
     plain = Tokenizer.from_text(text, embedding_rows=rows)
     warnings: list[str] = []
 
@@ -165,45 +162,26 @@ def build_hf_tokenizer(folder: HFFolder, rows: int) -> TokenizerBuild:
     bos = checked(folder.config.get("bos_token_id"), "bos_token_id")
     if bos is None:
         bos = _id_of_text(plain, settings.get("bos_token"))
-    stated = _optional_json(folder.path / GENERATION_FILE).get("eos_token_id")
+    stated = optional_json(folder.path / GENERATION_FILE).get("eos_token_id")
     stated = folder.config.get("eos_token_id") if stated is None else stated
     ends = [checked(one, "eos_token_id") for one in (stated if isinstance(stated, list) else [stated])]
     texts = end_texts(plain.special_tokens)
     ends += [plain.token_to_id(text) for text in plain.special_tokens if text in texts]
     if all(end is None for end in ends):
         ends = [_id_of_text(plain, settings.get("eos_token"))]
+    templates = chat_templates(folder.path)
     build = TokenizerBuild(
         json_text=text,
         bos_token_id=bos,
         eos_token_ids=tuple(dict.fromkeys(end for end in ends if end is not None)),
         add_bos=bos is not None and _adds_bos(text, settings, bos),
-        chat_template=chat_template(folder.path),
-        tool_template=_named_template(folder.path, TOOL_TEMPLATE_NAME),
+        chat_template=templates.get(DEFAULT_TEMPLATE_NAME),
+        tool_template=templates.get(TOOL_TEMPLATE_NAME),
         warnings=tuple(warnings),
     )
     # The ids are those of the vocabulary.
     Tokenizer.from_text(text, info=build, embedding_rows=rows)
     return build
-
-
-def _read_text(path: Path, most: int) -> str:
-    try:
-        with path.open("rb") as stream:
-            data = stream.read(most + 1)
-    except OSError as error:
-        raise StorageError(f"{path} cannot be read.", f"{error.strerror}.", "Check its permissions.") from error
-    if len(data) > most:
-        raise InvalidModelFile(
-            f"{path.name} is too large.", f"At most {most} bytes are read.", "Fetch the model again."
-        )
-    try:
-        return data.decode("utf-8")
-    except ValueError as error:
-        raise InvalidTokenizer(f"{path.name} is not UTF-8.", f"{error}.", "Fetch the model again.") from error
-
-
-def _optional_json(path: Path) -> dict[str, Any]:
-    return read_json(path, MAX_JSON_BYTES) if path.is_file() else {}
 
 
 def _token_id(value: object) -> int | None:
@@ -234,25 +212,3 @@ def _adds_bos(text: str, settings: Mapping[str, Any], bos: int) -> bool:
 def _entry(value: object, key: object) -> Any:
     """Return a value of a JSON object; None if there is no such key, or no object but anything else."""
     return value.get(key) if isinstance(value, dict) and isinstance(key, str) else None
-
-
-def chat_template(folder: Path) -> str | None:
-    """Return the chat template: of a file of its own, or of the tokenizer's settings, which may hold several.
-
-    Raises:
-        InvalidModelFile: a file is malformed.
-        StorageError: one cannot be read.
-    """
-    if (folder / TEMPLATE_FILE).is_file():
-        return _read_text(folder / TEMPLATE_FILE, MAX_TEMPLATE_BYTES)
-    return _named_template(folder, "default")
-
-
-def _named_template(folder: Path, name: str) -> str | None:
-    """Return a template of the tokenizer's settings; a single one is the default."""
-    template = _optional_json(folder / TOKENIZER_CONFIG_FILE).get("chat_template")
-    if isinstance(template, list):
-        template = next((_entry(one, "template") for one in template if _entry(one, "name") == name), None)
-    elif name != "default":
-        return None
-    return template if isinstance(template, str) else None

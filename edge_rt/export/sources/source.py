@@ -10,6 +10,7 @@ from typing import Final
 from edge_rt.export.sources.gguf_types import TensorInfo
 from edge_rt.package.sampling import SamplingAdvice
 
+DEFAULT_TEMPLATE_NAME: Final = "default"
 TOOL_TEMPLATE_NAME: Final = "tool_use"
 """Name of a chat template for requests with tools, where a checkpoint has several."""
 

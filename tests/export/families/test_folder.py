@@ -211,6 +211,24 @@ class TestTokenizer:
         build = self.build(model, tmp_path, tokenizer_config={"chat_template": templates})
         assert (build.chat_template, build.tool_template) == ("d", "t")
 
+    def test_one_for_tools_in_a_file_of_its_own(self, model, tmp_path):
+        folder = write_hf_folder(tmp_path / "m", model)
+        # Where templates have files of their own, those of the settings are not read.
+        templates = [{"name": "tool_use", "template": "other"}, {"name": "default", "template": "d"}]
+        (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
+        (folder / "additional_chat_templates").mkdir()
+        (folder / "additional_chat_templates/tool_use.jinja").write_text("t")
+        (folder / "chat_template.jinja").write_text("f")
+        source, _ = open_checkpoint(folder)
+        build = source.build_tokenizer(419)
+        assert (build.chat_template, build.tool_template) == ("f", "t")
+
+    def test_a_template_in_the_file_of_older_models(self, model, tmp_path):
+        folder = write_hf_folder(tmp_path / "m", model)
+        (folder / "chat_template.json").write_text(json.dumps({"chat_template": "old"}))
+        (folder / "tokenizer_config.json").write_text("{}")
+        assert open_checkpoint(folder)[0].build_tokenizer(419).chat_template == "old"
+
     def test_a_single_template_is_none_for_tools(self, model, tmp_path):
         build = self.build(model, tmp_path, tokenizer_config={"chat_template": "d"})
         assert (build.chat_template, build.tool_template) == ("d", None)

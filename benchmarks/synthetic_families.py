@@ -1,0 +1,212 @@
+"""Write a GGUF file in the shape and the types of a well-known model, with random weights, to measure speed and memory.
+
+For example::
+
+    python benchmarks/synthetic_families.py qwen3-0.6b Q4_K_M qwen3-0.6b.gguf
+
+Types are those that llama.cpp's quantisation gives these shapes. The tokenizer knows single bytes and two merges. Sizes
+are from the models' ``config.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from synthetic_gguf import byte_tokens, random_q8_0
+
+SPREAD = 0.02
+"""About the standard deviation of weights."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a model, and the keys of its header that are its family's own."""
+
+    architecture: str
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocabulary: int
+    context: int
+    rope_base: float
+    rotated: int
+    is_fused: bool = False
+    has_head_norms: bool = False
+    has_post_norms: bool = False
+    keys: dict[str, Any] = field(default_factory=dict)
+    rope_tensors: tuple[str, ...] = ()
+
+
+SHAPES = {
+    "qwen3-0.6b": Shape("qwen3", 1024, 28, 16, 8, 128, 3072, 151936, 40960, 1e6, 128, has_head_norms=True),
+    "qwen3-4b": Shape("qwen3", 2560, 36, 32, 8, 128, 9728, 151936, 40960, 1e6, 128, has_head_norms=True),
+    "llama-3.2-1b": Shape(
+        "llama", 2048, 16, 32, 8, 64, 8192, 128256, 131072, 5e5, 64, rope_tensors=("rope_freqs.weight",)
+    ),
+    "gemma-3-1b": Shape(
+        "gemma3",
+        *(1152, 26, 4, 1, 256, 6912, 262144, 32768, 1e6, 256),
+        has_head_norms=True,
+        has_post_norms=True,
+        keys={"attention.sliding_window": 512},
+    ),
+    "phi-4-mini": Shape(
+        "phi3",
+        *(3072, 32, 24, 8, 128, 8192, 200064, 131072, 1e4, 96),
+        is_fused=True,
+        keys={"rope.scaling.original_context_length": 4096, "rope.scaling.attn_factor": 1.1902380714238083},
+        rope_tensors=("rope_factors_long.weight", "rope_factors_short.weight"),
+    ),
+}
+
+
+def random_q4_k(rng: np.random.Generator, rows: int, columns: int) -> np.ndarray:
+    """Return uint8 ``[rows, bytes per row]``: random codes, scales and minima; weights lie around 0."""
+    blocks = rng.integers(0, 256, (rows, columns // 256, 144), np.uint8)
+    blocks[..., :4] = np.array([SPREAD / 150, 7.5 * SPREAD / 150], np.float16).view(np.uint8)
+    return blocks.reshape(rows, -1)
+
+
+def random_q5_k(rng: np.random.Generator, rows: int, columns: int) -> np.ndarray:
+    """Return uint8 ``[rows, bytes per row]``: as ``random_q4_k``, with codes of 5 bits."""
+    blocks = rng.integers(0, 256, (rows, columns // 256, 176), np.uint8)
+    blocks[..., :4] = np.array([SPREAD / 300, 15.5 * SPREAD / 300], np.float16).view(np.uint8)
+    return blocks.reshape(rows, -1)
+
+
+def random_q6_k(rng: np.random.Generator, rows: int, columns: int) -> np.ndarray:
+    """Return uint8 ``[rows, bytes per row]``: random codes and scales."""
+    blocks = rng.integers(0, 256, (rows, columns // 256, 210), np.uint8)
+    blocks[..., 208:] = np.array([SPREAD / 1300], np.float16).view(np.uint8)
+    return blocks.reshape(rows, -1)
+
+
+def random_q5_0(rng: np.random.Generator, rows: int, columns: int) -> np.ndarray:
+    """Return uint8 ``[rows, bytes per row]``: random codes, one scale."""
+    blocks = rng.integers(0, 256, (rows, columns // 32, 22), np.uint8)
+    blocks[..., :2] = np.array([SPREAD / 9], np.float16).view(np.uint8)
+    return blocks.reshape(rows, -1)
+
+
+BLOCKS = {"Q4_K": random_q4_k, "Q5_K": random_q5_k, "Q6_K": random_q6_k, "Q5_0": random_q5_0, "Q8_0": random_q8_0}
+FALLBACKS = {"Q4_K": "Q5_0", "Q6_K": "Q8_0"}
+"""Types of matrices whose rows are not whole blocks of 256."""
+
+
+def type_of(name: str, layer: int, layers: int, columns: int, mix: str) -> str:
+    """Return the type that llama.cpp gives a matrix in a mix."""
+    if mix == "Q8_0":
+        return mix
+    more = layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
+    if name == "attn_qkv":
+        chosen = "Q5_K"
+    elif name == "token_embd" or (more and name in ("attn_v", "ffn_down")):
+        chosen = "Q6_K"
+    else:
+        chosen = "Q4_K"
+    return chosen if columns % 256 == 0 else FALLBACKS[chosen]
+
+
+def matrices_of(shape: Shape) -> dict[str, tuple[int, int]]:
+    """Return rows and columns of a layer's matrices."""
+    hidden, wide = shape.hidden, shape.intermediate
+    query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    found = {"attn_output": (hidden, query), "ffn_down": (hidden, wide)}
+    if shape.is_fused:
+        return {"attn_qkv": (query + 2 * key, hidden), **found, "ffn_up": (2 * wide, hidden)}
+    return {
+        "attn_q": (query, hidden),
+        "attn_k": (key, hidden),
+        "attn_v": (key, hidden),
+        **found,
+        "ffn_gate": (wide, hidden),
+        "ffn_up": (wide, hidden),
+    }
+
+
+def vectors_of(shape: Shape) -> dict[str, int]:
+    """Return the sizes of a layer's norms."""
+    found = {"attn_norm": shape.hidden, "ffn_norm": shape.hidden}
+    if shape.has_head_norms:
+        found |= {"attn_q_norm": shape.head_dim, "attn_k_norm": shape.head_dim}
+    if shape.has_post_norms:
+        found |= {"post_attention_norm": shape.hidden, "post_ffw_norm": shape.hidden}
+    return found
+
+
+def write_header(writer: gguf.GGUFWriter, name: str, shape: Shape) -> None:
+    """Write sizes and tokenizer."""
+    writer.add_name(f"synthetic-{name}")
+    writer.add_context_length(shape.context)
+    writer.add_embedding_length(shape.hidden)
+    writer.add_block_count(shape.layers)
+    writer.add_feed_forward_length(shape.intermediate)
+    writer.add_head_count(shape.heads)
+    writer.add_head_count_kv(shape.kv_heads)
+    writer.add_key_length(shape.head_dim)
+    writer.add_value_length(shape.head_dim)
+    writer.add_rope_dimension_count(shape.rotated)
+    writer.add_rope_freq_base(shape.rope_base)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_vocab_size(shape.vocabulary)
+    for key, value in shape.keys.items():
+        add = writer.add_uint32 if isinstance(value, int) else writer.add_float32
+        add(f"{shape.architecture}.{key}", value)
+    tokens, kinds = byte_tokens(shape.vocabulary)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list(tokens)
+    writer.add_token_types(kinds)
+    writer.add_token_merges(["a b", "c d"])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+    writer.add_add_bos_token(False)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("model", choices=SHAPES)
+    parser.add_argument("mix", choices=["Q4_K_M", "Q8_0"])
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    shape = SHAPES[arguments.model]
+    rng = np.random.default_rng(arguments.seed)
+    # Tensors are written as they are made: a whole model need not fit into memory.
+    writer = gguf.GGUFWriter(str(arguments.out), shape.architecture, use_temp_file=True)
+    write_header(writer, arguments.model, shape)
+
+    def matrix(name: str, layer: int, rows: int, columns: int) -> None:
+        chosen = type_of(name, layer, shape.layers, columns, arguments.mix)
+        whole = f"{name}.weight" if name == "token_embd" else f"blk.{layer}.{name}.weight"
+        writer.add_tensor(whole, BLOCKS[chosen](rng, rows, columns), raw_dtype=gguf.GGMLQuantizationType[chosen])
+
+    def norm(name: str, size: int) -> None:
+        writer.add_tensor(f"{name}.weight", (1 + 0.1 * rng.standard_normal(size)).astype(np.float32))
+
+    matrix("token_embd", 0, shape.vocabulary, shape.hidden)
+    for layer in range(shape.layers):
+        for name, (rows, columns) in matrices_of(shape).items():
+            matrix(name, layer, rows, columns)
+        for name, size in vectors_of(shape).items():
+            norm(f"blk.{layer}.{name}", size)
+    norm("output_norm", shape.hidden)
+    for name in shape.rope_tensors:
+        divisors = np.geomspace(1, 32, shape.rotated // 2)
+        writer.add_tensor(name, divisors.astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+if __name__ == "__main__":
+    main()
