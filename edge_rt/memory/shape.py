@@ -29,6 +29,7 @@ class ModelShape:
         activations: ``"int8"`` or ``"float"``.
         stored_rope_bytes: of the rotary embedding tables in ``weights.bin``; None: of one table of whole heads.
         loaded_rope_bytes: of such tables per token of context, where they are computed when the package is loaded.
+        short_context: tokens of the longest context of the first rotation, where longer contexts have another; else 0.
     """
 
     name: str
@@ -52,6 +53,7 @@ class ModelShape:
     activations: str = "int8"
     stored_rope_bytes: int | None = None
     loaded_rope_bytes: int = 0
+    short_context: int = 0
 
     @property
     def qkv_size(self) -> int:
@@ -161,4 +163,5 @@ def shape_of_config(
         activations=activations,
         stored_rope_bytes=stored,
         loaded_rope_bytes=loaded,
+        short_context=0 if decoder is None else decoder.short_context,
     )

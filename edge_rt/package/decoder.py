@@ -247,6 +247,17 @@ class Decoder:
         return is_chosen or self.rope_bytes(self.context_length) > MAX_STORED_ROPE_BYTES
 
     @cached_property
+    def short_context(self) -> int:
+        """Tokens of the longest context that the first frequencies are for, where longer ones have others; else 0."""
+        return max((rope.short_context for rope in self.ropes if rope.long_frequencies), default=0)
+
+    def rotation(self, context: int) -> str | None:
+        """Return which frequencies a context gets, ``"short"`` or ``"long"``; None if all contexts have the same."""
+        if not self.short_context:
+            return None
+        return "long" if context > self.short_context else "short"
+
+    @cached_property
     def is_plain(self) -> bool:
         """Whether it is a plain llama, which every version of edge-rt knows: nothing here differs from a default."""
         first = self.layers[0]

@@ -356,6 +356,7 @@ class Model(ModelTexts):
             "activations": manifest.activations,
             "quantisation": dict(manifest.quantisation),
             "context_tokens": self.context_tokens,
+            "rotation": None if manifest.decoder is None else manifest.decoder.rotation(self.context_tokens),
             "isa": self._isa,
             "kv_format": self._kv_format,
             "kv_bytes_per_token": self._cache.row_bytes,

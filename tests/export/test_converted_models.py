@@ -52,7 +52,7 @@ def test_an_export_makes_4_bits_of_it_and_says_so(name, model, tmp_path):
     require_native()
     write_converted_folder(tmp_path / "m", model, name)
     ahead = plan_export(tmp_path / "m", tmp_path / "package", profile="native")
-    result = export_model(tmp_path / "m", tmp_path / "package", profile="native", accept_loss=True)
+    result = export_model(tmp_path / "m", tmp_path / "package", profile="native", calibration=None, accept_loss=True)
     expected = f"The checkpoint's {WORD[name]} converted through float."
     for warnings in (ahead.warnings, result.warnings):
         assert sum(text.startswith(expected) for text in warnings) == 1
@@ -80,7 +80,14 @@ def test_a_package_is_that_of_the_folder_with_floats(weights, profile, model, tm
     written = write_converted_folder(tmp_path / "m", model, "fp8")
     write_float_folder(tmp_path / "f", model, written)
     for folder in ("m", "f"):
-        export_model(tmp_path / folder, tmp_path / f"p{folder}", profile=profile, weights=weights, accept_loss=True)
+        export_model(
+            tmp_path / folder,
+            tmp_path / f"p{folder}",
+            profile=profile,
+            weights=weights,
+            calibration=None,
+            accept_loss=True,
+        )
     for file in ("weights.bin", "model.onnx"):
         assert (tmp_path / "pm" / file).read_bytes() == (tmp_path / "pf" / file).read_bytes()
     both = [json.loads((tmp_path / package / "manifest.json").read_text()) for package in ("pm", "pf")]

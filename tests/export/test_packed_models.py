@@ -55,7 +55,7 @@ def test_an_export_passes_its_check(name, profile, model, tmp_path):
     if profile == "native":
         require_native()
     write_packed_folder(tmp_path / "m", model, name)
-    result = export_model(tmp_path / "m", tmp_path / "package", profile=profile)
+    result = export_model(tmp_path / "m", tmp_path / "package", profile=profile, calibration=None)
     manifest = open_package(tmp_path / "package").manifest
     assert manifest.quantisation == {
         "embedding": "F32", "attention": "W4Z128", "feed_forward": "W4Z128", "head": "F32",
@@ -76,7 +76,8 @@ def test_groups_of_every_size(group, tmp_path):
         tmp_path / "m", model, "gptq", settings=with_group("gptq", group), group=group if group > 0 else 1 << 20
     )
     results = {
-        profile: export_model(tmp_path / "m", tmp_path / profile, profile=profile) for profile in ("native", "portable")
+        profile: export_model(tmp_path / "m", tmp_path / profile, profile=profile, calibration=None)
+        for profile in ("native", "portable")
     }
     assert results["native"].check[-1].steps.largest < 1.1
     types = {32: {"W4Z32"}, 64: {"W4Z64"}, 96: {"W4Z32"}, -1: {"W4Z64", "W4Z64+W4Z128"}}[group]
@@ -111,7 +112,7 @@ def test_inputs_of_down_in_the_order_of_importance(model, tmp_path):
     folder = write_float_folder(tmp_path / "f", model, packed)
     export_model(folder, tmp_path / "floats", profile="portable", activations="float", weights="keep")
     export_model(tmp_path / "m", tmp_path / "portable", profile="portable", activations="float")
-    result = export_model(tmp_path / "m", tmp_path / "native", profile="native")
+    result = export_model(tmp_path / "m", tmp_path / "native", profile="native", calibration=None)
     expected = logits(tmp_path / "floats", "portable")
     assert result.check[-1].steps.largest < 1.1
     found = logits(tmp_path / "portable", "portable")
@@ -133,7 +134,7 @@ def test_a_packed_embedding_and_head(tied, profile, tmp_path):
         parts = WRITERS["compressed-tensors"](matrix)
         tensors |= {prefix + "weight": None, **{prefix + suffix: part for suffix, part in parts.items()}}
     write_packed_folder(tmp_path / "m", model, "compressed-tensors", tensors=tensors)
-    export_model(tmp_path / "m", tmp_path / "package", profile=profile)
+    export_model(tmp_path / "m", tmp_path / "package", profile=profile, calibration=None)
     assert set(open_package(tmp_path / "package").manifest.quantisation.values()) == {"W4Z128"}
 
 
@@ -143,7 +144,7 @@ def test_matrices_that_are_left_out_stay_floats(profile, model, tmp_path):
         require_native()
     floats = ("model.layers.0.self_attn.k_proj", "model.layers.1.mlp.up_proj", "model.layers.2.mlp.down_proj")
     write_packed_folder(tmp_path / "m", model, "awq", floats=floats)
-    export_model(tmp_path / "m", tmp_path / "package", profile=profile)
+    export_model(tmp_path / "m", tmp_path / "package", profile=profile, calibration=None)
     assert open_package(tmp_path / "package").manifest.quantisation["feed_forward"] == "W4Z128+F32"
 
 
@@ -154,7 +155,7 @@ def test_a_zero_point_of_16_needs_the_native_profile(model, tmp_path):
         export_model(tmp_path / "m", tmp_path / "package", profile="portable")
     assert not (tmp_path / "package").exists()
     require_native()
-    export_model(tmp_path / "m", tmp_path / "package", profile="native")
+    export_model(tmp_path / "m", tmp_path / "package", profile="native", calibration=None)
 
 
 def test_scales_that_are_not_exact_leave_nothing_behind(model, tmp_path):
@@ -169,7 +170,7 @@ def test_scales_that_are_not_exact_leave_nothing_behind(model, tmp_path):
 def test_rows_have_the_same_bits_however_many_come_together(model, tmp_path):
     require_native()
     write_packed_folder(tmp_path / "m", model, "awq", settings=with_group("awq", 64), group=64)
-    export_model(tmp_path / "m", tmp_path / "package", profile="native")
+    export_model(tmp_path / "m", tmp_path / "package", profile="native", calibration=None)
     with load_package(tmp_path / "package", kv="f32") as loaded, loaded.passes() as (runner, _):
         whole = runner.forward(TOKEN_IDS, 0, 30).logits.copy()
         for size in (1, 3, 8, 17):

@@ -319,6 +319,7 @@ class Commands:
         self._terminal.note(f"memory planned: {planned[1]}{change}{room}", "dim")
 
     def _tell_changes(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-        for name, title in (("kv_format", "cache"), ("speculation", "speculation"), ("prefill_chunk", "prefill chunk")):
+        titles = {name: name.replace("_", " ") for name in ("rotation", "speculation", "prefill_chunk")}
+        for name, title in ({"kv_format": "cache"} | titles).items():
             if before[name] != after[name]:
                 self._terminal.note(f"{title}: {after[name]} instead of {before[name]}", "dim")

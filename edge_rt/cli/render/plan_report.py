@@ -125,6 +125,7 @@ def _decided(made: Plan, rate: Rate) -> list[tuple[str, str]]:
         speed += f"; without speculation {rate.plain:.0f}"
     rows = [
         ("context", f"{choice.ctx} of {made.shape.context_length} tokens"),
+        *_rotation(made),
         ("KV cache", choice.kv_format),
         ("speculation", drafting),
         ("prefill chunk", f"{choice.prefill_chunk} tokens"),
@@ -135,6 +136,14 @@ def _decided(made: Plan, rate: Rate) -> list[tuple[str, str]]:
         at = f"with context {choice.ctx} and {choice.kv_format} cache"
         rows.append(("speculation keeps 96 % from", f"{show_at_least(made.speculation_bytes)} {at}"))
     return rows
+
+
+def _rotation(made: Plan) -> list[tuple[str, str]]:
+    short = made.shape.short_context
+    if not short:
+        return []
+    side = "longer than" if made.choice.ctx > short else "of up to"
+    return [("rotation", f"for contexts {side} {short} tokens")]
 
 
 def _budget_text(made: Plan) -> str:

@@ -7,7 +7,9 @@ import struct
 
 import pytest
 
+from edge_rt import load
 from edge_rt.package.reader import open_package
+from tests.helpers.family_cases import load_case, write_gguf
 from tests.helpers.gguf_factory import write_llama_gguf
 from tests.helpers.gguf_split import split
 from tests.helpers.hf_factory import write_hf_folder
@@ -265,3 +267,14 @@ def test_windows_are_those_of_the_layers_that_have_one(inline, tmp_path, config,
     # Variants that cannot be exported are planned from their headers alone.
     folder = write_checkpoint(tmp_path / "model", {"sliding_window": 256, "clip_qkv": 8.0, **config})
     assert json.loads(inline("plan", "-m", folder, "--json").stdout)["shape"]["window_layers"] == windows
+
+
+@pytest.mark.parametrize(
+    ("ctx", "text", "kind"), [(16, "for contexts of up to 16", "short"), (96, "for contexts longer than 16", "long")]
+)
+def test_a_plan_says_which_rotation_a_context_gets(inline, tmp_path, ctx, text, kind):
+    path = write_gguf(tmp_path / "m.gguf", load_case("phi3_partial"))
+    assert f"{text} tokens" in inline("plan", "-m", path, "--ctx", ctx).stdout.decode()
+    assert inline("export", "-m", path, "--out", tmp_path / "package", "--profile", "portable").returncode == 0
+    with load(tmp_path / "package", ctx=ctx) as model:
+        assert model.describe()["rotation"] == kind
