@@ -19,6 +19,7 @@ from edge_rt.export.families.phi3 import PHI3
 from edge_rt.export.families.qwen2 import QWEN2
 from edge_rt.export.families.qwen3 import QWEN3
 from edge_rt.export.families.smollm3 import SMOLLM3
+from edge_rt.export.families.stablelm import STABLELM
 
 FAMILIES: Final[tuple[Family, ...]] = (
     LLAMA,
@@ -35,6 +36,7 @@ FAMILIES: Final[tuple[Family, ...]] = (
     EXAONE4,
     ERNIE4_5,
     HUNYUAN,
+    STABLELM,
 )
 """Every family that edge-rt runs."""
 MODEL_TYPES: Final = {name: family for family in FAMILIES for name in family.model_types}
