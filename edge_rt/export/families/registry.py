@@ -43,6 +43,10 @@ MODEL_TYPES: Final = {name: family for family in FAMILIES for name in family.mod
 """``model_type`` of a ``config.json`` -> family."""
 ARCHITECTURES: Final = {name: family for family in FAMILIES for name in family.architectures}
 """``general.architecture`` of a GGUF file -> family."""
+REASONS: Final = {
+    "cohere2": "Its layers are parallel blocks (attention and feed-forward side by side): edge-rt has none",
+}
+"""Architecture of files of either kind that is refused -> what of it no description can state."""
 
 
 def family_of_config(where: str, model_type: str) -> Family:
@@ -70,6 +74,6 @@ def family_of_header(where: str, architecture: str) -> Family:
 def _unknown(where: str, found: str, known: str) -> UnsupportedModel:
     return UnsupportedModel(
         f"{where}: the architecture {found[:60]!r} is not supported.",
-        f"Supported: {known}.",
+        f"{REASONS[found]}. Supported: {known}." if found in REASONS else f"Supported: {known}.",
         "Choose a model of a supported architecture.",
     )

@@ -19,6 +19,7 @@ TOLERANCE = 1e-4
 """Largest accepted difference from transformers, over the largest logit."""
 LOADED = {name: load_case(name) for name in CASES}
 REFUSED = {
+    "cohere2": r"'cohere2' is not supported\. Its layers are parallel blocks",
     "stablelm_parallel": r"use_parallel_residual \(.* side by side\), qk_layernorm \(.* each head\)",
 }
 """Cases that no description can state -> what the error names."""
