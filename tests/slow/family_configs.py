@@ -272,6 +272,10 @@ OTHERS = {
     "stablelm": CaseConfig(
         "StableLm", _layer_norm(use_qkv_bias=True, **_theta(10000.0, partial_rotary_factor=0.25))
     ),
+    "stablelm_3b": CaseConfig(  # ten rotated pairs in heads of 80, as in the releases of this size
+        "StableLm",
+        _layer_norm(hidden_size=160, num_attention_heads=2, **_theta(10000.0, partial_rotary_factor=0.25)),
+    ),
     "stablelm_parallel": CaseConfig(
         "StableLm",
         _layer_norm(qk_layernorm=True, use_parallel_residual=True, **_theta(10000.0, partial_rotary_factor=0.5)),

@@ -45,6 +45,7 @@ def read_rope(
     layer_type: str | None = None,
     theta_key: str | None = "rope_theta",
     theta: float = 10_000.0,
+    rotated_share: float = 1.0,
     is_scaled: bool = True,
     known: tuple[str, ...] = (),
 ) -> Rope:
@@ -57,6 +58,7 @@ def read_rope(
         layer_type: of the layers, where newer configurations have an object for each.
         theta_key: of the base, in older configurations; None: they do not state it.
         theta: the family's base, where none is stated.
+        rotated_share: the family's share of a head that is rotated, where none is stated.
         is_scaled: whether the older ``rope_scaling`` is that of these layers.
         known: keys of the object that the family itself reads.
 
@@ -75,7 +77,7 @@ def read_rope(
     base = parameters.get("rope_theta", theta if stated is None else stated)
     if isinstance(base, bool) or not isinstance(base, int | float) or not MIN_ROPE_THETA <= base <= MAX_ROPE_THETA:
         raise _wrong(config, theta_key or "rope_theta", base)
-    rotated = _rotated(config, {**parameters, **scaling}, dimensions)
+    rotated = _rotated(config, {**parameters, **scaling}, dimensions, rotated_share)
     return _scaled(config, scaling, float(base), rotated, context, known)
 
 
@@ -127,11 +129,10 @@ def _yarn(config: ConfigReader, scaling: Mapping[str, Any], factor: float, conte
     )
 
 
-def _rotated(config: ConfigReader, parameters: Mapping[str, Any], dimensions: int) -> int:
+def _rotated(config: ConfigReader, parameters: Mapping[str, Any], dimensions: int, default: float = 1.0) -> int:
     """Return how many elements of a head are rotated."""
     share = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor"))
-    if share is None:
-        return dimensions
+    share = default if share is None else share
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
         raise _wrong(config, "partial_rotary_factor", share)
     rotated = int(dimensions * share)

@@ -195,11 +195,14 @@ class HeaderReader:
             data = b"".join(b"\0\0" + data[at : at + 2] for at in range(0, len(data), 2))
         return struct.unpack(f"<{tensor.elements}{_FLOATS.get(tensor.type_name, 'f')}", data)
 
-    def dimensions(self, *, is_tied: bool | None = None) -> Dimensions:
+    def dimensions(
+        self, *, is_tied: bool | None = None, epsilon: str = "attention.layer_norm_rms_epsilon"
+    ) -> Dimensions:
         """Return the sizes of the model.
 
         Args:
             is_tied: whether the head is the embedding; None: as the file has a head of its own, or not.
+            epsilon: key of the norms' epsilon.
 
         Raises:
             InvalidModelFile: a number is missing, out of range or contradicts another.
@@ -219,7 +222,7 @@ class HeaderReader:
             intermediate_size=self.count("feed_forward_length", 4 * MAX_WIDTH),
             vocab_size=self._vocab_size(),
             context_length=self.count("context_length", MAX_CONTEXT),
-            norm_epsilon=self.number("attention.layer_norm_rms_epsilon", least=MIN_EPSILON, most=MAX_EPSILON),
+            norm_epsilon=self.number(epsilon, least=MIN_EPSILON, most=MAX_EPSILON),
             is_tied="output.weight" not in self.header.tensors if is_tied is None else is_tied,
         )
 

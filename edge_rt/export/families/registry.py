@@ -19,6 +19,7 @@ from edge_rt.export.families.phi3 import PHI3
 from edge_rt.export.families.qwen2 import QWEN2
 from edge_rt.export.families.qwen3 import QWEN3
 from edge_rt.export.families.smollm3 import SMOLLM3
+from edge_rt.export.families.stablelm import STABLELM
 
 FAMILIES: Final[tuple[Family, ...]] = (
     LLAMA,
@@ -35,12 +36,17 @@ FAMILIES: Final[tuple[Family, ...]] = (
     EXAONE4,
     ERNIE4_5,
     HUNYUAN,
+    STABLELM,
 )
 """Every family that edge-rt runs."""
 MODEL_TYPES: Final = {name: family for family in FAMILIES for name in family.model_types}
 """``model_type`` of a ``config.json`` -> family."""
 ARCHITECTURES: Final = {name: family for family in FAMILIES for name in family.architectures}
 """``general.architecture`` of a GGUF file -> family."""
+REASONS: Final = {
+    "cohere2": "Its layers are parallel blocks (attention and feed-forward side by side): edge-rt has none",
+}
+"""Architecture of files of either kind that is refused -> what of it no description can state."""
 
 
 def family_of_config(where: str, model_type: str) -> Family:
@@ -68,6 +74,6 @@ def family_of_header(where: str, architecture: str) -> Family:
 def _unknown(where: str, found: str, known: str) -> UnsupportedModel:
     return UnsupportedModel(
         f"{where}: the architecture {found[:60]!r} is not supported.",
-        f"Supported: {known}.",
+        f"{REASONS[found]}. Supported: {known}." if found in REASONS else f"Supported: {known}.",
         "Choose a model of a supported architecture.",
     )
