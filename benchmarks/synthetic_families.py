@@ -68,9 +68,16 @@ SHAPES = {
 }
 
 
+def centre(blocks: np.ndarray) -> None:
+    """Make the minimum of every 32 weights as large as their scale, in blocks of Q4_K or Q5_K: weights lie around 0."""
+    blocks[..., 8:12] = blocks[..., 4:8]
+    blocks[..., 12:16] = (blocks[..., 12:16] & 15) * 17
+
+
 def random_q4_k(rng: np.random.Generator, rows: int, columns: int) -> np.ndarray:
-    """Return uint8 ``[rows, bytes per row]``: random codes, scales and minima; weights lie around 0."""
+    """Return uint8 ``[rows, bytes per row]``: random codes and scales."""
     blocks = rng.integers(0, 256, (rows, columns // 256, 144), np.uint8)
+    centre(blocks)
     blocks[..., :4] = np.array([SPREAD / 150, 7.5 * SPREAD / 150], np.float16).view(np.uint8)
     return blocks.reshape(rows, -1)
 
@@ -78,6 +85,7 @@ def random_q4_k(rng: np.random.Generator, rows: int, columns: int) -> np.ndarray
 def random_q5_k(rng: np.random.Generator, rows: int, columns: int) -> np.ndarray:
     """Return uint8 ``[rows, bytes per row]``: as ``random_q4_k``, with codes of 5 bits."""
     blocks = rng.integers(0, 256, (rows, columns // 256, 176), np.uint8)
+    centre(blocks)
     blocks[..., :4] = np.array([SPREAD / 300, 15.5 * SPREAD / 300], np.float16).view(np.uint8)
     return blocks.reshape(rows, -1)
 

@@ -1,7 +1,9 @@
 // What reading a file's bytes costs: the lower bound of a pass that uses every weight once. Prints milliseconds.
 //
 //     c++ -O3 -march=native -pthread -o bare_read benchmarks/workers/bare_read.cc
-//     ./bare_read weights.bin [THREADS]        {"read": [median, minimum]}
+//     ./bare_read weights.bin [THREADS [BYTES]]        {"read": [median, minimum]}
+//
+// BYTES: how many of the file, its first ones; without it, all.
 //
 // The file is mapped and in the page cache after the first round, which is not counted.
 #include <fcntl.h>
@@ -33,12 +35,14 @@ uint64_t sum_of(const uint64_t* words, size_t count) {
 }
 
 int main(int argc, char** argv) {
-  if (argc < 2) return std::fprintf(stderr, "usage: bare_read FILE [THREADS]\n"), 2;
+  if (argc < 2) return std::fprintf(stderr, "usage: bare_read FILE [THREADS [BYTES]]\n"), 2;
   const int threads = argc > 2 ? std::atoi(argv[2]) : 2;
   const int file = open(argv[1], O_RDONLY);
   struct stat facts;
   if (file < 0 || fstat(file, &facts) != 0 || threads < 1) return std::perror(argv[1]), 1;
-  const size_t count = static_cast<size_t>(facts.st_size) / sizeof(uint64_t);
+  const auto size = static_cast<size_t>(facts.st_size);
+  const size_t read = argc > 3 ? std::min<size_t>(size, std::strtoull(argv[3], nullptr, 10)) : size;
+  const size_t count = read / sizeof(uint64_t);
   void* mapped = mmap(nullptr, static_cast<size_t>(facts.st_size), PROT_READ, MAP_SHARED, file, 0);
   if (mapped == MAP_FAILED) return std::perror(argv[1]), 1;
   const auto* words = static_cast<const uint64_t*>(mapped);
@@ -59,5 +63,5 @@ int main(int argc, char** argv) {
   }
   std::sort(milliseconds.begin(), milliseconds.end());
   std::printf("{\"read\": [%.3f, %.3f], \"bytes\": %zu, \"sum\": %llu}\n", milliseconds[kRounds / 2], milliseconds[0],
-              static_cast<size_t>(facts.st_size), static_cast<unsigned long long>(total));
+              read, static_cast<unsigned long long>(total));
 }
