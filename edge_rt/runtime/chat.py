@@ -222,7 +222,7 @@ class Chat:
             self._remember(prompt, token_ids, result)
 
         texts = self._model.texts
-        form = PLAIN_ANSWER if texts is None else texts.form_of(prompt, has_tools=bool(self.tools))
+        form = PLAIN_ANSWER if texts is None else texts.form_of(prompt, self.tools)
         return self._model.stream_ids(
             *(token_ids, config),
             cancel=cancel,
