@@ -125,7 +125,7 @@ def _call(value: Any, names: Container[str] | None) -> ToolCall | None:
         return None
     if names is not None and value["name"] not in names:
         return None
-    arguments = next((value[key] for key in ("arguments", "parameters") if value.get(key) is not None), {})
+    arguments: Any = next((value[key] for key in ("arguments", "parameters") if value.get(key) is not None), {})
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)

@@ -118,7 +118,7 @@ class PromptEncoder:
             InvalidTemplate: there is no template, or it refuses the messages.
             ConfigError: the messages or the arguments are malformed.
         """
-        template = self._template if not tools or self._tool_template is None else self._tool_template
+        template = self._template_with(tools)
         if isinstance(template, InvalidTemplate):
             raise _copy_of(template)
         return template.render(
@@ -128,6 +128,14 @@ class PromptEncoder:
             documents=documents,
             arguments=template_args,
         )
+
+    def _template_with(self, tools: Items[Mapping[str, Any]] | None) -> ChatTemplate | InvalidTemplate:
+        return self._template if not tools or self._tool_template is None else self._tool_template
+
+    def writes_calls(self, tools: Items[Mapping[str, Any]] | None) -> bool:
+        """Return whether the template that is used with these tools writes the ``tool_calls`` of messages."""
+        template = self._template_with(tools)
+        return isinstance(template, ChatTemplate) and "tool_calls" in template.source
 
     def thoughts_after(self, prompt: RenderedPrompt) -> ThoughtMarkers | None:
         """Return how thoughts are marked in the answer to a prompt; None for a model that marks none."""
