@@ -217,6 +217,15 @@ class Chat:
                 pass
         return stream.result()
 
+    async def asend_tool_results(
+        self, results: Items[Any], config: GenerationConfig | None = None, **options: Any
+    ) -> Result:
+        """Run ``send_tool_results`` in a worker thread; cancelling the task stops the generation."""
+        async with AsyncStream(self.stream_tool_results(results, config, **options)) as stream:
+            async for _ in stream:
+                pass
+        return stream.result()
+
     def astream(self, text: str, config: GenerationConfig | None = None, **options: Any) -> AsyncStream:
         """Run ``stream`` in a worker thread."""
         return AsyncStream(self.stream(text, config, **options))

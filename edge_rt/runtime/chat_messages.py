@@ -59,7 +59,7 @@ def answer_message(
     if result.tool_calls:
         if writes_calls:
             message["content"] = split_tool_calls(result.text, tool_names)[0]
-        first = sum(len(one.get("tool_calls", ())) for one in before)
+        first = sum(len(one.get("tool_calls") or ()) for one in before)
         # Some templates demand an id of nine letters and digits.
         message["tool_calls"] = [
             {
@@ -96,10 +96,15 @@ def result_messages(messages: Items[ChatMessage], results: object) -> list[ChatM
             f"Got {found} for {len(calls)} calls: {', '.join(call['function']['name'] for call in calls)}.",
             "Pass a list with one result for each call, in their order.",
         )
-    return [
-        {"role": "tool", "content": _text(value), "name": call["function"]["name"], "tool_call_id": call["id"]}
-        for call, value in zip(calls, results, strict=True)
-    ]
+    return [_result(call, value) for call, value in zip(calls, results, strict=True)]
+
+
+def _result(call: MessageCall, value: object) -> ChatMessage:
+    message: ChatMessage = {"role": "tool", "content": _text(value), "name": call["function"]["name"]}
+    # Messages that the caller wrote need not have ids.
+    if (call_id := call.get("id")) is not None:
+        message["tool_call_id"] = call_id
+    return message
 
 
 def _text(value: object) -> str:

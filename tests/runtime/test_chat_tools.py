@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 
 import pytest
@@ -102,6 +103,20 @@ def test_calls_and_results_belong_together(chat):
     assert [one["role"] for one in chat.messages] == ["user", "assistant", "tool", "tool", "assistant"]
     chat.undo()
     assert chat.messages == []
+
+
+def test_results_of_calls_that_the_caller_wrote_in_a_task(chat):
+    chat.messages = [
+        {"role": "user", "content": "What time is it?"},
+        {"role": "assistant", "content": "", "tool_calls": [call("clock", {})]},
+    ]
+    result = asyncio.run(chat.asend_tool_results(["12:00"], **SHORT))
+    assert result.token_ids
+    assert chat.messages[2:] == [
+        {"role": "tool", "content": "12:00", "name": "clock"},
+        {"role": "assistant", "content": "Let me see.", "tool_calls": chat.messages[3]["tool_calls"]},
+    ]
+    assert [one["id"] for one in chat.messages[3]["tool_calls"]] == ["call00001", "call00002"]
 
 
 def test_a_saved_conversation_keeps_its_calls(chat, models, tmp_path):
