@@ -104,9 +104,17 @@ def _report_usage(terminal: Terminal, error: Any, *, lines: bool) -> int:
     hint = f"See '{error.ctx.command_path} --help'." if error.ctx is not None else "See 'edge-rt --help'."
     if not message.endswith((".", "?", "!")):
         message += "."
+    if "unexpected extra argument" in message and _takes_prompt(error):
+        hint = f"The prompt is given with -p, in quotes. {hint}"
     terminal.error(f"{message} {hint}")
     _document(terminal, _plain("UsageError", message, hint, EXIT_USAGE), lines=lines)
     return EXIT_USAGE
+
+
+def _takes_prompt(error: Any) -> bool:
+    """Return whether the command of a usage error takes a prompt with ``-p``."""
+    parameters = error.ctx.command.params if error.ctx is not None else ()
+    return any(parameter.name == "prompt" and "-p" in parameter.opts for parameter in parameters)
 
 
 def _report_signal(terminal: Terminal, stop: SignalReceived, *, lines: bool) -> None:

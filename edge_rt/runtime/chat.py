@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from edge_rt.errors import ConfigError
 from edge_rt.runtime.aio import AsyncStream
+from edge_rt.runtime.chat_messages import ChatMessage, answer_message, result_messages
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.generation import usable_ids
 from edge_rt.runtime.graph.cancel import CancelToken
 from edge_rt.runtime.prompt.encoding import PLAIN_ANSWER, AnswerForm
 from edge_rt.runtime.results import Result
-from edge_rt.runtime.saved_chat import CHAT_FORMAT, CHAT_VERSION, ChatMessage, SavedChat, read_chat
+from edge_rt.runtime.saved_chat import CHAT_FORMAT, CHAT_VERSION, SavedChat, read_chat
 from edge_rt.runtime.stream import Stream
 from edge_rt.system.atomic_files import write_atomically
 from edge_rt.version import VERSION
@@ -92,7 +93,7 @@ class Chat:
 
     Attributes:
         messages: the conversation, the system message first if there is one. It may be changed freely between turns,
-            as may the other attributes.
+            as may the other attributes. An answer that calls tools has ``tool_calls``, and its content is the rest.
         tools, documents, template_args: as above.
 
     Raises:
@@ -170,9 +171,57 @@ class Chat:
         asked: list[ChatMessage] = [*self.messages, {"role": "user", "content": text}]
         return self._answer(asked, config, cancel, on_prefill_progress, options)
 
+    def send_tool_results(
+        self,
+        results: Items[Any],
+        config: GenerationConfig | None = None,
+        *,
+        cancel: CancelToken | None = None,
+        on_prefill_progress: Callable[[int, int], None] | None = None,
+        **options: Any,
+    ) -> Result:
+        """Send the results of calls and return the whole answer; see ``stream_tool_results``."""
+        return self.stream_tool_results(
+            results, config, cancel=cancel, on_prefill_progress=on_prefill_progress, **options
+        ).result()
+
+    def stream_tool_results(
+        self,
+        results: Items[Any],
+        config: GenerationConfig | None = None,
+        *,
+        cancel: CancelToken | None = None,
+        on_prefill_progress: Callable[[int, int], None] | None = None,
+        **options: Any,
+    ) -> Stream:
+        """Send the results of the calls in the last answer, and read the next answer as with ``stream``.
+
+        Args:
+            results: a list, one item for each call, in their order: texts, or plain data, which is written as JSON.
+            config: the options.
+            cancel: stops the generation, from any thread.
+            on_prefill_progress: called with the tokens computed so far and the tokens of the prompt.
+            **options: fields of ``GenerationConfig`` that replace those of ``config``.
+
+        Raises:
+            ConfigError: the last answer calls nothing, or has another number of calls.
+            ContextOverflow, InvalidTemplate, ModelClosed; on iteration also Busy and InferenceError.
+        """
+        asked = [*self.messages, *result_messages(self.messages, results)]
+        return self._answer(asked, config, cancel, on_prefill_progress, options)
+
     async def asend(self, text: str, config: GenerationConfig | None = None, **options: Any) -> Result:
         """Run ``send`` in a worker thread; cancelling the task stops the generation."""
         async with self.astream(text, config, **options) as stream:
+            async for _ in stream:
+                pass
+        return stream.result()
+
+    async def asend_tool_results(
+        self, results: Items[Any], config: GenerationConfig | None = None, **options: Any
+    ) -> Result:
+        """Run ``send_tool_results`` in a worker thread; cancelling the task stops the generation."""
+        async with AsyncStream(self.stream_tool_results(results, config, **options)) as stream:
             async for _ in stream:
                 pass
         return stream.result()
@@ -184,7 +233,7 @@ class Chat:
     def regenerate(
         self, config: GenerationConfig | None = None, *, cancel: CancelToken | None = None, **options: Any
     ) -> Stream:
-        """Answer the last user message again; the old answer is dropped when the new one is complete.
+        """Answer the last message, of the user or a result of a call, again; the new answer then replaces the old one.
 
         Raises:
             ConfigError: there is no user message.
@@ -192,7 +241,7 @@ class Chat:
         asked = list(self.messages)
         while asked and asked[-1]["role"] == "assistant":
             asked.pop()
-        if not asked or asked[-1]["role"] != "user":
+        if not asked or asked[-1]["role"] not in ("user", "tool"):
             raise ConfigError("There is nothing to answer.", "The chat has no user message.", "Say something first.")
         return self._answer(asked, config, cancel, None, options)
 
@@ -210,19 +259,16 @@ class Chat:
         self._model.check_prompt_fits(prompt.text, config)
         token_ids = self._encode(prompt)
 
+        texts, tools = self._model.texts, self.tools
+        form = PLAIN_ANSWER if texts is None else texts.form_of(prompt, tools)
+
         def on_result(result: Result) -> None:
             if result.finish_reason == "cancelled" and not result.token_ids:
                 return
-            answer: ChatMessage = {"role": "assistant", "content": result.text}
-            if result.reasoning:
-                answer["reasoning_content"] = result.reasoning
-            if result.finish_reason == "cancelled":
-                answer["interrupted"] = True
-            self.messages = [*asked, answer]
+            writes_calls = texts is not None and texts.writes_calls(tools)
+            self.messages = [*asked, answer_message(result, asked, form.tool_names, writes_calls=writes_calls)]
             self._remember(prompt, token_ids, result)
 
-        texts = self._model.texts
-        form = PLAIN_ANSWER if texts is None else texts.form_of(prompt, has_tools=bool(self.tools))
         return self._model.stream_ids(
             *(token_ids, config),
             cancel=cancel,
@@ -253,7 +299,7 @@ class Chat:
         tokenizer = self._model.tokenizer
         answer_ids = usable_ids(result.token_ids, frozenset(tokenizer.eos_token_ids))
         # Tokens that the text does not show would not match the next prompt.
-        has_more = result.reasoning or not tokenizer.special_ids.isdisjoint(answer_ids)
+        has_more = result.reasoning or result.tool_calls or not tokenizer.special_ids.isdisjoint(answer_ids)
         if result.stop_string is not None or has_more:
             self._context = None
             return

@@ -235,6 +235,7 @@ class Model(ModelTexts):
             guard=RepetitionGuard(self.tokenizer.token_bytes) if config.repetition_guard else None,
             thoughts=ThoughtStream(form.thoughts),
             has_tools=form.has_tools,
+            tool_names=form.tool_names,
         )
         # A token of its own: a stream that is left early must not cancel the caller's.
         return Stream(generation.events, CancelToken(), on_result)

@@ -75,6 +75,7 @@ class Generation:
         guard: ends an answer that repeats itself or counts without end; None lets it go on.
         thoughts: takes thoughts and answer apart; None if all text is the answer.
         has_tools: whether the answer may call tools.
+        tool_names: names of the tools that it may call; None: any.
     """
 
     def __init__(
@@ -93,10 +94,12 @@ class Generation:
         guard: RepetitionGuard | None = None,
         thoughts: ThoughtStream | None = None,
         has_tools: bool = False,
+        tool_names: frozenset[str] | None = None,
     ) -> None:
         self._guard = guard
         self._thoughts = thoughts or ThoughtStream(None)
         self._has_tools = has_tools
+        self._tool_names = tool_names
         self._sequence = sequence
         self._hold = hold
         self._cache = cache
@@ -213,7 +216,7 @@ class Generation:
             spec=self._drafter.statistics(self._spec_mode, self._taken_back),
             memory=Memory(peak_rss_bytes(), self._cache.used_bytes, *self._planned()),
             reasoning=self._thoughts.reasoning,
-            tool_calls=parse_tool_calls(self._thoughts.text) if self._has_tools else (),
+            tool_calls=parse_tool_calls(self._thoughts.text, self._tool_names) if self._has_tools else (),
         )
 
     def _timings(self) -> Timings:

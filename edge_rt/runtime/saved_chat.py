@@ -6,25 +6,15 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, NotRequired, TypedDict
+from typing import Any, Final
 
 from edge_rt.errors import InputError, StorageError
+from edge_rt.runtime.chat_messages import ChatMessage, MessageCall
 
 CHAT_FORMAT: Final = "edge-rt chat"
 CHAT_VERSION: Final = 1
 MAX_CHAT_BYTES: Final = 64 << 20
-
-
-class ChatMessage(TypedDict):
-    """One message.
-
-    ``interrupted`` marks an answer that was stopped early; ``reasoning_content`` holds its thoughts.
-    """
-
-    role: Literal["system", "user", "assistant"]
-    content: str
-    reasoning_content: NotRequired[str]
-    interrupted: NotRequired[bool]
+_FIELDS: Final = frozenset(ChatMessage.__annotations__)
 
 
 @dataclass(frozen=True)
@@ -73,16 +63,31 @@ def read_chat(path: Path) -> SavedChat:
 
 
 def _checked(path: Path, index: int, message: object) -> ChatMessage:
-    if isinstance(message, dict) and set(message) <= {"role", "content", "reasoning_content", "interrupted"}:
+    if isinstance(message, dict) and message.keys() <= _FIELDS:
         role, content = message.get("role"), message.get("content")
-        if role in ("system", "user", "assistant") and isinstance(content, str):
+        if role in ("system", "user", "assistant", "tool") and isinstance(content, str):
             checked: ChatMessage = {"role": role, "content": content}
             if isinstance(thoughts := message.get("reasoning_content"), str):
                 checked["reasoning_content"] = thoughts
             if message.get("interrupted") is True:
                 checked["interrupted"] = True
+            if isinstance(calls := message.get("tool_calls"), list):
+                checked["tool_calls"] = [_call(path, index, call) for call in calls]
+            if isinstance(name := message.get("name"), str):
+                checked["name"] = name
+            if isinstance(call_id := message.get("tool_call_id"), str):
+                checked["tool_call_id"] = call_id
             return checked
     raise _no_chat(path, f"Message {index} is malformed.")
+
+
+def _call(path: Path, index: int, call: object) -> MessageCall:
+    function = call.get("function") if isinstance(call, dict) else None
+    if isinstance(call, dict) and isinstance(function, dict):
+        call_id, name, arguments = call.get("id"), function.get("name"), function.get("arguments")
+        if isinstance(call_id, str) and isinstance(name, str) and isinstance(arguments, dict):
+            return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+    raise _no_chat(path, f"A call in message {index} is malformed.")
 
 
 def _no_chat(path: Path, numbers: str) -> InputError:

@@ -31,6 +31,7 @@ class AddedToken:
         single_word: found only where no letter, digit or underscore is next to it.
         lstrip: takes in white space before it.
         rstrip: takes in white space after it.
+        is_word: it is an ordinary word, which the vocabulary has as well.
     """
 
     token_id: int
@@ -39,10 +40,13 @@ class AddedToken:
     single_word: bool = False
     lstrip: bool = False
     rstrip: bool = False
+    is_word: bool = False
 
     @property
     def is_text(self) -> bool:
-        """Whether it is text, whoever writes it: a run of white space, or one character; not special."""
+        """Whether it is text, whoever writes it: a word, a run of white space, or one character; not special."""
+        if self.is_word:
+            return not self.special
         if self.special or self.single_word or self.lstrip or self.rstrip:
             return False
         return self.text.isspace() or len(self.text) == 1

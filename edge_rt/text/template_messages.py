@@ -19,6 +19,8 @@ ROLES: Final = frozenset(
 RESERVED_NAMES: Final = frozenset({"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"})
 THOUGHT_FIELDS: Final = ("reasoning_content", "thinking", "reasoning")
 """Names of the field that holds the thoughts of an answer: templates know one or the other."""
+_MEDIA: Final = {"image": "an image", "audio": "a sound", "video": "a video"}
+"""What the type of a part may contain -> what the part is."""
 _MAX_DEPTH: Final = 32
 _MAX_MESSAGES: Final = 16_384
 
@@ -199,7 +201,19 @@ def _check_content(index: int, message: dict[str, Any]) -> None:
     for number, part in enumerate(content):
         text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
         if not isinstance(text, str):
-            raise malformed("A part of a message is not text.", f"Message {index}, part {number}.")
+            raise _no_text(part.get("type") if isinstance(part, dict) else None, f"Message {index}, part {number}")
+
+
+def _no_text(kind: object, place: str) -> ConfigError:
+    """Return the error for a part that is not text; ``kind`` is its ``type``, such as ``image_url``."""
+    medium = next((name for name in _MEDIA if isinstance(kind, str) and name in kind), None)
+    if medium is None:
+        return malformed("A part of a message is not text.", f"{place}: type {str(kind)[:40]!r}.")
+    return ConfigError(
+        f"A part of a message is {_MEDIA[medium]}, and edge-rt gives models text alone.",
+        f"{place}: type {str(kind)[:40]!r}.",
+        "Leave it out, or describe it in words.",
+    )
 
 
 def _calls(message: dict[str, Any]) -> Iterable[dict[str, Any]]:

@@ -20,10 +20,18 @@ import tokenizers
 
 from edge_rt.errors import InvalidTokenizer, StorageError
 from edge_rt.system.machine import return_free_memory
-from edge_rt.text.added_tokens import AddedTokens, added_token
+from edge_rt.text.added_tokens import AddedTokens
 from edge_rt.text.piece_encoder import PieceEncoder, reraise_unless_library
 from edge_rt.text.token_bytes import BYTE_OF, IncrementalDecoder, TokenBytes, fallback_bytes, spelled_bytes
-from edge_rt.text.tokenizer_check import FETCH_AGAIN, MAX_FILE_BYTES, MAX_VOCABULARY, check_document, invalid, parse
+from edge_rt.text.tokenizer_check import (
+    FETCH_AGAIN,
+    MAX_FILE_BYTES,
+    MAX_VOCABULARY,
+    Checked,
+    check_document,
+    invalid,
+    parse,
+)
 from edge_rt.text.tokenizer_cuts import places_to_cut
 from edge_rt.text.tokenizer_steps import Steps, library_steps
 
@@ -61,27 +69,30 @@ class Tokenizer:
     Created by :meth:`from_file` or :meth:`from_text`.
 
     Attributes:
-        vocab_size: number of tokens; ids run from 0 to ``vocab_size - 1``.
+        vocab_size: ids run from 0 to ``vocab_size - 1``; not each of them need be a token.
         special_ids: ids of tokens that are not text, such as turn markers and end of text.
         special_tokens: their texts, by id.
         bos_token_id: token that starts a text, or None.
         eos_token_ids: tokens that end an answer.
         add_bos: whether :meth:`encode_prompt` starts with ``bos_token_id``.
+        warnings: what the file has and edge-rt reads in another way, one sentence each.
     """
 
     def __init__(
         self,
         library: tokenizers.Tokenizer,
         document: Mapping[str, Any],
-        steps: Steps,
+        checked: Checked,
         facts: TokenizerFacts | None,
         rows: int | None,
     ) -> None:
         self._library = library
-        self.vocab_size: int = min(library.get_vocab_size(with_added_tokens=True), rows or MAX_VOCABULARY)
-        found = (added_token(entry) for entry in document.get("added_tokens") or ())
+        steps = checked.steps
+        self.vocab_size: int = min(checked.size, rows or MAX_VOCABULARY)
+        self.warnings = checked.warnings
         # A file may have tokens, of images for example, that a model of text has no row for.
-        added = sorted((token for token in found if token.token_id < self.vocab_size), key=lambda token: token.token_id)
+        found = (token for token in checked.added if token.token_id < self.vocab_size)
+        added = sorted(found, key=lambda token: token.token_id)
         self._added = AddedTokens(added)
         self._plain_added = frozenset(token.token_id for token in added if not token.special)
         self._text_added = frozenset(token.token_id for token in added if token.is_text)
@@ -143,26 +154,31 @@ class Tokenizer:
     @classmethod
     def _load(cls, data: bytes, name: str, facts: TokenizerFacts | None, rows: int | None) -> Tokenizer:
         document = parse(data, name)
-        ids, steps = check_document(document, rows if rows is not None else MAX_VOCABULARY)
+        checked = check_document(document, rows if rows is not None else MAX_VOCABULARY)
         try:
             library = tokenizers.Tokenizer.from_str(data.decode())
-            if steps.is_changed:
-                _set_steps(library, steps)
+            if checked.steps.is_changed:
+                _set_steps(library, checked.steps)
         except BaseException as error:  # panics of the library are not an Exception
             reraise_unless_library(error)
             raise InvalidTokenizer(f"{name} is not accepted.", f"{str(error)[:200]}.", FETCH_AGAIN) from error
         # The library assigns ids of added tokens itself, and only logs where the file gives other ids.
-        for text, expected in ids.items():
-            if library.token_to_id(text) != expected:
-                raise invalid("An added token has an impossible id.", f"{text[:40]!r} says {expected}.")
-        count = min(library.get_vocab_size(with_added_tokens=True), rows or MAX_VOCABULARY)
+        for token in checked.added:
+            if (given := library.token_to_id(token.text)) != token.token_id:
+                raise invalid(
+                    "The tokenizers library gives an added token another id than the file.",
+                    f"{token.text[:40]!r} is {token.token_id} in the file and {given} in the library, which numbers"
+                    " added tokens on from the number of tokens.",
+                    "Correct tokenizer.json: give added tokens the ids that follow each other behind the vocabulary.",
+                )
+        count = min(checked.size, rows or MAX_VOCABULARY)
         for token_id in (*facts.eos_token_ids, facts.bos_token_id) if facts else ():
             if token_id is not None and not 0 <= token_id < count:
                 raise invalid("The BOS or end token does not exist.", f"Id {token_id}, {count} tokens.")
         library.no_padding()
         library.no_truncation()
         _find_no_added_tokens(library)
-        return cls(library, document, steps, facts, rows)
+        return cls(library, document, checked, facts, rows)
 
     def encode_text(self, text: str) -> list[int]:
         """Encode text as text: what looks like a special token becomes ordinary tokens.

@@ -7,11 +7,15 @@ regular expression, or silently renumber tokens; so sizes, structure, ids, merge
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Final, NoReturn, cast
 
 from edge_rt.errors import InvalidTokenizer, UnsupportedModel
+from edge_rt.text.added_tokens import AddedToken, added_token
+from edge_rt.text.token_bytes import BYTE_OF
 from edge_rt.text.tokenizer_steps import Steps, check_steps
 
 MAX_FILE_BYTES: Final = 128 * 1024 * 1024
@@ -23,6 +27,7 @@ _MAX_JSON_CONTAINERS: Final = 3_000_000
 _MAX_JSON_COMMAS: Final = 8_000_000
 # An added token is looked for by its length, once for every length that there is.
 _MAX_ADDED_LENGTHS: Final = 256
+_BYTE_TOKEN: Final = re.compile("<0x[0-9A-F]{2}>")
 
 FETCH_AGAIN: Final = "Fetch the model again, from a trusted source."
 _WHY_NOT: Final = {
@@ -32,9 +37,26 @@ _WHY_NOT: Final = {
 }
 
 
-def invalid(what: str, numbers: str) -> InvalidTokenizer:
+@dataclass(frozen=True)
+class Checked:
+    """What a checked file says.
+
+    Attributes:
+        added: its added tokens, each once; those that the vocabulary has under another id have the vocabulary's.
+        steps: the steps around the merges.
+        size: the highest id of all tokens, and one; there may be ids without a token below.
+        warnings: what was found and read in another way than it is written, one sentence each.
+    """
+
+    added: tuple[AddedToken, ...]
+    steps: Steps
+    size: int
+    warnings: tuple[str, ...]
+
+
+def invalid(what: str, numbers: str, action: str = FETCH_AGAIN) -> InvalidTokenizer:
     """Return the error for a damaged or hostile tokenizer."""
-    return InvalidTokenizer(what, numbers, FETCH_AGAIN)
+    return InvalidTokenizer(what, numbers, action)
 
 
 def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -71,15 +93,12 @@ def parse(data: bytes, name: str) -> dict[str, object]:
     return document
 
 
-def check_document(document: Mapping[str, object], rows: int) -> tuple[dict[str, int], Steps]:
+def check_document(document: Mapping[str, object], rows: int) -> Checked:
     """Check everything that the library would trust.
 
     Args:
         document: the parsed file.
         rows: bound of the vocabulary's ids. Added tokens may have higher ones.
-
-    Returns:
-        The added tokens with their ids, and the steps around the merges.
 
     Raises:
         InvalidTokenizer: something is malformed, inconsistent or over a limit.
@@ -102,22 +121,34 @@ def check_document(document: Mapping[str, object], rows: int) -> tuple[dict[str,
             )
     vocabulary = _check_vocabulary(_object(model, "vocab"))
     _check_merges(model.get("merges"), vocabulary)
-    added = _check_added(document.get("added_tokens", []), vocabulary)
-    ids = set(vocabulary.values()) | set(added.values())
+    added, warnings = _check_added(document.get("added_tokens", []), vocabulary)
     last = max(vocabulary.values())
-    if len(ids) != max(ids) + 1 or last >= rows:
-        raise invalid(
-            "The token ids have gaps or exceed the embedding matrix.",
-            f"{len(ids)} different ids up to {max(ids)}, {last} of the vocabulary; {rows} rows.",
-        )
+    if last >= rows:
+        raise invalid("The token ids exceed the embedding matrix.", f"Ids up to {last}, {rows} rows.")
+    ids = set(vocabulary.values()) | {token.token_id for token in added}
+    size = max(ids) + 1
+    if len(ids) < size:
+        warnings.append(f"The tokenizer has no token for {size - len(ids)} of the ids below {size}.")
     steps = check_steps(document)
     if steps.is_byte_level and model.get("byte_fallback"):
+        warnings.append(_fallback_warning(vocabulary))
+    return Checked(added, steps, size, tuple(warnings))
+
+
+def _fallback_warning(vocabulary: Mapping[str, int]) -> str:
+    """Return the warning about byte fallback in a vocabulary over bytes, where it never comes to it.
+
+    Raises:
+        UnsupportedModel: it would come to it.
+    """
+    missing = [byte for character, byte in BYTE_OF.items() if character not in vocabulary]
+    if missing and any(_BYTE_TOKEN.fullmatch(token) for token in vocabulary):
         raise UnsupportedModel(
-            "The tokenizer uses 'byte_fallback' on bytes, which is not supported.",
-            "A vocabulary over bytes has nothing to fall back from.",
+            "The tokenizer writes some bytes by 'byte_fallback', which is not supported for vocabularies over bytes.",
+            f"{len(missing)} bytes have no token of their own, and there are tokens such as '<0x00>'.",
             "Use another model.",
         )
-    return added, steps
+    return "The tokenizer's 'byte_fallback' has no effect: its vocabulary is over bytes."
 
 
 def _object(parent: Mapping[str, object], key: str) -> dict[str, object]:
@@ -186,14 +217,17 @@ def _are_clearly_merges(merges: list[object], vocabulary: Mapping[str, int]) -> 
     return vocabulary.keys() >= set(parts) and all(map(vocabulary.__contains__, results))
 
 
-def _check_added(added: object, vocabulary: Mapping[str, int]) -> dict[str, int]:
+def _check_added(added: object, vocabulary: Mapping[str, int]) -> tuple[tuple[AddedToken, ...], list[str]]:
+    """Return the added tokens, each once, and warnings about them."""
     if not isinstance(added, list):
         raise invalid("The tokenizer's 'added_tokens' are not an array.", f"They are of type {type(added).__name__}.")
     if len(added) > MAX_ADDED_TOKENS:
         raise invalid("The tokenizer has too many added tokens.", f"{len(added)} of at most {MAX_ADDED_TOKENS}.")
-    result: dict[str, int] = {}
+    found: dict[str, AddedToken] = {}
     taken: set[int] = set()
     spelled = {token_id: text for text, token_id in vocabulary.items()}
+    repeated = 0
+    moved: list[str] = []
     for entry in added:
         if not isinstance(entry, dict):
             raise invalid("An added token is not an object.", f"{str(entry)[:60]!r}.")
@@ -202,13 +236,39 @@ def _check_added(added: object, vocabulary: Mapping[str, int]) -> dict[str, int]
             raise invalid("An added token is empty.", f"Id {token_id}.")
         if text.isspace() and entry.get("special"):
             raise invalid("A special token is white space.", f"Id {token_id}: {text[:40]!r}.")
-        if text in result or token_id in taken:
-            raise invalid("An added token occurs twice.", f"Id {token_id}: {text[:40]!r}.")
         if spelled.get(token_id, text) != text:
             raise invalid("Two tokens share one id.", f"Id {token_id}: {text[:40]!r} and {spelled[token_id][:40]!r}.")
-        result[text] = token_id
-        taken.add(token_id)
-    lengths = len(set(map(len, result)))
+        token = added_token(entry)
+        if (own := vocabulary.get(text, token_id)) != token_id:
+            token = _with_own_id(token, own)
+            moved.append(f"{text[:40]!r} ({token_id}, in the vocabulary {own})")
+        if found.get(text) == token:
+            repeated += 1
+            continue
+        if text in found or token.token_id in taken:
+            raise invalid("An added token occurs twice, with differences.", f"Id {token_id}: {text[:40]!r}.")
+        found[text] = token
+        taken.add(token.token_id)
+    lengths = len(set(map(len, found)))
     if lengths > _MAX_ADDED_LENGTHS:
         raise invalid("The added tokens have too many lengths.", f"{lengths} of at most {_MAX_ADDED_LENGTHS}.")
-    return result
+    warnings = [f"{repeated} added tokens of the tokenizer are listed again: this changes nothing."] if repeated else []
+    if moved:
+        named = ", ".join(moved[:3]) + (f" and {len(moved) - 3} more" if len(moved) > 3 else "")
+        warnings.append(f"Added tokens have an id of their own, but the vocabulary's counts: {named}.")
+    return tuple(found.values()), warnings
+
+
+def _with_own_id(token: AddedToken, own: int) -> AddedToken:
+    """Return an added token with the id that the vocabulary has for its text: the library takes that one.
+
+    Raises:
+        InvalidTokenizer: it is special, and nobody can say which of the two the model was trained with.
+    """
+    if token.special:
+        raise invalid(
+            "A special token has two ids.",
+            f"{token.text[:40]!r} is {token.token_id} among the added tokens and {own} in the vocabulary.",
+            "Correct tokenizer.json: the model was trained with one of them.",
+        )
+    return replace(token, token_id=own, is_word=token.text.isalnum())

@@ -59,6 +59,7 @@ def test_without_a_verb_the_help_is_shown(cli):
         (("generate", "--tempp", "1"), "--temp"),
         (("generate", "--ctx", "many"), "--ctx"),
         (("generate", "--threads", "0"), "--threads"),
+        (("generate", "hello"), "The prompt is given with -p, in quotes."),
         (("export",), "--out"),
     ],
 )

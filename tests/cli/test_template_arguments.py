@@ -75,6 +75,13 @@ class TestGenerate:
         result = inline("generate", "-m", package, "-p", "Hello", *GREEDY, "--template-arg", "thinkin=1")
         assert b"has no argument thinkin; it reads enable_thinking" in result.stderr
 
+    def test_a_name_that_is_taken_is_one_error(self, inline, package):
+        result = inline("generate", "-m", package, "-p", "Hello", "--template-arg", "messages=3")
+        lines = result.stderr.decode().splitlines()
+        assert (result.returncode, [line for line in lines if "messages" in line]) == (2, lines[-1:])
+        assert "has an impossible name" in lines[-1]
+        assert b"has no argument" not in result.stderr
+
     def test_not_with_raw(self, inline, package):
         result = inline("generate", "-m", package, "-p", "Hello", "--raw", "--template-arg", "a=1")
         assert result.returncode == 2

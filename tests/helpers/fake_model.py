@@ -207,6 +207,7 @@ class Run:
         decoder=None,
         thoughts=None,
         has_tools=False,
+        tool_names=None,
         **options,
     ):
         config = GenerationConfig(**({"temperature": 0.0} | options))
@@ -220,7 +221,7 @@ class Run:
             self.sequence, lambda _: nullcontext(Held(self.target, drafter or NullDrafter())), self.cache,
             Sampler(config, VOCABULARY, prompt), self.text, chunk=chunk, called=time.perf_counter(),
             on_prefill=on_prefill, guard=RepetitionGuard(lambda token_id: b"word") if config.repetition_guard else None,
-            thoughts=thoughts, has_tools=has_tools,
+            thoughts=thoughts, has_tools=has_tools, tool_names=tool_names,
         )  # fmt: skip
 
     def check(self):

@@ -93,5 +93,8 @@ class TestToolCalls:
         assert result.text == "".join(self.CALL)
         assert json.loads(json.dumps(result.to_json()))["tool_calls"] == [{"name": "clock", "arguments": {"z": 1}}]
 
+    def test_another_function_is_not_called(self):
+        assert answered(list(self.CALL), has_tools=True, tool_names=frozenset({"search"})).tool_calls == ()
+
     def test_without_tools_nothing_is_a_call(self):
         assert answered(list(self.CALL)).tool_calls == ()

@@ -76,6 +76,32 @@ def added(token_id, content, *, special=True, **flags):
     return entry | dict.fromkeys(("single_word", "lstrip", "rstrip"), False) | flags
 
 
+def without_a_byte(document):
+    """Turn on byte fallback where it has an effect: U+0100, which spells byte 0, is not in the vocabulary."""
+    vocabulary = document["model"]["vocab"]
+    vocabulary["<0x00>"] = vocabulary.pop("\u0100")
+    document["model"]["byte_fallback"] = True
+
+
+def with_gap(document):
+    """Take out the last token of the vocabulary, and put it behind the only added token that it does not have."""
+    vocabulary = document["model"]["vocab"]
+    document["added_tokens"].pop()
+    vocabulary[max(vocabulary, key=vocabulary.__getitem__)] += 7
+
+
+ODD_BUT_READ = {
+    "gap": ("no token for 7 of the ids", with_gap),
+    "twice": ("listed again", lambda d: d["added_tokens"].append(copy.deepcopy(d["added_tokens"][0]))),
+    "byte fallback": ("has no effect", lambda d: d["model"].update(byte_fallback=True)),
+    "word": ("'The' (401, in", lambda d: d["added_tokens"].append(added(SIZE, "The", special=False))),
+    "single word": (
+        "'The' (401, in",
+        lambda d: d["added_tokens"].append(added(SIZE, "The", special=False, single_word=True)),
+    ),
+}
+
+
 def split_by(regex):
     split = {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
@@ -117,12 +143,22 @@ HOSTILE = {
     ),
     "T3 broken regex": ("tokenizer.json", lambda: changed(lambda d: d.update(pre_tokenizer=split_by("[a")))),
     "T5 id twice": ("share one id", lambda: changed(lambda d: d["model"]["vocab"].update({"zzzz": 9}))),
-    "T5 gap": ("gaps", lambda: changed(lambda d: d["model"]["vocab"].update({"zzzz": SIZE + 5}))),
+    "T5 gap that moves an added token": (
+        "another id than the file",
+        lambda: changed(lambda d: d["model"]["vocab"].update({"zzzz": SIZE + 5})),
+    ),
     "T5 id 2^31": ("2147483648, limit", lambda: changed(lambda d: d["model"]["vocab"].update({"zzzz": 2**31}))),
     "T5 id negative": ("-1, limit", lambda: changed(lambda d: d["model"]["vocab"].update({"zzzz": -1}))),
     "T5 id is text": ("'9', limit", lambda: changed(lambda d: d["model"]["vocab"].update({"zzzz": "9"}))),
     "T5 id is true": ("True, limit", lambda: changed(lambda d: d["model"]["vocab"].update({"zzzz": True}))),
-    "T5 added id elsewhere": ("gaps", lambda: changed(lambda d: d["added_tokens"].append(added(SIZE + 1, "zzzz")))),
+    "T5 added id elsewhere": (
+        "another id than the file",
+        lambda: changed(lambda d: d["added_tokens"].append(added(SIZE + 1, "zzzz"))),
+    ),
+    "T5 special token with two ids": (
+        "special token has two ids",
+        lambda: changed(lambda d: d["added_tokens"].append(added(SIZE, "the"))),
+    ),
     "T5 added id of another token": (
         "share one id",
         lambda: changed(lambda d: d["added_tokens"].append(added(9, "zzzz"))),
@@ -142,14 +178,36 @@ HOSTILE = {
     ),
     "T6 added token twice": (
         "added token occurs twice",
-        lambda: changed(lambda d: d["added_tokens"].append(added(0, SPECIALS[0]))),
+        lambda: changed(lambda d: d["added_tokens"].append(added(0, SPECIALS[0], lstrip=True))),
     ),
     "T6 token over 4 KiB": ("too long", lambda: changed(lambda d: d["model"]["vocab"].update({"z" * 4097: SIZE}))),
     "T5 added ids out of order": (
-        "impossible id",
+        "another id than the file",
         lambda: changed(lambda d: d["added_tokens"].extend([added(SIZE + 1, "y1"), added(SIZE, "z1")])),
     ),
 }
+
+
+class TestOddFiles:
+    @pytest.mark.parametrize("name", ODD_BUT_READ)
+    def test_is_read_as_the_library_reads_it_with_a_warning(self, name):
+        message, change = ODD_BUT_READ[name]
+        text = changed(change)
+        tokenizer = Tokenizer.from_text(text)
+        assert [message in warning for warning in tokenizer.warnings] == [True]
+        library = Library.from_str(text)
+        for line in (*CORPUS, "The the Then TheThe The. other"):
+            expected = library.encode(line, add_special_tokens=False).ids
+            assert tokenizer.encode_text(line) == tokenizer.encode_spans([(line, False)]) == expected
+            assert tokenizer.decode(expected) == line
+
+    def test_ids_without_a_token_have_no_text(self):
+        tokenizer = Tokenizer.from_text(changed(with_gap))
+        assert tokenizer.vocab_size == SIZE - 1 + 7
+        assert (tokenizer.id_to_token(SIZE), tokenizer.token_bytes(SIZE)) == (None, b"")
+
+    def test_a_sound_file_has_no_warnings(self):
+        assert TOKENIZER.warnings == ()
 
 
 class TestHostileFiles:
@@ -172,7 +230,7 @@ class TestHostileFiles:
             pytest.param(lambda d: d.update(decoder=None), id="no byte decoder"),
             pytest.param(lambda d: d.update(pre_tokenizer={"type": "Metaspace"}), id="another pre-tokenizer"),
             pytest.param(lambda d: d.update(normalizer={"type": "Lowercase"}), id="another normalizer"),
-            pytest.param(lambda d: d["model"].update(byte_fallback=True), id="bytes and byte fallback"),
+            pytest.param(without_a_byte, id="bytes and byte fallback"),
         ],
     )
     def test_what_is_not_byte_level_bpe_is_unsupported(self, change):

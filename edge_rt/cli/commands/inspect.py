@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +18,7 @@ from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.decoder_report import decoder_rows
 from edge_rt.cli.render.stats import facts_lines
 from edge_rt.cli.render.weights_report import weights_rows
-from edge_rt.errors import ConfigError, ModelNotFound
+from edge_rt.errors import ConfigError, InputError, ModelNotFound
 
 if TYPE_CHECKING:
     from edge_rt.package.decoder import Decoder
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from edge_rt.package.weights_info import WeightsInfo
 
 SHOWN_TEMPLATE_LINES = 12
-_APART = ("chat_template", "weights", "decoder")
+_APART = ("chat_template", "weights", "decoder", "not_described")
 
 
 @dataclass(frozen=True)
@@ -60,9 +61,9 @@ def inspect(
     elif wanted.verify:
         raise ConfigError("--verify needs a package.", f"{resolved.path} is a checkpoint.", "Export it first.")
     elif resolved.kind == "folder":
-        facts = folder_facts(resolved.path)
+        facts, decoder = folder_facts(resolved.path)
     else:
-        facts = gguf_facts(resolved.path)
+        facts, decoder = gguf_facts(resolved.path)
     if output.json:
         terminal.document(facts)
     else:
@@ -118,21 +119,35 @@ def _template(package: Package) -> str | None:
     return None if name is None else package.file(name).read_text(encoding="utf-8", errors="replace")
 
 
-def gguf_facts(path: Path) -> dict[str, Any]:
-    """Return the facts in the header of a GGUF file as a JSON object.
+def _described(describe: Callable[[], Decoder]) -> tuple[dict[str, Any], Decoder | None]:
+    """Return the facts about what a checkpoint computes, and its description.
+
+    A model that edge-rt cannot run has no description; why is a fact then.
+    """
+    try:
+        decoder = describe()
+    except InputError as error:
+        return {"decoder": None, "not_described": error.what}, None
+    return {"decoder": dataclasses.asdict(decoder), "not_described": None}, decoder
+
+
+def gguf_facts(path: Path) -> tuple[dict[str, Any], Decoder | None]:
+    """Return the facts in the header of a GGUF file as a JSON object, and the description of its model if there is one.
 
     Raises:
         InvalidModelFile: the file is malformed.
     """
+    from edge_rt.export.families.header import read_header_decoder
     from edge_rt.export.sources.gguf_split import read_gguf
 
     header = read_gguf(path)
+    described, decoder = _described(lambda: read_header_decoder(header)[1])
     sizes: collections.Counter[str] = collections.Counter()
     for tensor in header.tensors.values():
         sizes[tensor.type_name] += tensor.nbytes
     values = {key: _json_value(value) for key, value in header.values.items()}
     template = values.pop("tokenizer.chat_template", None)
-    return {
+    facts = {
         "kind": "gguf",
         "path": str(path),
         "size_bytes": header.file_size,
@@ -142,28 +157,32 @@ def gguf_facts(path: Path) -> dict[str, Any]:
         "tensors": len(header.tensors),
         "parameters": sum(tensor.elements for tensor in header.tensors.values()),
         "bytes_by_type": dict(sizes),
+        **described,
         "metadata": {key: value for key, value in values.items() if value is not None},
         "chat_template": template,
     }
+    return facts, decoder
 
 
-def folder_facts(path: Path) -> dict[str, Any]:
-    """Return the facts of a folder with safetensors as a JSON object; its model need not be one that edge-rt can run.
+def folder_facts(path: Path) -> tuple[dict[str, Any], Decoder | None]:
+    """Return the facts of a folder with safetensors as a JSON object, and the description of its model if there is one.
 
     Raises:
         InvalidModelFile, ModelNotFound, UnsupportedModel, StorageError: files are malformed, missing or unreadable.
     """
+    from edge_rt.export.families.folder import describe_folder
     from edge_rt.export.sources.hf_folder import read_hf_folder
     from edge_rt.export.sources.hf_templates import chat_templates
     from edge_rt.export.sources.model_card import read_license
 
     folder = read_hf_folder(path)
+    described, decoder = _described(lambda: describe_folder(folder)[1])
     tensors = folder.weights.tensors.values()
     sizes: collections.Counter[str] = collections.Counter()
     for tensor in tensors:
         sizes[tensor.dtype] += tensor.nbytes
     values = {key: _json_value(value) for key, value in folder.config.items()}
-    return {
+    facts = {
         "kind": "safetensors",
         "path": str(path),
         "size_bytes": sum(file.stat().st_size for file in folder.weights.paths),
@@ -173,9 +192,11 @@ def folder_facts(path: Path) -> dict[str, Any]:
         "tensors": len(tensors),
         "parameters": sum(math.prod(tensor.shape) for tensor in tensors),
         "bytes_by_type": dict(sizes),
+        **described,
         "metadata": {key: value for key, value in values.items() if value is not None},
         "chat_template": chat_templates(path).get("default"),
     }
+    return facts, decoder
 
 
 def _json_value(value: object) -> str | int | float | None:
@@ -211,6 +232,8 @@ def _print(
     if decoder is not None:
         terminal.line("\ndecoder")
         terminal.table(("", *row) for row in decoder_rows(decoder))
+    elif reason := facts.get("not_described"):
+        terminal.line(f"\ndecoder: no description. {reason}")
     for name, section in sections.items():
         terminal.line(f"\n{name}")
         terminal.table(("", *row) for row in facts_lines(section))

@@ -264,8 +264,11 @@ class TemplateFlags:
         """Return ``tools``, ``documents`` and ``template_args``, as generations and chats take them.
 
         Raises:
-            ConfigError: an argument is malformed, or tools or documents are no list of objects.
+            ConfigError: an argument is malformed or has a name that is taken, or tools or documents are no list of
+                objects.
         """
+        from edge_rt.text.template_messages import checked_arguments
+
         arguments = parse_template_args(self.template_arg or ())
         lists = {name: arguments.pop(name, None) for name in ("tools", "documents")}
         for name, value in lists.items():
@@ -276,7 +279,8 @@ class TemplateFlags:
                     f"Got {value!r:.60}.",
                     f"Write them as JSON: --template-arg '{name}=[{{...}}]'.",
                 )
-        return {**lists, "template_args": arguments}
+        # Refused here, before the model is loaded and a warning says that the template does not read them.
+        return {**lists, "template_args": checked_arguments(arguments)}
 
 
 @dataclass(frozen=True)

@@ -15,26 +15,30 @@ _KEY: Final = "tokenizer.ggml.merges"
 _MAX_WORK: Final = 1 << 31
 
 
-def listed_merges(metadata: Metadata, vocabulary: Container[str]) -> list[Merge]:
-    """Return the merges of a file, the first ones first.
+def listed_merges(metadata: Metadata, vocabulary: Container[str]) -> tuple[list[Merge], tuple[str, ...]]:
+    """Return the merges of a file, the first ones first, and warnings.
+
+    A merge that needs a token that does not exist can never be made. It is left out: files in use have such.
 
     Raises:
-        InvalidTokenizer: one is malformed, or a token that it needs does not exist.
+        InvalidTokenizer: one is malformed.
     """
     result: list[Merge] = []
+    unknown: list[str] = []
     for index, merge in enumerate(strings(metadata, _KEY, 2 * MAX_VOCABULARY)):
         # A half may itself begin with the separator, so the first character is never the separator.
         cut = merge.find(" ", 1)
         left, right = merge[:cut], merge[cut + 1 :]
         if cut < 1 or not right:
             raise inconsistent("A merge is malformed.", f"'{_KEY}'[{index}] is {merge[:40]!r}, not two tokens.")
-        for part in (left, right, left + right):
-            if part not in vocabulary:
-                raise inconsistent(
-                    "A merge names a token that does not exist.", f"'{_KEY}'[{index}] needs the token {part[:40]!r}."
-                )
-        result.append((left, right))
-    return result
+        if all(part in vocabulary for part in (left, right, left + right)):
+            result.append((left, right))
+        else:
+            unknown.append(merge)
+    if not unknown:
+        return result, ()
+    first = f"the first of them {unknown[0][:40]!r}"
+    return result, (f"{len(unknown)} merges need tokens that do not exist, {first}: they are ignored.",)
 
 
 def with_newlines(merges: list[Merge], vocabulary: Container[str]) -> list[Merge]:

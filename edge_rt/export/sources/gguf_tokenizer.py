@@ -81,9 +81,9 @@ def build_tokenizer(metadata: Metadata, vocab_size: int) -> TokenizerBuild:
     model = _model(metadata)
     kind = _kind(model, metadata)
     vocabulary = read_vocabulary(metadata, vocab_size, has_bytes=kind.byte_fallback)
-    merges = _merges(model, metadata, vocabulary)
+    merges, ignored = _merges(model, metadata, vocabulary)
     count = len(vocabulary.tokens)
-    warnings = [*kind.warnings, *vocabulary.warnings]
+    warnings = [*kind.warnings, *vocabulary.warnings, *ignored]
     bos, warning = token_id(metadata, "bos", count)
     warnings += [warning] if warning else []
     if bos is None and kind.default_ids[0] is not None and kind.default_ids[0] < count:
@@ -168,12 +168,13 @@ def _byte_level(metadata: Metadata, *, adds_space: bool) -> _Kind:
     )
 
 
-def _merges(model: str, metadata: Metadata, vocabulary: Vocabulary) -> list[Merge]:
+def _merges(model: str, metadata: Metadata, vocabulary: Vocabulary) -> tuple[list[Merge], tuple[str, ...]]:
+    """Return the merges, and warnings about them."""
     if model == "llama":
-        return scored_merges(vocabulary.mergeable(metadata))
+        return scored_merges(vocabulary.mergeable(metadata)), ()
     known = frozenset(vocabulary.tokens)
-    merges = listed_merges(metadata, known)
-    return with_newlines(merges, known) if model == "gemma4" else merges
+    merges, warnings = listed_merges(metadata, known)
+    return (with_newlines(merges, known) if model == "gemma4" else merges), warnings
 
 
 def _takes_in(metadata: Metadata, vocabulary: Vocabulary) -> frozenset[int]:

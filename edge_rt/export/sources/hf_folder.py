@@ -150,7 +150,7 @@ def build_hf_tokenizer(folder: HFFolder, rows: int) -> TokenizerBuild:
     text = read_text(folder.path / TOKENIZER_FILE, MAX_FILE_BYTES)
     settings = optional_json(folder.path / TOKENIZER_CONFIG_FILE)
     plain = Tokenizer.from_text(text, embedding_rows=rows)
-    warnings: list[str] = []
+    warnings: list[str] = [*plain.warnings]
 
     def checked(value: object, name: str) -> int | None:
         found = _token_id(value)

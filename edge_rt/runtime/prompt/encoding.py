@@ -17,6 +17,7 @@ from edge_rt.text.template import ChatTemplate
 from edge_rt.text.thoughts import ThoughtMarkers, find_markers
 from edge_rt.text.token_bytes import IncrementalDecoder
 from edge_rt.text.tokenizer import Tokenizer
+from edge_rt.text.tool_calls import tool_names
 
 Message = Mapping[str, Any]
 Prompt = str | Items[int] | Items[Message]
@@ -30,10 +31,12 @@ class AnswerForm:
     Attributes:
         thoughts: how thoughts are marked; None without thoughts.
         has_tools: whether it may call tools.
+        tool_names: their names; None if they are not known.
     """
 
     thoughts: ThoughtMarkers | None = None
     has_tools: bool = False
+    tool_names: frozenset[str] | None = None
 
     @property
     def markers(self) -> str:
@@ -115,7 +118,7 @@ class PromptEncoder:
             InvalidTemplate: there is no template, or it refuses the messages.
             ConfigError: the messages or the arguments are malformed.
         """
-        template = self._template if not tools or self._tool_template is None else self._tool_template
+        template = self._template_with(tools)
         if isinstance(template, InvalidTemplate):
             raise _copy_of(template)
         return template.render(
@@ -125,6 +128,14 @@ class PromptEncoder:
             documents=documents,
             arguments=template_args,
         )
+
+    def _template_with(self, tools: Items[Mapping[str, Any]] | None) -> ChatTemplate | InvalidTemplate:
+        return self._template if not tools or self._tool_template is None else self._tool_template
+
+    def writes_calls(self, tools: Items[Mapping[str, Any]] | None) -> bool:
+        """Return whether the template that is used with these tools writes the ``tool_calls`` of messages."""
+        template = self._template_with(tools)
+        return isinstance(template, ChatTemplate) and "tool_calls" in template.source
 
     def thoughts_after(self, prompt: RenderedPrompt) -> ThoughtMarkers | None:
         """Return how thoughts are marked in the answer to a prompt; None for a model that marks none."""
@@ -189,7 +200,7 @@ class PromptEncoder:
         """
         if is_messages(prompt):
             rendered = self.render(prompt, tools=tools, documents=documents, template_args=template_args)
-            return self.encode_rendered(rendered, config), self.form_of(rendered, has_tools=bool(tools))
+            return self.encode_rendered(rendered, config), self.form_of(rendered, tools)
         given = {"tools": tools, "documents": documents, "template_args": template_args}
         if names := [name for name, value in given.items() if value]:
             raise ConfigError(
@@ -199,9 +210,9 @@ class PromptEncoder:
             )
         return self.encode(prompt, config), PLAIN_ANSWER
 
-    def form_of(self, prompt: RenderedPrompt, *, has_tools: bool) -> AnswerForm:
-        """Return what the answer to rendered messages may have besides its text."""
-        return AnswerForm(self.thoughts_after(prompt), has_tools)
+    def form_of(self, prompt: RenderedPrompt, tools: Items[Mapping[str, Any]] | None) -> AnswerForm:
+        """Return what the answer to rendered messages, which came with tools or without, may have besides its text."""
+        return AnswerForm(self.thoughts_after(prompt), bool(tools), tool_names(tools))
 
     def encode(self, prompt: Prompt, config: GenerationConfig) -> list[int]:
         """Return the token ids of a text, taken as it is, of messages, or of ids.

@@ -66,6 +66,28 @@ def test_the_package_says_what_it_was_made_from(inline, folder, tmp_path):
     assert (facts["source"]["kind"], facts["source"]["name"], facts["license"]) == ("safetensors", "My-Model", "mit")
 
 
+def test_inspect_describes_the_decoder_of_a_checkpoint_as_that_of_a_package(inline, small_gguf, folder):
+    sections = [
+        inline("inspect", path).stdout.decode().split("\ndecoder\n")[1].split("\n\n")[0].splitlines()
+        for path in (small_gguf, folder)
+    ]
+    for rows in sections:
+        assert rows[0].split() == ["family", "llama"]
+        assert "every layer" in rows[1]
+    facts = json.loads(inline("inspect", folder, "--json").stdout)
+    assert (facts["decoder"]["family"], facts["not_described"]) == ("llama", None)
+
+
+def test_inspect_shows_a_folder_of_an_unknown_family_and_says_so(inline, folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "mamba"}))
+    result = inline("inspect", folder)
+    line = "decoder: no description. My-Model: the architecture 'mamba' is not supported."
+    assert (result.returncode, line in result.stdout.decode().splitlines()) == (0, True)
+    facts = json.loads(inline("inspect", folder, "--json").stdout)
+    assert (facts["decoder"], facts["architecture"]) == (None, "mamba")
+
+
 def test_a_dry_run_writes_nothing(inline, folder, tmp_path):
     out = tmp_path / "out"
     shown = inline("export", "-m", folder, "--out", out, "--dry-run")

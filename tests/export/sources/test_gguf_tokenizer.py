@@ -52,6 +52,15 @@ def pieces(tokenizer: Tokenizer, text: str) -> list[str]:
 
 
 class TestBuild:
+    def test_merges_of_unknown_tokens_are_ignored_and_counted(self):
+        odd = ["h qqq", *MERGES, "h h"]
+        build = build_tokenizer(metadata(merges=odd), len(TOKENS))
+        assert build.json_text == build_tokenizer(metadata(), len(TOKENS)).json_text
+        assert [line for line in build.warnings if "merge" in line] == [
+            "2 merges need tokens that do not exist, the first of them 'h qqq': they are ignored."
+        ]
+        assert build_tokenizer(metadata(), len(TOKENS)).warnings == ()
+
     def test_facts_of_the_file(self):
         build = build_tokenizer(metadata() | {"tokenizer.chat_template": "{{ 1 }}"}, len(TOKENS))
         assert (build.bos_token_id, build.eos_token_ids, build.add_bos) == (1, (2, 0), False)
@@ -238,8 +247,6 @@ BAD = {
     "byte token <0x-1>": ("'<0x-1>'", {"tokens": replaced(TOKENS, 1, "<0x-1>"), "token_type": replaced(TYPES, 1, 6)}),
     "byte token <0xGG>": ("'<0xGG>'", {"tokens": replaced(TOKENS, 1, "<0xGG>"), "token_type": replaced(TYPES, 1, 6)}),
     "merges missing": ("'tokenizer.ggml.merges' is missing", {"merges": None}),
-    "merge of an absent token": ("needs the token 'qqq'", {"merges": [*MERGES, "h qqq"]}),
-    "merge into an absent token": ("needs the token 'hh'", {"merges": [*MERGES, "h h"]}),
     "merge of one token": ("'hello', not two tokens", {"merges": [*MERGES, "hello"]}),
     "merge without its second half": ("'h ', not two tokens", {"merges": [*MERGES, "h "]}),
     "merge of nothing": ("'', not two tokens", {"merges": [*MERGES, ""]}),
