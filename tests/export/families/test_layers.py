@@ -1,0 +1,99 @@
+"""Which layers have a window and which are rotated how, where configurations and headers leave room for doubt."""
+
+from __future__ import annotations
+
+import pytest
+
+from edge_rt.errors import InvalidModelFile, UnsupportedModel
+from edge_rt.export.opening import open_checkpoint
+from tests.helpers.configs import small
+from tests.helpers.family_cases import load_case, write_gguf
+
+S, F = "sliding_attention", "full_attention"
+
+
+def rotations(decoder):
+    """Return the number of every layer's rotation."""
+    return [layer.attention.rope for layer in decoder.layers]
+
+
+@pytest.mark.parametrize("window", [511, 512, 4096])
+class TestAWindowOfTheWholeContext:
+    """It sees what no window sees; whether a layer is rotated, and how, goes by its kind all the same."""
+
+    @pytest.mark.parametrize(
+        ("model_type", "expected"),
+        [
+            ("gemma3_text", [1, 1, 1, 1, 1, 0, 1, 1]),
+            ("olmo3", [1, 1, 1, 0, 1, 1, 1, 0]),
+            ("exaone4", [0, 0, 0, None, 0, 0, 0, None]),
+        ],
+    )
+    def test_folders(self, model_type, expected, window):
+        decoder = small(model_type, sliding_window=window)
+        assert rotations(decoder) == expected
+        assert decoder.sliding_window == (window if window < 512 else 0)
+
+    @pytest.mark.parametrize(
+        ("name", "architecture", "expected"),
+        [("gemma3_text", "gemma3", [1, 1, 1, 1, 1, 0]), ("olmo3", "olmo2", [1, 1, 1, 0])],
+    )
+    def test_files(self, name, architecture, expected, window, tmp_path):
+        key = f"{architecture}.attention.sliding_window"
+        write_gguf(tmp_path / "m.gguf", load_case(name), extra_metadata={key: window})
+        _, decoder = open_checkpoint(tmp_path / "m.gguf")
+        assert rotations(decoder) == expected
+        assert decoder.sliding_window == (window if window < 512 else 0)
+
+
+class TestExaone:
+    def test_a_window_that_is_not_stated_is_the_familys(self):
+        decoder = small("exaone4", max_position_embeddings=8192)
+        assert decoder.layer_windows == (4096, 4096, 4096, 0) * 2
+        assert rotations(decoder) == [0, 0, 0, None] * 2
+
+    def test_null_is_none(self):
+        decoder = small("exaone4", sliding_window=None)
+        assert (decoder.sliding_window, rotations(decoder)) == (0, [0] * 8)
+
+    def test_a_text_as_period_does_not_count_beside_a_list(self):
+        decoder = small("exaone4", sliding_window=8, sliding_window_pattern="LLLG", layer_types=[S, F] * 4)
+        assert decoder.layer_windows == (8, 0) * 4
+        with pytest.raises(UnsupportedModel, match=r"sliding_window_pattern is 'LLLG' without layer_types"):
+            small("exaone4", sliding_window=8, sliding_window_pattern="LLLG")
+
+    def test_layers_with_a_window_of_null(self):
+        with pytest.raises(UnsupportedModel, match="sliding_window is null"):
+            small("exaone4", sliding_window=None, layer_types=[S, F] * 4)
+
+
+class TestGemma:
+    @pytest.mark.parametrize("model_type", ["gemma2", "gemma3_text"])
+    def test_the_key_of_other_families_for_the_activation_does_not_count(self, model_type):
+        assert small(model_type, hidden_act="silu").layers[0].feed_forward.activation == "gelu"
+
+    @pytest.mark.parametrize(("keys", "is_refused"), [
+        ({"sliding_window_pattern": 3}, False),
+        ({"_sliding_window_pattern": 6}, False),
+        ({"_sliding_window_pattern": 3, "sliding_window_pattern": 3}, False),
+        ({"_sliding_window_pattern": 3, "layer_types": [S, F] * 4}, False),
+        ({"_sliding_window_pattern": 3}, True),
+        ({"_sliding_window_pattern": 6, "sliding_window_pattern": 3}, True),
+    ])  # fmt: skip
+    def test_two_keys_for_the_period(self, keys, is_refused):
+        if not is_refused:
+            small("gemma3_text", **keys)
+            return
+        with pytest.raises(UnsupportedModel, match="_sliding_window_pattern is"):
+            small("gemma3_text", **keys)
+
+    def test_rows_that_are_not_stated(self):
+        assert small("gemma3_text", vocab_size=None).vocab_size == 262_208
+        with pytest.raises(InvalidModelFile, match="'vocab_size'"):
+            small("gemma2", vocab_size=None)
+
+
+def test_hunyuan_without_norms_of_heads():
+    small("hunyuan_v1_dense", use_qk_norm=True)
+    with pytest.raises(UnsupportedModel, match="use_qk_norm is false"):
+        small("hunyuan_v1_dense", use_qk_norm=False)
