@@ -109,3 +109,36 @@ def test_a_granite_file_says_whether_there_are_rotations(stated, rope, tmp_path)
     assert rotations(built.used) == [rope] * 4
     difference = abs(built.run(case.tokens) - case.logits).max() / abs(case.logits).max()
     assert difference < 1e-4 if rope == 0 else 0.13 < difference < 0.15
+
+
+class TestSmolLM:
+    def test_without_a_list_layers_that_are_not_rotated_have_the_window(self):
+        decoder = small("smollm3", use_sliding_window=True, sliding_window=8, max_window_layers=2)
+        assert decoder.layer_windows == (0, 0, 0, 8) * 2
+        assert rotations(decoder) == [0, 0, 0, None] * 2
+
+    def test_a_list_has_the_last_word(self):
+        decoder = small("smollm3", use_sliding_window=True, sliding_window=8, layer_types=[S, F] * 4)
+        assert decoder.layer_windows == (8, 0) * 4
+
+    def test_a_window_that_is_not_used(self):
+        for keys in ({"sliding_window": 8}, {"use_sliding_window": True}):
+            assert small("smollm3", **keys).sliding_window == 0
+        with pytest.raises(UnsupportedModel, match="without use_sliding_window"):
+            small("smollm3", sliding_window=8, layer_types=[S, F] * 4)
+
+
+class TestLlama:
+    def test_a_window_is_mistrals(self):
+        keys = {"max_position_embeddings": 8192}
+        assert small("mistral", **keys).sliding_window == 4096
+        assert small("mistral", sliding_window=None, **keys).sliding_window == 0
+        assert small("mistral", sliding_window=8, **keys).sliding_window == 8
+
+    @pytest.mark.parametrize("window", [None, 0, 512])
+    def test_a_window_that_changes_nothing(self, window):
+        assert small("llama", sliding_window=window) == small("llama")
+
+    def test_any_other_is_refused(self):
+        with pytest.raises(UnsupportedModel, match="sliding_window is 8, which a llama does not have"):
+            small("llama", sliding_window=8)
