@@ -91,4 +91,6 @@ GEMMA3: Final = Family(
     from_header,
     layer_names=SANDWICH_NAMES,
     config_norm_offset=1.0,
+    skipped_keys=("vision.", "mm."),
+    skipped_tensors=("v.", "mm."),
 )

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import numpy as np
 import pytest
 
 from edge_rt.errors import InvalidModelFile, UnsupportedModel
 from edge_rt.export.opening import open_checkpoint
+from edge_rt.package.manifest import config_of
 from tests.helpers.configs import small
 from tests.helpers.family_cases import load_case, write_gguf
 from tests.helpers.graphs import Built
@@ -142,3 +146,41 @@ class TestLlama:
     def test_any_other_is_refused(self):
         with pytest.raises(UnsupportedModel, match="sliding_window is 8, which a llama does not have"):
             small("llama", sliding_window=8)
+
+
+def test_the_half_of_a_gemma_file_that_sees_is_skipped(tmp_path):
+    case = load_case("gemma3_text")
+    seeing = {"gemma3.vision.block_count": 2, "gemma3.mm.tokens_per_image": 256}
+    tensors = {"v.blk.0.attn_q.weight": np.ones((8, 8)), "mm.mm_soft_emb_norm.weight": np.ones(8)}
+    tensors = {name: values.astype(np.float32) for name, values in tensors.items()}
+    write_gguf(tmp_path / "both.gguf", case, extra_metadata=seeing, extra_tensors=tensors)
+    write_gguf(tmp_path / "text.gguf", case)
+    found, expected = (open_checkpoint(tmp_path / f"{name}.gguf") for name in ("both", "text"))
+    assert dataclasses.replace(found[1], name=expected[1].name) == expected[1]
+    assert found[0].tensors.keys() == expected[0].tensors.keys()
+    write_gguf(tmp_path / "llama.gguf", load_case("llama"), extra_metadata={"llama.vision.block_count": 2})
+    with pytest.raises(UnsupportedModel, match=r"llama\.vision\.block_count"):
+        open_checkpoint(tmp_path / "llama.gguf")
+
+
+def test_a_key_that_is_missing_is_no_reason_to_fetch_again():
+    with pytest.raises(InvalidModelFile, match=r"'max_position_embeddings' in config\.json is missing") as caught:
+        small("llama", max_position_embeddings=None)
+    assert "Fetch" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("keys", "plain", "other"), [
+    ({}, "none", "none"),
+    ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "linear", "linear"),
+    ({"rope_scaling": {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}}, "none", "llama3"),
+])  # fmt: skip
+def test_manifests_name_the_scaling_unless_they_are_those_of_a_plain_llama(keys, plain, other):
+    found = [config_of(small(model_type, **keys), 1).rope_scaling for model_type in ("llama", "qwen3")]
+    assert found == [plain, other]
+
+
+def test_manifests_name_longrope():
+    factors = {"type": "longrope", "short_factor": [1.0] * 16, "long_factor": [2.0] * 16}
+    decoder = small("phi3", max_position_embeddings=8192, rope_scaling=factors)
+    assert config_of(decoder, 1).rope_scaling == "longrope"
