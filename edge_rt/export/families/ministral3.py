@@ -27,7 +27,9 @@ def from_config(config: ConfigReader, name: str) -> Decoder:
     part = rope_part(config)
     if not part.values:
         raise config.refused("rope_parameters is missing, for which transformers assumes those of one model")
-    rope = read_rope(config, dims.head_dim, dims.context_length, known=(_BETA,))
+    # transformers writes the context into the object, too, and reads the outer one.
+    known = (_BETA, "max_position_embeddings")
+    rope = read_rope(config, dims.head_dim, dims.context_length, known=known)
     scaling = None
     if part.has(_BETA):
         holder = config if config.has("original_max_position_embeddings") else part

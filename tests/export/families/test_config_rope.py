@@ -97,6 +97,11 @@ class TestMinistral:
         )
         assert (found.head_dim, found.num_kv_heads, found.norm_epsilon) == (128, 8, 1e-5)
 
+    def test_the_context_within_the_rope_settings_does_not_count(self):
+        parameters = YARN | {"original_max_position_embeddings": 64}
+        more = parameters | {"max_position_embeddings": 512}
+        assert small("ministral3", rope_parameters=more) == small("ministral3", rope_parameters=parameters)
+
     def test_without_rotations(self):
         with pytest.raises(UnsupportedModel, match="rope_parameters is missing"):
             small("ministral3")
