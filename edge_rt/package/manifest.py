@@ -260,10 +260,15 @@ def config_of(decoder: Decoder, num_parameters: int) -> ModelConfig:
         context_length=decoder.context_length,
         rms_norm_eps=decoder.norm_epsilon,
         rope_theta=rope.base,
-        # Divisors of single frequencies have no name in plain manifests.
-        rope_scaling=rope.kind if rope.kind in ("linear", "yarn") else "none",
+        rope_scaling=_rope_scaling(decoder),
         tied_embedding=decoder.is_tied,
         num_parameters=num_parameters,
         sliding_window=decoder.sliding_window,
         full_layers=tuple(i for i, window in enumerate(windows) if not window) if any(windows) else (),
     )
+
+
+def _rope_scaling(decoder: Decoder) -> str:
+    """Return the name of how the first rotation is scaled; divisors of frequencies have none in plain manifests."""
+    kind = decoder.ropes[0].kind
+    return "none" if kind == "default" or (decoder.is_plain and kind not in ("linear", "yarn")) else kind

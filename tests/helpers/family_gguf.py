@@ -32,6 +32,8 @@ def write_gguf(
     types: Mapping[str, str] | None = None,
     extra_metadata: Mapping[str, object] | None = None,
     drop_metadata: tuple[str, ...] = (),
+    extra_tensors: Mapping[str, np.ndarray] | None = None,
+    drop_tensors: tuple[str, ...] = (),
 ) -> Path:
     """Write a case as a GGUF file and return its path.
 
@@ -43,8 +45,11 @@ def write_gguf(
         types: exceptions, by the names of tensors in the file.
         extra_metadata: keys to add or replace.
         drop_metadata: keys to leave out.
+        extra_tensors: tensors to add, by their names in the file.
+        drop_tensors: tensors to leave out.
     """
-    tensors = gguf_tensors(case)
+    tensors = gguf_tensors(case) | dict(extra_tensors or {})
+    tensors = {name: array for name, array in tensors.items() if name not in drop_tensors}
     values = gguf_metadata(case) | dict(extra_metadata or {})
     writer = gguf.GGUFWriter(path, values.pop("general.architecture"))
     for key, value in values.items():

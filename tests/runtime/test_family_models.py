@@ -18,7 +18,7 @@ from tests.helpers.portable_profile import require_portable_windows
 
 NAMES = (
     *("qwen3_window", "qwen2", "gemma3_text", "gemma2", "phi3_partial", "ministral3", "smollm3", "granite", "olmo3"),
-    *("exaone4_window", "hunyuan_v1_dense", "stablelm", "stablelm_3b"),
+    *("exaone4_window", "hunyuan_v1_dense", "stablelm", "stablelm_3b", "smollm3_window"),
 )
 CASES = {name: load_case(name) for name in NAMES}
 FORMATS = KV_FORMATS["native"]

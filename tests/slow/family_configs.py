@@ -221,6 +221,13 @@ SCALED = {
         _base(num_attention_heads=6, no_rope_layers=[0, 1, 0, 1], attention_bias=True, mlp_bias=True, **_theta(5e5)),
         gguf="llama.cpp's smollm3 has no rope in every fourth layer, whatever the file says",
     ),
+    "smollm3_window": CaseConfig(  # the layers without rotation have it
+        "SmolLM3",
+        _base(num_hidden_layers=5, num_attention_heads=6, use_sliding_window=True, sliding_window=WINDOW,
+              **_theta(5e5)),
+        old={"layer_types": None, "max_window_layers": 2},
+        gguf="llama.cpp's smollm3 has no sliding window",
+    ),
     "granite": CaseConfig(
         "Granite",
         _base(num_attention_heads=6, embedding_multiplier=12.0, logits_scaling=3.0, residual_multiplier=0.375,
@@ -253,6 +260,11 @@ POST_NORM = {
         "Exaone4",
         _base(head_dim=32, num_hidden_layers=5, sliding_window=WINDOW, sliding_window_pattern=4,
               rope_parameters=LLAMA3 | {"factor": 16.0}),
+        gguf="llama.cpp's exaone4 has a sliding window in models of 64 layers only",
+    ),
+    "exaone4_long_window": CaseConfig(  # as long as the context: layers are of two kinds all the same
+        "Exaone4",
+        _base(head_dim=32, num_hidden_layers=5, sliding_window=512, sliding_window_pattern=4, **_theta(1e5)),
         gguf="llama.cpp's exaone4 has a sliding window in models of 64 layers only",
     ),
 }  # fmt: skip

@@ -266,11 +266,17 @@ class ConfigReader:
     def _value(self, key: str, default: Any, kinds: tuple[type, ...]) -> Any:
         value = self.get(key)
         value = default if value is None else value
-        if value is None or not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        if value is None:
             raise InvalidModelFile(
-                f"{self.where}: '{key}' in {CONFIG_FILE} is missing or has the wrong type.",
+                f"{self.where}: '{key}' in {CONFIG_FILE} is missing.",
+                f"It has {len(self.values)} other keys, and edge-rt assumes no value for this one.",
+                "Add it as the model's authors state it, or choose another model.",
+            )
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            raise InvalidModelFile(
+                f"{self.where}: '{key}' in {CONFIG_FILE} has the wrong type.",
                 f"Found {value!r:.60}.",
-                "Fetch the model again.",
+                "Fetch the model again, or choose another one.",
             )
         return value
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from edge_rt.errors import InvalidModelFile, UnsupportedModel
-from edge_rt.export.families.config_reader import ConfigReader
+from edge_rt.export.families.config_reader import FULL, SLIDING, ConfigReader
 from edge_rt.export.families.dimensions import MAX_CONTEXT
 from edge_rt.export.families.rope import (
     MAX_ROPE_THETA,
@@ -17,13 +17,14 @@ from edge_rt.export.families.rope import (
     divided_rope,
     linear_rope,
     llama3_divisors,
+    yarn_borders,
     yarn_rope,
     yarn_temperature,
 )
 from edge_rt.package.decoder import Rope
 from edge_rt.system.checkpoint_names import CONFIG_FILE
 
-_COMMON: Final = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
+_COMMON: Final = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
 _KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "default": (),
     "linear": ("factor",),
@@ -46,6 +47,7 @@ def read_rope(
     theta_key: str | None = "rope_theta",
     theta: float = 10_000.0,
     rotated_share: float = 1.0,
+    is_partial: bool = False,
     is_scaled: bool = True,
     known: tuple[str, ...] = (),
 ) -> Rope:
@@ -53,32 +55,78 @@ def read_rope(
 
     Args:
         config: of the model.
-        dimensions: of a head; a share of them is rotated if the configuration says so.
+        dimensions: of a head.
         context: tokens of the whole context.
         layer_type: of the layers, where newer configurations have an object for each.
         theta_key: of the base, in older configurations; None: they do not state it.
         theta: the family's base, where none is stated.
         rotated_share: the family's share of a head that is rotated, where none is stated.
+        is_partial: whether the family rotates a share of a head where the configuration says so; else it is refused.
         is_scaled: whether the older ``rope_scaling`` is that of these layers.
         known: keys of the object that the family itself reads.
 
     Raises:
-        UnsupportedModel: the kind of scaling, or one of its keys, is not known.
+        UnsupportedModel: the kind of scaling, or one of its keys, is not known; two ways of stating it contradict
+            each other; a share of a head is rotated in a family that rotates all of it.
         InvalidModelFile: a number cannot be used.
     """
-    parameters = _mapping(config, "rope_parameters")
-    if layer_type is not None and isinstance(nested := parameters.get(layer_type), dict):
-        parameters = nested
-    elif any(isinstance(value, dict) for value in parameters.values()):
-        raise _unsupported(config, f"of each type of layer, {', '.join(parameters):.80}")
+    parameters = _parameters(config, layer_type)
     legacy = _mapping(config, "rope_scaling") if is_scaled else {}
-    scaling = legacy or parameters
     stated = None if theta_key is None else config.get(theta_key)
-    base = parameters.get("rope_theta", theta if stated is None else stated)
+    if legacy and parameters:
+        # Where types of layers have objects, the older one is laid over theirs.
+        _require_agreement(config, legacy, parameters, parameters.get("rope_theta") if layer_type else stated)
+    base = legacy.get("rope_theta", parameters.get("rope_theta", theta if stated is None else stated))
     if isinstance(base, bool) or not isinstance(base, int | float) or not MIN_ROPE_THETA <= base <= MAX_ROPE_THETA:
         raise _wrong(config, theta_key or "rope_theta", base)
+    scaling = legacy or parameters
     rotated = _rotated(config, {**parameters, **scaling}, dimensions, rotated_share)
+    if not is_partial and rotated != dimensions:
+        raise config.refused("partial_rotary_factor is not 1, which this family does not use")
+    if scaling and layer_type is None:
+        scaling = {**scaling, "original_max_position_embeddings": original_context(config, scaling, context)}
     return _scaled(config, scaling, float(base), rotated, context, known)
+
+
+def original_context(config: ConfigReader, scaling: Mapping[str, Any], context: int) -> Any:
+    """Return the tokens of the context of training: the outer key comes before that of the object, the context last."""
+    for stated in (config.get("original_max_position_embeddings"), scaling.get("original_max_position_embeddings")):
+        if stated is not None:
+            return stated
+    return context
+
+
+def _parameters(config: ConfigReader, layer_type: str | None) -> Mapping[str, Any]:
+    """Return the object of the newer way, that of one type of layer where there is one for each."""
+    parameters = _mapping(config, "rope_parameters")
+    if layer_type is None:
+        if any(isinstance(value, dict) for value in parameters.values()):
+            raise _unsupported(config, f"of each type of layer, {', '.join(parameters):.80}")
+        return parameters
+    if parameters and not any(kind in parameters for kind in (FULL, SLIDING)):
+        raise config.refused("rope_parameters has no object for each type of layer")
+    # Null stands for the defaults.
+    nested = parameters.get(layer_type)
+    if nested is not None and not isinstance(nested, dict):
+        raise _wrong(config, layer_type, nested)
+    return nested or {}
+
+
+def _require_agreement(
+    config: ConfigReader, legacy: Mapping[str, Any], parameters: Mapping[str, Any], theta: Any
+) -> None:
+    """Refuse two objects that say different things of the same rotation.
+
+    Raises:
+        UnsupportedModel: they do.
+    """
+    old, new = (
+        {"rope_type": one.get("type", "default"), "rope_theta": theta}
+        | {key: value for key, value in one.items() if key != "type" and value is not None}
+        for one in (legacy, parameters)
+    )
+    if different := [key for key in {**old, **new} if old.get(key) != new.get(key)]:
+        raise config.refused(f"rope_scaling and rope_parameters differ in {', '.join(different):.80}")
 
 
 def _scaled(
@@ -105,12 +153,17 @@ def _scaled(
         return linear_rope(base, rotated, factor)
     if kind == "llama3":
         low, high = (_number(config, scaling, f"{end}_freq_factor") for end in ("low", "high"))
-        original = _number(config, scaling, "original_max_position_embeddings")
+        original = _number(config, scaling, "original_max_position_embeddings", context)
         if high <= low:
             raise _wrong(config, "high_freq_factor", high)
         divisors = llama3_divisors(base, rotated, factor=factor, low=low, high=high, original_context=original)
         return divided_rope(default_rope(base, rotated), "llama3", divisors)
-    return yarn_rope(base, rotated, _yarn(config, scaling, factor, context))
+    yarn = _yarn(config, scaling, factor, context)
+    first, last = yarn_borders(base, rotated, yarn)
+    if last < first:
+        # Implementations differ in what they make of it.
+        raise config.refused(f"YaRN's original context of {yarn.original_context} tokens is too short for a blend")
+    return yarn_rope(base, rotated, yarn)
 
 
 def _yarn(config: ConfigReader, scaling: Mapping[str, Any], factor: float, context: int) -> Yarn:
@@ -121,7 +174,7 @@ def _yarn(config: ConfigReader, scaling: Mapping[str, Any], factor: float, conte
         usual /= yarn_temperature(factor, _number(config, scaling, "mscale_all_dim"))
     return Yarn(
         factor,
-        int(_number(config, scaling, "original_max_position_embeddings", context / factor)),
+        int(_number(config, scaling, "original_max_position_embeddings", context)),
         _number(config, scaling, "attention_factor", usual),
         beta_fast=_number(config, scaling, "beta_fast", 32.0),
         beta_slow=_number(config, scaling, "beta_slow", 1.0),
@@ -142,9 +195,15 @@ def _rotated(config: ConfigReader, parameters: Mapping[str, Any], dimensions: in
 
 
 def rope_part(config: ConfigReader) -> ConfigReader:
-    """Return the object that describes the rotation, in either way; an empty one if there is none."""
-    values = _mapping(config, "rope_scaling") or _mapping(config, "rope_parameters")
-    return ConfigReader(config.where, values)
+    """Return the object that describes the rotation, in either way; an empty one if there is none.
+
+    Raises:
+        UnsupportedModel: there is one of either way, and they contradict each other.
+    """
+    legacy, parameters = _mapping(config, "rope_scaling"), _mapping(config, "rope_parameters")
+    if legacy and parameters:
+        _require_agreement(config, legacy, parameters, config.get("rope_theta"))
+    return ConfigReader(config.where, legacy or parameters)
 
 
 def rotated_dimensions(config: ConfigReader, dimensions: int) -> int:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
-from edge_rt.errors import InvalidModelFile
+from edge_rt.errors import InvalidModelFile, StorageError
 from edge_rt.export.decoder.tensors import check_shapes, expected_shapes, is_fused, require_no_surplus, split_fused
 from edge_rt.export.families.config_reader import ConfigReader
 from edge_rt.export.families.family import TOP_NAMES, Family
@@ -13,6 +14,7 @@ from edge_rt.export.families.registry import MODEL_TYPES, family_of_config
 from edge_rt.export.sources.gguf_types import TensorInfo
 from edge_rt.export.sources.hf_folder import HFFolder, float_tensor
 from edge_rt.export.sources.packed_config import read_packed_settings
+from edge_rt.export.sources.safetensors_folder import StoredTensor
 from edge_rt.package.decoder import Decoder
 from edge_rt.system.checkpoint_names import CONFIG_FILE
 
@@ -21,6 +23,8 @@ _IGNORED: Final = ("rotary_emb.inv_freq",)
 _PREFIXES: Final = ("model.", "model.language_model.", "language_model.model.")
 """What may precede the names of the text model's tensors; all but the first belong to models that also see or hear."""
 _HEADS: Final = ("lm_head.weight", "language_model.lm_head.weight")
+_CHUNK: Final = 1 << 20
+"""Bytes that are compared at a time."""
 
 
 def text_config(folder: HFFolder) -> ConfigReader:
@@ -33,8 +37,9 @@ def text_config(folder: HFFolder) -> ConfigReader:
     text: Any = values.get("text_config")
     # A model that also sees is described as a whole where its own type is that of a text model.
     if isinstance(text, dict) and text.get("model_type") in MODEL_TYPES:
-        # Whether the head is tied is said by the whole.
-        return ConfigReader(where, {**text, "tie_word_embeddings": values.get("tie_word_embeddings", True)})
+        # Whether the head is tied is said by the whole; where it is silent, a head that is stored tells.
+        is_tied = values.get("tie_word_embeddings")
+        return ConfigReader(where, {**text, "tie_word_embeddings": True if is_tied is None else is_tied})
     return ConfigReader(where, values)
 
 
@@ -67,9 +72,11 @@ def read_folder_decoder(folder: HFFolder) -> tuple[Family, Decoder, dict[str, Te
     Raises:
         UnsupportedModel: another architecture, or a variant that edge-rt cannot run.
         InvalidModelFile: a number is missing, out of range or contradicts another; tensors are missing or misshapen.
-        StorageError: a tensor that says how others are packed cannot be read.
+        StorageError: the head, or a tensor that says how others are packed, cannot be read.
     """
     family, decoder = describe_folder(folder)
+    if decoder.is_tied and _has_own_head(folder):
+        decoder = replace(decoder, is_tied=False)
     tensors, remarks = _renamed(folder, family, decoder)
     tensors = split_fused(folder.path.name, tensors, decoder)
     check_shapes(folder.path.name, tensors, decoder)
@@ -78,10 +85,41 @@ def read_folder_decoder(folder: HFFolder) -> tuple[Family, Decoder, dict[str, Te
     return family, decoder, tensors, remarks
 
 
+def _prefix(folder: HFFolder) -> str:
+    """Return what precedes the names of the text model's tensors."""
+    return next((one for one in _PREFIXES if f"{one}embed_tokens.weight" in folder.weights.tensors), _PREFIXES[0])
+
+
+def _has_own_head(folder: HFFolder) -> bool:
+    """Return whether a head is stored that is not the embedding; some files hold a tied head a second time."""
+    stored = folder.weights.tensors
+    embedding = stored.get(f"{_prefix(folder)}embed_tokens.weight")
+    heads = [stored[name] for name in _HEADS if name in stored]
+    return embedding is not None and any(not _is_equal(folder, embedding, head) for head in heads)
+
+
+def _is_equal(folder: HFFolder, one: StoredTensor, other: StoredTensor) -> bool:
+    """Return whether two tensors have the same type, shape and bytes."""
+    if (one.dtype, one.shape, one.nbytes) != (other.dtype, other.shape, other.nbytes):
+        return False
+    paths = folder.weights.paths
+    try:
+        with paths[one.file].open("rb") as first, paths[other.file].open("rb") as second:
+            first.seek(one.offset)
+            second.seek(other.offset)
+            return all(
+                first.read(min(_CHUNK, one.nbytes - at)) == second.read(min(_CHUNK, one.nbytes - at))
+                for at in range(0, one.nbytes, _CHUNK)
+            )
+    except OSError as error:
+        raise StorageError(
+            f"{folder.path.name} cannot be read.", f"{error.strerror}.", "Check its permissions."
+        ) from error
+
+
 def _names(folder: HFFolder, family: Family, decoder: Decoder) -> tuple[dict[str, str], str]:
     """Return transformers' name of every tensor that there may be -> GGUF's; and what precedes them."""
-    stored = folder.weights.tensors
-    prefix = next((one for one in _PREFIXES if f"{one}embed_tokens.weight" in stored), _PREFIXES[0])
+    prefix = _prefix(folder)
     names = dict.fromkeys(_HEADS, "output.weight")
     modules = {f"{prefix}{hf}": ours for hf, ours in TOP_NAMES.items()}
     for layer in range(decoder.num_layers):
@@ -99,7 +137,7 @@ def _renamed(folder: HFFolder, family: Family, decoder: Decoder) -> tuple[dict[s
         # Of a model that also sees or hears, the text model is read.
         ignored |= {name for name in stored if not name.startswith(prefix) and name not in _HEADS}
     if decoder.is_tied:
-        # Some files hold the tied head a second time.
+        # A head that is stored is the embedding once more.
         ignored |= set(_HEADS)
     expected = expected_shapes(decoder)
     packed: Mapping[str, TensorInfo] = {}

@@ -11,7 +11,7 @@ from edge_rt.export.families.family import SANDWICH_NAMES, Family
 from edge_rt.export.families.gemma3 import GEMMA_ACTIVATIONS
 from edge_rt.export.families.header_reader import HeaderReader
 from edge_rt.export.families.header_rope import read_header_rope
-from edge_rt.export.families.layers import config_windows, header_windows, with_attention
+from edge_rt.export.families.layers import Windows, config_windows, header_windows, with_attention
 from edge_rt.package.decoder import Decoder, Layer, Rope
 
 _LARGE_LAYERS: Final = 46
@@ -28,6 +28,8 @@ def from_config(config: ConfigReader, name: str) -> Decoder:
     scale = config.number("query_pre_attn_scalar", least=1e-3, most=1e6, default=256.0) ** -0.5
     windows = config_windows(config, dims, window=4096, period=_PERIOD)
     caps = config.softcap("attn_logit_softcapping", 50.0), config.softcap("final_logit_softcapping", 30.0)
+    # transformers goes by the other key; releases have both.
+    config.get("hidden_act")
     activation = config.activation("hidden_activation", GEMMA_ACTIVATIONS, "gelu_pytorch_tanh")
     rope = read_rope(config, dims.head_dim, dims.context_length)
     return _decoder(dims, windows, rope, scale, activation, caps)
@@ -45,7 +47,7 @@ def from_header(reader: HeaderReader) -> Decoder:
 
 def _decoder(
     dims: Dimensions,
-    windows: tuple[int, ...],
+    windows: Windows,
     rope: Rope,
     scale: float,
     activation: str,
@@ -53,7 +55,7 @@ def _decoder(
 ) -> Decoder:
     attention = dims.attention(scale=scale, softcap=caps[0])
     layer = Layer(attention, dims.feed_forward(activation=activation), has_post_norms=True)
-    layers = tuple(with_attention(layer, window=window) for window in windows)
+    layers = tuple(with_attention(layer, window=window) for window in windows.sizes)
     return dims.decoder("gemma2", layers, rope, logit_softcap=caps[1], embedding_scale=dims.hidden_size**0.5)
 
 

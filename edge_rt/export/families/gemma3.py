@@ -15,7 +15,7 @@ from edge_rt.export.families.dimensions import Dimensions
 from edge_rt.export.families.family import SANDWICH_NAMES, Family
 from edge_rt.export.families.header_reader import HeaderReader
 from edge_rt.export.families.header_rope import read_header_rope
-from edge_rt.export.families.layers import config_windows, header_windows, with_attention
+from edge_rt.export.families.layers import Windows, config_windows, header_windows, with_attention
 from edge_rt.export.families.rope import MAX_ROPE_THETA, MIN_ROPE_THETA, default_rope
 from edge_rt.package.decoder import Decoder, Layer, Rope
 
@@ -27,15 +27,17 @@ _LARGE_LAYERS: Final = 62
 
 def from_config(config: ConfigReader, name: str) -> Decoder:
     """Describe the model of a ``config.json``."""
-    config.defaults(num_attention_heads=8, num_key_value_heads=4, max_position_embeddings=131_072)
+    config.defaults(num_attention_heads=8, num_key_value_heads=4, max_position_embeddings=131_072, vocab_size=262_208)
     dims = config.dimensions(name, head_dim=256, is_tied=True)
     if config.flag("use_bidirectional_attention"):
         raise config.refused("use_bidirectional_attention is true")
     # transformers never applies it in this family.
     config.get("attn_logit_softcapping")
     scale = config.number("query_pre_attn_scalar", least=1e-3, most=1e6, default=256.0) ** -0.5
-    keys = ("sliding_window_pattern", "_sliding_window_pattern")
-    windows = config_windows(config, dims, window=4096, period=_PERIOD, period_keys=keys)
+    windows = config_windows(config, dims, window=4096, period=_PERIOD, period_key="sliding_window_pattern")
+    _require_same_period(config)
+    # transformers goes by the other key.
+    config.get("hidden_act")
     activation = config.activation("hidden_activation", GEMMA_ACTIVATIONS, "gelu_pytorch_tanh")
     size, context = dims.head_dim, dims.context_length
     ropes = (
@@ -45,6 +47,15 @@ def from_config(config: ConfigReader, name: str) -> Decoder:
         ),
     )
     return _decoder(dims, windows, ropes, scale, activation, config.softcap("final_logit_softcapping"))
+
+
+def _require_same_period(config: ConfigReader) -> None:
+    """Refuse a second period that differs from what transformers reads; where layers are listed, neither counts."""
+    private = config.get("_sliding_window_pattern")
+    used = config.get("sliding_window_pattern")
+    used = _PERIOD if used is None else used
+    if private not in (None, used) and not config.has("layer_types"):
+        raise config.refused(f"_sliding_window_pattern is {private!r:.60} where sliding_window_pattern is {used}")
 
 
 def from_header(reader: HeaderReader) -> Decoder:
@@ -60,11 +71,14 @@ def from_header(reader: HeaderReader) -> Decoder:
 
 
 def _decoder(
-    dims: Dimensions, windows: tuple[int, ...], ropes: tuple[Rope, ...], scale: float, activation: str, softcap: float
+    dims: Dimensions, windows: Windows, ropes: tuple[Rope, ...], scale: float, activation: str, softcap: float
 ) -> Decoder:
     attention = dims.attention(scale=scale, qk_norm="head")
     layer = Layer(attention, dims.feed_forward(activation=activation), has_post_norms=True)
-    layers = tuple(with_attention(layer, window=window, rope=int(window > 0)) for window in windows)
+    layers = tuple(
+        with_attention(layer, window=size, rope=int(kind))
+        for kind, size in zip(windows.kinds, windows.sizes, strict=True)
+    )
     decoder = dims.decoder("gemma3", layers, *ropes, logit_softcap=softcap)
     return replace(decoder, embedding_scale=dims.hidden_size**0.5)
 
@@ -77,4 +91,6 @@ GEMMA3: Final = Family(
     from_header,
     layer_names=SANDWICH_NAMES,
     config_norm_offset=1.0,
+    skipped_keys=("vision.", "mm."),
+    skipped_tensors=("v.", "mm."),
 )

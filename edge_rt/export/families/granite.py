@@ -42,8 +42,11 @@ def from_header(reader: HeaderReader) -> Decoder:
     attention, embedding, residual, logit = (
         reader.factor(key) for key in ("attention.scale", "embedding_scale", "residual_scale", "logit_scale")
     )
+    # llama.cpp takes this key for whether there are rotations at all.
+    is_rotated = reader.header.values.get(reader.key("rope.scaling.finetuned"), True)
     layer = Layer(
         dims.attention(
+            rope=0 if is_rotated else None,
             scale=attention or dims.head_dim**-0.5,
             has_qkv_bias=reader.has_tensor("blk.0.attn_q.bias"),
             has_output_bias=reader.has_tensor("blk.0.attn_output.bias"),

@@ -25,13 +25,15 @@ def read_header_decoder(header: GGUFHeader) -> tuple[Family, Decoder, Mapping[st
     family = family_of_header(header.path.name, architecture)
     reader = HeaderReader(header, architecture)
     decoder = family.from_header(reader)
-    reader.refuse_variants()
+    reader.refuse_variants(family.skipped_keys)
     try:
         decoder.check()
     except ValueError as error:
         raise InvalidModelFile(
             f"{header.path.name}: its numbers contradict each other.", f"{error}.", FETCH_AGAIN
         ) from error
-    tensors = split_fused(header.path.name, header.tensors, decoder)
+    # str.startswith of no beginnings is false.
+    stored = {name: one for name, one in header.tensors.items() if not name.startswith(family.skipped_tensors)}
+    tensors = split_fused(header.path.name, stored, decoder)
     check_tensors(header, tensors, decoder)
     return family, decoder, tensors

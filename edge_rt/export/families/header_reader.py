@@ -266,8 +266,11 @@ class HeaderReader:
             )
         return rows
 
-    def refuse_variants(self) -> None:
+    def refuse_variants(self, skipped: tuple[str, ...] = ()) -> None:
         """Refuse keys that nobody has read, unless their values change nothing.
+
+        Args:
+            skipped: beginnings of keys below the architecture that do not belong to the text model.
 
         Raises:
             UnsupportedModel: there are such keys.
@@ -283,7 +286,9 @@ class HeaderReader:
         strange = [
             f"{shown(key)} is {_shown_value(value)}"
             for key, value in self.header.values.items()
-            if key.startswith(prefix) and not self._is_known(key.removeprefix(prefix), value)
+            if key.startswith(prefix)
+            and not key.startswith(tuple(prefix + begin for begin in skipped))
+            and not self._is_known(key.removeprefix(prefix), value)
         ]
         if strange:
             more = f" and {len(strange) - _MOST_LISTED} more" if len(strange) > _MOST_LISTED else ""

@@ -15,6 +15,8 @@ from edge_rt.package.decoder import Decoder, Layer
 def from_config(config: ConfigReader, name: str) -> Decoder:
     """Describe the model of a ``config.json``."""
     dims = config.dimensions(name, epsilon_default=1e-5)
+    if not config.flag("use_qk_norm", default=True):
+        raise config.refused("use_qk_norm is false")
     has_bias = config.flag("attention_bias")
     layer = Layer(
         dims.attention(qk_norm="head", norm_after_rope=True, has_qkv_bias=has_bias, has_output_bias=has_bias),

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from edge_rt.export.families.config_reader import ConfigReader
 from edge_rt.export.families.dimensions import MAX_CONTEXT, MAX_LAYERS, Dimensions
@@ -21,41 +20,68 @@ def window_in(dims: Dimensions, window: int) -> int:
     return window if window < dims.context_length else 0
 
 
+@dataclass(frozen=True)
+class Windows:
+    """Windows of all layers.
+
+    Attributes:
+        kinds: whether a layer is one of those with a window; it is also where the window covers the whole context.
+        sizes: tokens that each layer sees; 0: all.
+    """
+
+    kinds: tuple[bool, ...]
+    sizes: tuple[int, ...]
+
+
+def windows_of(dims: Dimensions, kinds: tuple[bool, ...], window: int) -> Windows:
+    """Return the windows of layers; layers of both kinds see all where it covers the whole context."""
+    size = window_in(dims, window)
+    return Windows(kinds, tuple(size if kind else 0 for kind in kinds))
+
+
 def config_windows(
     config: ConfigReader,
     dims: Dimensions,
     *,
     window: int | None = None,
     period: int = 0,
-    period_keys: Sequence[str] = (),
-) -> tuple[int, ...]:
-    """Return the window of every layer, 0 for none, as a ``config.json`` says.
+    period_key: str | None = None,
+) -> Windows:
+    """Return the windows of all layers, as a ``config.json`` says.
 
     Args:
         config: of the model.
         dims: its sizes.
         window: the family's, where the configuration says nothing.
         period: the last one of so many layers has none, where no list says which; 0: there are no windows then.
-        period_keys: under which configurations state the period.
+        period_key: under which configurations state the period.
 
     Raises:
         InvalidModelFile: a number or a list cannot be used.
-        UnsupportedModel: a layer is of an unknown kind.
+        UnsupportedModel: a layer is of an unknown kind, or the period is not a number.
     """
     kinds = config.layer_types(dims.num_layers)
-    for key in period_keys:
-        period = config.count(key, MAX_LAYERS, default=period) if period else period
     if kinds is None:
-        kinds = every(dims.num_layers, period)
+        kinds = every(dims.num_layers, _config_period(config, period, period_key))
+    elif period_key is not None:
+        # The list has the last word.
+        config.get(period_key)
     if not any(kinds):
         config.get("sliding_window")
-        return (0,) * dims.num_layers
-    size = window_in(dims, config.count("sliding_window", MAX_CONTEXT, default=window))
-    return tuple(size if kind else 0 for kind in kinds)
+        return windows_of(dims, kinds, 0)
+    return windows_of(dims, kinds, config.count("sliding_window", MAX_CONTEXT, default=window))
 
 
-def header_windows(reader: HeaderReader, dims: Dimensions, *, period: int) -> tuple[int, ...]:
-    """Return the window of every layer, 0 for none, as a GGUF header says.
+def _config_period(config: ConfigReader, period: int, key: str | None) -> int:
+    if key is None or not period:
+        return period
+    if isinstance(stated := config.get(key), str):
+        raise config.refused(f"{key} is {stated!r:.60} without layer_types")
+    return config.count(key, MAX_LAYERS, default=period)
+
+
+def header_windows(reader: HeaderReader, dims: Dimensions, *, period: int) -> Windows:
+    """Return the windows of all layers, as a GGUF header says.
 
     Args:
         reader: of the header.
@@ -65,11 +91,11 @@ def header_windows(reader: HeaderReader, dims: Dimensions, *, period: int) -> tu
     Raises:
         InvalidModelFile: a number cannot be used.
     """
-    size = window_in(dims, reader.count("attention.sliding_window", MAX_CONTEXT, least=0, default=0))
+    window = reader.count("attention.sliding_window", MAX_CONTEXT, least=0, default=0)
     kinds = reader.flags("attention.sliding_window_pattern", dims.num_layers)
     if kinds is None:
         kinds = every(dims.num_layers, reader.period("attention.sliding_window_pattern", period))
-    return tuple(size if kind else 0 for kind in kinds)
+    return windows_of(dims, tuple(kind and window > 0 for kind in kinds), window)
 
 
 def every(layers: int, period: int) -> tuple[bool, ...]:

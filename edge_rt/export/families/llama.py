@@ -11,12 +11,14 @@ from typing import Final
 from edge_rt.errors import UnsupportedModel
 from edge_rt.export.families.config_reader import ConfigReader
 from edge_rt.export.families.config_rope import read_rope
-from edge_rt.export.families.dimensions import MAX_CONTEXT
+from edge_rt.export.families.dimensions import MAX_CONTEXT, Dimensions
 from edge_rt.export.families.family import Family
 from edge_rt.export.families.header_reader import HeaderReader
 from edge_rt.export.families.header_rope import read_header_rope
+from edge_rt.export.families.layers import window_in
 from edge_rt.package.decoder import Decoder, Layer
 
+_MISTRAL_WINDOW: Final = 4096
 _ACTIVATIONS: Final = {"silu": "silu", "swish": "silu"}
 
 
@@ -24,18 +26,30 @@ def from_config(config: ConfigReader, name: str) -> Decoder:
     """Describe the model of a ``config.json``."""
     dims = config.dimensions(name)
     has_bias = config.flag("attention_bias")
-    window = config.get("sliding_window")
     layer = Layer(
         dims.attention(
             has_qkv_bias=has_bias,
             has_output_bias=has_bias,
-            window=window if type(window) is int and 0 < window < dims.context_length else 0,
+            window=_window(config, dims),
         ),
         dims.feed_forward(
             has_bias=config.flag("mlp_bias"), activation=config.activation("hidden_act", _ACTIVATIONS, "silu")
         ),
     )
     return dims.decoder("llama", layer, read_rope(config, dims.head_dim, dims.context_length))
+
+
+def _window(config: ConfigReader, dims: Dimensions) -> int:
+    """Return the window of every layer: Mistral has one unless the configuration says null, llama has none."""
+    if config.text("model_type") == "mistral":
+        if "sliding_window" in config.values and not config.has("sliding_window"):
+            return 0
+        return window_in(dims, config.count("sliding_window", MAX_CONTEXT, default=_MISTRAL_WINDOW))
+    window = config.get("sliding_window")
+    if type(window) is int and 0 < window < dims.context_length:
+        # transformers leaves it out of a pass, and goes by it in what it keeps for the next one.
+        raise config.refused(f"sliding_window is {window}, which a llama does not have")
+    return 0
 
 
 def from_header(reader: HeaderReader) -> Decoder:
@@ -54,7 +68,7 @@ def from_header(reader: HeaderReader) -> Decoder:
         dims.attention(
             has_qkv_bias=reader.has_tensor("blk.0.attn_q.bias"),
             has_output_bias=reader.has_tensor("blk.0.attn_output.bias"),
-            window=window if window < dims.context_length else 0,
+            window=window_in(dims, window),
         ),
         dims.feed_forward(has_bias=reader.has_tensor("blk.0.ffn_down.bias")),
     )

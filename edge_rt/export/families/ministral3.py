@@ -21,12 +21,19 @@ _MOST_BETA: Final = 100.0
 
 def from_config(config: ConfigReader, name: str) -> Decoder:
     """Describe the model of a ``config.json``."""
-    dims = config.dimensions(name)
-    rope = read_rope(config, dims.head_dim, dims.context_length, known=(_BETA,))
+    config.defaults(num_key_value_heads=8)
+    # Null stands for hidden size over heads, and a key that is not there for the family's size.
+    dims = config.dimensions(name, head_dim=None if "head_dim" in config.values else 128, epsilon_default=1e-5)
     part = rope_part(config)
+    if not part.values:
+        raise config.refused("rope_parameters is missing, for which transformers assumes those of one model")
+    # transformers writes the context into the object, too, and reads the outer one.
+    known = (_BETA, "max_position_embeddings")
+    rope = read_rope(config, dims.head_dim, dims.context_length, known=known)
     scaling = None
     if part.has(_BETA):
-        original = part.count("original_max_position_embeddings", MAX_CONTEXT)
+        holder = config if config.has("original_max_position_embeddings") else part
+        original = holder.count("original_max_position_embeddings", MAX_CONTEXT, default=dims.context_length)
         scaling = QueryScaling(part.number(_BETA, least=0.0, most=_MOST_BETA), original)
     window = config.count("sliding_window", MAX_CONTEXT, least=0, default=0)
     layer = Layer(dims.attention(query_scaling=scaling, window=window_in(dims, window)), dims.feed_forward())

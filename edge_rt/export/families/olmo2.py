@@ -13,7 +13,7 @@ from edge_rt.export.families.dimensions import Dimensions
 from edge_rt.export.families.family import SANDWICH_NAMES, Family
 from edge_rt.export.families.header_reader import HeaderReader
 from edge_rt.export.families.header_rope import read_header_rope
-from edge_rt.export.families.layers import config_windows, header_windows, with_attention
+from edge_rt.export.families.layers import Windows, config_windows, header_windows, windows_of, with_attention
 from edge_rt.export.families.rope import MAX_ROPE_THETA, MIN_ROPE_THETA, default_rope
 from edge_rt.package.decoder import Decoder, Layer, Rope
 
@@ -24,9 +24,8 @@ _BASE: Final = 500_000.0
 def olmo2_from_config(config: ConfigReader, name: str) -> Decoder:
     """Describe the model of OLMo 2's ``config.json``."""
     dims, has_bias = config.dimensions(name, epsilon_default=1e-5), config.flag("attention_bias")
-    return _decoder(
-        "olmo2", dims, (0,) * dims.num_layers, has_bias, read_rope(config, dims.head_dim, dims.context_length)
-    )
+    windows = windows_of(dims, (False,) * dims.num_layers, 0)
+    return _decoder("olmo2", dims, windows, has_bias, read_rope(config, dims.head_dim, dims.context_length))
 
 
 def olmo3_from_config(config: ConfigReader, name: str) -> Decoder:
@@ -48,20 +47,23 @@ def from_header(reader: HeaderReader) -> Decoder:
     windows = header_windows(reader, dims, period=_PERIOD)
     rope = read_header_rope(reader, dims)
     has_bias = reader.has_tensor("blk.0.attn_q.bias")
-    if not any(windows):
+    if not any(windows.kinds):
         return _decoder("olmo2", dims, windows, has_bias, rope)
     base = reader.number("rope.freq_base_swa", least=MIN_ROPE_THETA, most=MAX_ROPE_THETA, default=rope.base)
     return _decoder("olmo3", dims, windows, has_bias, rope, default_rope(base, rope.dimensions))
 
 
-def _decoder(family: str, dims: Dimensions, windows: tuple[int, ...], has_bias: bool, *ropes: Rope) -> Decoder:
+def _decoder(family: str, dims: Dimensions, windows: Windows, has_bias: bool, *ropes: Rope) -> Decoder:
     layer = Layer(
         dims.attention(qk_norm="row", has_qkv_bias=has_bias, has_output_bias=has_bias),
         dims.feed_forward(),
         has_pre_norms=False,
         has_post_norms=True,
     )
-    layers = (with_attention(layer, window=window, rope=int(window > 0 and len(ropes) > 1)) for window in windows)
+    layers = (
+        with_attention(layer, window=size, rope=int(kind))
+        for kind, size in zip(windows.kinds, windows.sizes, strict=True)
+    )
     return dims.decoder(family, tuple(layers), *ropes)
 
 

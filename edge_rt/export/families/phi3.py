@@ -16,6 +16,7 @@ from edge_rt.export.families.layers import window_in
 from edge_rt.export.families.rope import MAX_ROPE_THETA, MIN_ROPE_THETA, default_rope, divided_rope
 from edge_rt.package.decoder import Decoder, Layer, Rope
 
+_ORIGINAL_CONTEXT: Final = 4096
 _LEAST_FACTOR, _MOST_FACTOR = 1e-3, 1e6
 
 
@@ -28,7 +29,7 @@ def from_config(config: ConfigReader, name: str) -> Decoder:
     kind = part.get("rope_type") or part.get("type")
     # The first releases called it so.
     if kind not in ("longrope", "su", "yarn") or not part.has("long_factor"):
-        rope = read_rope(config, dims.head_dim, dims.context_length)
+        rope = read_rope(config, dims.head_dim, dims.context_length, is_partial=True)
     else:
         rope = _longrope(config, part, rotated_dimensions(config, dims.head_dim), dims.context_length)
     return dims.decoder("phi3", layer, rope)
@@ -37,8 +38,11 @@ def from_config(config: ConfigReader, name: str) -> Decoder:
 def _longrope(config: ConfigReader, part: ConfigReader, rotated: int, context: int) -> Rope:
     stated = part if part.has("rope_theta") else config
     theta = stated.number("rope_theta", least=MIN_ROPE_THETA, most=MAX_ROPE_THETA, default=10_000.0)
-    holder = config if config.has("original_max_position_embeddings") else part
-    original = holder.count("original_max_position_embeddings", MAX_CONTEXT, default=context)
+    # transformers has a value of its own for the outer key, which comes before that of the object.
+    original = config.count("original_max_position_embeddings", MAX_CONTEXT, default=_ORIGINAL_CONTEXT)
+    inner = part.count("original_max_position_embeddings", MAX_CONTEXT, default=original)
+    if inner != original and not config.has("original_max_position_embeddings"):
+        raise config.refused(f"original_max_position_embeddings is {inner} within the rope settings only")
     short, long = (
         part.numbers(f"{length}_factor", rotated // 2, least=_LEAST_FACTOR, most=_MOST_FACTOR)
         for length in ("short", "long")
@@ -62,6 +66,8 @@ def from_header(reader: HeaderReader) -> Decoder:
     rope = read_header_rope(reader, dims)
     short = reader.floats("rope_factors_short.weight", rope.dimensions // 2)
     long = reader.floats("rope_factors_long.weight", rope.dimensions // 2)
+    if (short is None) != (long is None):
+        raise reader.refused("there are rope_factors_short.weight or rope_factors_long.weight, not both")
     if short is not None and long is not None:
         original = reader.count("rope.scaling.original_context_length", MAX_CONTEXT, default=dims.context_length)
         rope = long_rope(rope, tuple(short), tuple(long), original)

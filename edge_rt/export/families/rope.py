@@ -63,8 +63,8 @@ def divided_rope(rope: Rope, kind: str, divisors: Sequence[float]) -> Rope:
     return Rope(kind, rope.base, frequencies, rope.magnitude)
 
 
-def yarn_rope(base: float, dimensions: int, yarn: Yarn) -> Rope:
-    """Return YaRN's rotation: fast frequencies as they are, slow ones divided, a blend in between."""
+def yarn_borders(base: float, dimensions: int, yarn: Yarn) -> tuple[float, float]:
+    """Return the pairs between which YaRN blends; the second is below the first where the original context is tiny."""
     half = dimensions // 2
 
     def pair_of(rotations: float) -> float:
@@ -73,7 +73,12 @@ def yarn_rope(base: float, dimensions: int, yarn: Yarn) -> Rope:
     first, last = pair_of(yarn.beta_fast), pair_of(yarn.beta_slow)
     if yarn.is_truncated:
         first, last = math.floor(first), math.ceil(last)
-    low, high = max(first, 0), min(last, dimensions - 1)
+    return max(first, 0), min(last, dimensions - 1)
+
+
+def yarn_rope(base: float, dimensions: int, yarn: Yarn) -> Rope:
+    """Return YaRN's rotation: fast frequencies as they are, slow ones divided, a blend in between."""
+    low, high = yarn_borders(base, dimensions, yarn)
     blended = []
     for pair, frequency in enumerate(plain_frequencies(base, dimensions)):
         slow = min(max((pair - low) / max(high - low, 1e-3), 0.0), 1.0)

@@ -6,12 +6,11 @@ from typing import Final
 
 from edge_rt.export.families.config_reader import ConfigReader
 from edge_rt.export.families.config_rope import read_rope
-from edge_rt.export.families.dimensions import MAX_LAYERS
+from edge_rt.export.families.dimensions import MAX_CONTEXT, MAX_LAYERS, Dimensions
 from edge_rt.export.families.family import Family
 from edge_rt.export.families.header_reader import HeaderReader
 from edge_rt.export.families.header_rope import read_header_rope
-from edge_rt.export.families.layers import every, with_attention
-from edge_rt.export.families.qwen2 import qwen_layers
+from edge_rt.export.families.layers import every, windows_of, with_attention
 from edge_rt.package.decoder import Decoder, Layer
 
 _PERIOD: Final = 4
@@ -34,10 +33,27 @@ def from_config(config: ConfigReader, name: str) -> Decoder:
         rotated = every(dims.num_layers, config.count("no_rope_layer_interval", MAX_LAYERS, default=_PERIOD))
     layers = (
         one if is_rotated else with_attention(one, rope=None)
-        for one, is_rotated in zip(qwen_layers(config, dims, layer), rotated, strict=True)
+        for one, is_rotated in zip(_windowed(config, dims, layer, rotated), rotated, strict=True)
     )
     rope = read_rope(config, dims.head_dim, dims.context_length, theta=2_000_000.0)
     return dims.decoder("smollm3", tuple(layers), rope)
+
+
+def _windowed(config: ConfigReader, dims: Dimensions, layer: Layer, rotated: tuple[bool, ...]) -> tuple[Layer, ...]:
+    """Return the layers; with ``use_sliding_window`` and no list, those that are not rotated have a window."""
+    # Configurations have it from Qwen; it does not count here.
+    config.get("max_window_layers")
+    has_window = config.flag("use_sliding_window") and config.has("sliding_window")
+    kinds = config.layer_types(dims.num_layers)
+    if kinds is None:
+        kinds = tuple(has_window and not is_rotated for is_rotated in rotated)
+    if not any(kinds):
+        config.get("sliding_window")
+        return (layer,) * dims.num_layers
+    if not has_window:
+        raise config.refused("layer_types has sliding layers without use_sliding_window and sliding_window")
+    windows = windows_of(dims, kinds, config.count("sliding_window", MAX_CONTEXT))
+    return tuple(with_attention(layer, window=size) for size in windows.sizes)
 
 
 def from_header(reader: HeaderReader) -> Decoder:

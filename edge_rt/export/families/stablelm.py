@@ -27,7 +27,7 @@ def from_config(config: ConfigReader, name: str) -> Decoder:
     variants = {_PARALLEL: config.flag("use_parallel_residual"), _HEAD_NORMS: config.flag("qk_layernorm")}
     if any(variants.values()):
         raise config.refused(*(what for what, is_asked in variants.items() if is_asked))
-    rope = read_rope(config, dims.head_dim, dims.context_length, rotated_share=0.25)
+    rope = read_rope(config, dims.head_dim, dims.context_length, rotated_share=0.25, is_partial=True)
     return _decoder(dims, rope, has_qkv_bias=config.flag("use_qkv_bias"))
 
 

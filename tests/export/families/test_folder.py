@@ -83,6 +83,31 @@ def test_a_tied_head_that_is_stored_twice_is_read_once(tmp_path):
     assert "output.weight" not in source.tensors
 
 
+def test_a_stored_head_that_is_not_the_embedding_counts_whatever_the_configuration_says(tmp_path):
+    model = write_llama_gguf(tmp_path / "m.gguf", weight_type="F32", embedding_type="F32")
+    head = model.weights["token_embd.weight"].copy()
+    head[-1, -1] += 1
+    folder = write_hf_folder(tmp_path / "m", model, tensors={"lm_head.weight": head})
+    assert json.loads((folder / "config.json").read_text())["tie_word_embeddings"] is True
+    source, config = open_checkpoint(folder)
+    assert not config.is_tied
+    assert "output.weight" in source.tensors
+
+
+@pytest.mark.parametrize("inner", [{}, {"tie_word_embeddings": False}])
+def test_a_model_that_sees_and_does_not_say_whether_its_head_is_tied(inner, tmp_path):
+    """transformers takes it for tied then, and uses a stored head all the same."""
+    model = write_llama_gguf(tmp_path / "m.gguf", weight_type="F32", embedding_type="F32")
+    head = model.weights["token_embd.weight"] * 2
+    folder = write_hf_folder(tmp_path / "m", model, tensors={"lm_head.weight": head})
+    text = json.loads((folder / "config.json").read_text())
+    del text["tie_word_embeddings"]
+    (folder / "config.json").write_text(json.dumps({"model_type": "mistral3", "text_config": text | inner}))
+    source, config = open_checkpoint(folder)
+    assert not config.is_tied
+    assert "output.weight" in source.tensors
+
+
 class TestRope:
     def test_llama3(self, model, tmp_path):
         scaling = {
