@@ -289,9 +289,10 @@ def _check_decoder(path: Path, model: ModelConfig, decoder: Decoder) -> None:
         decoder.check()
     except ValueError as error:
         raise _invalid(path, "'manifest.decoder' contradicts itself.", f"{error}.") from error
-    if config_of(decoder, model.num_parameters) != model:
-        numbers = f"The description has {decoder.num_layers} layers, the model {model.num_layers}."
-        raise _invalid(path, "'manifest.decoder' does not fit 'manifest.model'.", numbers)
+    described, stated = (dataclasses.asdict(one) for one in (config_of(decoder, model.num_parameters), model))
+    differing = [name for name, value in stated.items() if described[name] != value]
+    if differing:
+        raise _invalid(path, "'manifest.decoder' does not fit 'manifest.model'.", f"They differ in {differing}.")
 
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
