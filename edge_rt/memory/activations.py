@@ -32,6 +32,8 @@ def allocated_bytes(shape: ModelShape, rows: int, ctx: int) -> int:
 
     Attention allocates scratch memory for the largest number of threads; only the running threads touch theirs.
     """
+    if shape.traced is not None:
+        return int(_MARGIN * shape.traced.pass_bytes(rows, ctx)) + _FIXED
     if shape.op_profile == "portable":
         floats = (
             _PORTABLE_HIDDEN * shape.hidden_size
@@ -63,7 +65,7 @@ def thread_bytes(shape: ModelShape, threads: int) -> int:
     They are for quantised rows in passes of few rows, and for unpacked tiles in passes of more; of gate and up two
     tiles are unpacked at once.
     """
-    if shape.op_profile == "portable":
+    if shape.op_profile != "native":
         return 0
     attended = shape.num_heads * shape.head_dim
     widest = max(shape.hidden_size, attended, shape.intermediate_size)

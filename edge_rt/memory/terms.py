@@ -215,16 +215,22 @@ def session_bytes(shape: ModelShape, ctx: int) -> int:
 
 def packed_bytes(shape: ModelShape) -> int:
     """Return the bytes of weights that ONNX Runtime repacks into private memory; 0 for a native package."""
+    if shape.traced is not None:
+        return shape.traced.packed_bytes
     return int(_PACKED[shape.activations] * shape.weights_bytes) if shape.op_profile == "portable" else 0
 
 
 def packing_bytes(shape: ModelShape) -> int:
     """Return the bytes needed while weights are packed, packed and mapped weights included."""
+    if shape.traced is not None:
+        return shape.traced.packed_bytes + shape.traced.mapped_bytes
     return int(_PACKING[shape.activations] * shape.weights_bytes) if shape.op_profile == "portable" else 0
 
 
 def weights_bytes(shape: ModelShape, ctx: int) -> int:
     """Return the mapped bytes of ``weights.bin`` that are touched; of the rotary tables only the context's rows are."""
+    if shape.traced is not None:
+        return shape.traced.mapped_bytes
     if shape.op_profile == "portable":
         return int(_MAPPED[shape.activations] * shape.weights_bytes)
     unused = shape.rotation_bytes * (shape.context_length - ctx) // shape.context_length

@@ -98,7 +98,7 @@ def load_parts(
         load_plan.spec_mode,
         load_plan.draft_max,
         trace=options.spec_trace,
-        exact=manifest.op_profile == "native",
+        drafts=manifest.drafts,
         costs=lambda: measured_costs.get(runner()),
         corpus=corpus,
         bounds=load_plan.table_bounds,
