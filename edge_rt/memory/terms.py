@@ -37,6 +37,7 @@ _WORD_CACHE: Final = MIB  # the library keeps 10,000 words
 
 _SESSION_FIXED: Final = 33 * MIB // 4
 _SESSION_LAYER: Final = 16 << 10
+_SESSION_NODE: Final = 12 << 10  # of a traced graph, whose layers are many small operators
 _TOKEN_LISTS: Final = 160  # bytes per context token in the lists of sequence, cache and prompt
 
 # Portable packages, relative to weights.bin: weights that ONNX Runtime repacks, weights that stay mapped, and both
@@ -210,7 +211,8 @@ def session_bytes(shape: ModelShape, ctx: int) -> int:
 
     These are lists of tokens, and tables of rotary embeddings that are computed when a package is loaded.
     """
-    return _SESSION_FIXED + _SESSION_LAYER * shape.num_layers + (_TOKEN_LISTS + shape.loaded_rope_bytes) * ctx
+    nodes = 0 if shape.traced is None else _SESSION_NODE * shape.traced.nodes
+    return _SESSION_FIXED + _SESSION_LAYER * shape.num_layers + nodes + (_TOKEN_LISTS + shape.loaded_rope_bytes) * ctx
 
 
 def packed_bytes(shape: ModelShape) -> int:

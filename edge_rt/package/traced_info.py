@@ -40,6 +40,7 @@ class TracedInfo:
             exported the package; 0: some were not, so nothing is drafted.
         packed_bytes: matrices that ONNX Runtime packs into memory of its own when it opens the graph.
         mapped_bytes: the part of ``weights.bin`` that stays mapped after that.
+        nodes: of the graph.
         passes: the points of a pass that may need the most memory; the most of them is what a pass needs.
     """
 
@@ -47,6 +48,7 @@ class TracedInfo:
     exact_rows: int
     packed_bytes: int
     mapped_bytes: int
+    nodes: int
     passes: tuple[PassBytes, ...]
 
     def pass_bytes(self, rows: int, tokens: int) -> int:
@@ -57,7 +59,7 @@ class TracedInfo:
 
     def faults(self) -> Iterator[tuple[str, int]]:
         """Yield the fields that are below 0: name and value."""
-        counts = {name: getattr(self, name) for name in ("exact_rows", "packed_bytes", "mapped_bytes")}
+        counts = {name: getattr(self, name) for name in ("exact_rows", "packed_bytes", "mapped_bytes", "nodes")}
         for number, point in enumerate(self.passes):
             # Rows may be subtracted: the context is the tokens without them.
             sums = {

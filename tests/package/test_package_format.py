@@ -174,7 +174,7 @@ class TestManifestRefused:
             def set_both(document):
                 document.update(op_profile=profile, kv_formats=[*KV_FORMATS[profile]], graph_version=found)
                 if profile == "traced":
-                    document["traced"] = dataclasses.asdict(TracedInfo("transformers", 0, 0, 0, ()))
+                    document["traced"] = dataclasses.asdict(TracedInfo("transformers", 0, 0, 0, 0, ()))
 
             edit_manifest(package.path, set_both)
 

@@ -161,11 +161,16 @@ def _adapted(
     simplify(model, f"edge-rt {VERSION}")
     packed, mapped = packed_and_mapped(model.graph)
     store.write_weights(model, store.place(model), out, on_bytes)
-    points = pass_points(model, sizes)
+    points, nodes = pass_points(model, sizes), model.graph.num_nodes()
 
     def info(exact_rows: int) -> TracedInfo:
         return TracedInfo(
-            exporter=trace.exporter, exact_rows=exact_rows, packed_bytes=packed, mapped_bytes=mapped, passes=points
+            exporter=trace.exporter,
+            exact_rows=exact_rows,
+            packed_bytes=packed,
+            mapped_bytes=mapped,
+            nodes=nodes,
+            passes=points,
         )
 
     return model, interface, info
