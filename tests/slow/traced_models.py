@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 
-from tests.helpers.tokenizer_texts import byte_vocabulary
+from tests.helpers.traced_factory import VOCAB, write_tokenizer
 
 SMALL: dict[str, Any] = {
     "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 256,
@@ -38,36 +37,16 @@ def make_folder(family: str, folder: Path, *, seed: int = 0, **changes: Any) -> 
         changes: keys of the configuration.
     """
     prefix, config = FAMILIES[family]
-    tokens, merges = byte_vocabulary()
-    vocab = {token: number for number, token in enumerate(["<|endoftext|>", *tokens])}
     torch.manual_seed(seed)
-    settings = {"vocab_size": len(vocab), "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0, **config, **changes}
+    settings = {"vocab_size": len(VOCAB), "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0, **config, **changes}
     model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, f"{prefix}Config")(**settings))
     with torch.no_grad():
         for parameter in model.parameters():
             # Norms that are exactly 1 and biases that are 0 hide faults.
             parameter.add_(torch.randn_like(parameter) * (0.1 if parameter.dim() < 2 else 0.06))
     model.save_pretrained(folder)
-    write_tokenizer(folder, vocab, merges)
+    write_tokenizer(folder)
     return folder
-
-
-def write_tokenizer(folder: Path, vocab: dict[str, int], merges: list[tuple[str, str]]) -> None:
-    """Write a byte-level tokenizer whose token 0 ends a text."""
-    document = {
-        "version": "1.0",
-        "added_tokens": [
-            {"id": 0, "content": "<|endoftext|>", "single_word": False, "lstrip": False, "rstrip": False,
-             "normalized": False, "special": True},
-        ],
-        "normalizer": None,
-        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
-        "post_processor": None,
-        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-        "model": {"type": "BPE", "vocab": vocab, "merges": [list(pair) for pair in merges]},
-    }  # fmt: skip
-    (folder / "tokenizer.json").write_text(json.dumps(document), encoding="utf-8")
-    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|endoftext|>"}), encoding="utf-8")
 
 
 def greedy(folder: Path, token_ids: list[int], count: int) -> list[int]:

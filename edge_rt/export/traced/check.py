@@ -16,7 +16,7 @@ MAX_ERROR: Final = 1e-4
 _FIRST_CHUNK: Final = 13
 _CHUNKS: Final = (1, 5, 1, 1, 8, 2, 1, 3)
 """Rows of the passes behind the first chunk, again and again: single and several, each behind the other."""
-PREFIXES: Final = (0, 1, 6, 33, 150)
+PREFIXES: Final = (0, 1, 6, 33, 150, 530)
 """Tokens before the passes whose bits are compared."""
 ROWS: Final = (2, 3, 4, 5, 6, 7, 8, 12, 16, 24)
 """Rows of these passes."""
