@@ -40,6 +40,7 @@ def export_model(
     accept_loss: bool = False,
     progress: ProgressCallback = no_progress,
     on_estimate: Callable[[ExportEstimate], None] | None = None,
+    on_chatter: Callable[[str], None] | None = None,
 ) -> ExportReport:
     """Turn a checkpoint into a package.
 
@@ -75,6 +76,7 @@ def export_model(
             ``edge_rt.export.quality.MAX_KL``, with a warning.
         progress: called with the stages of ``STAGES``.
         on_estimate: called once with the predicted disk and memory, before anything is written.
+        on_chatter: called once, with ``via`` alone, with what the other exporter printed, also if it failed.
 
     Raises:
         InputError: the checkpoint is malformed, unsupported, or its template or tokenizer is; or the calibration text,
@@ -101,6 +103,7 @@ def export_model(
             progress=progress,
             on_estimate=on_estimate,
             started=started,
+            on_chatter=on_chatter,
         )
     checkpoint, config = open_checkpoint(Path(source))
     from edge_rt.export.exporter import export_checkpoint

@@ -101,6 +101,7 @@ def export(
             force=wanted.force,
             progress=progress,
             on_estimate=functools.partial(tell_estimate, terminal, budget=budget),
+            on_chatter=(lambda text: terminal.note(text.rstrip(), "dim")) if output.verbose else None,
         )
     for warning in report.warnings:
         terminal.warn(warning)

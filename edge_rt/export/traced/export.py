@@ -25,7 +25,7 @@ from edge_rt.export.traced.pass_memory import pass_points
 from edge_rt.export.traced.passes import TracedPasses
 from edge_rt.export.traced.rewrite import adapt
 from edge_rt.export.traced.tidy import simplify, write_out
-from edge_rt.export.traced.tracing import ModelNumbers, Trace, require_tracer, run_worker
+from edge_rt.export.traced.tracing import ModelNumbers, Trace, chatter, require_tracer, run_worker
 from edge_rt.export.writing import GRAPH_FILE, write_texts
 from edge_rt.package.manifest import (
     FORMAT_VERSION,
@@ -67,6 +67,7 @@ def export_traced(
     progress: ProgressCallback,
     on_estimate: Callable[[ExportEstimate], None] | None,
     started: float,
+    on_chatter: Callable[[str], None] | None = None,
     tracer: Tracer | None = None,
 ) -> ExportReport:
     """Export a folder through transformers' own exporter.
@@ -79,6 +80,7 @@ def export_traced(
         progress: called with the stages of ``STAGES``.
         on_estimate: as in ``edge_rt.export.export_model``.
         started: time of the call, from ``time.monotonic``.
+        on_chatter: called once with what the libraries printed while they traced, also if they failed.
         tracer: traces the model of a folder into another one; None: transformers, in a process of its own.
 
     Raises:
@@ -105,7 +107,11 @@ def export_traced(
         stage("trace", message="transformers traces the model")
         traces = writer.folder / _TRACE_FOLDER
         traces.mkdir()
-        trace = (run_worker if tracer is None else tracer)(path, traces)
+        try:
+            trace = (run_worker if tracer is None else tracer)(path, traces)
+        finally:
+            if on_chatter is not None:
+                on_chatter(chatter(traces))
         stage("weights")
         model, interface, info = _adapted(trace, writer.folder, functools.partial(stage, "weights"))
         config = _config(folder, trace.numbers, interface, trace.logits.shape[1])

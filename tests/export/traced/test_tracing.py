@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from edge_rt.errors import InvalidPackage, RuntimeUnavailable, UnsupportedModel, VersionMismatch
-from edge_rt.export.traced.tracing import INSTALL, NEEDED, require_tracer, run_worker, worker_command
+from edge_rt.export.traced.tracing import INSTALL, NEEDED, chatter, require_tracer, run_worker, worker_command
 from tests.helpers.traced_factory import TracedModel, numbers
 
 INSTALLED = {"torch": "2.13.0+cpu", "transformers": "5.23.0", "onnxscript": "0.7.2"}
@@ -77,6 +77,12 @@ def test_the_libraries_print_into_a_file(tmp_path, capfd):
         run(tmp_path, "import sys; print('progress'); print('warning', file=sys.stderr)")
     assert capfd.readouterr() == ("", "")
     assert set((tmp_path / "out" / "chatter.txt").read_text().split()) == {"progress", "warning"}
+
+
+def test_what_they_printed_can_be_read(tmp_path):
+    (tmp_path / "chatter.txt").write_bytes(b"a warning\xff")
+    assert chatter(tmp_path) == "a warning\ufffd"
+    assert chatter(tmp_path / "none") == ""
 
 
 def test_the_worker_itself_says_that_a_folder_cannot_be_read_or_what_is_missing(tmp_path):
