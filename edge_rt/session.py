@@ -309,7 +309,7 @@ class Session:
                 "Leave it out, or export the model with --profile native.",
             )
         # A native session reads the mapped file and packs nothing.
-        pages = huge_pages_for_new_memory if profile == "portable" else nullcontext
+        pages = nullcontext if profile == "native" else huge_pages_for_new_memory
         try:
             with pages(), _arena_of_its_own(options, memory):
                 self._session = ort.InferenceSession(str(graph), options, providers=list(providers))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import Enum
 from typing import Final
 
 from edge_rt.errors import ConfigError
@@ -20,6 +21,25 @@ RATIO_MODE: Final = "recycling"
 """The mode whose drafter knows the probabilities of its draft tokens, which the acceptance rule ``"ratio"`` needs."""
 MAX_DRAFT: Final = 63
 """Most drafted tokens of a pass."""
+
+
+class Drafts(Enum):
+    """What speculation may draft, which depends on the bits of a package's passes."""
+
+    TREES = "trees"
+    """Trees: every row of a pass has the bits of a single row."""
+    CHAINS = "chains"
+    """Chains: rows of a pass have the bits of single rows, and the graph computes no trees."""
+    ASKED_CHAINS = "asked chains"
+    """Chains if a drafter is asked for by name: the text may differ from plain decoding."""
+    NOTHING = "nothing"
+    """Nothing, whatever is asked for."""
+
+    @property
+    def are_exact(self) -> bool:
+        """Whether what is drafted changes no text, so that the mode ``auto`` drafts."""
+        return self in (Drafts.TREES, Drafts.CHAINS)
+
 
 USED_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "--reference": REFERENCE_MODES,

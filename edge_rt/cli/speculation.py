@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from edge_rt.cli.render.console import Terminal
 from edge_rt.runtime.config import GenerationConfig
-from edge_rt.spec_modes import AUTO, OFF, USED_BY
+from edge_rt.spec_modes import AUTO, OFF, USED_BY, Drafts
 
 if TYPE_CHECKING:
     from edge_rt.runtime.engine import Model
     from edge_rt.runtime.load.options import LoadOptions
+
+
+WHY_NOTHING: Final = "with this model, tokens that are computed together do not have the bits of single ones"
+"""Why nothing is drafted with a package, whatever is asked for."""
 
 
 def tell_calibration(terminal: Terminal) -> None:
@@ -32,7 +36,14 @@ def warn_of_profile(terminal: Terminal, model: Model, mode: str, *, given: str) 
         mode: the requested mode of speculation.
         given: how the user requested it, such as ``--spec ngram``.
     """
-    if mode in (OFF, AUTO) or model.speculation.exact:
+    drafts = model.speculation.drafts
+    if drafts is Drafts.NOTHING and mode == AUTO:
+        terminal.note(f"speculation is off: {WHY_NOTHING}", "dim")
+        return
+    if mode in (OFF, AUTO) or drafts.are_exact:
+        return
+    if drafts is Drafts.NOTHING:
+        terminal.warn(f"speculation is off, and {given} has no effect: {WHY_NOTHING}.")
         return
     profile = model.package.manifest.op_profile
     if never_drafts(mode, profile):
@@ -49,8 +60,10 @@ def warn_of_profile(terminal: Terminal, model: Model, mode: str, *, given: str) 
 
 def why_not_auto(model: Model) -> str:
     """Return why a model does not use the mode ``auto``."""
-    if model.speculation.exact:
+    if model.speculation.drafts.are_exact:
         return "auto, to fit the memory"
+    if model.speculation.drafts is Drafts.NOTHING:
+        return WHY_NOTHING
     return f"auto, op profile {model.package.manifest.op_profile}"
 
 

@@ -89,13 +89,22 @@ def read_checkpoint(
         tokenizer=tokenizer,
         calibration=calibration,
         choice=choice,
-        warnings=(
-            *source.remarks,
-            *tokenizer.warnings,
-            *_template_warnings(tokenizer.chat_template, loaded),
-            # It may need tools: only whether it can be used is asked.
-            *_template_warnings(tokenizer.tool_template, loaded, asks=lambda _: []),
-        ),
+        warnings=(*source.remarks, *text_warnings(tokenizer, loaded)),
+    )
+
+
+def text_warnings(build: TokenizerBuild, tokenizer: Tokenizer) -> tuple[str, ...]:
+    """Return warnings about tokenizer and templates.
+
+    Args:
+        build: what the checkpoint gives.
+        tokenizer: made of it.
+    """
+    return (
+        *build.warnings,
+        *_template_warnings(build.chat_template, tokenizer),
+        # It may need tools: only whether it can be used is asked.
+        *_template_warnings(build.tool_template, tokenizer, asks=lambda _: []),
     )
 
 

@@ -5,11 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from edge_rt.errors import ConfigError
 from edge_rt.export.opening import open_checkpoint
 from edge_rt.package.manifest import BUILT_IN_CALIBRATION
 from edge_rt.progress import ProgressCallback, no_progress
+
+VIA: Final = ("transformers",)
+"""Other exporters that can be asked for."""
+_FLOAT_WEIGHTS: Final = (None, "keep", "f32")
 
 if TYPE_CHECKING:
     from edge_rt.export.estimate import ExportEstimate
@@ -24,8 +29,9 @@ def export_model(
     source: Path,
     out: Path,
     *,
+    via: str | None = None,
     profile: str | None = None,
-    activations: str = "int8",
+    activations: str | None = None,
     weights: str | None = None,
     size: int = 0,
     calibration: Path | str | None = BUILT_IN_CALIBRATION,
@@ -34,6 +40,7 @@ def export_model(
     accept_loss: bool = False,
     progress: ProgressCallback = no_progress,
     on_estimate: Callable[[ExportEstimate], None] | None = None,
+    on_chatter: Callable[[str], None] | None = None,
 ) -> ExportReport:
     """Turn a checkpoint into a package.
 
@@ -44,10 +51,14 @@ def export_model(
         source: a GGUF file (any part of a split one), or a folder with ``config.json``, safetensors and
             ``tokenizer.json``; of a supported architecture.
         out: folder to create.
+        via: ``"transformers"``: transformers' own exporter traces the model, of any architecture, and the package has
+            the op profile ``"traced"``; it needs the extra ``transformers``, and carries neither ``profile`` nor
+            ``activations``, ``size``, a file of ``calibration``, ``accept_loss``, nor ``weights`` but floats. None:
+            edge-rt's own exporter, for the architectures that it knows.
         profile: ``"native"``: edge-rt's own operators, fast and exact; ``"portable"``: ONNX Runtime's; None: native if
             this machine can run it.
         activations: ``"int8"``: linear layers round their input to int8 per block of 32 (fast); ``"float"``: they do
-            not, and the profile is the portable one.
+            not, and the profile is the portable one. None: ``"int8"``.
         weights: types of the matrices. ``"keep"``: the checkpoint's; ``"int4"``: floats and 8 bits become 4 bits, with
             8 for embedding and head, and about 6 for half of the attention values and feed-forward
             outputs; ``"int8"``, ``"f16"``, ``"f32"``: floats become that. None: ``"keep"`` for GGUF files and folders
@@ -65,6 +76,7 @@ def export_model(
             ``edge_rt.export.quality.MAX_KL``, with a warning.
         progress: called with the stages of ``STAGES``.
         on_estimate: called once with the predicted disk and memory, before anything is written.
+        on_chatter: called once, with ``via`` alone, with what the other exporter printed, also if it failed.
 
     Raises:
         InputError: the checkpoint is malformed, unsupported, or its template or tokenizer is; or the calibration text,
@@ -75,9 +87,24 @@ def export_model(
         ConfigError: ``profile``, ``activations`` or ``weights`` are unknown, or do not go together with each other or
             with ``size``; the model does not fit ``size``; or a ``calibration`` text is named for the portable profile
             and weights that are not quantised.
-        RuntimeUnavailable: the native profile was asked for, and this machine cannot run it.
+        RuntimeUnavailable: the native profile was asked for, and this machine cannot run it; or the extra
+            ``transformers`` is not installed.
     """
     started = time.monotonic()
+    if via is not None:
+        _require_carried(via, profile, activations, weights, size, calibration, accept_loss=accept_loss)
+        from edge_rt.export.traced.export import export_traced
+
+        return export_traced(
+            Path(source),
+            out,
+            sampling=sampling,
+            force=force,
+            progress=progress,
+            on_estimate=on_estimate,
+            started=started,
+            on_chatter=on_chatter,
+        )
     checkpoint, config = open_checkpoint(Path(source))
     from edge_rt.export.exporter import export_checkpoint
 
@@ -86,7 +113,7 @@ def export_model(
         config,
         out,
         profile=profile,
-        activations=activations,
+        activations=activations or "int8",
         weights=weights,
         size=size,
         calibration=calibration,
@@ -99,12 +126,46 @@ def export_model(
     )
 
 
+def _require_carried(
+    via: str,
+    profile: str | None,
+    activations: str | None,
+    weights: str | None,
+    size: int,
+    calibration: Path | str | None,
+    *,
+    accept_loss: bool = False,
+) -> None:
+    """Refuse an unknown exporter, and options that an export through another one does not carry.
+
+    Raises:
+        ConfigError: there are such.
+    """
+    if via not in VIA:
+        raise ConfigError("The exporter is unknown.", f"Got {via!r:.40}.", f"Choose {', '.join(VIA)}, or leave it out.")
+    strange = {
+        "profile": profile is not None,
+        "activations": activations is not None,
+        f"weights {weights}": weights not in _FLOAT_WEIGHTS,
+        "size": bool(size),
+        "calibration": calibration not in (None, BUILT_IN_CALIBRATION),
+        "accept_loss": accept_loss,
+    }
+    if names := [name for name, is_given in strange.items() if is_given]:
+        raise ConfigError(
+            f"An export via {via} does not carry these options: {', '.join(names)}.",
+            "Its graph computes in float32, with the operators that the other exporter writes.",
+            "Leave them out.",
+        )
+
+
 def plan_export(
     source: Path,
     out: Path,
     *,
+    via: str | None = None,
     profile: str | None = None,
-    activations: str = "int8",
+    activations: str | None = None,
     weights: str | None = None,
     size: int = 0,
     calibration: Path | str | None = BUILT_IN_CALIBRATION,
@@ -113,11 +174,18 @@ def plan_export(
     """Return what ``export_model`` with the same arguments would do; nothing is written and no tensor is read.
 
     Raises:
+        ConfigError: ``via`` is given; what another exporter makes is not known beforehand.
         InputError, ConfigError, RuntimeUnavailable: as in ``export_model``.
         StorageError: the checkpoint cannot be read.
     """
+    if via is not None:
+        raise ConfigError(
+            "An export through another exporter cannot be shown beforehand.",
+            f"Got via {via!r:.40}.",
+            "Leave out --dry-run, or --via.",
+        )
     checkpoint, config = open_checkpoint(Path(source))
     from edge_rt.export.preparing import decide, forecast
 
-    decided = decide(checkpoint, config, profile, activations, weights, size, calibration)
+    decided = decide(checkpoint, config, profile, activations or "int8", weights, size, calibration)
     return forecast(checkpoint, config, decided, out, force=force)

@@ -138,7 +138,7 @@ def export_checkpoint(
     # Needed by the last stage, which runs the graph.
     check_window_support(chosen.name, decoder.sliding_window)
 
-    stage = _Stages([name for name in STAGES if name != "calibrate" or decided.has_constants], progress, started)
+    stage = Stages([name for name in STAGES if name != "calibrate" or decided.has_constants], progress, started)
     stage("read")
     advice = source.read_advice() if sampling is None else sampling
     prepared = prepare(source, decoder, decided)
@@ -181,7 +181,7 @@ def export_checkpoint(
     return _report(package, estimate, results, warnings, stage.seconds())
 
 
-class _Stages:
+class Stages:
     """Tells the progress of stages, and measures how long each takes.
 
     Args:
@@ -198,6 +198,7 @@ class _Stages:
     def __call__(
         self, name: str, done: int = 0, total: int | None = None, message: str = "", unit: str = "bytes"
     ) -> None:
+        """Tell how far a stage is; the first call for it begins it, and ends the one before."""
         self._begins.setdefault(name, time.monotonic())
         step = self._names.index(name) + 1
         self._progress(ProgressEvent(name, step, len(self._names), done, total, unit, message))

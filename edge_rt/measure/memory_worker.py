@@ -72,7 +72,7 @@ class Drive:
         # Not numpy's generator: the memory to load it counts as sampling.
         self._random = random.Random(0)  # noqa: S311
         self._vocab = model.package.manifest.model.vocab_size
-        self._is_native = model.package.manifest.op_profile == "native"
+        self._is_native = model.package.manifest.op_profile == "native"  # the others compute no trees
         self._nodes = min(limits.draft_max, limits.ctx - 2)
 
     def run(self) -> None:

@@ -23,6 +23,9 @@ _SPAN_ITEMS, _CHUNK_ITEMS, _MOST_SPANS = 12, 9, 4  # work items wanted for few r
 _FIXED: Final = 512 << 10
 _MARGIN: Final = 1.05  # covers alignment of tensors to 256 bytes, and the head's outputs for few rows
 
+_TRACED_MARGIN: Final = 1.4
+"""The same for traced graphs: an arena leaves gaps between tensors of many sizes. Measured: 1.40."""
+
 # Floats per row between ONNX Runtime's operators, as multiples of the layer's sizes; measured with its flash attention.
 _PORTABLE_HIDDEN, _PORTABLE_QKV, _PORTABLE_INNER = 10, 4, 6
 
@@ -32,6 +35,8 @@ def allocated_bytes(shape: ModelShape, rows: int, ctx: int) -> int:
 
     Attention allocates scratch memory for the largest number of threads; only the running threads touch theirs.
     """
+    if shape.traced is not None:
+        return int(_TRACED_MARGIN * shape.traced.pass_bytes(rows, ctx)) + _FIXED
     if shape.op_profile == "portable":
         floats = (
             _PORTABLE_HIDDEN * shape.hidden_size
@@ -63,7 +68,7 @@ def thread_bytes(shape: ModelShape, threads: int) -> int:
     They are for quantised rows in passes of few rows, and for unpacked tiles in passes of more; of gate and up two
     tiles are unpacked at once.
     """
-    if shape.op_profile == "portable":
+    if shape.op_profile != "native":
         return 0
     attended = shape.num_heads * shape.head_dim
     widest = max(shape.hidden_size, attended, shape.intermediate_size)

@@ -18,7 +18,7 @@ from edge_rt.memory.shape import ModelShape
 from edge_rt.memory.speculation_table import LEAST_TABLE
 from edge_rt.memory.speed import tokens_per_second
 from edge_rt.memory.terms import sizes_of
-from edge_rt.spec_modes import AUTO, OFF
+from edge_rt.spec_modes import AUTO, OFF, Drafts
 
 DEFAULT_CONTEXT: Final = 8192
 """Largest context that the plan chooses by itself, in tokens."""
@@ -27,7 +27,7 @@ LEAST_CONTEXT: Final = 512
 DEFAULT_DRAFT: Final = 23
 KEPT_SPEED: Final = 0.96
 """Share of the speed that a smaller draft tree must keep: SpecMemo's criterion."""
-CHUNKS: Final = {"native": (256, 128, 64), "portable": (128, 64)}
+CHUNKS: Final = {"native": (256, 128, 64), "portable": (128, 64), "traced": (64, 32)}
 """Op profile -> tokens of a prefill pass, largest first: larger chunks need more memory and are faster."""
 
 _TREES: Final = (16, 12, 8, 6, 4)
@@ -136,13 +136,15 @@ class Fallbacks:
         """Return the ways to speculate with a context, a cache format and a chunk, preferred ones first."""
         request = self._request
         mode = request.spec
-        # In an op profile whose rows are not exact, speculation is off unless it is requested.
-        is_exact = self._shape.op_profile == "native"
+        # Unless rows are exact, speculation is off if it is not requested.
+        drafts = self._shape.drafts
         off = Choice(ctx, kv, OFF, 0, chunk, 0, 0, 1)
-        if mode == OFF or (mode in (None, AUTO) and not is_exact):
+        if mode == OFF or drafts is Drafts.NOTHING or (mode in (None, AUTO) and not drafts.are_exact):
             return [off]
         drafter = mode or AUTO
         draft = max(1, min(DEFAULT_DRAFT if request.draft_max is None else request.draft_max, ctx - 2))
+        if self._shape.traced is not None:
+            draft = min(draft, self._shape.traced.exact_rows - 1)
         least, most = _SUFFIX_TABLE
         known = min(max(least, 1 << (2 * ctx - 1).bit_length()), most) if drafter != "recycling" else 0
         contexts = _RECYCLING_TABLE if drafter in (AUTO, "recycling") else 0

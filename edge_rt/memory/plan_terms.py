@@ -68,13 +68,13 @@ def _briefly(what: str, excess: int) -> str:
 
 
 def _weights_text(shape: ModelShape) -> str:
-    if shape.op_profile == "portable":
+    if shape.op_profile != "native":
         return f"the part of weights.bin ({show_size(shape.weights_bytes)}) that stays mapped"
     return "weights.bin, read in place" + (", after the export" if shape.is_estimate else "")
 
 
 def _session_text(shape: ModelShape, choice: Choice) -> str:
-    packed = ", packed weights" if shape.op_profile == "portable" else ""
+    packed = ", packed weights" if shape.op_profile != "native" else ""
     return f"graph of {shape.num_layers} layers, code of ONNX Runtime, lists of {choice.ctx} tokens{packed}"
 
 

@@ -9,7 +9,7 @@ from typing import Final
 from edge_rt.byte_size import exact_size, parse_size
 from edge_rt.memory.choice import Choice
 from edge_rt.memory.shape import ModelShape
-from edge_rt.spec_modes import AUTO, OFF
+from edge_rt.spec_modes import AUTO, OFF, Drafts
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,10 @@ class Request:
     def used_by(self, shape: ModelShape) -> Request:
         """Return the request without settings that have no effect for a model.
 
-        In an op profile whose passes are not exact, nothing is drafted unless a drafter is named.
+        If passes are not exact, nothing is drafted unless a drafter is named, and with some packages not even then.
         """
-        drafts_by_itself = shape.op_profile == "native"
-        return self if drafts_by_itself or self.spec not in (None, AUTO) else self.without_drafts(self.spec)
+        is_asked = self.spec not in (None, AUTO) and shape.drafts is not Drafts.NOTHING
+        return self if shape.drafts.are_exact or is_asked else self.without_drafts(self.spec)
 
     @property
     def flags(self) -> tuple[str, ...]:

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from edge_rt.kv_formats import KV_FORMAT
 from edge_rt.package.decoder import Decoder
-from edge_rt.package.manifest import KV_FORMATS, WEIGHTS_FILE, Manifest, ModelConfig
+from edge_rt.package.manifest import KV_FORMATS, WEIGHTS_FILE, Manifest, ModelConfig, drafts_of
+from edge_rt.package.traced_info import TracedInfo
+from edge_rt.spec_modes import Drafts
 
 
 @dataclass(frozen=True)
@@ -16,7 +18,7 @@ class ModelShape:
     Attributes:
         name: name of the model.
         architecture: as in the manifest.
-        op_profile: ``"native"`` or ``"portable"``.
+        op_profile: ``"native"``, ``"portable"`` or ``"traced"``.
         num_layers, hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, vocab_size, context_length: as
             in ``ModelConfig``.
         sliding_window: tokens in the sliding window; 0 if no layer has one.
@@ -30,6 +32,7 @@ class ModelShape:
         stored_rope_bytes: of the rotary embedding tables in ``weights.bin``; None: of one table of whole heads.
         loaded_rope_bytes: of such tables per token of context, where they are computed when the package is loaded.
         short_context: tokens of the longest context of the first rotation, where longer contexts have another; else 0.
+        traced: what is known of a traced graph; None for the other op profiles.
     """
 
     name: str
@@ -54,6 +57,7 @@ class ModelShape:
     stored_rope_bytes: int | None = None
     loaded_rope_bytes: int = 0
     short_context: int = 0
+    traced: TracedInfo | None = None
 
     @property
     def qkv_size(self) -> int:
@@ -68,13 +72,18 @@ class ModelShape:
         return _rotation_bytes(self.context_length, self.head_dim)
 
     @property
+    def drafts(self) -> Drafts:
+        """What speculation may draft."""
+        return drafts_of(self.op_profile, self.traced)
+
+    @property
     def is_estimate(self) -> bool:
         """Whether the numbers are estimated, not those of a package."""
         return self.package_id is None
 
     def token_bytes(self, kv_format: str) -> int:
         """Return the bytes of one token in the KV cache of one layer."""
-        if self.op_profile == "portable":
+        if self.op_profile != "native":
             return 2 * self.num_kv_heads * self.head_dim * 4
         return KV_FORMAT[kv_format].token_bytes(self.num_kv_heads, self.head_dim)
 
@@ -100,6 +109,7 @@ def shape_of(manifest: Manifest, package_id: str | None) -> ModelShape:
         package_id=package_id,
         activations=manifest.activations,
         decoder=manifest.decoder,
+        traced=manifest.traced,
     )
 
 
@@ -115,12 +125,13 @@ def shape_of_config(
     activations: str = "int8",
     window_layers: int | None = None,
     decoder: Decoder | None = None,
+    traced: TracedInfo | None = None,
 ) -> ModelShape:
     """Return the numbers of a model whose file sizes are known or estimated.
 
     Args:
         config: numbers of the architecture.
-        op_profile: ``"native"`` or ``"portable"``.
+        op_profile: ``"native"``, ``"portable"`` or ``"traced"``.
         weights_bytes: size of ``weights.bin``.
         tokenizer_bytes: size of ``tokenizer.json``.
         kv_formats: cache formats that it can run with, preferred first.
@@ -129,6 +140,7 @@ def shape_of_config(
         activations: ``"int8"`` or ``"float"``.
         window_layers: number of layers with a sliding window; None: those of ``config``.
         decoder: the description, if there is one.
+        traced: what is known of a traced graph; None for the other op profiles.
     """
     if embedding_bytes is None:
         embedding_bytes = config.vocab_size * (config.hidden_size + 2 * -(-config.hidden_size // 32))
@@ -139,6 +151,9 @@ def shape_of_config(
         stored = decoder.rope_bytes(config.context_length)
         if decoder.loads_rope:
             stored, loaded = 0, decoder.rope_bytes(1)
+    if traced is not None:
+        # Such graphs compute rotations, and have no table of them.
+        stored = 0
     unread += min(stored, weights_bytes // 4)
     windows = sum(window > 0 for window in config.layer_windows) if window_layers is None else window_layers
     return ModelShape(
@@ -164,4 +179,5 @@ def shape_of_config(
         stored_rope_bytes=stored,
         loaded_rope_bytes=loaded,
         short_context=0 if decoder is None else decoder.short_context,
+        traced=traced,
     )

@@ -37,6 +37,7 @@ _WORD_CACHE: Final = MIB  # the library keeps 10,000 words
 
 _SESSION_FIXED: Final = 33 * MIB // 4
 _SESSION_LAYER: Final = 16 << 10
+_SESSION_NODE: Final = 12 << 10  # of a traced graph, whose layers are many small operators
 _TOKEN_LISTS: Final = 160  # bytes per context token in the lists of sequence, cache and prompt
 
 # Portable packages, relative to weights.bin: weights that ONNX Runtime repacks, weights that stay mapped, and both
@@ -210,21 +211,28 @@ def session_bytes(shape: ModelShape, ctx: int) -> int:
 
     These are lists of tokens, and tables of rotary embeddings that are computed when a package is loaded.
     """
-    return _SESSION_FIXED + _SESSION_LAYER * shape.num_layers + (_TOKEN_LISTS + shape.loaded_rope_bytes) * ctx
+    nodes = 0 if shape.traced is None else _SESSION_NODE * shape.traced.nodes
+    return _SESSION_FIXED + _SESSION_LAYER * shape.num_layers + nodes + (_TOKEN_LISTS + shape.loaded_rope_bytes) * ctx
 
 
 def packed_bytes(shape: ModelShape) -> int:
     """Return the bytes of weights that ONNX Runtime repacks into private memory; 0 for a native package."""
+    if shape.traced is not None:
+        return shape.traced.packed_bytes
     return int(_PACKED[shape.activations] * shape.weights_bytes) if shape.op_profile == "portable" else 0
 
 
 def packing_bytes(shape: ModelShape) -> int:
     """Return the bytes needed while weights are packed, packed and mapped weights included."""
+    if shape.traced is not None:
+        return shape.traced.packed_bytes + shape.traced.mapped_bytes
     return int(_PACKING[shape.activations] * shape.weights_bytes) if shape.op_profile == "portable" else 0
 
 
 def weights_bytes(shape: ModelShape, ctx: int) -> int:
     """Return the mapped bytes of ``weights.bin`` that are touched; of the rotary tables only the context's rows are."""
+    if shape.traced is not None:
+        return shape.traced.mapped_bytes
     if shape.op_profile == "portable":
         return int(_MAPPED[shape.activations] * shape.weights_bytes)
     unused = shape.rotation_bytes * (shape.context_length - ctx) // shape.context_length

@@ -10,15 +10,17 @@ from typing import Any, Final
 
 from edge_rt.package.decoder import MAX_TOP_TOKENS, Decoder
 from edge_rt.package.sampling import SamplingAdvice
+from edge_rt.package.traced_info import TracedInfo
 from edge_rt.package.weights_info import WeightsInfo
+from edge_rt.spec_modes import Drafts
 
 FORMAT_NAME: Final = "edge-rt package"
 FORMAT_VERSION: Final = 1
 """Layout of the folder and of ``manifest.json``; raised when an older reader would misread a package."""
-GRAPH_VERSIONS: Final[Mapping[str, int]] = {"native": 2, "portable": 1}
+GRAPH_VERSIONS: Final[Mapping[str, int]] = {"native": 2, "portable": 1, "traced": 1}
 """Op profile -> version of the names and meaning of its graphs' inputs and outputs; raised when the runtime has to bind
 them differently."""
-WINDOW_GRAPH_VERSIONS: Final[Mapping[str, int]] = {"native": 3, "portable": 1}
+WINDOW_GRAPH_VERSIONS: Final[Mapping[str, int]] = {"native": 3, "portable": 1, "traced": 1}
 """The same for models with a sliding window: a reader that does not support windows must not run them without one."""
 CALIBRATED_GRAPH_VERSION: Final = 4
 """The same for native graphs, with or without a window, whose attention takes constants for 4-bit keys."""
@@ -37,12 +39,13 @@ TOOL_TEMPLATE_FILE: Final = "chat_template.tool_use.jinja"
 KV_FORMATS: Final[Mapping[str, tuple[str, ...]]] = {
     "native": ("f16", "f32", "int8", "k8v4", "int4", "int4x2"),
     "portable": ("f32",),
+    "traced": ("f32",),
 }
 """Op profile -> cache formats that this version can run it with, preferred first."""
-WEIGHT_LAYOUTS: Final[Mapping[str, str]] = {"native": "tile16", "portable": "matmulnbits"}
+WEIGHT_LAYOUTS: Final[Mapping[str, str]] = {"native": "tile16", "portable": "matmulnbits", "traced": "initializers"}
 """Op profile -> name of the layout of its matrices in ``weights.bin``."""
 OP_PROFILES: Final = tuple(KV_FORMATS)
-"""Operators of a graph: those of ``edge_rt.ops``, or ONNX Runtime's own."""
+"""Operators of a graph: those of ``edge_rt.ops``, ONNX Runtime's own, or those that another exporter writes."""
 
 BUILT_IN_CALIBRATION: Final = "built-in"
 """Name of edge-rt's own calibration text."""
@@ -148,7 +151,8 @@ class Manifest:
         graph_version: see ``graph_version``.
         producer: program and version that wrote the package.
         model: dimensions of the architecture.
-        op_profile: ``"native"`` (edge-rt's operators) or ``"portable"`` (ONNX Runtime's own).
+        op_profile: ``"native"`` (edge-rt's operators), ``"portable"`` (ONNX Runtime's own) or ``"traced"`` (the graph
+            of another exporter).
         activations: ``"int8"`` (linear layers quantise their input per block) or ``"float"``.
         quantisation: tensor class -> stored type, for example ``{"embedding": "Q8_0"}``.
         kv_formats: cache formats that the graph can be run with, preferred first.
@@ -162,7 +166,8 @@ class Manifest:
         key_calibration: calibration text of the constants of 4-bit keys; None for a package without them.
         sampling: recommended sampling values; None if there are none.
         weights: how weights were quantised for the package; None if they are the checkpoint's.
-        decoder: what the graphs compute; None for a plain llama.
+        decoder: what the graphs compute; None for a plain llama, and for a traced graph.
+        traced: what is known of a traced graph; None for the other op profiles.
         files: every other file of the folder.
     """
 
@@ -185,12 +190,18 @@ class Manifest:
     sampling: SamplingAdvice | None = dataclasses.field(default=None, kw_only=True)
     weights: WeightsInfo | None = dataclasses.field(default=None, kw_only=True)
     decoder: Decoder | None = dataclasses.field(default=None, kw_only=True)
+    traced: TracedInfo | None = dataclasses.field(default=None, kw_only=True)
     files: Mapping[str, FileInfo]
 
     @property
     def weight_layout(self) -> str:
         """Name of the layout of the matrices in ``weights.bin``; it follows from the op profile."""
         return WEIGHT_LAYOUTS[self.op_profile]
+
+    @property
+    def drafts(self) -> Drafts:
+        """What speculation may draft with this package."""
+        return drafts_of(self.op_profile, self.traced)
 
     def to_bytes(self) -> bytes:
         """Return the canonical form of this manifest: UTF-8 JSON, keys in field order, two spaces, final newline."""
@@ -202,6 +213,8 @@ class Manifest:
             del document["model"]["full_layers"]
         if self.decoder is None:
             del document["decoder"]
+        if self.traced is None:
+            del document["traced"]
         if self.tool_template is None:
             del document["tool_template"]
         if self.key_calibration is None:
@@ -213,6 +226,13 @@ class Manifest:
         if self.weights is None:
             del document["weights"]
         return (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode("utf-8")
+
+
+def drafts_of(op_profile: str, traced: TracedInfo | None) -> Drafts:
+    """Return what speculation may draft with a package of an op profile; ``traced`` as in its manifest."""
+    if traced is not None:
+        return Drafts.CHAINS if traced.exact_rows > 1 else Drafts.NOTHING
+    return Drafts.TREES if op_profile == "native" else Drafts.ASKED_CHAINS
 
 
 def graph_version(

@@ -184,6 +184,8 @@ def _check_versions(path: Path, document: Mapping[str, Any]) -> None:
             raise _invalid(path, f"the manifest's '{field}' is missing or not a number.", f"Found {found!r}.")
         if ours is not None and found != ours:
             of_profile = "" if ours_of_graph is None else f" --profile {profile}"
+            if profile == "traced":
+                of_profile = " --via transformers"
             raise VersionMismatch(
                 f"{path}: the package has {field} {found}, this edge-rt reads {ours}.",
                 f"It was written by {document.get('producer', 'an unknown program')!s:.80}.",
@@ -266,6 +268,11 @@ def _check_values(path: Path, manifest: Manifest) -> None:
         raise _invalid(path, f"'manifest.weights.{name}' is out of range.", f"Found {value}, wanted {wanted}.")
     if (decoder := manifest.decoder) is not None:
         _check_decoder(path, model, decoder)
+    if (manifest.traced is not None) != (manifest.op_profile == "traced"):
+        numbers = f"The op profile is {manifest.op_profile}."
+        raise _invalid(path, "'manifest.traced' does not fit 'manifest.op_profile'.", numbers)
+    for name, value in () if manifest.traced is None else manifest.traced.faults():
+        raise _invalid(path, f"'manifest.traced.{name}' is out of range.", f"Found {value}, wanted 0 or more.")
     if model.num_heads % model.num_kv_heads:
         numbers = f"{model.num_heads} is not a multiple of {model.num_kv_heads}."
         raise _invalid(path, "'manifest.model.num_kv_heads' does not divide 'num_heads'.", numbers)

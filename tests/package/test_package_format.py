@@ -12,6 +12,7 @@ from edge_rt.errors import InvalidPackage, UnsupportedModel, VersionMismatch
 from edge_rt.package.manifest import GRAPH_VERSIONS, KV_FORMATS, KeyCalibration
 from edge_rt.package.reader import is_package, open_package
 from edge_rt.package.sampling import SamplingAdvice
+from edge_rt.package.traced_info import TracedInfo
 from edge_rt.package.weights_info import Quality, TensorClass, WeightsInfo
 from tests.helpers.packages import edit_manifest, manifest_setter
 from tests.helpers.tiny_package import FILES, GRAPH, MANIFEST, write
@@ -172,6 +173,8 @@ class TestManifestRefused:
         def change(found):
             def set_both(document):
                 document.update(op_profile=profile, kv_formats=[*KV_FORMATS[profile]], graph_version=found)
+                if profile == "traced":
+                    document["traced"] = dataclasses.asdict(TracedInfo("transformers", 0, 0, 0, 0, ()))
 
             edit_manifest(package.path, set_both)
 
@@ -183,7 +186,8 @@ class TestManifestRefused:
                 open_package(package.path)
             assert caught.value.exit_code == 5
             assert caught.value.what.endswith(f"the package has graph_version {other}, this edge-rt reads {version}.")
-            command = f"edge-rt export -m SOURCE --out {package.path} --profile {profile} --force"
+            way = "--via transformers" if profile == "traced" else f"--profile {profile}"
+            command = f"edge-rt export -m SOURCE --out {package.path} {way} --force"
             assert caught.value.action.endswith(command)
 
     def test_windows_have_graph_versions_of_their_own(self, package):

@@ -16,7 +16,9 @@ from edge_rt.cli.options.groups import LoadFlags, OutputFlags, PlaceFlags
 from edge_rt.cli.render.bench_table import markdown, print_row_costs
 from edge_rt.cli.render.console import Terminal, number
 from edge_rt.cli.render.verify_report import tell_left_out
+from edge_rt.cli.speculation import warn_of_profile
 from edge_rt.errors import ConfigError
+from edge_rt.spec_modes import AUTO
 
 if TYPE_CHECKING:
     from edge_rt.measure.benchmark import BenchReport
@@ -74,6 +76,8 @@ def bench(
     name, package = obtain_package(terminal, load.reference, places, budget=load.budget_bytes(places))
     with load_model(package, asked) as model:
         facts = model.describe()
+        if prompts.prompts is None:
+            warn_of_profile(terminal, model, AUTO, given="--spec")
         if costs.calibrate:
             _calibrate(terminal, model, facts)
         elif prompts.prompts is not None:

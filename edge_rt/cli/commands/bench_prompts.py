@@ -18,7 +18,7 @@ from edge_rt.cli.speculation import warn_of_profile
 from edge_rt.errors import ContextOverflow
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.graph.cancel import CancelToken
-from edge_rt.spec_modes import AUTO
+from edge_rt.spec_modes import AUTO, Drafts
 
 if TYPE_CHECKING:
     from edge_rt.measure.prompts import Prompt
@@ -143,9 +143,11 @@ def measure(terminal: Terminal, model: Model, prompts: list[Prompt], asked: Prom
     warn_of_profile(terminal, model, asked.mode, given=f"--spec {asked.mode}")
     if in_force != asked.mode:
         unused = [flag for flag in asked.given() if flag in ("--draft-max", "--corpus")]
+        is_possible = model.speculation.drafts is not Drafts.NOTHING
         terminal.warn(
             f"speculation is off ({asked.mode}, op profile {model.package.manifest.op_profile}): plain decoding is "
-            "compared with itself; choose a drafter with --spec."
+            "compared with itself"
+            + ("; choose a drafter with --spec." if is_possible else ".")
             + (f" Not used: {', '.join(unused)}." if unused else "")
         )
 

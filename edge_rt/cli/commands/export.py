@@ -30,8 +30,9 @@ NO_CALIBRATION: Final = "none"
 class Asked(TypedDict):
     """Arguments of ``export_model`` and ``plan_export``."""
 
+    via: str | None
     profile: str | None
-    activations: str
+    activations: str | None
     weights: str | None
     size: int
     calibration: Path | str | None
@@ -42,8 +43,9 @@ class ExportFlags:
     """What is exported, and where to."""
 
     out: Annotated[Path, flags.OUT]
+    via: Annotated[str | None, flags.VIA] = None
     profile: Annotated[str | None, flags.PROFILE] = None
-    activations: Annotated[str, flags.ACTIVATIONS.but(shown="int8")] = "int8"
+    activations: Annotated[str | None, flags.ACTIVATIONS.but(shown="int8")] = None
     weights: Annotated[str | None, flags.WEIGHTS] = None
     size: Annotated[str | None, flags.SIZE] = None
     calibration: Annotated[str | None, flags.CALIBRATION] = None
@@ -61,6 +63,7 @@ class ExportFlags:
             ConfigError: the size is not one.
         """
         return {
+            "via": self.via,
             "profile": self.profile,
             "activations": self.activations,
             "weights": self.weights,
@@ -98,6 +101,7 @@ def export(
             force=wanted.force,
             progress=progress,
             on_estimate=functools.partial(tell_estimate, terminal, budget=budget),
+            on_chatter=(lambda text: terminal.note(text.rstrip(), "dim")) if output.verbose else None,
         )
     for warning in report.warnings:
         terminal.warn(warning)

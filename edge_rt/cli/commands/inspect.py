@@ -17,6 +17,7 @@ from edge_rt.cli.options.spread import only
 from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.decoder_report import decoder_rows
 from edge_rt.cli.render.stats import facts_lines
+from edge_rt.cli.render.traced_report import traced_rows
 from edge_rt.cli.render.weights_report import weights_rows
 from edge_rt.errors import ConfigError, InputError, ModelNotFound
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from edge_rt.package.weights_info import WeightsInfo
 
 SHOWN_TEMPLATE_LINES = 12
-_APART = ("chat_template", "weights", "decoder", "not_described")
+_APART = ("chat_template", "weights", "decoder", "not_described", "traced")
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,7 @@ def _package_facts(path: Path, *, verify: bool) -> tuple[dict[str, Any], Weights
         "recommended_sampling": None if manifest.sampling is None else manifest.sampling.given,
         "model": dataclasses.asdict(manifest.model),
         "decoder": None if manifest.decoder is None else dataclasses.asdict(manifest.decoder),
+        "traced": None if manifest.traced is None else dataclasses.asdict(manifest.traced),
         "tokenizer": dataclasses.asdict(manifest.tokenizer),
         "source": dataclasses.asdict(manifest.source),
         "files": {name: info.size for name, info in manifest.files.items()},
@@ -234,6 +236,9 @@ def _print(
         terminal.table(("", *row) for row in decoder_rows(decoder))
     elif reason := facts.get("not_described"):
         terminal.line(f"\ndecoder: no description. {reason}")
+    if facts.get("traced") is not None:
+        terminal.line("\ntraced graph")
+        terminal.table(("", *row) for row in traced_rows(facts["traced"]))
     for name, section in sections.items():
         terminal.line(f"\n{name}")
         terminal.table(("", *row) for row in facts_lines(section))

@@ -12,7 +12,9 @@ from edge_rt.cli.options import flags
 from edge_rt.cli.options.groups import LoadFlags, OutputFlags, PlaceFlags, SpeculationFlags
 from edge_rt.cli.options.spread import only
 from edge_rt.cli.render.console import Terminal
+from edge_rt.cli.speculation import WHY_NOTHING
 from edge_rt.errors import ConfigError, MemoryBudgetExceeded, ModelNotFound
+from edge_rt.spec_modes import Drafts
 
 if TYPE_CHECKING:
     from edge_rt.memory.plan import Plan
@@ -178,6 +180,8 @@ def _unused(made: Plan) -> tuple[str, ...]:
     """Return the warning about flags that have no effect, as in the commands that run the model."""
     if not made.unused:
         return ()
+    if made.shape.drafts is Drafts.NOTHING:
+        return (f"speculation is off ({WHY_NOTHING}): not used: {', '.join(made.unused)}.",)
     profile = made.shape.op_profile
     return (f"speculation is off (auto, op profile {profile}): not used: {', '.join(made.unused)}.",)
 

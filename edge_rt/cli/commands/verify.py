@@ -14,10 +14,10 @@ from edge_rt.cli.options.groups import LoadFlags, OutputFlags, PlaceFlags, Specu
 from edge_rt.cli.options.spread import only
 from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.verify_report import findings, print_findings, tell_left_out
-from edge_rt.cli.speculation import never_drafts
+from edge_rt.cli.speculation import WHY_NOTHING, never_drafts
 from edge_rt.errors import ConfigError
 from edge_rt.runtime.config import GenerationConfig
-from edge_rt.spec_modes import CORPUS_MODES, OFF, SPEC_MODES, require_mode
+from edge_rt.spec_modes import CORPUS_MODES, OFF, SPEC_MODES, Drafts, require_mode
 from edge_rt.version import VERSION
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def verify(
     _, package = obtain_package(terminal, load.reference, places, budget=load.budget_bytes(places))
     manifest = package.manifest
     formats = compared.formats(manifest)
-    modes = _drafting(terminal, modes, manifest.op_profile)
+    modes = _drafting(terminal, modes, manifest)
     header = {
         "edge_rt": VERSION,
         "package_id": package.id,
@@ -171,12 +171,19 @@ def _prompts(path: Path | None, limit: int | None) -> tuple[list[Prompt], str]:
     return found[:limit], texts_hash(found)
 
 
-def _drafting(terminal: Terminal, modes: Sequence[str], op_profile: str) -> list[str]:
-    """Return the modes to verify, without those that never draft in this op profile; warn about its limits.
+def _drafting(terminal: Terminal, modes: Sequence[str], manifest: Manifest) -> list[str]:
+    """Return the modes to verify, without those that never draft with this package; warn about its limits.
 
     Raises:
         ConfigError: no other mode was requested.
     """
+    op_profile = manifest.op_profile
+    if manifest.drafts is Drafts.NOTHING:
+        raise ConfigError(
+            "There is nothing to verify: speculation is off with this package.",
+            f"{WHY_NOTHING[0].upper()}{WHY_NOTHING[1:]}.",
+            "Choose another package.",
+        )
     idle = [mode for mode in modes if never_drafts(mode, op_profile)]
     drafting = [mode for mode in modes if mode not in idle]
     if not drafting:
@@ -185,7 +192,7 @@ def _drafting(terminal: Terminal, modes: Sequence[str], op_profile: str) -> list
             f"In the op profile {op_profile} {_WHY_IDLE}.",
             "Choose another drafter, or a package of the op profile native.",
         )
-    if op_profile != "native":
+    if not manifest.drafts.are_exact:
         terminal.warn(
             f"identical answers are not guaranteed in the op profile {op_profile}: the results of its attention depend "
             "on which rows are computed together; auto drafts nothing there"

@@ -182,6 +182,12 @@ PROFILE_NAME: Final = Flag(
 # --- making and keeping packages ---
 
 OUT: Final = Flag(("-o", "--out"), "Folder to create.", metavar="DIR")
+VIA: Final = Flag(
+    ("--via",),
+    "transformers: let its exporter trace a folder's model, of any architecture (pip install 'edge-rt[transformers]').",
+    metavar="EXPORTER",
+    shown="edge-rt's own exporter",
+)
 PROFILE: Final = Flag(
     ("--profile",),
     "native (edge-rt's operators) or portable (ONNX Runtime's).",

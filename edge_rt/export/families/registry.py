@@ -56,7 +56,12 @@ def family_of_config(where: str, model_type: str) -> Family:
         UnsupportedModel: there is none.
     """
     if model_type not in MODEL_TYPES:
-        raise _unknown(where, model_type, ", ".join(MODEL_TYPES))
+        raise _unknown(
+            where,
+            model_type,
+            ", ".join(MODEL_TYPES),
+            "Export its folder with --via transformers, or choose a model of a supported architecture.",
+        )
     return MODEL_TYPES[model_type]
 
 
@@ -67,13 +72,13 @@ def family_of_header(where: str, architecture: str) -> Family:
         UnsupportedModel: there is none.
     """
     if architecture not in ARCHITECTURES:
-        raise _unknown(where, architecture, ", ".join(ARCHITECTURES))
+        raise _unknown(where, architecture, ", ".join(ARCHITECTURES), "Choose a model of a supported architecture.")
     return ARCHITECTURES[architecture]
 
 
-def _unknown(where: str, found: str, known: str) -> UnsupportedModel:
+def _unknown(where: str, found: str, known: str, action: str) -> UnsupportedModel:
     return UnsupportedModel(
         f"{where}: the architecture {found[:60]!r} is not supported.",
         f"{REASONS[found]}. Supported: {known}." if found in REASONS else f"Supported: {known}.",
-        "Choose a model of a supported architecture.",
+        action,
     )

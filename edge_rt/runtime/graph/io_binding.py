@@ -9,6 +9,7 @@ from edge_rt.package.manifest import KV_FORMATS, Manifest
 from edge_rt.runtime.graph.io_binding_base import IOBinding
 from edge_rt.runtime.graph.io_binding_native import LARGEST_PASS, NativeIOBinding
 from edge_rt.runtime.graph.io_binding_portable import PortableIOBinding
+from edge_rt.runtime.graph.io_binding_traced import TracedIOBinding
 
 
 def usable_formats(manifest: Manifest) -> list[str]:
@@ -64,4 +65,6 @@ def open_io_binding(
         )
     if manifest.op_profile == PortableIOBinding.profile:
         return PortableIOBinding(manifest.model, capacity, formats[0], decoder=manifest.decoder)
+    if manifest.op_profile == TracedIOBinding.profile:
+        return TracedIOBinding(manifest.model, capacity, formats[0])
     return NativeIOBinding(manifest.model, capacity, kv_format, largest_pass=largest_pass, decoder=manifest.decoder)

@@ -10,6 +10,7 @@ from edge_rt.errors import MemoryBudgetExceeded
 from edge_rt.package.reader import Package
 from edge_rt.runtime.drafters.corpus import Corpus
 from edge_rt.runtime.graph.cache import KVCache
+from edge_rt.runtime.graph.exact_rows import rows_are_exact
 from edge_rt.runtime.graph.io_binding import open_io_binding
 from edge_rt.runtime.graph.io_binding_base import IOBinding
 from edge_rt.runtime.graph.runner import ModelRunner
@@ -18,6 +19,7 @@ from edge_rt.runtime.prompt.encoding import PromptEncoder
 from edge_rt.runtime.speculation.cost_measurement import MeasuredCosts
 from edge_rt.runtime.speculation.speculation import Speculation
 from edge_rt.session import Session, StopSwitch, check_window_support, onnxruntime_version, pool_size
+from edge_rt.spec_modes import OFF, Drafts
 from edge_rt.system.machine import usable_cpus
 
 
@@ -94,11 +96,12 @@ def load_parts(
     }
     measured_costs = MeasuredCosts(facts, io_binding, cache, options.costs)
     measured_costs.on_measure = options.on_calibrate
+    made = ModelRunner(session, io_binding, switch)
     speculation = Speculation(
         load_plan.spec_mode,
         load_plan.draft_max,
         trace=options.spec_trace,
-        exact=manifest.op_profile == "native",
+        drafts=_drafts(package, load_plan, made, io_binding),
         costs=lambda: measured_costs.get(runner()),
         corpus=corpus,
         bounds=load_plan.table_bounds,
@@ -106,13 +109,28 @@ def load_parts(
     return Parts(
         texts,
         cache,
-        ModelRunner(session, io_binding, switch),
+        made,
         measured_costs,
         speculation,
         session.providers,
         session.isa,
         io_binding.kv_format,
     )
+
+
+def _drafts(package: Package, load_plan: LoadPlan, runner: ModelRunner, io_binding: IOBinding) -> Drafts:
+    """Return what may be drafted: what the package states, if rows of a traced graph are exact here as well."""
+    drafts = package.manifest.drafts
+    if drafts is not Drafts.CHAINS or load_plan.spec_mode == OFF:
+        return drafts
+    is_exact = rows_are_exact(
+        runner,
+        vocab_size=package.manifest.model.vocab_size,
+        capacity=io_binding.capacity,
+        most_rows=load_plan.logit_rows,
+    )
+    io_binding.forget()
+    return drafts if is_exact else Drafts.NOTHING
 
 
 def _open_io_binding(package: Package, load_plan: LoadPlan) -> IOBinding:

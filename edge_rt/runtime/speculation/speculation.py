@@ -25,7 +25,7 @@ from edge_rt.runtime.speculation.cost_model import RowCosts
 from edge_rt.runtime.speculation.draft_shape import SlotRates
 from edge_rt.runtime.speculation.sampled import SampledDrafter
 from edge_rt.runtime.speculation.tree import TreeGrower
-from edge_rt.spec_modes import RATIO_MODE, REFERENCE_MODES, require_mode, require_rule
+from edge_rt.spec_modes import RATIO_MODE, REFERENCE_MODES, Drafts, require_mode, require_rule
 
 AUTO_SOURCES: Final = ("suffix", "recycling")
 # Expected reward of an arm before it was tried, relative to the average.
@@ -55,8 +55,8 @@ class Speculation:
     Args:
         mode: one of ``SPEC_MODES``: the mode of generations that ask for no other.
         draft_max: most drafted tokens of a pass; the cost model usually chooses fewer.
-        exact: whether the results of a row are independent of the other rows of a pass. If not, ``auto`` is off, trees
-            cannot be verified, and a chain that is asked for may give another text than plain decoding.
+        drafts: what may be drafted. Unless it is exact, ``auto`` is off, and a chain that is asked for may give another
+            text than plain decoding.
         costs: returns stored costs of passes, or measures them; called when first needed.
         corpus: further texts for the suffix drafter; the other drafters do not use it.
         bounds: bounds of the drafters' tables.
@@ -68,13 +68,13 @@ class Speculation:
         mode: str,
         draft_max: int,
         *,
-        exact: bool,
+        drafts: Drafts,
         costs: Callable[[], RowCosts],
         corpus: Corpus | None,
         bounds: TableBounds | None = None,
         trace: Trace | None = None,
     ) -> None:
-        self.exact = exact
+        self.drafts = drafts
         self.draft_max = draft_max
         self.asked = mode
         self.trace = trace
@@ -93,7 +93,9 @@ class Speculation:
         return self._in_force(self.asked)
 
     def _in_force(self, mode: str) -> str:
-        return "off" if mode == "auto" and not self.exact else mode
+        if self.drafts is Drafts.NOTHING or (mode == "auto" and not self.drafts.are_exact):
+            return "off"
+        return mode
 
     def resolve(self, mode: str | None, *, has_reference: bool = False, accept: str = "match") -> str:
         """Return the mode of a generation: the one that it asks for, or the model's.
@@ -196,7 +198,7 @@ class Speculation:
             temperature=temperature,
             seed=seed,
             max_nodes=self.draft_max,
-            chain=not self.exact,
+            chain=self.drafts is not Drafts.TREES,
             trace=self.trace,
         )
 
@@ -301,7 +303,7 @@ class Speculation:
         arms = arms_of([source.name for source in sources])
         priors = [_PRIOR_OFF] + [_PRIOR_DRAFTING] * (len(arms) - 1)
         return AdaptiveDrafter(
-            TreeGrower(sources, AcceptanceModel(sources), chain=not self.exact),
+            TreeGrower(sources, AcceptanceModel(sources), chain=self.drafts is not Drafts.TREES),
             self.costs,
             DiscountedUCB(tuple(priors)),
             max_nodes=self.draft_max,

@@ -25,7 +25,7 @@ from edge_rt.runtime.speculation.cost_model import RowCosts
 from edge_rt.runtime.speculation.draft_shape import SlotRates
 from edge_rt.runtime.speculation.sampled import SampledDrafter
 from edge_rt.runtime.speculation.speculation import Speculation
-from edge_rt.spec_modes import SPEC_MODES
+from edge_rt.spec_modes import SPEC_MODES, Drafts
 from tests.helpers.fake_model import VOCABULARY, FakeTarget, Run, fake_cache
 from tests.helpers.models import load_package
 
@@ -332,7 +332,9 @@ class TestTheLaw:
 
 
 def speculation(mode="auto", *, exact=True):
-    return Speculation(mode, DEFAULT_DRAFT, exact=exact, costs=lambda: CHEAP, corpus=None)
+    return Speculation(
+        mode, DEFAULT_DRAFT, drafts=Drafts.TREES if exact else Drafts.ASKED_CHAINS, costs=lambda: CHEAP, corpus=None
+    )
 
 
 class TestChoosingTheRule:

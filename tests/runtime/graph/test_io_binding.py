@@ -15,6 +15,7 @@ from edge_rt.package.reader import open_package
 from edge_rt.runtime.graph.io_binding import open_io_binding
 from edge_rt.runtime.graph.io_binding_native import NativeIOBinding
 from edge_rt.runtime.graph.io_binding_portable import PortableIOBinding
+from edge_rt.runtime.graph.io_binding_traced import TracedIOBinding
 from edge_rt.session import TensorSpec
 from tests.helpers.fake_model import model_config
 from tests.helpers.kv_layout import marked_rows
@@ -23,6 +24,8 @@ SMALL = model_config(num_layers=2, num_kv_heads=3, head_dim=8)
 
 
 def buffers_of(interface):
+    if isinstance(interface, TracedIOBinding):
+        return list(interface.buffers.values())
     return [*interface.keys, *interface.values] if isinstance(interface, PortableIOBinding) else interface.buffers
 
 
@@ -30,12 +33,18 @@ def maker(kind, kv_format):
     return lambda config, capacity: kind(config, capacity, kv_format)
 
 
-@pytest.fixture(params=[(PortableIOBinding, "f32"), *((NativeIOBinding, name) for name in KV_FORMATS["native"])])
+@pytest.fixture(
+    params=[
+        (PortableIOBinding, "f32"),
+        (TracedIOBinding, "f32"),
+        *((NativeIOBinding, name) for name in KV_FORMATS["native"]),
+    ]
+)
 def make(request):
     return maker(*request.param)
 
 
-@pytest.fixture(params=[(PortableIOBinding, "f32"), (NativeIOBinding, "int8")])
+@pytest.fixture(params=[(PortableIOBinding, "f32"), (TracedIOBinding, "f32"), (NativeIOBinding, "int8")])
 def make_any(request):
     """For what does not depend on the format of a row."""
     return maker(*request.param)
@@ -46,6 +55,15 @@ def test_portable_buffers_are_what_the_graph_binds():
     assert [array.shape for array in buffers_of(interface)] == [(1, 3, 10, 8)] * 4
     assert {array.dtype for array in buffers_of(interface)} == {np.dtype(np.float32)}
     assert (interface.row_bytes, interface.row_map) == (2 * 2 * 3 * 8 * 4, None)
+
+
+def test_traced_buffers_are_rows_of_tokens():
+    interface = TracedIOBinding(SMALL, 10, "f32")
+    assert {name: array.shape for name, array in interface.buffers.items()} == dict.fromkeys(
+        ("0.key", "0.value", "1.key", "1.value"), (10, 3, 8)
+    )
+    assert (interface.row_bytes, interface.cache_bytes) == (2 * 2 * 3 * 8 * 4, 10 * 2 * 2 * 3 * 8 * 4)
+    assert interface.row_map is None
 
 
 WIDTHS = {"f32": 32, "f16": 16, "int8": 8 + 2, "k8v4": (8 + 2 + 16 + 4) // 2, "int4": 16 + 4, "int4x2": 32 + 4}
@@ -145,7 +163,8 @@ def test_rows_take_memory_only_when_written(make_any):
     before = process.memory_info().rss
     interface = make_any(model_config(num_layers=8, num_kv_heads=8, head_dim=64), 8192)
     for array in buffers_of(interface):
-        array[:, :, :16] = 1
+        rows = array if isinstance(interface, TracedIOBinding) else array.swapaxes(0, 2)
+        rows[:16] = 1
     assert interface.cache_bytes >= 40 << 20
     assert process.memory_info().rss - before < 8 << 20
 

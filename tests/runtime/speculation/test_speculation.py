@@ -15,7 +15,7 @@ from edge_rt.runtime.decode.draft import NullDrafter
 from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.speculation.cost_model import CURVE_ROWS, CostStore, RowCosts
 from edge_rt.runtime.speculation.speculation import Speculation
-from edge_rt.spec_modes import MAX_DRAFT, SPEC_MODES
+from edge_rt.spec_modes import MAX_DRAFT, SPEC_MODES, Drafts
 from tests.helpers.fake_model import FakeTarget, Run
 from tests.helpers.fake_sources import linear_costs
 from tests.helpers.models import load_package
@@ -29,7 +29,14 @@ PROMPT = [5, 6, 7]
 
 
 def speculation(mode="auto", draft_max=DEFAULT_DRAFT, *, exact=True, costs=FLAT, trace=None):
-    return Speculation(mode, draft_max, exact=exact, costs=lambda: costs, corpus=None, trace=trace)
+    return Speculation(
+        mode,
+        draft_max,
+        drafts=Drafts.TREES if exact else Drafts.ASKED_CHAINS,
+        costs=lambda: costs,
+        corpus=None,
+        trace=trace,
+    )
 
 
 def names(drafter):
@@ -102,7 +109,7 @@ class TestDrafters:
         def unwanted():
             raise AssertionError("costs were asked for")
 
-        found = Speculation("off", DEFAULT_DRAFT, exact=True, costs=unwanted, corpus=None)
+        found = Speculation("off", DEFAULT_DRAFT, drafts=Drafts.TREES, costs=unwanted, corpus=None)
         assert isinstance(found.drafter("off"), NullDrafter)
         assert found.memory_bytes == 0
 
@@ -113,7 +120,7 @@ class TestDrafters:
             calls.append(1)
             return FLAT
 
-        found = Speculation("auto", DEFAULT_DRAFT, exact=True, costs=measured, corpus=None)
+        found = Speculation("auto", DEFAULT_DRAFT, drafts=Drafts.TREES, costs=measured, corpus=None)
         assert calls == []
         for mode in ("auto", "ngram", "suffix"):
             found.drafter(mode)

@@ -1,0 +1,1 @@
+"""Packages of architectures without a description: a graph that transformers traces, and what is made of it."""

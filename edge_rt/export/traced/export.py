@@ -1,0 +1,270 @@
+"""Folder of transformers -> package with a traced graph: read, trace, adapt, write, check, publish."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import onnx_ir as ir
+
+from edge_rt.errors import InvalidModelFile, UnsupportedModel
+from edge_rt.export.check.compare import CheckResult
+from edge_rt.export.checkpoint import text_warnings
+from edge_rt.export.estimate import ExportEstimate, require_room
+from edge_rt.export.exporter import ExportReport, Stages
+from edge_rt.export.sources.hf_folder import HFFolder, hf_source, read_hf_folder
+from edge_rt.export.sources.source import Source, TokenizerBuild
+from edge_rt.export.traced import check, store
+from edge_rt.export.traced.estimate import estimate_trace, packed_and_mapped
+from edge_rt.export.traced.interface import TracedInterface, find_interface
+from edge_rt.export.traced.pass_memory import pass_points
+from edge_rt.export.traced.passes import TracedPasses
+from edge_rt.export.traced.rewrite import adapt
+from edge_rt.export.traced.tidy import simplify, write_out
+from edge_rt.export.traced.tracing import ModelNumbers, Trace, chatter, require_tracer, run_worker
+from edge_rt.export.writing import GRAPH_FILE, write_texts
+from edge_rt.package.manifest import (
+    FORMAT_VERSION,
+    KV_FORMATS,
+    TEMPLATE_FILE,
+    TOKENIZER_FILE,
+    TOOL_TEMPLATE_FILE,
+    Manifest,
+    ModelConfig,
+    Segment,
+    SourceInfo,
+    TokenizerInfo,
+    graph_version,
+)
+from edge_rt.package.reader import Package, absolute_path, stored_name
+from edge_rt.package.sampling import SamplingAdvice
+from edge_rt.package.traced_info import TracedInfo
+from edge_rt.package.writer import PackageWriter
+from edge_rt.progress import ProgressCallback
+from edge_rt.system.file_hash import sha256_files
+from edge_rt.system.process_memory import peak_rss_bytes
+from edge_rt.text.tokenizer import Tokenizer
+from edge_rt.version import VERSION
+
+PROFILE: Final = "traced"
+STAGES: Final = ("read", "plan", "trace", "weights", "graph", "check", "publish")
+"""Names of the stages, in order."""
+_TRACE_FOLDER: Final = "trace"
+
+Tracer = Callable[[Path, Path], Trace]
+
+
+def export_traced(
+    path: Path,
+    out: Path,
+    *,
+    sampling: SamplingAdvice | None,
+    force: bool,
+    progress: ProgressCallback,
+    on_estimate: Callable[[ExportEstimate], None] | None,
+    started: float,
+    on_chatter: Callable[[str], None] | None = None,
+    tracer: Tracer | None = None,
+) -> ExportReport:
+    """Export a folder through transformers' own exporter.
+
+    Args:
+        path: a folder with ``config.json``, safetensors and ``tokenizer.json``.
+        out: folder to create.
+        sampling: as in ``edge_rt.export.export_model``.
+        force: as in ``edge_rt.export.export_model``.
+        progress: called with the stages of ``STAGES``.
+        on_estimate: as in ``edge_rt.export.export_model``.
+        started: time of the call, from ``time.monotonic``.
+        on_chatter: called once with what the libraries printed while they traced, also if they failed.
+        tracer: traces the model of a folder into another one; None: transformers, in a process of its own.
+
+    Raises:
+        RuntimeUnavailable, VersionMismatch: torch, transformers or onnxscript are missing or too old.
+        UnsupportedModel: the model cannot be traced, or keeps a state other than keys and values.
+        InputError, StorageError, MemoryBudgetExceeded: as in ``edge_rt.export.export_model``.
+    """
+    stage = Stages(STAGES, progress, started)
+    stage("read")
+    if tracer is None:
+        require_tracer()
+    folder = _read(path)
+    source = hf_source(folder, {})
+    advice = source.read_advice() if sampling is None else sampling
+    if isinstance(rows := folder.config.get("vocab_size"), int):
+        # A tokenizer that cannot be used is refused before the minutes of a trace.
+        source.build_tokenizer(rows)
+    stage("plan")
+    estimate = estimate_trace(folder)
+    if on_estimate is not None:
+        on_estimate(estimate)
+    require_room(estimate, absolute_path(out))
+    with PackageWriter(out, force=force) as writer:
+        stage("trace", message="transformers traces the model")
+        traces = writer.folder / _TRACE_FOLDER
+        traces.mkdir()
+        try:
+            trace = (run_worker if tracer is None else tracer)(path, traces)
+        finally:
+            if on_chatter is not None:
+                on_chatter(chatter(traces))
+        stage("weights")
+        model, interface, info = _adapted(trace, writer.folder, functools.partial(stage, "weights"))
+        config = _config(folder, trace.numbers, interface, trace.logits.shape[1])
+        stage("graph")
+        tokenizer = source.build_tokenizer(config.vocab_size)
+        loaded = Tokenizer.from_text(tokenizer.json_text, info=tokenizer, embedding_rows=config.vocab_size)
+        write_texts(tokenizer, writer.folder)
+        store.write_graph(model, writer.folder / GRAPH_FILE)
+        del model
+        shutil.rmtree(traces)
+        gc.collect()
+        stage("check")
+        result, rows_alike = _check(writer.folder / GRAPH_FILE, config, trace)
+        gc.collect()
+        stage("publish")
+        package = writer.publish(_manifest(source, config, tokenizer, advice, info(rows_alike)))
+    stage("publish", 1, 1, "done")
+    return _report(package, estimate, result, (*source.remarks, *text_warnings(tokenizer, loaded)), stage.seconds())
+
+
+def _read(path: Path) -> HFFolder:
+    """Read the headers of a folder.
+
+    Raises:
+        UnsupportedModel: it is no folder, or its weights are packed.
+        InvalidModelFile, ModelNotFound, StorageError: its files cannot be used.
+    """
+    if not path.is_dir():
+        raise UnsupportedModel(
+            f"{path.name} is not a folder of transformers.",
+            "Only such folders can be exported via transformers.",
+            "Leave --via out, or give the folder of the original model.",
+        )
+    folder = read_hf_folder(path)
+    if "quantization_config" in folder.config:
+        raise UnsupportedModel(
+            f"{path.resolve().name}: its weights are quantised already.",
+            "Via transformers, only weights of floats are exported.",
+            "Give the folder of the model that it was quantised from.",
+        )
+    return folder
+
+
+def _adapted(
+    trace: Trace, out: Path, on_bytes: Callable[[int, int], None]
+) -> tuple[ir.Model, TracedInterface, Callable[[int], TracedInfo]]:
+    """Return the graph of a package, whose weights were written to ``out``; and a maker of what is known of it."""
+    name, vocab_size = trace.numbers.architecture, trace.logits.shape[1]
+    model = write_out(ir.load(trace.graph))
+    interface = find_interface(model.graph, name)
+    sizes = interface.dimensions
+    adapt(model, interface, vocab_size, name)
+    simplify(model, f"edge-rt {VERSION}")
+    packed, mapped = packed_and_mapped(model.graph)
+    store.write_weights(model, store.place(model), out, on_bytes)
+    points, nodes = pass_points(model, sizes), model.graph.num_nodes()
+
+    def info(exact_rows: int) -> TracedInfo:
+        return TracedInfo(
+            exporter=trace.exporter,
+            exact_rows=exact_rows,
+            packed_bytes=packed,
+            mapped_bytes=mapped,
+            nodes=nodes,
+            passes=points,
+        )
+
+    return model, interface, info
+
+
+def _check(graph: Path, config: ModelConfig, trace: Trace) -> tuple[CheckResult, int]:
+    capacity = check.check_capacity(config.context_length)
+    passes = TracedPasses(graph, config, max(capacity, len(trace.token_ids)))
+    result = check.check_logits(passes, trace.token_ids, trace.logits)
+    return result, check.exact_rows(passes, config.vocab_size, capacity)
+
+
+def _config(folder: HFFolder, numbers: ModelNumbers, interface: TracedInterface, vocab_size: int) -> ModelConfig:
+    """Return the dimensions of a model; those that a graph needs nothing of are at least plausible.
+
+    Raises:
+        InvalidModelFile: the configuration lacks a number.
+    """
+    for name, found in (("hidden_size", numbers.hidden_size), ("num_attention_heads", numbers.num_heads)):
+        if found < 1:
+            raise InvalidModelFile(
+                f"{folder.path.name}: the configuration lacks a number.", f"There is no '{name}'.", "Fetch it again."
+            )
+    heads = numbers.num_heads
+    return ModelConfig(
+        name=folder.path.resolve().name[:200],
+        architecture=numbers.architecture,
+        hidden_size=numbers.hidden_size,
+        num_layers=interface.num_layers,
+        num_heads=heads if heads % interface.kv_heads == 0 else interface.kv_heads,
+        num_kv_heads=interface.kv_heads,
+        head_dim=interface.head_dim,
+        intermediate_size=int(numbers.intermediate_size) or 4 * numbers.hidden_size,
+        vocab_size=vocab_size,
+        context_length=int(numbers.context_length),
+        rms_norm_eps=float(numbers.norm_epsilon) or 1e-5,
+        rope_theta=float(numbers.rope_theta) or 10000.0,
+        rope_scaling="none",
+        tied_embedding=numbers.tied_embedding,
+        num_parameters=numbers.num_parameters,
+    )
+
+
+def _manifest(
+    source: Source, config: ModelConfig, tokenizer: TokenizerBuild, advice: SamplingAdvice | None, info: TracedInfo
+) -> Manifest:
+    types: dict[str, Any] = dict.fromkeys(("embedding", "attention", "feed_forward", "head"), "F32")
+    return Manifest(
+        format_version=FORMAT_VERSION,
+        graph_version=graph_version(PROFILE, 0),
+        producer=f"edge-rt {VERSION}",
+        model=config,
+        op_profile=PROFILE,
+        activations="float",
+        quantisation=types,
+        kv_formats=KV_FORMATS[PROFILE],
+        segments=(Segment("model", GRAPH_FILE, 0, config.num_layers),),
+        drafters=(),
+        tokenizer=TokenizerInfo(TOKENIZER_FILE, tokenizer.bos_token_id, tokenizer.eos_token_ids, tokenizer.add_bos),
+        chat_template=TEMPLATE_FILE if tokenizer.chat_template is not None else None,
+        tool_template=TOOL_TEMPLATE_FILE if tokenizer.tool_template is not None else None,
+        source=SourceInfo(source.kind, stored_name(source.path), sha256_files(source.paths), source.size),
+        license=source.license,
+        sampling=advice,
+        traced=info,
+        files={},
+    )
+
+
+def _report(
+    package: Package,
+    estimate: ExportEstimate,
+    result: CheckResult,
+    warnings: tuple[str, ...],
+    stages: dict[str, float],
+) -> ExportReport:
+    return ExportReport(
+        path=package.path,
+        package_id=package.id,
+        predicted_disk_bytes=estimate.disk_bytes,
+        disk_bytes=package.size_bytes,
+        predicted_peak_bytes=estimate.peak_memory_bytes,
+        peak_bytes=peak_rss_bytes(),
+        seconds=sum(stages.values()),
+        stages=stages,
+        profile=package.manifest.op_profile,
+        check=(result,),
+        quality=None,
+        weights=None,
+        warnings=warnings,
+    )

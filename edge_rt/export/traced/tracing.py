@@ -1,0 +1,195 @@
+"""Runs the worker that traces a model, and reads its answer; torch stays in that process."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from edge_rt.errors import EdgeRTError, InvalidPackage, RuntimeUnavailable, UnsupportedModel, VersionMismatch
+from edge_rt.export.sources.safetensors_header import read_json
+from edge_rt.export.traced.worker import ANSWER_FILE, GRAPH_FILE, LOGITS_FILE
+
+NEEDED: Final = {"torch": (2, 11), "transformers": (5, 23), "onnxscript": (0, 7)}
+"""Distribution that a trace needs -> its oldest version."""
+INSTALL: Final = "pip install 'edge-rt[cpu,transformers]'"
+"""The command that installs them."""
+_CHATTER_FILE: Final = "chatter.txt"
+_SHOWN_CHATTER: Final = 2000
+_MAX_ANSWER: Final = 1 << 20
+
+
+@dataclass(frozen=True)
+class ModelNumbers:
+    """Dimensions that the model's configuration states and its graph does not; 0 where it states none.
+
+    Attributes:
+        architecture: ``model_type`` of the configuration.
+        hidden_size, num_heads, intermediate_size, vocab_size, context_length, rope_theta, tied_embedding,
+            num_parameters: as in ``ModelConfig``.
+        norm_epsilon: of the norms.
+    """
+
+    architecture: str
+    hidden_size: int
+    num_heads: int
+    intermediate_size: int
+    vocab_size: int
+    context_length: int
+    norm_epsilon: float
+    rope_theta: float
+    tied_embedding: bool
+    num_parameters: int
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What the worker wrote.
+
+    Attributes:
+        graph: the traced graph; its weights lie beside it.
+        exporter: the programs that traced it, with their versions.
+        numbers: dimensions of the model.
+        token_ids: tokens whose logits transformers computed.
+        logits: those, float32 ``[len(token_ids), vocabulary]``.
+    """
+
+    graph: Path
+    exporter: str
+    numbers: ModelNumbers
+    token_ids: tuple[int, ...]
+    logits: npt.NDArray[Any]
+
+
+def installed_version(distribution: str) -> str | None:
+    """Return the version of a distribution; None if it is not installed."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def require_tracer(version_of: Callable[[str], str | None] = installed_version) -> None:
+    """Refuse an environment that lacks what a trace needs; nothing is imported.
+
+    Args:
+        version_of: returns the installed version of a distribution, or None.
+
+    Raises:
+        RuntimeUnavailable: a distribution is missing.
+        VersionMismatch: one is too old.
+    """
+    found = {name: version_of(name) for name in NEEDED}
+    missing = [name for name, version in found.items() if version is None]
+    if missing:
+        raise RuntimeUnavailable(
+            "Exporting through transformers needs packages that are not installed.",
+            f"Missing: {', '.join(missing)}.",
+            f"Install them: {INSTALL}.",
+        )
+    old = [
+        f"{name} {version} (at least {'.'.join(map(str, NEEDED[name]))})"
+        for name, version in found.items()
+        if version is not None and _numbers(version) < NEEDED[name]
+    ]
+    if old:
+        raise VersionMismatch(
+            "Exporting through transformers needs newer packages.",
+            f"Installed: {', '.join(old)}.",
+            f"Upgrade them: {INSTALL.replace('install', 'install --upgrade', 1)}.",
+        )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.partition("+")[0].split(".")[:2] if part.isdecimal())
+
+
+def worker_command(folder: Path, out: Path) -> list[str]:
+    """Return the command that traces the model of ``folder`` into ``out``."""
+    return [sys.executable, "-m", "edge_rt.export.traced.worker", str(folder), str(out)]
+
+
+def run_worker(folder: Path, out: Path, *, command: Sequence[str] | None = None) -> Trace:
+    """Trace the model of a folder.
+
+    Args:
+        folder: the checkpoint.
+        out: an empty folder for the graph; what the libraries print is kept there as well.
+        command: the process to start; None: the worker.
+
+    Raises:
+        UnsupportedModel: this route cannot carry the model, or tracing it failed.
+        RuntimeUnavailable: a library is missing.
+        InvalidPackage: the worker ended without an answer, or its answer is malformed.
+    """
+    name = folder.resolve().name
+    with (out / _CHATTER_FILE).open("wb") as chatter:
+        code = subprocess.run(
+            worker_command(folder, out) if command is None else list(command),
+            stdin=subprocess.DEVNULL,
+            stdout=chatter,
+            stderr=subprocess.STDOUT,
+            check=False,
+        ).returncode
+    if code or not (out / ANSWER_FILE).is_file():
+        raise InvalidPackage(
+            f"{name}: the process that traces the model ended before it was done.",
+            f"Exit code {code}. Its last output: {_last_chatter(out)}",
+            "If it was killed, there may be too little memory: it holds the weights in float32 more than once.",
+        )
+    answer = read_json(out / ANSWER_FILE, _MAX_ANSWER)
+    if (error := _refusal(name, answer)) is not None:
+        raise error
+    try:
+        return Trace(
+            graph=out / GRAPH_FILE,
+            exporter=str(answer["exporter"]),
+            numbers=ModelNumbers(**answer["model"]),
+            token_ids=tuple(answer["token_ids"]),
+            logits=np.load(out / LOGITS_FILE, allow_pickle=False),
+        )
+    except (KeyError, TypeError, ValueError, OSError) as error:
+        raise InvalidPackage(
+            f"{name}: the answer of the process that traces the model is malformed.",
+            f"{type(error).__name__}: {error}.",
+            "Report this with the name of the checkpoint.",
+        ) from error
+
+
+def _refusal(name: str, answer: dict[str, Any]) -> EdgeRTError | None:
+    """Return the error that an answer stands for; None if there is a graph."""
+    if "refused" in answer:
+        what, numbers = answer["refused"]
+        return UnsupportedModel(f"{name} {what}", numbers, "Choose a model that keeps keys and values alone.")
+    if "missing" in answer:
+        return RuntimeUnavailable(
+            "Exporting through transformers needs a package that is not installed.",
+            f"{answer['missing']}.",
+            f"Install what it needs: {INSTALL}.",
+        )
+    if "failed" in answer:
+        return UnsupportedModel(
+            f"{name}: transformers could not trace the model.",
+            f"{answer['failed']}.",
+            "Try other versions of transformers and torch, or choose another model.",
+        )
+    return None
+
+
+def chatter(out: Path) -> str:
+    """Return what the libraries printed while they traced a model into ``out``."""
+    try:
+        return (out / _CHATTER_FILE).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _last_chatter(out: Path) -> str:
+    return " ".join(chatter(out)[-_SHOWN_CHATTER:].split())[-400:] or "none."
