@@ -17,7 +17,7 @@ from typing import Any
 
 import gguf
 import numpy as np
-from synthetic_gguf import byte_tokens, random_q8_0
+from synthetic_gguf import random_q8_0, write_tokenizer
 
 SPREAD = 0.02
 """About the standard deviation of weights."""
@@ -168,15 +168,7 @@ def write_header(writer: gguf.GGUFWriter, name: str, shape: Shape) -> None:
     for key, value in shape.keys.items():
         add = writer.add_uint32 if isinstance(value, int) else writer.add_float32
         add(f"{shape.architecture}.{key}", value)
-    tokens, kinds = byte_tokens(shape.vocabulary)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen2")
-    writer.add_token_list(tokens)
-    writer.add_token_types(kinds)
-    writer.add_token_merges(["a b", "c d"])
-    writer.add_bos_token_id(0)
-    writer.add_eos_token_id(1)
-    writer.add_add_bos_token(False)
+    write_tokenizer(writer, shape.vocabulary, "qwen2")
 
 
 def main() -> None:

@@ -58,6 +58,19 @@ def byte_tokens(count: int) -> tuple[list[str], list[int]]:
     return tokens + [f"<|filler_{i}|>" for i in range(fillers)], kinds + [int(gguf.TokenType.UNUSED)] * fillers
 
 
+def write_tokenizer(writer: gguf.GGUFWriter, count: int, pre: str) -> None:
+    """Write the tokenizer of ``byte_tokens``; ``pre`` names how text is cut."""
+    tokens, kinds = byte_tokens(count)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(tokens)
+    writer.add_token_types(kinds)
+    writer.add_token_merges(["a b", "c d"])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+    writer.add_add_bos_token(False)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("out", type=Path)
@@ -79,15 +92,7 @@ def main() -> None:
     writer.add_rope_freq_base(10000.0)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(shape.vocabulary)
-    tokens, kinds = byte_tokens(shape.vocabulary)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(tokens)
-    writer.add_token_types(kinds)
-    writer.add_token_merges(["a b", "c d"])
-    writer.add_bos_token_id(0)
-    writer.add_eos_token_id(1)
-    writer.add_add_bos_token(False)
+    write_tokenizer(writer, shape.vocabulary, "smollm")
 
     def matrix(name: str, rows: int, columns: int) -> None:
         writer.add_tensor(name, random_q4_1(rng, rows, columns), raw_dtype=gguf.GGMLQuantizationType.Q4_1)

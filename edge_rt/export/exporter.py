@@ -178,7 +178,7 @@ def export_checkpoint(
         described = describe_weights(checkpoint, layout, written.errors, quality)
         package = writer.publish(_manifest(checkpoint, decided, activations, advice, described))
     stage("publish", 1, 1, "done")
-    return _report(package, estimate, results, warnings, stage.seconds())
+    return report_of(package, estimate, results, warnings, stage.seconds())
 
 
 class Stages:
@@ -209,13 +209,22 @@ class Stages:
         return {name: end - begin for (name, begin), end in zip(self._begins.items(), ends, strict=True)}
 
 
-def _report(
+def report_of(
     package: Package,
     estimate: ExportEstimate,
     results: tuple[CheckResult, ...],
     warnings: tuple[str, ...],
     stages: dict[str, float],
 ) -> ExportReport:
+    """Return the report on a package that was published.
+
+    Args:
+        package: it.
+        estimate: what was predicted.
+        results: of its checks.
+        warnings: for people.
+        stages: seconds by stage.
+    """
     return ExportReport(
         path=package.path,
         package_id=package.id,

@@ -15,7 +15,7 @@ from edge_rt.errors import InvalidModelFile, UnsupportedModel
 from edge_rt.export.check.compare import CheckResult
 from edge_rt.export.checkpoint import text_warnings
 from edge_rt.export.estimate import ExportEstimate, require_room
-from edge_rt.export.exporter import ExportReport, Stages
+from edge_rt.export.exporter import ExportReport, Stages, report_of
 from edge_rt.export.sources.hf_folder import HFFolder, hf_source, read_hf_folder
 from edge_rt.export.sources.source import Source, TokenizerBuild
 from edge_rt.export.traced import check, store
@@ -40,13 +40,12 @@ from edge_rt.package.manifest import (
     TokenizerInfo,
     graph_version,
 )
-from edge_rt.package.reader import Package, absolute_path, stored_name
+from edge_rt.package.reader import absolute_path, stored_name
 from edge_rt.package.sampling import SamplingAdvice
 from edge_rt.package.traced_info import TracedInfo
 from edge_rt.package.writer import PackageWriter
 from edge_rt.progress import ProgressCallback
 from edge_rt.system.file_hash import sha256_files
-from edge_rt.system.process_memory import peak_rss_bytes
 from edge_rt.text.tokenizer import Tokenizer
 from edge_rt.version import VERSION
 
@@ -129,7 +128,8 @@ def export_traced(
         stage("publish")
         package = writer.publish(_manifest(source, config, tokenizer, advice, info(rows_alike)))
     stage("publish", 1, 1, "done")
-    return _report(package, estimate, result, (*source.remarks, *text_warnings(tokenizer, loaded)), stage.seconds())
+    warnings = (*source.remarks, *text_warnings(tokenizer, loaded))
+    return report_of(package, estimate, (result,), warnings, stage.seconds())
 
 
 def _read(path: Path) -> HFFolder:
@@ -243,28 +243,4 @@ def _manifest(
         sampling=advice,
         traced=info,
         files={},
-    )
-
-
-def _report(
-    package: Package,
-    estimate: ExportEstimate,
-    result: CheckResult,
-    warnings: tuple[str, ...],
-    stages: dict[str, float],
-) -> ExportReport:
-    return ExportReport(
-        path=package.path,
-        package_id=package.id,
-        predicted_disk_bytes=estimate.disk_bytes,
-        disk_bytes=package.size_bytes,
-        predicted_peak_bytes=estimate.peak_memory_bytes,
-        peak_bytes=peak_rss_bytes(),
-        seconds=sum(stages.values()),
-        stages=stages,
-        profile=package.manifest.op_profile,
-        check=(result,),
-        quality=None,
-        weights=None,
-        warnings=warnings,
     )
