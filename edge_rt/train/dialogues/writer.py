@@ -1,0 +1,219 @@
+"""Writes dialogues with a model: many at once, each with the hidden states of its answers.
+
+A user turn is what the model writes behind its own template's user marker, as in Magpie (Xu et al. 2024), or behind an
+opening (``tasks.py``). Answers are greedy or sampled. The batch is continuous: a finished dialogue makes room for the
+next one.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from edge_rt.text.tokenizer import Tokenizer
+from edge_rt.train.batch import BatchRunner, Rows
+from edge_rt.train.dialogues.markers import Markers
+from edge_rt.train.dialogues.tasks import Opening, Tasks
+
+ROWS_BEFORE: Final = 5
+"""Rows kept before that of an answer's first token."""
+_PREFILL_ROWS: Final = 128
+_PIECE: Final = 48
+_TEMPERATURES: Final = (0.0, 0.4, 0.8)
+_TEMPERATURE_SHARES: Final = (0.6, 0.2, 0.2)
+_ANSWER_TOKENS: Final = (160, 256, 320, 400)
+_TURN_TOKENS: Final = (6, 90)
+_MOST_TURNS: Final = 3
+_NEXT_TURN: Final = 0.3
+_ROOM_FOR_A_TURN: Final = 520
+_LEAST_ANSWER: Final = 3
+_LONG_ANSWER: Final = 100
+_CHECK_LOOPS: Final = 8
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer, with everything before it.
+
+    Attributes:
+        token_ids: int32, of the whole dialogue up to the end of this answer.
+        begin: place of the answer's first token.
+        hidden: float16 ``[rows, hidden_size]``, the rows from ``first_row`` to the one before the last token.
+        temperature: that it was sampled at; 0: greedy.
+    """
+
+    token_ids: npt.NDArray[np.int32]
+    begin: int
+    hidden: npt.NDArray[np.float16]
+    temperature: float
+
+    @property
+    def first_row(self) -> int:
+        """Place of the token whose row is the first of ``hidden``."""
+        return max(0, self.begin - ROWS_BEFORE)
+
+
+@dataclass
+class _Dialogue:
+    """One place of the batch."""
+
+    pending: list[int]
+    turn_begin: int
+    ids: list[int] = field(default_factory=list)
+    answer_begin: int = 0
+    turns: int = 0
+    temperature: float = 0.0
+    most_tokens: int = 0
+    hidden: list[npt.NDArray[np.float16]] = field(default_factory=list)
+
+    @property
+    def is_answering(self) -> bool:
+        return self.answer_begin > 0
+
+
+class DialogueWriter:
+    """Writes answers without end.
+
+    Args:
+        runner: the model, for several sequences.
+        tokenizer: its tokenizer.
+        markers: of its chat template.
+        seed: of all draws. The same seed gives the same dialogues.
+    """
+
+    def __init__(self, runner: BatchRunner, tokenizer: Tokenizer, markers: Markers, seed: int) -> None:
+        self._runner, self._tokenizer, self._markers = runner, tokenizer, markers
+        self._rng = random.Random(seed)
+        self._draws = np.random.default_rng(seed)
+        self._tasks = Tasks(self._rng)
+
+    def answers(self) -> Iterator[Answer]:
+        """Yield answers as they are finished."""
+        places = [self._begin(place) for place in range(self._runner.sequences)]
+        while True:
+            pieces = self._pieces(places)
+            wants = [len(piece) == len(one.pending) for piece, one in zip(pieces, places, strict=True)]
+            found = self._runner.forward(pieces, wants)
+            for place, (one, piece, rows) in enumerate(zip(places, pieces, found, strict=True)):
+                self._take(one, piece, rows)
+                if rows.ids is None or rows.logits is None:
+                    continue
+                if not one.is_answering:
+                    token = self._sample(rows, 1.0, 0.97)
+                    if not self._continue_turn(one, token):
+                        places[place] = self._begin(place)
+                    continue
+                token = self._sample(rows, one.temperature, 0.95)
+                if not self._is_over(one, token):
+                    one.pending = [token]
+                    continue
+                if len(one.ids) + 1 - one.answer_begin >= _LEAST_ANSWER:
+                    yield self._finish(one, token)
+                if not self._next_turn(one, token):
+                    places[place] = self._begin(place)
+
+    def _pieces(self, places: Sequence[_Dialogue]) -> list[list[int]]:
+        """Return what every dialogue computes next: prompts in pieces, so that answers do not wait for them."""
+        left = min(_PREFILL_ROWS, self._runner.most_rows - len(places))
+        pieces = []
+        for one in places:
+            size = min(len(one.pending), 1 + left, _PIECE)
+            left -= size - 1
+            pieces.append(one.pending[:size])
+        return pieces
+
+    def _begin(self, place: int) -> _Dialogue:
+        self._runner.lengths[place] = 0
+        opening = self._tasks.first()
+        first = list(self._markers.first_user)
+        one = _Dialogue(first + self._encode(opening), turn_begin=len(first))
+        if opening.is_whole:
+            self._begin_answer(one)
+        return one
+
+    def _encode(self, opening: Opening) -> list[int]:
+        return self._tokenizer.encode_text(opening.text) if opening.text else []
+
+    def _begin_answer(self, one: _Dialogue) -> None:
+        one.pending = [*one.pending, *self._markers.answer]
+        one.answer_begin = len(one.ids) + len(one.pending)
+        one.temperature = self._rng.choices(_TEMPERATURES, _TEMPERATURE_SHARES)[0]
+        one.most_tokens = self._rng.choice(_ANSWER_TOKENS)
+        one.hidden = []
+
+    @staticmethod
+    def _take(one: _Dialogue, piece: Sequence[int], rows: Rows) -> None:
+        begin = len(one.ids)
+        one.ids += piece
+        one.pending = one.pending[len(piece) :]
+        if one.is_answering:
+            kept = rows.hidden[max(0, one.answer_begin - ROWS_BEFORE - begin) :]
+            if len(kept):
+                one.hidden.append(kept.astype(np.float16))
+
+    def _continue_turn(self, one: _Dialogue, token: int) -> bool:
+        """Add a token to a user turn; return False if the turn is no good."""
+        size = len(one.ids) - one.turn_begin
+        least, most = _TURN_TOKENS
+        if token in self._markers.ends:
+            if size < least:
+                return False
+            self._begin_answer(one)
+            return True
+        one.pending = [token]
+        return size < most
+
+    def _sample(self, rows: Rows, temperature: float, top_p: float) -> int:
+        assert rows.ids is not None
+        assert rows.logits is not None
+        if not temperature:
+            return int(rows.ids[0])
+        weights = np.exp((rows.logits - rows.logits[0]) / temperature)
+        sums = np.cumsum(weights / weights.sum())
+        count = min(int(np.searchsorted(sums, top_p)) + 1, len(sums))
+        return int(rows.ids[min(int(np.searchsorted(sums, self._draws.random() * sums[count - 1])), count - 1)])
+
+    def _is_over(self, one: _Dialogue, token: int) -> bool:
+        size = len(one.ids) + 1 - one.answer_begin
+        if token in self._markers.ends or size >= one.most_tokens or len(one.ids) + _LEAST_ANSWER >= self._capacity:
+            return True
+        return size % _CHECK_LOOPS == 0 and repeats_itself([*one.ids[one.answer_begin :], token])
+
+    @property
+    def _capacity(self) -> int:
+        return self._runner.capacity
+
+    def _finish(self, one: _Dialogue, token: int) -> Answer:
+        hidden = np.concatenate(one.hidden)
+        return Answer(np.asarray([*one.ids, token], np.int32), one.answer_begin, hidden, one.temperature)
+
+    def _next_turn(self, one: _Dialogue, token: int) -> bool:
+        """Go on with a dialogue whose answer has ended with ``token``; return False if it is over."""
+        if token not in self._markers.ends:
+            return False
+        size = len(one.ids) - one.answer_begin
+        if _LONG_ANSWER < size < one.most_tokens:
+            self._tasks.learn(self._tokenizer.decode(one.ids[one.answer_begin :]))
+        one.turns += 1
+        has_room = len(one.ids) + _ROOM_FOR_A_TURN < self._capacity
+        if not (self._markers.next_user and one.turns < _MOST_TURNS and has_room and self._rng.random() < _NEXT_TURN):
+            return False
+        marker = list(self._markers.next_user)
+        one.pending = [*marker, *self._encode(self._tasks.next())]
+        one.turn_begin = len(one.ids) + len(marker)
+        one.answer_begin = 0
+        return True
+
+
+def repeats_itself(ids: Sequence[int]) -> bool:
+    """Return whether an answer ends with three or more copies of the same tokens, 36 tokens at least."""
+    for period in range(1, 40):
+        size = max(3 * period, 36) if period >= 12 else max(4 * period, 36)
+        if len(ids) > size + period and ids[-size:] == ids[-size - period : -period]:
+            return True
+    return False
