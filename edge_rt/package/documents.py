@@ -36,7 +36,9 @@ def read_bounded(file: Path, limit: int, refuse: Refusal, *, name: str) -> bytes
     return data
 
 
-def parse_document(data: bytes, format_name: str, refuse: Refusal, *, name: str, owner: str) -> dict[str, Any]:
+def parse_document(
+    data: bytes, format_name: str, refuse: Refusal, *, name: str, owner: str, strict: bool = False
+) -> dict[str, Any]:
     """Return a JSON object of a known format.
 
     Args:
@@ -45,17 +47,33 @@ def parse_document(data: bytes, format_name: str, refuse: Refusal, *, name: str,
         refuse: makes the error.
         name: what it is called in errors.
         owner: whose it should be, such as ``"an edge-rt package's"``.
+        strict: refuse fields that are named twice, and numbers that JSON does not know, such as ``NaN``.
 
     Raises:
         InputError: it is not JSON, or of another format.
     """
     try:
-        document = json.loads(data)
+        document = (
+            json.loads(data, object_pairs_hook=_unique, parse_constant=_no_number) if strict else json.loads(data)
+        )
     except (ValueError, RecursionError) as error:
         raise refuse(f"the {name} is not JSON.", f"{error}.") from error
     if not isinstance(document, dict) or document.get("format") != format_name:
         raise refuse(f"the {name} is not {owner}.", f"'format' must be '{format_name}'.")
     return document
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in result:
+            raise ValueError(f"An object has the field {name!r:.80} twice")
+        result[name] = value
+    return result
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(f"{name} is no number of JSON")
 
 
 def build(kind: type[T], value: Any, where: str, refuse: Refusal) -> T:

@@ -7,7 +7,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Self
@@ -121,22 +121,37 @@ class FolderWriter:
         except OSError:
             return False
 
-    def _put_in_place(self, describe: Callable[[Mapping[str, FileInfo]], bytes]) -> None:
-        """Write the description last, flush everything to the disk, and put the folder in its place.
+    def _write_description(self, describe: Callable[[Mapping[str, FileInfo]], bytes]) -> None:
+        """Write the description, behind all other files.
 
         Args:
             describe: returns the description of a folder with these files.
 
         Raises:
-            StorageError: the disk is full or the rename failed, and the destination is unchanged; or the last
-                flush failed, and the message says that the folder is in place.
+            StorageError: the disk is full; the destination is unchanged.
         """
-        try:
+        with self._telling():
             (self.folder / self.description).write_bytes(describe(self._listed()))
+
+    def _put_in_place(self) -> None:
+        """Flush everything to the disk, and put the folder in its place.
+
+        Raises:
+            StorageError: the rename failed, and the destination is unchanged; or the last flush failed, and the message
+                says that the folder is in place.
+        """
+        with self._telling():
             for file in [p for p in self.folder.rglob("*") if p.is_file()]:
                 sync(file)
             sync(self.folder)
             self._replace_destination()
+        self._flush_parent()
+
+    @contextlib.contextmanager
+    def _telling(self) -> Generator[None]:
+        """Context manager: an error of the system becomes a ``StorageError``."""
+        try:
+            yield
         except OSError as error:
             if isinstance(error, StorageError):
                 raise
@@ -145,7 +160,6 @@ class FolderWriter:
                 f"{error.strerror}.",
                 "Free some space or choose another disk.",
             ) from error
-        self._flush_parent()
 
     def _listed(self) -> dict[str, FileInfo]:
         files = sorted(p for p in self.folder.rglob("*") if p.is_file())

@@ -39,5 +39,6 @@ class PackageWriter(FolderWriter):
             StorageError: the disk is full or the rename failed, and the destination is unchanged; or the last
                 flush failed, and the message says that the package is in place.
         """
-        self._put_in_place(lambda files: dataclasses.replace(manifest, files=files).to_bytes())
+        self._write_description(lambda files: dataclasses.replace(manifest, files=files).to_bytes())
+        self._put_in_place()
         return open_package(self.destination)
