@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         InferenceError as InferenceError,
         InputError as InputError,
         InvalidCorpus as InvalidCorpus,
+        InvalidDrafter as InvalidDrafter,
         InvalidModelFile as InvalidModelFile,
         InvalidPackage as InvalidPackage,
         InvalidTemplate as InvalidTemplate,
@@ -74,7 +75,7 @@ _HOME = {
     "edge_rt.api": ("load", "plan", "pull"),
     "edge_rt.errors": (
         "Busy", "Cancelled", "ConfigError", "ContextOverflow", "DownloadError", "EdgeRTError",
-        "EncodingBudgetExceeded", "InferenceError", "InputError", "InvalidCorpus", "InvalidModelFile",
+        "EncodingBudgetExceeded", "InferenceError", "InputError", "InvalidCorpus", "InvalidDrafter", "InvalidModelFile",
         "InvalidPackage", "InvalidTemplate", "InvalidTokenizer", "MemoryBudgetExceeded", "ModelClosed",
         "ModelNotFound", "QualityLoss", "ReferenceBudgetExceeded", "RuntimeUnavailable", "StorageError",
         "UnsupportedModel", "VersionMismatch",

@@ -10,6 +10,7 @@
     │   ├── InvalidTemplate                   a chat template is unsafe, too costly or wrong
     │   ├── InvalidTokenizer                  a tokenizer is malformed or too costly
     │   ├── InvalidCorpus                     a corpus for drafting is malformed or from another tokenizer
+    │   ├── InvalidDrafter                    a trained drafter is malformed, damaged or for another model
     │   ├── QualityLoss                       quantising changes what the model predicts too much
     │   ├── UnsupportedModel                  well-formed, but edge-rt cannot run it
     │   ├── ModelNotFound                     no such package, store name or file
@@ -103,6 +104,10 @@ class InvalidTokenizer(InputError):
 
 class InvalidCorpus(InputError):
     """A corpus for drafting is malformed, or was built with another tokenizer."""
+
+
+class InvalidDrafter(InputError):
+    """A trained drafter on disk is malformed or damaged, or was trained for another model."""
 
 
 class UnsupportedModel(InputError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from edge_rt.errors import (
     VersionMismatch,
 )
 from edge_rt.ops import NativeLibrary, native_library
+from edge_rt.package.graph_output import with_float_output
 from edge_rt.package.manifest import OP_PROFILES
 from edge_rt.session_errors import translate
 from edge_rt.system.huge_pages import huge_pages_for_new_memory
@@ -258,6 +259,18 @@ def _register_native_ops(options: Any, library: NativeLibrary, isa: str | None) 
     return used
 
 
+def _model(graph: Path, more_outputs: Sequence[TensorSpec], options: Any) -> str | bytes:
+    """Return what ONNX Runtime opens: the path of a graph, or the graph with further outputs."""
+    if not more_outputs:
+        return str(graph)
+    model = graph.read_bytes()
+    for output in more_outputs:
+        model = with_float_output(model, output.name, output.shape)
+    # A graph that comes from memory has no folder of its own to look for its weights in.
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(graph.parent))
+    return model
+
+
 class Session:
     """One graph opened on a device.
 
@@ -269,9 +282,10 @@ class Session:
         isa: instruction set of edge-rt's operators, one of ``NativeLibrary.isa_names``; None is the best one.
         library: library of edge-rt's operators; None is the installed one.
         memory: memory for intermediate values; None lets ONNX Runtime allocate what it needs, and keep it.
+        more_outputs: values inside the graph that become outputs behind its own, float32.
 
     Raises:
-        InvalidPackage, UnsupportedModel, MemoryBudgetExceeded: the graph cannot be opened.
+        InvalidPackage, UnsupportedModel, MemoryBudgetExceeded: the graph cannot be opened, or has no such value.
         ConfigError: ``threads`` is out of range, the pool already has another size, or ``isa`` cannot be used.
         RuntimeUnavailable, VersionMismatch: edge-rt's operators are needed, and missing or unusable.
     """
@@ -286,6 +300,7 @@ class Session:
         isa: str | None = None,
         library: NativeLibrary | None = None,
         memory: PassMemory | None = None,
+        more_outputs: Sequence[TensorSpec] = (),
     ) -> None:
         check_onnxruntime_version()
         _POOL.ensure(threads)
@@ -311,8 +326,9 @@ class Session:
         # A native session reads the mapped file and packs nothing.
         pages = nullcontext if profile == "native" else huge_pages_for_new_memory
         try:
+            model = _model(graph, more_outputs, options)
             with pages(), _arena_of_its_own(options, memory):
-                self._session = ort.InferenceSession(str(graph), options, providers=list(providers))
+                self._session = ort.InferenceSession(model, options, providers=list(providers))
         except Exception as error:
             raise translate(error, loading=True) from error
 

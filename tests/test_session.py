@@ -149,6 +149,30 @@ class TestOpen:
             opened(write_graph(tmp_path / "g.onnx", opset=99))
 
 
+class TestMoreOutputs:
+    def test_a_value_inside_the_graph_is_returned(self, tmp_path):
+        path = write_graph(tmp_path / "g.onnx", steps=3)
+        more = [TensorSpec("step1", ("n",), "tensor(float)"), TensorSpec("step0", ("n",), "tensor(float)")]
+        session = Session(path, threads=pool_size() or usable_cpus(), more_outputs=more)
+        assert session.outputs == [TensorSpec("y", ("n",), "tensor(float)"), *more]
+        x, found = np.ones(4, np.float32), {name: np.zeros(4, np.float32) for name in ("y", "step1", "step0")}
+        binding = session.binding()
+        binding.bind_input("x", x)
+        for name, array in found.items():
+            binding.bind_output(name, array)
+        binding.run(StopSwitch())
+        assert {name: array.tolist() for name, array in found.items()} == {
+            "y": [8] * 4,
+            "step1": [4] * 4,
+            "step0": [2] * 4,
+        }
+
+    def test_a_value_that_the_graph_has_not(self, tmp_path):
+        path = write_graph(tmp_path / "g.onnx")
+        with pytest.raises(InvalidPackage):
+            Session(path, threads=pool_size() or usable_cpus(), more_outputs=[TensorSpec("z", ("n",), "tensor(float)")])
+
+
 class TestPassMemory:
     """``y = 4 x``: the value between the two additions is the only one that is nobody's."""
 

@@ -102,7 +102,7 @@ def make_plan(shape: ModelShape, device: Device, request: Request) -> Plan:
         request=asked,
         unused=tuple(flag for flag in asked.flags[::2] if flag not in request.flags[::2]),
         choice=choice,
-        terms=terms_of(shape, choice, sizes),
+        terms=terms_of(shape, choice, sizes, request),
         total_bytes=decision.total_bytes,
         budget_bytes=budget,
         fits=decision.total_bytes <= budget,

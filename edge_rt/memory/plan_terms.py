@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from edge_rt.byte_size import show_size
 from edge_rt.kv_formats import KV_FORMAT
 from edge_rt.memory.choice import Choice
+from edge_rt.memory.request import Request
 from edge_rt.memory.shape import ModelShape
 from edge_rt.memory.terms import RECYCLING_CONTEXT_BYTES, SUFFIX_TOKEN_BYTES, Sizes, kv_rows
 
@@ -29,13 +30,14 @@ class Term:
     text: str
 
 
-def terms_of(shape: ModelShape, choice: Choice, sizes: Sizes) -> tuple[Term, ...]:
+def terms_of(shape: ModelShape, choice: Choice, sizes: Sizes, request: Request) -> tuple[Term, ...]:
     """Return all terms; their sum is the peak memory of the process.
 
     Args:
         shape: the model.
         choice: the settings that were decided.
         sizes: bytes of its parts.
+        request: the request that they were computed for.
     """
     # Memory that only loading needs, beyond the peak of running, counts for the part that is being loaded.
     reading = sizes.load_excess if sizes.reading >= sizes.packing else 0
@@ -54,7 +56,7 @@ def terms_of(shape: ModelShape, choice: Choice, sizes: Sizes) -> tuple[Term, ...
         ),
         Term("kv_cache", sizes.kv_cache, private, _cache_text(shape, choice)),
         Term("activations", sizes.activations, private, _activations_text(choice, sizes)),
-        Term("logits", sizes.logits, private, f"{choice.logit_rows} rows x {shape.vocab_size} x 4 B"),
+        Term("logits", sizes.logits, private, _logits_text(shape, choice, request)),
         Term("sampling", sizes.sampling, private, f"arrays of {shape.vocab_size} tokens"),
         Term("drafters", sizes.drafters, private, _drafters_text(choice)),
     ]  # fmt: skip
@@ -90,6 +92,11 @@ def _activations_text(choice: Choice, sizes: Sizes) -> str:
     if sizes.chunk >= sizes.draft:
         return f"{min(choice.prefill_chunk, choice.ctx)} rows at once: a prefill chunk"
     return f"{choice.tree_rows} rows at once: a draft"
+
+
+def _logits_text(shape: ModelShape, choice: Choice, request: Request) -> str:
+    hidden = f", and {shape.hidden_size} hidden states" if request.hidden else ""
+    return f"{choice.logit_rows} rows x {shape.vocab_size}{hidden} x 4 B"
 
 
 def _drafters_text(choice: Choice) -> str:

@@ -28,6 +28,7 @@ class Request:
         resident_bytes: memory that the process already holds, as in ``terms.runtime_bytes``.
         corpus: file of texts that drafts are looked up in.
         corpus_bytes: size of that file.
+        hidden: whether passes return hidden states.
     """
 
     budget_bytes: int | None = None
@@ -39,6 +40,7 @@ class Request:
     resident_bytes: int | None = None
     corpus: str | None = None
     corpus_bytes: int = 0
+    hidden: bool = False
 
     @property
     def wants_drafts(self) -> bool:

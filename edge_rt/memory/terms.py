@@ -68,7 +68,7 @@ class Sizes:
         draft: activations of a pass that verifies the largest draft.
         reading: bytes of the process while the tokenizer is read, before later parts are touched.
         packing: bytes of the process while ONNX Runtime builds the graph, before later parts are touched.
-        one_logit_row: bytes of one row of logits; prefill needs no more than one.
+        one_logit_row: bytes of the outputs of one row; prefill needs no more than one.
     """
 
     runtime: int
@@ -244,9 +244,14 @@ def sampling_bytes(shape: ModelShape) -> int:
     return _SAMPLING_FIXED + _SAMPLING_TOKEN * shape.vocab_size
 
 
-def logits_bytes(shape: ModelShape, rows: int) -> int:
-    """Return the bytes of rows of float32 logits, and of the most likely tokens of each row."""
-    return rows * (4 * shape.vocab_size + 128)
+def logits_bytes(shape: ModelShape, rows: int, *, hidden: bool = False) -> int:
+    """Return the bytes of rows of float32 logits, of the most likely tokens of each row, and of its hidden states."""
+    return rows * (4 * shape.vocab_size + 128 + hidden_row_bytes(shape, hidden=hidden))
+
+
+def hidden_row_bytes(shape: ModelShape, *, hidden: bool) -> int:
+    """Return the bytes of a row of float32 hidden states, if passes return them."""
+    return 4 * shape.hidden_size if hidden else 0
 
 
 def drafter_bytes(choice: Choice) -> int:
@@ -278,7 +283,7 @@ def sizes_of(shape: ModelShape, device: Device, choice: Choice, request: Request
         shape: the model.
         device: the machine.
         choice: the settings that were decided.
-        request: the request, for the memory that the process already holds and for the corpus.
+        request: the request, for the memory that the process already holds, the corpus and hidden states.
     """
     base = runtime_bytes(device, request.resident_bytes)
     tokenizer, session = tokenizer_bytes(shape, choice.ctx), session_bytes(shape, choice.ctx)
@@ -294,10 +299,10 @@ def sizes_of(shape: ModelShape, device: Device, choice: Choice, request: Request
         kv_cache=kv_bytes(shape, choice),
         chunk=own + passes_bytes(shape, chunk, choice.ctx),
         draft=own + passes_bytes(shape, choice.tree_rows, choice.ctx),
-        logits=logits_bytes(shape, choice.logit_rows),
+        logits=logits_bytes(shape, choice.logit_rows, hidden=request.hidden),
         sampling=sampling_bytes(shape),
         drafters=drafter_bytes(choice),
         reading=base + session + max(reading_bytes(shape), tokenizer),
         packing=base + session + tokenizer + packing_bytes(shape),
-        one_logit_row=logits_bytes(shape, 1),
+        one_logit_row=logits_bytes(shape, 1, hidden=request.hidden),
     )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from edge_rt.package.decoder import MAX_TOP_TOKENS, Decoder
+from edge_rt.package.files import FileInfo
 from edge_rt.package.sampling import SamplingAdvice
 from edge_rt.package.traced_info import TracedInfo
 from edge_rt.package.weights_info import WeightsInfo
@@ -132,14 +133,6 @@ class KeyCalibration:
 
     tokens: int
     source: str
-
-
-@dataclass(frozen=True)
-class FileInfo:
-    """Size in bytes and SHA-256 (lower-case hexadecimal) of one file."""
-
-    size: int
-    sha256: str
 
 
 @dataclass(frozen=True)

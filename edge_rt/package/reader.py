@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
-import json
 import math
-import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Any
 
 from edge_rt.errors import ConfigError, InvalidPackage, ModelNotFound, StorageError, UnsupportedModel, VersionMismatch
 from edge_rt.package.decoder import Decoder
+from edge_rt.package.documents import Refusal, build, parse_document, read_bounded
+from edge_rt.package.files import check_files, verify_files
 from edge_rt.package.graph_check import check_graph
 from edge_rt.package.manifest import (
     FORMAT_NAME,
@@ -31,8 +32,6 @@ from edge_rt.package.manifest import (
     graph_version,
 )
 from edge_rt.package.sampling import fault
-from edge_rt.system.file_hash import sha256_file
-from edge_rt.system.portable_names import is_portable_path
 
 
 @dataclass(frozen=True)
@@ -65,14 +64,7 @@ class Package:
             InvalidPackage: a file differs from the manifest.
             StorageError: a file cannot be read.
         """
-        for name, info in self.manifest.files.items():
-            found = sha256_file(self.file(name))
-            if found != info.sha256:
-                raise InvalidPackage(
-                    f"{self.path}: file '{name}' is damaged.",
-                    f"Its SHA-256 is {found}, the manifest says {info.sha256}.",
-                    "Export or pull the model again.",
-                )
+        verify_files(self.path, self.manifest.files, _refusal(self.path))
 
 
 def stored_name(path: Path) -> str:
@@ -125,11 +117,12 @@ def _open_package(path: Path) -> Package:
         raise ModelNotFound(
             f"There is no package at {path}.", "", "Check the path, or list models with 'edge-rt list'."
         )
+    refuse = _refusal(path)
     data = _read_manifest_bytes(path)
-    document = _parse_json(path, data)
+    document = parse_document(data, FORMAT_NAME, refuse, name="manifest", owner="an edge-rt package's")
     _check_versions(path, document)
     document.pop("format")
-    manifest: Manifest = _build(Manifest, document, path, "manifest")
+    manifest = build(Manifest, document, "manifest", refuse)
     _check_values(path, manifest)
     _check_files(path, manifest)
     _check_graphs(path, manifest)
@@ -140,25 +133,15 @@ def _invalid(path: Path, what: str, numbers: str) -> InvalidPackage:
     return InvalidPackage(f"{path}: {what}", numbers, "Export or pull the model again.")
 
 
+def _refusal(path: Path) -> Refusal:
+    return functools.partial(_invalid, path)
+
+
 def _read_manifest_bytes(path: Path) -> bytes:
     manifest_path = path / MANIFEST_FILE
     if not manifest_path.is_file():
         raise _invalid(path, "this is not a package.", f"It holds no {MANIFEST_FILE}.")
-    with manifest_path.open("rb") as stream:
-        data = stream.read(MAX_MANIFEST_BYTES + 1)
-    if len(data) > MAX_MANIFEST_BYTES:
-        raise _invalid(path, "the manifest is too large.", f"The limit is {MAX_MANIFEST_BYTES} bytes.")
-    return data
-
-
-def _parse_json(path: Path, data: bytes) -> dict[str, Any]:
-    try:
-        document = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise _invalid(path, "the manifest is not JSON.", f"{error}.") from error
-    if not isinstance(document, dict) or document.get("format") != FORMAT_NAME:
-        raise _invalid(path, "the manifest is not an edge-rt package's.", f"'format' must be '{FORMAT_NAME}'.")
-    return document
+    return read_bounded(manifest_path, MAX_MANIFEST_BYTES, _refusal(path), name="manifest")
 
 
 def _check_versions(path: Path, document: Mapping[str, Any]) -> None:
@@ -192,54 +175,6 @@ def _check_versions(path: Path, document: Mapping[str, Any]) -> None:
                 "Install the version that wrote it, or export the model again: "
                 f"edge-rt export -m SOURCE --out {shlex.quote(str(path))}{of_profile} --force",
             )
-
-
-T = TypeVar("T")
-
-
-def _build(kind: type[T], value: Any, path: Path, where: str) -> T:
-    """Turn JSON into a dataclass; every missing, unknown or mistyped field is an error that names it.
-
-    A field that has a default may be missing.
-    """
-    if not isinstance(value, dict):
-        raise _invalid(path, f"'{where}' must be an object.", f"Found {type(value).__name__}.")
-    hints = get_type_hints(kind)
-    entries = dataclasses.fields(cast("Any", kind))
-    required = {entry.name for entry in entries if entry.default is dataclasses.MISSING}
-    unknown = sorted(set(value) - set(hints))
-    missing = sorted(required - set(value))
-    if unknown or missing:
-        raise _invalid(path, f"'{where}' has the wrong fields.", f"Missing: {missing}; unknown: {unknown}.")
-    given = {name: hint for name, hint in hints.items() if name in value}
-    return kind(**{name: _convert(hint, value[name], path, f"{where}.{name}") for name, hint in given.items()})
-
-
-def _convert(hint: Any, value: Any, path: Path, where: str) -> Any:
-    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        return _build(hint, value, path, where)
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin is tuple and isinstance(value, list):
-        return tuple(_convert(arguments[0], item, path, f"{where}[{i}]") for i, item in enumerate(value))
-    if (
-        origin is not None
-        and issubclass(origin if isinstance(origin, type) else object, Mapping)
-        and isinstance(value, dict)
-    ):
-        return {key: _convert(arguments[1], item, path, f"{where}.{key}") for key, item in value.items()}
-    allowed = arguments if origin is not None and origin is not tuple else (hint,)
-    if isinstance(value, dict):
-        for option in allowed:
-            if dataclasses.is_dataclass(option) and isinstance(option, type):
-                return _build(option, value, path, where)
-    if float in allowed and isinstance(value, int) and not isinstance(value, bool):
-        try:
-            return float(value)
-        except OverflowError as error:
-            raise _invalid(path, f"'{where}' is out of range.", f"It has {len(str(abs(value)))} digits.") from error
-    if any(type(value) is option for option in allowed):
-        return value
-    raise _invalid(path, f"'{where}' has the wrong type.", f"Expected {hint}, found {type(value).__name__}.")
 
 
 def _check_values(path: Path, manifest: Manifest) -> None:
@@ -302,35 +237,13 @@ def _check_decoder(path: Path, model: ModelConfig, decoder: Decoder) -> None:
         raise _invalid(path, "'manifest.decoder' does not fit 'manifest.model'.", f"They differ in {differing}.")
 
 
-_SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
-
-
-def is_file_name(name: str) -> bool:
-    """Return whether a file of a package may have that name: inside the folder, and valid on every system."""
-    return _SAFE_NAME.fullmatch(name) is not None and is_portable_path(name)
-
-
 def _check_files(path: Path, manifest: Manifest) -> None:
     named = [manifest.tokenizer.file, *(segment.graph for segment in manifest.segments), WEIGHTS_FILE]
     named += [name for name in (manifest.chat_template, manifest.tool_template) if name is not None]
     unlisted = sorted(set(named) - set(manifest.files))
     if unlisted:
         raise _invalid(path, "the manifest names files it does not list.", f"Not under 'files': {unlisted}.")
-    if len({name.lower() for name in manifest.files}) < len(manifest.files):
-        numbers = f"Files: {', '.join(sorted(manifest.files))!s:.200}."
-        raise _invalid(path, "the manifest lists files whose names differ in case alone.", numbers)
-    for name, info in manifest.files.items():
-        if not is_file_name(name):
-            what = "the manifest lists a path that leaves the package, or that is not valid on every system."
-            raise _invalid(path, what, f"{name!r:.100} is not allowed.")
-        file = path / name
-        # Parent folders are checked as well: a link there would lead out of the package.
-        linked = any(part.is_symlink() for part in (file, *file.parents[: name.count("/")]))
-        if linked or not file.is_file():
-            raise _invalid(path, f"file '{name}' is missing or not a regular file.", f"Expected {info.size} bytes.")
-        size = file.stat().st_size
-        if size != info.size:
-            raise _invalid(path, f"file '{name}' has the wrong size.", f"Found {size} bytes, expected {info.size}.")
+    check_files(path, manifest.files, _refusal(path))
 
 
 def _check_graphs(path: Path, manifest: Manifest) -> None:

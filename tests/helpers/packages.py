@@ -18,21 +18,21 @@ def copied(package: Path, folder: Path) -> Path:
     return Path(shutil.copytree(package, folder / "copy"))
 
 
-def edit_manifest(package: Path, change) -> None:
+def edit_manifest(package: Path, change, name: str = "manifest.json") -> None:
     """Rewrite ``manifest.json`` after ``change(document)``, which may also return another document."""
-    path = package / "manifest.json"
+    path = package / name
     document = json.loads(path.read_text())
     path.write_text(json.dumps(change(document) or document))
 
 
-def replace_file(package: Path, name: str, data: bytes) -> None:
+def replace_file(package: Path, name: str, data: bytes, listed_in: str = "manifest.json") -> None:
     """Write a file and list its new size and hash."""
     (package / name).write_bytes(data)
 
     def change(document):
         document["files"][name] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
-    edit_manifest(package, change)
+    edit_manifest(package, change, listed_in)
 
 
 def manifest_setter(path, value):

@@ -89,7 +89,7 @@ def test_reading_a_large_vocabulary_may_be_the_peak():
     choice = Choice(64, "int4", "off", 0, 64, 0, 0, 1)
     sizes = sizes_of(shape, DEVICE, choice, Request())
     assert sizes.regimes.largest == "load"
-    assert sum(term.bytes for term in terms_of(shape, choice, sizes)) == sizes.regimes.load == sizes.total
+    assert sum(term.bytes for term in terms_of(shape, choice, sizes, Request())) == sizes.regimes.load == sizes.total
 
 
 def test_packed_weights_are_counted_once_while_they_are_made():
@@ -104,9 +104,9 @@ def test_a_corpus_is_a_mapped_file_where_suffixes_are_looked_up():
     request = Request(corpus="texts.idx", corpus_bytes=50 * MIB)
     with_it, without = (sizes_of(make_shape(), DEVICE, CHOICE, asked) for asked in (request, Request()))
     assert with_it.total - without.total == 50 * MIB
-    terms = {term.name: term for term in terms_of(make_shape(), CHOICE, with_it)}
+    terms = {term.name: term for term in terms_of(make_shape(), CHOICE, with_it, Request())}
     assert (terms["corpus"].bytes, terms["corpus"].kind) == (50 * MIB, "file")
-    assert "corpus" not in {term.name for term in terms_of(make_shape(), CHOICE, without)}
+    assert "corpus" not in {term.name for term in terms_of(make_shape(), CHOICE, without, Request())}
     other = replace(CHOICE, spec="recycling", suffix_tokens=0)
     assert sizes_of(make_shape(), DEVICE, other, request).corpus == 0
 
@@ -145,3 +145,12 @@ def test_longer_drafts_emit_more_and_what_lies_between_is_between():
 def test_row_costs_are_interpolated_and_continued():
     curve = ((1, 1.0), (8, 1.7), (16, 3.3))
     assert [row_cost(curve, rows) for rows in (1, 4.5, 8, 16, 24)] == pytest.approx([1.0, 1.35, 1.7, 3.3, 4.9])
+
+
+def test_hidden_states_take_a_row_for_every_row_of_logits():
+    shape = make_shape()
+    plain, with_them = (sizes_of(shape, DEVICE, CHOICE, Request(hidden=hidden)) for hidden in (False, True))
+    assert with_them.logits - plain.logits == with_them.total - plain.total == 24 * 576 * 4
+    assert with_them.one_logit_row - plain.one_logit_row == 576 * 4
+    (term,) = [term for term in terms_of(shape, CHOICE, with_them, Request(hidden=True)) if term.name == "logits"]
+    assert term.text == "24 rows x 49152, and 576 hidden states x 4 B"

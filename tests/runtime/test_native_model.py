@@ -33,12 +33,13 @@ FORMATS = KV_FORMATS["native"]
 class Native:
     """A runner and its cache, with the steps that tests are made of."""
 
-    def __init__(self, package, kv_format="f32", isa=None, capacity=CAPACITY):
+    def __init__(self, package, kv_format="f32", isa=None, capacity=CAPACITY, *, hidden=False):
         self.switch = StopSwitch()
         threads = pool_size() or usable_cpus()
-        session = Session(package / "model.onnx", threads=threads, profile="native", isa=isa)
+        self.interface = open_io_binding(open_package(package).manifest, capacity, kv_format, hidden=hidden)
+        more = self.interface.more_outputs
+        session = Session(package / "model.onnx", threads=threads, profile="native", isa=isa, more_outputs=more)
         self.isa = session.isa
-        self.interface = open_io_binding(open_package(package).manifest, capacity, kv_format)
         self.cache = self.interface.open_cache()
         self.runner = ModelRunner(session, self.interface, self.switch)
 
@@ -164,6 +165,56 @@ def test_equal_logits_stand_by_id(tmp_path):
     assert not outputs.logits.any()
     assert outputs.top.ids.tolist() == [[*range(8)]] * 2
     np.testing.assert_allclose(outputs.top.log_sum_exp, np.log(419), rtol=1e-6)
+
+
+@pytest.fixture(scope="module", params=["f16", "int8"])
+def stated(request, native_package):
+    """A model whose passes return hidden states."""
+    return Native(native_package, request.param, hidden=True)
+
+
+@pytest.fixture(scope="module")
+def states(stated):
+    """Hidden states of 60 tokens, each computed alone."""
+    rows = []
+    for start, token_id in enumerate(TOKEN_IDS[:60]):
+        with stated.cache.reserve(1) as reserved:
+            rows.append(stated.runner.forward([token_id], start, 1).hidden[0].copy())
+            reserved.commit([token_id])
+    stated.cache.truncate(0)
+    assert len({row.tobytes() for row in rows}) == 60
+    return np.stack(rows)
+
+
+class TestHiddenStates:
+    """The stream behind the last layer, of the rows that want logits: the same bits in every pass."""
+
+    def test_of_a_pass_over_many_rows(self, stated, states):
+        outputs = stated.runner.forward(TOKEN_IDS[:60], 0, 60)
+        assert (outputs.hidden.shape, outputs.hidden.dtype) == (states.shape, np.float32)
+        same_bits(outputs.hidden, states)
+
+    def test_of_the_rows_that_want_logits(self, stated, states):
+        rows = [17, 0, 9]
+        same_bits(stated.runner.forward(TOKEN_IDS[:20], 0, 3, logit_rows=rows).hidden, states[rows])
+
+    def test_of_a_tree(self, stated, states):
+        stated.append(TOKEN_IDS[:40])
+        # Two wrong guesses stand beside the text's own tokens.
+        ids = [3, TOKEN_IDS[40], 7, TOKEN_IDS[41], TOKEN_IDS[42]]
+        hidden = stated.runner.forward(ids, 40, 5, parents=[-1, -1, 1, 1, 3]).hidden
+        same_bits(hidden[[1, 3, 4]], states[40:43])
+        assert not np.array_equal(hidden[0], states[40])
+        stated.cache.truncate(0)
+
+    def test_logits_do_not_change(self, stated, native_package):
+        plain = Native(native_package, stated.interface.kv_format)
+        outputs = plain.runner.forward(TOKEN_IDS[:60], 0, 60)
+        assert outputs.hidden is None
+        same_bits(stated.runner.forward(TOKEN_IDS[:60], 0, 60).logits, outputs.logits)
+
+    def test_the_package_does_not_change(self, stated, native_package):
+        open_package(native_package).verify()
 
 
 def test_rolled_back_and_computed_again(native, whole):

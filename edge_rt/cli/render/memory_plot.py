@@ -87,7 +87,8 @@ def largest_context(total: Callable[[int], int], budget: int, trained: int) -> i
 
 def _terms_at(plan: Plan, ctx: int, kv_format: str) -> tuple[Term, ...]:
     choice: Choice = replace(plan.choice, ctx=ctx, kv_format=kv_format)
-    return terms_of(plan.shape, choice, sizes_of(plan.shape, plan.device, choice, plan.request))
+    sizes = sizes_of(plan.shape, plan.device, choice, plan.request)
+    return terms_of(plan.shape, choice, sizes, plan.request)
 
 
 def spread(wanted: dict[str, float], gap: float) -> dict[str, float]:

@@ -40,6 +40,7 @@ def open_io_binding(
     kv_format: str | Sequence[str] | None,
     *,
     largest_pass: int = LARGEST_PASS,
+    hidden: bool = False,
 ) -> IOBinding:
     """Return the IO binding for a package's op profile, with cache memory for ``capacity`` tokens.
 
@@ -48,9 +49,11 @@ def open_io_binding(
         capacity: rows of the cache.
         kv_format: one format for the cache, or one per layer; None takes the one that the package prefers.
         largest_pass: rows of the largest pass that will be run.
+        hidden: whether passes return hidden states (``Outputs.hidden``); the session must then be opened with the
+            binding's ``more_outputs``.
 
     Raises:
-        ConfigError: the package has no such format, or another number of layers.
+        ConfigError: the package has no such format, or another number of layers, or its graph keeps no hidden states.
         MemoryError, OSError, OverflowError: there is not enough address space.
     """
     kv_format = usable_formats(manifest)[0] if kv_format is None else kv_format
@@ -63,8 +66,16 @@ def open_io_binding(
             f"Got {len(formats)}, the model has {layers}.",
             "Give one format for all of them, or one for each.",
         )
+    if hidden and manifest.op_profile != NativeIOBinding.profile:
+        raise ConfigError(
+            "Graphs of this op profile return no hidden states.",
+            f"The op profile is {manifest.op_profile}; native graphs return them.",
+            "Leave them out, or export the model with --profile native.",
+        )
     if manifest.op_profile == PortableIOBinding.profile:
         return PortableIOBinding(manifest.model, capacity, formats[0], decoder=manifest.decoder)
     if manifest.op_profile == TracedIOBinding.profile:
         return TracedIOBinding(manifest.model, capacity, formats[0])
-    return NativeIOBinding(manifest.model, capacity, kv_format, largest_pass=largest_pass, decoder=manifest.decoder)
+    return NativeIOBinding(
+        manifest.model, capacity, kv_format, largest_pass=largest_pass, decoder=manifest.decoder, hidden=hidden
+    )

@@ -19,7 +19,7 @@ from edge_rt.rope_tables import loaded_tables
 from edge_rt.runtime.graph.cache import KVCache
 from edge_rt.runtime.graph.outputs import OutputMemory, Outputs, give_back
 from edge_rt.runtime.graph.sliding_window import SlidingWindow
-from edge_rt.session import Binding, Session
+from edge_rt.session import Binding, Session, TensorSpec
 
 Array = npt.NDArray[Any]
 Specs = dict[str, tuple[tuple[int | str, ...], str]]
@@ -35,12 +35,13 @@ class BoundPass(ABC):
         binding: ONNX Runtime's binding, which receives the buffers.
         rows: tokens of the pass.
         outputs: memory that a run writes, for the rows that need logits; runs of other shapes write it as well.
+        hidden_name: the output that is the hidden states; None: they are not wanted.
 
     Attributes:
         outputs: the same memory.
     """
 
-    def __init__(self, binding: Binding, rows: int, outputs: Outputs) -> None:
+    def __init__(self, binding: Binding, rows: int, outputs: Outputs, hidden_name: str | None = None) -> None:
         num_logits = len(outputs.logits)
         self.binding = binding
         self.outputs = outputs
@@ -54,6 +55,9 @@ class BoundPass(ABC):
             binding.bind_output("top_ids", outputs.top.ids)
             binding.bind_output("top_logits", outputs.top.logits)
             binding.bind_output("log_sum_exp", outputs.top.log_sum_exp)
+        if hidden_name is not None:
+            assert outputs.hidden is not None
+            binding.bind_output(hidden_name, outputs.hidden)
 
     def set(
         self, token_ids: Sequence[int], start: int, parents: Sequence[int] | None, logit_rows: Sequence[int] | None
@@ -77,9 +81,11 @@ class IOBinding(ABC):
         kv_format: name of the cache's format, as it is shown to users.
         top_tokens: most likely tokens that the graph returns with every row of logits.
         decoder: the description, if the package has one.
+        hidden: the value of the graph that is the hidden states, if they are wanted.
 
     Attributes:
         config, capacity, kv_format: the arguments.
+        more_outputs: values inside the graph that the session has to make outputs.
         outputs: memory of the outputs of all passes; a pass is bound only when there is room for its rows.
         row_bytes: bytes of one token in all layers.
         cache_bytes: bytes of the cache, every row of every layer; see the subclasses.
@@ -89,12 +95,19 @@ class IOBinding(ABC):
     profile: ClassVar[str]
 
     def __init__(
-        self, config: ModelConfig, capacity: int, kv_format: str, top_tokens: int, decoder: Decoder | None
+        self,
+        config: ModelConfig,
+        capacity: int,
+        kv_format: str,
+        top_tokens: int,
+        decoder: Decoder | None,
+        hidden: TensorSpec | None = None,
     ) -> None:
         self.config = config
         self.capacity = capacity
         self.kv_format = kv_format
-        self.outputs = OutputMemory(config.vocab_size, top_tokens)
+        self.more_outputs = () if hidden is None else (hidden,)
+        self.outputs = OutputMemory(config.vocab_size, top_tokens, 0 if hidden is None else config.hidden_size)
         self._rope_tables = loaded_tables(decoder, capacity)
         self.row_bytes = 0
         self.cache_bytes = 0
@@ -160,6 +173,7 @@ class IOBinding(ABC):
                 name: (("rope_positions", table.shape[1]), "tensor(float)") for name, table in self._rope_tables.items()
             },
             **self._specs(),
+            **{output.name: (output.shape, output.type) for output in self.more_outputs},
         }
         found = {spec.name: (spec.shape, spec.type) for spec in (*session.inputs, *session.outputs)}
         if found != wanted:

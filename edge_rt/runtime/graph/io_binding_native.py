@@ -14,7 +14,7 @@ from edge_rt.package.manifest import ModelConfig
 from edge_rt.runtime.graph.io_binding_base import FILLING, Array, BoundPass, IOBinding, Specs
 from edge_rt.runtime.graph.outputs import Outputs, untouched
 from edge_rt.runtime.graph.sliding_window import SlidingWindow
-from edge_rt.session import Binding, Session
+from edge_rt.session import Binding, Session, TensorSpec
 
 LARGEST_PASS: Final = 256
 """Rows of the largest pass unless given."""
@@ -36,6 +36,7 @@ class NativeIOBinding(IOBinding):
         kv_format: one format for the cache, or one per layer.
         largest_pass: rows of the largest pass that will be run; layers with a sliding window reserve room for it.
         decoder: the description, if the package has one.
+        hidden: whether passes return hidden states, too; the session must be opened with ``more_outputs``.
 
     Attributes:
         buffers: per layer, uint8 ``[2, kv_heads, rows, bytes per row]``; a page takes memory only once a row in it is
@@ -53,10 +54,12 @@ class NativeIOBinding(IOBinding):
         *,
         largest_pass: int = LARGEST_PASS,
         decoder: Decoder | None = None,
+        hidden: bool = False,
     ) -> None:
         formats = (kv_format,) * config.num_layers if isinstance(kv_format, str) else tuple(kv_format)
         assert len(formats) == config.num_layers, (formats, config.num_layers)
-        super().__init__(config, capacity, _spelled(formats), config.top_tokens, decoder)
+        output = hidden_output(config) if hidden else None
+        super().__init__(config, capacity, _spelled(formats), config.top_tokens, decoder, output)
         self.kv_formats = formats
         windows, heads = config.layer_windows, config.num_kv_heads
         token_bytes = [KV_FORMAT[name].token_bytes(heads, config.head_dim) for name in formats]
@@ -106,7 +109,8 @@ class NativeIOBinding(IOBinding):
         binding.bind_input("kv_formats", self._formats)
         for layer, buffer in enumerate(self.buffers):
             binding.bind_input(f"cache.{layer}", buffer)
-        return _NativePass(binding, rows, self.outputs.first(num_logits))
+        names = [output.name for output in self.more_outputs]
+        return _NativePass(binding, rows, self.outputs.first(num_logits), *names)
 
     def _specs(self) -> Specs:
         config, windows = self.config, self.config.layer_windows
@@ -127,9 +131,14 @@ class NativeIOBinding(IOBinding):
         }
 
 
+def hidden_output(config: ModelConfig) -> TensorSpec:
+    """Return the value of a native graph that is the stream behind the last layer, of the rows that need logits."""
+    return TensorSpec(f"layer{config.num_layers - 1}.down", ("logit_rows", config.hidden_size), "tensor(float)")
+
+
 class _NativePass(BoundPass):
-    def __init__(self, binding: Binding, rows: int, outputs: Outputs) -> None:
-        super().__init__(binding, rows, outputs)
+    def __init__(self, binding: Binding, rows: int, outputs: Outputs, hidden_name: str | None = None) -> None:
+        super().__init__(binding, rows, outputs, hidden_name)
         self._past_length = np.zeros(1, np.int32)
         self._parents = np.zeros(rows, np.int32)
         self._chain = np.arange(-1, rows - 1, dtype=np.int32)

@@ -43,10 +43,13 @@ class Outputs:
     Attributes:
         logits: float32 ``[rows, vocabulary]``.
         top: the most likely tokens of the same rows; None if the graph does not compute them.
+        hidden: float32 ``[rows, hidden_size]``, the stream behind the last layer, before the final norm; None if it was
+            not asked for when the model was loaded.
     """
 
     logits: Array
     top: TopTokens | None = None
+    hidden: Array | None = None
 
 
 class OutputMemory:
@@ -59,11 +62,13 @@ class OutputMemory:
     Args:
         vocab_size: length of a row of logits.
         top_tokens: number of most likely tokens that the graph computes per row; 0 if it computes none.
+        hidden_size: length of a row of hidden states; 0 if they are not wanted.
     """
 
-    def __init__(self, vocab_size: int, top_tokens: int) -> None:
+    def __init__(self, vocab_size: int, top_tokens: int, hidden_size: int = 0) -> None:
         self._vocab_size = vocab_size
         self._top_tokens = top_tokens
+        self._hidden_size = hidden_size
         self._rows = 0
         self._planned = 0
         self._most: int | None = None
@@ -119,10 +124,12 @@ class OutputMemory:
     def first(self, rows: int) -> Outputs:
         """Return the outputs of a pass that needs logits for ``rows`` rows; there must be room for them."""
         assert rows <= self._rows, (rows, self._rows)
-        logits, top = self._memory.logits[:rows], self._memory.top
-        if top is None:
-            return Outputs(logits)
-        return Outputs(logits, TopTokens(top.ids[:rows], top.logits[:rows], top.log_sum_exp[:rows]))
+        logits, top, hidden = self._memory.logits[:rows], self._memory.top, self._memory.hidden
+        return Outputs(
+            logits,
+            None if top is None else TopTokens(top.ids[:rows], top.logits[:rows], top.log_sum_exp[:rows]),
+            None if hidden is None else hidden[:rows],
+        )
 
     def release(self) -> None:
         """Release the memory; afterwards there is no room for any row."""
@@ -131,12 +138,12 @@ class OutputMemory:
 
     def _allocate(self, rows: int) -> Outputs:
         logits = untouched((rows, self._vocab_size), np.float32)
+        hidden = untouched((rows, self._hidden_size), np.float32) if self._hidden_size else None
         if self._top_tokens == 0:
-            return Outputs(logits)
+            return Outputs(logits, None, hidden)
         shape = (rows, self._top_tokens)
-        return Outputs(
-            logits, TopTokens(np.zeros(shape, np.int32), np.zeros(shape, np.float32), np.zeros(rows, np.float32))
-        )
+        top = TopTokens(np.zeros(shape, np.int32), np.zeros(shape, np.float32), np.zeros(rows, np.float32))
+        return Outputs(logits, top, hidden)
 
 
 _LEAST_ROWS: Final = 16

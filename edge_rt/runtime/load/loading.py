@@ -83,6 +83,7 @@ def load_parts(
         profile=manifest.op_profile,
         isa=options.isa,
         memory=load_plan.pass_memory,
+        more_outputs=io_binding.more_outputs,
     )
     tell("session")
     cache = io_binding.open_cache()
@@ -137,7 +138,11 @@ def _open_io_binding(package: Package, load_plan: LoadPlan) -> IOBinding:
     choice = load_plan.plan.choice
     try:
         io_binding = open_io_binding(
-            package.manifest, choice.ctx, choice.kv_format, largest_pass=load_plan.largest_pass
+            package.manifest,
+            choice.ctx,
+            choice.kv_format,
+            largest_pass=load_plan.largest_pass,
+            hidden=load_plan.hidden,
         )
     except (MemoryError, OSError, OverflowError) as error:
         raise MemoryBudgetExceeded(

@@ -60,6 +60,8 @@ class LoadOptions:
             same tokenizer. The memory of a process that loads repeatedly then grows less.
         base_bytes: memory that this process held before its first model, if the new model replaces all that are loaded;
             None: the memory that it holds now.
+        hidden: whether passes return hidden states (``Outputs.hidden``), for programs that run passes of their own;
+            native packages only.
         spell: formats the flags of a setting that fits, for an error; None: as arguments of ``edge_rt.load``.
 
     Raises:
@@ -84,6 +86,7 @@ class LoadOptions:
     plan: Plan | None = None
     share_tokenizer_with: PromptEncoder | None = None
     base_bytes: int | None = None
+    hidden: bool = False
     spell: Callable[[tuple[str, ...]], str] | None = None
 
     def __post_init__(self) -> None:
@@ -104,6 +107,7 @@ class LoadOptions:
         given = [name for name in decided if getattr(self, name) is not None]
         if isinstance(self.memory, Budget):
             given.remove("memory")
+        given += ["hidden"] * self.hidden
         if given:
             raise ConfigError(
                 "The plan has already decided these options.",
@@ -119,7 +123,7 @@ class LoadOptions:
         """Return the options that load a model as the given plan, made for these options, has decided."""
         budget = self.memory if isinstance(self.memory, Budget) else None
         nothing = dict.fromkeys(("ctx", "threads", "prefill_chunk", "kv", "spec", "draft_max", "corpus", "base_bytes"))
-        return self.but(memory=budget, plan=plan, **nothing)
+        return self.but(memory=budget, plan=plan, hidden=False, **nothing)
 
     def check(self, package: Package) -> None:
         """Refuse options that do not suit this package, or have no effect together; ``make_plan`` checks numbers.

@@ -101,6 +101,11 @@ class LoadPlan:
         return max(self.plan.choice.largest_pass, self.logit_rows)
 
     @property
+    def hidden(self) -> bool:
+        """Whether passes return hidden states."""
+        return self.plan.request.hidden
+
+    @property
     def pass_memory(self) -> PassMemory:
         """Memory for the intermediate values of passes."""
         planned = pass_memory_bytes(self.plan.shape, self.plan.choice)
@@ -189,6 +194,7 @@ def _plan_package(package: Package, options: LoadOptions, budget: Budget | None,
         resident_bytes=resident,
         corpus=None if options.corpus is None else str(options.corpus),
         corpus_bytes=file_size(options.corpus),
+        hidden=options.hidden,
     )
     return make_plan(shape_of(package.manifest, package.id), device, request)
 
@@ -237,6 +243,7 @@ def _asked_of(plan: Plan, options: LoadOptions) -> LoadOptions:
         spec=request.spec,
         draft_max=request.draft_max,
         corpus=None if request.corpus is None else Path(request.corpus),
+        hidden=request.hidden,
     )
 
 

@@ -269,6 +269,12 @@ class TestChoice:
             with pytest.raises(ConfigError, match=message):
                 open_io_binding(native, 10, formats)
 
+    def test_only_native_graphs_return_hidden_states(self, manifest, native):
+        assert open_io_binding(native, 10, None, hidden=True).more_outputs
+        assert not open_io_binding(native, 10, None).more_outputs
+        with pytest.raises(ConfigError, match="return no hidden states"):
+            open_io_binding(manifest, 10, None, hidden=True)
+
     def test_portable_has_one_format(self, manifest):
         with pytest.raises(ConfigError, match=r"Got 'f16'; with the op profile portable it can be f32\."):
             open_io_binding(manifest, 10, "f16")
@@ -328,6 +334,15 @@ def test_a_native_graph_of_other_outputs(index):
         outputs = [*NATIVE_OUTPUTS[:index], *other, *NATIVE_OUTPUTS[index + 1 :]]
         with pytest.raises(InvalidPackage, match=f"{name}: the manifest asks for"):
             interface.check(StatedGraph(NATIVE_INPUTS, outputs))
+
+
+def test_a_graph_with_hidden_states():
+    interface = NativeIOBinding(SMALL, 10, "f16", hidden=True)
+    (output,) = interface.more_outputs
+    assert output == TensorSpec("layer1.down", ("logit_rows", SMALL.hidden_size), "tensor(float)")
+    interface.check(StatedGraph(NATIVE_INPUTS, [*NATIVE_OUTPUTS, (output.name, output.shape, output.type)]))
+    with pytest.raises(InvalidPackage, match=r"layer1\.down"):
+        interface.check(StatedGraph(NATIVE_INPUTS, NATIVE_OUTPUTS))
 
 
 def test_a_graph_of_the_other_profile():

@@ -31,6 +31,15 @@ def test_a_graph_that_does_not_look_for_top_tokens():
     assert memory.first(3).top is None
 
 
+def test_hidden_states_of_the_same_rows():
+    memory = OutputMemory(419, 8, 64)
+    memory.reserve(5)
+    hidden = memory.first(3).hidden
+    assert (hidden.shape, hidden.dtype, hidden.flags.writeable) == ((3, 64), np.float32, True)
+    assert np.shares_memory(hidden, memory.first(5).hidden)
+    assert OutputMemory(419, 8).first(0).hidden is None
+
+
 def test_outputs_of_every_size_begin_at_the_same_place():
     memory = OutputMemory(419, 8)
     memory.reserve(40)
