@@ -16,6 +16,7 @@ from edge_rt.cli.commands.inspect import inspect
 from edge_rt.cli.commands.models import list_models, pull, rm
 from edge_rt.cli.commands.plan import plan
 from edge_rt.cli.commands.profile import profile
+from edge_rt.cli.commands.train import train_app
 from edge_rt.cli.commands.verify import verify
 from edge_rt.cli.options.spread import spread
 from edge_rt.cli.render.console import Terminal
@@ -33,6 +34,7 @@ app = typer.Typer(
 for command in (chat, generate, export, pull, list_models, rm, inspect, verify, bench, plan, profile, doctor):
     app.command(name="list" if command is list_models else None)(spread(command))
 app.add_typer(corpus_app, name="corpus")
+app.add_typer(train_app, name="train")
 
 
 def _print_version(wanted: bool) -> None:

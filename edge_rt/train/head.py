@@ -83,15 +83,24 @@ class DraftHead(nn.Module):
         return weight + (rounded(weight.detach()) - weight.detach()) if self.rounds_weights else weight
 
 
-def rounded(weight: Tensor) -> Tensor:
-    """Return a matrix as 4-bit codes over a minimum hold it: Q4_1, blocks of 32, scales and minimums in half precision.
+def codes_of(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return 4-bit codes, scales and minimums of a matrix: Q4_1, blocks of 32, both numbers rounded to half precision.
 
     Args:
         weight: float32 ``[rows, columns]``, columns a multiple of 32.
+
+    Returns:
+        Float32 codes ``[rows, blocks, 32]`` of 0 to 15, scales and minimums ``[rows, blocks, 1]``.
     """
     blocks = weight.reshape(weight.shape[0], -1, BLOCK)
     least = blocks.amin(-1, keepdim=True)
     scale = ((blocks.amax(-1, keepdim=True) - least) / 15).half().float()
     least = least.half().float()
     codes = torch.where(scale > 0, ((blocks - least) / scale.clamp(min=1e-30)).round().clamp(0, 15), 0.0)
+    return codes, scale, least
+
+
+def rounded(weight: Tensor) -> Tensor:
+    """Return a matrix with the values that its codes hold; see ``codes_of``."""
+    codes, scale, least = codes_of(weight)
     return (codes * scale + least).reshape(weight.shape)

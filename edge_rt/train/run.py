@@ -10,6 +10,8 @@ from typing import Final
 
 import torch
 
+from edge_rt.errors import UnsupportedModel
+from edge_rt.package.drafter import Drafter, TrainingRecord
 from edge_rt.package.reader import Package
 from edge_rt.progress import ProgressCallback, ProgressEvent, no_progress
 from edge_rt.runtime.prompt.encoding import PromptEncoder
@@ -21,12 +23,16 @@ from edge_rt.train.batches import Batches, frequent_tokens, held_out
 from edge_rt.train.clock import Clock
 from edge_rt.train.dialogues.markers import find_markers
 from edge_rt.train.dialogues.writer import DialogueWriter
+from edge_rt.train.folder import write_drafter
 from edge_rt.train.head import DraftHead, HeadShape
 from edge_rt.train.learn import Recipe, learn
 from edge_rt.train.shards import SHARD_TOKENS, shard_paths, written
 from edge_rt.train.start import start
 from edge_rt.train.target import Target, target_of
+from edge_rt.version import VERSION
 
+DEFAULT_VOCABULARY: Final = 4096
+"""Tokens that a head can guess, besides those of the prompt."""
 WRITING_SHARE: Final = 0.5
 """Part of the time that goes into answers."""
 _SEQUENCES: Final = 32
@@ -59,7 +65,7 @@ class TrainOptions:
     updates: int | None = None
     seed: int = 0
     threads: int | None = None
-    vocabulary: int = 4096
+    vocabulary: int = DEFAULT_VOCABULARY
     intermediate_size: int | None = None
     blocks: int = 1
     kv_format: str = "f16"
@@ -76,6 +82,7 @@ class Trained:
         untrained: how often guesses of the linear start were right there.
         reached: the same of the trained head, its weights rounded to 4 bits.
         tokens: answer tokens it was trained on.
+        epochs: passes over them.
         updates: of the training.
         seconds: spent on training.
     """
@@ -86,6 +93,7 @@ class Trained:
     untrained: Acceptance
     reached: Acceptance
     tokens: int
+    epochs: float
     updates: int
     seconds: float
 
@@ -188,6 +196,93 @@ def train_head(
         untrained,
         acceptance(draft, target, evaluated),
         len(paths) * SHARD_TOKENS,
+        clock.updates * recipe.batch / max(1, len(paths) * SHARD_TOKENS),
         clock.updates,
         clock.seconds,
     )
+
+
+@dataclass(frozen=True)
+class TrainReport:
+    """What a training gave.
+
+    Attributes:
+        drafter: the drafter that was written; None if it was not better than nothing.
+        trained: the head and its figures.
+    """
+
+    drafter: Drafter | None
+    trained: Trained
+
+
+def train_drafter(
+    package: Package,
+    out: Path,
+    folder: Path,
+    options: TrainOptions,
+    *,
+    name: str = "head",
+    force: bool = False,
+    recipe: Recipe | None = None,
+    progress: ProgressCallback = no_progress,
+) -> TrainReport:
+    """Train a head for a model, from nothing but the model, and write it as a drafter.
+
+    Args:
+        package: the model.
+        out: the drafter's folder.
+        folder: for answers and checkpoints; a later run with the same one continues.
+        options: how long, and of which size.
+        name: of the drafter.
+        force: replace a drafter at ``out``.
+        recipe: of the training; None: the usual one.
+        progress: called as it goes on.
+
+    Raises:
+        UnsupportedModel, InvalidTemplate: heads cannot be trained for this model.
+        StorageError: the disk is full, or files cannot be used; answers and the last checkpoint stay.
+    """
+    require_trainable(package)
+    recipe = recipe or Recipe()
+    torch.set_num_threads(options.threads or torch.get_num_threads())
+    write_answers(package, folder, options, progress)
+    trained = train_head(package, folder, options, recipe, progress)
+    if trained.reached.first[0] <= trained.untrained.first[0]:
+        return TrainReport(None, trained)
+    record = TrainingRecord(
+        tokens=trained.tokens,
+        epochs=round(trained.epochs, 3),
+        steps=trained.updates,
+        seed=options.seed,
+        recipe="head-1",
+        data="answers of the model to user turns that it wrote itself, greedy and sampled",
+        hours=round(trained.seconds / 3600, 3),
+    )
+    drafter = write_drafter(
+        out,
+        package,
+        trained.net,
+        trained.target.kept,
+        trained.reached,
+        record,
+        name=name,
+        producer=f"edge-rt {VERSION}",
+        force=force,
+    )
+    return TrainReport(drafter, trained)
+
+
+def require_trainable(package: Package) -> None:
+    """Refuse a package for which no head can be trained.
+
+    Raises:
+        UnsupportedModel: it is not native, or in several segments.
+    """
+    manifest = package.manifest
+    if manifest.op_profile != "native" or len(manifest.segments) != 1:
+        raise UnsupportedModel(
+            "No draft head can be trained for this package.",
+            f"Its op profile is {manifest.op_profile!r}, with {len(manifest.segments)} segments; "
+            "'native' with one is needed.",
+            "Export the model again with --profile native.",
+        )

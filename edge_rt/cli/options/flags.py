@@ -228,6 +228,23 @@ FORCE: Final = Flag(("--force",), "Replace what already exists.")
 YES: Final = Flag(("--yes", "-y"), "Do not ask.")
 VERIFY: Final = Flag(("--verify",), "Read every file and compare its hash.")
 
+# --- training drafters ---
+
+KIND: Final = Flag(("--kind",), "What is trained: head.", metavar="KIND")
+DATA: Final = Flag(("--data",), "self: the model writes user turns and answers by itself.", metavar="self")
+TIME: Final = Flag(("--time",), "Time for everything, such as 90s, 30m or 8h.", metavar="TIME")
+TRAIN_TOKENS: Final = Flag(("--tokens",), "Answer tokens to write, instead of half of the time.", metavar="N", least=1)
+UPDATES: Final = Flag(("--updates",), "Updates of the training, instead of the rest of the time.", metavar="N", least=1)
+VOCABULARY: Final = Flag(
+    ("--vocabulary",), "Tokens that it can guess, the most frequent ones.", metavar="N", shown="4096", least=16
+)
+WORK: Final = Flag(
+    ("--work",),
+    "Folder for answers and checkpoints; a later run with it continues.",
+    metavar="DIR",
+    shown="one of the cache folder",
+)
+
 # --- places and output ---
 
 JSON: Final = Flag(("--json",), "Write one JSON document to stdout.", panel=PLACES)

@@ -1,0 +1,140 @@
+"""A trained head as a drafter's folder: matrices of 4 bits in tiles, and what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from edge_rt.export.weights.codes import Codes
+from edge_rt.export.weights.tile_formats import TILE_FORMATS, TILE_ROWS
+from edge_rt.export.weights.tiles import pack_rows
+from edge_rt.package.drafter import AcceptanceRecord, Drafter, DrafterInfo, DraftTarget, HeadInfo, TrainingRecord
+from edge_rt.package.drafter_writer import DrafterWriter
+from edge_rt.package.reader import Package
+from edge_rt.train.acceptance import Acceptance
+from edge_rt.train.head import BLOCK, DraftHead, codes_of
+
+FORMAT: Final = "w4m"
+"""Of all matrices: 4 bits over a minimum, 5 bits a weight with scales."""
+FORMAT_VERSION: Final = 1
+
+
+def head_tensors_of(net: DraftHead, kept: Tensor) -> dict[str, bytes]:
+    """Return the tensors of a head as ``weights.bin`` holds them.
+
+    Args:
+        net: the head.
+        kept: int64, ids of the reduced vocabulary, the most frequent first.
+    """
+    tensors: dict[str, npt.NDArray[Any]] = {
+        "fc.tiles": _tiles(net.fc.detach()),
+        "state_norm": _floats(net.state_norm),
+        "token_norm": _floats(net.token_norm),
+        "output_norm": _floats(net.output_norm),
+        "vocabulary": kept.numpy().astype("<i4"),
+    }
+    for index, (norm, gate_up, down) in enumerate(zip(net.block_norms, net.gate_up, net.down, strict=True)):
+        tensors[f"block{index}.norm"] = _floats(norm)
+        tensors[f"block{index}.gate_up.tiles"] = _tiles(_alternating(gate_up.detach()))
+        tensors[f"block{index}.down.tiles"] = _tiles(down.detach())
+    return {name: np.ascontiguousarray(array).tobytes() for name, array in tensors.items()}
+
+
+def write_drafter(
+    out: Path,
+    package: Package,
+    net: DraftHead,
+    kept: Tensor,
+    acceptance: Acceptance,
+    training: TrainingRecord,
+    *,
+    name: str,
+    producer: str,
+    force: bool,
+) -> Drafter:
+    """Write a drafter's folder, absent or complete.
+
+    Args:
+        out: the folder.
+        package: the model that it was trained for.
+        net: the head.
+        kept: int64, ids of its reduced vocabulary.
+        acceptance: measured with weights of 4 bits.
+        training: how it was trained.
+        name: of the drafter.
+        producer: program and version.
+        force: replace a drafter that is there.
+
+    Raises:
+        StorageError: the folder exists or cannot be written; what was there stays.
+    """
+    manifest, shape = package.manifest, net.shape
+    info = DrafterInfo(
+        format_version=FORMAT_VERSION,
+        producer=producer,
+        name=name,
+        kind="head",
+        target=target_of(package),
+        head=HeadInfo(
+            blocks=shape.blocks,
+            intermediate_size=shape.intermediate_size,
+            epsilon=shape.epsilon,
+            formats=dict.fromkeys(("fc", "gate_up", "down"), FORMAT),
+            vocabulary_size=len(kept),
+        ),
+        training=training,
+        acceptance=AcceptanceRecord(
+            tokens=acceptance.anchors,
+            positions=tuple(round(share, 4) for share in acceptance.by_position),
+            top2=round(acceptance.first[1], 4),
+            top4=round(acceptance.first[2], 4),
+        ),
+        license=manifest.license,
+        files={},
+    )
+    with DrafterWriter(out, force=force) as writer:
+        return writer.publish(info, head_tensors_of(net, kept))
+
+
+def target_of(package: Package) -> DraftTarget:
+    """Return how a drafter names the model that it was trained for."""
+    manifest = package.manifest
+    config = manifest.model
+    quantisation: Mapping[str, str] = manifest.quantisation
+    return DraftTarget(
+        config.name,
+        manifest.source.sha256,
+        dict(quantisation),
+        manifest.files[manifest.tokenizer.file].sha256,
+        config.hidden_size,
+        config.vocab_size,
+        config.num_layers,
+    )
+
+
+def _tiles(weight: Tensor) -> npt.NDArray[Any]:
+    codes, scale, least = codes_of(weight)
+    rows, columns = weight.shape
+    found = Codes(
+        codes.reshape(rows, columns).numpy().astype(np.uint8),
+        d=scale.reshape(rows, columns // BLOCK).half().numpy(),
+        m=least.reshape(rows, columns // BLOCK).half().numpy(),
+    )
+    return pack_rows(found, TILE_FORMATS[FORMAT])
+
+
+def _alternating(gate_up: Tensor) -> Tensor:
+    """Return rows of gate and up, 16 of each in turn, as the kernels read them."""
+    gate, up = (part.reshape(-1, TILE_ROWS, part.shape[1]) for part in gate_up.chunk(2))
+    return torch.stack([gate, up], 1).reshape(gate_up.shape)
+
+
+def _floats(vector: Tensor) -> npt.NDArray[Any]:
+    found: npt.NDArray[Any] = vector.detach().numpy().astype("<f4")
+    return found
