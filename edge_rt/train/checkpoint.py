@@ -70,7 +70,7 @@ def load(path: Path, net: DraftHead, seed: int, vocab_size: int) -> State | None
     if not path.is_file():
         return None
     try:
-        with np.load(path, allow_pickle=False) as found:
+        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as found:
             arrays = {name: found[name] for name in found.files}
         shapes = {f"weight.{name}": tuple(tensor.shape) for name, tensor in net.state_dict().items()}
         given = {name: array.shape for name, array in arrays.items() if name.startswith("weight.")}

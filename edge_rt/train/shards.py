@@ -77,7 +77,8 @@ def read_shard(path: Path, hidden_size: int, vocab_size: int) -> Shard:
         StorageError: it is damaged, or of another model.
     """
     try:
-        with np.load(path, allow_pickle=False) as found:
+        # From memory: a damaged file would stay open until it is collected.
+        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as found:
             arrays: dict[str, npt.NDArray[Any]] = {name: found[name] for name in Shard._fields}
     except (OSError, ValueError, KeyError) as error:
         raise _damaged(path, str(error)) from error

@@ -1,0 +1,106 @@
+"""Several sequences computed together have the bits that each has alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edge_rt.errors import UnsupportedModel
+from edge_rt.export import export_model
+from edge_rt.package.reader import open_package
+from edge_rt.runtime.graph.io_binding import open_io_binding
+from edge_rt.runtime.graph.runner import ModelRunner
+from edge_rt.session import Session, StopSwitch, pool_size
+from edge_rt.system.machine import usable_cpus
+from edge_rt.train.batch import BatchRunner
+from tests.helpers.gguf_factory import write_llama_gguf
+
+CAPACITY = 64
+THREADS = usable_cpus()
+
+
+@pytest.fixture(scope="module")
+def package(native_package):
+    return open_package(native_package)
+
+
+def batch(package, sequences, **more):
+    options = {"capacity": CAPACITY, "kv_format": "f16", "threads": pool_size() or THREADS, "most_rows": 64, **more}
+    return BatchRunner(package, sequences=sequences, **options)
+
+
+class Alone:
+    """The same tokens through the graph of the package, one sequence at a time."""
+
+    def __init__(self, package, kv_format="f16"):
+        self.binding = open_io_binding(package.manifest, CAPACITY, kv_format, hidden=True)
+        session = Session(
+            package.file("model.onnx"),
+            threads=pool_size() or THREADS,
+            profile="native",
+            more_outputs=self.binding.more_outputs,
+        )
+        self.runner = ModelRunner(session, self.binding, StopSwitch())
+
+    def compute(self, token_ids):
+        found = self.runner.forward(token_ids, 0, len(token_ids))
+        return found.hidden.copy(), found.logits.copy()
+
+
+def texts(count, size):
+    return [[(7 + 31 * place + 5 * index) % 419 for index in range(size)] for place in range(count)]
+
+
+@pytest.mark.parametrize("kv_format", ["f16", "int8", "int4"])
+def test_hidden_states_have_the_bits_of_a_sequence_alone(package, kv_format):
+    sequences = texts(3, 20)
+    cuts = ([5, 1, 14], [1, 18, 1], [7, 7, 6])
+    alone = Alone(package, kv_format)
+    with batch(package, 3, kv_format=kv_format) as runner:
+        found = [[], [], []]
+        begins = [0, 0, 0]
+        for turn in range(3):
+            pieces = []
+            for place, sequence in enumerate(sequences):
+                end = begins[place] + cuts[place][turn]
+                pieces.append(sequence[begins[place] : end])
+                begins[place] = end
+            rows = runner.forward(pieces, [True, False, turn == 2])
+            assert [one.ids is not None for one in rows] == [True, False, turn == 2]
+            for place, one in enumerate(rows):
+                found[place].append(one.hidden.copy())
+                if one.ids is not None:
+                    _, logits = alone.compute(sequences[place][: begins[place]])
+                    order = np.argsort(-logits[-1], kind="stable")[: len(one.ids)]
+                    assert np.array_equal(one.ids, order)
+                    assert np.array_equal(one.logits, logits[-1][order])
+        for place, sequence in enumerate(sequences):
+            hidden, _ = alone.compute(sequence)
+            assert np.array_equal(np.concatenate(found[place]), hidden)
+
+
+def test_a_sequence_that_begins_anew_forgets(package):
+    first, second = texts(2, 12)
+    with batch(package, 2) as runner:
+        runner.forward([first, second], [False, False])
+        runner.lengths[0] = 0
+        found = runner.forward([second, first], [False, False])[0].hidden.copy()
+    hidden, _ = Alone(package).compute(second)
+    assert np.array_equal(found, hidden)
+
+
+def test_states_of_inner_layers(package):
+    (ids,) = texts(1, 9)
+    with batch(package, 1, states=(0,)) as runner:
+        (one,) = runner.forward([ids], [False])
+        assert one.states[0].shape == one.hidden.shape
+        assert not np.array_equal(one.states[0], one.hidden)
+
+
+def test_a_model_with_windows_is_refused(tmp_path):
+    source = tmp_path / "w.gguf"
+    write_llama_gguf(source, context=128, extra_metadata={"llama.attention.sliding_window": 32})
+    export_model(source, tmp_path / "w", profile="native")
+    package = open_package(tmp_path / "w")
+    with pytest.raises(UnsupportedModel, match="inputs that a batch does not know"):
+        batch(package, 2)
