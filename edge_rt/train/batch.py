@@ -70,14 +70,16 @@ class BatchRunner:
         self.sequences, self.capacity, self.most_rows = sequences, capacity, most_rows
         self.lengths = np.zeros(sequences, np.int32)
         top = min(TOP_TOKENS, config.vocab_size)
+        graph = batch_model(ir.load(package.file(package.manifest.segments[0].graph)), sequences, top, states)
         self._folder = tempfile.TemporaryDirectory(prefix="edge-rt-batch-")
-        folder = Path(self._folder.name)
-        ir.save(
-            batch_model(ir.load(package.file(package.manifest.segments[0].graph)), sequences, top, states),
-            folder / "b.onnx",
-        )
-        link_weights(package, folder)
-        session = Session(folder / "b.onnx", threads=threads, profile="native")
+        try:
+            folder = Path(self._folder.name)
+            ir.save(graph, folder / "batch.onnx")
+            link_weights(package, folder)
+            session = Session(folder / "batch.onnx", threads=threads, profile="native")
+        except BaseException:
+            self._folder.cleanup()
+            raise
         form = KV_FORMAT[kv_format]
         total, kv = sequences * capacity, config.num_kv_heads
         row_bytes = form.token_bytes(kv, config.head_dim) // (2 * kv)

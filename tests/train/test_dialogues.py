@@ -166,7 +166,7 @@ WRONG = {
     "missing rows": lambda shard: shard._replace(hidden=shard.hidden[:-1]),
     "missing tokens": lambda shard: shard._replace(ids=shard.ids[:-1]),
     "unknown token": lambda shard: shard._replace(ids=np.where(np.arange(len(shard.ids)) == 3, 1 << 30, shard.ids)),
-    "begin behind the end": lambda shard: shard._replace(answers=shard.answers + [0, 1 << 20, 0, 0]),
+    "begin behind the end": lambda shard: shard._replace(answers=np.add(shard.answers, [0, 1 << 20, 0, 0])),
 }
 
 
