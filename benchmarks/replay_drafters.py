@@ -18,7 +18,7 @@ import argparse
 import json
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,22 +28,28 @@ from research.exp3 import EXP3
 from edge_rt.runtime.decode.accept import accept
 from edge_rt.runtime.decode.draft import Draft
 from edge_rt.runtime.decode.sequence import Sequence
+from edge_rt.runtime.drafters.library import DraftLibrary, draft_library
+from edge_rt.runtime.drafters.native import NativeRecyclingSource, NativeSuffixSource
 from edge_rt.runtime.drafters.ngram import NgramSource
 from edge_rt.runtime.drafters.recycling import RecyclingSource
 from edge_rt.runtime.drafters.source import Source
 from edge_rt.runtime.drafters.suffix import SuffixSource
 from edge_rt.runtime.graph.outputs import Outputs, TopTokens
-from edge_rt.runtime.speculation.acceptance import AcceptanceModel
 from edge_rt.runtime.speculation.adaptive import AdaptiveDrafter
 from edge_rt.runtime.speculation.arms import arms_of
 from edge_rt.runtime.speculation.bandit import Bandit, DiscountedUCB
 from edge_rt.runtime.speculation.cost_model import RowCosts
-from edge_rt.runtime.speculation.tree import TreeGrower
+from edge_rt.runtime.speculation.native_core import open_core
 
-SOURCES: dict[str, Any] = {
+Tables = tuple[int, int]
+SOURCES: dict[str, Callable[[Tables], Source]] = {
     "suffix": lambda tables: SuffixSource(max_tokens=tables[0]),
     "recycling": lambda tables: RecyclingSource(max_order=2, max_contexts=tables[1]),
     "ngram": lambda _: NgramSource(),
+}
+NATIVE: dict[str, Callable[[DraftLibrary, Tables], Source]] = {
+    "suffix": lambda library, tables: NativeSuffixSource(library, max_tokens=tables[0]),
+    "recycling": lambda library, tables: NativeRecyclingSource(library, max_order=2, max_contexts=tables[1]),
 }
 TABLES = (1 << 16, 1 << 15)
 """Most tokens of the suffix automaton, most contexts of recycling of each order."""
@@ -128,14 +134,19 @@ class Replay:
         """Do nothing."""
 
 
-def drafter_of(policy: str, clock: Clock, max_nodes: int, tables: tuple[int, int] = TABLES) -> AdaptiveDrafter:
-    """Return the drafter of a policy, empty."""
+def drafter_of(
+    policy: str, clock: Clock, max_nodes: int, tables: Tables = TABLES, library: DraftLibrary | None = None
+) -> AdaptiveDrafter:
+    """Return the drafter of a policy, empty; in the native core if there is a library and it has all of the sources."""
     names = [policy] if policy in SOURCES else ["suffix", "recycling"]
-    sources: list[Source] = [SOURCES[name](tables) for name in names]
+    if library is not None and set(names) <= set(NATIVE):
+        sources = [NATIVE[name](library, tables) for name in names]
+    else:
+        sources = [SOURCES[name](tables) for name in names]
     arms = len(arms_of(names))
     bandits: dict[str, Bandit] = {"exp3": EXP3(arms), "ucb": DiscountedUCB((0.8, 1.0, 1.0, 1.0))}
-    grower = TreeGrower(sources, AcceptanceModel(sources))
-    return AdaptiveDrafter(grower, CURVE, bandits.get(policy), max_nodes=max_nodes, clock=clock)
+    core = open_core(sources, library)
+    return AdaptiveDrafter(core, CURVE, bandits.get(policy), max_nodes=max_nodes, clock=clock)
 
 
 def replay(
@@ -144,15 +155,16 @@ def replay(
     max_nodes: int,
     drafting_ms: float,
     cold: bool,
-    tables: tuple[int, int] = TABLES,
+    tables: Tables = TABLES,
+    library: DraftLibrary | None = None,
 ) -> Iterator[Any]:
     """Yield category, tokens, steps, rows and milliseconds of every answer, and microseconds spent in our own code."""
     clock = Clock()
-    drafter = drafter_of(policy, clock, max_nodes, tables)
+    drafter = drafter_of(policy, clock, max_nodes, tables, library)
     curve = CURVE.curve(128, max_nodes + 1)
     for trace in traces:
         if cold:
-            drafter = drafter_of(policy, clock, max_nodes, tables)
+            drafter = drafter_of(policy, clock, max_nodes, tables, library)
         answer = trace["answer"]
         sequence = Sequence(trace["prompt"], capacity=1 << 20, max_tokens=len(answer), end_ids=())
         game = Replay(trace)
@@ -179,6 +191,16 @@ def replay(
         yield trace["cat"], len(answer) - 1, steps, rows, ms, 1e6 * own
 
 
+def more_repetitive_half(traces: list[dict[str, Any]], max_nodes: int) -> set[int]:
+    """Return the numbers of the half of the answers that suffixes of their own prompt and answer speed up most.
+
+    Every answer starts with empty tables, and Python drafts, so that the halves are the same whatever is measured.
+    """
+    speeds = [tokens / max(ms, 1e-9) for _, tokens, _, _, ms, _ in replay(traces, "suffix", max_nodes, 0.15, True)]
+    order = sorted(range(len(traces)), key=lambda number: -speeds[number])
+    return set(order[: len(traces) // 2])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -196,6 +218,7 @@ def main() -> None:
     player.add_argument("--cold", action="store_true", help="forget everything between answers")
     player.add_argument("--suffix-tokens", type=int, default=TABLES[0])
     player.add_argument("--contexts", type=int, default=TABLES[1], help="of token recycling, of each order")
+    player.add_argument("--python", action="store_true", help="draft in Python, not in the native library")
     player.add_argument("--json", action="store_true", help="print one line of JSON for every policy")
     args = parser.parse_args()
     if args.command == "record":
@@ -203,20 +226,30 @@ def main() -> None:
         return
     traces = [json.loads(line) for line in args.traces.read_text().splitlines()][:: args.every]
     tables = (args.suffix_tokens, args.contexts)
+    library = None if args.python else draft_library()
+    repetitive = more_repetitive_half(traces, args.max_nodes)
     if not args.json:
         print(f"{len(traces)} answers, tables {'cold' if args.cold else 'warm'}, at most {args.max_nodes} nodes")
     plain = CURVE.ms[0][0]
     for policy in args.policy:
         by: dict[str, list[float]] = defaultdict(lambda: [0.0] * 5)
-        for category, *numbers in replay(traces, policy, args.max_nodes, args.drafting_ms, args.cold, tables):
+        halves = [[0.0] * 5, [0.0] * 5]
+        played = replay(traces, policy, args.max_nodes, args.drafting_ms, args.cold, tables, library)
+        for number, (category, *numbers) in enumerate(played):
             by[category] = [a + b for a, b in zip(by[category], numbers, strict=True)]
-        tokens, steps, rows, ms, own = (sum(values) for values in zip(*by.values(), strict=True))
+            half = number in repetitive
+            halves[half] = [a + b for a, b in zip(halves[half], numbers, strict=True)]
+        tokens, steps, rows, ms, own = (sum(values) for values in zip(*halves, strict=True))
+        speeds = [plain * half[0] / half[3] for half in halves]
         if args.json:
             facts = {"policy": policy, "max_nodes": args.max_nodes, "suffix_tokens": tables[0], "contexts": tables[1]}
             means = {"tokens_per_step": tokens / steps, "rows_per_step": rows / steps}
-            print(json.dumps({**facts, **means, "speedup": plain * tokens / ms}), flush=True)
+            both = {"speedup": plain * tokens / ms, "speedup_less_repetitive": speeds[0]}
+            print(json.dumps({**facts, **means, **both}), flush=True)
             continue
         print(f"{policy:>10}: {plain * tokens / ms:.3f}x, {tokens / steps:.2f} tokens a step, {own / steps:.0f} us own")
+        each = [f"{speed:.3f}x, {half[0] / half[1]:.2f} tokens" for speed, half in zip(speeds, halves, strict=True)]
+        print(f"   less repetitive half {each[0]}; more repetitive half {each[1]}")
         print("   " + ", ".join(f"{name} {plain * n / t:.2f}x" for name, (n, _, _, t, _) in sorted(by.items())))
 
 

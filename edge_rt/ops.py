@@ -11,10 +11,11 @@ import functools
 import importlib.metadata
 import importlib.resources
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, cast
 
 from edge_rt.errors import ConfigError, RuntimeUnavailable, VersionMismatch
 
@@ -254,6 +255,21 @@ class NativeLibrary:
                 "Leave it out to use the best one.",
             )
         return isa or self.isa_names[0]
+
+    def function(self, name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
+        """Return one of the library's other functions.
+
+        Args:
+            name: without the prefix ``edge_rt_``.
+            result: ctypes type of what it returns; None if it returns nothing.
+            arguments: ctypes types of its arguments.
+
+        Raises:
+            AttributeError: the library has no such function.
+        """
+        found = getattr(self._handle, f"edge_rt_{name}")
+        found.restype, found.argtypes = result, arguments
+        return cast("Callable[..., Any]", found)
 
     def signatures(self) -> tuple[str, ...]:
         """Return the operators that the library holds, written as ``Op.signature`` writes them."""

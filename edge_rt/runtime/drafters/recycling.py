@@ -23,9 +23,13 @@ MAX_CONTEXTS: Final = 1 << 15
 """Contexts kept of each order; the oldest are dropped first."""
 LEAST_PROBABILITY: Final = 0.03
 """Less likely tokens are not kept: they are not worth a row of a pass."""
-_BOUNDS: Final = (0.06, 0.12, 0.2, 0.32, 0.5, 0.7, 0.9)
+_BOUNDS: Final = (LEAST_PROBABILITY, 0.06, 0.12, 0.2, 0.32, 0.5, 0.7, 0.9)
+LOG_BOUNDS: Final = np.log(_BOUNDS).astype(np.float32)
+"""Log probabilities where the levels of likely tokens begin."""
+MAX_LIKELY: Final = 8
+"""Most likely tokens that are kept of a context."""
 _RANKS: Final = 3
-_LEVELS: Final = len(_BOUNDS) + 1
+_LEVELS: Final = len(_BOUNDS)
 # Factor of a token's probability when its context of 1, 2 or 3 tokens occurs again.
 _TRUST: Final = (0.45, 0.75, 0.9)
 # Measured bytes: of a context, and of each of its likely tokens.
@@ -34,6 +38,18 @@ _LIKELY_BYTES: Final = 45
 
 Cursor = tuple[int, ...]
 Entry = list[tuple[int, int]]
+
+
+def num_kinds(max_order: int) -> int:
+    """Return the number of kinds of guesses after contexts of up to ``max_order`` tokens."""
+    return max_order * _RANKS * _LEVELS
+
+
+def prior(kind: int) -> float:
+    """Return the probability that the model gave, reduced for shorter contexts, which are wrong more often."""
+    order, level = kind // (_RANKS * _LEVELS), kind % _LEVELS
+    bounds = (*_BOUNDS, 1.0)
+    return _TRUST[min(order, len(_TRUST) - 1)] * (bounds[level] + bounds[level + 1]) / 2
 
 
 class RecyclingSource:
@@ -49,7 +65,7 @@ class RecyclingSource:
     name = "recycling"
 
     def __init__(self, *, max_order: int = MAX_ORDER, max_contexts: int = MAX_CONTEXTS) -> None:
-        self.num_kinds = max_order * _RANKS * _LEVELS
+        self.num_kinds = num_kinds(max_order)
         self._max_order = max_order
         self._max_contexts = max_contexts
         self._entries: list[dict[Cursor, Entry]] = [{} for _ in range(max_order)]
@@ -57,10 +73,8 @@ class RecyclingSource:
         self._likely = 0
 
     def prior(self, kind: int) -> float:
-        """Return the probability that the model gave, reduced for shorter contexts, which are wrong more often."""
-        order, level = divmod(kind, _RANKS * _LEVELS)[0], kind % _LEVELS
-        bounds = (LEAST_PROBABILITY, *_BOUNDS, 1.0)
-        return _TRUST[min(order, len(_TRUST) - 1)] * (bounds[level] + bounds[level + 1]) / 2
+        """Return the probability that the model gave, reduced for shorter contexts."""
+        return prior(kind)
 
     def begin(self, token_ids: Items[int]) -> None:
         """Move to the end of the known tokens; learned contexts are kept."""
@@ -75,10 +89,11 @@ class RecyclingSource:
         del accepted
         if outputs.top is None:
             return
-        probabilities = outputs.top.probabilities()
-        levels = np.searchsorted(_BOUNDS, probabilities, side="right").tolist()
-        counts = (probabilities >= LEAST_PROBABILITY).sum(axis=1).tolist()
-        ids = outputs.top.ids.tolist()
+        # Compared as logarithms, which takes no exponential and has the same result on every machine.
+        shares = outputs.top.logits[:, :MAX_LIKELY] - outputs.top.log_sum_exp[:, None]
+        levels = np.searchsorted(LOG_BOUNDS[1:], shares, side="right").tolist()
+        counts = (shares >= LOG_BOUNDS[0]).sum(axis=1).tolist()
+        ids = outputs.top.ids[:, :MAX_LIKELY].tolist()
         contexts = [context[-self._max_order :]]
         for parent, token in zip(draft.parents, draft.token_ids, strict=True):
             contexts.append((*contexts[parent - ROOT], token)[-self._max_order :])

@@ -27,9 +27,19 @@ _LONG_RUN: Final = len(_RUN_KINDS) - 1
 _EDITS: Final = (0, 1, 2)
 """Tokens of the reference to skip after a mismatch: one token was inserted, one replaced, or two replaced by one."""
 _FIRST_EDIT: Final = 7
-_PRIORS: Final = (0.47, 0.82, 0.78, 0.79, 0.86, 0.90, 0.93, 0.13, 0.14, 0.11, 0.10, 0.04, 0.07)
+PRIORS: Final = (0.47, 0.82, 0.78, 0.79, 0.86, 0.90, 0.93, 0.13, 0.14, 0.11, 0.10, 0.04, 0.07)
 
 Cursor = tuple[int, int, int]
+
+
+def require_text(token_ids: Items[int]) -> None:
+    """Refuse an empty reference text.
+
+    Raises:
+        ConfigError: it is empty.
+    """
+    if not token_ids:
+        raise ConfigError("The reference text is empty.", "It has 0 tokens.", "Give a text, or none at all.")
 
 
 class ReferenceSource:
@@ -49,11 +59,10 @@ class ReferenceSource:
     """
 
     name = "reference"
-    num_kinds = len(_PRIORS)
+    num_kinds = len(PRIORS)
 
     def __init__(self, token_ids: Items[int]) -> None:
-        if not token_ids:
-            raise ConfigError("The reference text is empty.", "It has 0 tokens.", "Give a text, or none at all.")
+        require_text(token_ids)
         self._text = array("i", token_ids)
         # Token pair -> position after it; nearly all pairs occur once.
         self._places: dict[int, int | list[int]] = {}
@@ -71,7 +80,7 @@ class ReferenceSource:
 
     def prior(self, kind: int) -> float:
         """Return the share of such guesses that were right on answers whose references had random edits."""
-        return _PRIORS[kind]
+        return PRIORS[kind]
 
     def begin(self, token_ids: Items[int]) -> None:
         """Point at the beginning of the text; if the known tokens are given again, nothing changes."""

@@ -47,7 +47,9 @@ _CORPUS_PRIORS: Final = (
 # fmt: on
 _OLDER: Final = 0.7
 """Factor for guesses from earlier texts, which are right less often than those from the current one."""
-_PRIORS: Final = (*_TEXT_PRIORS, *(_OLDER * prior for prior in _TEXT_PRIORS), *_CORPUS_PRIORS)
+TEXT_PRIORS: Final = (*_TEXT_PRIORS, *(_OLDER * prior for prior in _TEXT_PRIORS))
+"""Share of guesses that were right in 240 conversations, for every kind of guess from a text."""
+_PRIORS: Final = (*TEXT_PRIORS, *_CORPUS_PRIORS)
 _KINDS: Final = len(_TEXT_PRIORS)
 
 

@@ -10,7 +10,7 @@ from typing import Final
 from edge_rt.runtime.drafters.source import Source
 from edge_rt.runtime.speculation.rates import Rates
 
-_KEEP_GENERATION: Final = 0.8
+KEEP_GENERATION: Final = 0.8
 """Factor on all counts from one generation to the next."""
 _KIND_TRIALS: Final = 6.0
 _CELL_TRIALS: Final = 6.0
@@ -56,7 +56,7 @@ class AcceptanceModel:
                     priors.append(share / (1 + math.exp(-x)))
         self._cells = Rates(priors, _CELL_TRIALS)
 
-    def relax(self, keep: float = _KEEP_GENERATION) -> None:
+    def relax(self, keep: float = KEEP_GENERATION) -> None:
         """Move part of the way back to the priors, between generations.
 
         Guesses that seem wrong are no longer tried; without this, nothing would show that they are right in another

@@ -21,7 +21,8 @@ from edge_rt.runtime.decode.sampling import LEAST_TEMPERATURE, Chance, Sampler
 from edge_rt.runtime.drafters.source import Guess, Source
 from edge_rt.runtime.graph.outputs import Outputs
 from edge_rt.runtime.results import SpecStats
-from edge_rt.runtime.speculation.adaptive import Trace, best_size
+from edge_rt.runtime.speculation.adaptive import Trace
+from edge_rt.runtime.speculation.core import best_size
 from edge_rt.runtime.speculation.cost_model import CostCurve, RowCosts
 from edge_rt.runtime.speculation.draft_shape import MAX_SIBLINGS, SURE_BOUNDS, Slot, SlotRates
 from edge_rt.runtime.speculation.statistics import SpecCounter, decision
@@ -148,7 +149,7 @@ class SampledDrafter:
         drafting = 1e3 * (self._proposed - self._started + ended - verified)
         verifying = 1e3 * (verified - self._proposed)
         name = self._source.name if len(draft) else "off"
-        tested = [parent in reached for parent in draft.parents]
+        tested = sum(parent in reached for parent in draft.parents)
         self.counter.add(draft, accepted, tested, drafting, verifying, name, is_first=is_first)
         if self._trace is not None and not is_first:
             expected = sum(slot.value for slot in self._slots)

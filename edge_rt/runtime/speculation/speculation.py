@@ -12,19 +12,20 @@ from edge_rt.runtime.decode.accept import accept
 from edge_rt.runtime.decode.draft import Drafter, NullDrafter
 from edge_rt.runtime.decode.loop import AcceptanceRule
 from edge_rt.runtime.drafters.corpus import Corpus
+from edge_rt.runtime.drafters.library import draft_library
+from edge_rt.runtime.drafters.native import NativeRecyclingSource, NativeReferenceSource, NativeSuffixSource
 from edge_rt.runtime.drafters.ngram import MAX_ENTRIES, MIN_ENTRIES, NgramSource
 from edge_rt.runtime.drafters.recycling import MAX_CONTEXTS, RecyclingSource
 from edge_rt.runtime.drafters.reference import ReferenceSource
 from edge_rt.runtime.drafters.source import Source
 from edge_rt.runtime.drafters.suffix import MAX_TOKENS, MIN_TOKENS, SuffixSource
-from edge_rt.runtime.speculation.acceptance import AcceptanceModel
 from edge_rt.runtime.speculation.adaptive import AdaptiveDrafter, Trace
 from edge_rt.runtime.speculation.arms import arms_of
 from edge_rt.runtime.speculation.bandit import DiscountedUCB
 from edge_rt.runtime.speculation.cost_model import RowCosts
 from edge_rt.runtime.speculation.draft_shape import SlotRates
+from edge_rt.runtime.speculation.native_core import open_core
 from edge_rt.runtime.speculation.sampled import SampledDrafter
-from edge_rt.runtime.speculation.tree import TreeGrower
 from edge_rt.spec_modes import RATIO_MODE, REFERENCE_MODES, Drafts, require_mode, require_rule
 
 AUTO_SOURCES: Final = ("suffix", "recycling")
@@ -82,6 +83,8 @@ class Speculation:
         self._measure = costs
         self._costs: RowCosts | None = None
         self._corpus = corpus
+        # Corpora are searched in Python, and so all sources are asked there.
+        self._library = draft_library() if corpus is None else None
         self._sources: dict[str, Source] = {}
         self._drafters: dict[tuple[str, ...], AdaptiveDrafter] = {}
         self._referring: tuple[tuple[str, tuple[int, ...]], AdaptiveDrafter] | None = None
@@ -160,7 +163,7 @@ class Speculation:
             # Only the last reference drafter is kept: a chat gives the same text at every turn.
             key = (mode, tuple(reference_ids))
             if self._referring is None or self._referring[0] != key:
-                sources = (*(self._source(name) for name in names), ReferenceSource(reference_ids))
+                sources = (*(self._source(name) for name in names), self._reference(reference_ids))
                 self._referring = (key, self._assemble(sources))
             return self._referring[1]
         if names not in self._drafters:
@@ -223,7 +226,7 @@ class Speculation:
         if reference_tokens > room:
             raise ReferenceBudgetExceeded(reference_tokens, room)
         source = self._source("suffix") if "suffix" in names else None
-        if isinstance(source, SuffixSource):
+        if isinstance(source, SuffixSource | NativeSuffixSource):
             source.limit(max(MIN_TOKENS, self._bounds.suffix_tokens - reference_tokens))
 
     def _reference_room(self, names: Items[str]) -> int:
@@ -292,18 +295,35 @@ class Speculation:
             entries = max(MIN_ENTRIES, bounds.suffix_tokens) if bounds.is_planned else MAX_ENTRIES
             makers: dict[str, Callable[[], Source]] = {
                 "ngram": lambda: NgramSource(max_entries=entries),
-                "suffix": lambda: SuffixSource(self._corpus, max_tokens=max(MIN_TOKENS, bounds.suffix_tokens)),
-                # In 240 answers a third token of context made no difference except in time.
-                "recycling": lambda: RecyclingSource(max_order=2, max_contexts=bounds.recycling_contexts),
+                "suffix": self._suffix,
+                "recycling": self._recycling,
             }
             self._sources[name] = makers[name]()
         return self._sources[name]
+
+    def _suffix(self) -> Source:
+        most = max(MIN_TOKENS, self._bounds.suffix_tokens)
+        if self._library is None:
+            return SuffixSource(self._corpus, max_tokens=most)
+        return NativeSuffixSource(self._library, max_tokens=most)
+
+    def _recycling(self) -> Source:
+        # In 240 answers a third token of context made no difference except in time.
+        most, order = self._bounds.recycling_contexts, 2
+        if self._library is None:
+            return RecyclingSource(max_order=order, max_contexts=most)
+        return NativeRecyclingSource(self._library, max_order=order, max_contexts=most)
+
+    def _reference(self, token_ids: Items[int]) -> Source:
+        if self._library is None:
+            return ReferenceSource(token_ids)
+        return NativeReferenceSource(self._library, token_ids)
 
     def _assemble(self, sources: tuple[Source, ...]) -> AdaptiveDrafter:
         arms = arms_of([source.name for source in sources])
         priors = [_PRIOR_OFF] + [_PRIOR_DRAFTING] * (len(arms) - 1)
         return AdaptiveDrafter(
-            TreeGrower(sources, AcceptanceModel(sources), chain=self.drafts is not Drafts.TREES),
+            open_core(sources, self._library, chain=self.drafts is not Drafts.TREES),
             self.costs,
             DiscountedUCB(tuple(priors)),
             max_nodes=self.draft_max,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -31,20 +30,23 @@ class SpecCounter:
         self,
         draft: Draft,
         accepted: Accepted,
-        tested: Items[bool],
+        tested: int,
         drafting_ms: float,
         verifying_ms: float,
         choice: str,
         *,
         is_first: bool,
     ) -> None:
-        """Count a step; of the first step, which computes the prompt, only the drafting time counts."""
+        """Count a step with ``tested`` tested nodes.
+
+        Of the first step, which computes the prompt, only the drafting time counts.
+        """
         self.drafting_ms += drafting_ms
         if is_first:
             return
         self.steps += 1
         self.emitted += len(accepted.token_ids)
-        self.tested += sum(tested)
+        self.tested += tested
         self.accepted += accepted.num_accepted
         self.drafted += len(draft)
         self.verifying_ms += verifying_ms

@@ -7,6 +7,8 @@ from hypothesis import given, settings, strategies as st
 
 from edge_rt.runtime.drafters.corpus import Corpus
 from edge_rt.runtime.drafters.corpus_build import build_corpus
+from edge_rt.runtime.drafters.library import draft_library
+from edge_rt.runtime.drafters.native import NativeReferenceSource, NativeSuffixSource
 from edge_rt.runtime.drafters.ngram import NgramSource
 from edge_rt.runtime.drafters.reference import ReferenceSource
 from edge_rt.runtime.drafters.suffix import SuffixSource
@@ -32,6 +34,12 @@ MAKERS = {
     "suffix and corpus": SuffixSource,
     "reference": lambda corpus: ReferenceSource([1, 2, 3, 4, 1, 2, 5, 3]),
 }
+if library := draft_library():
+    MAKERS |= {
+        "native suffix": lambda corpus: NativeSuffixSource(library),
+        "small native suffix": lambda corpus: NativeSuffixSource(library, max_tokens=64),
+        "native reference": lambda corpus: NativeReferenceSource(library, [1, 2, 3, 4, 1, 2, 5, 3]),
+    }
 
 
 @pytest.fixture(params=MAKERS, scope="module")

@@ -14,11 +14,10 @@ from edge_rt.runtime.drafters.ngram import NgramSource
 from edge_rt.runtime.drafters.recycling import RecyclingSource
 from edge_rt.runtime.drafters.reference import ReferenceSource
 from edge_rt.runtime.drafters.suffix import SuffixSource
-from edge_rt.runtime.speculation.acceptance import AcceptanceModel
 from edge_rt.runtime.speculation.adaptive import BLOCK_STEPS, AdaptiveDrafter
 from edge_rt.runtime.speculation.bandit import DiscountedUCB
+from edge_rt.runtime.speculation.core import PythonCore
 from edge_rt.runtime.speculation.cost_model import RowCosts
-from edge_rt.runtime.speculation.tree import TreeGrower
 from tests.helpers.fake_model import VOCABULARY, FakeTarget, Run, fake_cache
 from tests.helpers.fake_sources import Clock, OracleSource, RandomSource, TimedTarget, linear_costs
 
@@ -68,7 +67,7 @@ class Trial:
         self.sources = make_sources([*PROMPT, *self.answer], self.clock)
         arms = 1 + len(self.sources) + (len(self.sources) > 1)
         self.drafter = AdaptiveDrafter(
-            TreeGrower(self.sources, AcceptanceModel(self.sources), chain=chain),
+            PythonCore(self.sources, chain=chain),
             measured or costs,
             DiscountedUCB((0.8, *[1.0] * (arms - 1))) if bandit else None,
             max_nodes=max_nodes,
@@ -150,8 +149,8 @@ class TestSameText:
     def test_with_any_bandit(self):
         trial = Trial(lambda text, clock: [SuffixSource(), RecyclingSource()], target=RepeatingTarget)
         clock = Clock()
-        grower = TreeGrower(trial.sources, AcceptanceModel(trial.sources))
-        drafter = AdaptiveDrafter(grower, COSTS, DiscountedUCB((0.8, 1.0, 1.0, 1.0)), max_nodes=8, clock=clock)
+        core = PythonCore(trial.sources)
+        drafter = AdaptiveDrafter(core, COSTS, DiscountedUCB((0.8, 1.0, 1.0, 1.0)), max_nodes=8, clock=clock)
         run = Run(PROMPT, target=RepeatingTarget(clock, COSTS), cache=fake_cache(4096), drafter=drafter, max_tokens=400)
         assert run.result().token_ids == trial.answer
 
@@ -239,9 +238,7 @@ class TestTheRight:
     @pytest.mark.parametrize("limit", [0, 1, 4, 9])
     def test_never_more_than_there_is_room_for(self, limit):
         source = OracleSource(range(40), always, priors=(0.95,))
-        drafter = AdaptiveDrafter(
-            TreeGrower([source], AcceptanceModel([source])), linear_costs(4.0, 0.01), None, max_nodes=8
-        )
+        drafter = AdaptiveDrafter(PythonCore([source]), linear_costs(4.0, 0.01), None, max_nodes=8)
         sequence = Sequence([0, 1], capacity=100, max_tokens=None, end_ids=())
         sequence.append([2])
         drafter.begin(sequence)
@@ -410,7 +407,7 @@ class TestSources:
     def test_a_conversation_goes_on(self):
         """The next prompt begins with all that was said; sources get it whole, and see what is new."""
         source = SuffixSource()
-        drafter = AdaptiveDrafter(TreeGrower([source], AcceptanceModel([source])), COSTS, None, max_nodes=8)
+        drafter = AdaptiveDrafter(PythonCore([source]), COSTS, None, max_nodes=8)
         first = Run(PROMPT, drafter=drafter, max_tokens=40).result()
         prompt = [*PROMPT, *first.token_ids, 9, 9, *first.token_ids[:20]]
         drafted = Run(prompt, drafter=drafter, max_tokens=20).result()

@@ -19,11 +19,11 @@ def test_nothing_happened():
 
 def test_steps_add_up():
     counter = SpecCounter()
-    counter.add(Draft(), Accepted((7,), (), 0), [], 5.0, 100.0, "off", is_first=True)
-    counter.add(TREE, Accepted((1, 3, 9), (0, 2), 4), [True, True, True, True], 1.0, 10.0, "fusion", is_first=False)
-    counter.add(TREE, Accepted((8,), (), 4), [True, False, False, True], 1.0, 10.0, "fusion", is_first=False)
-    counter.add(Draft.chain([5]), Accepted((5, 6), (0,), 1), [True], 1.0, 10.0, "suffix", is_first=False)
-    counter.add(Draft(), Accepted((6,), (), 0), [], 0.0, 4.0, "off", is_first=False)
+    counter.add(Draft(), Accepted((7,), (), 0), 0, 5.0, 100.0, "off", is_first=True)
+    counter.add(TREE, Accepted((1, 3, 9), (0, 2), 4), 4, 1.0, 10.0, "fusion", is_first=False)
+    counter.add(TREE, Accepted((8,), (), 4), 2, 1.0, 10.0, "fusion", is_first=False)
+    counter.add(Draft.chain([5]), Accepted((5, 6), (0,), 1), 1, 1.0, 10.0, "suffix", is_first=False)
+    counter.add(Draft(), Accepted((6,), (), 0), 0, 0.0, 4.0, "off", is_first=False)
     stats = counter.stats("auto", 0)
     assert stats.steps == 4
     assert stats.tokens_per_step == 7 / 4
@@ -38,7 +38,7 @@ def test_steps_add_up():
 
 def test_statistics_are_of_their_moment():
     counter = SpecCounter()
-    counter.add(Draft(), Accepted((6,), (), 0), [], 0.0, 4.0, "off", is_first=False)
+    counter.add(Draft(), Accepted((6,), (), 0), 0, 0.0, 4.0, "off", is_first=False)
     before = counter.stats("auto", 0)
-    counter.add(Draft(), Accepted((6,), (), 0), [], 0.0, 4.0, "off", is_first=False)
+    counter.add(Draft(), Accepted((6,), (), 0), 0, 0.0, 4.0, "off", is_first=False)
     assert (before.steps, before.choices) == (1, {"off": 1})
