@@ -2,6 +2,7 @@
 #include <atomic>
 #include <string>
 
+#include "common/export.h"
 #include "common/isa.h"
 #include "ort/registry.h"
 
@@ -10,12 +11,6 @@
 #define EDGE_RT_OPS_HEADER "ops/all_ops.h"
 #endif
 #include EDGE_RT_OPS_HEADER
-
-#if defined(_WIN32)
-#define EDGE_RT_EXPORT extern "C" __declspec(dllexport)
-#else
-#define EDGE_RT_EXPORT extern "C" __attribute__((visibility("default")))
-#endif
 
 namespace edge_rt {
 namespace {

@@ -1,6 +1,6 @@
-"""The custom operators of the native op profile, each described once, and the library that implements them.
+"""The library that implements the custom operators of the native op profile (``op_list.py``).
 
-The library is found inside the installed package and nowhere else: if a package, an option or the environment could
+It is found inside the installed package and nowhere else: if a package, an option or the environment could
 choose the path, it could choose the code that runs.
 """
 
@@ -12,22 +12,16 @@ import importlib.metadata
 import importlib.resources
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from edge_rt.errors import ConfigError, RuntimeUnavailable, VersionMismatch
-
-DOMAIN: Final = "edge_rt"
-"""Domain of the operators in a graph."""
+from edge_rt.op_list import OPS, TILE_ROWS
 
 ABI_VERSION: Final = 1
-"""Version of the library's functions and of the operators below; changes together with ``csrc/register.cc``."""
-
-MAX_HEAD_DIM: Final = 512
-MAX_HEADS: Final = 1024
-"""Largest head size that ``SpecAttention`` supports; it must be even."""
+"""Version of the library's functions and of the operators; changes together with ``csrc/register.cc``."""
 
 
 def library_file(platform: str = sys.platform) -> str:
@@ -35,176 +29,19 @@ def library_file(platform: str = sys.platform) -> str:
     return {"win32": "edge_rt_ops.dll", "darwin": "libedge_rt_ops.dylib"}.get(platform, "libedge_rt_ops.so")
 
 
-@dataclass(frozen=True)
-class Port:
-    """An input or output: its name, element type (``"any"``: several) and shape in the letters of the operator."""
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
-    name: str
-    dtype: str
-    shape: str
-    is_optional: bool = False
+    Bytes = npt.NDArray[np.uint8]
+    Int32s = npt.NDArray[np.int32]
 
-
-@dataclass(frozen=True)
-class Op:
-    """One operator: inputs and outputs in order; attributes with their kind, those with ``?`` have a default."""
-
-    name: str
-    inputs: tuple[Port, ...]
-    outputs: tuple[Port, ...]
-    attributes: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def signature(self) -> str:
-        """The operator as the library describes it: ``Name(x:float,bias:float?)->(y:float)``."""
-        inputs, outputs = (
-            ",".join(f"{port.name}:{port.dtype}{'?' * port.is_optional}" for port in ports)
-            for ports in (self.inputs, self.outputs)
-        )
-        return f"{self.name}({inputs})->({outputs})"
+_POINTER: Final = ctypes.c_void_p
 
 
-_WEIGHT: Final = Port("weight", "uint8", "[tiles, blocks, bytes]")
-
-_ATTENTION_PORTS: Final = (
-    Port("cache", "uint8", "[2, KV, C, row bytes]"),
-    Port("past_length", "int32", "[1]"),
-    Port("row_map", "int32", "[C], with a window [P] as well"),
-    Port("parents", "int32", "[S]"),
-    Port("kv_formats", "int32", "[layers]"),
-    Port("cos", "float", "[P, R / 2]"),
-    Port("sin", "float", "[P, R / 2]"),
-    Port("q_norm", "float", "[D] or [H D]", is_optional=True),
-    Port("k_norm", "float", "[D] or [KV D]", is_optional=True),
-    Port("sinks", "float", "[H]", is_optional=True),
-)
-"""Inputs of attention in addition to queries, keys and values."""
-
-_KEY_CONSTANT_PORTS: Final = (
-    Port("key_centre", "float", "[KV, D]", is_optional=True),
-    Port("key_balance", "float", "[KV, D]", is_optional=True),
-    Port("key_feedback", "float", "[KV, D, D]", is_optional=True),
-)
-"""Constants of 4-bit keys; ``key_centre`` only without softcap and sinks."""
-
-_QUERY_SCALE: Final = Port("query_scale", "float", "[P]", is_optional=True)
-
-OPS: Final[tuple[Op, ...]] = (
-    # y = residual + residual_scale * post_norm(softcap(output_scale * activation(norm(x) @ weight.T + bias))):
-    # M rows, K inputs, N outputs; Nout is N, or half of it where tiles of gate and up rows alternate.
-    Op(
-        "QuantLinear",
-        (
-            Port("x", "float", "[M, K]"),
-            _WEIGHT,
-            Port("norm_weight", "float", "[K]", is_optional=True),
-            Port("bias", "float", "[N]", is_optional=True),
-            Port("residual", "float", "[M, Nout]", is_optional=True),
-            Port("gate", "float", "[M, Nout]", is_optional=True),
-            Port("post_norm", "float", "[Nout]", is_optional=True),
-            Port("norm_bias", "float", "[K]", is_optional=True),
-        ),
-        (Port("y", "float", "[M, Nout]"),),
-        {
-            "format": "string",
-            "out_features": "int",
-            "in_features": "int",
-            "part_rows": "string?",
-            "epsilon": "float?",
-            "activation": "string?",
-            "norm": "string?",
-            "output_scale": "float?",
-            "softcap": "float?",
-            "residual_scale": "float?",
-        },
-    ),
-    # Rows of the same packed matrix that a tied head multiplies by, times `scale`.
-    Op(
-        "QuantEmbed",
-        (Port("ids", "int64", "[S]"), _WEIGHT),
-        (Port("y", "float", "[S, K]"),),
-        {"format": "string", "out_features": "int", "in_features": "int", "scale": "float?"},
-    ),
-    # Rotates, appends keys and values to `cache` in place, and attends over the committed rows and a row's ancestors.
-    Op(
-        "SpecAttention",
-        (
-            Port("qkv", "float", "[S, (H + 2 KV) D]"),
-            *_ATTENTION_PORTS,
-            *_KEY_CONSTANT_PORTS,
-            _QUERY_SCALE,
-        ),
-        (Port("y", "float", "[S, H D]"),),
-        {
-            "num_heads": "int",
-            "num_kv_heads": "int",
-            "head_dim": "int",
-            "layer": "int",
-            "scale": "float",
-            "window": "int?",
-            "softcap": "float?",
-            "interleaved": "int?",
-            "rotate": "int?",
-            "norm_after_rotation": "int?",
-            "epsilon": "float?",
-        },
-    ),
-    # A whole layer: the operators above in sequence, in one parallel section.
-    Op(
-        "DecoderLayer",
-        (
-            Port("x", "float", "[S, K]"),
-            *_ATTENTION_PORTS,
-            Port("attention_norm", "float", "[K]", is_optional=True),
-            Port("qkv", "uint8", "[tiles, blocks, bytes]"),
-            Port("output", "uint8", "[tiles, blocks, bytes]"),
-            Port("mlp_norm", "float", "[K]", is_optional=True),
-            Port("gate_up", "uint8", "[tiles, blocks, bytes]"),
-            Port("down", "uint8", "[tiles, blocks, bytes]"),
-            *_KEY_CONSTANT_PORTS,
-            Port("qkv_bias", "float", "[(H + 2 KV) D]", is_optional=True),
-            Port("output_bias", "float", "[K]", is_optional=True),
-            Port("gate_up_bias", "float", "[2 I], in the order of tiles; [I] without a gate", is_optional=True),
-            Port("down_bias", "float", "[K]", is_optional=True),
-            Port("attention_post_norm", "float", "[K]", is_optional=True),
-            Port("mlp_post_norm", "float", "[K]", is_optional=True),
-            _QUERY_SCALE,
-            Port("attention_norm_bias", "float", "[K]", is_optional=True),
-            Port("mlp_norm_bias", "float", "[K]", is_optional=True),
-        ),
-        (Port("y", "float", "[S, K]"),),
-        {
-            "num_heads": "int",
-            "num_kv_heads": "int",
-            "head_dim": "int",
-            "layer": "int",
-            "scale": "float",
-            "hidden": "int",
-            "intermediate": "int",
-            "qkv_format": "string",
-            "output_format": "string",
-            "gate_up_format": "string",
-            "down_format": "string",
-            "window": "int?",
-            "softcap": "float?",
-            "interleaved": "int?",
-            "rotate": "int?",
-            "norm_after_rotation": "int?",
-            "epsilon": "float?",
-            "activation": "string?",
-            "norm": "string?",
-            "residual_scale": "float?",
-        },
-    ),
-    # The k largest of each row, descending; of equal ones the smaller id first.
-    Op(
-        "RowTopK",
-        (Port("logits", "float", "[R, V]"),),
-        (Port("ids", "int32", "[R, k]"), Port("values", "float", "[R, k]"), Port("log_sum_exp", "float", "[R]")),
-        {"k": "int"},
-    ),
-)
-"""Shapes and meaning are described in ``docs/adding-an-op.md`` and in each operator's header in ``csrc/ops``."""
+def _addresses(*arrays: npt.NDArray[Any]) -> list[int]:
+    assert all(array.flags.c_contiguous for array in arrays)
+    return [array.ctypes.data for array in arrays]
 
 
 class NativeLibrary:
@@ -276,6 +113,51 @@ class NativeLibrary:
         describe = self._handle.edge_rt_op_signatures
         describe.restype = ctypes.c_char_p
         return tuple(describe().decode().splitlines())
+
+    def tile_bytes(self, form: str, in_features: int) -> int:
+        """Return the bytes of a tile, 16 rows of a packed matrix.
+
+        Args:
+            form: format of the matrix, such as ``"w8"``.
+            in_features: columns of the matrix.
+
+        Raises:
+            ConfigError: the format is unknown, or its rows cannot have so many columns.
+        """
+        count = self._handle.edge_rt_tile_bytes
+        count.restype, count.argtypes = ctypes.c_int64, (ctypes.c_char_p, ctypes.c_int64)
+        if (size := int(count(form.encode(), in_features))) < 0:
+            raise ConfigError(
+                "There are no such packed matrices.",
+                f"Format {form!r}, {in_features} columns.",
+                "Use a format of the native op profile, and whole groups of columns.",
+            )
+        return size
+
+    def gather_rows(self, form: str, source: Bytes, shape: tuple[int, int], ids: Int32s, target: Bytes) -> None:
+        """Copy rows of a packed matrix into tiles of their own; products with them have the same bits.
+
+        Args:
+            form: format of both matrices.
+            source: uint8, C-contiguous: the tiles of a matrix.
+            shape: its rows and columns.
+            ids: int32 ``[count]``, C-contiguous: the rows, in any order, also more than once.
+            target: uint8, C-contiguous: receives ``ceil(count / 16)`` tiles; rows behind the last one become zero.
+
+        Raises:
+            ConfigError: the format, a size or a row number does not fit; nothing was written.
+        """
+        tile = self.tile_bytes(form, shape[1])
+        wanted = [-(-rows // TILE_ROWS) * tile for rows in (shape[0], len(ids))]
+        gather = self._handle.edge_rt_gather_rows
+        gather.argtypes = (ctypes.c_char_p, *(ctypes.c_int64,) * 2, *(_POINTER,) * 2, ctypes.c_int64, _POINTER)
+        fits = [source.nbytes, target.nbytes] == wanted and ids.itemsize == ctypes.sizeof(ctypes.c_int32)
+        if not fits or gather(form.encode(), *shape, *_addresses(source, ids), len(ids), *_addresses(target)) != 0:
+            raise ConfigError(
+                "The rows of a packed matrix cannot be copied.",
+                f"{len(ids)} of {shape[0]} rows in {source.nbytes} bytes, to {target.nbytes} bytes; a tile has {tile}.",
+                "Row numbers must be below the number of rows, and the memory as large as their tiles.",
+            )
 
 
 # The command is at the end, so that it can be copied from the terminal.

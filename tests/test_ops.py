@@ -12,9 +12,8 @@ import onnxruntime as ort
 import pytest
 
 from edge_rt.errors import ConfigError, RuntimeUnavailable, VersionMismatch
+from edge_rt.op_list import DOMAIN, OPS
 from edge_rt.ops import (
-    DOMAIN,
-    OPS,
     NativeLibrary,
     library_file,
     library_path,

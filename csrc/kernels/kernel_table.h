@@ -2,6 +2,7 @@
 #pragma once
 
 #include "common/isa.h"
+#include "ops/draft_head/draft_head.h"
 #include "ops/quant_embed/quant_embed.h"
 #include "ops/quant_linear/quant_linear.h"
 #include "ops/row_top_k/row_top_k.h"
@@ -14,6 +15,7 @@ struct KernelTable {
   QuantEmbedKernels quant_embed;
   SpecAttentionKernels spec_attention;
   RowTopKKernels row_top_k;
+  DraftHeadKernels draft_head;
 };
 
 // The table of a usable instruction set.

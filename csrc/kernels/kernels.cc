@@ -14,6 +14,8 @@ namespace {
 // Reads codes as the above defines them.
 #include "ops/quant_embed/quant_embed_cpu.inl"
 #include "ops/row_top_k/row_top_k_cpu.inl"
+// Joins what the above finds.
+#include "ops/draft_head/draft_head_cpu.inl"
 #include "ops/spec_attention/spec_attention_cpu.inl"
 }  // namespace
 
@@ -23,6 +25,7 @@ const KernelTable kTable{
     kQuantEmbedKernels,
     kSpecAttentionKernels,
     kRowTopKKernels,
+    kDraftHeadKernels,
 };
 
 }  // namespace edge_rt::EDGE_RT_ISA_NAMESPACE

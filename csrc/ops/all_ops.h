@@ -2,6 +2,7 @@
 #pragma once
 
 #include "ops/decoder_layer/decoder_layer_op.h"
+#include "ops/draft_head/draft_head_op.h"
 #include "ops/quant_embed/quant_embed_op.h"
 #include "ops/quant_linear/quant_linear_op.h"
 #include "ops/row_top_k/row_top_k_op.h"
@@ -10,6 +11,6 @@
 
 namespace edge_rt {
 
-using AllOps = ort::OpList<QuantLinear, QuantEmbed, RowTopK, SpecAttention, DecoderLayer>;
+using AllOps = ort::OpList<QuantLinear, QuantEmbed, RowTopK, SpecAttention, DecoderLayer, DraftHead>;
 
 }  // namespace edge_rt

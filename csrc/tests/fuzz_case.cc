@@ -181,6 +181,7 @@ void make_wild(Case& call, Random& random, const std::vector<int>& packed_inputs
   }
   for (Input& input : call.inputs) {
     if (!input.present || input.type != abi::kFloat || input.count() == 0 || random.one_in(2)) continue;
+    if (call.finite_input >= 0 && &input == &call.inputs[static_cast<size_t>(call.finite_input)]) continue;
     const int64_t changes = random.one_in(3) ? input.count() : random.size(4);
     for (int64_t i = 0; i < changes; ++i) {
       const auto bits = static_cast<uint32_t>(random.next());

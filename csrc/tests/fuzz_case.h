@@ -79,6 +79,7 @@ struct Case {
   // Inputs are finite and of moderate size: so must the outputs be, with the same bits on every instruction set.
   bool is_tame = true;
 
+  int finite_input = -1;            // the one whose numbers are checked
   int in_place = -1;                // the input that is written
   std::vector<ByteRange> writable;  // where
   std::vector<Written> written;
@@ -134,5 +135,6 @@ Subject quant_embed();
 Subject row_top_k();
 Subject spec_attention();
 Subject decoder_layer();
+Subject draft_head();
 
 }  // namespace edge_rt::fuzz

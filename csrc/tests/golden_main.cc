@@ -70,6 +70,7 @@ int run(int argc, char** argv) {
   if (edge_rt_select_isa(argv[1]) != 0) return 2;
   const KernelTable& kernels = kernel_table(isa);
   run_ops(kernels, report);
+  run_heads(report);
   if (!run_layers(kernels, report)) return 1;
   return argc == 3 ? compare(computed, expected) : 0;
 }

@@ -36,21 +36,43 @@ std::unique_ptr<fake::Tensor> copy_of(const Tensor& tensor, fake::Fault* fault) 
   return std::make_unique<fake::Tensor>(fake::Tensor{tensor.type, tensor.dims, std::move(memory), fault});
 }
 
-}  // namespace
-
-std::vector<float> run_node(const std::string& op, const std::vector<fake::Attribute>& attributes,
-                            const std::vector<Tensor>& inputs, size_t in_place, int threads) {
+// A run of a node, all of its memory included.
+fake::Run run_once(const std::string& op, const std::vector<fake::Attribute>& attributes,
+                   const std::vector<Tensor>& inputs, const std::vector<int>& outputs, int threads, fake::Fault* none) {
   const abi::OpRecord& record = find(op);
-  fake::Fault none;
-  fake::Allocator allocator{&none, 0xff};
+  fake::Allocator allocator{none, 0xff};
   fake::Node node{attributes, &allocator};
   void* kernel = nullptr;
   must_work(record.create2(&record, nullptr, reinterpret_cast<const abi::KernelInfo*>(&node), &kernel));
-  fake::Run run{{}, {}, &none, 0xff, fake::Place::kHeap, threads, false};
-  for (const Tensor& input : inputs) run.inputs.push_back(copy_of(input, &none));
-  run.outputs.push_back(std::make_unique<fake::Tensor>(fake::Tensor{abi::kFloat, {}, nullptr, &none}));
+  fake::Run run{{}, {}, none, 0xff, fake::Place::kHeap, threads, false};
+  for (const Tensor& input : inputs) run.inputs.push_back(copy_of(input, none));
+  for (const int type : outputs) {
+    run.outputs.push_back(std::make_unique<fake::Tensor>(fake::Tensor{type, {}, nullptr, none}));
+  }
   must_work(record.compute2(kernel, reinterpret_cast<abi::KernelContext*>(&run)));
   record.destroy(kernel);
+  return run;
+}
+
+}  // namespace
+
+std::vector<std::vector<uint8_t>> run_node(const std::string& op, const std::vector<fake::Attribute>& attributes,
+                                           const std::vector<Tensor>& inputs, const std::vector<int>& outputs,
+                                           int threads) {
+  fake::Fault none;
+  const fake::Run run = run_once(op, attributes, inputs, outputs, threads, &none);
+  std::vector<std::vector<uint8_t>> results;
+  for (const auto& output : run.outputs) {
+    const fake::Memory& memory = *output->memory;
+    results.emplace_back(memory.data(), memory.data() + memory.size());
+  }
+  return results;
+}
+
+std::vector<float> run_node(const std::string& op, const std::vector<fake::Attribute>& attributes,
+                            const std::vector<Tensor>& inputs, size_t in_place, int threads) {
+  fake::Fault none;
+  const fake::Run run = run_once(op, attributes, inputs, {abi::kFloat}, threads, &none);
   const fake::Memory& written = *run.inputs[in_place]->memory;
   std::memcpy(inputs[in_place].data, written.data(), written.size());
   const fake::Memory& y = *run.outputs[0]->memory;

@@ -66,6 +66,9 @@ std::vector<int32_t> chain(int64_t rows);
 // All cases of all ops.
 void run_ops(const KernelTable& kernels, const Report& report);
 
+// Trees of a draft head.
+void run_heads(const Report& report);
+
 // Whole layers, plain and as a tree; false if a tree's path has other bits than the same tokens one after the other, or
 // the op of a whole layer has others than its parts.
 bool run_layers(const KernelTable& kernels, const Report& report);

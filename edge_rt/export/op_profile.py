@@ -20,7 +20,8 @@ from edge_rt.export.weights.linear import Linear, Part, stack
 from edge_rt.export.weights.matrices import StoredRows
 from edge_rt.export.weights.rows import RowReader
 from edge_rt.export.weights.weights_file import WeightsFile, WeightsLayout
-from edge_rt.ops import MAX_HEAD_DIM, MAX_HEADS, native_status, open_library
+from edge_rt.op_list import MAX_HEAD_DIM, MAX_HEADS
+from edge_rt.ops import native_status, open_library
 from edge_rt.package.decoder import Decoder
 from edge_rt.rope_tables import loaded_tables
 

@@ -7,7 +7,8 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
-from edge_rt.ops import DOMAIN, OPS, library_path, native_library
+from edge_rt.op_list import DOMAIN, OPS
+from edge_rt.ops import library_path, native_library
 
 TYPES = {
     np.dtype(np.float32): ir.DataType.FLOAT,

@@ -108,6 +108,14 @@ abi::Status* PackedMatrix::add_part(ort::Attributes& attributes, const char* pre
 }
 
 abi::Status* PackedMatrix::view(const ort::OpContext& context, int index, PackedParts* out) const {
+  return view(context, index, rows_.data(), out);
+}
+
+abi::Status* PackedMatrix::view_rows(const ort::OpContext& context, int index, int64_t rows, PackedParts* out) const {
+  return view(context, index, &rows, out);
+}
+
+abi::Status* PackedMatrix::view(const ort::OpContext& context, int index, const int64_t* rows, PackedParts* out) const {
   *out = {};
   out->count = static_cast<int>(formats_.size());
   const int64_t blocks = (in_features + kBlock - 1) / kBlock;
@@ -115,7 +123,7 @@ abi::Status* PackedMatrix::view(const ort::OpContext& context, int index, Packed
   unsigned alignment = 2;
   for (int i = 0; i < out->count; ++i) {
     const WeightFormat format = formats_[static_cast<size_t>(i)];
-    const int64_t tiles = (rows_[static_cast<size_t>(i)] + kTileRows - 1) / kTileRows;
+    const int64_t tiles = (rows[i] + kTileRows - 1) / kTileRows;
     out->parts[i] = {context.input(index).as<const uint8_t>() + bytes, tiles, blocks, format};
     out->sums[i] = out->kinds.add(sum_kind(format));
     bytes += tiles * out->parts[i].tile_bytes();

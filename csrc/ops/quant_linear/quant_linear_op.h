@@ -25,10 +25,13 @@ struct PackedMatrix {
   // Checks the input that holds the matrix against the attributes: uint8 [tiles, units, unit_bytes], or where parts
   // have formats of their own [bytes], one part behind the other.
   abi::Status* view(const ort::OpContext& context, int index, PackedParts* out) const;
+  // The same of a matrix of one format whose number of rows, 0 or more, is not that of the attributes.
+  abi::Status* view_rows(const ort::OpContext& context, int index, int64_t rows, PackedParts* out) const;
   int parts() const { return static_cast<int>(formats_.size()); }
 
  private:
   abi::Status* add_part(ort::Attributes& attributes, const char* prefix, const std::string& name, int64_t rows);
+  abi::Status* view(const ort::OpContext& context, int index, const int64_t* rows, PackedParts* out) const;
 
   std::vector<WeightFormat> formats_;
   std::vector<int64_t> rows_;

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from edge_rt.errors import UnsupportedModel
-from edge_rt.ops import MAX_HEAD_DIM, MAX_HEADS
+from edge_rt.op_list import MAX_HEAD_DIM, MAX_HEADS
 from edge_rt.package.decoder import Decoder
 from edge_rt.package.manifest import ModelConfig
 

@@ -1,0 +1,236 @@
+"""The custom operators of the native op profile, each described once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+DOMAIN: Final = "edge_rt"
+"""Domain of the operators in a graph."""
+
+TILE_ROWS: Final = 16
+"""Rows of a tile of a packed matrix."""
+
+MAX_HEAD_DIM: Final = 512
+MAX_HEADS: Final = 1024
+"""Largest head size that ``SpecAttention`` supports; it must be even."""
+
+MAX_HEAD_BLOCKS: Final = 4
+MAX_HEAD_NODES: Final = 256
+MAX_HEAD_WIDTH: Final = 64
+MAX_HEAD_DEPTH: Final = 8
+"""Most blocks of ``DraftHead``, nodes of its tree, guesses of a step, and steps."""
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or output: its name, element type (``"any"``: several) and shape in the letters of the operator."""
+
+    name: str
+    dtype: str
+    shape: str
+    is_optional: bool = False
+
+
+@dataclass(frozen=True)
+class Op:
+    """One operator: inputs and outputs in order; attributes with their kind, those with ``?`` have a default."""
+
+    name: str
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    attributes: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def signature(self) -> str:
+        """The operator as the library describes it: ``Name(x:float,bias:float?)->(y:float)``."""
+        inputs, outputs = (
+            ",".join(f"{port.name}:{port.dtype}{'?' * port.is_optional}" for port in ports)
+            for ports in (self.inputs, self.outputs)
+        )
+        return f"{self.name}({inputs})->({outputs})"
+
+
+_WEIGHT: Final = Port("weight", "uint8", "[tiles, blocks, bytes]")
+
+_ATTENTION_PORTS: Final = (
+    Port("cache", "uint8", "[2, KV, C, row bytes]"),
+    Port("past_length", "int32", "[1]"),
+    Port("row_map", "int32", "[C], with a window [P] as well"),
+    Port("parents", "int32", "[S]"),
+    Port("kv_formats", "int32", "[layers]"),
+    Port("cos", "float", "[P, R / 2]"),
+    Port("sin", "float", "[P, R / 2]"),
+    Port("q_norm", "float", "[D] or [H D]", is_optional=True),
+    Port("k_norm", "float", "[D] or [KV D]", is_optional=True),
+    Port("sinks", "float", "[H]", is_optional=True),
+)
+"""Inputs of attention in addition to queries, keys and values."""
+
+_KEY_CONSTANT_PORTS: Final = (
+    Port("key_centre", "float", "[KV, D]", is_optional=True),
+    Port("key_balance", "float", "[KV, D]", is_optional=True),
+    Port("key_feedback", "float", "[KV, D, D]", is_optional=True),
+)
+"""Constants of 4-bit keys; ``key_centre`` only without softcap and sinks."""
+
+_QUERY_SCALE: Final = Port("query_scale", "float", "[P]", is_optional=True)
+
+OPS: Final[tuple[Op, ...]] = (
+    # y = residual + residual_scale * post_norm(softcap(output_scale * activation(norm(x) @ weight.T + bias))):
+    # M rows, K inputs, N outputs; Nout is N, or half of it where tiles of gate and up rows alternate.
+    Op(
+        "QuantLinear",
+        (
+            Port("x", "float", "[M, K]"),
+            _WEIGHT,
+            Port("norm_weight", "float", "[K]", is_optional=True),
+            Port("bias", "float", "[N]", is_optional=True),
+            Port("residual", "float", "[M, Nout]", is_optional=True),
+            Port("gate", "float", "[M, Nout]", is_optional=True),
+            Port("post_norm", "float", "[Nout]", is_optional=True),
+            Port("norm_bias", "float", "[K]", is_optional=True),
+        ),
+        (Port("y", "float", "[M, Nout]"),),
+        {
+            "format": "string",
+            "out_features": "int",
+            "in_features": "int",
+            "part_rows": "string?",
+            "epsilon": "float?",
+            "activation": "string?",
+            "norm": "string?",
+            "output_scale": "float?",
+            "softcap": "float?",
+            "residual_scale": "float?",
+        },
+    ),
+    # Rows of the same packed matrix that a tied head multiplies by, times `scale`.
+    Op(
+        "QuantEmbed",
+        (Port("ids", "int64", "[S]"), _WEIGHT),
+        (Port("y", "float", "[S, K]"),),
+        {"format": "string", "out_features": "int", "in_features": "int", "scale": "float?"},
+    ),
+    # Rotates, appends keys and values to `cache` in place, and attends over the committed rows and a row's ancestors.
+    Op(
+        "SpecAttention",
+        (
+            Port("qkv", "float", "[S, (H + 2 KV) D]"),
+            *_ATTENTION_PORTS,
+            *_KEY_CONSTANT_PORTS,
+            _QUERY_SCALE,
+        ),
+        (Port("y", "float", "[S, H D]"),),
+        {
+            "num_heads": "int",
+            "num_kv_heads": "int",
+            "head_dim": "int",
+            "layer": "int",
+            "scale": "float",
+            "window": "int?",
+            "softcap": "float?",
+            "interleaved": "int?",
+            "rotate": "int?",
+            "norm_after_rotation": "int?",
+            "epsilon": "float?",
+        },
+    ),
+    # A whole layer: the operators above in sequence, in one parallel section.
+    Op(
+        "DecoderLayer",
+        (
+            Port("x", "float", "[S, K]"),
+            *_ATTENTION_PORTS,
+            Port("attention_norm", "float", "[K]", is_optional=True),
+            Port("qkv", "uint8", "[tiles, blocks, bytes]"),
+            Port("output", "uint8", "[tiles, blocks, bytes]"),
+            Port("mlp_norm", "float", "[K]", is_optional=True),
+            Port("gate_up", "uint8", "[tiles, blocks, bytes]"),
+            Port("down", "uint8", "[tiles, blocks, bytes]"),
+            *_KEY_CONSTANT_PORTS,
+            Port("qkv_bias", "float", "[(H + 2 KV) D]", is_optional=True),
+            Port("output_bias", "float", "[K]", is_optional=True),
+            Port("gate_up_bias", "float", "[2 I], in the order of tiles; [I] without a gate", is_optional=True),
+            Port("down_bias", "float", "[K]", is_optional=True),
+            Port("attention_post_norm", "float", "[K]", is_optional=True),
+            Port("mlp_post_norm", "float", "[K]", is_optional=True),
+            _QUERY_SCALE,
+            Port("attention_norm_bias", "float", "[K]", is_optional=True),
+            Port("mlp_norm_bias", "float", "[K]", is_optional=True),
+        ),
+        (Port("y", "float", "[S, K]"),),
+        {
+            "num_heads": "int",
+            "num_kv_heads": "int",
+            "head_dim": "int",
+            "layer": "int",
+            "scale": "float",
+            "hidden": "int",
+            "intermediate": "int",
+            "qkv_format": "string",
+            "output_format": "string",
+            "gate_up_format": "string",
+            "down_format": "string",
+            "window": "int?",
+            "softcap": "float?",
+            "interleaved": "int?",
+            "rotate": "int?",
+            "norm_after_rotation": "int?",
+            "epsilon": "float?",
+            "activation": "string?",
+            "norm": "string?",
+            "residual_scale": "float?",
+        },
+    ),
+    # The k largest of each row, descending; of equal ones the smaller id first.
+    Op(
+        "RowTopK",
+        (Port("logits", "float", "[R, V]"),),
+        (Port("ids", "int32", "[R, k]"), Port("values", "float", "[R, k]"), Port("log_sum_exp", "float", "[R]")),
+        {"k": "int"},
+    ),
+    # A tree of guesses behind a hidden state and a token, grown by a small recurrent head of `blocks` blocks: N and M
+    # rows of a reduced LM head, attribute `nodes` T.
+    Op(
+        "DraftHead",
+        (
+            Port("hidden", "float", "[1, D]"),
+            Port("token", "int64", "[1]"),
+            Port("embedding", "uint8", "[tiles, blocks, bytes]"),
+            Port("fc", "uint8", "[tiles, blocks, bytes]"),
+            Port("state_norm", "float", "[D]"),
+            Port("token_norm", "float", "[D]"),
+            Port("output_norm", "float", "[D]"),
+            Port("head", "uint8", "[tiles, blocks, bytes]"),
+            Port("head_ids", "int32", "[N], ascending"),
+            Port("more_head", "uint8", "[tiles, blocks, bytes]", is_optional=True),
+            Port("more_ids", "int32", "[M], ascending, none of head_ids", is_optional=True),
+            Port("limits", "int32", "[3]: nodes, width, depth"),
+            *(
+                Port(f"{name}_{block}", dtype, shape, is_optional=block > 1)
+                for block in range(1, MAX_HEAD_BLOCKS + 1)
+                for name, dtype, shape in (
+                    ("norm", "float", "[D]"),
+                    ("gate_up", "uint8", "[tiles, blocks, bytes]"),
+                    ("down", "uint8", "[tiles, blocks, bytes]"),
+                )
+            ),
+        ),
+        (
+            *(Port(name, "int32", "[T]") for name in ("ids", "parents", "depths")),
+            Port("log_probs", "float", "[T]"),
+            Port("count", "int32", "[1]"),
+        ),
+        {
+            "hidden": "int",
+            "intermediate": "int",
+            "vocabulary": "int",
+            "nodes": "int",
+            "blocks": "int?",
+            "epsilon": "float?",
+            **{f"{name}_format": "string" for name in ("embedding", "fc", "gate_up", "down", "head")},
+        },
+    ),
+)
+"""Shapes and meaning are described in ``docs/adding-an-op.md`` and in each operator's header in ``csrc/ops``."""
