@@ -10,6 +10,7 @@ from edge_rt.runtime.decode.draft import Accepted, Draft
 from edge_rt.runtime.graph.outputs import Outputs
 from edge_rt.runtime.results import SpecStats
 from edge_rt.runtime.speculation.arms import OFF
+from edge_rt.runtime.speculation.asking import Asking
 from edge_rt.runtime.speculation.bandit import MAX_REWARD, Bandit
 from edge_rt.runtime.speculation.core import DraftCore
 from edge_rt.runtime.speculation.cost_model import CostCurve, RowCosts
@@ -64,6 +65,9 @@ class AdaptiveDrafter:
         # Tokens per millisecond of the last blocks.
         self._usual = 0.0
         self._arm = len(self.arms) - 1
+        self._asking = Asking()
+        # Milliseconds of a draft of which a source computes a part, beyond those of looking texts up.
+        self._computing = 0.0
         # Steps since the last choice of the bandit, and since the last draft.
         self._steps = self._idle = 0
         self._started = self._proposed = 0.0
@@ -83,6 +87,7 @@ class AdaptiveDrafter:
         self._sequence = sequence
         self.counter = SpecCounter()
         started = self._clock()
+        self._asking.begin()
         self._core.begin(sequence.token_ids)
         self.counter.drafting_ms += 1e3 * (self._clock() - started)
 
@@ -97,7 +102,7 @@ class AdaptiveDrafter:
             self._core.price(self._curve.at(len(sequence.token_ids)))
             most = min(limit, self._max_nodes)
             if self._arm != OFF and most > 0:
-                draft = self._core.propose(most, self._arm, max(LEAST_VALUE, self._curve.cheapest))
+                draft = self._draft(most, max(LEAST_VALUE, self._curve.cheapest))
                 # Sources that are not tried learn nothing: now and then one guess is verified although it does not seem
                 # to pay.
                 self._idle = 0 if len(draft) else self._idle + 1
@@ -106,6 +111,28 @@ class AdaptiveDrafter:
                     draft = self._core.propose(1, self._arm, 0.0, whole=True)
         self._proposed = self._clock()
         return draft
+
+    def _draft(self, most: int, least: float) -> Draft:
+        """Return a draft; sources that compute are asked only if that is likely to pay, given what the texts say."""
+        core, arm, texts = self._core, self._arm, self._core.texts
+        if texts is None or not core.arms[arm].mask & ~core.arms[texts].mask:
+            return core.propose(most, arm, least)
+        begun = self._clock()
+        draft = core.propose(most, texts, least)
+        value, without = core.expected(1) if len(draft) else 0.0, self._speed(draft, core.drafting[texts])
+        looked_up = self._clock()
+        if not self._asking.wants(value):
+            return draft
+        draft = core.propose(most, arm, least)
+        spent = 1e3 * (self._clock() - looked_up) - 1e3 * (looked_up - begun)
+        self._computing += (1.0 - _SPEED_KEEP) * (spent - self._computing) if self._computing else spent
+        self._asking.learn(value, without, self._speed(draft, core.drafting[texts] + self._computing))
+        return draft
+
+    def _speed(self, draft: Draft, drafting: float) -> float:
+        """Return the expected tokens per millisecond of a draft."""
+        costs = self._curve.at(len(self._sequence.token_ids) if self._sequence is not None else 0)
+        return (1.0 + self._core.expected(len(draft))) / (costs[len(draft)] + max(drafting, 0.0))
 
     def observe(self, draft: Draft, accepted: Accepted, outputs: Outputs) -> None:
         """Learn from a step."""

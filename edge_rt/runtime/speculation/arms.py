@@ -26,11 +26,32 @@ OFF = 0
 """Arm that drafts nothing."""
 
 
-def arms_of(names: Items[str]) -> tuple[Arm, ...]:
-    """Return the arms of a bandit: no drafting, every source alone, all sources together."""
-    alone = [Arm(name, 1 << index) for index, name in enumerate(names)]
-    together = [Arm("fusion", (1 << len(names)) - 1)] if len(names) > 1 else []
-    return (Arm("off", 0), *alone, *together)
+def arms_of(names: Items[str], computing: Items[str] = ()) -> tuple[Arm, ...]:
+    """Return the arms of a bandit: no drafting, sources of texts alone, all of these together, all sources together.
+
+    A source that computes drafts together with the others, or alone if there are no others.
+
+    Args:
+        names: of all sources, in order.
+        computing: of those that compute their guesses, such as a head.
+    """
+    masks = {name: 1 << index for index, name in enumerate(names)}
+    texts = [name for name in names if name not in computing]
+    alone = [Arm(name, masks[name]) for name in texts or names]
+    arms = [Arm("off", 0), *alone]
+    if len(texts) > 1 and len(texts) < len(names):
+        arms.append(Arm("texts", sum(masks[name] for name in texts)))
+    if len(names) > 1:
+        arms.append(Arm("fusion", sum(masks.values())))
+    return tuple(arms)
+
+
+def texts_arm(arms: Items[Arm], names: Items[str], computing: Items[str]) -> int | None:
+    """Return the arm of all sources of texts; None where no source computes, or no other does not."""
+    mask = sum(1 << index for index, name in enumerate(names) if name not in computing)
+    whole = (1 << len(names)) - 1
+    found = (index for index, arm in enumerate(arms) if arm.mask == mask)
+    return next(found) if 0 < mask < whole else None
 
 
 class Ledger:

@@ -9,10 +9,11 @@ from collections.abc import MutableSequence, Sequence as Items
 from typing import Final, Protocol
 
 from edge_rt.runtime.decode.draft import ROOT, Accepted, Draft
+from edge_rt.runtime.drafters.forest import ForestSource
 from edge_rt.runtime.drafters.source import Source
 from edge_rt.runtime.graph.outputs import Outputs
 from edge_rt.runtime.speculation.acceptance import AcceptanceModel
-from edge_rt.runtime.speculation.arms import Arm, Ledger, arms_of
+from edge_rt.runtime.speculation.arms import Arm, Ledger, arms_of, texts_arm
 from edge_rt.runtime.speculation.tree import EMPTY, TreeGrower
 
 DRAFTING_MS: Final = (0.02, 0.05)
@@ -25,11 +26,13 @@ class DraftCore(Protocol):
     Attributes:
         sources: what guesses.
         arms: the ways of drafting; see ``arms_of``.
+        texts: the arm of the sources that look texts up; None if all sources do, or none.
         drafting: milliseconds of drafting and learning, by arm; the caller keeps them up to date.
     """
 
     sources: tuple[Source, ...]
     arms: tuple[Arm, ...]
+    texts: int | None
     drafting: MutableSequence[float]
 
     def begin(self, token_ids: Items[int]) -> None:
@@ -87,7 +90,7 @@ class PythonCore:
 
     def __init__(self, sources: Items[Source], *, chain: bool = False) -> None:
         self.sources = tuple(sources)
-        self.arms = arms_of([source.name for source in sources])
+        self.arms, self.texts = arms_for(self.sources)
         self.drafting: MutableSequence[float] = first_estimates(self.arms)
         self._grower = TreeGrower(self.sources, AcceptanceModel(self.sources), chain=chain)
         self._ledger = Ledger(self.arms)
@@ -135,6 +138,14 @@ class PythonCore:
     def clear(self) -> None:
         """Begin counting anew."""
         self._ledger.clear()
+
+
+def arms_for(sources: Items[Source]) -> tuple[tuple[Arm, ...], int | None]:
+    """Return the arms of sources, and which of them is that of texts; see ``arms_of`` and ``texts_arm``."""
+    names = [source.name for source in sources]
+    computing = [source.name for source in sources if isinstance(source, ForestSource)]
+    arms = arms_of(names, computing)
+    return arms, texts_arm(arms, names, computing)
 
 
 def first_estimates(arms: Items[Arm]) -> list[float]:

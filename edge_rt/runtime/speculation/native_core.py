@@ -13,8 +13,7 @@ from edge_rt.runtime.drafters.native import NativeSource, likely
 from edge_rt.runtime.drafters.source import Source
 from edge_rt.runtime.graph.outputs import Outputs
 from edge_rt.runtime.speculation.acceptance import KEEP_GENERATION
-from edge_rt.runtime.speculation.arms import arms_of
-from edge_rt.runtime.speculation.core import DraftCore, PythonCore, first_estimates
+from edge_rt.runtime.speculation.core import DraftCore, PythonCore, arms_for, first_estimates
 
 _NOTHING: Final = Draft()
 _FIRST_ROOM: Final = 64
@@ -31,7 +30,7 @@ class NativeCore:
 
     def __init__(self, library: DraftLibrary, sources: Items[Source], *, chain: bool = False) -> None:
         self.sources = tuple(sources)
-        self.arms = arms_of([source.name for source in sources])
+        self.arms, self.texts = arms_for(self.sources)
         self._library = library
         self._drafting = array("d", first_estimates(self.arms))
         self.drafting: MutableSequence[float] = self._drafting

@@ -20,7 +20,6 @@ from edge_rt.runtime.drafters.reference import ReferenceSource
 from edge_rt.runtime.drafters.source import Source
 from edge_rt.runtime.drafters.suffix import MAX_TOKENS, MIN_TOKENS, SuffixSource
 from edge_rt.runtime.speculation.adaptive import AdaptiveDrafter, Trace
-from edge_rt.runtime.speculation.arms import arms_of
 from edge_rt.runtime.speculation.bandit import DiscountedUCB
 from edge_rt.runtime.speculation.cost_model import RowCosts
 from edge_rt.runtime.speculation.draft_shape import SlotRates
@@ -320,10 +319,10 @@ class Speculation:
         return NativeReferenceSource(self._library, token_ids)
 
     def _assemble(self, sources: tuple[Source, ...]) -> AdaptiveDrafter:
-        arms = arms_of([source.name for source in sources])
-        priors = [_PRIOR_OFF] + [_PRIOR_DRAFTING] * (len(arms) - 1)
+        core = open_core(sources, self._library, chain=self.drafts is not Drafts.TREES)
+        priors = [_PRIOR_OFF] + [_PRIOR_DRAFTING] * (len(core.arms) - 1)
         return AdaptiveDrafter(
-            open_core(sources, self._library, chain=self.drafts is not Drafts.TREES),
+            core,
             self.costs,
             DiscountedUCB(tuple(priors)),
             max_nodes=self.draft_max,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edge_rt.runtime.decode.draft import ROOT, Accepted, Draft
-from edge_rt.runtime.speculation.arms import OFF, Arm, Ledger, arms_of
+from edge_rt.runtime.speculation.arms import OFF, Arm, Ledger, arms_of, texts_arm
 from edge_rt.runtime.speculation.tree import EMPTY, Tree
 
 COSTS = [1.0, 1.5, 2.0, 2.5, 3.0, 3.5]
@@ -34,6 +34,19 @@ def test_arms_are_nothing_every_source_and_all():
     names = [(arm.name, arm.mask) for arm in arms_of(["a", "b", "c"])]
     assert names == [("off", 0), ("a", 1), ("b", 2), ("c", 4), ("fusion", 7)]
     assert arms_of(["a"])[OFF].name == "off"
+
+
+def test_a_source_that_computes_has_no_arm_beside_texts():
+    arms = arms_of(["a", "b", "head"], ["head"])
+    assert [(arm.name, arm.mask) for arm in arms] == [("off", 0), ("a", 1), ("b", 2), ("texts", 3), ("fusion", 7)]
+    assert texts_arm(arms, ["a", "b", "head"], ["head"]) == 3
+    arms = arms_of(["a", "head"], ["head"])
+    assert [(arm.name, arm.mask) for arm in arms] == [("off", 0), ("a", 1), ("fusion", 3)]
+    assert texts_arm(arms, ["a", "head"], ["head"]) == 1
+    arms = arms_of(["head"], ["head"])
+    assert [(arm.name, arm.mask) for arm in arms] == [("off", 0), ("head", 1)]
+    assert texts_arm(arms, ["head"], ["head"]) is None
+    assert texts_arm(arms_of(["a", "b"]), ["a", "b"], []) is None
 
 
 def test_nothing_is_known_at_first(ledger):
