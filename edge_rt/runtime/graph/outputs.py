@@ -43,10 +43,12 @@ class Outputs:
     Attributes:
         logits: float32 ``[rows, vocabulary]``.
         top: the most likely tokens of the same rows; None if the graph does not compute them.
+        hidden: float32 ``[rows, hidden size]``, the state before the last norm; None if it was not asked for.
     """
 
     logits: Array
     top: TopTokens | None = None
+    hidden: Array | None = None
 
 
 class OutputMemory:
