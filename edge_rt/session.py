@@ -275,7 +275,7 @@ class Session:
     """One graph opened on a device.
 
     Args:
-        graph: path of the ``.onnx`` file; its weights are in the same folder.
+        graph: path of the ``.onnx`` file, with its weights in the same folder; or its content, without weights.
         threads: size of the process-wide pool.
         providers: execution providers, preferred first.
         profile: the package's op profile; ``"native"`` registers edge-rt's operators.
@@ -292,7 +292,7 @@ class Session:
 
     def __init__(
         self,
-        graph: Path,
+        graph: Path | bytes,
         *,
         threads: int,
         providers: Iterable[str] = ("CPUExecutionProvider",),
@@ -323,6 +323,7 @@ class Session:
                 f"Got {isa!r} for a graph of the op profile {profile!r}.",
                 "Leave it out, or export the model with --profile native.",
             )
+        model = graph if isinstance(graph, bytes) else str(graph)
         # A native session reads the mapped file and packs nothing.
         pages = nullcontext if profile == "native" else huge_pages_for_new_memory
         try:

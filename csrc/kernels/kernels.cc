@@ -21,11 +21,7 @@ namespace {
 
 extern const KernelTable kTable;
 const KernelTable kTable{
-    kQuantLinearKernels,
-    kQuantEmbedKernels,
-    kSpecAttentionKernels,
-    kRowTopKKernels,
-    kDraftHeadKernels,
+    kQuantLinearKernels, kQuantEmbedKernels, kSpecAttentionKernels, kRowTopKKernels, kDraftHeadKernels,
 };
 
 }  // namespace edge_rt::EDGE_RT_ISA_NAMESPACE

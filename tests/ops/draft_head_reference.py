@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from edge_rt.ops import native_library
 from tests.ops.packed import FLOAT_FORMATS, random_matrix, rounded_rows, wide
 
 FRONTIER = 8
@@ -34,9 +35,6 @@ class Head:
         return Head(self.attributes, inputs, values)
 
     def _rows(self, ids):
-        # Rows of floats can be packed by reshaping, codes by the library: see tests of gathered rows.
-        from edge_rt.ops import native_library
-
         source = self.values["packed_lm_head"]
         form, shape = self.attributes["head_format"], (self.attributes["vocabulary"], self.attributes["hidden"])
         target = np.zeros((-(-len(ids) // 16), *source.shape[1:]), np.uint8)

@@ -139,7 +139,8 @@ abi::Status* DraftHead::check_heads(const ort::OpContext& context, DraftHeadJob*
     return context.error("more_head and more_ids go together: one is missing");
   }
   abi::Status* bad = nullptr;
-  if ((bad = context.check_shape(kHeadIds, {-1})) != nullptr || (bad = context.check_shape(kMoreIds, {-1})) != nullptr) {
+  if ((bad = context.check_shape(kHeadIds, {-1})) != nullptr ||
+      (bad = context.check_shape(kMoreIds, {-1})) != nullptr) {
     return bad;
   }
   job->head_rows = ids.dims[0];

@@ -17,8 +17,8 @@ namespace edge_rt {
 //     [M]. N is at least 1, M may be 0, or both inputs of `more` left out. Ids ascend, and no id is in both lists.
 //   limits [3]: most nodes, 1 to attribute `nodes`; guesses a step makes, 1 to kMaxHeadWidth; steps, 1 to kMaxHeadDepth
 //   norm_i [D], gate_up_i and down_i, packed, of block i = 1 ... attribute `blocks` (1 ... kMaxHeadBlocks): gate_up has
-//     2 `intermediate` rows, its tiles alternate gate and up rows (where it has two formats, its parts lie one behind the
-//     other); down is [D, intermediate]
+//     2 `intermediate` rows, its tiles alternate gate and up rows (where it has two formats, its parts lie one behind
+//     the other); down is [D, intermediate]
 // Outputs have attribute `nodes` places; those behind `count` hold -1, -1, 0 and 0:
 //   ids, parents (-1: the root), depths (from 1), log_probs (of a node given its parent), count [1]
 // Attributes: hidden (D), intermediate, vocabulary, nodes (1 ... kMaxHeadNodes), blocks, epsilon of all norms, and

@@ -36,8 +36,7 @@ struct Places {
   int64_t columns;  // of a row of logits
   size_t input, states, inner, logits, fed, parts, ids, log_probs, counts, guesses, best, places, bytes;
 
-  explicit Places(const DraftHeadJob& job)
-      : rows(job.depth > 1 ? std::min(kFrontier, job.nodes) : 1) {
+  explicit Places(const DraftHeadJob& job) : rows(job.depth > 1 ? std::min(kFrontier, job.nodes) : 1) {
     steps = 1 + (job.depth - 1) * rows;
     columns = kTileRows * (job.head.tiles + job.more_head.tiles);
     size_t fed_bytes = 0;
@@ -70,8 +69,8 @@ class Growth {
  public:
   Growth(DraftHeadRun& run, const DraftHeadJob& job, void* scratch)
       : run_(run), job_(job), at_(job), heads_(joined_heads(job)), memory_(static_cast<char*>(scratch)),
-        guesses_(place<Guess>(at_.guesses)), best_(place<int32_t>(at_.best)),
-        head_parts_(parts_of(job.head_rows)), parts_(head_parts_ + parts_of(job.more_rows)) {}
+        guesses_(place<Guess>(at_.guesses)), best_(place<int32_t>(at_.best)), head_parts_(parts_of(job.head_rows)),
+        parts_(head_parts_ + parts_of(job.more_rows)) {}
 
   bool grow() {
     rows_ = 1;
@@ -133,14 +132,14 @@ class Growth {
   }
 
   void join(int64_t row, int) {
-    place<int32_t>(at_.counts)[row] =
-        run_.head.join(place<TopKPart>(at_.parts) + row * parts_, parts_, head_parts_, job_.head_ids, job_.more_ids,
-                       job_.width, place<int32_t>(at_.ids) + row * job_.width,
-                       place<float>(at_.log_probs) + row * job_.width);
+    place<int32_t>(at_.counts)[row] = run_.head.join(
+        place<TopKPart>(at_.parts) + row * parts_, parts_, head_parts_, job_.head_ids, job_.more_ids, job_.width,
+        place<int32_t>(at_.ids) + row * job_.width, place<float>(at_.log_probs) + row * job_.width);
   }
 
   RoundRows rounding(const PackedParts& weight, const float* x, int64_t features, const float* norm) const {
-    return {x, features, norm, job_.epsilon, weight.rounds(), weight.kinds, {rows_, weight.blocks(), nullptr, nullptr, {}}};
+    return {
+        x, features, norm, job_.epsilon, weight.rounds(), weight.kinds, {rows_, weight.blocks(), nullptr, nullptr, {}}};
   }
 
   LinearRows product(const PackedParts& weight, const RoundRows& rounded, int64_t out_features, float* y) const {
@@ -157,7 +156,8 @@ class Growth {
   void add(PhaseList* phases, const PackedParts& weight, const float* from, int64_t ins, const float* norm,
            int64_t outs, float* to) {
     const RoundRows rounded = rounding(weight, from, ins, norm);
-    steps_[step_count_++].emplace(run_.linear, rounded, product(weight, rounded, outs, to), run_.lanes)
+    steps_[step_count_++]
+        .emplace(run_.linear, rounded, product(weight, rounded, outs, to), run_.lanes)
         .add_phases(phases);
   }
 
@@ -205,8 +205,8 @@ class Growth {
       const auto* ids = place<int32_t>(at_.ids) + row * job_.width;
       const auto* log_probs = place<float>(at_.log_probs) + row * job_.width;
       for (int i = 0; i < place<int32_t>(at_.counts)[row]; ++i) {
-        guesses_[guess_count_] = {ids[i], parents_[row], depth, static_cast<int32_t>(first_row_) + row, log_probs[i],
-                                  above + log_probs[i]};
+        guesses_[guess_count_] = {ids[i],       parents_[row],       depth, static_cast<int32_t>(first_row_) + row,
+                                  log_probs[i], above + log_probs[i]};
         rank(guess_count_++);
       }
     }

@@ -1,0 +1,233 @@
+"""Runs a draft head: a session of its one operator over weights that lie where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence as Items
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from edge_rt.errors import ConfigError, InferenceError, InvalidPackage
+from edge_rt.op_list import MAX_HEAD_DEPTH, TILE_ROWS
+from edge_rt.ops import NativeLibrary, native_library
+from edge_rt.runtime.drafters.head_graph import HeadShape, block_inputs, head_graph
+from edge_rt.session import Session, StopSwitch
+
+Array = npt.NDArray[Any]
+
+PROMPT_ROWS: Final = 1024
+"""Default of the most distinct tokens of a prompt that are added to the reduced head."""
+_FRONTIER: Final = 8
+"""Nodes whose children the operator looks for together."""
+
+
+class Guesses(NamedTuple):
+    """Nodes of a tree, the most probable first.
+
+    Attributes:
+        ids: their tokens.
+        parents: for every node the earlier one that it follows, -1 for the last known token.
+        depths: from 1.
+        log_probs: of every node, given its parent, in nats.
+    """
+
+    ids: list[int]
+    parents: list[int]
+    depths: list[int]
+    log_probs: list[float]
+
+
+@dataclass(frozen=True)
+class HeadWeights:
+    """Tensors of a head and of its target, C-contiguous; matrices are tiles, uint8 ``[tiles, units, bytes]``.
+
+    Attributes:
+        embedding: the target's embedding, in ``HeadShape.embedding``.
+        lm_head: the target's LM head, in ``HeadShape.head``; rows of it are copied.
+        fc: of the first product, ``[hidden, 2 hidden]``.
+        state_norm, token_norm, output_norm: float32 ``[hidden]``.
+        blocks: norm, gate_up and down of every block.
+        head_ids: int32, ascending: the tokens that can always be guessed.
+    """
+
+    embedding: Array
+    lm_head: Array
+    fc: Array
+    state_norm: Array
+    token_norm: Array
+    output_norm: Array
+    blocks: tuple[tuple[Array, Array, Array], ...]
+    head_ids: Array
+
+
+class HeadRunner:
+    """One head: a state and a token in, a tree of guesses out.
+
+    Args:
+        shape: sizes and formats.
+        weights: its tensors and the target's; they must live as long as the runner.
+        threads: of the process-wide pool.
+        prompt_rows: most distinct tokens that ``add_tokens`` adds.
+        isa: instruction set, None for the best.
+        library: library of edge-rt's operators; None is the installed one.
+        switch: stops a step.
+
+    Attributes:
+        state: float32 ``[hidden]``, the last state that was given.
+
+    Raises:
+        InvalidPackage: a tensor does not fit the shape, or a token id the vocabulary.
+        ConfigError: the pool has another number of threads, or ``isa`` cannot be used.
+    """
+
+    def __init__(
+        self,
+        shape: HeadShape,
+        weights: HeadWeights,
+        *,
+        threads: int,
+        prompt_rows: int = PROMPT_ROWS,
+        isa: str | None = None,
+        library: NativeLibrary | None = None,
+        switch: StopSwitch | None = None,
+    ) -> None:
+        self._shape, self._weights = shape, weights
+        self._library = library or native_library()
+        self._switch = switch or StopSwitch()
+        self._head_ids = np.ascontiguousarray(weights.head_ids, np.int32)
+        self.state = np.zeros(shape.hidden, np.float32)
+        self._token, self._limits, self._last = np.zeros(1, np.int64), np.ones(3, np.int32), (1, 1, 1)
+        self._tree = [np.zeros(shape.nodes, kind) for kind in (np.int32, np.int32, np.int32, np.float32)]
+        self._count = np.zeros(1, np.int32)
+        # Behind a pass the caches are cold, and memoryviews need less of the interpreter than numpy's indexing does.
+        self._token_view, self._count_view = self._token.data, self._count.data
+        self._views: list[Any] = [values.data for values in self._tree]
+        self._can_be_guessed = np.zeros(shape.vocabulary, np.bool_)
+        with _misfits_refused():
+            self._can_be_guessed[self._head_ids] = True
+            self._head = self._rows(self._head_ids, self._tiles(len(self._head_ids)))
+            self._more = self._tiles(prompt_rows)
+        graph = head_graph(shape)
+        self._binding = Session(graph, threads=threads, profile="native", isa=isa, library=self._library).binding()
+        with _misfits_refused():
+            self._bind()
+            # Tensors meet the graph here, and not in the middle of an answer.
+            self.grow(self.state, 0, 1, 1, 1)
+
+    def grow(self, state: Array, token_id: int, nodes: int, width: int, depth: int) -> Guesses:
+        """Return the best nodes of the tree behind a state and a token.
+
+        Args:
+            state: float32 ``[hidden]``, the model's hidden state at the row that chose the token; it is copied to
+                ``self.state``, unless it is that.
+            token_id: the last token of the sequence.
+            nodes: most nodes, at least 1; the tree of fewer is the beginning of that of more.
+            width: most guesses after a node, 1 to 64.
+            depth: steps of the head, 1 to 8.
+
+        Raises:
+            InferenceError: an argument is out of range, or the state is not finite.
+            Cancelled: the step was stopped.
+        """
+        if state is not self.state:
+            self.state[:] = state
+        if (nodes, width, depth) != self._last:
+            self._limits[:] = self._last = (nodes, width, depth)
+        self._token_view[0] = token_id
+        self._binding.run(self._switch)
+        count = self._count_view[0]
+        ids, parents, depths, log_probs = self._views
+        return Guesses(
+            ids[:count].tolist(), parents[:count].tolist(), depths[:count].tolist(), log_probs[:count].tolist()
+        )
+
+    def add_tokens(self, token_ids: Items[int]) -> None:
+        """Let the head guess these tokens, too, instead of those added before; the last ones if they are too many."""
+        backwards = np.asarray(token_ids, np.int64)[::-1]
+        distinct, first = np.unique(backwards, return_index=True)
+        new = np.flatnonzero(~self._can_be_guessed[distinct])
+        new = new[np.argsort(first[new])][: len(self._more) * TILE_ROWS]
+        ids = np.sort(distinct[new]).astype(np.int32)
+        self._bind_more(ids, self._rows(ids, self._more[: _tiles_of(len(ids))]))
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of weights, reduced heads and the work space of the largest step."""
+        weights = [
+            self._weights.fc,
+            *(array for block in self._weights.blocks for array in block),
+            self._head,
+            self._more,
+        ]
+        columns = TILE_ROWS * (len(self._head) + len(self._more))
+        rows = min(_FRONTIER, self._shape.nodes)
+        numbers = rows * (2 * self._shape.hidden + self._shape.intermediate + columns)
+        states = (1 + (MAX_HEAD_DEPTH - 1) * rows) * self._shape.hidden
+        return sum(array.nbytes for array in weights) + 4 * (numbers + states) + len(self._can_be_guessed)
+
+    def _tiles(self, rows: int) -> Array:
+        """Return zeroed tiles for so many rows of the LM head."""
+        size = self._library.tile_bytes(self._shape.head, self._shape.hidden)
+        units, unit_bytes = self._weights.lm_head.shape[1:]
+        if size != units * unit_bytes:
+            raise _misfit(f"A tile of the LM head has {units * unit_bytes} bytes, {size} are described.")
+        return np.zeros((_tiles_of(rows), units, unit_bytes), np.uint8)
+
+    def _rows(self, ids: Array, tiles: Array) -> Array:
+        """Copy rows of the LM head."""
+        sizes = (self._shape.vocabulary, self._shape.hidden)
+        self._library.gather_rows(self._shape.head, self._weights.lm_head, sizes, ids, tiles)
+        return tiles
+
+    def _bind(self) -> None:
+        weights = self._weights
+        blocks = [array for block in weights.blocks for array in block]
+        fixed: dict[str, Array] = {
+            "hidden": self.state[None],
+            "token": self._token,
+            "embedding": weights.embedding,
+            "fc": weights.fc,
+            "state_norm": weights.state_norm,
+            "token_norm": weights.token_norm,
+            "output_norm": weights.output_norm,
+            "head": self._head,
+            "head_ids": self._head_ids,
+            "limits": self._limits,
+            **dict(zip(block_inputs(self._shape.blocks), blocks, strict=True)),
+        }
+        for name, array in fixed.items():
+            self._binding.bind_input(name, array)
+        self._bind_more(np.zeros(0, np.int32), self._more[:0])
+        for name, array in zip(("ids", "parents", "depths", "log_probs"), self._tree, strict=True):
+            self._binding.bind_output(name, array)
+        self._binding.bind_output("count", self._count)
+
+    def _bind_more(self, ids: Array, tiles: Array) -> None:
+        self._binding.bind_input("more_head", tiles)
+        self._binding.bind_input("more_ids", ids)
+
+
+def _tiles_of(rows: int) -> int:
+    return -(-rows // TILE_ROWS)
+
+
+def _misfit(numbers: str) -> InvalidPackage:
+    return InvalidPackage(
+        "The tensors of the draft head do not fit its description or the model.",
+        numbers,
+        "Use a drafter that was made for this model.",
+    )
+
+
+@contextmanager
+def _misfits_refused() -> Iterator[None]:
+    """Context manager: whatever does not fit together is the drafter's fault."""
+    try:
+        yield
+    except (ConfigError, InferenceError) as error:
+        raise _misfit(error.numbers) from error
+    except (IndexError, ValueError) as error:
+        raise _misfit(f"{error}.") from error
