@@ -259,8 +259,11 @@ def _register_native_ops(options: Any, library: NativeLibrary, isa: str | None) 
     return used
 
 
-def _model(graph: Path, more_outputs: Sequence[TensorSpec], options: Any) -> str | bytes:
+def _model(graph: Path | bytes, more_outputs: Sequence[TensorSpec], options: Any) -> str | bytes:
     """Return what ONNX Runtime opens: the path of a graph, or the graph with further outputs."""
+    if isinstance(graph, bytes):
+        assert not more_outputs, "a graph without a file has the outputs that it was written with"
+        return graph
     if not more_outputs:
         return str(graph)
     model = graph.read_bytes()
@@ -323,7 +326,6 @@ class Session:
                 f"Got {isa!r} for a graph of the op profile {profile!r}.",
                 "Leave it out, or export the model with --profile native.",
             )
-        model = graph if isinstance(graph, bytes) else str(graph)
         # A native session reads the mapped file and packs nothing.
         pages = nullcontext if profile == "native" else huge_pages_for_new_memory
         try:

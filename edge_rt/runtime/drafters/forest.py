@@ -37,6 +37,9 @@ class Forest(NamedTuple):
         return cls(*(np.asarray(values, np.int32) for values in (token_ids, parents, kinds)))
 
 
+NO_GUESSES: Final = Forest.of((), (), ())
+
+
 class ForestSource(ABC):
     """Base of sources that make a forest for every step; the other methods of ``Source`` are the subclass's.
 

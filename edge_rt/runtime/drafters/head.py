@@ -9,8 +9,8 @@ from typing import Final
 import numpy as np
 
 from edge_rt.runtime.decode.draft import ROOT, Accepted, Draft
-from edge_rt.runtime.drafters.head_runner import Guesses, HeadRunner
-from edge_rt.runtime.drafters.source import Guess
+from edge_rt.runtime.drafters.forest import NO_GUESSES, Forest, ForestSource
+from edge_rt.runtime.drafters.head_runner import HeadRunner
 from edge_rt.runtime.graph.outputs import Outputs
 
 BOUNDS: Final = (0.06, 0.12, 0.2, 0.32, 0.5, 0.7, 0.9)
@@ -20,7 +20,7 @@ _DEPTHS: Final = 3
 _LOG_BOUNDS: Final = tuple(np.log(BOUNDS).tolist())
 
 
-class HeadSource:
+class HeadSource(ForestSource):
     """Guesses what a head finds likely after the last accepted token, and after its own guesses.
 
     The head runs once in a step, when the guesses are asked for. It starts from the hidden state of the row that chose
@@ -43,7 +43,6 @@ class HeadSource:
         # Set by ``observe`` with the runner's state; ``extend`` must add these tokens for it to hold.
         self._emitted: tuple[int, ...] = ()
         self._is_known = False
-        self._children: dict[int, list[Guess]] | None = None
 
     def prior(self, kind: int) -> float:
         """Return the middle of the kind's probabilities, as if the head were always right about them."""
@@ -58,7 +57,6 @@ class HeadSource:
     def extend(self, token_ids: Items[int]) -> None:
         """Move past emitted tokens; other ones than those observed have no known state."""
         self._is_known = bool(self._emitted) and tuple(token_ids) == self._emitted
-        self._children = None
 
     def observe(self, draft: Draft, accepted: Accepted, outputs: Outputs, context: tuple[int, ...]) -> None:
         """Keep the hidden state of the last accepted row."""
@@ -69,17 +67,16 @@ class HeadSource:
             self._runner.state[:] = outputs.hidden[row]
             self._emitted = accepted.token_ids
 
-    def root(self) -> int | None:
-        """Run the head if it did not in this step; return the cursor of its guesses, None without any."""
+    def forest(self) -> Forest:
+        """Run the head, and return its guesses; none where the last row's state is not known."""
         if not self._is_known:
-            return None
-        if self._children is None:
-            self._children = _by_parent(self._runner.grow(self._runner.state, self._emitted[-1], *self._limits))
-        return ROOT if self._children else None
-
-    def children(self, cursor: int) -> list[Guess]:
-        """Return the head's guesses after one of its nodes."""
-        return [] if self._children is None else self._children.get(cursor, [])
+            return NO_GUESSES
+        found = self._runner.grow(self._runner.state, self._emitted[-1], *self._limits)
+        kinds = [
+            (min(depth, _DEPTHS) - 1) * _LEVELS + bisect_right(_LOG_BOUNDS, log_prob)
+            for depth, log_prob in zip(found.depths, found.log_probs, strict=True)
+        ]
+        return Forest.of(found.ids, found.parents, kinds)
 
     @property
     def memory_bytes(self) -> int:
@@ -87,13 +84,4 @@ class HeadSource:
         return self._runner.memory_bytes
 
     def _forget(self) -> None:
-        self._emitted, self._is_known, self._children = (), False, None
-
-
-def _by_parent(guesses: Guesses) -> dict[int, list[Guess]]:
-    """Return the guesses after every node that has some; their order, best first, is that of the nodes."""
-    found: dict[int, list[Guess]] = {}
-    for node, (token, parent, depth, log_prob) in enumerate(zip(*guesses, strict=True)):
-        kind = (min(depth, _DEPTHS) - 1) * _LEVELS + bisect_right(_LOG_BOUNDS, log_prob)
-        found.setdefault(parent, []).append(Guess(token, kind, node))
-    return found
+        self._emitted, self._is_known = (), False
