@@ -34,6 +34,7 @@ def load(
     spec: str | None = None,
     draft_max: int | None = None,
     corpus: str | Path | None = None,
+    drafter: str | Path | None = None,
     spec_trace: Callable[[dict[str, Any]], None] | None = None,
     on_calibrate: Callable[[], None] | None = None,
     plan: Plan | None = None,
@@ -60,9 +61,12 @@ def load(
             None the package's first, if it fits.
         isa: instruction set of the native operators, one of those that ``edge-rt doctor`` shows; None is the best.
         spec: speculation: ``"auto"`` (off in the portable profile), ``"off"``, or one drafter: ``"ngram"``,
-            ``"suffix"``, ``"recycling"``, ``"reference"``; None is ``"auto"``, if it fits.
+            ``"suffix"``, ``"recycling"``, ``"reference"``, ``"head"``, ``"exit"``, ``"self"``, ``"model:PACKAGE"``;
+            None is ``"auto"``, if it fits.
         draft_max: most drafted tokens of a pass; None lets the plan and the cost model choose.
         corpus: file of ``edge-rt corpus build`` for the suffix drafter; with ``spec`` None, ``"auto"`` or ``"suffix"``.
+        drafter: folder of a trained drafter; with ``spec`` None, ``"auto"`` or the drafter's kind. None takes one that
+            fits, from the package's folder or from those installed with edge-rt.
         spec_trace: called with the decision of every decoding step.
         on_calibrate: called when the first answer has to wait until the latency of passes on this machine is measured.
             The measurement takes a second or two, and its result is kept.
@@ -80,7 +84,8 @@ def load(
             already decided by ``plan``.
         MemoryBudgetExceeded: the model does not fit the budget. The error says how much memory is needed and which
             settings would fit. Nothing large was loaded.
-        RuntimeUnavailable: ONNX Runtime, the device or the native operators are missing.
+        RuntimeUnavailable: ONNX Runtime, the device or the native operators are missing, or this build cannot run the
+            drafter.
     """
     options = LoadOptions(
         memory=memory,
@@ -93,6 +98,7 @@ def load(
         spec=spec,
         draft_max=draft_max,
         corpus=None if corpus is None else Path(corpus),
+        drafter=None if drafter is None else Path(drafter),
         spec_trace=spec_trace,
         on_calibrate=on_calibrate,
         costs=user_costs(),
@@ -114,6 +120,7 @@ def plan(
     spec: str | None = None,
     draft_max: int | None = None,
     corpus: str | Path | None = None,
+    drafter: str | Path | None = None,
 ) -> Plan:
     """Return what ``load`` with the same arguments would decide, whether it fits or not; nothing is loaded.
 
@@ -130,13 +137,16 @@ def plan(
         spec: mode of speculation.
         draft_max: most drafted tokens of a pass.
         corpus: file that drafts are looked up in.
+        drafter: folder of a trained drafter.
 
     Raises:
         ModelNotFound: there is no such package.
         InputError: the package cannot be used.
         ConfigError: an argument is out of range, does not apply to this package, or has no effect with ``spec``.
         InvalidCorpus: the file is not a corpus, or was built with another tokenizer.
-        StorageError: the corpus cannot be read.
+        InvalidDrafter: the drafter is malformed, or for another model.
+        RuntimeUnavailable: this build cannot run the drafter.
+        StorageError: the corpus or the drafter cannot be read.
     """
     options = LoadOptions(
         memory=memory,
@@ -147,6 +157,7 @@ def plan(
         spec=spec,
         draft_max=draft_max,
         corpus=None if corpus is None else Path(corpus),
+        drafter=None if drafter is None else Path(drafter),
     )
     return plan_package(_open(model, store), options)
 

@@ -10,9 +10,18 @@ from edge_rt.errors import ConfigError
 
 OFF: Final = "off"
 AUTO: Final = "auto"
-SPEC_MODES: Final = (OFF, AUTO, "ngram", "suffix", "recycling", "reference")
-"""``auto`` runs the drafters suffix, recycling and, where a text is given, reference, and chooses among their drafts.
-"""
+MODEL: Final = "model"
+SPEC_MODES: Final = (OFF, AUTO, "ngram", "suffix", "recycling", "reference", "head", "exit", "self", MODEL)
+"""``auto`` runs the drafters suffix, recycling and, where a text is given, reference, and the head of the package if
+there is one, and chooses among their drafts. ``model`` is written with the package that drafts: ``model:PACKAGE``."""
+SHOWN_MODES: Final = (*SPEC_MODES[:-1], f"{MODEL}:PACKAGE")
+"""The modes as users write them."""
+COMPUTED_MODES: Final = ("head", "exit", "self", MODEL)
+"""The modes whose drafter is a network: the model must be loaded with it."""
+TRAINED_MODES: Final = ("head", "exit")
+"""Those whose network is trained for the model, and lies beside its package."""
+DRAFTER_MODES: Final = (AUTO, *TRAINED_MODES)
+"""The modes that use a trained drafter."""
 CORPUS_MODES: Final = (AUTO, "suffix")
 """The modes that look drafts up in a corpus."""
 REFERENCE_MODES: Final = (AUTO, "reference")
@@ -44,6 +53,7 @@ class Drafts(Enum):
 USED_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "--reference": REFERENCE_MODES,
     "--corpus": CORPUS_MODES,
+    "--drafter": DRAFTER_MODES,
     "--draft-max": SPEC_MODES[1:],
     "--spec-trace": SPEC_MODES[1:],
 }
@@ -56,10 +66,24 @@ def require_mode(mode: str) -> None:
     Raises:
         ConfigError: the mode is unknown; the message lists the known ones.
     """
-    if mode not in SPEC_MODES:
+    if mode in (MODEL, f"{MODEL}:"):
         raise ConfigError(
-            "The mode of speculation is unknown.", f"Got {mode!r:.40}.", f"Choose one of {', '.join(SPEC_MODES)}."
+            "The mode of speculation names no package that drafts.", f"Got {mode!r}.", "Write model:PACKAGE."
         )
+    if mode_of(mode) not in SPEC_MODES:
+        raise ConfigError(
+            "The mode of speculation is unknown.", f"Got {mode!r:.40}.", f"Choose one of {', '.join(SHOWN_MODES)}."
+        )
+
+
+def mode_of(spec: str) -> str:
+    """Return one of ``SPEC_MODES`` for a mode as it is written: ``"model"`` for ``"model:PACKAGE"``."""
+    return MODEL if spec.startswith(f"{MODEL}:") else spec
+
+
+def drafting_package(spec: str) -> str | None:
+    """Return the package that drafts, as it is written in ``"model:PACKAGE"``; None for other modes."""
+    return spec.removeprefix(f"{MODEL}:") if mode_of(spec) == MODEL else None
 
 
 def require_draft_max(draft_max: int) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from edge_rt.cli.render.console import Terminal
 from edge_rt.runtime.config import GenerationConfig
-from edge_rt.spec_modes import AUTO, OFF, USED_BY, Drafts
+from edge_rt.spec_modes import AUTO, DRAFTER_MODES, OFF, USED_BY, Drafts, mode_of
 
 if TYPE_CHECKING:
     from edge_rt.runtime.engine import Model
@@ -58,6 +58,20 @@ def warn_of_profile(terminal: Terminal, model: Model, mode: str, *, given: str) 
     )
 
 
+def tell_drafters(terminal: Terminal, model: Model, load: LoadOptions) -> None:
+    """With ``-v`` say which trained drafter is loaded, or why those that there are were not taken."""
+    if not terminal.verbose or mode_of(load.spec or AUTO) not in DRAFTER_MODES:
+        return
+    if model.drafter is not None:
+        terminal.note(f"drafter: {model.drafter.info.name}, {model.drafter.path}", "dim")
+        return
+    from edge_rt.package.drafter_search import find_drafters
+
+    for found in find_drafters(model.package):
+        why = found.reason or "this build cannot run it, or it does not fit the memory"
+        terminal.note(f"drafter {found.path.name} is not used: {why}", "dim")
+
+
 def why_not_auto(model: Model) -> str:
     """Return why a model does not use the mode ``auto``."""
     if model.speculation.drafts.are_exact:
@@ -87,10 +101,11 @@ def warn_of_limits(
     given = {
         "--reference": options.reference,
         "--corpus": load.corpus,
+        "--drafter": load.drafter,
         "--draft-max": load.draft_max,
         "--spec-trace": load.spec_trace,
     }
-    unused = [flag for flag, modes in USED_BY.items() if given[flag] is not None and mode not in modes]
+    unused = [flag for flag, modes in USED_BY.items() if given[flag] is not None and mode_of(mode) not in modes]
     if in_chat:
         unused = ["/set reference" if flag == "--reference" else flag for flag in unused]
     if unused:

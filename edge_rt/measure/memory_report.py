@@ -24,6 +24,7 @@ TERM_OF_STAGE: Final = {
     "tree": "activations",
     "sampling": "sampling",
     "drafters": "drafters",
+    "drafter": "drafter_head",
 }
 """Stage -> term that the memory added in this stage belongs to; memory added in other stages is unaccounted."""
 # Not the calibration, which frees the cache's memory that was part of its peak.
@@ -51,7 +52,7 @@ class Stage:
         name: name of the stage.
         seconds: time since the start of the process.
         memory: its memory.
-        weights_bytes, cache_bytes, logits_bytes, corpus_bytes: resident bytes of these mappings.
+        weights_bytes, cache_bytes, logits_bytes, corpus_bytes, drafter_bytes: resident bytes of these mappings.
         facts: other facts about the stage that the process reported.
     """
 
@@ -63,11 +64,13 @@ class Stage:
     logits_bytes: int
     facts: dict[str, Any]
     corpus_bytes: int = 0
+    drafter_bytes: int = 0
 
     @property
     def mapped_bytes(self) -> int:
         """Resident bytes of the parts that are separate mappings."""
-        return self.weights_bytes + self.cache_bytes + self.logits_bytes + self.corpus_bytes
+        files = self.weights_bytes + self.corpus_bytes + self.drafter_bytes
+        return files + self.cache_bytes + self.logits_bytes
 
     @property
     def other_bytes(self) -> int:
@@ -101,9 +104,9 @@ class MemoryRun:
 def measured_terms(stages: Iterable[Stage]) -> dict[str, int]:
     """Return the measured bytes of every term.
 
-    Weights, KV cache, logits and corpus are mappings, whose resident bytes the kernel reports. The other terms are the
-    growth of resident memory outside of these mappings in their stages. Where passes, sampling or drafters raised the
-    high-water mark, memory that was held only during the stage counts too.
+    Weights, KV cache, logits, corpus and the weights of a drafter are mappings, whose resident bytes the kernel
+    reports. The other terms are the growth of resident memory outside of these mappings in their stages. Where passes,
+    sampling or drafters raised the high-water mark, memory that was held only during the stage counts too.
     """
     terms = dict.fromkeys(("runtime", "tokenizer", "weights", "session", "kv_cache"), 0)
     terms |= dict.fromkeys(("activations", "logits", "sampling", "drafters"), 0)
@@ -114,11 +117,13 @@ def measured_terms(stages: Iterable[Stage]) -> dict[str, int]:
         terms["logits"] = max(terms["logits"], stage.logits_bytes)
         if stage.corpus_bytes:
             terms["corpus"] = max(terms.get("corpus", 0), stage.corpus_bytes)
+        if stage.drafter_bytes:
+            terms["drafter"] = max(terms.get("drafter", 0), stage.drafter_bytes)
         reached = stage.other_bytes
         if stage.memory.peak_bytes > peak and stage.name in _HELD_FOR_A_WHILE:
             reached = max(reached, stage.memory.peak_bytes - stage.mapped_bytes)
         if term := TERM_OF_STAGE.get(stage.name):
-            terms[term] += max(0, reached - other)
+            terms[term] = terms.get(term, 0) + max(0, reached - other)
         other, peak = stage.other_bytes, stage.memory.peak_bytes
     return terms
 
@@ -196,6 +201,7 @@ def _stage_json(stage: Stage) -> dict[str, Any]:
         "kv_cache_bytes": stage.cache_bytes,
         "logits_bytes": stage.logits_bytes,
         "corpus_bytes": stage.corpus_bytes,
+        "drafter_bytes": stage.drafter_bytes,
         **stage.facts,
     }
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, NamedTuple
 
 from edge_rt import errors
 from edge_rt.errors import EdgeRTError, InferenceError, MemoryBudgetExceeded, RuntimeUnavailable
@@ -66,6 +66,7 @@ def measure_plan(
         "draft_max": asked.draft_max,
         "prefill_chunk": asked.prefill_chunk,
         "corpus": asked.corpus,
+        "drafter": asked.drafter_folder,
         "threads": threads,
         "turns": turns,
     }
@@ -84,12 +85,24 @@ def measure_plan(
         )
         try:
             corpus = None if asked.corpus is None else Path(asked.corpus).resolve()
-            return _Watch(process, package / WEIGHTS_FILE, corpus, plan.choice, started, on_stage).follow(request)
+            drafter = None
+            if plan.choice.drafter and asked.drafter is not None:
+                drafter = Path(asked.drafter.path).resolve() / WEIGHTS_FILE
+            files = _Files(package / WEIGHTS_FILE, corpus, drafter)
+            return _Watch(process, files, plan.choice, started, on_stage).follow(request)
         except (BrokenPipeError, EOFError) as error:
             raise _ended(process.wait(), complaints) from error
         finally:
             process.kill()
             process.communicate()
+
+
+class _Files(NamedTuple):
+    """Files that the process maps; None: not that one."""
+
+    weights: Path
+    corpus: Path | None
+    drafter: Path | None
 
 
 class _Watch:
@@ -98,8 +111,7 @@ class _Watch:
     def __init__(
         self,
         process: subprocess.Popen[bytes],
-        weights: Path,
-        corpus: Path | None,
+        files: _Files,
         choice: Choice,
         started: float,
         on_stage: Callable[[str], None] | None,
@@ -108,8 +120,7 @@ class _Watch:
         self._choice = json.loads(json.dumps(asdict(choice)))
         self._process = process
         self._folder = Path(f"/proc/{process.pid}")
-        self._weights = weights
-        self._corpus = corpus
+        self._files = files
         self._started = started
         self._on_stage = on_stage
         self._addresses: dict[str, int] = {}
@@ -173,10 +184,11 @@ class _Watch:
             name,
             self._seconds(),
             memory,
-            weights_bytes=file_bytes(mappings, self._weights),
+            weights_bytes=file_bytes(mappings, self._files.weights),
             cache_bytes=0 if cache is None else range_bytes(mappings, [cache]),
             logits_bytes=0 if logits is None else range_bytes(mappings, [logits]),
-            corpus_bytes=0 if self._corpus is None else file_bytes(mappings, self._corpus),
+            corpus_bytes=0 if self._files.corpus is None else file_bytes(mappings, self._files.corpus),
+            drafter_bytes=0 if self._files.drafter is None else file_bytes(mappings, self._files.drafter),
             facts=facts,
         )
         self._stages.append(stage)

@@ -260,6 +260,7 @@ def work(request: dict[str, Any], tell: Stage) -> None:
         spec=request["spec"],
         draft_max=request["draft_max"],
         corpus=request["corpus"] and Path(request["corpus"]),
+        drafter=request["drafter"] and Path(request["drafter"]),
         on_load=tell,
     )
     model = Model(open_package(Path(request["package"])), options)

@@ -18,6 +18,7 @@ class Choice:
         suffix_tokens: tokens that the suffix drafter (or the n-gram table, or a reference) holds; 0 where none is used.
         recycling_contexts: contexts of each order that token recycling holds; 0 where it is not used.
         logit_rows: largest number of logit rows held at once.
+        drafter: whether the trained drafter of the request is loaded.
     """
 
     ctx: int
@@ -28,6 +29,7 @@ class Choice:
     suffix_tokens: int
     recycling_contexts: int
     logit_rows: int
+    drafter: bool = False
 
     @property
     def tree_rows(self) -> int:

@@ -1,8 +1,8 @@
 """What a plan reduces to fit the memory, in this order: speculation, KV precision, the prefill chunk, the context.
 
-Speculation is reduced as in SpecMemo (Yildirim & Chen 2025), so that most of its speed is kept. First the drafters'
-tables shrink. Then the draft tree shrinks, down to where 96 % of the speed are left. Then a cheaper drafter is used,
-and at last speculation is turned off.
+Speculation is reduced as in SpecMemo (Yildirim & Chen 2025), so that most of its speed is kept. First a trained drafter
+that was not asked for by name is left out. Then the drafters' tables shrink. Then the draft tree shrinks, down to where
+96 % of the speed are left. Then a cheaper drafter is used, and at last speculation is turned off.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from edge_rt.memory.shape import ModelShape
 from edge_rt.memory.speculation_table import LEAST_TABLE
 from edge_rt.memory.speed import tokens_per_second
 from edge_rt.memory.terms import sizes_of
-from edge_rt.spec_modes import AUTO, OFF, Drafts
+from edge_rt.spec_modes import AUTO, COMPUTED_MODES, DRAFTER_MODES, OFF, Drafts
 
 DEFAULT_CONTEXT: Final = 8192
 """Largest context that the plan chooses by itself, in tokens."""
@@ -146,10 +146,15 @@ class Fallbacks:
         if self._shape.traced is not None:
             draft = min(draft, self._shape.traced.exact_rows - 1)
         least, most = _SUFFIX_TABLE
-        known = min(max(least, 1 << (2 * ctx - 1).bit_length()), most) if drafter != "recycling" else 0
+        has_text = drafter not in ("recycling", *COMPUTED_MODES)
+        known = min(max(least, 1 << (2 * ctx - 1).bit_length()), most) if has_text else 0
         contexts = _RECYCLING_TABLE if drafter in (AUTO, "recycling") else 0
-        first = Choice(ctx, kv, drafter, draft, chunk, known, contexts, draft + 1)
+        is_trained = request.drafter is not None and drafter in DRAFTER_MODES
+        first = Choice(ctx, kv, drafter, draft, chunk, known, contexts, draft + 1, drafter=is_trained)
         steps = [first]
+        if is_trained and drafter == AUTO and request.drafter_folder is None:
+            first = replace(first, drafter=False)
+            steps.append(first)
         for tokens, likely in _SMALLER_TABLES:
             steps.append(replace(first, suffix_tokens=min(known, tokens), recycling_contexts=min(contexts, likely)))
         if request.draft_max is None:
@@ -158,7 +163,7 @@ class Fallbacks:
                 smaller = replace(steps[-1], draft_max=nodes, logit_rows=nodes + 1)
                 if nodes < steps[-1].draft_max and self._speed(smaller) >= wanted:
                     steps.append(smaller)
-        if mode is None:
+        if mode is None and request.drafter_folder is None:
             other = replace(steps[-1], spec="suffix", suffix_tokens=min(known, LEAST_TABLE), recycling_contexts=0)
             steps.append(other)
             if request.draft_max is None and other.draft_max > _CHAIN:

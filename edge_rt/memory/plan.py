@@ -17,7 +17,7 @@ from edge_rt.memory.request import Alternative, Request
 from edge_rt.memory.shape import ModelShape
 from edge_rt.memory.speed import plain_tokens_per_second, tokens_per_second
 from edge_rt.memory.terms import Regimes, Sizes, sizes_of
-from edge_rt.spec_modes import AUTO
+from edge_rt.spec_modes import AUTO, COMPUTED_MODES, mode_of
 
 __all__ = [
     "DEFAULT_CONTEXT", "KEPT_SPEED", "LEAST_CONTEXT", "Alternative", "Choice", "Plan", "Request", "Term", "make_plan",
@@ -110,7 +110,7 @@ def make_plan(shape: ModelShape, device: Device, request: Request) -> Plan:
         speculation_bytes=speculation_bytes,
         tokens_per_second=tokens_per_second(shape, device, choice),
         plain_tokens_per_second=plain_tokens_per_second(shape, device, choice),
-        given_up=_given_up(shape, device, fallbacks, decision),
+        given_up=_given_up(shape, device, request, fallbacks, decision),
         alternatives=alternatives_to(shape, device, request, decision, budget, speculation_bytes),
         sizes=sizes,
     )
@@ -159,19 +159,29 @@ def _check(shape: ModelShape, request: Request) -> None:
             f"Got {request.kv!r:.40}; formats of the op profile {shape.op_profile}: {', '.join(shape.kv_formats)}.",
             "Choose one of these, or auto.",
         )
+    if request.spec is not None and mode_of(request.spec) in COMPUTED_MODES and request.drafter is None:
+        raise ConfigError(
+            f"The mode of speculation {request.spec!r:.60} needs a drafter, and the plan has none.",
+            "A drafter belongs to a package.",
+            "Plan for a package, or choose another mode.",
+        )
     for name, value in (("largest draft", request.draft_max), ("prefill chunk", request.prefill_chunk)):
         if value is not None and value < 1:
             raise ConfigError(f"The {name} is out of range.", f"Got {value}.", "Give at least 1.")
 
 
-def _given_up(shape: ModelShape, device: Device, fallbacks: Fallbacks, decision: Decision) -> tuple[str, ...]:
+def _given_up(
+    shape: ModelShape, device: Device, request: Request, fallbacks: Fallbacks, decision: Decision
+) -> tuple[str, ...]:
     """Return what was reduced from the best choice to this one, in the order of the reductions."""
     best, choice = decision.best, decision.choice
     speculative = {
         name: getattr(choice, name)
         for name in ("spec", "draft_max", "suffix_tokens", "recycling_contexts", "logit_rows")
     }
+    drafter = "" if request.drafter is None else request.drafter.name
     steps = (
+        (f"drafter: none instead of {drafter}", {"drafter": choice.drafter}),
         (f"speculation: {_speculation(choice)} instead of {_speculation(best)}", speculative),
         (f"KV cache: {choice.kv_format} instead of {best.kv_format}", {"kv_format": choice.kv_format}),
         (
@@ -200,4 +210,5 @@ def _speculation(choice: Choice) -> str:
         return "off"
     tables = [f"{choice.suffix_tokens} tokens"] * bool(choice.suffix_tokens)
     tables += [f"{choice.recycling_contexts} contexts"] * bool(choice.recycling_contexts)
-    return f"{choice.spec} with drafts of {choice.draft_max} and tables of {' and '.join(tables)}"
+    of_tables = f" and tables of {' and '.join(tables)}" if tables else ""
+    return f"{choice.spec} with drafts of {choice.draft_max}{of_tables}"

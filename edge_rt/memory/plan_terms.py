@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from edge_rt.byte_size import show_size
 from edge_rt.kv_formats import KV_FORMAT
 from edge_rt.memory.choice import Choice
+from edge_rt.memory.drafter_shape import DrafterShape
 from edge_rt.memory.request import Request
 from edge_rt.memory.shape import ModelShape
 from edge_rt.memory.terms import RECYCLING_CONTEXT_BYTES, SUFFIX_TOKEN_BYTES, Sizes, kv_rows
@@ -17,8 +18,8 @@ class Term:
     """A part of the memory.
 
     Attributes:
-        name: one of runtime, tokenizer, weights, session, kv_cache, activations, logits, sampling, drafters, and corpus
-            if there is a corpus.
+        name: one of runtime, tokenizer, weights, session, kv_cache, activations, logits, sampling, drafters; corpus if
+            there is one; drafter and drafter_head if a trained drafter is loaded.
         bytes: largest size of the part.
         kind: ``"file"`` (mapped: processes share it, and the kernel may drop it) or ``"private"``.
         text: the formula with its numbers.
@@ -62,6 +63,10 @@ def terms_of(shape: ModelShape, choice: Choice, sizes: Sizes, request: Request) 
     ]  # fmt: skip
     if sizes.corpus:
         terms.append(Term("corpus", sizes.corpus, "file", "the index of texts; in a long run lookups touch all of it"))
+    if choice.drafter and request.drafter is not None:
+        found = request.drafter
+        terms.append(Term("drafter", sizes.drafter, "file", f"weights.bin of {found.name}, read in place"))
+        terms.append(Term("drafter_head", sizes.drafter_head, private, _drafter_text(found, choice)))
     return tuple(terms)
 
 
@@ -95,12 +100,21 @@ def _activations_text(choice: Choice, sizes: Sizes) -> str:
 
 
 def _logits_text(shape: ModelShape, choice: Choice, request: Request) -> str:
-    hidden = f", and {shape.hidden_size} hidden states" if request.hidden else ""
+    hidden = f", and {shape.hidden_size} hidden states" if request.hidden or choice.drafter else ""
     return f"{choice.logit_rows} rows x {shape.vocab_size}{hidden} x 4 B"
+
+
+def _drafter_text(drafter: DrafterShape, choice: Choice) -> str:
+    prompt = drafter.prompt_rows(choice.ctx)
+    if not drafter.row_bytes:
+        return f"logits of {drafter.head_rows(choice.ctx)} tokens, states"
+    return f"{drafter.vocabulary_size} + {prompt} rows of the LM head x {drafter.row_bytes} B, their logits, states"
 
 
 def _drafters_text(choice: Choice) -> str:
     if not choice.draft_max:
         return "speculation is off"
+    if not choice.suffix_tokens and not choice.recycling_contexts:
+        return "prices of passes and rates of acceptance"
     contexts = f"{choice.recycling_contexts} contexts x {RECYCLING_CONTEXT_BYTES} B"
     return f"{choice.suffix_tokens} tokens x {SUFFIX_TOKEN_BYTES} B + {contexts}"

@@ -8,6 +8,7 @@ from typing import Final
 
 from edge_rt.byte_size import exact_size, parse_size
 from edge_rt.memory.choice import Choice
+from edge_rt.memory.drafter_shape import DrafterShape
 from edge_rt.memory.shape import ModelShape
 from edge_rt.spec_modes import AUTO, OFF, Drafts
 
@@ -28,7 +29,9 @@ class Request:
         resident_bytes: memory that the process already holds, as in ``terms.runtime_bytes``.
         corpus: file of texts that drafts are looked up in.
         corpus_bytes: size of that file.
-        hidden: whether passes return hidden states.
+        hidden: whether passes return hidden states, whoever drafts.
+        drafter: the trained drafter that fits the model, if the mode may use one.
+        drafter_folder: folder of the drafter, if it was named: it is then pinned.
     """
 
     budget_bytes: int | None = None
@@ -41,15 +44,21 @@ class Request:
     corpus: str | None = None
     corpus_bytes: int = 0
     hidden: bool = False
+    drafter: DrafterShape | None = None
+    drafter_folder: str | None = None
 
     @property
     def wants_drafts(self) -> bool:
         """Whether a pinned setting has an effect only with speculation."""
-        return self.draft_max is not None or self.corpus is not None or self.spec not in (None, OFF)
+        pinned = (self.draft_max, self.corpus, self.drafter_folder)
+        return any(value is not None for value in pinned) or self.spec not in (None, OFF)
 
     def without_drafts(self, spec: str | None) -> Request:
         """Return the request with a mode of speculation and no other speculation settings pinned."""
-        return replace(self, spec=spec, draft_max=None, corpus=None, corpus_bytes=0)
+        drafter = self.drafter if self.drafter_folder is None else None
+        return replace(
+            self, spec=spec, draft_max=None, corpus=None, corpus_bytes=0, drafter=drafter, drafter_folder=None
+        )
 
     def used_by(self, shape: ModelShape) -> Request:
         """Return the request without settings that have no effect for a model.
@@ -69,13 +78,14 @@ class Request:
             ("--spec", self.spec),
             ("--draft-max", self.draft_max),
             ("--corpus", self.corpus),
+            ("--drafter", self.drafter_folder),
         ]
         return tuple(part for name, value in given if value is not None for part in (name, str(value)))
 
 
 ARGUMENTS: Final = {
     "--memory": "memory", "--ctx": "ctx", "--kv-type": "kv", "--spec": "spec", "--draft-max": "draft_max",
-    "--corpus": "corpus",
+    "--corpus": "corpus", "--drafter": "drafter",
 }  # fmt: skip
 """Flag of the command line -> argument of ``edge_rt.load``."""
 

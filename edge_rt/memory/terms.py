@@ -64,6 +64,8 @@ class Sizes:
 
     Attributes:
         runtime, tokenizer, weights, corpus, session, kv_cache, logits, sampling, drafters: the parts.
+        drafter: mapped weights of a trained drafter.
+        drafter_head: its reduced head, its states and what its steps need.
         chunk: activations of a pass over a prompt's chunk.
         draft: activations of a pass that verifies the largest draft.
         reading: bytes of the process while the tokenizer is read, before later parts are touched.
@@ -82,6 +84,8 @@ class Sizes:
     logits: int
     sampling: int
     drafters: int
+    drafter: int
+    drafter_head: int
     reading: int
     packing: int
     one_logit_row: int
@@ -118,8 +122,9 @@ class Sizes:
     @property
     def _held(self) -> int:
         """Bytes besides the passes. A first answer may draft, so tables may be full before the last prompt."""
-        mapped = self.weights + self.corpus
-        return self.runtime + self.tokenizer + mapped + self.session + self.kv_cache + self.sampling + self.drafters
+        mapped = self.weights + self.corpus + self.drafter
+        drafting = self.drafters + self.drafter_head
+        return self.runtime + self.tokenizer + mapped + self.session + self.kv_cache + self.sampling + drafting
 
 
 @dataclass(frozen=True)
@@ -283,12 +288,16 @@ def sizes_of(shape: ModelShape, device: Device, choice: Choice, request: Request
         shape: the model.
         device: the machine.
         choice: the settings that were decided.
-        request: the request, for the memory that the process already holds, the corpus and hidden states.
+        request: the request, for the memory that the process already holds, the corpus, hidden states and a trained
+            drafter.
     """
     base = runtime_bytes(device, request.resident_bytes)
     tokenizer, session = tokenizer_bytes(shape, choice.ctx), session_bytes(shape, choice.ctx)
     # Passes of other sizes use other places of the arena, so in time everything that the largest allocates is touched.
     own = thread_bytes(shape, device.threads)
+    # A drafter begins where the model's last layer ends.
+    hidden = request.hidden or choice.drafter
+    drafter = request.drafter if choice.drafter else None
     chunk = min(choice.prefill_chunk, choice.ctx)
     return Sizes(
         runtime=base,
@@ -299,10 +308,12 @@ def sizes_of(shape: ModelShape, device: Device, choice: Choice, request: Request
         kv_cache=kv_bytes(shape, choice),
         chunk=own + passes_bytes(shape, chunk, choice.ctx),
         draft=own + passes_bytes(shape, choice.tree_rows, choice.ctx),
-        logits=logits_bytes(shape, choice.logit_rows, hidden=request.hidden),
+        logits=logits_bytes(shape, choice.logit_rows, hidden=hidden),
         sampling=sampling_bytes(shape),
         drafters=drafter_bytes(choice),
+        drafter=0 if drafter is None else drafter.weights_bytes,
+        drafter_head=0 if drafter is None else drafter.private_bytes(choice.ctx),
         reading=base + session + max(reading_bytes(shape), tokenizer),
         packing=base + session + tokenizer + packing_bytes(shape),
-        one_logit_row=logits_bytes(shape, 1, hidden=request.hidden),
+        one_logit_row=logits_bytes(shape, 1, hidden=hidden),
     )

@@ -60,6 +60,7 @@ class Model(ModelTexts):
         plan: what its memory is planned to be.
         context_tokens: capacity of the context.
         measured_costs: what passes cost, measured.
+        drafter: the trained drafter that is loaded; None if none is.
         load_ms: milliseconds that loading took.
 
     Raises:
@@ -92,6 +93,7 @@ class Model(ModelTexts):
         self._runner.open(parts.runner)
         self._cache, self._speculation, self.measured_costs = parts.cache, parts.speculation, parts.measured_costs
         self._providers, self._isa, self._kv_format = parts.providers, parts.isa, parts.kv_format
+        self.drafter = parts.drafter
         self.load_ms = 1e3 * (time.perf_counter() - started)
 
     # --- generation ---
@@ -368,6 +370,7 @@ class Model(ModelTexts):
             "onnxruntime": onnxruntime_version(),
             "prefill_chunk": self.prefill_chunk,
             "speculation": self._speculation.mode,
+            "drafter": None if self.drafter is None else self.drafter.info.name,
             "sampling": asdict(GenerationConfig().sampling(manifest.sampling)),
             "memory": self._load_plan.to_json(),
             "load_ms": self.load_ms,

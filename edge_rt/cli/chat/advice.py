@@ -8,7 +8,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from edge_rt.byte_size import parse_size
-from edge_rt.errors import ConfigError, EncodingBudgetExceeded, MemoryBudgetExceeded, ReferenceBudgetExceeded
+from edge_rt.errors import (
+    ConfigError,
+    EncodingBudgetExceeded,
+    InvalidDrafter,
+    MemoryBudgetExceeded,
+    ReferenceBudgetExceeded,
+)
 
 if TYPE_CHECKING:
     from edge_rt.runtime.load.options import LoadOptions
@@ -40,6 +46,7 @@ def setting_in_chat(setting: tuple[str, ...], reference: str, load: LoadOptions,
         "--spec": load.spec,
         "--draft-max": None if load.draft_max is None else str(load.draft_max),
         "--corpus": None if load.corpus is None else str(load.corpus),
+        "--drafter": None if load.drafter is None else str(load.drafter),
     }
     memory = given.get("--memory")
     other = {name: given.get(name) for name in kept} != kept or (memory and parse_size(memory)) != load.memory
@@ -76,6 +83,6 @@ def flags_of_a_chat(reference: str) -> Generator[None]:
     """Explain, if flags do not work with another model, that they are the chat's flags, and how to change them."""
     try:
         yield
-    except ConfigError as error:
+    except (ConfigError, InvalidDrafter) as error:
         start = f"Leave with /exit and start again with other flags: edge-rt chat -m {shlex.quote(reference)}"
         raise ConfigError(error.what, error.numbers, start) from error

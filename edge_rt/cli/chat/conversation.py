@@ -18,9 +18,9 @@ from edge_rt.cli.options.groups import PlaceFlags
 from edge_rt.cli.render.answer import AnswerView
 from edge_rt.cli.render.console import SEPARATOR, Terminal, number
 from edge_rt.cli.render.stats import tell_stats
-from edge_rt.cli.speculation import warn_of_limits, why_not_auto
+from edge_rt.cli.speculation import tell_drafters, warn_of_limits, why_not_auto
 from edge_rt.cli.template_arguments import warn_of_unread
-from edge_rt.errors import Cancelled, ContextOverflow, EdgeRTError, MemoryBudgetExceeded
+from edge_rt.errors import Cancelled, ConfigError, ContextOverflow, EdgeRTError, MemoryBudgetExceeded
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.spec_modes import AUTO
 
@@ -111,6 +111,7 @@ class Conversation:
         self.chat: Chat = self.model.chat(system=system, **(inputs or {}))
         warn_of_unread(terminal, self.model, self.chat.template_args)
         warn_of_limits(terminal, self.model, load, options)
+        tell_drafters(terminal, self.model, load)
         self.model.check_reference(options)
 
     def say(self, text: str) -> Result:
@@ -239,7 +240,7 @@ class Conversation:
         self._base_bytes, self._has_pieces = base, has_pieces
         try:
             warn_of_limits(self.terminal, model, load, self.options, in_chat=True)
-        except MemoryBudgetExceeded as error:
+        except (ConfigError, MemoryBudgetExceeded) as error:
             # The model is loaded: options that do not work with it are reset, and the model is kept.
             self.options = self.options.with_options(spec=None, accept="match")
             self.terminal.warn(f"{error.what} spec and accept are reset to their defaults.")

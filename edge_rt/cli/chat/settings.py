@@ -13,7 +13,7 @@ from edge_rt.cli.user_paths import path_of
 from edge_rt.errors import ConfigError, InputError
 from edge_rt.package.sampling import SamplingAdvice
 from edge_rt.runtime.config import GenerationConfig
-from edge_rt.spec_modes import REFERENCE_MODES, require_mode
+from edge_rt.spec_modes import REFERENCE_MODES, mode_of, require_mode
 from edge_rt.text.text_file import read_text
 
 OPTION_NAMES: Final = tuple(field.name for field in dataclasses.fields(GenerationConfig))
@@ -125,7 +125,7 @@ def check_options(options: GenerationConfig, mode: str) -> None:
             "There is no reference text.",
             "Give one with /set reference FILE, or choose another drafter with /set spec.",
         )
-    if options.reference is not None and mode not in ("off", *REFERENCE_MODES):
+    if options.reference is not None and mode_of(mode) not in ("off", *REFERENCE_MODES):
         raise ConfigError(
             f"The drafter {mode} does not use a reference text.",
             f"A reference text of {number(len(options.reference))} characters is set.",

@@ -46,12 +46,11 @@ class PromptFlags:
     ] = None
     spec: Annotated[
         str | None,
-        flags.SPEC.but(
-            help="auto, ngram, suffix, recycling, reference (copies from the prompt), or off.", shown="auto", panel=_IN
-        ),
+        flags.SPEC.but(help="auto, off, or a drafter; reference copies from the prompt.", shown="auto", panel=_IN),
     ] = None
     draft_max: Annotated[int | None, flags.DRAFT_MAX.but(panel=_IN)] = None
     corpus: Annotated[Path | None, flags.CORPUS.but(panel=_IN)] = None
+    drafter: Annotated[Path | None, flags.DRAFTER.but(panel=_IN)] = None
     max_tokens: Annotated[int | None, flags.MAX_TOKENS.but(shown="256", least=1, panel=_IN)] = None
     limit: Annotated[int | None, flags.LIMIT.but(panel=_IN)] = None
     temp: Annotated[float | None, flags.TEMP.but(shown="0", panel=_IN)] = None
@@ -70,6 +69,7 @@ class PromptFlags:
             "--spec": self.spec,
             "--draft-max": self.draft_max,
             "--corpus": self.corpus,
+            "--drafter": self.drafter,
             "--max-tokens": self.max_tokens,
             "--temp": self.temp,
             "--top-p": self.top_p,
@@ -104,7 +104,7 @@ class PromptFlags:
 
     def speculation(self) -> SpeculationFlags:
         """Return the speculation flags for the load."""
-        return SpeculationFlags(spec=self.spec, draft_max=self.draft_max, corpus=self.corpus)
+        return SpeculationFlags(spec=self.spec, draft_max=self.draft_max, corpus=self.corpus, drafter=self.drafter)
 
     def read(self) -> list[Prompt]:
         """Return the prompts to measure, after all checks that are possible before a model is loaded.
@@ -142,7 +142,7 @@ def measure(terminal: Terminal, model: Model, prompts: list[Prompt], asked: Prom
     in_force = model.speculation.resolve(asked.mode, has_reference=asked.mode == "reference")
     warn_of_profile(terminal, model, asked.mode, given=f"--spec {asked.mode}")
     if in_force != asked.mode:
-        unused = [flag for flag in asked.given() if flag in ("--draft-max", "--corpus")]
+        unused = [flag for flag in asked.given() if flag in ("--draft-max", "--corpus", "--drafter")]
         is_possible = model.speculation.drafts is not Drafts.NOTHING
         terminal.warn(
             f"speculation is off ({asked.mode}, op profile {model.package.manifest.op_profile}): plain decoding is "
@@ -182,6 +182,7 @@ def measure(terminal: Terminal, model: Model, prompts: list[Prompt], asked: Prom
         "raw": asked.raw,
         "draft_max": asked.draft_max,
         "corpus": None if asked.corpus is None else str(asked.corpus),
+        "drafter": None if model.drafter is None else model.drafter.info.name,
         "spec_in_force": in_force,
     }
     return {**report(samples, left_out), **facts}

@@ -25,7 +25,7 @@ from edge_rt.cli.prompt import read_prompt
 from edge_rt.cli.render.answer import AnswerView
 from edge_rt.cli.render.console import Terminal, number
 from edge_rt.cli.render.stats import tell_stats
-from edge_rt.cli.speculation import tell_calibration, warn_of_limits
+from edge_rt.cli.speculation import tell_calibration, tell_drafters, warn_of_limits
 from edge_rt.cli.template_arguments import warn_of_unread
 from edge_rt.cli.trace_file import open_trace
 from edge_rt.errors import ConfigError
@@ -88,6 +88,7 @@ def generate(
         _, package = obtain_package(terminal, load.reference, places, budget=load.budget_bytes(places))
         with load_model(package, asked) as model:
             warn_of_limits(terminal, model, asked, options)
+            tell_drafters(terminal, model, asked)
             writer = _Writer(terminal, model, options, is_json=output.json, form=form)
             prompt = _messages(model, text, question)
             warn_of_unread(terminal, model, inputs["template_args"])

@@ -16,6 +16,7 @@ from edge_rt.cli.options.groups import LoadFlags, OutputFlags, PlaceFlags, one_o
 from edge_rt.cli.options.spread import only
 from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.decoder_report import decoder_rows
+from edge_rt.cli.render.drafter_report import drafter_facts, drafter_rows, found_facts
 from edge_rt.cli.render.stats import facts_lines
 from edge_rt.cli.render.traced_report import traced_rows
 from edge_rt.cli.render.weights_report import weights_rows
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from edge_rt.package.weights_info import WeightsInfo
 
 SHOWN_TEMPLATE_LINES = 12
-_APART = ("chat_template", "weights", "decoder", "not_described", "traced")
+_APART = ("chat_template", "weights", "decoder", "not_described", "traced", "drafters")
 
 
 @dataclass(frozen=True)
@@ -45,11 +46,15 @@ def inspect(
     output: OutputFlags,
     places: Annotated[PlaceFlags, only("store", "config")],
 ) -> int:
-    """Show the facts of a package or of a checkpoint: sizes, quantisation, licence, template."""
+    """Show the facts of a package, a checkpoint or a trained drafter: sizes, quantisation, licence, template."""
+    from edge_rt.package.drafter_reader import is_drafter
     from edge_rt.store import resolve
 
     terminal = output.terminal()
     reference = one_of(wanted.package, load.model, "The model") or DEFAULT_MODEL
+    if is_drafter(path := Path(reference).expanduser()):
+        _show_drafter(terminal, path, verify=wanted.verify, is_json=output.json)
+        return 0
     resolved = resolve(reference, places.open_store())
     if resolved.path is None:
         raise ModelNotFound(
@@ -74,6 +79,7 @@ def inspect(
 
 def _package_facts(path: Path, *, verify: bool) -> tuple[dict[str, Any], WeightsInfo | None, Decoder | None]:
     """Return the facts as a JSON object, those of weights that were quantised, and the description of the model."""
+    from edge_rt.package.drafter_search import find_drafters
     from edge_rt.package.reader import open_package
     from edge_rt.runtime.config import GenerationConfig
 
@@ -106,9 +112,24 @@ def _package_facts(path: Path, *, verify: bool) -> tuple[dict[str, Any], Weights
         "tokenizer": dataclasses.asdict(manifest.tokenizer),
         "source": dataclasses.asdict(manifest.source),
         "files": {name: info.size for name, info in manifest.files.items()},
+        "drafters": [found_facts(found) for found in find_drafters(package)],
         "chat_template": _template(package),
     }
     return facts, manifest.weights, manifest.decoder
+
+
+def _show_drafter(terminal: Terminal, path: Path, *, verify: bool, is_json: bool) -> None:
+    from edge_rt.package.drafter_reader import open_drafter
+
+    drafter = open_drafter(path)
+    if verify:
+        drafter.verify()
+    facts = {"kind": "drafter", "verified": verify, **drafter_facts(drafter)}
+    if is_json:
+        terminal.document(facts)
+        return
+    verified = "yes" if verify else "not checked (--verify)"
+    terminal.table([("name", facts["name"]), ("verified", verified), *drafter_rows(facts)])
 
 
 def _calibration(manifest: Manifest) -> dict[str, Any] | None:
@@ -239,6 +260,9 @@ def _print(
     if facts.get("traced") is not None:
         terminal.line("\ntraced graph")
         terminal.table(("", *row) for row in traced_rows(facts["traced"]))
+    for drafter in facts.get("drafters", ()):
+        terminal.line(f"\ndrafter {drafter['name']}")
+        terminal.table(("", *row) for row in drafter_rows(drafter))
     for name, section in sections.items():
         terminal.line(f"\n{name}")
         terminal.table(("", *row) for row in facts_lines(section))

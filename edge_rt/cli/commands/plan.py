@@ -17,6 +17,7 @@ from edge_rt.errors import ConfigError, MemoryBudgetExceeded, ModelNotFound
 from edge_rt.spec_modes import Drafts
 
 if TYPE_CHECKING:
+    from edge_rt.memory.drafter_shape import DrafterShape
     from edge_rt.memory.plan import Plan
     from edge_rt.memory.shape import ModelShape
     from edge_rt.package.reader import Package
@@ -30,11 +31,13 @@ class FoundModel:
         shape: its numbers.
         notes: remarks about them for the user.
         can_run: whether the commands that run a model accept it.
+        package: the package; None for a checkpoint.
     """
 
     shape: ModelShape
     notes: tuple[str, ...] = ()
     can_run: bool = True
+    package: Package | None = None
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class MachineFlags:
 
 def plan(
     load: Annotated[LoadFlags, only("model", "memory", "ctx", "kv_type")],
-    speculation: Annotated[SpeculationFlags, only("spec", "draft_max", "corpus")],
+    speculation: Annotated[SpeculationFlags, only("spec", "draft_max", "corpus", "drafter")],
     machine: MachineFlags,
     output: OutputFlags,
     places: Annotated[PlaceFlags, only("store", "config")],
@@ -91,6 +94,8 @@ def plan(
         draft_max=speculation.draft_max,
         corpus=None if corpus is None else str(corpus),
         corpus_bytes=file_size(corpus),
+        drafter=_drafter(found, speculation),
+        drafter_folder=None if speculation.drafter is None else str(speculation.drafter),
     )
     made = make_plan(found.shape, profile, request)
     speeds = Speeds(found.shape, profile, {} if here is None else measured_here(found.shape, profile))
@@ -151,7 +156,23 @@ def _of_package(package: Package, weights: str | None) -> FoundModel:
             f"{package.path} is a package: its weights have their types.",
             "Leave it out, or give the checkpoint.",
         )
-    return FoundModel(shape_of(package.manifest, package.id))
+    return FoundModel(shape_of(package.manifest, package.id), package=package)
+
+
+def _drafter(found: FoundModel, speculation: SpeculationFlags) -> DrafterShape | None:
+    """Return the numbers of the trained drafter that a load would take; None if it would take none."""
+    from edge_rt.memory.drafter_shape import drafter_shape
+    from edge_rt.runtime.drafters.provider import MAKERS
+    from edge_rt.runtime.load.drafters import choose_drafter
+
+    if found.package is None:
+        if speculation.drafter is not None:
+            raise ConfigError(
+                "--drafter is for packages.", "A drafter belongs to a package.", "Leave it out, or give the package."
+            )
+        return None
+    drafter = choose_drafter(found.package, speculation.spec, speculation.drafter, MAKERS)
+    return None if drafter is None else drafter_shape(drafter, found.package.manifest)
 
 
 def _foreseen(path: Path, weights: str | None) -> FoundModel:

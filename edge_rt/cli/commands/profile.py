@@ -33,6 +33,7 @@ _STAGES: Final = {
     "tree": "the largest tree is verified",
     "sampling": "tokens are drawn",
     "drafters": "the drafters' tables are full",
+    "drafter": "the trained drafter is loaded",
     "corpus": "the corpus is looked up",
     "answer": "an answer is generated",
 }
@@ -47,7 +48,7 @@ class PictureFlags:
 
 def profile(
     load: Annotated[LoadFlags, only("model", "memory", "ctx", "kv_type", "threads")],
-    speculation: Annotated[SpeculationFlags, only("spec", "draft_max", "corpus")],
+    speculation: Annotated[SpeculationFlags, only("spec", "draft_max", "corpus", "drafter")],
     picture: PictureFlags,
     output: OutputFlags,
     places: PlaceFlags,

@@ -17,13 +17,14 @@ from edge_rt.cli.render.verify_report import findings, print_findings, tell_left
 from edge_rt.cli.speculation import WHY_NOTHING, never_drafts
 from edge_rt.errors import ConfigError
 from edge_rt.runtime.config import GenerationConfig
-from edge_rt.spec_modes import CORPUS_MODES, OFF, SPEC_MODES, Drafts, require_mode
+from edge_rt.spec_modes import AUTO, COMPUTED_MODES, CORPUS_MODES, OFF, SPEC_MODES, Drafts, mode_of, require_mode
 from edge_rt.version import VERSION
 
 if TYPE_CHECKING:
     from edge_rt.measure.prompts import Prompt
     from edge_rt.package.manifest import Manifest
     from edge_rt.package.reader import Package
+    from edge_rt.runtime.load.options import LoadOptions
     from edge_rt.text.tokenizer import Tokenizer
 
 EXIT_DIFFERENT: Final = 1
@@ -39,8 +40,8 @@ class ComparedFlags:
     spec: Annotated[
         list[str] | None,
         flags.SPEC.but(
-            help="auto, ngram, suffix, recycling, or reference (copies from the prompt); repeatable.",
-            shown="all but reference",
+            help="auto, or a drafter; reference copies from the prompt; repeatable.",
+            shown="all that this package can run, but reference",
             panel=None,
             complete=None,
         ),
@@ -57,7 +58,8 @@ class ComparedFlags:
         Raises:
             ConfigError: a mode is unknown, or is plain decoding itself.
         """
-        modes = list(dict.fromkeys(self.spec or [mode for mode in SPEC_MODES if mode not in (OFF, "reference")]))
+        left_out = (OFF, "reference", *COMPUTED_MODES)
+        modes = list(dict.fromkeys(self.spec or [mode for mode in SPEC_MODES if mode not in left_out]))
         for mode in modes:
             require_mode(mode)
         if OFF in modes:
@@ -116,7 +118,7 @@ class AnswerOptions:
 def verify(
     compared: ComparedFlags,
     answers: AnswerOptions,
-    speculation: Annotated[SpeculationFlags, only("draft_max", "corpus")],
+    speculation: Annotated[SpeculationFlags, only("draft_max", "corpus", "drafter")],
     load: Annotated[LoadFlags, only("model", "memory", "ctx", "threads", "device", "isa")],
     output: OutputFlags,
     places: PlaceFlags,
@@ -132,7 +134,7 @@ def verify(
     _, package = obtain_package(terminal, load.reference, places, budget=load.budget_bytes(places))
     manifest = package.manifest
     formats = compared.formats(manifest)
-    modes = _drafting(terminal, modes, manifest)
+    modes = _with_computed(_drafting(terminal, modes, manifest), package, asked, is_asked=compared.spec is not None)
     header = {
         "edge_rt": VERSION,
         "package_id": package.id,
@@ -143,6 +145,7 @@ def verify(
         "raw": compared.raw,
         "draft_max": speculation.draft_max,
         "corpus": None if speculation.corpus is None else str(speculation.corpus),
+        "drafter": None if speculation.drafter is None else str(speculation.drafter),
         "ctx": load.ctx,
         "isa": load.isa,
     }
@@ -199,6 +202,23 @@ def _drafting(terminal: Terminal, modes: Sequence[str], manifest: Manifest) -> l
             + (f"; {', '.join(idle)} is left out: {_WHY_IDLE}" if idle else "")
         )
     return drafting
+
+
+def _with_computed(modes: list[str], package: Package, asked: LoadOptions, *, is_asked: bool) -> list[str]:
+    """Return the modes, with that of the package's trained drafter if none was asked for.
+
+    Raises:
+        ConfigError, InvalidDrafter, RuntimeUnavailable: a mode that was asked for cannot run with this package.
+    """
+    from edge_rt.runtime.load.drafters import choose_drafter
+
+    for mode in modes:
+        if mode_of(mode) in COMPUTED_MODES:
+            choose_drafter(package, mode, asked.drafter, asked.makers)
+    if is_asked:
+        return modes
+    drafter = choose_drafter(package, AUTO, asked.drafter, asked.makers)
+    return modes if drafter is None else [*modes, drafter.info.kind]
 
 
 def _tokenizer(package: Package) -> Tokenizer:

@@ -11,7 +11,7 @@ from typing import Final
 from edge_rt.cli.options.spread import Argument, Flag
 from edge_rt.package.weights_info import WEIGHTS as WEIGHT_NAMES
 from edge_rt.runtime.config import GenerationConfig
-from edge_rt.spec_modes import SPEC_MODES
+from edge_rt.spec_modes import SHOWN_MODES
 
 DEFAULT_MODEL: Final = "smollm2-135m-instruct"
 """Same value as in the store, which is not imported so that ``--help`` stays fast."""
@@ -40,7 +40,7 @@ def _model_names(incomplete: str) -> list[str]:
 
 
 def _modes(incomplete: str) -> list[str]:
-    return [mode for mode in SPEC_MODES if mode.startswith(incomplete)]
+    return [mode for mode in SHOWN_MODES if mode.startswith(incomplete)]
 
 
 def _weights(incomplete: str) -> list[str]:
@@ -126,7 +126,7 @@ ACCEPT: Final = Flag(
 
 SPEC: Final = Flag(
     ("--spec",),
-    f"Mode of speculation: {', '.join(SPEC_MODES[:-1])} or {SPEC_MODES[-1]}.",
+    f"Mode of speculation: {', '.join(SHOWN_MODES[:-1])} or {SHOWN_MODES[-1]}.",
     metavar="MODE",
     shown="auto, if it fits the memory",
     panel=SPECULATION,
@@ -137,6 +137,13 @@ REFERENCE: Final = Flag(
     ("--reference",), "Text that the answer may copy, such as a file to be edited.", metavar="FILE", panel=SPECULATION
 )
 CORPUS: Final = Flag(("--corpus",), "File of 'edge-rt corpus build'.", metavar="FILE", panel=SPECULATION)
+DRAFTER: Final = Flag(
+    ("--drafter",),
+    "Folder of a trained drafter.",
+    metavar="FOLDER",
+    shown="one that fits, of the package or installed",
+    panel=SPECULATION,
+)
 SPEC_TRACE: Final = Flag(
     ("--spec-trace",), "Write the decision of every step as JSON lines.", metavar="FILE", panel=SPECULATION
 )
@@ -244,7 +251,7 @@ OFFLINE: Final = Flag(("--offline",), "Use what is on this machine only.", panel
 
 REF_ARGUMENT: Final = Argument("[REF]", f"Name, org/name[:FILE.gguf], GGUF file or folder; {DEFAULT_MODEL} if absent.")
 PACKAGE_ARGUMENT: Final = Argument(
-    "[PACKAGE|GGUF|FOLDER]", "Package, name in the store, GGUF file, or folder with safetensors."
+    "[PACKAGE|GGUF|FOLDER]", "Package, name in the store, GGUF file, folder with safetensors, or drafter."
 )
 NAME_ARGUMENT: Final = Argument("NAME", "Name in the store.")
 TEXTS_ARGUMENT: Final = Argument("TEXT...", "UTF-8 text files; each is a separate text.")

@@ -13,7 +13,7 @@ from edge_rt.cli.options import flags
 from edge_rt.cli.render.console import Terminal
 from edge_rt.errors import ConfigError
 from edge_rt.runtime.config import GenerationConfig
-from edge_rt.spec_modes import AUTO, USED_BY, require_draft_max, require_mode, require_rule
+from edge_rt.spec_modes import AUTO, USED_BY, mode_of, require_draft_max, require_mode, require_rule
 from edge_rt.text.text_file import read_text
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ class SpeculationFlags:
     draft_max: Annotated[int | None, flags.DRAFT_MAX] = None
     reference: Annotated[Path | None, flags.REFERENCE] = None
     corpus: Annotated[Path | None, flags.CORPUS] = None
+    drafter: Annotated[Path | None, flags.DRAFTER] = None
     spec_trace: Annotated[Path | None, flags.SPEC_TRACE] = None
 
     def check(self, accept: str = "match") -> None:
@@ -108,7 +109,7 @@ class SpeculationFlags:
             require_draft_max(self.draft_max)
         mode, given = self.spec or AUTO, self.given()
         for flag, modes in USED_BY.items():
-            if given[flag] is not None and mode not in modes:
+            if given[flag] is not None and mode_of(mode) not in modes:
                 raise ConfigError(
                     f"{flag} is not used with --spec {mode}.", f"It is used with {', '.join(modes)}.", "Leave one out."
                 )
@@ -118,6 +119,7 @@ class SpeculationFlags:
         return {
             "--reference": self.reference,
             "--corpus": self.corpus,
+            "--drafter": self.drafter,
             "--draft-max": self.draft_max,
             "--spec-trace": self.spec_trace,
         }
@@ -207,6 +209,7 @@ class LoadFlags:
             spec=drafts.spec,
             draft_max=drafts.draft_max,
             corpus=drafts.corpus,
+            drafter=drafts.drafter,
             spec_trace=spec_trace,
             on_calibrate=on_calibrate,
             costs=user_costs(),

@@ -31,6 +31,9 @@ _COLOURS: Final = {
     "logits": "#aaaa00",
     "sampling": "#eedd88",
     "drafters": "#ee8866",
+    "corpus": "#dddddd",
+    "drafter": "#aa4499",
+    "drafter_head": "#cc99bb",
     "kv_cache": "#ffaabb",
 }
 _LINES: Final = ("#332288", "#cc3311", "#117733", "#882255", "#ee7733", "#555555")
@@ -117,8 +120,9 @@ def _contexts(axes: Any, plan: Plan) -> None:
     for place, ctx in enumerate(contexts):
         for term in _terms_at(plan, ctx, chosen.kv_format):
             bands[term.name][place] += term.bytes / _MIB
-    labels = [_label(name) for name in bands]
-    axes.stackplot(contexts, list(bands.values()), labels=labels, colors=list(_COLOURS.values()), alpha=0.6)
+    bands = {name: band for name, band in bands.items() if any(band)}
+    labels, fills = [_label(name) for name in bands], [_COLOURS[name] for name in bands]
+    axes.stackplot(contexts, list(bands.values()), labels=labels, colors=fills, alpha=0.6)
     colours = dict(zip(plan.shape.kv_formats, _LINES, strict=False))
     ends = {}
     for kv_format, colour in colours.items():

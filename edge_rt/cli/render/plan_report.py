@@ -119,7 +119,10 @@ def _decided(made: Plan, rate: Rate) -> list[tuple[str, str]]:
     if choice.draft_max:
         tables = [f"{choice.suffix_tokens} tokens"] * bool(choice.suffix_tokens)
         tables += [f"{choice.recycling_contexts} contexts"] * bool(choice.recycling_contexts)
-        drafting = f"{choice.spec}, drafts of up to {choice.draft_max}, tables of {' and '.join(tables)}"
+        drafting = f"{choice.spec}, drafts of up to {choice.draft_max}"
+        drafting += f", tables of {' and '.join(tables)}" if tables else ""
+        if choice.drafter and made.request.drafter is not None:
+            drafting += f", drafter {made.request.drafter.name}"
     speed = f"{_rate(rate)}, with {choice.ctx // 2} tokens in the context"
     if choice.draft_max:
         speed += f"; without speculation {rate.plain:.0f}"

@@ -7,13 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_rt.errors import MemoryBudgetExceeded
+from edge_rt.package.drafter import Drafter
+from edge_rt.package.drafter_search import open_fitting
 from edge_rt.package.reader import Package
 from edge_rt.runtime.drafters.corpus import Corpus
+from edge_rt.runtime.drafters.provider import DrafterJob, DrafterProvider
 from edge_rt.runtime.graph.cache import KVCache
 from edge_rt.runtime.graph.exact_rows import rows_are_exact
 from edge_rt.runtime.graph.io_binding import open_io_binding
 from edge_rt.runtime.graph.io_binding_base import IOBinding
 from edge_rt.runtime.graph.runner import ModelRunner
+from edge_rt.runtime.load.drafters import require_maker
 from edge_rt.runtime.load.planning import LoadPlan
 from edge_rt.runtime.prompt.encoding import PromptEncoder
 from edge_rt.runtime.speculation.cost_measurement import MeasuredCosts
@@ -34,6 +38,7 @@ class Parts:
         measured_costs: measured costs of passes.
         speculation: the drafters.
         providers: ONNX Runtime's execution providers in use.
+        drafter: the trained drafter that is loaded; None if none is.
         isa: instruction set of the native operators; None for a portable package.
         kv_format: format of the cache.
     """
@@ -43,6 +48,7 @@ class Parts:
     runner: ModelRunner
     measured_costs: MeasuredCosts
     speculation: Speculation
+    drafter: Drafter | None
     providers: list[str]
     isa: str | None
     kv_format: str
@@ -98,6 +104,10 @@ def load_parts(
     measured_costs = MeasuredCosts(facts, io_binding, cache, options.costs)
     measured_costs.on_measure = options.on_calibrate
     made = ModelRunner(session, io_binding, switch)
+    drafter = None if load_plan.drafter_folder is None else open_fitting(load_plan.drafter_folder, package)
+    providers = {} if drafter is None else _providers(package, load_plan, drafter, session.isa)
+    if drafter is not None:
+        tell("drafter")
     speculation = Speculation(
         load_plan.spec_mode,
         load_plan.draft_max,
@@ -106,6 +116,7 @@ def load_parts(
         costs=lambda: measured_costs.get(runner()),
         corpus=corpus,
         bounds=load_plan.table_bounds,
+        providers=providers,
     )
     return Parts(
         texts,
@@ -113,10 +124,27 @@ def load_parts(
         made,
         measured_costs,
         speculation,
+        drafter,
         session.providers,
         session.isa,
         io_binding.kv_format,
     )
+
+
+def _providers(package: Package, load_plan: LoadPlan, drafter: Drafter, isa: str | None) -> dict[str, DrafterProvider]:
+    """Return the loaded drafter under its mode of speculation."""
+    numbers, ctx = load_plan.plan.request.drafter, load_plan.plan.choice.ctx
+    job = DrafterJob(
+        package=package,
+        drafter=drafter,
+        draft_max=load_plan.draft_max,
+        prompt_rows=0 if numbers is None else numbers.prompt_rows(ctx),
+        threads=pool_size() or usable_cpus(),
+        isa=isa,
+    )
+    kind = drafter.info.kind
+    require_maker(kind, load_plan.options.makers)
+    return {kind: load_plan.options.makers[kind](job)}
 
 
 def _drafts(package: Package, load_plan: LoadPlan, runner: ModelRunner, io_binding: IOBinding) -> Drafts:

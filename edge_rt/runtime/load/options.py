@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +13,9 @@ from edge_rt.memory.budget import Budget
 from edge_rt.memory.plan import Plan
 from edge_rt.package.reader import Package
 from edge_rt.runtime.drafters.corpus import Corpus
+from edge_rt.runtime.drafters.provider import MAKERS, DrafterMaker
 from edge_rt.runtime.graph.io_binding import check_kv_format
-from edge_rt.spec_modes import AUTO, CORPUS_MODES, require_draft_max, require_mode
+from edge_rt.spec_modes import AUTO, CORPUS_MODES, mode_of, require_draft_max, require_mode
 
 if TYPE_CHECKING:
     from edge_rt.runtime.prompt.encoding import PromptEncoder
@@ -46,9 +47,12 @@ class LoadOptions:
             None the package's first, if it fits.
         isa: instruction set of the native operators, one of those that ``edge-rt doctor`` shows; None takes the best.
         spec: speculation: ``"auto"`` (off in the portable op profile), ``"off"``, or one drafter: ``"ngram"``,
-            ``"suffix"``, ``"recycling"``, ``"reference"``; None takes ``"auto"`` if it fits.
+            ``"suffix"``, ``"recycling"``, ``"reference"``, ``"head"``, ``"exit"``, ``"self"``, ``"model:PACKAGE"``;
+            None takes ``"auto"`` if it fits.
         draft_max: most drafted tokens of a pass; None leaves the choice to the plan and the cost model.
         corpus: file of ``edge-rt corpus build`` for the suffix drafter; with ``spec`` None, ``"auto"`` or ``"suffix"``.
+        drafter: folder of a trained drafter; with ``spec`` None, ``"auto"`` or the drafter's kind. None takes one that
+            fits, from the package's folder or from those installed with edge-rt.
         spec_trace: called with every decoding step's decision.
         on_calibrate: called when the first answer has to wait for a measurement of the costs of passes on this machine,
             which takes a second or two.
@@ -62,6 +66,7 @@ class LoadOptions:
             None: the memory that it holds now.
         hidden: whether passes return hidden states (``Outputs.hidden``), for programs that run passes of their own;
             native packages only.
+        makers: what loads trained drafters, by kind; those that are missing cannot run.
         spell: formats the flags of a setting that fits, for an error; None: as arguments of ``edge_rt.load``.
 
     Raises:
@@ -79,6 +84,7 @@ class LoadOptions:
     spec: str | None = None
     draft_max: int | None = None
     corpus: Path | None = None
+    drafter: Path | None = None
     spec_trace: Trace | None = None
     on_calibrate: Callable[[], None] | None = None
     on_load: Callable[[str], None] | None = None
@@ -87,6 +93,7 @@ class LoadOptions:
     share_tokenizer_with: PromptEncoder | None = None
     base_bytes: int | None = None
     hidden: bool = False
+    makers: Mapping[str, DrafterMaker] = field(default_factory=lambda: MAKERS)
     spell: Callable[[tuple[str, ...]], str] | None = None
 
     def __post_init__(self) -> None:
@@ -103,7 +110,7 @@ class LoadOptions:
             raise ConfigError(
                 "The argument 'plan' is not a plan.", f"Got {plan!r:.40}.", "Give what edge_rt.plan returned, or None."
             )
-        decided = ("memory", "ctx", "threads", "prefill_chunk", "kv", "spec", "draft_max", "corpus")
+        decided = ("memory", "ctx", "threads", "prefill_chunk", "kv", "spec", "draft_max", "corpus", "drafter")
         given = [name for name in decided if getattr(self, name) is not None]
         if isinstance(self.memory, Budget):
             given.remove("memory")
@@ -122,7 +129,8 @@ class LoadOptions:
     def as_planned(self, plan: Plan) -> LoadOptions:
         """Return the options that load a model as the given plan, made for these options, has decided."""
         budget = self.memory if isinstance(self.memory, Budget) else None
-        nothing = dict.fromkeys(("ctx", "threads", "prefill_chunk", "kv", "spec", "draft_max", "corpus", "base_bytes"))
+        decided = ("ctx", "threads", "prefill_chunk", "kv", "spec", "draft_max", "corpus", "drafter", "base_bytes")
+        nothing = dict.fromkeys(decided)
         return self.but(memory=budget, plan=plan, hidden=False, **nothing)
 
     def check(self, package: Package) -> None:
@@ -138,7 +146,7 @@ class LoadOptions:
             check_kv_format(package.manifest, str(self.kv))
         if self.corpus is None:
             return
-        mode = self.spec or AUTO
+        mode = mode_of(self.spec or AUTO)
         if mode not in CORPUS_MODES:
             raise ConfigError(
                 f"A corpus is not used with the mode of speculation {mode!r}.",

@@ -14,6 +14,7 @@ from edge_rt.byte_size import file_size, round_up
 from edge_rt.errors import ConfigError, RuntimeUnavailable
 from edge_rt.memory.budget import Budget, Claim
 from edge_rt.memory.device import Device, this_device
+from edge_rt.memory.drafter_shape import DrafterShape, drafter_shape
 from edge_rt.memory.fallbacks import DEFAULT_DRAFT
 from edge_rt.memory.plan import Plan, Request, make_plan, require_fit
 from edge_rt.memory.request import as_arguments
@@ -22,6 +23,7 @@ from edge_rt.memory.terms import pass_memory_bytes
 from edge_rt.package.reader import Package
 from edge_rt.runtime.drafters.recycling import MAX_CONTEXTS
 from edge_rt.runtime.drafters.suffix import MAX_TOKENS
+from edge_rt.runtime.load.drafters import choose_drafter
 from edge_rt.runtime.load.options import LoadOptions, Memory
 from edge_rt.runtime.prompt.encoding_budget import EncodingBudget
 from edge_rt.runtime.speculation.speculation import TableBounds
@@ -103,7 +105,13 @@ class LoadPlan:
     @property
     def hidden(self) -> bool:
         """Whether passes return hidden states."""
-        return self.plan.request.hidden
+        return self.plan.request.hidden or self.plan.choice.drafter
+
+    @property
+    def drafter_folder(self) -> Path | None:
+        """Folder of the trained drafter that is loaded; None if none is."""
+        found = self.plan.request.drafter
+        return Path(found.path) if self.plan.choice.drafter and found is not None else None
 
     @property
     def pass_memory(self) -> PassMemory:
@@ -153,22 +161,33 @@ def plan_package(package: Package, options: LoadOptions, *, device: Device | Non
         device: another machine than this one; the process is then assumed to hold nothing yet.
 
     Raises:
-        ConfigError: an option is out of range, options have no effect together, or the budget is not a size.
+        ConfigError: an option is out of range, options have no effect together, the mode of speculation cannot run with
+            this package, or the budget is not a size.
         InvalidCorpus: the file is not a corpus, or comes from another tokenizer.
-        StorageError: it cannot be read.
+        InvalidDrafter: the named drafter is malformed, or for another model; see also ``open_drafter``.
+        RuntimeUnavailable: this build cannot run the drafter.
+        StorageError: a file cannot be read.
     """
     options.check(package)
     budget = _budget(options.memory)
+    found = choose_drafter(package, options.spec, options.drafter, options.makers)
+    drafter = None if found is None else drafter_shape(found, package.manifest)
     # Planning itself takes memory the first time. It is repeated until the process's memory stays the same.
     for _ in range(_SETTLING):
         before = resident_bytes()
-        plan = _plan_package(package, options, budget, device)
+        plan = _plan_package(package, options, budget, device, drafter)
         if resident_bytes() == before:
             break
     return plan
 
 
-def _plan_package(package: Package, options: LoadOptions, budget: Budget | None, device: Device | None) -> Plan:
+def _plan_package(
+    package: Package,
+    options: LoadOptions,
+    budget: Budget | None,
+    device: Device | None,
+    drafter: DrafterShape | None,
+) -> Plan:
     base_bytes = options.base_bytes
     resident: int | None
     if device is None:
@@ -195,6 +214,8 @@ def _plan_package(package: Package, options: LoadOptions, budget: Budget | None,
         corpus=None if options.corpus is None else str(options.corpus),
         corpus_bytes=file_size(options.corpus),
         hidden=options.hidden,
+        drafter=drafter,
+        drafter_folder=None if options.drafter is None else str(options.drafter),
     )
     return make_plan(shape_of(package.manifest, package.id), device, request)
 
@@ -244,6 +265,7 @@ def _asked_of(plan: Plan, options: LoadOptions) -> LoadOptions:
         draft_max=request.draft_max,
         corpus=None if request.corpus is None else Path(request.corpus),
         hidden=request.hidden,
+        drafter=None if request.drafter_folder is None else Path(request.drafter_folder),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence as Items
+from collections.abc import Callable, Mapping, Sequence as Items
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,6 +13,7 @@ from edge_rt.runtime.decode.draft import Drafter, NullDrafter
 from edge_rt.runtime.decode.loop import AcceptanceRule
 from edge_rt.runtime.drafters.corpus import Corpus
 from edge_rt.runtime.drafters.ngram import MAX_ENTRIES, MIN_ENTRIES, NgramSource
+from edge_rt.runtime.drafters.provider import DrafterProvider
 from edge_rt.runtime.drafters.recycling import MAX_CONTEXTS, RecyclingSource
 from edge_rt.runtime.drafters.reference import ReferenceSource
 from edge_rt.runtime.drafters.source import Source
@@ -25,7 +26,17 @@ from edge_rt.runtime.speculation.cost_model import RowCosts
 from edge_rt.runtime.speculation.draft_shape import SlotRates
 from edge_rt.runtime.speculation.sampled import SampledDrafter
 from edge_rt.runtime.speculation.tree import TreeGrower
-from edge_rt.spec_modes import RATIO_MODE, REFERENCE_MODES, Drafts, require_mode, require_rule
+from edge_rt.spec_modes import (
+    COMPUTED_MODES,
+    OFF,
+    RATIO_MODE,
+    REFERENCE_MODES,
+    TRAINED_MODES,
+    Drafts,
+    mode_of,
+    require_mode,
+    require_rule,
+)
 
 AUTO_SOURCES: Final = ("suffix", "recycling")
 # Expected reward of an arm before it was tried, relative to the average.
@@ -60,6 +71,7 @@ class Speculation:
         costs: returns stored costs of passes, or measures them; called when first needed.
         corpus: further texts for the suffix drafter; the other drafters do not use it.
         bounds: bounds of the drafters' tables.
+        providers: loaded networks that draft, by mode; ``auto`` uses the trained ones, too.
         trace: called with every step's decision.
     """
 
@@ -72,6 +84,7 @@ class Speculation:
         costs: Callable[[], RowCosts],
         corpus: Corpus | None,
         bounds: TableBounds | None = None,
+        providers: Mapping[str, DrafterProvider] | None = None,
         trace: Trace | None = None,
     ) -> None:
         self.drafts = drafts
@@ -82,6 +95,7 @@ class Speculation:
         self._measure = costs
         self._costs: RowCosts | None = None
         self._corpus = corpus
+        self._providers = dict(providers or {})
         self._sources: dict[str, Source] = {}
         self._drafters: dict[tuple[str, ...], AdaptiveDrafter] = {}
         self._referring: tuple[tuple[str, tuple[int, ...]], AdaptiveDrafter] | None = None
@@ -118,22 +132,33 @@ class Speculation:
                 "Give one (reference=..., --reference FILE), or choose another drafter.",
             )
         require_rule(accept, mode)
-        if has_reference and mode in ("ngram", "suffix", "recycling"):
+        if has_reference and mode not in (OFF, *REFERENCE_MODES):
             raise ConfigError(
                 "A reference text is given to a drafter that does not copy from one.",
                 f"The drafter is {mode!r}.",
                 "Choose auto or reference, or leave the text out.",
             )
         mode = self._in_force(mode)
+        self._require_provider(mode)
         self._require_room(mode)
         return mode
+
+    def _require_provider(self, mode: str) -> None:
+        if mode_of(mode) in COMPUTED_MODES and mode not in self._providers:
+            loaded = ", ".join(self._providers)
+            raise ConfigError(
+                f"The model was loaded without the drafter {mode!r}.",
+                f"It was loaded with {loaded}." if loaded else "It was loaded without a drafter that computes.",
+                f"Load it with that drafter (spec={mode!r}, --spec {mode}), or choose another mode.",
+            )
 
     def _require_room(self, mode: str) -> None:
         bounds = self._bounds
         room = {
-            "auto": bounds.suffix_tokens + bounds.recycling_contexts,
+            "auto": bounds.suffix_tokens + bounds.recycling_contexts + len(self._providers),
             "recycling": bounds.recycling_contexts,
             "off": 1,
+            **dict.fromkeys(self._providers, 1),
         }.get(mode, bounds.suffix_tokens)
         if not room:
             raise MemoryBudgetExceeded(
@@ -204,7 +229,8 @@ class Speculation:
 
     def _auto_sources(self) -> tuple[str, ...]:
         room = {"suffix": self._bounds.suffix_tokens, "recycling": self._bounds.recycling_contexts}
-        return tuple(name for name in AUTO_SOURCES if room[name])
+        trained = (name for name in TRAINED_MODES if name in self._providers)
+        return (*(name for name in AUTO_SOURCES if room[name]), *trained)
 
     def _share(self, names: Items[str], reference_tokens: int) -> None:
         """Hold no more than is planned: n-grams, suffixes and a reference text share one table's memory.
@@ -281,6 +307,7 @@ class Speculation:
         """Release everything, the corpus included."""
         self.forget()
         self._corpus = None
+        self._providers.clear()
 
     def _drop_drafters(self) -> None:
         self._drafters.clear()
@@ -295,6 +322,7 @@ class Speculation:
                 "suffix": lambda: SuffixSource(self._corpus, max_tokens=max(MIN_TOKENS, bounds.suffix_tokens)),
                 # In 240 answers a third token of context made no difference except in time.
                 "recycling": lambda: RecyclingSource(max_order=2, max_contexts=bounds.recycling_contexts),
+                **{mode: provider.source for mode, provider in self._providers.items()},
             }
             self._sources[name] = makers[name]()
         return self._sources[name]

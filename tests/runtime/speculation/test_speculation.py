@@ -15,7 +15,7 @@ from edge_rt.runtime.decode.draft import NullDrafter
 from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.speculation.cost_model import CURVE_ROWS, CostStore, RowCosts
 from edge_rt.runtime.speculation.speculation import Speculation
-from edge_rt.spec_modes import MAX_DRAFT, SPEC_MODES, Drafts
+from edge_rt.spec_modes import COMPUTED_MODES, MAX_DRAFT, SPEC_MODES, Drafts
 from tests.helpers.fake_model import FakeTarget, Run
 from tests.helpers.fake_sources import linear_costs
 from tests.helpers.models import load_package
@@ -46,10 +46,10 @@ def names(drafter):
 class TestOptions:
     def test_modes_are_known(self):
         assert SPEC_MODES[:2] == ("off", "auto")
-        for mode in SPEC_MODES:
+        for mode in (*SPEC_MODES[:-1], "model:package"):
             assert LoadOptions(spec=mode).spec == mode
 
-    @pytest.mark.parametrize("mode", ["", "Auto", "lookahead", "off ", "fusion"])
+    @pytest.mark.parametrize("mode", ["", "Auto", "lookahead", "off ", "fusion", "head:x"])
     def test_other_modes_are_refused(self, mode):
         with pytest.raises(ConfigError, match=r"Choose one of off, auto, ngram"):
             LoadOptions(spec=mode)
@@ -225,7 +225,7 @@ def plain(native_package):
 
 class TestNativeModel:
     @pytest.mark.parametrize("number", range(len(SAMPLINGS)))
-    @pytest.mark.parametrize("mode", SPEC_MODES)
+    @pytest.mark.parametrize("mode", [mode for mode in SPEC_MODES if mode not in COMPUTED_MODES])
     def test_the_answer_is_that_of_plain_decoding(self, native, plain, mode, number):
         expected = plain[number]
         options = {"spec": mode, "max_tokens": 60, **SAMPLINGS[number]}

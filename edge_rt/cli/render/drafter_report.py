@@ -1,0 +1,71 @@
+"""Trained drafters as facts and as rows of a table."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from edge_rt.byte_size import human_bytes
+
+if TYPE_CHECKING:
+    from edge_rt.package.drafter import Drafter
+    from edge_rt.package.drafter_search import FoundDrafter
+
+
+def drafter_facts(drafter: Drafter) -> dict[str, Any]:
+    """Return what ``drafter.json`` says as a JSON object, without the places of tensors and the hashes of files."""
+    info = drafter.info
+    head = dataclasses.asdict(info.head)
+    del head["tensors"]
+    return {
+        "name": info.name,
+        "path": str(drafter.path),
+        "drafter_id": drafter.id,
+        "size_bytes": drafter.size_bytes,
+        "format_version": info.format_version,
+        "producer": info.producer,
+        "license": info.license,
+        "drafter_kind": info.kind,
+        "target": dataclasses.asdict(info.target),
+        "head": head,
+        "training": dataclasses.asdict(info.training),
+        "acceptance": dataclasses.asdict(info.acceptance),
+        "files": {name: file.size for name, file in info.files.items()},
+    }
+
+
+def found_facts(found: FoundDrafter) -> dict[str, Any]:
+    """Return a drafter that was found for a package as a JSON object, with why it cannot be used, or null."""
+    facts = (
+        {"name": found.path.name, "path": str(found.path)} if found.drafter is None else drafter_facts(found.drafter)
+    )
+    return {**facts, "origin": found.origin, "reason": found.reason}
+
+
+def drafter_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the facts of a drafter as rows of two columns."""
+    rows = [("path", facts["path"])]
+    if "acceptance" in facts:
+        head, training, measured = facts["head"], facts["training"], facts["acceptance"]
+        formats = ", ".join(f"{name} {form}" for name, form in head["formats"].items())
+        shares = ", ".join(f"{share:.2f}" for share in measured["positions"])
+        rows += [
+            (
+                "kind",
+                f"{facts['drafter_kind']}, {human_bytes(facts['size_bytes'])}, {facts['license'] or 'no licence'}",
+            ),
+            ("trained for", f"{facts['target']['name']}, checkpoint {facts['target']['source_sha256'][:12]}"),
+            ("head", f"{head['blocks']} blocks of {head['intermediate_size']}, {head['vocabulary_size']} tokens"),
+            ("matrices", formats),
+            ("acceptance", f"{shares} by position on {measured['tokens']} tokens"),
+            ("first token", f"{measured['top2']:.2f} among 2, {measured['top4']:.2f} among 4"),
+            ("training", f"{training['recipe']}, seed {training['seed']}, {training['steps']} steps"),
+            ("data", f"{training['tokens']} tokens, {training['epochs']:g} epochs, {training['hours']:g} h"),
+            ("texts", training["data"]),
+        ]
+    if "origin" in facts:
+        rows.append(("found", f"{_PLACES[facts['origin']]}; {facts['reason'] or 'fits'}"))
+    return rows
+
+
+_PLACES = {"package": "in the package's folder", "installed": "installed with edge-rt"}

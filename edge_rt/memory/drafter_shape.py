@@ -1,0 +1,78 @@
+"""The numbers of a trained drafter that a plan is computed from, and the memory that they mean."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from edge_rt.package.drafter import Drafter
+from edge_rt.package.manifest import Manifest
+from edge_rt.package.tile_units import TILE_ROWS, row_bytes
+
+PROMPT_ROWS: Final = 1024
+"""Most distinct tokens of a prompt whose rows of the LM head are copied beside those of the vocabulary."""
+_FRONTIER: Final = 8  # nodes that the operator computes together
+_DEPTH: Final = 8  # most steps of a head
+_SESSION: Final = 256 << 10  # of the operator's own graph; a session of one operator was measured to take 180 KiB
+
+
+@dataclass(frozen=True)
+class DrafterShape:
+    """Numbers of a trained head.
+
+    Attributes:
+        name: its name.
+        path: its folder.
+        weights_bytes: size of its ``weights.bin``, as it is mapped.
+        vocabulary_size: tokens that it can guess, besides those of the prompt.
+        intermediate_size: of its blocks.
+        hidden_size, vocab_size: of the model.
+        row_bytes: of a row of the model's LM head, whose rows are copied; 0 if it has a head of its own.
+    """
+
+    name: str
+    path: str
+    weights_bytes: int
+    vocabulary_size: int
+    intermediate_size: int
+    hidden_size: int
+    vocab_size: int
+    row_bytes: int
+
+    def prompt_rows(self, ctx: int) -> int:
+        """Return the most tokens of a prompt that the reduced head takes in."""
+        return min(PROMPT_ROWS, ctx, self.vocab_size)
+
+    def head_rows(self, ctx: int) -> int:
+        """Return the rows of the reduced head, those of the prompt included, in whole tiles."""
+        return sum(-(-rows // TILE_ROWS) * TILE_ROWS for rows in (self.vocabulary_size, self.prompt_rows(ctx)))
+
+    def private_bytes(self, ctx: int) -> int:
+        """Return the bytes of the reduced head, of its states and of a step, all of them at their largest."""
+        rows = self.head_rows(ctx)
+        numbers = _FRONTIER * (2 * self.hidden_size + self.intermediate_size + rows)
+        states = (1 + (_DEPTH - 1) * _FRONTIER) * self.hidden_size
+        # A byte per token says what can be guessed already.
+        return rows * self.row_bytes + 4 * (numbers + states) + self.vocab_size + _SESSION
+
+
+def _head_types(manifest: Manifest) -> str:
+    """Return the types of a package's LM head, as in ``quantisation``; a tied head is the embedding."""
+    types = manifest.quantisation
+    return types.get("head", types.get("embedding", ""))
+
+
+def drafter_shape(drafter: Drafter, manifest: Manifest) -> DrafterShape:
+    """Return the numbers of a drafter that fits a package."""
+    info, target = drafter.info, drafter.info.target
+    own = "head" in info.head.formats
+    return DrafterShape(
+        name=info.name,
+        path=str(drafter.path),
+        weights_bytes=drafter.weights_bytes,
+        vocabulary_size=info.head.vocabulary_size,
+        intermediate_size=info.head.intermediate_size,
+        hidden_size=target.hidden_size,
+        vocab_size=target.vocab_size,
+        row_bytes=0 if own else row_bytes(target.hidden_size, _head_types(manifest)),
+    )

@@ -1,0 +1,114 @@
+"""Which trained drafters there are for a package, and why others do not fit."""
+
+from __future__ import annotations
+
+import importlib.resources
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from edge_rt.errors import EdgeRTError, InvalidDrafter
+from edge_rt.package.drafter import DRAFTERS_FOLDER, Drafter, DraftTarget
+from edge_rt.package.drafter_reader import is_drafter, open_drafter
+from edge_rt.package.manifest import Manifest
+from edge_rt.package.reader import Package
+
+_SHOWN: Final = 12  # digits of a hash
+_MOST: Final = 256  # entries of a folder that are looked at
+
+
+@dataclass(frozen=True)
+class FoundDrafter:
+    """A drafter that was found.
+
+    Attributes:
+        path: its folder.
+        origin: ``"package"`` (it lies in the package's folder) or ``"installed"`` (with edge-rt).
+        drafter: the opened drafter; None if it cannot be opened.
+        reason: why it cannot be used with the package; None: it can.
+    """
+
+    path: Path
+    origin: str
+    drafter: Drafter | None
+    reason: str | None
+
+
+def find_drafters(package: Package, installed: Path | None = None) -> tuple[FoundDrafter, ...]:
+    """Return the drafters in a package's folder and those installed with edge-rt, usable or not; by name in each place.
+
+    Args:
+        package: the package.
+        installed: folder of the installed ones; None for the one that comes with edge-rt.
+    """
+    places = ((package.path / DRAFTERS_FOLDER, "package"), (installed or installed_drafters(), "installed"))
+    return tuple(_judged(path, origin, package) for folder, origin in places for path in _folders(folder))
+
+
+def open_fitting(path: Path, package: Package) -> Drafter:
+    """Open a drafter that was named for a package.
+
+    Raises:
+        InvalidDrafter: it was trained for another model; see also ``open_drafter``.
+    """
+    drafter = open_drafter(path)
+    reason = mismatch(drafter.info.target, package.manifest)
+    if reason is not None:
+        raise InvalidDrafter(
+            f"{drafter.path}: the drafter was trained for another model.",
+            f"{reason[:1].upper()}{reason[1:]}.",
+            "Choose another drafter, or train one for this package: edge-rt train drafter.",
+        )
+    return drafter
+
+
+def mismatch(target: DraftTarget, manifest: Manifest) -> str | None:
+    """Return why a drafter for ``target`` cannot be used with a package, as half a sentence; None if it can."""
+    model = manifest.model
+    tokenizer = manifest.files[manifest.tokenizer.file].sha256
+    if target.source_sha256 != manifest.source.sha256:
+        theirs, ours = target.source_sha256[:_SHOWN], manifest.source.sha256[:_SHOWN]
+        return f"it was trained for {target.name!s:.60}, checkpoint {theirs}; this package was made from {ours}"
+    if dict(target.quantisation) != dict(manifest.quantisation):
+        theirs, ours = (_types(one.quantisation) for one in (target, manifest))
+        return f"it was trained for matrices of the types {theirs}; this package has {ours}"
+    if target.tokenizer_sha256 != tokenizer:
+        return f"its tokenizer is {target.tokenizer_sha256[:_SHOWN]}; the package's is {tokenizer[:_SHOWN]}"
+    for name in ("hidden_size", "vocab_size", "num_layers"):
+        if getattr(target, name) != getattr(model, name):
+            return f"its {name} is {getattr(target, name)}; the package's is {getattr(model, name)}"
+    if manifest.op_profile != "native":
+        return f"graphs of the op profile {manifest.op_profile} return no hidden states to draft from"
+    return None
+
+
+def installed_drafters() -> Path:
+    """Return the folder of drafters inside the installed edge-rt, or beside it in a checkout; it may not exist."""
+    installed = Path(str(importlib.resources.files("edge_rt"))) / "models"
+    if installed.is_dir():
+        return installed / DRAFTERS_FOLDER
+    return Path(__file__).resolve().parents[2] / "models" / DRAFTERS_FOLDER
+
+
+def _folders(folder: Path) -> Iterator[Path]:
+    """Yield the folders of drafters inside a folder; links, which could lead anywhere, are left out."""
+    if folder.is_symlink() or not folder.is_dir():
+        return
+    try:
+        entries = sorted(folder.iterdir())[:_MOST]
+    except OSError:
+        return
+    yield from (path for path in entries if not path.is_symlink() and is_drafter(path))
+
+
+def _judged(path: Path, origin: str, package: Package) -> FoundDrafter:
+    try:
+        drafter = open_drafter(path)
+    except EdgeRTError as error:
+        return FoundDrafter(path, origin, None, str(error))
+    return FoundDrafter(path, origin, drafter, mismatch(drafter.info.target, package.manifest))
+
+
+def _types(quantisation: Mapping[str, str]) -> str:
+    return f"{', '.join(f'{name} {kind}' for name, kind in quantisation.items())!s:.120}"

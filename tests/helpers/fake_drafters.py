@@ -1,0 +1,56 @@
+"""A network that drafts, without one: what a load hands to it, and guesses that come from hidden states."""
+
+from __future__ import annotations
+
+from edge_rt.runtime.decode.draft import ROOT
+from edge_rt.runtime.drafters.source import Guess
+from tests.helpers.fake_sources import SourceBase
+
+
+class StateSource(SourceBase):
+    """Guesses tokens from the bits of the hidden state of the last accepted row; keeps every state that it saw."""
+
+    def __init__(self, vocabulary):
+        super().__init__("head")
+        self.states = []
+        self._vocabulary, self._state = vocabulary, None
+
+    def observe(self, draft, accepted, outputs, context):
+        super().observe(draft, accepted, outputs, context)
+        assert outputs.hidden is not None
+        row = accepted.path[-1] - ROOT if accepted.path else 0
+        self._state = outputs.hidden[row].copy()
+        self.states.append(self._state)
+
+    def root(self):
+        return None if self._state is None else 0
+
+    def children(self, cursor):
+        token = int(abs(self._state[cursor]) * 1e4) % len(self._vocabulary)
+        return [Guess(self._vocabulary[token], 0, cursor + 1)] if cursor < 4 else []
+
+
+class FakeProvider:
+    """A loaded drafter: remembers its job and its sources."""
+
+    name = "head"
+    memory_bytes = 1000
+
+    def __init__(self, job):
+        self.job, self.sources = job, []
+
+    def source(self):
+        self.sources.append(StateSource(self.job.drafter.vocabulary))
+        return self.sources[-1]
+
+
+class FakeMakers(dict):
+    """Loads heads, and keeps the providers it made."""
+
+    def __init__(self):
+        super().__init__(head=self._make)
+        self.made = []
+
+    def _make(self, job):
+        self.made.append(FakeProvider(job))
+        return self.made[-1]

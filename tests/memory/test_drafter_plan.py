@@ -1,0 +1,115 @@
+"""A trained drafter in the plan: its terms, and that it is given up before other speculation."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from edge_rt.errors import ConfigError
+from edge_rt.memory.drafter_shape import PROMPT_ROWS, DrafterShape, drafter_shape
+from edge_rt.memory.plan import make_plan
+from edge_rt.memory.request import Request
+from tests.helpers.tiny_drafter import for_package
+from tests.helpers.tiny_package import MANIFEST, write as write_package
+from tests.memory.shapes import DEVICE, MIB, make_shape
+
+HEAD = DrafterShape("small-head", "/drafters/small-head", 3 * MIB, 4096, 1536, 576, 49152, 612)
+SHAPE = make_shape()
+
+
+def plan(budget=None, **changes):
+    return make_plan(
+        SHAPE, DEVICE, Request(budget_bytes=budget, **{"ctx": 2048, "kv": "f16", "drafter": HEAD, **changes})
+    )
+
+
+def term(made, name):
+    return next((found for found in made.terms if found.name == name), None)
+
+
+def test_what_a_head_takes():
+    rows = 4096 + PROMPT_ROWS
+    work = 8 * (2 * 576 + 1536 + rows) + (1 + 7 * 8) * 576
+    assert HEAD.head_rows(2048) == rows
+    assert HEAD.private_bytes(2048) == rows * 612 + 4 * work + 49152 + MIB // 4
+    # A short context has fewer tokens, a tile has 16 rows.
+    assert HEAD.head_rows(100) == 4096 + 112
+    own = dataclasses.replace(HEAD, row_bytes=0)
+    assert HEAD.private_bytes(2048) - own.private_bytes(2048) == rows * 612
+
+
+def test_its_terms_and_the_hidden_rows_are_in_the_total():
+    with_it, without = plan(), plan(drafter=None)
+    assert with_it.choice == dataclasses.replace(without.choice, drafter=True)
+    mapped, private = term(with_it, "drafter"), term(with_it, "drafter_head")
+    assert (mapped.bytes, mapped.kind) == (3 * MIB, "file")
+    assert (private.bytes, private.kind) == (HEAD.private_bytes(2048), "private")
+    assert private.text == "4096 + 1024 rows of the LM head x 612 B, their logits, states"
+    hidden = term(with_it, "logits").bytes - term(without, "logits").bytes
+    assert hidden == with_it.choice.logit_rows * 576 * 4
+    assert with_it.total_bytes - without.total_bytes == mapped.bytes + private.bytes + hidden
+    assert with_it.total_bytes == sum(found.bytes for found in with_it.terms)
+    assert term(without, "drafter") is None
+
+
+def test_it_is_given_up_first():
+    whole, without = plan(), plan(drafter=None)
+    assert plan(whole.total_bytes).choice == whole.choice
+    less = plan(whole.total_bytes - 1)
+    assert less.choice == without.choice
+    assert less.given_up[0].startswith("drafter: none instead of small-head (saves ")
+    assert len(less.given_up) == 1
+    assert less.total_bytes == without.total_bytes
+    least = plan(without.total_bytes - 1)
+    assert not least.choice.drafter
+    assert least.choice.suffix_tokens < without.choice.suffix_tokens
+    assert [text.partition(":")[0] for text in least.given_up] == ["drafter", "speculation"]
+
+
+def test_the_smallest_configuration_does_without_it():
+    assert plan().minimum_bytes == plan(drafter=None).minimum_bytes
+
+
+@pytest.mark.parametrize("changes", [{"spec": "head"}, {"drafter_folder": "/drafters/small-head"}])
+def test_one_that_was_asked_for_is_kept(changes):
+    budget = plan(**changes).minimum_bytes
+    assert plan(budget, **changes).choice.drafter
+    refused = plan(budget - 1, **changes)
+    assert not refused.fits
+    assert refused.alternatives
+    for other in refused.alternatives:
+        assert other.total_bytes <= budget or "--memory" in other.flags
+
+
+def test_a_head_alone_has_no_tables():
+    made = plan(spec="head")
+    assert (made.choice.suffix_tokens, made.choice.recycling_contexts, made.choice.drafter) == (0, 0, True)
+    assert term(made, "drafters").bytes < MIB
+
+
+@pytest.mark.parametrize("spec", ["off", "suffix", "recycling"])
+def test_other_modes_do_without_it(spec):
+    made = plan(spec=spec)
+    assert not made.choice.drafter
+    assert made.total_bytes == plan(spec=spec, drafter=None).total_bytes
+
+
+def test_flags_of_a_named_one():
+    assert Request(drafter=HEAD, drafter_folder="d").flags == ("--drafter", "d")
+    assert Request(drafter=HEAD).flags == ()
+
+
+@pytest.mark.parametrize("spec", ["head", "exit", "self", "model:other"])
+def test_a_mode_without_its_drafter_is_refused(spec):
+    with pytest.raises(ConfigError, match="needs a drafter, and the plan has none"):
+        plan(spec=spec, drafter=None)
+
+
+def test_numbers_of_a_drafter(tmp_path):
+    native = dataclasses.replace(MANIFEST, op_profile="native", graph_version=2, kv_formats=("f16",))
+    package = write_package(tmp_path / "tiny", manifest=native)
+    drafter = for_package(tmp_path / "head", package.manifest)
+    shape = drafter_shape(drafter, package.manifest)
+    # A tied head is the embedding: Q8_0, 64 inputs.
+    assert shape == DrafterShape("tiny-head", str(drafter.path), drafter.weights_bytes, 20, 32, 64, 419, 64 * 17 // 16)
