@@ -100,10 +100,9 @@ def test_flags_of_a_named_one():
     assert Request(drafter=HEAD).flags == ()
 
 
-@pytest.mark.parametrize("spec", ["head", "exit", "self", "model:other"])
-def test_a_mode_without_its_drafter_is_refused(spec):
-    with pytest.raises(ConfigError, match="needs a drafter, and the plan has none"):
-        plan(spec=spec, drafter=None)
+def test_a_mode_without_its_drafter_is_refused():
+    with pytest.raises(ConfigError, match="needs a trained drafter, and the plan has none"):
+        plan(spec="head", drafter=None)
 
 
 def test_numbers_of_a_drafter(tmp_path):
