@@ -18,7 +18,7 @@ SHOWN_MODES: Final = (*SPEC_MODES[:-1], f"{MODEL}:PACKAGE")
 """The modes as users write them."""
 COMPUTED_MODES: Final = ("head", "exit", "self", MODEL)
 """The modes whose drafter is a network: the model must be loaded with it."""
-TRAINED_MODES: Final = ("head", "exit")
+TRAINED_MODES: Final = ("head",)
 """Those whose network is trained for the model, and lies beside its package."""
 DRAFTER_MODES: Final = (AUTO, *TRAINED_MODES)
 """The modes that use a trained drafter."""

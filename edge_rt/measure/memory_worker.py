@@ -23,7 +23,7 @@ from edge_rt.memory.budget import Budget
 from edge_rt.memory.terms import longest_stretch
 from edge_rt.package.reader import open_package
 from edge_rt.runtime.config import GenerationConfig
-from edge_rt.runtime.decode.draft import ROOT, Accepted, Draft
+from edge_rt.runtime.decode.draft import ROOT, Accepted, Draft, Drafter
 from edge_rt.runtime.decode.sampling import Sampler
 from edge_rt.runtime.decode.sequence import Sequence
 from edge_rt.runtime.engine import Model
@@ -192,11 +192,23 @@ class Drive:
         # Texts of two different tokens make the largest automaton, and it is truncated when it is full.
         for _ in range(-(-5 * limits.suffix_tokens // (4 * length))):
             drafter.begin(self._sequence(length, 2))
+        self._draft_from_states(drafter, length)
         if limits.spec == "ngram":
             held = -1
             while speculation.memory_bytes > held:
                 held = speculation.memory_bytes
                 drafter.begin(self._sequence(length))
+
+    def _draft_from_states(self, drafter: Drafter, length: int) -> None:
+        """Let a trained drafter take in a prompt of as many tokens as there can be, and draft once."""
+        if self._model.drafter is None:
+            return
+        sequence = self._sequence(length)
+        drafter.begin(sequence)
+        draft, accepted, outputs = next(self._observations(1))
+        sequence.append(accepted.token_ids)
+        drafter.observe(draft, accepted, outputs)
+        drafter.propose(sequence, self._nodes)
 
     def _look_up(self) -> None:
         """Look up tokens from all over the corpus, until all of it was touched."""
@@ -217,13 +229,18 @@ class Drive:
         nodes = self._nodes
         shape = (nodes + 1, _TOP_TOKENS)
         logits = np.zeros((nodes + 1, 0), np.float32)
+        hidden = None
+        if self._model.drafter is not None:
+            hidden = np.zeros((nodes + 1, self._model.package.manifest.model.hidden_size), np.float32)
         for _ in range(count):
             ids = np.array(self._random.choices(range(self._vocab), k=shape[0] * shape[1]), np.int32).reshape(shape)
             top = TopTokens(ids, np.zeros(shape, np.float32), np.full(nodes + 1, np.log(_TOP_TOKENS), np.float32))
             tokens = tuple(dict.fromkeys(self._random.choices(range(self._vocab), k=nodes)))
             draft = Draft(tokens, (ROOT,) * len(tokens))
-            kept = TopTokens(top.ids[: len(draft) + 1], top.logits[: len(draft) + 1], top.log_sum_exp[: len(draft) + 1])
-            yield draft, Accepted((int(ids[0, 0]),), (), len(draft)), Outputs(logits, kept)
+            rows = len(draft) + 1
+            kept = TopTokens(top.ids[:rows], top.logits[:rows], top.log_sum_exp[:rows])
+            states = None if hidden is None else hidden[:rows]
+            yield draft, Accepted((int(ids[0, 0]),), (), len(draft)), Outputs(logits[:rows], kept, states)
 
 
 def chat(model: Model, turns: int, tell: Stage) -> None:

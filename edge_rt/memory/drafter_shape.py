@@ -13,7 +13,7 @@ PROMPT_ROWS: Final = 1024
 """Most distinct tokens of a prompt whose rows of the LM head are copied beside those of the vocabulary."""
 _FRONTIER: Final = 8  # nodes that the operator computes together
 _DEPTH: Final = 8  # most steps of a head
-_SESSION: Final = 1 << 20  # of the operator's own graph
+_SESSION: Final = 256 << 10  # of the operator's own graph; a session of one operator was measured to take 180 KiB
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from edge_rt.memory.request import Alternative, Request
 from edge_rt.memory.shape import ModelShape
 from edge_rt.memory.speed import plain_tokens_per_second, tokens_per_second
 from edge_rt.memory.terms import Regimes, Sizes, sizes_of
-from edge_rt.spec_modes import AUTO, COMPUTED_MODES, mode_of
+from edge_rt.spec_modes import AUTO, TRAINED_MODES
 
 __all__ = [
     "DEFAULT_CONTEXT", "KEPT_SPEED", "LEAST_CONTEXT", "Alternative", "Choice", "Plan", "Request", "Term", "make_plan",
@@ -159,9 +159,9 @@ def _check(shape: ModelShape, request: Request) -> None:
             f"Got {request.kv!r:.40}; formats of the op profile {shape.op_profile}: {', '.join(shape.kv_formats)}.",
             "Choose one of these, or auto.",
         )
-    if request.spec is not None and mode_of(request.spec) in COMPUTED_MODES and request.drafter is None:
+    if request.spec in TRAINED_MODES and request.drafter is None:
         raise ConfigError(
-            f"The mode of speculation {request.spec!r:.60} needs a drafter, and the plan has none.",
+            f"The mode of speculation {request.spec!r} needs a trained drafter, and the plan has none.",
             "A drafter belongs to a package.",
             "Plan for a package, or choose another mode.",
         )

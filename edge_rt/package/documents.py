@@ -109,13 +109,11 @@ def _convert(hint: Any, value: Any, where: str, refuse: Refusal) -> Any:
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is tuple and isinstance(value, list):
         return tuple(_convert(arguments[0], item, f"{where}[{i}]", refuse) for i, item in enumerate(value))
-    if (
-        origin is not None
-        and issubclass(origin if isinstance(origin, type) else object, Mapping)
-        and isinstance(value, dict)
-    ):
+    is_mapping = isinstance(origin, type) and issubclass(origin, Mapping)
+    if is_mapping and isinstance(value, dict):
         return {key: _convert(arguments[1], item, f"{where}.{key}", refuse) for key, item in value.items()}
-    allowed = arguments if origin is not None and origin is not tuple else (hint,)
+    # What is left are plain values, and unions of them.
+    allowed = (hint,) if origin is None or origin is tuple or is_mapping else arguments
     if isinstance(value, dict):
         for option in allowed:
             if dataclasses.is_dataclass(option) and isinstance(option, type):

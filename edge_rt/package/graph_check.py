@@ -84,14 +84,14 @@ def _walk(data: bytes, weights_name: bytes, weights_bytes: int) -> None:
             _check_tensor(data, start, end, weights_name, weights_bytes)
             continue
         children = _CHILDREN[message]
-        for number, first, last in fields_of(data, start, end):
+        for number, first, last in fields(data, start, end):
             if (child := children.get(number)) is not None:
                 waiting.append((child, first, last, depth + 1))
 
 
 def _check_tensor(data: bytes, start: int, end: int, weights_name: bytes, weights_bytes: int) -> None:
     entries = [
-        _entry(data, first, last) for number, first, last in fields_of(data, start, end) if number == _EXTERNAL_DATA
+        _entry(data, first, last) for number, first, last in fields(data, start, end) if number == _EXTERNAL_DATA
     ]
     if not entries:
         return
@@ -118,17 +118,12 @@ def _check_tensor(data: bytes, start: int, end: int, weights_name: bytes, weight
 
 def _entry(data: bytes, start: int, end: int) -> tuple[bytes, bytes]:
     """Return key and value; in protobuf the last of several values wins."""
-    found = {number: data[first:last] for number, first, last in fields_of(data, start, end)}
+    found = {number: data[first:last] for number, first, last in fields(data, start, end)}
     return found.get(_ENTRY_KEY, b""), found.get(_ENTRY_VALUE, b"")
 
 
-def fields_of(data: bytes, position: int, end: int) -> list[tuple[int, int, int]]:
+def fields(data: bytes, position: int, end: int) -> list[tuple[int, int, int]]:
     """Return number, begin and end of each length-delimited field of one message; skip the other kinds.
-
-    Args:
-        data: of the whole file.
-        position: where the message begins.
-        end: where it ends.
 
     Groups, which ONNX does not use, are malformed here.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 
@@ -149,6 +150,9 @@ class TestFields:
             ("target", []),
             ("target.hidden_size", "64"),
             ("target.quantisation", ["Q8_0"]),
+            ("target.quantisation", "Q8_0"),
+            ("head.formats", "w4"),
+            ("files", ""),
             ("head.formats.fc", 4),
             ("head.tensors", [1]),
             ("training.tokens", 1.5),
@@ -319,3 +323,22 @@ def test_descriptions_at_random(written, tmp_path_factory, data):
     size = (written / "weights.bin").stat().st_size
     assert all(0 <= place.offset <= size - place.length for place in opened.info.head.tensors.values())
     assert len(opened.vocabulary) == INFO.head.vocabulary_size
+
+
+@given(
+    edits=st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(0, 255), st.integers(0, 3)), min_size=1, max_size=4)
+)
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_bytes_at_random(written, tmp_path_factory, edits):
+    """Whatever bytes a description has, the drafter opens or a typed error says why not."""
+    drafter = tmp_path_factory.mktemp("bytes") / "copy"
+    drafter.mkdir()
+    (drafter / "weights.bin").hardlink_to(written / "weights.bin")
+    data = bytearray((written / "drafter.json").read_bytes())
+    for place, value, length in edits:
+        at = place % (len(data) + 1)
+        # Replaced, inserted, or cut out.
+        data[at : at + length] = bytes([value]) if length < 3 else b""
+    (drafter / "drafter.json").write_bytes(data)
+    with contextlib.suppress(EdgeRTError):
+        assert len(open_drafter(drafter).vocabulary) == INFO.head.vocabulary_size

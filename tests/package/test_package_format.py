@@ -297,6 +297,8 @@ class TestManifestRefused:
             ("kv_formats", [1], r"'manifest.kv_formats\[0\]' has the wrong type"),
             ("segments", [5], r"'manifest.segments\[0\]' must be an object"),
             ("quantisation", [], "'manifest.quantisation' has the wrong type"),
+            ("quantisation", "Q8_0", "'manifest.quantisation' has the wrong type"),
+            ("files", "", "'manifest.files' has the wrong type"),
             ("quantisation.head", 5, "'manifest.quantisation.head' has the wrong type"),
             ("tokenizer.eos_token_ids", ["2"], r"eos_token_ids\[0\]' has the wrong type"),
             ("tokenizer.bos_token_id", "1", "bos_token_id' has the wrong type"),

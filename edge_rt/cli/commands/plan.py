@@ -14,7 +14,7 @@ from edge_rt.cli.options.spread import only
 from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.speculation import WHY_NOTHING
 from edge_rt.errors import ConfigError, MemoryBudgetExceeded, ModelNotFound
-from edge_rt.spec_modes import Drafts
+from edge_rt.spec_modes import AUTO, COMPUTED_MODES, Drafts, mode_of
 
 if TYPE_CHECKING:
     from edge_rt.memory.drafter_shape import DrafterShape
@@ -166,10 +166,14 @@ def _drafter(found: FoundModel, speculation: SpeculationFlags) -> DrafterShape |
     from edge_rt.runtime.load.drafters import choose_drafter
 
     if found.package is None:
-        if speculation.drafter is not None:
-            raise ConfigError(
-                "--drafter is for packages.", "A drafter belongs to a package.", "Leave it out, or give the package."
-            )
+        for flag, is_given in (
+            ("--drafter", speculation.drafter is not None),
+            (f"--spec {speculation.spec}", mode_of(speculation.spec or AUTO) in COMPUTED_MODES),
+        ):
+            if is_given:
+                raise ConfigError(
+                    f"{flag} is for packages.", "What drafts belongs to one.", "Leave it out, or give the package."
+                )
         return None
     drafter = choose_drafter(found.package, speculation.spec, speculation.drafter, MAKERS)
     return None if drafter is None else drafter_shape(drafter, found.package.manifest)

@@ -8,17 +8,15 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from edge_rt.errors import InvalidPackage, StorageError
+from edge_rt.errors import StorageError
 from edge_rt.package.drafter import Drafter
 from edge_rt.package.drafter_tensors import VOCABULARY
-from edge_rt.package.manifest import WEIGHTS_FILE
-from edge_rt.package.reader import Package
-from edge_rt.package.tile_units import FORMAT_OF_TYPE, tiles_shape
 from edge_rt.runtime.drafters.head import HeadSource
 from edge_rt.runtime.drafters.head_graph import HeadShape
 from edge_rt.runtime.drafters.head_runner import HeadRunner, HeadWeights
 from edge_rt.runtime.drafters.provider import DrafterJob
 from edge_rt.runtime.drafters.source import Source
+from edge_rt.runtime.drafters.target import target_matrices
 
 Array = npt.NDArray[Any]
 
@@ -33,7 +31,8 @@ class HeadProvider:
         job: the drafter, and what it is loaded for.
 
     Raises:
-        InvalidPackage: the package does not have what the head needs, or the head does not fit it.
+        ConfigError: the package does not have what the head needs.
+        InvalidPackage: the head does not fit it.
         StorageError: a file cannot be mapped.
     """
 
@@ -42,8 +41,7 @@ class HeadProvider:
     def __init__(self, job: DrafterJob) -> None:
         drafter, package = job.drafter, job.package
         head, config = drafter.info.head, package.manifest.model
-        embedding, embedding_format = _matrix(package, "embedding")
-        lm_head, head_format = _matrix(package, "head")
+        target = target_matrices(package)
         own = _tensors(drafter)
         blocks = tuple(
             (own[f"block{i}.norm"], own[f"block{i}.gate_up.tiles"], own[f"block{i}.down.tiles"])
@@ -56,15 +54,15 @@ class HeadProvider:
             blocks=head.blocks,
             nodes=min(MAX_NODES, job.draft_max),
             epsilon=head.epsilon,
-            embedding=embedding_format,
+            embedding=target.embedding_format,
             fc=head.formats["fc"],
             gate_up=head.formats["gate_up"],
             down=head.formats["down"],
-            head=head_format,
+            head=target.lm_head_format,
         )
         weights = HeadWeights(
-            embedding=embedding,
-            lm_head=lm_head,
+            embedding=target.embedding,
+            lm_head=target.lm_head,
             fc=own["fc.tiles"],
             state_norm=own["state_norm"],
             token_norm=own["token_norm"],
@@ -85,24 +83,6 @@ class HeadProvider:
         return HeadSource(self._runner, nodes=self._nodes, width=self._nodes)
 
 
-def _matrix(package: Package, name: str) -> tuple[Array, str]:
-    """Return the tiles of the model's embedding or LM head, and their format."""
-    manifest = package.manifest
-    config, kind = manifest.model, manifest.quantisation.get(name, "")
-    tensor = "embedding" if config.tied_embedding else name
-    place = _place(package, f"{tensor}.tiles")
-    form = FORMAT_OF_TYPE.get(kind)
-    shape = None if form is None else tiles_shape(config.vocab_size, config.hidden_size, form)
-    if form is None or shape is None or place is None or place[1] != np.prod(shape, dtype=np.int64):
-        raise InvalidPackage(
-            f"A draft head cannot read the {name} of the package.",
-            f"Its type is {kind!r:.40}, for {config.vocab_size} rows of {config.hidden_size}.",
-            "Use another mode of speculation.",
-        )
-    mapped = _map(package.file(WEIGHTS_FILE))
-    return mapped[place[0] : place[0] + place[1]].reshape(shape), form
-
-
 def _tensors(drafter: Drafter) -> dict[str, Array]:
     mapped = _map(drafter.weights)
     return {
@@ -116,12 +96,3 @@ def _map(path: Path) -> Array:
         return np.memmap(path, np.uint8, "r")
     except (OSError, ValueError) as error:
         raise StorageError(f"{path} cannot be mapped.", f"{error}.", "Check the file, and the memory.") from error
-
-
-def _place(package: Package, name: str) -> tuple[int, int] | None:
-    from edge_rt.package.graph_tensor import place_of
-
-    for segment in package.manifest.segments:
-        if (place := place_of(package.file(segment.graph), name)) is not None:
-            return place
-    return None

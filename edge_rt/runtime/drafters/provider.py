@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from edge_rt.package.drafter import Drafter
 from edge_rt.package.reader import Package
-from edge_rt.runtime.drafters.source import Source
+
+if TYPE_CHECKING:
+    from edge_rt.runtime.drafters.source import Source
 
 
 class DrafterProvider(Protocol):

@@ -71,12 +71,6 @@ def choose_drafter(
 
 
 def _none_found(package: Package, mode: str, found: tuple[FoundDrafter, ...]) -> ConfigError:
-    if mode == "exit" and len(package.manifest.segments) == 1:
-        return ConfigError(
-            "The package has no early exits to draft from.",
-            f"{package.path} computes its {package.manifest.model.num_layers} layers as one.",
-            "Choose another mode of speculation, or a package that was exported with exits.",
-        )
     if package.manifest.op_profile != "native":
         return ConfigError(
             f"The mode of speculation {mode!r} needs a native package.",
@@ -109,13 +103,19 @@ def require_maker(kind: str, makers: Mapping[str, DrafterMaker]) -> None:
 
 
 def _require_mode_of_package(package: Package, spec: str) -> None:
-    """Refuse modes that draft with the model's own weights or with another model, and cannot with this package.
+    """Refuse modes that draft with the model's own layers or weights, or with another model, and cannot here.
 
     Raises:
         ConfigError: they cannot.
         RuntimeUnavailable: this build has no such drafter.
     """
     mode = mode_of(spec)
+    if mode == "exit":
+        raise ConfigError(
+            "The package has no early exits to draft from.",
+            f"{package.path} computes its {package.manifest.model.num_layers} layers as one.",
+            "Choose another mode of speculation, or a package that was exported with exits.",
+        )
     if mode == "self":
         raise ConfigError(
             "The package has no weights of nested precision to draft with.",

@@ -25,7 +25,7 @@ from edge_rt.runtime.speculation.cost_model import RowCosts
 from edge_rt.runtime.speculation.draft_shape import SlotRates
 from edge_rt.runtime.speculation.sampled import SampledDrafter
 from edge_rt.runtime.speculation.speculation import Speculation
-from edge_rt.spec_modes import SPEC_MODES, Drafts
+from edge_rt.spec_modes import SHOWN_MODES, Drafts
 from tests.helpers.fake_model import VOCABULARY, FakeTarget, Run, fake_cache
 from tests.helpers.models import load_package
 
@@ -338,7 +338,7 @@ def speculation(mode="auto", *, exact=True):
 
 
 class TestChoosingTheRule:
-    @pytest.mark.parametrize("mode", [mode for mode in SPEC_MODES if mode != "recycling"])
+    @pytest.mark.parametrize("mode", [mode for mode in SHOWN_MODES if mode != "recycling"])
     def test_other_drafters_know_no_probabilities(self, mode):
         for model_mode, asked in (("auto", mode), (mode, None)):
             with pytest.raises(ConfigError, match="'ratio' needs a drafter") as caught:

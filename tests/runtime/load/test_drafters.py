@@ -92,7 +92,7 @@ class TestChoice:
             choose_drafter(package, None, tmp_path / "none", makers)
 
     def test_of_another_kind(self, package, packages, makers):
-        with pytest.raises(ConfigError, match="is of the kind head"):
+        with pytest.raises(ConfigError, match="is not used with the mode of speculation 'exit'"):
             choose_drafter(package, "exit", packages[1].path, makers)
 
     def test_a_build_that_cannot_run_it(self, package, packages):

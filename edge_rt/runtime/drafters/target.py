@@ -1,0 +1,63 @@
+"""The matrices of a model that a head drafts with: its embedding and its LM head, where they lie."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edge_rt.errors import ConfigError
+from edge_rt.package.graph_tensors import stored_tensors
+from edge_rt.package.manifest import WEIGHTS_FILE
+from edge_rt.package.reader import Package
+from edge_rt.package.tile_units import FORMAT_OF_TYPE, tiles_shape
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class TargetMatrices:
+    """Matrices of a native package with a row for every token, mapped from ``weights.bin``.
+
+    Attributes:
+        embedding, lm_head: tiles, uint8 ``[tiles, units, bytes]``, read-only; the same array if they are tied.
+        embedding_format, lm_head_format: names of their formats.
+    """
+
+    embedding: Array
+    lm_head: Array
+    embedding_format: str
+    lm_head_format: str
+
+
+def target_matrices(package: Package) -> TargetMatrices:
+    """Map the embedding and the LM head of a native package.
+
+    Raises:
+        ConfigError: a matrix has rows of several types, or is not stored as tiles.
+        OSError: a file cannot be read.
+    """
+    manifest = package.manifest
+    places = stored_tensors(package.file(manifest.segments[-1].graph))
+    places |= stored_tensors(package.file(manifest.segments[0].graph))
+
+    def mapped(name: str) -> tuple[Array, str]:
+        kind = manifest.quantisation.get(name, "")
+        place, form = places.get(f"{name}.tiles"), FORMAT_OF_TYPE.get(kind)
+        model = manifest.model
+        shape = None if form is None else tiles_shape(model.vocab_size, model.hidden_size, form)
+        if place is None or form is None or shape is None or place[1] != shape[0] * shape[1] * shape[2]:
+            raise ConfigError(
+                f"A head cannot draft with the {name} of this package.",
+                f"Its type is {kind or 'not stated'}; {name}.tiles is at {place}.",
+                "Choose another mode of speculation.",
+            )
+        return np.memmap(package.file(WEIGHTS_FILE), np.uint8, "r", place[0], shape), form
+
+    embedding, form = mapped("embedding")
+    if manifest.model.tied_embedding:
+        return TargetMatrices(embedding, embedding, form, form)
+    lm_head, head_form = mapped("head")
+    return TargetMatrices(embedding, lm_head, form, head_form)

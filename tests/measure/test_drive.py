@@ -1,0 +1,40 @@
+"""What the measured process does with a trained drafter: it must reach the limits of the plan, too."""
+
+from __future__ import annotations
+
+import pytest
+
+from edge_rt.measure.memory_report import TERM_OF_STAGE, Stage, measured_terms
+from edge_rt.measure.memory_worker import Drive
+from edge_rt.package.reader import open_package
+from edge_rt.system.process_memory import ProcessMemory
+from tests.helpers.fake_drafters import FakeMakers
+from tests.helpers.models import load_package
+from tests.helpers.packages import copied
+from tests.helpers.tiny_drafter import for_package
+
+
+@pytest.mark.parametrize("spec", [None, "head"])
+def test_a_drafter_takes_in_a_long_prompt_and_drafts_from_a_state(native_package, tmp_path, spec):
+    package, makers, told = copied(native_package, tmp_path), FakeMakers(), []
+    for_package(package / "drafters" / "tiny", open_package(package).manifest)
+
+    def tell(name, **facts):
+        told.append(name)
+
+    with load_package(package, makers=makers, spec=spec, ctx=256, on_load=tell) as model:
+        Drive(model, tell).run()
+    assert told.index("session") < told.index("drafter") < told.index("drafters")
+    sources = [source for provider in makers.made for source in provider.sources]
+    assert max(len(set(tokens)) for source in sources for tokens in source.begun) > 100
+    assert any(source.states for source in sources)
+
+
+def test_what_a_drafter_adds_while_it_is_loaded_is_its_term():
+    def stage(name, anon, drafter):
+        memory = ProcessMemory(anon << 20, drafter << 20, 0, (anon + drafter) << 20)
+        return Stage(name, 0.0, memory, 0, 0, 0, {}, drafter_bytes=drafter << 20)
+
+    terms = measured_terms([stage("runtime", 50, 0), stage("session", 60, 0), stage("drafter", 64, 3)])
+    assert TERM_OF_STAGE["drafter"] == "drafter_head"
+    assert (terms["drafter"], terms["drafter_head"]) == (3 << 20, 4 << 20)
