@@ -6,21 +6,32 @@
 
 namespace edge_rt::draft {
 
-Automaton::Automaton() { clear(); }
+Automaton::Automaton(size_t most) { reset(most); }
 
-void Automaton::clear() {
+void Automaton::reset(size_t most) {
   // Swapped, because assigning would keep the memory.
   std::vector<int32_t>().swap(text_);
   std::vector<State>().swap(states_);
   std::vector<Edge>().swap(edges_);
   std::vector<int32_t>().swap(buckets_);
+  // n tokens have at most 2 n states, and fewer than n transitions that are not the first of their state.
+  text_.reserve(most);
+  states_.reserve(2 * most + 1);
+  edges_.reserve(most);
+  clear();
+}
+
+void Automaton::clear() {
+  text_.clear();
+  states_.clear();
+  edges_.clear();
+  std::fill(buckets_.begin(), buckets_.end(), kNoState);
   last_ = 0;
   match_ = {0, 0};
   add(0, kNoState, -1, 0);
 }
 
 int32_t Automaton::add(int32_t length, int32_t link, int32_t end, int32_t count) {
-  make_room(&states_);
   states_.push_back(State{length, link, end, count, kNoToken, kNoState, kNoState});
   return static_cast<int32_t>(states_.size() - 1);
 }
@@ -50,7 +61,6 @@ void Automaton::grow_table() {
 }
 
 void Automaton::add_edge(int32_t state, int32_t token, int32_t target) {
-  make_room(&edges_);
   const int32_t edge = static_cast<int32_t>(edges_.size());
   edges_.push_back(Edge{state, token, target, edge, kNoState, edge});
   // The ring goes from the newest edge to the oldest, and on in their order.
@@ -74,7 +84,6 @@ void Automaton::add_edge(int32_t state, int32_t token, int32_t target) {
 
 void Automaton::append(int32_t token) {
   const int32_t position = static_cast<int32_t>(text_.size());
-  make_room(&text_);
   text_.push_back(token);
   int32_t state = last_;
   const int32_t created = add(position + 1, kNoState, position, 1);
@@ -195,7 +204,7 @@ int Automaton::following(int32_t state, Transition* found) const {
 }
 
 size_t Automaton::memory_bytes() const {
-  return bytes_of(text_) + bytes_of(states_) + bytes_of(edges_) + bytes_of(buckets_);
+  return used_bytes(text_) + used_bytes(states_) + used_bytes(edges_) + bytes_of(buckets_);
 }
 
 }  // namespace edge_rt::draft

@@ -26,12 +26,15 @@ struct Match {
 
 class Automaton {
  public:
-  Automaton();
+  // Room for `most` tokens is reserved: so tables never move, and take no memory beyond what is written.
+  explicit Automaton(size_t most);
 
-  // Appends a token, at least -1.
+  // Appends a token, at least -1; there must be room for it.
   void append(int32_t token);
-  // Empties it and frees its memory.
+  // Empties it; its memory is kept for what follows.
   void clear();
+  // Empties it and reserves room for another number of tokens.
+  void reset(size_t most);
 
   const std::vector<int32_t>& text() const { return text_; }
   size_t num_states() const { return states_.size(); }

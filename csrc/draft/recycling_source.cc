@@ -67,7 +67,6 @@ void LikelyTable::keep(const int32_t* key, const int32_t* tokens, const uint8_t*
     *at = entries_[index].chained;
   } else {
     index = static_cast<int32_t>(entries_.size());
-    make_room(&entries_);
     entries_.push_back(Entry{});
   }
   Entry& entry = entries_[index];
@@ -89,6 +88,7 @@ void LikelyTable::keep(const int32_t* key, const int32_t* tokens, const uint8_t*
 RecyclingSource::RecyclingSource(int max_order, int max_contexts, float least, const float* bounds)
     : max_order_(max_order), max_contexts_(max_contexts), least_(least) {
   std::copy(bounds, bounds + kRecyclingLevels - 1, bounds_);
+  tables_.reserve(max_order);
   for (int order = 1; order <= max_order; ++order) tables_.emplace_back(order, max_contexts);
 }
 

@@ -26,13 +26,15 @@ class LikelyTable {
     int32_t count;
   };
 
-  LikelyTable(int order, int max_contexts) : order_(order), max_contexts_(max_contexts) {}
+  LikelyTable(int order, int max_contexts) : order_(order), max_contexts_(max_contexts) {
+    entries_.reserve(max_contexts);
+  }
 
   void keep(const int32_t* key, const int32_t* tokens, const uint8_t* levels, int count);
   // Null: the context is not known.
   const Entry* find(const int32_t* key) const;
   size_t size() const { return entries_.size(); }
-  size_t memory_bytes() const { return bytes_of(entries_) + bytes_of(buckets_); }
+  size_t memory_bytes() const { return used_bytes(entries_) + bytes_of(buckets_); }
 
  private:
   size_t bucket(const int32_t* key) const;

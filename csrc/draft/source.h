@@ -63,6 +63,12 @@ size_t bytes_of(const std::vector<T>& items) {
   return items.capacity() * sizeof(T);
 }
 
+// The same of a table that reserved its bound when it was made: pages that are not written take no memory.
+template <typename T>
+size_t used_bytes(const std::vector<T>& items) {
+  return items.size() * sizeof(T);
+}
+
 // Makes room for `count` more items by a quarter at a time: doubling would leave half of a table unused.
 template <typename T>
 void make_room(std::vector<T>* items, size_t count = 1) {

@@ -18,8 +18,17 @@ constexpr int kLongest = 16;
 }  // namespace
 
 void SuffixSource::limit(int max_tokens) {
+  if (static_cast<size_t>(max_tokens) == max_tokens_) return;
+  const size_t kept = size() > static_cast<size_t>(max_tokens) ? static_cast<size_t>(max_tokens) / 2 : size();
+  begin_ = std::max<int64_t>(begin_ - static_cast<int64_t>(size() - kept), 0);
+  const std::vector<int32_t> text = newest(kept);
   max_tokens_ = max_tokens;
-  if (size() > max_tokens_) rebuild(nullptr, 0);
+  automaton_.reset(max_tokens_);
+  for (const int32_t token : text) automaton_.append(token);
+}
+
+std::vector<int32_t> SuffixSource::newest(size_t count) const {
+  return {automaton_.text().end() - static_cast<std::ptrdiff_t>(count), automaton_.text().end()};
 }
 
 void SuffixSource::begin(const int32_t* tokens, size_t count) {
@@ -58,10 +67,9 @@ void SuffixSource::rebuild(const int32_t* tokens, size_t count) {
   const size_t kept = max_tokens_ / 2, held = size();
   const size_t skipped = count > kept ? count - kept : 0;
   const size_t old = std::min(held, kept - (count - skipped));
-  std::vector<int32_t> text(automaton_.text().end() - static_cast<std::ptrdiff_t>(old), automaton_.text().end());
+  std::vector<int32_t> text = newest(old);
   text.insert(text.end(), tokens + skipped, tokens + count);
   begin_ = std::max<int64_t>(begin_ - static_cast<int64_t>(held + count - text.size()), 0);
-  // The old automaton is freed first: two of them would exceed the bound.
   automaton_.clear();
   for (const int32_t token : text) automaton_.append(token);
 }

@@ -17,7 +17,7 @@ constexpr int kMostSuffixTokens = 1 << 28;
 class SuffixSource : public Source {
  public:
   // Holds at most `max_tokens`, from kLeastSuffixTokens to kMostSuffixTokens.
-  explicit SuffixSource(int max_tokens) : max_tokens_(max_tokens) {}
+  explicit SuffixSource(int max_tokens) : automaton_(max_tokens), max_tokens_(max_tokens) {}
 
   // Holds at most this many tokens from now on; if there are more, the oldest are dropped.
   void limit(int max_tokens);
@@ -32,6 +32,7 @@ class SuffixSource : public Source {
  private:
   void take(const int32_t* tokens, size_t count);
   void rebuild(const int32_t* tokens, size_t count);
+  std::vector<int32_t> newest(size_t count) const;
   void add_following(Match match, Guess* guesses, int* size) const;
 
   Automaton automaton_;

@@ -8,9 +8,10 @@ from edge_rt.byte_size import show_size
 from edge_rt.kv_formats import KV_FORMAT
 from edge_rt.memory.choice import Choice
 from edge_rt.memory.drafter_shape import DrafterShape
+from edge_rt.memory.drafter_terms import TableBytes
 from edge_rt.memory.request import Request
 from edge_rt.memory.shape import ModelShape
-from edge_rt.memory.terms import RECYCLING_CONTEXT_BYTES, SUFFIX_TOKEN_BYTES, Sizes, kv_rows
+from edge_rt.memory.terms import Sizes, kv_rows
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def terms_of(shape: ModelShape, choice: Choice, sizes: Sizes, request: Request) 
         Term("activations", sizes.activations, private, _activations_text(choice, sizes)),
         Term("logits", sizes.logits, private, _logits_text(shape, choice, request)),
         Term("sampling", sizes.sampling, private, f"arrays of {shape.vocab_size} tokens"),
-        Term("drafters", sizes.drafters, private, _drafters_text(choice)),
+        Term("drafters", sizes.drafters, private, _drafters_text(choice, sizes.tables)),
     ]  # fmt: skip
     if sizes.corpus:
         terms.append(Term("corpus", sizes.corpus, "file", "the index of texts; in a long run lookups touch all of it"))
@@ -111,10 +112,10 @@ def _drafter_text(drafter: DrafterShape, choice: Choice) -> str:
     return f"{drafter.vocabulary_size} + {prompt} rows of the LM head x {drafter.row_bytes} B, their logits, states"
 
 
-def _drafters_text(choice: Choice) -> str:
+def _drafters_text(choice: Choice, tables: TableBytes) -> str:
     if not choice.draft_max:
         return "speculation is off"
     if not choice.suffix_tokens and not choice.recycling_contexts:
         return "prices of passes and rates of acceptance"
-    contexts = f"{choice.recycling_contexts} contexts x {RECYCLING_CONTEXT_BYTES} B"
-    return f"{choice.suffix_tokens} tokens x {SUFFIX_TOKEN_BYTES} B + {contexts}"
+    contexts = f"{choice.recycling_contexts} contexts x {tables.context} B"
+    return f"{choice.suffix_tokens} tokens x {tables.token} B + {contexts}"

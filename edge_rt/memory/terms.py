@@ -13,6 +13,7 @@ from edge_rt.kv_formats import window_capacity
 from edge_rt.memory.activations import allocated_bytes, heaviest_rows, thread_bytes
 from edge_rt.memory.choice import Choice
 from edge_rt.memory.device import Device
+from edge_rt.memory.drafter_terms import TableBytes, drafter_bytes, table_bytes
 from edge_rt.memory.request import Request
 from edge_rt.memory.shape import ModelShape
 
@@ -51,12 +52,6 @@ _FAULT_AROUND: Final = 256 << 10  # the kernel also maps the pages around a touc
 _SAMPLING_FIXED: Final = 3 * MIB  # numpy's random generator and the pages of its library
 _SAMPLING_TOKEN: Final = 54
 
-SUFFIX_TOKEN_BYTES: Final = 420
-"""Bytes per token in the suffix automaton: random tokens need 264, measured when it is full; the rest is slack."""
-RECYCLING_CONTEXT_BYTES: Final = 1310
-"""Bytes per context of each order in token recycling, with eight likely tokens; with three it is 830."""
-_PRICES: Final = 64 << 10  # curves, acceptance rates and bandits
-
 
 @dataclass(frozen=True)
 class Sizes:
@@ -66,6 +61,7 @@ class Sizes:
         runtime, tokenizer, weights, corpus, session, kv_cache, logits, sampling, drafters: the parts.
         drafter: mapped weights of a trained drafter.
         drafter_head: its reduced head, its states and what its steps need.
+        tables: what the drafters' part is made of.
         chunk: activations of a pass over a prompt's chunk.
         draft: activations of a pass that verifies the largest draft.
         reading: bytes of the process while the tokenizer is read, before later parts are touched.
@@ -86,6 +82,7 @@ class Sizes:
     drafters: int
     drafter: int
     drafter_head: int
+    tables: TableBytes
     reading: int
     packing: int
     one_logit_row: int
@@ -259,13 +256,6 @@ def hidden_row_bytes(shape: ModelShape, *, hidden: bool) -> int:
     return 4 * shape.hidden_size if hidden else 0
 
 
-def drafter_bytes(choice: Choice) -> int:
-    """Return the bytes of the drafters' tables when full."""
-    if not choice.draft_max:
-        return 0
-    return _PRICES + SUFFIX_TOKEN_BYTES * choice.suffix_tokens + RECYCLING_CONTEXT_BYTES * choice.recycling_contexts
-
-
 def passes_bytes(shape: ModelShape, rows: int, ctx: int) -> int:
     """Return the most bytes that a pass of up to ``rows`` tokens allocates; a last chunk may have any such size."""
     return max(allocated_bytes(shape, size, ctx) for size in heaviest_rows(shape, rows))
@@ -299,6 +289,7 @@ def sizes_of(shape: ModelShape, device: Device, choice: Choice, request: Request
     hidden = request.hidden or choice.drafter
     drafter = request.drafter if choice.drafter else None
     chunk = min(choice.prefill_chunk, choice.ctx)
+    tables = table_bytes(shape, choice.spec, request.corpus_bytes)
     return Sizes(
         runtime=base,
         tokenizer=tokenizer,
@@ -310,9 +301,10 @@ def sizes_of(shape: ModelShape, device: Device, choice: Choice, request: Request
         draft=own + passes_bytes(shape, choice.tree_rows, choice.ctx),
         logits=logits_bytes(shape, choice.logit_rows, hidden=hidden),
         sampling=sampling_bytes(shape),
-        drafters=drafter_bytes(choice),
+        drafters=drafter_bytes(choice, tables),
         drafter=0 if drafter is None else drafter.weights_bytes,
         drafter_head=0 if drafter is None else drafter.private_bytes(choice.ctx),
+        tables=tables,
         reading=base + session + max(reading_bytes(shape), tokenizer),
         packing=base + session + tokenizer + packing_bytes(shape),
         one_logit_row=logits_bytes(shape, 1, hidden=hidden),

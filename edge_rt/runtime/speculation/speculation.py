@@ -41,6 +41,8 @@ from edge_rt.spec_modes import (
 AUTO_SOURCES: Final = ("suffix", "recycling")
 # Expected reward of an arm before it was tried, relative to the average.
 _PRIOR_OFF, _PRIOR_DRAFTING = 0.8, 1.0
+_TOKENS_PER_KEY: Final = 3
+"""Tokens of the native suffix automaton that take the memory of a key of n-grams."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,8 @@ class TableBounds:
     """Bounds of the drafters' tables.
 
     Attributes:
-        suffix_tokens: tokens held by the suffix drafter. The same number of n-gram keys, or of tokens of a reference
-            text, takes no more memory. 0: none of the three may be used.
+        suffix_tokens: tokens held by the suffix drafter. The same number of tokens of a reference text takes no more
+            memory; n-grams get what fits. 0: none of the three may be used.
         recycling_contexts: contexts of each order that token recycling keeps; 0: it may not be used.
         is_planned: whether these come from a memory budget: one table may then grow instead of another, not in addition
             to it.
@@ -318,7 +320,7 @@ class Speculation:
     def _source(self, name: str) -> Source:
         if name not in self._sources:
             bounds = self._bounds
-            entries = max(MIN_ENTRIES, bounds.suffix_tokens) if bounds.is_planned else MAX_ENTRIES
+            entries = max(MIN_ENTRIES, self._ngram_keys()) if bounds.is_planned else MAX_ENTRIES
             makers: dict[str, Callable[[], Source]] = {
                 "ngram": lambda: NgramSource(max_entries=entries),
                 "suffix": self._suffix,
@@ -327,6 +329,11 @@ class Speculation:
             }
             self._sources[name] = makers[name]()
         return self._sources[name]
+
+    def _ngram_keys(self) -> int:
+        """Return how many keys take no more memory than is planned; see ``edge_rt.memory.drafter_terms``."""
+        planned_for_suffixes = self._library is not None and self.asked != "ngram"
+        return self._bounds.suffix_tokens // (_TOKENS_PER_KEY if planned_for_suffixes else 1)
 
     def _suffix(self) -> Source:
         most = max(MIN_TOKENS, self._bounds.suffix_tokens)

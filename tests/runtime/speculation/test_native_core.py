@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from edge_rt.errors import ConfigError, InferenceError
+from edge_rt.memory.drafter_terms import NATIVE_TABLES
 from edge_rt.ops import library_path
 from edge_rt.runtime.decode.draft import ROOT, Accepted, Draft
 from edge_rt.runtime.drafters.forest import Forest, ForestSource
@@ -211,6 +212,24 @@ def test_the_tables_keep_their_bounds_and_take_less_memory():
     assert suffix.num_tokens <= 64
     for _ in range(100):
         pair.step()
+
+
+@pytest.mark.parametrize("vocabulary", [2, 30, 40000])
+def test_full_tables_take_no_more_than_is_planned(vocabulary):
+    chance, library, tokens, contexts = random.Random(7), draft_library(), 4096, 512
+    suffix, recycling = (
+        NativeSuffixSource(library, max_tokens=tokens),
+        NativeRecyclingSource(library, max_order=2, max_contexts=contexts),
+    )
+    # A context is at most half of what the automaton holds.
+    for _ in range(2):
+        suffix.begin([chance.randrange(vocabulary) for _ in range(tokens // 2 - 20)])
+    assert 0.9 * tokens < suffix.num_tokens <= tokens
+    assert suffix.memory_bytes <= NATIVE_TABLES.token * tokens
+    row = Outputs(np.zeros((1, 1)), TopTokens(np.arange(8)[None], np.full((1, 8), -2.0), np.zeros(1)))
+    for number in range(2 * contexts):
+        recycling.observe(Draft(), Accepted((1,), (), 0), row, (number, number + 1))
+    assert 140 * contexts < recycling.memory_bytes <= NATIVE_TABLES.context * contexts
 
 
 def test_what_a_source_is_asked_one_by_one_is_the_same():
