@@ -136,7 +136,7 @@ def test_children():
     assert [guess.token_id for guess in first] == [7, 8]
     second = source.children(first[0].cursor)
     assert [guess.token_id for guess in second] == [5, 6]
-    assert source.children(first[1].cursor) == []
+    assert source.children(first[1].cursor) == ()
     assert [guess.token_id for guess in source.children(second[0].cursor)] == [9]
     kinds = [guess.kind for guess in (*first, *second, *source.children(second[0].cursor))]
     assert kinds == [5, 3, 8 + 4, 8 + 3, 16 + 7]

@@ -190,7 +190,7 @@ class TestLoad:
     def test_a_tight_budget_gives_it_up(self, packages, makers):
         package = open_package(packages[0])
         plan = plan_package(package, LoadOptions(ctx=128, makers=makers))
-        without = plan_package(package, LoadOptions(ctx=128))
+        without = plan_package(package, LoadOptions(ctx=128, makers={}))
         between = (plan.total_bytes + without.total_bytes) // 2
         with self.load(packages[0], makers, ctx=128, memory=between, base_bytes=plan.runtime_bytes) as model:
             assert model.drafter is None
