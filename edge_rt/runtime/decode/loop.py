@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy.typing as npt
 
-from edge_rt.runtime.decode.accept import accept
+from edge_rt.runtime.decode.accept import accept, accept_best
 from edge_rt.runtime.decode.draft import Accepted, Draft, Drafter
 from edge_rt.runtime.decode.sampling import Sampler
 from edge_rt.runtime.decode.sequence import Sequence
@@ -95,7 +95,11 @@ def decode(
         parents = None if draft.is_chain else [*range(-1, known - 1), *(known + parent for parent in draft.parents)]
         with cache.reserve(known + len(draft), parents) as rows:
             outputs = target.forward([*pending, *draft.token_ids], rows.start, len(draft) + 1, parents=parents)
-            accepted = rule(draft, outputs.logits, sampler, sequence.end_ids)
+            if sampler.takes_best and outputs.top is not None:
+                # Nothing is drawn: all rules are the same.
+                accepted = accept_best(draft, outputs.logits, outputs.top, sampler, sequence.end_ids)
+            else:
+                accepted = rule(draft, outputs.logits, sampler, sequence.end_ids)
             rows.commit([*pending, *accepted.token_ids[:-1]], [*range(known), *(known + n for n in accepted.path)])
         sequence.append(accepted.token_ids)
         drafter.observe(draft, accepted, outputs)

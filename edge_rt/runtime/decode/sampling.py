@@ -96,6 +96,11 @@ class Sampler:
             for token in prompt_ids:
                 self._seen.add(token)
 
+    @property
+    def takes_best(self) -> bool:
+        """Whether the token of the largest logit is always taken, whatever was seen."""
+        return self._sampling.temperature == 0.0 and self._keeps_logits
+
     def sample(self, logits: Array) -> int:
         """Choose a token for a row of logits, float32 ``[vocabulary]``, which is left unchanged.
 
@@ -141,8 +146,12 @@ class Sampler:
             if tokens is not None:
                 tokens.add(token_id)
 
+    @property
+    def _keeps_logits(self) -> bool:
+        return self._seen is None and self._answered is None and not self._bias_ids.size
+
     def _adjusted(self, logits: Array) -> Array:
-        if self._seen is None and self._answered is None and not self._bias_ids.size:
+        if self._keeps_logits:
             return logits
         scores = logits.copy()
         if self._seen is not None:

@@ -1,19 +1,22 @@
-"""Sources that guess everything for a step at once, such as models: a forest of guesses."""
+"""A forest of guesses: everything that a source guesses for a step, as the native core takes it."""
 
 from __future__ import annotations
 
+import heapq
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Items
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from edge_rt.runtime.decode.draft import ROOT
-from edge_rt.runtime.drafters.source import Guess
+from edge_rt.runtime.drafters.source import Guess, Source
 
 MAX_NODES: Final = 256
 """Most nodes of a forest."""
+WALKED_NODES: Final = 64
+"""Most nodes that a source is asked for one by one."""
 
 Int32s = npt.NDArray[np.int32]
 
@@ -64,3 +67,30 @@ class ForestSource(ABC):
     def children(self, cursor: int) -> Items[Guess]:
         """Return the guesses that follow a node."""
         return self._behind.get(cursor, ())
+
+
+def forest_of(source: Source, most: int = WALKED_NODES) -> Forest:
+    """Return a source's guesses for a step: all of them if it has few, as sources that compute their guesses do.
+
+    Args:
+        source: a source; one that hands over no forest is asked for children, the likeliest nodes by its priors first.
+        most: most nodes that it is asked for.
+    """
+    if isinstance(source, ForestSource):
+        return source.forest()
+    token_ids: list[int] = []
+    parents: list[int] = []
+    kinds: list[int] = []
+    # Nodes whose children are to be asked for: (negative value, node, cursor). Siblings stay in the source's order.
+    front: list[tuple[float, int, Any]] = []
+    root = source.root()
+    if root is not None:
+        front.append((-1.0, ROOT, root))
+    while front and len(token_ids) < most:
+        negative, parent, cursor = heapq.heappop(front)
+        for guess in source.children(cursor)[: most - len(token_ids)]:
+            heapq.heappush(front, (negative * source.prior(guess.kind), len(token_ids), guess.cursor))
+            token_ids.append(guess.token_id)
+            parents.append(parent)
+            kinds.append(guess.kind)
+    return Forest.of(token_ids, parents, kinds)

@@ -22,6 +22,9 @@ from edge_rt.runtime.graph.outputs import Outputs
 
 _CURSOR: Final = c_int32 * 4
 
+Rows = tuple[int | None, int | None, int | None, int]
+"""Addresses of the most likely tokens, their logits, and the logarithms of sums; how many tokens a row has."""
+
 
 class NativeSource:
     """A source in the library.
@@ -143,7 +146,7 @@ class NativeReferenceSource(NativeSource):
         )
 
 
-def likely(outputs: Outputs) -> tuple[object, tuple[int | None, int | None, int | None, int]]:
+def likely(outputs: Outputs) -> tuple[object, Rows]:
     """Return the most likely tokens of a pass as the library takes them, behind what must be kept meanwhile."""
     top = outputs.top
     if top is None:

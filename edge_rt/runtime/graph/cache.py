@@ -167,17 +167,23 @@ class Reservation:
         cache, count = self._cache, len(token_ids)
         assert cache._reserved == self.count, "not inside the block, or committed twice"
         assert count <= self.count, (count, self.count)
-        path = range(count) if path is None else path
+        first = range(count)
+        path = first if path is None else path
         assert len(path) == count, (path, count)
-        assert all(0 <= row < self.count for row in path), (path, self.count)
-        assert all(self._parent(row) == before for before, row in zip([-1, *path], path, strict=False)), path
-        if list(path) != list(range(count)):
+        assert self._is_path(path), (path, self._parents, self.count)
+        if path is not first and list(path) != list(first):
             self._bring_forward(path)
         cache._reserved = 0
         cache._token_ids.extend(token_ids)
 
-    def _parent(self, row: int) -> int:
-        return row - 1 if self._parents is None else self._parents[row]
+    def _is_path(self, path: Sequence[int]) -> bool:
+        """Return whether these are rows of the reservation, each the parent of the next."""
+        parents, before = self._parents, -1
+        for row in path:
+            if not 0 <= row < self.count or (row - 1 if parents is None else parents[row]) != before:
+                return False
+            before = row
+        return True
 
     def _bring_forward(self, path: Sequence[int]) -> None:
         """Make the rows of a path the first rows of the reservation, by permuting the row maps."""

@@ -16,7 +16,7 @@ from edge_rt.runtime.speculation.acceptance import AcceptanceModel
 from edge_rt.runtime.speculation.arms import Arm, Ledger, arms_of, texts_arm
 from edge_rt.runtime.speculation.tree import EMPTY, TreeGrower
 
-DRAFTING_MS: Final = (0.02, 0.05)
+_DRAFTING_MS: Final = (0.02, 0.05)
 """Milliseconds of learning alone, and of drafting and learning, before they are measured."""
 
 
@@ -150,7 +150,7 @@ def arms_for(sources: Items[Source]) -> tuple[tuple[Arm, ...], int | None]:
 
 def first_estimates(arms: Items[Arm]) -> list[float]:
     """Return milliseconds of drafting by arm, before anything is measured."""
-    off, drafting = DRAFTING_MS
+    off, drafting = _DRAFTING_MS
     return [off, *[drafting] * (len(arms) - 1)]
 
 

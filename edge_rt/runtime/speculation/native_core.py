@@ -7,16 +7,17 @@ from collections.abc import MutableSequence, Sequence as Items
 from typing import Final
 
 from edge_rt.runtime.decode.draft import Accepted, Draft
-from edge_rt.runtime.drafters.forest import ForestSource
+from edge_rt.runtime.drafters.forest import ForestSource, forest_of
 from edge_rt.runtime.drafters.library import DraftLibrary, Handle, checked, int32s
-from edge_rt.runtime.drafters.native import NativeSource, likely
+from edge_rt.runtime.drafters.native import NativeSource, Rows, likely
 from edge_rt.runtime.drafters.source import Source
-from edge_rt.runtime.graph.outputs import Outputs
+from edge_rt.runtime.graph.outputs import Outputs, TopTokens
 from edge_rt.runtime.speculation.acceptance import KEEP_GENERATION
 from edge_rt.runtime.speculation.core import DraftCore, PythonCore, arms_for, first_estimates
 
 _NOTHING: Final = Draft()
 _FIRST_ROOM: Final = 64
+_KEPT_ROWS: Final = 64
 
 
 class NativeCore:
@@ -24,7 +25,8 @@ class NativeCore:
 
     Args:
         library: the library.
-        sources: native ones, and such as hand over a forest; at most 8.
+        sources: what guesses, at most 8. Those outside the library hand over a forest for a draft. One that does not
+            is asked for up to 64 guesses, which is all of them if it computes its guesses.
         chain: only the best guess of every position, for models that cannot verify trees.
     """
 
@@ -35,15 +37,14 @@ class NativeCore:
         self._drafting = array("d", first_estimates(self.arms))
         self.drafting: MutableSequence[float] = self._drafting
         # Sources outside the library, with their places among the sources and the library's copies of their guesses.
-        self._outside: list[tuple[int, ForestSource, Source, Handle]] = []
+        self._outside: list[tuple[int, Source, Handle]] = []
         handles = []
         for index, source in enumerate(self.sources):
             if isinstance(source, NativeSource):
                 handles.append(source.handle)
             else:
-                assert isinstance(source, ForestSource), source
                 handles.append(Handle(library.forest_open(source.num_kinds), library.source_close))
-                self._outside.append((index, source, source, handles[-1]))
+                self._outside.append((index, source, handles[-1]))
         addresses = array("Q", [handle.address for handle in handles])
         num_kinds = array("i", [source.num_kinds for source in self.sources])
         priors = array("d", [source.prior(kind) for source in self.sources for kind in range(source.num_kinds)])
@@ -54,13 +55,16 @@ class NativeCore:
         )  # fmt: skip
         self._handle = Handle(grower, library.grower_close, keep=handles)
         self._priced: Items[float] | None = None
+        self._rows: dict[int, tuple[TopTokens, object, Rows]] = {}
         self._make_room(_FIRST_ROOM)
 
     def begin(self, token_ids: Items[int]) -> None:
         """Start a generation."""
         _held, address, count = int32s(token_ids)
+        # What passes write to is made anew where they need more rows.
+        self._rows.clear()
         checked(self._library.grower_begin(self._handle.address, KEEP_GENERATION, address, count))
-        for _, _, source, _ in self._outside:
+        for _, source, _ in self._outside:
             source.begin(token_ids)
 
     def price(self, costs: Items[float]) -> None:
@@ -73,7 +77,7 @@ class NativeCore:
 
     def propose(self, limit: int, arm: int, least: float, *, whole: bool = False) -> Draft:
         """Return the tree that pays most."""
-        for index, source, _, forest in self._outside:
+        for index, source, forest in self._outside:
             if self.arms[arm].mask >> index & 1:
                 self._hand_over(source, forest)
         if limit > len(self._tokens):
@@ -90,9 +94,8 @@ class NativeCore:
         self._tokens, self._parents = array("i", bytes(4 * nodes)), array("i", bytes(4 * nodes))
         self._values = array("d", bytes(8 * nodes))
 
-    def _hand_over(self, source: ForestSource, forest: Handle) -> None:
-        guesses = source.forest()
-        tokens, parents, kinds = (array("i", values.astype("i4").tobytes()) for values in guesses)
+    def _hand_over(self, source: Source, forest: Handle) -> None:
+        tokens, parents, kinds = (array("i", values.astype("i4").tobytes()) for values in forest_of(source))
         checked(
             self._library.forest_set(
                 forest.address, len(tokens), tokens.buffer_info()[0], parents.buffer_info()[0], kinds.buffer_info()[0]
@@ -110,17 +113,30 @@ class NativeCore:
         _emitted, emitted, _ = int32s(accepted.token_ids)
         _path, path, count = int32s(accepted.path)
         _known, known, known_count = int32s(context)
-        _kept, rows = likely(outputs)
+        rows = self._rows_of(outputs)
         tested = checked(
             self._library.grower_observe(
                 self._handle.address, len(draft), emitted, path, count, known, known_count, *rows,
                 -1 if arm is None else arm, self._drafting.buffer_info()[0],
             )
         )  # fmt: skip
-        for _, _, source, _ in self._outside:
+        for _, source, _ in self._outside:
             source.observe(draft, accepted, outputs, context)
             source.extend(accepted.token_ids)
         return tested
+
+    def _rows_of(self, outputs: Outputs) -> Rows:
+        """Return ``likely`` of outputs; passes of the same shape have the same ones, and asking arrays takes time."""
+        top = outputs.top
+        if top is None:
+            return likely(outputs)[1]
+        found = self._rows.get(id(top))
+        if found is None:
+            if len(self._rows) >= _KEPT_ROWS:
+                self._rows.clear()
+            # The first is kept so that its id stays its own.
+            found = self._rows[id(top)] = (top, *likely(outputs))
+        return found[2]
 
     def speeds(self) -> list[float | None]:
         """Return the speeds of all arms."""
@@ -139,13 +155,15 @@ class NativeCore:
 
 
 def open_core(sources: Items[Source], library: DraftLibrary | None, *, chain: bool = False) -> DraftCore:
-    """Return the native core if there is a library and it can ask all of these sources, else the one in Python.
+    """Return the native core if there is a library and it has some of these sources, or forests; else that in Python.
+
+    N-grams and suffixes of a corpus are better asked one by one, as far as a tree goes, so they stay in Python.
 
     Args:
         sources: what guesses.
         library: the native library; None: there is none.
         chain: see ``PythonCore``.
     """
-    if library is not None and all(isinstance(source, NativeSource | ForestSource) for source in sources):
+    if library is not None and any(isinstance(source, NativeSource | ForestSource) for source in sources):
         return NativeCore(library, sources, chain=chain)
     return PythonCore(sources, chain=chain)

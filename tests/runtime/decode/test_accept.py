@@ -3,8 +3,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge_rt.runtime.decode.accept import accept
-from edge_rt.runtime.decode.draft import Draft
+from edge_rt.errors import InferenceError
+from edge_rt.runtime.config import GenerationConfig
+from edge_rt.runtime.decode.accept import accept, accept_best
+from edge_rt.runtime.decode.draft import ROOT, Draft
+from edge_rt.runtime.decode.sampling import Sampler
+from edge_rt.runtime.graph.outputs import TopTokens
 
 
 class Argmax:
@@ -90,3 +94,31 @@ def test_a_draft_is_cut_to_its_limit(count):
     draft = Draft.chain((4, 5, 6)).first(count)
     assert draft.token_ids == (4, 5, 6)[:count]
     draft.check()
+
+
+@pytest.mark.parametrize("end_ids", [set(), {5}])
+def test_the_best_tokens_that_the_graph_found_are_accepted_like_those_of_logits(end_ids):
+    random = np.random.default_rng(3)
+    draft = Draft((5, 6, 7, 5), (ROOT, ROOT, 0, 1))
+    for _ in range(200):
+        logits = random.integers(0, 3, (5, 8)).astype(np.float32)
+        order = np.argsort(-logits, axis=1, kind="stable")[:, :4].astype(np.int32)
+        top = TopTokens(order, np.take_along_axis(logits, order, 1), np.zeros(5, np.float32))
+        sampler = Sampler(GenerationConfig(temperature=0.0), 8)
+        assert sampler.takes_best
+        expected = accept(draft, logits, sampler, end_ids)
+        assert accept_best(draft, logits, top, sampler, end_ids) == expected
+
+
+def test_logits_that_are_no_numbers_are_an_error_there_too():
+    logits = np.full((1, 8), np.nan, np.float32)
+    # What RowTopK returns for such a row.
+    top = TopTokens(np.full((1, 4), -1, np.int32), np.full((1, 4), -np.inf, np.float32), np.zeros(1, np.float32))
+    with pytest.raises(InferenceError, match="not numbers"):
+        accept_best(Draft(), logits, top, Sampler(GenerationConfig(temperature=0.0), 8), set())
+
+
+def test_penalties_and_bias_have_to_read_the_logits():
+    for options in ({"presence_penalty": 0.1}, {"logit_bias": {1: 2.0}}, {"repetition_penalty": 1.1}):
+        assert not Sampler(GenerationConfig(temperature=0.0, **options), 8).takes_best
+    assert not Sampler(GenerationConfig(temperature=0.5), 8).takes_best

@@ -13,7 +13,7 @@ from edge_rt.errors import ConfigError, InferenceError
 from edge_rt.memory.drafter_terms import NATIVE_TABLES
 from edge_rt.ops import library_path
 from edge_rt.runtime.decode.draft import ROOT, Accepted, Draft
-from edge_rt.runtime.drafters.forest import Forest, ForestSource
+from edge_rt.runtime.drafters.forest import WALKED_NODES, Forest, ForestSource, forest_of
 from edge_rt.runtime.drafters.library import draft_library
 from edge_rt.runtime.drafters.native import NativeRecyclingSource, NativeReferenceSource, NativeSuffixSource
 from edge_rt.runtime.drafters.recycling import RecyclingSource
@@ -49,6 +49,24 @@ class GuessingModel(SourceBase, ForestSource):
         return Forest.of([token for _, token in nodes], [parent for parent, _ in nodes], list(nodes.values()))
 
 
+class AskedModel(SourceBase):
+    """Has the same guesses, and is asked for them one by one."""
+
+    def __init__(self, seed, vocabulary):
+        super().__init__("asked", (0.1, 0.4, 0.8))
+        self._inner = GuessingModel(seed, vocabulary)
+        self.root, self.children = self._inner.root, self._inner.children
+
+    def observe(self, draft, accepted, outputs, context):
+        pass
+
+    def begin(self, token_ids):
+        self._inner.begin(token_ids)
+
+    def extend(self, token_ids):
+        self._inner.extend(token_ids)
+
+
 class Pair:
     """Both cores with the same sources, each step compared."""
 
@@ -64,6 +82,7 @@ class Pair:
                 lambda: NativeRecyclingSource(library, max_order=order, max_contexts=contexts),
             ),
             "reference": (lambda: ReferenceSource(text), lambda: NativeReferenceSource(library, text)),
+            "asked": (lambda: AskedModel(tokens, vocabulary), lambda: AskedModel(tokens, vocabulary)),
             "forest": (lambda: GuessingModel(tokens, vocabulary), lambda: GuessingModel(tokens, vocabulary)),
         }
         self.cores = (
@@ -150,7 +169,8 @@ NAMES = {
     "recycling": ("recycling",),
     "referring": ("suffix", "recycling", "reference"),
     "a model": ("forest",),
-    "all": ("forest", "suffix", "reference", "recycling"),
+    "a model that is asked": ("suffix", "asked"),
+    "all": ("forest", "asked", "suffix", "reference", "recycling"),
 }
 
 
@@ -253,11 +273,20 @@ def test_what_a_source_is_asked_one_by_one_is_the_same():
             ]
 
 
+def test_a_source_without_end_is_asked_for_its_likeliest_guesses():
+    source = SuffixSource()
+    source.begin([*range(100), 0, 1, 2])
+    forest = forest_of(source)
+    assert forest.token_ids.tolist() == list(range(3, 3 + WALKED_NODES))
+    assert forest.parents.tolist() == list(range(ROOT, WALKED_NODES - 1))
+
+
 def test_which_core_serves():
     library, ours = draft_library(), SuffixSource()
     native = NativeSuffixSource(library)
     assert isinstance(open_core([native], library), NativeCore)
-    assert isinstance(open_core([native, ours], library), PythonCore)
+    assert isinstance(open_core([native, AskedModel(1, 5)], library), NativeCore)
+    assert isinstance(open_core([ours], library), PythonCore)
     assert isinstance(open_core([native], None), PythonCore)
 
 
