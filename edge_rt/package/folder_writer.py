@@ -42,6 +42,8 @@ class FolderWriter:
     """What such a folder is, in errors."""
     description: ClassVar[str]
     """Its file that lists all others; written last."""
+    kept: ClassVar[tuple[str, ...]] = ()
+    """Names of folders inside that are no part of it; those of a folder that is replaced are copied to the new one."""
 
     def __init__(self, destination: Path, *, force: bool = False) -> None:
         self.destination = destination
@@ -134,13 +136,16 @@ class FolderWriter:
             (self.folder / self.description).write_bytes(describe(self._listed()))
 
     def _put_in_place(self) -> None:
-        """Flush everything to the disk, and put the folder in its place.
+        """Take over what is kept, flush everything to the disk, and put the folder in its place.
 
         Raises:
-            StorageError: the rename failed, and the destination is unchanged; or the last flush failed, and the message
-                says that the folder is in place.
+            StorageError: the disk is full or the rename failed, and the destination is unchanged; or the last flush
+                failed, and the message says that the folder is in place.
         """
         with self._telling():
+            for name in self.kept:
+                if _is_folder(self.destination / name) and not occupied(self.folder / name):
+                    shutil.copytree(self.destination / name, self.folder / name, symlinks=True)
             for file in [p for p in self.folder.rglob("*") if p.is_file()]:
                 sync(file)
             sync(self.folder)
@@ -186,6 +191,10 @@ class FolderWriter:
                 f"Flushing {self.destination.parent} failed: {error.strerror}.",
                 f"Check the disk, then the {self.noun} with 'edge-rt inspect --verify'.",
             ) from error
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
 
 
 def _remove(path: Path) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import ClassVar
 
+from edge_rt.package.drafter import DRAFTERS_FOLDER
 from edge_rt.package.folder_writer import FolderWriter
 from edge_rt.package.manifest import MANIFEST_FILE, Manifest
 from edge_rt.package.reader import Package, absolute_path, open_package
@@ -14,7 +15,8 @@ from edge_rt.package.reader import Package, absolute_path, open_package
 class PackageWriter(FolderWriter):
     """Creates a package in a private folder beside its destination and renames it when complete.
 
-    Use as a context manager: write files below ``folder``, then call ``publish``; see ``FolderWriter``.
+    Use as a context manager: write files below ``folder``, then call ``publish``; see ``FolderWriter``. Trained
+    drafters in the folder of a package that is replaced are kept.
 
     Args:
         destination: folder to create.
@@ -26,6 +28,8 @@ class PackageWriter(FolderWriter):
 
     noun: ClassVar[str] = "package"
     description: ClassVar[str] = MANIFEST_FILE
+    # Drafters take hours to train, and the new package may well be the same model.
+    kept: ClassVar[tuple[str, ...]] = (DRAFTERS_FOLDER,)
 
     def __init__(self, destination: Path, *, force: bool = False) -> None:
         super().__init__(absolute_path(destination), force=force)

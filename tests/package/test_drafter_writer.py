@@ -13,7 +13,7 @@ from edge_rt.package.drafter_reader import open_drafter
 from edge_rt.package.drafter_writer import DrafterWriter
 from tests.helpers.packages import listing
 from tests.helpers.tiny_drafter import INFO, ids_bytes, tensors_of, write_drafter
-from tests.helpers.tiny_package import write as write_package
+from tests.helpers.tiny_package import FILES, NEW, write as write_package
 
 
 def test_parents_are_made_and_nothing_else_is_left(tmp_path):
@@ -91,3 +91,25 @@ def test_a_full_disk_leaves_the_old_drafter(tmp_path):
         writer.publish(INFO, tensors_of(INFO))
     assert open_drafter(tmp_path / "tiny") == first
     assert listing(tmp_path) == ["tiny"]
+
+
+class TestReplacedPackage:
+    def test_its_drafters_are_kept(self, tmp_path):
+        package = write_package(tmp_path / "tiny")
+        drafter = write_drafter(package.path / "drafters" / "one")
+        before = package.id
+        replaced = write_package(tmp_path / "tiny", FILES | {"model.onnx": NEW}, force=True)
+        assert replaced.id != before
+        assert open_drafter(replaced.path / "drafters" / "one") == drafter
+        assert not [name for name in replaced.manifest.files if name.startswith("drafters")]
+        assert listing(tmp_path) == ["tiny"]
+
+    def test_a_link_is_not_followed(self, tmp_path):
+        package, elsewhere = write_package(tmp_path / "tiny"), write_drafter(tmp_path / "elsewhere" / "one")
+        (package.path / "drafters").symlink_to(elsewhere.path.parent)
+        replaced = write_package(tmp_path / "tiny", force=True)
+        assert sorted(FILES) == [name for name in listing(replaced.path) if name != "manifest.json"]
+        assert open_drafter(elsewhere.path) == elsewhere
+
+    def test_a_new_package_has_none(self, tmp_path):
+        assert sorted([*FILES, "manifest.json"]) == listing(write_package(tmp_path / "tiny").path)

@@ -29,6 +29,7 @@ def plan_json(made: Plan, speeds: Speeds) -> dict[str, Any]:
         "file_bytes": sum(term.bytes for term in made.terms if term.kind == "file"),
         "regimes": {**asdict(made.regimes), "largest": made.regimes.largest},
         "choice": asdict(made.choice),
+        "drafter": _drafter(made),
         "tokens_per_second": rate.tokens_per_second,
         "plain_tokens_per_second": rate.plain,
         "speed_is_measured": rate.is_measured,
@@ -121,8 +122,8 @@ def _decided(made: Plan, rate: Rate) -> list[tuple[str, str]]:
         tables += [f"{choice.recycling_contexts} contexts"] * bool(choice.recycling_contexts)
         drafting = f"{choice.spec}, drafts of up to {choice.draft_max}"
         drafting += f", tables of {' and '.join(tables)}" if tables else ""
-        if choice.drafter and made.request.drafter is not None:
-            drafting += f", drafter {made.request.drafter.name}"
+        if (drafter := _drafter(made)) is not None:
+            drafting += f", drafter {drafter}"
     speed = f"{_rate(rate)}, with {choice.ctx // 2} tokens in the context"
     if choice.draft_max:
         speed += f"; without speculation {rate.plain:.0f}"
@@ -139,6 +140,12 @@ def _decided(made: Plan, rate: Rate) -> list[tuple[str, str]]:
         at = f"with context {choice.ctx} and {choice.kv_format} cache"
         rows.append(("speculation keeps 96 % from", f"{show_at_least(made.speculation_bytes)} {at}"))
     return rows
+
+
+def _drafter(made: Plan) -> str | None:
+    """Return the name of the trained drafter that is loaded; None if none is."""
+    found = made.request.drafter
+    return found.name if made.choice.drafter and found is not None else None
 
 
 def _rotation(made: Plan) -> list[tuple[str, str]]:
