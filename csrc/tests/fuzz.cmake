@@ -2,4 +2,4 @@
 add_executable(fuzz_ops fuzz_ops.cc fuzz_run.cc fuzz_case.cc fuzz_linear.cc fuzz_top_k.cc fuzz_head.cc
                         fuzz_attention.cc fuzz_attention_mistakes.cc fuzz_layer.cc fake_ort.cc fake_memory.cc ../register.cc)
 target_link_libraries(fuzz_ops PRIVATE edge_rt_base edge_rt_kernels)
-add_test(NAME fuzz_ops COMMAND fuzz_ops --runs 3000)
+add_test(NAME fuzz_ops COMMAND fuzz_ops --runs 5000)
