@@ -213,7 +213,7 @@ def main() -> None:
     player.add_argument("traces", type=Path)
     player.add_argument("--policy", nargs="+", default=["suffix", "recycling", "cost", "ucb", "exp3"])
     player.add_argument("--max-nodes", type=int, default=15)
-    player.add_argument("--drafting-ms", type=float, default=0.15)
+    player.add_argument("--drafting-ms", type=float, default=0.03)
     player.add_argument("--every", type=int, default=1, help="take every n-th answer")
     player.add_argument("--cold", action="store_true", help="forget everything between answers")
     player.add_argument("--suffix-tokens", type=int, default=TABLES[0])

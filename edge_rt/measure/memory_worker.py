@@ -26,11 +26,13 @@ from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.decode.draft import ROOT, Accepted, Draft, Drafter
 from edge_rt.runtime.decode.sampling import Sampler
 from edge_rt.runtime.decode.sequence import Sequence
+from edge_rt.runtime.drafters.source import CONTEXT_TOKENS
 from edge_rt.runtime.engine import Model
 from edge_rt.runtime.graph.cache import KVCache
 from edge_rt.runtime.graph.outputs import Outputs, TopTokens
 from edge_rt.runtime.graph.runner import MAX_KEPT_SHAPES, ModelRunner
 from edge_rt.runtime.load.options import LoadOptions
+from edge_rt.runtime.speculation.adaptive import AdaptiveDrafter
 
 ANSWER_TOKENS: Final = 48
 MAX_TURN_TOKENS: Final = 160
@@ -187,8 +189,7 @@ class Drive:
             if sequence.room < len(accepted.token_ids) or sequence.is_finished:
                 sequence = self._sequence(min(length, 64))
                 drafter.begin(sequence)
-            sequence.append(accepted.token_ids)
-            drafter.observe(draft, accepted, outputs)
+            self._learn(drafter, sequence, draft, accepted, outputs)
         # Texts of two different tokens make the largest automaton, and it is truncated when it is full.
         for _ in range(-(-5 * limits.suffix_tokens // (4 * length))):
             drafter.begin(self._sequence(length, 2))
@@ -205,10 +206,17 @@ class Drive:
             return
         sequence = self._sequence(length)
         drafter.begin(sequence)
-        draft, accepted, outputs = next(self._observations(1))
-        sequence.append(accepted.token_ids)
-        drafter.observe(draft, accepted, outputs)
+        self._learn(drafter, sequence, *next(self._observations(1)))
         drafter.propose(sequence, self._nodes)
+
+    @staticmethod
+    def _learn(drafter: Drafter, sequence: Sequence, draft: Draft, accepted: Accepted, outputs: Outputs) -> None:
+        """Let the sources see a step; nobody drafted it, so there is nothing to learn about who drafts well."""
+        context = tuple(sequence.token_ids[-CONTEXT_TOKENS:])
+        sequence.append(accepted.token_ids)
+        for source in drafter.sources if isinstance(drafter, AdaptiveDrafter) else ():
+            source.observe(draft, accepted, outputs, context)
+            source.extend(accepted.token_ids)
 
     def _look_up(self) -> None:
         """Look up tokens from all over the corpus, until all of it was touched."""

@@ -10,7 +10,7 @@ from typing import Final
 from edge_rt.runtime.drafters.source import Source
 from edge_rt.runtime.speculation.rates import Rates
 
-KEEP_GENERATION: Final = 0.8
+KEEP_GENERATION: Final = 0.9
 """Factor on all counts from one generation to the next."""
 _KIND_TRIALS: Final = 6.0
 _CELL_TRIALS: Final = 6.0

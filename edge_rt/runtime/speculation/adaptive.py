@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from edge_rt.runtime.decode.draft import Accepted, Draft
+from edge_rt.runtime.drafters.source import Source
 from edge_rt.runtime.graph.outputs import Outputs
 from edge_rt.runtime.results import SpecStats
 from edge_rt.runtime.speculation.arms import OFF
@@ -74,9 +75,14 @@ class AdaptiveDrafter:
         self._sequence: Sequence | None = None
 
     @property
+    def sources(self) -> tuple[Source, ...]:
+        """What guesses."""
+        return self._core.sources
+
+    @property
     def memory_bytes(self) -> int:
         """Memory of the sources in bytes."""
-        return sum(source.memory_bytes for source in self._core.sources)
+        return sum(source.memory_bytes for source in self.sources)
 
     def statistics(self, mode: str, taken_back: int = 0) -> SpecStats:
         """Return the statistics since ``begin``."""

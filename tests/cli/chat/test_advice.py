@@ -59,10 +59,10 @@ def test_a_text_that_no_budget_limits_is_not_advised_a_budget():
 
 @pytest.fixture
 def tight(native_package, tmp_path):
-    """A chat with a context of 64 tokens that has 1 MiB more than it takes at least."""
+    """A chat with a context of 64 tokens that has 128 KiB more than it takes at least."""
     load = load_options(ctx=64, kv_type="f32", memory="3GiB")
     minimum = plan_model(open_package(native_package), load).minimum_bytes
-    made = make_chat(native_package, tmp_path, load.but(memory=minimum + (1 << 20)))
+    made = make_chat(native_package, tmp_path, load.but(memory=minimum + (1 << 17)))
     yield made
     made.close()
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 
 import pytest
 
 from edge_rt.cli.options.flags import SPEC
 from edge_rt.package.reader import open_package
-from edge_rt.runtime.drafters.provider import MAKERS
+from edge_rt.runtime.drafters.makers import MAKERS
 from edge_rt.spec_modes import COMPUTED_MODES, SHOWN_MODES
 from tests.helpers.packages import copied
 from tests.helpers.tiny_drafter import INFO, for_package, target_of, write_drafter
@@ -105,7 +106,9 @@ class TestModes:
         assert refused.returncode == 2
         assert "edge-rt train drafter" in refused.stderr.decode()
 
-    def test_one_for_another_model_is_refused_by_name_and_passed_over_by_auto(self, inline, package):
+    def test_one_for_another_model_is_refused_by_name_and_passed_over_by_auto(self, inline, package, tmp_path):
+        package = copied(package, tmp_path)
+        shutil.rmtree(package / "drafters" / "tiny")
         command = ("generate", "-m", package, "-p", "Hi", "-n", "2", "--ctx", "64")
         refused = inline(*command, "--drafter", package / "drafters" / "other")
         assert refused.returncode == 3
