@@ -126,7 +126,10 @@ abi::Status* OpContext::output(int index, const int64_t* dims, int rank, TensorV
     out->count *= static_cast<size_t>(dims[i]);
   }
   out->present = true;
-  return api_.call<abi::GetTensorData>(value, &out->data);
+  if (abi::Status* bad = api_.call<abi::GetTensorData>(value, &out->data)) return bad;
+  // ONNX Runtime makes a tensor without memory where the allocator of a device has none left.
+  if (out->data == nullptr && out->count > 0) return error("Failed to allocate output %d", index);
+  return nullptr;
 }
 
 Scratch::~Scratch() {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels/kernel_table.h"
+#include "ops/quant_linear/quant_linear_run.h"
 #include "ops/spec_attention/spec_attention_run.h"
 
 namespace edge_rt {
@@ -19,8 +20,6 @@ constexpr int kAttentionPostNorm = kBiases + 4, kMlpPostNorm = kBiases + 5;
 constexpr SpecAttention::Places kPlaces{kKeyConstants, kBiases + 6};
 constexpr int kAttentionNormBias = kBiases + 7, kMlpNormBias = kBiases + 8;
 constexpr int64_t kMaxIntermediate = int64_t{1} << 23;  // gate_up has twice as many rows
-
-size_t aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 }  // namespace
 
@@ -46,10 +45,12 @@ abi::Status* DecoderLayer::create(ort::Attributes& attributes) {
   return nullptr;
 }
 
-abi::Status* DecoderLayer::check(const ort::OpContext& context, int64_t rows, PackedParts* weights) const {
+int DecoderLayer::input_of(Matrix which) { return kInputOf[which]; }
+
+abi::Status* DecoderLayer::check_weights(const ort::OpContext& context, Pass* pass) const {
   const int64_t hidden = matrices_[kQkv].in_features;
   abi::Status* bad = nullptr;
-  if ((bad = context.check_shape(0, {rows, hidden})) != nullptr) return bad;
+  if ((bad = context.check_shape(0, {pass->rows, hidden})) != nullptr) return bad;
   for (const int norm : {kAttentionNorm, kMlpNorm, kAttentionPostNorm, kMlpPostNorm}) {
     if ((bad = context.check_shape(norm, {hidden})) != nullptr) return bad;
   }
@@ -58,16 +59,38 @@ abi::Status* DecoderLayer::check(const ort::OpContext& context, int64_t rows, Pa
     return bad;
   }
   for (int i = 0; i < kMatrixCount; ++i) {
-    if ((bad = matrices_[i].view(context, kInputOf[i], &weights[i])) != nullptr) return bad;
+    if ((bad = matrices_[i].view(context, kInputOf[i], &pass->weights[i])) != nullptr) return bad;
     if ((bad = context.check_shape(kBiases + i, {matrices_[i].out_features})) != nullptr) return bad;
   }
-  weights[kGateUp].alternate = weights[kGateUp].count == 2;
+  pass->weights[kGateUp].alternate = pass->weights[kGateUp].count == 2;
   return nullptr;
 }
 
-RoundRows DecoderLayer::rounding(const ort::OpContext& context, Matrix which, const PackedParts& weight,
-                                 const float* from, const Activations& to) const {
-  RoundRows job{from, matrices_[which].in_features, nullptr, epsilon_, weight.rounds(), weight.kinds, to};
+abi::Status* DecoderLayer::check(ort::OpContext& context, Pass* pass) const {
+  pass->rows = context.input(0).rank > 0 ? context.input(0).dims[0] : 0;
+  if (abi::Status* bad = check_weights(context, pass)) return bad;
+  if (abi::Status* bad = attention_.check(context, pass->rows, kPlaces, &pass->attention, &pass->depths)) return bad;
+  ort::TensorView y;
+  if (abi::Status* bad = context.output(0, {pass->rows, matrices_[kDown].out_features}, &y)) return bad;
+  pass->x = context.input(0).as<const float>();
+  pass->y = y.as<float>();
+  return nullptr;
+}
+
+void DecoderLayer::take_floats(Pieces* pieces, Pass* pass) const {
+  pass->qkv = pieces->take<float>(pass->rows * attention_.qkv_features());
+  pass->attended = pieces->take<float>(pass->rows * attention_.out_features());
+  pass->sum = pieces->take<float>(pass->rows * matrices_[kOutput].out_features);
+  pass->hidden = pieces->take<float>(pass->rows * matrices_[kDown].in_features);
+  pass->attention.qkv = pass->qkv;
+  pass->attention.y = pass->attended;
+}
+
+RoundRows DecoderLayer::rounding(const ort::OpContext& context, const Pass& pass, Matrix which,
+                                 const Activations& to) const {
+  const float* const from[] = {pass.x, pass.attended, pass.sum, pass.hidden};
+  const PackedParts& weight = pass.weights[which];
+  RoundRows job{from[which], matrices_[which].in_features, nullptr, epsilon_, weight.rounds(), weight.kinds, to};
   if (which == kQkv || which == kGateUp) {
     const bool is_first = which == kQkv;
     job.norm_weight = context.input(is_first ? kAttentionNorm : kMlpNorm).as<const float>();
@@ -77,20 +100,22 @@ RoundRows DecoderLayer::rounding(const ort::OpContext& context, Matrix which, co
   return job;
 }
 
-LinearRows DecoderLayer::product(const ort::OpContext& context, Matrix which, const PackedParts& weight,
-                                 const RoundRows& rounded, const float* residual, float* to) const {
+LinearRows DecoderLayer::product(const ort::OpContext& context, const Pass& pass, Matrix which,
+                                 const Activations& in) const {
+  const float* const residual[] = {nullptr, pass.x, nullptr, pass.sum};
+  float* const to[] = {pass.qkv, pass.sum, pass.hidden, pass.y};
   LinearRows job{};
-  job.weight = weight;
-  job.in = rounded.out;
+  job.weight = pass.weights[which];
+  job.in = in;
   job.out_features = matrices_[which].out_features;
   job.paired = which == kGateUp && is_gated(activation_);
   job.width = job.paired ? job.out_features / 2 : job.out_features;
   job.bias = context.input(kBiases + which).as<const float>();
-  job.residual = residual;
-  job.y = to;
+  job.residual = residual[which];
+  job.y = to[which];
   if (which == kGateUp) {
     job.steps.activation = activation_;
-  } else if (residual != nullptr) {
+  } else if (job.residual != nullptr) {
     job.steps.residual_scale = residual_scale_;
     job.post_norm = context.input(which == kOutput ? kAttentionPostNorm : kMlpPostNorm).as<const float>();
     job.post_epsilon = epsilon_;
@@ -99,60 +124,50 @@ LinearRows DecoderLayer::product(const ort::OpContext& context, Matrix which, co
 }
 
 abi::Status* DecoderLayer::compute(ort::OpContext& context) const {
-  const int64_t rows = context.input(0).rank > 0 ? context.input(0).dims[0] : 0;
-  PackedParts weights[kMatrixCount];
-  if (abi::Status* bad = check(context, rows, weights)) return bad;
-  SpecAttention::Depths depths(rows);
-  AttentionPass pass;
-  if (abi::Status* bad = attention_.check(context, rows, kPlaces, &pass, depths.data())) return bad;
-  ort::TensorView y;
-  if (abi::Status* bad = context.output(0, {rows, matrices_[kDown].out_features}, &y)) return bad;
-
-  size_t widths[] = {0, 0, 0, 0}, activations = 0;
-  const int64_t columns[] = {attention_.qkv_features(), attention_.out_features(), matrices_[kOutput].out_features,
-                             matrices_[kDown].in_features};
-  for (int i = 0; i < 4; ++i) widths[i] = aligned(sizeof(float) * static_cast<size_t>(rows * columns[i]));
-  for (const PackedParts& weight : weights) {
-    activations = std::max(activations, aligned(step_scratch_bytes(weight, rows)));
+  Pass pass;
+  if (abi::Status* bad = check(context, &pass)) return bad;
+  size_t activations = 0;
+  for (const PackedParts& weight : pass.weights) {
+    activations = std::max(activations, step_scratch_bytes(weight, pass.rows));
   }
-  AttentionPlan plan(pass);
-  ort::Scratch scratch;
   // The input of down is rounded while that of gate_up is still read.
-  const size_t fed = aligned(activation_bytes(weights[kDown], rows));
-  const size_t shared = widths[0] + widths[1] + widths[2] + widths[3] + activations + fed;
-  if (abi::Status* bad = context.scratch(shared + plan.scratch_bytes(), &scratch)) return bad;
-  char* at = scratch.as<char>();
-  float* floats[4];
-  for (int i = 0; i < 4; ++i, at += widths[i - 1]) floats[i] = reinterpret_cast<float*>(at);
-  plan.place(at + activations + fed, &pass);
-  pass.qkv = floats[0];
-  pass.y = floats[1];
+  const size_t fed = activation_bytes(pass.weights[kDown], pass.rows);
+  AttentionPlan plan(pass.attention);
+  char *shared = nullptr, *of_down = nullptr, *of_attention = nullptr;
+  const auto lay_out = [&](char* base) {
+    Pieces pieces(base);
+    take_floats(&pieces, &pass);
+    shared = pieces.take<char>(static_cast<int64_t>(activations));
+    of_down = pieces.take<char>(static_cast<int64_t>(fed));
+    of_attention = pieces.take<char>(static_cast<int64_t>(plan.scratch_bytes()));
+    return pieces.used();
+  };
+  ort::Scratch scratch;
+  if (abi::Status* bad = context.scratch(lay_out(nullptr), &scratch)) return bad;
+  lay_out(scratch.as<char>());
+  plan.place(of_attention, &pass.attention);
 
-  const float* x = context.input(0).as<const float>();
   const int lanes = lanes_.load(std::memory_order_relaxed);
-  const auto prepared = [&](Matrix which, const float* from) {
-    const PackedParts& weight = weights[which];
-    Activations out{rows, weight.blocks(), nullptr, nullptr, {}};
+  const auto rounded = [&](Matrix which) {
+    const PackedParts& weight = pass.weights[which];
+    Activations out{pass.rows, weight.blocks(), nullptr, nullptr, {}};
     if (which == kDown) {
-      out = place_activations(weight, rows, at + activations);
-    } else if (step_scratch_bytes(weight, rows) > 0) {
-      out = place_activations(weight, rows, at);
+      out = place_activations(weight, pass.rows, of_down);
+    } else if (step_scratch_bytes(weight, pass.rows) > 0) {
+      out = place_activations(weight, pass.rows, shared);
     }
-    return rounding(context, which, weight, from, out);
+    return rounding(context, pass, which, out);
   };
-  const RoundRows inputs[] = {prepared(kQkv, x), prepared(kOutput, floats[1]), prepared(kGateUp, floats[2]),
-                              prepared(kDown, floats[3])};
-  const auto job = [&](Matrix which, const float* residual, float* to) {
-    return product(context, which, weights[which], inputs[which], residual, to);
-  };
-  LinearStep qkv(*kernels_, inputs[kQkv], job(kQkv, nullptr, floats[0]), lanes);
-  LinearStep output(*kernels_, inputs[kOutput], job(kOutput, x, floats[2]), lanes);
-  LinearStep gate_up(*kernels_, inputs[kGateUp], job(kGateUp, nullptr, floats[3]), lanes);
-  LinearStep down(*kernels_, inputs[kDown], job(kDown, floats[2], y.as<float>()), lanes);
+  const RoundRows inputs[] = {rounded(kQkv), rounded(kOutput), rounded(kGateUp), rounded(kDown)};
+  const auto job = [&](Matrix which) { return product(context, pass, which, inputs[which].out); };
+  LinearStep qkv(*kernels_, inputs[kQkv], job(kQkv), lanes);
+  LinearStep output(*kernels_, inputs[kOutput], job(kOutput), lanes);
+  LinearStep gate_up(*kernels_, inputs[kGateUp], job(kGateUp), lanes);
+  LinearStep down(*kernels_, inputs[kDown], job(kDown), lanes);
   gate_up.feed(&down);
   PhaseList phases;
   qkv.add_phases(&phases);
-  plan.add_phases(attention_.kernels(), pass, &phases);
+  plan.add_phases(attention_.kernels(), pass.attention, &phases);
   output.add_phases(&phases);
   gate_up.add_phases(&phases);
   down.add_phases(&phases);

@@ -12,8 +12,8 @@
 
 #include <atomic>
 
+#include "common/pieces.h"
 #include "ops/quant_linear/quant_linear_op.h"
-#include "ops/quant_linear/quant_linear_run.h"
 #include "ops/spec_attention/spec_attention_op.h"
 #include "ort/op.h"
 
@@ -53,14 +53,34 @@ struct DecoderLayer {
   abi::Status* create(ort::Attributes& attributes);
   abi::Status* compute(ort::OpContext& context) const;
 
- private:
   enum Matrix : int { kQkv, kOutput, kGateUp, kDown, kMatrixCount };
 
-  abi::Status* check(const ort::OpContext& context, int64_t rows, PackedParts* weights) const;
-  RoundRows rounding(const ort::OpContext& context, Matrix which, const PackedParts& weight, const float* from,
-                     const Activations& to) const;
-  LinearRows product(const ort::OpContext& context, Matrix which, const PackedParts& weight, const RoundRows& rounded,
-                     const float* residual, float* to) const;
+  // One run, checked. What a matrix makes is the input of what follows: qkv of attention, that of output, output of
+  // gate_up, and that of down.
+  struct Pass {
+    int64_t rows;
+    PackedParts weights[kMatrixCount];
+    AttentionPass attention;
+    SpecAttention::Depths depths;
+    const float* x;
+    float *qkv, *attended, *sum, *hidden;  // scratch memory
+    float* y;
+  };
+
+  // For whoever runs it elsewhere: reads and checks the inputs and makes the output. What is left to fill in: scratch
+  // memory, of attention too.
+  abi::Status* check(ort::OpContext& context, Pass* pass) const;
+  // Takes the pass's own scratch memory.
+  void take_floats(Pieces* pieces, Pass* pass) const;
+  // How a matrix's input is rounded, into memory for Activations, and multiplied.
+  RoundRows rounding(const ort::OpContext& context, const Pass& pass, Matrix which, const Activations& to) const;
+  LinearRows product(const ort::OpContext& context, const Pass& pass, Matrix which, const Activations& in) const;
+  // The input that a matrix is.
+  static int input_of(Matrix which);
+  const SpecAttention& attention() const { return attention_; }
+
+ private:
+  abi::Status* check_weights(const ort::OpContext& context, Pass* pass) const;
 
   SpecAttention attention_;
   PackedMatrix matrices_[kMatrixCount];

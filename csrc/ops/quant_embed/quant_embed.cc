@@ -14,23 +14,36 @@ abi::Status* QuantEmbed::create(ort::Attributes& attributes) {
   return matrix_.parts() == 1 ? nullptr : attributes.error("format has %d names, must have 1", matrix_.parts());
 }
 
-abi::Status* QuantEmbed::compute(ort::OpContext& context) const {
+std::string QuantEmbed::find_bad_id(const EmbedRows& job) {
+  for (int64_t i = 0; i < job.rows; ++i) {
+    if (job.ids[i] >= 0 && job.ids[i] < job.out_features) continue;
+    return "ids[" + std::to_string(i) + "] is " + std::to_string(job.ids[i]) + ", must be 0 to " +
+           std::to_string(job.out_features - 1);
+  }
+  return {};
+}
+
+abi::Status* QuantEmbed::check(ort::OpContext& context, EmbedRows* job) const {
   PackedParts weight;
   if (abi::Status* bad = matrix_.view(context, 1, &weight)) return bad;
   const int64_t rows = context.input(0).rank > 0 ? context.input(0).dims[0] : 0;
   if (abi::Status* bad = context.check_shape(0, {rows})) return bad;
-  const int64_t* ids = context.input(0).as<const int64_t>();
-  for (int64_t i = 0; i < rows; ++i) {
-    if (ids[i] < 0 || ids[i] >= matrix_.out_features) {
-      return context.error("ids[%lld] is %lld, must be 0 to %lld", static_cast<long long>(i),
-                           static_cast<long long>(ids[i]), static_cast<long long>(matrix_.out_features - 1));
-    }
-  }
+  *job = {
+      weight.parts[0], context.input(0).as<const int64_t>(), rows, matrix_.out_features, matrix_.in_features, scale_,
+      nullptr};
+  if (const std::string problem = find_bad_id(*job); !problem.empty()) return context.error("%s", problem.c_str());
   ort::TensorView y;
   if (abi::Status* bad = context.output(0, {rows, matrix_.in_features}, &y)) return bad;
+  job->y = y.as<float>();
+  return nullptr;
+}
+
+abi::Status* QuantEmbed::compute(ort::OpContext& context) const {
+  EmbedRows job;
+  if (abi::Status* bad = check(context, &job)) return bad;
   // A row is a copy of some hundred bytes: no work to be shared out.
-  for (int64_t i = 0; i < rows; ++i) {
-    kernels_->row(weight.parts[0], ids[i], matrix_.in_features, scale_, y.as<float>() + i * matrix_.in_features);
+  for (int64_t i = 0; i < job.rows; ++i) {
+    kernels_->row(job.weight, job.ids[i], job.features, job.scale, job.y + i * job.features);
   }
   return nullptr;
 }

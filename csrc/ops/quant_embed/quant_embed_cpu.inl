@@ -25,8 +25,8 @@ inline float float_at(WeightFormat format, const uint8_t* block, int index) {
   return value;
 }
 
-// The weights of one row of block number `place` of a unit.
-inline void unpack_block(WeightFormat format, const uint8_t* unit, int place, int row, float* y) {
+// The weights of one row of block number `place` of a unit, whose finer codes lie at `finer` if it has any.
+inline void unpack_block(WeightFormat format, const uint8_t* unit, const uint8_t* finer, int place, int row, float* y) {
   const WeightFacts& f = facts(format);
   const UnitLayout at = unit_layout(format);
   if (!rounds_activations(format)) {
@@ -49,9 +49,13 @@ inline void unpack_block(WeightFormat format, const uint8_t* unit, int place, in
       if (f.scales == ScaleKind::kSignedByte) d *= static_cast<float>(static_cast<int8_t>(scale));
       if (f.scales == ScaleKind::kNibbles) d *= static_cast<float>(scale & 15);
       if (f.scales == ScaleKind::kNibbles) minimum *= -static_cast<float>(scale >> 4);
+      if (is_nested(format)) {
+        minimum -= 0.5f * d;
+        d *= 0.0625f;
+      }
     }
     for (int k = g * inputs; k < (g + 1) * inputs; ++k) {
-      const int whole = code_at(format, unit + place * at.code_bytes, k, row);
+      const int whole = code_at(format, unit + place * at.code_bytes, finer, k, row);
       const float code = static_cast<float>(has_zero ? whole - scale : whole);
       y[k] = f.has_minimum ? s_fma(d, code, minimum) : d * code;
     }
@@ -60,12 +64,14 @@ inline void unpack_block(WeightFormat format, const uint8_t* unit, int place, in
 
 inline void embed_row(const PackedWeight& weight, int64_t row, int64_t features, float scale, float* y) {
   const uint8_t* tile = weight.tile(row / kTileRows);
+  const uint8_t* finer = weight.finer(row / kTileRows);
   const int64_t unit_blocks = facts(weight.format).unit_blocks;
   for (int64_t k = 0; k < features; k += kBlock) {
     float values[kBlock];
     const int64_t block = k / kBlock;
     unpack_block(weight.format, tile + block / unit_blocks * unit_bytes(weight.format),
-                 static_cast<int>(block % unit_blocks), static_cast<int>(row % kTileRows), values);
+                 finer + block * finer_bytes(weight.format), static_cast<int>(block % unit_blocks),
+                 static_cast<int>(row % kTileRows), values);
     for (float& value : values) value *= scale;
     const int64_t left = features - k;
     __builtin_memcpy(y + k, values, sizeof(float) * static_cast<size_t>(left < kBlock ? left : kBlock));

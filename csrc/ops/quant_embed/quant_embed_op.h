@@ -1,6 +1,8 @@
 // QuantEmbed's face to ONNX Runtime.
 #pragma once
 
+#include <string>
+
 #include "ops/quant_embed/quant_embed.h"
 #include "ops/quant_linear/quant_linear_op.h"
 #include "ort/op.h"
@@ -16,6 +18,12 @@ struct QuantEmbed {
 
   abi::Status* create(ort::Attributes& attributes);
   abi::Status* compute(ort::OpContext& context) const;
+
+  // For whoever runs it elsewhere: reads and checks the inputs, which the host must be able to read but for the
+  // matrix, and makes the output.
+  abi::Status* check(ort::OpContext& context, EmbedRows* job) const;
+  // What is wrong with the ids of a job; empty: nothing.
+  static std::string find_bad_id(const EmbedRows& job);
 
  private:
   PackedMatrix matrix_;

@@ -33,6 +33,8 @@ void copy_unit_row(WeightFormat format, const uint8_t* from, uint8_t* to, int ro
 
 int64_t tile_bytes(WeightFormat format, int64_t inputs) {
   if (inputs < 1 || inputs > kMaxSize) return -1;
+  // Finer codes lie apart from the tiles, behind all of them.
+  if (finer_bytes(format) != 0) return -1;
   if (rounds_activations(format) && inputs % unit_inputs(format) != 0) return -1;
   return (inputs + unit_inputs(format) - 1) / unit_inputs(format) * unit_bytes(format);
 }

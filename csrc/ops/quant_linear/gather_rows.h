@@ -7,7 +7,7 @@
 
 namespace edge_rt {
 
-// Bytes of a tile of rows of so many inputs; -1 if rows of the format cannot have them.
+// Bytes of a tile of rows of so many inputs; -1 if rows of the format cannot have them, or have codes outside tiles.
 int64_t tile_bytes(WeightFormat format, int64_t inputs);
 
 // A matrix of `rows` rows and `inputs` inputs in tiles at `from`; `to` has room for `count` rows, in whole tiles. Rows

@@ -126,12 +126,12 @@ abi::Status* PackedMatrix::view(const ort::OpContext& context, int index, const 
     const int64_t tiles = (rows[i] + kTileRows - 1) / kTileRows;
     out->parts[i] = {context.input(index).as<const uint8_t>() + bytes, tiles, blocks, format};
     out->sums[i] = out->kinds.add(sum_kind(format));
-    bytes += tiles * out->parts[i].tile_bytes();
+    bytes += out->parts[i].bytes();
     if (format == WeightFormat::kF32) alignment = 4;
   }
   const PackedWeight& first = out->parts[0];
   const int64_t units = blocks / facts(first.format).unit_blocks;
-  abi::Status* bad = out->count == 1 ? context.check_shape(index, {first.tiles, units, unit_bytes(first.format)})
+  abi::Status* bad = out->count == 1 ? context.check_shape(index, {first.tiles, units, stored_unit_bytes(first.format)})
                                      : context.check_shape(index, {bytes});
   if (bad != nullptr) return bad;
   // Scales and halves are read as such, and whose memory a tensor is ONNX Runtime leaves to its users.
@@ -205,8 +205,9 @@ abi::Status* QuantLinear::create(ort::Attributes& attributes) {
   return nullptr;
 }
 
-abi::Status* QuantLinear::compute(ort::OpContext& context) const {
-  LinearRows job{};
+abi::Status* QuantLinear::check(ort::OpContext& context, LinearRows* out) const {
+  LinearRows& job = *out;
+  job = {};
   if (abi::Status* bad = matrix_.view(context, 1, &job.weight)) return bad;
   const int64_t rows = context.input(0).rank > 0 ? context.input(0).dims[0] : 0;
   const bool has_gate = context.input(5).present;
@@ -241,33 +242,39 @@ abi::Status* QuantLinear::compute(ort::OpContext& context) const {
   }
   ort::TensorView y;
   if (abi::Status* bad = context.output(0, {rows, job.width}, &y)) return bad;
-  if (rows == 0) return nullptr;
   job.bias = context.input(3).as<const float>();
   job.residual = context.input(4).as<const float>();
   job.gate = context.input(5).as<const float>();
   job.post_norm = context.input(6).as<const float>();
   job.post_epsilon = epsilon_;
   job.y = y.as<float>();
-  return run(context, rows, job);
+  job.in = {rows, job.weight.blocks(), nullptr, nullptr, {}};
+  return nullptr;
 }
 
-abi::Status* QuantLinear::run(ort::OpContext& context, int64_t rows, LinearRows& job) const {
+RoundRows QuantLinear::rounding(const ort::OpContext& context, const LinearRows& job) const {
+  return {context.input(0).as<const float>(),
+          matrix_.in_features,
+          context.input(2).as<const float>(),
+          epsilon_,
+          job.weight.rounds(),
+          job.weight.kinds,
+          job.in,
+          context.input(2).present && (is_layer_norm_ || context.input(7).present),
+          context.input(7).as<const float>()};
+}
+
+abi::Status* QuantLinear::compute(ort::OpContext& context) const {
+  LinearRows job;
+  if (abi::Status* bad = check(context, &job)) return bad;
+  const int64_t rows = job.in.rows;
+  if (rows == 0) return nullptr;
   ort::Scratch scratch;
-  job.in = {rows, job.weight.blocks(), nullptr, nullptr, {}};
   if (const size_t bytes = step_scratch_bytes(job.weight, rows); bytes > 0) {
     if (abi::Status* bad = context.scratch(bytes, &scratch)) return bad;
     job.in = place_activations(job.weight, rows, scratch.data());
   }
-  const RoundRows rounding{context.input(0).as<const float>(),
-                           matrix_.in_features,
-                           context.input(2).as<const float>(),
-                           epsilon_,
-                           job.weight.rounds(),
-                           job.weight.kinds,
-                           job.in,
-                           context.input(2).present && (is_layer_norm_ || context.input(7).present),
-                           context.input(7).as<const float>()};
-  LinearStep step(*kernels_, rounding, job, lanes_.load(std::memory_order_relaxed));
+  LinearStep step(*kernels_, rounding(context, job), job, lanes_.load(std::memory_order_relaxed));
   PhaseList phases;
   step.add_phases(&phases);
   run_phases(context.executor(), phases);

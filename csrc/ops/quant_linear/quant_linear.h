@@ -44,7 +44,13 @@ struct PackedWeight {
   WeightFormat format;
 
   EDGE_RT_IN_PLACE int64_t tile_bytes() const { return blocks / facts(format).unit_blocks * unit_bytes(format); }
+  // Of all tiles, finer codes included.
+  int64_t bytes() const { return tiles * blocks / facts(format).unit_blocks * stored_unit_bytes(format); }
   const uint8_t* tile(int64_t index) const { return data + index * tile_bytes(); }
+  // Finer codes of a tile; of formats that have none, where they would be.
+  EDGE_RT_IN_PLACE const uint8_t* finer(int64_t index) const {
+    return data + tiles * tile_bytes() + index * blocks * finer_bytes(format);
+  }
 };
 
 // The kinds of sums that a product needs, each once.

@@ -39,8 +39,22 @@ inline Bytes quartet(const uint8_t* at) {
   }
 }
 
+// The same of nested codes, both halves joined: 0 to 255.
+template <int k, class Bytes>
+inline Bytes nested_quartet(const uint8_t* at, const uint8_t* finer) {
+  constexpr int kHalf = 4 * (k % 2), kLine = 64 * (k / 2);
+  return Bytes::join(move_bits<kHalf, 4, 4>(Bytes::load(at + kLine)),
+                     move_bits<kHalf, 0, 4>(Bytes::load(finer + kLine)));
+}
+
+// Finer codes of a block; nullptr, which nothing reads, for formats that have none.
+template <WeightFormat format>
+inline const uint8_t* finer_codes(const uint8_t* finer, int64_t block) {
+  return is_nested(format) ? finer + block * finer_bytes(format) : nullptr;
+}
+
 // One code, less its offset but not a zero point: input i of row r. The definition of the above.
-inline int code_at(WeightFormat format, const uint8_t* at, int i, int r) {
+inline int code_at(WeightFormat format, const uint8_t* at, const uint8_t* finer, int i, int r) {
   const WeightFacts& f = facts(format);
   const int k = i / 4, byte = 4 * r + i % 4;
   const int nibble = at[64 * (k / 2) + byte] >> 4 * (k % 2) & 15, pair = 2 * (k % 4);
@@ -52,6 +66,7 @@ inline int code_at(WeightFormat format, const uint8_t* at, int i, int r) {
     case CodeKind::kSix: return (nibble | (at[256 + 64 * (k / 4) + byte] >> pair & 3) << 4) - f.offset;
     case CodeKind::kThree: return ((at[64 * (k / 4) + byte] >> pair & 3) | (at[128 + byte] >> k & 1) << 2) - f.offset;
     case CodeKind::kTwo: return at[64 * (k / 4) + byte] >> pair & 3;
+    case CodeKind::kNested: return nibble << 4 | (finer[64 * (k / 2) + byte] >> 4 * (k % 2) & 15);
     case CodeKind::kFloats: break;
   }
   return 0;
@@ -103,6 +118,10 @@ inline GroupScale<typename Lanes::V> group_scale(const uint8_t* unit, int index,
     if constexpr (kFacts.scales == ScaleKind::kNibbles) {
       d = Lanes::mul(d, Lanes::low_nibbles(unit + kAt.scales + at));
       minimum = Lanes::mul(Lanes::negative(minimum), Lanes::high_nibbles(unit + kAt.scales + at));
+    }
+    if constexpr (kFacts.codes == CodeKind::kNested) {
+      minimum = Lanes::sub(minimum, Lanes::times(d, 0.5f));
+      d = Lanes::times(d, 0.0625f);
     }
     return {d, minimum};
   }

@@ -153,7 +153,7 @@ struct DotTiles {
 
 template <int format>
 constexpr void set_tiles_of(DotTiles* table) {
-  constexpr auto kFormat = static_cast<WeightFormat>(format);
+  constexpr WeightFormat kFormat = read_as(static_cast<WeightFormat>(format));
   constexpr DotTile kTiles[] = {dot_tile_any<kFormat, 1>, dot_tile_any<kFormat, 2>, dot_tile_any<kFormat, 3>,
                                 dot_tile_any<kFormat, 4>, dot_tile_any<kFormat, 5>, dot_tile_any<kFormat, 6>,
                                 dot_tile_any<kFormat, 7>, dot_tile_any<kFormat, 8>};
@@ -198,7 +198,8 @@ inline JobTile open_tile(const LinearRows& job, int64_t tile, int64_t prefetch_e
   const PackedWeight& weight = job.weight.parts[number];
   const int kind = job.weight.sums[number];
   JobTile out{{weight.tile(tile), weight.blocks, nullptr, nullptr, nullptr,
-               weight.tile(job.weight.end_in(number, prefetch_end))},
+               weight.tile(job.weight.end_in(number, prefetch_end)), weight.finer(tile),
+               weight.finer(job.weight.end_in(number, prefetch_end))},
               static_cast<int>(weight.format),
               kind,
               job.weight.kinds.kinds[kind].groups,
@@ -218,7 +219,7 @@ inline void group_of_tile(const LinearRows& job, const JobTile& of, int64_t grou
   tile.scale = job.in.group_scale(group);
   tile.sums = job.in.group_sums(of.kind, of.words, group);
   // Only the first group meets weights that are not in the cache yet.
-  if (!is_first || of.unpacked != nullptr) tile.prefetch_end = tile.weight;
+  if (!is_first || of.unpacked != nullptr) tile.fetch_nothing();
   if (of.unpacked != nullptr && rows == kGroupRows) {
     tile.weight = of.unpacked;
     kDotTiles.unpacked[of.format](tile, out);
@@ -265,6 +266,21 @@ inline void linear_tiles(const LinearRows& job, int64_t begin, int64_t end, int6
           finish(job, group * kGroupRows + m, column, count, is_plain, v);
         }
       }
+    }
+  }
+}
+
+// --- whole rows behind all tiles ---
+
+inline void post_norm_rows(const LinearRows& job, int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; ++row) {
+    const int64_t first = row * job.width;
+    const VF rms = vf_set1(rms_scale(job.y + first, static_cast<int>(job.width), job.post_epsilon));
+    for (int64_t i = 0; i < job.width; i += 16) {
+      const int count = job.width - i < 16 ? static_cast<int>(job.width - i) : 16;
+      float* y = job.y + first + i;
+      const VF value = vf_mul(vf_mul(vf_load_n(y, count), rms), vf_load_n(job.post_norm + i, count));
+      vf_store_n(y, add_residual(job, first + i, count, value), count);
     }
   }
 }

@@ -1,4 +1,4 @@
-// What happens to the outputs of a tile behind the product, and to whole rows behind that.
+// What happens to the outputs of a tile behind the product. GPU kernels include it, too, where a thread is a lane.
 
 inline VF add_bias(const LinearRows& job, int64_t tile, VF value) {
   if (job.bias == nullptr) return value;
@@ -46,17 +46,4 @@ inline void finish(const LinearRows& job, int64_t row, int64_t column, int count
     if (job.post_norm == nullptr) value = add_residual(job, at, count, value);
   }
   vf_store_n(job.y + at, value, count);
-}
-
-inline void post_norm_rows(const LinearRows& job, int64_t begin, int64_t end) {
-  for (int64_t row = begin; row < end; ++row) {
-    const int64_t first = row * job.width;
-    const VF rms = vf_set1(rms_scale(job.y + first, static_cast<int>(job.width), job.post_epsilon));
-    for (int64_t i = 0; i < job.width; i += 16) {
-      const int count = job.width - i < 16 ? static_cast<int>(job.width - i) : 16;
-      float* y = job.y + first + i;
-      const VF value = vf_mul(vf_mul(vf_load_n(y, count), rms), vf_load_n(job.post_norm + i, count));
-      vf_store_n(y, add_residual(job, first + i, count, value), count);
-    }
-  }
 }

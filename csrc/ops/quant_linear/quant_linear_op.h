@@ -68,9 +68,13 @@ struct QuantLinear {
   abi::Status* create(ort::Attributes& attributes);
   abi::Status* compute(ort::OpContext& context) const;
 
- private:
-  abi::Status* run(ort::OpContext& context, int64_t rows, LinearRows& job) const;
+  // For whoever runs it elsewhere: reads and checks the inputs and makes the output. What is left to fill in is memory
+  // for rounded rows, which job.in has the number of; 0: there is nothing to do.
+  abi::Status* check(ort::OpContext& context, LinearRows* job) const;
+  // How the rows of a checked job are rounded, into its memory.
+  RoundRows rounding(const ort::OpContext& context, const LinearRows& job) const;
 
+ private:
   PackedMatrix matrix_;
   float epsilon_ = 0.0f;
   bool is_layer_norm_ = false;

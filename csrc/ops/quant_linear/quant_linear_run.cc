@@ -92,7 +92,11 @@ LinearStep::LinearStep(const QuantLinearKernels& kernels, const RoundRows& round
 void LinearStep::split() {
   const PackedParts& weight = job_.weight;
   int64_t tile_bytes = 0;
-  for (int i = 0; i < weight.count; ++i) tile_bytes = std::max(tile_bytes, weight.parts[i].tile_bytes());
+  for (int i = 0; i < weight.count; ++i) {
+    const PackedWeight& part = weight.parts[i];
+    const int64_t finer = is_nested(part.format) ? part.blocks * finer_bytes(part.format) : 0;
+    tile_bytes = std::max(tile_bytes, part.tile_bytes() + finer);
+  }
   const int64_t units = (weight.tiles() + tile_step_ - 1) / tile_step_, unit = tile_step_ * tile_bytes;
   lanes_ = TileLanes(units, (kItemBytes + unit - 1) / unit, lane_count_);
 }

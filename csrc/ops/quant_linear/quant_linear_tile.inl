@@ -8,6 +8,14 @@ struct Tile {
   const float* scale;           // [block][M]
   const uint32_t* sums;         // [block][group of weights][M]
   const uint8_t* prefetch_end;  // memory before it may be fetched ahead
+  const uint8_t* finer;         // of nested codes; they may be fetched ahead up to finer_end
+  const uint8_t* finer_end;
+
+  // Memory that is in the cache already.
+  void fetch_nothing() {
+    prefetch_end = weight;
+    finer_end = finer;
+  }
 };
 
 // How far ahead of their use weights are fetched, into the second-level cache and into the first. The hardware's own
@@ -25,6 +33,13 @@ inline void prefetch_weights(const uint8_t* w, const uint8_t* end) {
     __builtin_prefetch(far + 64 * i, 0, 2);
     __builtin_prefetch(near + 64 * i, 0, 3);
   }
+}
+
+// Asks for what a walk over a tile will read: the unit's block, and finer codes if there are any.
+template <WeightFormat format>
+inline void prefetch_block(const Tile& tile, const uint8_t* block, const uint8_t* finer) {
+  prefetch_weights<block_bytes(format)>(block, tile.prefetch_end);
+  if constexpr (is_nested(format)) prefetch_weights<finer_bytes(format)>(finer, tile.finer_end);
 }
 
 // Asks for a line that will be written. CPUs too old for the instruction skip it.

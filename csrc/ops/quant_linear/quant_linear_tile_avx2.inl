@@ -1,8 +1,8 @@
 // QuantLinear's inner loops on AVX2: a ymm holds one input quartet of 8 rows, so a tile is walked once per half.
 //
 // Without VNNI, products of codes up to 127 are added to 16-bit sums as long as those hold them: a quartet adds at most
-// 2 * 127 times the largest code. Signed codes go through |q| and the sign moved to x: 2 * 128 * 127 = 32512 fits, but
-// only once.
+// 2 * 127 times the largest code. Halves of nested codes have sums of their own, which hold a block. Signed codes go
+// through |q| and the sign moved to x: 2 * 128 * 127 = 32512 fits, but only once.
 
 #if defined(__AVXVNNI__) || (defined(__AVX512VNNI__) && defined(__AVX512VL__))
 #define EDGE_RT_DPBUSD_256 1
@@ -58,6 +58,8 @@ struct Lanes {
     return _mm256_castsi256_ps(_mm256_blendv_epi8(tiny, normal, _mm256_cmpgt_epi32(e, one)));
   }
   static __m256 mul(__m256 a, __m256 b) { return _mm256_mul_ps(a, b); }
+  static __m256 times(__m256 a, float b) { return _mm256_mul_ps(a, _mm256_set1_ps(b)); }
+  static __m256 sub(__m256 a, __m256 b) { return _mm256_sub_ps(a, b); }
   static __m256 negative(__m256 a) { return _mm256_xor_ps(a, _mm256_set1_ps(-0.0f)); }
 };
 
@@ -90,10 +92,25 @@ template <WeightFormat format>
 struct PackedHalf {
   const uint8_t* unit;
   int place, half;
+  const uint8_t* finer;  // of nested codes
 
   template <int k>
   __m256i quartet() const {
+    if constexpr (is_nested(format)) return nested_quartet<k, Bytes>(unit + 32 * half, finer + 32 * half).v;
     return codes_of_half<format, k>(unit + place * unit_layout(format).code_bytes + 32 * half);
+  }
+  // The halves of nested codes.
+  template <int k>
+  __m256i first() const {
+    return half_of<k>(unit);
+  }
+  template <int k>
+  __m256i second() const {
+    return half_of<k>(finer);
+  }
+  template <int k>
+  __m256i half_of(const uint8_t* lines) const {
+    return move_bits<4 * (k % 2), 0, 4>(Bytes::load(lines + 64 * (k / 2) + 32 * half)).v;
   }
   __m256i zero() const { return zero_points<format, Lanes>(unit, half); }
   auto scale(int g) const { return group_scale<format, Lanes>(unit, place * facts(format).groups + g, half); }
@@ -108,6 +125,14 @@ struct UnpackedHalf {
   template <int k>
   __m256i quartet() const {
     return Bytes::load(at + 64 * k + 32 * half).v;
+  }
+  template <int k>
+  __m256i first() const {
+    return move_bits<4, 0, 4>(Bytes{quartet<k>()}).v;
+  }
+  template <int k>
+  __m256i second() const {
+    return move_bits<0, 0, 4>(Bytes{quartet<k>()}).v;
   }
   __m256i zero() const { return has_zero_point(format) ? Bytes::load(at + 512 + 32 * half).v : _mm256_setzero_si256(); }
   auto scale(int g) const -> decltype(group_scale<format, Lanes>(at, g, half)) {
@@ -138,6 +163,28 @@ inline void dot_group(const Half& block, const int8_t* a, __m256i* sum) {
 #endif
       }
     });
+  } else if constexpr (kKind == CodeKind::kNested) {
+    static_assert(count * 2 * 127 * 15 <= 32767, "sums hold a block");
+    __m256i first_words[M], second_words[M];
+#pragma GCC unroll 4
+    for (int m = 0; m < M; ++m) first_words[m] = second_words[m] = _mm256_setzero_si256();
+    each<count>([&](auto i) __attribute__((always_inline)) {
+      constexpr int k = first + decltype(i)::value;
+      const __m256i upper = block.template first<k>(), finer = block.template second<k>();
+#pragma GCC unroll 4
+      for (int m = 0; m < M; ++m) {
+        const __m256i x = broadcast4(a + kBlock * m + 4 * k);
+        first_words[m] = _mm256_add_epi16(first_words[m], _mm256_maddubs_epi16(upper, x));
+        second_words[m] = _mm256_add_epi16(second_words[m], _mm256_maddubs_epi16(finer, x));
+        keep_order(first_words[m]);
+        keep_order(second_words[m]);
+      }
+    });
+#pragma GCC unroll 4
+    for (int m = 0; m < M; ++m) {
+      sum[m] = _mm256_add_epi32(sum[m], _mm256_madd_epi16(first_words[m], _mm256_set1_epi16(16)));
+      sum[m] = _mm256_add_epi32(sum[m], _mm256_madd_epi16(second_words[m], _mm256_set1_epi16(1)));
+    }
   } else {
     constexpr int kFit = 32767 / (2 * 127 * facts(format).max_code), kAtOnce = kFit < count ? kFit : count;
     each<count / kAtOnce>([&](auto part) __attribute__((always_inline)) {
@@ -209,8 +256,9 @@ inline void dot_half(const Tile& tile, int rows, int half, __m256* f) {
       if constexpr (is_unpacked) {
         add_products<format, M>(UnpackedHalf<format>{unit, half}, a, scale, sums, rows, f);
       } else {
-        if (half == 0) prefetch_weights<block_bytes(format)>(unit + place * block_bytes(format), tile.prefetch_end);
-        add_products<format, M>(PackedHalf<format>{unit, place, half}, a, scale, sums, rows, f);
+        const uint8_t* finer = finer_codes<format>(tile.finer, b + place);
+        if (half == 0) prefetch_block<format>(tile, unit + place * block_bytes(format), finer);
+        add_products<format, M>(PackedHalf<format>{unit, place, half, finer}, a, scale, sums, rows, f);
       }
       a += kBlock * rows;
       scale += rows;
@@ -246,7 +294,7 @@ inline void dot_tile(const Tile& tile, VF* out) {
     rest.codes += kBlock * kFirst;
     rest.scale += kFirst;
     rest.sums += kFirst;
-    rest.prefetch_end = tile.weight;
+    rest.fetch_nothing();
     dot_halves<format, M - kFirst, is_unpacked>(rest, M, out + kFirst);
   }
 }
@@ -262,9 +310,10 @@ inline void unpack_tile(const Tile& tile, uint8_t* to) {
   const uint8_t* unit = tile.weight;
   for (int64_t b = 0; b < tile.blocks; b += kFacts.unit_blocks, unit += unit_layout(format).bytes) {
     for (int place = 0; place < kFacts.unit_blocks; ++place, to += unpacked_block_bytes(format)) {
-      prefetch_weights<block_bytes(format)>(unit + place * block_bytes(format), tile.prefetch_end);
+      const uint8_t* finer = finer_codes<format>(tile.finer, b + place);
+      prefetch_block<format>(tile, unit + place * block_bytes(format), finer);
       for (int half = 0; half < 2; ++half) {
-        const PackedHalf<format> block{unit, place, half};
+        const PackedHalf<format> block{unit, place, half, finer};
         uint8_t* at = to + 32 * half;
         const auto store = [](uint8_t* where, __m256i v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(where), v); };
         each<8>([&](auto k) { store(at + 64 * k, block.template quartet<decltype(k)::value>()); });

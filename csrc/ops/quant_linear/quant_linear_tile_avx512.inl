@@ -48,6 +48,8 @@ struct Lanes {
     return {_mm512_castsi512_ps(_mm512_mask_blend_epi32(_mm512_cmpgt_epi32_mask(e, one), tiny, normal))};
   }
   static VF mul(VF a, VF b) { return vf_mul(a, b); }
+  static VF times(VF a, float b) { return vf_mul(a, vf_set1(b)); }
+  static VF sub(VF a, VF b) { return vf_sub(a, b); }
   static VF negative(VF a) { return vf_neg(a); }
 };
 
@@ -77,9 +79,11 @@ template <WeightFormat format>
 struct PackedBlock {
   const uint8_t* unit;
   int place;
+  const uint8_t* finer;
 
   template <int k>
   __m512i quartet() const {
+    if constexpr (is_nested(format)) return nested_quartet<k, Bytes>(unit, finer).v;
     return unsigned_quartet<format, k>(unit + place * unit_layout(format).code_bytes);
   }
   __m512i zero() const { return zero_points<format, Lanes>(unit, 0); }
@@ -151,8 +155,9 @@ inline void dot_tile(const Tile& tile, VF* out) {
   for (int64_t b = 0; b < tile.blocks; b += kFacts.unit_blocks, unit += unit_layout(format).bytes) {
     // No pragma: a loop of one block is none then, and one of eight is too long to be unrolled.
     for (int place = 0; place < kFacts.unit_blocks; ++place) {
-      prefetch_weights<block_bytes(format)>(unit + place * block_bytes(format), tile.prefetch_end);
-      add_products<format, M>(PackedBlock<format>{unit, place}, a, scale, sums, f);
+      const uint8_t* finer = finer_codes<format>(tile.finer, b + place);
+      prefetch_block<format>(tile, unit + place * block_bytes(format), finer);
+      add_products<format, M>(PackedBlock<format>{unit, place, finer}, a, scale, sums, f);
       a += kBlock * M;
       scale += M;
       sums += kFacts.groups * M;
@@ -167,8 +172,9 @@ inline void unpack_tile(const Tile& tile, uint8_t* to) {
   const uint8_t* unit = tile.weight;
   for (int64_t b = 0; b < tile.blocks; b += kFacts.unit_blocks, unit += unit_layout(format).bytes) {
     for (int place = 0; place < kFacts.unit_blocks; ++place, to += unpacked_block_bytes(format)) {
-      prefetch_weights<block_bytes(format)>(unit + place * block_bytes(format), tile.prefetch_end);
-      const PackedBlock<format> block{unit, place};
+      const uint8_t* finer = finer_codes<format>(tile.finer, b + place);
+      prefetch_block<format>(tile, unit + place * block_bytes(format), finer);
+      const PackedBlock<format> block{unit, place, finer};
       each<8>([&](auto k) { _mm512_storeu_si512(to + 64 * k, block.template quartet<decltype(k)::value>()); });
       if (has_zero_point(format)) _mm512_storeu_si512(to + 512, block.zero());
       for (int g = 0; g < kFacts.groups; ++g) {

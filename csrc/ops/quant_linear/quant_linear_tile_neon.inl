@@ -3,8 +3,9 @@
 //
 // With dot products, 16 bytes of x serve four instructions, which pick their quartet by lane. With 8-bit matrix
 // products (i8mm) one instruction multiplies 2 rows of the tile by 2 rows of x over 8 inputs: neighbouring quartets
-// zipped are what it wants. Sums of such a pair lie as [row 0 x 0, row 0 x 1, row 1 x 0, row 1 x 1] until the tile is
-// done; an odd row of x goes the first way. The integers are exact, so both ways give the same bits.
+// zipped are what it wants. Nested codes do not fit signed bytes: their halves are multiplied one after the other. Sums
+// of such a pair lie as [row 0 x 0, row 0 x 1, row 1 x 0, row 1 x 1] until the tile is done; an odd row of x goes the
+// first way. The integers are exact, so both ways give the same bits.
 
 #if defined(__ARM_FEATURE_MATMUL_INT8)
 #define EDGE_RT_MATRIX_PRODUCTS 1
@@ -63,6 +64,8 @@ struct Lanes {
     return vreinterpretq_f32_u32(vbslq_u32(vcgtq_u32(e, one), normal, tiny));
   }
   static V mul(V a, V b) { return vmulq_f32(a, b); }
+  static V times(V a, float b) { return vmulq_n_f32(a, b); }
+  static V sub(V a, V b) { return vsubq_f32(a, b); }
   static V negative(V a) { return vnegq_f32(a); }
 };
 
@@ -71,9 +74,10 @@ constexpr bool is_corrected(WeightFormat format) {
   return !f.has_minimum && f.codes != CodeKind::kBytes && f.codes != CodeKind::kTable;
 }
 
+// Codes of a quarter of a block; of nested ones a half of each.
 template <WeightFormat format>
 inline Quarter load_quarter(const uint8_t* codes) {
-  constexpr CodeKind kKind = facts(format).codes;
+  constexpr CodeKind kKind = is_nested(format) ? CodeKind::kNibbles : facts(format).codes;
   Quarter out;
   each<8>([&](auto k) __attribute__((always_inline)) {
     const uint8x16_t places = quartet<kKind, decltype(k)::value, Bytes>(codes).v;
@@ -183,17 +187,24 @@ inline int32x4_t broadcast_two(const void* words) {
 }
 
 template <WeightFormat format, int g, int pairs>
-inline void add_pairs(const Quarter& codes, const QuarterScales& scales, const PairCodes* x, const float* scale,
-                      const uint32_t* sums, float32x4_t f[][2]) {
+inline void add_pairs(const Quarter& codes, const Quarter& finer, const QuarterScales& scales, const PairCodes* x,
+                      const float* scale, const uint32_t* sums, float32x4_t f[][2]) {
 #pragma GCC unroll 2
   for (int half = 0; half < 2; ++half) {
     const PairCodes w = zip_rows(codes, half == 1);
+    const PairCodes low = is_nested(format) ? zip_rows(finer, half == 1) : w;
     const QuarterScales zipped = zip_scales(scales, half == 1);
 #pragma GCC unroll 4
     for (int p = 0; p < pairs; ++p) {
       const int32x4_t more = broadcast_two(sums + 2 * p);
       const int32x4_t first = first_sum<format>(zipped.zero, more);
-      const int32x4_t sum = dot_pair<facts(format).groups, g>(first, w, x[p]);
+      int32x4_t sum;
+      if constexpr (is_nested(format)) {
+        sum = dot_pair<1, 0>(first, low, x[p]);
+        sum = vaddq_s32(sum, vshlq_n_s32(dot_pair<1, 0>(vdupq_n_s32(0), w, x[p]), 4));
+      } else {
+        sum = dot_pair<facts(format).groups, g>(first, w, x[p]);
+      }
       const float32x4_t both = vreinterpretq_f32_s32(broadcast_two(scale + 2 * p));
       f[p][half] = add_quarter<format>(f[p][half], sum, zipped, both, more);
     }
@@ -222,7 +233,8 @@ inline void dot_tile(const Tile& tile, VF* out) {
   for (int64_t b = 0; b < tile.blocks; b += kFacts.unit_blocks, unit += kAt.bytes) {
     // No pragma: a loop of one block is none then, and one of eight is too long to be unrolled.
     for (int place = 0; place < kFacts.unit_blocks; ++place, a += kBlock * M, scale += M, sums += kFacts.groups * M) {
-      prefetch_weights<block_bytes(format)>(unit + place * block_bytes(format), tile.prefetch_end);
+      const uint8_t* finer_lines = finer_codes<format>(tile.finer, b + place);
+      prefetch_block<format>(tile, unit + place * block_bytes(format), finer_lines);
 #if EDGE_RT_MATRIX_PRODUCTS
       PairCodes x[kPlaces];
       for (int p = 0; p < kPairs; ++p) x[p] = load_pair(a + 2 * kBlock * p);
@@ -232,18 +244,26 @@ inline void dot_tile(const Tile& tile, VF* out) {
 #pragma GCC unroll 1
       for (int q = 0; q < 4; ++q) {
         const Quarter codes = load_quarter<format>(unit + place * kAt.code_bytes + 16 * q);
+        Quarter finer;
+        if constexpr (is_nested(format)) finer = load_quarter<format>(finer_lines + 16 * q);
         each<kFacts.groups>([&](auto g) __attribute__((always_inline)) {
           constexpr int kGroup = decltype(g)::value;
           const QuarterScales scales = load_scales<format>(unit, place * kFacts.groups + kGroup, q);
           const uint32_t* words = sums + kGroup * M;
 #if EDGE_RT_MATRIX_PRODUCTS
-          if constexpr (kPairs > 0) add_pairs<format, kGroup, kPairs>(codes, scales, x, scale, words, pair_f[q]);
+          if constexpr (kPairs > 0) add_pairs<format, kGroup, kPairs>(codes, finer, scales, x, scale, words, pair_f[q]);
 #endif
 #pragma GCC unroll 8
           for (int m = 2 * kPairs; m < M; ++m) {
             const int32x4_t more = broadcast_word(words + m);
             const int32x4_t first = first_sum<format>(scales.zero, more);
-            const int32x4_t sum = dot_quarter<kFacts.groups, kGroup>(first, codes, a + kBlock * m);
+            int32x4_t sum;
+            if constexpr (is_nested(format)) {
+              sum = dot_quarter<1, 0>(first, finer, a + kBlock * m);
+              sum = vaddq_s32(sum, vshlq_n_s32(dot_quarter<1, 0>(vdupq_n_s32(0), codes, a + kBlock * m), 4));
+            } else {
+              sum = dot_quarter<kFacts.groups, kGroup>(first, codes, a + kBlock * m);
+            }
             f[q][m] = add_quarter<format>(f[q][m], sum, scales, vdupq_n_f32(scale[m]), more);
           }
         });

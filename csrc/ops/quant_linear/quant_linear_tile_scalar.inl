@@ -25,6 +25,8 @@ struct Lanes {
   }
   static VF exponents(const uint8_t* at) { return each_of(at, exponent_scale); }
   static VF mul(VF a, VF b) { return vf_mul(a, b); }
+  static VF times(VF a, float b) { return vf_mul(a, vf_set1(b)); }
+  static VF sub(VF a, VF b) { return vf_sub(a, b); }
   static VF negative(VF a) { return vf_neg(a); }
 };
 
@@ -37,6 +39,7 @@ inline void dot_tile(const Tile& tile, VF* out) {
   for (int64_t b = 0; b < tile.blocks; ++b) {
     const uint8_t* unit = tile.weight + b / kFacts.unit_blocks * kAt.bytes;
     const uint8_t* zero = unit + kAt.scales;  // where there are zero points
+    const uint8_t* finer = finer_codes<format>(tile.finer, b);
     const int place = static_cast<int>(b % kFacts.unit_blocks);
     for (int g = 0; g < kFacts.groups; ++g) {
       const GroupScale<VF> w = group_scale<format, Lanes>(unit, place * kFacts.groups + g, 0);
@@ -45,7 +48,7 @@ inline void dot_tile(const Tile& tile, VF* out) {
         int32_t dot[kTileRows] = {};
         for (int r = 0; r < kTileRows; ++r) {
           for (int i = 0; i < kInputs; ++i) {
-            const int code = code_at(format, unit + place * kAt.code_bytes, g * kInputs + i, r);
+            const int code = code_at(format, unit + place * kAt.code_bytes, finer, g * kInputs + i, r);
             dot[r] += (has_zero_point(format) ? code - zero[r] : code) * x[i];
           }
         }

@@ -16,6 +16,10 @@
 //   zeros   instead of both a byte for each of 16 rows, where codes have a zero point
 //   d, m    16 fp16 numbers each, as far as the format has them
 //
+// Nested codes have two halves. The first ones lie in units as those of w4m do, and are a matrix of w4m as they are.
+// The finer ones lie behind all units of the matrix: [tiles][units], 4 lines a block, in the order of the first. So a
+// walk over the first halves alone reads memory without gaps, and 5 of 9 bytes; a walk over both reads two streams.
+//
 // With q the code, s a group's scale and m its minimum, as integers:
 //
 //   w4m   d q + m                                 as Q4_1        w5m   d q + m           5 bits, as Q5_1
@@ -27,9 +31,10 @@
 //   t4    d table[q]                              as IQ4_NL      t4k   (d s) table[q], as IQ4_XS
 //   mx4   2^(e - 128) table[q], e a byte a row    as MXFP4, whose table is doubled
 //   w4z32, w4z64, w4z128  d (q - z), z the zero point, a byte; units of 32, 64 and 128 inputs, as GPTQ and AWQ
+//   w8n   (d / 16) q + (m - d / 2), q = 16 * code + finer code; w8n_upper is the same memory, read as w4m
 //   f16, bf16, f32  [input][row]; activations are not rounded
 //
-// Products in brackets are exact in float32.
+// Products in brackets are exact in float32; the sum in brackets is rounded once.
 #pragma once
 
 #include <cstddef>
@@ -59,11 +64,13 @@ enum class WeightFormat : int {
   kBF16,
   kW4Z32,
   kW4Z64,
-  kW4Z128
+  kW4Z128,
+  kW8N,
+  kW8NUpper
 };
-constexpr int kWeightFormatCount = 19;
+constexpr int kWeightFormatCount = 21;
 
-enum class CodeKind : int { kNibbles, kBytes, kFive, kSix, kThree, kTwo, kTable, kFloats };
+enum class CodeKind : int { kNibbles, kBytes, kFive, kSix, kThree, kTwo, kTable, kFloats, kNested };
 
 // How a group's scale is made: a half of its own, d times a byte, d times a signed byte, d and m times the halves of a
 // byte, an exponent, or d alone, beside a zero point that is taken from the codes.
@@ -101,6 +108,8 @@ constexpr WeightFacts kWeightFacts[kWeightFormatCount] = {
     {"w4z32", CodeKind::kNibbles, ScaleKind::kZero, false, 0, 15, 1, 1, 0},
     {"w4z64", CodeKind::kNibbles, ScaleKind::kZero, false, 0, 15, 2, 1, 0},
     {"w4z128", CodeKind::kNibbles, ScaleKind::kZero, false, 0, 15, 4, 1, 0},
+    {"w8n", CodeKind::kNested, ScaleKind::kHalf, true, 0, 255, 1, 1, 0},
+    {"w8n_upper", CodeKind::kNibbles, ScaleKind::kHalf, true, 0, 15, 1, 1, 0},
 };
 
 constexpr const WeightFacts& facts(WeightFormat format) { return kWeightFacts[static_cast<int>(format)]; }
@@ -109,10 +118,17 @@ bool weight_format_from_name(const char* name, WeightFormat* out);
 
 constexpr bool has_zero_point(WeightFormat format) { return facts(format).scales == ScaleKind::kZero; }
 constexpr bool rounds_activations(WeightFormat format) { return facts(format).codes != CodeKind::kFloats; }
+constexpr bool is_nested(WeightFormat format) { return facts(format).codes == CodeKind::kNested; }
+
+// The format whose kernels read units of a format.
+constexpr WeightFormat read_as(WeightFormat format) {
+  return format == WeightFormat::kW8NUpper ? WeightFormat::kW4M : format;
+}
 
 constexpr int code_bytes(CodeKind codes) {
   switch (codes) {
     case CodeKind::kNibbles:
+    case CodeKind::kNested:
     case CodeKind::kTable: return 256;
     case CodeKind::kBytes: return 512;
     case CodeKind::kFive: return 320;
@@ -163,6 +179,13 @@ constexpr const UnitLayout& unit_layout(WeightFormat format) { return kUnitLayou
 constexpr int64_t unit_bytes(WeightFormat format) { return unit_layout(format).bytes; }
 constexpr int64_t unit_inputs(WeightFormat format) { return int64_t{kBlock} * facts(format).unit_blocks; }
 
+// Bytes of a unit's finer codes, which lie behind all units.
+constexpr int64_t finer_bytes(WeightFormat format) {
+  return is_nested(format) || format == WeightFormat::kW8NUpper ? kBlock * kTileRows / 2 : 0;
+}
+// Bytes of a matrix for every unit.
+constexpr int64_t stored_unit_bytes(WeightFormat format) { return unit_bytes(format) + finer_bytes(format); }
+
 // Bytes of one block of 16 rows: its share of a unit.
 constexpr int64_t block_bytes(WeightFormat format) { return unit_bytes(format) / facts(format).unit_blocks; }
 
@@ -174,6 +197,8 @@ static_assert(unit_bytes(WeightFormat::kW2K) == 1344 && unit_bytes(WeightFormat:
 static_assert(unit_bytes(WeightFormat::kMX4) == 272 && unit_bytes(WeightFormat::kBF16) == 1024);
 static_assert(unit_bytes(WeightFormat::kW4Z32) == 304 && unit_bytes(WeightFormat::kW4Z64) == 560);
 static_assert(unit_bytes(WeightFormat::kW4Z128) == 1072);
+static_assert(unit_bytes(WeightFormat::kW8N) == 320 && stored_unit_bytes(WeightFormat::kW8N) == 576);
+static_assert(unit_bytes(WeightFormat::kW8N) % 64 == 0, "finer codes begin at a line wherever units do");
 
 // Weights of formats with a table.
 constexpr int8_t kTableIQ4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};

@@ -14,7 +14,7 @@ abi::Status* RowTopK::create(ort::Attributes& attributes) {
   return nullptr;
 }
 
-abi::Status* RowTopK::compute(ort::OpContext& context) const {
+abi::Status* RowTopK::check(ort::OpContext& context, TopKRows* job) const {
   if (abi::Status* bad = context.check_shape(0, {-1, -1})) return bad;
   const ort::TensorView& logits = context.input(0);
   const int64_t rows = logits.dims[0], width = logits.dims[1];
@@ -26,21 +26,28 @@ abi::Status* RowTopK::compute(ort::OpContext& context) const {
   if (abi::Status* bad = context.output(0, {rows, k_}, &ids)) return bad;
   if (abi::Status* bad = context.output(1, {rows, k_}, &values)) return bad;
   if (abi::Status* bad = context.output(2, {rows}, &sums)) return bad;
-  const int64_t parts = (width + kTopKPart - 1) / kTopKPart;
+  *job = {logits.as<const float>(), rows, width, static_cast<int>(k_), nullptr, ids.as<int32_t>(), values.as<float>(),
+          sums.as<float>()};
+  return nullptr;
+}
+
+abi::Status* RowTopK::compute(ort::OpContext& context) const {
+  TopKRows job;
+  if (abi::Status* bad = check(context, &job)) return bad;
   ort::Scratch scratch;
-  if (abi::Status* bad = context.scratch(sizeof(TopKPart) * static_cast<size_t>(rows * parts), &scratch)) return bad;
-  TopKPart* found = scratch.as<TopKPart>();
-  const int k = static_cast<int>(k_);
+  if (abi::Status* bad = context.scratch(job.part_bytes(), &scratch)) return bad;
+  job.parts = scratch.as<TopKPart>();
+  const int64_t parts = job.part_count();
   auto part = [&](int64_t item) {
     const int64_t begin = item % parts * kTopKPart;
-    kernels_->part(logits.as<const float>() + item / parts * width, begin, std::min(begin + kTopKPart, width), k,
-                   &found[item]);
+    kernels_->part(job.logits + item / parts * job.width, begin, std::min(begin + kTopKPart, job.width), job.k,
+                   &job.parts[item]);
   };
   auto join = [&](int64_t row) {
-    kernels_->join(found + row * parts, parts, k, ids.as<int32_t>() + row * k, values.as<float>() + row * k,
-                   sums.as<float>() + row);
+    kernels_->join(job.parts + row * parts, parts, job.k, job.ids + row * job.k, job.values + row * job.k,
+                   job.log_sum_exp + row);
   };
-  run_phases(context.executor(), {make_phase(rows * parts, part), make_phase(rows, join)});
+  run_phases(context.executor(), {make_phase(job.rows * parts, part), make_phase(job.rows, join)});
   return nullptr;
 }
 

@@ -1,6 +1,7 @@
 // RowTopK: the k largest logits of every row with their ids, and the row's log-sum-exp, in one pass.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace edge_rt {
@@ -16,6 +17,22 @@ struct TopKPart {
   float sum;
   float values[kMaxTopK];
   int32_t ids[kMaxTopK];
+};
+
+// Rows of logits, checked.
+struct TopKRows {
+  const float* logits;  // [rows][width]
+  int64_t rows;
+  int64_t width;
+  int k;
+  TopKPart* parts;     // memory for the parts of all rows
+  int32_t* ids;        // [rows][k]
+  float* values;       // [rows][k]
+  float* log_sum_exp;  // [rows]
+
+  int64_t part_count() const { return (width + kTopKPart - 1) / kTopKPart; }  // of a row
+  // Memory that `parts` needs.
+  size_t part_bytes() const { return sizeof(TopKPart) * static_cast<size_t>(rows * part_count()); }
 };
 
 struct RowTopKKernels {

@@ -77,25 +77,6 @@ inline void top_k_part(const float* logits, int64_t begin, int64_t end, int k, T
   out->sum = out->count > 0 ? sum_of_exp(logits, begin, end, out->peak) : 0.0f;
 }
 
-// Natural logarithm of a positive finite number: series of atanh in double, so that no library's rounding shows.
-inline float s_log(float x) {
-  uint32_t bits;
-  __builtin_memcpy(&bits, &x, 4);
-  int exponent = static_cast<int>(bits >> 23) - 127;
-  bits = (bits & 0x007fffff) | 0x3f800000;
-  float mantissa;
-  __builtin_memcpy(&mantissa, &bits, 4);
-  double m = mantissa;
-  if (m > 1.4142135623730951) {
-    m *= 0.5;
-    ++exponent;
-  }
-  const double s = (m - 1.0) / (m + 1.0), square = s * s;
-  double series = 0.0;
-  for (int n = 23; n >= 1; n -= 2) series = series * square + 1.0 / n;
-  return static_cast<float>(exponent * 0.6931471805599453 + 2.0 * s * series);
-}
-
 inline void top_k_join(const TopKPart* parts, int64_t count, int k, int32_t* ids, float* values, float* log_sum_exp) {
   TopKPart top;
   top.count = 0;

@@ -17,6 +17,9 @@ struct RowTopK {
   abi::Status* create(ort::Attributes& attributes);
   abi::Status* compute(ort::OpContext& context) const;
 
+  // For whoever runs it elsewhere: checks the input and makes the outputs. What is left to fill in: `parts`.
+  abi::Status* check(ort::OpContext& context, TopKRows* job) const;
+
  private:
   int64_t k_ = 1;
   const RowTopKKernels* kernels_ = nullptr;

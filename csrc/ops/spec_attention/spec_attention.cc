@@ -1,11 +1,10 @@
-#include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <iterator>
-#include <vector>
+#include <string>
 
 #include "kernels/kernel_table.h"
 #include "ops/spec_attention/spec_attention_op.h"
+#include "ops/spec_attention/spec_attention_places.h"
 #include "ops/spec_attention/spec_attention_run.h"
 
 namespace edge_rt {
@@ -16,27 +15,6 @@ constexpr int64_t kMaxHeads = 1024;
 constexpr int64_t kMaxRows = int64_t{1} << 28;
 constexpr int kKeyConstants = static_cast<int>(1 + std::size(kAttentionPorts));  // the first input of them
 constexpr SpecAttention::Places kPlaces{kKeyConstants, kKeyConstants + static_cast<int>(std::size(kKeyConstantPorts))};
-
-// Smallest and largest of values that must be all of [0, capacity): one pass that compilers vectorise.
-struct Range {
-  int32_t low = INT32_MAX, high = INT32_MIN;
-};
-
-Range range_of(const int32_t* values, int64_t count) {
-  Range range;
-  for (int64_t i = 0; i < count; ++i) {
-    range.low = values[i] < range.low ? values[i] : range.low;
-    range.high = values[i] > range.high ? values[i] : range.high;
-  }
-  return range;
-}
-
-// How many of some values lie in a range; likewise.
-int64_t count_within(const int32_t* values, int64_t count, const Range& range) {
-  int64_t found = 0;
-  for (int64_t i = 0; i < count; ++i) found += values[i] >= range.low && values[i] <= range.high ? 1 : 0;
-  return found;
-}
 
 long long printable(int64_t value) { return static_cast<long long>(value); }
 
@@ -108,10 +86,16 @@ abi::Status* SpecAttention::check_shapes(const ort::OpContext& context, Attentio
   const int64_t mapped = context.input(3).rank == 1 ? context.input(3).dims[0] : 0;
   const bool is_ring = pass->window > 0 && mapped > pass->capacity;
   if ((bad = context.check_shape(3, {is_ring ? mapped : pass->capacity})) != nullptr ||
-      (bad = context.check_shape(4, {pass->rows})) != nullptr ||
+      (bad = context.check_shape(4, {-1})) != nullptr ||
       (bad = context.check_shape(7, {cos.dims[0], cos.dims[1]})) != nullptr) {
     return bad;
   }
+  const int64_t nodes = context.input(4).dims[0];
+  if (nodes < pass->rows) {
+    return context.error("parents is [%lld], must be [%lld], or longer by the nodes of earlier passes",
+                         printable(nodes), printable(pass->rows));
+  }
+  pass->done = nodes - pass->rows;
   if (2 * cos.dims[1] > dim) {
     return context.error("cos has %lld columns, head_dim %lld allows %lld", printable(cos.dims[1]), printable(dim),
                          printable(dim / 2));
@@ -166,71 +150,6 @@ abi::Status* SpecAttention::check_cache(const ort::OpContext& context, Attention
   return nullptr;
 }
 
-// Rows that will be written must exist, be different, and hold nothing that the pass reads: all that is committed, or
-// what the first of its rows sees through the window.
-abi::Status* SpecAttention::check_rows(const ort::OpContext& context, const AttentionPass& pass) const {
-  const int64_t mapped = context.input(3).dims[0];
-  const bool is_ring = mapped != pass.capacity;  // of a layer with a window: see check_shapes
-  if (pass.past < 0 || pass.past + pass.rows > mapped) {
-    return context.error("past_length %lld and %lld rows of the pass, %s has %lld rows", printable(pass.past),
-                         printable(pass.rows), is_ring ? "row_map" : "cache", printable(mapped));
-  }
-  const int64_t seen = is_ring ? pass.first_seen(pass.past) : 0;
-  if (pass.past + pass.rows - seen > pass.capacity) {
-    return context.error("a window of %lld and %lld rows of the pass, cache has %lld rows", printable(pass.past - seen),
-                         printable(pass.rows), printable(pass.capacity));
-  }
-  // Spans are looked at from their beginning on, so that entries before the window must be in range too.
-  const int64_t begin = seen / kKvSpan * kKvSpan;
-  const Range looked_at = range_of(pass.row_map + begin, pass.past + pass.rows - begin);
-  if (looked_at.low < 0 || looked_at.high >= pass.capacity) {
-    return context.error("row_map holds %d, must be 0 to %lld", looked_at.low < 0 ? looked_at.low : looked_at.high,
-                         printable(pass.capacity - 1));
-  }
-  const int32_t *old_rows = pass.row_map + seen, *new_rows = pass.row_map + pass.past;
-  const int64_t old_count = pass.past - seen;
-  const Range given = range_of(new_rows, pass.rows);
-  // Mostly new rows rise, and no old row lies between them.
-  bool distinct = count_within(old_rows, old_count, given) == 0;
-  for (int64_t i = 1; distinct && i < pass.rows; ++i) distinct = new_rows[i] > new_rows[i - 1];
-  if (distinct) return nullptr;
-  std::vector<uint8_t> is_new(static_cast<size_t>(given.high - given.low + 1));
-  for (int64_t i = 0; i < pass.rows; ++i) {
-    uint8_t& mark = is_new[static_cast<size_t>(new_rows[i] - given.low)];
-    if (mark != 0) return context.error("row_map gives row %d to two positions", new_rows[i]);
-    mark = 1;
-  }
-  for (int64_t i = 0; i < old_count; ++i) {
-    const int32_t row = old_rows[i];
-    if (row >= given.low && row <= given.high && is_new[static_cast<size_t>(row - given.low)] != 0) {
-      return context.error("row_map gives row %d of position %lld to the pass", row, printable(seen + i));
-    }
-  }
-  return nullptr;
-}
-
-// Depth of every row; the deepest position must have a row of cos and sin.
-abi::Status* SpecAttention::find_depths(const ort::OpContext& context, AttentionPass* pass, int32_t* depths) const {
-  int32_t most = 0;
-  pass->chain = true;
-  for (int64_t i = 0; i < pass->rows; ++i) {
-    const int32_t parent = pass->parents[i];
-    if (parent < -1 || parent >= i) {
-      return context.error("parents[%lld] is %d, must be -1 to %lld", printable(i), parent, printable(i - 1));
-    }
-    depths[i] = parent < 0 ? 0 : depths[parent] + 1;
-    most = std::max(most, depths[i]);
-    pass->chain = pass->chain && parent == i - 1;
-  }
-  const int64_t positions = context.input(6).dims[0];
-  if (pass->past + most >= positions) {
-    return context.error("position %lld has no row in cos and sin, which have %lld", printable(pass->past + most),
-                         printable(positions));
-  }
-  pass->depths = depths;
-  return nullptr;
-}
-
 abi::Status* SpecAttention::check_key_constants(const ort::OpContext& context, int first, AttentionPass* pass) const {
   const int64_t heads = pass->kv_heads, dim = pass->head_dim;
   abi::Status* bad = nullptr;
@@ -250,7 +169,7 @@ abi::Status* SpecAttention::check_key_constants(const ort::OpContext& context, i
 }
 
 abi::Status* SpecAttention::check(const ort::OpContext& context, int64_t rows, const Places& places,
-                                  AttentionPass* pass, int32_t* depths) const {
+                                  AttentionPass* pass, Depths* depths) const {
   *pass = fixed_;
   pass->rows = rows;
   if (abi::Status* bad = check_shapes(context, pass)) return bad;
@@ -258,8 +177,11 @@ abi::Status* SpecAttention::check(const ort::OpContext& context, int64_t rows, c
   pass->past = context.input(2).as<const int32_t>()[0];
   pass->row_map = context.input(3).as<const int32_t>();
   pass->parents = context.input(4).as<const int32_t>();
-  if (abi::Status* bad = check_rows(context, *pass)) return bad;
-  if (abi::Status* bad = find_depths(context, pass, depths)) return bad;
+  std::string problem = find_bad_rows(*pass, context.input(3).dims[0]);
+  if (problem.empty()) {
+    problem = find_depths(context.input(6).dims[0], depths->take(pass->done + pass->rows), pass);
+  }
+  if (!problem.empty()) return context.error("%s", problem.c_str());
   if (abi::Status* bad = context.check_shape(places.query_scale, {context.input(6).dims[0]})) return bad;
   pass->cos = context.input(6).as<const float>();
   pass->sin = context.input(7).as<const float>();
@@ -270,16 +192,21 @@ abi::Status* SpecAttention::check(const ort::OpContext& context, int64_t rows, c
   return check_key_constants(context, places.key_constants, pass);
 }
 
-abi::Status* SpecAttention::compute(ort::OpContext& context) const {
+abi::Status* SpecAttention::check(ort::OpContext& context, AttentionPass* pass, Depths* depths) const {
   if (abi::Status* bad = context.check_shape(0, {-1, qkv_features()})) return bad;
   const int64_t rows = context.input(0).dims[0];
-  Depths depths(rows);
-  AttentionPass pass;
-  if (abi::Status* bad = check(context, rows, kPlaces, &pass, depths.data())) return bad;
-  pass.qkv = context.input(0).as<const float>();
+  if (abi::Status* bad = check(context, rows, kPlaces, pass, depths)) return bad;
+  pass->qkv = context.input(0).as<const float>();
   ort::TensorView y;
   if (abi::Status* bad = context.output(0, {rows, out_features()}, &y)) return bad;
-  pass.y = y.as<float>();
+  pass->y = y.as<float>();
+  return nullptr;
+}
+
+abi::Status* SpecAttention::compute(ort::OpContext& context) const {
+  Depths depths;
+  AttentionPass pass;
+  if (abi::Status* bad = check(context, &pass, &depths)) return bad;
   AttentionPlan plan(pass);
   ort::Scratch scratch;
   if (abi::Status* bad = context.scratch(plan.scratch_bytes(), &scratch)) return bad;

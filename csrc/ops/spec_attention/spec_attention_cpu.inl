@@ -45,17 +45,18 @@ inline void map_rows(const AttentionPass& pass, int64_t position, int64_t limit,
   }
 }
 
-// The same for one row of a tree, whose positions behind the committed ones are its ancestors.
+// The same for one row of a tree, whose positions behind the committed ones are its ancestors. Nodes count from the
+// tree's first one, which an earlier pass may have appended.
 inline void map_ancestors(const AttentionPass& pass, int64_t position, int64_t row, int32_t* out) {
   const int64_t seen = pass.first_seen(pass.past);
-  int64_t node = row;
+  int64_t node = pass.done + row;
   for (int j = kKvTile - 1; j >= 0; --j) {
     const int64_t depth = position + j - pass.past;
     if (depth < 0) {
       out[j] = pass.row_map[position + j > seen ? position + j : seen];
       continue;
     }
-    while (pass.depths[node] > depth) node = pass.parents[node];
+    while (pass.depths[node - pass.done] > depth) node = pass.parents[node];
     out[j] = pass.row_map[pass.past + node];
   }
 }
@@ -71,7 +72,7 @@ EDGE_RT_INLINE void visit_tile(const ChunkView& view, int tile, const Use& use) 
     while (begin < end && !view.touches(begin, tile)) ++begin;
     while (end > begin && !view.touches(end - 1, tile)) --end;
     if (begin == end) return;
-    map_rows(pass, position, pass.chain ? pass.past + pass.rows : pass.past, physical);
+    map_rows(pass, position, pass.chain ? pass.past + pass.done + pass.rows : pass.past, physical);
     use(begin, end, physical);
     return;
   }
@@ -85,7 +86,7 @@ EDGE_RT_INLINE void visit_tile(const ChunkView& view, int tile, const Use& use) 
 // Keys or values of a tile, to be fetched while something else is computed; scales take a line or two, fetched at once.
 inline Ahead look_ahead(const AttentionPass& pass, int which, int kv, int64_t position, int most = kKvTile) {
   const CodedPlane in(pass, pass.plane(which, kv), pass.form().coding(which));
-  const int64_t left = pass.past + pass.rows - position;
+  const int64_t left = pass.past + pass.done + pass.rows - position;
   const int count = left < 0 ? 0 : left > most ? most : static_cast<int>(left);
   const int32_t* rows = pass.row_map + position;
   if (in.extra_bytes > 0 && count > 0) {

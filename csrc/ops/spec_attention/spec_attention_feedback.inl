@@ -127,7 +127,7 @@ inline void append_fed_back(const AttentionPass& pass, const AppendUnit* units, 
   for (int i = 0; i < count; ++i) {
     uint8_t* plane = pass.plane(0, units[i].kv);
     const CodedPlane in(pass, plane, kCodedNibbles);
-    const int64_t at = pass.row_map[pass.past + units[i].row];
+    const int64_t at = pass.place_of(units[i].row);
     keys[i] = &memory[i];
     codes[i] = plane + at * in.code_bytes;
     load_fed_key(x[i], dim, pass.key_feedback + int64_t{units[i].kv} * dim * dim,

@@ -32,6 +32,9 @@ inline constexpr ort::Port kQueryScalePorts[] = {{"query_scale", abi::kFloat, ab
 //   row_map: physical row of every logical position; row i of the pass is written to row_map[past_length + i]. With a
 //     window there may be more positions than rows: those that are no longer seen share theirs with later ones.
 //   parents: -1 for the last committed token, else an earlier row of the pass; a row's position is past_length + depth.
+//     It may have more entries than the pass has rows: the first ones are then nodes that earlier passes have appended
+//     behind the same past_length, which rows may follow. Row i of N such nodes is written to
+//     row_map[past_length + N + i].
 //   kv_formats: the format of every layer's cache, at index `layer` (spec_attention.h lists them).
 //   key_centre, key_balance [KV, D], key_feedback [KV, D, D]: constants of every kv head for keys of 4 bits
 //     (spec_attention.h says how they count); other formats do without. A centre moves all scores of a query alike,
@@ -50,25 +53,14 @@ struct SpecAttention {
   abi::Status* create(ort::Attributes& attributes);
   abi::Status* compute(ort::OpContext& context) const;
 
-  // Inputs that operators have at places of their own: the first of the constants of keys, and query_scale.
-  struct Places {
-    int key_constants, query_scale;
-  };
-
-  // For operators that compute qkv themselves and have the other inputs at the same places, but for those of `places`:
-  // reads and checks them for a pass of `rows` rows. `depths` has room for as many. What is left to fill in: qkv, y,
-  // and scratch memory.
-  abi::Status* check(const ort::OpContext& context, int64_t rows, const Places& places, AttentionPass* pass,
-                     int32_t* depths) const;
-  int64_t qkv_features() const { return (fixed_.heads + 2 * fixed_.kv_heads) * int64_t{fixed_.head_dim}; }
-  int64_t out_features() const { return fixed_.heads * int64_t{fixed_.head_dim}; }
-  const SpecAttentionKernels& kernels() const { return *kernels_; }
-
-  // Depths of a pass's rows, on the stack for few.
+  // Depths of a tree's nodes, on the stack for few.
   class Depths {
    public:
-    explicit Depths(int64_t rows) : many_(rows > kFew ? static_cast<size_t>(rows) : 0) {}
-    int32_t* data() { return many_.empty() ? few_ : many_.data(); }
+    int32_t* take(int64_t count) {
+      if (count <= kFew) return few_;
+      many_.resize(static_cast<size_t>(count));
+      return many_.data();
+    }
 
    private:
     static constexpr int64_t kFew = 64;
@@ -76,13 +68,28 @@ struct SpecAttention {
     std::vector<int32_t> many_;
   };
 
+  // Inputs that operators have at places of their own: the first of the constants of keys, and query_scale.
+  struct Places {
+    int key_constants, query_scale;
+  };
+
+  // For operators that compute qkv themselves and have the other inputs at the same places, but for those of `places`:
+  // reads and checks them for a pass of `rows` rows. `depths` must outlive the pass. What is left to fill in: qkv, y,
+  // and scratch memory.
+  abi::Status* check(const ort::OpContext& context, int64_t rows, const Places& places, AttentionPass* pass,
+                     Depths* depths) const;
+  // The same of this operator's own inputs, with qkv and y, for whoever runs it elsewhere.
+  abi::Status* check(ort::OpContext& context, AttentionPass* pass, Depths* depths) const;
+  int64_t qkv_features() const { return (fixed_.heads + 2 * fixed_.kv_heads) * int64_t{fixed_.head_dim}; }
+  int64_t out_features() const { return fixed_.heads * int64_t{fixed_.head_dim}; }
+  int64_t layer() const { return layer_; }
+  const SpecAttentionKernels& kernels() const { return *kernels_; }
+
  private:
   abi::Status* check_shapes(const ort::OpContext& context, AttentionPass* pass) const;
   abi::Status* check_norms(const ort::OpContext& context, AttentionPass* pass) const;
   abi::Status* check_cache(const ort::OpContext& context, AttentionPass* pass) const;
-  abi::Status* check_rows(const ort::OpContext& context, const AttentionPass& pass) const;
   abi::Status* check_key_constants(const ort::OpContext& context, int first, AttentionPass* pass) const;
-  abi::Status* find_depths(const ort::OpContext& context, AttentionPass* pass, int32_t* depths) const;
 
   AttentionPass fixed_{};  // what the attributes say
   int64_t layer_ = 0;

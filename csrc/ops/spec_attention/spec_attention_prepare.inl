@@ -160,7 +160,7 @@ inline void append_value(const AttentionPass& pass, const AppendUnit& unit) {
     hadamard(x, pass.head_dim);
     value = x;
   }
-  kKvKernels[format.value].append(pass, pass.plane(1, unit.kv), pass.row_map[pass.past + unit.row], value);
+  kKvKernels[format.value].append(pass, pass.plane(1, unit.kv), pass.place_of(unit.row), value);
 }
 
 inline void append_units(const AttentionPass& pass, const AppendUnit* units, int count) {
@@ -172,7 +172,7 @@ inline void append_units(const AttentionPass& pass, const AppendUnit* units, int
   } else {
     for (int i = 0; i < count; ++i) {
       prepare_key(pass, units[i], x[0]);
-      kKvKernels[coding].append(pass, pass.plane(0, units[i].kv), pass.row_map[pass.past + units[i].row], x[0]);
+      kKvKernels[coding].append(pass, pass.plane(0, units[i].kv), pass.place_of(units[i].row), x[0]);
     }
   }
   for (int i = 0; i < count; ++i) append_value(pass, units[i]);

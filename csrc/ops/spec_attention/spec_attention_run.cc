@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <new>
 
+#include "common/pieces.h"
+
 namespace edge_rt {
 namespace {
 
@@ -17,24 +19,6 @@ constexpr int64_t kAppendItems = 32;
 constexpr int kWorkerSlots = 4;  // workers that keep their memory from item to item and pass to pass
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-// Hands out pieces of memory on 64-byte boundaries; with a null base it only counts.
-class Pieces {
- public:
-  explicit Pieces(char* base) : base_(base) {}
-
-  template <class T>
-  T* take(int64_t count) {
-    T* piece = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + used_);
-    used_ += (static_cast<size_t>(count) * sizeof(T) + 63) / 64 * 64;
-    return piece;
-  }
-  size_t used() const { return used_; }
-
- private:
-  char* base_;
-  size_t used_ = 0;
-};
 
 // Hands units to the kernel together, which takes less time; the last ones when it goes out of scope.
 class Appending {

@@ -1,0 +1,70 @@
+// Rows of x on a GPU: normed, rounded to codes, and laid out as Activations. A block of threads takes one row.
+
+#include "ops/quant_linear/quant_linear_norm.inl"
+
+// Numbers of 16 threads at once, of as many blocks as a thread block has half warps.
+constexpr int kRoundThreads = 256;
+
+// What a format needs of the sum of a group's codes; put_sums of the CPU.
+EDGE_RT_DEVICE uint32_t sum_word(const SumKind& kind, float scale, int32_t sum) {
+  if (kind.scaled) return bits_of_float(mul(scale, from_int(sum)));
+  return static_cast<uint32_t>((kind.times > 1 ? kMagicBits : 0) - sum * kind.times);
+}
+
+template <class Source>
+EDGE_RT_DEVICE void copy_row(const RoundRows& job, const Source& source, int64_t row, int64_t begin, int64_t end) {
+  float* to = reinterpret_cast<float*>(job.out.codes) + row * job.out.blocks * kBlock;
+  for (int64_t i = begin * kBlock + thread() / 16 * 16; i < end * kBlock; i += kRoundThreads) {
+    const int64_t left = job.features - i;
+    vf_store(to + i, source.load_n(i, left >= 16 ? 16 : left > 0 ? static_cast<int>(left) : 0));
+  }
+}
+
+template <class Source>
+EDGE_RT_DEVICE void round_row(const RoundRows& job, const Source& source, int64_t row, int64_t begin, int64_t end) {
+  const int64_t group = row / kGroupRows, place = row % kGroupRows;
+  const int rows = job.out.group_rows(group);
+  for (int64_t first = begin; first < end; first += kRoundThreads / 16) {
+    const int64_t block = first + thread() / 16;
+    const bool exists = block < end;  // exchanges are by whole warps
+    const VF low = exists ? source.load(block * kBlock) : 0.0f;
+    const VF high = exists ? source.load(block * kBlock + 16) : 0.0f;
+    const VF peak = vf_hmax(vf_max(vf_abs(low), vf_abs(high))), scale = vf_div(peak, 127.0f);
+    // The bound keeps blocks that are zero, or nearly so, from infinity.
+    const VF factor = vf_min(vf_div(127.0f, peak), 3.4028234663852886e38f);
+    const VI low_code = vi_round(vf_mul(low, factor)), high_code = vi_round(vf_mul(high, factor));
+    const VI low_sum = vi_sum(low_code), high_sum = vi_sum(high_code);
+    if (!exists) continue;
+    const int64_t index = block * rows + place;
+    int8_t* codes = job.out.group_codes(group) + index * kBlock + vector_lane();
+    codes[0] = static_cast<int8_t>(low_code);
+    codes[16] = static_cast<int8_t>(high_code);
+    if (vector_lane() != 0) continue;
+    job.out.group_scale(group)[index] = scale;
+    for (int number = 0; number < job.kinds.count; ++number) {
+      const SumKind& kind = job.kinds.kinds[number];
+      uint32_t* to = job.out.group_sums(number, kind.groups, group);
+      if (kind.groups == 1) {
+        to[index] = sum_word(kind, scale, low_sum + high_sum);
+      } else {
+        to[2 * block * rows + place] = sum_word(kind, scale, low_sum);
+        to[(2 * block + 1) * rows + place] = sum_word(kind, scale, high_sum);
+      }
+    }
+  }
+}
+
+// Blocks that a block of threads takes of its row.
+constexpr int64_t kRoundBlocks = 64;
+
+template <class Source>
+EDGE_RT_DEVICE void round_blocks_of(const RoundRows& job) {
+  const int64_t row = block_x(), begin = kRoundBlocks * block_y();
+  const int64_t end = begin + kRoundBlocks < job.out.blocks ? begin + kRoundBlocks : job.out.blocks;
+  const Source source(job, row);
+  if (job.rounds) {
+    round_row(job, source, row, begin, end);
+  } else {
+    copy_row(job, source, row, begin, end);
+  }
+}

@@ -1,0 +1,91 @@
+#include "ops/spec_attention/spec_attention_gpu_op.h"
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gpu/alignment.h"
+#include "ops/spec_attention/spec_attention_gpu.h"
+#include "ops/spec_attention/spec_attention_places.h"
+
+namespace edge_rt::gpu {
+namespace {
+
+int64_t number_of(const void* address) { return static_cast<int64_t>(reinterpret_cast<uintptr_t>(address)); }
+
+bool is_well(std::string problem, DriverError* error) {
+  if (problem.empty()) return true;
+  *error = {SpecAttention::kName, 0, std::move(problem)};
+  return false;
+}
+
+// Layers alike are checked once.
+void check_replays(const ort::OpContext& context, const AttentionPass& pass, PassStream& stream) {
+  const int32_t* const past_length = context.input(2).as<const int32_t>();
+  const int64_t mapped = context.input(3).dims[0], positions = context.input(6).dims[0];
+  if (!stream.inputs().is_first({number_of(past_length), number_of(pass.row_map), number_of(pass.parents), mapped,
+                                 positions, pass.rows, pass.done, pass.capacity, pass.window})) {
+    return;
+  }
+  stream.check_replays([=](DriverError* error) {
+    AttentionPass now = pass;
+    now.past = *past_length;
+    if (!is_well(find_bad_rows(now, mapped), error)) return false;
+    std::vector<int32_t> depths(static_cast<size_t>(now.done + now.rows));
+    return is_well(find_depths(positions, depths.data(), &now), error);
+  });
+}
+
+// A recorded pass runs the kernels of the format that it was recorded with.
+void check_format(const int32_t* formats, int64_t layer, int format, PassStream& stream) {
+  stream.check_replays([=](DriverError* error) {
+    if (formats[layer] == format) return true;
+    return is_well("kv_formats[" + std::to_string(layer) + "] is " + std::to_string(formats[layer]) + ", was " +
+                       std::to_string(format) + " when the pass was recorded",
+                   error);
+  });
+}
+
+}  // namespace
+
+abi::Status* GpuAttention::check(const ort::OpContext& context) const {
+  return check_alignment(context, 1, kCacheAlignment);
+}
+
+bool GpuAttention::prepare(const ort::OpContext& context, int64_t layer, PassStream& stream, AttentionPass* pass) {
+  check_replays(context, *pass, stream);
+  check_format(context.input(5).as<const int32_t>(), layer, pass->format, stream);
+  const auto upload = [&](int index) {
+    const ort::TensorView& input = context.input(index);
+    return static_cast<const int32_t*>(stream.inputs().upload(input.data, sizeof(int32_t) * input.count));
+  };
+  past_ = upload(2);
+  if (past_ == nullptr) return false;
+  pass->row_map = upload(3);
+  if (pass->row_map == nullptr) return false;
+  const int32_t* const parents = pass->parents = upload(4);
+  if (parents == nullptr) return false;
+  const int64_t nodes = pass->done + pass->rows;
+  tree_ = stream.inputs().derive(parents, attention_tree_bytes(nodes),
+                                 [&](void* tree) { return enqueue_attention_tree(&stream, parents, nodes, tree); });
+  return tree_ != nullptr;
+}
+
+bool GpuAttention::enqueue(PassStream& stream, const AttentionPass& pass, void* scratch) const {
+  return enqueue_attention(&stream, pass, past_, tree_, scratch);
+}
+
+abi::Status* GpuSpecAttention::enqueue(ort::OpContext& context, PassStream& stream) const {
+  SpecAttention::Depths depths;
+  AttentionPass pass;
+  GpuAttention attention;
+  if (abi::Status* bad = op_.check(context, &pass, &depths)) return bad;
+  if (abi::Status* bad = attention.check(context)) return bad;
+  ort::Scratch scratch;
+  if (abi::Status* bad = context.scratch(attention_scratch_bytes(pass), &scratch)) return bad;
+  // An error stays in the stream, where whoever runs the kernel finds it.
+  if (attention.prepare(context, op_.layer(), stream, &pass)) attention.enqueue(stream, pass, scratch.data());
+  return nullptr;
+}
+
+}  // namespace edge_rt::gpu

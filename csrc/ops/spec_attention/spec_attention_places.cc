@@ -1,0 +1,112 @@
+#include "ops/spec_attention/spec_attention_places.h"
+
+#include <algorithm>
+#include <cstdarg>
+#include <cstdio>
+#include <vector>
+
+namespace edge_rt {
+namespace {
+
+[[gnu::format(printf, 1, 2)]] std::string printed(const char* format, ...) {
+  char text[160];
+  std::va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+  return text;
+}
+
+long long printable(int64_t value) { return static_cast<long long>(value); }
+
+// Smallest and largest of values that must be all of [0, capacity): one pass that compilers vectorise.
+struct Range {
+  int32_t low = INT32_MAX, high = INT32_MIN;
+};
+
+Range range_of(const int32_t* values, int64_t count) {
+  Range range;
+  for (int64_t i = 0; i < count; ++i) {
+    range.low = values[i] < range.low ? values[i] : range.low;
+    range.high = values[i] > range.high ? values[i] : range.high;
+  }
+  return range;
+}
+
+// How many of some values lie in a range; likewise.
+int64_t count_within(const int32_t* values, int64_t count, const Range& range) {
+  int64_t found = 0;
+  for (int64_t i = 0; i < count; ++i) found += values[i] >= range.low && values[i] <= range.high ? 1 : 0;
+  return found;
+}
+
+// Whether rows from position `seen` on give one away that the pass writes, or it writes one twice.
+std::string find_shared_row(const AttentionPass& pass, int64_t seen) {
+  const int32_t *old_rows = pass.row_map + seen, *new_rows = pass.row_map + pass.past + pass.done;
+  const int64_t old_count = pass.past + pass.done - seen;
+  const Range given = range_of(new_rows, pass.rows);
+  // Mostly new rows rise, and no old row lies between them.
+  bool distinct = count_within(old_rows, old_count, given) == 0;
+  for (int64_t i = 1; distinct && i < pass.rows; ++i) distinct = new_rows[i] > new_rows[i - 1];
+  if (distinct) return {};
+  std::vector<uint8_t> is_new(static_cast<size_t>(given.high - given.low + 1));
+  for (int64_t i = 0; i < pass.rows; ++i) {
+    uint8_t& mark = is_new[static_cast<size_t>(new_rows[i] - given.low)];
+    if (mark != 0) return printed("row_map gives row %d to two positions", new_rows[i]);
+    mark = 1;
+  }
+  for (int64_t i = 0; i < old_count; ++i) {
+    const int32_t row = old_rows[i];
+    if (row >= given.low && row <= given.high && is_new[static_cast<size_t>(row - given.low)] != 0) {
+      return printed("row_map gives row %d of position %lld to the pass", row, printable(seen + i));
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string find_bad_rows(const AttentionPass& pass, int64_t mapped) {
+  const bool is_ring = mapped != pass.capacity;  // of a layer with a window: see SpecAttention::check_shapes
+  const int64_t nodes = pass.done + pass.rows;
+  if (pass.past < 0 || pass.past > mapped || nodes > mapped - pass.past) {
+    return printed("past_length %lld and %lld rows of the pass, %s has %lld rows", printable(pass.past),
+                   printable(nodes), is_ring ? "row_map" : "cache", printable(mapped));
+  }
+  const int64_t seen = is_ring ? pass.first_seen(pass.past) : 0;
+  if (pass.past + nodes - seen > pass.capacity) {
+    return printed("a window of %lld and %lld rows of the pass, cache has %lld rows", printable(pass.past - seen),
+                   printable(nodes), printable(pass.capacity));
+  }
+  // Spans are looked at from their beginning on, so that entries before the window must be in range too.
+  const int64_t begin = seen / kKvSpan * kKvSpan;
+  const Range looked_at = range_of(pass.row_map + begin, pass.past + nodes - begin);
+  if (looked_at.low < 0 || looked_at.high >= pass.capacity) {
+    return printed("row_map holds %d, must be 0 to %lld", looked_at.low < 0 ? looked_at.low : looked_at.high,
+                   printable(pass.capacity - 1));
+  }
+  return find_shared_row(pass, seen);
+}
+
+std::string find_depths(int64_t positions, int32_t* depths, AttentionPass* pass) {
+  const int64_t nodes = pass->done + pass->rows;
+  int32_t most = 0;
+  pass->chain = true;
+  for (int64_t i = 0; i < nodes; ++i) {
+    const int32_t parent = pass->parents[i];
+    if (parent < -1 || parent >= i) {
+      return printed("parents[%lld] is %d, must be -1 to %lld", printable(i), parent, printable(i - 1));
+    }
+    depths[i] = parent < 0 ? 0 : depths[parent] + 1;
+    most = std::max(most, depths[i]);
+    pass->chain = pass->chain && parent == i - 1;
+  }
+  if (pass->past + most >= positions) {
+    return printed("position %lld has no row in cos and sin, which have %lld", printable(pass->past + most),
+                   printable(positions));
+  }
+  pass->depths = depths + pass->done;
+  return {};
+}
+
+}  // namespace edge_rt
