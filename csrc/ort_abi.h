@@ -42,6 +42,7 @@ struct ApiBase {
 enum ErrorCode : int {
   kFail = 1,
   kInvalidArgument = 2,
+  kProviderFailed = 11,
 };
 
 enum ElementType : int {
@@ -59,7 +60,7 @@ enum ElementType : int {
 
 enum Arity : int { kRequired = 0, kOptional = 1, kVariadic = 2 };
 
-enum MemoryType : int { kCpuInput = -2, kDefaultMemory = 0 };
+enum MemoryType : int { kCpuInput = -2, kCpuOutput = -1, kDefaultMemory = 0 };
 
 // A function of the table: where it stands and what it looks like. Functions that return Status* return nullptr when
 // all went well; the caller owns what they return otherwise.

@@ -10,6 +10,7 @@
 namespace edge_rt::EDGE_RT_ISA_NAMESPACE {
 namespace {
 #include "kernels/simd_math.inl"
+#include "kernels/simd_rows.inl"
 #include "ops/quant_linear/quant_linear_cpu.inl"
 // Reads codes as the above defines them.
 #include "ops/quant_embed/quant_embed_cpu.inl"

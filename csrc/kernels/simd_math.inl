@@ -1,5 +1,6 @@
 // Functions over the 16-lane types, written once: fused multiply-adds and integer steps only, so the bits are the same
-// on every instruction set. Included after one simd_*.h, inside the namespaces of that instruction set.
+// on every instruction set. Included after one simd_*.h, inside the namespaces of that instruction set; and by GPU
+// kernels after gpu/lane_math.h, where a thread is a lane.
 
 // exp(x) in two steps, x clamped to [-87.3, 88.3], where 2^n is a normal float: returns exp(r) - 1 and sets *power to
 // 2^n, x = n * ln 2 + r. The polynomial's own relative error is 3e-9; rounding adds less than 1.2e-7.
@@ -47,51 +48,21 @@ EDGE_RT_INLINE VF vf_tanh(VF x) {
   return vf_div(e, vf_add(e, vf_set1(2.0f)));
 }
 
-EDGE_RT_INLINE float s_exp(float x) {
-  float lanes[16];
-  vf_store(lanes, vf_exp(vf_set1(x)));
-  return lanes[0];
-}
-
-// 1 / sqrt(mean of x^2 + eps) over n values. Four running sums hide the latency of fma; they are joined as
-// (0 + 1) + (2 + 3), and the tail is padded with zeros, whatever the instruction set.
-inline float rms_scale(const float* x, int n, float eps) {
-  VF sums[4] = {vf_zero(), vf_zero(), vf_zero(), vf_zero()};
-  int i = 0;
-  for (; i + 64 <= n; i += 64) {
-    for (int k = 0; k < 4; ++k) {
-      const VF a = vf_load(x + i + 16 * k);
-      sums[k] = vf_fma(a, a, sums[k]);
-    }
+// Natural logarithm of a positive finite number: series of atanh in double, so that no library's rounding shows.
+EDGE_RT_INLINE float s_log(float x) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &x, 4);
+  int exponent = static_cast<int>(bits >> 23) - 127;
+  bits = (bits & 0x007fffff) | 0x3f800000;
+  float mantissa;
+  __builtin_memcpy(&mantissa, &bits, 4);
+  double m = mantissa;
+  if (m > 1.4142135623730951) {
+    m *= 0.5;
+    ++exponent;
   }
-  for (int k = 0; i < n; ++k, i += 16) {
-    const VF a = vf_load_n(x + i, n - i < 16 ? n - i : 16);
-    sums[k] = vf_fma(a, a, sums[k]);
-  }
-  const float total = vf_sum(vf_add(vf_add(sums[0], sums[1]), vf_add(sums[2], sums[3])));
-  return 1.0f / s_sqrt(total / static_cast<float>(n) + eps);
-}
-
-// What LayerNorm takes from n values, and what it multiplies them by: the mean, and 1 / sqrt(variance + eps).
-struct LayerScale {
-  float mean, scale;
-};
-
-// Both sums are in the order of rms_scale; the variance is that of differences from the mean.
-inline LayerScale layer_scale(const float* x, int n, float eps) {
-  VF sums[4] = {vf_zero(), vf_zero(), vf_zero(), vf_zero()};
-  for (int i = 0, k = 0; i < n; i += 16, k = (k + 1) % 4) {
-    sums[k] = vf_add(sums[k], vf_load_n(x + i, n - i < 16 ? n - i : 16));
-  }
-  const float mean = vf_sum(vf_add(vf_add(sums[0], sums[1]), vf_add(sums[2], sums[3]))) / static_cast<float>(n);
-  float means[16];
-  vf_store(means, vf_set1(mean));
-  for (int k = 0; k < 4; ++k) sums[k] = vf_zero();
-  for (int i = 0, k = 0; i < n; i += 16, k = (k + 1) % 4) {
-    const int count = n - i < 16 ? n - i : 16;
-    const VF a = vf_sub(vf_load_n(x + i, count), vf_load_n(means, count));
-    sums[k] = vf_fma(a, a, sums[k]);
-  }
-  const float total = vf_sum(vf_add(vf_add(sums[0], sums[1]), vf_add(sums[2], sums[3])));
-  return {mean, 1.0f / s_sqrt(total / static_cast<float>(n) + eps)};
+  const double s = (m - 1.0) / (m + 1.0), square = s * s;
+  double series = 0.0;
+  for (int n = 23; n >= 1; n -= 2) series = series * square + 1.0 / n;
+  return static_cast<float>(exponent * 0.6931471805599453 + 2.0 * s * series);
 }

@@ -7,8 +7,10 @@
 namespace edge_rt::fuzz {
 namespace {
 
-int64_t past_of(const Case& call) { return call.inputs[kPast].get<int32_t>(0); }
 int64_t rows_of(const Case& call) { return call.inputs[kRowsIn].dims[0]; }
+int64_t nodes_of(const Case& call) { return call.inputs[kParents].dims[0]; }
+// The position of the first row that the pass writes: behind the nodes of earlier passes.
+int64_t past_of(const Case& call) { return call.inputs[kPast].get<int32_t>(0) + nodes_of(call) - rows_of(call); }
 int64_t capacity_of(const Case& call) { return call.inputs[kCache].dims[2]; }
 int64_t positions_of(const Case& call) { return call.inputs[kRowMap].dims[0]; }
 bool is_ring(const Case& call) { return positions_of(call) != capacity_of(call); }
@@ -59,17 +61,32 @@ bool double_row(Case& call, Random& random) {
 }
 
 bool wrong_past(Case& call, Random& random) {
-  const int64_t most = positions_of(call) - rows_of(call);
+  const int64_t most = positions_of(call) - nodes_of(call);
   call.inputs[kPast].set(0, random.pick({-1, INT32_MIN, INT32_MAX, static_cast<int32_t>(most + 1)}));
   call.words = {"past_length"};
   return true;
 }
 
 bool wrong_parent(Case& call, Random& random) {
-  const int64_t row = random.below(rows_of(call));
-  call.inputs[kParents].set(row, static_cast<int32_t>(random.pick<int64_t>(
-                                     {-2, INT32_MIN, INT32_MAX, row, row + 1, rows_of(call), rows_of(call) + 9})));
+  const int64_t nodes = nodes_of(call), node = random.below(nodes);
+  call.inputs[kParents].set(
+      node, static_cast<int32_t>(random.pick<int64_t>({-2, INT32_MIN, INT32_MAX, node, node + 1, nodes, nodes + 9})));
   call.words = {"parents["};
+  return true;
+}
+
+// Fewer parents than rows. More are nodes of earlier passes.
+bool few_parents(Case& call, Random& random) {
+  Input& parents = call.inputs[kParents];
+  Input& rows = call.inputs[kRowsIn];
+  if (random.one_in(2)) {
+    rows.dims[0] = parents.dims[0] + random.pick<int64_t>({1, 2, 9});
+    rows.resize();
+  } else {
+    parents.dims[0] = random.pick<int64_t>({0, rows.dims[0] - 1, rows.dims[0] / 2});
+    parents.resize();
+  }
+  call.words = {"parents is"};
   return true;
 }
 
@@ -81,7 +98,8 @@ bool wrong_format(Case& call, Random& random) {
 }
 
 bool short_rope(Case& call, Random& random) {
-  const int64_t past = past_of(call), positions = past == 0 || random.one_in(4) ? 0 : random.between(1, past);
+  const int64_t past = call.inputs[kPast].get<int32_t>(0),
+                positions = past == 0 || random.one_in(4) ? 0 : random.between(1, past);
   for (const int i : {kCos, kSin}) {
     call.inputs[static_cast<size_t>(i)].dims[0] = positions;
     call.inputs[static_cast<size_t>(i)].resize();
@@ -196,7 +214,6 @@ bool no_rows(Case& call, Random&) {
 CheckedDims attention_dims(int key_constants) {
   return {{kCache, {0, 1}},
           {kPast, {0}},
-          {kParents, {0}},
           {kCos, {0, 1}},
           {kSin, {0, 1}},
           {kSinks, {0}},
@@ -223,6 +240,7 @@ std::vector<Mistake> attention_mistakes(int key_constants) {
           {"rows unlike positions", other_row_count},
           {"past_length", wrong_past},
           {"parents", wrong_parent},
+          {"fewer parents than rows", few_parents},
           {"kv format unknown", wrong_format},
           {"cos too short", short_rope},
           {"cos too wide", wide_rope},

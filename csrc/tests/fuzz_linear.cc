@@ -223,7 +223,7 @@ std::string format_name(WeightFormat format) { return facts(format).name; }
 bool are_alike(const std::string& one, const std::string& other) {
   WeightFormat a, b;
   return one == other || (weight_format_from_name(one.c_str(), &a) && weight_format_from_name(other.c_str(), &b) &&
-                          unit_bytes(a) == unit_bytes(b) && unit_inputs(a) == unit_inputs(b));
+                          stored_unit_bytes(a) == stored_unit_bytes(b) && unit_inputs(a) == unit_inputs(b));
 }
 
 namespace {
@@ -244,7 +244,7 @@ void set_scales(Random& random, WeightFormat format, int64_t begin, int64_t real
 Input packed_matrix(Random& random, const MatrixSizes& sizes) {
   const int64_t tiles = divide_up(sizes.outputs, kTileRows), units = divide_up(sizes.inputs, unit_inputs(sizes.format));
   const int64_t size = unit_bytes(sizes.format);
-  Input weight = bytes(random, {tiles, units, size});
+  Input weight = bytes(random, {tiles, units, stored_unit_bytes(sizes.format)});
   weight.alignment = random.pick<size_t>({64, 64, 16, 4});
   for (int64_t unit = 0; unit < tiles * units; ++unit) {
     const int64_t real_rows = std::min<int64_t>(kTileRows, sizes.outputs - unit / units * kTileRows);

@@ -93,7 +93,7 @@ Matrix::Matrix(Random& random, WeightFormat weight_format, int64_t output_count,
     : format(weight_format), outputs(output_count), inputs(input_count) {
   const int64_t tiles = (outputs + kTileRows - 1) / kTileRows;
   const int64_t units = (inputs + unit_inputs(format) - 1) / unit_inputs(format);
-  memory = std::make_shared<Memory>(static_cast<size_t>(tiles * units * unit_bytes(format)));
+  memory = std::make_shared<Memory>(static_cast<size_t>(tiles * units * stored_unit_bytes(format)));
   auto* block = memory->as<uint8_t>();
   for (int64_t tile = 0; tile < tiles; ++tile) {
     for (int64_t b = 0; b < units; ++b, block += unit_bytes(format)) {
@@ -103,6 +103,9 @@ Matrix::Matrix(Random& random, WeightFormat weight_format, int64_t output_count,
         fill_floats(random, *this, tile, b, block);
       }
     }
+  }
+  for (int64_t i = 0; i < tiles * units * finer_bytes(format); ++i) {
+    block[i] = static_cast<uint8_t>(random.next() >> 56);
   }
 }
 

@@ -24,6 +24,8 @@ constexpr Shape kShapes[] = {
     {"tables", 256, 4, 2, 64, 64, 256, WeightFormat::kT4K, WeightFormat::kMX4, WeightFormat::kW3K, WeightFormat::kT4},
     {"zero_points", 128, 4, 2, 32, 32, 256, WeightFormat::kW4Z64, WeightFormat::kW4Z32, WeightFormat::kW4Z128,
      WeightFormat::kW4Z128},
+    {"nested", 128, 4, 2, 32, 32, 256, WeightFormat::kW8N, WeightFormat::kW8NUpper, WeightFormat::kW8N,
+     WeightFormat::kW8N},
     {"mixed", 96, 3, 1, 20, 20, 80, kW8, WeightFormat::kF16, kW4, WeightFormat::kF32, true}};
 
 // What layers of other models than llama's have besides, or do not have.
@@ -156,7 +158,8 @@ class Layer {
   static Tensor tensor_of(const Matrix& matrix) {
     const PackedWeight packed = matrix.packed();
     return golden::tensor_of(
-        {packed.tiles, packed.blocks / facts(packed.format).unit_blocks, unit_bytes(packed.format)}, packed.data);
+        {packed.tiles, packed.blocks / facts(packed.format).unit_blocks, stored_unit_bytes(packed.format)},
+        packed.data);
   }
   template <class T>
   static Tensor tensor_of(std::vector<int64_t> dims, const T* data) {

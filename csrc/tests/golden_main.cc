@@ -5,9 +5,8 @@
 //   golden <instruction set> <golden_bits>   compares; 0 equal, 1 different, 77 not executable here
 #include <cinttypes>
 #include <cstdio>
-#include <fstream>
-#include <map>
 
+#include "tests/golden_bits.h"
 #include "tests/golden_ops.h"
 
 extern "C" int edge_rt_select_isa(const char* name);
@@ -16,37 +15,6 @@ namespace edge_rt::golden {
 namespace {
 
 constexpr int kSkipped = 77;
-
-using Bits = std::map<std::string, uint64_t>;
-
-bool read_bits(const char* path, Bits* out) {
-  std::ifstream file(path);
-  std::string name;
-  uint64_t hash;
-  while (file >> name >> std::hex >> hash) (*out)[name] = hash;
-  return file.eof() && !out->empty();
-}
-
-int compare(const Bits& computed, const Bits& expected) {
-  int different = 0;
-  const auto complain = [&](const std::string& name, const char* what) {
-    std::fprintf(stderr, "%s: %s\n", name.c_str(), what);
-    ++different;
-  };
-  for (const auto& [name, hash] : computed) {
-    const auto found = expected.find(name);
-    if (found == expected.end()) {
-      complain(name, "is not on record");
-    } else if (found->second != hash) {
-      complain(name, "has other bits than those on record");
-    }
-  }
-  for (const auto& [name, hash] : expected) {
-    if (computed.count(name) == 0) complain(name, "is on record, but was not computed");
-  }
-  std::printf("%zu cases, %d different\n", computed.size(), different);
-  return different == 0 ? 0 : 1;
-}
 
 int run(int argc, char** argv) {
   Isa isa;
@@ -72,7 +40,7 @@ int run(int argc, char** argv) {
   run_ops(kernels, report);
   run_heads(report);
   if (!run_layers(kernels, report)) return 1;
-  return argc == 3 ? compare(computed, expected) : 0;
+  return argc == 3 ? compare_bits(computed, expected) : 0;
 }
 
 }  // namespace

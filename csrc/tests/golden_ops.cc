@@ -124,15 +124,15 @@ void run_top_k(const KernelTable& kernels, const Report& report, int k) {
 }
 
 // A long prompt in one pass, two more rows one by one, then a tree; the outputs of all and the cache at the end.
-void run_attention(const KernelTable& kernels, const Report& report, const std::string& name, Attention attention,
-                   int64_t prompt) {
+void run_attention_case(const AttentionRunner& runner, const Report& report, const std::string& name,
+                        Attention attention, int64_t prompt) {
   Random random(name);
   const int64_t width = (attention.heads + 2 * attention.kv_heads) * attention.head_dim;
   Hash hash;
   int64_t past = 0;
   const auto pass = [&](const std::vector<int32_t>& parents) {
     const auto rows = static_cast<int64_t>(parents.size());
-    hash.add(attention.run(kernels, random.uniform(rows * width, 2.0f), parents, past));
+    hash.add(runner(attention, random.uniform(rows * width, 2.0f), parents, past));
   };
   pass(chain(prompt));
   past = prompt;
@@ -158,54 +158,54 @@ Attention awkward(Random& random, int format, int capacity, int64_t window) {
 }
 
 // Norms of whole rows, norms behind the rotation, no rotation, and scales of queries.
-void run_attention_norms(const KernelTable& kernels, const Report& report, const std::string& prefix, int format) {
+void run_attention_norms(const AttentionRunner& runner, const Report& report, const std::string& prefix, int format) {
   constexpr int kCapacity = 163, kPrompt = 140;
   Random random(prefix + "norms");
   Attention of_rows(6, 2, 40, 24, format, kCapacity);
   of_rows.q_norm = random.uniform(6 * 40, 2.0f);
   of_rows.k_norm = random.uniform(2 * 40, 2.0f);
-  run_attention(kernels, report, prefix + "norms_of_rows", std::move(of_rows), kPrompt);
+  run_attention_case(runner, report, prefix + "norms_of_rows", std::move(of_rows), kPrompt);
   Attention behind(4, 2, 32, 32, format, kCapacity);
   behind.q_norm = random.uniform(32, 2.0f);
   behind.k_norm = random.uniform(32, 2.0f);
   behind.norms_after_rotation = true;
-  run_attention(kernels, report, prefix + "norms_after_rotation", std::move(behind), kPrompt);
+  run_attention_case(runner, report, prefix + "norms_after_rotation", std::move(behind), kPrompt);
   Attention scaled(4, 2, 64, 64, format, kCapacity);
   scaled.query_scale = random.uniform(kCapacity, 2.0f);
   scaled.window = 50;
-  run_attention(kernels, report, prefix + "query_scale", std::move(scaled), kPrompt);
+  run_attention_case(runner, report, prefix + "query_scale", std::move(scaled), kPrompt);
   Attention unrotated(4, 2, 48, 0, format, kCapacity);
   unrotated.query_scale = random.uniform(kCapacity, 2.0f);
-  run_attention(kernels, report, prefix + "unrotated", std::move(unrotated), kPrompt);
+  run_attention_case(runner, report, prefix + "unrotated", std::move(unrotated), kPrompt);
 }
 
-void run_attentions(const KernelTable& kernels, const Report& report, int format) {
+void run_attentions(const AttentionRunner& runner, const Report& report, int format) {
   const std::string prefix = std::string("spec_attention.") + kKvFormats[format].name + ".";
-  run_attention(kernels, report, prefix + "plain", Attention(4, 2, 64, 64, format, 192), 140);
+  run_attention_case(runner, report, prefix + "plain", Attention(4, 2, 64, 64, format, 192), 140);
   Random random(prefix);
-  run_attention(kernels, report, prefix + "awkward", awkward(random, format, 163, 50), 140);
+  run_attention_case(runner, report, prefix + "awkward", awkward(random, format, 163, 50), 140);
   // Keys in several spans; a tree over the end of one; windows that begin in the middle of one, and of two.
-  run_attention(kernels, report, prefix + "spans_300", Attention(2, 1, 32, 32, format, 317), 300);
-  run_attention(kernels, report, prefix + "spans_506", Attention(2, 2, 16, 16, format, 523), 506);
-  run_attention(kernels, report, prefix + "spans_600", awkward(random, format, 617, 300), 600);
-  run_attention(kernels, report, prefix + "spans_600_cut", awkward(random, format, 617, 130), 600);
-  run_attention_norms(kernels, report, prefix, format);
+  run_attention_case(runner, report, prefix + "spans_300", Attention(2, 1, 32, 32, format, 317), 300);
+  run_attention_case(runner, report, prefix + "spans_506", Attention(2, 2, 16, 16, format, 523), 506);
+  run_attention_case(runner, report, prefix + "spans_600", awkward(random, format, 617, 300), 600);
+  run_attention_case(runner, report, prefix + "spans_600_cut", awkward(random, format, 617, 130), 600);
+  run_attention_norms(runner, report, prefix, format);
 }
 
-void run_key_constants(const KernelTable& kernels, const Report& report, int format, const Attention& attention) {
+void run_key_constants(const AttentionRunner& runner, const Report& report, int format, const Attention& attention) {
   const std::string name =
       std::string("spec_attention.") + kKvFormats[format].name + ".key_constants_" + std::to_string(attention.head_dim);
   Random random(name);
   Attention with_constants = attention;
   with_constants.draw_key_constants(random);
-  run_attention(kernels, report, name, std::move(with_constants), 140);
+  run_attention_case(runner, report, name, std::move(with_constants), 140);
 }
 
 }  // namespace
 
 const char* format_name(WeightFormat format) { return facts(format).name; }
 
-void run_ops(const KernelTable& kernels, const Report& report) {
+void run_tables(const KernelTable& kernels, const Report& report) {
   for (int i = 0; i < kWeightFormatCount; ++i) {
     const auto format = static_cast<WeightFormat>(i);
     const bool is_wide = unit_inputs(format) > kBlock;
@@ -214,13 +214,23 @@ void run_ops(const KernelTable& kernels, const Report& report) {
     run_embeds(kernels, report, format);
   }
   for (int k : {1, 5, kMaxTopK}) run_top_k(kernels, report, k);
-  for (int format = 0; format < kKvFormatCount; ++format) run_attentions(kernels, report, format);
+}
+
+void run_ops(const KernelTable& kernels, const Report& report) {
+  run_tables(kernels, report);
+  run_attention_cases([&](Attention& attention, const std::vector<float>& qkv, const std::vector<int32_t>& parents,
+                          int64_t past) { return attention.run(kernels, qkv, parents, past); },
+                      report);
+}
+
+void run_attention_cases(const AttentionRunner& runner, const Report& report) {
+  for (int format = 0; format < kKvFormatCount; ++format) run_attentions(runner, report, format);
   for (const int format : {kKvInt4, kKvInt4x2, kKvInt4x2Upper}) {
-    run_key_constants(kernels, report, format, Attention(4, 2, 64, 64, format, 192));
-    run_key_constants(kernels, report, format, Attention(3, 1, 22, 10, format, 192));
+    run_key_constants(runner, report, format, Attention(4, 2, 64, 64, format, 192));
+    run_key_constants(runner, report, format, Attention(3, 1, 22, 10, format, 192));
   }
   for (const int dim : {16, 80, 128, 256}) {
-    run_key_constants(kernels, report, kKvInt4, Attention(2, 2, dim, dim, kKvInt4, 192));
+    run_key_constants(runner, report, kKvInt4, Attention(2, 2, dim, dim, kKvInt4, 192));
   }
 }
 

@@ -36,6 +36,14 @@ struct LinearOptions {
 std::vector<float> linear(const KernelTable& kernels, const Matrix& matrix, const std::vector<float>& x, int64_t rows,
                           const LinearOptions& options, Hash* hash = nullptr);
 
+// Matrices that are read as one.
+struct Matrices {
+  PackedParts parts;
+  int64_t inputs, outputs;  // outputs of all together
+};
+std::vector<float> linear(const KernelTable& kernels, const Matrices& matrices, const std::vector<float>& x,
+                          int64_t rows, const LinearOptions& options, Hash* hash = nullptr);
+
 // One SpecAttention node: its attributes and its part of the cache.
 struct Attention {
   int heads, kv_heads, head_dim, rotary;
@@ -56,13 +64,25 @@ struct Attention {
   // Makes up constants of keys.
   void draw_key_constants(Random& random);
 
+  // A pass of as many rows as there are parents, without qkv, y and scratch memory.
+  AttentionPass pass(const std::vector<int32_t>& parents, const std::vector<int32_t>& depths, int64_t past);
   // Appends the rows and returns y; parents as in the op.
   std::vector<float> run(const KernelTable& kernels, const std::vector<float>& qkv, const std::vector<int32_t>& parents,
                          int64_t past);
 };
 
 std::vector<int32_t> chain(int64_t rows);
+std::vector<int32_t> depths_of(const std::vector<int32_t>& parents);
+// Runs a pass that lacks scratch memory alone.
+void run_attention(const KernelTable& kernels, AttentionPass pass);
 
+// How a case of attention runs a pass: the CPU's kernels, or what is to have their bits.
+using AttentionRunner = std::function<std::vector<float>(Attention& attention, const std::vector<float>& qkv,
+                                                         const std::vector<int32_t>& parents, int64_t past)>;
+void run_attention_cases(const AttentionRunner& runner, const Report& report);
+
+// All cases of all ops but attention.
+void run_tables(const KernelTable& kernels, const Report& report);
 // All cases of all ops.
 void run_ops(const KernelTable& kernels, const Report& report);
 

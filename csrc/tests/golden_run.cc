@@ -7,16 +7,26 @@ namespace edge_rt::golden {
 
 std::vector<float> linear(const KernelTable& kernels, const Matrix& matrix, const std::vector<float>& x, int64_t rows,
                           const LinearOptions& options, Hash* hash) {
+  return linear(kernels, {one_part(matrix.packed()), matrix.inputs, matrix.outputs}, x, rows, options, hash);
+}
+
+std::vector<float> linear(const KernelTable& kernels, const Matrices& matrices, const std::vector<float>& x,
+                          int64_t rows, const LinearOptions& options, Hash* hash) {
   const QuantLinearKernels& quant_linear = kernels.quant_linear;
-  const PackedWeight weight = matrix.packed();
-  const PackedParts parts = one_part(weight);
-  const size_t code_bytes = static_cast<size_t>(rows * weight.blocks * kBlock * (parts.rounds() ? 1 : 4));
-  const size_t numbers = static_cast<size_t>(rows * weight.blocks);
+  const PackedParts& parts = matrices.parts;
+  const int64_t blocks = parts.blocks();
+  const size_t code_bytes = static_cast<size_t>(rows * blocks * kBlock * (parts.rounds() ? 1 : 4));
+  const size_t numbers = static_cast<size_t>(rows * blocks);
   const size_t words = numbers * static_cast<size_t>(parts.kinds.words());
   Memory codes(code_bytes), scale(numbers * sizeof(float)), sums(words * sizeof(uint32_t));
-  const Activations in{rows, weight.blocks, codes.as<int8_t>(), scale.as<float>(), {sums.as<uint32_t>()}};
+  Activations in{rows, blocks, codes.as<int8_t>(), scale.as<float>(), {}};
+  auto* next = sums.as<uint32_t>();
+  for (int i = 0; i < parts.kinds.count; ++i) {
+    in.sums[i] = next;
+    next += numbers * static_cast<size_t>(parts.kinds.kinds[i].groups);
+  }
   const RoundRows rounding{
-      x.data(), matrix.inputs,         options.norm_weight, kLinearEpsilon, parts.rounds(), parts.kinds,
+      x.data(), matrices.inputs,       options.norm_weight, kLinearEpsilon, parts.rounds(), parts.kinds,
       in,       options.is_layer_norm, options.norm_bias};
   for (int64_t group = 0; group < rounding.out.groups(); ++group) {
     quant_linear.round_group(rounding, group, 0, rounding.out.blocks);
@@ -24,18 +34,21 @@ std::vector<float> linear(const KernelTable& kernels, const Matrix& matrix, cons
   if (hash != nullptr) {
     hash->add(in.codes, code_bytes);
     hash->add(in.scale, numbers * sizeof(float));
-    // Of sums that begin with the bits of a float, what is left without these.
-    const uint32_t begin = parts.kinds.kinds[0].scaled || parts.kinds.kinds[0].times <= 1 ? 0 : kMagicBits;
-    std::vector<uint32_t> bare(in.sums[0], in.sums[0] + words);
-    for (uint32_t& word : bare) word -= begin;
-    hash->add(bare.data(), words * sizeof(uint32_t));
+    for (int i = 0; i < parts.kinds.count; ++i) {
+      // Of sums that begin with the bits of a float, what is left without these.
+      const SumKind& kind = parts.kinds.kinds[i];
+      const uint32_t begin = kind.scaled || kind.times <= 1 ? 0 : kMagicBits;
+      std::vector<uint32_t> bare(in.sums[i], in.sums[i] + numbers * static_cast<size_t>(kind.groups));
+      for (uint32_t& word : bare) word -= begin;
+      hash->add(bare.data(), bare.size() * sizeof(uint32_t));
+    }
   }
 
   LinearRows job{};
   job.weight = parts;
   job.in = in;
-  job.out_features = matrix.outputs;
-  job.width = options.paired ? matrix.outputs / 2 : matrix.outputs;
+  job.out_features = matrices.outputs;
+  job.width = options.paired ? matrices.outputs / 2 : matrices.outputs;
   job.paired = options.paired;
   job.bias = options.bias;
   job.gate = options.gate;
@@ -48,9 +61,9 @@ std::vector<float> linear(const KernelTable& kernels, const Matrix& matrix, cons
   Memory unpacked(unpacked_bytes(job));
   if (parts.rounds()) job.unpacked = unpacked.as<uint8_t>();
   // In two ranges, as two threads would.
-  const int64_t middle = weight.tiles / 4 * 2;
+  const int64_t tiles = parts.tiles(), middle = tiles / 4 * 2;
   quant_linear.tiles(job, 0, middle, middle);
-  quant_linear.tiles(job, middle, weight.tiles, weight.tiles);
+  quant_linear.tiles(job, middle, tiles, tiles);
   if (job.post_norm != nullptr) quant_linear.post_norm(job, 0, rows);
   return y;
 }
@@ -86,11 +99,8 @@ void Attention::draw_key_constants(Random& random) {
   }
 }
 
-std::vector<float> Attention::run(const KernelTable& kernels, const std::vector<float>& qkv,
-                                  const std::vector<int32_t>& parents, int64_t past) {
+AttentionPass Attention::pass(const std::vector<int32_t>& parents, const std::vector<int32_t>& depths, int64_t past) {
   const auto pointer = [](const std::vector<float>& values) { return values.empty() ? nullptr : values.data(); };
-  std::vector<int32_t> depths;
-  for (int32_t parent : parents) depths.push_back(parent < 0 ? 0 : depths[static_cast<size_t>(parent)] + 1);
   AttentionPass pass{};
   pass.heads = heads;
   pass.kv_heads = kv_heads;
@@ -108,7 +118,6 @@ std::vector<float> Attention::run(const KernelTable& kernels, const std::vector<
   pass.past = past;
   pass.capacity = static_cast<int64_t>(row_map.size());
   pass.chain = parents == chain(pass.rows);
-  pass.qkv = qkv.data();
   pass.cos = cos.data();
   pass.sin = sin.data();
   pass.q_norm = pointer(q_norm);
@@ -126,15 +135,33 @@ std::vector<float> Attention::run(const KernelTable& kernels, const std::vector<
   pass.row_map = row_map.data();
   pass.parents = parents.data();
   pass.depths = depths.data();
+  return pass;
+}
+
+std::vector<float> Attention::run(const KernelTable& kernels, const std::vector<float>& qkv,
+                                  const std::vector<int32_t>& parents, int64_t past) {
+  const std::vector<int32_t> depths = depths_of(parents);
+  AttentionPass pass = this->pass(parents, depths, past);
   std::vector<float> y(static_cast<size_t>(pass.rows * heads * head_dim));
+  pass.qkv = qkv.data();
   pass.y = y.data();
+  run_attention(kernels, pass);
+  return y;
+}
+
+void run_attention(const KernelTable& kernels, AttentionPass pass) {
   AttentionPlan plan(pass);
   Memory scratch(plan.scratch_bytes());
   plan.place(scratch.as<void>(), &pass);
   PhaseList phases;
   plan.add_phases(kernels.spec_attention, pass, &phases);
   run_phases(Executor{}, phases);
-  return y;
+}
+
+std::vector<int32_t> depths_of(const std::vector<int32_t>& parents) {
+  std::vector<int32_t> depths;
+  for (int32_t parent : parents) depths.push_back(parent < 0 ? 0 : depths[static_cast<size_t>(parent)] + 1);
+  return depths;
 }
 
 std::vector<int32_t> chain(int64_t rows) {

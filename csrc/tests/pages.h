@@ -56,4 +56,12 @@ inline void give_back(char* memory, size_t bytes) { CHECK(munmap(memory, bytes) 
 
 #endif
 
+// So many bytes that end where a page begins that nobody may touch; never given back.
+inline char* before_closed_page(size_t bytes) {
+  const size_t room = (bytes + page_bytes() - 1) / page_bytes() * page_bytes();
+  char* memory = reserve(room + page_bytes());
+  open(memory, room);
+  return memory + room - bytes;
+}
+
 }  // namespace edge_rt::pages

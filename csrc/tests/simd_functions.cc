@@ -7,6 +7,7 @@ namespace EDGE_RT_ISA_NAMESPACE {
 namespace {
 
 #include "kernels/simd_math.inl"
+#include "kernels/simd_rows.inl"
 
 #define EDGE_RT_FLOATS(expression)                                 \
   [](const float* a, const float* b, const float* c, float* out) { \

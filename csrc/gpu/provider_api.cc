@@ -1,0 +1,43 @@
+#include "gpu/provider_api.h"
+
+#include <cstdlib>
+
+#include "ort/op.h"
+
+namespace edge_rt::gpu {
+namespace {
+
+// "1.28.0" and later.
+bool is_new_enough(const char* version) {
+  char* rest = nullptr;
+  const long major = std::strtol(version, &rest, 10);
+  if (*rest != '.') return false;
+  const long minor = std::strtol(rest + 1, nullptr, 10);
+  return major > 1 || (major == 1 && minor >= static_cast<long>(abi::kEpVersion));
+}
+
+}  // namespace
+
+abi::Status* ProviderApi::error(const std::string& what, const DriverError& error) const {
+  if (error.code == kOutOfMemory) {
+    return this->error(what + ": Failed to allocate device memory, " + error.sentence());
+  }
+  const std::string text = "edge_rt gpu: " + what + ": " + error.sentence();
+  return call<abi::CreateStatus>(static_cast<int>(abi::kProviderFailed), text.c_str());
+}
+
+abi::Status* ProviderApi::error(const std::string& what) const {
+  return ort::make_status(ort, "edge_rt gpu: %s", what.c_str());
+}
+
+const char* connect(const abi::ApiBase* base, ProviderApi* out) {
+  if (const char* why = ort::connect(base, &out->ort)) return why;
+  if (!is_new_enough(base->version_string())) {
+    return "edge_rt gpu: ONNX Runtime is too old to run edge-rt's operators on a GPU; 1.28 or newer is needed.";
+  }
+  out->newest = base->table(abi::kNewestTableVersion);
+  if (out->newest != nullptr) out->ep = out->call<abi::GetEpApi>();
+  return out->ep != nullptr ? nullptr : "edge_rt gpu: ONNX Runtime has no interface for execution providers.";
+}
+
+}  // namespace edge_rt::gpu

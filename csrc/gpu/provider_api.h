@@ -1,0 +1,50 @@
+// ONNX Runtime's tables as the provider uses them, and its errors.
+#pragma once
+
+#include <string>
+
+#include "gpu/driver.h"
+#include "gpu/ep_abi.h"
+#include "ort/api.h"
+
+namespace edge_rt::gpu {
+
+inline constexpr const char* kProviderName = "EdgeRtGpuExecutionProvider";
+constexpr uint32_t kNvidia = 0x10de;
+
+struct ProviderApi {
+  ort::Api ort;
+  const abi::Table* newest = nullptr;
+  const abi::Table* ep = nullptr;
+
+  // api.call<abi::GraphNodes>(graph, nodes, count): slots of any version, because the oldest release that will do has
+  // them all.
+  template <class S, class... Args>
+  auto call(Args... args) const {
+    return reinterpret_cast<typename S::Function>(newest->slots[S::kIndex])(args...);
+  }
+  // The same of the table for execution providers.
+  template <class S, class... Args>
+  auto ep_call(Args... args) const {
+    return reinterpret_cast<typename S::Function>(ep->slots[S::kIndex])(args...);
+  }
+
+  // "edge_rt gpu: <what>: <error>". Device memory that ran out is told as ONNX Runtime tells it of its own.
+  abi::Status* error(const std::string& what, const DriverError& error) const;
+  abi::Status* error(const std::string& what) const;
+};
+
+// Fills `out`; otherwise gives a sentence in static memory, and out->newest if a status can be made of it.
+const char* connect(const abi::ApiBase* base, ProviderApi* out);
+
+// Runs what a callback does; no exception may reach ONNX Runtime.
+template <class Body>
+abi::Status* guarded(const ProviderApi& api, const char* what, Body body) {
+  try {
+    return body();
+  } catch (...) {
+    return api.error(std::string(what) + ": Failed to allocate memory");
+  }
+}
+
+}  // namespace edge_rt::gpu

@@ -1,0 +1,45 @@
+# GPU kernels on fibers, against the CPU's; and whether these tests find faults.
+if(NOT TARGET edge_rt_gpu_provider)
+  return()
+endif()
+
+file(GLOB gpu_launches CONFIGURE_DEPENDS ../ops/*/*_gpu.cc)
+add_library(gpu_test_parts OBJECT gpu_attention_cases.cc gpu_attention_run.cc gpu_linear_cases.cc gpu_tables.cc
+                                  golden_bits.cc golden_inputs.cc golden_ops.cc golden_run.cc gpu_golden.cc
+                                  ${gpu_launches})
+target_link_libraries(gpu_test_parts PUBLIC edge_rt_flags)
+target_compile_definitions(gpu_test_parts PUBLIC ${isa_definitions})
+
+# A program of a source; kernels are a library's, or the source includes its own.
+function(add_gpu_program name)
+  add_executable(${name} ${ARGN} ../gpu/simt.cc)
+  target_link_libraries(${name} PRIVATE gpu_test_parts edge_rt_base edge_rt_kernels)
+endfunction()
+
+set(golden_bits "${CMAKE_CURRENT_SOURCE_DIR}/golden_bits.txt")
+foreach(name gpu_attention gpu_linear gpu_golden)
+  add_gpu_program(${name}_test ${name}_main.cc)
+  target_link_libraries(${name}_test PRIVATE edge_rt_gpu_fiber_kernels)
+endforeach()
+foreach(name gpu_attention gpu_linear)
+  add_test(NAME ${name}_test COMMAND ${name}_test)
+  add_test(NAME ${name}_out_of_bounds COMMAND ${name}_test out_of_bounds)
+endforeach()
+
+# The golden bits by way of a driver, which is the test; gpu_golden_test draws other orders of fibers, see .ci/gpu.
+# The first needs a GPU: no test of this build.
+add_gpu_program(gpu_golden_device gpu_golden_device_main.cc gpu_pinned_heap.cc ${gpu_folder}/driver_library.cc
+                ${gpu_folder}/driver_loading.cc)
+target_link_libraries(gpu_golden_device PRIVATE edge_rt_gpu_provider ${CMAKE_DL_LIBS})
+add_executable(gpu_golden_emulated gpu_golden_device_main.cc gpu_pinned_heap.cc)
+target_link_libraries(gpu_golden_emulated PRIVATE gpu_test_parts edge_rt_base edge_rt_kernels edge_rt_gpu_provider
+                                                  edge_rt_gpu_emulated edge_rt_gpu_fiber_kernels)
+add_test(NAME gpu_golden_emulated COMMAND gpu_golden_emulated "${golden_bits}" "${golden_bits}")
+
+# Crashes are what these are about: AddressSanitizer takes them for faults of its own.
+if(NOT EDGE_RT_SANITIZE)
+  foreach(name gpu_attention_faults gpu_linear_faults)
+    add_gpu_program(${name} ${name}.cc gpu_faults.cc)
+    add_test(NAME ${name} COMMAND ${name} short)
+  endforeach()
+endif()

@@ -1,0 +1,198 @@
+// What kernels of a pass share, and what is asked of memory, on the emulated driver.
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gpu/alignment.h"
+#include "gpu/emulated_driver.h"
+#include "gpu/pass_stream.h"
+#include "tests/check.h"
+#include "tests/fake_ort.h"
+
+namespace edge_rt::gpu {
+namespace {
+
+using Numbers = std::vector<int32_t>;
+
+std::unique_ptr<PassStream> open_stream() {
+  emulated::configure({});
+  DriverError error;
+  std::shared_ptr<GpuContext> context = GpuContext::open(0, &error);
+  CHECK(context != nullptr);
+  std::unique_ptr<PassStream> stream = PassStream::open(context, &error);
+  CHECK(stream != nullptr);
+  CHECK(stream->begin_pass(kNoGraph, &error));
+  return stream;
+}
+
+size_t bytes_of(const Numbers& numbers) { return numbers.size() * sizeof(int32_t); }
+
+Numbers read(PassStream& stream, const void* memory, size_t count) {
+  Numbers out(count);
+  DriverError error;
+  CHECK(stream.context().copy(GpuContext::Way::kToHost, out.data(), memory, bytes_of(out), &error));
+  return out;
+}
+
+void bytes_are_copied_once_while_they_stay() {
+  const std::unique_ptr<PassStream> stream = open_stream();
+  Numbers rows{1, 2, 3};
+  const Numbers elsewhere = rows;
+  const void* const first = stream->inputs().upload(rows.data(), bytes_of(rows));
+  CHECK(first != nullptr);
+  CHECK(stream->inputs().upload(rows.data(), bytes_of(rows)) == first);
+  CHECK(stream->inputs().upload(rows.data(), bytes_of(rows) - sizeof rows[0]) != first);
+  CHECK(stream->inputs().upload(elsewhere.data(), bytes_of(rows)) != first);
+  // The memory of one value may be that of another behind it.
+  rows[1] = 9;
+  const void* const second = stream->inputs().upload(rows.data(), bytes_of(rows));
+  CHECK(second != nullptr && second != first);
+  CHECK((read(*stream, first, 3) == Numbers{1, 2, 3}));
+  CHECK((read(*stream, second, 3) == Numbers{1, 9, 3}));
+}
+
+void what_is_derived_is_made_once_a_pass() {
+  const std::unique_ptr<PassStream> stream = open_stream();
+  const Numbers rows{1, 2};
+  int made = 0;
+  const auto derive = [&](const void* of) { return stream->inputs().derive(of, 8, [&](void*) { return ++made > 0; }); };
+  for (int pass = 1; pass <= 2; ++pass) {
+    const void* const of = stream->inputs().upload(rows.data(), bytes_of(rows));
+    const void* const derived = derive(of);
+    CHECK(derived != nullptr && derived != of && derive(of) == derived && made == pass);
+    CHECK(stream->inputs().is_first({1, 2}) && !stream->inputs().is_first({1, 2}));
+    CHECK(stream->inputs().is_first({1, 2, 0}));
+    const int64_t allocations = emulated::live().allocations;
+    DriverError error;
+    CHECK(stream->end_pass(false, &error) && stream->begin_pass(kNoGraph, &error));
+    CHECK(emulated::live().allocations == allocations && allocations == 2);
+  }
+}
+
+void what_fails_is_not_taken_for_done() {
+  const std::unique_ptr<PassStream> stream = open_stream();
+  const Numbers rows{4, 5};
+  PassInputs& inputs = stream->inputs();
+  for (const char* function : {"cuMemAlloc", "cuMemcpyHtoDAsync"}) {
+    emulated::set_fault(function, 0, kOutOfMemory);
+    CHECK(inputs.upload(rows.data(), bytes_of(rows)) == nullptr);
+    emulated::set_fault(nullptr, -1, 0);
+    CHECK(stream->take_error().code == kOutOfMemory);
+  }
+  const void* const of = inputs.upload(rows.data(), bytes_of(rows));
+  CHECK(of != nullptr && read(*stream, of, 2) == rows);
+  CHECK(inputs.derive(of, 8, [](void*) { return false; }) == nullptr);
+  CHECK(inputs.derive(of, 8, [](void*) { return true; }) != nullptr);
+}
+
+// Memory as a layer takes it, for so many rows: what goes in and comes out, and scratch in between.
+void take_pass(MemoryPool& pool, size_t rows) {
+  void* in = pool.allocate(rows * 576);
+  for (int layer = 0; layer < 3; ++layer) {
+    void* const out = pool.allocate(rows * 576);
+    void* const scratch = pool.allocate(rows * 3000 + 100);
+    CHECK(in != nullptr && out != nullptr && scratch != nullptr);
+    pool.free(scratch);
+    pool.free(std::exchange(in, out));
+  }
+  pool.free(in);
+}
+
+// Bytes of a pass's blocks, as they are rounded up.
+size_t bytes_of_pass(size_t rows) { return (rows * (2 * 576 + 3000) + 100) * 9 / 8 + 3 * 256; }
+
+void passes_of_any_size_do_not_add_up() {
+  constexpr size_t kMost = 3000;
+  for (uint32_t seed = 1; seed <= 100; ++seed) {
+    const std::unique_ptr<PassStream> stream = open_stream();
+    std::mt19937 random(seed);
+    size_t largest = 0, rows = 1;
+    for (int pass = 0; pass < 60; ++pass) {
+      // Growing ones, which a pool can serve least, and others between.
+      rows = std::min(kMost, rows + rows * (random() % 40) / 100 + 1);
+      const size_t now = random() % 3 == 0 ? 1 + random() % rows : rows;
+      largest = std::max(largest, now);
+      take_pass(stream->memory(), now);
+      CHECK(stream->memory().bytes() <= 2 * bytes_of_pass(largest));
+    }
+    // Afterwards nothing is taken or given back, whatever comes.
+    take_pass(stream->memory(), largest);
+    const size_t held = stream->memory().bytes();
+    for (const size_t again : {largest, size_t{1}, largest / 2, largest}) {
+      take_pass(stream->memory(), again);
+      CHECK(stream->memory().bytes() == held);
+    }
+  }
+}
+
+void blocks_of_recorded_passes_stay() {
+  const std::unique_ptr<PassStream> stream = open_stream();
+  MemoryPool& pool = stream->memory();
+  const auto take = [&](MemoryPool::Use use, size_t bytes) {
+    pool.begin(use);
+    void* const memory = pool.allocate(bytes);
+    CHECK(memory != nullptr);
+    pool.free(memory);
+    return memory;
+  };
+  using Use = MemoryPool::Use;
+  void* const large = take(Use::kOnce, 65536);
+  // A recorded pass does not hold what is far larger than it needs; nor does it find its blocks gone.
+  void* const small = take(Use::kKept, 1024);
+  CHECK(small != large && take(Use::kRecorded, 1024) == small);
+  take(Use::kOnce, 1 << 20);
+  const size_t held = (1 << 20) + 1024;
+  CHECK(pool.bytes() == held);
+  CHECK(take(Use::kRecorded, 1024) == small && pool.bytes() == held);
+  // Where memory is short, others go first.
+  emulated::set_fault("cuMemAlloc", 0, kOutOfMemory);
+  CHECK(pool.allocate(4096) == nullptr && pool.bytes() == held);  // nothing may wait while a pass is recorded
+  emulated::set_fault("cuMemAlloc", 0, kOutOfMemory);
+  CHECK(take(Use::kKept, 4096) != nullptr && pool.bytes() == 4096 + 1024);
+  emulated::set_fault(nullptr, -1, 0);
+}
+
+// The message about an input that begins at a multiple of so many bytes and of no more.
+std::string refusal(size_t boundary) {
+  static constexpr ort::Port kInputs[] = {{"cache", abi::kUint8, abi::kOptional}};
+  static constexpr ort::OpShape kShape{"Test", kInputs, 1, nullptr, 0};
+  fake::Fault none;
+  fake::Run run{{}, {}, &none, 0, fake::Place::kHeap, 1, false};
+  run.inputs.emplace_back();
+  if (boundary > 0) {
+    auto memory = std::make_unique<fake::Memory>(64, boundary, fake::Place::kHeap);
+    run.inputs[0] = std::make_unique<fake::Tensor>(fake::Tensor{abi::kUint8, {64}, std::move(memory), &none});
+  }
+  ort::Api api;
+  CHECK(ort::connect(fake::newest_release(), &api) == nullptr);
+  ort::OpContext context(api, reinterpret_cast<abi::KernelContext*>(&run), kShape, nullptr);
+  CHECK(context.read_inputs() == nullptr);
+  abi::Status* const bad = check_alignment(context, 0, 16);
+  return bad == nullptr ? "" : fake::take_message(bad);
+}
+
+void memory_must_be_aligned() {
+  for (const size_t good : {16, 32, 0}) CHECK(refusal(good).empty());
+  for (const size_t bad : {1, 8}) {
+    CHECK(refusal(bad).find("Test: cache does not begin at a multiple of 16 bytes") != std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace edge_rt::gpu
+
+int main() {
+  using namespace edge_rt::gpu;  // NOLINT: a program, not a header
+  bytes_are_copied_once_while_they_stay();
+  what_is_derived_is_made_once_a_pass();
+  what_fails_is_not_taken_for_done();
+  passes_of_any_size_do_not_add_up();
+  blocks_of_recorded_passes_stay();
+  memory_must_be_aligned();
+  CHECK(emulated::live().all() == 0);
+  return 0;
+}

@@ -1,0 +1,16 @@
+// GPU kernels in the places of the CPU's, for what runs ops by a table.
+#pragma once
+
+#include "gpu/launcher.h"
+#include "kernels/kernel_table.h"
+
+namespace edge_rt::golden {
+
+// QuantLinear, QuantEmbed and RowTopK by GPU kernels, started by a launcher that has finished each when it returns; all
+// else is the CPU's. Functions of tables have no context: the launcher of the last call holds for all tables.
+KernelTable gpu_kernels(gpu::Launcher* launcher);
+
+// The same on fibers, in the order of a seed (simt::launch).
+KernelTable fiber_kernels(uint64_t seed);
+
+}  // namespace edge_rt::golden
