@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -38,6 +38,7 @@ def export_model(
     sampling: SamplingAdvice | None = None,
     force: bool = False,
     accept_loss: bool = False,
+    exits: Sequence[int] = (),
     progress: ProgressCallback = no_progress,
     on_estimate: Callable[[ExportEstimate], None] | None = None,
     on_chatter: Callable[[str], None] | None = None,
@@ -53,8 +54,8 @@ def export_model(
         out: folder to create.
         via: ``"transformers"``: transformers' own exporter traces the model, of any architecture, and the package has
             the op profile ``"traced"``; it needs the extra ``transformers``, and carries neither ``profile`` nor
-            ``activations``, ``size``, a file of ``calibration``, ``accept_loss``, nor ``weights`` but floats. None:
-            edge-rt's own exporter, for the architectures that it knows.
+            ``activations``, ``size``, a file of ``calibration``, ``accept_loss``, ``exits``, nor ``weights`` but
+            floats. None: edge-rt's own exporter, for the architectures that it knows.
         profile: ``"native"``: edge-rt's own operators, fast and exact; ``"portable"``: ONNX Runtime's; None: native if
             this machine can run it.
         activations: ``"int8"``: linear layers round their input to int8 per block of 32 (fast); ``"float"``: they do
@@ -74,6 +75,8 @@ def export_model(
         force: replace a package at ``out``.
         accept_loss: accept weights that change the model's predictions by more than
             ``edge_rt.export.quality.MAX_KL``, with a warning.
+        exits: numbers of layers behind which the graph is cut, the smallest first, such as ``(6, 10, 15)``: a draft can
+            end there (``spec="exit"``). Native profile only; no exits make one graph.
         progress: called with the stages of ``STAGES``.
         on_estimate: called once with the predicted disk and memory, before anything is written.
         on_chatter: called once, with ``via`` alone, with what the other exporter printed, also if it failed.
@@ -84,15 +87,15 @@ def export_model(
         QualityLoss: quantising the weights changes the predictions too much, and ``accept_loss`` is not set.
         StorageError: the destination exists, or does not fit the disk.
         MemoryBudgetExceeded: the export does not fit the memory.
-        ConfigError: ``profile``, ``activations`` or ``weights`` are unknown, or do not go together with each other or
-            with ``size``; the model does not fit ``size``; or a ``calibration`` text is named for the portable profile
-            and weights that are not quantised.
+        ConfigError: ``profile``, ``activations`` or ``weights`` are unknown, or do not go together with each other,
+            with ``size`` or with ``exits``, which must rise and lie between the layers; the model does not fit
+            ``size``; or a ``calibration`` text is named for the portable profile and weights that are not quantised.
         RuntimeUnavailable: the native profile was asked for, and this machine cannot run it; or the extra
             ``transformers`` is not installed.
     """
     started = time.monotonic()
     if via is not None:
-        _require_carried(via, profile, activations, weights, size, calibration, accept_loss=accept_loss)
+        _require_carried(via, profile, activations, weights, size, calibration, exits=exits, accept_loss=accept_loss)
         from edge_rt.export.traced.export import export_traced
 
         return export_traced(
@@ -123,6 +126,7 @@ def export_model(
         progress=progress,
         on_estimate=on_estimate,
         started=started,
+        exits=exits,
     )
 
 
@@ -134,6 +138,7 @@ def _require_carried(
     size: int,
     calibration: Path | str | None,
     *,
+    exits: Sequence[int] = (),
     accept_loss: bool = False,
 ) -> None:
     """Refuse an unknown exporter, and options that an export through another one does not carry.
@@ -149,6 +154,7 @@ def _require_carried(
         f"weights {weights}": weights not in _FLOAT_WEIGHTS,
         "size": bool(size),
         "calibration": calibration not in (None, BUILT_IN_CALIBRATION),
+        "exits": bool(exits),
         "accept_loss": accept_loss,
     }
     if names := [name for name, is_given in strange.items() if is_given]:
@@ -169,6 +175,7 @@ def plan_export(
     weights: str | None = None,
     size: int = 0,
     calibration: Path | str | None = BUILT_IN_CALIBRATION,
+    exits: Sequence[int] = (),
     force: bool = False,
 ) -> ExportForecast:
     """Return what ``export_model`` with the same arguments would do; nothing is written and no tensor is read.
@@ -187,5 +194,5 @@ def plan_export(
     checkpoint, config = open_checkpoint(Path(source))
     from edge_rt.export.preparing import decide, forecast
 
-    decided = decide(checkpoint, config, profile, activations or "int8", weights, size, calibration)
+    decided = decide(checkpoint, config, profile, activations or "int8", weights, size, calibration, exits)
     return forecast(checkpoint, config, decided, out, force=force)

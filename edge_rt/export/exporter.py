@@ -20,15 +20,25 @@ from edge_rt.export.estimate import ExportEstimate, require_room
 from edge_rt.export.measuring import settle_types
 from edge_rt.export.preparing import Decided, decide, prepare
 from edge_rt.export.quality import describe_weights, measure_quality, require_quality
+from edge_rt.export.segmenting import cut_graph
 from edge_rt.export.sources.source import Source
 from edge_rt.export.sources.tensor_reader import TensorReader
 from edge_rt.export.weights.matrices import CheckpointMatrices
 from edge_rt.export.weights.weights_file import verify_checksums
-from edge_rt.export.writing import GRAPH_FILE, weights_message, write_graph, write_texts, write_weights
+from edge_rt.export.writing import (
+    DRAFT_GRAPH_FILE,
+    GRAPH_FILE,
+    weights_message,
+    write_draft_graph,
+    write_graph,
+    write_texts,
+    write_weights,
+)
 from edge_rt.package.decoder import Decoder
 from edge_rt.package.manifest import (
     FORMAT_VERSION,
     KV_FORMATS,
+    NESTED_TYPES,
     TEMPLATE_FILE,
     TOKENIZER_FILE,
     TOOL_TEMPLATE_FILE,
@@ -111,6 +121,7 @@ def export_checkpoint(
     on_estimate: Callable[[ExportEstimate], None] | None,
     accept_loss: bool,
     started: float,
+    exits: Sequence[int] = (),
 ) -> ExportReport:
     """Export a checkpoint whose header was read and checked; see ``edge_rt.export.export_model``.
 
@@ -129,11 +140,12 @@ def export_checkpoint(
         on_estimate: as in ``export_model``.
         accept_loss: as in ``export_model``.
         started: time of the call, from ``time.monotonic``.
+        exits: as in ``export_model``.
 
     Raises:
         InputError, StorageError, MemoryBudgetExceeded, ConfigError, RuntimeUnavailable: as in ``export_model``.
     """
-    decided = decide(source, decoder, profile, activations, weights, size, calibration)
+    decided = decide(source, decoder, profile, activations, weights, size, calibration, exits)
     chosen = decided.profile
     # Needed by the last stage, which runs the graph.
     check_window_support(chosen.name, decoder.sliding_window)
@@ -157,6 +169,8 @@ def export_checkpoint(
         write_texts(checkpoint.tokenizer, writer.folder)
         graph = writer.folder / GRAPH_FILE
         write_graph(checkpoint, layout, activations, graph)
+        if _is_nested(checkpoint):
+            write_draft_graph(checkpoint, layout, writer.folder / DRAFT_GRAPH_FILE)
         warnings = checkpoint.warnings
         if decided.has_constants and checkpoint.calibration is not None:
             # The graph contains the positions of the constants, not their values.
@@ -174,9 +188,10 @@ def export_checkpoint(
             matrices = CheckpointMatrices(stream, checkpoint.source.tensors)
             quality = measure_quality(checkpoint, matrices, written.walk, graph)
             warnings += require_quality(quality, accept_loss=accept_loss)
+        segments = cut_graph(checkpoint, layout, decided.exits, writer.folder)
         stage("publish")
         described = describe_weights(checkpoint, layout, written.errors, quality)
-        package = writer.publish(_manifest(checkpoint, decided, activations, advice, described))
+        package = writer.publish(_manifest(checkpoint, decided, segments, activations, advice, described))
     stage("publish", 1, 1, "done")
     return report_of(package, estimate, results, warnings, stage.seconds())
 
@@ -245,6 +260,7 @@ def report_of(
 def _manifest(
     checkpoint: Checkpoint,
     decided: Decided,
+    cut: tuple[tuple[Segment, ...], str | None],
     activations: str,
     sampling: SamplingAdvice | None,
     weights: WeightsInfo | None,
@@ -262,6 +278,7 @@ def _manifest(
             is_calibrated=calibration is not None,
             types=quantisation.values(),
             is_described=not checkpoint.decoder.is_plain,
+            is_segmented=bool(decided.exits),
         ),
         producer=f"edge-rt {VERSION}",
         model=checkpoint.model,
@@ -269,7 +286,7 @@ def _manifest(
         activations=activations,
         quantisation=quantisation,
         kv_formats=KV_FORMATS[checkpoint.profile.name],
-        segments=(Segment("model", GRAPH_FILE, 0, checkpoint.decoder.num_layers),),
+        segments=cut[0],
         drafters=(),
         tokenizer=TokenizerInfo(TOKENIZER_FILE, tokenizer.bos_token_id, tokenizer.eos_token_ids, tokenizer.add_bos),
         chat_template=TEMPLATE_FILE if tokenizer.chat_template is not None else None,
@@ -280,8 +297,16 @@ def _manifest(
         sampling=sampling,
         weights=weights,
         decoder=None if checkpoint.decoder.is_plain else checkpoint.decoder,
+        exit_head=cut[1],
+        draft_graph=DRAFT_GRAPH_FILE if _is_nested(checkpoint) else None,
         files={},
     )
+
+
+def _is_nested(checkpoint: Checkpoint) -> bool:
+    """Return whether any matrix of the layers has nested codes."""
+    linears = (linear for layer in checkpoint.weights.layers for linear in layer.linears())
+    return any(part.type_name in NESTED_TYPES for linear in linears for part in linear.parts)
 
 
 def _quantisation(checkpoint: Checkpoint) -> dict[str, str]:

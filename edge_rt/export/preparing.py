@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from edge_rt.export.sources.source import Source
 from edge_rt.export.weights.weights_file import WeightsLayout
 from edge_rt.ops import library_path
 from edge_rt.package.decoder import Decoder
+from edge_rt.package.exits import require_exits
 from edge_rt.package.reader import absolute_path
 from edge_rt.package.weights_info import TensorClass
 from edge_rt.package.writer import PackageWriter
@@ -35,12 +37,14 @@ class Decided:
         choice: types of its matrices.
         text: to calibrate with; None for none.
         has_plain_scores: whether any layer can have constants for 4-bit keys.
+        exits: layers behind which the graph is cut.
     """
 
     profile: OpProfile
     choice: WeightChoice
     text: CalibrationText | None
     has_plain_scores: bool = True
+    exits: tuple[int, ...] = ()
 
     @property
     def has_constants(self) -> bool:
@@ -78,6 +82,7 @@ def decide(
     weights: str | None,
     size: int,
     calibration: Path | str | None,
+    exits: Sequence[int] = (),
 ) -> Decided:
     """Decide from the options, as in ``edge_rt.export.export_model``.
 
@@ -94,8 +99,10 @@ def decide(
             f"The op profile is {chosen.name}, which stores 5 and 6 bits in 8.",
             "Choose --weights int4 or int8 instead.",
         )
+    require_exits(exits, decoder.num_layers, chosen.name)
     text = calibration_text(calibration, chosen, choice)
-    return Decided(chosen, choice, text, has_plain_scores=bool(calibrated_layers(decoder)))
+    has_plain_scores = bool(calibrated_layers(decoder))
+    return Decided(chosen, choice, text, has_plain_scores=has_plain_scores, exits=tuple(exits))
 
 
 def prepare(source: Source, decoder: Decoder, decided: Decided) -> Prepared:

@@ -194,12 +194,18 @@ def _tensor_class(linears: Sequence[Linear], layout: WeightsLayout, errors: Mapp
     nbytes = sum(
         slot.nbytes for name, slot in layout.slots.items() if name.startswith(prefixes) and not name.endswith(".bias")
     )
-    lost = sum(error.error * error.values for error in found) / sum(error.values for error in found) if found else None
     return TensorClass(
         types=types,
         bits=round(8 * nbytes / sum(types.values()), 3),
-        error=None if lost is None else _rounded(lost),
+        error=_mean((error.error, error.values) for error in found),
+        upper_error=_mean((error.upper_error, error.values) for error in found if error.upper_error is not None),
     )
+
+
+def _mean(errors: Iterable[tuple[float, int]]) -> float | None:
+    """Return the mean of errors, weighted with numbers of weights; None of none."""
+    pairs = list(errors)
+    return _rounded(sum(error * count for error, count in pairs) / sum(count for _, count in pairs)) if pairs else None
 
 
 def _rounded(value: float) -> float:

@@ -11,8 +11,9 @@ import onnx_ir as ir
 
 from edge_rt.errors import StorageError
 from edge_rt.export.checkpoint import Checkpoint
-from edge_rt.export.decoder.model import build_graph
+from edge_rt.export.decoder.model import assemble, build_graph
 from edge_rt.export.decoder.weights import write_rope_tables
+from edge_rt.export.graph.native import NativeBuilder
 from edge_rt.export.quantise.limits import LimitedMatrices
 from edge_rt.export.quantise.moments import CalibrationWalk, InputMoments
 from edge_rt.export.quantise.rows import PartError, QuantisedRows
@@ -26,6 +27,10 @@ from edge_rt.package.manifest import TEMPLATE_FILE, TOKENIZER_FILE, TOOL_TEMPLAT
 from edge_rt.system.machine import return_free_memory
 
 GRAPH_FILE: Final = "model.onnx"
+PRODUCER: Final = "edge-rt"
+"""Program name in the graphs."""
+DRAFT_GRAPH_FILE: Final = "draft.onnx"
+"""The graph that reads the upper halves of nested codes alone."""
 
 
 @dataclass(frozen=True)
@@ -159,8 +164,27 @@ def write_graph(checkpoint: Checkpoint, layout: WeightsLayout, activations: str,
         checkpoint.decoder,
         profile=checkpoint.profile,
         activations=activations,
-        producer="edge-rt",
+        producer=PRODUCER,
     )
+    save_graph(model, path)
+
+
+def write_draft_graph(checkpoint: Checkpoint, layout: WeightsLayout, path: Path) -> None:
+    """Write the graph that reads the upper halves of nested codes alone; inputs and outputs are those of the other.
+
+    Raises:
+        StorageError: the disk is full.
+    """
+    builder = NativeBuilder(layout, checkpoint.decoder, reads_upper=True)
+    save_graph(assemble(builder, checkpoint.weights, checkpoint.decoder, PRODUCER), path)
+
+
+def save_graph(model: ir.Model, path: Path) -> None:
+    """Write a graph, the same bytes every time.
+
+    Raises:
+        StorageError: the disk is full.
+    """
     try:
         path.write_bytes(ir.to_proto(model).SerializeToString(deterministic=True))
     except OSError as error:

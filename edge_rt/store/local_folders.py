@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edge_rt.errors import InputError, InvalidPackage, ModelNotFound, UnsupportedModel
+from edge_rt.package.drafter import DRAFTER_FILE
 from edge_rt.store.files import storage_errors
 from edge_rt.store.hub_files import CONVERT, is_pickle
 from edge_rt.system.checkpoint_names import CONFIG_FILE, WEIGHTS_SUFFIX, part_names
@@ -60,6 +61,12 @@ def _wrong_folder(path: Path, names: Sequence[str]) -> InputError:
             f"{path} is an edge-rt package without its manifest.",
             "It holds model.onnx and weights.bin, but no manifest.json.",
             "Export it again.",
+        )
+    if DRAFTER_FILE in names:
+        return InvalidPackage(
+            f"{path} is a trained drafter, not a package.",
+            f"It holds {DRAFTER_FILE}, but no manifest.json.",
+            f"Name it beside its model: --drafter {path}.",
         )
     if any(name.endswith(WEIGHTS_SUFFIX) for name in names):
         return ModelNotFound(

@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 
 import tokenizers
 
-from edge_rt.errors import InvalidTokenizer, StorageError
+from edge_rt.errors import InvalidTokenizer
 from edge_rt.system.machine import return_free_memory
 from edge_rt.text.added_tokens import AddedTokens
 from edge_rt.text.piece_encoder import PieceEncoder, reraise_unless_library
@@ -31,6 +31,7 @@ from edge_rt.text.tokenizer_check import (
     check_document,
     invalid,
     parse,
+    read_file,
 )
 from edge_rt.text.tokenizer_cuts import places_to_cut
 from edge_rt.text.tokenizer_steps import Steps, library_steps
@@ -126,15 +127,7 @@ class Tokenizer:
             InvalidTokenizer: the file is malformed or exceeds a limit.
             UnsupportedModel: it is neither BPE over bytes nor BPE with byte fallback.
         """
-        try:
-            with path.open("rb") as file:
-                data = file.read(MAX_FILE_BYTES + 1)
-        except OSError as error:
-            raise StorageError(
-                f"{path.name} cannot be read.", f"{error.strerror or error}.", "Check the path and its permissions."
-            ) from error
-        if len(data) > MAX_FILE_BYTES:
-            raise InvalidTokenizer(f"{path.name} is too large.", f"More than {MAX_FILE_BYTES} bytes.", FETCH_AGAIN)
+        data = read_file(path)
         tokenizer = cls._load(data, path.name, info, embedding_rows)
         # Reading took three times the memory of the result: 20 MiB for 49,000 tokens, 80 MiB for 151,000.
         del data

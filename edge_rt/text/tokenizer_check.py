@@ -11,9 +11,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from pathlib import Path
 from typing import Final, NoReturn, cast
 
-from edge_rt.errors import InvalidTokenizer, UnsupportedModel
+from edge_rt.errors import InvalidTokenizer, StorageError, UnsupportedModel
 from edge_rt.text.added_tokens import AddedToken, added_token
 from edge_rt.text.token_bytes import BYTE_OF
 from edge_rt.text.tokenizer_steps import Steps, check_steps
@@ -57,6 +58,25 @@ class Checked:
 def invalid(what: str, numbers: str, action: str = FETCH_AGAIN) -> InvalidTokenizer:
     """Return the error for a damaged or hostile tokenizer."""
     return InvalidTokenizer(what, numbers, action)
+
+
+def read_file(path: Path) -> bytes:
+    """Return the contents of a ``tokenizer.json``.
+
+    Raises:
+        StorageError: it cannot be read.
+        InvalidTokenizer: it is larger than 128 MiB.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise StorageError(
+            f"{path.name} cannot be read.", f"{error.strerror or error}.", "Check the path and its permissions."
+        ) from error
+    if len(data) > MAX_FILE_BYTES:
+        raise InvalidTokenizer(f"{path.name} is too large.", f"More than {MAX_FILE_BYTES} bytes.", FETCH_AGAIN)
+    return data
 
 
 def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:

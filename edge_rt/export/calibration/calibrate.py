@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from edge_rt.binding import StopSwitch
 from edge_rt.errors import StorageError
 from edge_rt.export.calibration.key_constants import KeyConstants, key_constants, key_statistics, statistics_bytes
 from edge_rt.export.calibration.key_rounding import better_constants
@@ -25,7 +26,7 @@ from edge_rt.kv_formats import KV_FORMAT
 from edge_rt.package.decoder import Decoder, rope_names
 from edge_rt.package.manifest import WEIGHTS_FILE, ModelConfig
 from edge_rt.rope_tables import loaded_tables
-from edge_rt.session import Session, StopSwitch, pool_size
+from edge_rt.session import Session, pool_size
 from edge_rt.system.machine import usable_cpus
 
 STRIDE: Final = 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from edge_rt.export.decoder.weights import DecoderWeights
-from edge_rt.export.graph.builder import GraphBuilder, Stream
+from edge_rt.export.graph.builder import GraphBuilder
 from edge_rt.export.op_profile import OpProfile
 from edge_rt.export.weights.weights_file import WeightsLayout
 from edge_rt.package.decoder import Decoder
@@ -39,8 +39,4 @@ def assemble(build: GraphBuilder, weights: DecoderWeights, decoder: Decoder, pro
     last = decoder.num_layers - 1
     for i, layer in enumerate(weights.layers[:last]):
         x = build.layer(x, layer, i)
-    qkv = build.project_qkv(x, weights.layers[last], last)
-    # After the last attention rows are independent of each other: only those that need logits continue.
-    attended = build.wanted(build.attention(qkv, last), "attention.wanted")
-    x = build.finish_layer(Stream(build.wanted(x.settled, "residual.wanted")), attended, weights.layers[last], last)
-    return build.model(build.logits(x, weights.head), producer)
+    return build.model(build.logits(build.last_layer(x, weights.layers[last], last), weights.head), producer)

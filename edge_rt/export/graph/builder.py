@@ -119,6 +119,13 @@ class GraphBuilder(ABC):
         """Return the stream after layer ``index``."""
         return self.finish_layer(x, self.attention(self.project_qkv(x, weights, index), index), weights, index)
 
+    def last_layer(self, x: Stream, weights: LayerMatrices, index: int) -> Stream:
+        """Return the stream after the model's last layer, of the rows that need logits."""
+        qkv = self.project_qkv(x, weights, index)
+        # After the last attention rows are independent of each other: only those that need logits continue.
+        attended = self.wanted(self.attention(qkv, index), "attention.wanted")
+        return self.finish_layer(Stream(self.wanted(x.settled, "residual.wanted")), attended, weights, index)
+
     def project_qkv(self, x: Stream, weights: LayerMatrices, index: int) -> ir.Value:
         """Return queries, keys and values of a layer."""
         return self.linear(x, weights.qkv, f"layer{index}.qkv", norm=self.found(f"layer{index}.attention_norm"))

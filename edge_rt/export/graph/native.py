@@ -48,7 +48,7 @@ from edge_rt.export.graph.builder import (
 )
 from edge_rt.export.weights.linear import Linear
 from edge_rt.export.weights.native import key_constant_names, tiles_of
-from edge_rt.export.weights.tile_formats import FORMAT_OF_GGML
+from edge_rt.export.weights.tile_formats import FORMAT_OF_GGML, UPPER_FORMAT
 from edge_rt.export.weights.weights_file import WeightsLayout
 from edge_rt.package.decoder import Decoder
 
@@ -64,10 +64,12 @@ class NativeBuilder(GraphBuilder):
     Args:
         layout: tensors of ``weights.bin``.
         decoder: the model.
+        reads_upper: products of the layers read the upper halves of nested codes alone.
     """
 
-    def __init__(self, layout: WeightsLayout, decoder: Decoder) -> None:
+    def __init__(self, layout: WeightsLayout, decoder: Decoder, *, reads_upper: bool = False) -> None:
         super().__init__(layout, decoder, OPSETS)
+        self._reads_upper = reads_upper
         self._past_length = graph_input("past_length", ir.DataType.INT32, [1])
         self._row_map = graph_input("row_map", ir.DataType.INT32, ["capacity"])
         self._window_row_map = graph_input("window_row_map", ir.DataType.INT32, ["positions"])
@@ -99,7 +101,8 @@ class NativeBuilder(GraphBuilder):
     def embed(self, table: Linear, name: str) -> Stream:
         """Begin the stream with the scaled embeddings of the input's tokens."""
         inputs = [self._ids, self.stored(tiles_of(table))]
-        attributes = _matrix(table) | _given(scale=(self._decoder.embedding_scale, 1.0))
+        # Of a row or two, both halves cost nothing.
+        attributes = _matrix(table, _format(table)) | _given(scale=(self._decoder.embedding_scale, 1.0))
         return Stream(self.node("QuantEmbed", inputs, [name], domain=DOMAIN, attributes=attributes)[0])
 
     def linear(self, x: Stream, layers: Linears, name: str, *, norm: str | None) -> ir.Value:
@@ -110,7 +113,8 @@ class NativeBuilder(GraphBuilder):
         """Return the logits of a stream."""
         decoder = self._decoder
         more = _given(output_scale=(decoder.logit_scale, 1.0), softcap=(decoder.logit_softcap, 0.0))
-        return self._quant_linear(x.settled, head, "logits", norm="final_norm", more=more)
+        # An error of the head meets the choice of a token directly, and nothing behind it makes up for it.
+        return self._quant_linear(x.settled, head, "logits", norm="final_norm", more={**more, "format": _format(head)})
 
     def hidden(self, x: Stream, layers: Linears, name: str, *, norm: str | None, layer: int) -> ir.Value:
         """Return what a feed-forward has between its matrices."""
@@ -179,7 +183,7 @@ class NativeBuilder(GraphBuilder):
             "hidden": matrices["qkv"].in_features,
             "intermediate": matrices["down"].in_features,
             "epsilon": self._decoder.norm_epsilon,
-            **{f"{name}_format": _format(matrix) for name, matrix in matrices.items()},
+            **{f"{name}_format": self._format(matrix) for name, matrix in matrices.items()},
             **_given(
                 activation=(self._activation(index), "swiglu"),
                 residual_scale=(self._decoder.residual_scale, 1.0),
@@ -225,6 +229,11 @@ class NativeBuilder(GraphBuilder):
             **({"epsilon": self._decoder.norm_epsilon} if attention.qk_norm != "none" else {}),
         }
 
+    def _format(self, layer: Linear) -> str:
+        """Return the format in which a product reads a matrix, or those of its parts."""
+        names = _format(layer).split(",")
+        return ",".join(UPPER_FORMAT.get(name, name) if self._reads_upper else name for name in names)
+
     def _product(self, x: ir.Value, layers: Linears, name: str, *, norm: str | None) -> ir.Value:
         if len(layers) == 1:
             return self._quant_linear(x, layers[0], name, norm=norm)
@@ -258,7 +267,12 @@ class NativeBuilder(GraphBuilder):
         ]
         while inputs[-1] is None:
             inputs.pop()
-        attributes = {**_matrix(layer), "epsilon": self._decoder.norm_epsilon, "activation": activation, **(more or {})}
+        attributes = {
+            **_matrix(layer, self._format(layer)),
+            "epsilon": self._decoder.norm_epsilon,
+            "activation": activation,
+            **(more or {}),
+        }
         if norm is not None:
             attributes |= _given(norm=(self._decoder.norm, "rms"))
         return self.node("QuantLinear", inputs, [name], domain=DOMAIN, attributes=attributes)[0]
@@ -269,10 +283,10 @@ def _given(**values: tuple[int | float | str, int | float | str]) -> dict[str, i
     return {name: value for name, (value, default) in values.items() if value != default}
 
 
-def _matrix(layer: Linear) -> dict[str, int | float | str]:
-    """Return the attributes that describe a packed matrix."""
+def _matrix(layer: Linear, form: str) -> dict[str, int | float | str]:
+    """Return the attributes that describe a packed matrix that is read in a format."""
     attributes: dict[str, int | float | str] = {
-        "format": _format(layer),
+        "format": form,
         "out_features": layer.out_features,
         "in_features": layer.in_features,
     }

@@ -7,12 +7,17 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from edge_rt.errors import ConfigError
 from edge_rt.export.sources.gguf_types import TensorInfo
 from edge_rt.export.sources.source import Source
 from edge_rt.package.decoder import Decoder
-from edge_rt.package.weights_info import KEEP, require_known
+from edge_rt.package.weights_info import KEEP, NESTED, require_known
 
 SIZE: Final = "size"
+_LAYERS: Final = "blk."
+"""Begin of the names of tensors that belong to a layer."""
+NESTED_TYPE: Final = "W8N"
+"""Type of nested codes: 8 bits whose upper four are a type of their own."""
 
 MEASURED_TOKENS: Final = 256
 """Tokens of the calibration text that the model runs on, and back, to measure which matrices need more bits."""
@@ -96,7 +101,7 @@ def choose_weights(
         has_tables: whether the package holds tables and codes of 5 and 6 bits in as many bits, not in 8.
 
     Raises:
-        ConfigError: ``wanted`` is unknown, or does not go together with a size.
+        ConfigError: ``wanted`` is unknown, or does not go together with a size, or with the op profile.
     """
     matrices = {name: tensor for name, tensor in source.tensors.items() if len(tensor.shape) == 2}
     floats = {name: tensor for name, tensor in matrices.items() if tensor.type_name in _FLOATS}
@@ -107,6 +112,22 @@ def choose_weights(
         wanted = "int4" if source.kind == "safetensors" and len(floats) == len(matrices) else KEEP
     if wanted == "int4":
         return _int4(matrices, decoder, has_tables=has_tables)
+    if wanted == NESTED:
+        if not has_tables:
+            raise ConfigError(
+                "The op profile has no nested codes.",
+                f"Got weights {wanted!r}; the native op profile alone has them.",
+                "Export with --profile native, or choose --weights int8.",
+            )
+        nested = _wide(matrices)
+        if not any(name.startswith(_LAYERS) for name in nested):
+            raise ConfigError(
+                "The layers have no weights that nested codes are fewer bits for.",
+                f"Got weights {wanted!r}; of {len(matrices)} matrices {len(nested)} are floats or of 8 bits, none in a "
+                "layer.",
+                "Export the model from floats, or choose --weights keep.",
+            )
+        return WeightChoice(wanted, dict.fromkeys(nested, NESTED_TYPE))
     if wanted == "int8":
         return WeightChoice(wanted, {name: "Q8_0" for name, tensor in floats.items() if tensor.shape[0] % _BLOCK == 0})
     if wanted in ("f16", "f32"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from edge_rt.export.quantise.feedback import feedback, importance, quantise
 from edge_rt.export.quantise.grids import Grid
-from edge_rt.export.quantise.moments import INPUT_OF, InputMoments
+from edge_rt.export.quantise.moments import INPUT_OF, HeldOut, InputMoments, Moments
+from edge_rt.export.quantise.nested import quantise_nested
 from edge_rt.export.weights.blocks import FLOAT_TYPES
 from edge_rt.export.weights.codes import Codes, joined_rows
 from edge_rt.export.weights.linear import Part
@@ -42,6 +43,7 @@ class PartError:
         error: mean square of the error of the outputs on held-out tokens over that of the outputs; without calibration,
             of the weights over that of the weights. Of a sample of rows.
         values: weights of the matrix.
+        upper_error: of nested codes, what their upper halves alone lose.
     """
 
     name: str
@@ -49,6 +51,7 @@ class PartError:
     has_feedback: bool
     error: float
     values: int
+    upper_error: float | None = None
 
 
 class QuantisedRows:
@@ -99,24 +102,55 @@ class QuantisedRows:
             yield rest, len(rest) * per_row
 
     def _quantised(self, part: Part, multiple: int) -> Iterator[tuple[Rows, int]]:
-        grid = Grid(tile_format(part.type_name))
-        weight_of, feedbacks = self._fit(part, grid)
+        form = tile_format(part.type_name)
         step = max(1, CHUNK_VALUES // part.tensor.shape[0])
+        if form.is_nested:
+            work = self._nested(part)
+        else:
+            grid = Grid(form)
+            weight_of, feedbacks = self._fit(part, grid)
 
-        def work(rows: Array) -> Codes:
-            return quantise(np.ascontiguousarray(rows.T), weight_of, feedbacks, grid)[0]
+            def work(rows: Array) -> Codes:
+                return quantise(np.ascontiguousarray(rows.T), weight_of, feedbacks, grid)[0]
 
         with ThreadPoolExecutor(usable_cpus()) as workers:
             for values, read in self._pieces(part, multiple):
                 chunks = [values[begin : begin + step] for begin in range(0, len(values), step)]
                 yield joined_rows(list(workers.map(work, chunks))), read
 
-    def _fit(self, part: Part, grid: Grid) -> tuple[Array, Sequence[Array]]:
-        """Return the importance of the inputs, and feedback if it wins on held-out tokens; note the error."""
+    def _nested(self, part: Part) -> Callable[[Array], Codes]:
+        """Return what quantises rows to nested codes; note the errors."""
         inputs, count = part.tensor.shape
         moments = self._moments.get(_input_of(part.tensor.name))
+        has_moments = moments is not None and moments.fitted.tokens >= _LEAST_MOMENTS
+        weight_of = np.ones(inputs, np.float32)
+        sample = self._sample(part)
+        if moments is not None and has_moments:
+            weight_of = importance(moments.fitted.diagonal)
+        _, errors, upper_errors = quantise_nested(np.ascontiguousarray(sample.T), weight_of)
+        total, whole, upper = (
+            self._judged(moments if has_moments else None, rows) for rows in (sample, errors.T, upper_errors.T)
+        )
+        relative = [lost / total if total > 0 else 0.0 for lost in (whole, upper)]
+        self.errors.append(
+            PartError(part.tensor.name, part.type_name, False, relative[0], inputs * count, upper_error=relative[1])
+        )
+        return lambda rows: quantise_nested(np.ascontiguousarray(rows.T), weight_of)[0]
+
+    def _judged(self, moments: InputMoments | None, rows: Array) -> float:
+        """Return the squares of the outputs of rows on held-out tokens; without moments those of the rows."""
+        return float(np.square(rows).sum()) if moments is None else _judge(moments).error(rows)
+
+    def _sample(self, part: Part) -> Array:
+        count = part.tensor.shape[1]
         numbers = np.unique(np.linspace(0, count - 1, min(count, SAMPLE_ROWS)).astype(np.int64))
-        sample = self._matrices.rows(part.tensor.name, numbers.tolist())
+        return self._matrices.rows(part.tensor.name, numbers.tolist())
+
+    def _fit(self, part: Part, grid: Grid) -> tuple[Array, Sequence[Array]]:
+        """Return the importance of the inputs, and feedback if it wins on held-out tokens; note the error."""
+        inputs = part.tensor.shape[0]
+        moments = self._moments.get(_input_of(part.tensor.name))
+        sample = self._sample(part)
         columns = np.ascontiguousarray(sample.T)
         if moments is None or moments.fitted.tokens < _LEAST_MOMENTS:
             weight_of = np.ones(inputs, np.float32)
@@ -124,9 +158,8 @@ class QuantisedRows:
             self._note(part, False, float(np.square(errors).sum()), float(np.square(sample).sum()))
             return weight_of, ()
         weight_of = importance(moments.fitted.diagonal)
-        # A last sequence of a few tokens is nothing to judge by.
-        is_judged = moments.held_out.tokens >= _LEAST_MOMENTS
-        judge = moments.held_out if is_judged else moments.fitted
+        judge = _judge(moments)
+        is_judged = judge is moments.held_out
         total = judge.error(sample)
         _, errors = quantise(columns, weight_of, (), grid)
         plain = judge.error(errors.T)
@@ -151,6 +184,11 @@ class QuantisedRows:
         inputs, count = part.tensor.shape
         relative = error / total if total > 0 else 0.0
         self.errors.append(PartError(part.tensor.name, part.type_name, has_feedback, relative, inputs * count))
+
+
+def _judge(moments: InputMoments) -> Moments | HeldOut:
+    """Return what errors are judged by: a last sequence of a few tokens is nothing to judge by."""
+    return moments.held_out if moments.held_out.tokens >= _LEAST_MOMENTS else moments.fitted
 
 
 def _input_of(name: str) -> str:

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from edge_rt.binding import StopSwitch
 from edge_rt.export.traced.rewrite import new_name, past_name
 from edge_rt.package.manifest import ModelConfig
-from edge_rt.session import Session, StopSwitch, pool_size
+from edge_rt.session import Session, pool_size
 from edge_rt.system.machine import usable_cpus
 
 Array = npt.NDArray[Any]

@@ -47,6 +47,9 @@ def group_numbers(found: Codes, form: TileFormat) -> tuple[Array, Array | None]:
     assert found.d is not None
     scale = np.repeat(found.d.astype(np.float32), per_unit, axis=1)
     minimum = None if found.m is None else np.repeat(found.m.astype(np.float32), per_unit, axis=1)
+    if form.is_nested:
+        assert minimum is not None
+        return scale * np.float32(1 / 16), minimum - scale * np.float32(0.5)
     if found.scales is not None:
         scale = scale * found.scales.astype(np.float32)
         if minimum is not None and found.minima is not None:
@@ -55,7 +58,9 @@ def group_numbers(found: Codes, form: TileFormat) -> tuple[Array, Array | None]:
 
 
 def integers(found: Codes, form: TileFormat) -> Array:
-    """Return the integer that each code stands for, int8 ``[rows, inputs]``."""
+    """Return the integer that each code stands for, int8 ``[rows, inputs]``; uint8 of nested codes."""
+    if form.is_nested:
+        return found.codes
     if form.codes == "bytes":
         return found.codes.view(np.int8)
     if form.table:
@@ -75,6 +80,11 @@ def values(found: Codes, form: TileFormat) -> Array:
     if minimum is not None:
         weights += minimum[:, :, None]
     return weights.reshape(rows, inputs)
+
+
+def upper_codes(found: Codes) -> Codes:
+    """Return the upper halves of nested codes, as codes of the format ``w4m``."""
+    return Codes(found.codes >> np.uint8(4), d=found.d, m=found.m)
 
 
 def joined_rows(parts: Sequence[Codes]) -> Codes:

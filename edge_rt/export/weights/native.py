@@ -17,6 +17,7 @@ from edge_rt.export.sources.tensor_reader import TensorReader
 from edge_rt.export.weights.blocks import Array, piece_rows
 from edge_rt.export.weights.linear import Linear, Part, stack as stack_of_one_type
 from edge_rt.export.weights.matrices import CheckpointMatrices, is_rounded
+from edge_rt.export.weights.regions import Region, RegionWriter
 from edge_rt.export.weights.rows import RowReader
 from edge_rt.export.weights.tile_formats import TILE_ROWS, tile_format
 from edge_rt.export.weights.tiles import pack_rows, tile_count, unit_count, unpack_rows
@@ -111,24 +112,43 @@ def fill(
         InvalidModelFile: a value is not finite.
         StorageError: reading or writing failed.
     """
-    slot, at = layout.slots[tiles_of(linear)], 0
-    for tiles, read in _packed(source, linear):
-        piece = tiles.reshape(-1) if linear.is_mixed else tiles
-        out.write(slot, at, piece)
-        at += len(piece)
+    slot, at, regions = layout.slots[tiles_of(linear)], 0, _regions(linear)
+    nested = None
+    if any(region.form.finer_bytes for region in regions):
+        nested = RegionWriter(slot, regions, layout, out)
+    for number, tiles, read in _packed(source, linear):
+        if nested is not None:
+            nested.write(number, tiles)
+        else:
+            piece = tiles.reshape(-1) if linear.is_mixed else tiles
+            out.write(slot, at, piece)
+            at += len(piece)
         on_bytes(read)
 
 
-def _packed(source: RowReader, linear: Linear) -> Iterator[tuple[Array, int]]:
-    """Yield tiles in the order of the file, and the bytes that were read for them."""
+def _packed(source: RowReader, linear: Linear) -> Iterator[tuple[int, Array, int]]:
+    """Yield the number of a region, its next tiles, and the bytes that were read for them."""
     if linear.alternates:
         for pieces in zip(*(source.rows(part, multiple=TILE_ROWS) for part in linear.parts), strict=True):
             pair = [pack_rows(found, linear.form) for found, _ in pieces]
-            yield np.stack(pair, axis=1).reshape(-1, *pair[0].shape[1:]), sum(read for _, read in pieces)
+            yield 0, np.stack(pair, axis=1).reshape(-1, *pair[0].shape[1:]), sum(read for _, read in pieces)
         return
-    for part in linear.parts:
+    for number, part in enumerate(linear.parts):
         for found, read in source.rows(part, multiple=TILE_ROWS):
-            yield pack_rows(found, tile_format(part.type_name)), read
+            yield number if linear.is_mixed else 0, pack_rows(found, tile_format(part.type_name)), read
+
+
+def _regions(linear: Linear) -> list[Region]:
+    """Return the stretches of a matrix: one, or one for each part if these have formats of their own."""
+    shapes = [_part_shape(part) for part in linear.parts]
+    if not linear.is_mixed:
+        tiles = sum(shape[0] for shape in shapes)
+        return [Region(0, tiles, shapes[0][1], linear.form)]
+    found: list[Region] = []
+    for part, (tiles, units, _) in zip(linear.parts, shapes, strict=True):
+        begin = found[-1].begin + found[-1].nbytes if found else 0
+        found.append(Region(begin, tiles, units, tile_format(part.type_name)))
+    return found
 
 
 def verify(linear: Linear, source: TensorReader, layout: WeightsLayout, weights: Path) -> None:
@@ -173,27 +193,23 @@ class Stored:
 
     def tile(self, linear: Linear, number: int) -> tuple[Part, int, Array]:
         """Return the part that a tile of a matrix belongs to, its number there, and its values, ``[16, inputs]``."""
-        part, own, at = _find_tile(linear, number)
-        return part, own, self._values(linear, part, at, 1)
+        part, own, region, at = _find_tile(linear, number)
+        return part, own, self._values(linear, region, at)
 
     def rows(self, linear: Linear, part: Part, numbers: Sequence[int]) -> Array:
         """Return rows of a part, in the package's order, float32 ``[len(numbers), inputs]``."""
-        begin, step = _tiles_of_part(linear, part)
-        _, units, unit_bytes = _part_shape(part)
+        region, first, step = _tiles_of_part(linear, part)
         found = np.empty((len(numbers), part.tensor.shape[0]), np.float32)
         tiles = np.asarray(numbers) // TILE_ROWS
         for tile in np.unique(tiles).tolist():
-            values = self._values(linear, part, begin + tile * step * units * unit_bytes, 1)
+            values = self._values(linear, region, first + tile * step)
             taken = np.flatnonzero(tiles == tile)
             found[taken] = values[np.asarray(numbers)[taken] % TILE_ROWS, : found.shape[1]]
         return found
 
-    def _values(self, linear: Linear, part: Part, at: int, tiles: int) -> Array:
+    def _values(self, linear: Linear, region: Region, tile: int) -> Array:
         slot = self.layout.slots[tiles_of(linear)]
-        _, units, unit_bytes = _part_shape(part)
-        shape = (tiles, units, unit_bytes)
-        packed = np.memmap(self.weights, np.uint8, "r", offset=slot.offset + at, shape=shape)
-        return unpack_rows(np.asarray(packed), tile_format(part.type_name))
+        return unpack_rows(region.read(self.weights, slot.offset, tile), region.form)
 
 
 def verify_values(
@@ -224,28 +240,29 @@ def verify_values(
             )
 
 
-def _find_tile(linear: Linear, tile: int) -> tuple[Part, int, int]:
-    """Return the part that a tile of the matrix belongs to, its number there, and the byte where it begins."""
+def _find_tile(linear: Linear, tile: int) -> tuple[Part, int, Region, int]:
+    """Return the part that a tile of the matrix belongs to and its number there, its region and its number there."""
     if linear.alternates:
-        part = linear.parts[tile % 2]
-        _, units, unit_bytes = _part_shape(part)
-        return part, tile // 2, tile * units * unit_bytes
-    begin = 0
+        return linear.parts[tile % 2], tile // 2, _regions(linear)[0], tile
+    rest = tile
     for part in linear.parts:
-        tiles, units, unit_bytes = _part_shape(part)
-        if tile < tiles:
-            return part, tile, begin + tile * units * unit_bytes
-        tile, begin = tile - tiles, begin + tiles * units * unit_bytes
+        tiles = _part_shape(part)[0]
+        if rest < tiles:
+            region, first, _ = _tiles_of_part(linear, part)
+            return part, rest, region, first + rest
+        rest -= tiles
     raise IndexError(tile)
 
 
-def _tiles_of_part(linear: Linear, part: Part) -> tuple[int, int]:
-    """Return the byte where the first tile of a part begins, and how many tiles further its next one lies."""
-    sizes = [math.prod(_part_shape(other)) for other in linear.parts]
+def _tiles_of_part(linear: Linear, part: Part) -> tuple[Region, int, int]:
+    """Return the region of a part, its first tile there, and how many tiles further its next one lies."""
+    regions = _regions(linear)
     at = next(index for index, other in enumerate(linear.parts) if other is part)
     if linear.alternates:
-        return at * math.prod(_part_shape(part)[1:]), 2
-    return sum(sizes[:at]), 1
+        return regions[0], at, 2
+    if linear.is_mixed:
+        return regions[at], 0, 1
+    return regions[0], sum(_part_shape(other)[0] for other in linear.parts[:at]), 1
 
 
 def _dequantised(source: TensorReader, part: Part, rows: range, matrix: MatrixValues | None) -> Array:

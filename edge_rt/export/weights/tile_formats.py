@@ -8,8 +8,10 @@ from typing import Final
 BLOCK: Final = 32
 TILE_ROWS: Final = 16
 
-CODE_LINES: Final = {"nibbles": 4, "table": 4, "bytes": 8, "five": 5, "six": 6, "three": 3, "two": 2}
-"""Kind of codes -> lines of 64 bytes that a block of 32 inputs by 16 rows takes."""
+CODE_LINES: Final = {
+    "nibbles": 4, "table": 4, "bytes": 8, "five": 5, "six": 6, "three": 3, "two": 2, "nested": 4
+}  # fmt: skip
+"""Kind of codes -> lines of 64 bytes that a block of 32 inputs by 16 rows takes; finer codes not included."""
 IQ4_TABLE: Final = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 MXFP4_TABLE: Final = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
@@ -20,7 +22,8 @@ class TileFormat:
 
     Attributes:
         name: as in graphs.
-        codes: kind of codes, a key of ``CODE_LINES``, or ``"floats"``.
+        codes: kind of codes, a key of ``CODE_LINES``, or ``"floats"``. ``"nested"`` codes are two nibbles: upper ones
+            that are codes of 4 bits with the same scale and minimum, and finer ones, which lie elsewhere.
         scales: how a group's scale is made: ``"half"`` (an fp16 number of its own), ``"byte"`` or ``"signed"`` (fp16 d
             times a byte), ``"nibble"`` (fp16 d times the low half of a byte, whose high half makes the minimum),
             ``"exponent"`` (2^(byte - 128)), ``"zero"`` (fp16 d of the whole unit, whose codes have a zero point, a
@@ -66,6 +69,16 @@ class TileFormat:
         return 64 * CODE_LINES[self.codes] * self.unit_blocks
 
     @property
+    def is_nested(self) -> bool:
+        """Whether the upper halves of codes are codes of their own."""
+        return self.codes == "nested"
+
+    @property
+    def finer_bytes(self) -> int:
+        """Bytes of a unit's finer codes, which lie behind all units of the matrix."""
+        return self.code_bytes if self.is_nested else 0
+
+    @property
     def scale_bytes(self) -> int:
         """Bytes of a unit's scales that are bytes, or of its zero points; minima of their own take as many."""
         if self.has_zeros:
@@ -74,10 +87,10 @@ class TileFormat:
 
     @property
     def unit_bytes(self) -> int:
-        """Bytes of a unit."""
+        """Bytes of a unit, finer codes included."""
         halves = (self.scales not in ("exponent", "none")) + self.has_minimum
         minima = self.scale_bytes if self.scales == "byte" and self.has_minimum else 0
-        return self.code_bytes + self.scale_bytes + minima + 2 * TILE_ROWS * halves
+        return self.code_bytes + self.scale_bytes + minima + 2 * TILE_ROWS * halves + self.finer_bytes
 
 
 TILE_FORMATS: Final = {
@@ -102,6 +115,7 @@ TILE_FORMATS: Final = {
         TileFormat("w4z32", "nibbles", "zero"),
         TileFormat("w4z64", "nibbles", "zero", unit_blocks=2),
         TileFormat("w4z128", "nibbles", "zero", unit_blocks=4),
+        TileFormat("w8n", "nested", "half", has_minimum=True),
     )
 }
 """Name -> format."""
@@ -126,8 +140,12 @@ FORMAT_OF_GGML: Final = {
     "W4Z32": "w4z32",
     "W4Z64": "w4z64",
     "W4Z128": "w4z128",
+    "W8N": "w8n",
 }
-"""ggml type, or type of a packed matrix in a folder (``sources.packed``) -> format of its tiles."""
+"""ggml type, type of a packed matrix in a folder (``sources.packed``), or ``NESTED`` -> format of its tiles."""
+
+UPPER_FORMAT: Final = {"w8n": "w8n_upper"}
+"""Format of nested codes -> the format that reads their upper halves alone."""
 
 
 def tile_format(type_name: str) -> TileFormat:

@@ -3,7 +3,8 @@
 A matrix of N rows and K inputs is uint8 ``[ceil(N / 16), units, bytes]``: 16 rows by 32 inputs to a block, and one to
 eight blocks to a unit; rows and inputs beyond the matrix are zero. A unit holds, in this order, the codes of its
 blocks, their scales and minima as far as these are bytes, or zero points, and its fp16 numbers d and m; see
-``tile_formats``.
+``tile_formats``. The finer halves of nested codes come last here; in ``weights.bin`` they lie behind all units
+(``stored_order``, ``regions``).
 
 Codes lie in lines of 64 bytes. Byte ``4 r + j`` of a line belongs to row r (r < 16, j < 4). Quartet k of a block is its
 inputs ``4 k`` to ``4 k + 3``, which j counts:
@@ -18,6 +19,7 @@ six     nibbles of the low four bits; then 2 lines of the highest two: bits ``2 
 two     2 lines, as the highest two bits of ``six``
 three   as ``two``; then 1 line of the highest bit, as in ``five``
 table   as nibbles
+nested  nibbles of the upper four bits; and, behind the unit, nibbles of the lower four
 floats  fp16, bfloat16 or fp32 ``[32 inputs, 16 rows]``
 ======= ===================================================================================================
 """
@@ -68,8 +70,19 @@ def _pack_codes(found: Codes, form: TileFormat) -> Array:
     quartets = _by_tile(np.ascontiguousarray(found.codes).view(np.uint32))
     lines = quartets.view(np.uint8).reshape(tiles, -1, _QUARTETS, _LINE)
     numbers = [_by_tile(part) for part in (scales, minima, found.zeros, found.d, found.m) if part is not None]
-    parts = [part.view(np.uint8).reshape(tiles, units, -1) for part in (_pack_lines(lines, form), *numbers)]
+    planes = (lines >> np.uint8(4), lines & np.uint8(15)) if form.is_nested else (lines,)
+    first, *finer = (_pack_lines(plane, form) for plane in planes)
+    parts = [part.view(np.uint8).reshape(tiles, units, -1) for part in (first, *numbers, *finer)]
     return np.concatenate(parts, axis=2)
+
+
+def stored_order(tiles: Array, form: TileFormat) -> Array:
+    """Return all tiles of a matrix as they are stored, in the same shape: finer codes behind all units."""
+    if not form.finer_bytes:
+        return tiles
+    first = form.unit_bytes - form.finer_bytes
+    places = [np.ascontiguousarray(tiles[:, :, :first]).reshape(-1), tiles[:, :, first:].reshape(-1)]
+    return np.concatenate(places).reshape(tiles.shape)
 
 
 def _by_tile(rows: Array) -> Array:
@@ -136,8 +149,15 @@ def unpack_rows(tiles: Array, form: TileFormat) -> Array:
 def unpack_codes(tiles: Array, form: TileFormat) -> Codes:
     """Return the codes that were packed, padding included."""
     count, units, _ = tiles.shape
-    lines = tiles[:, :, : form.code_bytes].reshape(count, units * form.unit_blocks, -1, _LINE)
-    quartets = np.ascontiguousarray(_unpack_lines(lines, form)).reshape(count, -1, _LINE).view(np.uint32)
+
+    def plane(begin: int) -> Array:
+        lines = tiles[:, :, begin : begin + form.code_bytes].reshape(count, units * form.unit_blocks, -1, _LINE)
+        return _unpack_lines(lines, form)
+
+    bytes_of = plane(0)
+    if form.is_nested:
+        bytes_of = bytes_of << np.uint8(4) | plane(form.unit_bytes - form.finer_bytes)
+    quartets = np.ascontiguousarray(bytes_of).reshape(count, -1, _LINE).view(np.uint32)
     at = form.code_bytes
 
     def take(kind: type[np.generic], wanted: bool) -> Array | None:

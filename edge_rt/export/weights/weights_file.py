@@ -56,6 +56,8 @@ class WeightsLayout:
 
     slots: dict[str, Slot] = field(default_factory=dict)
     size: int = 0
+    parts: dict[str, Slot] = field(default_factory=dict)
+    """Stretches of slots that are written one by one, by names of their own."""
 
     def add(self, name: str, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> Slot:
         """Place a tensor after the last one and return its slot."""
@@ -66,6 +68,21 @@ class WeightsLayout:
         self.slots[name] = slot
         self.size = slot.offset + slot.nbytes
         return slot
+
+    def add_part(self, slot: Slot, name: str, begin: int, nbytes: int) -> Slot:
+        """Return a stretch of a slot of bytes as a slot of its own.
+
+        Args:
+            slot: the whole.
+            name: of the stretch.
+            begin: its first byte in the slot.
+            nbytes: its length.
+        """
+        assert slot.dtype == np.uint8, slot
+        assert 0 <= begin <= begin + nbytes <= slot.nbytes, (slot, begin, nbytes)
+        part = Slot(f"{slot.name}.{name}", slot.dtype, (nbytes,), slot.offset + begin)
+        self.parts[part.name] = part
+        return part
 
 
 class WeightsFile:
@@ -154,7 +171,7 @@ def verify_checksums(path: Path, layout: WeightsLayout, checksums: Mapping[str, 
         StorageError: a byte differs.
     """
     for name, expected in checksums.items():
-        slot, found = layout.slots[name], 0
+        slot, found = layout.slots.get(name) or layout.parts[name], 0
         stored = np.memmap(path, np.uint8, "r", offset=slot.offset, shape=(slot.nbytes,))
         for begin in range(0, slot.nbytes, _READ_BYTES):
             found = zlib.crc32(stored[begin : begin + _READ_BYTES].data, found)
