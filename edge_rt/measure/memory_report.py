@@ -95,6 +95,12 @@ class MemoryRun:
         """The kernel's high-water mark of resident memory."""
         return self.stages[-1].memory.peak_bytes
 
+    @property
+    def device_bytes(self) -> int | None:
+        """Most bytes that were seen taken of a GPU's own memory, without CUDA's context; None: not measured."""
+        seen = [int(stage.facts["device_bytes"]) for stage in self.stages if "device_bytes" in stage.facts]
+        return max(seen, default=None)
+
     def highest(self) -> ProcessMemory:
         """Return the memory sample with the most resident bytes."""
         seen = [*(moment.memory for moment in self.moments), *(stage.memory for stage in self.stages)]
@@ -145,12 +151,16 @@ class MemoryReport:
     @property
     def relative_error(self) -> float:
         """Error of the plan relative to the measured peak; positive if the plan was higher."""
-        return self.plan.total_bytes / self.run.peak_bytes - 1
+        return self.plan.process_bytes / self.run.peak_bytes - 1
 
     @property
     def exceeded(self) -> bool:
-        """Whether the measured peak is above the budget."""
-        return self.run.peak_bytes > self.plan.budget_bytes
+        """Whether the measured peak is above the budget, in the process or on a GPU."""
+        held, gpu = self.run.device_bytes, self.plan.sizes.gpu
+        is_over = held is not None and gpu is not None and held + gpu.context > self.plan.budget.gpu
+        # What the process shares with a GPU is not part of its peak.
+        shared = self.plan.total_bytes - self.plan.process_bytes
+        return is_over or self.run.peak_bytes + shared > self.plan.budget_bytes
 
     def terms(self) -> dict[str, dict[str, int]]:
         """Return planned and measured bytes of every term."""
@@ -159,6 +169,19 @@ class MemoryReport:
         return {
             name: {"planned": planned.get(name, 0), "measured": measured.get(name, 0)}
             for name in dict.fromkeys([*planned, *measured])
+        }
+
+    def device_json(self) -> dict[str, Any] | None:
+        """Return planned and measured bytes of a GPU, and its budget; None for a plan for the CPU."""
+        gpu = self.plan.sizes.gpu
+        if gpu is None:
+            return None
+        return {
+            "planned_bytes": gpu.total,
+            "planned_without_context_bytes": gpu.total - gpu.context,
+            "measured_without_context_bytes": self.run.device_bytes,
+            "budget_bytes": self.plan.device_budget_bytes,
+            "terms": {term.name: term.device_bytes for term in self.plan.terms if term.device_bytes},
         }
 
     @property
@@ -170,7 +193,7 @@ class MemoryReport:
         """Return the report as a JSON object."""
         highest = self.run.highest()
         return {
-            "planned_peak_bytes": self.plan.total_bytes,
+            "planned_peak_bytes": self.plan.process_bytes,
             "measured_peak_bytes": self.run.peak_bytes,
             "relative_error": self.relative_error,
             "budget_bytes": self.plan.budget_bytes,
@@ -178,6 +201,7 @@ class MemoryReport:
             "private_bytes": highest.private_bytes,
             "file_bytes": highest.file_bytes,
             "terms": self.terms(),
+            "device": self.device_json(),
             "unaccounted_bytes": self.unaccounted_bytes,
             "choice": asdict(self.plan.choice),
             "stages": [_stage_json(stage) for stage in self.run.stages],

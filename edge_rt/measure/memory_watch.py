@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any, Final, NamedTuple
 
 from edge_rt import errors
+from edge_rt.device_names import AUTO
 from edge_rt.errors import EdgeRTError, InferenceError, MemoryBudgetExceeded, RuntimeUnavailable
 from edge_rt.measure.memory_report import MemoryRun, Moment, Stage
 from edge_rt.memory.choice import Choice
@@ -37,6 +38,7 @@ def measure_plan(
     *,
     worker: str = "edge_rt.measure.memory_worker",
     threads: int | None = None,
+    device: str = AUTO,
     turns: int = 0,
     on_stage: Callable[[str], None] | None = None,
 ) -> MemoryRun:
@@ -47,6 +49,7 @@ def measure_plan(
         plan: the plan that it is loaded with.
         worker: module that the process runs: ``memory_worker``, or one that first imports more and then runs it.
         threads: threads that compute; None uses every CPU this process may use.
+        device: the device that the plan was made for.
         turns: run a chat of this many turns instead of going to the plan's limits.
         on_stage: called with the name of every finished stage.
 
@@ -68,6 +71,8 @@ def measure_plan(
         "corpus": asked.corpus,
         "drafter": asked.drafter_folder,
         "threads": threads,
+        "device": device,
+        "device_budget_bytes": plan.device_budget_bytes,
         "turns": turns,
     }
     # Fails here, before a load, on systems without this information.

@@ -19,6 +19,8 @@ from typing import Any, Final
 import numpy as np
 
 from edge_rt.errors import ContextOverflow, EdgeRTError, MemoryBudgetExceeded
+from edge_rt.gpu_provider import INSTALLED, GpuProvider
+from edge_rt.measure.device_memory import DeviceMemory
 from edge_rt.memory.budget import Budget
 from edge_rt.memory.terms import longest_stretch
 from edge_rt.package.reader import open_package
@@ -30,7 +32,7 @@ from edge_rt.runtime.drafters.source import CONTEXT_TOKENS
 from edge_rt.runtime.engine import Model
 from edge_rt.runtime.graph.cache import KVCache
 from edge_rt.runtime.graph.outputs import Outputs, TopTokens
-from edge_rt.runtime.graph.runner import MAX_KEPT_SHAPES, ModelRunner
+from edge_rt.runtime.graph.runner import MAX_KEPT_SHAPES, Runner
 from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.speculation.adaptive import AdaptiveDrafter
 
@@ -105,7 +107,8 @@ class Drive:
         # First a text that cannot be split, with one token per byte.
         self._model.tokenizer.encode_text("7" * longest_stretch(self._limits.ctx))
         with self._model.passes() as (runner, cache):
-            cache.truncate(max(0, self._limits.ctx - self._nodes - 1 - self._limits.prefill_chunk))
+            # What drafts at exits measures its passes when it is made, and leaves the cache empty.
+            cache.truncate(min(cache.length, max(0, self._limits.ctx - self._nodes - 1 - self._limits.prefill_chunk)))
             self._fill(runner, cache, self._limits.ctx - self._nodes - 1)
             self._sample(self._verify(runner, cache))
             known = list(cache.token_ids)
@@ -135,7 +138,7 @@ class Drive:
         tokens = self._random.sample(range(self._vocab), min(self._limits.ctx, self._vocab))
         tokenizer.encode_prompt("".join(map(stream.push, tokens)))
 
-    def _fill(self, runner: ModelRunner, cache: KVCache, length: int) -> None:
+    def _fill(self, runner: Runner, cache: KVCache, length: int) -> None:
         """Compute random tokens in planned chunks until the cache holds ``length`` rows."""
         while cache.length < length:
             tokens = self._made_up(min(self._limits.prefill_chunk, length - cache.length))
@@ -143,7 +146,7 @@ class Drive:
                 runner.forward(tokens, rows.start, 1)
                 rows.commit(tokens)
 
-    def _verify(self, runner: ModelRunner, cache: KVCache) -> Outputs:
+    def _verify(self, runner: Runner, cache: KVCache) -> Outputs:
         """Run the largest draft tree after all rows of the cache, with the logits of every row."""
         rows = self._nodes + 1
         parents = [(row - 1) // 2 if self._is_native else row - 1 for row in range(rows)]
@@ -153,7 +156,7 @@ class Drive:
         self._tell("addresses", logits=int(outputs.logits.ctypes.data))
         return outputs
 
-    def _all_shapes(self, runner: ModelRunner, cache: KVCache) -> None:
+    def _all_shapes(self, runner: Runner, cache: KVCache) -> None:
         """Run passes of different shapes, small ones first, until no more bindings are cached."""
         length = cache.length
         most = min(self._limits.prefill_chunk, self._limits.ctx, MAX_KEPT_SHAPES)
@@ -266,18 +269,31 @@ def chat(model: Model, turns: int, tell: Stage) -> None:
         tell(f"turn {turn + 1}", tokens=result.usage.total_tokens)
 
 
-def work(request: dict[str, Any], tell: Stage) -> None:
+def work(request: dict[str, Any], report: Stage, own: GpuProvider = INSTALLED) -> None:
     """Run a request, as ``memory_watch.measure_plan`` sends it.
+
+    Args:
+        request: what is loaded and how.
+        report: called after every stage.
+        own: edge-rt's own provider.
 
     Raises:
         EdgeRTError: the model cannot be loaded or used as requested.
     """
+    on_device = DeviceMemory(request["device"], own)
+
+    def tell(name: str, **facts: Any) -> None:
+        report(name, **facts, **on_device.facts())
+
     tell("runtime")
     budget = Budget(request["budget_bytes"])
     # The process counts with its planned memory, so that the plan made here is the same.
     base = budget.claim("the process", 0, base_bytes=request["base_bytes"])
     options = LoadOptions(
         memory=budget,
+        device=request["device"],
+        device_memory=request["device_budget_bytes"],
+        gpu_provider=own,
         ctx=request["ctx"],
         kv=request["kv"],
         prefill_chunk=request["prefill_chunk"],
@@ -299,8 +315,8 @@ def work(request: dict[str, Any], tell: Stage) -> None:
         tell("end")
 
 
-def main() -> None:
-    """Answer one request."""
+def main(own: GpuProvider = INSTALLED) -> None:
+    """Answer one request; see ``work``."""
     answers = sys.stdout
     # Other output must not mix with the lines of the reply.
     sys.stdout = sys.stderr
@@ -312,7 +328,7 @@ def main() -> None:
             sys.exit("the parent process has closed the pipe")
 
     try:
-        work(json.loads(sys.stdin.readline()), tell)
+        work(json.loads(sys.stdin.readline()), tell, own)
     except EdgeRTError as error:
         tell("error", error=error.to_json())
     except MemoryError as error:

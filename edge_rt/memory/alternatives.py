@@ -8,8 +8,8 @@ from typing import Final
 
 from edge_rt.byte_size import round_up
 from edge_rt.memory.choice import Choice
-from edge_rt.memory.device import Device
 from edge_rt.memory.fallbacks import LEAST_CONTEXT, Decision, Fallbacks
+from edge_rt.memory.figures import Amounts, Device
 from edge_rt.memory.request import Alternative, Request
 from edge_rt.memory.shape import ModelShape
 from edge_rt.memory.speed import tokens_per_second
@@ -27,8 +27,7 @@ def alternatives_to(
     device: Device,
     request: Request,
     decision: Decision,
-    budget: int,
-    speculation_bytes: int | None,
+    speculation: Amounts | None,
 ) -> tuple[Alternative, ...]:
     """Return other settings, each of which fits.
 
@@ -37,31 +36,41 @@ def alternatives_to(
         device: the machine.
         request: the request.
         decision: what the plan decided for it.
-        budget: budget of that decision in bytes.
-        speculation_bytes: budget at which speculation would keep its speed; None if nothing is drafted.
+        speculation: budget at which speculation would keep its speed; None if nothing is drafted.
     """
     found: list[Alternative] = []
-    seen = {decision.choice} if decision.total_bytes <= budget else set[Choice]()
+    budget = request.budget(device)
+    seen = {decision.choice} if decision.needs.within(budget) else set[Choice]()
     candidates = _nearby(shape, request, decision.choice) if seen else _pinning_less(request)
     for candidate in candidates:
-        other = _planned(shape, device, candidate, budget)
+        other = _planned(shape, device, candidate)
         if other is not None and other.choice not in seen:
             seen.add(other.choice)
             found.append(other)
         if len(found) == MOST:
             break
     # Budgets at which the pinned settings work; if none does, the smallest configuration without them.
-    enough = round_up(decision.least_bytes + _SLACK)
-    others = [replace(request, budget_bytes=enough)] if enough != budget else []
-    if speculation_bytes is not None and not decision.choice.draft_max:
+    others = [_with_budget(request, device, decision.least)]
+    if speculation is not None and not decision.choice.draft_max:
         kept = replace(request, ctx=decision.choice.ctx, kv=decision.choice.kv_format)
-        others.append(replace(kept, budget_bytes=round_up(speculation_bytes + _SLACK)))
+        others.append(_with_budget(kept, device, speculation))
     for other_request in others:
-        assert other_request.budget_bytes is not None
-        other = _planned(shape, device, other_request, other_request.budget_bytes)
-        if other is not None:
+        other = _planned(shape, device, other_request)
+        if other is not None and other_request.budget(device) != budget:
             found.append(other)
     return tuple(found)
+
+
+def _with_budget(request: Request, device: Device, needs: Amounts) -> Request:
+    """Return the request with budgets that are just enough."""
+    budget = request.budget(device)
+    fits = needs.within(budget)
+    # Where one is short, the other stays as it was.
+    if fits or needs.host > budget.host:
+        request = replace(request, budget_bytes=round_up(needs.host + _SLACK))
+    if device.has_own_gpu_memory and (fits or needs.gpu > budget.gpu):
+        request = replace(request, device_budget_bytes=round_up(needs.gpu))
+    return request
 
 
 def _nearby(shape: ModelShape, request: Request, choice: Choice) -> Iterator[Request]:
@@ -91,10 +100,13 @@ def _pinning_less(request: Request) -> Iterator[Request]:
     yield replace(request.without_drafts(None), ctx=None, kv=None)
 
 
-def _planned(shape: ModelShape, device: Device, request: Request, budget: int) -> Alternative | None:
+def _planned(shape: ModelShape, device: Device, request: Request) -> Alternative | None:
     """Return the planned setting of a request with its flags; None if it does not fit."""
+    budget = request.budget(device)
+    if device.gpu is not None and budget.gpu > device.gpu.total_bytes:
+        return None
     decision = Fallbacks(shape, device, request).decide(budget)
-    if decision.total_bytes > budget or decision.least_bytes > budget - _SLACK:
+    if not decision.needs.within(budget) or not decision.least.within(replace(budget, host=budget.host - _SLACK)):
         return None
     # Flags leave out what the plan would decide again anyway, but a shorter context is shown.
     shown = request if request.ctx is not None else replace(request, ctx=decision.choice.ctx)
@@ -102,4 +114,4 @@ def _planned(shape: ModelShape, device: Device, request: Request, budget: int) -
     if again.choice != decision.choice:
         shown = request
     speed = tokens_per_second(shape, device, decision.choice)
-    return Alternative(decision.choice, decision.total_bytes, speed, shown.flags)
+    return Alternative(decision.choice, decision.needs.host, speed, shown.flags, decision.needs.gpu)

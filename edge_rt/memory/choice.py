@@ -18,7 +18,7 @@ class Choice:
         suffix_tokens: tokens that the suffix drafter (or the n-gram table, or a reference) holds; 0 where none is used.
         recycling_contexts: contexts of each order that token recycling holds; 0 where it is not used.
         logit_rows: largest number of logit rows held at once.
-        drafter: whether the trained drafter of the request is loaded.
+        drafter: whether the trained drafter of the request, and the model that drafts, are loaded.
     """
 
     ctx: int

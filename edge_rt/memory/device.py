@@ -7,22 +7,26 @@ for another machine. For this machine the available memory is read from the syst
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from edge_rt.errors import ConfigError, StorageError
+from edge_rt.memory.figures import Device, GpuFigures
+from edge_rt.memory.presets import Preset, checked, malformed, read_document, read_presets
 from edge_rt.system.atomic_files import write_atomically
 from edge_rt.system.portable_names import is_portable_name
 
 PRESETS_FILE: Final = Path(__file__).with_name("devices.json")
 GENERIC: Final = "generic"
 """Preset whose speed is used for a machine that was never measured."""
+GENERIC_GPU: Final = "generic-gpu"
+"""Preset whose GPU's speed is used for a GPU that was never measured."""
 MACHINE: Final = "this machine"
 SAVED_NAME: Final = "default"
 """Name of the device description from which ``this_device`` reads its measured speed."""
@@ -31,103 +35,13 @@ LIST: Final = "list"
 LOCAL: Final = (None, "auto", "cpu")
 """Values of ``--device`` that mean this machine; None is the flag left out."""
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-_GB: Final = 10**9
 _VERSION: Final = 1
-
-
-@dataclass(frozen=True)
-class Device:
-    """Memory and speed of a machine.
-
-    Attributes:
-        name: name of the preset or of the saved device.
-        total_bytes: memory of the machine.
-        available_bytes: memory that a process may use.
-        bandwidth: sustained bytes per second that all threads read together.
-        step_overhead_s: seconds of a pass beyond reading weights and KV cache.
-        row_cost: pairs of (rows, latency of a pass over them relative to one row); starts with (1, 1.0), ascending, at
-            least two pairs.
-        base_bytes: resident memory of a process after the imports that a load needs; None uses ``terms.BASE_BYTES``.
-        is_measured: whether the bandwidth was measured on this machine.
-        threads: threads that compute.
-    """
-
-    name: str
-    total_bytes: int
-    available_bytes: int
-    bandwidth: float
-    step_overhead_s: float
-    row_cost: tuple[tuple[int, float], ...]
-    base_bytes: int | None = None
-    is_measured: bool = False
-    threads: int = 4
-
-    def problem(self) -> str | None:
-        """Return what is wrong with the numbers, or None."""
-        for name in ("total_bytes", "available_bytes", "bandwidth", "step_overhead_s", "threads"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                return f"{name} is {value}, must be above 0"
-        if self.base_bytes is not None and self.base_bytes <= 0:
-            return f"base_bytes is {self.base_bytes}, must be above 0"
-        rows, costs = [row for row, _ in self.row_cost], [cost for _, cost in self.row_cost]
-        if len(rows) < 2 or (rows[0], costs[0]) != (1, 1.0):
-            return "row_cost must begin with (1, 1.0) and have a second pair"
-        if rows != sorted(set(rows)) or costs != sorted(costs) or not math.isfinite(costs[-1]):
-            return "row_cost must rise"
-        return None
-
-
-@dataclass(frozen=True)
-class Preset:
-    """A device of ``devices.json``.
-
-    Attributes:
-        name: value of ``--device`` that selects it.
-        text: description for people.
-        device: its figures.
-        evidence: tag and source of every figure.
-    """
-
-    name: str
-    text: str
-    device: Device
-    evidence: Mapping[str, tuple[str, str]]
 
 
 @cache
 def presets() -> Mapping[str, Preset]:
     """Return all presets by name, in the order of the file."""
     return read_presets(PRESETS_FILE)
-
-
-def read_presets(path: Path) -> Mapping[str, Preset]:
-    """Return the presets of a file.
-
-    Raises:
-        ConfigError: the file is malformed, or has impossible figures for a device.
-        StorageError: it cannot be read.
-    """
-    document = _read(path)
-    result: dict[str, Preset] = {}
-    try:
-        for entry in document["devices"]:
-            figures = {key: value for key, value in entry.items() if isinstance(value, dict)}
-            values = {key: value["value"] for key, value in figures.items()}
-            device = Device(
-                name=entry["name"],
-                total_bytes=int(values["total_gb"] * _GB),
-                available_bytes=int(values["available_gb"] * _GB),
-                bandwidth=values["bandwidth_gb_s"] * _GB * values["efficiency"],
-                step_overhead_s=values["step_overhead_ms"] / 1e3,
-                row_cost=tuple((int(rows), float(cost)) for rows, cost in values["row_cost"]),
-                threads=int(entry["threads"]),
-            )
-            evidence = {key: (str(value["evidence"]), str(value["source"])) for key, value in figures.items()}
-            result[device.name] = Preset(device.name, entry["text"], _checked(device, path), evidence)
-    except (KeyError, TypeError, ValueError) as error:
-        raise _malformed(path, f"{type(error).__name__}: {error}") from error
-    return result
 
 
 def preset(name: str) -> Device:
@@ -141,11 +55,43 @@ def preset(name: str) -> Device:
         return presets()[name].device
     if (path := device_path(name)).is_file():
         return load_device(path)
+    known = [*presets(), *saved_names()]
+    close = get_close_matches(name, known)
     raise ConfigError(
         "There is no device of that name.",
-        f"Got {name!r:.60}; there are {len(presets())} presets and {len(saved_names())} saved devices.",
-        "See edge-rt plan --device list.",
+        f"Got {name!r:.60}; there are {len(presets())} presets and {len(known) - len(presets())} saved devices.",
+        (f"Did you mean {' or '.join(close)}? " if close else "") + "See edge-rt plan --device list.",
     )
+
+
+def unmeasured_gpu(name: str, total_bytes: int, available_bytes: int, *, is_unified: bool) -> GpuFigures:
+    """Return a GPU of this machine with the speed of a preset, because none was measured.
+
+    Args:
+        name: what the driver calls it.
+        total_bytes: its memory.
+        available_bytes: what is free of it.
+        is_unified: whether it shares the machine's memory.
+    """
+    generic = presets()[GENERIC_GPU].device.gpu
+    assert generic is not None
+    return replace(
+        generic, name=name, total_bytes=total_bytes, available_bytes=max(1, available_bytes), is_unified=is_unified
+    )
+
+
+def refuse_preset(name: str) -> None:
+    """Refuse a machine that is only planned for where something is to run.
+
+    Raises:
+        ConfigError: the name is that of a preset.
+    """
+    if name in presets():
+        raise ConfigError(
+            f"{name} is a machine to plan for, not a device of this one.",
+            f"It stands for {presets()[name].text}.",
+            "Plan for it with edge-rt plan --device, or name a device of this machine: auto, cpu, cuda, webgpu.",
+        )
 
 
 def devices_folder() -> Path:
@@ -206,16 +152,18 @@ def load_device(path: Path) -> Device:
         ConfigError: it is malformed.
         StorageError: it cannot be read.
     """
-    document = _read(path)
+    document = read_document(path)
     try:
         if document.pop("version") != _VERSION:
-            raise _malformed(path, f"it is not of version {_VERSION}")
+            raise malformed(path, f"it is not of version {_VERSION}")
+        if document.get("gpu") is not None:
+            raise malformed(path, "only presets have a GPU")
         document["row_cost"] = tuple((int(rows), float(cost)) for rows, cost in document["row_cost"])
-        return _checked(Device(**document), path)
+        return checked(Device(**document), path)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, ConfigError):
             raise
-        raise _malformed(path, f"{type(error).__name__}: {error}") from error
+        raise malformed(path, f"{type(error).__name__}: {error}") from error
 
 
 def this_device(
@@ -245,25 +193,4 @@ def this_device(
         total_bytes=int(psutil.virtual_memory().total),
         available_bytes=max(1, (available or available_memory_bytes)()),
         threads=usable_cpus() if threads is None else threads,
-    )
-
-
-def _checked(device: Device, path: Path) -> Device:
-    if (problem := device.problem()) is not None:
-        raise _malformed(path, f"of {device.name!r:.60} {problem}")
-    return device
-
-
-def _read(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise StorageError(f"{path} cannot be read.", f"{error.strerror}.", "Check its permissions.") from error
-    except (ValueError, RecursionError) as error:
-        raise _malformed(path, f"{error}") from error
-
-
-def _malformed(path: Path, reason: str) -> ConfigError:
-    return ConfigError(
-        f"{path} is not a device description.", f"{reason[:200]}.", "Measure again: edge-rt doctor --save-profile."
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from edge_rt.package.drafter import Drafter
+from edge_rt.package.drafter import HEAD, Drafter
 from edge_rt.package.manifest import Manifest
 from edge_rt.package.tile_units import TILE_ROWS, row_bytes
 
@@ -18,10 +18,11 @@ _SESSION: Final = 256 << 10  # of the operator's own graph; a session of one ope
 
 @dataclass(frozen=True)
 class DrafterShape:
-    """Numbers of a trained head.
+    """Numbers of a trained head, or of adapters of exits, which run one at a time and share graph and reduced head.
 
     Attributes:
         name: its name.
+        kind: ``"head"`` or ``"exit"``.
         path: its folder.
         weights_bytes: size of its ``weights.bin``, as it is mapped.
         vocabulary_size: tokens that it can guess, besides those of the prompt.
@@ -31,6 +32,7 @@ class DrafterShape:
     """
 
     name: str
+    kind: str
     path: str
     weights_bytes: int
     vocabulary_size: int
@@ -38,6 +40,11 @@ class DrafterShape:
     hidden_size: int
     vocab_size: int
     row_bytes: int
+
+    @property
+    def needs_hidden(self) -> bool:
+        """Whether it begins where the model's last layer ends, so that passes must return hidden states."""
+        return self.kind == HEAD
 
     def prompt_rows(self, ctx: int) -> int:
         """Return the most tokens of a prompt that the reduced head takes in."""
@@ -68,6 +75,7 @@ def drafter_shape(drafter: Drafter, manifest: Manifest) -> DrafterShape:
     own = "head" in info.head.formats
     return DrafterShape(
         name=info.name,
+        kind=info.kind,
         path=str(drafter.path),
         weights_bytes=drafter.weights_bytes,
         vocabulary_size=info.head.vocabulary_size,

@@ -27,6 +27,7 @@ NATIVE_TABLES: Final = TableBytes(128, 192)
 PYTHON_TABLES: Final = TableBytes(420, 1310)
 """In Python, n-grams instead of suffixes included. Measured, full: 264 with random tokens, and 1310."""
 _PRICES: Final = 160 << 10  # curves, acceptance rates and bandits
+_SELF_SESSION: Final = 4 << 20  # a second graph: 0.8 MiB private, 1.9 MiB of outputs; the rest is slack
 
 
 def table_bytes(shape: ModelShape, spec: str | None, corpus_bytes: int) -> TableBytes:
@@ -40,8 +41,15 @@ def table_bytes(shape: ModelShape, spec: str | None, corpus_bytes: int) -> Table
     return NATIVE_TABLES if shape.op_profile == "native" and spec != "ngram" and not corpus_bytes else PYTHON_TABLES
 
 
-def drafter_bytes(choice: Choice, tables: TableBytes) -> int:
-    """Return the bytes of the drafters' tables when full."""
+def drafter_bytes(choice: Choice, tables: TableBytes, *, of_itself: bool = False) -> int:
+    """Return the bytes of the drafters' tables when full.
+
+    Args:
+        choice: the settings.
+        tables: where they are.
+        of_itself: whether a second graph of the model drafts as well.
+    """
     if not choice.draft_max:
         return 0
-    return _PRICES + tables.token * choice.suffix_tokens + tables.context * choice.recycling_contexts
+    own = _SELF_SESSION if of_itself else 0
+    return _PRICES + own + tables.token * choice.suffix_tokens + tables.context * choice.recycling_contexts

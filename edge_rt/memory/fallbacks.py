@@ -12,20 +12,22 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from edge_rt.memory.choice import Choice
-from edge_rt.memory.device import Device
 from edge_rt.memory.drafter_terms import NATIVE_TABLES, PYTHON_TABLES, table_bytes
+from edge_rt.memory.figures import Amounts, Device
 from edge_rt.memory.request import Request
 from edge_rt.memory.shape import ModelShape
+from edge_rt.memory.sizes import sizes_of
 from edge_rt.memory.speculation_table import LEAST_TABLE
 from edge_rt.memory.speed import tokens_per_second
-from edge_rt.memory.terms import sizes_of
-from edge_rt.spec_modes import AUTO, COMPUTED_MODES, DRAFTER_MODES, OFF, Drafts
+from edge_rt.spec_modes import AUTO, COMPUTED_MODES, DRAFTER_MODES, EXIT, OFF, SELF, Drafts, mode_of
 
 DEFAULT_CONTEXT: Final = 8192
 """Largest context that the plan chooses by itself, in tokens."""
 LEAST_CONTEXT: Final = 512
 """Smallest context that the plan chooses by itself, in tokens, unless the model was trained for less."""
 DEFAULT_DRAFT: Final = 23
+SELF_DRAFT: Final = 8
+"""The same of chains that the model drafts itself, a pass for each token."""
 KEPT_SPEED: Final = 0.96
 """Share of the speed that a smaller draft tree must keep: SpecMemo's criterion."""
 CHUNKS: Final = {"native": (256, 128, 64), "portable": (128, 64), "traced": (64, 32)}
@@ -49,14 +51,14 @@ class Decision:
     Attributes:
         best: the choice with unlimited memory.
         choice: the choice under the budget; the smallest configuration if none fits.
-        total_bytes: bytes that ``choice`` needs.
-        least_bytes: bytes that the smallest configuration needs.
+        needs: memory that ``choice`` needs.
+        least: memory that the smallest configuration needs.
     """
 
     best: Choice
     choice: Choice
-    total_bytes: int
-    least_bytes: int
+    needs: Amounts
+    least: Amounts
 
 
 class Fallbacks:
@@ -77,11 +79,11 @@ class Fallbacks:
         self._least_ctx = min(LEAST_CONTEXT, self.ctx) if request.ctx is None else self.ctx
         self._formats = self._cache_formats()
 
-    def total(self, choice: Choice) -> int:
-        """Return the bytes that a choice needs in total."""
-        return sizes_of(self._shape, self._device, choice, self._request).total
+    def needs(self, choice: Choice) -> Amounts:
+        """Return the memory that a choice needs."""
+        return sizes_of(self._shape, self._device, choice, self._request).needs
 
-    def decide(self, budget: int) -> Decision:
+    def decide(self, budget: Amounts) -> Decision:
         """Return the first configuration that fits the budget.
 
         Context, cache format and chunk are decided first, such that the smallest form of speculation fits beside them.
@@ -89,14 +91,14 @@ class Fallbacks:
         """
         best = self._speculation_steps(self.ctx, self._formats[0], self._chunks[0])[0]
         least = self._speculation_steps(self._least_ctx, self._formats[-1], self._chunks[-1])[-1]
-        least_bytes = self.total(least)
+        least_needs = self.needs(least)
         for ctx, kv, chunk in self._settings(budget):
             for choice in self._speculation_steps(ctx, kv, chunk):
-                if (total := self.total(choice)) <= budget:
-                    return Decision(best, choice, total, least_bytes)
-        return Decision(best, least, least_bytes, least_bytes)
+                if (needs := self.needs(choice)).within(budget):
+                    return Decision(best, choice, needs, least_needs)
+        return Decision(best, least, least_needs, least_needs)
 
-    def speculation_bytes(self, choice: Choice) -> int | None:
+    def speculation_needs(self, choice: Choice) -> Amounts | None:
         """Return the smallest budget at which speculation keeps ``KEPT_SPEED`` of its speed for a context and a cache.
 
         With this budget, and context and cache format pinned, `decide` chooses exactly that. None if nothing would be
@@ -106,9 +108,10 @@ class Fallbacks:
         if not steps[0].draft_max:
             return None
         wanted = KEPT_SPEED * self._speed(steps[0])
-        return min(self.total(step) for step in steps if step.draft_max and self._speed(step) >= wanted)
+        kept = [self.needs(step) for step in steps if step.draft_max and self._speed(step) >= wanted]
+        return min(kept, key=lambda needs: (needs.host, needs.gpu))
 
-    def _settings(self, budget: int) -> Iterator[tuple[int, str, int]]:
+    def _settings(self, budget: Amounts) -> Iterator[tuple[int, str, int]]:
         """Yield context, cache format and chunk, preferred ones first."""
         for kv in self._formats:
             yield self.ctx, kv, self._chunks[0]
@@ -117,11 +120,11 @@ class Fallbacks:
         if (ctx := self._longest_context(budget)) is not None:
             yield ctx, self._formats[-1], self._chunks[-1]
 
-    def _longest_context(self, budget: int) -> int | None:
+    def _longest_context(self, budget: Amounts) -> int | None:
         """Return the longest context that fits with everything else reduced to its smallest; None if none fits."""
 
         def fits(ctx: int) -> bool:
-            return self.total(self._speculation_steps(ctx, self._formats[-1], self._chunks[-1])[-1]) <= budget
+            return self.needs(self._speculation_steps(ctx, self._formats[-1], self._chunks[-1])[-1]).within(budget)
 
         if not fits(self._least_ctx):
             return None
@@ -144,18 +147,20 @@ class Fallbacks:
         if mode == OFF or drafts is Drafts.NOTHING or (mode in (None, AUTO) and not drafts.are_exact):
             return [off]
         drafter = mode or AUTO
-        draft = max(1, min(DEFAULT_DRAFT if request.draft_max is None else request.draft_max, ctx - 2))
+        usual = SELF_DRAFT if drafter == SELF else DEFAULT_DRAFT
+        draft = max(1, min(usual if request.draft_max is None else request.draft_max, ctx - 2))
         if self._shape.traced is not None:
             draft = min(draft, self._shape.traced.exact_rows - 1)
         least, most = _SUFFIX_TABLE
-        has_text = drafter not in ("recycling", *COMPUTED_MODES)
+        has_text = mode_of(drafter) not in ("recycling", *COMPUTED_MODES)
         known = min(max(least, 1 << (2 * ctx - 1).bit_length()), most) if has_text else 0
         tables = table_bytes(self._shape, drafter, request.corpus_bytes)
         contexts = _RECYCLING_TABLES[tables] if drafter in (AUTO, "recycling") else 0
         is_trained = request.drafter is not None and drafter in DRAFTER_MODES
-        first = Choice(ctx, kv, drafter, draft, chunk, known, contexts, draft + 1, drafter=is_trained)
+        is_loaded = is_trained or request.draft_model is not None
+        first = Choice(ctx, kv, drafter, draft, chunk, known, contexts, draft + 1, drafter=is_loaded)
         steps = [first]
-        if is_trained and drafter == AUTO and request.drafter_folder is None:
+        if is_trained and drafter in (AUTO, EXIT) and not request.names_drafter:
             first = replace(first, drafter=False)
             steps.append(first)
         for tokens, likely in _SMALLER_TABLES:
@@ -166,7 +171,7 @@ class Fallbacks:
                 smaller = replace(steps[-1], draft_max=nodes, logit_rows=nodes + 1)
                 if nodes < steps[-1].draft_max and self._speed(smaller) >= wanted:
                     steps.append(smaller)
-        if mode is None and request.drafter_folder is None:
+        if mode is None and not request.names_drafter:
             other = replace(steps[-1], spec="suffix", suffix_tokens=min(known, LEAST_TABLE), recycling_contexts=0)
             steps.append(other)
             if request.draft_max is None and other.draft_max > _CHAIN:

@@ -5,24 +5,28 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Final
 
 from edge_rt.byte_size import show_at_least, show_mib, show_size
 from edge_rt.errors import ConfigError, MemoryBudgetExceeded
 from edge_rt.memory.alternatives import alternatives_to
 from edge_rt.memory.choice import Choice
-from edge_rt.memory.device import Device
 from edge_rt.memory.fallbacks import DEFAULT_CONTEXT, KEPT_SPEED, LEAST_CONTEXT, Decision, Fallbacks
+from edge_rt.memory.figures import Amounts, Device
 from edge_rt.memory.plan_terms import Term, terms_of
 from edge_rt.memory.request import Alternative, Request
 from edge_rt.memory.shape import ModelShape
+from edge_rt.memory.sizes import Regimes, Sizes, sizes_of
 from edge_rt.memory.speed import plain_tokens_per_second, tokens_per_second
-from edge_rt.memory.terms import Regimes, Sizes, sizes_of
-from edge_rt.spec_modes import AUTO, TRAINED_MODES
+from edge_rt.spec_modes import AUTO, MODEL, TRAINED_MODES, mode_of
 
 __all__ = [
     "DEFAULT_CONTEXT", "KEPT_SPEED", "LEAST_CONTEXT", "Alternative", "Choice", "Plan", "Request", "Term", "make_plan",
     "require_fit",
 ]  # fmt: skip
+
+GPU_OP_PROFILE: Final = "native"
+"""Packages of this op profile run on GPUs whose memory is planned."""
 
 
 @dataclass(frozen=True)
@@ -31,16 +35,16 @@ class Plan:
 
     Attributes:
         shape: the model.
-        device: the machine.
+        device: the machine; its GPU only if that computes the model.
         request: the request.
         unused: its flags that have no effect because nothing is drafted: ``("--draft-max", "--corpus")``.
         choice: the settings that were decided; the smallest configuration if nothing fits.
         terms: memory of each part at its largest.
-        total_bytes: their sum, the peak memory of the process.
-        budget_bytes: the budget.
-        fits: whether the total is within the budget.
-        minimum_bytes: the smallest budget that works with the pinned settings.
-        speculation_bytes: the smallest budget at which speculation keeps 96 % of its speed with this context and cache
+        needs: their sums: the peak memory of the process, and what a GPU with memory of its own holds.
+        budget: the budgets of both.
+        fits: whether the sums are within the budgets.
+        minimum: the smallest budgets that work with the pinned settings.
+        speculation: the smallest budgets at which speculation keeps 96 % of its speed with this context and cache
             (SpecMemo's criterion); None if nothing would be drafted.
         tokens_per_second: expected decoding throughput with half the context filled.
         plain_tokens_per_second: the same without speculation.
@@ -55,16 +59,51 @@ class Plan:
     unused: tuple[str, ...]
     choice: Choice
     terms: tuple[Term, ...]
-    total_bytes: int
-    budget_bytes: int
+    needs: Amounts
+    budget: Amounts
     fits: bool
-    minimum_bytes: int
-    speculation_bytes: int | None
+    minimum: Amounts
+    speculation: Amounts | None
     tokens_per_second: float
     plain_tokens_per_second: float
     given_up: tuple[str, ...]
     alternatives: tuple[Alternative, ...]
     sizes: Sizes
+
+    @property
+    def total_bytes(self) -> int:
+        """Peak memory of the process, and of a GPU that shares the machine's memory."""
+        return self.needs.host
+
+    @property
+    def budget_bytes(self) -> int:
+        """The budget of that memory."""
+        return self.budget.host
+
+    @property
+    def minimum_bytes(self) -> int:
+        """The smallest budget of that memory that works with the pinned settings."""
+        return self.minimum.host
+
+    @property
+    def speculation_bytes(self) -> int | None:
+        """The smallest one at which speculation keeps its speed; None if nothing would be drafted."""
+        return None if self.speculation is None else self.speculation.host
+
+    @property
+    def process_bytes(self) -> int:
+        """Peak memory of the process alone."""
+        return self.needs.host - (0 if self.device.has_own_gpu_memory else self.device_bytes)
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes that lie on a GPU, with memory of its own or not; 0 if the CPU computes."""
+        return 0 if self.sizes.gpu is None else self.sizes.gpu.total
+
+    @property
+    def device_budget_bytes(self) -> int | None:
+        """The budget of a GPU's own memory; None without one."""
+        return self.budget.gpu if self.device.has_own_gpu_memory else None
 
     @property
     def regimes(self) -> Regimes:
@@ -86,16 +125,19 @@ def make_plan(shape: ModelShape, device: Device, request: Request) -> Plan:
         request: the pinned settings; all others are chosen.
 
     Raises:
-        ConfigError: a pinned setting is out of range, or does not apply to this model.
+        ConfigError: a pinned setting is out of range, or does not apply to this model or machine.
     """
     _check(shape, request)
-    budget = device.available_bytes if request.budget_bytes is None else request.budget_bytes
+    if shape.op_profile != GPU_OP_PROFILE:
+        device = replace(device, gpu=None)
+    _check_device_budget(device, request)
+    budget = request.budget(device)
     asked, request = request, request.used_by(shape)
     fallbacks = Fallbacks(shape, device, request)
     decision = fallbacks.decide(budget)
     choice = decision.choice
     sizes = sizes_of(shape, device, choice, request)
-    speculation_bytes = fallbacks.speculation_bytes(choice)
+    speculation = fallbacks.speculation_needs(choice)
     return Plan(
         shape=shape,
         device=device,
@@ -103,15 +145,15 @@ def make_plan(shape: ModelShape, device: Device, request: Request) -> Plan:
         unused=tuple(flag for flag in asked.flags[::2] if flag not in request.flags[::2]),
         choice=choice,
         terms=terms_of(shape, choice, sizes, request),
-        total_bytes=decision.total_bytes,
-        budget_bytes=budget,
-        fits=decision.total_bytes <= budget,
-        minimum_bytes=decision.least_bytes,
-        speculation_bytes=speculation_bytes,
+        needs=decision.needs,
+        budget=budget,
+        fits=decision.needs.within(budget),
+        minimum=decision.least,
+        speculation=speculation,
         tokens_per_second=tokens_per_second(shape, device, choice),
         plain_tokens_per_second=plain_tokens_per_second(shape, device, choice),
         given_up=_given_up(shape, device, request, fallbacks, decision),
-        alternatives=alternatives_to(shape, device, request, decision, budget, speculation_bytes),
+        alternatives=alternatives_to(shape, device, request, decision, speculation),
         sizes=sizes,
     )
 
@@ -128,22 +170,54 @@ def require_fit(plan: Plan, spell: Callable[[tuple[str, ...]], str] = shlex.join
     """
     if plan.fits:
         return plan
-    parts = ", ".join(f"{name} {show_size(count)}" for name, count in _largest_first(plan) if count)
-    ways = [f"{spell(other.flags)} (needs {show_size(other.total_bytes)})" for other in plan.alternatives[:2]]
+    ways = [f"{spell(other.flags)} (needs {_needed(plan, other)})" for other in plan.alternatives[:2]]
+    is_gpu_short = plan.needs.gpu > plan.budget.gpu
+    minimum, budget = plan.minimum, plan.budget
+    least, limit = (minimum.gpu, budget.gpu) if is_gpu_short else (minimum.host, budget.host)
+    parts = ", ".join(
+        f"{name} {show_size(count)}" for name, count in _largest_first(plan, on_gpu=is_gpu_short) if count
+    )
     raise MemoryBudgetExceeded(
-        f"{plan.shape.name} does not fit the memory.",
-        f"It needs at least {show_at_least(plan.minimum_bytes)} with a context of {plan.choice.ctx} tokens "
-        f"({plan.choice.kv_format} cache), the budget is {show_mib(plan.budget_bytes)} ({parts}).",
-        f"Try {' or '.join(dict.fromkeys(ways))}.",
+        f"{plan.shape.name} does not fit the memory{' of the GPU' if is_gpu_short else ''}.",
+        f"It needs at least {show_at_least(least)} with a context of {plan.choice.ctx} tokens "
+        f"({plan.choice.kv_format} cache), the budget is {show_mib(limit)} ({parts}).",
+        f"Try {' or '.join(dict.fromkeys(ways))}." if ways else "Choose a smaller model, or let the CPU compute.",
     )
 
 
-def _largest_first(plan: Plan) -> list[tuple[str, int]]:
+def _needed(plan: Plan, other: Alternative) -> str:
+    own = f" and {show_size(other.device_bytes)} of the GPU" if plan.device.has_own_gpu_memory else ""
+    return show_size(other.total_bytes) + own
+
+
+def _largest_first(plan: Plan, *, on_gpu: bool) -> list[tuple[str, int]]:
     """Return names and bytes of the parts, largest first; extra memory that only loading needs is a separate part."""
     sizes = plan.sizes
-    parts = {term.name: term.bytes for term in plan.terms}
-    parts |= {"tokenizer": sizes.tokenizer, "session": sizes.session, "load peak": sizes.load_excess}
+    if on_gpu:
+        parts = {term.name: term.device_bytes for term in plan.terms}
+    else:
+        # Of shared memory a part is what both hold of it.
+        shared = plan.device.gpu is not None and plan.device.gpu.is_unified
+        on_both = {term.name: term.bytes + (term.device_bytes if shared else 0) for term in plan.terms}
+        parts = on_both | {"tokenizer": sizes.tokenizer, "session": sizes.session, "load peak": sizes.load_excess}
     return sorted(parts.items(), key=lambda part: part[1], reverse=True)
+
+
+def _check_device_budget(device: Device, request: Request) -> None:
+    if request.device_budget_bytes is None or device.has_own_gpu_memory:
+        return
+    given = f"Got {show_mib(request.device_budget_bytes)}"
+    if device.gpu is None:
+        raise ConfigError(
+            "A budget of device memory is for native packages on a GPU of NVIDIA.",
+            f"{given}; this model is planned for the CPU.",
+            "Leave out --device-memory (device_memory), or name the GPU.",
+        )
+    raise ConfigError(
+        "This GPU has no memory of its own.",
+        f"{given} for {device.gpu.name}, which shares the memory of the machine.",
+        "Give one budget for both with --memory (memory).",
+    )
 
 
 def _check(shape: ModelShape, request: Request) -> None:
@@ -159,10 +233,11 @@ def _check(shape: ModelShape, request: Request) -> None:
             f"Got {request.kv!r:.40}; formats of the op profile {shape.op_profile}: {', '.join(shape.kv_formats)}.",
             "Choose one of these, or auto.",
         )
-    if request.spec in TRAINED_MODES and request.drafter is None:
+    has_network = request.drafter if request.spec in TRAINED_MODES else request.draft_model
+    if mode_of(request.spec or AUTO) in (*TRAINED_MODES, MODEL) and has_network is None:
         raise ConfigError(
-            f"The mode of speculation {request.spec!r} needs a trained drafter, and the plan has none.",
-            "A drafter belongs to a package.",
+            f"The mode of speculation {request.spec!r} needs a network that drafts, and the plan has none.",
+            "Such a network drafts for a package.",
             "Plan for a package, or choose another mode.",
         )
     for name, value in (("largest draft", request.draft_max), ("prefill chunk", request.prefill_chunk)):
@@ -179,9 +254,9 @@ def _given_up(
         name: getattr(choice, name)
         for name in ("spec", "draft_max", "suffix_tokens", "recycling_contexts", "logit_rows")
     }
-    drafter = "" if request.drafter is None else request.drafter.name
+    drafters = [one.name for one in (request.drafter, request.draft_model and request.draft_model.shape) if one]
     steps = (
-        (f"drafter: none instead of {drafter}", {"drafter": choice.drafter}),
+        (f"drafter: none instead of {' and '.join(drafters)}", {"drafter": choice.drafter}),
         (f"speculation: {_speculation(choice)} instead of {_speculation(best)}", speculative),
         (f"KV cache: {choice.kv_format} instead of {best.kv_format}", {"kv_format": choice.kv_format}),
         (
@@ -195,7 +270,7 @@ def _given_up(
         less = replace(held, **fields)
         if less == held:
             continue
-        saved = fallbacks.total(held) - fallbacks.total(less)
+        saved = fallbacks.needs(held).both - fallbacks.needs(less).both
         # A shorter context has smaller tables by default; this does not count as a separate reduction.
         if saved or text.startswith("context"):
             change = tokens_per_second(shape, device, less) / tokens_per_second(shape, device, held) - 1

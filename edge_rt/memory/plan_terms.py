@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edge_rt.byte_size import show_size
 from edge_rt.kv_formats import KV_FORMAT
 from edge_rt.memory.choice import Choice
 from edge_rt.memory.drafter_shape import DrafterShape
 from edge_rt.memory.drafter_terms import TableBytes
+from edge_rt.memory.gpu_terms import GpuSizes
 from edge_rt.memory.request import Request
 from edge_rt.memory.shape import ModelShape
-from edge_rt.memory.terms import Sizes, kv_rows
+from edge_rt.memory.sizes import Sizes
+from edge_rt.memory.terms import draft_mapped_bytes, drafts_itself, kv_rows
+from edge_rt.spec_modes import SELF
 
 
 @dataclass(frozen=True)
@@ -20,20 +23,23 @@ class Term:
 
     Attributes:
         name: one of runtime, tokenizer, weights, session, kv_cache, activations, logits, sampling, drafters; corpus if
-            there is one; drafter and drafter_head if a trained drafter is loaded.
-        bytes: largest size of the part.
+            there is one; drafter and drafter_head if a trained drafter is loaded, draft_weights and draft_model if a
+            second model is; gpu_context if a GPU computes.
+        bytes: largest size of the part in the memory of the process.
         kind: ``"file"`` (mapped: processes share it, and the kernel may drop it) or ``"private"``.
         text: the formula with its numbers.
+        device_bytes: largest size of the part on a GPU.
     """
 
     name: str
     bytes: int
     kind: str
     text: str
+    device_bytes: int = 0
 
 
 def terms_of(shape: ModelShape, choice: Choice, sizes: Sizes, request: Request) -> tuple[Term, ...]:
-    """Return all terms; their sum is the peak memory of the process.
+    """Return all terms; their sums are the peak memory of the process, and what a GPU holds.
 
     Args:
         shape: the model.
@@ -51,16 +57,16 @@ def terms_of(shape: ModelShape, choice: Choice, sizes: Sizes, request: Request) 
             "tokenizer", sizes.tokenizer + reading, private,
             f"{shape.vocab_size} tokens, {show_size(shape.tokenizer_bytes)} of JSON" + _briefly("reading", reading),
         ),
-        Term("weights", sizes.weights, "file", _weights_text(shape)),
+        Term("weights", sizes.weights, "file", _weights_text(shape, choice)),
         Term(
             "session", sizes.session + packing, private,
-            _session_text(shape, choice) + _briefly("packing", packing),
+            _session_text(shape, choice) + _briefly("packing" if sizes.gpu is None else "copying weights", packing),
         ),
         Term("kv_cache", sizes.kv_cache, private, _cache_text(shape, choice)),
         Term("activations", sizes.activations, private, _activations_text(choice, sizes)),
         Term("logits", sizes.logits, private, _logits_text(shape, choice, request)),
         Term("sampling", sizes.sampling, private, f"arrays of {shape.vocab_size} tokens"),
-        Term("drafters", sizes.drafters, private, _drafters_text(choice, sizes.tables)),
+        Term("drafters", sizes.drafters, private, _drafters_text(shape, choice, sizes.tables)),
     ]  # fmt: skip
     if sizes.corpus:
         terms.append(Term("corpus", sizes.corpus, "file", "the index of texts; in a long run lookups touch all of it"))
@@ -68,22 +74,47 @@ def terms_of(shape: ModelShape, choice: Choice, sizes: Sizes, request: Request) 
         found = request.drafter
         terms.append(Term("drafter", sizes.drafter, "file", f"weights.bin of {found.name}, read in place"))
         terms.append(Term("drafter_head", sizes.drafter_head, private, _drafter_text(found, choice)))
-    return tuple(terms)
+    if choice.drafter and request.draft_model is not None:
+        name, own = request.draft_model.shape.name, request.draft_model.choice(choice)
+        terms.append(Term("draft_weights", sizes.draft_weights, "file", f"weights.bin of {name}, read in place"))
+        text = f"graph, {own.kv_format} cache of {own.ctx} rows and passes of {name}, which drafts"
+        terms.append(Term("draft_model", sizes.draft_model, private, text))
+    return tuple(terms) if sizes.gpu is None else _on_gpu(terms, choice, sizes.gpu)
+
+
+def _on_gpu(terms: list[Term], choice: Choice, gpu: GpuSizes) -> tuple[Term, ...]:
+    """Return the terms with what a GPU holds of them."""
+    held = {
+        "weights": (gpu.weights, "weights.bin, copied to the GPU"),
+        "kv_cache": (gpu.kv_cache, None),
+        "activations": (gpu.activations, f"passes of 1 to {choice.largest_pass} rows, recorded ones apart"),
+        "logits": (gpu.logits, None),
+    }
+    result = []
+    for term in terms:
+        count, text = held.get(term.name, (0, None))
+        result.append(replace(term, device_bytes=count, text=text or term.text))
+    context = "CUDA, kernels, recorded passes: an estimate, not measured"
+    return (*result, Term("gpu_context", 0, "private", context, gpu.context))
 
 
 def _briefly(what: str, excess: int) -> str:
     return f"; {what} briefly needs {show_size(excess)} more than running" if excess else ""
 
 
-def _weights_text(shape: ModelShape) -> str:
+def _weights_text(shape: ModelShape, choice: Choice) -> str:
     if shape.op_profile != "native":
         return f"the part of weights.bin ({show_size(shape.weights_bytes)}) that stays mapped"
-    return "weights.bin, read in place" + (", after the export" if shape.is_estimate else "")
+    twice = f", {show_size(shape.twice_mapped_bytes)} of it by two graphs" if shape.twice_mapped_bytes else ""
+    again = draft_mapped_bytes(shape, choice)
+    mapped = f", {show_size(again)} of it mapped a second time for drafts" if again else ""
+    return "weights.bin, read in place" + (", after the export" if shape.is_estimate else "") + twice + mapped
 
 
 def _session_text(shape: ModelShape, choice: Choice) -> str:
     packed = ", packed weights" if shape.op_profile != "native" else ""
-    return f"graph of {shape.num_layers} layers, code of ONNX Runtime, lists of {choice.ctx} tokens{packed}"
+    graphs = "graph" if shape.graphs == 1 else f"{shape.graphs} graphs"
+    return f"{graphs} of {shape.num_layers} layers, code of ONNX Runtime, lists of {choice.ctx} tokens{packed}"
 
 
 def _cache_text(shape: ModelShape, choice: Choice) -> str:
@@ -101,7 +132,7 @@ def _activations_text(choice: Choice, sizes: Sizes) -> str:
 
 
 def _logits_text(shape: ModelShape, choice: Choice, request: Request) -> str:
-    hidden = f", and {shape.hidden_size} hidden states" if request.hidden or choice.drafter else ""
+    hidden = f", and {shape.hidden_size} hidden states" if request.returns_hidden(choice) else ""
     return f"{choice.logit_rows} rows x {shape.vocab_size}{hidden} x 4 B"
 
 
@@ -112,10 +143,13 @@ def _drafter_text(drafter: DrafterShape, choice: Choice) -> str:
     return f"{drafter.vocabulary_size} + {prompt} rows of the LM head x {drafter.row_bytes} B, their logits, states"
 
 
-def _drafters_text(choice: Choice, tables: TableBytes) -> str:
+def _drafters_text(shape: ModelShape, choice: Choice, tables: TableBytes) -> str:
     if not choice.draft_max:
         return "speculation is off"
+    if choice.spec == SELF:
+        return "a second graph over the same weights and cache"
+    own = "; a second graph over the same weights and cache" if drafts_itself(shape, choice) else ""
     if not choice.suffix_tokens and not choice.recycling_contexts:
         return "prices of passes and rates of acceptance"
     contexts = f"{choice.recycling_contexts} contexts x {tables.context} B"
-    return f"{choice.suffix_tokens} tokens x {tables.token} B + {contexts}"
+    return f"{choice.suffix_tokens} tokens x {tables.token} B + {contexts}{own}"

@@ -8,9 +8,11 @@ from typing import Final
 
 from edge_rt.byte_size import exact_size, parse_size
 from edge_rt.memory.choice import Choice
+from edge_rt.memory.draft_model import DraftModelShape
 from edge_rt.memory.drafter_shape import DrafterShape
+from edge_rt.memory.figures import Amounts, Device
 from edge_rt.memory.shape import ModelShape
-from edge_rt.spec_modes import AUTO, OFF, Drafts
+from edge_rt.spec_modes import AUTO, NO_DRAFTER, OFF, Drafts
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,7 @@ class Request:
 
     Attributes:
         budget_bytes: memory budget; None: the device's available memory.
+        device_budget_bytes: budget of the memory of a GPU that has its own; None: what it has available.
         ctx: capacity of the context in tokens.
         kv: format of the KV cache. None: the package's first, or a smaller one if memory is short; ``"auto"``: the
             fastest that fits; a name: pinned.
@@ -31,7 +34,8 @@ class Request:
         corpus_bytes: size of that file.
         hidden: whether passes return hidden states, whoever drafts.
         drafter: the trained drafter that fits the model, if the mode may use one.
-        drafter_folder: folder of the drafter, if it was named: it is then pinned.
+        drafter_folder: folder of the drafter, if it was named: it is then pinned; ``NO_DRAFTER``: none is used.
+        draft_model: a second model that drafts, if the mode uses one.
     """
 
     budget_bytes: int | None = None
@@ -46,19 +50,39 @@ class Request:
     hidden: bool = False
     drafter: DrafterShape | None = None
     drafter_folder: str | None = None
+    draft_model: DraftModelShape | None = None
+    device_budget_bytes: int | None = None
 
     @property
     def wants_drafts(self) -> bool:
         """Whether a pinned setting has an effect only with speculation."""
-        pinned = (self.draft_max, self.corpus, self.drafter_folder)
-        return any(value is not None for value in pinned) or self.spec not in (None, OFF)
+        pinned = self.draft_max is not None or self.corpus is not None or self.names_drafter
+        return pinned or self.spec not in (None, OFF)
+
+    @property
+    def names_drafter(self) -> bool:
+        """Whether a drafter was named, which is then kept."""
+        return self.drafter_folder not in (None, NO_DRAFTER)
+
+    def returns_hidden(self, choice: Choice) -> bool:
+        """Return whether passes return hidden states with a choice: where they are wanted, and where a head drafts."""
+        return self.hidden or (choice.drafter and self.drafter is not None and self.drafter.needs_hidden)
+
+    def budget(self, device: Device) -> Amounts:
+        """Return what a plan for a device may take: what was given, else what is available."""
+        host = device.available_bytes if self.budget_bytes is None else self.budget_bytes
+        if device.gpu is None or device.gpu.is_unified:
+            return Amounts(host)
+        given = self.device_budget_bytes
+        return Amounts(host, device.gpu.available_bytes if given is None else given)
 
     def without_drafts(self, spec: str | None) -> Request:
         """Return the request with a mode of speculation and no other speculation settings pinned."""
-        drafter = self.drafter if self.drafter_folder is None else None
+        drafter, folder = (None, None) if self.names_drafter else (self.drafter, self.drafter_folder)
         return replace(
-            self, spec=spec, draft_max=None, corpus=None, corpus_bytes=0, drafter=drafter, drafter_folder=None
-        )
+            self, spec=spec, draft_max=None, corpus=None, corpus_bytes=0,
+            drafter=drafter, drafter_folder=folder, draft_model=None,
+        )  # fmt: skip
 
     def used_by(self, shape: ModelShape) -> Request:
         """Return the request without settings that have no effect for a model.
@@ -73,19 +97,21 @@ class Request:
         """The command-line flags of the request, after the model."""
         given: list[tuple[str, object]] = [
             ("--memory", None if self.budget_bytes is None else exact_size(self.budget_bytes)),
+            ("--device-memory", None if self.device_budget_bytes is None else exact_size(self.device_budget_bytes)),
             ("--ctx", self.ctx),
             ("--kv-type", self.kv),
             ("--spec", self.spec),
             ("--draft-max", self.draft_max),
             ("--corpus", self.corpus),
-            ("--drafter", self.drafter_folder),
+            # With --spec off it is not used, and refused.
+            ("--drafter", None if self.spec == OFF else self.drafter_folder),
         ]
         return tuple(part for name, value in given if value is not None for part in (name, str(value)))
 
 
 ARGUMENTS: Final = {
-    "--memory": "memory", "--ctx": "ctx", "--kv-type": "kv", "--spec": "spec", "--draft-max": "draft_max",
-    "--corpus": "corpus", "--drafter": "drafter",
+    "--memory": "memory", "--device-memory": "device_memory", "--ctx": "ctx", "--kv-type": "kv", "--spec": "spec",
+    "--draft-max": "draft_max", "--corpus": "corpus", "--drafter": "drafter",
 }  # fmt: skip
 """Flag of the command line -> argument of ``edge_rt.load``."""
 
@@ -117,6 +143,7 @@ class Alternative:
     Attributes:
         choice: the settings that the plan then decides.
         total_bytes: bytes that it needs.
+        device_bytes: bytes of the memory of a GPU that has its own.
         tokens_per_second: expected throughput.
         flags: command-line flags, for example ``("--memory", "600MiB", "--ctx", "2048")``.
     """
@@ -125,3 +152,4 @@ class Alternative:
     total_bytes: int
     tokens_per_second: float
     flags: tuple[str, ...]
+    device_bytes: int = 0

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from edge_rt.kv_formats import KV_FORMAT
 from edge_rt.package.decoder import Decoder
 from edge_rt.package.manifest import KV_FORMATS, WEIGHTS_FILE, Manifest, ModelConfig, drafts_of
+from edge_rt.package.tile_units import TILE_ROWS, row_bytes
 from edge_rt.package.traced_info import TracedInfo
 from edge_rt.spec_modes import Drafts
 
@@ -33,6 +34,11 @@ class ModelShape:
         loaded_rope_bytes: of such tables per token of context, where they are computed when the package is loaded.
         short_context: tokens of the longest context of the first rotation, where longer contexts have another; else 0.
         traced: what is known of a traced graph; None for the other op profiles.
+        segments: graphs that the layers are cut into; with several the head is a graph of its own as well.
+        twice_mapped_bytes: of ``weights.bin``, what two segments map: a table that is embedding and head.
+        exit_head_bytes: of ``weights.bin``, what the head's own graph maps, which drafts at exits run.
+        has_upper_halves: whether its weights are nested, so that it can draft with fewer bits.
+        largest_tensor_bytes: of ``weights.bin``, at most; None: not known.
     """
 
     name: str
@@ -58,6 +64,16 @@ class ModelShape:
     loaded_rope_bytes: int = 0
     short_context: int = 0
     traced: TracedInfo | None = None
+    segments: int = 1
+    twice_mapped_bytes: int = 0
+    exit_head_bytes: int = 0
+    has_upper_halves: bool = False
+    largest_tensor_bytes: int | None = None
+
+    @property
+    def graphs(self) -> int:
+        """Graphs of the package."""
+        return self.segments + 1 if self.segments > 1 else 1
 
     @property
     def qkv_size(self) -> int:
@@ -110,7 +126,33 @@ def shape_of(manifest: Manifest, package_id: str | None) -> ModelShape:
         activations=manifest.activations,
         decoder=manifest.decoder,
         traced=manifest.traced,
+        segments=len(manifest.segments),
+        has_upper_halves=manifest.draft_graph is not None,
+        largest_tensor_bytes=_largest_tensor(manifest),
     )
+
+
+def _largest_tensor(manifest: Manifest) -> int:
+    """Return the bytes of the largest matrix, at most; a type that is not known counts as floats."""
+    model, types = manifest.model, manifest.quantisation
+    hidden, inner = model.hidden_size, model.intermediate_size
+    queries = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    matrices = (
+        ("embedding", model.vocab_size, hidden),
+        ("head", model.vocab_size, hidden),
+        ("feed_forward", 2 * inner, hidden),
+        ("feed_forward", hidden, inner),
+        ("attention", queries, hidden),
+        ("attention", hidden, model.num_heads * model.head_dim),
+    )
+    # A class of matrices that is not named is another one's.
+    found = (
+        -(-rows // TILE_ROWS) * TILE_ROWS * row_bytes(inputs, types[kind])
+        for kind, rows, inputs in matrices
+        if kind in types
+    )
+    size = manifest.files[WEIGHTS_FILE].size
+    return min(size, max(found, default=size))
 
 
 def shape_of_config(
@@ -126,6 +168,9 @@ def shape_of_config(
     window_layers: int | None = None,
     decoder: Decoder | None = None,
     traced: TracedInfo | None = None,
+    segments: int = 1,
+    has_upper_halves: bool = False,
+    largest_tensor_bytes: int | None = None,
 ) -> ModelShape:
     """Return the numbers of a model whose file sizes are known or estimated.
 
@@ -141,6 +186,9 @@ def shape_of_config(
         window_layers: number of layers with a sliding window; None: those of ``config``.
         decoder: the description, if there is one.
         traced: what is known of a traced graph; None for the other op profiles.
+        segments: graphs that the layers are cut into.
+        has_upper_halves: whether its weights are nested.
+        largest_tensor_bytes: of ``weights.bin``, at most; None: not known.
     """
     if embedding_bytes is None:
         embedding_bytes = config.vocab_size * (config.hidden_size + 2 * -(-config.hidden_size // 32))
@@ -155,6 +203,7 @@ def shape_of_config(
         # Such graphs compute rotations, and have no table of them.
         stored = 0
     unread += min(stored, weights_bytes // 4)
+    table = min(embedding_bytes, weights_bytes)
     windows = sum(window > 0 for window in config.layer_windows) if window_layers is None else window_layers
     return ModelShape(
         name=config.name,
@@ -180,4 +229,9 @@ def shape_of_config(
         loaded_rope_bytes=loaded,
         short_context=0 if decoder is None else decoder.short_context,
         traced=traced,
+        segments=segments,
+        twice_mapped_bytes=table if segments > 1 and config.tied_embedding else 0,
+        exit_head_bytes=table if segments > 1 else 0,
+        has_upper_halves=has_upper_halves,
+        largest_tensor_bytes=largest_tensor_bytes,
     )

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from edge_rt.memory.choice import Choice
-from edge_rt.memory.device import Device
+from edge_rt.memory.figures import Device
 from edge_rt.memory.shape import ModelShape
 from edge_rt.memory.speculation_table import speculation_step
+from edge_rt.spec_modes import COMPUTED_MODES, mode_of
 
 DRAFTING_S: Final = 150e-6
 """Seconds that a step spends in Python on drafting and on updating the drafters' tables."""
@@ -31,7 +32,7 @@ def pass_seconds(shape: ModelShape, device: Device, choice: Choice) -> float:
     windowed = min(seen, shape.sliding_window) if shape.window_layers else 0
     rows = (shape.num_layers - shape.window_layers) * seen + shape.window_layers * windowed
     cache = rows * shape.token_bytes(choice.kv_format)
-    return device.step_overhead_s + (shape.read_bytes + cache) / device.bandwidth
+    return device.computes.step_overhead_s + (shape.read_bytes + cache) / device.computes.bandwidth
 
 
 def plain_tokens_per_second(shape: ModelShape, device: Device, choice: Choice) -> float:
@@ -41,7 +42,7 @@ def plain_tokens_per_second(shape: ModelShape, device: Device, choice: Choice) -
 
 def tokens_per_second(shape: ModelShape, device: Device, choice: Choice) -> float:
     """Return the tokens per second of a choice; speculation that does not pay off counts as off."""
-    return speculative_tokens_per_second(pass_seconds(shape, device, choice), device.row_cost, choice)
+    return speculative_tokens_per_second(pass_seconds(shape, device, choice), device.computes.row_cost, choice)
 
 
 def speculative_tokens_per_second(seconds: float, curve: Sequence[tuple[int, float]], choice: Choice) -> float:
@@ -52,7 +53,8 @@ def speculative_tokens_per_second(seconds: float, curve: Sequence[tuple[int, flo
         curve: as in ``Device.row_cost``.
         choice: how tokens are drafted.
     """
-    if not choice.draft_max:
+    # What a network gains depends on its own time and on how often it is right, which shows only where it runs.
+    if not choice.draft_max or mode_of(choice.spec) in COMPUTED_MODES:
         return 1 / seconds
     gain = speculation_step(choice.spec, choice.draft_max, choice.suffix_tokens)
     return max(1 / seconds, gain.tokens / (seconds * row_cost(curve, gain.rows) + DRAFTING_S))

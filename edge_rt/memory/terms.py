@@ -6,16 +6,16 @@ low. The formulas are in ``docs/memory.md``; ``plan_terms`` writes them as text.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 from edge_rt.kv_formats import window_capacity
-from edge_rt.memory.activations import allocated_bytes, heaviest_rows, thread_bytes
+from edge_rt.memory.activations import allocated_bytes, heaviest_rows
 from edge_rt.memory.choice import Choice
-from edge_rt.memory.device import Device
-from edge_rt.memory.drafter_terms import TableBytes, drafter_bytes, table_bytes
+from edge_rt.memory.figures import Device
 from edge_rt.memory.request import Request
 from edge_rt.memory.shape import ModelShape
+from edge_rt.package.self_drafting import SELF_KV
+from edge_rt.spec_modes import AUTO, EXIT, SELF
 
 MIB: Final = 1 << 20
 
@@ -36,8 +36,10 @@ _LONG_ENCODED_BYTES: Final = 640  # the same for a text longer than planned: dig
 _LEAST_STRETCH, _MOST_STRETCH = 8 << 10, 32 << 10  # bytes; a piece of 2,048 characters has at most the first
 _WORD_CACHE: Final = MIB  # the library keeps 10,000 words
 
-_SESSION_FIXED: Final = 33 * MIB // 4
+SESSION_FIXED: Final = 33 * MIB // 4
+SECOND_SESSION: Final = MIB  # of a second model: the code of ONNX Runtime is there already
 _SESSION_LAYER: Final = 16 << 10
+_SESSION_GRAPH: Final = 192 << 10  # of every further graph of a package with exits
 _SESSION_NODE: Final = 12 << 10  # of a traced graph, whose layers are many small operators
 _TOKEN_LISTS: Final = 160  # bytes per context token in the lists of sequence, cache and prompt
 
@@ -49,100 +51,15 @@ _PACKING: Final = {"int8": 1.6, "float": 0.65}
 
 _FAULT_AROUND: Final = 256 << 10  # the kernel also maps the pages around a touched page
 
+_MAPPED_AROUND: Final = 64 << 10  # pages that the kernel maps around each that is touched
+_LAYER_MATRICES: Final = 4
+_NESTED_BYTES, _UPPER_BYTES = 9, 5  # of 8 nested weights, and of their upper halves with scales and minima
+
 _SAMPLING_FIXED: Final = 3 * MIB  # numpy's random generator and the pages of its library
 _SAMPLING_TOKEN: Final = 54
 
-
-@dataclass(frozen=True)
-class Sizes:
-    """Bytes of every part of a running model, each at its largest.
-
-    Attributes:
-        runtime, tokenizer, weights, corpus, session, kv_cache, logits, sampling, drafters: the parts.
-        drafter: mapped weights of a trained drafter.
-        drafter_head: its reduced head, its states and what its steps need.
-        tables: what the drafters' part is made of.
-        chunk: activations of a pass over a prompt's chunk.
-        draft: activations of a pass that verifies the largest draft.
-        reading: bytes of the process while the tokenizer is read, before later parts are touched.
-        packing: bytes of the process while ONNX Runtime builds the graph, before later parts are touched.
-        one_logit_row: bytes of the outputs of one row; prefill needs no more than one.
-    """
-
-    runtime: int
-    tokenizer: int
-    weights: int
-    corpus: int
-    session: int
-    kv_cache: int
-    chunk: int
-    draft: int
-    logits: int
-    sampling: int
-    drafters: int
-    drafter: int
-    drafter_head: int
-    tables: TableBytes
-    reading: int
-    packing: int
-    one_logit_row: int
-
-    @property
-    def activations(self) -> int:
-        """Bytes of all passes: an arena keeps the memory of the largest pass."""
-        return max(self.chunk, self.draft)
-
-    @property
-    def running(self) -> int:
-        """Bytes of all parts together."""
-        return self._held + self.activations + self.logits
-
-    @property
-    def load_excess(self) -> int:
-        """Bytes that loading briefly needs beyond the peak of running."""
-        return max(0, max(self.reading, self.packing) - self.running)
-
-    @property
-    def total(self) -> int:
-        """Peak memory of the process in bytes."""
-        return self.running + self.load_excess
-
-    @property
-    def regimes(self) -> Regimes:
-        """The memory peaks that have to fit, each separately."""
-        return Regimes(
-            load=max(self.reading, self.packing),
-            prefill=self._held + self.chunk + self.one_logit_row,
-            decode=self.running,
-        )
-
-    @property
-    def _held(self) -> int:
-        """Bytes besides the passes. A first answer may draft, so tables may be full before the last prompt."""
-        mapped = self.weights + self.corpus + self.drafter
-        drafting = self.drafters + self.drafter_head
-        return self.runtime + self.tokenizer + mapped + self.session + self.kv_cache + self.sampling + drafting
-
-
-@dataclass(frozen=True)
-class Regimes:
-    """Bytes at the memory peaks that have to fit, each separately.
-
-    Attributes:
-        load: while tokenizer and graph are read, before weights and cache are touched.
-        prefill: while the last chunk of a prompt that fills the context is computed.
-        decode: while the largest draft is verified in a full context.
-    """
-
-    load: int
-    prefill: int
-    decode: int
-
-    @property
-    def largest(self) -> str:
-        """Name of the regime that needs the most memory."""
-        named = {"load": self.load, "prefill": self.prefill, "decode": self.decode}
-        return max(named, key=named.__getitem__)
+FEW_HIDDEN_ROWS: Final = 64
+"""Rows between segments for which there is a place behind every one of them, whatever the largest pass."""
 
 
 def runtime_bytes(device: Device, resident_bytes: int | None) -> int:
@@ -214,7 +131,15 @@ def session_bytes(shape: ModelShape, ctx: int) -> int:
     These are lists of tokens, and tables of rotary embeddings that are computed when a package is loaded.
     """
     nodes = 0 if shape.traced is None else _SESSION_NODE * shape.traced.nodes
-    return _SESSION_FIXED + _SESSION_LAYER * shape.num_layers + nodes + (_TOKEN_LISTS + shape.loaded_rope_bytes) * ctx
+    nodes += _SESSION_GRAPH * (shape.graphs - 1)
+    return SESSION_FIXED + _SESSION_LAYER * shape.num_layers + nodes + (_TOKEN_LISTS + shape.loaded_rope_bytes) * ctx
+
+
+def hidden_bytes(shape: ModelShape, choice: Choice) -> int:
+    """Return the bytes of the rows between the segments of a package with exits, for its largest pass."""
+    if shape.segments == 1:
+        return 0
+    return 4 * shape.hidden_size * max(2 * choice.largest_pass, (shape.segments - 1) * FEW_HIDDEN_ROWS)
 
 
 def packed_bytes(shape: ModelShape) -> int:
@@ -238,7 +163,28 @@ def weights_bytes(shape: ModelShape, ctx: int) -> int:
     if shape.op_profile == "portable":
         return int(_MAPPED[shape.activations] * shape.weights_bytes)
     unused = shape.rotation_bytes * (shape.context_length - ctx) // shape.context_length
-    return max(0, shape.weights_bytes - max(0, unused - _FAULT_AROUND))
+    return max(0, shape.weights_bytes - max(0, unused - _FAULT_AROUND)) + shape.twice_mapped_bytes
+
+
+def drafts_itself(shape: ModelShape, choice: Choice) -> bool:
+    """Return whether a model drafts with the upper halves of its own weights, in the mode ``self`` or among others."""
+    return choice.spec == SELF or (
+        shape.has_upper_halves and choice.draft_max > 0 and choice.spec == AUTO and choice.kv_format == SELF_KV
+    )
+
+
+def draft_mapped_bytes(shape: ModelShape, choice: Choice) -> int:
+    """Return the bytes of ``weights.bin`` that graphs of drafts map again.
+
+    Where exits may be asked that is the head; with self-drafting the head, and the upper halves of the layers. They are
+    the same pages of memory, but count as resident once for every mapping.
+    """
+    if not drafts_itself(shape, choice):
+        return shape.exit_head_bytes if choice.draft_max and choice.spec in (AUTO, EXIT) else 0
+    head = min(shape.vocab_size * shape.hidden_size * _NESTED_BYTES // 8, shape.weights_bytes)
+    upper = (shape.weights_bytes - head) * _UPPER_BYTES // _NESTED_BYTES
+    around = _MAPPED_AROUND * _LAYER_MATRICES * shape.num_layers
+    return min(head + upper + around, shape.weights_bytes)
 
 
 def sampling_bytes(shape: ModelShape) -> int:
@@ -269,43 +215,3 @@ def pass_memory_bytes(shape: ModelShape, choice: Choice) -> int:
 def corpus_bytes(choice: Choice, request: Request) -> int:
     """Return the mapped bytes of a corpus that lookups touch in a long run: all of it, if suffixes are looked up."""
     return request.corpus_bytes if choice.suffix_tokens else 0
-
-
-def sizes_of(shape: ModelShape, device: Device, choice: Choice, request: Request) -> Sizes:
-    """Return the bytes of every part.
-
-    Args:
-        shape: the model.
-        device: the machine.
-        choice: the settings that were decided.
-        request: the request, for the memory that the process already holds, the corpus, hidden states and a trained
-            drafter.
-    """
-    base = runtime_bytes(device, request.resident_bytes)
-    tokenizer, session = tokenizer_bytes(shape, choice.ctx), session_bytes(shape, choice.ctx)
-    # Passes of other sizes use other places of the arena, so in time everything that the largest allocates is touched.
-    own = thread_bytes(shape, device.threads)
-    # A drafter begins where the model's last layer ends.
-    hidden = request.hidden or choice.drafter
-    drafter = request.drafter if choice.drafter else None
-    chunk = min(choice.prefill_chunk, choice.ctx)
-    tables = table_bytes(shape, choice.spec, request.corpus_bytes)
-    return Sizes(
-        runtime=base,
-        tokenizer=tokenizer,
-        weights=weights_bytes(shape, choice.ctx),
-        corpus=corpus_bytes(choice, request),
-        session=session + packed_bytes(shape),
-        kv_cache=kv_bytes(shape, choice),
-        chunk=own + passes_bytes(shape, chunk, choice.ctx),
-        draft=own + passes_bytes(shape, choice.tree_rows, choice.ctx),
-        logits=logits_bytes(shape, choice.logit_rows, hidden=hidden),
-        sampling=sampling_bytes(shape),
-        drafters=drafter_bytes(choice, tables),
-        drafter=0 if drafter is None else drafter.weights_bytes,
-        drafter_head=0 if drafter is None else drafter.private_bytes(choice.ctx),
-        tables=tables,
-        reading=base + session + max(reading_bytes(shape), tokenizer),
-        packing=base + session + tokenizer + packing_bytes(shape),
-        one_logit_row=logits_bytes(shape, 1, hidden=hidden),
-    )

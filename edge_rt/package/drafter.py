@@ -7,17 +7,20 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from edge_rt.errors import InvalidDrafter
 from edge_rt.package.documents import Refusal
 from edge_rt.package.files import FileInfo, verify_files
+from edge_rt.package.manifest import Manifest
 
 FORMAT_NAME: Final = "edge-rt drafter"
 FORMAT_VERSION: Final = 1
 """Layout of the folder and of ``drafter.json``; raised when an older reader would misread a drafter."""
-KINDS: Final = ("head",)
-"""Kinds of drafters that this version reads."""
+HEAD: Final = "head"
+EXIT: Final = "exit"
+KINDS: Final = (HEAD, EXIT)
+"""Kinds of drafters that this version reads: a recurrent head behind the last layer, adapters behind early exits."""
 
 DRAFTER_FILE: Final = "drafter.json"
 WEIGHTS_FILE: Final = "weights.bin"
@@ -47,6 +50,20 @@ class DraftTarget:
     vocab_size: int
     num_layers: int
 
+    @classmethod
+    def of(cls, manifest: Manifest) -> Self:
+        """Return how a drafter names a package."""
+        model = manifest.model
+        return cls(
+            name=model.name,
+            source_sha256=manifest.source.sha256,
+            quantisation=dict(manifest.quantisation),
+            tokenizer_sha256=manifest.files[manifest.tokenizer.file].sha256,
+            hidden_size=model.hidden_size,
+            vocab_size=model.vocab_size,
+            num_layers=model.num_layers,
+        )
+
 
 @dataclass(frozen=True)
 class DraftTensor:
@@ -66,7 +83,7 @@ class DraftTensor:
 
 @dataclass(frozen=True)
 class HeadInfo:
-    """A recurrent head on the hidden state behind the last layer.
+    """A recurrent head on the hidden state behind the last layer, or what the adapters of exits have in common.
 
     Attributes:
         blocks: feed-forward blocks behind the first matrix.
@@ -125,6 +142,21 @@ class AcceptanceRecord:
 
 
 @dataclass(frozen=True)
+class ExitRecord:
+    """The adapter of an exit.
+
+    Attributes:
+        layer: layers before the exit.
+        top1, top2, top4: share of tokens that are among its first 1, 2 and 4 guesses, as in ``AcceptanceRecord``.
+    """
+
+    layer: int
+    top1: float
+    top2: float
+    top4: float
+
+
+@dataclass(frozen=True)
 class DrafterInfo:
     """Contents of ``drafter.json``.
 
@@ -134,11 +166,12 @@ class DrafterInfo:
         name: its name, by which users know it.
         kind: one of ``KINDS``.
         target: the model that it was trained for.
-        head: the head, of the kind ``"head"``.
+        head: sizes and tensors of the head, or of the adapters.
         training: how it was trained.
-        acceptance: what it was measured to be worth.
+        acceptance: what it was measured to be worth; of adapters, the last one.
         license: licence identifier, or None.
         files: every other file of the folder.
+        exits: of the kind ``"exit"``, its adapters by rising layer; none otherwise.
     """
 
     format_version: int
@@ -151,10 +184,18 @@ class DrafterInfo:
     acceptance: AcceptanceRecord
     license: str | None
     files: Mapping[str, FileInfo] = field(default_factory=dict)
+    exits: tuple[ExitRecord, ...] = ()
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The exits that it has adapters for."""
+        return tuple(one.layer for one in self.exits)
 
     def to_bytes(self) -> bytes:
         """Return the canonical form: UTF-8 JSON, keys in field order, two spaces, final newline."""
         document: dict[str, Any] = {"format": FORMAT_NAME, **dataclasses.asdict(self)}
+        if not self.exits:
+            del document["exits"]  # readers that know heads alone refuse a field that is not theirs
         return (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode("utf-8")
 
 

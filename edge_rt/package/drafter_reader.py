@@ -9,10 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from edge_rt.errors import ModelNotFound, StorageError, UnsupportedModel, VersionMismatch
+from edge_rt.errors import InvalidDrafter, ModelNotFound, StorageError, UnsupportedModel, VersionMismatch
 from edge_rt.package.documents import Refusal, build, parse_document, read_bounded
 from edge_rt.package.drafter import (
     DRAFTER_FILE,
+    EXIT,
     FORMAT_NAME,
     FORMAT_VERSION,
     KINDS,
@@ -23,7 +24,9 @@ from edge_rt.package.drafter import (
     refusal,
 )
 from edge_rt.package.drafter_tensors import VOCABULARY, check_tensors, head_tensors
+from edge_rt.package.exits import MAX_EXITS
 from edge_rt.package.files import check_files
+from edge_rt.package.manifest import MANIFEST_FILE
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
@@ -62,13 +65,27 @@ def open_drafter(path: Path) -> Drafter:
         raise StorageError(f"{path} cannot be read.", f"{error.strerror}.", "Check its permissions.") from error
 
 
+def _not_a_drafter(path: Path, refuse: Refusal) -> Exception:
+    if path.is_file():
+        return InvalidDrafter(
+            f"{path} is a file.", "A drafter is a folder.", f"Give the folder that holds {DRAFTER_FILE}."
+        )
+    if (path / MANIFEST_FILE).is_file():
+        return InvalidDrafter(
+            f"{path} is a package, not a trained drafter.",
+            f"It holds {MANIFEST_FILE}, but no {DRAFTER_FILE}.",
+            f"Draft with the package: --spec model:{path}.",
+        )
+    return refuse("this is not a drafter.", f"It holds no {DRAFTER_FILE}.")
+
+
 def _open_drafter(path: Path) -> Drafter:
     if not path.exists():
         raise ModelNotFound(f"There is no drafter at {path}.", "", "Check the path.")
     refuse = refusal(path)
     description = path / DRAFTER_FILE
     if description.is_symlink() or not description.is_file():
-        raise refuse("this is not a drafter.", f"It holds no {DRAFTER_FILE}.")
+        raise _not_a_drafter(path, refuse)
     data = read_bounded(description, MAX_DRAFTER_BYTES, refuse, name="description")
     document = parse_document(data, FORMAT_NAME, refuse, name="description", owner="a drafter's", strict=True)
     _check_version(path, document, refuse)
@@ -79,7 +96,7 @@ def _open_drafter(path: Path) -> Drafter:
     if WEIGHTS_FILE not in info.files:
         raise refuse(f"the description does not list {WEIGHTS_FILE}.", f"Files: {', '.join(info.files)!s:.200}.")
     try:
-        wanted = head_tensors(info.head, info.target.hidden_size)
+        wanted = head_tensors(info.head, info.target.hidden_size, info.layers)
     except ValueError as error:
         raise refuse("'drafter.head' contradicts itself.", f"{error}.".capitalize()) from error
     check_tensors(info.head.tensors, wanted, info.files[WEIGHTS_FILE].size, refuse)
@@ -133,6 +150,9 @@ def _check_values(info: DrafterInfo, refuse: Refusal) -> None:
         ("acceptance.top2", measured.top2, 0, 1),
         ("acceptance.top4", measured.top4, 0, 1),
         *((f"acceptance.positions[{i}]", share, 0, 1) for i, share in enumerate(measured.positions)),
+        *((f"exits[{i}].top1", one.top1, 0, 1) for i, one in enumerate(info.exits)),
+        *((f"exits[{i}].top2", one.top2, 0, 1) for i, one in enumerate(info.exits)),
+        *((f"exits[{i}].top4", one.top4, 0, 1) for i, one in enumerate(info.exits)),
     )
     for name, value, least, most in limits:
         if not least <= value <= most:
@@ -140,6 +160,14 @@ def _check_values(info: DrafterInfo, refuse: Refusal) -> None:
     if not 1 <= len(measured.positions) <= _MOST_POSITIONS:
         numbers = f"Found {len(measured.positions)}, wanted 1 to {_MOST_POSITIONS}."
         raise refuse("'drafter.acceptance.positions' has the wrong length.", numbers)
+    if len(info.exits) > MAX_EXITS or bool(info.exits) != (info.kind == EXIT):
+        wanted = f"1 to {MAX_EXITS}" if info.kind == EXIT else "none"
+        numbers = f"Found {len(info.exits)}; a drafter of the kind {info.kind} has {wanted}."
+        raise refuse("'drafter.exits' has the wrong length.", numbers)
+    rising = all(before < after for before, after in zip([0, *info.layers], info.layers, strict=False))
+    if not rising or (info.layers and info.layers[-1] >= target.num_layers):
+        numbers = f"Found {list(info.layers)!s:.80}; the model has {target.num_layers} layers."
+        raise refuse("'drafter.exits' do not lie between the model's layers in rising order.", numbers)
 
 
 def _vocabulary(path: Path, info: DrafterInfo, refuse: Refusal) -> tuple[int, ...]:

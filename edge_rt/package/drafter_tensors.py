@@ -1,9 +1,9 @@
-"""The tensors of a trained head: which there are, and where they may be in ``weights.bin``."""
+"""The tensors of a trained head or of adapters of exits: which there are, and where they may be in ``weights.bin``."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from edge_rt.package.documents import Refusal
@@ -24,12 +24,18 @@ _NORMS: Final = ("state_norm", "token_norm", "output_norm")
 Wanted = dict[str, tuple[str, tuple[int, ...]]]
 
 
-def head_tensors(head: HeadInfo, hidden_size: int) -> Wanted:
-    """Return name -> type and shape of the tensors of a head, in their order in the file.
+def exit_prefix(layer: int) -> str:
+    """Return what the names of the tensors of an exit's adapter begin with."""
+    return f"exit{layer}."
+
+
+def head_tensors(head: HeadInfo, hidden_size: int, exits: Sequence[int] = ()) -> Wanted:
+    """Return name -> type and shape of the tensors of a drafter, in their order in the file.
 
     Args:
         head: the head; its ``tensors`` are not looked at.
         hidden_size: of the model.
+        exits: layers before the exits that have an adapter each; none for a head.
 
     Raises:
         ValueError: its numbers contradict each other.
@@ -43,12 +49,15 @@ def head_tensors(head: HeadInfo, hidden_size: int) -> Wanted:
         raise ValueError(f"it has {head.blocks} blocks, 1 to {MAX_BLOCKS} are allowed")
     if wide < TILE_ROWS or wide % TILE_ROWS:
         raise ValueError(f"the intermediate size {wide} is no multiple of {TILE_ROWS}")
-    matrices = {"fc.tiles": tiles_shape(hidden_size, 2 * hidden_size, formats["fc"])}
-    norms: list[str] = [*_NORMS]
-    for block in range(head.blocks):
-        norms.append(f"block{block}.norm")
-        matrices[f"block{block}.gate_up.tiles"] = tiles_shape(2 * wide, hidden_size, formats["gate_up"])
-        matrices[f"block{block}.down.tiles"] = tiles_shape(hidden_size, wide, formats["down"])
+    matrices: dict[str, tuple[int, ...]] = {}
+    norms: list[str] = []
+    for prefix in map(exit_prefix, exits) if exits else ("",):
+        matrices[f"{prefix}fc.tiles"] = tiles_shape(hidden_size, 2 * hidden_size, formats["fc"])
+        norms += (f"{prefix}{name}" for name in _NORMS)
+        for block in range(head.blocks):
+            norms.append(f"{prefix}block{block}.norm")
+            matrices[f"{prefix}block{block}.gate_up.tiles"] = tiles_shape(2 * wide, hidden_size, formats["gate_up"])
+            matrices[f"{prefix}block{block}.down.tiles"] = tiles_shape(hidden_size, wide, formats["down"])
     if OWN_HEAD in formats:
         matrices[f"{OWN_HEAD}.tiles"] = tiles_shape(head.vocabulary_size, hidden_size, formats[OWN_HEAD])
     return {

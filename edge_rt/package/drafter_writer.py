@@ -51,7 +51,7 @@ class DrafterWriter(FolderWriter):
             StorageError: the disk is full or the rename failed, and the destination is unchanged; or the last
                 flush failed, and the message says that the folder is in place.
         """
-        places, size = placed(head_tensors(info.head, info.target.hidden_size))
+        places, size = placed(head_tensors(info.head, info.target.hidden_size, info.layers))
         if set(tensors) != set(places):
             raise ValueError(f"tensors {sorted(tensors)}, wanted {sorted(places)}")
         parts = {name: memoryview(data).cast("B") for name, data in tensors.items()}

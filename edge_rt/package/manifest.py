@@ -29,6 +29,12 @@ FORMATS_GRAPH_VERSION: Final = 5
 """The same for all native graphs with matrices of types that are not among the first ones."""
 DECODER_GRAPH_VERSION: Final = 6
 """The same for all graphs of a decoder that is described, in either op profile."""
+SEGMENTED_GRAPH_VERSION: Final = 7
+"""The same for all native graphs that are cut at exits: a pass runs several of them."""
+NESTED_GRAPH_VERSION: Final = 8
+"""The same for all native graphs with nested codes, described or not, cut at exits or not."""
+NESTED_TYPES: Final = frozenset({"W8N"})
+"""Types of nested codes."""
 FIRST_TYPES: Final = frozenset({"Q4_0", "Q4_1", "Q8_0", "F16", "F32"})
 """Types of matrices that every version of the native operators knows."""
 
@@ -94,7 +100,11 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class Segment:
-    """One graph and the layers it computes, ``[first_layer, end_layer)``."""
+    """One graph and the layers it computes, ``[first_layer, end_layer)``.
+
+    The last segment computes logits. Where there are several, they are cut at the package's exits, and the others
+    compute hidden states; the graph ``Manifest.exit_head`` makes logits of them, too.
+    """
 
     name: str
     graph: str
@@ -161,6 +171,9 @@ class Manifest:
         weights: how weights were quantised for the package; None if they are the checkpoint's.
         decoder: what the graphs compute; None for a plain llama, and for a traced graph.
         traced: what is known of a traced graph; None for the other op profiles.
+        exit_head: graph that makes logits of the hidden states at exits, in packages with several segments; else None.
+        draft_graph: file of a second graph over the same weights, which reads the upper halves of nested codes alone;
+            None without one.
         files: every other file of the folder.
     """
 
@@ -184,6 +197,8 @@ class Manifest:
     weights: WeightsInfo | None = dataclasses.field(default=None, kw_only=True)
     decoder: Decoder | None = dataclasses.field(default=None, kw_only=True)
     traced: TracedInfo | None = dataclasses.field(default=None, kw_only=True)
+    exit_head: str | None = dataclasses.field(default=None, kw_only=True)
+    draft_graph: str | None = dataclasses.field(default=None, kw_only=True)
     files: Mapping[str, FileInfo]
 
     @property
@@ -195,6 +210,16 @@ class Manifest:
     def drafts(self) -> Drafts:
         """What speculation may draft with this package."""
         return drafts_of(self.op_profile, self.traced)
+
+    @property
+    def exits(self) -> tuple[int, ...]:
+        """The layers behind which a draft can end; none in packages with one segment."""
+        return tuple(segment.end_layer for segment in self.segments[:-1])
+
+    @property
+    def graphs(self) -> tuple[str, ...]:
+        """Files of the graphs, in the order they run."""
+        return (*(segment.graph for segment in self.segments), *filter(None, [self.exit_head]))
 
     def to_bytes(self) -> bytes:
         """Return the canonical form of this manifest: UTF-8 JSON, keys in field order, two spaces, final newline."""
@@ -208,6 +233,10 @@ class Manifest:
             del document["decoder"]
         if self.traced is None:
             del document["traced"]
+        if self.exit_head is None:
+            del document["exit_head"]
+        if self.draft_graph is None:
+            del document["draft_graph"]
         if self.tool_template is None:
             del document["tool_template"]
         if self.key_calibration is None:
@@ -218,6 +247,10 @@ class Manifest:
             document["sampling"] = self.sampling.given
         if self.weights is None:
             del document["weights"]
+        else:
+            for found in document["weights"]["classes"].values():
+                if found["upper_error"] is None:
+                    del found["upper_error"]
         return (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode("utf-8")
 
 
@@ -235,11 +268,12 @@ def graph_version(
     is_calibrated: bool = False,
     types: Collection[str] = (),
     is_described: bool = False,
+    is_segmented: bool = False,
 ) -> int:
     """Return the version of the graphs of an op profile.
 
-    See ``GRAPH_VERSIONS``, ``WINDOW_GRAPH_VERSIONS``, ``CALIBRATED_GRAPH_VERSION``, ``FORMATS_GRAPH_VERSION``
-    and ``DECODER_GRAPH_VERSION``.
+    See ``GRAPH_VERSIONS``, ``WINDOW_GRAPH_VERSIONS``, ``CALIBRATED_GRAPH_VERSION``, ``FORMATS_GRAPH_VERSION``,
+    ``DECODER_GRAPH_VERSION``, ``SEGMENTED_GRAPH_VERSION`` and ``NESTED_GRAPH_VERSION``.
 
     Args:
         op_profile: of the package.
@@ -247,10 +281,16 @@ def graph_version(
         is_calibrated: whether the package has constants for 4-bit keys.
         types: of its matrices, as in ``quantisation``; several are joined by ``+``.
         is_described: whether the manifest describes the decoder.
+        is_segmented: whether there are several segments.
     """
+    used = {name for joined in types for name in joined.split("+")}
+    if used & NESTED_TYPES:
+        return NESTED_GRAPH_VERSION
+    if is_segmented:
+        return SEGMENTED_GRAPH_VERSION
     if is_described:
         return DECODER_GRAPH_VERSION
-    if op_profile == "native" and not {name for joined in types for name in joined.split("+")} <= FIRST_TYPES:
+    if op_profile == "native" and not used <= FIRST_TYPES:
         return FORMATS_GRAPH_VERSION
     if is_calibrated and op_profile == "native":
         return CALIBRATED_GRAPH_VERSION

@@ -15,6 +15,7 @@ from typing import Any
 from edge_rt.errors import ConfigError, InvalidPackage, ModelNotFound, StorageError, UnsupportedModel, VersionMismatch
 from edge_rt.package.decoder import Decoder
 from edge_rt.package.documents import Refusal, build, parse_document, read_bounded
+from edge_rt.package.exits import require_exits
 from edge_rt.package.files import check_files, verify_files
 from edge_rt.package.graph_check import check_graph
 from edge_rt.package.manifest import (
@@ -152,6 +153,7 @@ def _check_versions(path: Path, document: Mapping[str, Any]) -> None:
     is_calibrated = document.get("key_calibration") is not None
     stated = document.get("quantisation")
     types = [str(name) for name in stated.values()] if isinstance(stated, dict) else []
+    segments = document.get("segments")
     ours_of_graph = None
     if known:
         ours_of_graph = graph_version(
@@ -160,6 +162,7 @@ def _check_versions(path: Path, document: Mapping[str, Any]) -> None:
             is_calibrated=is_calibrated,
             types=types,
             is_described=document.get("decoder") is not None,
+            is_segmented=isinstance(segments, list) and len(segments) > 1,
         )
     for field, ours in (("format_version", FORMAT_VERSION), ("graph_version", ours_of_graph)):
         found = document.get(field)
@@ -221,9 +224,26 @@ def _check_values(path: Path, manifest: Manifest) -> None:
                 f"Found {', '.join(found) or 'none'!s:.80}, supported: {', '.join(supported)}.",
                 "Export the model again with this version, or install the version that wrote it.",
             )
-    covered = [(segment.first_layer, segment.end_layer) for segment in manifest.segments]
-    if covered != [(0, model.num_layers)]:
-        raise _invalid(path, "the segments are not one that has every layer.", f"Found {covered}.")
+    _check_segments(path, manifest)
+
+
+def _check_segments(path: Path, manifest: Manifest) -> None:
+    segments, layers = manifest.segments, manifest.model.num_layers
+    covered = [(segment.first_layer, segment.end_layer) for segment in segments]
+    ends = [end for _, end in covered]
+    follow_each_other = covered == list(zip([0, *ends[:-1]], ends, strict=True)) if covered else False
+    if not follow_each_other or ends[-1] != layers or any(first >= end for first, end in covered):
+        raise _invalid(
+            path, f"the segments are not the model's {layers} layers, one behind the other.", f"Found {covered!s:.200}."
+        )
+    if (manifest.exit_head is not None) != (len(segments) > 1):
+        raise _invalid(path, "'manifest.exit_head' does not fit the segments.", f"There are {len(segments)}.")
+    if len({name.lower() for name in manifest.graphs}) < len(manifest.graphs):
+        raise _invalid(path, "two segments have one graph.", f"Graphs: {', '.join(manifest.graphs)!s:.200}.")
+    try:
+        require_exits(manifest.exits, layers, manifest.op_profile)
+    except ConfigError as error:
+        raise _invalid(path, "the segments are cut where this version cannot.", error.numbers) from error
 
 
 def _check_decoder(path: Path, model: ModelConfig, decoder: Decoder) -> None:
@@ -238,8 +258,9 @@ def _check_decoder(path: Path, model: ModelConfig, decoder: Decoder) -> None:
 
 
 def _check_files(path: Path, manifest: Manifest) -> None:
-    named = [manifest.tokenizer.file, *(segment.graph for segment in manifest.segments), WEIGHTS_FILE]
-    named += [name for name in (manifest.chat_template, manifest.tool_template) if name is not None]
+    named = [manifest.tokenizer.file, *manifest.graphs, WEIGHTS_FILE]
+    more = (manifest.chat_template, manifest.tool_template, manifest.draft_graph)
+    named += [name for name in more if name is not None]
     unlisted = sorted(set(named) - set(manifest.files))
     if unlisted:
         raise _invalid(path, "the manifest names files it does not list.", f"Not under 'files': {unlisted}.")
@@ -247,10 +268,8 @@ def _check_files(path: Path, manifest: Manifest) -> None:
 
 
 def _check_graphs(path: Path, manifest: Manifest) -> None:
-    for segment in manifest.segments:
+    for graph in (*manifest.graphs, *([manifest.draft_graph] if manifest.draft_graph is not None else [])):
         # Locations are relative to the graph's folder, and the suffix decides how ONNX Runtime reads the file.
-        if "/" in segment.graph or not segment.graph.endswith(".onnx"):
-            raise _invalid(
-                path, "a graph must be an .onnx file at the top of the package.", f"Found {segment.graph!r:.100}."
-            )
-        check_graph(path / segment.graph, WEIGHTS_FILE, manifest.files[WEIGHTS_FILE].size)
+        if "/" in graph or not graph.endswith(".onnx"):
+            raise _invalid(path, "a graph must be an .onnx file at the top of the package.", f"Found {graph!r:.100}.")
+        check_graph(path / graph, WEIGHTS_FILE, manifest.files[WEIGHTS_FILE].size)

@@ -10,7 +10,8 @@ from typing import Final
 from edge_rt.errors import ConfigError
 
 KEEP: Final = "keep"
-WEIGHTS: Final = (KEEP, "int4", "int8", "f16", "f32")
+NESTED: Final = "nested8"
+WEIGHTS: Final = (KEEP, "int4", "int8", NESTED, "f16", "f32")
 """Values of the option ``weights`` of an export."""
 
 
@@ -42,11 +43,13 @@ class TensorClass:
         error: mean square of the error of the outputs over that of the outputs, on held-out tokens; without
             calibration, of the weights over that of the weights. Mean over the weights that were quantised; None if
             none were.
+        upper_error: the same of the upper halves of nested codes alone; None where there are none.
     """
 
     types: Mapping[str, int]
     bits: float
     error: float | None
+    upper_error: float | None = None
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,7 @@ class WeightsInfo:
     """How the weights of a package were chosen.
 
     Attributes:
-        choice: ``"int4"``, ``"int8"``, ``"f16"``, ``"f32"`` or ``"size"``.
+        choice: ``"int4"``, ``"int8"``, ``"nested8"``, ``"f16"``, ``"f32"`` or ``"size"``.
         size: bytes that ``weights.bin`` was to have; 0: no limit.
         calibration: ``"built-in"``, the name of a file, or None: no text was used.
         calibration_tokens: of that text; 0 without one.
@@ -98,6 +101,8 @@ class WeightsInfo:
             floats.append((f"classes.{name}.bits", found.bits))
             if found.error is not None:
                 floats.append((f"classes.{name}.error", found.error))
+            if found.upper_error is not None:
+                floats.append((f"classes.{name}.upper_error", found.upper_error))
         if (quality := self.quality) is not None:
             counts.append(("quality.tokens", quality.tokens))
             floats += [

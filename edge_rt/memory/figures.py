@@ -1,0 +1,109 @@
+"""The numbers of a machine and of its GPU that a plan is computed from, and amounts of memory on both."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Amounts:
+    """Bytes of the machine's memory, and of a GPU's own. With unified memory all of them are the machine's."""
+
+    host: int
+    gpu: int = 0
+
+    def within(self, limit: Amounts) -> bool:
+        """Return whether both fit."""
+        return self.host <= limit.host and self.gpu <= limit.gpu
+
+    @property
+    def both(self) -> int:
+        """Their sum."""
+        return self.host + self.gpu
+
+
+@dataclass(frozen=True)
+class GpuFigures:
+    """Memory and speed of a GPU.
+
+    Attributes:
+        name: what it is called.
+        total_bytes: its memory; with unified memory that of the machine.
+        available_bytes: what a process may use of it; with unified memory the machine's figure counts instead.
+        bandwidth: sustained bytes per second that it reads.
+        step_overhead_s: seconds of a pass beyond reading weights and KV cache.
+        row_cost: as in ``Device.row_cost``.
+        is_unified: whether it shares the machine's memory.
+    """
+
+    name: str
+    total_bytes: int
+    available_bytes: int
+    bandwidth: float
+    step_overhead_s: float
+    row_cost: tuple[tuple[int, float], ...]
+    is_unified: bool = False
+
+
+@dataclass(frozen=True)
+class Device:
+    """Memory and speed of a machine.
+
+    Attributes:
+        name: name of the preset or of the saved device.
+        total_bytes: memory of the machine.
+        available_bytes: memory that a process may use.
+        bandwidth: sustained bytes per second that all threads read together.
+        step_overhead_s: seconds of a pass beyond reading weights and KV cache.
+        row_cost: pairs of (rows, latency of a pass over them relative to one row); starts with (1, 1.0), ascending, at
+            least two pairs.
+        base_bytes: resident memory of a process after the imports that a load needs; None uses ``terms.BASE_BYTES``.
+        is_measured: whether the bandwidth was measured on this machine.
+        threads: threads that compute.
+        gpu: the GPU that computes; None: the CPU does.
+    """
+
+    name: str
+    total_bytes: int
+    available_bytes: int
+    bandwidth: float
+    step_overhead_s: float
+    row_cost: tuple[tuple[int, float], ...]
+    base_bytes: int | None = None
+    is_measured: bool = False
+    threads: int = 4
+    gpu: GpuFigures | None = None
+
+    def problem(self) -> str | None:
+        """Return what is wrong with the numbers, or None."""
+        if self.base_bytes is not None and self.base_bytes <= 0:
+            return f"base_bytes is {self.base_bytes}, must be above 0"
+        own = _problem(self, ("total_bytes", "available_bytes", "bandwidth", "step_overhead_s", "threads"))
+        if own is not None or self.gpu is None:
+            return own
+        found = _problem(self.gpu, ("total_bytes", "available_bytes", "bandwidth", "step_overhead_s"))
+        return None if found is None else f"of its GPU {found}"
+
+    @property
+    def computes(self) -> Device | GpuFigures:
+        """What computes: the GPU, if there is one."""
+        return self if self.gpu is None else self.gpu
+
+    @property
+    def has_own_gpu_memory(self) -> bool:
+        """Whether a GPU computes that has memory of its own."""
+        return self.gpu is not None and not self.gpu.is_unified
+
+
+def _problem(figures: Device | GpuFigures, names: tuple[str, ...]) -> str | None:
+    for name in names:
+        value = getattr(figures, name)
+        if not (math.isfinite(value) and value > 0):
+            return f"{name} is {value}, must be above 0"
+    rows, costs = [row for row, _ in figures.row_cost], [cost for _, cost in figures.row_cost]
+    if len(rows) < 2 or (rows[0], costs[0]) != (1, 1.0):
+        return "row_cost must begin with (1, 1.0) and have a second pair"
+    if rows != sorted(set(rows)) or costs != sorted(costs) or not math.isfinite(costs[-1]):
+        return "row_cost must rise"
+    return None

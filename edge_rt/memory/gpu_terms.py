@@ -1,0 +1,140 @@
+"""Terms of a plan for a GPU: what a native package holds there, and what its driver takes of the process.
+
+The sizes follow ``csrc/ops/*/*_gpu.{h,cc}`` and ``csrc/gpu/memory_pool.cc``. What the driver takes was never measured;
+both figures are estimates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from edge_rt.memory.activations import FEW_ROWS
+from edge_rt.memory.choice import Choice
+from edge_rt.memory.shape import ModelShape
+
+MIB: Final = 1 << 20
+
+CONTEXT_BYTES: Final = 512 * MIB
+"""CUDA's context, the kernels, recorded graphs, and what the driver rounds up. An estimate: what planners of other
+projects leave free on a GPU (512 to 1024 MiB)."""
+DRIVER_BYTES: Final = 128 * MIB
+"""Memory of the process for the driver's library and its staging. An estimate."""
+
+RECORDED_ROWS: Final = FEW_ROWS
+"""Rows of the largest pass that is recorded."""
+RECORDED_SHAPES: Final = 72
+"""Shapes of passes that are kept, each recorded by itself."""
+
+_SMALLEST_BLOCK: Final = 256
+_KEPT: Final = 12.5
+"""The pool keeps blocks of every size that recorded passes had. Sizes are 8 to 15 steps, and the step doubles: up to a
+size of 8 steps there are (8 + ... + 15) (1/2 + 1/4 + ...) = 92 steps in smaller blocks, and the block itself: 100 / 8
+sizes."""
+_ONCE: Final = 2
+"""Of other passes it keeps less than what the two largest need."""
+_BLOCK: Final = 32  # elements per scale
+_BLOCK_FACTS: Final = 16  # bytes of a block's scale and sums
+_SPAN: Final = 256
+_QUERY_TILE: Final = 64  # a query's codes fill whole tiles
+_DIM_TILE: Final = 16
+_TOP_K_PART: Final = 4096  # logits of a part
+_TOP_K_BYTES: Final = 12 + 64 * 8  # of a part: count, peak and sum; values and ids
+_TREE_HEAD: Final = 4
+_RECORDED: Final = 4 << 10  # bytes of a recorded pass besides what grows with rows and context
+
+
+@dataclass(frozen=True)
+class GpuSizes:
+    """Bytes of what lies on a GPU, each part at its largest.
+
+    Attributes:
+        context: CUDA's context, kernels and graphs.
+        weights: all matrices, and tables of rotations; a session of its own has its own copies.
+        kv_cache: the cache.
+        activations: what passes need, the rows' map and the tree included.
+        logits: logits, the most likely tokens, and hidden states.
+    """
+
+    context: int
+    weights: int
+    kv_cache: int
+    activations: int
+    logits: int
+
+    @property
+    def loaded(self) -> int:
+        """Bytes that are held once the graph is open."""
+        return self.context + self.weights
+
+    @property
+    def surely_held(self) -> int:
+        """Bytes that a loaded model holds whatever it has computed, and gives back when it is closed."""
+        return self.weights + self.kv_cache + self.logits
+
+    @property
+    def total(self) -> int:
+        """Bytes of all parts."""
+        return self.loaded + self.kv_cache + self.activations + self.logits
+
+
+def pooled(count: float) -> int:
+    """Return the bytes that the pool takes for a tensor: up to an eighth more."""
+    wanted = max(1, int(count))
+    step = _SMALLEST_BLOCK
+    while step * 16 <= wanted:
+        step *= 2
+    return -(-wanted // step) * step
+
+
+def gpu_activations(shape: ModelShape, choice: Choice) -> int:
+    """Return the bytes that passes of every size up to the largest take in time, and keep."""
+    rows = choice.largest_pass
+    few = pooled(_pass_bytes(shape, min(rows, RECORDED_ROWS), choice.ctx))
+    largest = max(few, pooled(_pass_bytes(shape, rows, choice.ctx)))
+    parts = choice.logit_rows * -(-shape.vocab_size // _TOP_K_PART) * _TOP_K_BYTES
+    small = 4 * (_maps(shape) * choice.ctx + _TREE_HEAD + rows)
+    return int(_KEPT * few) + _ONCE * largest + pooled(parts) + pooled(small)
+
+
+def gpu_self_drafting(shape: ModelShape, choice: Choice) -> int:
+    """Return the bytes of a second session that drafts with the upper halves of the weights, besides these.
+
+    It has a pool of its own for passes of few rows, and a row of results for each of two views of the cache.
+    """
+    rows = min(choice.largest_pass, RECORDED_ROWS)
+    passes = int((_KEPT + _ONCE) * pooled(_pass_bytes(shape, rows, choice.ctx)))
+    return passes + 2 * pooled(4 * shape.vocab_size + 128)
+
+
+def staging_bytes(shape: ModelShape, choice: Choice) -> int:
+    """Return the pinned bytes of the process from which recorded passes copy their inputs: maps, tree and tokens."""
+    return RECORDED_SHAPES * (_RECORDED + 4 * _maps(shape) * choice.ctx + 8 * RECORDED_ROWS)
+
+
+def _maps(shape: ModelShape) -> int:
+    """Return how many maps of rows a pass reads: layers with a sliding window have one of their own."""
+    return 2 if shape.window_layers else 1
+
+
+def attention_bytes(shape: ModelShape, rows: int, ctx: int) -> int:
+    """Return the scratch memory of attention on a GPU: queries, and a state for every span of keys with few rows."""
+    queries = rows * shape.num_heads
+    padded = -(-shape.head_dim // _DIM_TILE) * _DIM_TILE
+    codes = -(-shape.head_dim // _QUERY_TILE) * _QUERY_TILE + 8 * -(-shape.head_dim // _BLOCK)
+    spans = 1 if rows > FEW_ROWS else -(-ctx // _SPAN) + 1
+    return queries * (max(4 * padded, codes) + spans * (8 + 4 * padded)) + 1024
+
+
+def _pass_bytes(shape: ModelShape, rows: int, ctx: int) -> int:
+    return _layer_bytes(shape, rows) + attention_bytes(shape, rows, ctx)
+
+
+def _layer_bytes(shape: ModelShape, rows: int) -> int:
+    """Return the bytes that a layer needs for its rows: input, output, the values between, and rounded copies."""
+    attended = shape.num_heads * shape.head_dim
+    values = 2 * shape.hidden_size + shape.qkv_size + attended + shape.hidden_size + 2 * shape.intermediate_size
+    widest = max(shape.hidden_size, attended, shape.intermediate_size)
+    element = 4 if shape.activations == "float" else 1
+    rounded = sum((element * _BLOCK + _BLOCK_FACTS) * -(-size // _BLOCK) for size in (widest, shape.intermediate_size))
+    return rows * (4 * values + rounded)

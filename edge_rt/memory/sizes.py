@@ -1,0 +1,237 @@
+"""The bytes of every part of a running model together, and the peaks that follow from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from edge_rt.memory.activations import thread_bytes
+from edge_rt.memory.choice import Choice
+from edge_rt.memory.draft_model import DraftModelShape
+from edge_rt.memory.drafter_terms import TableBytes, drafter_bytes, table_bytes
+from edge_rt.memory.figures import Amounts, Device
+from edge_rt.memory.gpu_terms import (
+    CONTEXT_BYTES,
+    DRIVER_BYTES,
+    GpuSizes,
+    gpu_activations,
+    gpu_self_drafting,
+    staging_bytes,
+)
+from edge_rt.memory.request import Request
+from edge_rt.memory.shape import ModelShape
+from edge_rt.memory.terms import (
+    SECOND_SESSION,
+    SESSION_FIXED,
+    corpus_bytes,
+    draft_mapped_bytes,
+    drafts_itself,
+    hidden_bytes,
+    kv_bytes,
+    logits_bytes,
+    packed_bytes,
+    packing_bytes,
+    passes_bytes,
+    reading_bytes,
+    runtime_bytes,
+    sampling_bytes,
+    session_bytes,
+    tokenizer_bytes,
+    weights_bytes,
+)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes of every part of a running model, each at its largest.
+
+    Attributes:
+        runtime, tokenizer, weights, corpus, session, kv_cache, logits, sampling, drafters: the parts.
+        drafter: mapped weights of a trained drafter.
+        drafter_head: its reduced head, its states and what its steps need.
+        draft_weights: mapped weights of a second model that drafts.
+        draft_model: everything else of that model: graph, cache, activations, a row of logits.
+        tables: what the drafters' part is made of.
+        chunk: activations of a pass over a prompt's chunk.
+        draft: activations of a pass that verifies the largest draft.
+        reading: bytes of the process while the tokenizer is read, before later parts are touched.
+        packing: bytes of the process while ONNX Runtime builds the graph, before later parts are touched.
+        one_logit_row: bytes of the outputs of one row; prefill needs no more than one.
+        gpu: what lies on a GPU, which the parts above then do not count; None: the CPU computes.
+        is_unified: whether the GPU's memory is the process's, too.
+    """
+
+    runtime: int
+    tokenizer: int
+    weights: int
+    corpus: int
+    session: int
+    kv_cache: int
+    chunk: int
+    draft: int
+    logits: int
+    sampling: int
+    drafters: int
+    drafter: int
+    drafter_head: int
+    draft_weights: int
+    draft_model: int
+    tables: TableBytes
+    reading: int
+    packing: int
+    one_logit_row: int
+    gpu: GpuSizes | None = None
+    is_unified: bool = False
+
+    @property
+    def activations(self) -> int:
+        """Bytes of all passes: an arena keeps the memory of the largest pass."""
+        return max(self.chunk, self.draft)
+
+    @property
+    def running(self) -> int:
+        """Bytes of all parts together."""
+        return self._held + self.activations + self.logits
+
+    @property
+    def load_excess(self) -> int:
+        """Bytes that loading briefly needs beyond the peak of running."""
+        return max(0, max(self.reading, self.packing) - self.running)
+
+    @property
+    def total(self) -> int:
+        """Peak memory of the machine in bytes: of the process, and of a GPU that shares it."""
+        return self.running + self.load_excess
+
+    @property
+    def needs(self) -> Amounts:
+        """The machine's memory, and that of a GPU with memory of its own."""
+        own = 0 if self.gpu is None or self.is_unified else self.gpu.total
+        return Amounts(self.total, own)
+
+    @property
+    def regimes(self) -> Regimes:
+        """The memory peaks that have to fit, each separately."""
+        return Regimes(
+            load=max(self.reading, self.packing),
+            prefill=self._held + self.chunk + self.one_logit_row,
+            decode=self.running,
+        )
+
+    @property
+    def _held(self) -> int:
+        """Bytes besides the passes. A first answer may draft, so tables may be full before the last prompt."""
+        mapped = self.weights + self.corpus + self.drafter + self.draft_weights
+        drafting = self.drafters + self.drafter_head + self.draft_model
+        shared = self.gpu.total if self.gpu is not None and self.is_unified else 0
+        own = self.runtime + self.tokenizer + mapped + self.session + self.kv_cache + self.sampling + drafting
+        return own + shared
+
+
+@dataclass(frozen=True)
+class Regimes:
+    """Bytes at the memory peaks that have to fit, each separately.
+
+    Attributes:
+        load: while tokenizer and graph are read, before weights and cache are touched.
+        prefill: while the last chunk of a prompt that fills the context is computed.
+        decode: while the largest draft is verified in a full context.
+    """
+
+    load: int
+    prefill: int
+    decode: int
+
+    @property
+    def largest(self) -> str:
+        """Name of the regime that needs the most memory."""
+        named = {"load": self.load, "prefill": self.prefill, "decode": self.decode}
+        return max(named, key=named.__getitem__)
+
+
+def sizes_of(shape: ModelShape, device: Device, choice: Choice, request: Request) -> Sizes:
+    """Return the bytes of every part.
+
+    Args:
+        shape: the model.
+        device: the machine.
+        choice: the settings that were decided.
+        request: the request, for the memory that the process already holds, the corpus, hidden states and a trained
+            drafter.
+    """
+    base = runtime_bytes(device, request.resident_bytes)
+    tokenizer, session = tokenizer_bytes(shape, choice.ctx), session_bytes(shape, choice.ctx)
+    # Passes of other sizes use other places of the arena, so in time everything that the largest allocates is touched.
+    own = thread_bytes(shape, device.threads)
+    hidden = request.returns_hidden(choice)
+    drafter = request.drafter if choice.drafter else None
+    second = _draft_model_bytes(request.draft_model, device, choice) if choice.drafter else (0, 0)
+    chunk = min(choice.prefill_chunk, choice.ctx)
+    tables = table_bytes(shape, choice.spec, request.corpus_bytes)
+    sizes = Sizes(
+        runtime=base,
+        tokenizer=tokenizer,
+        weights=weights_bytes(shape, choice.ctx) + draft_mapped_bytes(shape, choice),
+        corpus=corpus_bytes(choice, request),
+        session=session + packed_bytes(shape) + hidden_bytes(shape, choice),
+        kv_cache=kv_bytes(shape, choice),
+        chunk=own + passes_bytes(shape, chunk, choice.ctx),
+        draft=own + passes_bytes(shape, choice.tree_rows, choice.ctx),
+        logits=logits_bytes(shape, choice.logit_rows, hidden=hidden),
+        sampling=sampling_bytes(shape),
+        drafters=drafter_bytes(choice, tables, of_itself=drafts_itself(shape, choice)),
+        drafter=0 if drafter is None else drafter.weights_bytes,
+        drafter_head=0 if drafter is None else drafter.private_bytes(choice.ctx),
+        draft_weights=second[0],
+        draft_model=second[1],
+        tables=tables,
+        reading=base + session + max(reading_bytes(shape), tokenizer),
+        packing=base + session + tokenizer + packing_bytes(shape),
+        one_logit_row=logits_bytes(shape, 1, hidden=hidden),
+    )
+    return sizes if device.gpu is None else _on_gpu(sizes, shape, choice, is_unified=device.gpu.is_unified)
+
+
+def _on_gpu(sizes: Sizes, shape: ModelShape, choice: Choice, *, is_unified: bool) -> Sizes:
+    """Return the sizes with weights, cache, activations and logits on a GPU.
+
+    Logits are copied to the process. Weights are mapped while they are copied to the GPU, one tensor after the other.
+    Such pages count for the process, but where the GPU shares its memory they do not count beside the copy: the kernel
+    drops them.
+    """
+    matrices, passes = shape.weights_bytes + shape.twice_mapped_bytes, gpu_activations(shape, choice)
+    if drafts_itself(shape, choice):
+        # The second graph's session copies whole matrices, of which it reads the upper halves.
+        matrices, passes = 2 * matrices, passes + gpu_self_drafting(shape, choice)
+    else:
+        matrices += draft_mapped_bytes(shape, choice)
+    gpu = GpuSizes(
+        context=CONTEXT_BYTES,
+        weights=matrices + shape.loaded_rope_bytes * choice.ctx,
+        kv_cache=sizes.kv_cache,
+        activations=passes,
+        logits=sizes.logits,
+    )
+    mapped = shape.weights_bytes if shape.largest_tensor_bytes is None else shape.largest_tensor_bytes
+    base, staging = sizes.runtime + DRIVER_BYTES, staging_bytes(shape, choice)
+    return replace(
+        sizes,
+        runtime=base,
+        weights=0,
+        kv_cache=0,
+        chunk=staging,
+        draft=staging,
+        reading=sizes.reading + DRIVER_BYTES,
+        packing=sizes.packing + DRIVER_BYTES + (gpu.loaded if is_unified else mapped),
+        gpu=gpu,
+        is_unified=is_unified,
+    )
+
+
+def _draft_model_bytes(second: DraftModelShape | None, device: Device, choice: Choice) -> tuple[int, int]:
+    """Return the mapped and the private bytes of a second model, whose code and threads the first one has already."""
+    if second is None:
+        return 0, 0
+    shape, own = second.shape, second.choice(choice)
+    session = session_bytes(shape, own.ctx) - SESSION_FIXED + SECOND_SESSION
+    passes = thread_bytes(shape, device.threads) + passes_bytes(shape, own.largest_pass, own.ctx)
+    return weights_bytes(shape, own.ctx), session + kv_bytes(shape, own) + passes + logits_bytes(shape, 1)

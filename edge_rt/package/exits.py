@@ -1,0 +1,75 @@
+"""Early exits: layers behind which a package's graph is cut, so that a draft can end there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from edge_rt.errors import ConfigError
+from edge_rt.spec_modes import EXIT
+
+MAX_EXITS: Final = 8
+"""Most exits of a package: every one of them is a graph that a pass runs more."""
+
+
+def parse_exits(text: str) -> tuple[int, ...]:
+    """Return the exits of a list such as ``"6,10,15"``.
+
+    Raises:
+        ConfigError: it is not a list of whole numbers.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and len(part) <= _MOST_DIGITS for part in parts):
+        raise ConfigError(
+            "The list of exits is not one.", f"Got {text!r:.60}.", "Give numbers of layers, such as --exits 6,10,15."
+        )
+    return tuple(int(part) for part in parts)
+
+
+def require_exits(exits: Sequence[int], num_layers: int, op_profile: str) -> None:
+    """Refuse exits that a package cannot have; no exits are always right.
+
+    Args:
+        exits: numbers of layers: an exit k is behind the first k layers.
+        num_layers: of the model.
+        op_profile: of the package.
+
+    Raises:
+        ConfigError: the op profile has none, or they do not rise from 1 to below the number of layers.
+    """
+    if not exits:
+        return
+    if op_profile != "native":
+        raise ConfigError(
+            "Early exits need the native op profile.",
+            f"The op profile is {op_profile}; {len(exits)} exits were asked for.",
+            "Leave out --exits, or export the model with --profile native.",
+        )
+    if len(exits) > MAX_EXITS:
+        raise ConfigError(
+            "There are too many exits.", f"Got {len(exits)}, at most {MAX_EXITS} are taken.", "Leave some of them out."
+        )
+    rising = all(before < after for before, after in zip([0, *exits], exits, strict=False))
+    if not rising or exits[-1] >= num_layers:
+        raise ConfigError(
+            "The exits do not lie between the model's layers in rising order.",
+            f"Got {', '.join(map(str, exits))}; the model has {num_layers} layers.",
+            f"Choose different numbers from 1 to {num_layers - 1}, the smallest first.",
+        )
+
+
+def require_exit_mode(mode: str | None, *, has_exits: bool) -> None:
+    """Refuse a mode of speculation that needs exits, with a package that has none.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    if mode == EXIT and not has_exits:
+        raise ConfigError(
+            "The package has no exits at which a draft could end.",
+            f"The mode of speculation is {mode!r}, and the package is a single graph.",
+            "Export the model with --exits, such as --exits 6,10,15, or choose another mode.",
+        )
+
+
+_MOST_DIGITS: Final = 9
