@@ -24,6 +24,7 @@ def load(
     model: str | Path,
     *,
     memory: MemoryBudget = None,
+    device_memory: int | str | None = None,
     ctx: int | None = None,
     threads: int | None = None,
     device: str = "auto",
@@ -51,10 +52,12 @@ def load(
             several models share. None: what the machine has available. A setting given below is kept, or the load is
             refused. Settings left at None are reduced until the model fits: first speculation is turned off, then the
             KV cache is quantised, then the context is shortened.
+        device_memory: budget of the memory of a GPU that has its own, bytes or a text; None: what is free there. Where
+            the GPU shares the machine's memory there is one budget, ``memory``.
         ctx: capacity of the context in tokens; None lets the plan choose: the model's own, up to 8192, if that fits.
         threads: threads that compute; None uses every CPU this process may use. All models of a process use the same
             number.
-        device: ``"auto"`` or ``"cpu"``.
+        device: ``"auto"``, ``"cpu"``, ``"cuda"``, ``"cuda:1"``, or ``"webgpu"`` for portable packages.
         store: folder of the store; None takes the configured one.
         prefill_chunk: tokens of one prefill pass over a prompt; None lets the plan choose.
         kv: format of the KV cache, one of those that ``edge-rt inspect`` shows; ``"auto"`` takes the fastest that fits,
@@ -66,7 +69,8 @@ def load(
         draft_max: most drafted tokens of a pass; None lets the plan and the cost model choose.
         corpus: file of ``edge-rt corpus build`` for the suffix drafter; with ``spec`` None, ``"auto"`` or ``"suffix"``.
         drafter: folder of a trained drafter; with ``spec`` None, ``"auto"`` or the drafter's kind. None takes one that
-            fits, from the package's folder or from those installed with edge-rt.
+            fits, from the package's folder or from those installed with edge-rt. With ``"auto"`` it may be a package
+            with the same tokenizer, which then drafts as well. ``"none"``: no trained one is used.
         spec_trace: called with the decision of every decoding step.
         on_calibrate: called when the first answer has to wait until the latency of passes on this machine is measured.
             The measurement takes a second or two, and its result is kept.
@@ -89,6 +93,7 @@ def load(
     """
     options = LoadOptions(
         memory=memory,
+        device_memory=device_memory,
         ctx=ctx,
         threads=threads,
         device=device,
@@ -112,8 +117,10 @@ def plan(
     model: str | Path,
     *,
     memory: MemoryBudget = None,
+    device_memory: int | str | None = None,
     ctx: int | None = None,
     threads: int | None = None,
+    device: str = "auto",
     store: Path | None = None,
     prefill_chunk: int | None = None,
     kv: str | None = None,
@@ -129,8 +136,10 @@ def plan(
     Args:
         model: folder of a package, or the name of one in the store; all arguments are as in ``load``.
         memory: budget of resident memory.
+        device_memory: budget of the memory of a GPU that has its own.
         ctx: capacity of the context in tokens.
         threads: threads that compute.
+        device: what computes; its memory is planned for native packages on ``"cuda"``.
         store: folder of the store.
         prefill_chunk: tokens of one prefill pass over a prompt.
         kv: format of the KV cache.
@@ -145,13 +154,15 @@ def plan(
         ConfigError: an argument is out of range, does not apply to this package, or has no effect with ``spec``.
         InvalidCorpus: the file is not a corpus, or was built with another tokenizer.
         InvalidDrafter: the drafter is malformed, or for another model.
-        RuntimeUnavailable: this build cannot run the drafter.
+        RuntimeUnavailable: this build cannot run the drafter, or there is no such GPU.
         StorageError: the corpus or the drafter cannot be read.
     """
     options = LoadOptions(
         memory=memory,
+        device_memory=device_memory,
         ctx=ctx,
         threads=threads,
+        device=device,
         prefill_chunk=prefill_chunk,
         kv=kv,
         spec=spec,

@@ -108,6 +108,8 @@ class KvFormat:
             begin += capacity * size
 
 
+UPPER_HALVES: Final[Mapping[str, int]] = {"int4x2": 6}
+"""Format -> number in ``kv_formats`` that reads the upper halves of its codes alone; both write the same bytes."""
 KV_FORMAT: Final[Mapping[str, KvFormat]] = {
     entry.name: entry
     for entry in (

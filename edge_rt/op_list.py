@@ -57,7 +57,7 @@ _ATTENTION_PORTS: Final = (
     Port("cache", "uint8", "[2, KV, C, row bytes]"),
     Port("past_length", "int32", "[1]"),
     Port("row_map", "int32", "[C], with a window [P] as well"),
-    Port("parents", "int32", "[S]"),
+    Port("parents", "int32", "[S], or longer by nodes of earlier passes"),
     Port("kv_formats", "int32", "[layers]"),
     Port("cos", "float", "[P, R / 2]"),
     Port("sin", "float", "[P, R / 2]"),

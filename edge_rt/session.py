@@ -1,8 +1,8 @@
-"""The only file that imports ONNX Runtime: sessions, bindings and the thread pool."""
+"""Sessions of ONNX Runtime, and the thread pool that they share."""
 
 from __future__ import annotations
 
-import os
+import itertools
 import threading
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager, nullcontext
@@ -10,17 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
-from edge_rt.errors import (
-    Cancelled,
-    ConfigError,
-    RuntimeUnavailable,
-    VersionMismatch,
-)
+from edge_rt.binding import Binding
+from edge_rt.compute_device import ComputeDevice, PlacedNode, placement_of
+from edge_rt.errors import ConfigError, EdgeRTError, VersionMismatch
+from edge_rt.onnxruntime_import import ort
 from edge_rt.ops import NativeLibrary, native_library
 from edge_rt.package.graph_output import with_float_output
 from edge_rt.package.manifest import OP_PROFILES
+from edge_rt.pass_memory import PassMemory
 from edge_rt.session_errors import translate
 from edge_rt.system.huge_pages import huge_pages_for_new_memory
 
@@ -30,21 +27,6 @@ MINIMUM_FOR_WINDOWS: Final = (1, 24)
 1.31.1.
 """
 MAX_THREADS: Final = 1024
-
-# Official builds of ONNX Runtime report usage to their vendor unless this is set before they are imported; calling
-# `disable_telemetry_events` afterwards still leaves a device id and a queue of events on the disk.
-os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
-
-try:
-    import onnxruntime as ort
-except ImportError as _error:
-    raise RuntimeUnavailable(
-        "ONNX Runtime is not installed.",
-        "edge-rt does not depend on it by itself, because its CPU and GPU wheels overwrite each other.",
-        "Install one of them: pip install 'edge-rt[cpu]' or pip install 'edge-rt[gpu]'.",
-    ) from _error
-# For programs that imported ONNX Runtime before edge-rt.
-ort.disable_telemetry_events()
 
 
 def onnxruntime_version() -> str:
@@ -136,42 +118,6 @@ def pool_size() -> int | None:
     return _POOL.size
 
 
-class StopSwitch:
-    """Stops a run from another thread or a signal handler; can be used again after ``reset``.
-
-    edge-rt keeps a flag of its own because ONNX Runtime has no error code for a terminated run.
-    """
-
-    def __init__(self) -> None:
-        # A plain flag: a signal handler must not wait for a lock that it interrupted.
-        self._is_set = False
-        self._options = ort.RunOptions()
-        # ONNX Runtime's Python code looks this up at every run, and raises and catches an exception if it is missing,
-        # which takes as long as a layer of a small model. The value means: capture no graph.
-        self._options.add_run_config_entry("gpu_graph_id", "-1")
-        self._options.log_severity_level = 4
-
-    @property
-    def is_set(self) -> bool:
-        """True from ``stop`` until ``reset``."""
-        return self._is_set
-
-    def stop(self) -> None:
-        """End the current run, and every later one, as soon as the running node returns."""
-        self._is_set = True
-        self._options.terminate = True
-
-    def reset(self) -> None:
-        """Allow runs again."""
-        self._is_set = False
-        self._options.terminate = False
-
-    @property
-    def run_options(self) -> Any:
-        """The ``onnxruntime.RunOptions`` that carries the flag."""
-        return self._options
-
-
 @dataclass(frozen=True)
 class TensorSpec:
     """Name, shape (int or symbolic name per axis) and ONNX type string of a graph input or output."""
@@ -179,38 +125,6 @@ class TensorSpec:
     name: str
     shape: tuple[int | str, ...]
     type: str
-
-
-@dataclass(frozen=True)
-class PassMemory:
-    """Memory for the intermediate values of passes: tensors between operators, and work space of operators.
-
-    It is one block from the beginning, so that it cannot become fragmented; pages that are not written take no memory.
-    Weights that ONNX Runtime packs count towards the limit, if there is one.
-
-    Attributes:
-        bytes: size of the block.
-        is_limit: whether a pass that needs more fails; otherwise the arena grows.
-    """
-
-    bytes: int
-    is_limit: bool
-
-    @property
-    def arena(self) -> dict[str, int]:
-        """ONNX Runtime's configuration of such an arena."""
-        size = max(-(-self.bytes // _PAGE) * _PAGE, _PAGE)
-        return {
-            "max_mem": size if self.is_limit else 0,
-            # The only strategy that uses the given size of the first block, and the one that grows.
-            "arena_extend_strategy": 0,
-            "initial_chunk_size_bytes": size,
-            # A free block is always split, so that its rest can hold another tensor.
-            "max_dead_bytes_per_chunk": 1,
-        }
-
-
-_PAGE: Final = 4096
 
 
 def _register_arena(configuration: dict[str, int]) -> None:
@@ -222,17 +136,24 @@ def _register_arena(configuration: dict[str, int]) -> None:
     ort.create_and_register_allocator(kind, ort.OrtArenaCfg(configuration))
 
 
+class Arena:
+    """An arena that is registered at present, see ``arena_of``."""
+
+
 @contextmanager
-def _arena_of_its_own(options: Any, memory: PassMemory | None) -> Generator[None]:
-    """Context manager: the session that is opened inside gets an arena that no other session shares."""
-    if memory is None:
-        yield
+def arena_of(memory: PassMemory | Arena | None) -> Generator[Arena | None]:
+    """Context manager: sessions that are opened inside with the result share an arena, which no other session has.
+
+    Args:
+        memory: of the arena; an ``Arena`` of a block around this one is taken as it is; None: there is none.
+    """
+    if not isinstance(memory, PassMemory):
+        yield memory
         return
     with _REGISTRATION:
         _register_arena(memory.arena)
-        options.add_session_config_entry("session.use_env_allocators", "1")
         try:
-            yield
+            yield Arena()
         finally:
             # Otherwise the process would keep the arena's memory after the session, and share it with unrelated
             # sessions.
@@ -240,8 +161,9 @@ def _arena_of_its_own(options: Any, memory: PassMemory | None) -> Generator[None
 
 
 # ONNX Runtime's function takes only a path, so the instruction set is set in the library beforehand, under this lock,
-# because another thread may open a session with another instruction set. The same holds for arenas.
-_REGISTRATION: Final = threading.Lock()
+# because another thread may open a session with another instruction set. The same holds for arenas. Reentrant: several
+# sessions are opened while their common arena is registered.
+_REGISTRATION: Final = threading.RLock()
 
 
 def _register_native_ops(options: Any, library: NativeLibrary, isa: str | None) -> str:
@@ -280,17 +202,23 @@ class Session:
     Args:
         graph: path of the ``.onnx`` file, with its weights in the same folder; or its content, without weights.
         threads: size of the process-wide pool.
-        providers: execution providers, preferred first.
+        providers: execution providers, preferred first; not used with a device.
+        device: a GPU; None: the CPU.
         profile: the package's op profile; ``"native"`` registers edge-rt's operators.
         isa: instruction set of edge-rt's operators, one of ``NativeLibrary.isa_names``; None is the best one.
         library: library of edge-rt's operators; None is the installed one.
-        memory: memory for intermediate values; None lets ONNX Runtime allocate what it needs, and keep it.
+        memory: memory for intermediate values, or an arena that sessions share whose passes run one after another; None
+            lets ONNX Runtime allocate what it needs, and keep it.
         more_outputs: values inside the graph that become outputs behind its own, float32.
+
+    Attributes:
+        placement: nodes of a graph on a device, as far as ONNX Runtime tells; empty for a graph on the CPU.
 
     Raises:
         InvalidPackage, UnsupportedModel, MemoryBudgetExceeded: the graph cannot be opened, or has no such value.
         ConfigError: ``threads`` is out of range, the pool already has another size, or ``isa`` cannot be used.
-        RuntimeUnavailable, VersionMismatch: edge-rt's operators are needed, and missing or unusable.
+        RuntimeUnavailable, VersionMismatch: edge-rt's operators are needed, and missing or unusable; or the device
+            cannot be used.
     """
 
     def __init__(
@@ -299,10 +227,11 @@ class Session:
         *,
         threads: int,
         providers: Iterable[str] = ("CPUExecutionProvider",),
+        device: ComputeDevice | None = None,
         profile: str = "portable",
         isa: str | None = None,
         library: NativeLibrary | None = None,
-        memory: PassMemory | None = None,
+        memory: PassMemory | Arena | None = None,
         more_outputs: Sequence[TensorSpec] = (),
     ) -> None:
         check_onnxruntime_version()
@@ -326,14 +255,24 @@ class Session:
                 f"Got {isa!r} for a graph of the op profile {profile!r}.",
                 "Leave it out, or export the model with --profile native.",
             )
-        # A native session reads the mapped file and packs nothing.
-        pages = nullcontext if profile == "native" else huge_pages_for_new_memory
+        # A native session reads the mapped file and packs nothing; one on a device packs nothing here.
+        pages = nullcontext if profile == "native" or device is not None else huge_pages_for_new_memory
         try:
             model = _model(graph, more_outputs, options)
-            with pages(), _arena_of_its_own(options, memory):
-                self._session = ort.InferenceSession(model, options, providers=list(providers))
+            with pages(), arena_of(memory) as arena:
+                if arena is not None:
+                    options.add_session_config_entry("session.use_env_allocators", "1")
+                if device is None:
+                    self._session = ort.InferenceSession(model, options, providers=list(providers))
+                else:
+                    self._session = device.open(model, options)
+        except EdgeRTError:
+            raise
         except Exception as error:
-            raise translate(error, loading=True) from error
+            raise translate(error, loading=True, device=None if device is None else device.text) from error
+        self._device = device
+        self._numbers = itertools.count()
+        self.placement: tuple[PlacedNode, ...] = () if device is None else placement_of(self._session)
 
     @property
     def inputs(self) -> list[TensorSpec]:
@@ -357,49 +296,6 @@ class Session:
 
     def binding(self) -> Binding:
         """Return an empty binding for this session."""
-        return Binding(self._session)
-
-
-class Binding:
-    """Arrays bound to the inputs and outputs of a session; ONNX Runtime reads and writes them in place.
-
-    Bound arrays are kept alive here. An array may be bound to an input and an output at once: that is how
-    the KV cache is updated without a copy.
-    """
-
-    def __init__(self, session: Any) -> None:
-        self._session = session
-        self._binding = session.io_binding()
-        self._values: dict[str, Any] = {}
-
-    def bind_input(self, name: str, array: np.ndarray[Any, Any]) -> None:
-        """Bind a C-contiguous array to an input."""
-        self._binding.bind_ortvalue_input(name, self._value(name, array))
-
-    def bind_output(self, name: str, array: np.ndarray[Any, Any]) -> None:
-        """Bind a writable C-contiguous array to an output."""
-        assert array.flags.writeable, name
-        self._binding.bind_ortvalue_output(name, self._value(name, array))
-
-    def _value(self, name: str, array: np.ndarray[Any, Any]) -> Any:
-        # ONNX Runtime silently copies a non-contiguous array, and its output is lost.
-        assert array.flags.c_contiguous, name
-        value = ort.OrtValue.ortvalue_from_numpy(array)
-        self._values[name] = value
-        return value
-
-    def run(self, switch: StopSwitch) -> None:
-        """Run the graph once on the bound arrays.
-
-        Raises:
-            Cancelled: ``switch`` was set before or during the run; outputs are undefined.
-            InferenceError, MemoryBudgetExceeded: ONNX Runtime failed.
-        """
-        if switch.is_set:
-            raise Cancelled("The run was stopped.")
-        try:
-            self._session.run_with_iobinding(self._binding, switch.run_options)
-        except Exception as error:
-            if switch.is_set:
-                raise Cancelled("The run was stopped.") from error
-            raise translate(error, loading=False) from error
+        if self._device is None or not self._device.records_passes:
+            return Binding(self._session, is_on_device=self._device is not None)
+        return Binding(self._session, is_on_device=True, number=next(self._numbers))

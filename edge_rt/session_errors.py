@@ -10,6 +10,7 @@ from edge_rt.errors import (
     InferenceError,
     InvalidPackage,
     MemoryBudgetExceeded,
+    RuntimeUnavailable,
     UnsupportedModel,
     VersionMismatch,
 )
@@ -22,10 +23,29 @@ def _contains(*words: str) -> Callable[[str], bool]:
 # ONNX Runtime's message -> edge-rt's error, first match wins: (matches, error, what, action).
 _TRANSLATIONS: Final[tuple[tuple[Callable[[str], bool], type[EdgeRTError], str, str], ...]] = (
     (
+        _contains("CUDA_ERROR_OUT_OF_MEMORY", "CUDA failure 2:", "device memory"),
+        MemoryBudgetExceeded,
+        "The memory of the GPU is exhausted.",
+        "Use a smaller context, or close another program that uses the GPU.",
+    ),
+    (
         _contains("Failed to allocate", "bad_alloc", "std::bad_alloc", "Available memory of"),
         MemoryBudgetExceeded,
         "A pass needs more memory than is available for it.",
         "Compute fewer tokens at once, use a smaller context, or give a larger budget.",
+    ),
+    (
+        # ONNX Runtime's CUDA provider names no error of the driver, but the GPU.
+        _contains("CUDA_ERROR_", " ; GPU="),
+        RuntimeUnavailable,
+        "The GPU failed.",
+        "Load the model again; if that fails too, start edge-rt again and check the driver with nvidia-smi.",
+    ),
+    (
+        _contains("EP_FAIL", "EPFail"),
+        RuntimeUnavailable,
+        "The device cannot be used.",
+        "Check its driver, or use --device cpu.",
     ),
     (
         lambda text: "edge_rt:" in text and "is not a registered function/op" in text,
@@ -50,18 +70,22 @@ _TRANSLATIONS: Final[tuple[tuple[Callable[[str], bool], type[EdgeRTError], str, 
 )
 
 
-def translate(error: BaseException, *, loading: bool) -> EdgeRTError:
+def translate(error: BaseException, *, loading: bool, device: str | None = None) -> EdgeRTError:
     """Turn an exception of ONNX Runtime into an error of edge-rt.
 
     Args:
         error: the exception.
         loading: whether a package was being opened, rather than run.
+        device: the device that it was opened on; None: the CPU.
     """
     text = f"{type(error).__name__}: {error}"
     numbers = " ".join(text.split())[:300].rstrip(".") + "."
     for matches, kind, what, action in _TRANSLATIONS:
         if matches(text):
             return kind(what, numbers, action)
+    if loading and device is not None:
+        what = f"The execution provider for {device} refused the model."
+        return UnsupportedModel(what, numbers, "Use --device cpu, or another version of the provider.")
     if loading:
         return InvalidPackage("ONNX Runtime refused the package.", numbers, "Export or pull the model again.")
     return InferenceError(

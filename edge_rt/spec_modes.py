@@ -10,18 +10,27 @@ from edge_rt.errors import ConfigError
 
 OFF: Final = "off"
 AUTO: Final = "auto"
+EXIT: Final = "exit"
+"""Drafts with the first layers of the model itself, in packages with exits."""
+SELF: Final = "self"
+"""Drafts with fewer bits of the model's own weights and cache, in packages with nested weights."""
 MODEL: Final = "model"
-SPEC_MODES: Final = (OFF, AUTO, "ngram", "suffix", "recycling", "reference", "head", "exit", "self", MODEL)
-"""``auto`` runs the drafters suffix, recycling and, where a text is given, reference, and the head of the package if
-there is one, and chooses among their drafts. ``model`` is written with the package that drafts: ``model:PACKAGE``."""
+SPEC_MODES: Final = (OFF, AUTO, "ngram", "suffix", "recycling", "reference", "head", EXIT, SELF, MODEL)
+"""``auto`` runs the drafters suffix, recycling, where a text is given reference, a trained head if there is one, in
+packages with exits exit, with nested weights and their cache self, and a package that is named as drafter, and chooses
+among their drafts. ``model`` is written with the package that drafts: ``model:PACKAGE``."""
 SHOWN_MODES: Final = (*SPEC_MODES[:-1], f"{MODEL}:PACKAGE")
 """The modes as users write them."""
-COMPUTED_MODES: Final = ("head", "exit", "self", MODEL)
-"""The modes whose drafter is a network: the model must be loaded with it."""
+COMPUTED_MODES: Final = ("head", EXIT, SELF, MODEL)
+"""The modes whose drafter is a network: the model must be loaded with it, or have it in its package."""
 TRAINED_MODES: Final = ("head",)
-"""Those whose network is trained for the model, and lies beside its package."""
-DRAFTER_MODES: Final = (AUTO, *TRAINED_MODES)
+"""Those that need a network trained for the model, which lies beside its package or is installed with edge-rt."""
+DRAFTER_KINDS: Final = (*TRAINED_MODES, EXIT)
+"""Kinds of trained drafters, the one that ``auto`` prefers first. Exits draft without one as well."""
+DRAFTER_MODES: Final = (AUTO, *DRAFTER_KINDS)
 """The modes that use a trained drafter."""
+NO_DRAFTER: Final = "none"
+"""Written in place of a drafter's folder: no trained one is used, although one may fit."""
 CORPUS_MODES: Final = (AUTO, "suffix")
 """The modes that look drafts up in a corpus."""
 REFERENCE_MODES: Final = (AUTO, "reference")

@@ -27,7 +27,7 @@ from edge_rt.runtime.generation import Generation, Held
 from edge_rt.runtime.graph.cache import KVCache
 from edge_rt.runtime.graph.cancel import CancelToken
 from edge_rt.runtime.graph.exclusive import ExclusiveRunner
-from edge_rt.runtime.graph.runner import ModelRunner
+from edge_rt.runtime.graph.runner import Runner
 from edge_rt.runtime.load.loading import load_parts
 from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.load.planning import plan_load
@@ -61,6 +61,8 @@ class Model(ModelTexts):
         context_tokens: capacity of the context.
         measured_costs: what passes cost, measured.
         drafter: the trained drafter that is loaded; None if none is.
+        device: the GPU that passes run on; None: the CPU.
+        verification: what a verification of speculation on the device depends on; None for the CPU.
         load_ms: milliseconds that loading took.
 
     Raises:
@@ -94,6 +96,7 @@ class Model(ModelTexts):
         self._cache, self._speculation, self.measured_costs = parts.cache, parts.speculation, parts.measured_costs
         self._providers, self._isa, self._kv_format = parts.providers, parts.isa, parts.kv_format
         self.drafter = parts.drafter
+        self.device, self._cpu_nodes, self.verification = parts.device, parts.cpu_nodes, parts.verification
         self.load_ms = 1e3 * (time.perf_counter() - started)
 
     # --- generation ---
@@ -307,7 +310,7 @@ class Model(ModelTexts):
         return self._load_plan.most_logit_rows
 
     @contextmanager
-    def passes(self) -> Generator[tuple[ModelRunner, KVCache]]:
+    def passes(self) -> Generator[tuple[Runner, KVCache]]:
         """Hold the model for passes of one's own over its cache: for measurements and tests.
 
         Raises:
@@ -364,13 +367,15 @@ class Model(ModelTexts):
             "kv_format": self._kv_format,
             "kv_bytes_per_token": self._cache.row_bytes,
             "weights_bytes": manifest.files["weights.bin"].size,
-            "device": "cpu",
+            "device": "cpu" if self.device is None else self.device.facts,
+            "cpu_nodes": list(self._cpu_nodes),
             "providers": self._providers,
             "threads": self.threads,
             "onnxruntime": onnxruntime_version(),
             "prefill_chunk": self.prefill_chunk,
             "speculation": self._speculation.mode,
             "drafter": None if self.drafter is None else self.drafter.info.name,
+            "draft_model": None if self._load_plan.draft_model is None else self._load_plan.draft_model.path,
             "sampling": asdict(GenerationConfig().sampling(manifest.sampling)),
             "memory": self._load_plan.to_json(),
             "load_ms": self.load_ms,

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy.typing as npt
 
 from edge_rt.runtime.decode.draft import ROOT, Accepted, Draft
-from edge_rt.runtime.graph.outputs import TopTokens
+from edge_rt.runtime.graph.outputs import Outputs, TopTokens
 
 
 class TokenChooser(Protocol):
@@ -44,16 +44,17 @@ def accept(draft: Draft, logits: npt.NDArray[Any], sampler: TokenChooser, end_id
 
 
 def accept_best(
-    draft: Draft, logits: npt.NDArray[Any], top: TopTokens, sampler: TokenChooser, end_ids: Collection[int]
+    draft: Draft, outputs: Outputs, top: TopTokens, sampler: TokenChooser, end_ids: Collection[int]
 ) -> Accepted:
     """Accept drafted tokens as long as they are the most likely ones: ``accept`` for a sampler that takes those.
 
-    The graph has found them already, so the rows of logits are not read again, which takes some 10 us each.
+    The graph has found them already, so the rows of logits are not read again, which takes some 10 us each, nor copied
+    from a device.
 
     Args:
         draft: the drafted tokens.
-        logits: as of ``accept``.
-        top: the most likely tokens of the same rows.
+        outputs: of the pass, with logits as of ``accept``.
+        top: its most likely tokens.
         sampler: takes the token of the largest logit, and keeps no count of tokens.
         end_ids: tokens that end the answer.
     """
@@ -61,7 +62,7 @@ def accept_best(
 
     def choose(row: int) -> int:
         # A row without numbers is the sampler's error.
-        return best(row, 0) if math.isfinite(peak(row, 0)) else sampler.sample(logits[row])
+        return best(row, 0) if math.isfinite(peak(row, 0)) else sampler.sample(outputs.logits[row])
 
     return _walk(draft, choose, end_ids)
 

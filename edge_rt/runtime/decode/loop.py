@@ -97,7 +97,7 @@ def decode(
             outputs = target.forward([*pending, *draft.token_ids], rows.start, len(draft) + 1, parents=parents)
             if sampler.takes_best and outputs.top is not None:
                 # Nothing is drawn: all rules are the same.
-                accepted = accept_best(draft, outputs.logits, outputs.top, sampler, sequence.end_ids)
+                accepted = accept_best(draft, outputs, outputs.top, sampler, sequence.end_ids)
             else:
                 accepted = rule(draft, outputs.logits, sampler, sequence.end_ids)
             rows.commit([*pending, *accepted.token_ids[:-1]], [*range(known), *(known + n for n in accepted.path)])

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence as Items
-from contextlib import contextmanager
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from edge_rt.errors import ConfigError, InferenceError, InvalidPackage
-from edge_rt.op_list import MAX_HEAD_DEPTH, TILE_ROWS
+from edge_rt.binding import StopSwitch
+from edge_rt.op_list import MAX_HEAD_DEPTH
 from edge_rt.ops import NativeLibrary, native_library
 from edge_rt.runtime.drafters.head_graph import HeadShape, block_inputs, head_graph
-from edge_rt.session import Session, StopSwitch
+from edge_rt.runtime.drafters.reduced_head import ReducedHead, misfits_refused
+from edge_rt.session import Session
 
 Array = npt.NDArray[Any]
 
@@ -74,6 +74,7 @@ class HeadRunner:
         isa: instruction set, None for the best.
         library: library of edge-rt's operators; None is the installed one.
         switch: stops a step.
+        beside: a runner of the same shape and target, whose graph and reduced head it shares.
 
     Attributes:
         state: float32 ``[hidden]``, the last state that was given.
@@ -93,11 +94,10 @@ class HeadRunner:
         isa: str | None = None,
         library: NativeLibrary | None = None,
         switch: StopSwitch | None = None,
+        beside: HeadRunner | None = None,
     ) -> None:
         self._shape, self._weights = shape, weights
-        self._library = library or native_library()
         self._switch = switch or StopSwitch()
-        self._head_ids = np.ascontiguousarray(weights.head_ids, np.int32)
         self.state = np.zeros(shape.hidden, np.float32)
         self._token, self._limits, self._last = np.zeros(1, np.int64), np.ones(3, np.int32), (1, 1, 1)
         self._tree = [np.zeros(shape.nodes, kind) for kind in (np.int32, np.int32, np.int32, np.float32)]
@@ -105,14 +105,17 @@ class HeadRunner:
         # Behind a pass the caches are cold, and memoryviews need less of the interpreter than numpy's indexing does.
         self._token_view, self._count_view = self._token.data, self._count.data
         self._views: list[Any] = [values.data for values in self._tree]
-        self._can_be_guessed = np.zeros(shape.vocabulary, np.bool_)
-        with _misfits_refused():
-            self._can_be_guessed[self._head_ids] = True
-            self._head = self._rows(self._head_ids, self._tiles(len(self._head_ids)))
-            self._more = self._tiles(prompt_rows)
-        graph = head_graph(shape)
-        self._binding = Session(graph, threads=threads, profile="native", isa=isa, library=self._library).binding()
-        with _misfits_refused():
+        if beside is None:
+            library = library or native_library()
+            self._reduced = ReducedHead(
+                shape, weights.lm_head, weights.head_ids, prompt_rows=prompt_rows, library=library
+            )
+            self._session = Session(head_graph(shape), threads=threads, profile="native", isa=isa, library=library)
+        else:
+            assert beside._shape == shape, "another shape"
+            self._reduced, self._session = beside._reduced, beside._session
+        self._binding = self._session.binding()
+        with misfits_refused():
             self._bind()
             # Tensors meet the graph here, and not in the middle of an answer.
             self.grow(self.state, 0, 1, 1, 1)
@@ -146,41 +149,27 @@ class HeadRunner:
 
     def add_tokens(self, token_ids: Items[int]) -> None:
         """Let the head guess these tokens, too, instead of those added before; the last ones if they are too many."""
-        backwards = np.asarray(token_ids, np.int64)[::-1]
-        distinct, first = np.unique(backwards, return_index=True)
-        new = np.flatnonzero(~self._can_be_guessed[distinct])
-        new = new[np.argsort(first[new])][: len(self._more) * TILE_ROWS]
-        ids = np.sort(distinct[new]).astype(np.int32)
-        self._bind_more(ids, self._rows(ids, self._more[: _tiles_of(len(ids))]))
+        self._reduced.add_tokens(token_ids)
+        self.take_tokens()
+
+    def take_tokens(self) -> None:
+        """Let the head guess the tokens that were added to the reduced head, which another runner may share."""
+        self._binding.bind_input("more_head", self._reduced.more_tiles)
+        self._binding.bind_input("more_ids", self._reduced.more_ids)
 
     @property
     def memory_bytes(self) -> int:
         """Bytes of weights, reduced heads and the work space of the largest step."""
-        weights = [
-            self._weights.fc,
-            *(array for block in self._weights.blocks for array in block),
-            self._head,
-            self._more,
-        ]
-        columns = TILE_ROWS * (len(self._head) + len(self._more))
         rows = min(_FRONTIER, self._shape.nodes)
-        numbers = rows * (2 * self._shape.hidden + self._shape.intermediate + columns)
+        numbers = rows * (2 * self._shape.hidden + self._shape.intermediate + self._reduced.columns)
         states = (1 + (MAX_HEAD_DEPTH - 1) * rows) * self._shape.hidden
-        return sum(array.nbytes for array in weights) + 4 * (numbers + states) + len(self._can_be_guessed)
+        return self.weights_bytes + self._reduced.memory_bytes + 4 * (numbers + states)
 
-    def _tiles(self, rows: int) -> Array:
-        """Return zeroed tiles for so many rows of the LM head."""
-        size = self._library.tile_bytes(self._shape.head, self._shape.hidden)
-        units, unit_bytes = self._weights.lm_head.shape[1:]
-        if size != units * unit_bytes:
-            raise _misfit(f"A tile of the LM head has {units * unit_bytes} bytes, {size} are described.")
-        return np.zeros((_tiles_of(rows), units, unit_bytes), np.uint8)
-
-    def _rows(self, ids: Array, tiles: Array) -> Array:
-        """Copy rows of the LM head."""
-        sizes = (self._shape.vocabulary, self._shape.hidden)
-        self._library.gather_rows(self._shape.head, self._weights.lm_head, sizes, ids, tiles)
-        return tiles
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of the head's own matrices."""
+        blocks = (array for block in self._weights.blocks for array in block)
+        return sum(array.nbytes for array in (self._weights.fc, *blocks))
 
     def _bind(self) -> None:
         weights = self._weights
@@ -193,41 +182,14 @@ class HeadRunner:
             "state_norm": weights.state_norm,
             "token_norm": weights.token_norm,
             "output_norm": weights.output_norm,
-            "head": self._head,
-            "head_ids": self._head_ids,
+            "head": self._reduced.tiles,
+            "head_ids": self._reduced.ids,
             "limits": self._limits,
             **dict(zip(block_inputs(self._shape.blocks), blocks, strict=True)),
         }
         for name, array in fixed.items():
             self._binding.bind_input(name, array)
-        self._bind_more(np.zeros(0, np.int32), self._more[:0])
+        self.take_tokens()
         for name, array in zip(("ids", "parents", "depths", "log_probs"), self._tree, strict=True):
             self._binding.bind_output(name, array)
         self._binding.bind_output("count", self._count)
-
-    def _bind_more(self, ids: Array, tiles: Array) -> None:
-        self._binding.bind_input("more_head", tiles)
-        self._binding.bind_input("more_ids", ids)
-
-
-def _tiles_of(rows: int) -> int:
-    return -(-rows // TILE_ROWS)
-
-
-def _misfit(numbers: str) -> InvalidPackage:
-    return InvalidPackage(
-        "The tensors of the draft head do not fit its description or the model.",
-        numbers,
-        "Use a drafter that was made for this model.",
-    )
-
-
-@contextmanager
-def _misfits_refused() -> Iterator[None]:
-    """Context manager: whatever does not fit together is the drafter's fault."""
-    try:
-        yield
-    except (ConfigError, InferenceError) as error:
-        raise _misfit(error.numbers) from error
-    except (IndexError, ValueError) as error:
-        raise _misfit(f"{error}.") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from edge_rt.package.drafter import Drafter
 from edge_rt.package.reader import Package
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from edge_rt.runtime.drafters.source import Source
 
 
-class DrafterProvider(Protocol):
-    """A loaded network that drafts.
+class LoadedDrafter(Protocol):
+    """A loaded network.
 
     Attributes:
-        name: the mode of speculation that it serves, such as ``"head"``; its source has the same name.
+        name: the mode of speculation that it serves, such as ``"head"``.
     """
 
     name: str
@@ -25,6 +25,11 @@ class DrafterProvider(Protocol):
     @property
     def memory_bytes(self) -> int:
         """Bytes that it holds, mapped weights included."""
+
+
+@runtime_checkable
+class DrafterProvider(LoadedDrafter, Protocol):
+    """One that drafts by itself: its source has the name of the mode."""
 
     def source(self) -> Source:
         """Return a source of its guesses that has learned nothing."""
@@ -51,5 +56,5 @@ class DrafterJob:
     isa: str | None
 
 
-DrafterMaker = Callable[[DrafterJob], DrafterProvider]
-"""Loads a trained drafter."""
+DrafterMaker = Callable[[DrafterJob], LoadedDrafter]
+"""Loads a trained drafter: one that drafts by itself, or the adapters of exits."""

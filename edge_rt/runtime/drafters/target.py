@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from edge_rt.errors import ConfigError
@@ -13,6 +12,7 @@ from edge_rt.package.graph_tensors import stored_tensors
 from edge_rt.package.manifest import WEIGHTS_FILE
 from edge_rt.package.reader import Package
 from edge_rt.package.tile_units import FORMAT_OF_TYPE, tiles_shape
+from edge_rt.runtime.drafters.mapped_file import map_bytes
 
 Array = npt.NDArray[Any]
 
@@ -37,7 +37,7 @@ def target_matrices(package: Package) -> TargetMatrices:
 
     Raises:
         ConfigError: a matrix has rows of several types, or is not stored as tiles.
-        OSError: a file cannot be read.
+        StorageError: a file cannot be read or mapped.
     """
     manifest = package.manifest
     places = stored_tensors(package.file(manifest.segments[-1].graph))
@@ -54,7 +54,7 @@ def target_matrices(package: Package) -> TargetMatrices:
                 f"Its type is {kind or 'not stated'}; {name}.tiles is at {place}.",
                 "Choose another mode of speculation.",
             )
-        return np.memmap(package.file(WEIGHTS_FILE), np.uint8, "r", place[0], shape), form
+        return map_bytes(package.file(WEIGHTS_FILE), place[0], place[1]).reshape(shape), form
 
     embedding, form = mapped("embedding")
     if manifest.model.tied_embedding:

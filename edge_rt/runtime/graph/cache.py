@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_rt.errors import ContextOverflow
+from edge_rt.runtime.graph.ahead import Ahead
 from edge_rt.runtime.graph.prefix import common_prefix
 from edge_rt.runtime.graph.sliding_window import SlidingWindow
 
@@ -27,6 +28,10 @@ class KVCache:
         row_map: int32 ``[capacity]``, logical row -> row in memory, which the graph reads. It is permuted when a path
             through a draft tree is committed, so that no row is ever moved. None: rows in memory are in logical order.
         window: rows of layers with a sliding window, which have a map of their own; None: there are no such layers.
+
+    Attributes:
+        capacity, row_bytes: the arguments.
+        ahead: rows behind the committed ones that the first segments of a package have computed for a draft.
     """
 
     def __init__(
@@ -45,11 +50,16 @@ class KVCache:
         self._window = window
         self._token_ids: list[int] = []
         self._reserved = 0
+        self.ahead = Ahead()
 
     @property
     def length(self) -> int:
         """Committed rows."""
         return len(self._token_ids)
+
+    def valid_lengths(self, segments: int) -> tuple[int, ...]:
+        """Return how many rows each of a package's segments has computed, those that run ahead included."""
+        return tuple(self.length + (len(self.ahead) if index < self.ahead.segments else 0) for index in range(segments))
 
     @property
     def largest_pass(self) -> int:
@@ -83,6 +93,7 @@ class KVCache:
         """
         assert 0 <= length <= self.length, (length, self.length)
         assert self._reserved == 0, "rows are reserved"
+        self.ahead.clear()
         if self._window is not None and (length == 0 or not self._window.holds(length)):
             self._window.reset()
             length = 0
@@ -100,6 +111,16 @@ class KVCache:
             self._window.assign(length)
         self._token_ids = [0] * length
 
+    def make_room(self, count: int) -> None:
+        """Let ``count`` rows behind the committed ones be written before they are reserved: by a draft that runs ahead.
+
+        Raises:
+            ContextOverflow: there are not that many rows left.
+        """
+        self._require_rows(count)
+        if self._window is not None:
+            self._window.assign(self.length + count)
+
     def reserve(self, count: int, parents: Sequence[int] | None = None) -> Reservation:
         """Reserve ``count`` rows after the committed ones; use the result as a context manager.
 
@@ -110,23 +131,31 @@ class KVCache:
         Raises:
             ContextOverflow: there are not that many rows left.
         """
+        self._require_rows(count)
+        return Reservation(self, count, parents)
+
+    def _require_rows(self, count: int) -> None:
         if self.length + count > self.capacity:
             raise ContextOverflow(self.length, count, self.capacity)
         assert count <= self.largest_pass, (count, self.largest_pass)
-        return Reservation(self, count, parents)
 
     def check(self) -> None:
         """Assert the invariants: committed + reserved + free == capacity; the row map is a permutation.
 
-        Layers with a window are checked by ``SlidingWindow.check``.
+        Rows that run ahead lie behind the committed ones. Layers with a window are checked by ``SlidingWindow.check``.
         """
+        ahead = self.ahead
+        assert len(ahead.token_ids) == len(ahead.parents), ahead.parents
+        assert bool(ahead.segments) or not len(ahead), ahead.token_ids
+        assert not ahead.segments or ahead.start == self.length, (ahead.start, self.length)
+        assert self.length + len(ahead) <= self.capacity, (self.length, len(ahead), self.capacity)
         free = self.capacity - self.length - self._reserved
         assert free >= 0, (self.capacity, self.length, self._reserved)
         assert self._reserved >= 0, self._reserved
         if self._row_map is not None:
             assert np.array_equal(np.sort(self._row_map), np.arange(self.capacity)), "a row is mapped twice"
         if self._window is not None:
-            self._window.check(self.length, self.length + self._reserved)
+            self._window.check(self.length, self.length + max(self._reserved, len(ahead)))
 
 
 class Reservation:
@@ -155,6 +184,7 @@ class Reservation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._cache._reserved = 0
+        self._cache.ahead.clear()
 
     def commit(self, token_ids: Sequence[int], path: Sequence[int] | None = None) -> None:
         """Keep the rows that hold these tokens; the others are free again.
@@ -174,6 +204,7 @@ class Reservation:
         if path is not first and list(path) != list(first):
             self._bring_forward(path)
         cache._reserved = 0
+        cache.ahead.clear()
         cache._token_ids.extend(token_ids)
 
     def _is_path(self, path: Sequence[int]) -> bool:

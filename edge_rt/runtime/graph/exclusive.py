@@ -7,10 +7,10 @@ import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 
+from edge_rt.binding import StopSwitch
 from edge_rt.errors import Busy, InferenceError, ModelClosed
 from edge_rt.runtime.graph.cancel import CancelToken
-from edge_rt.runtime.graph.runner import ModelRunner
-from edge_rt.session import StopSwitch
+from edge_rt.runtime.graph.runner import Runner
 
 
 class ExclusiveRunner:
@@ -24,9 +24,9 @@ class ExclusiveRunner:
         self.switch = StopSwitch()
         self._lock = threading.Lock()
         self._pid = os.getpid()
-        self._runner: ModelRunner | None = None
+        self._runner: Runner | None = None
 
-    def open(self, runner: ModelRunner) -> None:
+    def open(self, runner: Runner) -> None:
         """Take a runner, whose passes ``switch`` stops."""
         self._runner = runner
 
@@ -35,7 +35,7 @@ class ExclusiveRunner:
         """Whether there is a runner."""
         return self._runner is not None
 
-    def get(self) -> ModelRunner:
+    def get(self) -> Runner:
         """Return the runner, whoever uses it.
 
         Raises:
@@ -53,7 +53,7 @@ class ExclusiveRunner:
         return self._runner
 
     @contextmanager
-    def hold(self, cancel: CancelToken, outer: CancelToken | None = None) -> Generator[ModelRunner]:
+    def hold(self, cancel: CancelToken, outer: CancelToken | None = None) -> Generator[Runner]:
         """Use the runner alone while a block runs.
 
         Args:

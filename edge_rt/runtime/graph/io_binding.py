@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from edge_rt.compute_device import ComputeDevice
 from edge_rt.errors import ConfigError
 from edge_rt.package.manifest import KV_FORMATS, Manifest
 from edge_rt.runtime.graph.io_binding_base import IOBinding
+from edge_rt.runtime.graph.io_binding_cuda import CudaIOBinding
+from edge_rt.runtime.graph.io_binding_device import DeviceIOBinding
 from edge_rt.runtime.graph.io_binding_native import LARGEST_PASS, NativeIOBinding
 from edge_rt.runtime.graph.io_binding_portable import PortableIOBinding
 from edge_rt.runtime.graph.io_binding_traced import TracedIOBinding
@@ -41,6 +44,7 @@ def open_io_binding(
     *,
     largest_pass: int = LARGEST_PASS,
     hidden: bool = False,
+    device: ComputeDevice | None = None,
 ) -> IOBinding:
     """Return the IO binding for a package's op profile, with cache memory for ``capacity`` tokens.
 
@@ -51,9 +55,11 @@ def open_io_binding(
         largest_pass: rows of the largest pass that will be run.
         hidden: whether passes return hidden states (``Outputs.hidden``); the session must then be opened with the
             binding's ``more_outputs``.
+        device: where the cache lies, one that the package can run on (``open_device``); None: in this process.
 
     Raises:
         ConfigError: the package has no such format, or another number of layers, or its graph keeps no hidden states.
+        MemoryBudgetExceeded: the device has too little memory.
         MemoryError, OSError, OverflowError: there is not enough address space.
     """
     kv_format = usable_formats(manifest)[0] if kv_format is None else kv_format
@@ -72,6 +78,19 @@ def open_io_binding(
             f"The op profile is {manifest.op_profile}; native graphs return them.",
             "Leave them out, or export the model with --profile native.",
         )
+    if device is not None and manifest.op_profile == CudaIOBinding.profile:
+        return CudaIOBinding(
+            manifest.model,
+            capacity,
+            kv_format,
+            device=device,
+            largest_pass=largest_pass,
+            decoder=manifest.decoder,
+            hidden=hidden,
+        )
+    if device is not None:
+        assert manifest.op_profile == DeviceIOBinding.profile, manifest.op_profile
+        return DeviceIOBinding(manifest.model, capacity, formats[0], device=device, decoder=manifest.decoder)
     if manifest.op_profile == PortableIOBinding.profile:
         return PortableIOBinding(manifest.model, capacity, formats[0], decoder=manifest.decoder)
     if manifest.op_profile == TracedIOBinding.profile:

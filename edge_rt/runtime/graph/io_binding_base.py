@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 import numpy.typing as npt
 
+from edge_rt.binding import Binding, StopSwitch
 from edge_rt.errors import InvalidPackage
 from edge_rt.package.decoder import Decoder
 from edge_rt.package.manifest import ModelConfig
@@ -19,13 +20,25 @@ from edge_rt.rope_tables import loaded_tables
 from edge_rt.runtime.graph.cache import KVCache
 from edge_rt.runtime.graph.outputs import OutputMemory, Outputs, give_back
 from edge_rt.runtime.graph.sliding_window import SlidingWindow
-from edge_rt.session import Binding, Session, TensorSpec
+from edge_rt.session import Session, TensorSpec
 
 Array = npt.NDArray[Any]
 Specs = dict[str, tuple[tuple[int | str, ...], str]]
 
 FILLING: Final = 0x11
 """A byte that stands for finite numbers in every cache format."""
+
+
+def bind_outputs(binding: Binding, outputs: Outputs, hidden_name: str | None = None) -> None:
+    """Bind the memory of a pass's results; ``hidden_name`` is the output of the hidden states, if they are wanted."""
+    binding.bind_output("logits", outputs.logits)
+    if outputs.top is not None:
+        binding.bind_output("top_ids", outputs.top.ids)
+        binding.bind_output("top_logits", outputs.top.logits)
+        binding.bind_output("log_sum_exp", outputs.top.log_sum_exp)
+    if hidden_name is not None:
+        assert outputs.hidden is not None
+        binding.bind_output(hidden_name, outputs.hidden)
 
 
 class BoundPass(ABC):
@@ -50,19 +63,20 @@ class BoundPass(ABC):
         self._last_rows = np.arange(rows - num_logits, rows, dtype=np.int64)
         binding.bind_input("input_ids", self._input_ids)
         binding.bind_input("logit_rows", self._logit_rows)
-        binding.bind_output("logits", outputs.logits)
-        if outputs.top is not None:
-            binding.bind_output("top_ids", outputs.top.ids)
-            binding.bind_output("top_logits", outputs.top.logits)
-            binding.bind_output("log_sum_exp", outputs.top.log_sum_exp)
-        if hidden_name is not None:
-            assert outputs.hidden is not None
-            binding.bind_output(hidden_name, outputs.hidden)
+        self._bind_outputs(hidden_name)
+
+    def _bind_outputs(self, hidden_name: str | None) -> None:
+        bind_outputs(self.binding, self.outputs, hidden_name)
+
+    def run(self, switch: StopSwitch) -> Outputs:
+        """Run the graph on what was set; see ``Binding.run`` for what is raised."""
+        self.binding.run(switch)
+        return self.outputs
 
     def set(
         self, token_ids: Sequence[int], start: int, parents: Sequence[int] | None, logit_rows: Sequence[int] | None
     ) -> None:
-        """Write the inputs of the next run; see ``ModelRunner.forward`` for the arguments."""
+        """Write the inputs of the next run; see ``Runner.forward`` for the arguments."""
         self._input_ids[:] = token_ids
         self._logit_rows[:] = self._last_rows if logit_rows is None else logit_rows
         self._place(start, parents)
@@ -143,17 +157,24 @@ class IOBinding(ABC):
     def forget(self) -> None:
         """Empty all rows of the cache and return their memory to the system."""
         # All of them are views of one mapping.
-        for buffer in self._cache_buffers()[:1]:
+        for buffer in self._host_buffers()[:1]:
             give_back(buffer)
 
     @property
-    def cache_address(self) -> int:
-        """An address in the mapping that is the memory of the cache."""
-        return int(self._cache_buffers()[0].ctypes.data)
+    def cache_address(self) -> int | None:
+        """An address in the mapping that is the memory of the cache; None for a cache on a device."""
+        buffers = self._host_buffers()
+        return int(buffers[0].ctypes.data) if buffers else None
 
     @abstractmethod
-    def _cache_buffers(self) -> list[Array]:
-        """Return the buffers of the cache in order; none after release."""
+    def _host_buffers(self) -> list[Array]:
+        """Return the buffers of the cache in this process, in order; none after release, or on a device."""
+
+    def rope_specs(self) -> Specs:
+        """Return name -> shape and type of the tables of rotations that are not in ``weights.bin``."""
+        return {
+            name: (("rope_positions", table.shape[1]), "tensor(float)") for name, table in self._rope_tables.items()
+        }
 
     @abstractmethod
     def _specs(self) -> Specs:
@@ -169,9 +190,7 @@ class IOBinding(ABC):
             "input_ids": (("rows",), "tensor(int64)"),
             "logit_rows": (("logit_rows",), "tensor(int64)"),
             "logits": (("logit_rows", self.config.vocab_size), "tensor(float)"),
-            **{
-                name: (("rope_positions", table.shape[1]), "tensor(float)") for name, table in self._rope_tables.items()
-            },
+            **self.rope_specs(),
             **self._specs(),
             **{output.name: (output.shape, output.type) for output in self.more_outputs},
         }

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+import math
+from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate, groupby
 from typing import Final
 
 import numpy as np
 
-from edge_rt.kv_formats import KV_FORMAT, window_capacity
+from edge_rt.binding import Binding
+from edge_rt.compute_device import DeviceArray
+from edge_rt.kv_formats import KV_FORMAT, UPPER_HALVES, window_capacity
 from edge_rt.package.decoder import Decoder
 from edge_rt.package.manifest import ModelConfig
 from edge_rt.runtime.graph.io_binding_base import FILLING, Array, BoundPass, IOBinding, Specs
-from edge_rt.runtime.graph.outputs import Outputs, untouched
+from edge_rt.runtime.graph.outputs import OutputMemory, Outputs, untouched
 from edge_rt.runtime.graph.sliding_window import SlidingWindow
-from edge_rt.session import Binding, Session, TensorSpec
+from edge_rt.session import Session, TensorSpec
 
 LARGEST_PASS: Final = 256
 """Rows of the largest pass unless given."""
@@ -72,14 +76,35 @@ class NativeIOBinding(IOBinding):
             self.window = SlidingWindow(min(window, capacity), rows, capacity, row_bytes=of_window)
         rows_of = [self.window.capacity if self.window and size else capacity for size in windows]
         sizes = [rows * count for rows, count in zip(rows_of, token_bytes, strict=True)]
+        self.buffers: list[Array] = []
+        self._allocate(
+            [(2, heads, rows, size // (2 * heads * rows)) for size, rows in zip(sizes, rows_of, strict=True)]
+        )
+        self._formats = np.asarray([KV_FORMAT[name].id for name in formats], np.int32)
+
+    def _allocate(self, shapes: Sequence[tuple[int, ...]]) -> None:
+        """Make the cache of every layer, uint8 of these shapes, and set ``cache_bytes``."""
+        sizes = [math.prod(shape) for shape in shapes]
         begins = [0, *accumulate(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)]
         self.cache_bytes = begins[-1]
         memory = untouched((self.cache_bytes,), np.uint8)
-        self.buffers: list[Array] = [
-            memory[begin : begin + size].reshape(2, heads, rows, -1)
-            for begin, size, rows in zip(begins, sizes, rows_of, strict=False)
+        self.buffers = [
+            memory[begin : begin + size].reshape(shape)
+            for begin, size, shape in zip(begins, sizes, shapes, strict=False)
         ]
-        self._formats = np.asarray([KV_FORMAT[name].id for name in formats], np.int32)
+
+    def sharing(self, *, reads_upper: bool) -> NativeIOBinding:
+        """Return a binding of another graph to the same cache, with outputs of its own.
+
+        Args:
+            reads_upper: it reads the upper halves of codes alone; all layers must have a format that has them.
+        """
+        other = copy.copy(self)
+        other.outputs = OutputMemory(self.config.vocab_size, self.config.top_tokens)
+        other.more_outputs = ()
+        if reads_upper:
+            other._formats = np.asarray([UPPER_HALVES[name] for name in self.kv_formats], np.int32)
+        return other
 
     def release(self) -> None:
         """Release the buffers."""
@@ -95,25 +120,38 @@ class NativeIOBinding(IOBinding):
             for begin, end in KV_FORMAT[name].places(heads, head_dim, capacity, min(rows, capacity)):
                 layer[begin:end] = FILLING
 
-    def _cache_buffers(self) -> list[Array]:
+    def _host_buffers(self) -> list[Array]:
         return self.buffers
 
     def bind(self, session: Session, rows: int, num_logits: int) -> BoundPass:
         """Bind buffers for passes of one shape to the graph."""
         binding = session.binding()
-        self._bind_rope(binding)
-        if self.row_map is not None:
-            binding.bind_input("row_map", self.row_map)
-        if self.window is not None:
-            binding.bind_input("window_row_map", self.window.row_map)
-        binding.bind_input("kv_formats", self._formats)
-        for layer, buffer in enumerate(self.buffers):
-            binding.bind_input(f"cache.{layer}", buffer)
+        self.bind_layers(binding)
         names = [output.name for output in self.more_outputs]
-        return _NativePass(binding, rows, self.outputs.first(num_logits), *names)
+        return NativePass(binding, rows, self.outputs.first(num_logits), *names)
+
+    def bind_layers(self, binding: Binding, names: Collection[str] | None = None) -> None:
+        """Bind the caches, their maps and the rotations; only inputs that are among ``names``, if these are given."""
+        inputs: dict[str, Array | DeviceArray] = {"kv_formats": self._formats, **self._layer_arrays()}
+        if self.row_map is not None:
+            inputs["row_map"] = self.row_map
+        if self.window is not None:
+            inputs["window_row_map"] = self.window.row_map
+        for name, array in inputs.items():
+            if names is None or name in names:
+                binding.bind_input(name, array)
+
+    def _layer_arrays(self) -> Mapping[str, Array | DeviceArray]:
+        """Return name of an input -> the array that passes read where they run: rotations and caches."""
+        return {**self._rope_tables, **{f"cache.{layer}": buffer for layer, buffer in enumerate(self.buffers)}}
 
     def _specs(self) -> Specs:
-        config, windows = self.config, self.config.layer_windows
+        return {**self.layer_specs(range(self.config.num_layers)), **self.output_specs()}
+
+    def layer_specs(self, layers: range) -> Specs:
+        """Return name -> shape and type of the inputs of a graph of some layers, without rotations and tokens."""
+        config = self.config
+        windows = config.layer_windows[layers.start : layers.stop]
         maps = {"row_map": ("capacity", 0 in windows), "window_row_map": ("positions", any(windows))}
         rows = ["window_rows" if window else "capacity" for window in windows]
         return {
@@ -123,8 +161,14 @@ class NativeIOBinding(IOBinding):
             "kv_formats": ((config.num_layers,), "tensor(int32)"),
             **{
                 f"cache.{i}": ((2, config.num_kv_heads, size, "row_bytes"), "tensor(uint8)")
-                for i, size in enumerate(rows)
+                for i, size in zip(layers, rows, strict=True)
             },
+        }
+
+    def output_specs(self) -> Specs:
+        """Return name -> shape and type of what the head computes besides logits."""
+        config = self.config
+        return {
             "top_ids": (("logit_rows", config.top_tokens), "tensor(int32)"),
             "top_logits": (("logit_rows", config.top_tokens), "tensor(float)"),
             "log_sum_exp": (("logit_rows",), "tensor(float)"),
@@ -136,7 +180,9 @@ def hidden_output(config: ModelConfig) -> TensorSpec:
     return TensorSpec(f"layer{config.num_layers - 1}.down", ("logit_rows", config.hidden_size), "tensor(float)")
 
 
-class _NativePass(BoundPass):
+class NativePass(BoundPass):
+    """A pass of a chain or a tree; arguments as of ``BoundPass``."""
+
     def __init__(self, binding: Binding, rows: int, outputs: Outputs, hidden_name: str | None = None) -> None:
         super().__init__(binding, rows, outputs, hidden_name)
         self._past_length = np.zeros(1, np.int32)

@@ -1,4 +1,4 @@
-"""IO binding of portable packages: GroupQueryAttention's cache."""
+"""IO binding of portable packages: GroupQueryAttention's cache, in this process or on a device."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from edge_rt.binding import Binding
+from edge_rt.compute_device import DeviceArray
 from edge_rt.errors import UnsupportedModel
 from edge_rt.package.decoder import Decoder
 from edge_rt.package.manifest import ModelConfig
 from edge_rt.runtime.graph.io_binding_base import FILLING, Array, BoundPass, IOBinding, Specs
 from edge_rt.runtime.graph.outputs import Outputs, untouched
-from edge_rt.session import Binding, Session
+from edge_rt.session import Session
+
+Buffers = list[Array | DeviceArray]
 
 
 class PortableIOBinding(IOBinding):
@@ -29,11 +33,18 @@ class PortableIOBinding(IOBinding):
 
     def __init__(self, config: ModelConfig, capacity: int, kv_format: str, *, decoder: Decoder | None = None) -> None:
         super().__init__(config, capacity, kv_format, top_tokens=0, decoder=decoder)
+        self.keys: Buffers = []
+        self.values: Buffers = []
+        self._allocate(capacity)
+        self.row_bytes = self.cache_bytes // capacity
+
+    def _allocate(self, capacity: int) -> None:
+        """Make ``keys`` and ``values``, and set ``cache_bytes``."""
+        config = self.config
         shape = (config.num_layers, 2, 1, config.num_kv_heads, capacity, config.head_dim)
         buffer = untouched(shape, np.float32)
-        self.keys: list[Array] = [layer[0] for layer in buffer]
-        self.values: list[Array] = [layer[1] for layer in buffer]
-        self.row_bytes = buffer.nbytes // capacity
+        self.keys = [layer[0] for layer in buffer]
+        self.values = [layer[1] for layer in buffer]
         self.cache_bytes = buffer.nbytes
 
     def release(self) -> None:
@@ -43,11 +54,11 @@ class PortableIOBinding(IOBinding):
 
     def fill(self, rows: int) -> None:
         """Write the first rows of all layers."""
-        for buffer in self._cache_buffers():
+        for buffer in self._host_buffers():
             buffer.view(np.uint8)[..., :rows, :] = FILLING
 
-    def _cache_buffers(self) -> list[Array]:
-        return [*self.keys, *self.values]
+    def _host_buffers(self) -> list[Array]:
+        return [buffer for buffer in (*self.keys, *self.values) if not isinstance(buffer, DeviceArray)]
 
     def bind(self, session: Session, rows: int, num_logits: int) -> BoundPass:
         """Bind buffers for passes of one shape to the graph."""

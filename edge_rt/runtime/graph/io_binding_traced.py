@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from edge_rt.binding import Binding
 from edge_rt.errors import UnsupportedModel
 from edge_rt.package.manifest import ModelConfig
 from edge_rt.runtime.graph.io_binding_base import FILLING, Array, BoundPass, IOBinding, Specs
 from edge_rt.runtime.graph.outputs import Outputs, untouched
-from edge_rt.session import Binding, Session
+from edge_rt.session import Session
 
 
 class TracedIOBinding(IOBinding):
@@ -43,7 +44,7 @@ class TracedIOBinding(IOBinding):
         for buffer in self.buffers.values():
             buffer.view(np.uint8)[:rows] = FILLING
 
-    def _cache_buffers(self) -> list[Array]:
+    def _host_buffers(self) -> list[Array]:
         return list(self.buffers.values())
 
     def bind(self, session: Session, rows: int, num_logits: int) -> BoundPass:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -36,20 +37,45 @@ class TopTokens:
         return result
 
 
-@dataclass(frozen=True, slots=True)
 class Outputs:
     """Results of a pass for the rows that needed logits; overwritten by the next pass, whatever its shape.
 
-    Attributes:
+    Args:
         logits: float32 ``[rows, vocabulary]``.
         top: the most likely tokens of the same rows; None if the graph does not compute them.
         hidden: float32 ``[rows, hidden_size]``, the stream behind the last layer, before the final norm; None if it was
             not asked for when the model was loaded.
+        fetch: copies the logits of a pass on a device into ``logits`` when they are read; None: they are there.
+
+    Attributes:
+        top, hidden: the arguments.
     """
 
-    logits: Array
-    top: TopTokens | None = None
-    hidden: Array | None = None
+    __slots__ = ("_fetch", "_logits", "hidden", "top")
+
+    def __init__(
+        self,
+        logits: Array,
+        top: TopTokens | None = None,
+        hidden: Array | None = None,
+        fetch: Callable[[], None] | None = None,
+    ) -> None:
+        self._logits, self.top, self.hidden, self._fetch = logits, top, hidden, fetch
+
+    @property
+    def logits(self) -> Array:
+        """The logits, float32 ``[rows, vocabulary]``.
+
+        Raises:
+            RuntimeUnavailable, InferenceError: they cannot be copied from the device.
+        """
+        if self._fetch is not None:
+            self._fetch()
+        return self._logits
+
+    def fetched_by(self, fetch: Callable[[], None]) -> Outputs:
+        """Return the same results with logits that are copied when they are read."""
+        return Outputs(self._logits, self.top, self.hidden, fetch)
 
 
 class OutputMemory:

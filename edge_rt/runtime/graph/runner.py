@@ -3,39 +3,35 @@
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Final
 
+from edge_rt.binding import StopSwitch
 from edge_rt.errors import Cancelled
 from edge_rt.runtime.graph.io_binding_base import BoundPass, IOBinding
 from edge_rt.runtime.graph.outputs import Outputs
-from edge_rt.session import Session, StopSwitch
+from edge_rt.session import Session
 
 MAX_KEPT_SHAPES: Final = 72
 """Bindings kept for later passes of the same shape; creating one takes about 40 microseconds."""
 
 
-class ModelRunner:
-    """One graph, one cache, one pass at a time.
+class Runner(ABC):
+    """Runs passes over one cache, one at a time.
 
     Args:
-        session: the opened graph.
         io_binding: inputs and outputs, the cache's memory included.
         switch: stops a pass.
-
-    Raises:
-        InvalidPackage: the graph has other inputs or outputs than the binding asks for.
     """
 
-    def __init__(self, session: Session, io_binding: IOBinding, switch: StopSwitch) -> None:
-        io_binding.check(session)
-        self._session: Session | None = session
+    def __init__(self, io_binding: IOBinding, switch: StopSwitch) -> None:
         self._io_binding = io_binding
         self._switch = switch
-        self._passes: dict[tuple[int, int], BoundPass] = {}
         # Reentrant: a signal handler may close the model in the thread that runs it.
         self._running = threading.RLock()
 
+    @abstractmethod
     def forward(
         self,
         token_ids: Sequence[int],
@@ -64,16 +60,49 @@ class ModelRunner:
             UnsupportedModel: ``parents`` is a tree, and the package computes chains only.
             InferenceError, MemoryBudgetExceeded: ONNX Runtime failed.
         """
+
+    @property
+    def cache_address(self) -> int | None:
+        """An address in the mapping that is the memory of the cache, which holds nothing else; None on a device."""
+        return self._io_binding.cache_address
+
+    @abstractmethod
+    def close(self) -> None:
+        """Wait for the running pass, then release graph and cache; later passes raise ``Cancelled``."""
+
+
+class ModelRunner(Runner):
+    """One graph, one cache, one pass at a time.
+
+    Args:
+        session: the opened graph.
+        io_binding: inputs and outputs, the cache's memory included.
+        switch: stops a pass.
+
+    Raises:
+        InvalidPackage: the graph has other inputs or outputs than the binding asks for.
+    """
+
+    def __init__(self, session: Session, io_binding: IOBinding, switch: StopSwitch) -> None:
+        super().__init__(io_binding, switch)
+        io_binding.check(session)
+        self._session: Session | None = session
+        self._passes: dict[tuple[int, int], BoundPass] = {}
+
+    def forward(
+        self,
+        token_ids: Sequence[int],
+        start: int,
+        num_logits: int,
+        *,
+        parents: Sequence[int] | None = None,
+        logit_rows: Sequence[int] | None = None,
+    ) -> Outputs:
+        """Compute tokens into cache rows ``start`` to ``start + len(token_ids)``; see ``Runner.forward``."""
         with self._running:
             bound = self._pass(len(token_ids), num_logits)
             bound.set(token_ids, start, parents, logit_rows)
-            bound.binding.run(self._switch)
-            return bound.outputs
-
-    @property
-    def cache_address(self) -> int:
-        """An address in the mapping that is the memory of the cache, which holds nothing else."""
-        return self._io_binding.cache_address
+            return bound.run(self._switch)
 
     def close(self) -> None:
         """Wait for the running pass, then release graph and cache; later passes raise ``Cancelled``."""

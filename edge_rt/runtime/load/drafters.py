@@ -8,9 +8,11 @@ from pathlib import Path
 from edge_rt.errors import ConfigError, RuntimeUnavailable
 from edge_rt.package.drafter import Drafter
 from edge_rt.package.drafter_search import FoundDrafter, find_drafters, open_fitting
-from edge_rt.package.reader import Package, is_package, open_package
+from edge_rt.package.exits import require_exit_mode
+from edge_rt.package.reader import Package
+from edge_rt.package.self_drafting import require_self_mode
 from edge_rt.runtime.drafters.provider import DrafterMaker
-from edge_rt.spec_modes import AUTO, DRAFTER_MODES, TRAINED_MODES, drafting_package, mode_of
+from edge_rt.spec_modes import AUTO, DRAFTER_KINDS, DRAFTER_MODES, EXIT, NO_DRAFTER, TRAINED_MODES, mode_of
 
 
 def choose_drafter(
@@ -23,12 +25,13 @@ def choose_drafter(
 ) -> Drafter | None:
     """Return the trained drafter that a mode of speculation takes with a package; None if it takes none.
 
-    Without a named one, the first that fits is taken: those of the package's folder come before the installed ones.
+    Without a named one, the first that fits is taken: heads come before adapters of exits, those of the package's
+    folder before the installed ones.
 
     Args:
         package: the package.
         spec: mode of speculation as it is written; None is ``"auto"``.
-        given: folder of a drafter that the user named.
+        given: folder of a drafter that the user named; ``NO_DRAFTER``: none is taken.
         makers: what loads drafters, by kind.
         installed: as in ``find_drafters``.
 
@@ -38,14 +41,19 @@ def choose_drafter(
         RuntimeUnavailable: this build cannot run such a drafter.
     """
     mode = mode_of(spec or AUTO)
+    if given is not None and str(given) == NO_DRAFTER:
+        _require_mode_without(mode)
+        _require_mode_of_package(package, mode)
+        return None
     if given is not None and mode not in DRAFTER_MODES:
         raise ConfigError(
             f"A trained drafter is not used with the mode of speculation {mode!r}.",
             f"It is used with {', '.join(DRAFTER_MODES)}.",
             "Leave one out.",
         )
-    if mode not in DRAFTER_MODES:
+    if mode not in TRAINED_MODES:
         _require_mode_of_package(package, spec or AUTO)
+    if mode not in DRAFTER_MODES:
         return None
     if given is not None:
         drafter = open_fitting(Path(given).expanduser(), package)
@@ -57,17 +65,32 @@ def choose_drafter(
             )
         require_maker(drafter.info.kind, makers)
         return drafter
-    kinds = [kind for kind in TRAINED_MODES if mode in (AUTO, kind)]
-    if mode == AUTO:
+    kinds = [kind for kind in DRAFTER_KINDS if mode in (AUTO, kind)]
+    if mode not in TRAINED_MODES:
         kinds = [kind for kind in kinds if kind in makers]
     found = find_drafters(package, installed) if kinds else ()
-    for one in found:
-        if one.drafter is not None and one.reason is None and one.drafter.info.kind in kinds:
-            require_maker(one.drafter.info.kind, makers)
-            return one.drafter
-    if mode == AUTO:
+    for kind in kinds:
+        for one in found:
+            if one.drafter is not None and one.reason is None and one.drafter.info.kind == kind:
+                require_maker(kind, makers)
+                return one.drafter
+    if mode not in TRAINED_MODES:
         return None
     raise _none_found(package, mode, found)
+
+
+def _require_mode_without(mode: str) -> None:
+    """Refuse a mode of speculation that cannot do without a trained drafter, or never has one.
+
+    Raises:
+        ConfigError: it is such a mode.
+    """
+    if mode not in (AUTO, EXIT):
+        raise ConfigError(
+            f"A drafter of {NO_DRAFTER!r} is not used with the mode of speculation {mode!r}.",
+            f"It is used with {AUTO} and {EXIT}.",
+            "Leave one out.",
+        )
 
 
 def _none_found(package: Package, mode: str, found: tuple[FoundDrafter, ...]) -> ConfigError:
@@ -103,44 +126,11 @@ def require_maker(kind: str, makers: Mapping[str, DrafterMaker]) -> None:
 
 
 def _require_mode_of_package(package: Package, spec: str) -> None:
-    """Refuse modes that draft with the model's own layers or weights, or with another model, and cannot here.
+    """Refuse modes that draft with the model's own layers or weights, and cannot here.
 
     Raises:
         ConfigError: they cannot.
-        RuntimeUnavailable: this build has no such drafter.
     """
     mode = mode_of(spec)
-    if mode == "exit":
-        raise ConfigError(
-            "The package has no early exits to draft from.",
-            f"{package.path} computes its {package.manifest.model.num_layers} layers as one.",
-            "Choose another mode of speculation, or a package that was exported with exits.",
-        )
-    if mode == "self":
-        raise ConfigError(
-            "The package has no weights of nested precision to draft with.",
-            f"Its matrices are {', '.join(sorted(set(package.manifest.quantisation.values())))!s:.100}.",
-            "Choose another mode of speculation.",
-        )
-    other = drafting_package(spec)
-    if other is None:
-        return
-    path = Path(other).expanduser()
-    if not is_package(path):
-        raise ConfigError(
-            "The package that is to draft does not exist.",
-            f"{path} is no folder of a package.",
-            "Write model:PACKAGE with the folder of a package.",
-        )
-    ours, theirs = (_tokenizer(one) for one in (package, open_package(path)))
-    if ours != theirs:
-        raise ConfigError(
-            "The package that is to draft has another tokenizer.",
-            f"Its tokenizer is {theirs[:12]}, the model's is {ours[:12]}.",
-            "Choose a package with the same tokenizer.",
-        )
-    require_maker(mode, {})
-
-
-def _tokenizer(package: Package) -> str:
-    return package.manifest.files[package.manifest.tokenizer.file].sha256
+    require_exit_mode(mode, has_exits=bool(package.manifest.exits))
+    require_self_mode(mode, None, package.manifest)

@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from edge_rt.binding import StopSwitch
+from edge_rt.compute_device import ComputeDevice
 from edge_rt.errors import MemoryBudgetExceeded
 from edge_rt.package.drafter import Drafter
-from edge_rt.package.drafter_search import open_fitting
 from edge_rt.package.reader import Package
 from edge_rt.runtime.drafters.corpus import Corpus
-from edge_rt.runtime.drafters.provider import DrafterJob, DrafterProvider
 from edge_rt.runtime.graph.cache import KVCache
 from edge_rt.runtime.graph.exact_rows import rows_are_exact
 from edge_rt.runtime.graph.io_binding import open_io_binding
 from edge_rt.runtime.graph.io_binding_base import IOBinding
-from edge_rt.runtime.graph.runner import ModelRunner
-from edge_rt.runtime.load.drafters import require_maker
+from edge_rt.runtime.graph.io_binding_native import NativeIOBinding, hidden_output
+from edge_rt.runtime.graph.runner import ModelRunner, Runner
+from edge_rt.runtime.graph.segmented_runner import SegmentedRunner
+from edge_rt.runtime.load.devices import cache_device, open_device
+from edge_rt.runtime.load.networks import OpenedModel, open_networks
 from edge_rt.runtime.load.planning import LoadPlan
 from edge_rt.runtime.prompt.encoding import PromptEncoder
 from edge_rt.runtime.speculation.cost_measurement import MeasuredCosts
 from edge_rt.runtime.speculation.speculation import Speculation
-from edge_rt.session import Session, StopSwitch, check_window_support, onnxruntime_version, pool_size
+from edge_rt.runtime.speculation.verified import user_verified, verification_key
+from edge_rt.session import (
+    Session,
+    TensorSpec,
+    arena_of,
+    check_window_support,
+    onnxruntime_version,
+    pool_size,
+)
 from edge_rt.spec_modes import OFF, Drafts
 from edge_rt.system.machine import usable_cpus
 
@@ -41,17 +53,23 @@ class Parts:
         drafter: the trained drafter that is loaded; None if none is.
         isa: instruction set of the native operators; None for a portable package.
         kv_format: format of the cache.
+        device: where passes run; None: on the CPU.
+        cpu_nodes: with a device, nodes that the CPU computes nevertheless, as ``"name (operator)"``.
+        verification: what a verification of speculation on the device depends on; None for the CPU.
     """
 
     texts: PromptEncoder
     cache: KVCache
-    runner: ModelRunner
+    runner: Runner
     measured_costs: MeasuredCosts
     speculation: Speculation
     drafter: Drafter | None
     providers: list[str]
     isa: str | None
     kv_format: str
+    device: ComputeDevice | None
+    cpu_nodes: tuple[str, ...]
+    verification: dict[str, Any] | None
 
 
 def load_parts(
@@ -59,7 +77,7 @@ def load_parts(
     load_plan: LoadPlan,
     *,
     switch: StopSwitch,
-    runner: Callable[[], ModelRunner],
+    runner: Callable[[], Runner],
 ) -> Parts:
     """Load what a plan has decided: tokenizer, memory of the cache, graph, drafters.
 
@@ -70,30 +88,31 @@ def load_parts(
         runner: returns the runner as long as the model is open.
 
     Raises:
+        RuntimeUnavailable: the device is not available.
         VersionMismatch: ONNX Runtime is too old for the package.
         EdgeRTError: a part of the package cannot be used, or the system has less memory than it reported.
     """
     manifest, choice, options = package.manifest, load_plan.plan.choice, load_plan.options
     check_window_support(manifest.op_profile, manifest.model.sliding_window)
+    device = open_device(options.device, manifest, options.gpu_provider, options.on_compile)
     tell = options.on_load or _tell_nobody
     texts = PromptEncoder(package, choice.ctx, options.share_tokenizer_with, budget=load_plan.encoding_budget)
     tell("tokenizer")
-    io_binding = _open_io_binding(package, load_plan)
+    is_native = manifest.op_profile == NativeIOBinding.profile
+    more_outputs = (hidden_output(manifest.model),) if load_plan.hidden and is_native else ()
+    # Memory of a device can be asked for only when a session is open there: without a driver a provider refuses a
+    # session, but ends the process if it is asked for memory first.
+    sessions = [] if device is None else _open_sessions(package, load_plan, more_outputs, device)
+    io_binding = _open_io_binding(package, load_plan, cache_device(device, sessions))
     tell("cache")
     corpus = None
     if options.corpus is not None:
         corpus = Corpus.open(Path(options.corpus), tokenizer=manifest.files[manifest.tokenizer.file].sha256)
-    session = Session(
-        package.file(manifest.segments[0].graph),
-        threads=options.threads if options.threads is not None else pool_size() or usable_cpus(),
-        profile=manifest.op_profile,
-        isa=options.isa,
-        memory=load_plan.pass_memory,
-        more_outputs=io_binding.more_outputs,
-    )
+    sessions = sessions or _open_sessions(package, load_plan, more_outputs, None)
+    session = sessions[0]
     tell("session")
     cache = io_binding.open_cache()
-    facts = {
+    facts: dict[str, Any] = {
         "package_id": package.id,
         "op_profile": manifest.op_profile,
         "isa": session.isa,
@@ -101,22 +120,38 @@ def load_parts(
         "threads": pool_size(),
         "onnxruntime": onnxruntime_version(),
     }
+    verification = None
+    if device is not None:
+        facts["device"] = device.facts
+    # Native passes have the bits of the CPU's wherever they run.
+    if device is not None and not is_native:
+        verification = verification_key(
+            package_id=package.id,
+            device=device.facts,
+            kv_format=io_binding.kv_format,
+            onnxruntime=onnxruntime_version(),
+        )
     measured_costs = MeasuredCosts(facts, io_binding, cache, options.costs)
     measured_costs.on_measure = options.on_calibrate
-    made = ModelRunner(session, io_binding, switch)
-    drafter = None if load_plan.drafter_folder is None else open_fitting(load_plan.drafter_folder, package)
-    providers = {} if drafter is None else _providers(package, load_plan, drafter, session.isa)
-    if drafter is not None:
+    made = _open_runner(package, load_plan, sessions, io_binding, cache, switch)
+    networks = open_networks(
+        OpenedModel(
+            package, load_plan, io_binding, cache, made, runner, switch, session.isa, device, facts, measured_costs.key
+        )
+    )
+    if load_plan.drafter_folder is not None or load_plan.draft_model is not None:
         tell("drafter")
     speculation = Speculation(
         load_plan.spec_mode,
         load_plan.draft_max,
         trace=options.spec_trace,
-        drafts=_drafts(package, load_plan, made, io_binding),
+        drafts=_drafts(package, load_plan, made, io_binding, verification),
         costs=lambda: measured_costs.get(runner()),
         corpus=corpus,
         bounds=load_plan.table_bounds,
-        providers=providers,
+        providers=networks.providers,
+        own=networks.own,
+        more=networks.more,
     )
     return Parts(
         texts,
@@ -124,32 +159,69 @@ def load_parts(
         made,
         measured_costs,
         speculation,
-        drafter,
+        networks.drafter,
         session.providers,
         session.isa,
         io_binding.kv_format,
+        device,
+        tuple(f"{node.name} ({node.operator})" for node in session.placement if node.is_on_cpu),
+        verification,
     )
 
 
-def _providers(package: Package, load_plan: LoadPlan, drafter: Drafter, isa: str | None) -> dict[str, DrafterProvider]:
-    """Return the loaded drafter under its mode of speculation."""
-    numbers, ctx = load_plan.plan.request.drafter, load_plan.plan.choice.ctx
-    job = DrafterJob(
-        package=package,
-        drafter=drafter,
-        draft_max=load_plan.draft_max,
-        prompt_rows=0 if numbers is None else numbers.prompt_rows(ctx),
-        threads=pool_size() or usable_cpus(),
-        isa=isa,
-    )
-    kind = drafter.info.kind
-    require_maker(kind, load_plan.options.makers)
-    return {kind: load_plan.options.makers[kind](job)}
+def _open_sessions(
+    package: Package, load_plan: LoadPlan, more_outputs: Sequence[TensorSpec], device: ComputeDevice | None
+) -> list[Session]:
+    """Open all graphs of a package; their passes run one after another, so one arena serves them all."""
+    manifest, options = package.manifest, load_plan.options
+    threads = options.threads if options.threads is not None else pool_size() or usable_cpus()
+    # Hidden states are those of the last layer, whose graph is the last segment.
+    last = manifest.segments[-1].graph
+    # Passes on a device allocate there.
+    with arena_of(load_plan.pass_memory if device is None else None) as arena:
+        return [
+            Session(
+                package.file(graph),
+                threads=threads,
+                device=device,
+                profile=manifest.op_profile,
+                isa=options.isa,
+                memory=arena,
+                more_outputs=more_outputs if graph == last else (),
+            )
+            for graph in manifest.graphs
+        ]
 
 
-def _drafts(package: Package, load_plan: LoadPlan, runner: ModelRunner, io_binding: IOBinding) -> Drafts:
-    """Return what may be drafted: what the package states, if rows of a traced graph are exact here as well."""
+def _open_runner(
+    package: Package,
+    load_plan: LoadPlan,
+    sessions: list[Session],
+    io_binding: IOBinding,
+    cache: KVCache,
+    switch: StopSwitch,
+) -> Runner:
+    if not package.manifest.exits:
+        return ModelRunner(sessions[0], io_binding, switch)
+    assert isinstance(io_binding, NativeIOBinding), package.manifest.op_profile
+    segments, most = package.manifest.segments, load_plan.largest_pass
+    return SegmentedRunner(sessions, segments, io_binding, switch, cache.ahead, most)
+
+
+def _drafts(
+    package: Package,
+    load_plan: LoadPlan,
+    runner: Runner,
+    io_binding: IOBinding,
+    verification: dict[str, Any] | None,
+) -> Drafts:
+    """Return what may be drafted: what the package states, if rows of a traced graph are exact here as well.
+
+    On a device it is nothing until a verification of the package has passed there.
+    """
     drafts = package.manifest.drafts
+    if verification is not None and not load_plan.options.unverified and not user_verified().has(verification):
+        return Drafts.NOTHING
     if drafts is not Drafts.CHAINS or load_plan.spec_mode == OFF:
         return drafts
     is_exact = rows_are_exact(
@@ -162,7 +234,7 @@ def _drafts(package: Package, load_plan: LoadPlan, runner: ModelRunner, io_bindi
     return drafts if is_exact else Drafts.NOTHING
 
 
-def _open_io_binding(package: Package, load_plan: LoadPlan) -> IOBinding:
+def _open_io_binding(package: Package, load_plan: LoadPlan, device: ComputeDevice | None) -> IOBinding:
     choice = load_plan.plan.choice
     try:
         io_binding = open_io_binding(
@@ -171,6 +243,7 @@ def _open_io_binding(package: Package, load_plan: LoadPlan) -> IOBinding:
             choice.kv_format,
             largest_pass=load_plan.largest_pass,
             hidden=load_plan.hidden,
+            device=device,
         )
     except (MemoryError, OSError, OverflowError) as error:
         raise MemoryBudgetExceeded(

@@ -6,16 +6,21 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from edge_rt.errors import ConfigError, RuntimeUnavailable
+from edge_rt.device_names import AUTO as AUTO_DEVICE, parse_device
+from edge_rt.errors import ConfigError
+from edge_rt.gpu_provider import INSTALLED, GpuProvider
 from edge_rt.memory.budget import Budget
+from edge_rt.memory.device import refuse_preset
 from edge_rt.memory.plan import Plan
 from edge_rt.package.reader import Package
+from edge_rt.package.self_drafting import require_self_mode
 from edge_rt.runtime.drafters.corpus import Corpus
 from edge_rt.runtime.drafters.makers import MAKERS
 from edge_rt.runtime.drafters.provider import DrafterMaker
 from edge_rt.runtime.graph.io_binding import check_kv_format
+from edge_rt.runtime.load.devices import require_op_profile
 from edge_rt.spec_modes import AUTO, CORPUS_MODES, mode_of, require_draft_max, require_mode
 
 if TYPE_CHECKING:
@@ -28,7 +33,10 @@ Memory = int | str | Budget | None
 available.
 """
 
-DEVICES = ("auto", "cpu")
+_DECIDED: Final = (
+    "device_memory", "ctx", "threads", "prefill_chunk", "kv", "spec", "draft_max", "corpus", "drafter",
+)  # fmt: skip
+"""Options that a plan decides, besides ``memory``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +48,10 @@ class LoadOptions:
             several models share. None: what the machine has available. Options that are given below are kept, or the
             load is refused. What is left open is reduced until the model fits: first speculation, then the precision of
             the cache, then context.
+        device_memory: budget of the memory of a GPU that has its own: bytes, or a text; None: what is free there.
         ctx: capacity of the context in tokens; None: the model's own, up to 8192, if that fits.
         threads: None takes every CPU that this process may use; there is one number for the whole process.
-        device: ``"auto"`` or ``"cpu"``.
+        device: ``"auto"`` (the CPU), ``"cpu"``, ``"cuda"``, ``"cuda:1"`` or ``"webgpu"``.
         prefill_chunk: tokens of one pass over a prompt.
         kv: format of the KV cache, one of those that ``edge-rt inspect`` shows; ``"auto"`` takes the fastest that fits,
             None the package's first, if it fits.
@@ -53,32 +62,39 @@ class LoadOptions:
         draft_max: most drafted tokens of a pass; None leaves the choice to the plan and the cost model.
         corpus: file of ``edge-rt corpus build`` for the suffix drafter; with ``spec`` None, ``"auto"`` or ``"suffix"``.
         drafter: folder of a trained drafter; with ``spec`` None, ``"auto"`` or the drafter's kind. None takes one that
-            fits, from the package's folder or from those installed with edge-rt.
+            fits, from the package's folder or from those installed with edge-rt. With ``"auto"`` it may be a package
+            with the same tokenizer, which then drafts as well. ``"none"``: no trained one is used.
         spec_trace: called with every decoding step's decision.
         on_calibrate: called when the first answer has to wait for a measurement of the costs of passes on this machine,
             which takes a second or two.
-        on_load: called with the name of what has just been loaded: ``"tokenizer"``, ``"cache"``, ``"session"``.
+        on_compile: called when the kernels for a GPU have to be compiled first, which takes a minute or more.
+        on_load: called with the name of what has just been loaded: ``"tokenizer"``, ``"cache"``, ``"session"``,
+            ``"drafter"``.
         costs: where measured costs of passes are stored; None keeps them in memory only.
         plan: a plan made earlier for the package, to be carried out unchanged. Options that it decides must not be
             given again, but ``memory`` may be a ``Budget`` that the model's share is taken from.
         share_tokenizer_with: tokenizer and template of another model (``Model.texts``), shared if this package has the
             same tokenizer. The memory of a process that loads repeatedly then grows less.
+        freed_device_bytes: memory of the GPU that the models give back which the new one replaces.
         base_bytes: memory that this process held before its first model, if the new model replaces all that are loaded;
             None: the memory that it holds now.
         hidden: whether passes return hidden states (``Outputs.hidden``), for programs that run passes of their own;
             native packages only.
+        unverified: whether drafts are allowed on a device where no ``edge-rt verify`` of the package has passed, which
+            is what ``verify`` itself needs.
+        gpu_provider: edge-rt's own execution provider, for ``"cuda"``.
         makers: what loads trained drafters, by kind; those that are missing cannot run.
         spell: formats the flags of a setting that fits, for an error; None: as arguments of ``edge_rt.load``.
 
     Raises:
         ConfigError: a value is out of range, or is given although the plan has decided it.
-        RuntimeUnavailable: the device cannot run any package.
     """
 
     memory: Memory = None
+    device_memory: int | str | None = None
     ctx: int | None = None
     threads: int | None = None
-    device: str = "auto"
+    device: str = AUTO_DEVICE
     prefill_chunk: int | None = None
     kv: str | None = None
     isa: str | None = None
@@ -88,17 +104,22 @@ class LoadOptions:
     drafter: Path | None = None
     spec_trace: Trace | None = None
     on_calibrate: Callable[[], None] | None = None
+    on_compile: Callable[[], None] | None = None
     on_load: Callable[[str], None] | None = None
     costs: CostStore | None = None
     plan: Plan | None = None
     share_tokenizer_with: PromptEncoder | None = None
     base_bytes: int | None = None
+    freed_device_bytes: int = 0
     hidden: bool = False
+    unverified: bool = False
+    gpu_provider: GpuProvider = INSTALLED
     makers: Mapping[str, DrafterMaker] = field(default_factory=lambda: MAKERS)
     spell: Callable[[tuple[str, ...]], str] | None = None
 
     def __post_init__(self) -> None:
-        _check_device(self.device)
+        refuse_preset(self.device)
+        parse_device(self.device)
         if self.spec is not None:
             require_mode(self.spec)
         if self.draft_max is not None:
@@ -111,8 +132,7 @@ class LoadOptions:
             raise ConfigError(
                 "The argument 'plan' is not a plan.", f"Got {plan!r:.40}.", "Give what edge_rt.plan returned, or None."
             )
-        decided = ("memory", "ctx", "threads", "prefill_chunk", "kv", "spec", "draft_max", "corpus", "drafter")
-        given = [name for name in decided if getattr(self, name) is not None]
+        given = [name for name in ("memory", *_DECIDED) if getattr(self, name) is not None]
         if isinstance(self.memory, Budget):
             given.remove("memory")
         given += ["hidden"] * self.hidden
@@ -130,8 +150,7 @@ class LoadOptions:
     def as_planned(self, plan: Plan) -> LoadOptions:
         """Return the options that load a model as the given plan, made for these options, has decided."""
         budget = self.memory if isinstance(self.memory, Budget) else None
-        decided = ("ctx", "threads", "prefill_chunk", "kv", "spec", "draft_max", "corpus", "drafter", "base_bytes")
-        nothing = dict.fromkeys(decided)
+        nothing = dict.fromkeys((*_DECIDED, "base_bytes"))
         return self.but(memory=budget, plan=plan, hidden=False, **nothing)
 
     def check(self, package: Package) -> None:
@@ -139,10 +158,12 @@ class LoadOptions:
 
         Raises:
             ConfigError: the package has no such cache format (the error lists those it has, and says whether exporting
-                again would add it), or the mode of speculation does not use a corpus.
+                again would add it), or the mode of speculation does not use a corpus, or needs other weights.
             InvalidCorpus: the file is not a corpus, or comes from another tokenizer.
             StorageError: it cannot be read.
         """
+        require_op_profile(self.device, package.manifest)
+        require_self_mode(self.spec, self.kv, package.manifest)
         if self.kv not in (None, AUTO):
             check_kv_format(package.manifest, str(self.kv))
         if self.corpus is None:
@@ -157,12 +178,3 @@ class LoadOptions:
         tokenizer = package.manifest.files[package.manifest.tokenizer.file].sha256
         # Only the header is checked here; the hashes of its sections are compared when the model is loaded.
         Corpus.open(Path(self.corpus), tokenizer=tokenizer, verify=False).close()
-
-
-def _check_device(device: str) -> None:
-    if device == "cuda":
-        raise RuntimeUnavailable(
-            "This package cannot run on CUDA.", "Its graph computes in float32 on the CPU.", "Use --device cpu."
-        )
-    if device not in DEVICES:
-        raise ConfigError("The device is unknown.", f"Got {device!r:.40}.", "Choose auto or cpu.")

@@ -10,24 +10,29 @@ from typing import Any, Final
 
 import psutil
 
-from edge_rt.byte_size import file_size, round_up
+from edge_rt.byte_size import file_size, parse_size, round_up
 from edge_rt.errors import ConfigError, RuntimeUnavailable
 from edge_rt.memory.budget import Budget, Claim
-from edge_rt.memory.device import Device, this_device
-from edge_rt.memory.drafter_shape import DrafterShape, drafter_shape
+from edge_rt.memory.device import this_device
+from edge_rt.memory.draft_model import DraftModelShape
+from edge_rt.memory.drafter_shape import DrafterShape
 from edge_rt.memory.fallbacks import DEFAULT_DRAFT
+from edge_rt.memory.figures import Device, GpuFigures
 from edge_rt.memory.plan import Plan, Request, make_plan, require_fit
 from edge_rt.memory.request import as_arguments
 from edge_rt.memory.shape import shape_of
-from edge_rt.memory.terms import pass_memory_bytes
+from edge_rt.memory.terms import drafts_itself, pass_memory_bytes
 from edge_rt.package.reader import Package
+from edge_rt.package.self_drafting import kv_of
+from edge_rt.pass_memory import PassMemory
 from edge_rt.runtime.drafters.recycling import MAX_CONTEXTS
 from edge_rt.runtime.drafters.suffix import MAX_TOKENS
-from edge_rt.runtime.load.drafters import choose_drafter
+from edge_rt.runtime.load.draft_packages import drafting_shapes
+from edge_rt.runtime.load.gpu_figures import gpu_figures, is_planned_for_gpu, require_same_device
 from edge_rt.runtime.load.options import LoadOptions, Memory
 from edge_rt.runtime.prompt.encoding_budget import EncodingBudget
 from edge_rt.runtime.speculation.speculation import TableBounds
-from edge_rt.session import PassMemory, pool_size
+from edge_rt.session import pool_size
 from edge_rt.spec_modes import AUTO, OFF
 from edge_rt.system.machine import usable_cpus
 from edge_rt.system.process_memory import read_memory
@@ -105,13 +110,23 @@ class LoadPlan:
     @property
     def hidden(self) -> bool:
         """Whether passes return hidden states."""
-        return self.plan.request.hidden or self.plan.choice.drafter
+        return self.plan.request.returns_hidden(self.plan.choice)
 
     @property
     def drafter_folder(self) -> Path | None:
         """Folder of the trained drafter that is loaded; None if none is."""
         found = self.plan.request.drafter
         return Path(found.path) if self.plan.choice.drafter and found is not None else None
+
+    @property
+    def draft_model(self) -> DraftModelShape | None:
+        """The second model that is loaded; None if none is."""
+        return self.plan.request.draft_model if self.plan.choice.drafter else None
+
+    @property
+    def drafts_itself(self) -> bool:
+        """Whether the model can draft with the upper halves of its own weights."""
+        return drafts_itself(self.plan.shape, self.plan.choice)
 
     @property
     def pass_memory(self) -> PassMemory:
@@ -128,7 +143,7 @@ class LoadPlan:
         return self.plan.total_bytes + more, self.budget_bytes
 
     def to_json(self) -> dict[str, Any]:
-        """Return the plan as a JSON object: total bytes, bytes of every term, the budget, and what was given up."""
+        """Return the plan as a JSON object: bytes of all and of every term, budgets, and what was given up."""
         plan = self.plan
         return {
             "planned_bytes": plan.total_bytes,
@@ -136,6 +151,9 @@ class LoadPlan:
             "available_bytes": plan.budget_bytes,
             "minimum_bytes": plan.minimum_bytes,
             "terms": {term.name: term.bytes for term in plan.terms},
+            "device_bytes": plan.device_bytes,
+            "device_budget_bytes": plan.device_budget_bytes,
+            "device_terms": {term.name: term.device_bytes for term in plan.terms if term.device_bytes},
             "given_up": list(plan.given_up),
         }
 
@@ -165,17 +183,19 @@ def plan_package(package: Package, options: LoadOptions, *, device: Device | Non
             this package, or the budget is not a size.
         InvalidCorpus: the file is not a corpus, or comes from another tokenizer.
         InvalidDrafter: the named drafter is malformed, or for another model; see also ``open_drafter``.
-        RuntimeUnavailable: this build cannot run the drafter.
+        RuntimeUnavailable: this build cannot run the drafter, or there is no such GPU.
         StorageError: a file cannot be read.
     """
     options.check(package)
     budget = _budget(options.memory)
-    found = choose_drafter(package, options.spec, options.drafter, options.makers)
-    drafter = None if found is None else drafter_shape(found, package.manifest)
+    drafter, second = drafting_shapes(package, options.spec, options.drafter, options.makers)
+    gpu = None
+    if device is None and is_planned_for_gpu(options.device, package.manifest.op_profile):
+        gpu = gpu_figures(options.device, options.gpu_provider, options.freed_device_bytes)
     # Planning itself takes memory the first time. It is repeated until the process's memory stays the same.
     for _ in range(_SETTLING):
         before = resident_bytes()
-        plan = _plan_package(package, options, budget, device, drafter)
+        plan = _plan_package(package, options, budget, device, gpu, drafter, second)
         if resident_bytes() == before:
             break
     return plan
@@ -186,7 +206,9 @@ def _plan_package(
     options: LoadOptions,
     budget: Budget | None,
     device: Device | None,
+    gpu: GpuFigures | None,
     drafter: DrafterShape | None,
+    second: DraftModelShape | None,
 ) -> Plan:
     base_bytes = options.base_bytes
     resident: int | None
@@ -195,7 +217,7 @@ def _plan_package(
         device = this_device()
         threads = options.threads or pool_size() or usable_cpus()
         held = resident if base_bytes is None else max(base_bytes, _unshared_bytes())
-        device = replace(device, available_bytes=device.available_bytes + held, threads=threads)
+        device = replace(device, available_bytes=device.available_bytes + held, threads=threads, gpu=gpu)
     else:
         resident = device.base_bytes
     total = None
@@ -206,7 +228,7 @@ def _plan_package(
     request = Request(
         budget_bytes=total,
         ctx=options.ctx,
-        kv=options.kv,
+        kv=kv_of(options.spec, options.kv),
         spec=options.spec,
         draft_max=options.draft_max if options.spec != OFF else None,
         prefill_chunk=options.prefill_chunk,
@@ -216,6 +238,8 @@ def _plan_package(
         hidden=options.hidden,
         drafter=drafter,
         drafter_folder=None if options.drafter is None else str(options.drafter),
+        draft_model=second,
+        device_budget_bytes=None if options.device_memory is None else parse_size(options.device_memory),
     )
     return make_plan(shape_of(package.manifest, package.id), device, request)
 
@@ -239,11 +263,13 @@ def plan_load(package: Package, options: LoadOptions) -> LoadPlan:
             f"It is for {decided.shape.name} ({str(decided.shape.package_id)[:12]}), this is {package.id[:12]}.",
             "Make one with edge_rt.plan for the package that is to be loaded.",
         )
+    if decided is not None:
+        require_same_device(decided, options.device)
     asked = options.but(memory=budget) if decided is None else _asked_of(decided, options)
     plan = plan_package(package, asked) if decided is None else decided
     require_fit(plan, options.spell or _spelling(plan, options.memory))
     total = plan.request.budget_bytes if budget is None else budget.total_bytes
-    is_strict = total is not None or bool(plan.given_up)
+    is_strict = total is not None or plan.request.device_budget_bytes is not None or bool(plan.given_up)
     if budget is None and is_strict:
         budget = Budget(plan.budget_bytes)
     if budget is None:

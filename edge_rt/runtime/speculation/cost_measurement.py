@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from edge_rt.runtime.graph.cache import KVCache
 from edge_rt.runtime.graph.io_binding_base import IOBinding
-from edge_rt.runtime.graph.runner import ModelRunner
+from edge_rt.runtime.graph.runner import Runner
 from edge_rt.runtime.speculation.cost_model import CURVE_DEPTHS, CURVE_ROWS, CostStore, RowCosts, measure
 from edge_rt.system.machine import cpu_model
 from edge_rt.version import VERSION
@@ -45,7 +45,7 @@ class MeasuredCosts:
         self.is_kept = True
         self.on_measure: Callable[[], None] | None = None
 
-    def get(self, runner: ModelRunner) -> RowCosts:
+    def get(self, runner: Runner) -> RowCosts:
         """Return the stored costs, or measure them; a measurement empties the cache.
 
         Costs that were measured on a busy machine are measured again in later processes, a few times, and the lowest
@@ -56,7 +56,7 @@ class MeasuredCosts:
             return stored
         return self.measure(runner, stored)
 
-    def measure(self, runner: ModelRunner, earlier: RowCosts | None = None) -> RowCosts:
+    def measure(self, runner: Runner, earlier: RowCosts | None = None) -> RowCosts:
         """Measure on the emptied cache, and store the lower costs of this measurement and ``earlier``.
 
         Raises:

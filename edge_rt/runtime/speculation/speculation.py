@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from edge_rt.errors import ConfigError, MemoryBudgetExceeded, ReferenceBudgetExceeded
+from edge_rt.package.exits import require_exit_mode
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.decode.accept import accept
 from edge_rt.runtime.decode.draft import Drafter, NullDrafter
@@ -28,6 +29,7 @@ from edge_rt.runtime.speculation.native_core import open_core
 from edge_rt.runtime.speculation.sampled import SampledDrafter
 from edge_rt.spec_modes import (
     COMPUTED_MODES,
+    EXIT,
     OFF,
     RATIO_MODE,
     REFERENCE_MODES,
@@ -75,6 +77,8 @@ class Speculation:
         bounds: bounds of the drafters' tables.
         providers: loaded networks that draft, by mode; ``auto`` uses the trained ones, too.
         trace: called with every step's decision.
+        own: mode -> function of the costs that makes its drafter: modes that are not made of sources.
+        more: mode -> function of the costs that makes its source, which ``auto`` asks as well.
     """
 
     def __init__(
@@ -88,6 +92,8 @@ class Speculation:
         bounds: TableBounds | None = None,
         providers: Mapping[str, DrafterProvider] | None = None,
         trace: Trace | None = None,
+        own: Mapping[str, Callable[[RowCosts], Drafter]] | None = None,
+        more: Mapping[str, Callable[[RowCosts], Source]] | None = None,
     ) -> None:
         self.drafts = drafts
         self.draft_max = draft_max
@@ -104,6 +110,9 @@ class Speculation:
         self._drafters: dict[tuple[str, ...], AdaptiveDrafter] = {}
         self._referring: tuple[tuple[str, tuple[int, ...]], AdaptiveDrafter] | None = None
         self._place_rates = SlotRates()
+        self._own = dict(own or {})
+        self._more = dict(more or {})
+        self._own_drafters: dict[str, Drafter] = {}
 
     @property
     def mode(self) -> str:
@@ -136,6 +145,7 @@ class Speculation:
                 "Give one (reference=..., --reference FILE), or choose another drafter.",
             )
         require_rule(accept, mode)
+        require_exit_mode(mode, has_exits=EXIT in self._own)
         if has_reference and mode not in (OFF, *REFERENCE_MODES):
             raise ConfigError(
                 "A reference text is given to a drafter that does not copy from one.",
@@ -148,21 +158,22 @@ class Speculation:
         return mode
 
     def _require_provider(self, mode: str) -> None:
-        if mode_of(mode) in COMPUTED_MODES and mode not in self._providers:
-            loaded = ", ".join(self._providers)
+        loaded_modes = (*self._providers, *self._own, *self._more)
+        if mode_of(mode) in COMPUTED_MODES and mode not in loaded_modes:
+            loaded = ", ".join(dict.fromkeys(loaded_modes))
             raise ConfigError(
                 f"The model was loaded without the drafter {mode!r}.",
                 f"It was loaded with {loaded}." if loaded else "It was loaded without a drafter that computes.",
-                f"Load it with that drafter (spec={mode!r}, --spec {mode}), or choose another mode.",
+                f"Load it with that drafter (spec={mode!r}, --spec {mode}) if it has one, or choose another mode.",
             )
 
     def _require_room(self, mode: str) -> None:
         bounds = self._bounds
         room = {
-            "auto": bounds.suffix_tokens + bounds.recycling_contexts + len(self._providers),
+            "auto": bounds.suffix_tokens + bounds.recycling_contexts + len(self._providers) + len(self._more),
             "recycling": bounds.recycling_contexts,
             "off": 1,
-            **dict.fromkeys(self._providers, 1),
+            **dict.fromkeys((*self._providers, *self._own, *self._more), 1),
         }.get(mode, bounds.suffix_tokens)
         if not room:
             raise MemoryBudgetExceeded(
@@ -181,6 +192,10 @@ class Speculation:
         """
         if mode == "off":
             return NullDrafter()
+        if mode in self._own:
+            if mode not in self._own_drafters:
+                self._own_drafters[mode] = self._own[mode](self.costs)
+            return self._own_drafters[mode]
         names = self._auto_sources() if mode == "auto" else () if mode == "reference" else (mode,)
         is_referring = reference_ids is not None and mode in REFERENCE_MODES
         if self._bounds.is_planned:
@@ -234,7 +249,7 @@ class Speculation:
     def _auto_sources(self) -> tuple[str, ...]:
         room = {"suffix": self._bounds.suffix_tokens, "recycling": self._bounds.recycling_contexts}
         trained = (name for name in TRAINED_MODES if name in self._providers)
-        return (*(name for name in AUTO_SOURCES if room[name]), *trained)
+        return (*(name for name in AUTO_SOURCES if room[name]), *trained, *self._more)
 
     def _share(self, names: Items[str], reference_tokens: int) -> None:
         """Hold no more than is planned: n-grams, suffixes and a reference text share one table's memory.
@@ -279,6 +294,9 @@ class Speculation:
     @costs.setter
     def costs(self, costs: RowCosts) -> None:
         self._costs = costs
+        # Sources that decide by costs are made anew.
+        for name in self._more:
+            self._sources.pop(name, None)
         self._drop_drafters()
 
     @property
@@ -312,9 +330,12 @@ class Speculation:
         self.forget()
         self._corpus = None
         self._providers.clear()
+        self._own.clear()
+        self._more.clear()
 
     def _drop_drafters(self) -> None:
         self._drafters.clear()
+        self._own_drafters.clear()
         self._referring = None
 
     def _source(self, name: str) -> Source:
@@ -327,7 +348,7 @@ class Speculation:
                 "recycling": self._recycling,
                 **{mode: provider.source for mode, provider in self._providers.items()},
             }
-            self._sources[name] = makers[name]()
+            self._sources[name] = self._more[name](self.costs) if name in self._more else makers[name]()
         return self._sources[name]
 
     def _ngram_keys(self) -> int:

@@ -1,0 +1,54 @@
+"""Names of the devices that a model can run on, as users write them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from edge_rt.errors import ConfigError
+
+AUTO: Final = "auto"
+CPU: Final = "cpu"
+CUDA: Final = "cuda"
+WEBGPU: Final = "webgpu"
+GPUS: Final = (CUDA, WEBGPU)
+"""Kinds of devices that execution providers outside ONNX Runtime's wheel compute on."""
+KINDS: Final = (AUTO, CPU, *GPUS)
+SHOWN_DEVICES: Final = (AUTO, CPU, CUDA, f"{CUDA}:1", WEBGPU)
+"""The names as they are listed for users."""
+
+
+@dataclass(frozen=True)
+class DeviceName:
+    """A device as it was asked for.
+
+    Attributes:
+        kind: one of ``KINDS``.
+        index: which of several devices of that kind; 0 is the first.
+    """
+
+    kind: str
+    index: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.index}" if self.index else self.kind
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether it names a GPU."""
+        return self.kind in GPUS
+
+
+def parse_device(text: object) -> DeviceName:
+    """Read the name of a device: ``"auto"``, ``"cpu"``, ``"cuda"``, ``"webgpu"``, and with a number ``"cuda:1"``.
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    kind, colon, number = str(text).partition(":")
+    is_number = number.isascii() and number.isdecimal() and len(number) <= 3
+    if kind not in KINDS or (colon and (kind not in GPUS or not is_number)):
+        raise ConfigError(
+            "The device is unknown.", f"Got {str(text)!r:.40}.", f"Choose one of {', '.join(SHOWN_DEVICES)}."
+        )
+    return DeviceName(kind, int(number) if colon else 0)

@@ -1,0 +1,24 @@
+"""The only file that imports ONNX Runtime; the modules that use it take it from here."""
+
+from __future__ import annotations
+
+import os
+
+from edge_rt.errors import RuntimeUnavailable
+
+__all__ = ["ort"]
+
+# Official builds of ONNX Runtime report usage to their vendor unless this is set before they are imported; calling
+# `disable_telemetry_events` afterwards still leaves a device id and a queue of events on the disk.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
+try:
+    import onnxruntime as ort
+except ImportError as _error:
+    raise RuntimeUnavailable(
+        "ONNX Runtime is not installed.",
+        "edge-rt does not depend on it by itself, because its CPU and GPU wheels overwrite each other.",
+        "Install one of them: pip install 'edge-rt[cpu]' or pip install 'edge-rt[gpu]'.",
+    ) from _error
+# For programs that imported ONNX Runtime before edge-rt.
+ort.disable_telemetry_events()

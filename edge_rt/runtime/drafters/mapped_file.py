@@ -1,0 +1,31 @@
+"""Weights mapped from a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edge_rt.errors import StorageError
+
+
+def map_bytes(path: Path, offset: int = 0, length: int | None = None) -> npt.NDArray[Any]:
+    """Map a file.
+
+    Args:
+        path: the file.
+        offset: first byte that is mapped.
+        length: bytes that are mapped; None: up to the end.
+
+    Returns:
+        uint8 ``[length]``, read-only. Nothing is read until it is used.
+
+    Raises:
+        StorageError: the file cannot be opened or mapped, or is shorter.
+    """
+    try:
+        return np.memmap(path, np.uint8, "r", offset, None if length is None else (length,))
+    except (OSError, ValueError) as error:
+        raise StorageError(f"{path} cannot be mapped.", f"{error}.", "Check the file, and the memory.") from error

@@ -1,0 +1,63 @@
+"""The GPU that a load computes on, as its memory plan counts it."""
+
+from __future__ import annotations
+
+from edge_rt.device_names import CUDA, parse_device
+from edge_rt.errors import ConfigError
+from edge_rt.gpu_provider import INSTALLED, GpuProvider
+from edge_rt.memory.device import unmeasured_gpu
+from edge_rt.memory.figures import GpuFigures
+from edge_rt.memory.plan import GPU_OP_PROFILE, Plan
+
+
+def is_planned_for_gpu(device: str, op_profile: str) -> bool:
+    """Return whether the memory of a GPU is planned for a package, rather than a run on the CPU.
+
+    Args:
+        device: its name.
+        op_profile: of the package.
+
+    Raises:
+        ConfigError: the device is unknown.
+    """
+    return parse_device(device).kind == CUDA and op_profile == GPU_OP_PROFILE
+
+
+def gpu_figures(device: str, own: GpuProvider = INSTALLED, freed_bytes: int = 0) -> GpuFigures | None:
+    """Return the figures of the GPU that a device names; None where the plan counts a run on the CPU.
+
+    A GPU with memory of its own is opened for a moment, to ask how much is free.
+
+    Args:
+        device: its name.
+        own: edge-rt's own provider.
+        freed_bytes: memory of the GPU that will be free before something is loaded.
+
+    Raises:
+        ConfigError: the device is unknown.
+        RuntimeUnavailable, VersionMismatch: there is no such GPU, or it cannot be used.
+    """
+    name = parse_device(device)
+    if name.kind != CUDA:
+        return None
+    found = own.report().gpu(name.index)
+    free = found.total_bytes
+    if not found.is_integrated:
+        free = min(free, own.library.free_bytes(name.index) + freed_bytes)
+    return unmeasured_gpu(found.name, found.total_bytes, free, is_unified=found.is_integrated)
+
+
+def require_same_device(plan: Plan, device: str) -> None:
+    """Refuse to carry out a plan on another device than the one that it was made for.
+
+    Raises:
+        ConfigError: one is the CPU, and the other is a GPU whose memory is planned.
+    """
+    gpu = plan.device.gpu
+    if (gpu is not None) == is_planned_for_gpu(device, plan.shape.op_profile):
+        return
+    raise ConfigError(
+        "The plan was made for another device.",
+        f"It is for {'the CPU' if gpu is None else gpu.name}, and the model is to be loaded on {device}.",
+        "Give edge_rt.plan the same device.",
+    )

@@ -1,0 +1,115 @@
+"""Decides where a draft of the model's own first layers ends and how long it is; nothing is drafted where none pays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from typing import Final, Protocol
+
+from edge_rt.runtime.drafters.chain import MAX_CHAIN
+from edge_rt.runtime.drafters.exit import Plan, Planner
+from edge_rt.runtime.speculation.exit_costs import ExitCurves
+from edge_rt.runtime.speculation.exit_rates import ExitRates
+
+MARGIN: Final = 1.02
+"""Speed-up that a draft must promise."""
+_KEEP_GENERATION: Final = 0.8
+_FIRST_PROBE: Final = 4
+_LAST_PROBE: Final = 64
+"""Steps between two probes, at first and at last."""
+
+
+class Controller(Planner, Protocol):
+    """Decides about drafts at exits that nobody else adds to, and learns from them."""
+
+    def size(self, exit_index: int, values: Items[float], drafted: int) -> int:
+        """Return how many nodes are worth verifying, of those with these descending probabilities.
+
+        Args:
+            exit_index: of the draft.
+            values: probability of every node that it stays.
+            drafted: rows that were computed up to the exit.
+        """
+
+    def time(self, exit_index: int | None, drafted: int, drafting_ms: float, rows: int, verifying_ms: float) -> None:
+        """Learn how long a step took; see ``ExitCurves.time``."""
+
+    @property
+    def rates(self) -> ExitRates:
+        """What was learned."""
+
+
+class ExitController:
+    """Maximises expected tokens over measured milliseconds, as DEL (2025) does over layers.
+
+    What differs from it: times are measured and have the head in them, a head that a small model reads as often as many
+    layers; and no draft at all is one of the choices. While nothing pays, one guess is made now and then at the exit
+    that is known least: the pass goes on with its row, so that it costs a product of the head.
+
+    Args:
+        curves: costs on this machine.
+        rates: what was learned of earlier generations.
+    """
+
+    def __init__(self, curves: ExitCurves, rates: ExitRates | None = None) -> None:
+        self._curves = curves
+        self._rates = rates or ExitRates(curves.exits)
+        self._idle = 0
+        self._wait = _FIRST_PROBE
+
+    @property
+    def rates(self) -> ExitRates:
+        """What was learned."""
+        return self._rates
+
+    def begin(self) -> None:
+        """Start another generation."""
+        self._rates.relax(_KEEP_GENERATION)
+
+    def plan(self, depth: int, limit: int) -> Plan | None:
+        """Return the draft that promises the most tokens per millisecond, a probe, or None."""
+        self._curves.go_to(depth)
+        best, found = MARGIN / self._curves.plain, None
+        for index in range(self._curves.exits):
+            expected = reach = 1.0
+            for length in range(1, min(limit, MAX_CHAIN, self._curves.most - 1) + 1):
+                reach *= self._rates.expected(index, length - 1)
+                expected += reach
+                speed = expected / self._time(index, length)
+                if speed > best:
+                    best, found = speed, Plan(index, length)
+        if found is not None:
+            self._idle, self._wait = 0, _FIRST_PROBE
+            return found
+        self._idle += 1
+        if self._idle < self._wait or limit < 1:
+            return None
+        self._idle, self._wait = 0, min(2 * self._wait, _LAST_PROBE)
+        trials = self._rates.trials
+        return Plan(trials.index(min(trials)), 1)
+
+    def goes_on(self, exit_index: int, values: Items[float]) -> bool:
+        """Return whether the next token's chance is worth more than its time."""
+        length = len(values)
+        reach = (values[-1] if values else 1.0) * self._rates.expected(exit_index, length)
+        speed = (1.0 + sum(values)) / self._time(exit_index, length)
+        return (1.0 + sum(values) + reach) / self._time(exit_index, length + 1) > speed
+
+    def size(self, exit_index: int, values: Items[float], drafted: int) -> int:
+        """Return the number of nodes with the most tokens per millisecond; what drafting took counts for all."""
+        spent = drafted * self._curves.draft(exit_index)
+        best, size, expected = 1.0 / (spent + self._curves.verify(exit_index, 1, drafted)), 0, 1.0
+        for count, value in enumerate(values[: self._curves.most - 1], start=1):
+            expected += value
+            speed = expected / (spent + self._curves.verify(exit_index, 1 + count, drafted))
+            if speed > best:
+                best, size = speed, count
+        return size
+
+    def time(self, exit_index: int | None, drafted: int, drafting_ms: float, rows: int, verifying_ms: float) -> None:
+        """Learn how long a step took."""
+        self._curves.time(exit_index, drafted, drafting_ms, rows, verifying_ms)
+
+    def _time(self, exit_index: int, length: int) -> float:
+        """Return the milliseconds of a step with a chain of ``length`` tokens; the last one is not yet computed."""
+        curves = self._curves
+        return length * curves.draft(exit_index) + curves.verify(exit_index, 1 + length, length)
