@@ -12,7 +12,8 @@ from edge_rt.train.head import DraftHead
 from edge_rt.train.target import Target
 
 _BATCH = 2048
-_RANKS = (1, 2, 4)
+RANKS = (1, 2, 4)
+"""Numbers of most likely guesses, among which the right one may be."""
 
 
 @dataclass(frozen=True)
@@ -42,18 +43,18 @@ def acceptance(net: DraftHead, target: Target, anchors: Anchors, *, steps: int =
         most: most places; with more of them every n-th is taken.
     """
     places = anchors.places[:: max(1, -(-len(anchors.places) // most))]
-    first = torch.zeros(len(_RANKS))
+    first = torch.zeros(len(RANKS))
     right, tried = torch.zeros(steps), torch.zeros(steps)
     for rows in places.split(_BATCH):
-        state, is_right = anchors.states(rows), torch.ones(len(rows), dtype=torch.bool)
+        state, is_right = anchors.begins(rows), torch.ones(len(rows), dtype=torch.bool)
         for step in range(steps):
             state = net.step(state, functional.embedding(anchors.tokens(rows + step), target.embedding))
-            guesses = target.kept[functional.linear(net.output(state), target.head).topk(max(_RANKS), -1).indices]
+            guesses = target.kept[functional.linear(net.output(state), target.head).topk(max(RANKS), -1).indices]
             hits = guesses == anchors.tokens(rows + step + 1)[:, None]
             is_right &= anchors.left[rows] > step
             tried[step] += is_right.sum()
             if step == 0:
-                first += torch.stack([hits[is_right, :rank].any(-1).sum() for rank in _RANKS])
+                first += torch.stack([hits[is_right, :rank].any(-1).sum() for rank in RANKS])
             is_right &= hits[:, 0]
             right[step] += is_right.sum()
     shares = (right / tried.clamp(min=1)).tolist()

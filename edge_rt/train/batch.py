@@ -14,10 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from edge_rt.binding import StopSwitch
 from edge_rt.kv_formats import KV_FORMAT
 from edge_rt.package.manifest import WEIGHTS_FILE
 from edge_rt.package.reader import Package
-from edge_rt.session import Session, StopSwitch
+from edge_rt.session import Session
 from edge_rt.train.batch_graph import batch_model
 
 Floats = npt.NDArray[np.float32]
@@ -30,12 +31,12 @@ class Rows(NamedTuple):
 
     Attributes:
         hidden: float32 ``[rows, hidden_size]``, the residual stream before the final norm.
-        states: of the layers asked for, float32 ``[rows, hidden_size]`` each.
+        exits: the same behind the layers before each exit.
         ids, logits: of the last row, the most likely tokens, int32 and float32 ``[TOP_TOKENS]``; None if not asked for.
     """
 
     hidden: Floats
-    states: tuple[Floats, ...]
+    exits: tuple[Floats, ...]
     ids: npt.NDArray[np.int32] | None
     logits: Floats | None
 
@@ -44,7 +45,7 @@ class BatchRunner:
     """Sequences of one package that are computed together, each with its own part of one cache.
 
     Args:
-        package: native, with one segment and without sliding windows.
+        package: native, without sliding windows.
         sequences: how many.
         capacity: tokens of each.
         kv_format: of the cache.
@@ -64,14 +65,17 @@ class BatchRunner:
         kv_format: str,
         threads: int,
         most_rows: int,
-        states: Sequence[int] = (),
     ) -> None:
         config = package.manifest.model
         self.sequences, self.capacity, self.most_rows = sequences, capacity, most_rows
         self.lengths = np.zeros(sequences, np.int32)
         top = min(TOP_TOKENS, config.vocab_size)
-        graph = batch_model(ir.load(package.file(package.manifest.segments[0].graph)), sequences, top, states)
-        self._folder = tempfile.TemporaryDirectory(prefix="edge-rt-batch-")
+        segments = package.manifest.segments
+        graph = batch_model([ir.load(package.file(one.graph)) for one in segments], sequences, top)
+        self._folder = tempfile.TemporaryDirectory(
+            prefix="edge-rt-batch-",
+            ignore_cleanup_errors=True,  # Windows keeps mapped weights as long as the session lives
+        )
         try:
             folder = Path(self._folder.name)
             ir.save(graph, folder / "batch.onnx")
@@ -89,14 +93,13 @@ class BatchRunner:
         self._caches = [np.zeros((2, kv, total, row_bytes), np.uint8) for _ in range(config.num_layers)]
         self._ids, self._parents = np.zeros(most_rows, np.int64), np.zeros(most_rows, np.int32)
         self._wanted = np.zeros(sequences, np.int64)
+        self._row_outputs = ("hidden", *(f"exit.{index}" for index in range(len(segments) - 1)))
         self._outputs: dict[str, npt.NDArray[Any]] = {
-            "hidden": np.zeros((most_rows, config.hidden_size), np.float32),
-            **{f"state.{i}": np.zeros((most_rows, config.hidden_size), np.float32) for i in states},
+            **{name: np.zeros((most_rows, config.hidden_size), np.float32) for name in self._row_outputs},
             "top_ids": np.zeros((sequences, top), np.int32),
             "top_logits": np.zeros((sequences, top), np.float32),
             "log_sum_exp": np.zeros(sequences, np.float32),
         }
-        self._row_outputs = ("hidden", *(f"state.{i}" for i in states))
         bind = self._binding.bind_input
         bind("sequence_rows", self._counts)
         bind("past_lengths", self._past)
@@ -138,15 +141,13 @@ class BatchRunner:
         self.lengths += self._counts.astype(np.int32)
         result, row, wanted = [], 0, 0
         for index, piece in enumerate(pieces):
-            hidden, *states = (self._outputs[name][row : row + len(piece)] for name in self._row_outputs)
+            hidden, *exits = (self._outputs[name][row : row + len(piece)] for name in self._row_outputs)
             row += len(piece)
+            ids = logits = None
             if wants[index]:
-                result.append(
-                    Rows(hidden, tuple(states), self._outputs["top_ids"][wanted], self._outputs["top_logits"][wanted])
-                )
+                ids, logits = self._outputs["top_ids"][wanted], self._outputs["top_logits"][wanted]
                 wanted += 1
-            else:
-                result.append(Rows(hidden, tuple(states), None, None))
+            result.append(Rows(hidden, tuple(exits), ids, logits))
         return result
 
     def _bind(self, rows: int, wanted: int) -> None:

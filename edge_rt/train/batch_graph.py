@@ -7,7 +7,7 @@ sequence has the tokens that the package gives it alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,6 +17,8 @@ from edge_rt.errors import UnsupportedModel
 
 DOMAIN: Final = "edge_rt"
 _LAYER_INPUTS: Final = 29
+_ENTERING, _LEAVING = "hidden", "hidden_out"
+"""The stream before and behind the layers of a segment."""
 _WITHOUT_GATE: Final = "relu2"
 _ATTENTION: Final = (
     "num_heads",
@@ -32,53 +34,57 @@ _ATTENTION: Final = (
 )
 
 
-def batch_model(model: ir.Model, sequences: int, top: int, states: Sequence[int] = ()) -> ir.Model:
+def batch_model(models: Sequence[ir.Model], sequences: int, top: int) -> ir.Model:
     """Return the graph for several sequences.
 
-    Requires: the graph of a native package with one segment and without sliding windows.
+    Requires: the graphs of a native package without sliding windows; those of one with exits are joined.
     Ensures: the inputs ``input_ids [rows]``, ``parents [rows]``, ``logit_rows``, ``sequence_rows [sequences]`` (rows of
     every sequence, in order, each at least 1), ``past_lengths [sequences]``, ``row_map.{b} [capacity]``,
-    ``kv_formats``, ``cache.{i}``; the outputs ``hidden [rows, hidden_size]`` (before the final norm), ``top_ids``,
-    ``top_logits [logit_rows, top]`` and ``log_sum_exp [logit_rows]``.
+    ``kv_formats``, ``cache.{i}``; the outputs ``hidden [rows, hidden_size]`` (before the final norm), ``exit.{i}`` of
+    the same shape for every exit, ``top_ids``, ``top_logits [logit_rows, top]`` and ``log_sum_exp [logit_rows]``.
 
     Args:
-        model: the graph of a package; it is left unchanged.
+        models: the graphs of a package's segments, in their order; they are left unchanged.
         sequences: how many a pass has.
         top: most likely tokens of a row of logits.
-        states: layers whose output is wanted as well, as ``state.{i} [rows, hidden_size]``; not the last one.
 
     Raises:
         UnsupportedModel: the graph has layers with a sliding window, or tables of rotations that are loaded.
     """
-    return _Rewrite(model, sequences, top, states).run()
+    return _Rewrite(models, sequences, top).run()
 
 
 class _Rewrite:
-    def __init__(self, model: ir.Model, sequences: int, top: int, states: Sequence[int]) -> None:
-        self._states = states
-        self._graph = model.graph
-        self._model = model
+    def __init__(self, models: Sequence[ir.Model], sequences: int, top: int) -> None:
+        self._graphs = [model.graph for model in models]
+        self._ir_version = models[0].ir_version
         self._sequences = sequences
         self._top = top
+        self._segment = 0
         self._nodes: list[ir.Node] = []
         self._values: dict[str, ir.Value] = {}
         self._constants: dict[str, ir.Value] = {}
 
     def run(self) -> ir.Model:
         inputs = self._inputs()
-        for name, value in self._graph.initializers.items():
+        for name, value in self._initializers():
             self._constants[name] = ir.Value(
                 name=name, shape=value.shape, type=value.type, const_value=value.const_value
             )
         self._values |= self._constants
         self._lengths = self._split("past_lengths", "past_length", None)
         self._parents = self._split("parents", "parents", "sequence_rows")
-        for node in self._graph:
-            self._rewrite(node)
+        exits = []
+        for index, graph in enumerate(self._graphs):
+            self._segment = index
+            for node in graph:
+                self._rewrite(node)
+            if index < len(self._graphs) - 1:
+                exits.append(self._values[f"exit.{index}"])
+                self._values[_ENTERING] = exits[-1]
         rows, size = "rows", "hidden_size"
-        states = [self._named(self._values[f"layer{i}"], f"state.{i}") for i in self._states]
         outputs = [
-            *(_typed(value, ir.DataType.FLOAT, [rows, size]) for value in (self._values["hidden"], *states)),
+            *(_typed(value, ir.DataType.FLOAT, [rows, size]) for value in (self._values["hidden"], *exits)),
             _typed(self._values["top_ids"], ir.DataType.INT32, ["logit_rows", self._top]),
             _typed(self._values["top_logits"], ir.DataType.FLOAT, ["logit_rows", self._top]),
             _typed(self._values["log_sum_exp"], ir.DataType.FLOAT, ["logit_rows"]),
@@ -89,17 +95,24 @@ class _Rewrite:
             outputs,
             nodes=self._nodes,
             initializers=[value for name, value in self._constants.items() if name in used],
-            opset_imports=dict(self._graph.opset_imports),
+            opset_imports=dict(self._graphs[0].opset_imports),
             name="batch",
         )
-        return ir.Model(graph, ir_version=self._model.ir_version, producer_name="edge-rt")
+        return ir.Model(graph, ir_version=self._ir_version, producer_name="edge-rt")
+
+    def _initializers(self) -> Iterator[tuple[str, ir.Value]]:
+        for graph in self._graphs:
+            yield from graph.initializers.items()
 
     def _inputs(self) -> list[ir.Value]:
         """Return the inputs of the new graph."""
         count = self._sequences
-        kept = [v for v in self._graph.inputs if v.name == "kv_formats" or str(v.name).startswith("cache.")]
+        given = {str(value.name): value for graph in self._graphs for value in graph.inputs}
+        kept = [value for name, value in given.items() if name == "kv_formats" or name.startswith("cache.")]
         replaced = {"input_ids", "logit_rows", "past_length", "row_map", "parents"}
-        if more := {str(value.name) for value in self._graph.inputs} - replaced - {str(v.name) for v in kept}:
+        if len(self._graphs) > 1:
+            replaced.add(_ENTERING)
+        if more := set(given) - replaced - {str(v.name) for v in kept}:
             raise UnsupportedModel(
                 "Several sequences cannot be computed together with this model.",
                 f"Its graph has {len(more)} inputs that a batch does not know, for example {min(more)}.",
@@ -117,7 +130,7 @@ class _Rewrite:
 
     def _rewrite(self, node: ir.Node) -> None:
         """Add what stands for a node of the package's graph."""
-        first, result = str(node.inputs[0].name if node.inputs[0] else ""), str(node.outputs[0].name)
+        first, result = str(node.inputs[0].name if node.inputs[0] else ""), self._result(node)
         if node.op_type == "DecoderLayer":
             self._layer(node)
         elif node.op_type == "SpecAttention":
@@ -134,6 +147,11 @@ class _Rewrite:
             self._node("RowTopK", [self._values["logits"]], names, {"k": self._top})
         else:
             self._copy(node, [value.name if value else None for value in node.inputs])
+
+    def _result(self, node: ir.Node) -> str:
+        """Return the name of what a node computes: every segment has the same name for what it ends with."""
+        name = str(node.outputs[0].name)
+        return f"exit.{self._segment}" if name == _LEAVING else name
 
     def _named(self, value: ir.Value, name: str) -> ir.Value:
         return self._node("Identity", [value], [name], {}, "")[0]
@@ -171,7 +189,7 @@ class _Rewrite:
         return self._node(
             node.op_type,
             [self._values[n] if n else None for n in inputs],
-            [str(v.name) for v in node.outputs],
+            [self._result(node), *(str(v.name) for v in node.outputs[1:])],
             attributes,
             node.domain,
         )[0]
@@ -194,7 +212,7 @@ class _Rewrite:
         key_constants, biases, post_norms = inputs[17:20], inputs[20:24], inputs[24:26]
         query_scale, attention_norm_bias, mlp_norm_bias = inputs[26:29]
         facts = {name: attribute.value for name, attribute in node.attributes.items()}
-        name = str(node.outputs[0].name)
+        name = self._result(node)
         norm = {key: facts[key] for key in ("norm",) if key in facts}
         scale = {key: facts[key] for key in ("residual_scale",) if key in facts}
         heads, kv = (facts[key] * facts["head_dim"] for key in ("num_heads", "num_kv_heads"))

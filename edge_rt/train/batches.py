@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from edge_rt.train.anchors import Anchors, anchors_of
 from edge_rt.train.shards import Shard, read_shard
 
+T = TypeVar("T")
+
 GROUP_SHARDS: Final = 40
-"""Files that are in memory at a time: 800,000 answer tokens, 0.9 GB for states of 576 numbers."""
+"""Files that are in memory at a time: 800,000 answer tokens, 0.9 GB for states of 576 numbers; half for an exit."""
 HELD_OUT: Final = 16
 """One of so many answers takes no part in training."""
 
@@ -28,54 +32,109 @@ def split(shard: Shard, *, is_held_out: bool) -> Shard:
     return Shard(shard.ids[ids], shard.hidden[rows], shard.answers[chosen])
 
 
+@dataclass(frozen=True)
+class Recorded:
+    """What files of answers hold, and what is taken of it.
+
+    Attributes:
+        hidden_size, vocab_size: of the model.
+        exits: exits whose states lie beside those of the last layer.
+        place: of the exit among these that drafts begin at; None: behind the last layer.
+    """
+
+    hidden_size: int
+    vocab_size: int
+    exits: int = 0
+    place: int | None = None
+
+    def read(self, path: Path, *, is_held_out: bool) -> Shard:
+        """Return the answers of a file that are trained on, or the others, with the states that are taken.
+
+        Raises:
+            StorageError: it is damaged, or holds something else.
+        """
+        size = self.hidden_size
+        shard = split(read_shard(path, size * (1 + self.exits), self.vocab_size), is_held_out=is_held_out)
+        taken = [shard.hidden[:, :size]]
+        if self.place is not None:
+            taken.append(shard.hidden[:, size * (1 + self.place) : size * (2 + self.place)])
+        return shard._replace(hidden=np.concatenate(taken, 1))
+
+    @property
+    def group(self) -> int:
+        """Files that are in memory at a time."""
+        return GROUP_SHARDS if self.place is None else GROUP_SHARDS // 2
+
+
+def groups(
+    paths: Sequence[Path], size: int, random: np.random.Generator, read: Callable[[Sequence[Path]], T]
+) -> Iterator[T]:
+    """Yield what groups of files hold, without end: every file once, in a drawn order, before any comes again.
+
+    Args:
+        paths: the files, at least one.
+        size: files of a group, the last one may have fewer.
+        random: draws the orders.
+        read: reads the files of a group, which come sorted; not called where the next group is the same.
+    """
+    read_last: list[Path] = []
+    while True:
+        order = [paths[i] for i in random.permutation(len(paths))]
+        for begin in range(0, len(order), size):
+            group = sorted(order[begin : begin + size])
+            if group != read_last:
+                found, read_last = read(group), group
+            yield found
+
+
 class Batches:
     """Draws batches from files of answers, group by group, every anchor once before any comes again.
 
     Args:
         paths: the files, at least one.
-        hidden_size, vocab_size: of the model.
+        recorded: what they hold.
         batch: anchors of a batch.
         seed: of the order.
     """
 
-    def __init__(self, paths: Sequence[Path], *, hidden_size: int, vocab_size: int, batch: int, seed: int) -> None:
+    def __init__(self, paths: Sequence[Path], recorded: Recorded, *, batch: int, seed: int) -> None:
         assert paths, "no answers"
         self._paths = list(paths)
-        self._sizes = (hidden_size, vocab_size)
+        self._recorded = recorded
         self._batch = batch
         self._random = np.random.default_rng(seed)
 
     def draw(self) -> Iterator[tuple[Anchors, Tensor]]:
         """Yield anchors and the rows among them to draft from, without end."""
-        kept: tuple[list[Path], Anchors] | None = None
-        while True:
-            order = [self._paths[i] for i in self._random.permutation(len(self._paths))]
-            for begin in range(0, len(order), GROUP_SHARDS):
-                group = order[begin : begin + GROUP_SHARDS]
-                if kept is None or sorted(kept[0]) != sorted(group):
-                    kept = None  # its memory is free before the next group takes it
-                    shards = (split(read_shard(path, *self._sizes), is_held_out=False) for path in group)
-                    kept = (group, anchors_of(shards))
-                anchors = kept[1]
-                places = anchors.places[torch.from_numpy(self._random.permutation(len(anchors.places)))]
-                for rows in places.split(self._batch):
-                    if len(rows) == min(self._batch, len(places)):
-                        yield anchors, rows
+        for anchors in groups(self._paths, self._recorded.group, self._random, self._read):
+            places = anchors.places[torch.from_numpy(self._random.permutation(len(anchors.places)))]
+            for rows in places.split(self._batch):
+                if len(rows) == min(self._batch, len(places)):
+                    yield anchors, rows
+
+    def _read(self, paths: Sequence[Path]) -> Anchors:
+        shards = (self._recorded.read(path, is_held_out=False) for path in paths)
+        return anchors_of(shards, self._recorded.hidden_size)
 
 
-def held_out(paths: Sequence[Path], hidden_size: int, vocab_size: int, most_shards: int = 64) -> Anchors:
+def held_out(paths: Sequence[Path], recorded: Recorded, most_shards: int = 64) -> Anchors:
     """Return the anchors of the answers that are not trained on, of at most ``most_shards`` files."""
     chosen = paths[:: max(1, -(-len(paths) // most_shards))]
-    return anchors_of(split(read_shard(path, hidden_size, vocab_size), is_held_out=True) for path in chosen)
+    return anchors_of((recorded.read(path, is_held_out=True) for path in chosen), recorded.hidden_size)
 
 
-def frequent_tokens(paths: Sequence[Path], hidden_size: int, vocab_size: int, count: int) -> np.ndarray:
-    """Return the tokens that answers have most often, int64 ``[count]``, the most frequent first, equal ones by id."""
-    found = np.zeros(vocab_size, np.int64)
+def count_tokens(paths: Sequence[Path], recorded: Recorded) -> npt.NDArray[np.int64]:
+    """Return how often each token occurs in the answers that are trained on, int64 ``[vocab_size]``."""
+    found = np.zeros(recorded.vocab_size, np.int64)
     for path in paths:
-        shard = split(read_shard(path, hidden_size, vocab_size), is_held_out=False)
+        shard = recorded.read(path, is_held_out=False)
         token = 0
         for tokens, begin, _, _ in shard.answers.tolist():
-            found += np.bincount(shard.ids[token + begin : token + tokens], minlength=vocab_size)
+            found += np.bincount(shard.ids[token + begin : token + tokens], minlength=recorded.vocab_size)
             token += tokens
-    return np.argsort(-found, kind="stable")[: min(count, vocab_size)].astype(np.int64)
+    return found
+
+
+def most_frequent(counts: npt.NDArray[np.int64], most: int) -> npt.NDArray[np.int64]:
+    """Return the tokens with the largest counts, int64 ``[most]``, the most frequent first, equal ones by id."""
+    return np.argsort(-counts, kind="stable")[:most].astype(np.int64)

@@ -1,4 +1,4 @@
-"""A training on disk: the head's weights in half precision, and how far it has come."""
+"""A training on disk: the weights of a net in half precision, and how far it has come."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import Final
 
 import numpy as np
 import torch
+from torch import nn
 
 from edge_rt.errors import StorageError
 from edge_rt.system.atomic_files import write_atomically
-from edge_rt.train.head import DraftHead
 
 MAX_BYTES: Final = 8 << 20
-"""Largest checkpoint: half-precision weights, without the moments of the optimiser, which a resumed run builds anew."""
+"""Largest checkpoint of a head: half-precision weights, without the moments of the optimiser, which a resumed run
+builds anew."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,28 @@ class State:
     seed: int
 
 
-def save(path: Path, net: DraftHead, state: State) -> None:
+def file_of(folder: Path, kind: str = "head") -> Path:
+    """Return the checkpoint of a training folder for a kind of drafter, or an exit's adapter; it may not exist."""
+    return folder / ("checkpoint.npz" if kind == "head" else f"checkpoint-{kind}.npz")
+
+
+def delete(folder: Path, *kinds: str) -> None:
+    """Delete the checkpoints of a training that is over, so that the next run begins a new one."""
+    for kind in kinds:
+        file_of(folder, kind).unlink(missing_ok=True)
+
+
+def save(path: Path, net: nn.Module, state: State, *, most_bytes: int | None = MAX_BYTES) -> None:
     """Write a checkpoint; the old one stays until the new one is whole.
 
+    Args:
+        path: the file.
+        net: whose weights are written.
+        state: how far it has come.
+        most_bytes: that the file may have; None: any number.
+
     Raises:
-        StorageError: the disk is full, or the head is too large.
+        StorageError: the disk is full, or the net is too large.
     """
     memory = io.BytesIO()
     weights = {f"weight.{name}": tensor.half().numpy() for name, tensor in net.state_dict().items()}
@@ -52,20 +70,30 @@ def save(path: Path, net: DraftHead, state: State) -> None:
         **weights,
     )
     content = memory.getvalue()
-    if len(content) > MAX_BYTES:
+    if most_bytes is not None and len(content) > most_bytes:
         raise StorageError(
             "The head is too large for a checkpoint.",
-            f"It takes {len(content)} bytes, {MAX_BYTES} are allowed.",
+            f"It takes {len(content)} bytes, {most_bytes} are allowed.",
             "Train a smaller one.",
         )
     write_atomically(path, [content], parents=True)
 
 
-def load(path: Path, net: DraftHead, seed: int, vocab_size: int) -> State | None:
-    """Read a checkpoint into a head; None, with the head unchanged, if there is none that fits.
+def load(path: Path, net: nn.Module, seed: int, vocab_size: int, vocabulary: int | None = None) -> State | None:
+    """Read a checkpoint into a net.
+
+    Args:
+        path: the file.
+        net: gets its weights; unchanged if there is no file, or none that fits.
+        seed: that it must have.
+        vocab_size: of the model.
+        vocabulary: ids of the reduced vocabulary that it must have; None: any number.
+
+    Returns:
+        How far the training has come; None without a file.
 
     Raises:
-        StorageError: there is one, and it is damaged, or of another model or seed.
+        StorageError: there is one, and it is damaged, or of another model, vocabulary or seed.
     """
     if not path.is_file():
         return None
@@ -75,12 +103,14 @@ def load(path: Path, net: DraftHead, seed: int, vocab_size: int) -> State | None
         shapes = {f"weight.{name}": tuple(tensor.shape) for name, tensor in net.state_dict().items()}
         given = {name: array.shape for name, array in arrays.items() if name.startswith("weight.")}
         if shapes != given:
-            raise ValueError("it is of a head of another shape")
+            raise ValueError("it is of a drafter of another shape")
         kept = arrays["kept"].astype(np.int64)
         if kept.ndim != 1 or not len(kept) or kept.min() < 0 or kept.max() >= vocab_size:
             raise ValueError("its vocabulary is not that of the model")
         if int(arrays["seed"]) != seed:
             raise ValueError(f"it was trained with the seed {int(arrays['seed'])}, now it is {seed}")
+        if vocabulary is not None and len(kept) != min(vocabulary, vocab_size):
+            raise ValueError(f"it was trained with a vocabulary of {len(kept)}, now it is {vocabulary}")
         weights = {name.removeprefix("weight."): torch.from_numpy(arrays[name]).float() for name in shapes}
         if not all(bool(torch.isfinite(tensor).all()) for tensor in weights.values()):
             raise ValueError("its weights are not finite")

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 import numpy as np
+from torch import nn
 
-from edge_rt.progress import ProgressCallback, ProgressEvent
-from edge_rt.train import checkpoint
-from edge_rt.train.head import DraftHead
-from edge_rt.train.learn import Progress
+from edge_rt.progress import ProgressCallback
+from edge_rt.train import checkpoint, stages
+from edge_rt.train.updates import Progress
 
 CHECKPOINT_SECONDS: Final = 60.0
 """Between two checkpoints."""
@@ -22,7 +23,7 @@ class Clock:
     """Counts the updates of a training.
 
     Args:
-        net: the head that is trained.
+        net: that is trained.
         file: its checkpoint.
         kept: ids of the reduced vocabulary.
         seed: of the training.
@@ -30,6 +31,8 @@ class Clock:
         updates: the whole training; None: by time.
         seconds: the whole training, where it is not counted in updates.
         progress: called with every report.
+        label: what is trained, before every message.
+        most_bytes: of a checkpoint; None: any number.
         clock: seconds.
 
     Attributes:
@@ -38,7 +41,7 @@ class Clock:
 
     def __init__(
         self,
-        net: DraftHead,
+        net: nn.Module,
         file: Path,
         kept: np.ndarray,
         *,
@@ -47,13 +50,16 @@ class Clock:
         updates: int | None,
         seconds: float,
         progress: ProgressCallback,
+        label: str = "",
+        most_bytes: int | None = checkpoint.MAX_BYTES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.updates = 0 if state is None else state.updates
         self._net, self._file, self._kept, self._seed = net, file, kept, seed
         self._whole = updates
         self._limit = seconds
-        self._progress = progress
+        self._most_bytes = most_bytes
+        self._progress, self._label = progress, label
         self._clock = clock
         self._begun = clock() - (0.0 if state is None else state.seconds)
         self._saved = clock()
@@ -79,21 +85,24 @@ class Clock:
         Raises:
             StorageError: it cannot be written; the one before stays.
         """
-        checkpoint.save(self._file, self._net, checkpoint.State(self.updates, self.seconds, self._kept, self._seed))
+        state = checkpoint.State(self.updates, self.seconds, self._kept, self._seed)
+        checkpoint.save(self._file, self._net, state, most_bytes=self._most_bytes)
         self._saved = self._clock()
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Write a checkpoint behind the block, and when Ctrl-C stops it."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.save()
+            raise
+        self.save()
 
     def report(self, progress: Progress) -> None:
         """Show how a training is going."""
         whole, done = (self._whole, self.updates) if self._whole is not None else (int(self._limit), int(self.seconds))
-        self._progress(
-            ProgressEvent(
-                "training",
-                2,
-                3,
-                done,
-                whole,
-                "updates" if self._whole is not None else "seconds",
-                f"{self.updates:,} updates, loss {progress.loss:.3f}, "
-                f"first guess right {100 * progress.agreement:.1f} %",
-            )
-        )
+        unit = "updates" if self._whole is not None else "seconds"
+        right = f"first guess right {100 * progress.agreement:.1f} %"
+        message = f"{self._label}{self.updates:,} updates, loss {progress.loss:.3f}, {right}"
+        self._progress(stages.event("training", done, whole, unit, message))

@@ -1,8 +1,10 @@
-"""A trained head as a drafter's folder: matrices of 4 bits in tiles, and what was measured."""
+"""A trained head, or adapters of exits, as a drafter's folder: matrices of 4 bits in tiles, and what was measured."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,7 +16,18 @@ from torch import Tensor
 from edge_rt.export.weights.codes import Codes
 from edge_rt.export.weights.tile_formats import TILE_FORMATS, TILE_ROWS
 from edge_rt.export.weights.tiles import pack_rows
-from edge_rt.package.drafter import AcceptanceRecord, Drafter, DrafterInfo, DraftTarget, HeadInfo, TrainingRecord
+from edge_rt.package.drafter import (
+    EXIT,
+    HEAD,
+    AcceptanceRecord,
+    Drafter,
+    DrafterInfo,
+    DraftTarget,
+    ExitRecord,
+    HeadInfo,
+    TrainingRecord,
+)
+from edge_rt.package.drafter_tensors import VOCABULARY, exit_prefix
 from edge_rt.package.drafter_writer import DrafterWriter
 from edge_rt.package.reader import Package
 from edge_rt.train.acceptance import Acceptance
@@ -25,25 +38,47 @@ FORMAT: Final = "w4m"
 FORMAT_VERSION: Final = 1
 
 
-def head_tensors_of(net: DraftHead, kept: Tensor) -> dict[str, bytes]:
-    """Return the tensors of a head as ``weights.bin`` holds them.
-
-    Args:
-        net: the head.
-        kept: int64, ids of the reduced vocabulary, the most frequent first.
-    """
+def head_tensors_of(net: DraftHead, prefix: str = "") -> dict[str, bytes]:
+    """Return the tensors of a head as ``weights.bin`` holds them, but its vocabulary; ``prefix`` begins their names."""
     tensors: dict[str, npt.NDArray[Any]] = {
         "fc.tiles": _tiles(net.fc.detach()),
         "state_norm": _floats(net.state_norm),
         "token_norm": _floats(net.token_norm),
         "output_norm": _floats(net.output_norm),
-        "vocabulary": kept.numpy().astype("<i4"),
     }
     for index, (norm, gate_up, down) in enumerate(zip(net.block_norms, net.gate_up, net.down, strict=True)):
         tensors[f"block{index}.norm"] = _floats(norm)
         tensors[f"block{index}.gate_up.tiles"] = _tiles(_alternating(gate_up.detach()))
         tensors[f"block{index}.down.tiles"] = _tiles(down.detach())
-    return {name: np.ascontiguousarray(array).tobytes() for name, array in tensors.items()}
+    return {f"{prefix}{name}": np.ascontiguousarray(array).tobytes() for name, array in tensors.items()}
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """What was trained for an exit.
+
+    Attributes:
+        layer: layers before it.
+        net: the adapter.
+        acceptance: measured with weights of 4 bits.
+    """
+
+    layer: int
+    net: DraftHead
+    acceptance: Acceptance
+
+
+@dataclass(frozen=True)
+class Label:
+    """What a drafter says about itself besides figures.
+
+    Attributes:
+        name: of the drafter.
+        producer: program and version.
+    """
+
+    name: str
+    producer: str
 
 
 def write_drafter(
@@ -53,34 +88,61 @@ def write_drafter(
     kept: Tensor,
     acceptance: Acceptance,
     training: TrainingRecord,
+    label: Label,
     *,
-    name: str,
-    producer: str,
     force: bool,
 ) -> Drafter:
-    """Write a drafter's folder, absent or complete.
+    """Write a head's folder, absent or complete.
 
     Args:
         out: the folder.
         package: the model that it was trained for.
         net: the head.
-        kept: int64, ids of its reduced vocabulary.
+        kept: int64, ids of its reduced vocabulary, the most frequent first.
         acceptance: measured with weights of 4 bits.
         training: how it was trained.
-        name: of the drafter.
-        producer: program and version.
+        label: its name.
         force: replace a drafter that is there.
 
     Raises:
         StorageError: the folder exists or cannot be written; what was there stays.
     """
+    info = _info(package, net, kept, acceptance, training, label)
+    with DrafterWriter(out, force=force) as writer:
+        return writer.publish(info, {**head_tensors_of(net), **_vocabulary(kept)})
+
+
+def write_adapters(
+    out: Path,
+    package: Package,
+    adapters: Sequence[Adapter],
+    kept: Tensor,
+    training: TrainingRecord,
+    label: Label,
+    *,
+    force: bool,
+) -> Drafter:
+    """Write the folder of the adapters of exits, at least one; arguments and errors as of ``write_drafter``."""
+    last = adapters[-1]
+    records = tuple(ExitRecord(one.layer, *(round(share, 4) for share in one.acceptance.first)) for one in adapters)
+    info = _info(package, last.net, kept, last.acceptance, training, label)
+    tensors = _vocabulary(kept)
+    for one in adapters:
+        tensors |= head_tensors_of(one.net, exit_prefix(one.layer))
+    with DrafterWriter(out, force=force) as writer:
+        return writer.publish(dataclasses.replace(info, kind=EXIT, exits=records), tensors)
+
+
+def _info(
+    package: Package, net: DraftHead, kept: Tensor, acceptance: Acceptance, training: TrainingRecord, label: Label
+) -> DrafterInfo:
     manifest, shape = package.manifest, net.shape
-    info = DrafterInfo(
+    return DrafterInfo(
         format_version=FORMAT_VERSION,
-        producer=producer,
-        name=name,
-        kind="head",
-        target=target_of(package),
+        producer=label.producer,
+        name=label.name,
+        kind=HEAD,
+        target=DraftTarget.of(manifest),
         head=HeadInfo(
             blocks=shape.blocks,
             intermediate_size=shape.intermediate_size,
@@ -98,24 +160,10 @@ def write_drafter(
         license=manifest.license,
         files={},
     )
-    with DrafterWriter(out, force=force) as writer:
-        return writer.publish(info, head_tensors_of(net, kept))
 
 
-def target_of(package: Package) -> DraftTarget:
-    """Return how a drafter names the model that it was trained for."""
-    manifest = package.manifest
-    config = manifest.model
-    quantisation: Mapping[str, str] = manifest.quantisation
-    return DraftTarget(
-        config.name,
-        manifest.source.sha256,
-        dict(quantisation),
-        manifest.files[manifest.tokenizer.file].sha256,
-        config.hidden_size,
-        config.vocab_size,
-        config.num_layers,
-    )
+def _vocabulary(kept: Tensor) -> dict[str, bytes]:
+    return {VOCABULARY: kept.numpy().astype("<i4").tobytes()}
 
 
 def _tiles(weight: Tensor) -> npt.NDArray[Any]:

@@ -8,7 +8,7 @@ behind it, rms(x) being x / sqrt(mean(x^2) + epsilon)::
     logits = W_head (rms(y) * g_o),  s' = y
 
 This is EAGLE's feature extrapolation (Li et al. 2024) without attention, as in Hydra (Ankner et al. 2024), and a step
-of it is that of a recurrent drafter (ReDrafter, Zhang et al. 2024). ``W_head`` are rows of the model's own head.
+of it is that of a recurrent drafter (ReDrafter, Cheng et al. 2024). ``W_head`` are rows of the model's own head.
 """
 
 from __future__ import annotations
@@ -43,6 +43,10 @@ class HeadShape:
 class DraftHead(nn.Module):
     """A head, float32.
 
+    Attributes:
+        rounds_weights: whether matrices have the values that their 4-bit codes hold.
+        dropout: share of the inputs of all matrices but the LM head that is left out, where gradients are computed.
+
     Args:
         shape: its numbers.
         output_norm: float32 ``[hidden_size]``, the model's final norm, from which ``g_o`` starts.
@@ -53,6 +57,7 @@ class DraftHead(nn.Module):
         size, inner = shape.hidden_size, shape.intermediate_size
         self.shape = shape
         self.rounds_weights = False
+        self.dropout = 0.0
         self.fc = nn.Parameter(torch.empty(size, 2 * size).normal_(std=0.02))
         self.gate_up = nn.ParameterList(torch.empty(2 * inner, size).normal_(std=0.03) for _ in range(shape.blocks))
         self.down = nn.ParameterList(torch.empty(size, inner).normal_(std=0.01) for _ in range(shape.blocks))
@@ -68,15 +73,18 @@ class DraftHead(nn.Module):
     def step(self, state: Tensor, embedding: Tensor) -> Tensor:
         """Return the next state, float32 ``[rows, hidden_size]`` like both arguments."""
         joined = torch.cat([self.rms(state) * self.state_norm, self.rms(embedding) * self.token_norm], -1)
-        y = functional.linear(joined, self._weight(self.fc))
+        y = functional.linear(self._thinned(joined), self._weight(self.fc))
         for norm, gate_up, down in zip(self.block_norms, self.gate_up, self.down, strict=True):
             gate, up = functional.linear(self.rms(y) * norm, self._weight(gate_up)).chunk(2, -1)
-            y = y + functional.linear(functional.silu(gate) * up, self._weight(down))
+            y = y + functional.linear(self._thinned(functional.silu(gate) * up), self._weight(down))
         return y
 
     def output(self, state: Tensor) -> Tensor:
         """Return what the LM head's rows are multiplied with."""
         return self.rms(state) * self.output_norm
+
+    def _thinned(self, x: Tensor) -> Tensor:
+        return functional.dropout(x, self.dropout) if self.dropout and torch.is_grad_enabled() else x
 
     def _weight(self, weight: Tensor) -> Tensor:
         """Return a matrix as it is, or rounded to 4 bits; gradients pass either way."""

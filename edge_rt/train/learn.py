@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -14,11 +12,12 @@ from torch.nn import functional
 from edge_rt.train.anchors import Anchors
 from edge_rt.train.head import DraftHead
 from edge_rt.train.target import Target
+from edge_rt.train.updates import Found, Progress, Schedule, run_updates
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a head is trained; the defaults are those of the drafter that edge-rt ships.
+    """How a head is trained.
 
     Attributes:
         steps: recurrent steps that are unrolled.
@@ -26,37 +25,23 @@ class Recipe:
         soft: share of the model's distribution in the loss; the rest is its most likely token.
         regression: weight of the distance between normed states.
         learning_rate, weight_decay: of AdamW.
+        dropout: share of a matrix's inputs that is left out in every update (Srivastava et al. 2014): answers are few,
+            and come several times.
         batch: anchors of an update.
         warm_up: updates until the learning rate is reached.
         rounding: share of the training, at its end, in which weights are rounded to 4 bits.
     """
 
-    steps: int = 2
+    steps: int = 1
     step_weight: float = 0.8
     soft: float = 0.6
     regression: float = 0.3
     learning_rate: float = 1.5e-3
     weight_decay: float = 0.05
+    dropout: float = 0.0
     batch: int = 1024
     warm_up: int = 40
     rounding: float = 0.15
-
-
-@dataclass(frozen=True)
-class Progress:
-    """State of a training.
-
-    Attributes:
-        updates: done so far.
-        share: of the whole training, 0 to 1.
-        loss: mean of the first step's loss since the last report.
-        agreement: share of anchors whose most likely token was the model's, since then.
-    """
-
-    updates: int
-    share: float
-    loss: float
-    agreement: float
 
 
 def learn(
@@ -68,7 +53,7 @@ def learn(
     report: Callable[[Progress], None],
     *,
     report_seconds: float = 20.0,
-) -> int:
+) -> None:
     """Train a head in place until ``share_done`` returns 1.
 
     Args:
@@ -79,47 +64,21 @@ def learn(
         share_done: which part of the training is over; it sets the learning rate.
         report: called now and then.
         report_seconds: between two reports.
-
-    Returns:
-        The number of updates.
     """
-    optimiser = torch.optim.AdamW(_groups(net, recipe), lr=recipe.learning_rate, betas=(0.9, 0.95))
-    updates = seen = 0
-    loss_sum = hits = 0.0
-    last = time.monotonic()
-    while (share := share_done()) < 1.0:
-        anchors, rows = next(batches)
+    net.dropout = recipe.dropout
+
+    def loss_at(share: float) -> Found:
         net.rounds_weights = share > 1.0 - recipe.rounding
-        rate = recipe.learning_rate * min(1.0, (updates + 1) / recipe.warm_up)
-        for group in optimiser.param_groups:
-            group["lr"] = rate * (0.02 + 0.98 * 0.5 * (1.0 + math.cos(math.pi * share)))
-        loss, first, hit = _loss(net, target, anchors, rows, recipe)
-        optimiser.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-        optimiser.step()
-        updates += 1
-        seen += 1
-        loss_sum += first
-        hits += hit
-        if time.monotonic() - last > report_seconds:
-            report(Progress(updates, share, loss_sum / seen, hits / seen))
-            loss_sum, hits, seen, last = 0.0, 0.0, 0, time.monotonic()
-    return updates
+        anchors, rows = next(batches)
+        return _loss(net, target, anchors, rows, recipe)
+
+    schedule = Schedule(recipe.learning_rate, recipe.weight_decay, recipe.warm_up)
+    run_updates(net, loss_at, schedule, share_done, report, report_seconds=report_seconds)
 
 
-def _groups(net: DraftHead, recipe: Recipe) -> list[dict[str, object]]:
-    """Norms are not decayed."""
-    matrices = [p for p in net.parameters() if p.ndim > 1]
-    vectors = [p for p in net.parameters() if p.ndim < 2]
-    return [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-
-
-def _loss(
-    net: DraftHead, target: Target, anchors: Anchors, rows: Tensor, recipe: Recipe
-) -> tuple[Tensor, float, float]:
+def _loss(net: DraftHead, target: Target, anchors: Anchors, rows: Tensor, recipe: Recipe) -> Found:
     """Return the loss, that of the first step, and the first step's share of right guesses."""
-    state = anchors.states(rows)
+    state = anchors.begins(rows)
     left = anchors.left[rows]
     total = torch.zeros(())
     first = hit = 0.0
@@ -140,4 +99,4 @@ def _loss(
         if step == 0:
             first, hit = float(loss.detach()), float((logits.argmax(-1) == best).float().mean())
         total = total + recipe.step_weight**step * loss
-    return total, first, hit
+    return Found(total, first, hit)

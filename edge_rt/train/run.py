@@ -2,204 +2,28 @@
 
 from __future__ import annotations
 
-import itertools
-import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import torch
 
-from edge_rt.errors import UnsupportedModel
+from edge_rt.errors import ConfigError, UnsupportedModel
 from edge_rt.package.drafter import Drafter, TrainingRecord
 from edge_rt.package.reader import Package
-from edge_rt.progress import ProgressCallback, ProgressEvent, no_progress
-from edge_rt.runtime.prompt.encoding import PromptEncoder
+from edge_rt.progress import ProgressCallback, no_progress
 from edge_rt.train import checkpoint
-from edge_rt.train.acceptance import Acceptance, acceptance
-from edge_rt.train.anchors import Anchors
-from edge_rt.train.batch import BatchRunner
-from edge_rt.train.batches import Batches, frequent_tokens, held_out
-from edge_rt.train.clock import Clock
-from edge_rt.train.dialogues.markers import find_markers
-from edge_rt.train.dialogues.writer import DialogueWriter
-from edge_rt.train.folder import write_drafter
-from edge_rt.train.head import DraftHead, HeadShape
-from edge_rt.train.learn import Recipe, learn
-from edge_rt.train.shards import SHARD_TOKENS, shard_paths, written
-from edge_rt.train.start import start
-from edge_rt.train.target import Target, target_of
+from edge_rt.train.acceptance import Acceptance
+from edge_rt.train.answers import write_answers
+from edge_rt.train.folder import Adapter, Label, write_adapters, write_drafter
+from edge_rt.train.learn import Recipe
+from edge_rt.train.options import TrainOptions
+from edge_rt.train.training import Trained, kind_of, train_head
 from edge_rt.version import VERSION
 
-DEFAULT_VOCABULARY: Final = 4096
-"""Tokens that a head can guess, besides those of the prompt."""
-WRITING_SHARE: Final = 0.5
-"""Part of the time that goes into answers."""
-_SEQUENCES: Final = 32
-_CONTEXT: Final = 1152
-_PREFILL_ROWS: Final = 128
-_TRAINING_SHARE: Final = 0.45
-_START_ANCHORS: Final = 40_000
-_STAGES: Final = ("answers", "training", "measuring")
-
-
-@dataclass(frozen=True)
-class TrainOptions:
-    """What is trained, and for how long.
-
-    Attributes:
-        seconds: time for everything. Answers and training of an earlier run in the same folder are continued.
-        tokens: answer tokens to write, instead of ``WRITING_SHARE`` of the time; None: by time.
-        updates: of the training, instead of the rest of the time; None: by time. With both numbers given, a seed
-            repeats a training.
-        seed: of all draws.
-        threads: for both; None: all CPUs.
-        vocabulary: rows of the LM head that guesses come from.
-        intermediate_size: of a block; None: eight thirds of the hidden size, as usual.
-        blocks: how many.
-        kv_format: of the cache while answers are written.
-    """
-
-    seconds: float = 1800.0
-    tokens: int | None = None
-    updates: int | None = None
-    seed: int = 0
-    threads: int | None = None
-    vocabulary: int = DEFAULT_VOCABULARY
-    intermediate_size: int | None = None
-    blocks: int = 1
-    kv_format: str = "f16"
-
-
-@dataclass(frozen=True)
-class Trained:
-    """A trained head.
-
-    Attributes:
-        net: the head.
-        target: the model.
-        held_out: answers that it was not trained on.
-        untrained: how often guesses of the linear start were right there.
-        reached: the same of the trained head, its weights rounded to 4 bits.
-        tokens: answer tokens it was trained on.
-        epochs: passes over them.
-        updates: of the training.
-        seconds: spent on training.
-    """
-
-    net: DraftHead
-    target: Target
-    held_out: Anchors
-    untrained: Acceptance
-    reached: Acceptance
-    tokens: int
-    epochs: float
-    updates: int
-    seconds: float
-
-
-def write_answers(
-    package: Package, folder: Path, options: TrainOptions, progress: ProgressCallback = no_progress
-) -> int:
-    """Write answers into a folder until there are enough, or the time for them is over.
-
-    Returns:
-        The number of answer tokens in the folder.
-
-    Raises:
-        StorageError: the disk is full; complete files stay, and are continued.
-        UnsupportedModel, InvalidTemplate: the model cannot write dialogues by itself.
-    """
-    begun = time.monotonic()
-    files = len(shard_paths(folder))
-    total = files * SHARD_TOKENS
-    limit = None if options.tokens is not None else WRITING_SHARE * options.seconds
-
-    def tell() -> bool:
-        spent = time.monotonic() - begun
-        done, whole = (total, options.tokens) if limit is None else (int(spent), int(limit))
-        unit = "tokens" if limit is None else "seconds"
-        message = f"{total:,} answer tokens"
-        progress(ProgressEvent("answers", 1, len(_STAGES), done, whole, unit, message))
-        return total >= options.tokens if options.tokens is not None else spent >= (limit or 0.0)
-
-    if tell() and files:
-        return total
-    texts = PromptEncoder(package, package.manifest.model.context_length)
-    with BatchRunner(
-        package,
-        sequences=_SEQUENCES,
-        capacity=min(_CONTEXT, package.manifest.model.context_length),
-        kv_format=options.kv_format,
-        threads=options.threads or torch.get_num_threads(),
-        most_rows=_SEQUENCES + _PREFILL_ROWS,
-    ) as runner:
-        # Another seed behind the answers of an earlier run, which would be written again otherwise.
-        writer = DialogueWriter(runner, texts.tokenizer, find_markers(texts), options.seed + 1000 * files)
-        for shard in written(folder, writer.answers()):
-            total += shard.num_tokens
-            if tell():
-                break
-    return total
-
-
-def train_head(
-    package: Package, folder: Path, options: TrainOptions, recipe: Recipe, progress: ProgressCallback = no_progress
-) -> Trained:
-    """Train a head on the answers of a folder, and measure it.
-
-    A checkpoint in the folder is continued, and written every minute.
-
-    Raises:
-        StorageError: answers or checkpoint cannot be used, or the disk is full.
-        UnsupportedModel: heads cannot be trained for this model.
-    """
-    config = package.manifest.model
-    sizes = (config.hidden_size, config.vocab_size)
-    paths = shard_paths(folder)
-    torch.manual_seed(options.seed)
-    inner = options.intermediate_size or -(-8 * config.hidden_size // 3 // 64) * 64
-    shape = HeadShape(config.hidden_size, inner, options.blocks)
-    draft = DraftHead(shape, torch.ones(config.hidden_size))
-    file = folder / "checkpoint.npz"
-    state = checkpoint.load(file, draft, options.seed, config.vocab_size)
-    kept = state.kept if state is not None else frequent_tokens(paths, *sizes, options.vocabulary)
-    target = target_of(package, kept)
-    evaluated = held_out(paths, *sizes)
-    seed = options.seed + (0 if state is None else state.updates)
-    batches = Batches(paths, hidden_size=sizes[0], vocab_size=sizes[1], batch=recipe.batch, seed=seed).draw()
-    beginner = DraftHead(shape, target.norm)
-    anchors, first = next(batches)
-    rows = anchors.places[torch.randperm(len(anchors.places))[:_START_ANCHORS]]
-    start(beginner, target.embedding, anchors, rows)
-    if state is None:
-        draft = beginner
-    untrained = acceptance(beginner, target, evaluated)
-    clock = Clock(
-        draft,
-        file,
-        kept,
-        seed=options.seed,
-        state=state,
-        updates=options.updates,
-        seconds=_TRAINING_SHARE * options.seconds,
-        progress=progress,
-    )
-    learn(draft, target, itertools.chain([(anchors, first)], batches), recipe, clock.share, clock.report)
-    clock.save()
-    draft.rounds_weights = True
-    progress(ProgressEvent("measuring", 3, len(_STAGES)))
-    return Trained(
-        draft,
-        target,
-        evaluated,
-        untrained,
-        acceptance(draft, target, evaluated),
-        len(paths) * SHARD_TOKENS,
-        clock.updates * recipe.batch / max(1, len(paths) * SHARD_TOKENS),
-        clock.updates,
-        clock.seconds,
-    )
+_SELF: Final = "answers of the model to user turns that it wrote itself, greedy and sampled"
+_PROMPTS: Final = "answers of the model to {} prompts of its user, greedy and sampled"
 
 
 @dataclass(frozen=True)
@@ -207,12 +31,31 @@ class TrainReport:
     """What a training gave.
 
     Attributes:
-        drafter: the drafter that was written; None if it was not better than nothing.
-        trained: the head and its figures.
+        drafter: the drafter that was written; None if nothing was better than its linear start.
+        trained: the head and its figures; of adapters, the last one.
+        left_out: prompts that were too long to be answered.
+        exits: layers before an exit -> its adapter and its figures, those that were not written included.
     """
 
     drafter: Drafter | None
     trained: Trained
+    left_out: int = 0
+    exits: Mapping[int, Trained] = field(default_factory=dict)
+
+    @property
+    def size_bytes(self) -> int | None:
+        """Bytes of what was written; None if nothing was."""
+        return None if self.drafter is None else self.drafter.size_bytes
+
+    @property
+    def written_exits(self) -> tuple[int, ...]:
+        """The exits whose adapters were written."""
+        return () if self.drafter is None else self.drafter.info.layers
+
+    @property
+    def more_figures(self) -> dict[str, Acceptance]:
+        """Figures besides those of the training; none, because it is measured with weights as they are written."""
+        return {}
 
 
 def train_drafter(
@@ -226,63 +69,92 @@ def train_drafter(
     recipe: Recipe | None = None,
     progress: ProgressCallback = no_progress,
 ) -> TrainReport:
-    """Train a head for a model, from nothing but the model, and write it as a drafter.
+    """Train a head, or the adapters of exits, from nothing but the model, and write a drafter.
 
     Args:
         package: the model.
         out: the drafter's folder.
-        folder: for answers and checkpoints; a later run with the same one continues.
-        options: how long, and of which size.
+        folder: for answers and checkpoints. With a checkpoint of a run that was stopped, its training goes on; behind a
+            run that was finished more answers are written, and the training begins anew on all of them.
+        options: what, how long, and of which size.
         name: of the drafter.
         force: replace a drafter at ``out``.
         recipe: of the training; None: the usual one.
         progress: called as it goes on.
 
     Raises:
-        UnsupportedModel, InvalidTemplate: heads cannot be trained for this model.
+        ConfigError: the package has not the exits that were named, or the recipe unrolls steps of an adapter.
+        InputError: all prompts are too long to be answered.
+        UnsupportedModel, InvalidTemplate: drafters cannot be trained for this model.
         StorageError: the disk is full, or files cannot be used; answers and the last checkpoint stay.
     """
-    require_trainable(package)
     recipe = recipe or Recipe()
+    require_trainable(package, options, recipe)
     torch.set_num_threads(options.threads or torch.get_num_threads())
-    write_answers(package, folder, options, progress)
-    trained = train_head(package, folder, options, recipe, progress)
-    if trained.reached.first[0] <= trained.untrained.first[0]:
-        return TrainReport(None, trained)
-    record = TrainingRecord(
-        tokens=trained.tokens,
-        epochs=round(trained.epochs, 3),
-        steps=trained.updates,
+    left_out = 0
+    layers: tuple[int | None, ...] = options.exits or (None,)
+    if not any(checkpoint.file_of(folder, kind_of(layer)).exists() for layer in layers):
+        left_out = write_answers(package, folder, options, progress)
+    label = Label(name, f"edge-rt {VERSION}")
+    if options.exits:
+        found: dict[int, Trained] = {}
+        kept = None
+        for layer in options.exits:
+            found[layer] = train_head(package, folder, options, recipe, progress, layer=layer, kept=kept)
+            kept = found[layer].target.kept
+        better = [Adapter(layer, one.net, one.reached) for layer, one in found.items() if one.is_better]
+        last, drafter = found[options.exits[-1]], None
+        if better:
+            record = _record(tuple(found.values()), options)
+            drafter = write_adapters(out, package, better, last.target.kept, record, label, force=force)
+        checkpoint.delete(folder, *(kind_of(layer) for layer in layers))
+        return TrainReport(drafter, last, left_out, found)
+    trained, drafter = train_head(package, folder, options, recipe, progress), None
+    if trained.is_better:
+        record = _record((trained,), options)
+        drafter = write_drafter(
+            out, package, trained.net, trained.target.kept, trained.reached, record, label, force=force
+        )
+    checkpoint.delete(folder, kind_of(None))
+    return TrainReport(drafter, trained, left_out)
+
+
+def _record(trained: tuple[Trained, ...], options: TrainOptions) -> TrainingRecord:
+    """Return the record of what was trained; steps and hours are those of all adapters."""
+    return TrainingRecord(
+        tokens=trained[0].tokens,
+        epochs=round(sum(one.epochs for one in trained) / len(trained), 3),
+        steps=sum(one.updates for one in trained),
         seed=options.seed,
-        recipe="head-1",
-        data="answers of the model to user turns that it wrote itself, greedy and sampled",
-        hours=round(trained.seconds / 3600, 3),
+        recipe="exit-1" if options.exits else "head-1",
+        data=_SELF if options.prompts is None else _PROMPTS.format(len(options.prompts)),
+        hours=round(sum(one.seconds for one in trained) / 3600, 3),
     )
-    drafter = write_drafter(
-        out,
-        package,
-        trained.net,
-        trained.target.kept,
-        trained.reached,
-        record,
-        name=name,
-        producer=f"edge-rt {VERSION}",
-        force=force,
-    )
-    return TrainReport(drafter, trained)
 
 
-def require_trainable(package: Package) -> None:
-    """Refuse a package for which no head can be trained.
+def require_trainable(package: Package, options: TrainOptions, recipe: Recipe) -> None:
+    """Refuse a package for which a drafter cannot be trained.
 
     Raises:
-        UnsupportedModel: it is not native, or in several segments.
+        UnsupportedModel: it is not native.
+        ConfigError: it has not the exits that were named, or an adapter's steps are to be unrolled.
     """
     manifest = package.manifest
-    if manifest.op_profile != "native" or len(manifest.segments) != 1:
+    if manifest.op_profile != "native":
         raise UnsupportedModel(
-            "No draft head can be trained for this package.",
-            f"Its op profile is {manifest.op_profile!r}, with {len(manifest.segments)} segments; "
-            "'native' with one is needed.",
+            "No drafter can be trained for this package.",
+            f"Its op profile is {manifest.op_profile!r}; 'native' is needed.",
             "Export the model again with --profile native.",
+        )
+    if missing := set(options.exits).difference(manifest.exits):
+        raise ConfigError(
+            "The package has not all of these exits.",
+            f"It has {', '.join(map(str, manifest.exits)) or 'none'}; {min(missing)} was asked for.",
+            "Name exits of the package, or export the model again with --exits.",
+        )
+    if options.exits and recipe.steps != 1:
+        raise ConfigError(
+            "The adapter of an exit guesses one token.",
+            f"{recipe.steps} steps were to be unrolled.",
+            "Leave out --unrolled.",
         )

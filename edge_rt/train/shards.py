@@ -19,7 +19,7 @@ from edge_rt.system.atomic_files import write_atomically
 from edge_rt.train.dialogues.writer import Answer
 
 SHARD_TOKENS: Final = 20_000
-"""Answer tokens of a file: about 23 MB for states of 576 numbers."""
+"""Answer tokens of a file: about 23 MB for states of 576 numbers, as many more for every exit."""
 _COLUMNS: Final = ("tokens", "begin", "rows", "temperature")
 
 
@@ -28,7 +28,7 @@ class Shard(NamedTuple):
 
     Attributes:
         ids: int32, the tokens of all dialogues one after the other.
-        hidden: float16 ``[rows, hidden_size]``.
+        hidden: float16 ``[rows, columns]``, see ``Answer``.
         answers: int64 ``[answers, 4]``: tokens, place of the answer's first one, rows of ``hidden``, and hundredths of
             the temperature.
     """
@@ -65,12 +65,12 @@ def write_shard(path: Path, shard: Shard) -> None:
     write_atomically(path, [memory.getvalue()], durable=False, parents=True)
 
 
-def read_shard(path: Path, hidden_size: int, vocab_size: int) -> Shard:
+def read_shard(path: Path, columns: int, vocab_size: int) -> Shard:
     """Read a file.
 
     Args:
         path: of the file.
-        hidden_size: of the model.
+        columns: of its hidden states: the model's hidden size, for the last layer and for every exit.
         vocab_size: of the model.
 
     Raises:
@@ -87,8 +87,8 @@ def read_shard(path: Path, hidden_size: int, vocab_size: int) -> Shard:
     ids, hidden, answers = (arrays[name] for name in Shard._fields)
     if [array.dtype.name for array in (ids, hidden, answers)] != ["int32", "float16", "int64"]:
         raise _damaged(path, "Its arrays have other types")
-    if ids.ndim != 1 or hidden.shape[1:] != (hidden_size,) or answers.shape[1:] != (len(_COLUMNS),):
-        raise _damaged(path, f"Its states have the shape {list(hidden.shape)}, the model's size is {hidden_size}")
+    if ids.ndim != 1 or hidden.shape[1:] != (columns,) or answers.shape[1:] != (len(_COLUMNS),):
+        raise _damaged(path, f"Its states have the shape {list(hidden.shape)}, {columns} columns are wanted")
     if answers.size == 0 or answers[:, 0].sum() != len(ids) or answers[:, 2].sum() != len(hidden):
         raise _damaged(path, "Its answers do not add up")
     if answers.min() < 0 or (answers[:, 1] >= answers[:, 0]).any() or ids.min() < 0 or ids.max() >= vocab_size:

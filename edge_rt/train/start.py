@@ -25,7 +25,7 @@ def start(net: DraftHead, embedding: Tensor, anchors: Anchors, rows: Tensor) -> 
         rows: int64, anchors to fit; some ten thousand.
     """
     tokens = functional.embedding(anchors.tokens(rows), embedding)
-    inputs = torch.cat([net.rms(anchors.states(rows)), net.rms(tokens)], -1)
+    inputs = torch.cat([net.rms(anchors.begins(rows)), net.rms(tokens)], -1)
     wanted = net.rms(anchors.states(rows + 1))
     squares = inputs.T @ inputs
     squares += _RIDGE * squares.diagonal().mean() * torch.eye(len(squares))

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from edge_rt.binding import StopSwitch
 from edge_rt.errors import UnsupportedModel
 from edge_rt.package.manifest import WEIGHTS_FILE
 from edge_rt.package.reader import Package
-from edge_rt.session import Session, StopSwitch
+from edge_rt.session import Session
 from edge_rt.train.batch import link_weights
 
 DOMAIN = "edge_rt"
@@ -48,14 +49,19 @@ class Target:
     scale: float
     softcap: float
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Return the model's logits for the kept tokens, float32 ``[rows, kept]``, from hidden states."""
+    def logits(self, hidden: Tensor, head: Tensor | None = None) -> Tensor:
+        """Return the model's logits, float32 ``[rows, tokens]``, from hidden states before the final norm.
+
+        Args:
+            hidden: float32 ``[rows, hidden_size]``.
+            head: rows of the LM head, float32 ``[tokens, hidden_size]``; None: those of the kept tokens.
+        """
         size = (hidden.shape[-1],)
         if self.norm_bias is None:
             normed = functional.rms_norm(hidden, size, self.norm, self.epsilon)
         else:
             normed = functional.layer_norm(hidden, size, self.norm, self.norm_bias, self.epsilon)
-        return self.capped(functional.linear(normed, self.head))
+        return self.capped(functional.linear(normed, self.head if head is None else head))
 
     def capped(self, products: Tensor) -> Tensor:
         """Return logits from products with the LM head's rows."""
@@ -63,20 +69,20 @@ class Target:
         return self.softcap * torch.tanh(scaled / self.softcap) if self.softcap else scaled
 
 
-def target_of(package: Package, kept: npt.NDArray[np.int64]) -> Target:
+def read_target(package: Package, kept: npt.NDArray[np.int64]) -> Target:
     """Read what training needs of a package.
 
     Args:
-        package: native, with one segment.
+        package: native.
         kept: ids of the reduced vocabulary.
 
     Raises:
         UnsupportedModel: its LM head adds a bias, which a draft head does not have.
     """
     config = package.manifest.model
-    graph = ir.load(package.file(package.manifest.segments[0].graph)).graph
-    embed = next(node for node in graph if node.op_type == "QuantEmbed")
-    head = next(node for node in graph if node.outputs[0].name == "logits")
+    first, last = (ir.load(package.file(package.manifest.segments[place].graph)).graph for place in (0, -1))
+    embed = next(node for node in first if node.op_type == "QuantEmbed")
+    head = next(node for node in last if node.outputs[0].name == "logits")
     inputs = [*head.inputs, *[None] * (8 - len(head.inputs))]
     if inputs[3] is not None:
         raise UnsupportedModel(

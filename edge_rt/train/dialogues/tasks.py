@@ -12,7 +12,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 LEAST_PASSAGE: Final = 350
 """Characters of an answer that is kept as a passage."""
@@ -20,15 +20,15 @@ _LEAST_WORDS: Final = 50
 _MOST_PASSAGES: Final = 3000
 _FEW_PASSAGES: Final = 40
 _SHARES: Final = (
-    ("nothing", 0.10),
-    ("chat", 0.26),
+    ("nothing", 0.08),
+    ("chat", 0.20),
     ("code", 0.04),
-    ("question", 0.10),
+    ("question", 0.09),
     ("arithmetic", 0.10),
-    ("article", 0.07),
-    ("translation", 0.13),
-    ("passage", 0.10),
-    ("question on a passage", 0.10),
+    ("article", 0.05),
+    ("translation", 0.12),
+    ("passage", 0.20),
+    ("question on a passage", 0.12),
 )
 
 
@@ -39,10 +39,25 @@ class Opening:
     Attributes:
         text: may be empty.
         is_whole: whether it is the whole turn; otherwise the model continues it.
+        is_repeated: whether it came before, and so has its greedy answer already.
     """
 
     text: str
     is_whole: bool
+    is_repeated: bool = False
+
+
+class Openings(Protocol):
+    """Where user turns come from."""
+
+    def first(self) -> Opening:
+        """Return the opening of a conversation."""
+
+    def next(self) -> Opening | None:
+        """Return the opening of a later user turn; None ends the conversation."""
+
+    def learn(self, answer: str) -> None:
+        """Take note of a long answer."""
 
 
 class Tasks:

@@ -18,10 +18,13 @@ import numpy.typing as npt
 from edge_rt.text.tokenizer import Tokenizer
 from edge_rt.train.batch import BatchRunner, Rows
 from edge_rt.train.dialogues.markers import Markers
-from edge_rt.train.dialogues.tasks import Opening, Tasks
+from edge_rt.train.dialogues.prompts import Prompts
+from edge_rt.train.dialogues.tasks import Opening, Openings, Tasks
 
 ROWS_BEFORE: Final = 5
 """Rows kept before that of an answer's first token."""
+ROOM: Final = 192
+"""Tokens that an opening leaves at least for the rest of its turn and the answer, in a context that has as many."""
 _PREFILL_ROWS: Final = 128
 _PIECE: Final = 48
 _TEMPERATURES: Final = (0.0, 0.4, 0.8)
@@ -31,6 +34,8 @@ _TURN_TOKENS: Final = (6, 90)
 _MOST_TURNS: Final = 3
 _NEXT_TURN: Final = 0.3
 _ROOM_FOR_A_TURN: Final = 520
+_LEAST_ROOM: Final = 16
+_TRIES: Final = 20
 _LEAST_ANSWER: Final = 3
 _LONG_ANSWER: Final = 100
 _CHECK_LOOPS: Final = 8
@@ -43,7 +48,8 @@ class Answer:
     Attributes:
         token_ids: int32, of the whole dialogue up to the end of this answer.
         begin: place of the answer's first token.
-        hidden: float16 ``[rows, hidden_size]``, the rows from ``first_row`` to the one before the last token.
+        hidden: float16 ``[rows, columns]``, the rows from ``first_row`` to the one before the last token: states behind
+            the last layer, and beside them those of the exits asked for.
         temperature: that it was sampled at; 0: greedy.
     """
 
@@ -84,13 +90,24 @@ class DialogueWriter:
         tokenizer: its tokenizer.
         markers: of its chat template.
         seed: of all draws. The same seed gives the same dialogues.
+        prompts: user messages to answer, at least one; None: the model writes user turns itself.
+        exits: places of the exits whose states are kept as well.
     """
 
-    def __init__(self, runner: BatchRunner, tokenizer: Tokenizer, markers: Markers, seed: int) -> None:
+    def __init__(
+        self,
+        runner: BatchRunner,
+        tokenizer: Tokenizer,
+        markers: Markers,
+        seed: int,
+        prompts: Sequence[str] | None = None,
+        exits: Sequence[int] = (),
+    ) -> None:
+        self._exits = tuple(exits)
         self._runner, self._tokenizer, self._markers = runner, tokenizer, markers
         self._rng = random.Random(seed)
         self._draws = np.random.default_rng(seed)
-        self._tasks = Tasks(self._rng)
+        self._openings: Openings = Tasks(self._rng) if prompts is None else Prompts(prompts, self._rng)
 
     def answers(self) -> Iterator[Answer]:
         """Yield answers as they are finished."""
@@ -129,32 +146,42 @@ class DialogueWriter:
 
     def _begin(self, place: int) -> _Dialogue:
         self._runner.lengths[place] = 0
-        opening = self._tasks.first()
         first = list(self._markers.first_user)
-        one = _Dialogue(first + self._encode(opening), turn_begin=len(first))
+        opening, ids = self._first_opening(self._capacity - len(first))
+        one = _Dialogue(first + ids, turn_begin=len(first))
         if opening.is_whole:
-            self._begin_answer(one)
+            self._begin_answer(one, is_sampled=opening.is_repeated)
         return one
+
+    def _first_opening(self, room: int) -> tuple[Opening, list[int]]:
+        """Draw an opening that leaves room for the rest of the turn and an answer: passages can be too long."""
+        for _ in range(_TRIES):
+            opening = self._openings.first()
+            ids = self._encode(opening)
+            if len(ids) + min(ROOM, room // 2) <= room:
+                return opening, ids
+        return Opening("", is_whole=False), []
 
     def _encode(self, opening: Opening) -> list[int]:
         return self._tokenizer.encode_text(opening.text) if opening.text else []
 
-    def _begin_answer(self, one: _Dialogue) -> None:
+    def _begin_answer(self, one: _Dialogue, *, is_sampled: bool = False) -> None:
         one.pending = [*one.pending, *self._markers.answer]
         one.answer_begin = len(one.ids) + len(one.pending)
-        one.temperature = self._rng.choices(_TEMPERATURES, _TEMPERATURE_SHARES)[0]
+        first = 1 if is_sampled else 0
+        one.temperature = self._rng.choices(_TEMPERATURES[first:], _TEMPERATURE_SHARES[first:])[0]
         one.most_tokens = self._rng.choice(_ANSWER_TOKENS)
         one.hidden = []
 
-    @staticmethod
-    def _take(one: _Dialogue, piece: Sequence[int], rows: Rows) -> None:
+    def _take(self, one: _Dialogue, piece: Sequence[int], rows: Rows) -> None:
         begin = len(one.ids)
         one.ids += piece
         one.pending = one.pending[len(piece) :]
         if one.is_answering:
-            kept = rows.hidden[max(0, one.answer_begin - ROWS_BEFORE - begin) :]
-            if len(kept):
-                one.hidden.append(kept.astype(np.float16))
+            first = max(0, one.answer_begin - ROWS_BEFORE - begin)
+            if first < len(piece):
+                kept = [rows.hidden, *(rows.exits[index] for index in self._exits)]
+                one.hidden.append(np.concatenate([states[first:] for states in kept], 1).astype(np.float16))
 
     def _continue_turn(self, one: _Dialogue, token: int) -> bool:
         """Add a token to a user turn; return False if the turn is no good."""
@@ -166,7 +193,7 @@ class DialogueWriter:
             self._begin_answer(one)
             return True
         one.pending = [token]
-        return size < most
+        return size < most and len(one.ids) + len(self._markers.answer) + _LEAST_ROOM < self._capacity
 
     def _sample(self, rows: Rows, temperature: float, top_p: float) -> int:
         assert rows.ids is not None
@@ -198,13 +225,16 @@ class DialogueWriter:
             return False
         size = len(one.ids) - one.answer_begin
         if _LONG_ANSWER < size < one.most_tokens:
-            self._tasks.learn(self._tokenizer.decode(one.ids[one.answer_begin :]))
+            self._openings.learn(self._tokenizer.decode(one.ids[one.answer_begin :]))
         one.turns += 1
         has_room = len(one.ids) + _ROOM_FOR_A_TURN < self._capacity
         if not (self._markers.next_user and one.turns < _MOST_TURNS and has_room and self._rng.random() < _NEXT_TURN):
             return False
+        opening = self._openings.next()
+        if opening is None:
+            return False
         marker = list(self._markers.next_user)
-        one.pending = [*marker, *self._encode(self._tasks.next())]
+        one.pending = [*marker, *self._encode(opening)]
         one.turn_begin = len(one.ids) + len(marker)
         one.answer_begin = 0
         return True

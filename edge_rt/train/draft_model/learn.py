@@ -1,0 +1,109 @@
+"""Trains the layers of a draft model towards the distribution of its target, on answers that the target wrote."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from edge_rt.train.draft_model.guesses import Guesses
+from edge_rt.train.draft_model.sequences import Batch
+from edge_rt.train.updates import Found, Progress, Schedule, run_updates
+
+
+@dataclass(frozen=True)
+class ModelRecipe:
+    """How a draft model is trained.
+
+    Attributes:
+        soft: share of the model's distribution in the loss; the rest is its most likely token.
+        learning_rate, weight_decay: of AdamW.
+        tokens: of a batch, padding included.
+        context: tokens before an answer that are seen.
+        others: tokens outside the reduced vocabulary that are drawn for every update.
+        warm_up: updates until the learning rate is reached.
+        fit_rows: rows that the start is fitted to.
+    """
+
+    soft: float = 0.6
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.05
+    tokens: int = 3072
+    context: int = 256
+    others: int = 1024
+    warm_up: int = 40
+    fit_rows: int = 20_000
+
+
+class Vocabularies:
+    """Draws the tokens that are compared in an update: those that answers often have, and some of the others.
+
+    A draft model guesses among all tokens, so those that answers seldom have must be learned to be unlikely, too. A
+    drawn token stands for as many as there are for each drawn one.
+
+    Args:
+        kept: int64, the reduced vocabulary.
+        vocab_size: of the model.
+        others: tokens that are drawn.
+        seed: of the draws.
+    """
+
+    def __init__(self, kept: Tensor, vocab_size: int, others: int, seed: int) -> None:
+        is_other = torch.ones(vocab_size, dtype=torch.bool)
+        is_other[kept] = False
+        self._kept = kept
+        self._others = is_other.nonzero()[:, 0]
+        self._drawn = min(others, len(self._others))
+        self._draws = torch.Generator().manual_seed(seed)
+
+    def draw(self) -> tuple[Tensor, Tensor]:
+        """Return int64 ids and float32 numbers that are added to their logits."""
+        chosen = torch.randperm(len(self._others), generator=self._draws)[: self._drawn]
+        weight = math.log(len(self._others) / self._drawn) if self._drawn else 0.0
+        shifts = torch.cat([torch.zeros(len(self._kept)), torch.full((self._drawn,), weight)])
+        return torch.cat([self._kept, self._others[chosen]]), shifts
+
+
+def learn_model(
+    guesses: Guesses,
+    batches: Iterator[Batch],
+    vocabularies: Vocabularies,
+    recipe: ModelRecipe,
+    share_done: Callable[[], float],
+    report: Callable[[Progress], None],
+) -> None:
+    """Train the layers of a draft model in place until ``share_done`` returns 1.
+
+    Args:
+        guesses: the draft model.
+        batches: of recorded answers.
+        vocabularies: tokens of an update.
+        recipe: how.
+        share_done: which part of the training is over.
+        report: called now and then.
+    """
+    run_updates(
+        guesses.net,
+        lambda _: _loss(guesses, next(batches), vocabularies, recipe),
+        Schedule(recipe.learning_rate, recipe.weight_decay, recipe.warm_up),
+        share_done,
+        report,
+    )
+
+
+def _loss(guesses: Guesses, batch: Batch, vocabularies: Vocabularies, recipe: ModelRecipe) -> Found:
+    target = guesses.target
+    ids, shifts = vocabularies.draw()
+    head = target.head[ids]
+    with torch.no_grad():
+        wanted = target.logits(batch.hidden, head) + shifts
+        soft, best = wanted.softmax(-1), wanted.argmax(-1)
+    logits = target.logits(guesses.states(batch), head) + shifts
+    logs = logits.log_softmax(-1)
+    distance = -(soft * logs).sum(-1)
+    surprise = -logs.gather(1, best[:, None])[:, 0]
+    loss = (recipe.soft * distance + (1.0 - recipe.soft) * surprise).mean()
+    return Found(loss, float(loss.detach()), float((logits.argmax(-1) == best).float().mean()))

@@ -1,0 +1,275 @@
+"""``edge-rt train drafter --kind model``: a small model out of the first layers of a model, trained on its answers.
+
+The recipe is that of FastDraft (Intel, arXiv 2411.11055): the family and tokenizer of the target, fewer layers, and
+distillation on text that the target wrote. Instead of a pre-training it starts from layers of the target.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from edge_rt.errors import ConfigError
+from edge_rt.export import ExportReport, export_model
+from edge_rt.package.reader import Package, open_package
+from edge_rt.progress import ProgressCallback, no_progress
+from edge_rt.session import pool_size
+from edge_rt.train import checkpoint, stages
+from edge_rt.train.acceptance import Acceptance
+from edge_rt.train.answers import write_answers
+from edge_rt.train.batches import Recorded, count_tokens, most_frequent
+from edge_rt.train.clock import Clock
+from edge_rt.train.draft_model.folder import folder_name, remove_folder, write_folder
+from edge_rt.train.draft_model.guesses import Guesses
+from edge_rt.train.draft_model.learn import ModelRecipe, Vocabularies, learn_model
+from edge_rt.train.draft_model.measure import MEASURED_ROWS, model_acceptance, package_acceptance
+from edge_rt.train.draft_model.net import DraftLayers, NetShape
+from edge_rt.train.draft_model.plain import PlainLayers, require_plain
+from edge_rt.train.draft_model.rotations import frequencies_of, rope_settings
+from edge_rt.train.draft_model.sequences import Dialogue, SequenceBatches, held_out_sequences, join
+from edge_rt.train.draft_model.start import fit_start
+from edge_rt.train.options import TRAINING_SHARE, TrainOptions
+from edge_rt.train.shards import shard_paths
+from edge_rt.train.target import Target, read_target
+
+KIND: Final = "model"
+_POSITIONS: Final = 1152
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A trained draft model.
+
+    Attributes:
+        guesses: it.
+        held_out: dialogues that it was not trained on.
+        untrained: how often guesses of its start were right in them.
+        reached: the same of the trained one, in float.
+        tokens: answer tokens that it was trained on.
+        updates: of the training.
+        seconds: spent on training.
+    """
+
+    guesses: Guesses
+    held_out: Sequence[Dialogue]
+    untrained: Acceptance
+    reached: Acceptance
+    tokens: int
+    updates: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class ModelReport:
+    """What a training gave.
+
+    Attributes:
+        exported: what the export of the draft model did; None if it was not better than its start.
+        trained: the draft model and its figures.
+        packaged: how often guesses of the package are right; None without one.
+        left_out: prompts that were too long to be answered.
+    """
+
+    exported: ExportReport | None
+    trained: TrainedModel
+    packaged: Acceptance | None
+    left_out: int = 0
+
+    @property
+    def size_bytes(self) -> int | None:
+        """Bytes of what was written; None if nothing was."""
+        return None if self.exported is None else self.exported.disk_bytes
+
+    @property
+    def exits(self) -> Mapping[int, TrainedModel]:
+        """Nothing: a draft model has no adapters of exits."""
+        return {}
+
+    @property
+    def written_exits(self) -> tuple[int, ...]:
+        """Nothing."""
+        return ()
+
+    @property
+    def more_figures(self) -> dict[str, Acceptance]:
+        """Figures besides those of the training: of the package, whose weights are rounded."""
+        return {} if self.packaged is None else {"package": self.packaged}
+
+
+def train_model(
+    package: Package,
+    folder: Path,
+    options: TrainOptions,
+    recipe: ModelRecipe,
+    progress: ProgressCallback = no_progress,
+) -> TrainedModel:
+    """Train a draft model on the answers of a folder, and measure it.
+
+    A checkpoint in the folder is continued. One is written every minute, and when Ctrl-C stops the training.
+
+    Raises:
+        StorageError: answers or checkpoint cannot be used, or the disk is full.
+        UnsupportedModel: no draft model can be trained for this model.
+    """
+    config = package.manifest.model
+    sizes = (config.hidden_size, config.vocab_size)
+    paths = shard_paths(folder)
+    torch.manual_seed(options.seed)
+    reader = PlainLayers(package)
+    weights = [reader.layer(number) for number in range(options.layers)]
+    draft = DraftLayers(NetShape.of(config), weights)
+    file = checkpoint.file_of(folder, KIND)
+    state = checkpoint.load(file, draft, options.seed, config.vocab_size, options.vocabulary)
+    counts = count_tokens(paths, Recorded(*sizes))
+    kept = state.kept if state is not None else most_frequent(counts, options.vocabulary)
+    target = _whole_target(package)
+    rotations = _rotations(reader, config.context_length)
+    held_out = held_out_sequences(paths, *sizes, recipe.context, MEASURED_ROWS)
+    seed = options.seed + (0 if state is None else state.updates)
+    batches = SequenceBatches(
+        paths, hidden_size=sizes[0], vocab_size=sizes[1], context=recipe.context, tokens=recipe.tokens, seed=seed
+    ).draw()
+    beginner = Guesses(DraftLayers(NetShape.of(config), weights), target, rotations)
+    fit_start(beginner, batches, min(recipe.fit_rows, int(counts.sum())))
+    guesses = beginner if state is None else Guesses(draft, target, rotations)
+    untrained = _measured(beginner, held_out)
+    clock = Clock(
+        guesses.net,
+        file,
+        kept,
+        seed=options.seed,
+        state=state,
+        updates=options.updates,
+        seconds=TRAINING_SHARE * options.seconds,
+        progress=progress,
+        most_bytes=None,
+    )
+    vocabularies = Vocabularies(torch.from_numpy(kept), config.vocab_size, recipe.others, seed)
+    with clock.saving():
+        learn_model(guesses, batches, vocabularies, recipe, clock.share, clock.report)
+    progress(stages.event("measuring"))
+    reached = _measured(guesses, held_out)
+    return TrainedModel(guesses, held_out, untrained, reached, int(counts.sum()), clock.updates, clock.seconds)
+
+
+def train_draft_model(
+    package: Package,
+    out: Path,
+    folder: Path,
+    options: TrainOptions,
+    *,
+    weights: str | None = None,
+    force: bool = False,
+    recipe: ModelRecipe | None = None,
+    progress: ProgressCallback = no_progress,
+) -> ModelReport:
+    """Train a small model that drafts for a model, from nothing but that model, and write it as a package.
+
+    Args:
+        package: the model.
+        out: the draft model's package.
+        folder: for answers and checkpoints, as in ``edge_rt.train.run.train_drafter``; kinds of drafters share answers.
+        options: how long, and how many layers.
+        weights: types of the matrices, as in ``edge_rt.export.export_model``; None: like those of the model.
+        force: replace a package at ``out``.
+        recipe: of the training; None: the usual one.
+        progress: called as it goes on.
+
+    Raises:
+        ConfigError: the model has no more layers than its draft model would have.
+        InputError: all prompts are too long to be answered.
+        UnsupportedModel, InvalidTemplate: no draft model can be trained for this model.
+        StorageError: the disk is full, or files cannot be used; answers and the last checkpoint stay.
+    """
+    require_plain(package)
+    config = package.manifest.model
+    if not 1 <= options.layers < config.num_layers:
+        raise ConfigError(
+            "The draft model must have fewer layers than the model.",
+            f"Asked for are {options.layers}, the model has {config.num_layers}.",
+            "Give fewer --layers.",
+        )
+    # Refused before answers are written.
+    rope = _rope_settings(package)
+    recipe = recipe or ModelRecipe()
+    torch.set_num_threads(options.threads or torch.get_num_threads())
+    left_out = 0
+    if not checkpoint.file_of(folder, KIND).exists():
+        left_out = write_answers(package, folder, options, progress)
+    trained = train_model(package, folder, options, recipe, progress)
+    if trained.reached.first[0] <= trained.untrained.first[0]:
+        checkpoint.delete(folder, KIND)
+        return ModelReport(None, trained, None, left_out)
+    source = folder / folder_name(config.name, options.layers)
+    remove_folder(source)
+    try:
+        write_folder(source, package, trained.guesses, rope)
+        exported = export_model(
+            source,
+            out,
+            profile="native",
+            weights=weights or usual_weights(package.manifest.quantisation["feed_forward"]),
+            sampling=package.manifest.sampling,
+            # What rounding costs is seen in the acceptance that is measured below: the model verifies every guess.
+            accept_loss=True,
+            force=force,
+        )
+    finally:
+        remove_folder(source)
+    packaged = package_acceptance(
+        open_package(exported.path),
+        trained.guesses.target,
+        trained.held_out,
+        kv_format=options.kv_format,
+        # The pool of the process may be there already, as large as the machine.
+        threads=pool_size() or options.threads or torch.get_num_threads(),
+    )
+    checkpoint.delete(folder, KIND)
+    return ModelReport(exported, trained, packaged, left_out)
+
+
+def usual_weights(stored: str) -> str:
+    """Return the value of the option ``weights`` for a draft model of a model whose feed-forwards have some types."""
+    types = set(stored.split("+"))
+    if types <= {"F32"}:
+        return "f32"
+    if types <= {"F16", "BF16", "F32"}:
+        return "f16"
+    return "int8" if types <= {"Q8_0", "W8N"} else "int4"
+
+
+def _measured(guesses: Guesses, held_out: Sequence[Dialogue]) -> Acceptance:
+    found: Acceptance = model_acceptance(lambda dialogues: guesses.states(join(dialogues)), guesses.target, held_out)
+    return found
+
+
+def _whole_target(package: Package) -> Target:
+    """Return the model's embedding, final norm and whole LM head, which is the embedding if they are tied."""
+    config = package.manifest.model
+    target = read_target(package, np.arange(config.vocab_size))
+    return dataclasses.replace(target, head=target.embedding) if config.tied_embedding else target
+
+
+def _rotations(reader: PlainLayers, context: int) -> tuple[Tensor, Tensor]:
+    cosines, sines = reader.rotations(range(min(_POSITIONS, context)))
+    return torch.from_numpy(cosines), torch.from_numpy(sines)
+
+
+def _rope_settings(package: Package) -> dict[str, object]:
+    """Return what ``config.json`` says of the model's rotations.
+
+    Raises:
+        UnsupportedModel: it cannot say it.
+    """
+    config = package.manifest.model
+    frequencies = frequencies_of(
+        config.rope_theta, config.head_dim // 2, config.context_length, PlainLayers(package).rotations
+    )
+    return rope_settings(config.rope_theta, frequencies)

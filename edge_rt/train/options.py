@@ -1,0 +1,49 @@
+"""What is trained, from what, and for how long."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+DEFAULT_VOCABULARY: Final = 4096
+"""Tokens that a head can guess, besides those of the prompt."""
+DEFAULT_LAYERS: Final = 2
+"""Layers of a draft model."""
+WRITING_SHARE: Final = 0.5
+"""Part of the time that goes into answers."""
+TRAINING_SHARE: Final = 0.45
+"""Part of the time that goes into the training; the rest is for measuring."""
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """What is trained, and for how long.
+
+    Attributes:
+        seconds: time for everything.
+        tokens: answer tokens to write, instead of ``WRITING_SHARE`` of the time; None: by time.
+        updates: of the training, instead of ``TRAINING_SHARE`` of the time; None: by time. With both numbers given, a
+            seed repeats a training on the same machine.
+        seed: of all draws.
+        threads: for both; None: all CPUs.
+        vocabulary: rows of the LM head that guesses come from.
+        intermediate_size: of a block; None: eight thirds of the hidden size, as usual.
+        blocks: how many.
+        layers: of a draft model.
+        kv_format: of the cache while answers are written.
+        prompts: user messages to answer; None: the model writes them itself.
+        exits: of the package, rising: those that adapters are trained for; none: a head is trained.
+    """
+
+    seconds: float = 1800.0
+    tokens: int | None = None
+    updates: int | None = None
+    seed: int = 0
+    threads: int | None = None
+    vocabulary: int = DEFAULT_VOCABULARY
+    intermediate_size: int | None = None
+    blocks: int = 1
+    layers: int = DEFAULT_LAYERS
+    kv_format: str = "f16"
+    prompts: tuple[str, ...] | None = None
+    exits: tuple[int, ...] = ()

@@ -1,0 +1,143 @@
+"""Trains a head, or the adapter of an exit, on the answers of a folder, and measures it."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from edge_rt.package.reader import Package
+from edge_rt.progress import ProgressCallback, no_progress
+from edge_rt.train import checkpoint, stages
+from edge_rt.train.acceptance import Acceptance, acceptance
+from edge_rt.train.batches import Batches, Recorded, count_tokens, held_out, most_frequent
+from edge_rt.train.clock import Clock
+from edge_rt.train.head import DraftHead, HeadShape
+from edge_rt.train.learn import Recipe, learn
+from edge_rt.train.options import TRAINING_SHARE, TrainOptions
+from edge_rt.train.shards import shard_paths
+from edge_rt.train.start import start
+from edge_rt.train.target import Target, read_target
+
+_START_ANCHORS: Final = 40_000
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained head, or the trained adapter of an exit.
+
+    Attributes:
+        net: the head.
+        target: the model.
+        untrained: how often guesses of the linear start were right, on answers that it was not trained on.
+        reached: the same of the trained head, its weights rounded to 4 bits.
+        tokens: answer tokens that it was trained on.
+        epochs: passes over them.
+        updates: of the training.
+        seconds: spent on training.
+    """
+
+    net: DraftHead
+    target: Target
+    untrained: Acceptance
+    reached: Acceptance
+    tokens: int
+    epochs: float
+    updates: int
+    seconds: float
+
+    @property
+    def is_better(self) -> bool:
+        """Whether it guesses better than the linear start."""
+        return self.reached.first[0] > self.untrained.first[0]
+
+
+def kind_of(layer: int | None) -> str:
+    """Return what the checkpoint of a head, or of the adapter of an exit, is called by."""
+    return "head" if layer is None else f"exit{layer}"
+
+
+def train_head(
+    package: Package,
+    folder: Path,
+    options: TrainOptions,
+    recipe: Recipe,
+    progress: ProgressCallback = no_progress,
+    *,
+    layer: int | None = None,
+    kept: Tensor | None = None,
+) -> Trained:
+    """Train a head on the answers of a folder, and measure it.
+
+    A checkpoint in the folder is continued. One is written every minute, and when Ctrl-C stops the training.
+
+    Args:
+        package: the model.
+        folder: of the answers.
+        options: how long, and of which size; its exits share the time.
+        recipe: of the training.
+        progress: called as it goes on.
+        layer: one of the exits, whose adapter is trained; None: a head behind the last layer.
+        kept: int64, ids of the reduced vocabulary; None: those of the checkpoint, or the most frequent tokens.
+
+    Raises:
+        StorageError: answers or checkpoint cannot be used, or the disk is full.
+        UnsupportedModel: heads cannot be trained for this model.
+    """
+    config = package.manifest.model
+    exits = options.exits
+    place = None if layer is None else exits.index(layer)
+    recorded = Recorded(config.hidden_size, config.vocab_size, len(exits), place)
+    paths = shard_paths(folder)
+    torch.manual_seed(options.seed)
+    inner = options.intermediate_size or -(-8 * config.hidden_size // 3 // 64) * 64
+    shape = HeadShape(config.hidden_size, inner, options.blocks)
+    draft = DraftHead(shape, torch.ones(config.hidden_size))
+    file = checkpoint.file_of(folder, kind_of(layer))
+    state = checkpoint.load(file, draft, options.seed, config.vocab_size, options.vocabulary)
+    counts = count_tokens(paths, recorded)
+    tokens = int(counts.sum())
+    if kept is None:
+        kept = torch.from_numpy(state.kept if state is not None else most_frequent(counts, options.vocabulary))
+    target = read_target(package, kept.numpy())
+    evaluated = held_out(paths, recorded)
+    seed = options.seed + (0 if state is None else state.updates)
+    batches = Batches(paths, recorded, batch=recipe.batch, seed=seed).draw()
+    beginner = DraftHead(shape, target.norm)
+    anchors, first = next(batches)
+    rows = anchors.places[torch.randperm(len(anchors.places))[:_START_ANCHORS]]
+    start(beginner, target.embedding, anchors, rows)
+    if state is None:
+        draft = beginner
+    # What an exit's adapter begins with comes from a pass through the first layers: it says one token.
+    steps = 3 if layer is None else 1
+    untrained = acceptance(beginner, target, evaluated, steps=steps)
+    clock = Clock(
+        draft,
+        file,
+        kept.numpy(),
+        seed=options.seed,
+        state=state,
+        updates=options.updates,
+        seconds=TRAINING_SHARE * options.seconds / max(1, len(exits)),
+        progress=progress,
+        label="" if layer is None else f"exit {layer}: ",
+    )
+    with clock.saving():
+        learn(draft, target, itertools.chain([(anchors, first)], batches), recipe, clock.share, clock.report)
+    draft.rounds_weights = True
+    progress(stages.event("measuring"))
+    return Trained(
+        draft,
+        target,
+        untrained,
+        acceptance(draft, target, evaluated, steps=steps),
+        tokens,
+        clock.updates * recipe.batch / max(1, tokens),
+        clock.updates,
+        clock.seconds,
+    )
