@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from edge_rt.memory.device import Device
+    from edge_rt.memory.figures import Device
 
 LIBRARIES_BYTES: Final = 46 << 20
 """numpy, ONNX Runtime, tokenizers, the runtime and a chat's line editor, on top of the memory of every command;

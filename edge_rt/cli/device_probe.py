@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from edge_rt.errors import RuntimeUnavailable
 
 if TYPE_CHECKING:
-    from edge_rt.memory.device import Device
+    from edge_rt.memory.figures import Device
 
 _BASE_PROGRAM: Final = """
 import contextlib, io

@@ -96,6 +96,12 @@ def tell_source(terminal: Terminal, resolved: Resolved, *, offline: bool, lead: 
         terminal.note(f"{lead}{resolved.description}")
 
 
+def telling_compiling(terminal: Terminal, options: LoadOptions) -> LoadOptions:
+    """Return options of a load that shows why a GPU's first one waits."""
+    text = "compiling the kernels for this GPU (kept for later; a minute or more)"
+    return options.but(on_compile=functools.partial(terminal.note, text, "dim"))
+
+
 def obtain_package(
     terminal: Terminal, reference: str, places: PlaceFlags, *, budget: int | None = None, lead: str = ""
 ) -> tuple[str, Package]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edge_rt.memory.speculation_table import speculation_step
 from edge_rt.memory.speed import (
@@ -20,7 +20,7 @@ from edge_rt.memory.speed import (
 
 if TYPE_CHECKING:
     from edge_rt.memory.choice import Choice
-    from edge_rt.memory.device import Device
+    from edge_rt.memory.figures import Device
     from edge_rt.memory.shape import ModelShape
     from edge_rt.runtime.speculation.cost_model import CostStore, RowCosts
 
@@ -103,6 +103,15 @@ def measured_here(shape: ModelShape, device: Device, store: CostStore | None = N
     facts = {"package_id": shape.package_id, "threads": device.threads, "edge_rt": VERSION, "cpu": cpu_model()}
     # The best instruction set is used unless another is requested.
     usable = (None, native_status(library_path()).best)
-    found = [(key, costs) for key, costs in store.find(facts) if costs.steady and key.get("isa") in usable]
+    found = [
+        (key, costs)
+        for key, costs in store.find(facts)
+        if costs.steady and key.get("isa") in usable and _is_of_model(key, costs)
+    ]
     found.sort(key=lambda entry: (len(entry[1].depths), -entry[1].ms[0][0]))
     return {str(key.get("kv_format")): costs for key, costs in found}
+
+
+def _is_of_model(key: Mapping[str, Any], costs: RowCosts) -> bool:
+    """Return whether costs are those of a model's own passes on the CPU, not of something that drafts with it."""
+    return len(costs.rows) > 1 and not {"part", "graph", "reads", "device"}.intersection(key)

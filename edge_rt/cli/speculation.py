@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from edge_rt.cli.render.console import Terminal
 from edge_rt.runtime.config import GenerationConfig
-from edge_rt.spec_modes import AUTO, DRAFTER_MODES, OFF, USED_BY, Drafts, mode_of
+from edge_rt.spec_modes import AUTO, DRAFTER_MODES, MODEL, NO_DRAFTER, OFF, USED_BY, Drafts, mode_of
 
 if TYPE_CHECKING:
     from edge_rt.runtime.engine import Model
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 WHY_NOTHING: Final = "with this model, tokens that are computed together do not have the bits of single ones"
 """Why nothing is drafted with a package, whatever is asked for."""
+
+_WHY_UNVERIFIED: Final = "no edge-rt verify of this package has passed on the device {device}"
 
 
 def tell_calibration(terminal: Terminal) -> None:
@@ -37,13 +39,14 @@ def warn_of_profile(terminal: Terminal, model: Model, mode: str, *, given: str) 
         given: how the user requested it, such as ``--spec ngram``.
     """
     drafts = model.speculation.drafts
+    why = WHY_NOTHING if model.device is None else _WHY_UNVERIFIED.format(device=model.device.name)
     if drafts is Drafts.NOTHING and mode == AUTO:
-        terminal.note(f"speculation is off: {WHY_NOTHING}", "dim")
+        terminal.note(f"speculation is off: {why}", "dim")
         return
     if mode in (OFF, AUTO) or drafts.are_exact:
         return
     if drafts is Drafts.NOTHING:
-        terminal.warn(f"speculation is off, and {given} has no effect: {WHY_NOTHING}.")
+        terminal.warn(f"speculation is off, and {given} has no effect: {why}.")
         return
     profile = model.package.manifest.op_profile
     if never_drafts(mode, profile):
@@ -62,13 +65,23 @@ def tell_drafters(terminal: Terminal, model: Model, load: LoadOptions) -> None:
     """With ``-v`` say which trained drafter is loaded, or why those that there are were not taken."""
     if not terminal.verbose or mode_of(load.spec or AUTO) not in DRAFTER_MODES:
         return
+    second = model.describe()["draft_model"]
+    if second is not None:
+        terminal.note(f"model that drafts: {second}", "dim")
     if model.drafter is not None:
         terminal.note(f"drafter: {model.drafter.info.name}, {model.drafter.path}", "dim")
+    if second is not None or model.drafter is not None:
         return
     from edge_rt.package.drafter_search import find_drafters
 
+    if str(load.drafter) == NO_DRAFTER:
+        return
+    mode = mode_of(load.spec or AUTO)
     for found in find_drafters(model.package):
-        why = found.reason or "this build cannot run it, or it does not fit the memory"
+        why = found.reason
+        if why is None and found.drafter is not None and mode not in (AUTO, found.drafter.info.kind):
+            why = f"it is of the kind {found.drafter.info.kind}"
+        why = why or ("it does not fit the memory" if model.plan.given_up else "this build cannot run it")
         terminal.note(f"drafter {found.path.name} is not used: {why}", "dim")
 
 
@@ -105,6 +118,8 @@ def warn_of_limits(
         "--draft-max": load.draft_max,
         "--spec-trace": load.spec_trace,
     }
+    if mode == f"{MODEL}:{load.drafter}":
+        given["--drafter"] = None  # it is that package
     unused = [flag for flag, modes in USED_BY.items() if given[flag] is not None and mode_of(mode) not in modes]
     if in_chat:
         unused = ["/set reference" if flag == "--reference" else flag for flag in unused]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 WAYS: Final = (
     "Change the context with /ctx N; for another budget, cache or drafter leave with /exit and start again with "
-    "--memory, --kv-type or --spec."
+    "--memory, --device-memory, --kv-type or --spec."
 )
 
 LEAVE: Final = "/exit and "
@@ -48,8 +48,10 @@ def setting_in_chat(setting: tuple[str, ...], reference: str, load: LoadOptions,
         "--corpus": None if load.corpus is None else str(load.corpus),
         "--drafter": None if load.drafter is None else str(load.drafter),
     }
-    memory = given.get("--memory")
-    other = {name: given.get(name) for name in kept} != kept or (memory and parse_size(memory)) != load.memory
+    budgets = {"--memory": load.memory, "--device-memory": load.device_memory}
+    other = {name: given.get(name) for name in kept} != kept or any(
+        (parse_size(given[name]) if name in given else None) != budget for name, budget in budgets.items()
+    )
     if is_same_model and not other and "--ctx" in given:
         return f"/ctx {given['--ctx']}"
     return f"{LEAVE}{shlex.join(['edge-rt', 'chat', '-m', reference, *setting])}"

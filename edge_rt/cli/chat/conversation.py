@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from edge_rt.byte_size import show_rounded, show_share
+from edge_rt.byte_size import show_rounded
 from edge_rt.cli.answering import MakeStream, answering
 from edge_rt.cli.chat.advice import LEAVE, flags_of_a_chat, in_words_of_a_chat, setting_in_chat
+from edge_rt.cli.chat.memory_text import planned_text
 from edge_rt.cli.chat.settings import check_options, options_to_settings
 from edge_rt.cli.chat.type_ahead import TypeAhead, no_echo
 from edge_rt.cli.interrupt import interrupt_as_cancelled, wait_for_unfinished_work
@@ -17,6 +18,7 @@ from edge_rt.cli.loading import load_model, obtain_package, plan_model
 from edge_rt.cli.options.groups import PlaceFlags
 from edge_rt.cli.render.answer import AnswerView
 from edge_rt.cli.render.console import SEPARATOR, Terminal, number
+from edge_rt.cli.render.device_report import device_text
 from edge_rt.cli.render.stats import tell_stats
 from edge_rt.cli.speculation import tell_drafters, warn_of_limits, why_not_auto
 from edge_rt.cli.template_arguments import warn_of_unread
@@ -225,7 +227,9 @@ class Conversation:
             is_same = load.ctx is not None and name == self.name
             spell = partial(setting_in_chat, reference=reference, load=load, is_same_model=is_same)
             with flags_of_a_chat(reference):
-                plan = plan_model(package, load.but(spell=spell), base)
+                held = self.model.plan.sizes.gpu
+                asked = load.but(spell=spell, freed_device_bytes=0 if held is None else held.surely_held)
+                plan = plan_model(package, asked, base)
         before = self.chat
         try:
             with interrupt_as_cancelled():
@@ -326,13 +330,14 @@ class Conversation:
         )
         cache = show_rounded(facts["kv_bytes_per_token"] * facts["context_tokens"])
         memory = facts["memory"]
-        planned = f"memory {show_share(memory['planned_bytes'], memory['budget_bytes'])} planned"
+        planned = f"memory {planned_text(memory)} planned"
         model = f"{facts['architecture']}, {facts['parameters'] / 1e6:.0f} M parameters"
+        device = device_text(facts["device"])
         return [
             SEPARATOR.join([self.name, model, planned]),
             f"weights  {weights}",
             f"context  {number(facts['context_tokens'])} tokens, {cache} when full",
-            f"device   {facts['device']}, {facts['threads']} threads{SEPARATOR}ONNX Runtime {facts['onnxruntime']}",
+            f"device   {device}, {facts['threads']} threads{SEPARATOR}ONNX Runtime {facts['onnxruntime']}",
             *self._reduced(),
             "type /help for commands, Ctrl-D to leave",
         ]

@@ -10,6 +10,7 @@ from typing import Any, Final
 from edge_rt.byte_size import show_rounded, show_share
 from edge_rt.cli.chat.advice import in_words_of_a_chat
 from edge_rt.cli.chat.conversation import Attachment, Conversation
+from edge_rt.cli.chat.memory_text import on_gpu, planned_text, term_size
 from edge_rt.cli.chat.settings import (
     SPEC_OPTIONS,
     option_name,
@@ -222,7 +223,8 @@ class Commands:
                 **({"for the next message": "; ".join(waiting)} if waiting else {}),
                 "cache": f"{show_rounded(used * per_token)} of {show_rounded(room * per_token)}",
                 "planned": show_share(memory["planned_bytes"], memory["budget_bytes"]),
-                **{f"  {term.name}": f"{show_rounded(term.bytes)}  {term.text}" for term in model.plan.terms},
+                **on_gpu(memory),
+                **{f"  {term.name}": f"{term_size(term)}  {term.text}" for term in model.plan.terms},
                 "peak of the process": show_share(peak_rss_bytes(), memory["budget_bytes"]),
             }
         )
@@ -312,7 +314,7 @@ class Commands:
         after = conversation.model.describe()
         self._terminal.note(f"the context has {number(after['context_tokens'])} tokens", "dim")
         self._tell_changes(before, after)
-        planned = [show_share(facts["memory"]["planned_bytes"], None) for facts in (before, after)]
+        planned = [planned_text(facts["memory"], with_budget=False) for facts in (before, after)]
         budget = after["memory"]["budget_bytes"]
         room = "" if budget is None else f", the budget is {show_rounded(budget)}"
         change = f" instead of {planned[0]}" if planned[1] != planned[0] else ""

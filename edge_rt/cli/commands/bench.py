@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 from edge_rt.byte_size import show_rounded
 from edge_rt.cli.commands.bench_prompts import PromptFlags, measure, print_figures, spec_name
 from edge_rt.cli.interrupt import run_in_background
-from edge_rt.cli.loading import load_model, obtain_package
+from edge_rt.cli.loading import load_model, obtain_package, telling_compiling
 from edge_rt.cli.options import flags
 from edge_rt.cli.options.groups import LoadFlags, OutputFlags, PlaceFlags
 from edge_rt.cli.render.bench_table import markdown, print_row_costs
 from edge_rt.cli.render.console import Terminal, number
+from edge_rt.cli.render.device_report import device_text
 from edge_rt.cli.render.verify_report import tell_left_out
 from edge_rt.cli.speculation import warn_of_profile
 from edge_rt.errors import ConfigError
@@ -72,9 +73,10 @@ def bench(
     terminal = output.terminal()
     _refuse_mixture(prompts, speed.given(), calibrate=costs.calibrate)
     texts = prompts.read() if prompts.prompts is not None else []
+    prompts = prompts.placed(places)
     asked = load.options(places, prompts.speculation())
     name, package = obtain_package(terminal, load.reference, places, budget=load.budget_bytes(places))
-    with load_model(package, asked) as model:
+    with load_model(package, telling_compiling(terminal, asked)) as model:
         facts = model.describe()
         if prompts.prompts is None:
             warn_of_profile(terminal, model, AUTO, given="--spec")
@@ -170,7 +172,7 @@ def _tell_prompts(
 def _print(terminal: Terminal, report: BenchReport, facts: Mapping[str, Any]) -> None:
     """Write the table in the format of llama-bench, ready to be pasted."""
     size, parameters = show_rounded(facts["weights_bytes"]), f"{facts['parameters'] / 1e6:.2f} M"
-    backend = f"ONNX Runtime {facts['onnxruntime']} {facts['device']}, {facts['op_profile']}"
+    backend = f"ONNX Runtime {facts['onnxruntime']} {device_text(facts['device'])}, {facts['op_profile']}"
     if facts["isa"] is not None:
         backend += f" {facts['isa']}"
     header = ("model", "size", "params", "backend", "threads", "test", "t/s")

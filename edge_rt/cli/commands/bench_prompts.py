@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from edge_rt.cli.interrupt import Background
 from edge_rt.cli.options import flags
-from edge_rt.cli.options.groups import SpeculationFlags
+from edge_rt.cli.options.groups import PlaceFlags, SpeculationFlags, place_spec
 from edge_rt.cli.render.bench_table import markdown
 from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.stats import visible_shares
@@ -96,6 +96,10 @@ class PromptFlags:
             repetition_penalty=1.0,
             seed=0 if self.seed is None else self.seed,
         )
+
+    def placed(self, places: PlaceFlags) -> PromptFlags:
+        """Return the flags with the package of ``--spec model:PACKAGE`` named by its folder; see ``place_spec``."""
+        return self if self.spec is None else replace(self, spec=place_spec(self.spec, places))
 
     @property
     def mode(self) -> str:

@@ -13,43 +13,53 @@ from edge_rt.cli.options import flags
 from edge_rt.cli.options.groups import OutputFlags, PlaceFlags
 from edge_rt.cli.options.spread import only
 from edge_rt.cli.render.console import Terminal
+from edge_rt.cli.render.device_report import device_facts, device_lines
 from edge_rt.cli.render.stats import facts_lines
 from edge_rt.errors import ConfigError, EdgeRTError, RuntimeUnavailable
 from edge_rt.ops import NativeStatus, library_path, native_status
 from edge_rt.version import VERSION
 
 WHEELS: Final = ("onnxruntime", "onnxruntime-gpu")
+"""Wheels that install the same folder."""
+PROVIDER_WHEELS: Final = ("onnxruntime-ep-webgpu",)
 LIBRARIES: Final = ("numpy", "tokenizers", "jinja2", "gguf", "onnx", "onnx-ir", "huggingface_hub")
 
 
 @dataclass(frozen=True)
 class SaveFlags:
-    """Whether this machine is measured, and the name of the saved device description."""
+    """Whether this machine is measured, the name of the saved device description, and kernels to compile."""
 
     save_profile: Annotated[bool, flags.SAVE_PROFILE] = False
     profile_name: Annotated[str | None, flags.PROFILE_NAME] = None
+    compile: Annotated[str | None, flags.COMPILE] = None
 
 
 def doctor(saved: SaveFlags, output: OutputFlags, places: Annotated[PlaceFlags, only("store", "config")]) -> int:
     """Report on this machine; exit code 5 if something required is missing."""
     terminal = output.terminal()
-    # The name is checked before the measurement.
+    # What is asked for is checked before the measurement.
+    if saved.compile is not None:
+        from edge_rt.gpu_kernels import parse_architecture
+
+        parse_architecture(saved.compile)
     name = _profile_name(saved.profile_name, saved.save_profile)
     facts: dict[str, Any] = {"edge_rt": VERSION, "python": platform.python_version(), "platform": platform.platform()}
     problems: list[str] = []
     warnings: list[str] = []
     facts |= _machine()
     facts |= _store(places, problems)
-    facts["wheels"] = {name: version for name in WHEELS if (version := _version(name))}
+    facts["wheels"] = {name: version for name in (*WHEELS, *PROVIDER_WHEELS) if (version := _version(name))}
     facts["libraries"] = {name: _version(name) for name in LIBRARIES}
-    facts["providers"] = _providers(problems)
+    facts["providers"], facts["devices"] = _providers(problems)
     facts |= native_facts(native_status(library_path()), warnings)
     problems += [f"The library {name} is missing." for name, version in facts["libraries"].items() if version is None]
-    if len(facts["wheels"]) == len(WHEELS):
+    if set(WHEELS) <= set(facts["wheels"]):
         warnings.append(
             "onnxruntime and onnxruntime-gpu are both installed and overwrite each other: "
             "uninstall both, then install one."
         )
+    if saved.compile is not None:
+        facts["kernels"] = _compiled(terminal, saved.compile)
     if name is not None:
         facts |= _measured(terminal, name, warnings)
     if output.json:
@@ -132,6 +142,28 @@ def _measured(terminal: Terminal, name: str, warnings: list[str]) -> dict[str, A
     }
 
 
+def _compiled(terminal: Terminal, architecture: str) -> dict[str, Any]:
+    """Compile the kernels for an architecture, unless they were, and return what was made.
+
+    Raises:
+        RuntimeUnavailable: there is no compiler, or it fails.
+        StorageError: they cannot be kept.
+    """
+    from edge_rt.gpu_kernels import parse_architecture
+    from edge_rt.gpu_provider import compiler_here, kernel_cache, prebuilt
+
+    nvrtc = compiler_here()
+    terminal.note(f"Compiling the kernels for {architecture}.", "dim")
+    cubins = prebuilt(parse_architecture(architecture), nvrtc)
+    return {
+        "architecture": architecture,
+        "nvrtc": ".".join(map(str, nvrtc.version)),
+        "files": len(cubins),
+        "size_bytes": sum(map(len, cubins.values())),
+        "folder": str(kernel_cache()),
+    }
+
+
 def _store(places: PlaceFlags, problems: list[str]) -> dict[str, Any]:
     from edge_rt.store.files import free_bytes
 
@@ -151,15 +183,17 @@ def _version(distribution: str) -> str | None:
         return None
 
 
-def _providers(problems: list[str]) -> list[str]:
+def _providers(problems: list[str]) -> tuple[list[str], dict[str, Any]]:
+    """Return the execution providers of ONNX Runtime's wheel, and the GPUs that others compute on."""
     try:
+        from edge_rt.providers import provider_states
         from edge_rt.session import available_providers, check_onnxruntime_version
 
         check_onnxruntime_version()
-        return available_providers()
+        return available_providers(), device_facts(provider_states())
     except (EdgeRTError, ImportError) as error:
         problems.append(str(error))
-        return []
+        return [], {}
 
 
 def native_facts(status: NativeStatus, warnings: list[str]) -> dict[str, Any]:
@@ -178,6 +212,9 @@ def _readable(facts: dict[str, Any]) -> dict[str, Any]:
     from edge_rt.byte_size import human_bytes, show_size
 
     shown = {}
+    facts = {**facts, "devices": device_lines(facts["devices"])}
+    if (kernels := facts.get("kernels")) is not None:
+        facts["kernels"] = f"{kernels['files']} for {kernels['architecture']} by NVRTC {kernels['nvrtc']}"
     for name, value in facts.items():
         is_size = name.endswith("_bytes") and value is not None
         show = human_bytes if name.startswith("store_") else show_size  # a disk, or memory

@@ -18,6 +18,7 @@ from edge_rt.cli.render.progress import show_progress
 from edge_rt.cli.render.weights_report import forecast_rows, over_budget, weights_rows
 from edge_rt.cli.user_paths import path_of
 from edge_rt.errors import ModelNotFound
+from edge_rt.package.exits import parse_exits
 from edge_rt.package.manifest import BUILT_IN_CALIBRATION
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class Asked(TypedDict):
     weights: str | None
     size: int
     calibration: Path | str | None
+    exits: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class ExportFlags:
     weights: Annotated[str | None, flags.WEIGHTS] = None
     size: Annotated[str | None, flags.SIZE] = None
     calibration: Annotated[str | None, flags.CALIBRATION] = None
+    exits: Annotated[str | None, flags.EXITS] = None
     accept_loss: Annotated[bool, flags.ACCEPT_LOSS] = False
     dry_run: Annotated[bool, flags.DRY_RUN] = False
     force: Annotated[bool, flags.FORCE.but(help="Replace a package at DIR.")] = False
@@ -60,7 +63,7 @@ class ExportFlags:
         """Return the flags as arguments that an export and a dry run share.
 
         Raises:
-            ConfigError: the size is not one.
+            ConfigError: the size is not one, or the list of exits.
         """
         return {
             "via": self.via,
@@ -69,6 +72,7 @@ class ExportFlags:
             "weights": self.weights,
             "size": 0 if self.size is None else parse_size(self.size),
             "calibration": _calibration(self.calibration),
+            "exits": () if self.exits is None else parse_exits(self.exits),
         }
 
 

@@ -16,10 +16,12 @@ from edge_rt.cli.options.groups import LoadFlags, OutputFlags, PlaceFlags, one_o
 from edge_rt.cli.options.spread import only
 from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.decoder_report import decoder_rows
+from edge_rt.cli.render.device_report import placement_facts, placement_rows
 from edge_rt.cli.render.drafter_report import drafter_facts, drafter_rows, found_facts
 from edge_rt.cli.render.stats import facts_lines
 from edge_rt.cli.render.traced_report import traced_rows
 from edge_rt.cli.render.weights_report import weights_rows
+from edge_rt.device_names import parse_device
 from edge_rt.errors import ConfigError, InputError, ModelNotFound
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from edge_rt.package.weights_info import WeightsInfo
 
 SHOWN_TEMPLATE_LINES = 12
-_APART = ("chat_template", "weights", "decoder", "not_described", "traced", "drafters")
+_APART = ("chat_template", "placement", "weights", "decoder", "not_described", "traced", "drafters")
 
 
 @dataclass(frozen=True)
@@ -42,15 +44,21 @@ class InspectFlags:
 
 def inspect(
     wanted: InspectFlags,
-    load: Annotated[LoadFlags, only("model")],
+    load: Annotated[LoadFlags, only("model", "device")],
     output: OutputFlags,
     places: Annotated[PlaceFlags, only("store", "config")],
 ) -> int:
-    """Show the facts of a package, a checkpoint or a trained drafter: sizes, quantisation, licence, template."""
+    """Show the facts of a package, a checkpoint or a trained drafter: sizes, quantisation, licence, template.
+
+    With --device cuda or webgpu also which nodes of a package's graph run there.
+    """
+    from edge_rt.memory.device import refuse_preset
     from edge_rt.package.drafter_reader import is_drafter
     from edge_rt.store import resolve
 
     terminal = output.terminal()
+    refuse_preset(load.device)
+    is_placed = parse_device(load.device).is_gpu
     reference = one_of(wanted.package, load.model, "The model") or DEFAULT_MODEL
     if is_drafter(path := Path(reference).expanduser()):
         _show_drafter(terminal, path, verify=wanted.verify, is_json=output.json)
@@ -64,6 +72,8 @@ def inspect(
     decoder: Decoder | None = None
     if resolved.kind == "package":
         facts, weights, decoder = _package_facts(resolved.path, verify=wanted.verify)
+        if is_placed:
+            facts["placement"] = placement_facts(resolved.path, load.device)
     elif wanted.verify:
         raise ConfigError("--verify needs a package.", f"{resolved.path} is a checkpoint.", "Export it first.")
     elif resolved.kind == "folder":
@@ -106,6 +116,7 @@ def _package_facts(path: Path, *, verify: bool) -> tuple[dict[str, Any], Weights
         "key_calibration": _calibration(manifest),
         "sampling": dataclasses.asdict(GenerationConfig().sampling(manifest.sampling)),
         "recommended_sampling": None if manifest.sampling is None else manifest.sampling.given,
+        "exits": list(manifest.exits),
         "model": dataclasses.asdict(manifest.model),
         "decoder": None if manifest.decoder is None else dataclasses.asdict(manifest.decoder),
         "traced": None if manifest.traced is None else dataclasses.asdict(manifest.traced),
@@ -260,6 +271,9 @@ def _print(
     if facts.get("traced") is not None:
         terminal.line("\ntraced graph")
         terminal.table(("", *row) for row in traced_rows(facts["traced"]))
+    if "placement" in facts:
+        terminal.line("\nplacement")
+        terminal.table(("", *row) for row in placement_rows(facts["placement"]))
     for drafter in facts.get("drafters", ()):
         terminal.line(f"\ndrafter {drafter['name']}")
         terminal.table(("", *row) for row in drafter_rows(drafter))

@@ -13,11 +13,14 @@ from edge_rt.cli.options.groups import LoadFlags, OutputFlags, PlaceFlags, Specu
 from edge_rt.cli.options.spread import only
 from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.speculation import WHY_NOTHING
+from edge_rt.device_names import GPUS
 from edge_rt.errors import ConfigError, MemoryBudgetExceeded, ModelNotFound
 from edge_rt.spec_modes import AUTO, COMPUTED_MODES, Drafts, mode_of
 
 if TYPE_CHECKING:
+    from edge_rt.memory.draft_model import DraftModelShape
     from edge_rt.memory.drafter_shape import DrafterShape
+    from edge_rt.memory.figures import Device
     from edge_rt.memory.plan import Plan
     from edge_rt.memory.shape import ModelShape
     from edge_rt.package.reader import Package
@@ -47,7 +50,9 @@ class MachineFlags:
     device: Annotated[
         str | None,
         flags.DEVICE.but(
-            help="Another machine than this one: a preset, or a saved one; 'list' shows them.", shown="this machine"
+            help="cuda: a GPU of this machine; or another machine: a preset, or a saved one; 'list' shows them.",
+            shown="this machine",
+            complete=None,
         ),
     ] = None
     weights: Annotated[
@@ -56,7 +61,7 @@ class MachineFlags:
 
 
 def plan(
-    load: Annotated[LoadFlags, only("model", "memory", "ctx", "kv_type")],
+    load: Annotated[LoadFlags, only("model", "memory", "device_memory", "ctx", "kv_type")],
     speculation: Annotated[SpeculationFlags, only("spec", "draft_max", "corpus", "drafter")],
     machine: MachineFlags,
     output: OutputFlags,
@@ -70,38 +75,46 @@ def plan(
     from edge_rt.byte_size import file_size
     from edge_rt.cli.plan_speed import Speeds, measured_here
     from edge_rt.cli.render.plan_report import plan_json, print_plan
-    from edge_rt.memory.device import LIST, preset
+    from edge_rt.memory.device import LIST, LOCAL
     from edge_rt.memory.plan import Request, make_plan
 
     terminal, device = output.terminal(), machine.device
     if device == LIST:
         _list_devices(terminal)
         return 0
-    here = this_machine(load.own_bytes + PLANNING) if device in (None, "auto", "cpu") else None
+    profile, is_here = _machine(device, load.own_bytes)
     speculation.check_planned()
     corpus = speculation.corpus
     if corpus is not None:
         from edge_rt.runtime.drafters.corpus import Corpus
 
         Corpus.open(corpus, verify=False).close()
-    profile = preset(str(device)) if here is None else here
     found = find_model(load.reference, places, machine.weights)
+    if found.package is not None and device is not None and is_here:
+        from edge_rt.runtime.load.devices import require_op_profile
+
+        require_op_profile(device, found.package.manifest)
+    spec = speculation.placed_spec(places) if found.package is not None else speculation.spec
+    drafter, second = _drafting(found, spec, speculation)
     request = Request(
         budget_bytes=load.budget_bytes(places),
         ctx=load.ctx,
         kv=load.kv_type,
-        spec=speculation.spec,
+        spec=spec,
         draft_max=speculation.draft_max,
         corpus=None if corpus is None else str(corpus),
         corpus_bytes=file_size(corpus),
-        drafter=_drafter(found, speculation),
+        drafter=drafter,
         drafter_folder=None if speculation.drafter is None else str(speculation.drafter),
+        draft_model=second,
+        device_budget_bytes=load.device_budget_bytes,
     )
     made = make_plan(found.shape, profile, request)
-    speeds = Speeds(found.shape, profile, {} if here is None else measured_here(found.shape, profile))
-    notes = found.notes
+    on_cpu_here = is_here and made.device.gpu is None
+    speeds = Speeds(found.shape, made.device, measured_here(found.shape, profile) if on_cpu_here else {})
+    notes = found.notes + _device_notes(made, device, profile)
     unused = _unused(made)
-    if here is not None and not speeds.rate(made.choice).is_measured:
+    if on_cpu_here and not speeds.rate(made.choice).is_measured:
         notes += _cache_notes(found.shape)
     if output.json:
         terminal.document({**plan_json(made, speeds), "notes": [*notes, *unused]})
@@ -109,10 +122,38 @@ def plan(
     for text in unused:
         terminal.warn(text)
     # A model that this machine cannot run can still be planned.
-    verb = ["edge-rt", "generate" if found.can_run and here is not None else "plan", "-m", load.reference]
-    elsewhere = [] if here is not None else ["--device", str(device)]
-    print_plan(terminal, made, speeds, notes, verb=verb, elsewhere=elsewhere)
+    verb = ["edge-rt", "generate" if found.can_run and is_here else "plan", "-m", load.reference]
+    named = [] if device in LOCAL else ["--device", str(device)]
+    print_plan(terminal, made, speeds, notes, verb=verb, named=named, is_here=is_here)
     return 0 if made.fits else MemoryBudgetExceeded.exit_code
+
+
+def _machine(device: str | None, own_bytes: int) -> tuple[Device, bool]:
+    """Return the machine that ``--device`` means, and whether it is this one.
+
+    Raises:
+        ConfigError: there is no device of that name.
+        RuntimeUnavailable, VersionMismatch: this machine has no such GPU.
+    """
+    from edge_rt.memory.device import LOCAL, preset
+
+    if device in LOCAL:
+        return this_machine(own_bytes + PLANNING), True
+    assert device is not None
+    if device.partition(":")[0] not in GPUS:
+        return preset(device), False
+    from edge_rt.runtime.load.gpu_figures import gpu_figures
+
+    gpu = gpu_figures(device)
+    return replace(this_machine(own_bytes + PLANNING), gpu=gpu), True
+
+
+def _device_notes(made: Plan, device: str | None, asked: Device) -> tuple[str, ...]:
+    """Return a remark where a GPU was named, and the plan counts a run on the CPU."""
+    if made.device.gpu is not None or (asked.gpu is None and str(device).partition(":")[0] not in GPUS):
+        return ()
+    why = "packages of the op profile native only" if asked.gpu is not None else "GPUs of NVIDIA only"
+    return (f"Counted as on the CPU: the memory of a GPU is planned for {why}.",)
 
 
 def find_model(reference: str, places: PlaceFlags, weights: str | None = None) -> FoundModel:
@@ -159,11 +200,12 @@ def _of_package(package: Package, weights: str | None) -> FoundModel:
     return FoundModel(shape_of(package.manifest, package.id), package=package)
 
 
-def _drafter(found: FoundModel, speculation: SpeculationFlags) -> DrafterShape | None:
-    """Return the numbers of the trained drafter that a load would take; None if it would take none."""
-    from edge_rt.memory.drafter_shape import drafter_shape
+def _drafting(
+    found: FoundModel, spec: str | None, speculation: SpeculationFlags
+) -> tuple[DrafterShape | None, DraftModelShape | None]:
+    """Return the numbers of the networks that a load would draft with; None for none."""
     from edge_rt.runtime.drafters.makers import MAKERS
-    from edge_rt.runtime.load.drafters import choose_drafter
+    from edge_rt.runtime.load.draft_packages import drafting_shapes
 
     if found.package is None:
         for flag, is_given in (
@@ -174,9 +216,8 @@ def _drafter(found: FoundModel, speculation: SpeculationFlags) -> DrafterShape |
                 raise ConfigError(
                     f"{flag} is for packages.", "What drafts belongs to one.", "Leave it out, or give the package."
                 )
-        return None
-    drafter = choose_drafter(found.package, speculation.spec, speculation.drafter, MAKERS)
-    return None if drafter is None else drafter_shape(drafter, found.package.manifest)
+        return None, None
+    return drafting_shapes(found.package, spec, speculation.drafter, MAKERS)
 
 
 def _foreseen(path: Path, weights: str | None) -> FoundModel:
@@ -224,7 +265,6 @@ def _cache_notes(shape: ModelShape) -> tuple[str, ...]:
 
 
 def _list_devices(terminal: Terminal) -> None:
-    from edge_rt.byte_size import show_size
     from edge_rt.memory.device import device_path, load_device, presets, saved_names
 
     saved = {name: load_device(device_path(name)) for name in saved_names()}
@@ -239,12 +279,19 @@ def _list_devices(terminal: Terminal) -> None:
             }
         )
         return
-    rows = [("", "memory", "available", "read per second", "")]
-    for entry in presets().values():
-        one = entry.device
-        speed = f"{one.bandwidth / 1e9:.0f} GB"
-        rows.append((entry.name, show_size(one.total_bytes), show_size(one.available_bytes), speed, entry.text))
-    for name, one in saved.items():
-        speed = f"{one.bandwidth / 1e9:.0f} GB"
-        rows.append((name, show_size(one.total_bytes), show_size(one.available_bytes), speed, "saved here, measured"))
-    terminal.table(rows, right=(1, 2, 3))
+    rows = [("", "memory", "available", "of the GPU", "available", "read per second", "")]
+    rows += [(entry.name, *_listed(entry.device), entry.text) for entry in presets().values()]
+    rows += [(name, *_listed(one), "saved here, measured") for name, one in saved.items()]
+    terminal.table(rows, right=(1, 2, 3, 4, 5))
+
+
+def _listed(device: Device) -> tuple[str, str, str, str, str]:
+    """Return the figures of a device as they are listed: its memory, that of its GPU, and what computes."""
+    from edge_rt.byte_size import show_size
+
+    gpu = device.gpu
+    own = ("", "")
+    if gpu is not None:
+        own = ("shared", "") if gpu.is_unified else (show_size(gpu.total_bytes), show_size(gpu.available_bytes))
+    speed = f"{device.computes.bandwidth / 1e9:.0f} GB"
+    return show_size(device.total_bytes), show_size(device.available_bytes), *own, speed

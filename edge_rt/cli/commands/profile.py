@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -16,7 +17,7 @@ from edge_rt.cli.render.console import Terminal
 
 if TYPE_CHECKING:
     from edge_rt.measure.memory_report import MemoryReport
-    from edge_rt.memory.device import Device
+    from edge_rt.memory.figures import Device
     from edge_rt.memory.plan import Plan
     from edge_rt.package.reader import Package
     from edge_rt.runtime.load.options import LoadOptions
@@ -47,7 +48,7 @@ class PictureFlags:
 
 
 def profile(
-    load: Annotated[LoadFlags, only("model", "memory", "ctx", "kv_type", "threads")],
+    load: Annotated[LoadFlags, only("model", "memory", "device_memory", "ctx", "kv_type", "threads", "device")],
     speculation: Annotated[SpeculationFlags, only("spec", "draft_max", "corpus", "drafter")],
     picture: PictureFlags,
     output: OutputFlags,
@@ -66,11 +67,11 @@ def profile(
     speculation.check_planned()
     asked = load.options(places, speculation)
     name, package = obtain_package(terminal, load.reference, places, budget=load.budget_bytes(places))
-    plan = _plan(package, asked, this_machine(load.own_bytes))
+    plan = _plan(package, asked, _machine(load))
     if plan.given_up:
         terminal.note("Given up: " + "; ".join(plan.given_up), "dim")
     # In this thread, where a signal ends the measurement and its process at once.
-    measured = _measure(terminal, package, plan, threads=load.threads, with_chat=plot is not None)
+    measured = _measure(terminal, package, plan, load, with_chat=plot is not None)
     if plot is not None:
         from edge_rt.cli.render.memory_plot import draw
 
@@ -85,7 +86,14 @@ def profile(
     return int(measured.exceeded)
 
 
-def _measure(terminal: Terminal, package: Package, plan: Plan, *, threads: int | None, with_chat: bool) -> MemoryReport:
+def _machine(load: LoadFlags) -> Device:
+    """Return this machine, with the GPU that was named."""
+    from edge_rt.runtime.load.gpu_figures import gpu_figures
+
+    return replace(this_machine(load.own_bytes), gpu=gpu_figures(load.device))
+
+
+def _measure(terminal: Terminal, package: Package, plan: Plan, load: LoadFlags, *, with_chat: bool) -> MemoryReport:
     """Run a fresh process up to the plan's limits, and a second one through a chat if a chat is plotted."""
     from edge_rt.measure.memory_report import MemoryReport
     from edge_rt.measure.memory_watch import measure_plan
@@ -96,11 +104,13 @@ def _measure(terminal: Terminal, package: Package, plan: Plan, *, threads: int |
         elif stage.startswith("turn"):
             terminal.note(f"Measuring a chat: {stage} of {CHAT_TURNS}", "dim")
 
-    run = measure_plan(package.path, plan, worker=_WORKER, threads=threads, on_stage=tell)
+    measure = partial(
+        measure_plan, package.path, plan, worker=_WORKER, threads=load.threads, device=load.device, on_stage=tell
+    )
+    run = measure()
     if not with_chat or package.manifest.chat_template is None:
         return MemoryReport(plan, run)
-    chat = measure_plan(package.path, plan, worker=_WORKER, threads=threads, turns=CHAT_TURNS, on_stage=tell)
-    return MemoryReport(plan, run, chat)
+    return MemoryReport(plan, run, measure(turns=CHAT_TURNS))
 
 
 def _plan(package: Package, options: LoadOptions, device: Device) -> Plan:
@@ -125,7 +135,7 @@ def _title(name: str, plan: Plan) -> str:
 def _print(terminal: Terminal, measured: MemoryReport) -> None:
     """Write table and chart."""
     terms = measured.terms()
-    planned, peak = measured.plan.total_bytes, measured.run.peak_bytes
+    planned, peak = measured.plan.process_bytes, measured.run.peak_bytes
     rows: list[tuple[str, ...]] = [("MiB", "planned", "measured", "error", "")]
     texts = {term.name: term.text for term in measured.plan.terms}
     for name, term in terms.items():
@@ -135,12 +145,25 @@ def _print(terminal: Terminal, measured: MemoryReport) -> None:
     rows.append(("budget", in_mib(measured.plan.budget_bytes), "", "", _room(measured)))
     terminal.table(rows, right=(1, 2, 3))
     terminal.line()
+    for text in device_lines(measured):
+        terminal.line(text)
     for line in chart({**terms, "peak": {"planned": planned, "measured": peak}}):
         terminal.line(line)
     highest = measured.run.highest()
     terminal.line()
     private, files = in_mib(highest.private_bytes), in_mib(highest.file_bytes)
     terminal.line(f"peak: {private} MiB private, {files} MiB mapped files")
+
+
+def device_lines(measured: MemoryReport) -> list[str]:
+    """Return what is planned and measured on a GPU, in MiB; nothing for a plan for the CPU."""
+    found = measured.device_json()
+    if found is None:
+        return []
+    planned, held = found["planned_without_context_bytes"], found["measured_without_context_bytes"]
+    seen = "not measured: it shares the machine's memory" if held is None else f"{in_mib(held)} MiB measured"
+    parts = ", ".join(f"{name} {in_mib(count)}" for name, count in found["terms"].items())
+    return [f"on the GPU without CUDA's context: {in_mib(planned)} MiB planned, {seen}", f"  planned: {parts}", ""]
 
 
 def chart(terms: dict[str, dict[str, int]], width: int = _BAR) -> list[str]:

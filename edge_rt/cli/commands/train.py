@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -16,30 +18,49 @@ from edge_rt.cli.options.spread import only, spread
 from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.progress import show_progress
 from edge_rt.errors import ConfigError, RuntimeUnavailable, StorageError
+from edge_rt.measure.prompts import read_prompts
+from edge_rt.package.exits import parse_exits, require_exit_mode
+from edge_rt.package.weights_info import require_known
 
 if TYPE_CHECKING:
     from edge_rt.package.reader import Package
+    from edge_rt.progress import ProgressCallback
     from edge_rt.train.acceptance import Acceptance
+    from edge_rt.train.draft_model.run import ModelReport
+    from edge_rt.train.options import TrainOptions
     from edge_rt.train.run import TrainReport
 
-KINDS: Final = ("head",)
 SELF: Final = "self"
 _DURATION: Final = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*([smhd]?)")
 _SECONDS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
-train_app = typer.Typer(no_args_is_help=True, help="Train drafters (pip install 'edge-rt[train]').")
+_HELP: Final = "Train drafters; this needs the extra 'train'."
+
+train_app = typer.Typer(no_args_is_help=True, help=_HELP)
 
 
 @dataclass(frozen=True)
 class TrainFlags:
     """What is trained, from what, and for how long."""
 
-    out: Annotated[Path | None, flags.OUT.but(shown="drafters/head in the package")] = None
+    out: Annotated[Path | None, flags.OUT.but(shown="drafters/KIND in the package; NAME-draft for a model")] = None
     kind: Annotated[str, flags.KIND] = "head"
+    exits: Annotated[
+        str | None, flags.EXITS.but(help="Exits to train adapters for, such as 6,15.", shown="all of the package")
+    ] = None
     data: Annotated[str, flags.DATA] = SELF
     time: Annotated[str, flags.TIME] = "30m"
     tokens: Annotated[int | None, flags.TRAIN_TOKENS] = None
     updates: Annotated[int | None, flags.UPDATES] = None
+    unrolled: Annotated[int | None, flags.UNROLLED] = None
+    dropout: Annotated[float | None, flags.DROPOUT] = None
+    layers: Annotated[int | None, flags.LAYERS] = None
+    weights: Annotated[
+        str | None,
+        flags.WEIGHTS.but(
+            help="Types of a draft model's matrices, as in export.", shown="like the model's", panel=None
+        ),
+    ] = None
     vocabulary: Annotated[int | None, flags.VOCABULARY] = None
     seed: Annotated[int, flags.SEED.but(help="Of the answers and the training.", shown="0", panel=None)] = 0
     work: Annotated[Path | None, flags.WORK] = None
@@ -49,13 +70,45 @@ class TrainFlags:
         """Return the time for everything.
 
         Raises:
-            ConfigError: it, the kind or the data is unknown.
+            ConfigError: it or the kind is unknown, or an option belongs to another kind.
         """
         if self.kind not in KINDS:
             raise ConfigError("The kind of drafter is unknown.", f"Got {self.kind!r:.40}.", f"Use {', '.join(KINDS)}.")
-        if self.data != SELF:
-            raise ConfigError("The data are unknown.", f"Got {self.data!r:.40}.", f"Use --data {SELF}.")
+        given = {
+            "exits": self.exits,
+            "unrolled": self.unrolled,
+            "dropout": self.dropout,
+            "layers": self.layers,
+            "weights": self.weights,
+        }
+        for name, value in given.items():
+            if value is not None and name not in KINDS[self.kind].options:
+                raise ConfigError(
+                    f"--{name} does not go together with --kind {self.kind}.", f"Got {value}.", "Leave it out."
+                )
+        if self.dropout is not None and not 0.0 <= self.dropout < 1.0:
+            raise ConfigError("The share is out of range.", f"--dropout is {self.dropout}.", "Choose 0 to below 1.")
+        require_known(self.weights)
         return parse_duration(self.time)
+
+    def exits_of(self, package: Package) -> tuple[int, ...]:
+        """Return the exits to train adapters for; none for other kinds.
+
+        Raises:
+            ConfigError: the list is not one, or the package has no exits.
+        """
+        if self.kind != "exit":
+            return ()
+        require_exit_mode("exit", has_exits=bool(package.manifest.exits))
+        return package.manifest.exits if self.exits is None else tuple(sorted(set(parse_exits(self.exits))))
+
+    def prompts(self) -> tuple[str, ...] | None:
+        """Return the prompts of the file; None if the model writes them itself.
+
+        Raises:
+            StorageError, InputError: the file cannot be read, or is not one of prompts.
+        """
+        return None if self.data == SELF else tuple(one.text for one in read_prompts(Path(self.data)))
 
 
 def parse_duration(text: str) -> float:
@@ -74,9 +127,9 @@ def parse_duration(text: str) -> float:
     return seconds
 
 
-@train_app.callback()
+@train_app.callback(help=_HELP)
 def _group() -> None:
-    """Train drafters (pip install 'edge-rt[train]')."""
+    """Have ``drafter`` as a command of its own: the only command of a group would stand for the group."""
 
 
 @train_app.command()
@@ -91,16 +144,18 @@ def drafter(
 
     Half of the time it writes dialogues, then it learns to foresee its own next tokens in them.
     """
-    terminal, seconds = output.terminal(), wanted.seconds()
+    terminal, seconds, prompts = output.terminal(), wanted.seconds(), wanted.prompts()
     check_runtime()
+    if wanted.out is not None:
+        _refuse_existing(wanted.out.expanduser(), force=wanted.force)
     _require_torch()
     name, package = obtain_package(terminal, load.reference, places)
-    out = wanted.out.expanduser() if wanted.out is not None else package.path / "drafters" / wanted.kind
-    if out.exists() and not wanted.force:
-        raise StorageError(f"{out} exists.", "Nothing was trained.", "Choose another --out, or add --force.")
-    work = wanted.work.expanduser() if wanted.work is not None else _work_folder(name, package)
+    exits = wanted.exits_of(package)
+    out = wanted.out.expanduser() if wanted.out is not None else KINDS[wanted.kind].usual_place(name, package)
+    _refuse_existing(out, force=wanted.force)
+    work = wanted.work.expanduser() if wanted.work is not None else _work_folder(name, package, prompts, exits)
 
-    from edge_rt.train.run import DEFAULT_VOCABULARY, TrainOptions, train_drafter
+    from edge_rt.train.options import DEFAULT_LAYERS, DEFAULT_VOCABULARY, TrainOptions
 
     options = TrainOptions(
         seconds=seconds,
@@ -109,12 +164,85 @@ def drafter(
         seed=wanted.seed,
         threads=load.threads,
         vocabulary=wanted.vocabulary or DEFAULT_VOCABULARY,
+        layers=wanted.layers or DEFAULT_LAYERS,
+        prompts=prompts,
+        exits=exits,
     )
     terminal.note(f"answers and checkpoints: {work}", "dim")
     with show_progress(terminal) as progress:
-        report = train_drafter(package, out, work, options, name=wanted.kind, force=wanted.force, progress=progress)
+        report = KINDS[wanted.kind].train(_Job(wanted, package, out, work, options, progress))
+    if report.left_out:
+        terminal.warn(f"{report.left_out:,} prompts are too long to be answered, and were left out.")
     _show(terminal, out, report)
     return 0
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What a training gets."""
+
+    wanted: TrainFlags
+    package: Package
+    out: Path
+    work: Path
+    options: TrainOptions
+    progress: ProgressCallback
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A kind of drafter: its training, where it is written, and which options not all kinds have."""
+
+    train: Callable[[_Job], TrainReport | ModelReport]
+    usual_place: Callable[[str, Package], Path]
+    options: tuple[str, ...]
+
+
+def _train_head(job: _Job) -> TrainReport:
+    from edge_rt.train.learn import Recipe
+    from edge_rt.train.run import train_drafter
+
+    return train_drafter(
+        job.package,
+        job.out,
+        job.work,
+        job.options,
+        name=job.wanted.kind,
+        force=job.wanted.force,
+        recipe=Recipe(steps=job.wanted.unrolled or 1, dropout=job.wanted.dropout or 0.0),
+        progress=job.progress,
+    )
+
+
+def _train_model(job: _Job) -> ModelReport:
+    from edge_rt.train.draft_model.run import train_draft_model
+
+    return train_draft_model(
+        job.package,
+        job.out,
+        job.work,
+        job.options,
+        weights=job.wanted.weights,
+        force=job.wanted.force,
+        progress=job.progress,
+    )
+
+
+KINDS: Final = {
+    "head": _Kind(_train_head, lambda _, package: package.path / "drafters" / "head", ("unrolled", "dropout")),
+    "exit": _Kind(_train_head, lambda _, package: package.path / "drafters" / "exit", ("exits", "dropout")),
+    "model": _Kind(_train_model, lambda name, _: Path(f"{name[:64]}-draft"), ("layers", "weights")),
+}
+
+
+def _refuse_existing(out: Path, *, force: bool) -> None:
+    """Refuse to train what could not be written.
+
+    Raises:
+        StorageError: there is something at ``out`` already.
+    """
+    if out.exists() and not force:
+        raise StorageError(f"{out} exists.", "Nothing was trained.", "Choose another --out, or add --force.")
 
 
 def _require_torch() -> None:
@@ -133,36 +261,51 @@ def _require_torch() -> None:
         )
 
 
-def _work_folder(name: str, package: Package) -> Path:
+def _work_folder(name: str, package: Package, prompts: tuple[str, ...] | None, exits: tuple[int, ...]) -> Path:
     import platformdirs
 
-    return platformdirs.user_cache_path("edge-rt") / "train" / f"{name[:64]}-{package.id[:12]}"
+    data = "" if prompts is None else "-" + hashlib.sha256("\0".join(prompts).encode()).hexdigest()[:12]
+    behind = "".join(f"-{layer}" for layer in exits)
+    return platformdirs.user_cache_path("edge-rt") / "train" / f"{name[:64]}-{package.id[:12]}{data}{behind}"
 
 
-def _show(terminal: Terminal, out: Path, report: TrainReport) -> None:
-    trained = report.trained
+def _show(terminal: Terminal, out: Path, report: TrainReport | ModelReport) -> None:
+    trained, size = report.trained, report.size_bytes
+    each = [*report.exits.values()] or [trained]
+    updates, seconds = sum(one.updates for one in each), sum(one.seconds for one in each)
+    measured = {"untrained": trained.untrained, "trained": trained.reached, **report.more_figures}
     document: dict[str, Any] = {
-        "path": None if report.drafter is None else str(out),
-        "size_bytes": None if report.drafter is None else report.drafter.size_bytes,
+        "path": None if size is None else str(out),
+        "size_bytes": size,
         "answer_tokens": trained.tokens,
-        "updates": trained.updates,
-        "seconds": round(trained.seconds, 1),
-        "untrained": _figures(trained.untrained),
-        "trained": _figures(trained.reached),
+        "updates": updates,
+        "seconds": round(seconds, 1),
+        **{name: _figures(found) for name, found in measured.items()},
+        "exits": [
+            {"layer": layer, "untrained": _figures(one.untrained), "trained": _figures(one.reached)}
+            for layer, one in report.exits.items()
+        ],
     }
     if terminal.is_json:
         terminal.document(document)
         return
-    if report.drafter is None:
-        terminal.warn("The trained head guesses no better than an untrained one; nothing was written. Train longer.")
+    if size is None:
+        terminal.warn("What was trained guesses no better than its start; nothing was written. Train longer.")
     terminal.table(
         [
-            ("drafter", "not written" if report.drafter is None else str(out)),
-            ("training", f"{trained.tokens:,} answer tokens, {trained.updates:,} updates, {trained.seconds:.0f} s"),
-            ("untrained", _line(trained.untrained)),
-            ("trained", _line(trained.reached)),
+            ("drafter", "not written" if size is None else str(out)),
+            ("training", f"{trained.tokens:,} answer tokens, {updates:,} updates, {seconds:.0f} s"),
+            *(_results(report) if report.exits else [(name, _line(found)) for name, found in measured.items()]),
         ]
     )
+
+
+def _results(report: TrainReport | ModelReport) -> list[tuple[str, str]]:
+    rows = []
+    for layer, one in report.exits.items():
+        kept = "" if layer in report.written_exits else "; not written, because it is no better"
+        rows += [(f"exit {layer}", _line(one.reached)), ("untrained", f"{_line(one.untrained)}{kept}")]
+    return rows
 
 
 def _figures(found: Acceptance) -> dict[str, Any]:

@@ -10,14 +10,29 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from edge_rt.cli.commands.verify_run import VerifyRun
 from edge_rt.cli.loading import obtain_package
 from edge_rt.cli.options import flags
-from edge_rt.cli.options.groups import LoadFlags, OutputFlags, PlaceFlags, SpeculationFlags
+from edge_rt.cli.options.groups import LoadFlags, OutputFlags, PlaceFlags, SpeculationFlags, place_spec
 from edge_rt.cli.options.spread import only
 from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.verify_report import findings, print_findings, tell_left_out
 from edge_rt.cli.speculation import WHY_NOTHING, never_drafts
 from edge_rt.errors import ConfigError
+from edge_rt.package.self_drafting import SELF_KV, require_self_mode
 from edge_rt.runtime.config import GenerationConfig
-from edge_rt.spec_modes import AUTO, COMPUTED_MODES, CORPUS_MODES, OFF, SPEC_MODES, Drafts, mode_of, require_mode
+from edge_rt.spec_modes import (
+    AUTO,
+    COMPUTED_MODES,
+    CORPUS_MODES,
+    DRAFTER_MODES,
+    EXIT,
+    MODEL,
+    OFF,
+    SELF,
+    SPEC_MODES,
+    Drafts,
+    drafting_package,
+    mode_of,
+    require_mode,
+)
 from edge_rt.version import VERSION
 
 if TYPE_CHECKING:
@@ -41,7 +56,7 @@ class ComparedFlags:
         list[str] | None,
         flags.SPEC.but(
             help="auto, or a drafter; reference copies from the prompt; repeatable.",
-            shown="all that this package can run, but reference",
+            shown="all that this package can run, but reference and self",
             panel=None,
             complete=None,
         ),
@@ -70,13 +85,16 @@ class ComparedFlags:
             )
         return modes
 
-    def formats(self, manifest: Manifest) -> list[str]:
+    def formats(self, manifest: Manifest, modes: Sequence[str]) -> list[str]:
         """Return the cache formats to verify; a wrong one is refused before a long run starts.
 
         Raises:
-            ConfigError: the package does not have a format; the message lists those it has.
+            ConfigError: the package does not have a format (the message lists those it has), or a mode cannot use it.
         """
-        formats = list(dict.fromkeys(self.kv_type or manifest.kv_formats[:1]))
+        usual = (SELF_KV,) if SELF in modes else manifest.kv_formats[:1]
+        formats = list(dict.fromkeys(self.kv_type or usual))
+        for name in formats if SELF in modes else ():
+            require_self_mode(SELF, name, manifest)
         for name in formats:
             if name not in manifest.kv_formats:
                 raise ConfigError(
@@ -119,7 +137,7 @@ def verify(
     compared: ComparedFlags,
     answers: AnswerOptions,
     speculation: Annotated[SpeculationFlags, only("draft_max", "corpus", "drafter")],
-    load: Annotated[LoadFlags, only("model", "memory", "ctx", "threads", "device", "isa")],
+    load: Annotated[LoadFlags, only("model", "memory", "device_memory", "ctx", "threads", "device", "isa")],
     output: OutputFlags,
     places: PlaceFlags,
 ) -> int:
@@ -127,13 +145,18 @@ def verify(
     terminal = output.terminal()
     chosen = answers.config()
     texts, all_hash = _prompts(compared.prompts, compared.limit)
-    modes = compared.modes()
+    modes = [place_spec(mode, places) for mode in compared.modes()]
     if speculation.corpus is not None and not set(CORPUS_MODES).intersection(modes):
         raise ConfigError(f"--corpus is not used with --spec {', '.join(modes)}.", "It is used with auto, suffix.", "")
+    if speculation.drafter is not None and not any(mode_of(mode) in DRAFTER_MODES for mode in modes):
+        raise ConfigError(
+            f"--drafter is not used with --spec {', '.join(modes)}.", f"It is used with {', '.join(DRAFTER_MODES)}.", ""
+        )
     asked = load.options(places, speculation)
     _, package = obtain_package(terminal, load.reference, places, budget=load.budget_bytes(places))
     manifest = package.manifest
-    formats = compared.formats(manifest)
+    formats = compared.formats(manifest, modes)
+    asked = _loading(modes, asked).but(unverified=True)
     modes = _with_computed(_drafting(terminal, modes, manifest), package, asked, is_asked=compared.spec is not None)
     header = {
         "edge_rt": VERSION,
@@ -148,6 +171,7 @@ def verify(
         "drafter": None if speculation.drafter is None else str(speculation.drafter),
         "ctx": load.ctx,
         "isa": load.isa,
+        "device": load.device,
     }
     run = VerifyRun(terminal, package, asked, texts, chosen, modes, formats, raw=compared.raw)
     if compared.state is None:
@@ -163,7 +187,9 @@ def verify(
     else:
         print_findings(terminal, document)
     tell_left_out(terminal, document)
-    return 0 if document["identical"] == document["prompts"] else EXIT_DIFFERENT
+    is_same = document["identical"] == document["prompts"]
+    run.keep_verification(is_same=is_same, drafted=sum(one["drafted"] for one in document["by_drafter"].values()))
+    return 0 if is_same else EXIT_DIFFERENT
 
 
 def _prompts(path: Path | None, limit: int | None) -> tuple[list[Prompt], str]:
@@ -204,21 +230,50 @@ def _drafting(terminal: Terminal, modes: Sequence[str], manifest: Manifest) -> l
     return drafting
 
 
+def _loading(modes: Sequence[str], asked: LoadOptions) -> LoadOptions:
+    """Return the options of a load that has what all modes draft with.
+
+    Raises:
+        ConfigError: there is no such load: two models are to draft, or one where the cache has another format.
+    """
+    models = [mode for mode in modes if mode_of(mode) == MODEL]
+    if len(models) > 1 or (models and (SELF in modes or asked.drafter is not None)):
+        others = [mode for mode in modes if mode_of(mode) in (MODEL, SELF)] + ["--drafter"] * (
+            asked.drafter is not None
+        )
+        raise ConfigError(
+            "These ways of drafting cannot be loaded together.",
+            f"Got {', '.join(others)}.",
+            "Verify one after another.",
+        )
+    if SELF in modes:
+        return asked.but(spec=SELF)
+    return asked.but(drafter=Path(str(drafting_package(models[0])))) if models else asked
+
+
 def _with_computed(modes: list[str], package: Package, asked: LoadOptions, *, is_asked: bool) -> list[str]:
-    """Return the modes, with that of the package's trained drafter if none was asked for.
+    """Return the modes; if none was asked for, with that of the package's trained drafter, and of its exits.
 
     Raises:
         ConfigError, InvalidDrafter, RuntimeUnavailable: a mode that was asked for cannot run with this package.
     """
+    from edge_rt.package.reader import is_package
+    from edge_rt.runtime.load.draft_packages import drafting_shapes
     from edge_rt.runtime.load.drafters import choose_drafter
 
+    is_second = asked.drafter is not None and is_package(asked.drafter.expanduser())
     for mode in modes:
         if mode_of(mode) in COMPUTED_MODES:
-            choose_drafter(package, mode, asked.drafter, asked.makers)
+            drafting_shapes(package, mode, None if is_second else asked.drafter, asked.makers)
     if is_asked:
         return modes
-    drafter = choose_drafter(package, AUTO, asked.drafter, asked.makers)
-    return modes if drafter is None else [*modes, drafter.info.kind]
+    if is_second:
+        second = [f"{MODEL}:{asked.drafter}"]
+        drafter = choose_drafter(package, AUTO, None, asked.makers)
+    else:
+        second, drafter = [], choose_drafter(package, AUTO, asked.drafter, asked.makers)
+    own = [EXIT] if package.manifest.exits else []
+    return list(dict.fromkeys((*modes, *([] if drafter is None else [drafter.info.kind]), *own, *second)))
 
 
 def _tokenizer(package: Package) -> Tokenizer:

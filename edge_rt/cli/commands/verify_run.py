@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edge_rt.cli.interrupt import Background, SignalReceived
 from edge_rt.cli.loading import load_model, plan_model
@@ -57,6 +57,7 @@ class VerifyRun:
         self._found: dict[tuple[str, str, int], Answer] = {}
         self._different = 0
         self._base_bytes: int | None = None
+        self._verifications: list[dict[str, Any]] = []
 
     def execute(self, state: VerifyState | None) -> list[Answer]:
         """Return all answers, including those from the state: by cache format, mode and prompt.
@@ -95,6 +96,29 @@ class VerifyRun:
         line.clear()
         return [self._found[place] for place in places]
 
+    def keep_verification(self, *, is_same: bool, drafted: int) -> None:
+        """Remember for later loads on a device whether speculation changes nothing there; nothing for the CPU.
+
+        Only answers that were generated in this run count: a state may come from another device.
+
+        Args:
+            is_same: whether all answers were the same as plain ones.
+            drafted: tokens that were drafted for them.
+        """
+        if not self._verifications:
+            return
+        if not drafted:
+            self._terminal.warn("nothing was drafted, so nothing was verified: speculation stays off on this device.")
+            return
+        from edge_rt.runtime.speculation.verified import user_verified
+
+        store = user_verified()
+        for key in self._verifications:
+            if not is_same:
+                store.remove(key)
+            elif not store.add(key, drafted):
+                self._terminal.warn("the verification cannot be stored: speculation stays off on this device.")
+
     def _add(self, answer: Answer) -> None:
         from edge_rt.measure.verify import PLAIN, first_difference
 
@@ -112,6 +136,8 @@ class VerifyRun:
         # Every model reuses the heap of the previous one.
         self._base_bytes = plan.runtime_bytes
         with load_model(self._package, options.as_planned(plan)) as loaded:
+            if loaded.verification is not None:
+                self._verifications.append(loaded.verification)
 
             def work() -> Generator[Answer]:
                 from edge_rt.measure.verify import answers

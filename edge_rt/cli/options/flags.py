@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from edge_rt.cli.options.spread import Argument, Flag
+from edge_rt.device_names import SHOWN_DEVICES
 from edge_rt.package.weights_info import WEIGHTS as WEIGHT_NAMES
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.spec_modes import SHOWN_MODES
@@ -43,6 +44,10 @@ def _modes(incomplete: str) -> list[str]:
     return [mode for mode in SHOWN_MODES if mode.startswith(incomplete)]
 
 
+def _devices(incomplete: str) -> list[str]:
+    return [name for name in SHOWN_DEVICES if name.startswith(incomplete)]
+
+
 def _weights(incomplete: str) -> list[str]:
     return [name for name in WEIGHT_NAMES if name.startswith(incomplete)]
 
@@ -62,6 +67,12 @@ MEMORY: Final = Flag(
     metavar="SIZE",
     shown="the configuration's, or the available memory",
 )
+DEVICE_MEMORY: Final = Flag(
+    ("--device-memory",),
+    "Budget of a GPU's own memory; with memory that it shares, see --memory.",
+    metavar="SIZE",
+    shown="what is free there",
+)
 CTX: Final = Flag(("-c", "--ctx"), "Tokens of context.", metavar="N", shown="the model's, up to 8192")
 KV_TYPE: Final = Flag(
     ("--kv-type", "--kv"),
@@ -70,7 +81,13 @@ KV_TYPE: Final = Flag(
     shown="the package's first",
 )
 THREADS: Final = Flag(("-t", "--threads"), "Threads that compute.", metavar="N", shown="every usable CPU", least=1)
-DEVICE: Final = Flag(("--device",), "auto or cpu.", metavar="DEVICE", shown="auto")
+DEVICE: Final = Flag(
+    ("--device",),
+    f"What computes: {', '.join(SHOWN_DEVICES[:-1])} or {SHOWN_DEVICES[-1]} (portable packages).",
+    metavar="DEVICE",
+    shown="auto",
+    complete=_devices,
+)
 # For measurements and bug reports; 'edge-rt doctor' lists the names.
 ISA: Final = Flag(
     ("--isa",), "Instruction set of the native operators.", metavar="NAME", shown="the best", is_hidden=True
@@ -139,8 +156,8 @@ REFERENCE: Final = Flag(
 CORPUS: Final = Flag(("--corpus",), "File of 'edge-rt corpus build'.", metavar="FILE", panel=SPECULATION)
 DRAFTER: Final = Flag(
     ("--drafter",),
-    "Folder of a trained drafter.",
-    metavar="FOLDER",
+    "Folder of a trained drafter, or with auto of a package that drafts; none: without one.",
+    metavar="FOLDER|none",
     shown="one that fits, of the package or installed",
     panel=SPECULATION,
 )
@@ -186,6 +203,12 @@ PROFILE_NAME: Final = Flag(
     ("--profile-name",), "Save the device description under another name, for 'plan --device NAME'.", metavar="NAME"
 )
 
+COMPILE: Final = Flag(
+    ("--compile",),
+    "Compile the kernels for an NVIDIA GPU ahead of its first use; ARCH is such as sm_87.",
+    metavar="ARCH",
+)
+
 # --- making and keeping packages ---
 
 OUT: Final = Flag(("-o", "--out"), "Folder to create.", metavar="DIR")
@@ -213,7 +236,8 @@ CALIBRATION: Final = Flag(
 )
 WEIGHTS: Final = Flag(
     ("--weights",),
-    "Types of the matrices: keep (the checkpoint's), int4 (about 4.5 bits a weight), int8, f16 or f32.",
+    "Types of the matrices: keep (the checkpoint's), int4 (about 4.5 bits a weight), int8, nested8 (8 bits, 4 of "
+    "them a model that drafts; native only), f16 or f32.",
     metavar="TYPE",
     shown="int4 for folders of floats, else keep",
     complete=_weights,
@@ -222,6 +246,11 @@ SIZE: Final = Flag(
     ("--size",),
     "Most bytes of the weights, such as 700MiB: every matrix gets 4 to 8 bits, as its errors matter (native only).",
     metavar="SIZE",
+)
+EXITS: Final = Flag(
+    ("--exits",),
+    "Cut the graph behind these layers, such as 6,10,15: drafts can end there (--spec exit; native only).",
+    metavar="LAYERS",
 )
 ACCEPT_LOSS: Final = Flag(
     ("--accept-loss",), "Write the package even if quantising changes the predictions more than is allowed."
@@ -237,11 +266,22 @@ VERIFY: Final = Flag(("--verify",), "Read every file and compare its hash.")
 
 # --- training drafters ---
 
-KIND: Final = Flag(("--kind",), "What is trained: head.", metavar="KIND")
-DATA: Final = Flag(("--data",), "self: the model writes user turns and answers by itself.", metavar="self")
+KIND: Final = Flag(
+    ("--kind",),
+    "What is trained: head, exit (adapters of a package's exits) or model (a package of the model's first layers).",
+    metavar="KIND",
+)
+LAYERS: Final = Flag(("--layers",), "Layers of a draft model (--kind model).", metavar="N", shown="2", least=1)
+DATA: Final = Flag(
+    ("--data",),
+    "Prompts that the model answers: JSON lines or plain ones, as bench takes them; self: it writes user turns, too.",
+    metavar="FILE|self",
+)
 TIME: Final = Flag(("--time",), "Time for everything, such as 90s, 30m or 8h.", metavar="TIME")
 TRAIN_TOKENS: Final = Flag(("--tokens",), "Answer tokens to write, instead of half of the time.", metavar="N", least=1)
 UPDATES: Final = Flag(("--updates",), "Updates of the training, instead of the rest of the time.", metavar="N", least=1)
+DROPOUT: Final = Flag(("--dropout",), "Share of inputs that is left out while it learns.", metavar="SHARE", shown="0")
+UNROLLED: Final = Flag(("--unrolled",), "Tokens in a row that a head learns to guess.", metavar="N", shown="1", least=1)
 VOCABULARY: Final = Flag(
     ("--vocabulary",), "Tokens that it can guess, the most frequent ones.", metavar="N", shown="4096", least=16
 )

@@ -13,7 +13,16 @@ from edge_rt.cli.options import flags
 from edge_rt.cli.render.console import Terminal
 from edge_rt.errors import ConfigError
 from edge_rt.runtime.config import GenerationConfig
-from edge_rt.spec_modes import AUTO, USED_BY, mode_of, require_draft_max, require_mode, require_rule
+from edge_rt.spec_modes import (
+    AUTO,
+    MODEL,
+    USED_BY,
+    drafting_package,
+    mode_of,
+    require_draft_max,
+    require_mode,
+    require_rule,
+)
 from edge_rt.text.text_file import read_text
 
 if TYPE_CHECKING:
@@ -70,6 +79,28 @@ class PlaceFlags:
         return open_store(self.store, config=self.config_file)
 
 
+def place_spec(spec: str, places: PlaceFlags) -> str:
+    """Return a mode of speculation whose package, if it names one by its name in the store, is named by its folder.
+
+    Raises:
+        ConfigError: there is no such package on this machine.
+        InputError: there is no model of that name.
+    """
+    asked = drafting_package(spec)
+    if asked is None:
+        return spec
+    from edge_rt.store import resolve
+
+    found = resolve(asked, places.open_store())
+    if found.kind != "package" or found.path is None:
+        raise ConfigError(
+            "The model that is to draft is not a package on this machine.",
+            f"Got {asked!r:.80}.",
+            "Fetch it with edge-rt pull, or export it with edge-rt export.",
+        )
+    return f"{MODEL}:{found.path}"
+
+
 @dataclass(frozen=True)
 class SpeculationFlags:
     """The mode of speculation and its inputs."""
@@ -114,6 +145,10 @@ class SpeculationFlags:
                     f"{flag} is not used with --spec {mode}.", f"It is used with {', '.join(modes)}.", "Leave one out."
                 )
 
+    def placed_spec(self, places: PlaceFlags) -> str | None:
+        """Return the mode of speculation; see ``place_spec``."""
+        return None if self.spec is None else place_spec(self.spec, places)
+
     def given(self) -> dict[str, object]:
         """Return the value of every flag that only some modes use; None for one that was not given."""
         return {
@@ -148,6 +183,7 @@ class LoadFlags:
 
     model: Annotated[str | None, flags.MODEL] = None
     memory: Annotated[str | None, flags.MEMORY] = None
+    device_memory: Annotated[str | None, flags.DEVICE_MEMORY] = None
     ctx: Annotated[int | None, flags.CTX] = None
     threads: Annotated[int | None, flags.THREADS] = None
     device: Annotated[str, flags.DEVICE] = "auto"
@@ -175,6 +211,17 @@ class LoadFlags:
             given = load_config(places.config_file).memory
         return None if given is None else parse_size(given)
 
+    @property
+    def device_budget_bytes(self) -> int | None:
+        """The budget of a GPU's own memory; None if there is none.
+
+        Raises:
+            ConfigError: it is not a size.
+        """
+        from edge_rt.byte_size import parse_size
+
+        return None if self.device_memory is None else parse_size(self.device_memory)
+
     def options(
         self,
         places: PlaceFlags,
@@ -201,12 +248,13 @@ class LoadFlags:
         drafts = speculation or SpeculationFlags()
         return LoadOptions(
             memory=self.budget_bytes(places),
+            device_memory=self.device_budget_bytes,
             ctx=self.ctx,
             threads=self.threads,
             device=self.device,
             kv=self.kv_type,
             isa=self.isa,
-            spec=drafts.spec,
+            spec=drafts.placed_spec(places),
             draft_max=drafts.draft_max,
             corpus=drafts.corpus,
             drafter=drafts.drafter,

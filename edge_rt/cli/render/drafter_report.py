@@ -30,6 +30,7 @@ def drafter_facts(drafter: Drafter) -> dict[str, Any]:
         "head": head,
         "training": dataclasses.asdict(info.training),
         "acceptance": dataclasses.asdict(info.acceptance),
+        "exits": [dataclasses.asdict(one) for one in info.exits],
         "files": {name: file.size for name, file in info.files.items()},
     }
 
@@ -57,8 +58,7 @@ def drafter_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
             ("trained for", f"{facts['target']['name']}, checkpoint {facts['target']['source_sha256'][:12]}"),
             ("head", f"{head['blocks']} blocks of {head['intermediate_size']}, {head['vocabulary_size']} tokens"),
             ("matrices", formats),
-            ("acceptance", f"{shares} by position on {measured['tokens']} tokens"),
-            ("first token", f"{measured['top2']:.2f} among 2, {measured['top4']:.2f} among 4"),
+            *_acceptance_rows(facts["exits"], measured, shares),
             ("training", f"{training['recipe']}, seed {training['seed']}, {training['steps']} steps"),
             ("data", f"{training['tokens']} tokens, {training['epochs']:g} epochs, {training['hours']:g} h"),
             ("texts", training["data"]),
@@ -66,6 +66,21 @@ def drafter_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     if "origin" in facts:
         rows.append(("found", f"{_PLACES[facts['origin']]}; {facts['reason'] or 'fits'}"))
     return rows
+
+
+def _acceptance_rows(exits: list[dict[str, Any]], measured: dict[str, Any], shares: str) -> list[tuple[str, str]]:
+    if not exits:
+        return [
+            ("acceptance", f"{shares} by position on {measured['tokens']} tokens"),
+            ("first token", f"{measured['top2']:.2f} among 2, {measured['top4']:.2f} among 4"),
+        ]
+    return [
+        (
+            f"exit {one['layer']}",
+            f"{one['top1']:.2f} of {measured['tokens']} tokens, {one['top2']:.2f} among 2, {one['top4']:.2f} among 4",
+        )
+        for one in exits
+    ]
 
 
 _PLACES = {"package": "in the package's folder", "installed": "installed with edge-rt"}

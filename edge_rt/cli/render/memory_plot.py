@@ -13,7 +13,7 @@ from edge_rt.cli.render.console import number
 from edge_rt.errors import StorageError
 from edge_rt.memory.choice import Choice
 from edge_rt.memory.plan_terms import Term, terms_of
-from edge_rt.memory.terms import sizes_of
+from edge_rt.memory.sizes import sizes_of
 
 if TYPE_CHECKING:
     from edge_rt.measure.memory_report import MemoryReport, MemoryRun
@@ -34,6 +34,9 @@ _COLOURS: Final = {
     "corpus": "#dddddd",
     "drafter": "#aa4499",
     "drafter_head": "#cc99bb",
+    "draft_weights": "#aa7744",
+    "draft_model": "#ddbb99",
+    "gpu_context": "#bbbbbb",
     "kv_cache": "#ffaabb",
 }
 _LINES: Final = ("#332288", "#cc3311", "#117733", "#882255", "#ee7733", "#555555")
@@ -94,6 +97,17 @@ def _terms_at(plan: Plan, ctx: int, kv_format: str) -> tuple[Term, ...]:
     return terms_of(plan.shape, choice, sizes, plan.request)
 
 
+def _counted(plan: Plan, term: Term) -> int:
+    """Return the bytes of a part that are plotted: of a GPU's own memory if there is one, else of the machine's."""
+    if plan.device.has_own_gpu_memory:
+        return term.device_bytes
+    return term.bytes + term.device_bytes
+
+
+def _limit(plan: Plan) -> int:
+    return plan.budget.gpu if plan.device.has_own_gpu_memory else plan.budget.host
+
+
 def spread(wanted: dict[str, float], gap: float) -> dict[str, float]:
     """Return positions for labels near the wanted ones, at least ``gap`` apart and in the same order."""
     placed: dict[str, float] = {}
@@ -108,10 +122,10 @@ def _contexts(axes: Any, plan: Plan) -> None:
     chosen, trained = plan.choice, plan.shape.context_length
 
     def total(kv_format: str, ctx: int) -> int:
-        return sum(term.bytes for term in _terms_at(plan, ctx, kv_format))
+        return sum(_counted(plan, term) for term in _terms_at(plan, ctx, kv_format))
 
     longest = {
-        kv_format: largest_context(partial(total, kv_format), plan.budget_bytes, trained)
+        kv_format: largest_context(partial(total, kv_format), _limit(plan), trained)
         for kv_format in plan.shape.kv_formats
     }
     last = min(trained, max(2 * chosen.ctx, *(round(1.2 * (most or 0)) for most in longest.values())))
@@ -119,7 +133,7 @@ def _contexts(axes: Any, plan: Plan) -> None:
     bands = {name: [0.0] * len(contexts) for name in _COLOURS}
     for place, ctx in enumerate(contexts):
         for term in _terms_at(plan, ctx, chosen.kv_format):
-            bands[term.name][place] += term.bytes / _MIB
+            bands[term.name][place] += _counted(plan, term) / _MIB
     bands = {name: band for name, band in bands.items() if any(band)}
     labels, fills = [_label(name) for name in bands], [_COLOURS[name] for name in bands]
     axes.stackplot(contexts, list(bands.values()), labels=labels, colors=fills, alpha=0.6)
@@ -129,7 +143,7 @@ def _contexts(axes: Any, plan: Plan) -> None:
         values = [total(kv_format, ctx) / _MIB for ctx in contexts]
         ends[kv_format] = values[-1]
         axes.plot(contexts, values, color=colour, linewidth=2.4 if kv_format == chosen.kv_format else 1.4, zorder=3)
-    budget, highest = plan.budget_bytes / _MIB, max(ends.values())
+    budget, highest = _limit(plan) / _MIB, max(ends.values())
     is_shown = budget <= 1.6 * highest
     top = 1.12 * (max(highest, budget) if is_shown else highest)
     for kv_format, height in spread(ends, 0.032 * top).items():
@@ -143,16 +157,18 @@ def _contexts(axes: Any, plan: Plan) -> None:
         _budget_line(axes, plan, crossing, colours, is_low=budget < 0.6 * top)
     else:
         axes.text(
-            0.99, 0.99, f"budget {show_rounded(plan.budget_bytes)}: every context fits", transform=axes.transAxes,
+            0.99, 0.99, f"budget {show_rounded(_limit(plan))}: every context fits", transform=axes.transAxes,
             ha="right", va="top", fontsize=9, color=_BUDGET,
         )  # fmt: skip
-    axes.plot([chosen.ctx], [plan.total_bytes / _MIB], "o", color="black", markersize=6, zorder=6)
+    needs = plan.needs.gpu if plan.device.has_own_gpu_memory else plan.needs.host
+    axes.plot([chosen.ctx], [needs / _MIB], "o", color="black", markersize=6, zorder=6)
     axes.annotate(
-        f"planned: {show_rounded(plan.total_bytes)}", (chosen.ctx, plan.total_bytes / _MIB), (0, -32),
+        f"planned: {show_rounded(needs)}", (chosen.ctx, needs / _MIB), (0, -32),
         textcoords="offset points", ha="center", fontsize=9, weight="bold", zorder=6, bbox=_BEHIND,
         arrowprops={"arrowstyle": "-", "linewidth": 0.8},
     )  # fmt: skip
-    axes.set_title(f"Memory by context; bands: the parts with a cache of {chosen.kv_format}", fontsize=10)
+    where = " of the GPU" if plan.device.has_own_gpu_memory else ""
+    axes.set_title(f"Memory{where} by context; bands: the parts with a cache of {chosen.kv_format}", fontsize=10)
     axes.set_xlabel("tokens of context")
     axes.xaxis.set_major_formatter(lambda value, _: number(round(value)))
     axes.set_ylabel("MiB")
@@ -171,10 +187,10 @@ def _budget_line(axes: Any, plan: Plan, longest: dict[str, int], colours: dict[s
         colours: colours of the formats.
         is_low: whether there is room for a label on the left.
     """
-    budget = plan.budget_bytes / _MIB
+    budget = _limit(plan) / _MIB
     axes.axhline(budget, color=_BUDGET, linewidth=1.4, linestyle="--", zorder=4)
     axes.annotate(
-        f"budget {show_rounded(plan.budget_bytes)}", (0 if is_low else 1, budget), (5 if is_low else -5, 5),
+        f"budget {show_rounded(_limit(plan))}", (0 if is_low else 1, budget), (5 if is_low else -5, 5),
         xycoords=("axes fraction", "data"), textcoords="offset points", ha="left" if is_low else "right",
         fontsize=9, color=_BUDGET, zorder=6, bbox=_BEHIND,
     )  # fmt: skip
@@ -215,7 +231,7 @@ def _terms(axes: Any, report: MemoryReport) -> None:
 
 
 def _peak(report: MemoryReport) -> dict[str, int]:
-    return {"planned": report.plan.total_bytes, "measured": report.run.peak_bytes}
+    return {"planned": report.plan.process_bytes, "measured": report.run.peak_bytes}
 
 
 def _timeline(axes: Any, run: MemoryRun, report: MemoryReport) -> None:
@@ -229,8 +245,8 @@ def _timeline(axes: Any, run: MemoryRun, report: MemoryReport) -> None:
         seconds, [values for values, _ in kinds.values()], labels=list(kinds), alpha=0.75,
         colors=[colour for _, colour in kinds.values()],
     )  # fmt: skip
-    planned, budget = report.plan.total_bytes / _MIB, report.plan.budget_bytes / _MIB
-    label = f"planned peak {show_rounded(report.plan.total_bytes)}"
+    planned, budget = report.plan.process_bytes / _MIB, report.plan.budget_bytes / _MIB
+    label = f"planned peak {show_rounded(report.plan.process_bytes)}"
     axes.axhline(planned, color="black", linewidth=1, linestyle=":", label=label)
     if budget <= 1.3 * planned:
         label = f"budget {show_rounded(report.plan.budget_bytes)}"

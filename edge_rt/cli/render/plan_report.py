@@ -12,6 +12,7 @@ from edge_rt.memory.speed import UNCERTAINTY
 
 if TYPE_CHECKING:
     from edge_rt.cli.plan_speed import Rate, Speeds
+    from edge_rt.memory.figures import Amounts
     from edge_rt.memory.plan import Choice, Plan
 
 
@@ -24,6 +25,10 @@ def plan_json(made: Plan, speeds: Speeds) -> dict[str, Any]:
         "total_bytes": made.total_bytes,
         "minimum_bytes": made.minimum_bytes,
         "speculation_bytes": made.speculation_bytes,
+        "device_total_bytes": made.device_bytes,
+        "device_budget_bytes": made.device_budget_bytes,
+        "device_minimum_bytes": made.minimum.gpu,
+        "device_terms": {term.name: term.device_bytes for term in made.terms if term.device_bytes},
         "terms": {term.name: term.bytes for term in made.terms},
         "term_texts": {term.name: term.text for term in made.terms},
         "file_bytes": sum(term.bytes for term in made.terms if term.kind == "file"),
@@ -33,12 +38,13 @@ def plan_json(made: Plan, speeds: Speeds) -> dict[str, Any]:
         "tokens_per_second": rate.tokens_per_second,
         "plain_tokens_per_second": rate.plain,
         "speed_is_measured": rate.is_measured,
-        "speed_uncertainty": UNCERTAINTY,
+        "speed_uncertainty": UNCERTAINTY if made.device.gpu is None else None,
         "given_up": list(made.given_up),
         "alternatives": [
             {
                 "flags": list(other.flags),
                 "total_bytes": other.total_bytes,
+                "device_bytes": other.device_bytes,
                 "tokens_per_second": speeds.rate(other.choice).tokens_per_second,
                 "choice": asdict(other.choice),
             }
@@ -52,7 +58,14 @@ def plan_json(made: Plan, speeds: Speeds) -> dict[str, Any]:
 
 
 def print_plan(
-    terminal: Terminal, made: Plan, speeds: Speeds, notes: tuple[str, ...], *, verb: list[str], elsewhere: list[str]
+    terminal: Terminal,
+    made: Plan,
+    speeds: Speeds,
+    notes: tuple[str, ...],
+    *,
+    verb: list[str],
+    named: list[str],
+    is_here: bool,
 ) -> None:
     """Write a plan for people.
 
@@ -62,35 +75,35 @@ def print_plan(
         speeds: expected speeds of its choices.
         notes: remarks about the model.
         verb: the command to which the flags of other settings are appended.
-        elsewhere: flags that name another machine; empty for this one.
+        named: flags that name the device; empty for this machine's CPU.
+        is_here: whether it is a device of this machine.
     """
-    choice, total = made.choice, made.total_bytes
+    choice = made.choice
     for note in notes:
         terminal.warn(note)
     estimated = ", estimated" if made.shape.is_estimate and notes else ""
     terminal.line(f"{made.shape.name} on {made.device.name} ({made.shape.op_profile}{estimated})\n")
-    rows = [(term.name, show_mib(term.bytes), f"{100 * term.bytes / total:.1f} %", term.text) for term in made.terms]
-    rows += [("total", show_mib(total), "", f"largest while {_REGIMES[made.regimes.largest]}")]
-    rows += [("budget", show_mib(made.budget_bytes), "", _budget_text(made))]
-    terminal.table(rows, right=(1, 2))
+    if not is_here:
+        terminal.line("Planned, not measured: figures of a description of the machine.\n")
+    terminal.table(term_rows(made), right=(1, 2))
     terminal.line()
-    terminal.table(_decided(made, speeds.rate(choice)))
+    terminal.table(_decided(made, speeds.rate(choice), is_here=is_here))
     if made.given_up:
         terminal.line("\nReduced to fit the budget")
     for text in made.given_up:
         terminal.line(f"  {text}")
     terminal.line("\nOther settings that fit" if made.fits else "\nWhat fits")
     for other in made.alternatives:
-        terminal.line(f"  {shlex.join([*verb, *other.flags, *elsewhere])}")
-        needs = f"needs {show_mib(other.total_bytes)}, {_rate(speeds.rate(other.choice))}"
-        terminal.line(f"    {needs}: {in_words(other.choice)}")
+        terminal.line(f"  {shlex.join([*verb, *other.flags, *named])}")
+        on_gpu = f" and {show_mib(other.device_bytes)} on the GPU" if other.device_bytes else ""
+        expected = _rate(made, speeds.rate(other.choice), is_here=is_here)
+        terminal.line(f"    needs {show_mib(other.total_bytes)}{on_gpu}, {expected}: {in_words(other.choice)}")
     if any(one.kv_format in LESS_EXACT for one in (choice, *(other.choice for other in made.alternatives))):
         names = f"{', '.join(LESS_EXACT[:-1])} or {LESS_EXACT[-1]}"
         terminal.line(f"\nA cache in {names} is slightly less exact than f16, {LESS_EXACT[-1]} the most.")
     if not made.fits:
-        short = show_mib(total - made.budget_bytes)
-        terminal.note(f"It does not fit: {short} are missing for context {choice.ctx}.", "red")
-    if not elsewhere and made.budget_bytes > made.device.available_bytes:
+        terminal.note(f"It does not fit: {_missing(made)} are missing for context {choice.ctx}.", "red")
+    if is_here and made.budget_bytes > made.device.available_bytes:
         available = show_mib(made.device.available_bytes)
         terminal.warn(f"The budget is more than this machine has available now, {available}.")
 
@@ -114,7 +127,43 @@ _REGIMES: Final = {
 }
 
 
-def _decided(made: Plan, rate: Rate) -> list[tuple[str, str]]:
+def term_rows(made: Plan) -> list[tuple[str, str, str, str]]:
+    """Return the rows of a table: the parts, their total and the budget.
+
+    The third column is what a GPU holds; without one it is the share of the total.
+    """
+    if made.device.gpu is None:
+        whole = made.total_bytes
+        rows = [(one.name, show_mib(one.bytes), f"{100 * one.bytes / whole:.1f} %", one.text) for one in made.terms]
+        sums, budgets = (show_mib(whole), ""), (show_mib(made.budget_bytes), "")
+    else:
+        rows = [("", "process", "GPU", made.device.gpu.name)]
+        rows += [(one.name, _shown(one.bytes), _shown(one.device_bytes), one.text) for one in made.terms]
+        sums, budgets = _gpu_sums(made)
+    rows += [("total", *sums, f"largest while {_REGIMES[made.regimes.largest]}")]
+    return [*rows, ("budget", *budgets, _budget_text(made))]
+
+
+def _gpu_sums(made: Plan) -> tuple[tuple[str, str], tuple[str, str]]:
+    """Return totals and budgets of both columns; of shared memory there is one of each."""
+    if not made.device.has_own_gpu_memory:
+        return (show_mib(made.total_bytes), "together"), (show_mib(made.budget_bytes), "shared")
+    needs, budget = made.needs, made.budget
+    return (show_mib(needs.host), show_mib(needs.gpu)), (show_mib(budget.host), show_mib(budget.gpu))
+
+
+def _shown(count: int) -> str:
+    return show_mib(count) if count else ""
+
+
+def _missing(made: Plan) -> str:
+    needs, budget = made.needs, made.budget
+    parts = [show_mib(needs.host - budget.host)] * (needs.host > budget.host)
+    parts += [f"{show_mib(needs.gpu - budget.gpu)} on the GPU"] * (needs.gpu > budget.gpu)
+    return " and ".join(parts)
+
+
+def _decided(made: Plan, rate: Rate, *, is_here: bool) -> list[tuple[str, str]]:
     choice = made.choice
     drafting = "off"
     if choice.draft_max:
@@ -124,7 +173,7 @@ def _decided(made: Plan, rate: Rate) -> list[tuple[str, str]]:
         drafting += f", tables of {' and '.join(tables)}" if tables else ""
         if (drafter := _drafter(made)) is not None:
             drafting += f", drafter {drafter}"
-    speed = f"{_rate(rate)}, with {choice.ctx // 2} tokens in the context"
+    speed = f"{_rate(made, rate, is_here=is_here)}, with {choice.ctx // 2} tokens in the context"
     if choice.draft_max:
         speed += f"; without speculation {rate.plain:.0f}"
     rows = [
@@ -134,12 +183,17 @@ def _decided(made: Plan, rate: Rate) -> list[tuple[str, str]]:
         ("speculation", drafting),
         ("prefill chunk", f"{choice.prefill_chunk} tokens"),
         ("expected", speed),
-        ("smallest budget that works", show_at_least(made.minimum_bytes)),
+        ("smallest budget that works", _at_least(made, made.minimum)),
     ]
-    if made.speculation_bytes is not None:
+    if made.speculation is not None:
         at = f"with context {choice.ctx} and {choice.kv_format} cache"
-        rows.append(("speculation keeps 96 % from", f"{show_at_least(made.speculation_bytes)} {at}"))
+        rows.append(("speculation keeps 96 % from", f"{_at_least(made, made.speculation)} {at}"))
     return rows
+
+
+def _at_least(made: Plan, amounts: Amounts) -> str:
+    own = f", and {show_at_least(amounts.gpu)} of the GPU" if made.device.has_own_gpu_memory else ""
+    return show_at_least(amounts.host) + own
 
 
 def _drafter(made: Plan) -> str | None:
@@ -158,10 +212,20 @@ def _rotation(made: Plan) -> list[tuple[str, str]]:
 
 def _budget_text(made: Plan) -> str:
     what = "given" if made.request.budget_bytes is not None else "what is available"
-    left = made.budget_bytes - made.total_bytes
-    return f"{what}; {show_mib(left)} left" if left >= 0 else f"{what}; {show_mib(-left)} too little"
+    text = f"{what}; {_left(made.budget_bytes - made.total_bytes)}"
+    if not made.device.has_own_gpu_memory:
+        return text
+    of_gpu = "given" if made.request.device_budget_bytes is not None else "what is free there"
+    return f"{text}; of the GPU {of_gpu}, {_left(made.budget.gpu - made.needs.gpu)}"
 
 
-def _rate(rate: Rate) -> str:
-    measured = ", measured here" if rate.is_measured else ""
-    return f"{rate.tokens_per_second:.3g} tokens per second (+-{100 * UNCERTAINTY:.0f} %{measured})"
+def _left(count: int) -> str:
+    return f"{show_mib(count)} left" if count >= 0 else f"{show_mib(-count)} too little"
+
+
+def _rate(made: Plan, rate: Rate, *, is_here: bool) -> str:
+    certain = "planned, not measured" if not is_here else "measured here" if rate.is_measured else ""
+    if made.device.gpu is None:
+        certain = ", ".join((f"+-{100 * UNCERTAINTY:.0f} %", *[certain] * bool(certain)))
+    digits = ".0f" if rate.tokens_per_second >= 1000 else ".3g"
+    return f"{rate.tokens_per_second:{digits}} tokens per second ({certain or 'of a typical GPU, not measured'})"

@@ -99,7 +99,7 @@ def facts_lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
         if isinstance(value, Mapping):
             text = ", ".join(f"{key} {item}" for key, item in value.items())
         elif isinstance(value, list | tuple):
-            text = ", ".join(map(str, value))
+            text = ", ".join(map(str, value)) or "-"
         elif isinstance(value, float):
             text = f"{value:.6g}"
         else:

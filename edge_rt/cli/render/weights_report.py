@@ -59,6 +59,8 @@ def over_budget(found: ExportForecast, budget: int | None) -> ErrorJSON | None:
 
 def _class_text(found: TensorClass) -> str:
     error = "" if found.error is None else f", error {100 * found.error:.3g} %"
+    if found.upper_error is not None:
+        error += f", of its 4-bit view {100 * found.upper_error:.3g} %"
     return f"{_types(found.types)}, {found.bits:.2f} bits a weight{error}"
 
 

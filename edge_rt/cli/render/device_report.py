@@ -1,0 +1,77 @@
+"""Devices, and where the nodes of a graph run, as shown by ``doctor`` and ``inspect``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from edge_rt.gpu_provider import GpuProvider
+    from edge_rt.providers import ProviderState
+
+
+def device_facts(states: list[ProviderState]) -> dict[str, Any]:
+    """Return kind of device -> its devices, or why there is none, as a JSON object."""
+    return {
+        state.kind: str(state.problem)
+        if state.problem is not None
+        else [{**device.facts, "is_software": device.is_software} for device in state.devices]
+        for state in states
+    }
+
+
+def device_lines(facts: dict[str, Any]) -> dict[str, str]:
+    """Return kind of device -> text for people."""
+    return {
+        kind: found
+        if isinstance(found, str)
+        else ", ".join(f"{one['device']}: {one['text']} ({_more(one)})" for one in found)
+        for kind, found in facts.items()
+    }
+
+
+def device_text(found: str | Mapping[str, Any]) -> str:
+    """Return the device of ``Model.describe`` for people."""
+    return found if isinstance(found, str) else f"{found['device']} ({found['text']})"
+
+
+def _more(device: dict[str, Any]) -> str:
+    from edge_rt.byte_size import human_bytes
+
+    if "architecture" not in device:
+        return f"{device['provider']} {device['version']}"
+    shared = " shared with the machine" if device["shares_memory"] else ""
+    memory = f"{human_bytes(device['memory_bytes'])}{shared}"
+    return f"{device['architecture']}, {memory}, driver of CUDA {device['driver']}, {device['provider']}"
+
+
+def placement_facts(path: Path, device: str, own: GpuProvider | None = None) -> dict[str, Any]:
+    """Return where the nodes of a package run on a device, as a JSON object.
+
+    Args:
+        path: of the package.
+        device: its name.
+        own: edge-rt's own provider; None: the installed one.
+
+    Raises:
+        EdgeRTError: the device or the package cannot be used.
+    """
+    from edge_rt.gpu_provider import INSTALLED
+    from edge_rt.package.reader import open_package
+    from edge_rt.runtime.load.devices import placement
+
+    nodes = placement(open_package(path), device, own or INSTALLED)
+    return {
+        "device": device,
+        "nodes": dict(Counter(node.provider for node in nodes)),
+        "cpu_nodes": [f"{node.name} ({node.operator})" for node in nodes if node.is_on_cpu],
+    }
+
+
+def placement_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the same as rows of a table."""
+    rows = [("device", str(facts["device"]))]
+    rows += [(provider, f"{count} nodes") for provider, count in facts["nodes"].items()]
+    return [*rows, ("on the CPU", ", ".join(facts["cpu_nodes"]) or "none")]
