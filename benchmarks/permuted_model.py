@@ -35,7 +35,7 @@ class PermutedModel:
     def __init__(self, path: Path, seed: int = 7) -> None:
         self._path = path
         self._source, self.config = open_checkpoint(path)
-        if not self.config.tied_embedding:
+        if not self.config.is_tied:
             raise SystemExit("The model's head is not tied to its embedding.")
         self._reader = gguf.GGUFReader(path)
         self._rng = np.random.default_rng(seed)
@@ -120,7 +120,7 @@ class PermutedModel:
             "num_hidden_layers": config.num_layers, "num_attention_heads": config.num_heads,
             "num_key_value_heads": config.num_kv_heads, "head_dim": config.head_dim,
             "vocab_size": config.vocab_size, "max_position_embeddings": config.context_length,
-            "rms_norm_eps": config.rms_norm_eps, "rope_theta": config.rope_theta, "tie_word_embeddings": True,
+            "rms_norm_eps": config.norm_epsilon, "rope_theta": config.ropes[0].base, "tie_word_embeddings": True,
             "bos_token_id": tokenizer.bos_token_id, "eos_token_id": list(tokenizer.eos_token_ids),
         }  # fmt: skip
         (folder / "config.json").write_text(json.dumps(document), encoding="utf-8")

@@ -51,6 +51,11 @@ SHAPES = {
     "llama-3.2-1b": Shape(
         "llama", 2048, 16, 32, 8, 64, 8192, 128256, 131072, 5e5, 64, rope_tensors=("rope_freqs.weight",)
     ),
+    # With a head of its own the real one has 525 million weights more.
+    "llama-3.1-8b": Shape(
+        "llama", 4096, 32, 32, 8, 128, 14336, 128256, 131072, 5e5, 128, rope_tensors=("rope_freqs.weight",)
+    ),
+    "tiny": Shape("llama", 256, 2, 4, 2, 64, 512, 512, 4096, 1e4, 64),
     "gemma-3-1b": Shape(
         "gemma3",
         *(1152, 26, 4, 1, 256, 6912, 262144, 32768, 1e6, 256),
@@ -104,14 +109,29 @@ def random_q5_0(rng: np.random.Generator, rows: int, columns: int) -> np.ndarray
     return blocks.reshape(rows, -1)
 
 
-BLOCKS = {"Q4_K": random_q4_k, "Q5_K": random_q5_k, "Q6_K": random_q6_k, "Q5_0": random_q5_0, "Q8_0": random_q8_0}
+def random_q4_0(rng: np.random.Generator, rows: int, columns: int) -> np.ndarray:
+    """Return uint8 ``[rows, bytes per row]``: random codes, one scale."""
+    blocks = rng.integers(0, 256, (rows, columns // 32, 18), np.uint8)
+    blocks[..., :2] = np.array([SPREAD / 5], np.float16).view(np.uint8)
+    return blocks.reshape(rows, -1)
+
+
+BLOCKS = {
+    "Q4_0": random_q4_0,
+    "Q4_K": random_q4_k,
+    "Q5_K": random_q5_k,
+    "Q6_K": random_q6_k,
+    "Q5_0": random_q5_0,
+    "Q8_0": random_q8_0,
+}
+MIXES = ("Q4_K_M", "Q4_0", "Q8_0")
 FALLBACKS = {"Q4_K": "Q5_0", "Q6_K": "Q8_0"}
 """Types of matrices whose rows are not whole blocks of 256."""
 
 
 def type_of(name: str, layer: int, layers: int, columns: int, mix: str) -> str:
     """Return the type that llama.cpp gives a matrix in a mix."""
-    if mix == "Q8_0":
+    if mix == "Q8_0" or (mix == "Q4_0" and name != "token_embd"):
         return mix
     more = layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
     if name == "attn_qkv":
@@ -171,21 +191,23 @@ def write_header(writer: gguf.GGUFWriter, name: str, shape: Shape) -> None:
     write_tokenizer(writer, shape.vocabulary, "qwen2")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("model", choices=SHAPES)
-    parser.add_argument("mix", choices=["Q4_K_M", "Q8_0"])
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    shape = SHAPES[arguments.model]
-    rng = np.random.default_rng(arguments.seed)
+def write_model(out: Path, name: str, mix: str, seed: int = 0) -> None:
+    """Write a GGUF file.
+
+    Args:
+        out: the file.
+        name: one of ``SHAPES``.
+        mix: one of ``MIXES``.
+        seed: of the weights.
+    """
+    shape = SHAPES[name]
+    rng = np.random.default_rng(seed)
     # Tensors are written as they are made: a whole model need not fit into memory.
-    writer = gguf.GGUFWriter(str(arguments.out), shape.architecture, use_temp_file=True)
-    write_header(writer, arguments.model, shape)
+    writer = gguf.GGUFWriter(str(out), shape.architecture, use_temp_file=True)
+    write_header(writer, name, shape)
 
     def matrix(name: str, layer: int, rows: int, columns: int) -> None:
-        chosen = type_of(name, layer, shape.layers, columns, arguments.mix)
+        chosen = type_of(name, layer, shape.layers, columns, mix)
         whole = f"{name}.weight" if name == "token_embd" else f"blk.{layer}.{name}.weight"
         writer.add_tensor(whole, BLOCKS[chosen](rng, rows, columns), raw_dtype=gguf.GGMLQuantizationType[chosen])
 
@@ -206,6 +228,16 @@ def main() -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("model", choices=SHAPES)
+    parser.add_argument("mix", choices=MIXES)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    write_model(given.out, given.model, given.mix, given.seed)
 
 
 if __name__ == "__main__":

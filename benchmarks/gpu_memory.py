@@ -1,0 +1,42 @@
+"""A plan of a GPU's memory beside what a process takes that goes to the plan's limits."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+from gpu_target import ROOT, Results, Target, fail
+
+from edge_rt.measure.memory_report import MemoryReport
+from edge_rt.measure.memory_watch import measure_plan
+from edge_rt.memory.device import this_device
+from edge_rt.memory.plan import require_fit
+from edge_rt.runtime.load.gpu_figures import gpu_figures
+from edge_rt.runtime.load.options import LoadOptions
+from edge_rt.runtime.load.planning import plan_package
+
+MEASURED = {"tiny": {"ctx": 64, "prefill_chunk": 16, "kv": "int8", "spec": "off"}}
+USUAL = {"ctx": 4096}
+
+
+def run_memory(target: Target, shape: str, mix: str) -> None:
+    """Measure one shape; exit code 1 if more is taken than planned.
+
+    Args:
+        target: where; without emulation a fresh process measures the installed edge-rt, whatever the build.
+        shape: one of ``gpu_target.SHAPES``.
+        mix: types of its weights.
+    """
+    package, worker = target.package(shape, mix), "edge_rt.measure.memory_worker"
+    if target.is_emulated:
+        worker = "tests.gpu.profile_worker"
+        os.environ |= {"PYTHONPATH": str(ROOT), "EDGE_RT_TEST_BUILD": str(target.build)}
+    machine = replace(this_device(), gpu=gpu_figures("cuda", target.provider))
+    plan = require_fit(plan_package(package, LoadOptions(**MEASURED.get(shape, USUAL)), device=machine))
+    measured = MemoryReport(plan, measure_plan(package.path, plan, worker=worker, device="cuda"))
+    results, found = Results(target, "memory"), measured.device_json()
+    assert found is not None
+    planned, taken = found["planned_without_context_bytes"], found["measured_without_context_bytes"]
+    text = "not measured: the GPU shares the machine's memory" if taken is None else f"{taken / 2**20:.0f} MiB taken"
+    results.add(f"{shape}: {planned / 2**20:.0f} MiB planned without CUDA's context, {text}", **measured.to_json())
+    fail(["more was taken than planned"] if taken is not None and taken > planned else [])

@@ -1,0 +1,146 @@
+"""What the stages of ``on_gpu.py`` run on: this machine's GPU, or a build's emulated driver in its place."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from alternating import bootstrap
+from synthetic_families import write_model
+
+from edge_rt.export import export_model
+from edge_rt.gpu_kernels import compiled_kernels, nvrtc_for
+from edge_rt.gpu_library import Gpu, GpuReport
+from edge_rt.gpu_provider import GPU_LIBRARY, INSTALLED, GpuProvider, kernel_cache
+from edge_rt.package.reader import Package, open_package
+
+ROOT = Path(__file__).parents[1]
+SHAPES = {"8b": "llama-3.1-8b", "4b": "qwen3-4b", "1b": "llama-3.2-1b", "tiny": "tiny"}
+"""Shape as a stage is given it -> as ``synthetic_families`` names it."""
+EMULATION = "libedge_rt_gpu_emulation.so"
+
+
+@dataclass(frozen=True)
+class Target:
+    """A driver, and where results go.
+
+    Attributes:
+        out: folder of results.
+        build: folder that CMake built with ``-DEDGE_RT_BUILD_TESTS=ON``; None: the installed edge-rt is used.
+        is_emulated: whether the build's emulated driver stands in for the GPU.
+    """
+
+    out: Path
+    build: Path | None
+    is_emulated: bool
+
+    @cached_property
+    def provider(self) -> GpuProvider:
+        """The provider that models are loaded with."""
+        return INSTALLED if self.build is None else GpuProvider(lambda: self.library, self._compiled)
+
+    @property
+    def library(self) -> Path:
+        """The build's library of the provider."""
+        assert self.build is not None
+        return self.build / "csrc" / "tests" / EMULATION if self.is_emulated else self.build / GPU_LIBRARY
+
+    def kernels(self) -> dict[str, bytes]:
+        """Return name of a source -> what is compiled of it for GPU 0."""
+        report = self.provider.report()
+        return self._compiled(report.gpu(0), report)
+
+    def _compiled(self, gpu: Gpu, report: GpuReport) -> dict[str, bytes]:
+        if self.is_emulated:  # it has kernels of its own, whatever it is given
+            return {"emulated": b"emulated"}
+        return compiled_kernels(
+            nvrtc_for(report.driver_version), gpu.compute, sources=ROOT / "csrc", cache=kernel_cache()
+        )
+
+    def facts(self) -> dict[str, Any]:
+        """Return what figures depend on."""
+        report = self.provider.report()
+        gpu = report.gpu(0)
+        named = {"gpu": gpu.name, "compute": gpu.compute, "bytes": gpu.total_bytes, "driver": report.driver_text}
+        return {**named, "emulated": self.is_emulated}
+
+    def package(self, shape: str, mix: str) -> Package:
+        """Return a package of random weights, which is made when it is first asked for.
+
+        Args:
+            shape: one of ``SHAPES``.
+            mix: one of ``synthetic_families.MIXES``.
+        """
+        folder, file = self.out / f"package-{shape}-{mix}", self.out / f"{shape}-{mix}.gguf"
+        if not folder.is_dir():
+            started = time.perf_counter()
+            write_model(file, SHAPES[shape], mix)
+            written = time.perf_counter() - started
+            # Constants of 4-bit keys would take as long again, and no stage here writes such keys.
+            export_model(file, folder, profile="native", calibration=None)
+            file.unlink()
+            seconds = time.perf_counter() - started
+            print(f"made a package of the shape {shape} in {seconds:.0f} s, {written:.0f} s of them for its weights")
+        return open_package(folder)
+
+
+class Results:
+    """Lines of JSON in a file, and a short table on standard output.
+
+    Args:
+        target: where they go, and what they were measured on.
+        stage: name of the file.
+    """
+
+    def __init__(self, target: Target, stage: str) -> None:
+        self._file = target.out / f"{stage}.jsonl"
+        self._facts = {"stage": stage, **target.facts()}
+
+    def add(self, text: str, **fields: Any) -> None:
+        """Keep a line, and show its text."""
+        self.keep(text=text, **fields)
+        print(text, flush=True)
+
+    def keep(self, **fields: Any) -> None:
+        """Keep a line."""
+        with self._file.open("a") as stream:
+            stream.write(json.dumps({**self._facts, **fields}) + "\n")
+
+    def ratio(self, text: str, above: Sequence[float], below: Sequence[float], **fields: Any) -> None:
+        """Add the median of the ratios within rounds, with its 95 % interval.
+
+        Args:
+            text: what it is.
+            above: numbers of every round.
+            below: those that they are divided by.
+            fields: more to keep.
+        """
+        ratios = [a / b for a, b in zip(above, below, strict=True)]
+        low, high = bootstrap(ratios)
+        middle = float(np.median(ratios))
+        self.add(f"{text}: {middle:.3f} ({low:.3f}-{high:.3f})", median=middle, low=low, high=high, **fields)
+
+    def samples(self, samples: Mapping[str, Sequence[float]], **fields: Any) -> None:
+        """Keep all samples, and show the median of each, with its 95 % interval.
+
+        Args:
+            samples: what was timed -> seconds.
+            fields: more to keep.
+        """
+        for name, seconds in samples.items():
+            low, high = bootstrap(seconds)
+            text = f"{name}: {1e3 * np.median(seconds):.3f} ms ({1e3 * low:.3f}-{1e3 * high:.3f})"
+            self.add(text, name=name, seconds=list(seconds), **fields)
+
+
+def fail(why: Iterable[str]) -> None:
+    """End the program with exit code 1 if anything is wrong."""
+    if wrong := list(why):
+        sys.exit("\n".join(wrong))

@@ -1,0 +1,78 @@
+"""Whether a GPU answers prompts with the CPU's tokens, plain and drafted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gpu_target import Results, Target, fail
+
+from edge_rt.measure.prompts import built_in_prompts, read_prompts
+from edge_rt.measure.verify import PLAIN, Answer, answers, summary
+from edge_rt.package.reader import Package
+from edge_rt.runtime.config import GenerationConfig
+from edge_rt.runtime.engine import Model
+from edge_rt.runtime.load.options import LoadOptions
+from edge_rt.runtime.speculation.cost_model import RowCosts
+
+MODES = (PLAIN, "suffix", "recycling")
+# Drafts are made whatever they cost: texts are compared here, not times.
+FREE_ROWS = RowCosts((1, 64), (0,), ((1.0, 1.001),))
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is compared.
+
+    Attributes:
+        prompts: a file of prompts; None: a few built-in ones.
+        limit: how many of them.
+        tokens: most tokens of an answer.
+    """
+
+    prompts: Path | None
+    limit: int
+    tokens: int
+
+
+def run_verify(target: Target, package: Package, asked: Asked) -> None:
+    """Answer prompts greedily on the CPU, and on the GPU with every mode; exit code 1 if an answer differs.
+
+    Args:
+        target: where.
+        package: a native package.
+        asked: the prompts.
+    """
+    given = built_in_prompts() if asked.prompts is None else read_prompts(asked.prompts)
+    config = GenerationConfig(max_tokens=asked.tokens, temperature=0.0, repetition_penalty=1.0, repetition_guard=False)
+    manifest = package.manifest
+    kv, is_raw = manifest.kv_formats[0], manifest.chat_template is None
+    results, found, compared = Results(target, "verify"), [], []
+    for device, modes in (("cpu", (PLAIN,)), ("cuda", MODES)):
+        with Model(package, LoadOptions(device=device, gpu_provider=target.provider, kv=kv)) as model:
+            model.speculation.costs = FREE_ROWS
+            for mode in modes:
+                own = list(answers(model, given[: asked.limit], config, mode, kv=kv, raw=is_raw))
+                if device != "cpu":
+                    compared.append(f"{device} {mode}")
+                    own = [replace(answer, mode=compared[-1]) for answer in own]
+                _keep(results, own)
+                found += own
+    by_mode = summary(found, compared)["by_drafter"]
+    for name, counts in by_mode.items():
+        same = f"{counts['identical']} of {counts['prompts']} answers are the CPU's"
+        results.add(f"{name}: {same}, {counts['drafted']} rows drafted", name=name, **counts)
+    fail(_wrong(by_mode))
+
+
+def _keep(results: Results, own: list[Answer]) -> None:
+    for answer in own:
+        results.keep(answer=answer.to_json())
+
+
+def _wrong(by_mode):
+    for name, counts in by_mode.items():
+        if counts["prompts"] == 0 or counts["identical"] != counts["prompts"]:
+            yield f"{name}: other answers than the CPU's, or none"
+    if not any(counts["drafted"] for counts in by_mode.values()):
+        yield "nothing was drafted"
