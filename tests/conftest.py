@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import signal
 import tempfile
 from collections import defaultdict
@@ -17,10 +18,18 @@ from edge_rt.system.machine import usable_cpus
 from tests.helpers.export_apart import export_apart
 from tests.helpers.gguf_factory import write_llama_gguf
 from tests.helpers.native_profile import require_native
+from tests.helpers.segmented import make_agreeing_pair, make_pair, make_window_pair, pair_in
 from tests.helpers.workers import SoleWorker, Worker
 
 WORKERS = pytest.StashKey[SoleWorker]()
 """What this process shares with the other workers of the run."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _collect_less():
+    """Spare the collector what lives on, modules above all: an export collects often, and walks through it all."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
@@ -53,6 +62,27 @@ def native_package(small_gguf, made_once):
     """The native package of ``small_gguf``; nobody may change it."""
     require_native()
     return made_once("native", lambda path: export_model(small_gguf, path, profile="native"))
+
+
+@pytest.fixture(scope="session")
+def segmented(made_once):
+    """A small model as one graph and cut at exits; nobody may change it."""
+    require_native()
+    return pair_in(made_once("segmented", make_pair))
+
+
+@pytest.fixture(scope="session")
+def agreeing(made_once):
+    """A pair as ``segmented`` whose exits often say what the whole model does."""
+    require_native()
+    return pair_in(made_once("agreeing", make_agreeing_pair))
+
+
+@pytest.fixture(scope="session")
+def segmented_window(made_once):
+    """The same with a sliding window in some layers."""
+    require_native()
+    return pair_in(made_once("segmented-window", make_window_pair))
 
 
 @pytest.fixture(scope="session")

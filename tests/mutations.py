@@ -87,7 +87,7 @@ MUTATIONS = [
     ),
     Mutation(f"{GRAPH}io_binding_portable.py", "self.keys, self.values = [], []", "self.keys = []", CACHE),
     Mutation(f"{GRAPH}outputs.py", '"MADV_REMOVE"', '"MADV_DONTNEED"', CACHE),
-    Mutation(f"{GRAPH}io_binding_base.py", "self._cache_buffers()[:1]", "self._cache_buffers()[:0]", CACHE),
+    Mutation(f"{GRAPH}io_binding_base.py", "self._host_buffers()[:1]", "self._host_buffers()[:0]", CACHE),
     Mutation(
         "edge_rt/cli/interrupt.py",
         'return 128 + (signals["SIGTERM"] if',
@@ -121,12 +121,12 @@ MUTATIONS = [
     Mutation(
         DECODER_LAYER, "is_first ? kAttentionNorm : kMlpNorm)", "is_first ? kAttentionNorm : kAttentionNorm)", LAYER
     ),
-    Mutation(DECODER_LAYER, "job(kDown, floats[2], y", "job(kDown, x, y", LAYER),
+    Mutation(DECODER_LAYER, "{nullptr, pass.x, nullptr, pass.sum}", "{nullptr, pass.x, nullptr, pass.x}", LAYER),
     # Only where matrices have several formats.
     Mutation(
         DECODER_LAYER,
-        "return rounding(context, which, weight, from, out);",
-        "return rounding(context, which, weights[kQkv], from, out);",
+        "const PackedParts& weight = pass.weights[which];\n  RoundRows job",
+        "const PackedParts& weight = pass.weights[kQkv];\n  RoundRows job",
         LAYER,
     ),
     # Only with a balance, and only what queries see of it.

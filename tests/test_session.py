@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from edge_rt.binding import StopSwitch
 from edge_rt.errors import (
     Cancelled,
     ConfigError,
@@ -23,7 +24,6 @@ from edge_rt.ops import NativeLibrary, library_path, native_library
 from edge_rt.session import (
     PassMemory,
     Session,
-    StopSwitch,
     TensorSpec,
     available_providers,
     check_onnxruntime_version,
@@ -111,6 +111,21 @@ class TestStopSwitch:
             binding.run(switch)
         switch.reset()
         binding.run(switch)
+
+    def test_it_reaches_the_options_of_every_recorded_pass(self):
+        switch = StopSwitch()
+        early = switch.run_options(3)
+        assert switch.run_options(3) is early
+        assert early.get_run_config_entry("gpu_graph_id") == "3"
+        assert switch.run_options().get_run_config_entry("gpu_graph_id") == "-1"
+        switch.stop()
+        assert early.terminate
+        # Also those of a pass that begins afterwards.
+        assert switch.run_options(4).terminate
+        switch.reset()
+        assert not any(switch.run_options(number).terminate for number in (-1, 3, 4))
+        switch.forget(3)
+        assert switch.run_options(3) is not early
 
     def test_thrown_during_the_run(self, binding):
         switch = StopSwitch()

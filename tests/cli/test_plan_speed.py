@@ -67,6 +67,10 @@ def test_what_was_measured_here_for_this_package_is_found(tmp_path):
     store.save({**KEY, "kv_format": "int8"}, costs(1.0, steady=False))
     for other in ({"package_id": "y"}, {"threads": 3}, {"cpu": "abacus"}, {"isa": "slow"}, {"edge_rt": "0"}):
         store.save({**KEY, **other}, costs(0.1))
+    # What drafts with a part of the model, or with all of it as a second model, has costs of its own.
+    for other in ({"part": "draft"}, {"graph": "draft.onnx", "reads": "whole cache"}):
+        store.save({**KEY, **other}, costs(0.1))
+    store.save({**KEY, "rows": [1]}, RowCosts((1,), (100, 200), ((0.1,), (0.2,))))
     (tmp_path / "damaged.json").write_text("{")
     (tmp_path / "list.json").write_text("[]")
     found = measured_here(SHAPE, DEVICE, store)

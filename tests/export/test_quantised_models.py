@@ -237,3 +237,38 @@ def test_unusual_models(tmp_path, sizes, options):
     report = export_model(source.path, tmp_path / "p", profile="native", **options)
     assert report.check[-1].steps.largest < 1.1
     assert types_of(tmp_path / "p")[1] & {"IQ4_NL", "Q5_0", "Q5_1", "Q8_0"}
+
+
+@pytest.mark.parametrize(("kind", "widths"), [("gguf", "narrow"), ("folder", "wide")])
+def test_nested_weights(sources, tmp_path, kind, widths):
+    require_native()
+    report = export_model(sources[kind, widths], tmp_path / "p", profile="native", weights="nested8")
+    manifest = open_package(tmp_path / "p").manifest
+    assert types_of(tmp_path / "p") == ({"W8N"}, {"W8N"})
+    assert (manifest.draft_graph, manifest.graph_version) == ("draft.onnx", 8)
+    assert "draft.onnx" in manifest.files
+    for found in report.weights.classes.values():
+        assert found.bits == pytest.approx(9, abs=0.6)
+        assert 0 < 20 * found.error < found.upper_error < 0.05
+    assert report.check[-1].steps.largest < 1.1
+
+
+def test_layers_of_few_bits_have_nothing_to_nest(tmp_path):
+    require_native()
+    write_llama_gguf(tmp_path / "m.gguf", weight_type="Q4_0", embedding_type="Q8_0", context=512)
+    with pytest.raises(ConfigError, match="no weights that nested codes are fewer bits for"):
+        export_model(tmp_path / "m.gguf", tmp_path / "p", profile="native", weights="nested8", calibration=None)
+    assert not (tmp_path / "p").exists()
+
+
+def test_other_packages_say_nothing_of_nested_weights(sources, tmp_path):
+    export_model(sources["gguf", "narrow"], tmp_path / "p", profile="portable", weights="int8", calibration=None)
+    text = (tmp_path / "p" / "manifest.json").read_text(encoding="utf-8")
+    assert "draft_graph" not in text
+    assert "upper_error" not in text
+
+
+def test_portable_packages_have_no_nested_weights(sources, tmp_path):
+    with pytest.raises(ConfigError, match="no nested codes"):
+        export_model(sources["gguf", "narrow"], tmp_path / "p", profile="portable", weights="nested8")
+    assert listing(tmp_path) == []

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from edge_rt.binding import StopSwitch
 from edge_rt.runtime.graph.runner import ModelRunner
-from edge_rt.session import Session, StopSwitch, pool_size
+from edge_rt.session import Session, pool_size
 from edge_rt.system.machine import usable_cpus
 
 

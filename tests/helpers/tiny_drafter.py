@@ -10,6 +10,7 @@ from edge_rt.package.drafter import (
     AcceptanceRecord,
     DrafterInfo,
     DraftTarget,
+    ExitRecord,
     HeadInfo,
     TrainingRecord,
 )
@@ -37,20 +38,14 @@ INFO = DrafterInfo(
     acceptance=AcceptanceRecord(500, (0.5, 0.25), 0.6, 0.75),
     license="apache-2.0",
 )
-
-
-def target_of(manifest):
-    """Return a package as the target of a drafter."""
-    model = manifest.model
-    return DraftTarget(
-        name=model.name,
-        source_sha256=manifest.source.sha256,
-        quantisation=dict(manifest.quantisation),
-        tokenizer_sha256=manifest.files[manifest.tokenizer.file].sha256,
-        hidden_size=model.hidden_size,
-        vocab_size=model.vocab_size,
-        num_layers=model.num_layers,
-    )
+EXIT_INFO = dataclasses.replace(
+    INFO,
+    name="tiny-exits",
+    kind="exit",
+    target=dataclasses.replace(TARGET, num_layers=6),
+    acceptance=AcceptanceRecord(500, (0.5,), 0.6, 0.75),
+    exits=(ExitRecord(1, 0.25, 0.375, 0.5), ExitRecord(4, 0.5, 0.6, 0.75)),
+)
 
 
 def ids_bytes(ids):
@@ -61,7 +56,7 @@ def ids_bytes(ids):
 def tensors_of(info, seed=0, ids=None):
     """Return bytes for the tensors of a drafter: noise, and the first tokens of the vocabulary backwards."""
     noise, size = random.Random(seed), info.head.vocabulary_size
-    wanted = head_tensors(info.head, info.target.hidden_size)
+    wanted = head_tensors(info.head, info.target.hidden_size, info.layers)
     result = {name: noise.randbytes(tensor_bytes(dtype, shape)) for name, (dtype, shape) in wanted.items()}
     return result | {VOCABULARY: ids_bytes(ids or range(size - 1, -1, -1))}
 
@@ -74,7 +69,7 @@ def write_drafter(destination, info=INFO, tensors=None, *, force=False):
 
 def for_package(destination, manifest, **changes):
     """Write a drafter that fits a package."""
-    return write_drafter(destination, dataclasses.replace(INFO, target=target_of(manifest), **changes))
+    return write_drafter(destination, dataclasses.replace(INFO, target=DraftTarget.of(manifest), **changes))
 
 
 def edit_description(drafter: Path, change) -> None:

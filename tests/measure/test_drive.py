@@ -11,6 +11,7 @@ from edge_rt.system.process_memory import ProcessMemory
 from tests.helpers.fake_drafters import FakeMakers
 from tests.helpers.models import load_package
 from tests.helpers.packages import copied
+from tests.helpers.tiny_adapters import adapters_of
 from tests.helpers.tiny_drafter import for_package
 
 
@@ -28,6 +29,17 @@ def test_a_drafter_takes_in_a_long_prompt_and_drafts_from_a_state(native_package
     sources = [source for provider in makers.made for source in provider.sources]
     assert max(len(set(tokens)) for source in sources for tokens in source.begun) > 100
     assert any(source.states for source in sources)
+
+
+@pytest.mark.parametrize("is_adapted", [False, True], ids=["exits", "adapters"])
+@pytest.mark.parametrize("spec", [None, "exit"])
+def test_a_package_with_exits_is_driven_to_the_end(agreeing, tmp_path, spec, is_adapted):
+    """What drafts at exits empties the cache when it is made; the context is filled again."""
+    drafter = adapters_of(agreeing.cut, tmp_path / "exits").path if is_adapted else None
+    told = []
+    with load_package(agreeing.cut, spec=spec, drafter=drafter, ctx=256) as model:
+        Drive(model, lambda name, **facts: told.append(name)).run()
+    assert told[-2:] == ["together", "answer"]
 
 
 def test_what_a_drafter_adds_while_it_is_loaded_is_its_term():

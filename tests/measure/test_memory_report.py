@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import mmap
+from dataclasses import replace
 
 import psutil
 import pytest
 
+from edge_rt.cli.commands.profile import device_lines
 from edge_rt.errors import ConfigError, InferenceError, InvalidPackage, MemoryBudgetExceeded
 from edge_rt.measure.memory_report import MemoryReport, MemoryRun, Moment, Stage, measured_terms
 from edge_rt.measure.memory_watch import measure_plan
 from edge_rt.memory.device import this_device
+from edge_rt.memory.figures import GpuFigures
 from edge_rt.memory.plan import Request, make_plan
 from edge_rt.memory.shape import shape_of
 from edge_rt.package.reader import open_package
@@ -152,3 +155,39 @@ def test_no_process_is_left_when_the_caller_stops(native_package):
         measure_plan(native_package, plan, threads=1, on_stage=stop)
     assert children
     assert not any(child.is_running() for child in children)
+
+
+GPU = GpuFigures("a GPU", 4096 * MIB, 3072 * MIB, 100e9, 5e-4, ((1, 1.0), (8, 1.1)))
+
+
+def on_gpu(package, measured, **figures):
+    """Return the report of a process that takes so many bytes of a GPU, within a budget of 700 MiB there."""
+    machine = replace(this_device(), gpu=replace(GPU, **figures))
+    request = Request(2048 * MIB, ctx=64, spec="off", device_budget_bytes=None if figures else 700 * MIB)
+    plan = make_plan(shape_of(open_package(package).manifest, "x"), machine, request)
+    facts = {} if measured is None else {"device_bytes": measured}
+    stages = [*STAGES[:-1], replace(STAGES[-1], facts=facts)]
+    return MemoryReport(plan, MemoryRun(tuple(stages), ()))
+
+
+def test_what_a_gpu_takes_is_beside_what_was_planned(native_package):
+    report = on_gpu(native_package, 100 * MIB)
+    found = report.device_json()
+    assert found["planned_bytes"] - found["planned_without_context_bytes"] == 512 * MIB
+    assert (found["measured_without_context_bytes"], found["budget_bytes"]) == (100 * MIB, 700 * MIB)
+    assert not report.exceeded
+    # With the context these are 701 MiB.
+    assert on_gpu(native_package, 189 * MIB).exceeded
+    lines = device_lines(report)
+    assert "100.0 MiB measured" in lines[0]
+    assert "weights" in lines[1]
+
+
+def test_what_a_gpu_shares_is_no_part_of_the_process(native_package):
+    report = on_gpu(native_package, None, is_unified=True)
+    assert report.device_json()["measured_without_context_bytes"] is None
+    assert "not measured" in device_lines(report)[0]
+    held = {term.name: term.bytes for term in report.plan.terms}
+    assert report.plan.process_bytes == sum(held.values()) < report.plan.total_bytes
+    assert report.relative_error == pytest.approx(sum(held.values()) / (215 * MIB) - 1)
+    assert device_lines(MemoryReport(plan_of(native_package, ctx=64), report.run)) == []

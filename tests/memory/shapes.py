@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from edge_rt.memory.device import Device
+from edge_rt.memory.figures import Device
 from edge_rt.memory.request import Request
 from edge_rt.memory.shape import ModelShape
 
@@ -77,7 +77,7 @@ def request_of(flags: tuple[str, ...], base: Request) -> Request:
     from edge_rt.byte_size import parse_size
 
     given = dict(zip(flags[::2], flags[1::2], strict=True))
-    assert set(given) <= {"--memory", "--ctx", "--kv-type", "--spec", "--draft-max", "--corpus"}
+    assert set(given) <= {"--memory", "--device-memory", "--ctx", "--kv-type", "--spec", "--draft-max", "--corpus"}
     return Request(
         budget_bytes=parse_size(given["--memory"]) if "--memory" in given else None,
         ctx=int(given["--ctx"]) if "--ctx" in given else None,
@@ -88,4 +88,5 @@ def request_of(flags: tuple[str, ...], base: Request) -> Request:
         resident_bytes=base.resident_bytes,
         corpus=given.get("--corpus"),
         corpus_bytes=base.corpus_bytes if "--corpus" in given else 0,
+        device_budget_bytes=parse_size(given["--device-memory"]) if "--device-memory" in given else None,
     )

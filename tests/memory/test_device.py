@@ -19,6 +19,7 @@ from edge_rt.memory.device import (
     saved_names,
     this_device,
 )
+from tests.memory.preset_table import DOCS, table
 from tests.memory.shapes import DEVICE
 
 
@@ -27,7 +28,10 @@ def test_every_figure_of_every_preset_has_a_tag_and_a_source():
     figures = {"total_gb", "available_gb", "bandwidth_gb_s", "efficiency", "step_overhead_ms", "row_cost"}
     assert set(presets()) == {entry["name"] for entry in document["devices"]}
     for entry in presets().values():
-        assert set(entry.evidence) == figures
+        own = {f"gpu.{name}" for name in figures}
+        gpu = entry.device.gpu
+        of_gpu = set() if gpu is None else own - {"gpu.total_gb", "gpu.available_gb"} if gpu.is_unified else own
+        assert set(entry.evidence) == figures | of_gpu
         assert all(tag in document["evidence"] and source for tag, source in entry.evidence.values())
         assert entry.device.problem() is None
         assert entry.device.available_bytes <= entry.device.total_bytes
@@ -112,3 +116,33 @@ def test_a_damaged_saved_profile_keeps_no_model_from_loading(tmp_path):
     path = device_path("default", tmp_path)
     path.write_text("{")
     assert this_device(path).is_measured is False
+
+
+def test_the_table_of_the_documentation_is_that_of_the_file():
+    """To change it on purpose: python -m tests.memory.preset_table."""
+    lines = DOCS.read_text(encoding="utf-8").splitlines()
+    begin = lines.index(next(table()))
+    wanted = list(table())
+    assert lines[begin : begin + len(wanted)] == wanted
+    assert not lines[begin + len(wanted)].startswith("|")
+
+
+def test_a_name_that_is_nearly_right_is_suggested():
+    with pytest.raises(ConfigError) as refused:
+        preset("jetson-orin-nx")
+    assert "Did you mean jetson-orin-nx-16gb" in refused.value.action
+
+
+def test_a_gpu_that_shares_memory_has_the_machines():
+    device = preset("jetson-agx-orin-64gb")
+    assert device.gpu.is_unified
+    assert (device.gpu.total_bytes, device.gpu.available_bytes) == (device.total_bytes, device.available_bytes)
+    assert not device.has_own_gpu_memory
+    assert preset("rtx3050-laptop-4gb").has_own_gpu_memory
+
+
+def test_a_saved_device_with_a_gpu_is_refused(tmp_path):
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps({**GOOD, "gpu": {"name": "x"}}))
+    with pytest.raises(ConfigError, match="only presets have a GPU"):
+        load_device(path)

@@ -7,14 +7,16 @@ import dataclasses
 import pytest
 
 from edge_rt.errors import ConfigError
+from edge_rt.memory.draft_model import DraftModelShape
 from edge_rt.memory.drafter_shape import PROMPT_ROWS, DrafterShape, drafter_shape
 from edge_rt.memory.plan import make_plan
 from edge_rt.memory.request import Request
+from edge_rt.memory.terms import kv_bytes
 from tests.helpers.tiny_drafter import for_package
 from tests.helpers.tiny_package import MANIFEST, write as write_package
 from tests.memory.shapes import DEVICE, MIB, make_shape
 
-HEAD = DrafterShape("small-head", "/drafters/small-head", 3 * MIB, 4096, 1536, 576, 49152, 612)
+HEAD = DrafterShape("small-head", "head", "/drafters/small-head", 3 * MIB, 4096, 1536, 576, 49152, 612)
 SHAPE = make_shape()
 
 
@@ -98,10 +100,11 @@ def test_other_modes_do_without_it(spec):
 def test_flags_of_a_named_one():
     assert Request(drafter=HEAD, drafter_folder="d").flags == ("--drafter", "d")
     assert Request(drafter=HEAD).flags == ()
+    assert Request(spec="off", drafter_folder="none").flags == ("--spec", "off")
 
 
 def test_a_mode_without_its_drafter_is_refused():
-    with pytest.raises(ConfigError, match="needs a trained drafter, and the plan has none"):
+    with pytest.raises(ConfigError, match="needs a network that drafts, and the plan has none"):
         plan(spec="head", drafter=None)
 
 
@@ -111,4 +114,37 @@ def test_numbers_of_a_drafter(tmp_path):
     drafter = for_package(tmp_path / "head", package.manifest)
     shape = drafter_shape(drafter, package.manifest)
     # A tied head is the embedding: Q8_0, 64 inputs.
-    assert shape == DrafterShape("tiny-head", str(drafter.path), drafter.weights_bytes, 20, 32, 64, 419, 64 * 17 // 16)
+    assert shape == DrafterShape(
+        "tiny-head", "head", str(drafter.path), drafter.weights_bytes, 20, 32, 64, 419, 64 * 17 // 16
+    )
+
+
+class TestSecondModel:
+    SECOND = DraftModelShape(make_shape(num_layers=2, weights_bytes=30 * MIB, context_length=1024), "/second", 49152)
+
+    def test_its_terms_are_in_the_total(self):
+        made, off = plan(drafter=None, draft_model=self.SECOND, spec="model:/second"), plan(drafter=None, spec="off")
+        assert made.choice.drafter
+        assert (term(made, "draft_weights").bytes, term(made, "draft_weights").kind) == (30 * MIB, "file")
+        own = self.SECOND.choice(made.choice)
+        assert (own.ctx, own.kv_format, own.logit_rows, own.draft_max) == (1024, "f16", 1, 0)
+        assert term(made, "draft_model").bytes > kv_bytes(self.SECOND.shape, own)
+        assert made.total_bytes == sum(found.bytes for found in made.terms)
+        assert made.total_bytes - off.total_bytes > 30 * MIB
+        # Its passes return hidden states to nobody.
+        assert term(made, "logits").text == f"{made.choice.logit_rows} rows x 49152 x 4 B"
+
+    def test_it_is_not_given_up_where_it_was_named(self):
+        named = {"drafter": None, "draft_model": self.SECOND, "drafter_folder": "/second", "spec": "auto"}
+        whole = plan(**named)
+        assert whole.choice.drafter
+        assert not plan(whole.minimum_bytes - 1, **named).fits
+        assert plan(whole.minimum_bytes, **named).choice.drafter
+
+    def test_a_plan_without_the_package_is_refused(self):
+        with pytest.raises(ConfigError, match="needs a network that drafts"):
+            plan(drafter=None, spec="model:/second")
+
+    def test_a_format_that_it_does_not_have(self):
+        only = dataclasses.replace(self.SECOND.shape, kv_formats=("f32",))
+        assert DraftModelShape(only, "/second", 1).choice(plan().choice).kv_format == "f32"

@@ -10,6 +10,7 @@ from edge_rt.memory.choice import Choice
 from edge_rt.memory.drafter_terms import NATIVE_TABLES, PYTHON_TABLES
 from edge_rt.memory.plan_terms import terms_of
 from edge_rt.memory.request import Request
+from edge_rt.memory.sizes import sizes_of
 from edge_rt.memory.speculation_table import SPECULATION_STEPS, speculation_step
 from edge_rt.memory.speed import row_cost
 from edge_rt.memory.terms import (
@@ -20,7 +21,6 @@ from edge_rt.memory.terms import (
     longest_stretch,
     pass_memory_bytes,
     runtime_bytes,
-    sizes_of,
     tokenizer_bytes,
     weights_bytes,
 )
@@ -157,3 +157,18 @@ def test_hidden_states_take_a_row_for_every_row_of_logits():
     assert with_them.one_logit_row - plain.one_logit_row == 576 * 4
     (term,) = [term for term in terms_of(shape, CHOICE, with_them, Request(hidden=True)) if term.name == "logits"]
     assert term.text == "24 rows x 49152, and 576 hidden states x 4 B"
+
+
+def test_drafting_with_upper_halves_maps_a_part_of_the_weights_again():
+    plain, own = (
+        replace(CHOICE, spec=mode, kv_format="int4x2", draft_max=8, logit_rows=9) for mode in ("suffix", "self")
+    )
+    for shape in (make_shape(), LARGE):
+        found = sizes_of(shape, DEVICE, own, Request())
+        again = found.weights - weights_bytes(shape, own.ctx)
+        # The upper halves of the layers, and the head.
+        assert 5 / 9 < again / shape.weights_bytes <= 1
+        assert sizes_of(shape, DEVICE, plain, Request()).weights == weights_bytes(shape, plain.ctx)
+        terms = {term.name: term for term in terms_of(shape, own, found, Request())}
+        assert "mapped a second time" in terms["weights"].text
+        assert sum(term.bytes for term in terms.values()) == found.total

@@ -6,7 +6,7 @@ import numpy as np
 
 from edge_rt.export.weights.codes import Codes
 from edge_rt.export.weights.tile_formats import TILE_FORMATS
-from edge_rt.export.weights.tiles import pack_rows, unpack_rows
+from edge_rt.export.weights.tiles import pack_rows, stored_order, unpack_rows
 from tests.helpers.ggml_blocks import HALVES, TYPE_OF, packed_raw, random_rows, tensor_of
 
 SCALES = {"half": 0.02, "byte": 0.001, "signed": 0.0005, "nibble": 0.005, "exponent": 1}
@@ -25,6 +25,8 @@ def random_matrix(rng, form, rows, columns):
     """Return the packed bytes ``[tiles, units, bytes]`` and the weights, float32 ``[rows, columns]``."""
     if form in ZERO_FORMATS:
         return random_zeros(rng, form, rows, columns)
+    if form == "w8n":
+        return random_nested(rng, rows, columns)
     type_name = TYPE_OF[form]
     if type_name in HALVES:
         raw = random_rows(rng, type_name, rows, columns, SCALES[TILE_FORMATS[form].scales])
@@ -46,6 +48,15 @@ def random_zeros(rng, form, rows, columns):
     packed = pack_rows(Codes(codes, zeros=zeros, d=d), TILE_FORMATS[form])
     each = codes.reshape(rows, -1, unit).astype(np.float32) - zeros[..., None].astype(np.float32)
     return packed, (each * d[..., None].astype(np.float32)).reshape(rows, columns)
+
+
+def random_nested(rng, rows, columns):
+    """The same for nested codes; the weights by another way than that of the product."""
+    codes = rng.integers(0, 256, (rows, columns), dtype=np.uint8)
+    d, m = ((rng.standard_normal((rows, columns // 32)) * 0.02).astype(np.float16) for _ in range(2))
+    packed = stored_order(pack_rows(Codes(codes, d=d, m=m), TILE_FORMATS["w8n"]), TILE_FORMATS["w8n"])
+    each = codes.reshape(rows, -1, 32).astype(np.float32) * (d.astype(np.float32) / 16)[..., None]
+    return packed, (each + (m.astype(np.float32) - d.astype(np.float32) / 2)[..., None]).reshape(rows, columns)
 
 
 def rounded_rows(x):

@@ -17,7 +17,7 @@ def embed(form, packed, rows, columns, ids, numbers=None, **options):
     return SingleOp("QuantEmbed", attributes, {"ids": ids, "weight": packed}, **options)(ids=ids, weight=packed)[0]
 
 
-@pytest.mark.parametrize("form", ["w4m", "w4", "w8", "f16", "f32", "w4z32", "w4z64", "w4z128"])
+@pytest.mark.parametrize("form", ["w4m", "w4", "w8", "f16", "f32", "w4z32", "w4z64", "w4z128", "w8n"])
 def test_rows_are_the_weights(form):
     rng = np.random.default_rng(1)
     columns = wide(form, 96)
@@ -25,7 +25,7 @@ def test_rows_are_the_weights(form):
     ids = rng.integers(0, 37, 50)
     found = [embed(form, packed, 37, columns, ids, isa=isa) for isa in ISAS]
     # d * q + m is rounded once here and twice there.
-    np.testing.assert_allclose(found[0], weights[ids], rtol=0, atol=1e-7 if form == "w4m" else 0)
+    np.testing.assert_allclose(found[0], weights[ids], rtol=0, atol=1e-7 if form in ("w4m", "w8n") else 0)
     assert len({y.tobytes() for y in found}) == 1
 
 

@@ -46,6 +46,20 @@ def test_product(form, rows, columns):
     assert np.max(np.abs(y - wanted) / size) < TOLERANCE["float32"]
 
 
+@pytest.mark.parametrize("rows", [1, 3, 8, 30])
+@pytest.mark.parametrize("isa", ISAS)
+def test_upper_halves_of_nested_codes_are_a_matrix_of_4_bits(rows, isa):
+    rng = np.random.default_rng(9)
+    packed, _ = random_matrix(rng, "w8n", 40, 96)
+    first = packed.reshape(-1)[: 3 * 3 * 320].reshape(3, 3, 320)
+    x = rng.standard_normal((rows, 96)).astype(np.float32)
+    found = [
+        SingleOp("QuantLinear", attributes(form, 40, 96), {"x": x, "weight": tiles}, isa=isa)(x=x, weight=tiles)[0]
+        for form, tiles in (("w8n_upper", packed), ("w4m", first))
+    ]
+    assert found[0].tobytes() == found[1].tobytes()
+
+
 @pytest.mark.parametrize("form", FLOAT_FORMATS)
 def test_float_matrices_of_any_width(form):
     rng = np.random.default_rng(3)

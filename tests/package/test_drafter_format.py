@@ -12,7 +12,7 @@ from edge_rt.export.weights.tile_formats import FORMAT_OF_GGML, TILE_FORMATS
 from edge_rt.package.drafter_reader import is_drafter, open_drafter
 from edge_rt.package.tile_units import FLOAT_TILES, FORMAT_OF_TYPE, TILE_UNITS, row_bytes, tiles_shape
 from tests.helpers.packages import listing
-from tests.helpers.tiny_drafter import INFO, ids_bytes, tensors_of, write_drafter
+from tests.helpers.tiny_drafter import EXIT_INFO, INFO, ids_bytes, tensors_of, write_drafter
 
 # The format: change these bytes only together with FORMAT_VERSION.
 PINNED = """\
@@ -34,6 +34,23 @@ PINNED = """\
     "vocab_size": 419,
     "num_layers": 2
   },
+"""
+PINNED_EXITS = """\
+  "exits": [
+    {
+      "layer": 1,
+      "top1": 0.25,
+      "top2": 0.375,
+      "top4": 0.5
+    },
+    {
+      "layer": 4,
+      "top1": 0.5,
+      "top2": 0.6,
+      "top4": 0.75
+    }
+  ]
+}
 """
 
 
@@ -102,6 +119,21 @@ def test_a_head_of_its_own(tmp_path):
     head = dataclasses.replace(INFO.head, formats={**INFO.head.formats, "head": "w8"})
     places = write_drafter(tmp_path / "own", dataclasses.replace(INFO, head=head)).info.head.tensors
     assert places["head.tiles"].shape == (2, 2, 544)
+
+
+def test_adapters_of_exits_have_tensors_of_their_own_and_one_vocabulary(tmp_path):
+    drafter = write_drafter(tmp_path / "exits", EXIT_INFO)
+    of_a_head = [*tensors_of(INFO)][:-1]
+    places = drafter.info.head.tensors
+    assert set(places) == {f"exit{layer}.{name}" for layer in (1, 4) for name in of_a_head} | {"vocabulary"}
+    assert [*places][:3] == ["exit1.fc.tiles", "exit1.block0.gate_up.tiles", "exit1.block0.down.tiles"]
+    assert [*places][-1] == "vocabulary"
+    assert drafter.info.layers == (1, 4)
+    data = (drafter.path / "drafter.json").read_bytes()
+    assert data.decode().endswith(PINNED_EXITS)
+    assert hashlib.sha256(data).hexdigest() == "a16c03425ba278dd6cd733054f245aa1734f59c4612d6d92bfc6903daf080829"
+    assert open_drafter(drafter.path) == drafter
+    drafter.verify()
 
 
 def test_the_same_input_gives_the_same_files(tmp_path):

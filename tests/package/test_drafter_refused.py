@@ -13,7 +13,7 @@ from edge_rt.errors import EdgeRTError, InvalidDrafter, ModelNotFound, StorageEr
 from edge_rt.package.drafter import MAX_DRAFTER_BYTES
 from edge_rt.package.drafter_reader import open_drafter
 from tests.helpers.packages import copied, manifest_setter
-from tests.helpers.tiny_drafter import INFO, edit_description, ids_bytes, replace_weights, write_drafter
+from tests.helpers.tiny_drafter import EXIT_INFO, INFO, edit_description, ids_bytes, replace_weights, write_drafter
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +73,12 @@ class TestFiles:
         (drafter / "drafter.json").write_bytes(data)
         refused(drafter, match)
 
+    def test_a_file_in_place_of_the_folder(self, drafter):
+        refused(drafter / "drafter.json", "A drafter is a folder")
+
+    def test_a_package(self, small_package):
+        refused(small_package, "is a package, not a trained drafter(.|\n)*model:")
+
     def test_a_file_that_is_missing(self, drafter):
         (drafter / "weights.bin").unlink()
         refused(drafter, "file 'weights.bin' is missing")
@@ -127,8 +133,8 @@ class TestFields:
 
     def test_another_kind(self, drafter):
         edit_description(drafter, manifest_setter("head", KeyError))
-        edit_description(drafter, manifest_setter("kind", "exit"))
-        refused(drafter, "Found 'exit', supported: head", UnsupportedModel)
+        edit_description(drafter, manifest_setter("kind", "table"))
+        refused(drafter, "Found 'table', supported: head, exit", UnsupportedModel)
 
     @pytest.mark.parametrize("where", ["", "target.", "head.", "training.", "acceptance.", "head.tensors.fc_tiles."])
     def test_a_field_that_is_not_known(self, drafter, where):
@@ -225,6 +231,48 @@ class TestFields:
     def test_a_head_that_contradicts_itself(self, drafter, field, value, match):
         edit_description(drafter, manifest_setter(field, value))
         refused(drafter, f"'drafter.head' contradicts itself.*{match}")
+
+
+class TestExits:
+    @pytest.fixture
+    def drafter(self, tmp_path):
+        return write_drafter(tmp_path / "tiny", EXIT_INFO).path
+
+    def test_a_head_has_none(self, drafter):
+        edit_description(drafter, manifest_setter("kind", "head"))
+        refused(drafter, "'drafter.exits' has the wrong length.*Found 2; a drafter of the kind head has none")
+
+    @pytest.mark.parametrize("count", [0, 9])
+    def test_too_few_or_too_many(self, drafter, count):
+        edit_description(drafter, lambda document: document.update(exits=document["exits"][:1] * count))
+        refused(drafter, f"Found {count}; a drafter of the kind exit has 1 to 8")
+
+    def test_not_stated(self, drafter):
+        edit_description(drafter, manifest_setter("exits", KeyError))
+        refused(drafter, "Found 0; a drafter of the kind exit has 1 to 8")
+
+    @pytest.mark.parametrize("layers", [(4, 1), (1, 1), (0, 4), (1, 6), (-1, 4)], ids=str)
+    def test_layers_that_are_no_exits(self, drafter, layers):
+        def change(document):
+            for one, layer in zip(document["exits"], layers, strict=True):
+                one["layer"] = layer
+
+        edit_description(drafter, change)
+        refused(drafter, "do not lie between the model's layers in rising order.*the model has 6 layers")
+
+    @pytest.mark.parametrize("name", ["top1", "top2", "top4"])
+    def test_a_share_out_of_range(self, drafter, name):
+        edit_description(drafter, lambda document: document["exits"][1].update({name: 1.5}))
+        refused(drafter, re.escape(f"'drafter.exits[1].{name}' is out of range"))
+
+    @pytest.mark.parametrize("name", ["layer", "top1", "top2", "top4"])
+    def test_a_field_that_is_missing(self, drafter, name):
+        edit_description(drafter, lambda document: document["exits"][0].pop(name) and None)
+        refused(drafter, rf"'drafter\.exits\[0\]' has the wrong fields.*Missing: \['{name}'\]")
+
+    def test_tensors_of_another_exit(self, drafter):
+        edit_description(drafter, lambda document: document["exits"][1].update(layer=5))
+        refused(drafter, r"Missing: \['exit5.*unknown: \['exit4")
 
 
 class TestTensors:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 
 from edge_rt.errors import InvalidDrafter
 from edge_rt.package.drafter import DraftTarget
 from edge_rt.package.drafter_search import find_drafters, installed_drafters, mismatch, open_fitting
+from edge_rt.package.files import FileInfo
+from edge_rt.package.manifest import Segment
 from edge_rt.package.reader import open_package
 from tests.helpers.packages import copied
-from tests.helpers.tiny_drafter import INFO, for_package, target_of, write_drafter
+from tests.helpers.tiny_drafter import EXIT_INFO, INFO, for_package, write_drafter
 from tests.helpers.tiny_package import MANIFEST, write as write_package
 
 NATIVE = dataclasses.replace(MANIFEST, op_profile="native", graph_version=2, kv_formats=("f16",))
+TOKENIZER = FileInfo(2, INFO.target.tokenizer_sha256)
 
 
 @pytest.fixture
@@ -70,6 +74,14 @@ def test_one_that_is_damaged_says_so(package, installed):
     assert "file 'weights.bin' is missing" in found.reason
 
 
+def test_installed_ones_for_models_of_other_names_are_left_out(package, installed):
+    target = dataclasses.replace(DraftTarget.of(package.manifest), name="Another", hidden_size=128)
+    for folder in (installed, package.path / "drafters"):
+        write_drafter(folder / "other", dataclasses.replace(INFO, target=target))
+    (found,) = find_drafters(package, installed)
+    assert found.origin == "package"
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -85,13 +97,43 @@ def test_one_that_is_damaged_says_so(package, installed):
     ],
 )
 def test_another_model(package, installed, tmp_path, change, reason):
-    target = dataclasses.replace(target_of(package.manifest), **change)
+    target = dataclasses.replace(DraftTarget.of(package.manifest), **change)
     drafter = write_drafter(installed / "other", dataclasses.replace(INFO, target=target))
     (found,) = find_drafters(package, installed)
     assert found.drafter == drafter
     assert reason in found.reason
     with pytest.raises(InvalidDrafter, match="trained for another model"):
         open_fitting(drafter.path, package)
+
+
+def cut_at(exits):
+    """Return the manifest of a package of six layers with exits."""
+    ends = [*exits, 6]
+    segments = tuple(
+        Segment(f"part {end}", f"model.{end}.onnx", first, end) for first, end in zip([0, *ends], ends, strict=False)
+    )
+    model = dataclasses.replace(NATIVE.model, num_layers=6)
+    return dataclasses.replace(NATIVE, model=model, segments=segments, files={"tokenizer.json": TOKENIZER})
+
+
+@pytest.mark.parametrize(
+    ("exits", "reason"),
+    [((), "its adapters are for the exits behind the layers 1, 4; the package has none"), ((2,), "the package has 2")],
+)
+def test_adapters_of_exits_that_a_package_does_not_have(installed, exits, reason):
+    package = SimpleNamespace(path=installed.parent / "package", manifest=cut_at(exits))
+    drafter = write_drafter(installed / "exits", dataclasses.replace(EXIT_INFO, target=DraftTarget.of(cut_at(()))))
+    (found,) = find_drafters(package, installed)
+    assert reason in found.reason
+    with pytest.raises(InvalidDrafter, match=r"nothing to draft with.*Export the model with --exits 1,4"):
+        open_fitting(drafter.path, package)
+
+
+@pytest.mark.parametrize("exits", [(1, 4), (2, 4), (1, 2)])
+def test_adapters_fit_where_one_of_their_exits_is(installed, exits):
+    package = SimpleNamespace(path=installed.parent / "package", manifest=cut_at(exits))
+    drafter = write_drafter(installed / "exits", dataclasses.replace(EXIT_INFO, target=DraftTarget.of(cut_at(()))))
+    assert open_fitting(drafter.path, package) == drafter
 
 
 def test_what_fits_is_opened(package, tmp_path):
@@ -102,7 +144,7 @@ def test_what_fits_is_opened(package, tmp_path):
 
 def test_only_native_packages_have_hidden_states(tmp_path):
     portable = write_package(tmp_path / "portable").manifest
-    reason = mismatch(target_of(portable), portable)
+    reason = mismatch(DraftTarget.of(portable), portable)
     assert reason == "graphs of the op profile portable return no hidden states to draft from"
 
 

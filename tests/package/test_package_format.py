@@ -322,8 +322,8 @@ class TestManifestRefused:
             ("model.rope_theta", float("inf"), "rope_theta' is out of range"),
             ("model.num_kv_heads", 3, "does not divide 'num_heads'"),
             ("model.sliding_window", -1, "sliding_window' is out of range. Found -1, wanted 0 or more"),
-            ("segments", [], "the segments are not one"),
-            ("segments.0.end_layer", 1, "the segments are not one"),
+            ("segments", [], "the segments are not the model"),
+            ("segments.0.end_layer", 1, "the segments are not the model"),
         ],
     )
     def test_values(self, package, path, value, message):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.helpers.models import load_package
+from tests.helpers.plain_answers import PROMPT, TOKENS
 
 
 @pytest.fixture(scope="session")
@@ -18,3 +19,18 @@ def model(shared_model):
     """The small model with an empty cache."""
     shared_model.reset()
     return shared_model
+
+
+@pytest.fixture(scope="module")
+def plain_answer(native_package):
+    """Return a function of cache format and sampling that gives the tokens of the answer to ``PROMPT``."""
+    answers = {}
+
+    def answer(kv_format, sampling):
+        key = (kv_format, str(sampling))
+        if key not in answers:
+            with load_package(native_package, kv=kv_format, spec="off") as model:
+                answers[key] = model.generate(PROMPT, max_tokens=TOKENS, **sampling).token_ids
+        return answers[key]
+
+    return answer

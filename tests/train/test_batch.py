@@ -5,15 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from edge_rt.binding import StopSwitch
 from edge_rt.errors import UnsupportedModel
 from edge_rt.export import export_model
 from edge_rt.package.reader import open_package
 from edge_rt.runtime.graph.io_binding import open_io_binding
+from edge_rt.runtime.graph.outputs import TopTokens
 from edge_rt.runtime.graph.runner import ModelRunner
-from edge_rt.session import Session, StopSwitch, pool_size
+from edge_rt.session import Session, pool_size
 from edge_rt.system.machine import usable_cpus
 from edge_rt.train.batch import BatchRunner
 from tests.helpers.gguf_factory import write_llama_gguf
+from tests.helpers.segmented import CutPasses
 
 CAPACITY = 64
 THREADS = usable_cpus()
@@ -89,12 +92,39 @@ def test_a_sequence_that_begins_anew_forgets(package):
     assert np.array_equal(found, hidden)
 
 
-def test_states_of_inner_layers(package):
-    (ids,) = texts(1, 9)
-    with batch(package, 1, states=(0,)) as runner:
-        (one,) = runner.forward([ids], [False])
-        assert one.states[0].shape == one.hidden.shape
-        assert not np.array_equal(one.states[0], one.hidden)
+@pytest.mark.parametrize("kv_format", ["f16", "int8"])
+def test_graphs_of_a_package_with_exits_are_joined(agreeing, kv_format):
+    """States behind the last layer have the bits of one graph, states at exits those that a draft's passes give."""
+    whole, cut = open_package(agreeing.whole), open_package(agreeing.cut)
+    sequences = texts(2, 14)
+    found = {}
+    for package in (whole, cut):
+        with batch(package, 2, kv_format=kv_format) as runner:
+            rows = runner.forward(sequences, [True, False])
+            found[package.id] = [(one.hidden.copy(), [state.copy() for state in one.exits]) for one in rows]
+            likely = rows[0].ids.copy()
+        found[package.id].append(likely)
+    for (one, none), (other, exits) in zip(found[whole.id][:2], found[cut.id][:2], strict=True):
+        assert np.array_equal(one, other)
+        assert none == []
+        assert len(exits) == len(cut.manifest.exits)
+    assert np.array_equal(found[whole.id][2], found[cut.id][2])
+    for segments in range(1, len(cut.manifest.exits) + 1):
+        passes, kept = CutPasses(agreeing.cut, kv_format), []
+        passes.runner.adapt(segments, Keeping(kept))
+        passes.draft(sequences[1], segments)
+        assert np.array_equal(np.concatenate(kept), found[cut.id][1][1][segments - 1])
+
+
+class Keeping:
+    """An adapter that keeps the states that it is asked about."""
+
+    def __init__(self, kept):
+        self._kept = kept
+
+    def likely(self, hidden, token_id):
+        self._kept.append(hidden.copy())
+        return TopTokens(np.zeros((1, 1), np.int32), np.zeros((1, 1), np.float32), np.zeros(1, np.float32))
 
 
 def test_a_model_with_windows_is_refused(tmp_path):

@@ -9,18 +9,19 @@ import shutil
 import pytest
 
 from edge_rt.cli.options.flags import SPEC
+from edge_rt.package.drafter import DraftTarget
 from edge_rt.package.reader import open_package
-from edge_rt.runtime.drafters.makers import MAKERS
 from edge_rt.spec_modes import COMPUTED_MODES, SHOWN_MODES
 from tests.helpers.packages import copied
-from tests.helpers.tiny_drafter import INFO, for_package, target_of, write_drafter
+from tests.helpers.tiny_adapters import adapters_of
+from tests.helpers.tiny_drafter import INFO, for_package, write_drafter
 
 
 @pytest.fixture(scope="module")
 def package(native_package, tmp_path_factory):
     """A package with a drafter that fits, and one that does not."""
     path = copied(native_package, tmp_path_factory.mktemp("drafting"))
-    target = target_of(open_package(path).manifest)
+    target = DraftTarget.of(open_package(path).manifest)
     for_package(path / "drafters" / "tiny", open_package(path).manifest)
     other = dataclasses.replace(INFO, name="other", target=dataclasses.replace(target, tokenizer_sha256="3" * 64))
     write_drafter(path / "drafters" / "other", other)
@@ -89,9 +90,9 @@ class TestModes:
             (("--spec", "model"), 2, "names no package that drafts"),
             (("--spec", "head:x"), 2, "model:PACKAGE"),
             (("--spec", "suffix", "--drafter", "x"), 2, "--drafter is not used with --spec suffix"),
-            (("--spec", "exit"), 2, "no early exits"),
-            (("--spec", "self"), 2, "no weights of nested precision"),
-            (("--spec", "model:/nowhere"), 2, "is no folder of a package"),
+            (("--spec", "exit"), 2, "no exits at which a draft could end"),
+            (("--spec", "self"), 2, "no nested weights to draft with"),
+            (("--spec", "model:/nowhere"), 3, "There is no model '/nowhere'"),
             (("--drafter", "/nowhere"), 3, "There is no drafter at /nowhere"),
         ],
     )
@@ -106,27 +107,29 @@ class TestModes:
         assert refused.returncode == 2
         assert "edge-rt train drafter" in refused.stderr.decode()
 
-    def test_one_for_another_model_is_refused_by_name_and_passed_over_by_auto(self, inline, package, tmp_path):
-        package = copied(package, tmp_path)
-        shutil.rmtree(package / "drafters" / "tiny")
+    def test_one_for_another_model_is_refused_by_name_and_passed_over_by_auto(
+        self, inline, native_package, package, tmp_path
+    ):
         command = ("generate", "-m", package, "-p", "Hi", "-n", "2", "--ctx", "64")
         refused = inline(*command, "--drafter", package / "drafters" / "other")
         assert refused.returncode == 3
         assert "trained for another model" in refused.stderr.decode()
+        assert "drafter: tiny-head" in inline(*command, "-v").stderr.decode()
+        alone = copied(native_package, tmp_path / "alone")
+        shutil.copytree(package / "drafters" / "other", alone / "drafters" / "other")
+        command = ("generate", "-m", alone, *command[3:])
         found = inline(*command, "-v")
         assert found.returncode == 0
         assert "drafter other is not used: its tokenizer is 333333333333" in found.stderr.decode()
         assert b"drafter" not in inline(*command).stderr
 
-    @pytest.mark.skipif("head" in MAKERS, reason="this build runs heads")
-    def test_a_build_that_cannot_run_heads_says_so(self, inline, package):
-        refused = inline("generate", "-m", package, "-p", "Hi", "-n", "2", "--ctx", "64", "--spec", "head")
-        assert refused.returncode == 5
-        assert "cannot run with this build" in refused.stderr.decode()
-
     @pytest.mark.parametrize("command", ["plan", "verify"])
     def test_plan_and_verify_refuse_the_same(self, inline, native_package, command):
-        for spec, words in (("head", "edge-rt train drafter"), ("self", "nested precision")):
+        for spec, words in (
+            ("head", "edge-rt train drafter"),
+            ("self", "no nested weights to draft with"),
+            ("exit", "no exits at which a draft could end"),
+        ):
             found = inline(command, "-m", native_package, "--spec", spec)
             assert (found.returncode, words in found.stderr.decode()) == (2, True), found.stderr.decode()
 
@@ -147,3 +150,41 @@ class TestModes:
     def test_help_names_all_modes(self):
         assert all(mode in SPEC.help for mode in SHOWN_MODES)
         assert {"head", "exit", "self"} < set(COMPUTED_MODES)
+
+
+class TestExits:
+    """Adapters of exits, in every command that takes drafters."""
+
+    @pytest.fixture
+    def adapters(self, agreeing, tmp_path):
+        return adapters_of(agreeing.cut, tmp_path / "exits").path
+
+    def test_inspect(self, inline, adapters):
+        facts = json.loads(inline("inspect", adapters, "--json").stdout)
+        assert facts["drafter_kind"] == "exit"
+        assert facts["exits"][2] == {"layer": 4, "top1": 0.5, "top2": 0.6, "top4": 0.7}
+        shown = lines(inline("inspect", adapters).stdout)
+        assert "exit 1 0.50 of 500 tokens, 0.60 among 2, 0.70 among 4" in shown
+        assert not any(line.startswith("acceptance") for line in shown)
+
+    def test_generate_and_plan(self, inline, agreeing, adapters):
+        command = ("-m", agreeing.cut, "--spec", "exit", "--drafter", adapters, "--ctx", "64")
+        found = inline("generate", "-p", "Hi", "-n", "3", "-v", *command)
+        assert found.returncode == 0
+        assert "drafter: tiny-exits" in found.stderr.decode()
+        made = json.loads(inline("plan", "--json", *command).stdout)
+        assert made["drafter"] == "tiny-exits"
+
+    def test_a_package_without_its_exits(self, inline, agreeing, adapters):
+        found = inline("generate", "-m", agreeing.whole, "-p", "Hi", "-n", "1", "--drafter", adapters)
+        assert found.returncode == 3
+        assert "Export the model with --exits 1,3,4" in found.stderr.decode()
+
+    def test_verify_takes_the_mode_once(self, inline, agreeing, adapters):
+        command = ("-m", agreeing.cut, "--drafter", adapters, "-n", "6", "--limit", "1", "--json")
+        found = inline("verify", *command)
+        assert found.returncode == 0, found.stderr.decode()
+        document = json.loads(found.stdout)
+        assert document["identical"] == document["prompts"]
+        # Twice in the list of modes, it would have two answers to the one prompt.
+        assert document["by_drafter"]["exit"]["prompts"] == 1

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -156,7 +157,7 @@ def test_a_small_saved_base_does_not_lower_the_minimum(cli, native_package):
     assert after["minimum_bytes"] >= before - (1 << 20)
 
 
-def test_flags_that_a_portable_package_does_not_use_are_named(inline, small_package):
+def test_flags_that_a_small_package_does_not_use_are_named(inline, small_package):
     command = ("plan", "-m", small_package, "--draft-max", "5")
     said = "speculation is off (auto, op profile portable): not used: --draft-max."
     shown = inline(*command)
@@ -170,3 +171,81 @@ def test_a_folder_is_no_corpus(inline, native_package, tmp_path):
     result = inline("plan", "-m", native_package, "--corpus", tmp_path, "--json")
     assert result.returncode == 6
     assert "Is a directory" in json.loads(result.stdout)["error"]["numbers"]
+
+
+class TestGpus:
+    """Plans for machines with GPUs, which are presets here."""
+
+    def test_both_columns_are_shown(self, inline, native_package):
+        text = inline("plan", "-m", native_package, "--device", "rtx4060-laptop-8gb").stdout.decode()
+        assert re.search(r"expected +\d{4,} tokens per second", text), text
+        assert "Planned, not measured" in text
+        rows = {line.split()[0]: line.split() for line in text.splitlines() if line.strip()}
+        assert rows["process"][:2] == ["process", "GPU"]
+        assert "gpu_context" in rows
+        assert rows["total"].count("MiB") == 2
+        assert "tokens per second (planned, not measured)" in text
+        assert "+-" not in text
+
+    def test_the_document_has_the_same(self, inline, native_package):
+        flags = ("plan", "-m", native_package, "--device", "rtx4060-laptop-8gb", "--device-memory", "2GiB", "--json")
+        plan = json.loads(inline(*flags).stdout)
+        assert plan["device_total_bytes"] == sum(plan["device_terms"].values()) < plan["device_budget_bytes"] == 2 << 30
+        assert set(plan["device_terms"]) == {"weights", "kv_cache", "activations", "logits", "gpu_context"}
+        assert plan["device"]["gpu"]["is_unified"] is False
+        assert plan["device_minimum_bytes"] <= plan["device_total_bytes"]
+
+    def test_shared_memory_has_one_budget(self, inline, native_package):
+        flags = ("plan", "-m", native_package, "--device", "jetson-orin-nano-8gb")
+        plan = json.loads(inline(*flags, "--json").stdout)
+        assert plan["device_budget_bytes"] is None
+        assert plan["total_bytes"] == sum(plan["terms"].values()) + sum(plan["device_terms"].values())
+        assert "together" in inline(*flags).stdout.decode()
+        refused = inline(*flags, "--device-memory", "1GiB")
+        assert refused.returncode == 2
+        assert b"no memory of its own" in refused.stderr
+
+    def test_too_little_memory_of_the_gpu_is_exit_code_4(self, inline, native_package):
+        flags = ("plan", "-m", native_package, "--device", "rtx4060-laptop-8gb", "--device-memory", "300MiB")
+        result = inline(*flags)
+        assert result.returncode == 4
+        assert b"on the GPU are missing" in result.stderr
+        commands = [line for line in result.stdout.decode().splitlines() if line.startswith("  edge-rt ")]
+        assert commands
+        for command in commands:
+            assert "--device-memory" in command
+            assert inline("plan", *shlex.split(command)[2:]).returncode == 0
+
+    def test_a_small_package_is_counted_as_on_the_cpu(self, inline, small_package):
+        result = inline("plan", "-m", small_package, "--device", "rtx4060-laptop-8gb")
+        assert result.returncode == 0
+        assert b"op profile native only" in result.stderr
+        assert b"gpu_context" not in result.stdout
+
+    def test_webgpu_is_counted_as_on_the_cpu(self, inline, small_package):
+        result = inline("plan", "-m", small_package, "--device", "webgpu", "--json")
+        assert any("GPUs of NVIDIA only" in note for note in json.loads(result.stdout)["notes"])
+
+    def test_a_name_that_is_nearly_right_is_suggested(self, inline, native_package):
+        result = inline("plan", "-m", native_package, "--device", "jetson-orin-nano")
+        assert result.returncode == 2
+        assert b"Did you mean jetson-orin-nano-8gb" in result.stderr
+
+    def test_what_runs_something_refuses_a_preset(self, inline, native_package):
+        result = inline("generate", "-m", native_package, "-p", "Hello", "--device", "rtx4060-laptop-8gb")
+        assert result.returncode == 2
+        assert b"a machine to plan for" in result.stderr
+
+    @pytest.mark.parametrize(
+        ("device", "said"), [("rtx4060-laptop-8gb", b"edge-rt plan --device"), ("gpu", b"unknown")]
+    )
+    def test_inspect_refuses_a_preset_and_says_what_it_is_for(self, inline, small_gguf, device, said):
+        """Also for a checkpoint, whose nodes are placed nowhere."""
+        result = inline("inspect", small_gguf, "--device", device)
+        assert result.returncode == 2
+        assert said in result.stderr
+
+    def test_device_memory_is_refused_where_the_cpu_computes(self, inline, native_package):
+        result = inline("generate", "-m", native_package, "-p", "Hello", "--device-memory", "1GiB")
+        assert result.returncode == 2
+        assert b"--device-memory" in result.stderr

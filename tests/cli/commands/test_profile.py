@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from dataclasses import replace
 from itertools import pairwise
 
 import psutil
@@ -14,6 +15,8 @@ from edge_rt.cli.commands.profile import chart
 from edge_rt.cli.render.memory_plot import draw, largest_context, spread
 from edge_rt.errors import StorageError
 from edge_rt.measure.memory_report import MemoryReport, MemoryRun, Moment
+from edge_rt.memory.device import preset
+from edge_rt.memory.plan import make_plan
 from tests.measure.test_memory_report import STAGES, plan_of
 
 MIB = 1 << 20
@@ -24,6 +27,16 @@ def profile(native_package):
     plan = plan_of(native_package, ctx=64, budget_bytes=260 * MIB)
     moments = tuple(Moment(float(place), stage.memory) for place, stage in enumerate(STAGES))
     return MemoryReport(plan, MemoryRun(STAGES, moments))
+
+
+@pytest.mark.parametrize("is_unified", [False, True])
+def test_a_plan_for_a_gpu_is_plotted(native_package, profile, tmp_path, is_unified):
+    pytest.importorskip("matplotlib")
+    gpu = replace(preset("rtx4060-laptop-8gb").gpu, is_unified=is_unified)
+    device = replace(profile.plan.device, gpu=gpu)
+    plan = make_plan(profile.plan.shape, device, replace(profile.plan.request, budget_bytes=1024 * MIB))
+    draw(replace(profile, plan=plan), tmp_path / "gpu.png", title="a GPU")
+    assert (tmp_path / "gpu.png").stat().st_size > 10_000
 
 
 def test_the_document_has_the_figures_that_scripts_read(cli, native_package):

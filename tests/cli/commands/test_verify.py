@@ -8,6 +8,9 @@ import pytest
 from edge_rt.errors import ConfigError, InputError, StorageError
 from edge_rt.measure.verify import Answer
 from edge_rt.measure.verify_state import VerifyState
+from edge_rt.package.reader import open_package
+from tests.helpers.packages import copied
+from tests.helpers.tiny_drafter import for_package
 
 MODES = ["auto", "ngram", "suffix", "recycling"]
 HEADER = {"package_id": "abc", "options": {"max_tokens": 5}, "spec": ["auto"]}
@@ -127,6 +130,7 @@ def test_recycling_is_left_out_of_the_portable_profile_and_that_is_said(inline, 
         (("--spec", "magic"), "mode of speculation is unknown"),
         (("--kv-type", "int8", "--kv-type", "int3"), "no such cache format"),
         (("--spec", "ngram", "--corpus", "x"), "--corpus is not used"),
+        (("--spec", "ngram", "--drafter", "none"), "--drafter is not used"),
         (("--temp", "-1"), "'temperature'"),
         (("-n", "0"), "--max-tokens"),
     ],
@@ -135,6 +139,17 @@ def test_wrong_options_are_refused_before_anything_is_loaded(arguments, said, ch
     result = check(*arguments)
     assert result.returncode == 2
     assert said in result.stderr.decode()
+
+
+def test_a_second_model_is_compared_among_others(inline, check, native_package, prompts, tmp_path):
+    package = copied(native_package, tmp_path)
+    for_package(package / "drafters" / "tiny", open_package(package).manifest)
+    asked = ("--spec", "head", "--spec", "auto", "--spec", f"model:{native_package}")
+    result = inline("verify", "-m", package, "--prompts", prompts, "-n", "8", "--json", *asked)
+    assert result.returncode == 0, result.stderr
+    assert list(json.loads(result.stdout)["by_drafter"]) == list(asked[1::2])
+    twice = check("--spec", f"model:{native_package}", "--spec", f"model:{package}")
+    assert (twice.returncode, b"cannot be loaded together" in twice.stderr) == (2, True)
 
 
 def test_long_prompts_are_left_out_but_not_all(check, prompts):

@@ -15,7 +15,7 @@ from edge_rt.memory.plan import make_plan
 from edge_rt.memory.request import Request
 from tests.memory.shapes import DEVICE, MIB, make_shape
 
-HEAD = DrafterShape("small-head", "/drafters/small-head", 3 * MIB, 4096, 1536, 576, 49152, 612)
+HEAD = DrafterShape("small-head", "head", "/drafters/small-head", 3 * MIB, 4096, 1536, 576, 49152, 612)
 SHAPE = make_shape()
 
 
@@ -25,7 +25,7 @@ def test_the_drafter_is_named_where_it_is_loaded(budget, name):
     speeds = Speeds(SHAPE, DEVICE, {})
     assert json.loads(json.dumps(plan_json(made, speeds)))["drafter"] == name
     out = io.StringIO()
-    print_plan(Terminal(out, io.StringIO()), made, speeds, (), verb=["edge-rt", "generate"], elsewhere=[])
+    print_plan(Terminal(out, io.StringIO()), made, speeds, (), verb=["edge-rt", "generate"], named=[], is_here=True)
     assert ("drafter small-head" in out.getvalue()) == (name is not None)
     assert ("drafter_head" in out.getvalue()) == (name is not None)
     assert ("drafter: none instead of small-head" in out.getvalue()) == (name is None)
@@ -34,5 +34,5 @@ def test_the_drafter_is_named_where_it_is_loaded(budget, name):
 def test_a_head_alone_has_no_tables_to_show():
     made = make_plan(SHAPE, DEVICE, Request(ctx=2048, spec="head", drafter=HEAD))
     out = io.StringIO()
-    print_plan(Terminal(out, io.StringIO()), made, Speeds(SHAPE, DEVICE, {}), (), verb=["x"], elsewhere=[])
+    print_plan(Terminal(out, io.StringIO()), made, Speeds(SHAPE, DEVICE, {}), (), verb=["x"], named=[], is_here=True)
     assert "head, drafts of up to 23, drafter small-head" in out.getvalue()

@@ -6,6 +6,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from edge_rt.binding import StopSwitch
 from edge_rt.errors import Cancelled
 from edge_rt.export.calibration.calibrate import PASS_ROWS, STRIDE, calibrate
 from edge_rt.export.calibration.key_constants import KeyConstants, key_constants, key_statistics
@@ -15,7 +16,7 @@ from edge_rt.export.weights.native import key_constant_names
 from edge_rt.export.weights.weights_file import WeightsFile
 from edge_rt.kv_formats import KV_FORMAT
 from edge_rt.package.manifest import WEIGHTS_FILE
-from edge_rt.session import Session, StopSwitch, pool_size
+from edge_rt.session import Session, pool_size
 from edge_rt.system.machine import usable_cpus
 from tests.helpers.gguf_factory import write_llama_gguf
 from tests.helpers.graphs import Built

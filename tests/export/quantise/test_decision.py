@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import pytest
 
 from edge_rt.errors import ConfigError
-from edge_rt.export.quantise.decision import choose_weights
+from edge_rt.export.quantise.decision import NESTED_TYPE, choose_weights
 from edge_rt.export.quantise.grids import QUANTISABLE
 from edge_rt.export.sources.gguf_types import TensorInfo
 from edge_rt.export.weights.tile_formats import tile_format
-from edge_rt.package.weights_info import WEIGHTS
+from edge_rt.package.weights_info import NESTED, WEIGHTS
 from tests.helpers.arrays import tiny_decoder
 from tests.helpers.ggml_blocks import tensor_of
 
@@ -175,14 +175,18 @@ class TestSize:
 
 @pytest.mark.parametrize("wanted", ["q4", "", "INT4", "size", "Q4_K"])
 def test_unknown_types(wanted):
-    with pytest.raises(ConfigError, match="Choose one of keep, int4, int8, f16, f32"):
+    with pytest.raises(ConfigError, match="Choose one of keep, int4, int8, nested8, f16, f32"):
         choose_weights(source_of(), CONFIG, wanted)
 
 
 @pytest.mark.parametrize("options", [{"wanted": name} for name in WEIGHTS] + [{"size": 1}])
 @pytest.mark.parametrize("inputs", [31, 32, 96, 256, 288, 512])
 def test_chosen_types_fit_the_inputs(options, inputs):
+    if options == {"wanted": NESTED} and inputs % 32:
+        with pytest.raises(ConfigError, match="fewer bits for"):
+            choose_weights(source_of(inputs=inputs), CONFIG, **options)
+        return
     choice = choose_weights(source_of(inputs=inputs), CONFIG, **options)
     found = [*choice.types.values(), *(name for ladder in choice.ladders.values() for name in ladder)]
     assert all(tile_format(name).is_float or inputs % tile_format(name).unit_inputs == 0 for name in found)
-    assert all(name in (*QUANTISABLE, *FLOATS) for name in found)
+    assert all(name in (*QUANTISABLE, NESTED_TYPE, *FLOATS) for name in found)

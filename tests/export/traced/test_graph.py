@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from edge_rt.binding import StopSwitch
 from edge_rt.errors import UnsupportedModel
 from edge_rt.export.traced import store
 from edge_rt.export.traced.estimate import packed_and_mapped
@@ -17,7 +18,7 @@ from edge_rt.export.traced.passes import TracedPasses
 from edge_rt.export.traced.rewrite import adapt
 from edge_rt.export.traced.tidy import simplify, write_out
 from edge_rt.package.graph_check import check_graph
-from edge_rt.session import Session, StopSwitch, pool_size
+from edge_rt.session import Session, pool_size
 from tests.helpers.tiny_package import MANIFEST
 from tests.helpers.traced_factory import CONTEXT, HEAD_DIM, HEADS, HIDDEN, LAYERS, VOCAB, TracedModel, traced_graph
 

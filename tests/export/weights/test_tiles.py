@@ -10,9 +10,9 @@ from hypothesis import given, settings, strategies as st
 
 from edge_rt.errors import InvalidModelFile
 from edge_rt.export.sources.gguf_types import EXPORTABLE_TYPES
-from edge_rt.export.weights.codes import Codes
+from edge_rt.export.weights.codes import Codes, upper_codes
 from edge_rt.export.weights.tile_formats import FORMAT_OF_GGML, tile_format
-from edge_rt.export.weights.tiles import pack_rows, tile_count, unit_count, unpack_rows
+from edge_rt.export.weights.tiles import pack_rows, stored_order, tile_count, unit_count, unpack_rows
 from tests.helpers.ggml_blocks import (
     BLOCK_TYPES,
     FLOAT_TYPES,
@@ -38,7 +38,27 @@ def quantised(type_name, values):
 
 def test_every_type_has_a_format():
     assert set(BLOCK_TYPES) | set(FLOAT_TYPES) == set(EXPORTABLE_TYPES)
-    assert set(FORMAT_OF_GGML) == {*EXPORTABLE_TYPES, *ZERO_TYPES}
+    assert set(FORMAT_OF_GGML) == {*EXPORTABLE_TYPES, *ZERO_TYPES, "W8N"}
+
+
+@settings(deadline=None)
+@given(st.integers(1, 70), st.integers(1, 4), st.integers(0, 2**32 - 1))
+def test_nested_codes_come_back_exactly_and_so_do_their_upper_halves(rows, blocks, seed):
+    rng, form = np.random.default_rng(seed), tile_format("W8N")
+    codes = rng.integers(0, 256, (rows, 32 * blocks), dtype=np.uint8)
+    d, m = ((rng.standard_normal((rows, blocks)) * 0.02).astype(np.float16) for _ in range(2))
+    found = Codes(codes, d=d, m=m)
+    tiles = pack_rows(found, form)
+    assert tiles.shape == (tile_count(rows), blocks, 576)
+    scale, minimum = (np.repeat(part.astype(np.float64), 32, axis=1) for part in (d, m))
+    np.testing.assert_allclose(unpack_rows(tiles, form)[:rows], scale / 16 * codes + minimum - scale / 2, atol=1e-8)
+    # What is stored begins with a matrix of 4 bits as it is; behind it lie the finer codes.
+    stored = stored_order(tiles, form).reshape(-1)
+    upper = stored[: 320 * tile_count(rows) * blocks].reshape(tile_count(rows), blocks, 320)
+    np.testing.assert_array_equal(upper, pack_rows(upper_codes(found), tile_format("Q4_1")))
+    row, index = int(rng.integers(rows)), int(rng.integers(32 * blocks))
+    at = upper.size + 256 * (row // 16 * blocks + index // 32) + 64 * (index % 32 // 8) + 4 * (row % 16) + index % 4
+    assert (stored[at] >> 4 if index % 8 > 3 else stored[at] & 15) == codes[row, index] & 15
 
 
 @settings(deadline=None)

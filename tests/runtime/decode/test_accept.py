@@ -8,7 +8,7 @@ from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.decode.accept import accept, accept_best
 from edge_rt.runtime.decode.draft import ROOT, Draft
 from edge_rt.runtime.decode.sampling import Sampler
-from edge_rt.runtime.graph.outputs import TopTokens
+from edge_rt.runtime.graph.outputs import Outputs, TopTokens
 
 
 class Argmax:
@@ -107,7 +107,7 @@ def test_the_best_tokens_that_the_graph_found_are_accepted_like_those_of_logits(
         sampler = Sampler(GenerationConfig(temperature=0.0), 8)
         assert sampler.takes_best
         expected = accept(draft, logits, sampler, end_ids)
-        assert accept_best(draft, logits, top, sampler, end_ids) == expected
+        assert accept_best(draft, Outputs(logits), top, sampler, end_ids) == expected
 
 
 def test_logits_that_are_no_numbers_are_an_error_there_too():
@@ -115,7 +115,7 @@ def test_logits_that_are_no_numbers_are_an_error_there_too():
     # What RowTopK returns for such a row.
     top = TopTokens(np.full((1, 4), -1, np.int32), np.full((1, 4), -np.inf, np.float32), np.zeros(1, np.float32))
     with pytest.raises(InferenceError, match="not numbers"):
-        accept_best(Draft(), logits, top, Sampler(GenerationConfig(temperature=0.0), 8), set())
+        accept_best(Draft(), Outputs(logits), top, Sampler(GenerationConfig(temperature=0.0), 8), set())
 
 
 def test_penalties_and_bias_have_to_read_the_logits():

@@ -8,11 +8,12 @@ import numpy as np
 import onnx
 import pytest
 
+from edge_rt.binding import StopSwitch
 from edge_rt.errors import Cancelled, InferenceError, InvalidPackage
 from edge_rt.op_list import DOMAIN, OPS
 from edge_rt.runtime.drafters.head_graph import HeadShape, block_inputs, head_graph
 from edge_rt.runtime.drafters.head_runner import HeadRunner, HeadWeights
-from edge_rt.session import StopSwitch, pool_size
+from edge_rt.session import pool_size
 from edge_rt.system.machine import usable_cpus
 from tests.ops.draft_head_reference import random_head, step, tree
 from tests.ops.single_op import needs_native

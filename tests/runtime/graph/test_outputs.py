@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from edge_rt.errors import MemoryBudgetExceeded
-from edge_rt.runtime.graph.outputs import OutputMemory, give_back, untouched
+from edge_rt.runtime.graph.outputs import OutputMemory, Outputs, TopTokens, give_back, untouched
 
 
 def arrays(outputs):
@@ -140,3 +140,14 @@ def test_memory_that_the_system_does_not_take_back_is_zeros_all_the_same():
     array[:] = 7
     give_back(array[5:7])
     assert not array.any()
+
+
+def test_logits_of_a_device_are_copied_when_somebody_reads_them():
+    here = np.zeros((2, 5), np.float32)
+    top = TopTokens(np.zeros((2, 1), np.int32), np.zeros((2, 1), np.float32), np.zeros(2, np.float32))
+    copies = []
+    outputs = Outputs(here, top).fetched_by(lambda: copies.append(here.fill(7)))
+    assert outputs.top is top
+    assert copies == []
+    assert (outputs.logits == 7).all()
+    assert len(copies) == 1

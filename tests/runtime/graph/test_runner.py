@@ -3,10 +3,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from edge_rt.binding import StopSwitch
 from edge_rt.errors import Cancelled, UnsupportedModel
 from edge_rt.runtime.graph.io_binding_portable import PortableIOBinding
 from edge_rt.runtime.graph.runner import MAX_KEPT_SHAPES, ModelRunner
-from edge_rt.session import Session, StopSwitch, pool_size
+from edge_rt.session import Session, pool_size
 from tests.helpers.graphs import Built
 
 TOKEN_IDS = [(5 + 41 * i) % 419 for i in range(50)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from edge_rt.binding import StopSwitch
 from edge_rt.errors import InvalidPackage, UnsupportedModel
 from edge_rt.export.traced.export import export_traced
 from edge_rt.package.reader import open_package
@@ -12,7 +13,7 @@ from edge_rt.progress import no_progress
 from edge_rt.runtime.graph.io_binding import open_io_binding
 from edge_rt.runtime.graph.io_binding_traced import TracedIOBinding
 from edge_rt.runtime.graph.runner import ModelRunner
-from edge_rt.session import Session, StopSwitch, pool_size
+from edge_rt.session import Session, pool_size
 from tests.helpers.fake_model import model_config
 from tests.helpers.traced_factory import VOCAB, TracedModel, tracer_of, write_folder
 

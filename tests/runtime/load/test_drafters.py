@@ -9,16 +9,18 @@ import numpy as np
 import pytest
 
 from edge_rt.errors import ConfigError, InvalidDrafter, MemoryBudgetExceeded, ModelNotFound, RuntimeUnavailable
+from edge_rt.package.drafter import DraftTarget
 from edge_rt.package.reader import open_package
 from edge_rt.runtime.load.drafters import choose_drafter
 from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.load.planning import plan_package
 from edge_rt.runtime.speculation.cost_model import RowCosts
+from edge_rt.spec_modes import NO_DRAFTER
 from tests.helpers.fake_drafters import FakeMakers
 from tests.helpers.models import load_package
 from tests.helpers.packages import copied
 from tests.helpers.small import GREEDY
-from tests.helpers.tiny_drafter import INFO, for_package, target_of, write_drafter
+from tests.helpers.tiny_drafter import INFO, for_package, write_drafter
 
 FREE_ROWS = RowCosts((1, 64), (0,), ((1.0, 1.001),))
 PROMPT = [5, 6, 7, 8]
@@ -74,7 +76,7 @@ class TestChoice:
             choose_drafter(package, spec, package.path, makers)
 
     def test_auto_does_without_one_that_does_not_fit(self, plain, makers, nothing):
-        target = dataclasses.replace(target_of(plain.manifest), source_sha256="1" * 64)
+        target = dataclasses.replace(DraftTarget.of(plain.manifest), source_sha256="1" * 64)
         write_drafter(nothing / "other", dataclasses.replace(INFO, target=target))
         assert choose_drafter(plain, None, None, makers, installed=nothing) is None
         with pytest.raises(ConfigError, match=r"other does not fit: it was trained for.*edge-rt train drafter"):
@@ -92,8 +94,8 @@ class TestChoice:
             choose_drafter(package, None, tmp_path / "none", makers)
 
     def test_of_another_kind(self, package, packages, makers):
-        with pytest.raises(ConfigError, match="is not used with the mode of speculation 'exit'"):
-            choose_drafter(package, "exit", packages[1].path, makers)
+        with pytest.raises(ConfigError, match="is not used with the mode of speculation 'self'"):
+            choose_drafter(package, "self", packages[1].path, makers)
 
     def test_a_build_that_cannot_run_it(self, package, packages):
         assert choose_drafter(package, None, None, {}) is None
@@ -108,18 +110,26 @@ class TestChoice:
     @pytest.mark.parametrize(
         ("spec", "match"),
         [
-            ("exit", "no early exits to draft from.*computes its 2 layers as one"),
-            ("self", "no weights of nested precision"),
-            ("model:/nowhere", "is no folder of a package"),
+            ("exit", "no exits at which a draft could end"),
+            ("self", "no nested weights to draft with"),
         ],
     )
     def test_modes_that_need_what_the_package_has_not(self, plain, makers, nothing, spec, match):
         with pytest.raises(ConfigError, match=match):
             choose_drafter(plain, spec, None, makers, installed=nothing)
 
-    def test_a_model_with_the_same_tokenizer(self, plain, small_package, makers):
-        with pytest.raises(RuntimeUnavailable, match="cannot run with this build"):
-            choose_drafter(plain, f"model:{small_package}", None, makers)
+
+def test_none_is_a_drafter_that_is_not_used(packages, makers, nothing):
+    path, drafter = packages
+    package = open_package(path)
+    assert choose_drafter(package, None, None, makers, installed=nothing) == drafter
+    assert choose_drafter(package, "auto", Path(NO_DRAFTER), makers) is None
+    for mode in ("head", "off", "suffix"):
+        with pytest.raises(ConfigError, match="'none' is not used with"):
+            choose_drafter(package, mode, Path(NO_DRAFTER), makers)
+    with load_package(path, makers=makers, drafter=Path(NO_DRAFTER)) as model:
+        assert model.drafter is None
+        assert model.plan.request.flags[-2:] == ("--drafter", "none")
 
 
 class TestLoad:

@@ -28,7 +28,7 @@ from edge_rt.errors import (
 from edge_rt.measure.memory_report import measured_terms
 from edge_rt.measure.memory_watch import measure_plan
 from edge_rt.memory.budget import Budget
-from edge_rt.memory.device import Device
+from edge_rt.memory.figures import Device
 from edge_rt.package.reader import open_package
 from edge_rt.runtime.drafters.corpus_build import build_corpus
 from edge_rt.runtime.drafters.source import Guess

@@ -1,0 +1,35 @@
+"""What a chat says of the memory of a model on a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from edge_rt.cli.chat.memory_text import on_gpu, planned_text, term_size
+from edge_rt.memory.device import preset
+from edge_rt.memory.plan import make_plan
+from edge_rt.memory.request import Request
+from tests.memory.shapes import DEVICE, make_shape
+
+MIB = 1 << 20
+CPU = {"planned_bytes": 231 * MIB, "budget_bytes": 400 * MIB, "device_bytes": 0, "device_budget_bytes": None}
+OWN = {**CPU, "device_bytes": 523 * MIB, "device_budget_bytes": 1024 * MIB}
+SHARED = {**OWN, "device_budget_bytes": None}
+
+
+def test_what_is_planned_is_said_with_the_gpu():
+    assert [planned_text(memory) for memory in (CPU, OWN, SHARED)] == [
+        "231 MiB of 400", "231 MiB of 400 and 523 MiB of the GPU", "231 MiB of 400, shared with the GPU",
+    ]  # fmt: skip
+    assert planned_text(CPU, with_budget=False) == "231 MiB"
+    assert [on_gpu(memory) for memory in (CPU, OWN, SHARED)] == [
+        {}, {"planned on the GPU": "0.51 GiB of 1.00"}, {"planned on the GPU": "523 MiB"},
+    ]  # fmt: skip
+
+
+def test_parts_have_the_sizes_of_both():
+    device = replace(DEVICE, gpu=preset("rtx4060-laptop-8gb").gpu)
+    terms = {term.name: term_size(term) for term in make_plan(make_shape(), device, Request(ctx=2048)).terms}
+    assert terms["gpu_context"] == "512 MiB on the GPU"
+    assert terms["weights"] == "94 MiB on the GPU"
+    assert terms["logits"] == "5 MiB + 5 MiB on the GPU"
+    assert terms["sampling"] == "6 MiB"

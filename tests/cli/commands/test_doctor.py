@@ -1,0 +1,62 @@
+"""``edge-rt doctor``: devices with the reason where there are none, and kernels compiled ahead."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from edge_rt.cli.render.device_report import device_facts, device_lines, device_text
+from edge_rt.compute_device import ComputeDevice
+from edge_rt.device_names import DeviceName
+from edge_rt.errors import RuntimeUnavailable
+from edge_rt.providers import ProviderState
+
+DETAILS = {"architecture": "sm_87", "memory_bytes": 8 << 30, "shares_memory": True, "driver": "13.0"}
+ORIN = ComputeDevice(DeviceName("cuda", 1), "EdgeRtGpu", "1.0.0", "Orin", False, None, DETAILS)
+
+
+def test_every_kind_of_device_is_listed_or_the_reason_why_there_is_none(inline):
+    devices = json.loads(inline("doctor", "--json").stdout)["devices"]
+    assert set(devices) == {"cuda", "webgpu"}
+    for found in devices.values():
+        if isinstance(found, str):
+            # What happened, and what to do.
+            assert found.count(". ") >= 1
+        else:
+            assert found
+            assert {"device", "provider", "version", "text", "is_software"} <= set(found[0])
+
+
+def test_what_is_said_of_a_gpu():
+    states = [
+        ProviderState("cuda", (ORIN,), None),
+        ProviderState("webgpu", (), RuntimeUnavailable("There is none.", "0 found.", "Install one.")),
+    ]
+    facts = device_facts(states)
+    assert facts == {
+        "cuda": [
+            {"device": "cuda:1", "provider": "EdgeRtGpu", "version": "1.0.0", "text": "Orin", **DETAILS}
+            | {"is_software": False}
+        ],
+        "webgpu": "There is none. 0 found. Install one.",
+    }
+    lines = device_lines(facts)
+    assert lines["cuda"].startswith("cuda:1: Orin (sm_87, ")
+    assert "shared with the machine, driver of CUDA 13.0" in lines["cuda"]
+    assert lines["webgpu"] == facts["webgpu"]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "code", "kind"),
+    [("87", 2, "ConfigError"), ("sm_x", 2, "ConfigError"), ("sm_61", 5, "RuntimeUnavailable")],
+)
+def test_architectures_that_nothing_is_compiled_for(inline, architecture, code, kind):
+    result = inline("doctor", "--json", "--compile", architecture)
+    assert result.returncode == code
+    assert json.loads(result.stdout)["error"]["type"] == kind
+
+
+def test_the_device_of_a_loaded_model():
+    assert device_text("cpu") == "cpu"
+    assert device_text(ORIN.facts) == "cuda:1 (Orin)"

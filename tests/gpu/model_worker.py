@@ -1,0 +1,204 @@
+"""Models on a GPU: every KV format, drafter and kind of turn gives the CPU's text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from edge_rt.cli.render.device_report import placement_facts
+from edge_rt.device_names import DeviceName
+from edge_rt.errors import Cancelled, RuntimeUnavailable, UnsupportedModel
+from edge_rt.measure.prompts import Prompt
+from edge_rt.measure.verify import PLAIN, answers, compare
+from edge_rt.package.manifest import KV_FORMATS
+from edge_rt.package.reader import open_package
+from edge_rt.providers import find_device, provider_states
+from edge_rt.runtime.config import GenerationConfig
+from edge_rt.runtime.graph.cancel import CancelToken
+from edge_rt.runtime.load.devices import placement
+from tests.gpu.emulated import SOME, main
+from tests.gpu.models import (
+    DEVICE,
+    FOLDER,
+    PROMPT,
+    SAMPLED,
+    TOKENS,
+    CheapDrafts,
+    answer,
+    expect,
+    opened,
+    package,
+    plain,
+    provider,
+)
+from tests.helpers.models import load_package
+from tests.helpers.small import GREEDY
+
+
+def case_listed(gpu):
+    own = provider(gpu)
+    states = {state.kind: state for state in provider_states(own)}
+    assert [str(device.name) for device in states["cuda"].devices] == ["cuda", "cuda:1"]
+    assert find_device(DeviceName("cuda"), own).facts["architecture"] == "sm_87"
+    expect(RuntimeUnavailable, "no GPU of that number", lambda: find_device(DeviceName("cuda", 2), own))
+    nodes = placement(open_package(package()), "cuda", own)
+    assert {node.provider for node in nodes} == {"EdgeRtGpuExecutionProvider"}
+    assert len(nodes) > 8
+    facts = placement_facts(package(), "cuda", own)
+    assert facts == {"device": "cuda", "nodes": {"EdgeRtGpuExecutionProvider": len(nodes)}, "cpu_nodes": []}
+
+
+def case_every_kv_format(gpu):
+    """Plain and drafted trees; passes of a shape are recorded when they come again."""
+    for kv in KV_FORMATS["native"]:
+        with opened(gpu, package(), kv=kv) as model:
+            with gpu.starts(graphs=SOME):
+                assert answer(model, spec="off", **GREEDY).token_ids == plain(package(), kv), kv
+            found = answer(model)
+            assert found.token_ids == plain(package(), kv), kv
+            assert found.spec.rows_drafted > 0
+            model._cache.check()
+
+
+def case_sampled(gpu):
+    """Sampling reads the logits of every row."""
+    with opened(gpu, package(), spec="suffix") as model:
+        for _ in range(2):
+            # What was said before is drafted the second time.
+            found = answer(model, **SAMPLED)
+            assert found.token_ids == plain(package(), sampled=True)
+        assert found.spec.rows_drafted > 0
+
+
+def case_drafters(gpu):
+    """Every drafter of texts by name, and a head, which reads hidden states."""
+    from tests.runtime.test_head_model import head_of
+
+    head = head_of(package(), Path(FOLDER.name) / "head").path
+    for mode in ("suffix", "ngram", "recycling", "head"):
+        with opened(gpu, package(), spec=mode, drafter=head if mode == "head" else None) as model:
+            found = answer(model)
+            assert found.token_ids == plain(package()), mode
+            assert mode != "head" or found.spec.rows_drafted > 0
+
+
+def case_draft_model(gpu):
+    """A second model drafts, on the CPU."""
+    second = package(layers=1)
+    for mode in (f"model:{second}", "auto"):
+        with opened(
+            gpu, package(), spec=mode, drafter=second if mode == "auto" else None, costs=CheapDrafts()
+        ) as model:
+            assert answer(model).token_ids == plain(package()), mode
+
+
+def case_nested(gpu):
+    """Drafts of a model with fewer bits of itself: a second graph over the same cache."""
+    path = package(weight_type="F32", embedding_type="F32", output_type="F32", weights="nested8")
+    with opened(gpu, path, spec="self", kv="int4x2", costs=CheapDrafts()) as model:
+        found = answer(model)
+        assert found.token_ids == plain(path, "int4x2")
+        assert found.spec.rows_drafted > 0
+
+
+def case_window(gpu):
+    path = package(window=16)
+    with opened(gpu, path) as model:
+        assert answer(model, PROMPT * 2).token_ids == plain(path, prompt=PROMPT * 2)
+
+
+def case_reuse(gpu):
+    """Turns go on from the rows in the cache, also behind rows that were taken back."""
+    path, longer = package(), PROMPT + "At noon"
+    with opened(gpu, path) as model:
+        assert answer(model).token_ids == plain(path)
+        found = answer(model, longer)
+        assert found.usage.cached_tokens > 10
+        assert found.token_ids == plain(path, prompt=longer)
+        assert answer(model).token_ids == plain(path)
+        model.reset()
+        assert answer(model).token_ids == plain(path)
+
+
+def case_chat(gpu):
+    def talk(model):
+        chat = model.chat()
+        said = [chat.send(text, max_tokens=6, **GREEDY).token_ids for text in ("Hello", "More")]
+        assert chat.undo()
+        return [*said, chat.send("Less", max_tokens=6, **GREEDY).token_ids]
+
+    with opened(gpu, package()) as model, load_package(package(), spec="off", ctx=256) as cpu:
+        assert talk(model) == talk(cpu)
+
+
+def case_passes(gpu):
+    """Logits and hidden states of any rows, in passes of all sizes, have the CPU's bits."""
+    ids = [(5 + 41 * i) % 419 for i in range(60)]
+
+    def rows(model):
+        found = []
+        with model.passes() as (runner, _):
+            for start, end in ((0, 33), (33, 34), (34, 35), (35, 36), (36, 44), (44, 52), (52, 60)):
+                outputs = runner.forward(ids[start:end], start, min(8, end - start))
+                found += [outputs.logits.copy(), outputs.hidden.copy(), outputs.top.ids.copy()]
+                assert outputs.logits is outputs.logits
+        return found
+
+    with opened(gpu, package(), hidden=True, spec="off") as model, load_package(package(), hidden=True, ctx=256) as cpu:
+        for found, expected in zip(rows(model), rows(cpu), strict=True):
+            assert found.tobytes() == expected.tobytes()
+            assert np.isfinite(found).all()
+
+
+def case_second_gpu(gpu):
+    """Models on two GPUs, in turns."""
+    with opened(gpu, package(), device="cuda:1") as second, opened(gpu, package()) as first:
+        assert second.describe()["device"]["device"] == "cuda:1"
+        for model in (second, first, second):
+            assert answer(model).token_ids == plain(package())
+
+
+def case_two_models(gpu):
+    """Two models on one GPU, in turns."""
+    with opened(gpu, package()) as first, opened(gpu, package(window=16)) as second:
+        for _ in range(2):
+            assert answer(first).token_ids == plain(package())
+            assert answer(second).token_ids == plain(package(window=16))
+
+
+def case_cancelled(gpu):
+    """A pass that is stopped leaves the model as it was, also in the middle of recording."""
+    with opened(gpu, package(), spec="off") as model:
+        for count in range(1, 5):
+            token, seen = CancelToken(), []
+            stream = model.stream(PROMPT, max_tokens=TOKENS, cancel=token, repetition_guard=False, **GREEDY)
+            try:
+                for event in stream:
+                    seen.append(event)
+                    if len(seen) == count:
+                        token.cancel()
+            except Cancelled:
+                pass
+            model._cache.check()
+            assert answer(model).token_ids == plain(package()), count
+
+
+def case_verified(gpu):
+    """What ``edge-rt verify`` compares: plain and drafted answers are the same, and drafts are allowed at once."""
+    prompts = [Prompt(index, text) for index, text in enumerate((PROMPT, "one two one two one"))]
+    config = GenerationConfig(max_tokens=8, repetition_guard=False, **GREEDY)
+    with opened(gpu, package()) as model:
+        assert model.verification is None
+        plain_answers, drafted = (list(answers(model, prompts, config, mode, kv="f16")) for mode in (PLAIN, "suffix"))
+        assert [compare(*pair) for pair in zip(plain_answers, drafted, strict=True)] == [None, None]
+        assert sum(answer.drafted for answer in drafted) > 0
+
+
+def case_exits(gpu):
+    path = package(layers=3, exits=(1,))
+    expect(UnsupportedModel, "Packages with exits do not run on NVIDIA GPUs yet", lambda: opened(gpu, path).__enter__())
+
+
+if __name__ == "__main__":
+    main(globals(), **DEVICE)

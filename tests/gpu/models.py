@@ -1,0 +1,77 @@
+"""Small models on the emulated GPU, and what the CPU answers."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+from edge_rt.errors import EdgeRTError
+from edge_rt.export import export_model
+from edge_rt.gpu_provider import GpuProvider
+from edge_rt.runtime.speculation.cost_model import RowCosts
+from tests.helpers.gguf_factory import write_llama_gguf
+from tests.helpers.models import load_package
+from tests.helpers.small import GREEDY
+
+PROMPT = "The little boat. The little boat"
+SAMPLED = {"temperature": 1.0, "seed": 3}
+TOKENS = 8
+FREE_ROWS = RowCosts((1, 64), (0,), ((1.0, 1.001),))
+# Plans count what a driver takes for itself. The kernels' own tests draw orders of threads.
+DEVICE = {"memory": 1 << 30, "seed": 0, "devices": 2}
+FOLDER = tempfile.TemporaryDirectory()
+
+
+class CheapDrafts:
+    """Stored costs by which every draft pays; measuring takes long on an emulated device."""
+
+    def load(self, key):
+        return RowCosts((1, 16), (0,), ((0.1, 0.11),)) if "graph" in key else FREE_ROWS
+
+
+@cache
+def package(**options):
+    """Return a small package."""
+    folder = Path(FOLDER.name) / f"{len(list(Path(FOLDER.name).iterdir()))}"
+    folder.mkdir()
+    profile = {name: options.pop(name) for name in ("exits", "weights") if name in options}
+    window = options.pop("window", None)
+    more = {"llama.attention.sliding_window": window} if window else {}
+    write_llama_gguf(folder / "m.gguf", context=256, extra_metadata=more, **options)
+    export_model(folder / "m.gguf", folder / "package", profile="native", **profile)
+    return folder / "package"
+
+
+def provider(gpu):
+    return GpuProvider(lambda: Path(gpu.path), lambda found, report: {})
+
+
+@contextmanager
+def opened(gpu, path, *, device="cuda", **options):
+    """Load a package on a GPU."""
+    with load_package(path, device=device, gpu_provider=provider(gpu), ctx=256, **options) as model:
+        model.speculation.costs = FREE_ROWS
+        yield model
+
+
+def answer(model, prompt=PROMPT, max_tokens=TOKENS, **options):
+    return model.generate(prompt, max_tokens=max_tokens, repetition_guard=False, **(options or GREEDY))
+
+
+@cache
+def plain(path, kv=None, prompt=PROMPT, sampled=False):
+    """Return the tokens that the CPU answers."""
+    with load_package(path, kv=kv, spec="off", ctx=256) as model:
+        return answer(model, prompt, **(SAMPLED if sampled else GREEDY)).token_ids
+
+
+def expect(kind, text, body):
+    found = None
+    try:
+        body()
+    except EdgeRTError as error:
+        found = error
+    assert isinstance(found, kind), found
+    assert text in str(found), found

@@ -1,0 +1,149 @@
+"""Kernels for GPUs: compiled, kept, and refused where they cannot run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edge_rt.errors import ConfigError, RuntimeUnavailable, StorageError, VersionMismatch
+from edge_rt.gpu_kernels import (
+    Nvrtc,
+    check_compute,
+    compiled_kernels,
+    kernel_files,
+    kernel_paths,
+    nvrtc_for,
+    parse_architecture,
+)
+
+SOURCES = Path(__file__).parents[2] / "csrc"
+
+
+class FakeNvrtc:
+    version = (13, 5)
+
+    def __init__(self):
+        self.compiled = []
+
+    def compile(self, name, source, compute, folders):
+        self.compiled.append(name)
+        return f"\x7fELF {name} for {compute}: {len(source)}".encode()
+
+
+@pytest.fixture
+def sources(tmp_path):
+    folder = tmp_path / "sources" / "ops" / "scale"
+    folder.mkdir(parents=True)
+    (folder / "scale_cuda.cu").write_text("kernel")
+    (folder / "scale.h").write_text("header")
+    return tmp_path / "sources"
+
+
+def test_kernels_are_compiled_once(sources, tmp_path):
+    nvrtc = FakeNvrtc()
+    first = compiled_kernels(nvrtc, 87, sources=sources, cache=tmp_path / "cache")
+    assert first == {"scale_cuda": b"\x7fELF scale_cuda.cu for 87: 6"}
+    assert compiled_kernels(nvrtc, 87, sources=sources, cache=tmp_path / "cache") == first
+    assert nvrtc.compiled == ["scale_cuda.cu"]
+
+
+def test_they_are_compiled_again_when_anything_changes(sources, tmp_path):
+    nvrtc = FakeNvrtc()
+    for compute in (87, 89):
+        compiled_kernels(nvrtc, compute, sources=sources, cache=tmp_path / "cache")
+    (sources / "ops" / "scale" / "scale.h").write_text("Header")
+    compiled_kernels(nvrtc, 87, sources=sources, cache=tmp_path / "cache")
+    nvrtc.version = (13, 6)
+    compiled_kernels(nvrtc, 87, sources=sources, cache=tmp_path / "cache")
+    assert len(nvrtc.compiled) == 4
+
+
+def test_a_damaged_file_of_the_cache_is_compiled_again(sources, tmp_path):
+    nvrtc = FakeNvrtc()
+    first = compiled_kernels(nvrtc, 87, sources=sources, cache=tmp_path / "cache")
+    (kept,) = (tmp_path / "cache").iterdir()
+    kept.write_bytes(b"")
+    assert compiled_kernels(nvrtc, 87, sources=sources, cache=tmp_path / "cache") == first
+    assert kept.read_bytes() == first["scale_cuda"]
+
+
+def test_a_cache_that_cannot_be_read(sources, tmp_path):
+    (kept,) = kernel_paths(FakeNvrtc(), 87, sources=sources, cache=tmp_path / "cache").values()
+    kept.mkdir(parents=True)
+    with pytest.raises(StorageError, match="cannot be read"):
+        compiled_kernels(FakeNvrtc(), 87, sources=sources, cache=tmp_path / "cache")
+
+
+def test_no_sources(tmp_path):
+    with pytest.raises(RuntimeUnavailable, match="without its kernels"):
+        compiled_kernels(FakeNvrtc(), 87, sources=tmp_path, cache=tmp_path)
+
+
+def test_no_compiler(tmp_path):
+    with pytest.raises(RuntimeUnavailable, match=r"edge-rt\[cuda\]"):
+        Nvrtc(tmp_path / "libnvrtc.so.13")
+
+
+def test_a_gpu_that_is_too_old():
+    check_compute(75)
+    with pytest.raises(RuntimeUnavailable, match=r"capability 6\.1, at least 7\.5"):
+        check_compute(61)
+
+
+def test_names_of_architectures():
+    assert [parse_architecture(name) for name in ("sm_75", "sm_87", "sm_121")] == [75, 87, 121]
+    for name in ("", "87", "sm_", "sm_9", "sm_87a", "compute_87", "sm_1000", "sm_²²"):
+        with pytest.raises(ConfigError, match="architecture is unknown"):
+            parse_architecture(name)
+
+
+class TestTheCompilerForADriver:
+    @staticmethod
+    def compilers(*majors):
+        found = [FakeNvrtc() for _ in majors]
+        for nvrtc, major in zip(found, majors, strict=True):
+            nvrtc.version = (major, 5)
+        return found
+
+    def test_the_first_that_is_not_newer(self):
+        found = self.compilers(13, 12, 11)
+        assert nvrtc_for(13010, found) is found[0]
+        assert nvrtc_for(12040, found) is found[1]
+
+    def test_all_are_newer(self):
+        with pytest.raises(VersionMismatch, match=r"CUDA 12\.4, NVRTC of 13\.5") as caught:
+            nvrtc_for(12040, self.compilers(13))
+        assert "nvidia-cuda-nvrtc-cu12" in caught.value.action
+
+    def test_there_is_none(self):
+        with pytest.raises(RuntimeUnavailable, match="not installed") as caught:
+            nvrtc_for(13000, [])
+        assert type(caught.value) is RuntimeUnavailable
+        assert "edge-rt[cuda]" in caught.value.action
+
+
+@pytest.fixture
+def nvrtc():
+    try:
+        return Nvrtc()
+    except RuntimeUnavailable as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("compute", [75, 87])
+def test_the_kernels_compile(nvrtc, compute, tmp_path):
+    cubins = compiled_kernels(nvrtc, compute, sources=SOURCES, cache=tmp_path)
+    assert set(cubins) == {path.stem for path in kernel_files(SOURCES)}
+    assert all(cubin.startswith(b"\x7fELF") for cubin in cubins.values())
+
+
+def test_what_does_not_compile(nvrtc):
+    with pytest.raises(RuntimeUnavailable, match="no_such_name"):
+        nvrtc.compile("wrong.cu", "int x = no_such_name;", 87, ())
+
+
+def test_an_architecture_that_the_compiler_does_not_know(nvrtc):
+    assert 87 in nvrtc.architectures()
+    with pytest.raises(RuntimeUnavailable, match=r"knows no architecture sm_76.* sm_75, "):
+        nvrtc.compile("name.cu", "", 76, ())

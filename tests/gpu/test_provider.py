@@ -1,0 +1,65 @@
+"""The provider for GPUs through ONNX Runtime, on an emulated driver whose memory nobody else may touch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.native import build_native
+from tests.helpers.onnxruntime_version import needs_onnxruntime
+
+ROOT = Path(__file__).parents[2]
+TOYS = ("plain", "mixed", "graphs", "checked_before_written", "out_of_memory", "copies_fail", "capture_fails", "lost")
+# Cases of a line share a process, whose start takes as long as some of them.
+OPERATORS = {
+    "op_worker": (
+        "products embeddings largest gather concat other_types",
+        "attention layers ring",
+        "families",
+        "refused_before_written",
+    ),
+    "pass_worker": ("replayed replays_checked", "launches_fail", "recording_fails", "lost"),
+    "package_worker": ("every_kv_format every_type window tree_once recorded", "out_of_memory"),
+    "model_worker": (
+        "listed every_kv_format sampled drafters draft_model nested window",
+        "reuse chat passes second_gpu two_models cancelled verified exits",
+    ),
+    "model_fault_worker": (
+        "out_of_memory full_while_it_answers calls_fail",
+        "nothing_is_left lost lost_while_memory_is_taken",
+    ),
+    "plan_worker": ("f16 window nested",),
+}
+
+pytestmark = [
+    # Building the provider and its emulation takes minutes; `.ci/sanitize` has them built anyway, and runs these.
+    pytest.mark.skipif("EDGE_RT_TEST_BUILD" not in os.environ, reason="EDGE_RT_TEST_BUILD names no built folder"),
+    pytest.mark.skipif(sys.platform != "linux", reason="the provider is built for Linux"),
+    needs_onnxruntime(1, 28),
+]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    targets = ("edge_rt_gpu_toys", "edge_rt_test_ops", "edge_rt_gpu_emulation", "edge_rt_ops")
+    return build_native(tmp_path_factory.mktemp("gpu"), *targets).parent
+
+
+def run(case, library, ops, worker="worker"):
+    command = [sys.executable, "-m", f"tests.gpu.{worker}", case, str(library), str(ops)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, env=os.environ)
+    assert done.returncode == 0, f"{done.returncode}\n{done.stdout}{done.stderr}"
+
+
+@pytest.mark.parametrize("case", TOYS)
+def test_toys(built, case):
+    run(case, built / "libedge_rt_gpu_toys.so", built / "libedge_rt_test_ops.so")
+
+
+@pytest.mark.parametrize(("worker", "case"), [(worker, case) for worker, cases in OPERATORS.items() for case in cases])
+def test_operators(built, worker, case):
+    run(case, built / "libedge_rt_gpu_emulation.so", built.parents[1] / "libedge_rt_ops.so", worker)

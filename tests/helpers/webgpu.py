@@ -1,0 +1,18 @@
+"""WebGPU in tests: whether this machine has an adapter, which may be a program such as SwiftShader."""
+
+from __future__ import annotations
+
+import pytest
+
+from edge_rt.device_names import WEBGPU
+from edge_rt.errors import RuntimeUnavailable
+from edge_rt.package.reader import open_package
+from edge_rt.runtime.load.devices import placement
+
+
+def require_webgpu(portable_package):
+    """Return the placement of a portable package on WebGPU; skip the test where no session can be made there."""
+    try:
+        return placement(open_package(portable_package), WEBGPU)
+    except RuntimeUnavailable as error:
+        pytest.skip(f"needs a WebGPU adapter: {error}")

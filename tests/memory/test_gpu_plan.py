@@ -1,0 +1,243 @@
+"""Plans for GPUs, against arithmetic written out by hand for SmolLM2-135M's shape."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from edge_rt.errors import ConfigError, MemoryBudgetExceeded
+from edge_rt.memory import gpu_terms
+from edge_rt.memory.choice import Choice
+from edge_rt.memory.device import preset
+from edge_rt.memory.figures import Amounts, Device, GpuFigures
+from edge_rt.memory.gpu_terms import attention_bytes, gpu_activations, pooled, staging_bytes
+from edge_rt.memory.plan import make_plan, require_fit
+from edge_rt.memory.request import Request
+from edge_rt.memory.shape import shape_of
+from edge_rt.memory.sizes import sizes_of
+from edge_rt.memory.speed import pass_seconds
+from edge_rt.package.graph_tensors import stored_tensors
+from edge_rt.package.reader import open_package
+from edge_rt.runtime.graph.io_binding_cuda import MOST_RECORDED
+from edge_rt.runtime.graph.runner import MAX_KEPT_SHAPES
+from tests.memory.shapes import DEVICE, MIB, make_shape, request_of, requests, shapes
+
+GPU = GpuFigures("a GPU", 4 << 30, 3 << 30, 100e9, 5e-4, ((1, 1.0), (8, 1.1), (24, 1.3)))
+OWN = replace(DEVICE, gpu=GPU)
+SHARED = replace(DEVICE, gpu=replace(GPU, is_unified=True))
+CHOICE = Choice(2048, "f16", "auto", 23, 256, 8192, 8192, 24)
+ON_GPU = {
+    "gpu_context": 512 * MIB,
+    "weights": 98_799_616,
+    # rows x layers x (keys and values of 3 heads x 64 x 2 bytes)
+    "kv_cache": 2048 * 30 * 768,
+    # rows x (logits of 4 bytes, 128 bytes of the most likely tokens)
+    "logits": 24 * (4 * 49_152 + 128),
+    # A row: 4 x (2 x 576 + 960 + 576 + 576 + 2 x 1536) and two rounded copies of 48 blocks of 48 bytes: 29,952 bytes.
+    # 16 rows, and 144 queries x (256 + 9 spans x 264) + 1,024: 859,264, in a block of 896 KiB, 12.5 of which are kept.
+    # 256 rows, and 2,304 queries x (256 + 8 + 256) + 1,024: 8,866,816, in a block of 9 MiB, twice.
+    # Then parts of the most likely tokens, 24 x 12 x 524 = 150,912 bytes in a block of 160 KiB; and the map of rows and
+    # the tree, 4 x (2048 + 4 + 256) = 9,232 bytes in one of 10 KiB.
+    "activations": 11_468_800 + 18_874_368 + 163_840 + 10_240,
+}
+IN_PROCESS = {
+    # 77.75 MiB before a model is loaded, 128 MiB for the driver
+    "runtime": 81_526_784 + 134_217_728,
+    "tokenizer": 8_126_464 + 48 * 65_536 + 5 * 1_563_270 + 245 * 4096 + 49_152 + 1_048_576,
+    "session": 8_650_752 + 30 * 16_384 + 160 * 2048,
+    "logits": 24 * (4 * 49_152 + 128),
+    # 72 shapes of recorded passes x (4 KiB, a map of 2048 rows, tree and tokens of 16 rows)
+    "activations": 72 * (4096 + 4 * 2048 + 8 * 16),
+    "sampling": 3_145_728 + 54 * 49_152,
+    "drafters": 163_840 + 128 * 8192 + 192 * 8192,
+}
+
+
+def terms(plan):
+    on_host = {term.name: term.bytes for term in plan.terms if term.bytes}
+    return on_host, {term.name: term.device_bytes for term in plan.terms if term.device_bytes}
+
+
+def test_a_gpu_of_its_own_memory_has_a_column_of_its_own():
+    plan = make_plan(make_shape(), OWN, Request(ctx=2048))
+    assert plan.choice == CHOICE
+    on_host, on_gpu = terms(plan)
+    assert on_gpu == ON_GPU
+    assert (plan.needs.gpu, plan.device_bytes) == (sum(ON_GPU.values()), sum(ON_GPU.values()))
+    # While weights are copied, their file is mapped: more than what is held later.
+    held = sum(IN_PROCESS.values())
+    copying = IN_PROCESS["runtime"] + IN_PROCESS["tokenizer"] + IN_PROCESS["session"] + 98_799_616
+    assert copying > held
+    assert on_host == {**IN_PROCESS, "session": IN_PROCESS["session"] + copying - held}
+    assert plan.needs.host == plan.total_bytes == copying
+    assert plan.budget == Amounts(4 << 30, 3 << 30)
+
+
+def test_one_tensor_is_mapped_at_a_time_where_they_are_known():
+    # An embedding of 49,152 x 576 weights in units of 32 and 544 bytes for 16 rows; measured while a load copied it.
+    known = make_plan(make_shape(largest_tensor_bytes=30_081_024), OWN, Request(ctx=2048))
+    loaded = sum(IN_PROCESS[name] for name in ("runtime", "tokenizer", "session"))
+    assert known.sizes.packing == loaded + 30_081_024
+    plain = make_plan(make_shape(), OWN, Request(ctx=2048))
+    assert plain.sizes.packing == loaded + 98_799_616
+    # Reading 1.5 MB of tokenizer takes more than copying that tensor.
+    assert known.total_bytes == IN_PROCESS["runtime"] + IN_PROCESS["session"] + 10_485_760 + 33 * 1_563_270
+    assert known.needs.gpu == plain.needs.gpu
+
+
+def test_the_largest_tensor_of_a_package_is_found(native_package):
+    package = open_package(native_package)
+    shape = shape_of(package.manifest, package.id)
+    (graph,) = package.manifest.graphs
+    assert shape.largest_tensor_bytes == max(length for _, length in stored_tensors(package.file(graph)).values())
+
+
+def test_unified_memory_is_counted_once():
+    plan = make_plan(make_shape(), SHARED, Request(ctx=2048))
+    on_host, on_gpu = terms(plan)
+    assert (on_host, on_gpu) == (IN_PROCESS, ON_GPU)
+    # The mapped file is not counted beside its copy, and there is one budget.
+    assert plan.needs == Amounts(sum(IN_PROCESS.values()) + sum(ON_GPU.values()))
+    assert plan.budget == Amounts(4 << 30)
+    assert plan.device_budget_bytes is None
+    assert plan.regimes.decode == plan.total_bytes
+
+
+def test_the_orin_nano_by_hand():
+    plan = make_plan(make_shape(), preset("jetson-orin-nano-8gb"), Request(ctx=2048))
+    assert plan.budget == Amounts(5_200_000_000)
+    assert plan.total_bytes == sum(IN_PROCESS.values()) + sum(ON_GPU.values()) == 978_700_446
+    # 0.82 of 102 GB/s; weights and half the cache, and 2 ms.
+    seconds = 2e-3 + (96_000_000 + 1024 * 30 * 768) / (102e9 * 0.82)
+    assert pass_seconds(plan.shape, plan.device, plan.choice) == pytest.approx(seconds)
+
+
+def test_what_a_session_keeps_is_what_the_plan_counts():
+    assert (gpu_terms.RECORDED_ROWS, gpu_terms.RECORDED_SHAPES) == (MOST_RECORDED, MAX_KEPT_SHAPES)
+
+
+def test_a_model_that_a_preset_holds_and_one_that_it_does_not():
+    # 8 billion weights of 4.5 bits; 32 layers, 8 heads of 128 for keys and values.
+    shape = make_shape(
+        num_layers=32, hidden_size=4096, intermediate_size=14_336, num_heads=32, num_kv_heads=8, head_dim=128,
+        vocab_size=128_256, weights_bytes=4_500_000_000, read_bytes=4_500_000_000, tokenizer_bytes=9_000_000,
+    )  # fmt: skip
+    assert not make_plan(shape, preset("jetson-orin-nano-8gb"), Request()).fits
+    assert make_plan(shape, preset("jetson-orin-nx-16gb"), Request()).fits
+    assert not make_plan(shape, preset("rtx3050-laptop-4gb"), Request()).fits
+    plan = make_plan(shape, preset("rtx4060-laptop-8gb"), Request())
+    assert plan.fits
+    assert (plan.choice.ctx, plan.choice.kv_format) == (8192, "f16")
+    # Twice the cache in f16 (2 GiB) does not fit beside weights, context and passes; one of 8 bits does: 4 scales of 2
+    # bytes for each 128 codes.
+    shape = replace(shape, context_length=16_384)
+    plan = make_plan(shape, preset("rtx4060-laptop-8gb"), Request(ctx=16_384))
+    assert plan.fits
+    assert (plan.choice.ctx, plan.choice.kv_format) == (16_384, "int8")
+    assert terms(plan)[1]["kv_cache"] == 16_384 * 32 * 2 * 8 * (128 + 4 * 2)
+
+
+def test_cache_goes_before_context_where_only_the_gpu_is_short():
+    free = make_plan(make_shape(), OWN, Request())
+    tight = make_plan(make_shape(), OWN, Request(device_budget_bytes=free.needs.gpu - 100 * MIB))
+    assert tight.fits
+    assert (tight.choice.ctx, free.choice.ctx) == (8192, 8192)
+    assert tight.needs.gpu <= free.needs.gpu - 100 * MIB
+    assert tight.choice.kv_format != free.choice.kv_format
+    assert any("KV cache" in text for text in tight.given_up)
+
+
+@given(st.data(), shapes(), st.integers(1, 8 << 10), st.integers(1, 8 << 10))
+@settings(max_examples=40, deadline=None)
+def test_sums_budgets_and_alternatives_hold_on_both_sides(data, shape, host, own):
+    if shape.op_profile != "native":
+        return
+    asked = replace(data.draw(requests(shape)), budget_bytes=host * MIB, device_budget_bytes=own * MIB)
+    plan = make_plan(shape, OWN, asked)
+    assert plan.needs == Amounts(sum(term.bytes for term in plan.terms), sum(term.device_bytes for term in plan.terms))
+    assert plan.fits == (plan.needs.host <= host * MIB and plan.needs.gpu <= own * MIB)
+    least = replace(asked, budget_bytes=plan.minimum.host, device_budget_bytes=plan.minimum.gpu)
+    assert make_plan(shape, OWN, least).fits
+    assert not make_plan(shape, OWN, replace(least, device_budget_bytes=plan.minimum.gpu - 1)).fits
+    for other in plan.alternatives:
+        again = make_plan(shape, OWN, request_of(other.flags, plan.request))
+        assert again.fits
+        assert (again.choice, again.needs) == (other.choice, Amounts(other.total_bytes, other.device_bytes))
+
+
+def test_a_refusal_names_the_budget_that_is_short():
+    shape = make_shape()
+    with pytest.raises(MemoryBudgetExceeded) as of_gpu:
+        require_fit(make_plan(shape, OWN, Request(device_budget_bytes=600 * MIB, ctx=8192)))
+    assert "of the GPU" in str(of_gpu.value)
+    assert "600.0 MiB" in str(of_gpu.value)
+    assert "gpu_context 512.0 MiB" in str(of_gpu.value)
+    assert "--device-memory" in of_gpu.value.action
+    assert "--memory" not in of_gpu.value.action.replace("--device-memory", "")
+    with pytest.raises(MemoryBudgetExceeded) as of_host:
+        require_fit(make_plan(shape, OWN, Request(budget_bytes=100 * MIB)))
+    assert "of the GPU." not in str(of_host.value)
+    assert "--memory" in of_host.value.action
+    assert "--device-memory" not in of_host.value.action
+
+
+def test_where_no_setting_helps_the_refusal_says_so():
+    shape = make_shape(weights_bytes=5 << 30)
+    with pytest.raises(MemoryBudgetExceeded, match="smaller model"):
+        require_fit(make_plan(shape, OWN, Request()))
+
+
+@pytest.mark.parametrize(
+    ("device", "profile", "what"),
+    [
+        (DEVICE, "native", "for native packages"),
+        (OWN, "portable", "for native packages"),
+        (SHARED, "native", "no memory"),
+    ],
+)
+def test_a_budget_of_device_memory_is_refused_where_there_is_none(device, profile, what):
+    with pytest.raises(ConfigError, match=what):
+        make_plan(make_shape(op_profile=profile, kv_formats=("f32",)), device, Request(device_budget_bytes=MIB))
+
+
+def test_a_portable_package_is_planned_for_the_cpu():
+    shape = make_shape(op_profile="portable", kv_formats=("f32",))
+    assert make_plan(shape, OWN, Request()) == make_plan(shape, DEVICE, Request())
+
+
+@given(st.integers(1, 5000), st.integers(1, 300))
+@settings(max_examples=200, deadline=None)
+def test_blocks_of_all_sizes_are_what_is_kept_at_most(row_bytes, rows):
+    blocks = {pooled(row_bytes * count) for count in range(1, rows + 1)}
+    assert sum(blocks) <= 12.5 * pooled(row_bytes * rows)
+    for count in (1, rows):
+        assert row_bytes * count <= pooled(row_bytes * count) <= max(256, 1.125 * row_bytes * count + 256)
+
+
+def test_few_rows_keep_a_state_for_every_span():
+    # 16 rows x 9 heads x (a query of 256 bytes + 33 spans x 264), one row more and there is one span
+    assert attention_bytes(make_shape(), 16, 8192) == 144 * (256 + 33 * 264) + 1024
+    assert attention_bytes(make_shape(), 17, 8192) == 153 * (256 + 264) + 1024
+
+
+def test_passes_on_a_gpu_take_more_with_more_rows_and_context():
+    small, large = (gpu_activations(make_shape(), replace(CHOICE, prefill_chunk=chunk)) for chunk in (64, 256))
+    assert small < large
+    assert staging_bytes(make_shape(), CHOICE) < staging_bytes(make_shape(), replace(CHOICE, ctx=4096))
+    windowed = make_shape(sliding_window=512, window_layers=15)
+    assert staging_bytes(windowed, CHOICE) - staging_bytes(make_shape(), CHOICE) == 72 * 4 * 2048
+
+
+def test_weights_that_two_graphs_read_lie_there_twice():
+    shape = make_shape(segments=3, twice_mapped_bytes=30 * MIB, exit_head_bytes=20 * MIB)
+    sizes = sizes_of(shape, OWN, CHOICE, Request())
+    assert sizes.gpu is not None
+    assert sizes.gpu.weights == 98_799_616 + 50 * MIB
+
+
+def test_a_gpu_with_impossible_figures_is_found():
+    assert replace(DEVICE, gpu=replace(GPU, bandwidth=0.0)).problem() == "of its GPU bandwidth is 0.0, must be above 0"
+    assert isinstance(OWN, Device)
+    assert OWN.problem() is None

@@ -1,0 +1,136 @@
+"""Plans of loads on GPUs: what the driver says of one, what is refused before anything is opened."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import edge_rt
+from edge_rt.errors import ConfigError, MemoryBudgetExceeded, RuntimeUnavailable
+from edge_rt.gpu_library import Gpu, GpuReport
+from edge_rt.gpu_provider import GpuProvider
+from edge_rt.memory.device import presets
+from edge_rt.memory.figures import Amounts
+from edge_rt.package.reader import open_package
+from edge_rt.runtime.load.gpu_figures import gpu_figures
+from edge_rt.runtime.load.options import LoadOptions
+from edge_rt.runtime.load.planning import plan_load, plan_package
+
+GIB = 1 << 30
+LAPTOP = Gpu(0, "a laptop's GPU", 89, 8 * GIB, is_integrated=False)
+JETSON = Gpu(0, "Orin", 87, 7 * GIB, is_integrated=True)
+
+
+class FakeLibrary:
+    """A driver with one GPU, of which 6 GiB are free; one that shares its memory is never asked."""
+
+    def __init__(self, gpu):
+        self._gpu = gpu
+
+    def report(self):
+        return GpuReport(13000, (self._gpu,))
+
+    def free_bytes(self, number):
+        assert (number, self._gpu.is_integrated) == (0, False)
+        return 6 * GIB
+
+
+class FakeProvider(GpuProvider):
+    def __init__(self, gpu):
+        super().__init__(lambda: Path("library"), lambda gpu, report: {})
+        self.fake = FakeLibrary(gpu)
+
+    @property
+    def library(self):
+        return self.fake
+
+
+def test_a_gpu_has_what_is_free_there():
+    found = gpu_figures("cuda", FakeProvider(LAPTOP))
+    assert (found.name, found.total_bytes, found.available_bytes) == ("a laptop's GPU", 8 * GIB, 6 * GIB)
+    assert not found.is_unified
+
+
+def test_what_another_model_gives_back_is_free_but_no_more_than_there_is():
+    free = [gpu_figures("cuda:0", FakeProvider(LAPTOP), freed).available_bytes for freed in (GIB, 4 * GIB)]
+    assert free == [7 * GIB, 8 * GIB]
+
+
+def test_a_gpu_that_shares_memory_is_not_opened():
+    found = gpu_figures("cuda", FakeProvider(JETSON))
+    assert (found.is_unified, found.total_bytes) == (True, 7 * GIB)
+
+
+@pytest.mark.parametrize("device", ["auto", "cpu", "webgpu"])
+def test_no_driver_is_asked_for_other_devices(device):
+    assert gpu_figures(device) is None
+
+
+def test_a_gpu_that_is_not_there_is_refused():
+    with pytest.raises(RuntimeUnavailable, match="no GPU of that number"):
+        gpu_figures("cuda:1", FakeProvider(LAPTOP))
+
+
+class TestPackages:
+    def test_a_package_is_planned_for_the_gpu(self, native_package):
+        package = open_package(native_package)
+        asked = LoadOptions(device="cuda", gpu_provider=FakeProvider(LAPTOP), memory=GIB, device_memory="1GiB", ctx=256)
+        plan = plan_package(package, asked)
+        assert plan.fits
+        assert plan.budget == Amounts(GIB, GIB)
+        weights = {term.name: (term.bytes, term.device_bytes) for term in plan.terms}["weights"]
+        assert weights == (0, package.manifest.files["weights.bin"].size)
+
+    def test_on_a_jetson_there_is_one_budget(self, native_package):
+        package = open_package(native_package)
+        jetson = FakeProvider(JETSON)
+        plan = plan_package(package, LoadOptions(device="cuda", gpu_provider=jetson, memory=2 * GIB, ctx=256))
+        assert plan.needs.gpu == 0
+        assert plan.total_bytes == sum(term.bytes + term.device_bytes for term in plan.terms)
+        with pytest.raises(ConfigError, match="no memory of its own"):
+            plan_package(package, LoadOptions(device="cuda", gpu_provider=jetson, device_memory=GIB))
+
+    def test_what_does_not_fit_the_gpu_is_refused_before_it_is_opened(self, native_package):
+        asked = LoadOptions(device="cuda", gpu_provider=FakeProvider(LAPTOP), device_memory="500MiB", ctx=256)
+        with pytest.raises(MemoryBudgetExceeded, match="of the GPU") as refused:
+            plan_load(open_package(native_package), asked)
+        assert 'device_memory="' in refused.value.action
+
+    def test_a_plan_is_carried_out_on_the_device_that_it_was_made_for(self, native_package):
+        package = open_package(native_package)
+        plan = plan_package(package, LoadOptions(device="cuda", gpu_provider=FakeProvider(LAPTOP), ctx=256))
+        with pytest.raises(ConfigError, match="another device"):
+            plan_load(package, LoadOptions(plan=plan))
+        with pytest.raises(ConfigError, match="already decided"):
+            LoadOptions(plan=plan, device_memory=GIB)
+        done = plan_load(package, LoadOptions(plan=plan, device="cuda")).to_json()
+        assert done["device_bytes"] == plan.device_bytes == sum(done["device_terms"].values())
+        assert done["device_budget_bytes"] == 6 * GIB
+
+    def test_a_budget_of_the_gpu_is_a_limit_and_what_is_free_there_a_forecast(self, native_package):
+        package, own = open_package(native_package), FakeProvider(LAPTOP)
+        asked = LoadOptions(device="cuda", gpu_provider=own, ctx=256, spec="off")
+        free, limited = plan_load(package, asked), plan_load(package, asked.but(device_memory=GIB))
+        assert (free.is_strict, limited.is_strict) == (False, True)
+        # One row of logits was planned.
+        assert limited.most_logit_rows == limited.plan.choice.logit_rows == 1
+        assert free.most_logit_rows is None
+
+    def test_the_model_that_is_replaced_gives_its_memory_back(self, native_package):
+        asked = LoadOptions(device="cuda", gpu_provider=FakeProvider(LAPTOP), ctx=256)
+        budgets = [
+            plan_package(open_package(native_package), asked.but(freed_device_bytes=freed)).budget.gpu
+            for freed in (0, GIB)
+        ]
+        assert budgets == [6 * GIB, 7 * GIB]
+
+    def test_device_memory_is_refused_on_the_cpu(self, native_package):
+        with pytest.raises(ConfigError, match="for native packages on a GPU"):
+            edge_rt.load(native_package, device_memory="1GiB")
+
+    @pytest.mark.parametrize("name", ["jetson-orin-nano-8gb", "rpi5-8gb"])
+    def test_a_preset_is_nothing_to_run_on(self, native_package, name):
+        with pytest.raises(ConfigError, match="a machine to plan for") as refused:
+            edge_rt.load(native_package, device=name)
+        assert presets()[name].text in refused.value.numbers
