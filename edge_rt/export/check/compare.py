@@ -54,8 +54,9 @@ class StepErrors:
     Attributes:
         largest: largest error among embedding, all layers and head; shows a fault in one place.
         step: name of that step.
-        typical: error of the median layer's median row, without the first layer. Values that are rounded the other way
-            are rare, so this is near 0 unless something is wrong everywhere. 0 for a single layer.
+        typical: error of the median layer's median row, without the first layer if there are three or more. Values
+            that are rounded the other way are rare, so this is near 0 unless something is wrong everywhere. 0 for a
+            single layer, and of two the smaller error.
     """
 
     largest: float
@@ -156,7 +157,8 @@ def compare_steps(streams: Sequence[Array], logits: Array, steps: Sequence[Step]
         error = _squares(ours - step.rounded)
         largest.append(float(np.sqrt(error.mean()) / max(np.sqrt((unit**2).mean()), _TINY)))
         medians.append(float(np.median(np.sqrt(error) / np.maximum(unit, _TINY))))
-    layers = sorted(medians[2:-1])
+    # One key that is rounded the other way changes all rows after it, and a single layer is no median.
+    layers = sorted(medians[1:-1] if len(streams) == 3 else medians[2:-1])
     # NaN counts as the largest error, wherever it occurs.
     worst = int(np.argmax(largest))
     return StepErrors(

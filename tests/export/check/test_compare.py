@@ -175,6 +175,13 @@ class TestCompareSteps:
         assert found.largest == pytest.approx(3, rel=0.05)
         assert found.typical == pytest.approx(0.2, rel=0.05)
 
+    @pytest.mark.parametrize(("noise", "typical"), [([0, 0.05], 0), ([0.02, 0.05], 0.2), ([0.05, 0.02], 0.2)])
+    def test_of_two_layers_the_smaller_error(self, noise, typical):
+        """A value that is rounded the other way in an early row changes all later rows of one layer."""
+        streams, results = self.steps([*noise, 0])
+        found = compare_steps(streams[:3], results[-1].rounded, [*results[:3], results[-1]])
+        assert found.typical == pytest.approx(typical, rel=0.05)
+
     def test_the_head(self):
         streams, results = self.steps([0, 0, 0])
         found = compare_steps(streams, results[-1].rounded + 0.4, results)
