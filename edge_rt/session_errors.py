@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Final
 
@@ -70,6 +71,16 @@ _TRANSLATIONS: Final[tuple[tuple[Callable[[str], bool], type[EdgeRTError], str, 
 )
 
 
+_PLACE: Final = re.compile(r"\S+\.(?:cc|cpp|cu|h):\d+ ")
+"""A place in ONNX Runtime's source."""
+
+
+def _cause(message: str) -> str:
+    """Return what a message says behind its last place in the source: errors hold one another, the cause is last."""
+    flat = " ".join(message.split())
+    return _PLACE.split(flat)[-1] or flat
+
+
 def translate(error: BaseException, *, loading: bool, device: str | None = None) -> EdgeRTError:
     """Turn an exception of ONNX Runtime into an error of edge-rt.
 
@@ -79,7 +90,7 @@ def translate(error: BaseException, *, loading: bool, device: str | None = None)
         device: the device that it was opened on; None: the CPU.
     """
     text = f"{type(error).__name__}: {error}"
-    numbers = " ".join(text.split())[:300].rstrip(".") + "."
+    numbers = f"{type(error).__name__}: {_cause(str(error))}"[:300].rstrip(".") + "."
     for matches, kind, what, action in _TRANSLATIONS:
         if matches(text):
             return kind(what, numbers, action)

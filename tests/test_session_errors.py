@@ -29,3 +29,11 @@ def test_long_messages_are_cut_to_one_line():
     numbers = translate(RuntimeError("a\nb " * 1000), loading=False).numbers
     assert len(numbers) <= 301
     assert "\n" not in numbers
+
+
+def test_of_an_error_within_an_error_the_cause_is_told():
+    """The names of C++ functions between them are longer than what is shown."""
+    outer = f"[ONNXRuntimeError] : 11 : EP_FAIL : /src/a/factory.cc:393 {'virtual ' * 60}"
+    inner = "[ONNXRuntimeError] : 11 : EP_FAIL : /src/b/context.cc:136 Initialize()\nNo supported adapters\n\n"
+    found = translate(RuntimeError(outer + inner), loading=True)
+    assert found.numbers == "RuntimeError: Initialize() No supported adapters."
