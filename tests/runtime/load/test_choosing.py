@@ -12,8 +12,9 @@ import edge_rt
 from edge_rt.cli.commands import profile, verify
 from edge_rt.cli.commands.plan import choose_here
 from edge_rt.cli.loading import tell_device
-from edge_rt.cli.plan_speed import measured_here
+from edge_rt.cli.plan_speed import Speeds, measured_here
 from edge_rt.cli.render.console import Terminal
+from edge_rt.cli.render.plan_report import print_plan
 from edge_rt.errors import ConfigError, MemoryBudgetExceeded, RuntimeUnavailable
 from edge_rt.gpu_library import Gpu, GpuReport
 from edge_rt.gpu_provider import GpuProvider
@@ -178,13 +179,21 @@ class TestChoice:
             assert "a laptop's GPU is faster (" in found.note
             assert "--device cuda:1 runs there with less" in found.note
 
-    def test_what_is_short_for_both_is_no_reason(self, store):
+    @pytest.mark.parametrize(("less_on_gpu", "expected"), [({}, "cuda:1"), ({"ctx": 4096}, "cpu")])
+    def test_what_the_cpu_gives_up_as_well_is_no_reason(self, store, less_on_gpu, expected):
+        def plan_on(device):
+            plan = make_plan(SHAPE, replace(DEVICE, gpu=gpu_figures(device, own)), Request())
+            less = {} if device == "cpu" else less_on_gpu
+            return replace(plan, given_up=("something",), choice=replace(plan.choice, **less))
+
+        own = FakeProvider(LAPTOP)
+        assert choose_device(SHAPE, store, plan_on, threads=2, own=own).device == expected
+
+    def test_a_jetson_has_less_room_in_the_same_budget(self, store):
         own = FakeProvider(JETSON)
         store.save(gpu_key(JETSON), costs(5.0))
         short = make_plan(SHAPE, DEVICE, Request(spec="off", prefill_chunk=64)).minimum_bytes
-        host = choose(store, own, spec="off", prefill_chunk=64, budget_bytes=short)
-        # A Jetson's weights count in the same budget, so less is left there.
-        assert host.device == "cpu"
+        assert choose(store, own, spec="off", prefill_chunk=64, budget_bytes=short).device == "cpu"
         assert choose(store, own, spec="off").device == "cuda"
 
     def test_a_gpu_that_cannot_be_opened_is_told(self, store):
@@ -324,5 +333,11 @@ class TestLoads:
         plan = plan_package(package, asked)
         found = measured_here(plan.shape, plan.device, asked.costs, asked.gpu_provider)
         assert found == {"f16": costs(5.0)}
+        for measured, said in ((found, "measured here"), ({}, "of a typical GPU, not measured")):
+            terminal = Terminal(out := io.StringIO(), io.StringIO())
+            speeds = Speeds(plan.shape, plan.device, measured)
+            print_plan(terminal, plan, speeds, (), verb=["edge-rt", "generate"], named=[], is_here=True)
+            assert f"tokens per second ({said})" in out.getvalue()
+        assert Speeds(plan.shape, plan.device, found).rate(plan.choice).plain == pytest.approx(200)
         other = replace(plan.device, gpu=replace(plan.device.gpu, device_name=None))
         assert measured_here(plan.shape, other, asked.costs, asked.gpu_provider) == {}
