@@ -92,10 +92,13 @@ def case_draft_model(gpu):
     """A second model drafts, on the CPU."""
     second = package(layers=1)
     for mode in (f"model:{second}", "auto"):
-        with opened(
-            gpu, package(), spec=mode, drafter=second if mode == "auto" else None, costs=CheapDrafts()
-        ) as model:
+        costs = CheapDrafts()
+        with opened(gpu, package(), spec=mode, drafter=second if mode == "auto" else None, costs=costs) as model:
             assert answer(model).token_ids == plain(package()), mode
+        # Costs of its passes are the CPU's, as those of any model there.
+        own = [key for key in costs.keys if key["package_id"] == open_package(second).id]
+        assert own, mode
+        assert all("device" not in key for key in own), mode
 
 
 def case_nested(gpu):
