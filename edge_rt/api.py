@@ -57,7 +57,9 @@ def load(
         ctx: capacity of the context in tokens; None lets the plan choose: the model's own, up to 8192, if that fits.
         threads: threads that compute; None uses every CPU this process may use. All models of a process use the same
             number.
-        device: ``"auto"``, ``"cpu"``, ``"cuda"``, ``"cuda:1"``, or ``"webgpu"`` for portable packages.
+        device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, or ``"webgpu"`` for portable packages. ``"auto"``: a GPU of NVIDIA
+            where measured passes of this package say that it is faster, else the CPU; ``Model.device_choice`` has what
+            there is to say about it.
         store: folder of the store; None takes the configured one.
         prefill_chunk: tokens of one prefill pass over a prompt; None lets the plan choose.
         kv: format of the KV cache, one of those that ``edge-rt inspect`` shows; ``"auto"`` takes the fastest that fits,
@@ -74,8 +76,9 @@ def load(
         spec_trace: called with the decision of every decoding step.
         on_calibrate: called when the first answer has to wait until the latency of passes on this machine is measured.
             The measurement takes a second or two, and its result is kept.
-        plan: a plan that ``edge_rt.plan`` made for this package, followed as it is. Arguments that the plan decides
-            must then not be given again, but ``memory`` may be a ``Budget`` that the model's share is taken from.
+        plan: a plan that ``edge_rt.plan`` made for this package, followed as it is; ``"auto"`` is then its device.
+            Arguments that the plan decides must then not be given again, but ``memory`` may be a ``Budget`` that the
+            model's share is taken from.
         share_tokenizer_with: another model (or its ``Model.texts``, which outlives it), whose tokenizer is shared if
             this package has the same one. Reading a tokenizer fragments the heap, so a process that loads many models
             grows less if they share one.
@@ -169,6 +172,7 @@ def plan(
         draft_max=draft_max,
         corpus=None if corpus is None else Path(corpus),
         drafter=None if drafter is None else Path(drafter),
+        costs=user_costs(),
     )
     return plan_package(_open(model, store), options)
 

@@ -7,8 +7,9 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from edge_rt.device_names import CUDA, DeviceName
 from edge_rt.errors import RuntimeUnavailable, VersionMismatch
 from edge_rt.gpu_kernels import OLDEST_COMPUTE
 
@@ -44,6 +45,11 @@ class Gpu:
         """Whether its architecture is new enough for the kernels."""
         return self.compute >= OLDEST_COMPUTE
 
+    @property
+    def device_name(self) -> str:
+        """How it is asked for, such as ``"cuda:1"``."""
+        return str(DeviceName(CUDA, self.number))
+
 
 @dataclass(frozen=True)
 class GpuReport:
@@ -61,6 +67,15 @@ class GpuReport:
     def driver_text(self) -> str:
         """The version as people write it, such as ``"12.4"``."""
         return f"{self.driver_version // 1000}.{self.driver_version % 1000 // 10}"
+
+    def facts(self, gpu: Gpu) -> dict[str, Any]:
+        """Return what measurements on one of the GPUs depend on, besides its name, as a JSON object."""
+        return {
+            "architecture": f"sm_{gpu.compute}",
+            "memory_bytes": gpu.total_bytes,
+            "shares_memory": gpu.is_integrated,
+            "driver": self.driver_text,
+        }
 
     def gpu(self, number: int) -> Gpu:
         """Return a GPU.

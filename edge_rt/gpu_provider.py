@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.resources
 import threading
 from collections.abc import Callable, Mapping
@@ -16,6 +17,9 @@ GPU_LIBRARY: Final = "libedge_rt_gpu.so"
 """Its file, beside the library of edge-rt's operators."""
 SOURCES: Final = "cuda"
 """Folder of the kernels' sources, in the same place."""
+
+DRIVER: Final = "libcuda.so.1"
+"""The library of NVIDIA's driver, as ``csrc/gpu/driver_library.cc`` opens it."""
 
 CUDA_PROVIDER: Final = "CUDAExecutionProvider"
 """The provider for NVIDIA GPUs in ONNX Runtime's wheel ``onnxruntime-gpu``."""
@@ -32,6 +36,7 @@ class GpuProvider:
         kernels: makes the kernels of a GPU.
         are_made: whether that takes no time, because they were made before; None: it never does.
         portable: ONNX Runtime's own provider for the same GPUs, which portable packages run on.
+        driver: name of the driver's library; None: the provider's library has one, which is emulated.
     """
 
     def __init__(
@@ -40,8 +45,10 @@ class GpuProvider:
         kernels: KernelMaker,
         are_made: Callable[[Gpu, GpuReport], bool] | None = None,
         portable: str = CUDA_PROVIDER,
+        driver: str | None = None,
     ) -> None:
         self.portable = portable
+        self._driver = driver
         self._find, self._make_kernels, self._are_made = library, kernels, are_made
         self._lock = threading.Lock()
         self._library: GpuLibrary | None = None
@@ -68,6 +75,16 @@ class GpuProvider:
             if self._library is None:
                 self._library = GpuLibrary(path)
             return self._library
+
+    def has_driver(self) -> bool:
+        """Return whether the driver can be asked, without opening the provider's library, which takes memory."""
+        if self._driver is None:
+            return True
+        try:
+            ctypes.CDLL(self._driver)
+        except OSError:
+            return False
+        return True
 
     def report(self) -> GpuReport:
         """Ask the driver which GPUs there are.
@@ -180,5 +197,5 @@ def _installed_library() -> Path:
     return path
 
 
-INSTALLED: Final = GpuProvider(_installed_library, kernels_of, are_compiled)
+INSTALLED: Final = GpuProvider(_installed_library, kernels_of, are_compiled, driver=DRIVER)
 """The provider of the installed package."""

@@ -113,9 +113,7 @@ def find_portable_cuda(name: DeviceName, own: GpuProvider = INSTALLED) -> Comput
         ort.preload_dlls()
     # TF32 would round factors to 10 bits.
     options = {"device_id": str(gpu.number), "use_tf32": "0"}
-    return ComputeDevice(
-        name, own.portable, str(ort.__version__), gpu.name, False, None, _cuda_details(gpu, report), options
-    )
+    return ComputeDevice(name, own.portable, str(ort.__version__), gpu.name, False, None, report.facts(gpu), options)
 
 
 def _webgpu_library() -> Path:
@@ -156,19 +154,10 @@ def _cuda_devices(own: GpuProvider) -> tuple[ComputeDevice, ...]:
 
 
 def _cuda_device(gpu: Gpu, report: GpuReport, handle: Any) -> ComputeDevice:
-    name, details = DeviceName(CUDA, gpu.number), _cuda_details(gpu, report)
+    name, details = DeviceName(CUDA, gpu.number), report.facts(gpu)
     return ComputeDevice(
         name, str(handle.ep_name), _version_of(handle), gpu.name, False, handle, details, {RECORDS: "1"}
     )
-
-
-def _cuda_details(gpu: Gpu, report: GpuReport) -> dict[str, Any]:
-    return {
-        "architecture": f"sm_{gpu.compute}",
-        "memory_bytes": gpu.total_bytes,
-        "shares_memory": gpu.is_integrated,
-        "driver": report.driver_text,
-    }
 
 
 _REGISTRATION: Final = threading.Lock()

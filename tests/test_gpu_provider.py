@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -152,6 +153,14 @@ class TestProvider:
         assert set(states) == {"cuda", "webgpu"}
         assert states["cuda"].devices == ()
         assert "too old" in str(states["cuda"].problem)
+
+    def test_a_driver_that_is_not_installed_is_found_out_without_the_library(self):
+        def library():
+            raise AssertionError("it was opened")
+
+        for driver, expected in (("libno_such_driver.so.1", False), ("libc.so.6", True), (None, True)):
+            own = GpuProvider(library, lambda gpu, report: {}, driver=driver)
+            assert sys.platform != "linux" or own.has_driver() is expected
 
     def test_an_installation_without_the_library(self, tmp_path):
         def library():

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from edge_rt.memory.plan import Plan
     from edge_rt.package.reader import Package
     from edge_rt.runtime.engine import Model
+    from edge_rt.runtime.load.choosing import DeviceChoice
     from edge_rt.runtime.load.options import LoadOptions
     from edge_rt.store import Exporter, Resolved
 
@@ -100,6 +101,14 @@ def telling_compiling(terminal: Terminal, options: LoadOptions) -> LoadOptions:
     """Return options of a load that shows why a GPU's first one waits."""
     text = "compiling the kernels for this GPU (kept for later; a minute or more)"
     return options.but(on_compile=functools.partial(terminal.note, text, "dim"))
+
+
+def tell_device(terminal: Terminal, choice: DeviceChoice) -> None:
+    """Say what there is to be said about the device that ``auto`` has chosen."""
+    if choice.has_failed:
+        terminal.warn(str(choice.note))
+    elif choice.note is not None:
+        terminal.note(choice.note, "dim")
 
 
 def obtain_package(

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from edge_rt.memory.speculation_table import speculation_step
 from edge_rt.memory.speed import (
     pass_seconds,
     plain_tokens_per_second,
@@ -19,6 +18,7 @@ from edge_rt.memory.speed import (
 )
 
 if TYPE_CHECKING:
+    from edge_rt.gpu_provider import GpuProvider
     from edge_rt.memory.choice import Choice
     from edge_rt.memory.figures import Device
     from edge_rt.memory.shape import ModelShape
@@ -67,51 +67,42 @@ class Speeds:
         dearer = self._measured[min(larger, key=shape.token_bytes)] if larger else None
         costs = own or dearer or next(iter(self._measured.values()))
         knows_depth = own is not None or dearer is not None
-        rows = (
-            round(speculation_step(choice.spec, choice.draft_max, choice.suffix_tokens).rows) + 1
-            if choice.draft_max
-            else 2
-        )
-        line = costs.curve(choice.ctx // 2 if knows_depth else 0, max(2, rows))
-        seconds = line[0] / 1e3
+        from edge_rt.runtime.speculation.stored_costs import relative_curve
+
+        seconds, curve = relative_curve(costs, choice.ctx // 2 if knows_depth else 0, choice)
         if not knows_depth:
             # Weights and overhead are the same with every cache; the time to read this one follows from the device.
             seconds += pass_seconds(shape, device, choice) - pass_seconds(shape, device, replace(choice, ctx=0))
-        curve = tuple((place + 1, cost / line[0]) for place, cost in enumerate(line))
         return Rate(speculative_tokens_per_second(seconds, curve, choice), 1 / seconds, own is not None)
 
 
-def measured_here(shape: ModelShape, device: Device, store: CostStore | None = None) -> dict[str, RowCosts]:
+def measured_here(
+    shape: ModelShape, device: Device, store: CostStore | None = None, own: GpuProvider | None = None
+) -> dict[str, RowCosts]:
     """Return the measured latency of a package's passes on this machine, by cache format; disturbed ones are left out.
 
     Args:
         shape: the model.
-        device: this machine.
+        device: this machine, with the GPU that computes if there is one.
         store: where measurements are saved; None uses that of ``edge_rt.load``.
+        own: edge-rt's own provider; None: the installed one.
+
+    Raises:
+        RuntimeUnavailable, VersionMismatch: the GPU that computes is not there any more.
     """
     if shape.package_id is None:
         return {}
-    from edge_rt.ops import library_path, native_status
-    from edge_rt.runtime.speculation.cost_model import CostStore
-    from edge_rt.system.machine import cpu_model
-    from edge_rt.version import VERSION
+    from edge_rt.runtime.speculation.cost_model import user_costs
+    from edge_rt.runtime.speculation.stored_costs import costs_on_cpu, costs_on_gpu
 
-    if store is None:
-        import platformdirs
+    costs = user_costs() if store is None else store
+    if device.gpu is None:
+        return costs_on_cpu(costs, shape.package_id, device.threads)
+    from edge_rt.device_names import parse_device
+    from edge_rt.gpu_provider import INSTALLED
 
-        store = CostStore(platformdirs.user_cache_path("edge-rt") / "row-costs")
-    facts = {"package_id": shape.package_id, "threads": device.threads, "edge_rt": VERSION, "cpu": cpu_model()}
-    # The best instruction set is used unless another is requested.
-    usable = (None, native_status(library_path()).best)
-    found = [
-        (key, costs)
-        for key, costs in store.find(facts)
-        if costs.steady and key.get("isa") in usable and _is_of_model(key, costs)
-    ]
-    found.sort(key=lambda entry: (len(entry[1].depths), -entry[1].ms[0][0]))
-    return {str(key.get("kv_format")): costs for key, costs in found}
-
-
-def _is_of_model(key: Mapping[str, Any], costs: RowCosts) -> bool:
-    """Return whether costs are those of a model's own passes on the CPU, not of something that drafts with it."""
-    return len(costs.rows) > 1 and not {"part", "graph", "reads", "device"}.intersection(key)
+    if device.gpu.device_name is None:
+        return {}
+    report = (own or INSTALLED).report()
+    gpu = report.gpu(parse_device(device.gpu.device_name).index)
+    return costs_on_gpu(costs, shape.package_id, gpu, report)

@@ -35,6 +35,7 @@ class GpuFigures:
         step_overhead_s: seconds of a pass beyond reading weights and KV cache.
         row_cost: as in ``Device.row_cost``.
         is_unified: whether it shares the machine's memory.
+        device_name: how it is asked for on this machine, such as ``"cuda:1"``; None for a GPU of another one.
     """
 
     name: str
@@ -44,6 +45,7 @@ class GpuFigures:
     step_overhead_s: float
     row_cost: tuple[tuple[int, float], ...]
     is_unified: bool = False
+    device_name: str | None = None
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,8 @@ from edge_rt.runtime.graph.cache import KVCache
 from edge_rt.runtime.graph.cancel import CancelToken
 from edge_rt.runtime.graph.exclusive import ExclusiveRunner
 from edge_rt.runtime.graph.runner import Runner
-from edge_rt.runtime.load.loading import load_parts
+from edge_rt.runtime.load.loading import load
 from edge_rt.runtime.load.options import LoadOptions
-from edge_rt.runtime.load.planning import plan_load
 from edge_rt.runtime.model_texts import ModelTexts
 from edge_rt.runtime.prompt.encoding import PLAIN_ANSWER, AnswerForm, Prompt
 from edge_rt.runtime.results import Event, Result
@@ -62,6 +61,7 @@ class Model(ModelTexts):
         measured_costs: what passes cost, measured.
         drafter: the trained drafter that is loaded; None if none is.
         device: the GPU that passes run on; None: the CPU.
+        device_choice: the device's name, and what is to be said where ``auto`` has chosen it.
         verification: what a verification of speculation on the device depends on; None for the CPU.
         load_ms: milliseconds that loading took.
 
@@ -75,22 +75,17 @@ class Model(ModelTexts):
 
     def __init__(self, package: Package, options: LoadOptions | None = None) -> None:
         started = time.perf_counter()
-        # A format or a size that is wrong is told before anything else is looked at.
-        self._load_plan = plan_load(package, options or LoadOptions())
+        self._runner = ExclusiveRunner()
+        try:
+            loaded = load(package, options or LoadOptions(), switch=self._runner.switch, runner=self._runner.get)
+        except MemoryError as error:
+            raise _exhausted(error) from error
+        self._load_plan, parts, self.device_choice = loaded.load_plan, loaded.parts, loaded.device_choice
         # A model that is dropped without being closed gives its share back as well.
         weakref.finalize(self, self._load_plan.release)
         self.package = package
         self.plan = self._load_plan.plan
         self.context_tokens = self.plan.choice.ctx
-        self._runner = ExclusiveRunner()
-        try:
-            parts = load_parts(package, self._load_plan, switch=self._runner.switch, runner=self._runner.get)
-        except MemoryError as error:
-            self._load_plan.release()
-            raise _exhausted(error) from error
-        except BaseException:
-            self._load_plan.release()
-            raise
         self._texts = parts.texts
         self._runner.open(parts.runner)
         self._cache, self._speculation, self.measured_costs = parts.cache, parts.speculation, parts.measured_costs
@@ -368,6 +363,7 @@ class Model(ModelTexts):
             "kv_bytes_per_token": self._cache.row_bytes,
             "weights_bytes": manifest.files["weights.bin"].size,
             "device": "cpu" if self.device is None else self.device.facts,
+            "device_note": self.device_choice.note,
             "cpu_nodes": list(self._cpu_nodes),
             "providers": self._providers,
             "threads": self.threads,

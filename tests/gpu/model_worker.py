@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import numpy as np
 
 from edge_rt.cli.render.device_report import placement_facts
 from edge_rt.device_names import DeviceName
-from edge_rt.errors import Cancelled, RuntimeUnavailable, UnsupportedModel
+from edge_rt.errors import Cancelled, MemoryBudgetExceeded, RuntimeUnavailable, UnsupportedModel
 from edge_rt.measure.prompts import Prompt
 from edge_rt.measure.verify import PLAIN, answers, compare
 from edge_rt.package.manifest import KV_FORMATS
@@ -16,8 +17,12 @@ from edge_rt.package.reader import open_package
 from edge_rt.providers import find_device, provider_states
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.graph.cancel import CancelToken
+from edge_rt.runtime.load.choosing import DeviceChoice
 from edge_rt.runtime.load.devices import placement
-from tests.gpu.emulated import SOME, main
+from edge_rt.runtime.load.options import LoadOptions
+from edge_rt.runtime.load.planning import plan_package
+from edge_rt.runtime.speculation.cost_model import CostStore, RowCosts
+from tests.gpu.emulated import OUT_OF_MEMORY, SOME, main
 from tests.gpu.models import (
     DEVICE,
     FOLDER,
@@ -87,10 +92,13 @@ def case_draft_model(gpu):
     """A second model drafts, on the CPU."""
     second = package(layers=1)
     for mode in (f"model:{second}", "auto"):
-        with opened(
-            gpu, package(), spec=mode, drafter=second if mode == "auto" else None, costs=CheapDrafts()
-        ) as model:
+        costs = CheapDrafts()
+        with opened(gpu, package(), spec=mode, drafter=second if mode == "auto" else None, costs=costs) as model:
             assert answer(model).token_ids == plain(package()), mode
+        # Costs of its passes are the CPU's, as those of any model there.
+        own = [key for key in costs.keys if key["package_id"] == open_package(second).id]
+        assert own, mode
+        assert all("device" not in key for key in own), mode
 
 
 def case_nested(gpu):
@@ -193,6 +201,62 @@ def case_verified(gpu):
         plain_answers, drafted = (list(answers(model, prompts, config, mode, kv="f16")) for mode in (PLAIN, "suffix"))
         assert [compare(*pair) for pair in zip(plain_answers, drafted, strict=True)] == [None, None]
         assert sum(answer.drafted for answer in drafted) > 0
+
+
+def case_auto(gpu):
+    """What ``auto`` takes, by costs that are written by hand under the keys that models have on both devices."""
+    path, store = package(), CostStore(Path(FOLDER.name) / "costs")
+    keys = []
+    for device in ("cpu", "cuda"):
+        with opened(gpu, path, device=device, costs=store, spec="off") as model:
+            keys.append(model.measured_costs.key)
+
+    def load(**options):
+        return opened(gpu, path, device="auto", costs=store, **options)
+
+    def measured(cpu_ms, gpu_ms):
+        for key, ms in zip(keys, (cpu_ms, gpu_ms), strict=True):
+            store.save(key, RowCosts((1, 8, 16), (64,), ((ms, 1.1 * ms, 1.2 * ms),)))
+
+    with load() as model:
+        assert model.device is None
+        assert "A run with --device cuda" in model.device_choice.note
+    measured(2.0, 4.0)
+    with load() as model:
+        assert (model.device, model.device_choice) == (None, DeviceChoice("cpu"))
+    measured(4.0, 2.0)
+    options = LoadOptions(ctx=256, costs=store, gpu_provider=provider(gpu))
+    assert plan_package(open_package(path), options).device.gpu.device_name == "cuda"
+    for again in ({}, {"memory": 1 << 30, "device_memory": 1 << 30}):
+        with load(**again) as model:
+            assert model.describe()["device"]["device"] == "cuda"
+            assert model.device_choice == DeviceChoice("cuda")
+            assert answer(model).token_ids == plain(path)
+    gc.collect()
+    before = gpu.live()
+    # It is opened, and is full in the middle of the load; nothing of it stays.
+    for number in (2, 7):
+        gpu.fault("cuMemAlloc", number, OUT_OF_MEMORY)
+        with load() as model:
+            gpu.fault("", -1, 0)
+            assert model.device is None
+            assert model.device_choice.has_failed
+            assert "The CPU computes" in model.device_choice.note
+            assert gpu.live() == before, (number, gpu.live(), before)
+            assert answer(model).token_ids == plain(path)
+        gpu.fault("cuMemAlloc", number, OUT_OF_MEMORY)
+        expect(MemoryBudgetExceeded, "", lambda: opened(gpu, path, costs=store).__enter__())
+        gpu.fault("", -1, 0)
+    # Less than the plan counts for CUDA's context and this model.
+    small = 512 << 20
+    gpu.configure(**{**DEVICE, "memory": small})
+    keys[1]["device"]["memory_bytes"] = small
+    measured(4.0, 2.0)
+    with load() as model:
+        assert model.device is None
+        assert "has no room" in model.device_choice.note
+    expect(MemoryBudgetExceeded, "memory of the GPU", lambda: opened(gpu, path, costs=store).__enter__())
+    gpu.configure(**DEVICE)
 
 
 def case_exits(gpu):

@@ -27,6 +27,7 @@ OPERATORS = {
     "model_worker": (
         "listed every_kv_format sampled drafters draft_model nested window",
         "reuse chat passes second_gpu two_models cancelled verified exits",
+        "auto",
     ),
     "model_fault_worker": (
         "out_of_memory full_while_it_answers calls_fail",

@@ -14,7 +14,7 @@ from edge_rt.cli.chat.memory_text import planned_text
 from edge_rt.cli.chat.settings import check_options, options_to_settings
 from edge_rt.cli.chat.type_ahead import TypeAhead, no_echo
 from edge_rt.cli.interrupt import interrupt_as_cancelled, wait_for_unfinished_work
-from edge_rt.cli.loading import load_model, obtain_package, plan_model
+from edge_rt.cli.loading import load_model, obtain_package, plan_model, tell_device
 from edge_rt.cli.options.groups import PlaceFlags
 from edge_rt.cli.render.answer import AnswerView
 from edge_rt.cli.render.console import SEPARATOR, Terminal, number
@@ -111,6 +111,7 @@ class Conversation:
         self._base_bytes = self.model.plan.runtime_bytes
         self._has_pieces = False  # whether that includes heap fragments left by models with other tokenizers
         self.chat: Chat = self.model.chat(system=system, **(inputs or {}))
+        tell_device(terminal, self.model.device_choice)
         warn_of_unread(terminal, self.model, self.chat.template_args)
         warn_of_limits(terminal, self.model, load, options)
         tell_drafters(terminal, self.model, load)
@@ -180,7 +181,7 @@ class Conversation:
             )
         self.last = result
         if self.show_stats:
-            tell_stats(self.terminal, result)
+            tell_stats(self.terminal, result, self.device)
 
     def explain(self, error: EdgeRTError) -> EdgeRTError:
         """Return an error with advice that can be followed in a chat."""
@@ -242,6 +243,7 @@ class Conversation:
         self.load, self.name, self.model, self.chat = load, name, model, chat
         self._package = package
         self._base_bytes, self._has_pieces = base, has_pieces
+        tell_device(self.terminal, model.device_choice)
         try:
             warn_of_limits(self.terminal, model, load, self.options, in_chat=True)
         except (ConfigError, MemoryBudgetExceeded) as error:
@@ -318,6 +320,11 @@ class Conversation:
                     self.model.check_reference(options)
         self.options = options
 
+    @property
+    def device(self) -> str:
+        """What computes, for people."""
+        return device_text(self.model.describe()["device"])
+
     def banner(self) -> list[str]:
         """Return the lines shown at the start of a chat."""
         facts = self.model.describe()
@@ -332,12 +339,11 @@ class Conversation:
         memory = facts["memory"]
         planned = f"memory {planned_text(memory)} planned"
         model = f"{facts['architecture']}, {facts['parameters'] / 1e6:.0f} M parameters"
-        device = device_text(facts["device"])
         return [
             SEPARATOR.join([self.name, model, planned]),
             f"weights  {weights}",
             f"context  {number(facts['context_tokens'])} tokens, {cache} when full",
-            f"device   {device}, {facts['threads']} threads{SEPARATOR}ONNX Runtime {facts['onnxruntime']}",
+            f"device   {self.device}, {facts['threads']} threads{SEPARATOR}ONNX Runtime {facts['onnxruntime']}",
             *self._reduced(),
             "type /help for commands, Ctrl-D to leave",
         ]

@@ -257,7 +257,7 @@ class Commands:
         elif conversation.last is None:
             self._terminal.note("there is no answer yet", "dim")
         else:
-            tell_table(self._terminal, conversation.last)
+            tell_table(self._terminal, conversation.last, conversation.device)
 
     # --- files ---
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from edge_rt.byte_size import show_rounded
 from edge_rt.cli.commands.bench_prompts import PromptFlags, measure, print_figures, spec_name
 from edge_rt.cli.interrupt import run_in_background
-from edge_rt.cli.loading import load_model, obtain_package, telling_compiling
+from edge_rt.cli.loading import load_model, obtain_package, tell_device, telling_compiling
 from edge_rt.cli.options import flags
 from edge_rt.cli.options.groups import LoadFlags, OutputFlags, PlaceFlags
 from edge_rt.cli.render.bench_table import markdown, print_row_costs
@@ -77,6 +77,7 @@ def bench(
     asked = load.options(places, prompts.speculation())
     name, package = obtain_package(terminal, load.reference, places, budget=load.budget_bytes(places))
     with load_model(package, telling_compiling(terminal, asked)) as model:
+        tell_device(terminal, model.device_choice)
         facts = model.describe()
         if prompts.prompts is None:
             warn_of_profile(terminal, model, AUTO, given="--spec")
@@ -101,6 +102,11 @@ def _calibrate(terminal: Terminal, model: Model, facts: Mapping[str, Any]) -> No
     measured = run_in_background(model.calibrate)
     if not model.measured_costs.is_kept:
         terminal.warn("the measurement could not be saved: the first answer with speculation will repeat it.")
+    elif not measured.steady:
+        terminal.warn(
+            "the machine was busy, and equal passes took different times: --device auto and plans do not use this "
+            "measurement. Repeat it when the machine is quiet."
+        )
     if terminal.is_json:
         terminal.document({"row_costs": measured.to_json(), "is_kept": model.measured_costs.is_kept, "model": facts})
     else:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from edge_rt.cli.answering import answering
 from edge_rt.cli.chat.settings import options_to_settings
-from edge_rt.cli.loading import load_model, obtain_package, telling_compiling
+from edge_rt.cli.loading import load_model, obtain_package, tell_device, telling_compiling
 from edge_rt.cli.options import flags
 from edge_rt.cli.options.groups import (
     AnswerFlags,
@@ -24,6 +24,7 @@ from edge_rt.cli.options.groups import (
 from edge_rt.cli.prompt import read_prompt
 from edge_rt.cli.render.answer import AnswerView
 from edge_rt.cli.render.console import Terminal, number
+from edge_rt.cli.render.device_report import device_text
 from edge_rt.cli.render.stats import tell_stats
 from edge_rt.cli.speculation import tell_calibration, tell_drafters, warn_of_limits
 from edge_rt.cli.template_arguments import warn_of_unread
@@ -87,9 +88,11 @@ def generate(
         asked = load.options(places, speculation, spec_trace=trace, on_calibrate=on_calibrate)
         _, package = obtain_package(terminal, load.reference, places, budget=load.budget_bytes(places))
         with load_model(package, telling_compiling(terminal, asked)) as model:
+            tell_device(terminal, model.device_choice)
             warn_of_limits(terminal, model, asked, options)
             tell_drafters(terminal, model, asked)
-            writer = _Writer(terminal, model, options, is_json=output.json, form=form)
+            facts = model.describe()
+            writer = _Writer(terminal, model, facts, options, is_json=output.json, form=form)
             prompt = _messages(model, text, question)
             warn_of_unread(terminal, model, inputs["template_args"])
 
@@ -103,7 +106,7 @@ def generate(
             writer.finish(result)
             _warn_if_cut(terminal, model, result)
     if output.stats or (output.stats is None and output.verbose):
-        tell_stats(terminal, result)
+        tell_stats(terminal, result, device_text(facts["device"]))
     return EXIT_INTERRUPTED if result.finish_reason == "cancelled" else 0
 
 
@@ -134,12 +137,19 @@ class _Writer:
     """Writes the answer in the requested format."""
 
     def __init__(
-        self, terminal: Terminal, model: Model, options: GenerationConfig, *, is_json: bool, form: FormFlags
+        self,
+        terminal: Terminal,
+        model: Model,
+        facts: Mapping[str, Any],
+        options: GenerationConfig,
+        *,
+        is_json: bool,
+        form: FormFlags,
     ) -> None:
         self._terminal = terminal
         sampling = options.sampling(model.package.manifest.sampling)
         self._options = {**options_to_settings(options), **dataclasses.asdict(sampling)}
-        self._facts = model.describe()
+        self._facts = facts
         self._is_json = is_json
         self._is_lines = form.json_lines
         self._is_streaming = not (is_json or form.json_lines or form.no_stream)

@@ -8,22 +8,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from edge_rt.cli.baseline_memory import PLANNING, this_machine
+from edge_rt.cli.loading import tell_device
 from edge_rt.cli.options import flags
 from edge_rt.cli.options.groups import LoadFlags, OutputFlags, PlaceFlags, SpeculationFlags
 from edge_rt.cli.options.spread import only
 from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.speculation import WHY_NOTHING
-from edge_rt.device_names import GPUS
+from edge_rt.device_names import AUTO as AUTO_DEVICE, CPU, GPUS
 from edge_rt.errors import ConfigError, MemoryBudgetExceeded, ModelNotFound
 from edge_rt.spec_modes import AUTO, COMPUTED_MODES, Drafts, mode_of
 
 if TYPE_CHECKING:
+    from edge_rt.gpu_provider import GpuProvider
     from edge_rt.memory.draft_model import DraftModelShape
     from edge_rt.memory.drafter_shape import DrafterShape
     from edge_rt.memory.figures import Device
-    from edge_rt.memory.plan import Plan
+    from edge_rt.memory.plan import Plan, Request
     from edge_rt.memory.shape import ModelShape
     from edge_rt.package.reader import Package
+    from edge_rt.runtime.load.choosing import DeviceChoice
+    from edge_rt.runtime.speculation.cost_model import CostStore
 
 
 @dataclass(frozen=True)
@@ -109,21 +113,30 @@ def plan(
         draft_model=second,
         device_budget_bytes=load.device_budget_bytes,
     )
+    choice = None
+    if device in (None, AUTO_DEVICE):
+        choice, profile = choose_here(found.shape, profile, request)
     made = make_plan(found.shape, profile, request)
     on_cpu_here = is_here and made.device.gpu is None
-    speeds = Speeds(found.shape, made.device, measured_here(found.shape, profile) if on_cpu_here else {})
+    speeds = Speeds(found.shape, made.device, measured_here(found.shape, made.device) if is_here else {})
     notes = found.notes + _device_notes(made, device, profile)
     unused = _unused(made)
     if on_cpu_here and not speeds.rate(made.choice).is_measured:
         notes += _cache_notes(found.shape)
     if output.json:
-        terminal.document({**plan_json(made, speeds), "notes": [*notes, *unused]})
+        told = [choice.note] if choice is not None and choice.note is not None else []
+        terminal.document({**plan_json(made, speeds), "notes": [*notes, *unused, *told]})
         return 0 if made.fits else MemoryBudgetExceeded.exit_code
+    if choice is not None:
+        tell_device(terminal, choice)
     for text in unused:
         terminal.warn(text)
     # A model that this machine cannot run can still be planned.
     verb = ["edge-rt", "generate" if found.can_run and is_here else "plan", "-m", load.reference]
     named = [] if device in LOCAL else ["--device", str(device)]
+    if choice is not None and choice.device != CPU:
+        # With the settings of another plan, `auto` might take the CPU.
+        named = ["--device", choice.device]
     print_plan(terminal, made, speeds, notes, verb=verb, named=named, is_here=is_here)
     return 0 if made.fits else MemoryBudgetExceeded.exit_code
 
@@ -146,6 +159,37 @@ def _machine(device: str | None, own_bytes: int) -> tuple[Device, bool]:
 
     gpu = gpu_figures(device)
     return replace(this_machine(own_bytes + PLANNING), gpu=gpu), True
+
+
+def choose_here(
+    shape: ModelShape, machine: Device, request: Request, store: CostStore | None = None, own: GpuProvider | None = None
+) -> tuple[DeviceChoice, Device]:
+    """Return the device that a load with ``auto`` would take, and this machine with its GPU if it is one.
+
+    Args:
+        shape: the model.
+        machine: this machine, without a GPU.
+        request: what is asked for.
+        store: where measured costs of passes are saved; None uses that of ``edge_rt.load``.
+        own: edge-rt's own provider; None: the installed one.
+    """
+    from edge_rt.gpu_provider import INSTALLED
+    from edge_rt.memory.plan import make_plan
+    from edge_rt.runtime.load.choosing import choose_device
+    from edge_rt.runtime.load.gpu_figures import gpu_figures
+    from edge_rt.runtime.speculation.cost_model import user_costs
+
+    provider = own or INSTALLED
+
+    def plan_on(device: str) -> Plan:
+        # A budget of a GPU's memory says nothing about the CPU, and is refused there.
+        asked = replace(request, device_budget_bytes=None) if device == CPU else request
+        return make_plan(shape, replace(machine, gpu=gpu_figures(device, provider)), asked)
+
+    choice = choose_device(
+        shape, user_costs() if store is None else store, plan_on, threads=machine.threads, own=provider
+    )
+    return choice, replace(machine, gpu=gpu_figures(choice.device, provider))
 
 
 def _device_notes(made: Plan, device: str | None, asked: Device) -> tuple[str, ...]:

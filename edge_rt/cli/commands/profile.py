@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from edge_rt.byte_size import in_mib
 from edge_rt.cli.baseline_memory import this_machine
-from edge_rt.cli.loading import obtain_package
+from edge_rt.cli.loading import obtain_package, tell_device
 from edge_rt.cli.options import flags
 from edge_rt.cli.options.groups import LoadFlags, OutputFlags, PlaceFlags, SpeculationFlags
 from edge_rt.cli.options.spread import only
@@ -67,11 +67,11 @@ def profile(
     speculation.check_planned()
     asked = load.options(places, speculation)
     name, package = obtain_package(terminal, load.reference, places, budget=load.budget_bytes(places))
-    plan = _plan(package, asked, _machine(load))
+    device, plan = _plan(terminal, package, asked, this_machine(load.own_bytes))
     if plan.given_up:
         terminal.note("Given up: " + "; ".join(plan.given_up), "dim")
     # In this thread, where a signal ends the measurement and its process at once.
-    measured = _measure(terminal, package, plan, load, with_chat=plot is not None)
+    measured = _measure(terminal, package, plan, load.threads, device, with_chat=plot is not None)
     if plot is not None:
         from edge_rt.cli.render.memory_plot import draw
 
@@ -86,14 +86,9 @@ def profile(
     return int(measured.exceeded)
 
 
-def _machine(load: LoadFlags) -> Device:
-    """Return this machine, with the GPU that was named."""
-    from edge_rt.runtime.load.gpu_figures import gpu_figures
-
-    return replace(this_machine(load.own_bytes), gpu=gpu_figures(load.device))
-
-
-def _measure(terminal: Terminal, package: Package, plan: Plan, load: LoadFlags, *, with_chat: bool) -> MemoryReport:
+def _measure(
+    terminal: Terminal, package: Package, plan: Plan, threads: int | None, device: str, *, with_chat: bool
+) -> MemoryReport:
     """Run a fresh process up to the plan's limits, and a second one through a chat if a chat is plotted."""
     from edge_rt.measure.memory_report import MemoryReport
     from edge_rt.measure.memory_watch import measure_plan
@@ -104,26 +99,38 @@ def _measure(terminal: Terminal, package: Package, plan: Plan, load: LoadFlags, 
         elif stage.startswith("turn"):
             terminal.note(f"Measuring a chat: {stage} of {CHAT_TURNS}", "dim")
 
-    measure = partial(
-        measure_plan, package.path, plan, worker=_WORKER, threads=load.threads, device=load.device, on_stage=tell
-    )
+    measure = partial(measure_plan, package.path, plan, worker=_WORKER, threads=threads, device=device, on_stage=tell)
     run = measure()
     if not with_chat or package.manifest.chat_template is None:
         return MemoryReport(plan, run)
     return MemoryReport(plan, run, measure(turns=CHAT_TURNS))
 
 
-def _plan(package: Package, options: LoadOptions, device: Device) -> Plan:
-    """Return the plan that a fresh process would make of a package on this machine.
+def _plan(terminal: Terminal, package: Package, options: LoadOptions, machine: Device) -> tuple[str, Plan]:
+    """Return the device that a fresh process would compute on, and the plan that it would make of a package.
+
+    Args:
+        terminal: receives what is to be said about the device.
+        package: the package.
+        options: how it is loaded.
+        machine: this one, with the memory that a fresh process has.
 
     Raises:
         ConfigError: a flag is wrong.
         MemoryBudgetExceeded: it does not fit.
+        RuntimeUnavailable, VersionMismatch: there is no such GPU, or it cannot be used.
     """
     from edge_rt.memory.plan import require_fit
-    from edge_rt.runtime.load.planning import plan_package
+    from edge_rt.runtime.load.gpu_figures import gpu_figures
+    from edge_rt.runtime.load.planning import device_of, plan_package
 
-    return require_fit(plan_package(package, options.but(threads=None), device=device))
+    def plan(asked: LoadOptions) -> Plan:
+        gpu = gpu_figures(asked.device, asked.gpu_provider)
+        return plan_package(package, asked.but(threads=None), device=replace(machine, gpu=gpu))
+
+    choice = device_of(package, options, plan)
+    tell_device(terminal, choice)
+    return choice.device, require_fit(plan(options.but(device=choice.device)))
 
 
 def _title(name: str, plan: Plan) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from edge_rt.cli.commands.verify_run import VerifyRun
-from edge_rt.cli.loading import obtain_package
+from edge_rt.cli.loading import obtain_package, tell_device
 from edge_rt.cli.options import flags
 from edge_rt.cli.options.groups import LoadFlags, OutputFlags, PlaceFlags, SpeculationFlags, place_spec
 from edge_rt.cli.options.spread import only
@@ -158,6 +158,7 @@ def verify(
     formats = compared.formats(manifest, modes)
     asked = _loading(modes, asked).but(unverified=True)
     modes = _with_computed(_drafting(terminal, modes, manifest), package, asked, is_asked=compared.spec is not None)
+    asked = _on_one_device(terminal, package, asked, formats[0])
     header = {
         "edge_rt": VERSION,
         "package_id": package.id,
@@ -171,7 +172,7 @@ def verify(
         "drafter": None if speculation.drafter is None else str(speculation.drafter),
         "ctx": load.ctx,
         "isa": load.isa,
-        "device": load.device,
+        "device": asked.device,
     }
     run = VerifyRun(terminal, package, asked, texts, chosen, modes, formats, raw=compared.raw)
     if compared.state is None:
@@ -190,6 +191,15 @@ def verify(
     is_same = document["identical"] == document["prompts"]
     run.keep_verification(is_same=is_same, drafted=sum(one["drafted"] for one in document["by_drafter"].values()))
     return 0 if is_same else EXIT_DIFFERENT
+
+
+def _on_one_device(terminal: Terminal, package: Package, asked: LoadOptions, kv: str) -> LoadOptions:
+    """Return the options with the device that ``auto`` stands for, so that all answers come from the same one."""
+    from edge_rt.runtime.load.planning import device_of
+
+    choice = device_of(package, asked.but(kv=kv))
+    tell_device(terminal, choice)
+    return asked.but(device=choice.device)
 
 
 def _prompts(path: Path | None, limit: int | None) -> tuple[list[Prompt], str]:

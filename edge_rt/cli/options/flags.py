@@ -83,7 +83,8 @@ KV_TYPE: Final = Flag(
 THREADS: Final = Flag(("-t", "--threads"), "Threads that compute.", metavar="N", shown="every usable CPU", least=1)
 DEVICE: Final = Flag(
     ("--device",),
-    f"What computes: {', '.join(SHOWN_DEVICES[:-1])} or {SHOWN_DEVICES[-1]} (portable packages).",
+    f"What computes: {', '.join(SHOWN_DEVICES[:-1])} or {SHOWN_DEVICES[-1]} (portable packages). "
+    "auto: the CPU, or a GPU of NVIDIA that was measured to be faster.",
     metavar="DEVICE",
     shown="auto",
     complete=_devices,

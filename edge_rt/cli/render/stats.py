@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from edge_rt.byte_size import show_rounded, show_share
 from edge_rt.cli.render.console import SEPARATOR, Terminal, number
+from edge_rt.device_names import CPU
 
 if TYPE_CHECKING:
     from edge_rt.runtime.results import Memory, Result, SpecStats
@@ -16,8 +17,13 @@ LEAST_SHARE: Final = 0.005
 """Shares up to this would be shown as 0 %."""
 
 
-def stats_line(result: Result) -> str:
-    """Return the line of figures after an answer."""
+def stats_line(result: Result, device: str = CPU) -> str:
+    """Return the line of figures after an answer.
+
+    Args:
+        result: the answer.
+        device: what computed it, for people; the CPU is not named.
+    """
     times = result.timings
     parts = [
         f"prompt {number(times.prompt_n)} tok {number(times.prompt_per_second)} tok/s",
@@ -25,6 +31,7 @@ def stats_line(result: Result) -> str:
         f"{number(times.predicted_n)} tok {_rate(times.predicted_per_second)}",
         *([spec_text(result.spec)] if result.spec is not None and result.spec.steps else []),
         f"peak {peak_text(result.memory)}",
+        *([device] if device != CPU else []),
     ]
     return SEPARATOR.join(parts)
 
@@ -65,16 +72,16 @@ def _rate(per_second: float) -> str:
     return f"{per_second:.1f} tok/s" if per_second else "-"
 
 
-def tell_stats(terminal: Terminal, result: Result) -> None:
-    """Write the figures to stderr: a line, or a table with ``-v``."""
+def tell_stats(terminal: Terminal, result: Result, device: str = CPU) -> None:
+    """Write the figures to stderr: a line, or a table with ``-v``; ``device`` is what computed, for people."""
     if terminal.verbose:
-        tell_table(terminal, result)
+        tell_table(terminal, result, device)
     else:
-        terminal.note(stats_line(result), "dim")
+        terminal.note(stats_line(result, device), "dim")
 
 
-def tell_table(terminal: Terminal, result: Result) -> None:
-    """Write all figures to stderr, one per line."""
+def tell_table(terminal: Terminal, result: Result, device: str = CPU) -> None:
+    """Write all figures to stderr, one per line; ``device`` is what computed, for people."""
     times, usage = result.timings, result.usage
     rows = {
         "prompt": f"{number(usage.prompt_tokens)} tokens, {number(usage.cached_tokens)} of them cached",
@@ -87,6 +94,7 @@ def tell_table(terminal: Terminal, result: Result) -> None:
         "finished": result.finish_reason + (f" at {result.stop_string!r}" if result.stop_string else ""),
         "peak memory": peak_text(result.memory),
         "cache": show_rounded(result.memory.kv_bytes),
+        "device": device,
     }
     for name, value in rows.items():
         terminal.note(f"{name:12} {value}", "dim")

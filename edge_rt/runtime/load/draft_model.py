@@ -72,7 +72,9 @@ def open_draft_model(
     )
     cache = io_binding.open_cache()
     runner = ModelRunner(session, io_binding, switch)
-    own_facts = facts | {"package_id": package.id, "kv_format": io_binding.kv_format}
+    # Its passes run on the CPU, wherever those of the first model do.
+    on_cpu = {name: value for name, value in facts.items() if name != "device"}
+    own_facts = on_cpu | {"package_id": package.id, "kv_format": io_binding.kv_format}
     measured = MeasuredCosts(own_facts, io_binding, cache, options.costs)
     measured.on_measure = options.on_calibrate
     model = DraftModel(

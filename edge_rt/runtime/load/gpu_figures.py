@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edge_rt.device_names import CUDA, parse_device
+from edge_rt.device_names import CPU, CUDA, parse_device
 from edge_rt.errors import ConfigError
 from edge_rt.gpu_provider import INSTALLED, GpuProvider
 from edge_rt.memory.device import unmeasured_gpu
@@ -44,7 +44,13 @@ def gpu_figures(device: str, own: GpuProvider = INSTALLED, freed_bytes: int = 0)
     free = found.total_bytes
     if not found.is_integrated:
         free = min(free, own.library.free_bytes(name.index) + freed_bytes)
-    return unmeasured_gpu(found.name, found.total_bytes, free, is_unified=found.is_integrated)
+    return unmeasured_gpu(found.name, found.total_bytes, free, is_unified=found.is_integrated, device_name=str(name))
+
+
+def planned_device(plan: Plan) -> str:
+    """Return the name of the device that a plan was made for: the CPU's, or that of a GPU whose memory is planned."""
+    gpu = plan.device.gpu
+    return CPU if gpu is None else gpu.device_name or CUDA
 
 
 def require_same_device(plan: Plan, device: str) -> None:
@@ -54,10 +60,12 @@ def require_same_device(plan: Plan, device: str) -> None:
         ConfigError: one is the CPU, and the other is a GPU whose memory is planned.
     """
     gpu = plan.device.gpu
-    if (gpu is not None) == is_planned_for_gpu(device, plan.shape.op_profile):
+    is_same = gpu is None or gpu.device_name in (None, str(parse_device(device)))
+    if is_same and (gpu is not None) == is_planned_for_gpu(device, plan.shape.op_profile):
         return
+    text = "the CPU" if gpu is None else f"{gpu.name} ({gpu.device_name or CUDA})"
     raise ConfigError(
         "The plan was made for another device.",
-        f"It is for {'the CPU' if gpu is None else gpu.name}, and the model is to be loaded on {device}.",
+        f"It is for {text}, and the model is to be loaded on {device}.",
         "Give edge_rt.plan the same device.",
     )

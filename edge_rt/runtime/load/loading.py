@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from edge_rt.binding import StopSwitch
 from edge_rt.compute_device import ComputeDevice
-from edge_rt.errors import MemoryBudgetExceeded
+from edge_rt.device_names import AUTO as AUTO_DEVICE, CPU
+from edge_rt.errors import MemoryBudgetExceeded, RuntimeUnavailable, StorageError, UnsupportedModel
 from edge_rt.package.drafter import Drafter
 from edge_rt.package.reader import Package
 from edge_rt.runtime.drafters.corpus import Corpus
@@ -20,9 +22,11 @@ from edge_rt.runtime.graph.io_binding_base import IOBinding
 from edge_rt.runtime.graph.io_binding_native import NativeIOBinding, hidden_output
 from edge_rt.runtime.graph.runner import ModelRunner, Runner
 from edge_rt.runtime.graph.segmented_runner import SegmentedRunner
+from edge_rt.runtime.load.choosing import DeviceChoice, failed_choice
 from edge_rt.runtime.load.devices import cache_device, open_device
 from edge_rt.runtime.load.networks import OpenedModel, open_networks
-from edge_rt.runtime.load.planning import LoadPlan
+from edge_rt.runtime.load.options import LoadOptions
+from edge_rt.runtime.load.planning import LoadPlan, device_of, on_cpu, plan_load
 from edge_rt.runtime.prompt.encoding import PromptEncoder
 from edge_rt.runtime.speculation.cost_measurement import MeasuredCosts
 from edge_rt.runtime.speculation.speculation import Speculation
@@ -70,6 +74,63 @@ class Parts:
     device: ComputeDevice | None
     cpu_nodes: tuple[str, ...]
     verification: dict[str, Any] | None
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a load gives.
+
+    Attributes:
+        load_plan: the plan that was carried out.
+        parts: the parts of the model.
+        device_choice: the device, and what is to be said about it.
+    """
+
+    load_plan: LoadPlan
+    parts: Parts
+    device_choice: DeviceChoice
+
+
+_GPU_FAILURES: Final = (RuntimeUnavailable, MemoryBudgetExceeded, UnsupportedModel, StorageError)
+"""What a GPU fails with while a model is loaded: it is lost or full, its provider refuses the graph, kernels cannot be
+kept.
+"""
+
+
+def load(package: Package, options: LoadOptions, *, switch: StopSwitch, runner: Callable[[], Runner]) -> Loaded:
+    """Plan and load a model. If ``auto`` has chosen a GPU and that fails, the CPU takes its place.
+
+    Args:
+        package: the opened package.
+        options: how it is loaded.
+        switch: stops passes.
+        runner: returns the runner as long as the model is open.
+
+    Raises:
+        EdgeRTError: as ``plan_load`` and ``load_parts``; not for a GPU that ``auto`` has chosen.
+    """
+    choice = device_of(package, options)
+    may_fall_back = options.device == AUTO_DEVICE and choice.device != CPU
+    try:
+        return _load_planned(package, options.but(device=choice.device), choice, switch, runner)
+    except _GPU_FAILURES as error:
+        if not may_fall_back:
+            raise
+        choice = failed_choice(error)
+    # Outside of the handler, whose error holds what was opened on the GPU.
+    gc.collect()
+    return _load_planned(package, on_cpu(options), choice, switch, runner)
+
+
+def _load_planned(
+    package: Package, options: LoadOptions, choice: DeviceChoice, switch: StopSwitch, runner: Callable[[], Runner]
+) -> Loaded:
+    load_plan = plan_load(package, options)
+    try:
+        return Loaded(load_plan, load_parts(package, load_plan, switch=switch, runner=runner), choice)
+    except BaseException:
+        load_plan.release()
+        raise
 
 
 def load_parts(

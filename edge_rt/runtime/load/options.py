@@ -51,7 +51,9 @@ class LoadOptions:
         device_memory: budget of the memory of a GPU that has its own: bytes, or a text; None: what is free there.
         ctx: capacity of the context in tokens; None: the model's own, up to 8192, if that fits.
         threads: None takes every CPU that this process may use; there is one number for the whole process.
-        device: ``"auto"`` (the CPU), ``"cpu"``, ``"cuda"``, ``"cuda:1"`` or ``"webgpu"``.
+        device: ``"cpu"``, ``"cuda"``, ``"cuda:1"`` or ``"webgpu"``; ``"auto"``: a GPU of NVIDIA where passes of the
+            package that were measured, among ``costs``, say that it is faster, else the CPU; see
+            ``choosing.choose_device``. With a plan it is the device of the plan.
         prefill_chunk: tokens of one pass over a prompt.
         kv: format of the KV cache, one of those that ``edge-rt inspect`` shows; ``"auto"`` takes the fastest that fits,
             None the package's first, if it fits.

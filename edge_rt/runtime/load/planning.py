@@ -11,6 +11,7 @@ from typing import Any, Final
 import psutil
 
 from edge_rt.byte_size import file_size, parse_size, round_up
+from edge_rt.device_names import AUTO as AUTO_DEVICE, CPU
 from edge_rt.errors import ConfigError, RuntimeUnavailable
 from edge_rt.memory.budget import Budget, Claim
 from edge_rt.memory.device import this_device
@@ -27,8 +28,9 @@ from edge_rt.package.self_drafting import kv_of
 from edge_rt.pass_memory import PassMemory
 from edge_rt.runtime.drafters.recycling import MAX_CONTEXTS
 from edge_rt.runtime.drafters.suffix import MAX_TOKENS
+from edge_rt.runtime.load.choosing import DeviceChoice, choose_device
 from edge_rt.runtime.load.draft_packages import drafting_shapes
-from edge_rt.runtime.load.gpu_figures import gpu_figures, is_planned_for_gpu, require_same_device
+from edge_rt.runtime.load.gpu_figures import gpu_figures, is_planned_for_gpu, planned_device, require_same_device
 from edge_rt.runtime.load.options import LoadOptions, Memory
 from edge_rt.runtime.prompt.encoding_budget import EncodingBudget
 from edge_rt.runtime.speculation.speculation import TableBounds
@@ -51,7 +53,7 @@ class LoadPlan:
 
     Attributes:
         plan: the plan.
-        options: the options that the plan was made for.
+        options: the options that the plan was made for, whose device is never ``auto``.
         budget_bytes: the whole budget that was given, including the shares of other models; None without one.
         is_strict: whether the plan is a limit: a budget was given, or something was given up to fit the available
             memory. Otherwise the plan only predicts the memory, and more is taken when it is needed later.
@@ -163,6 +165,40 @@ class LoadPlan:
             self.claim.release()
 
 
+def device_of(
+    package: Package, options: LoadOptions, plan: Callable[[LoadOptions], Plan] | None = None
+) -> DeviceChoice:
+    """Return the device that a load computes on: the one that was named, that of a given plan, or what ``auto`` takes.
+
+    Args:
+        package: the opened package.
+        options: options of the load.
+        plan: makes the plan for options that name a device; None: that of this process.
+
+    Raises:
+        EdgeRTError: as ``plan_package``, but not for a GPU that cannot be used.
+    """
+    if options.device != AUTO_DEVICE:
+        return DeviceChoice(options.device)
+    if options.plan is not None:
+        return DeviceChoice(planned_device(options.plan))
+
+    def plan_on(device: str) -> Plan:
+        # A budget of a GPU's memory says nothing about the CPU, and is refused there.
+        budget = None if device == CPU else options.device_memory
+        asked = options.but(device=device, device_memory=budget)
+        return plan_package(package, asked) if plan is None else plan(asked)
+
+    return choose_device(
+        shape_of(package.manifest, package.id),
+        options.costs,
+        plan_on,
+        threads=options.threads or pool_size() or usable_cpus(),
+        isa=options.isa,
+        own=options.gpu_provider,
+    )
+
+
 def plan_package(package: Package, options: LoadOptions, *, device: Device | None = None) -> Plan:
     """Return the plan for a package in this process, whether it fits or not; nothing is loaded.
 
@@ -176,7 +212,8 @@ def plan_package(package: Package, options: LoadOptions, *, device: Device | Non
     Args:
         package: the opened package.
         options: options of the load.
-        device: another machine than this one; the process is then assumed to hold nothing yet.
+        device: another machine than this one; the process is then assumed to hold nothing yet, and ``auto`` is what
+            that machine computes on.
 
     Raises:
         ConfigError: an option is out of range, options have no effect together, the mode of speculation cannot run with
@@ -188,6 +225,8 @@ def plan_package(package: Package, options: LoadOptions, *, device: Device | Non
     """
     options.check(package)
     budget = _budget(options.memory)
+    if device is None:
+        options = options.but(device=device_of(package, options).device)
     drafter, second = drafting_shapes(package, options.spec, options.drafter, options.makers)
     gpu = None
     if device is None and is_planned_for_gpu(options.device, package.manifest.op_profile):
@@ -249,7 +288,7 @@ def plan_load(package: Package, options: LoadOptions) -> LoadPlan:
 
     Args:
         package: the opened package.
-        options: the options; a plan among them is carried out unchanged.
+        options: the options; a plan among them is carried out unchanged, with ``auto`` on the device that it is for.
 
     Raises:
         ConfigError: an option is out of range, the budget is not a size, or the plan is for another package.
@@ -263,6 +302,7 @@ def plan_load(package: Package, options: LoadOptions) -> LoadPlan:
             f"It is for {decided.shape.name} ({str(decided.shape.package_id)[:12]}), this is {package.id[:12]}.",
             "Make one with edge_rt.plan for the package that is to be loaded.",
         )
+    options = options.but(device=device_of(package, options).device)
     if decided is not None:
         require_same_device(decided, options.device)
     asked = options.but(memory=budget) if decided is None else _asked_of(decided, options)
@@ -278,6 +318,21 @@ def plan_load(package: Package, options: LoadOptions) -> LoadPlan:
     claim = budget.claim(plan.shape.name, plan.total_bytes - base, base_bytes=base)
     return LoadPlan(
         plan, asked, total, is_strict, claim, EncodingBudget(plan, budget, claim, is_given=total is not None)
+    )
+
+
+def on_cpu(options: LoadOptions) -> LoadOptions:
+    """Return the options of the same load on the CPU; a plan among them is made again for it."""
+    if options.plan is None:
+        return options.but(device=CPU, device_memory=None)
+    request = options.plan.request
+    return _asked_of(options.plan, options).but(
+        device=CPU,
+        memory=request.budget_bytes if options.memory is None else options.memory,
+        ctx=request.ctx,
+        kv=request.kv,
+        prefill_chunk=request.prefill_chunk,
+        base_bytes=request.resident_bytes,
     )
 
 

@@ -60,6 +60,13 @@ def test_the_line():
     )
 
 
+def test_a_gpu_that_computed_is_named():
+    assert stats_line(RESULT, "cuda (Orin)").endswith(" · peak 1.31 GiB · cuda (Orin)")
+    for device in ("cpu", "cuda (Orin)"):
+        table = told(lambda terminal, result, device=device: tell_table(terminal, result, device), RESULT)
+        assert f"device       {device}" in table.splitlines()
+
+
 @pytest.mark.parametrize("spec", [None, dataclasses.replace(SPEC, steps=0)], ids=["off", "a single token"])
 def test_the_line_says_nothing_of_what_did_not_happen(spec):
     line = stats_line(dataclasses.replace(RESULT, spec=spec))

@@ -100,8 +100,10 @@ class TestPackages:
     def test_a_plan_is_carried_out_on_the_device_that_it_was_made_for(self, native_package):
         package = open_package(native_package)
         plan = plan_package(package, LoadOptions(device="cuda", gpu_provider=FakeProvider(LAPTOP), ctx=256))
-        with pytest.raises(ConfigError, match="another device"):
-            plan_load(package, LoadOptions(plan=plan))
+        for other in ("cpu", "cuda:1"):
+            with pytest.raises(ConfigError, match="another device"):
+                plan_load(package, LoadOptions(plan=plan, device=other))
+        assert plan_load(package, LoadOptions(plan=plan)).options.device == "cuda"
         with pytest.raises(ConfigError, match="already decided"):
             LoadOptions(plan=plan, device_memory=GIB)
         done = plan_load(package, LoadOptions(plan=plan, device="cuda")).to_json()

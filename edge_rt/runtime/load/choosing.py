@@ -1,0 +1,163 @@
+"""The device that ``auto`` stands for: a GPU where measured passes say that it is faster, else the CPU.
+
+Speeds are never guessed here: a GPU is taken if the passes of this package were measured on it and on the CPU. This
+module imports no ONNX Runtime, as plans are made without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from edge_rt.device_names import CPU
+from edge_rt.errors import RuntimeUnavailable
+from edge_rt.gpu_provider import INSTALLED, GpuProvider
+from edge_rt.memory.choice import Choice
+from edge_rt.memory.plan import GPU_OP_PROFILE, Plan
+from edge_rt.memory.shape import ModelShape
+from edge_rt.runtime.speculation.stored_costs import costs_on_cpu, costs_on_gpu, drafted_rows, tokens_per_second
+from edge_rt.spec_modes import OFF
+
+if TYPE_CHECKING:
+    from edge_rt.gpu_library import Gpu
+    from edge_rt.runtime.speculation.cost_model import CostStore, RowCosts
+
+LEAST_GAIN: Final = 1.05
+"""How much faster than the CPU a GPU must be to be taken: less may be noise of the measurements."""
+
+
+@dataclass(frozen=True)
+class DeviceChoice:
+    """The device that a load computes on.
+
+    Attributes:
+        device: its name, never ``"auto"``.
+        note: a sentence for the user about what was not chosen; None if there is nothing to say.
+        has_failed: whether a GPU was chosen and failed, so that the CPU computes instead.
+    """
+
+    device: str
+    note: str | None = None
+    has_failed: bool = False
+
+
+def choose_device(
+    shape: ModelShape,
+    store: CostStore | None,
+    plan_on: Callable[[str], Plan],
+    *,
+    threads: int,
+    isa: str | None = None,
+    own: GpuProvider = INSTALLED,
+) -> DeviceChoice:
+    """Return the device that ``auto`` stands for.
+
+    A GPU is taken if it decodes ``LEAST_GAIN`` times as fast as the CPU by passes that were measured on both, and its
+    plan fits without giving up anything that the plan for the CPU keeps. No failure of a GPU is raised.
+
+    Args:
+        shape: the model. Only native packages without exits run on the GPUs that are chosen.
+        store: where measured costs of passes are saved; None: nothing was measured.
+        plan_on: returns the plan for a device, by its name.
+        threads: threads that compute on the CPU.
+        isa: instruction set of the operators there; None: the best.
+        own: edge-rt's own provider, whose driver says which GPUs there are.
+
+    Raises:
+        EdgeRTError: the options of the plan are wrong, whatever computes.
+    """
+    on_cpu = DeviceChoice(CPU)
+    if store is None or shape.package_id is None or shape.op_profile != GPU_OP_PROFILE or shape.segments > 1:
+        return on_cpu
+    try:
+        if not own.has_driver():
+            return on_cpu
+        report = own.report()
+    except RuntimeUnavailable:
+        # No GPU can be used; `doctor` says why.
+        return on_cpu
+    gpus = [gpu for gpu in report.gpus if gpu.can_compute]
+    measured = [(gpu, costs) for gpu in gpus if (costs := costs_on_gpu(store, shape.package_id, gpu, report))]
+    if not measured:
+        return replace(on_cpu, note=_unmeasured(gpus[0]))
+    planned, of_cpu = plan_on(CPU), costs_on_cpu(store, shape.package_id, threads, isa)
+    compared = [
+        (speeds, gpu)
+        for gpu, costs in measured
+        if (speeds := measured_speeds(costs, of_cpu, planned.choice, shape)) is not None
+    ]
+    if not compared:
+        return replace(on_cpu, note=_not_compared(measured[0][0], is_cpu_measured=bool(of_cpu)))
+    faster = sorted(
+        (found for found in compared if found[0][0] >= LEAST_GAIN * found[0][1]), key=lambda found: -found[0][0]
+    )
+    for _, gpu in faster:
+        try:
+            if _keeps_as_much(plan_on(gpu.device_name), planned):
+                return DeviceChoice(gpu.device_name)
+        except RuntimeUnavailable as error:
+            return failed_choice(error)
+    return replace(on_cpu, note=_too_large(*faster[0])) if faster else on_cpu
+
+
+def failed_choice(error: Exception) -> DeviceChoice:
+    """Return the choice of the CPU because a GPU that was chosen cannot be used."""
+    return DeviceChoice(CPU, f"The CPU computes, because the GPU that is faster failed: {error}", has_failed=True)
+
+
+def measured_speeds(
+    of_gpu: dict[str, RowCosts], of_cpu: dict[str, RowCosts], choice: Choice, shape: ModelShape
+) -> tuple[float, float] | None:
+    """Return the tokens per second of a GPU and of the CPU, by the same measurements on both; None without such.
+
+    That is: with the cache format of the choice, else with the one of largest rows that was measured on both; at the
+    deepest measured context up to half of the choice's; and with speculation, if passes of as many rows were measured.
+
+    Args:
+        of_gpu: cache format -> costs of passes on the GPU.
+        of_cpu: the same on the CPU.
+        choice: what the plan decides.
+        shape: the model.
+    """
+    formats = of_gpu.keys() & of_cpu.keys()
+    if not formats:
+        return None
+    kv = choice.kv_format if choice.kv_format in formats else max(formats, key=shape.token_bytes)
+    gpu, cpu = of_gpu[kv], of_cpu[kv]
+    depths = sorted(set(gpu.depths) & set(cpu.depths))
+    if not depths:
+        return None
+    depth = max((depth for depth in depths if depth <= choice.ctx // 2), default=depths[0])
+    if drafted_rows(choice) > min(gpu.rows[-1], cpu.rows[-1]):
+        choice = replace(choice, spec=OFF, draft_max=0)
+    return tokens_per_second(gpu, depth, choice), tokens_per_second(cpu, depth, choice)
+
+
+def _keeps_as_much(on_gpu: Plan, on_cpu: Plan) -> bool:
+    """Return whether a plan fits a GPU, and gives up nothing that the plan for the CPU keeps."""
+    return on_gpu.fits and (not on_gpu.given_up or on_gpu.choice == on_cpu.choice)
+
+
+def _unmeasured(gpu: Gpu) -> str:
+    return (
+        f"{gpu.name} is not used: its speed with this model is not known. A run with --device {gpu.device_name} "
+        f'(device="{gpu.device_name}") measures it.'
+    )
+
+
+def _not_compared(gpu: Gpu, *, is_cpu_measured: bool) -> str:
+    if is_cpu_measured:
+        what = (
+            "it and the CPU were measured with other caches or contexts. edge-rt bench --calibrate measures one of them"
+        )
+        return f"{gpu.name} is not used: {what} again."
+    how = f'A run with --device {CPU} (device="{CPU}") measures it.'
+    return f"{gpu.name} is not used: the CPU's speed with this model is not known. {how}"
+
+
+def _too_large(speeds: tuple[float, float], gpu: Gpu) -> str:
+    return (
+        f"{gpu.name} is faster ({speeds[0]:.3g} against {speeds[1]:.3g} tokens per second, measured), but has no room "
+        f"for all that the CPU keeps; --device {gpu.device_name} runs there with less."
+    )

@@ -1,0 +1,105 @@
+"""Costs of a package's passes that earlier loads measured on this machine: on the CPU, and on its GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from edge_rt.memory.choice import Choice
+from edge_rt.memory.speculation_table import speculation_step
+from edge_rt.memory.speed import speculative_tokens_per_second
+from edge_rt.ops import library_path, native_status
+from edge_rt.runtime.speculation.cost_model import CostStore, RowCosts
+from edge_rt.system.machine import cpu_model
+from edge_rt.version import VERSION
+
+if TYPE_CHECKING:
+    from edge_rt.gpu_library import Gpu, GpuReport
+
+_PARTS: Final = {"part", "graph", "reads"}
+"""What the keys of costs have that are not those of a model's own passes, but of something that drafts with it."""
+
+
+def costs_on_cpu(store: CostStore, package_id: str, threads: int, isa: str | None = None) -> dict[str, RowCosts]:
+    """Return the measured costs of a package's passes on the CPU, by cache format; disturbed ones are left out.
+
+    Args:
+        store: where they are saved.
+        package_id: of the package.
+        threads: that computed.
+        isa: instruction set of the native operators; None: the best, which is used unless another is requested.
+    """
+    usable = (None, native_status(library_path()).best) if isa is None else (isa,)
+    found = [
+        (key, costs)
+        for key, costs in _found(store, package_id, {"threads": threads})
+        if key.get("isa") in usable and "device" not in key
+    ]
+    return _by_format(found)
+
+
+def costs_on_gpu(store: CostStore, package_id: str, gpu: Gpu, report: GpuReport) -> dict[str, RowCosts]:
+    """Return the measured costs of a package's passes on a GPU, by cache format; disturbed ones are left out.
+
+    Those that were measured with another driver do not count.
+
+    Args:
+        store: where they are saved.
+        package_id: of the package.
+        gpu: the GPU.
+        report: of its driver.
+    """
+    facts = {"device": gpu.device_name, "text": gpu.name, **report.facts(gpu)}
+    found = [
+        (key, costs)
+        for key, costs in _found(store, package_id, {})
+        if isinstance(device := key.get("device"), dict)
+        and all(device.get(name) == value for name, value in facts.items())
+    ]
+    return _by_format(found)
+
+
+def relative_curve(costs: RowCosts, depth: int, choice: Choice) -> tuple[float, tuple[tuple[int, float], ...]]:
+    """Return the seconds of a pass over one row, and passes over more rows relative to it, as in ``Device.row_cost``.
+
+    Args:
+        costs: the measured costs.
+        depth: rows of context.
+        choice: how tokens are drafted, which bounds the rows.
+    """
+    line = costs.curve(depth, max(2, drafted_rows(choice) + 1))
+    return line[0] / 1e3, tuple((place + 1, cost / line[0]) for place, cost in enumerate(line))
+
+
+def drafted_rows(choice: Choice) -> int:
+    """Return the rows of a typical pass that verifies a draft; 1 with speculation off."""
+    if not choice.draft_max:
+        return 1
+    return round(speculation_step(choice.spec, choice.draft_max, choice.suffix_tokens).rows)
+
+
+def tokens_per_second(costs: RowCosts, depth: int, choice: Choice) -> float:
+    """Return the expected decoding speed of a choice from measured costs.
+
+    Args:
+        costs: the measured costs.
+        depth: rows of context.
+        choice: how tokens are drafted.
+    """
+    return speculative_tokens_per_second(*relative_curve(costs, depth, choice), choice)
+
+
+def _found(store: CostStore, package_id: str, facts: Mapping[str, Any]) -> list[tuple[dict[str, Any], RowCosts]]:
+    """Return the steady costs of a model's own passes with their keys, measured by this version on this machine."""
+    here = {"package_id": package_id, "edge_rt": VERSION, "cpu": cpu_model(), **facts}
+    return [
+        (key, costs)
+        for key, costs in store.find(here)
+        if costs.steady and len(costs.rows) > 1 and not _PARTS.intersection(key)
+    ]
+
+
+def _by_format(found: list[tuple[dict[str, Any], RowCosts]]) -> dict[str, RowCosts]:
+    """Return one of the costs for each cache format: those of the most depths, then the lowest."""
+    found.sort(key=lambda entry: (len(entry[1].depths), -entry[1].ms[0][0]))
+    return {str(key.get("kv_format")): costs for key, costs in found}

@@ -1,0 +1,343 @@
+"""What ``auto`` stands for: measured passes decide, a GPU that fails or has too little room leaves the CPU."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import edge_rt
+from edge_rt.cli.commands import profile, verify
+from edge_rt.cli.commands.plan import choose_here
+from edge_rt.cli.loading import tell_device
+from edge_rt.cli.plan_speed import Speeds, measured_here
+from edge_rt.cli.render.console import Terminal
+from edge_rt.cli.render.plan_report import print_plan
+from edge_rt.errors import ConfigError, MemoryBudgetExceeded, RuntimeUnavailable
+from edge_rt.gpu_library import Gpu, GpuReport
+from edge_rt.gpu_provider import GpuProvider
+from edge_rt.memory.plan import Request, make_plan
+from edge_rt.package.reader import open_package
+from edge_rt.runtime.engine import Model
+from edge_rt.runtime.load.choosing import DeviceChoice, choose_device, measured_speeds
+from edge_rt.runtime.load.gpu_figures import gpu_figures
+from edge_rt.runtime.load.options import LoadOptions
+from edge_rt.runtime.load.planning import device_of, on_cpu, plan_load, plan_package
+from edge_rt.runtime.speculation.cost_model import CURVE_ROWS, CostStore, RowCosts
+from edge_rt.session import pool_size
+from edge_rt.system.machine import cpu_model, usable_cpus
+from edge_rt.version import VERSION
+from tests.memory.shapes import DEVICE, make_shape
+
+GIB = 1 << 30
+SHAPE = make_shape()
+OLD = Gpu(0, "an old GPU", 61, 8 * GIB, is_integrated=False)
+LAPTOP = Gpu(1, "a laptop's GPU", 89, 8 * GIB, is_integrated=False)
+LARGE = Gpu(2, "a large GPU", 90, 80 * GIB, is_integrated=False)
+JETSON = Gpu(0, "Orin", 87, 7 * GIB, is_integrated=True)
+CPU_KEY = {"package_id": "x", "edge_rt": VERSION, "cpu": cpu_model(), "threads": 2, "isa": None, "kv_format": "f16"}
+
+
+class FakeLibrary:
+    """A driver with some GPUs.
+
+    Args:
+        gpus: the GPUs.
+        free: bytes that are free on each; None: it cannot be opened.
+    """
+
+    def __init__(self, gpus, free):
+        self._gpus, self._free = gpus, free
+
+    def report(self):
+        return GpuReport(13000, self._gpus)
+
+    def free_bytes(self, number):
+        if self._free is None:
+            raise RuntimeUnavailable("The GPU cannot be opened.", f"GPU {number}.", "Check it with nvidia-smi.")
+        return self._free
+
+
+class FakeProvider(GpuProvider):
+    def __init__(self, *gpus, free=6 * GIB):
+        super().__init__(lambda: Path("library"), lambda gpu, report: {})
+        self.fake = FakeLibrary(gpus, free)
+
+    @property
+    def library(self):
+        return self.fake
+
+
+def costs(ms, depths=(64, 320), *, rows=CURVE_ROWS, growth=0.1, steady=True):
+    """Passes over a row that take ``ms``, more rows a little more."""
+    line = tuple(ms * (1 + growth * (count - 1)) for count in rows)
+    return RowCosts(tuple(rows), tuple(depths), (line,) * len(depths), steady)
+
+
+def gpu_key(gpu, **changes):
+    """The key of costs that were measured on a GPU, as ``ComputeDevice.facts`` writes it."""
+    device = {"device": gpu.device_name, "provider": "EdgeRtGpuExecutionProvider", "version": "0.1", "text": gpu.name}
+    device |= GpuReport(13000, (gpu,)).facts(gpu) | changes.pop("device", {})
+    return {**CPU_KEY, "device": device, **changes}
+
+
+def choose(store, own, *, threads=2, **request):
+    def plan_on(device):
+        return make_plan(SHAPE, replace(DEVICE, gpu=gpu_figures(device, own)), Request(**request))
+
+    return choose_device(SHAPE, store, plan_on, threads=threads, own=own)
+
+
+@pytest.fixture
+def store(tmp_path):
+    """Costs of both: the GPU takes half the time."""
+    made = CostStore(tmp_path / "costs")
+    made.save(CPU_KEY, costs(10.0))
+    made.save(gpu_key(LAPTOP), costs(5.0))
+    return made
+
+
+def never(*asked):
+    raise AssertionError(f"asked for {asked}")
+
+
+class TestChoice:
+    def test_the_faster_one_is_taken(self, store):
+        own = FakeProvider(OLD, LAPTOP)
+        assert choose(store, own).device == "cuda:1"
+        assert choose(store, own).note is None
+        # Lower costs of the CPU replace those above.
+        store.save({**CPU_KEY, "capacity": 9}, costs(5.1))
+        assert (choose(store, own).device, choose(store, own).note) == ("cpu", None)
+        store.save({**CPU_KEY, "capacity": 9}, costs(5.3))
+        assert choose(store, own).device == "cuda:1"
+
+    def test_the_fastest_of_several(self, store):
+        store.save(gpu_key(LARGE), costs(2.0))
+        assert choose(store, FakeProvider(OLD, LAPTOP, LARGE)).device == "cuda:2"
+        # The rule is about decoding: it is the speed that counts, not the order of the driver.
+        store.save(gpu_key(LARGE), costs(7.0))
+        assert choose(store, FakeProvider(OLD, LAPTOP, LARGE)).device == "cuda:1"
+
+    def test_what_was_not_measured_is_not_guessed(self, tmp_path, store):
+        own = FakeProvider(OLD, LAPTOP)
+        nothing, only_gpu = CostStore(tmp_path / "none"), CostStore(tmp_path / "gpu")
+        only_gpu.save(gpu_key(LAPTOP), costs(5.0))
+        found = choose_device(SHAPE, nothing, never, threads=2, own=own)
+        assert found.device == "cpu"
+        assert not found.has_failed
+        assert "a laptop's GPU is not used" in found.note
+        assert "--device cuda:1" in found.note
+        assert "\n" not in found.note
+        found = choose(only_gpu, own)
+        assert found.device == "cpu"
+        assert "--device cpu" in found.note
+        # Another number of threads was not measured either.
+        assert choose(store, own, threads=3) == found
+        only_gpu.save({**CPU_KEY, "kv_format": "int4"}, costs(9.0))
+        assert "measured with other caches" in choose(only_gpu, own).note
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"device": {"driver": "12.4"}}, {"device": {"text": "another"}}, {"device": {"architecture": "sm_86"}},
+            {"edge_rt": "0"}, {"cpu": "abacus"}, {"package_id": "y"}, {"graph": "draft.onnx"}, {"part": "deep"},
+        ],
+    )  # fmt: skip
+    def test_measurements_of_something_else_do_not_count(self, tmp_path, changes):
+        store = CostStore(tmp_path)
+        store.save(CPU_KEY, costs(10.0))
+        store.save(gpu_key(LAPTOP, **changes), costs(1.0))
+        store.save(gpu_key(LAPTOP, capacity=1), costs(1.0, steady=False))
+        assert "is not known" in choose(store, FakeProvider(LAPTOP)).note
+
+    def test_no_driver_is_no_error_and_nothing_to_tell(self, store):
+        def library():
+            raise RuntimeUnavailable("There is none.")
+
+        none = GpuProvider(library, lambda gpu, report: {})
+        no_driver = GpuProvider(never, never, driver="libno_such_driver.so.1")
+        for own in (none, no_driver, FakeProvider(OLD)):
+            found = choose_device(SHAPE, store, never, threads=2, own=own)
+            assert (found.device, found.note, found.has_failed) == ("cpu", None, False)
+
+    @pytest.mark.parametrize("changes", [{"op_profile": "portable"}, {"segments": 2}, {"package_id": None}])
+    def test_models_that_do_not_run_there_ask_no_driver(self, store, changes):
+        shape = replace(SHAPE, **changes)
+        assert choose_device(shape, store, never, threads=2, own=None).device == "cpu"
+        assert choose_device(SHAPE, None, never, threads=2, own=None).device == "cpu"
+
+    def test_too_little_room_on_the_gpu_leaves_the_cpu(self, store):
+        # Weights and cache do not fit beside the context of CUDA, or only with less.
+        for free in (600 << 20, 800 << 20):
+            own = FakeProvider(LAPTOP, free=free)
+            found = choose(store, own)
+            assert make_plan(SHAPE, replace(DEVICE, gpu=gpu_figures("cuda:1", own)), Request()).given_up
+            assert (found.device, found.has_failed) == ("cpu", False)
+            assert "a laptop's GPU is faster (" in found.note
+            assert "--device cuda:1 runs there with less" in found.note
+
+    @pytest.mark.parametrize(("less_on_gpu", "expected"), [({}, "cuda:1"), ({"ctx": 4096}, "cpu")])
+    def test_what_the_cpu_gives_up_as_well_is_no_reason(self, store, less_on_gpu, expected):
+        def plan_on(device):
+            plan = make_plan(SHAPE, replace(DEVICE, gpu=gpu_figures(device, own)), Request())
+            less = {} if device == "cpu" else less_on_gpu
+            return replace(plan, given_up=("something",), choice=replace(plan.choice, **less))
+
+        own = FakeProvider(LAPTOP)
+        assert choose_device(SHAPE, store, plan_on, threads=2, own=own).device == expected
+
+    def test_a_jetson_has_less_room_in_the_same_budget(self, store):
+        own = FakeProvider(JETSON)
+        store.save(gpu_key(JETSON), costs(5.0))
+        short = make_plan(SHAPE, DEVICE, Request(spec="off", prefill_chunk=64)).minimum_bytes
+        assert choose(store, own, spec="off", prefill_chunk=64, budget_bytes=short).device == "cpu"
+        assert choose(store, own, spec="off").device == "cuda"
+
+    def test_a_gpu_that_cannot_be_opened_is_told(self, store):
+        found = choose(store, FakeProvider(LAPTOP, free=None))
+        assert (found.device, found.has_failed) == ("cpu", True)
+        assert "The GPU cannot be opened. GPU 1." in found.note
+
+    def test_wrong_options_are_refused_whatever_computes(self, store):
+        with pytest.raises(ConfigError, match="context is out of range"):
+            choose(store, FakeProvider(LAPTOP), ctx=1)
+
+
+class TestSpeeds:
+    CHOICE = make_plan(SHAPE, DEVICE, Request(ctx=400, kv="f16", spec="off")).choice
+
+    def test_the_deepest_context_that_both_have_up_to_half_of_it(self):
+        gpu = RowCosts((1, 8), (64, 100, 320), ((1.0, 2.0), (4.0, 5.0), (9.0, 9.0)))
+        cpu = RowCosts((1, 8), (64, 100, 1024), ((2.0, 4.0), (8.0, 9.0), (16.0, 20.0)))
+        found = measured_speeds({"f16": gpu}, {"f16": cpu}, self.CHOICE, SHAPE)
+        assert found == (pytest.approx(250), pytest.approx(125))
+        shallow = replace(self.CHOICE, ctx=20)
+        assert measured_speeds({"f16": gpu}, {"f16": cpu}, shallow, SHAPE) == (pytest.approx(1000), pytest.approx(500))
+        assert measured_speeds({"f16": gpu}, {"f16": costs(1.0, (7,))}, self.CHOICE, SHAPE) is None
+
+    def test_the_cache_of_the_plan_or_the_largest_that_both_have(self):
+        gpu = {"f16": costs(1.0), "int8": costs(2.0), "int4": costs(4.0)}
+        for kv, expected in (("f16", 1000), ("int4", 250), ("k8v4", 500)):
+            choice = replace(self.CHOICE, kv_format=kv)
+            of_cpu = gpu if kv != "k8v4" else {"int8": costs(2.0), "int4": costs(4.0)}
+            assert measured_speeds(gpu, of_cpu, choice, SHAPE)[0] == pytest.approx(expected)
+        assert measured_speeds({"f16": costs(1.0)}, {"int8": costs(1.0)}, self.CHOICE, SHAPE) is None
+
+    def test_drafts_count_where_passes_of_their_rows_were_measured_on_both(self):
+        """The GPU is as fast with a row, and cheaper with several."""
+        drafting = make_plan(SHAPE, DEVICE, Request(ctx=400, kv="f16", draft_max=8)).choice
+        gpu, cpu = costs(10.0, growth=0.01), costs(10.0, growth=2.0)
+        found = measured_speeds({"f16": gpu}, {"f16": cpu}, drafting, SHAPE)
+        assert found[0] > 1.5 * found[1]
+        few = costs(10.0, rows=(1, 2), growth=0.01)
+        found = measured_speeds({"f16": few}, {"f16": cpu}, drafting, SHAPE)
+        assert found == (pytest.approx(100), pytest.approx(100))
+
+
+@pytest.mark.parametrize("is_quiet", [False, True])
+def test_notes_are_told_and_failures_always(is_quiet):
+    terminal = Terminal(io.StringIO(), err := io.StringIO(), quiet=is_quiet)
+    for choice in (DeviceChoice("cpu"), DeviceChoice("cpu", "A."), DeviceChoice("cpu", "B.", has_failed=True)):
+        tell_device(terminal, choice)
+    assert err.getvalue() == ("" if is_quiet else "A.\n") + "warning: B.\n"
+
+
+class TestLoads:
+    @pytest.fixture
+    def package(self, native_package):
+        return open_package(native_package)
+
+    @pytest.fixture
+    def asked(self, package, tmp_path):
+        """Options of a load where both are measured, and the GPU is faster."""
+        store = CostStore(tmp_path / "costs")
+        here = {"package_id": package.id, "threads": pool_size() or usable_cpus()}
+        store.save({**CPU_KEY, **here}, costs(10.0))
+        store.save(gpu_key(LAPTOP, **here), costs(5.0))
+        return LoadOptions(ctx=256, spec="off", costs=store, gpu_provider=FakeProvider(LAPTOP))
+
+    def test_plan_and_load_agree(self, package, asked):
+        assert device_of(package, asked).device == "cuda:1"
+        plan = plan_package(package, asked)
+        assert plan.device.gpu.device_name == "cuda:1"
+        done = plan_load(package, asked)
+        assert (done.options.device, done.plan.choice) == ("cuda:1", plan.choice)
+        assert plan_load(package, asked.as_planned(plan)).options.device == "cuda:1"
+        shown, machine = choose_here(plan.shape, replace(DEVICE, threads=2), Request(), asked.costs, asked.gpu_provider)
+        if (pool_size() or usable_cpus()) == 2:
+            assert (shown.device, machine.gpu.device_name) == ("cuda:1", "cuda:1")
+        for named in ("cpu", "cuda:1"):
+            assert device_of(package, asked.but(device=named)).device == named
+
+    def test_a_named_gpu_is_not_chosen_but_refused(self, package, asked):
+        with pytest.raises(RuntimeUnavailable, match="no GPU of that number"):
+            plan_package(package, asked.but(device="cuda"))
+
+    def test_a_budget_of_the_gpu_is_for_the_gpu(self, package, asked):
+        assert plan_package(package, asked.but(device_memory=GIB)).budget.gpu == GIB
+        with pytest.raises(ConfigError, match="planned for the CPU"):
+            plan_package(package, asked.but(device_memory="400MiB"))
+
+    def test_commands_that_run_several_models_decide_once(self, package, asked):
+        terminal = Terminal(io.StringIO(), err := io.StringIO())
+        machine = replace(DEVICE, base_bytes=200 << 20)
+        device, plan = profile._plan(terminal, package, asked, machine)
+        assert (device, plan.device.gpu.name) == ("cuda:1", "a laptop's GPU")
+        assert verify._on_one_device(terminal, package, asked, "f16").device == "cuda:1"
+        assert err.getvalue() == ""
+        broken = asked.but(gpu_provider=FakeProvider(LAPTOP, free=None))
+        device, plan = profile._plan(terminal, package, broken, machine)
+        assert (device, plan.device.gpu) == ("cpu", None)
+        assert err.getvalue().startswith("warning: The CPU computes")
+
+    @pytest.mark.parametrize("is_planned", [False, True])
+    def test_a_gpu_that_fails_at_load_is_told_and_the_cpu_computes(self, package, asked, is_planned):
+        """The driver that is made up finds GPUs, but ONNX Runtime has no provider for them."""
+        options = asked.as_planned(plan_package(package, asked)) if is_planned else asked
+        with Model(package, options) as model:
+            assert model.device is None
+            assert model.plan.device.gpu is None
+            assert model.context_tokens == 256
+            assert model.speculation.mode == "off"
+            choice, facts = model.device_choice, model.describe()
+            assert model.generate("Hello", max_tokens=2, temperature=0.0).token_ids
+        assert (choice.device, choice.has_failed) == ("cpu", True)
+        assert "The CPU computes, because the GPU that is faster failed: " in choice.note
+        assert (facts["device"], facts["device_note"]) == ("cpu", choice.note)
+        with pytest.raises(RuntimeUnavailable):
+            Model(package, asked.but(device="cuda:1"))
+
+    def test_the_share_of_a_budget_is_given_back_by_the_gpu_that_failed(self, package, asked):
+        budget = edge_rt.Budget(GIB)
+        with Model(package, asked.but(memory=budget)) as model:
+            assert model.device_choice.has_failed
+            assert len(budget.claims) == 1
+        assert budget.claims == ()
+
+    def test_other_errors_are_those_of_the_cpu(self, package, asked):
+        with pytest.raises(MemoryBudgetExceeded, match="does not fit"):
+            Model(package, asked.but(memory="1MiB"))
+
+    def test_a_plan_for_the_gpu_is_made_again_for_the_cpu(self, package, asked):
+        wanted = asked.but(kv="int8", prefill_chunk=64, memory=GIB, device_memory=GIB)
+        made = plan_package(package, wanted)
+        again = plan_package(package, on_cpu(wanted.as_planned(made)))
+        assert again.device.gpu is None
+        assert (again.choice.kv_format, again.choice.prefill_chunk, again.choice.ctx) == ("int8", 64, 256)
+        assert again.budget_bytes == GIB
+
+    def test_the_speed_of_a_gpu_is_shown_as_measured(self, package, asked):
+        plan = plan_package(package, asked)
+        found = measured_here(plan.shape, plan.device, asked.costs, asked.gpu_provider)
+        assert found == {"f16": costs(5.0)}
+        for measured, said in ((found, "measured here"), ({}, "of a typical GPU, not measured")):
+            terminal = Terminal(out := io.StringIO(), io.StringIO())
+            speeds = Speeds(plan.shape, plan.device, measured)
+            print_plan(terminal, plan, speeds, (), verb=["edge-rt", "generate"], named=[], is_here=True)
+            assert f"tokens per second ({said})" in out.getvalue()
+        assert Speeds(plan.shape, plan.device, found).rate(plan.choice).plain == pytest.approx(200)
+        other = replace(plan.device, gpu=replace(plan.device.gpu, device_name=None))
+        assert measured_here(plan.shape, other, asked.costs, asked.gpu_provider) == {}
