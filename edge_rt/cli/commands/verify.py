@@ -13,7 +13,7 @@ from edge_rt.cli.options import flags
 from edge_rt.cli.options.groups import LoadFlags, OutputFlags, PlaceFlags, SpeculationFlags, place_spec
 from edge_rt.cli.options.spread import only
 from edge_rt.cli.render.console import Terminal
-from edge_rt.cli.render.verify_report import findings, print_findings, tell_left_out
+from edge_rt.cli.render.verify_report import findings, print_findings, tell_left_out, tell_unverified
 from edge_rt.cli.speculation import WHY_NOTHING, never_drafts
 from edge_rt.errors import ConfigError
 from edge_rt.package.self_drafting import SELF_KV, require_self_mode
@@ -187,8 +187,9 @@ def verify(
     else:
         print_findings(terminal, document)
     tell_left_out(terminal, document)
+    tell_unverified(terminal, document)
     is_same = document["identical"] == document["prompts"]
-    run.keep_verification(is_same=is_same, drafted=sum(one["drafted"] for one in document["by_drafter"].values()))
+    run.keep_verification(is_same=is_same, drafted=document["drafted"])
     return 0 if is_same else EXIT_DIFFERENT
 
 
