@@ -111,7 +111,7 @@ def plan(
     )
     made = make_plan(found.shape, profile, request)
     on_cpu_here = is_here and made.device.gpu is None
-    speeds = Speeds(found.shape, made.device, measured_here(found.shape, profile) if on_cpu_here else {})
+    speeds = Speeds(found.shape, made.device, measured_here(found.shape, profile) if on_cpu_here else {}, drafter)
     notes = found.notes + _device_notes(made, device, profile)
     unused = _unused(made)
     if on_cpu_here and not speeds.rate(made.choice).is_measured:
