@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from edge_rt.byte_size import show_rounded
 from edge_rt.cli.commands.bench_prompts import PromptFlags, measure, print_figures, spec_name
 from edge_rt.cli.interrupt import run_in_background
-from edge_rt.cli.loading import load_model, obtain_package, telling_compiling
+from edge_rt.cli.loading import load_model, obtain_package, telling_load
 from edge_rt.cli.options import flags
 from edge_rt.cli.options.groups import LoadFlags, OutputFlags, PlaceFlags
 from edge_rt.cli.render.bench_table import markdown, print_row_costs
@@ -76,7 +76,7 @@ def bench(
     prompts = prompts.placed(places)
     asked = load.options(places, prompts.speculation())
     name, package = obtain_package(terminal, load.reference, places, budget=load.budget_bytes(places))
-    with load_model(package, telling_compiling(terminal, asked)) as model:
+    with load_model(package, telling_load(terminal, asked)) as model:
         facts = model.describe()
         if prompts.prompts is None:
             warn_of_profile(terminal, model, AUTO, given="--spec")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from edge_rt.cli.answering import answering
 from edge_rt.cli.chat.settings import options_to_settings
-from edge_rt.cli.loading import load_model, obtain_package, telling_compiling
+from edge_rt.cli.loading import load_model, obtain_package, telling_load
 from edge_rt.cli.options import flags
 from edge_rt.cli.options.groups import (
     AnswerFlags,
@@ -86,7 +86,7 @@ def generate(
         on_calibrate = functools.partial(tell_calibration, terminal)
         asked = load.options(places, speculation, spec_trace=trace, on_calibrate=on_calibrate)
         _, package = obtain_package(terminal, load.reference, places, budget=load.budget_bytes(places))
-        with load_model(package, telling_compiling(terminal, asked)) as model:
+        with load_model(package, telling_load(terminal, asked)) as model:
             warn_of_limits(terminal, model, asked, options)
             tell_drafters(terminal, model, asked)
             writer = _Writer(terminal, model, options, is_json=output.json, form=form)

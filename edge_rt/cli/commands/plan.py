@@ -74,7 +74,7 @@ def plan(
     """
     from edge_rt.byte_size import file_size
     from edge_rt.cli.plan_speed import Speeds, measured_here
-    from edge_rt.cli.render.plan_report import plan_json, print_plan
+    from edge_rt.cli.render.plan_report import budget_warnings, plan_json, print_plan
     from edge_rt.memory.device import LIST, LOCAL
     from edge_rt.memory.plan import Request, make_plan
 
@@ -117,7 +117,9 @@ def plan(
     if on_cpu_here and not speeds.rate(made.choice).is_measured:
         notes += _cache_notes(found.shape)
     if output.json:
-        terminal.document({**plan_json(made, speeds), "notes": [*notes, *unused]})
+        terminal.document(
+            {**plan_json(made, speeds), "notes": [*notes, *unused, *budget_warnings(made, is_here=is_here)]}
+        )
         return 0 if made.fits else MemoryBudgetExceeded.exit_code
     for text in unused:
         terminal.warn(text)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from edge_rt.byte_size import in_mib
 from edge_rt.cli.baseline_memory import this_machine
-from edge_rt.cli.loading import obtain_package
+from edge_rt.cli.loading import obtain_package, tell_budgets
 from edge_rt.cli.options import flags
 from edge_rt.cli.options.groups import LoadFlags, OutputFlags, PlaceFlags, SpeculationFlags
 from edge_rt.cli.options.spread import only
@@ -68,6 +68,7 @@ def profile(
     asked = load.options(places, speculation)
     name, package = obtain_package(terminal, load.reference, places, budget=load.budget_bytes(places))
     plan = _plan(package, asked, _machine(load))
+    tell_budgets(terminal, plan)
     if plan.given_up:
         terminal.note("Given up: " + "; ".join(plan.given_up), "dim")
     # In this thread, where a signal ends the measurement and its process at once.

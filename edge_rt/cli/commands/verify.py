@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from edge_rt.cli.commands.verify_run import VerifyRun
-from edge_rt.cli.loading import obtain_package
+from edge_rt.cli.loading import obtain_package, telling_load
 from edge_rt.cli.options import flags
 from edge_rt.cli.options.groups import LoadFlags, OutputFlags, PlaceFlags, SpeculationFlags, place_spec
 from edge_rt.cli.options.spread import only
@@ -156,7 +156,7 @@ def verify(
     _, package = obtain_package(terminal, load.reference, places, budget=load.budget_bytes(places))
     manifest = package.manifest
     formats = compared.formats(manifest, modes)
-    asked = _loading(modes, asked).but(unverified=True)
+    asked = telling_load(terminal, _loading(modes, asked).but(unverified=True))
     modes = _with_computed(_drafting(terminal, modes, manifest), package, asked, is_asked=compared.spec is not None)
     header = {
         "edge_rt": VERSION,

@@ -216,6 +216,15 @@ class TestGpus:
             assert "--device-memory" in command
             assert inline("plan", *shlex.split(command)[2:]).returncode == 0
 
+    def test_a_budget_above_what_there_is_is_warned_of(self, inline, native_package):
+        flags = ("plan", "-m", native_package, "--device", "rtx4060-laptop-8gb", "--device-memory")
+        said = "The budget of device memory is more than GeForce RTX 4060 laptop has, "
+        result = inline(*flags, "9GiB")
+        assert (result.returncode, f"warning: {said}" in result.stderr.decode()) == (0, True)
+        assert any(note.startswith(said) for note in json.loads(inline(*flags, "9GiB", "--json").stdout)["notes"])
+        assert json.loads(inline(*flags, "2GiB", "--json").stdout)["notes"] == []
+        assert "is more than" not in inline(*flags, "2GiB").stderr.decode()
+
     def test_a_small_package_is_counted_as_on_the_cpu(self, inline, small_package):
         result = inline("plan", "-m", small_package, "--device", "rtx4060-laptop-8gb")
         assert result.returncode == 0
