@@ -13,7 +13,7 @@ from edge_rt.cli.options.groups import LoadFlags, OutputFlags, PlaceFlags, Specu
 from edge_rt.cli.options.spread import only
 from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.speculation import WHY_NOTHING
-from edge_rt.device_names import GPUS
+from edge_rt.device_names import CUDA, GPUS
 from edge_rt.errors import ConfigError, MemoryBudgetExceeded, ModelNotFound
 from edge_rt.spec_modes import AUTO, COMPUTED_MODES, Drafts, mode_of
 
@@ -82,7 +82,6 @@ def plan(
     if device == LIST:
         _list_devices(terminal)
         return 0
-    profile, is_here = _machine(device, load.own_bytes)
     speculation.check_planned()
     corpus = speculation.corpus
     if corpus is not None:
@@ -90,10 +89,7 @@ def plan(
 
         Corpus.open(corpus, verify=False).close()
     found = find_model(load.reference, places, machine.weights)
-    if found.package is not None and device is not None and is_here:
-        from edge_rt.runtime.load.devices import require_op_profile
-
-        require_op_profile(device, found.package.manifest)
+    profile, is_here = _machine(device, load.own_bytes, found)
     spec = speculation.placed_spec(places) if found.package is not None else speculation.spec
     drafter, second = _drafting(found, spec, speculation)
     request = Request(
@@ -130,11 +126,11 @@ def plan(
     return 0 if made.fits else MemoryBudgetExceeded.exit_code
 
 
-def _machine(device: str | None, own_bytes: int) -> tuple[Device, bool]:
+def _machine(device: str | None, own_bytes: int, found: FoundModel) -> tuple[Device, bool]:
     """Return the machine that ``--device`` means, and whether it is this one.
 
     Raises:
-        ConfigError: there is no device of that name.
+        ConfigError: there is no device of that name, or the package cannot run there.
         RuntimeUnavailable, VersionMismatch: this machine has no such GPU.
     """
     from edge_rt.memory.device import LOCAL, preset
@@ -144,17 +140,22 @@ def _machine(device: str | None, own_bytes: int) -> tuple[Device, bool]:
     assert device is not None
     if device.partition(":")[0] not in GPUS:
         return preset(device), False
+    from edge_rt.runtime.load.devices import require_op_profile
     from edge_rt.runtime.load.gpu_figures import gpu_figures
 
-    gpu = gpu_figures(device)
+    if found.package is not None:
+        require_op_profile(device, found.package.manifest)
+    gpu = gpu_figures(device, found.shape.op_profile)
     return replace(this_machine(own_bytes + PLANNING), gpu=gpu), True
 
 
 def _device_notes(made: Plan, device: str | None, asked: Device) -> tuple[str, ...]:
     """Return a remark where a GPU was named, and the plan counts a run on the CPU."""
-    if made.device.gpu is not None or (asked.gpu is None and str(device).partition(":")[0] not in GPUS):
+    kind = str(device).partition(":")[0]
+    if made.device.gpu is not None or (asked.gpu is None and kind not in GPUS):
         return ()
-    why = "packages of the op profile native only" if asked.gpu is not None else "GPUs of NVIDIA only"
+    is_nvidia = asked.gpu is not None or kind == CUDA
+    why = "packages of the op profile native only" if is_nvidia else "GPUs of NVIDIA only"
     return (f"Counted as on the CPU: the memory of a GPU is planned for {why}.",)
 
 

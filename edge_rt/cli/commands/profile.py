@@ -67,7 +67,7 @@ def profile(
     speculation.check_planned()
     asked = load.options(places, speculation)
     name, package = obtain_package(terminal, load.reference, places, budget=load.budget_bytes(places))
-    plan = _plan(package, asked, _machine(load))
+    plan = _plan(package, asked, _machine(load, package))
     tell_budgets(terminal, plan)
     if plan.given_up:
         terminal.note("Given up: " + "; ".join(plan.given_up), "dim")
@@ -87,11 +87,11 @@ def profile(
     return int(measured.exceeded)
 
 
-def _machine(load: LoadFlags) -> Device:
-    """Return this machine, with the GPU that was named."""
+def _machine(load: LoadFlags, package: Package) -> Device:
+    """Return this machine, with the GPU that was named if a package's memory is planned for it."""
     from edge_rt.runtime.load.gpu_figures import gpu_figures
 
-    return replace(this_machine(load.own_bytes), gpu=gpu_figures(load.device))
+    return replace(this_machine(load.own_bytes), gpu=gpu_figures(load.device, package.manifest.op_profile))
 
 
 def _measure(terminal: Terminal, package: Package, plan: Plan, load: LoadFlags, *, with_chat: bool) -> MemoryReport:

@@ -191,7 +191,8 @@ def plan_package(package: Package, options: LoadOptions, *, device: Device | Non
     drafter, second = drafting_shapes(package, options.spec, options.drafter, options.makers)
     gpu = None
     if device is None and is_planned_for_gpu(options.device, package.manifest.op_profile):
-        gpu = gpu_figures(options.device, options.gpu_provider, options.freed_device_bytes)
+        op_profile = package.manifest.op_profile
+        gpu = gpu_figures(options.device, op_profile, options.gpu_provider, options.freed_device_bytes)
     # Planning itself takes memory the first time. It is repeated until the process's memory stays the same.
     for _ in range(_SETTLING):
         before = resident_bytes()

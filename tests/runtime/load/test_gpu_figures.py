@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,11 +20,12 @@ from edge_rt.runtime.load.planning import plan_load, plan_package
 
 GIB = 1 << 30
 LAPTOP = Gpu(0, "a laptop's GPU", 89, 8 * GIB, is_integrated=False)
+OLD = Gpu(0, "an old GPU", 61, 2 * GIB, is_integrated=False)
 JETSON = Gpu(0, "Orin", 87, 7 * GIB, is_integrated=True)
 
 
 class FakeLibrary:
-    """A driver with one GPU, of which 6 GiB are free; one that shares its memory is never asked."""
+    """A driver with one GPU, of which 6 GiB are free; one that shares its memory, or is old, is never asked."""
 
     def __init__(self, gpu):
         self._gpu = gpu
@@ -32,7 +34,7 @@ class FakeLibrary:
         return GpuReport(13000, (self._gpu,))
 
     def free_bytes(self, number):
-        assert (number, self._gpu.is_integrated) == (0, False)
+        assert (number, self._gpu.is_integrated, self._gpu.can_compute) == (0, False, True)
         return 6 * GIB
 
 
@@ -47,29 +49,44 @@ class FakeProvider(GpuProvider):
 
 
 def test_a_gpu_has_what_is_free_there():
-    found = gpu_figures("cuda", FakeProvider(LAPTOP))
+    found = gpu_figures("cuda", "native", FakeProvider(LAPTOP))
     assert (found.name, found.total_bytes, found.available_bytes) == ("a laptop's GPU", 8 * GIB, 6 * GIB)
     assert not found.is_unified
 
 
 def test_what_another_model_gives_back_is_free_but_no_more_than_there_is():
-    free = [gpu_figures("cuda:0", FakeProvider(LAPTOP), freed).available_bytes for freed in (GIB, 4 * GIB)]
+    free = [gpu_figures("cuda:0", "native", FakeProvider(LAPTOP), freed).available_bytes for freed in (GIB, 4 * GIB)]
     assert free == [7 * GIB, 8 * GIB]
 
 
 def test_a_gpu_that_shares_memory_is_not_opened():
-    found = gpu_figures("cuda", FakeProvider(JETSON))
+    found = gpu_figures("cuda", "native", FakeProvider(JETSON))
     assert (found.is_unified, found.total_bytes) == (True, 7 * GIB)
 
 
 @pytest.mark.parametrize("device", ["auto", "cpu", "webgpu"])
 def test_no_driver_is_asked_for_other_devices(device):
-    assert gpu_figures(device) is None
+    assert gpu_figures(device, "native") is None
 
 
-def test_a_gpu_that_is_not_there_is_refused():
+@pytest.mark.parametrize("op_profile", ["native", "portable"])
+def test_a_gpu_that_is_not_there_is_refused(op_profile):
     with pytest.raises(RuntimeUnavailable, match="no GPU of that number"):
-        gpu_figures("cuda:1", FakeProvider(LAPTOP))
+        gpu_figures("cuda:1", op_profile, FakeProvider(LAPTOP))
+
+
+def test_an_old_gpu_is_refused_for_native_packages_alone():
+    """ONNX Runtime's own provider may know it; its memory is not planned, and it is not opened for that."""
+    with pytest.raises(RuntimeUnavailable, match="The GPU is too old"):
+        gpu_figures("cuda", "native", FakeProvider(OLD))
+    assert gpu_figures("cuda", "portable", FakeProvider(OLD)) is None
+
+
+def test_an_old_gpu_among_others_is_refused_before_it_is_planned_for():
+    both = FakeProvider(OLD)
+    both.fake.report = lambda: GpuReport(13000, (OLD, replace(LAPTOP, number=1)))
+    with pytest.raises(RuntimeUnavailable, match="The GPU is too old"):
+        gpu_figures("cuda", "native", both)
 
 
 class TestPackages:
