@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+from edge_rt.byte_size import counted
 from edge_rt.device_names import AUTO, CPU, KINDS
 from edge_rt.errors import ConfigError, StorageError
 from edge_rt.memory.figures import Device, GpuFigures
@@ -57,11 +58,11 @@ def preset(name: str) -> Device:
         return presets()[name].device
     if _can_be_saved(name) and (path := device_path(name)).is_file():
         return load_device(path)
-    known = [*presets(), *saved_names()]
-    close = get_close_matches(name, [*KINDS, *known])
+    saved = saved_names()
+    close = get_close_matches(name, [*KINDS, *presets(), *saved])
     raise ConfigError(
         "There is no device of that name.",
-        f"Got {name!r:.60}; there are {len(presets())} presets and {len(known) - len(presets())} saved devices.",
+        f"Got {name!r:.60}; there are {len(presets())} presets and {counted(len(saved), 'saved device')}.",
         (f"Did you mean {' or '.join(close)}? " if close else "")
         + f"Of this machine there are {', '.join(KINDS)}; of other machines see edge-rt plan --device list.",
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from edge_rt.byte_size import show_rounded
+from edge_rt.byte_size import counted, show_rounded
 from edge_rt.cli.commands.bench_prompts import PromptFlags, measure, print_figures, spec_name
 from edge_rt.cli.interrupt import run_in_background
 from edge_rt.cli.loading import load_model, obtain_package, telling_load
@@ -157,7 +157,7 @@ def _tell_prompts(
         from edge_rt.cli.render.speculation_plot import draw
 
         title = (
-            f"{name}, {facts['op_profile']}, cache {facts['kv_format']}, {facts['threads']} threads: "
+            f"{name}, {facts['op_profile']}, cache {facts['kv_format']}, {counted(facts['threads'], 'thread')}: "
             f"{spec_name(document)}, tables {document['tables']}, temperature {document['temperature']:g}"
         )
         draw(document, plot, title=title)

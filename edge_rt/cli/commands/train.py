@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from edge_rt.byte_size import counted
 from edge_rt.cli.loading import check_runtime, obtain_package
 from edge_rt.cli.options import flags
 from edge_rt.cli.options.groups import LoadFlags, OutputFlags, PlaceFlags
@@ -172,7 +173,8 @@ def drafter(
     with show_progress(terminal) as progress:
         report = KINDS[wanted.kind].train(_Job(wanted, package, out, work, options, progress))
     if report.left_out:
-        terminal.warn(f"{report.left_out:,} prompts are too long to be answered, and were left out.")
+        left = counted(report.left_out, "prompt", f"{report.left_out:,}")
+        terminal.warn(f"Left out, because too long to be answered: {left}.")
     _show(terminal, out, report)
     return 0
 

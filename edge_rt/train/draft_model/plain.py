@@ -12,6 +12,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
+from edge_rt.byte_size import counted
 from edge_rt.errors import UnsupportedModel
 from edge_rt.export.weights.regions import Region
 from edge_rt.export.weights.tile_formats import TILE_FORMATS, TILE_ROWS
@@ -36,7 +37,7 @@ def require_plain(package: Package) -> None:
     if manifest.op_profile != "native" or len(manifest.segments) != 1:
         raise UnsupportedModel(
             "No draft model can be trained for this package.",
-            f"Its op profile is {manifest.op_profile!r}, with {len(manifest.segments)} segments; "
+            f"Its op profile is {manifest.op_profile!r}, with {counted(len(manifest.segments), 'segment')}; "
             "'native' with one is needed.",
             "Export the model again with --profile native and without --exits.",
         )

@@ -70,7 +70,7 @@ class TestInspect:
         shown = lines(inline("inspect", drafter, "--verify").stdout)
         assert "verified yes" in shown
         assert "training head-1, seed 7, 300 steps" in shown
-        assert "head 1 blocks of 32, 20 tokens" in shown
+        assert "head 1 block of 32, 20 tokens" in shown
 
     def test_a_damaged_drafter_is_refused(self, inline, drafter, tmp_path):
         path = copied(drafter, tmp_path)
