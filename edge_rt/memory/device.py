@@ -68,7 +68,9 @@ def preset(name: str) -> Device:
     )
 
 
-def unmeasured_gpu(name: str, total_bytes: int, available_bytes: int, *, is_unified: bool) -> GpuFigures:
+def unmeasured_gpu(
+    name: str, total_bytes: int, available_bytes: int, *, is_unified: bool, is_open: bool = False
+) -> GpuFigures:
     """Return a GPU of this machine with the speed of a preset, because none was measured.
 
     Args:
@@ -76,11 +78,17 @@ def unmeasured_gpu(name: str, total_bytes: int, available_bytes: int, *, is_unif
         total_bytes: its memory.
         available_bytes: what is free of it.
         is_unified: whether it shares the machine's memory.
+        is_open: whether this process has opened it already.
     """
     generic = presets()[GENERIC_GPU].device.gpu
     assert generic is not None
     return replace(
-        generic, name=name, total_bytes=total_bytes, available_bytes=max(1, available_bytes), is_unified=is_unified
+        generic,
+        name=name,
+        total_bytes=total_bytes,
+        available_bytes=max(1, available_bytes),
+        is_unified=is_unified,
+        is_open=is_open,
     )
 
 

@@ -35,6 +35,8 @@ class GpuFigures:
         step_overhead_s: seconds of a pass beyond reading weights and KV cache.
         row_cost: as in ``Device.row_cost``.
         is_unified: whether it shares the machine's memory.
+        is_open: whether this process has opened it already: its context and its driver are then no longer free, and
+            belong to what the process holds.
     """
 
     name: str
@@ -44,6 +46,7 @@ class GpuFigures:
     step_overhead_s: float
     row_cost: tuple[tuple[int, float], ...]
     is_unified: bool = False
+    is_open: bool = False
 
 
 @dataclass(frozen=True)

@@ -95,6 +95,8 @@ def _on_gpu(terms: list[Term], choice: Choice, gpu: GpuSizes) -> tuple[Term, ...
         count, text = held.get(term.name, (0, None))
         result.append(replace(term, device_bytes=count, text=text or term.text))
     context = "CUDA, kernels, recorded passes: an estimate, not measured"
+    if not gpu.context:
+        context = "CUDA, kernels, recorded passes: with the first model of this process there"
     return (*result, Term("gpu_context", 0, "private", context, gpu.context))
 
 

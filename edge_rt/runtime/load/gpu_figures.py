@@ -50,7 +50,9 @@ def gpu_figures(device: str, op_profile: str, own: GpuProvider = INSTALLED, free
     free = found.total_bytes
     if not found.is_integrated:
         free = min(free, own.library.free_bytes(name.index) + freed_bytes)
-    return unmeasured_gpu(found.name, found.total_bytes, free, is_unified=found.is_integrated)
+    return unmeasured_gpu(
+        found.name, found.total_bytes, free, is_unified=found.is_integrated, is_open=own.is_ready(name.index)
+    )
 
 
 def require_same_device(plan: Plan, device: str) -> None:

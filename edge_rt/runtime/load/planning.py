@@ -275,7 +275,8 @@ def plan_load(package: Package, options: LoadOptions) -> LoadPlan:
         budget = Budget(plan.budget_bytes)
     if budget is None:
         return LoadPlan(plan, asked, total, is_strict, claim=None, encoding_budget=None)
-    base = plan.runtime_bytes
+    # What this plan counts of the process beyond what the budget's first claim has counted is claimed as well.
+    base = budget.base_bytes or plan.runtime_bytes
     claim = budget.claim(plan.shape.name, plan.total_bytes - base, base_bytes=base)
     return LoadPlan(
         plan, asked, total, is_strict, claim, EncodingBudget(plan, budget, claim, is_given=total is not None)

@@ -11,8 +11,10 @@ import edge_rt
 from edge_rt.errors import ConfigError, MemoryBudgetExceeded, RuntimeUnavailable
 from edge_rt.gpu_library import Gpu, GpuReport
 from edge_rt.gpu_provider import GpuProvider
+from edge_rt.memory.budget import Budget
 from edge_rt.memory.device import presets
 from edge_rt.memory.figures import Amounts
+from edge_rt.memory.gpu_terms import CONTEXT_BYTES, DRIVER_BYTES
 from edge_rt.package.reader import open_package
 from edge_rt.runtime.load.gpu_figures import gpu_figures
 from edge_rt.runtime.load.options import LoadOptions
@@ -32,6 +34,9 @@ class FakeLibrary:
 
     def report(self):
         return GpuReport(13000, (self._gpu,))
+
+    def set_kernels(self, number, cubins):
+        pass
 
     def free_bytes(self, number):
         assert (number, self._gpu.is_integrated, self._gpu.can_compute) == (0, False, True)
@@ -98,6 +103,33 @@ class TestPackages:
         assert plan.budget == Amounts(GIB, GIB)
         weights = {term.name: (term.bytes, term.device_bytes) for term in plan.terms}["weights"]
         assert weights == (0, package.manifest.files["weights.bin"].size)
+
+    def test_a_second_model_counts_no_second_context(self, native_package):
+        """Whoever opened the GPU, this process has one context of it, and has loaded its driver."""
+        asked = LoadOptions(device="cuda", gpu_provider=FakeProvider(LAPTOP), ctx=256, base_bytes=100 << 20)
+        first = plan_package(open_package(native_package), asked)
+        asked.gpu_provider.make_ready(0)
+        second = plan_package(open_package(native_package), asked)
+        assert (first.device.gpu.is_open, second.device.gpu.is_open) == (False, True)
+        assert first.needs.gpu - second.needs.gpu == CONTEXT_BYTES
+        assert first.runtime_bytes - second.runtime_bytes == DRIVER_BYTES
+        assert second.runtime_bytes == 100 << 20
+
+    def test_models_that_share_a_budget_count_the_driver_once(self, native_package):
+        own, budget = FakeProvider(LAPTOP), Budget("4GiB")
+        asked = LoadOptions(device="cuda", gpu_provider=own, ctx=256, memory=budget)
+        cpu = plan_load(open_package(native_package), asked.but(device="cpu"))
+        first = plan_load(open_package(native_package), asked)
+        own.make_ready(0)
+        second = plan_load(open_package(native_package), asked)
+        assert first.plan.runtime_bytes == cpu.plan.runtime_bytes + DRIVER_BYTES
+        assert first.claim.bytes == second.claim.bytes + DRIVER_BYTES
+        assert (
+            budget.free_bytes
+            == (4 << 30)
+            - sum(plan.total_bytes for plan in (cpu.plan, first.plan, second.plan))
+            + 2 * cpu.plan.runtime_bytes
+        )
 
     def test_on_a_jetson_there_is_one_budget(self, native_package):
         package = open_package(native_package)
