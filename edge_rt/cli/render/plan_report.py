@@ -27,7 +27,7 @@ def plan_json(made: Plan, speeds: Speeds) -> dict[str, Any]:
         "speculation_bytes": made.speculation_bytes,
         "device_total_bytes": made.device_bytes,
         "device_budget_bytes": made.device_budget_bytes,
-        "device_minimum_bytes": made.minimum.gpu,
+        "device_minimum_bytes": made.minimum.gpu if made.device.has_own_gpu_memory else None,
         "device_terms": {term.name: term.device_bytes for term in made.terms if term.device_bytes},
         "terms": {term.name: term.bytes for term in made.terms},
         "term_texts": {term.name: term.text for term in made.terms},
