@@ -91,7 +91,8 @@ def plan(
     found = find_model(load.reference, places, machine.weights)
     profile, is_here = _machine(device, load.own_bytes, found)
     spec = speculation.placed_spec(places) if found.package is not None else speculation.spec
-    drafter, second = _drafting(found, spec, speculation)
+    folder = speculation.placed_drafter(places) if found.package is not None else speculation.drafter
+    drafter, second = _drafting(found, spec, folder)
     request = Request(
         budget_bytes=load.budget_bytes(places),
         ctx=load.ctx,
@@ -101,7 +102,7 @@ def plan(
         corpus=None if corpus is None else str(corpus),
         corpus_bytes=file_size(corpus),
         drafter=drafter,
-        drafter_folder=None if speculation.drafter is None else str(speculation.drafter),
+        drafter_folder=None if folder is None else str(folder),
         draft_model=second,
         device_budget_bytes=load.device_budget_bytes,
     )
@@ -204,7 +205,7 @@ def _of_package(package: Package, weights: str | None) -> FoundModel:
 
 
 def _drafting(
-    found: FoundModel, spec: str | None, speculation: SpeculationFlags
+    found: FoundModel, spec: str | None, named: Path | None
 ) -> tuple[DrafterShape | None, DraftModelShape | None]:
     """Return the numbers of the networks that a load would draft with; None for none."""
     from edge_rt.runtime.drafters.makers import MAKERS
@@ -212,15 +213,15 @@ def _drafting(
 
     if found.package is None:
         for flag, is_given in (
-            ("--drafter", speculation.drafter is not None),
-            (f"--spec {speculation.spec}", mode_of(speculation.spec or AUTO) in COMPUTED_MODES),
+            ("--drafter", named is not None),
+            (f"--spec {spec}", mode_of(spec or AUTO) in COMPUTED_MODES),
         ):
             if is_given:
                 raise ConfigError(
                     f"{flag} is for packages.", "What drafts belongs to one.", "Leave it out, or give the package."
                 )
         return None, None
-    return drafting_shapes(found.package, spec, speculation.drafter, MAKERS)
+    return drafting_shapes(found.package, spec, named, MAKERS)
 
 
 def _foreseen(path: Path, weights: str | None) -> FoundModel:
