@@ -31,7 +31,7 @@ def run_memory(target: Target, shape: str, mix: str) -> None:
     if target.is_emulated:
         worker = "tests.gpu.profile_worker"
         os.environ |= {"PYTHONPATH": str(ROOT), "EDGE_RT_TEST_BUILD": str(target.build)}
-    machine = replace(this_device(), gpu=gpu_figures("cuda", target.provider))
+    machine = replace(this_device(), gpu=gpu_figures("cuda", "native", target.provider))
     plan = require_fit(plan_package(package, LoadOptions(**MEASURED.get(shape, USUAL)), device=machine))
     measured = MemoryReport(plan, measure_plan(package.path, plan, worker=worker, device="cuda"))
     results, found = Results(target, "memory"), measured.device_json()

@@ -1,4 +1,4 @@
-"""Sizes as people read and write them: memory in units of 1024, disk and downloads in units of 1000."""
+"""Sizes and counts as people read and write them: memory in units of 1024, disk and downloads in units of 1000."""
 
 from __future__ import annotations
 
@@ -98,6 +98,18 @@ def human_bytes(count: int) -> str:
 def show_at_least(count: int) -> str:
     """Return bytes in MiB, rounded up, so that the printed size is enough when a user types it."""
     return f"{-(-10 * count // (1 << 20)) / 10:.1f} MiB"
+
+
+def counted(count: int, noun: str, shown: str | None = None) -> str:
+    """Return a count with its noun in the singular or plural: ``"1 row"``, ``"2 rows"``.
+
+    Args:
+        count: how many.
+        noun: in the singular; its plural ends in -s, or -ies for -y.
+        shown: the count as it is to be written; None: its digits.
+    """
+    plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{count if shown is None else shown} {noun if count == 1 else plural}"
 
 
 def round_up(count: int, step: int = 1 << 20) -> int:

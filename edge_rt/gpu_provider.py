@@ -97,6 +97,11 @@ class GpuProvider:
             check_compute(report.gpus[0].compute)
         return report
 
+    def is_ready(self, number: int) -> bool:
+        """Return whether a GPU was made ready in this process, as every load does before it opens one for good."""
+        with self._lock:
+            return number in self._ready
+
     def make_ready(self, number: int, on_compile: Callable[[], None] | None = None) -> None:
         """Hand over the kernels of a GPU, which are compiled when it is used for the first time.
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from edge_rt.binding import Binding
+from edge_rt.byte_size import counted
 from edge_rt.compute_device import ComputeDevice, PlacedNode, placement_of
 from edge_rt.errors import ConfigError, EdgeRTError, VersionMismatch
 from edge_rt.onnxruntime_import import ort
@@ -101,7 +102,7 @@ class _ThreadPool:
             elif self._size != threads:
                 raise ConfigError(
                     "The thread pool of this process has another size already.",
-                    f"It has {self._size} threads, {threads} were asked for.",
+                    f"It has {counted(self._size, 'thread')}, {threads} were asked for.",
                     "Use the same number for every model of a process, or start another process.",
                 )
 

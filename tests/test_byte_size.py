@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from edge_rt.byte_size import (
+    counted,
     exact_size,
     human_bytes,
     in_mib,
@@ -91,3 +92,14 @@ def test_a_share_has_the_unit_of_the_whole(count, whole, text):
 
 def test_a_column_of_mib_has_its_thousands_apart():
     assert in_mib(int(1240.25 * (1 << 20))) == "1 240.2"
+
+
+@pytest.mark.parametrize(
+    ("count", "noun", "shown", "text"),
+    [
+        (0, "row", None, "0 rows"), (1, "row", None, "1 row"), (2, "entry", None, "2 entries"),
+        (1, "entry", None, "1 entry"), (1240, "more line", "1 240", "1 240 more lines"),
+    ],
+)  # fmt: skip
+def test_counts_have_their_nouns(count, noun, shown, text):
+    assert counted(count, noun, shown) == text

@@ -97,10 +97,19 @@ def tell_source(terminal: Terminal, resolved: Resolved, *, offline: bool, lead: 
         terminal.note(f"{lead}{resolved.description}")
 
 
-def telling_compiling(terminal: Terminal, options: LoadOptions) -> LoadOptions:
-    """Return options of a load that shows why a GPU's first one waits."""
+def telling_load(terminal: Terminal, options: LoadOptions) -> LoadOptions:
+    """Return options of a load that warns about budgets above what there is, and shows why a GPU's first one waits."""
     text = "compiling the kernels for this GPU (kept for later; a minute or more)"
-    return options.but(on_compile=functools.partial(terminal.note, text, "dim"))
+    on_compile = functools.partial(terminal.note, text, "dim")
+    return options.but(on_compile=on_compile, on_plan=functools.partial(tell_budgets, terminal))
+
+
+def tell_budgets(terminal: Terminal, plan: Plan) -> None:
+    """Warn about budgets of a plan for this machine that are more than there is."""
+    from edge_rt.cli.render.plan_report import budget_warnings
+
+    for text in budget_warnings(plan, is_here=True):
+        terminal.warn(text)
 
 
 def tell_device(terminal: Terminal, choice: DeviceChoice) -> None:

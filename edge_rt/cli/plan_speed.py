@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from edge_rt.memory.speed import (
+    head_chain,
     pass_seconds,
     plain_tokens_per_second,
     speculative_tokens_per_second,
@@ -20,6 +21,7 @@ from edge_rt.memory.speed import (
 if TYPE_CHECKING:
     from edge_rt.gpu_provider import GpuProvider
     from edge_rt.memory.choice import Choice
+    from edge_rt.memory.drafter_shape import DrafterShape
     from edge_rt.memory.figures import Device
     from edge_rt.memory.shape import ModelShape
     from edge_rt.runtime.speculation.cost_model import CostStore, RowCosts
@@ -47,9 +49,13 @@ class Speeds:
         shape: the model.
         device: the machine.
         measured: cache format -> measured latency of passes; empty for another machine, or before the first answer.
+        drafter: the trained drafter of the request; None without one.
     """
 
-    def __init__(self, shape: ModelShape, device: Device, measured: Mapping[str, RowCosts]) -> None:
+    def __init__(
+        self, shape: ModelShape, device: Device, measured: Mapping[str, RowCosts], drafter: DrafterShape | None = None
+    ) -> None:
+        self._drafter = drafter
         self._shape = shape
         self._device = device
         self._measured = measured
@@ -59,7 +65,7 @@ class Speeds:
         shape, device = self._shape, self._device
         if not self._measured:
             plain = plain_tokens_per_second(shape, device, choice)
-            return Rate(tokens_per_second(shape, device, choice), plain, is_measured=False)
+            return Rate(tokens_per_second(shape, device, choice, self._drafter), plain, is_measured=False)
         own = self._measured.get(choice.kv_format)
         size = shape.token_bytes(choice.kv_format)
         # A cache with larger rows is not faster, so its latency is a safe estimate for a format that was not measured.
@@ -69,11 +75,13 @@ class Speeds:
         knows_depth = own is not None or dearer is not None
         from edge_rt.runtime.speculation.stored_costs import relative_curve
 
-        seconds, curve = relative_curve(costs, choice.ctx // 2 if knows_depth else 0, choice)
+        head = head_chain(self._drafter, device, choice)
+        least = 2 if head is None else len(head.positions) + 1
+        seconds, curve = relative_curve(costs, choice.ctx // 2 if knows_depth else 0, choice, least)
         if not knows_depth:
             # Weights and overhead are the same with every cache; the time to read this one follows from the device.
             seconds += pass_seconds(shape, device, choice) - pass_seconds(shape, device, replace(choice, ctx=0))
-        return Rate(speculative_tokens_per_second(seconds, curve, choice), 1 / seconds, own is not None)
+        return Rate(speculative_tokens_per_second(seconds, curve, choice, head), 1 / seconds, own is not None)
 
 
 def measured_here(

@@ -24,7 +24,7 @@ class DeviceMemory:
         name = parse_device(device)
         self._number, self._own = name.index, own
         # Memory that is shared with all other programs tells nothing.
-        self._is_measured = name.kind == CUDA and not own.report().gpu(name.index).is_integrated
+        self._is_measured = name.kind == CUDA and not own.library.report().gpu(name.index).is_integrated
         self._free = self._free_bytes() if self._is_measured else 0
 
     def facts(self) -> dict[str, int]:

@@ -202,7 +202,7 @@ def summary(found: Items[Answer], modes: Items[str]) -> dict[str, Any]:
 
     ``prompts`` counts the compared prompts, once per cache format. ``identical`` counts those whose answers were the
     same with every drafter. ``tokens_per_step`` counts tokens and passes after every answer's first token, and is None
-    if there were none. If ``drafted`` is 0, nothing was verified.
+    if there were none. Where ``drafted`` is 0, identical answers prove nothing: they are plain ones.
 
     Args:
         found: answers of ``PLAIN`` and of every mode to the same prompts.
@@ -230,6 +230,7 @@ def summary(found: Items[Answer], modes: Items[str]) -> dict[str, Any]:
         "prompts": len(compared),
         "identical": len(compared) - len({(item.kv, item.prompt) for item in differences}),
         "first_difference": asdict(differences[0]) if differences else None,
+        "drafted": sum(item["drafted"] for item in by_drafter.values()),
         "by_drafter": by_drafter,
         "left_out": [
             dict(zip(("kv", "prompt", "prompt_tokens", "requested_tokens", "context_tokens"), row, strict=True))

@@ -113,5 +113,5 @@ def _planned(shape: ModelShape, device: Device, request: Request) -> Alternative
     again = Fallbacks(shape, device, shown).decide(budget)
     if again.choice != decision.choice:
         shown = request
-    speed = tokens_per_second(shape, device, decision.choice)
+    speed = tokens_per_second(shape, device, decision.choice, request.drafter)
     return Alternative(decision.choice, decision.needs.host, speed, shown.flags, decision.needs.gpu)

@@ -16,6 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+from edge_rt.byte_size import counted
+from edge_rt.device_names import AUTO, CPU, KINDS
 from edge_rt.errors import ConfigError, StorageError
 from edge_rt.memory.figures import Device, GpuFigures
 from edge_rt.memory.presets import Preset, checked, malformed, read_document, read_presets
@@ -32,7 +34,7 @@ SAVED_NAME: Final = "default"
 """Name of the device description from which ``this_device`` reads its measured speed."""
 LIST: Final = "list"
 """Value of ``--device`` that lists all devices."""
-LOCAL: Final = (None, "auto", "cpu")
+LOCAL: Final = (None, AUTO, CPU)
 """Values of ``--device`` that mean this machine; None is the flag left out."""
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _VERSION: Final = 1
@@ -48,24 +50,32 @@ def preset(name: str) -> Device:
     """Return the device of a preset, or a saved device of that name.
 
     Raises:
-        ConfigError: no device has that name, or the saved one is malformed.
+        ConfigError: no device has that name; the error names those of this machine, and presets of similar names. Or
+            the saved one is malformed.
         StorageError: the saved one cannot be read.
     """
     if name in presets():
         return presets()[name].device
-    if (path := device_path(name)).is_file():
+    if _can_be_saved(name) and (path := device_path(name)).is_file():
         return load_device(path)
-    known = [*presets(), *saved_names()]
-    close = get_close_matches(name, known)
+    saved = saved_names()
+    close = get_close_matches(name, [*KINDS, *presets(), *saved])
     raise ConfigError(
         "There is no device of that name.",
-        f"Got {name!r:.60}; there are {len(presets())} presets and {len(known) - len(presets())} saved devices.",
-        (f"Did you mean {' or '.join(close)}? " if close else "") + "See edge-rt plan --device list.",
+        f"Got {name!r:.60}; there are {len(presets())} presets and {counted(len(saved), 'saved device')}.",
+        (f"Did you mean {' or '.join(close)}? " if close else "")
+        + f"Of this machine there are {', '.join(KINDS)}; of other machines see edge-rt plan --device list.",
     )
 
 
 def unmeasured_gpu(
-    name: str, total_bytes: int, available_bytes: int, *, is_unified: bool, device_name: str | None = None
+    name: str,
+    total_bytes: int,
+    available_bytes: int,
+    *,
+    is_unified: bool,
+    device_name: str | None = None,
+    is_open: bool = False,
 ) -> GpuFigures:
     """Return a GPU of this machine with the speed of a preset, because none was measured.
 
@@ -75,6 +85,7 @@ def unmeasured_gpu(
         available_bytes: what is free of it.
         is_unified: whether it shares the machine's memory.
         device_name: how it is asked for.
+        is_open: whether this process has opened it already.
     """
     generic = presets()[GENERIC_GPU].device.gpu
     assert generic is not None
@@ -85,6 +96,7 @@ def unmeasured_gpu(
         available_bytes=max(1, available_bytes),
         is_unified=is_unified,
         device_name=device_name,
+        is_open=is_open,
     )
 
 
@@ -98,7 +110,7 @@ def refuse_preset(name: str) -> None:
         raise ConfigError(
             f"{name} is a machine to plan for, not a device of this one.",
             f"It stands for {presets()[name].text}.",
-            "Plan for it with edge-rt plan --device, or name a device of this machine: auto, cpu, cuda, webgpu.",
+            f"Plan for it with edge-rt plan --device, or name a device of this machine: {', '.join(KINDS)}.",
         )
 
 
@@ -115,7 +127,7 @@ def device_path(name: str, folder: Path | None = None) -> Path:
     Raises:
         ConfigError: the name is not valid.
     """
-    if _NAME.fullmatch(name) is None or not is_portable_name(name):
+    if not _can_be_saved(name):
         raise ConfigError(
             "That cannot be the name of a saved device.",
             f"Got {name!r:.60}.",
@@ -123,6 +135,10 @@ def device_path(name: str, folder: Path | None = None) -> Path:
             "Windows devices are not allowed.",
         )
     return (devices_folder() if folder is None else folder) / f"{name}.json"
+
+
+def _can_be_saved(name: str) -> bool:
+    return _NAME.fullmatch(name) is not None and is_portable_name(name)
 
 
 def check_new_name(name: str) -> None:

@@ -29,6 +29,7 @@ class DrafterShape:
         intermediate_size: of its blocks.
         hidden_size, vocab_size: of the model.
         row_bytes: of a row of the model's LM head, whose rows are copied; 0 if it has a head of its own.
+        positions: share of first guesses that are right for the 1st, 2nd, ... token, as in ``AcceptanceRecord``.
     """
 
     name: str
@@ -40,6 +41,7 @@ class DrafterShape:
     hidden_size: int
     vocab_size: int
     row_bytes: int
+    positions: tuple[float, ...]
 
     @property
     def needs_hidden(self) -> bool:
@@ -53,6 +55,10 @@ class DrafterShape:
     def head_rows(self, ctx: int) -> int:
         """Return the rows of the reduced head, those of the prompt included, in whole tiles."""
         return sum(-(-rows // TILE_ROWS) * TILE_ROWS for rows in (self.vocabulary_size, self.prompt_rows(ctx)))
+
+    def read_bytes(self, ctx: int) -> int:
+        """Return the bytes that a guess reads: its own weights and the reduced head, at its largest."""
+        return self.weights_bytes + self.head_rows(ctx) * self.row_bytes
 
     def private_bytes(self, ctx: int) -> int:
         """Return the bytes of the reduced head, of its states and of a step, all of them at their largest."""
@@ -83,4 +89,5 @@ def drafter_shape(drafter: Drafter, manifest: Manifest) -> DrafterShape:
         hidden_size=target.hidden_size,
         vocab_size=target.vocab_size,
         row_bytes=0 if own else row_bytes(target.hidden_size, _head_types(manifest)),
+        positions=info.acceptance.positions,
     )

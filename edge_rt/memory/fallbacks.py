@@ -181,6 +181,7 @@ class Fallbacks:
         return steps
 
     def _speed(self, choice: Choice) -> float:
+        """Return the speed that decides how large drafts are: what a trained head gains has no part in it."""
         return tokens_per_second(self._shape, self._device, choice)
 
     def _cache_formats(self) -> tuple[str, ...]:

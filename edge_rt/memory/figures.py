@@ -36,6 +36,8 @@ class GpuFigures:
         row_cost: as in ``Device.row_cost``.
         is_unified: whether it shares the machine's memory.
         device_name: how it is asked for on this machine, such as ``"cuda:1"``; None for a GPU of another one.
+        is_open: whether this process has opened it already: its context and its driver are then no longer free, and
+            belong to what the process holds.
     """
 
     name: str
@@ -46,6 +48,7 @@ class GpuFigures:
     row_cost: tuple[tuple[int, float], ...]
     is_unified: bool = False
     device_name: str | None = None
+    is_open: bool = False
 
 
 @dataclass(frozen=True)

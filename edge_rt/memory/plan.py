@@ -150,7 +150,7 @@ def make_plan(shape: ModelShape, device: Device, request: Request) -> Plan:
         fits=decision.needs.within(budget),
         minimum=decision.least,
         speculation=speculation,
-        tokens_per_second=tokens_per_second(shape, device, choice),
+        tokens_per_second=tokens_per_second(shape, device, choice, request.drafter),
         plain_tokens_per_second=plain_tokens_per_second(shape, device, choice),
         given_up=_given_up(shape, device, request, fallbacks, decision),
         alternatives=alternatives_to(shape, device, request, decision, speculation),
@@ -273,7 +273,8 @@ def _given_up(
         saved = fallbacks.needs(held).both - fallbacks.needs(less).both
         # A shorter context has smaller tables by default; this does not count as a separate reduction.
         if saved or text.startswith("context"):
-            change = tokens_per_second(shape, device, less) / tokens_per_second(shape, device, held) - 1
+            before, after = (tokens_per_second(shape, device, one, request.drafter) for one in (held, less))
+            change = after / before - 1
             speed = f", {100 * change:+.0f} % tokens per second" if abs(change) >= 0.005 else ""
             result.append(f"{text} (saves {show_size(saved)}{speed})")
         held = less

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from edge_rt.byte_size import show_size
+from edge_rt.byte_size import counted, show_size
 from edge_rt.kv_formats import KV_FORMAT
 from edge_rt.memory.choice import Choice
 from edge_rt.memory.drafter_shape import DrafterShape
@@ -95,6 +95,8 @@ def _on_gpu(terms: list[Term], choice: Choice, gpu: GpuSizes) -> tuple[Term, ...
         count, text = held.get(term.name, (0, None))
         result.append(replace(term, device_bytes=count, text=text or term.text))
     context = "CUDA, kernels, recorded passes: an estimate, not measured"
+    if not gpu.context:
+        context = "CUDA, kernels, recorded passes: with the first model of this process there"
     return (*result, Term("gpu_context", 0, "private", context, gpu.context))
 
 
@@ -114,7 +116,9 @@ def _weights_text(shape: ModelShape, choice: Choice) -> str:
 def _session_text(shape: ModelShape, choice: Choice) -> str:
     packed = ", packed weights" if shape.op_profile != "native" else ""
     graphs = "graph" if shape.graphs == 1 else f"{shape.graphs} graphs"
-    return f"{graphs} of {shape.num_layers} layers, code of ONNX Runtime, lists of {choice.ctx} tokens{packed}"
+    return (
+        f"{graphs} of {counted(shape.num_layers, 'layer')}, code of ONNX Runtime, lists of {choice.ctx} tokens{packed}"
+    )
 
 
 def _cache_text(shape: ModelShape, choice: Choice) -> str:
@@ -122,18 +126,18 @@ def _cache_text(shape: ModelShape, choice: Choice) -> str:
     windows = f", {shape.window_layers} of them {windowed}" if shape.window_layers else ""
     row_bytes = shape.token_bytes(choice.kv_format)
     name = choice.kv_format if choice.kv_format in KV_FORMAT and shape.op_profile == "native" else "f32"
-    return f"{rows} rows x {shape.num_layers} layers{windows} x {row_bytes} B ({name})"
+    return f"{rows} rows x {counted(shape.num_layers, 'layer')}{windows} x {row_bytes} B ({name})"
 
 
 def _activations_text(choice: Choice, sizes: Sizes) -> str:
     if sizes.chunk >= sizes.draft:
         return f"{min(choice.prefill_chunk, choice.ctx)} rows at once: a prefill chunk"
-    return f"{choice.tree_rows} rows at once: a draft"
+    return f"{counted(choice.tree_rows, 'row')} at once: a draft"
 
 
 def _logits_text(shape: ModelShape, choice: Choice, request: Request) -> str:
     hidden = f", and {shape.hidden_size} hidden states" if request.returns_hidden(choice) else ""
-    return f"{choice.logit_rows} rows x {shape.vocab_size}{hidden} x 4 B"
+    return f"{counted(choice.logit_rows, 'row')} x {shape.vocab_size}{hidden} x 4 B"
 
 
 def _drafter_text(drafter: DrafterShape, choice: Choice) -> str:

@@ -8,7 +8,7 @@ from edge_rt.memory.activations import thread_bytes
 from edge_rt.memory.choice import Choice
 from edge_rt.memory.draft_model import DraftModelShape
 from edge_rt.memory.drafter_terms import TableBytes, drafter_bytes, table_bytes
-from edge_rt.memory.figures import Amounts, Device
+from edge_rt.memory.figures import Amounts, Device, GpuFigures
 from edge_rt.memory.gpu_terms import (
     CONTEXT_BYTES,
     DRIVER_BYTES,
@@ -188,11 +188,13 @@ def sizes_of(shape: ModelShape, device: Device, choice: Choice, request: Request
         packing=base + session + tokenizer + packing_bytes(shape),
         one_logit_row=logits_bytes(shape, 1, hidden=hidden),
     )
-    return sizes if device.gpu is None else _on_gpu(sizes, shape, choice, is_unified=device.gpu.is_unified)
+    return sizes if device.gpu is None else _on_gpu(sizes, shape, choice, device.gpu)
 
 
-def _on_gpu(sizes: Sizes, shape: ModelShape, choice: Choice, *, is_unified: bool) -> Sizes:
+def _on_gpu(sizes: Sizes, shape: ModelShape, choice: Choice, figures: GpuFigures) -> Sizes:
     """Return the sizes with weights, cache, activations and logits on a GPU.
+
+    A process has one context of a GPU, which its first model there counts, and the driver with it.
 
     Logits are copied to the process. Weights are mapped while they are copied to the GPU, one tensor after the other.
     Such pages count for the process, but where the GPU shares its memory they do not count beside the copy: the kernel
@@ -205,25 +207,25 @@ def _on_gpu(sizes: Sizes, shape: ModelShape, choice: Choice, *, is_unified: bool
     else:
         matrices += draft_mapped_bytes(shape, choice)
     gpu = GpuSizes(
-        context=CONTEXT_BYTES,
+        context=0 if figures.is_open else CONTEXT_BYTES,
         weights=matrices + shape.loaded_rope_bytes * choice.ctx,
         kv_cache=sizes.kv_cache,
         activations=passes,
         logits=sizes.logits,
     )
     mapped = shape.weights_bytes if shape.largest_tensor_bytes is None else shape.largest_tensor_bytes
-    base, staging = sizes.runtime + DRIVER_BYTES, staging_bytes(shape, choice)
+    driver, staging = 0 if figures.is_open else DRIVER_BYTES, staging_bytes(shape, choice)
     return replace(
         sizes,
-        runtime=base,
+        runtime=sizes.runtime + driver,
         weights=0,
         kv_cache=0,
         chunk=staging,
         draft=staging,
-        reading=sizes.reading + DRIVER_BYTES,
-        packing=sizes.packing + DRIVER_BYTES + (gpu.loaded if is_unified else mapped),
+        reading=sizes.reading + driver,
+        packing=sizes.packing + driver + (gpu.loaded if figures.is_unified else mapped),
         gpu=gpu,
-        is_unified=is_unified,
+        is_unified=figures.is_unified,
     )
 
 

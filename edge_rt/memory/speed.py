@@ -3,19 +3,46 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from edge_rt.memory.choice import Choice
+from edge_rt.memory.drafter_shape import DrafterShape
 from edge_rt.memory.figures import Device
 from edge_rt.memory.shape import ModelShape
 from edge_rt.memory.speculation_table import speculation_step
-from edge_rt.spec_modes import COMPUTED_MODES, mode_of
+from edge_rt.package.drafter import HEAD
+from edge_rt.spec_modes import AUTO, COMPUTED_MODES, mode_of
 
 DRAFTING_S: Final = 150e-6
 """Seconds that a step spends in Python on drafting and on updating the drafters' tables."""
 UNCERTAINTY: Final = 0.3
 """Relative error of an expected speed."""
+
+
+@dataclass(frozen=True)
+class HeadChain:
+    """What a trained head guesses.
+
+    Attributes:
+        positions: share of guesses that are right for the 1st, 2nd, ... token, given that those before were.
+        guess_seconds: seconds of a guess.
+    """
+
+    positions: tuple[float, ...]
+    guess_seconds: float
+
+
+def head_chain(drafter: DrafterShape | None, device: Device, choice: Choice) -> HeadChain | None:
+    """Return what the trained head guesses that drafts with a choice; None if none does.
+
+    It computes on the CPU, whatever computes the model. What other networks gain is not known: adapters of exits and
+    second models were measured for one token, or for none.
+    """
+    if drafter is None or drafter.kind != HEAD or not choice.drafter or choice.spec not in (AUTO, HEAD):
+        return None
+    return HeadChain(drafter.positions, drafter.read_bytes(choice.ctx) / device.bandwidth)
 
 
 def row_cost(curve: Sequence[tuple[int, float]], rows: float) -> float:
@@ -40,21 +67,50 @@ def plain_tokens_per_second(shape: ModelShape, device: Device, choice: Choice) -
     return 1 / pass_seconds(shape, device, choice)
 
 
-def tokens_per_second(shape: ModelShape, device: Device, choice: Choice) -> float:
-    """Return the tokens per second of a choice; speculation that does not pay off counts as off."""
-    return speculative_tokens_per_second(pass_seconds(shape, device, choice), device.computes.row_cost, choice)
+def tokens_per_second(shape: ModelShape, device: Device, choice: Choice, drafter: DrafterShape | None = None) -> float:
+    """Return the tokens per second of a choice; see ``speculative_tokens_per_second``.
+
+    Args:
+        shape: the model.
+        device: the machine.
+        choice: the settings.
+        drafter: the trained drafter of the request; None: without it.
+    """
+    seconds, head = pass_seconds(shape, device, choice), head_chain(drafter, device, choice)
+    return speculative_tokens_per_second(seconds, device.computes.row_cost, choice, head)
 
 
-def speculative_tokens_per_second(seconds: float, curve: Sequence[tuple[int, float]], choice: Choice) -> float:
+def speculative_tokens_per_second(
+    seconds: float, curve: Sequence[tuple[int, float]], choice: Choice, head: HeadChain | None = None
+) -> float:
     """Return the tokens per second of a choice; speculation that does not pay off counts as off.
+
+    With ``auto`` and a trained head this is a lower bound: the better one of texts alone and of the head alone, because
+    what both gain together is not known.
 
     Args:
         seconds: seconds of a pass over one row.
         curve: as in ``Device.row_cost``.
         choice: how tokens are drafted.
+        head: what a trained head guesses; None without one.
     """
-    # What a network gains depends on its own time and on how often it is right, which shows only where it runs.
-    if not choice.draft_max or mode_of(choice.spec) in COMPUTED_MODES:
+    if not choice.draft_max:
         return 1 / seconds
-    gain = speculation_step(choice.spec, choice.draft_max, choice.suffix_tokens)
-    return max(1 / seconds, gain.tokens / (seconds * row_cost(curve, gain.rows) + DRAFTING_S))
+    speeds = [1 / seconds]
+    # What another network gains depends on its own time and on how often it is right, which shows only where it runs.
+    if mode_of(choice.spec) not in COMPUTED_MODES:
+        gain = speculation_step(choice.spec, choice.draft_max, choice.suffix_tokens)
+        speeds.append(gain.tokens / (seconds * row_cost(curve, gain.rows) + DRAFTING_S))
+    if head is not None:
+        speeds += _of_chains(seconds, curve, choice, head)
+    return max(speeds)
+
+
+def _of_chains(seconds: float, curve: Sequence[tuple[int, float]], choice: Choice, head: HeadChain) -> Iterator[float]:
+    """Yield the tokens per second with chains of 1, 2, ... guesses, up to the longest that was measured."""
+    tokens = likely = 1.0
+    for guesses, share in enumerate(head.positions[: choice.draft_max], start=1):
+        likely *= share
+        tokens += likely
+        verifying = seconds * row_cost(curve, guesses + 1)
+        yield tokens / (verifying + guesses * head.guess_seconds + DRAFTING_S)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from edge_rt.byte_size import counted
 from edge_rt.errors import ConfigError
 from edge_rt.spec_modes import EXIT
 
@@ -42,7 +43,7 @@ def require_exits(exits: Sequence[int], num_layers: int, op_profile: str) -> Non
     if op_profile != "native":
         raise ConfigError(
             "Early exits need the native op profile.",
-            f"The op profile is {op_profile}; {len(exits)} exits were asked for.",
+            f"The op profile is {op_profile}; asked for: {counted(len(exits), 'exit')}.",
             "Leave out --exits, or export the model with --profile native.",
         )
     if len(exits) > MAX_EXITS:

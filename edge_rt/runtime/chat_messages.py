@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence as Items
 from typing import Any, Literal, NotRequired, TypedDict
 
+from edge_rt.byte_size import counted
 from edge_rt.errors import ConfigError
 from edge_rt.runtime.results import Result
 from edge_rt.text.tool_calls import split_tool_calls
@@ -90,10 +91,10 @@ def result_messages(messages: Items[ChatMessage], results: object) -> list[ChatM
             "There is no call to send results of.", "The last message has no 'tool_calls'.", "Send a text instead."
         )
     if not isinstance(results, list | tuple) or len(results) != len(calls):
-        found = f"{len(results)} results" if isinstance(results, list | tuple) else f"a {type(results).__name__}"
+        found = counted(len(results), "result") if isinstance(results, list | tuple) else f"a {type(results).__name__}"
         raise ConfigError(
             "Every call needs one result.",
-            f"Got {found} for {len(calls)} calls: {', '.join(call['function']['name'] for call in calls)}.",
+            f"Got {found} for {counted(len(calls), 'call')}: {', '.join(call['function']['name'] for call in calls)}.",
             "Pass a list with one result for each call, in their order.",
         )
     return [_result(call, value) for call, value in zip(calls, results, strict=True)]

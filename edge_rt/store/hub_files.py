@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 
+from edge_rt.byte_size import counted
 from edge_rt.errors import ModelNotFound, UnsupportedModel
 from edge_rt.store.files import FileSpec
 from edge_rt.store.naming import HubReference, is_safe_path
@@ -123,7 +124,7 @@ def choose_files(listing: HubListing, reference: HubReference) -> tuple[FileSpec
         )
     raise UnsupportedModel(
         f"{listing.repo} holds no weights that edge-rt reads.",
-        f"{len(listing.files)} files, none of them GGUF or safetensors.",
+        f"{counted(len(listing.files), 'file')}, none of them GGUF or safetensors.",
         "Name another repository.",
     )
 

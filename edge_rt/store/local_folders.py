@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
+from edge_rt.byte_size import counted
 from edge_rt.errors import InputError, InvalidPackage, ModelNotFound, UnsupportedModel
 from edge_rt.package.drafter import DRAFTER_FILE
 from edge_rt.store.files import storage_errors
@@ -71,7 +72,7 @@ def _wrong_folder(path: Path, names: Sequence[str]) -> InputError:
     if any(name.endswith(WEIGHTS_SUFFIX) for name in names):
         return ModelNotFound(
             f"{path} holds weights without their {CONFIG_FILE}.",
-            f"There are *{WEIGHTS_SUFFIX} files among its {len(names)} entries.",
+            f"There are *{WEIGHTS_SUFFIX} files; the folder has {counted(len(names), 'entry')}.",
             f"Fetch the model's {CONFIG_FILE} and tokenizer.json, too.",
         )
     if any(is_pickle(name) for name in names):
@@ -86,6 +87,6 @@ def _wrong_folder(path: Path, names: Sequence[str]) -> InputError:
         )
     return InvalidPackage(
         f"{path} is a folder without a package.",
-        f"There is no manifest.json among its {len(names)} entries.",
+        f"There is no manifest.json; the folder has {counted(len(names), 'entry')}.",
         "Give a package, a GGUF file, a folder with config.json and safetensors, or the name of a model.",
     )

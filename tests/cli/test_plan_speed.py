@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from edge_rt.cli.plan_speed import Speeds, measured_here
+from edge_rt.memory.drafter_shape import DrafterShape
 from edge_rt.memory.plan import Request, make_plan
-from edge_rt.memory.speed import plain_tokens_per_second
+from edge_rt.memory.speed import DRAFTING_S, plain_tokens_per_second
 from edge_rt.runtime.speculation.cost_model import CostStore, RowCosts
 from edge_rt.system.machine import cpu_model
 from edge_rt.version import VERSION
@@ -45,6 +46,18 @@ def test_speculation_is_priced_by_the_rows_that_were_measured():
     assert rate.tokens_per_second > rate.plain
     dear = RowCosts((1, 8), (100,), ((2.0, 200.0),))
     assert Speeds(SHAPE, DEVICE, {"f16": dear}).rate(choice).tokens_per_second == rate.plain
+
+
+def test_a_trained_head_is_priced_by_the_rows_that_were_measured():
+    head = DrafterShape("small-head", "head", "/head", 1 << 20, 4096, 1536, 576, 49152, 612, (0.9, 0.9, 0.9))
+    choice = choice_of(ctx=200, kv="f16", spec="head", drafter=head)
+    rate = Speeds(SHAPE, DEVICE, {"f16": costs(2.0)}, head).rate(choice)
+    # A row more costs a seventh of a pass.
+    guess = head.read_bytes(200) / DEVICE.bandwidth
+    seconds = 2e-3 * (1 + 3 / 7) + 3 * guess + DRAFTING_S
+    assert (rate.plain, rate.is_measured) == (pytest.approx(500), True)
+    assert rate.tokens_per_second == pytest.approx((1 + 0.9 + 0.81 + 0.729) / seconds)
+    assert Speeds(SHAPE, DEVICE, {"f16": costs(2.0)}).rate(choice).tokens_per_second == rate.plain
 
 
 def test_a_cache_that_was_not_measured_is_priced_by_a_larger_one():

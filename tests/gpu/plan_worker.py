@@ -61,5 +61,24 @@ def case_nested(gpu):
     check(gpu, path, kv="int4x2", spec="self", generated=6)
 
 
+def case_second(gpu):
+    """Two models at once: the second one counts no context, and both together keep to their plans."""
+    asked = {
+        "device": "cuda", "gpu_provider": provider(gpu), "memory": GIB, "ctx": 64, "prefill_chunk": ROWS,
+        "draft_max": DRAFT, "spec": "suffix", "kv": "f16",
+    }  # fmt: skip
+    with (
+        load_package(package(), device_memory=GIB, **asked) as first,
+        load_package(package(), device_memory="64MiB", **asked) as second,
+    ):
+        planned = [model.plan.sizes.gpu for model in (first, second)]
+        assert [one.context for one in planned] == [CONTEXT_BYTES, 0]
+        for rows in (1, DRAFT + 1, ROWS):
+            for model in (first, second):
+                drive(model, rows)
+        assert gpu.live()[BYTES] <= sum(one.total for one in planned) - CONTEXT_BYTES, (gpu.live(), planned)
+    assert gpu.live()[BYTES] == 0, gpu.live()
+
+
 if __name__ == "__main__":
     main(globals(), **DEVICE)

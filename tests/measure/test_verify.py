@@ -54,6 +54,7 @@ def test_the_same_answers_are_identical():
     figures = {"prompts": 3, "identical": 3, "first_difference": None}
     assert document == {
         **figures,
+        "drafted": 150,
         "by_drafter": {"ngram": {**figures, "tokens": 12, "tokens_per_step": 9 / 6, "drafted": 150}},
         "left_out": [],
     }

@@ -42,9 +42,17 @@ def test_the_bandwidth_of_a_preset_is_its_share_of_the_peak():
     assert preset("rpi5-8gb").is_measured is False
 
 
-def test_an_unknown_device_is_refused():
-    with pytest.raises(ConfigError, match="no device of that name"):
-        preset("no-such-device")
+@pytest.mark.parametrize("name", ["no-such-device", "CUDA", "cuda 1", "../x", ""])
+def test_an_unknown_device_is_refused_and_those_of_this_machine_are_named(name):
+    with pytest.raises(ConfigError, match="no device of that name") as refused:
+        preset(name)
+    assert "Of this machine there are auto, cpu, cuda, webgpu;" in refused.value.action
+    assert "edge-rt plan --device list" in refused.value.action
+
+
+def test_a_device_of_this_machine_is_suggested():
+    with pytest.raises(ConfigError, match="Did you mean cuda or cpu"):
+        preset("cud")
 
 
 def test_a_saved_profile_is_read_back(tmp_path):

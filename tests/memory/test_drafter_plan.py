@@ -11,12 +11,13 @@ from edge_rt.memory.draft_model import DraftModelShape
 from edge_rt.memory.drafter_shape import PROMPT_ROWS, DrafterShape, drafter_shape
 from edge_rt.memory.plan import make_plan
 from edge_rt.memory.request import Request
+from edge_rt.memory.speed import DRAFTING_S
 from edge_rt.memory.terms import kv_bytes
 from tests.helpers.tiny_drafter import for_package
 from tests.helpers.tiny_package import MANIFEST, write as write_package
 from tests.memory.shapes import DEVICE, MIB, make_shape
 
-HEAD = DrafterShape("small-head", "head", "/drafters/small-head", 3 * MIB, 4096, 1536, 576, 49152, 612)
+HEAD = DrafterShape("small-head", "head", "/drafters/small-head", 3 * MIB, 4096, 1536, 576, 49152, 612, (0.6, 0.4, 0.3))
 SHAPE = make_shape()
 
 
@@ -84,6 +85,56 @@ def test_one_that_was_asked_for_is_kept(changes):
         assert other.total_bytes <= budget or "--memory" in other.flags
 
 
+def with_positions(*positions):
+    return dataclasses.replace(HEAD, positions=positions)
+
+
+def test_a_head_is_as_fast_as_its_best_chain():
+    made = plan(spec="head")
+    plain = 1 / made.plain_tokens_per_second
+    guess = (3 * MIB + (4096 + PROMPT_ROWS) * 612) / DEVICE.bandwidth
+    # DEVICE: every row more up to the eighth costs 0.5 / 7 of a pass.
+    cost = [plain * (1 + 0.5 / 7 * guesses) + guesses * guess + DRAFTING_S for guesses in (1, 2, 3)]
+    tokens = (1 + 0.6, 1 + 0.6 + 0.6 * 0.4, 1 + 0.6 + 0.6 * 0.4 + 0.6 * 0.4 * 0.3)
+    speeds = [emitted / seconds for emitted, seconds in zip(tokens, cost, strict=True)]
+    assert speeds.index(max(speeds)) == 1
+    assert made.tokens_per_second == pytest.approx(max(speeds))
+    assert plan(spec="head", draft_max=1).tokens_per_second == pytest.approx(speeds[0])
+    assert plan(spec="head", drafter=with_positions(0.0, 0.9)).tokens_per_second == made.plain_tokens_per_second
+
+
+def test_a_guess_costs_what_it_reads_on_the_cpu():
+    slow = dataclasses.replace(HEAD, weights_bytes=2 << 30)
+    assert plan(spec="head", drafter=slow).tokens_per_second == plan(spec="off", drafter=None).tokens_per_second
+
+
+def test_with_auto_the_better_one_of_texts_and_head_is_expected():
+    texts = plan(drafter=None).tokens_per_second
+    assert plan(spec="head").tokens_per_second < texts
+    assert plan().tokens_per_second == texts
+    good = with_positions(0.95, 0.95, 0.95, 0.95)
+    assert plan(drafter=good).tokens_per_second == plan(drafter=good, spec="head").tokens_per_second > texts
+    # Without the memory for it there are texts alone, and that is said.
+    less = plan(plan(drafter=good).total_bytes - 1, drafter=good)
+    assert less.tokens_per_second == texts
+    assert less.given_up[0].endswith(" % tokens per second)")
+
+
+def test_adapters_of_exits_gain_nothing_that_is_known():
+    adapters = dataclasses.replace(with_positions(0.99), kind="exit")
+    assert plan(drafter=adapters).tokens_per_second == plan(drafter=None).tokens_per_second
+
+
+@pytest.mark.parametrize("spec", [None, "auto", "head"])
+def test_how_good_a_head_is_decides_nothing(spec):
+    good, bad = with_positions(*[0.95] * 8), with_positions(0.0)
+    for budget in (None, *(count * MIB for count in range(220, 320, 5))):
+        found = [plan(budget, spec=spec, drafter=head) for head in (good, bad)]
+        assert found[0].choice == found[1].choice
+        assert (found[0].fits, found[0].minimum) == (found[1].fits, found[1].minimum)
+        assert [other.choice for other in found[0].alternatives] == [other.choice for other in found[1].alternatives]
+
+
 def test_a_head_alone_has_no_tables():
     made = plan(spec="head")
     assert (made.choice.suffix_tokens, made.choice.recycling_contexts, made.choice.drafter) == (0, 0, True)
@@ -115,7 +166,7 @@ def test_numbers_of_a_drafter(tmp_path):
     shape = drafter_shape(drafter, package.manifest)
     # A tied head is the embedding: Q8_0, 64 inputs.
     assert shape == DrafterShape(
-        "tiny-head", "head", str(drafter.path), drafter.weights_bytes, 20, 32, 64, 419, 64 * 17 // 16
+        "tiny-head", "head", str(drafter.path), drafter.weights_bytes, 20, 32, 64, 419, 64 * 17 // 16, (0.5, 0.25)
     )
 
 

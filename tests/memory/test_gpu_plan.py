@@ -75,6 +75,19 @@ def test_a_gpu_of_its_own_memory_has_a_column_of_its_own():
     assert plan.budget == Amounts(4 << 30, 3 << 30)
 
 
+@pytest.mark.parametrize("device", [OWN, SHARED])
+def test_a_gpu_that_is_open_has_its_context_and_its_driver_already(device):
+    again = replace(device, gpu=replace(device.gpu, is_open=True))
+    first, second = (make_plan(make_shape(), one, Request(ctx=2048, kv="f16")) for one in (device, again))
+    assert first.choice == second.choice
+    assert first.needs.both - second.needs.both == (512 + 128) * MIB
+    assert first.device_bytes - second.device_bytes == 512 * MIB
+    assert first.regimes.load - second.regimes.load == (128 if device is OWN else 512 + 128) * MIB
+    term = second.terms[-1]
+    assert (term.name, term.device_bytes) == ("gpu_context", 0)
+    assert "with the first model" in term.text
+
+
 def test_one_tensor_is_mapped_at_a_time_where_they_are_known():
     # An embedding of 49,152 x 576 weights in units of 32 and 544 bytes for 16 rows; measured while a load copied it.
     known = make_plan(make_shape(largest_tensor_bytes=30_081_024), OWN, Request(ctx=2048))

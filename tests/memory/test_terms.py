@@ -159,6 +159,16 @@ def test_hidden_states_take_a_row_for_every_row_of_logits():
     assert term.text == "24 rows x 49152, and 576 hidden states x 4 B"
 
 
+def test_one_of_something_is_in_the_singular():
+    shape, choice = make_shape(num_layers=1), replace(CHOICE, spec="off", draft_max=0, logit_rows=1)
+    texts = {
+        one.name: one.text for one in terms_of(shape, choice, sizes_of(shape, DEVICE, choice, Request()), Request())
+    }
+    assert texts["logits"] == "1 row x 49152 x 4 B"
+    assert f"{choice.ctx} rows x 1 layer x " in texts["kv_cache"]
+    assert texts["session"].startswith("graph of 1 layer, ")
+
+
 def test_drafting_with_upper_halves_maps_a_part_of_the_weights_again():
     plain, own = (
         replace(CHOICE, spec=mode, kv_format="int4x2", draft_max=8, logit_rows=9) for mode in ("suffix", "self")

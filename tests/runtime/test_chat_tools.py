@@ -87,7 +87,7 @@ def test_calls_and_results_belong_together(chat):
     chat.send("What time is it?", **SHORT)
     ids = [one["id"] for one in chat.messages[-1]["tool_calls"]]
     assert ids == ["call00000", "call00001"]
-    with pytest.raises(ConfigError, match="Got 1 results for 2 calls: clock, search"):
+    with pytest.raises(ConfigError, match="Got 1 result for 2 calls: clock, search"):
         chat.send_tool_results(["12:00"], **SHORT)
     with pytest.raises(ConfigError, match="a str for 2 calls"):
         chat.send_tool_results("12:00", **SHORT)

@@ -28,12 +28,13 @@ from edge_rt.train.draft_model.guesses import Guesses
 from edge_rt.train.draft_model.learn import ModelRecipe, Vocabularies
 from edge_rt.train.draft_model.measure import model_acceptance, package_acceptance
 from edge_rt.train.draft_model.net import DraftLayers, NetShape
-from edge_rt.train.draft_model.plain import PlainLayers, require_plain
+from edge_rt.train.draft_model.plain import PlainLayers
 from edge_rt.train.draft_model.run import KIND, train_draft_model, train_model
 from edge_rt.train.draft_model.sequences import Batch, SequenceBatches, held_out_sequences, join, sequences_of
 from edge_rt.train.options import TrainOptions
 from edge_rt.train.shards import read_shard, shard_paths
 from edge_rt.train.target import read_target
+from edge_rt.train.trainable import require_plain
 from tests.helpers.gguf_factory import write_llama_gguf
 
 pytestmark = pytest.mark.slow

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from edge_rt.byte_size import show_rounded
+from edge_rt.byte_size import counted, show_rounded
 from edge_rt.cli.answering import MakeStream, answering
 from edge_rt.cli.chat.advice import LEAVE, flags_of_a_chat, in_words_of_a_chat, setting_in_chat
 from edge_rt.cli.chat.memory_text import planned_text
@@ -167,8 +167,8 @@ class Conversation:
         if reason == "cancelled":
             self.terminal.note("[interrupted; /regen generates a new answer]", "dim")
         elif reason == "length":
-            limit = number(self.options.max_tokens or 0)
-            self.terminal.note(f"[stopped after {limit} tokens, see /set max_tokens]", "dim")
+            most = self.options.max_tokens or 0
+            self.terminal.note(f"[stopped after {counted(most, 'token', number(most))}, see /set max_tokens]", "dim")
         elif reason == "repetition":
             self.terminal.warn(
                 "the answer repeated itself or counted without end, and was stopped; /regen generates a new one, "
@@ -343,7 +343,12 @@ class Conversation:
             SEPARATOR.join([self.name, model, planned]),
             f"weights  {weights}",
             f"context  {number(facts['context_tokens'])} tokens, {cache} when full",
-            f"device   {self.device}, {facts['threads']} threads{SEPARATOR}ONNX Runtime {facts['onnxruntime']}",
+            SEPARATOR.join(
+                [
+                    f"device   {self.device}, {counted(facts['threads'], 'thread')}",
+                    f"ONNX Runtime {facts['onnxruntime']}",
+                ]
+            ),
             *self._reduced(),
             "type /help for commands, Ctrl-D to leave",
         ]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from edge_rt.byte_size import show_rounded, show_share
+from edge_rt.byte_size import counted, show_rounded, show_share
 from edge_rt.cli.chat.advice import in_words_of_a_chat
 from edge_rt.cli.chat.conversation import Attachment, Conversation
 from edge_rt.cli.chat.memory_text import on_gpu, planned_text, term_size
@@ -160,7 +160,7 @@ class Commands:
         assert texts is not None
         # A text that does not fit the context is encoded only until that is known.
         tokens, is_exact = texts.count_tokens(text)
-        return f"{number(tokens)} tokens" + ("" if is_exact else " or more, too many for the context")
+        return counted(tokens, "token", number(tokens)) + ("" if is_exact else " or more, too many for the context")
 
     # --- options ---
 
@@ -287,7 +287,7 @@ class Commands:
                 f"the conversation was saved with another package ({saved.model}, {saved.package_id[:12]}); "
                 "answers will differ."
             )
-        self._terminal.note(f"loaded {len(saved.messages)} messages and the options from {path}", "dim")
+        self._terminal.note(f"loaded {counted(len(saved.messages), 'message')} and the options from {path}", "dim")
 
     # --- the model ---
 

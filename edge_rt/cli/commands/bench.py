@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from edge_rt.byte_size import show_rounded
+from edge_rt.byte_size import counted, show_rounded
 from edge_rt.cli.commands.bench_prompts import PromptFlags, measure, print_figures, spec_name
 from edge_rt.cli.interrupt import run_in_background
-from edge_rt.cli.loading import load_model, obtain_package, tell_device, telling_compiling
+from edge_rt.cli.loading import load_model, obtain_package, tell_device, telling_load
 from edge_rt.cli.options import flags
 from edge_rt.cli.options.groups import LoadFlags, OutputFlags, PlaceFlags
 from edge_rt.cli.render.bench_table import markdown, print_row_costs
@@ -76,7 +76,7 @@ def bench(
     prompts = prompts.placed(places)
     asked = load.options(places, prompts.speculation())
     name, package = obtain_package(terminal, load.reference, places, budget=load.budget_bytes(places))
-    with load_model(package, telling_compiling(terminal, asked)) as model:
+    with load_model(package, telling_load(terminal, asked)) as model:
         tell_device(terminal, model.device_choice)
         facts = model.describe()
         if prompts.prompts is None:
@@ -163,7 +163,7 @@ def _tell_prompts(
         from edge_rt.cli.render.speculation_plot import draw
 
         title = (
-            f"{name}, {facts['op_profile']}, cache {facts['kv_format']}, {facts['threads']} threads: "
+            f"{name}, {facts['op_profile']}, cache {facts['kv_format']}, {counted(facts['threads'], 'thread')}: "
             f"{spec_name(document)}, tables {document['tables']}, temperature {document['temperature']:g}"
         )
         draw(document, plot, title=title)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from edge_rt.cli.interrupt import Background
 from edge_rt.cli.options import flags
-from edge_rt.cli.options.groups import PlaceFlags, SpeculationFlags, place_spec
+from edge_rt.cli.options.groups import PlaceFlags, SpeculationFlags, place_drafter, place_spec
 from edge_rt.cli.render.bench_table import markdown
 from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.stats import visible_shares
@@ -98,8 +98,9 @@ class PromptFlags:
         )
 
     def placed(self, places: PlaceFlags) -> PromptFlags:
-        """Return the flags with the package of ``--spec model:PACKAGE`` named by its folder; see ``place_spec``."""
-        return self if self.spec is None else replace(self, spec=place_spec(self.spec, places))
+        """Return the flags with packages that draft named by their folders; see ``place_spec``."""
+        spec = None if self.spec is None else place_spec(self.spec, places)
+        return replace(self, spec=spec, drafter=place_drafter(self.drafter, self.spec, places))
 
     @property
     def mode(self) -> str:

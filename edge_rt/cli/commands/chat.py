@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from edge_rt.cli.chat.chat_input import needs_more, parse_entry
-from edge_rt.cli.loading import telling_compiling
+from edge_rt.cli.loading import telling_load
 from edge_rt.cli.options import flags
 from edge_rt.cli.options.groups import (
     AnswerFlags,
@@ -70,7 +70,7 @@ def chat(
             terminal,
             load.reference,
             places,
-            telling_compiling(terminal, load.options(places, speculation, spec_trace=trace, on_calibrate=on_calibrate)),
+            telling_load(terminal, load.options(places, speculation, spec_trace=trace, on_calibrate=on_calibrate)),
             options,
             system=begin.system,
             show_stats=is_interactive if output.stats is None else output.stats,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from edge_rt.byte_size import counted
 from edge_rt.cli.loading import obtain_package
 from edge_rt.cli.options import flags
 from edge_rt.cli.options.groups import LoadFlags, OutputFlags, PlaceFlags
@@ -106,7 +107,7 @@ def _encoded(terminal: Terminal, texts: list[Path], tokenizer: Tokenizer) -> Gen
         ids: list[int] = []
         for piece in pieces(read_text(path, MAX_TEXT_BYTES)):
             ids += tokenizer.encode_text(piece)
-        terminal.note(f"{path}: {len(ids)} tokens", "dim")
+        terminal.note(f"{path}: {counted(len(ids), 'token')}", "dim")
         yield ids
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from edge_rt.cli.answering import answering
 from edge_rt.cli.chat.settings import options_to_settings
-from edge_rt.cli.loading import load_model, obtain_package, tell_device, telling_compiling
+from edge_rt.cli.loading import load_model, obtain_package, tell_device, telling_load
 from edge_rt.cli.options import flags
 from edge_rt.cli.options.groups import (
     AnswerFlags,
@@ -87,7 +87,7 @@ def generate(
         on_calibrate = functools.partial(tell_calibration, terminal)
         asked = load.options(places, speculation, spec_trace=trace, on_calibrate=on_calibrate)
         _, package = obtain_package(terminal, load.reference, places, budget=load.budget_bytes(places))
-        with load_model(package, telling_compiling(terminal, asked)) as model:
+        with load_model(package, telling_load(terminal, asked)) as model:
             tell_device(terminal, model.device_choice)
             warn_of_limits(terminal, model, asked, options)
             tell_drafters(terminal, model, asked)

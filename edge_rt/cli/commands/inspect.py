@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from edge_rt.byte_size import counted
 from edge_rt.cli.options import flags
 from edge_rt.cli.options.flags import DEFAULT_MODEL
 from edge_rt.cli.options.groups import LoadFlags, OutputFlags, PlaceFlags, one_of
@@ -286,4 +287,4 @@ def _print(
     for line in shown:
         terminal.line(f"  {line}")
     if len(lines) > len(shown):
-        terminal.note(f"  ... {len(lines) - len(shown)} more lines, shown with -v", "dim")
+        terminal.note(f"  ... {counted(len(lines) - len(shown), 'more line')}, shown with -v", "dim")

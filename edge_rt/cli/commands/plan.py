@@ -14,7 +14,7 @@ from edge_rt.cli.options.groups import LoadFlags, OutputFlags, PlaceFlags, Specu
 from edge_rt.cli.options.spread import only
 from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.speculation import WHY_NOTHING
-from edge_rt.device_names import AUTO as AUTO_DEVICE, CPU, GPUS
+from edge_rt.device_names import AUTO as AUTO_DEVICE, CPU, CUDA, GPUS
 from edge_rt.errors import ConfigError, MemoryBudgetExceeded, ModelNotFound
 from edge_rt.spec_modes import AUTO, COMPUTED_MODES, Drafts, mode_of
 
@@ -78,7 +78,7 @@ def plan(
     """
     from edge_rt.byte_size import file_size
     from edge_rt.cli.plan_speed import Speeds, measured_here
-    from edge_rt.cli.render.plan_report import plan_json, print_plan
+    from edge_rt.cli.render.plan_report import budget_warnings, plan_json, print_plan
     from edge_rt.memory.device import LIST, LOCAL
     from edge_rt.memory.plan import Request, make_plan
 
@@ -86,7 +86,6 @@ def plan(
     if device == LIST:
         _list_devices(terminal)
         return 0
-    profile, is_here = _machine(device, load.own_bytes)
     speculation.check_planned()
     corpus = speculation.corpus
     if corpus is not None:
@@ -94,12 +93,10 @@ def plan(
 
         Corpus.open(corpus, verify=False).close()
     found = find_model(load.reference, places, machine.weights)
-    if found.package is not None and device is not None and is_here:
-        from edge_rt.runtime.load.devices import require_op_profile
-
-        require_op_profile(device, found.package.manifest)
+    profile, is_here = _machine(device, load.own_bytes, found)
     spec = speculation.placed_spec(places) if found.package is not None else speculation.spec
-    drafter, second = _drafting(found, spec, speculation)
+    folder = speculation.placed_drafter(places) if found.package is not None else speculation.drafter
+    drafter, second = _drafting(found, spec, folder)
     request = Request(
         budget_bytes=load.budget_bytes(places),
         ctx=load.ctx,
@@ -109,7 +106,7 @@ def plan(
         corpus=None if corpus is None else str(corpus),
         corpus_bytes=file_size(corpus),
         drafter=drafter,
-        drafter_folder=None if speculation.drafter is None else str(speculation.drafter),
+        drafter_folder=None if folder is None else str(folder),
         draft_model=second,
         device_budget_bytes=load.device_budget_bytes,
     )
@@ -118,13 +115,14 @@ def plan(
         choice, profile = choose_here(found.shape, profile, request)
     made = make_plan(found.shape, profile, request)
     on_cpu_here = is_here and made.device.gpu is None
-    speeds = Speeds(found.shape, made.device, measured_here(found.shape, made.device) if is_here else {})
+    speeds = Speeds(found.shape, made.device, measured_here(found.shape, made.device) if is_here else {}, drafter)
     notes = found.notes + _device_notes(made, device, profile)
     unused = _unused(made)
     if on_cpu_here and not speeds.rate(made.choice).is_measured:
         notes += _cache_notes(found.shape)
     if output.json:
         told = [choice.note] if choice is not None and choice.note is not None else []
+        told += budget_warnings(made, is_here=is_here)
         terminal.document({**plan_json(made, speeds), "notes": [*notes, *unused, *told]})
         return 0 if made.fits else MemoryBudgetExceeded.exit_code
     if choice is not None:
@@ -141,11 +139,11 @@ def plan(
     return 0 if made.fits else MemoryBudgetExceeded.exit_code
 
 
-def _machine(device: str | None, own_bytes: int) -> tuple[Device, bool]:
+def _machine(device: str | None, own_bytes: int, found: FoundModel) -> tuple[Device, bool]:
     """Return the machine that ``--device`` means, and whether it is this one.
 
     Raises:
-        ConfigError: there is no device of that name.
+        ConfigError: there is no device of that name, or the package cannot run there.
         RuntimeUnavailable, VersionMismatch: this machine has no such GPU.
     """
     from edge_rt.memory.device import LOCAL, preset
@@ -155,9 +153,12 @@ def _machine(device: str | None, own_bytes: int) -> tuple[Device, bool]:
     assert device is not None
     if device.partition(":")[0] not in GPUS:
         return preset(device), False
+    from edge_rt.runtime.load.devices import require_op_profile
     from edge_rt.runtime.load.gpu_figures import gpu_figures
 
-    gpu = gpu_figures(device)
+    if found.package is not None:
+        require_op_profile(device, found.package.manifest)
+    gpu = gpu_figures(device, found.shape.op_profile)
     return replace(this_machine(own_bytes + PLANNING), gpu=gpu), True
 
 
@@ -184,19 +185,21 @@ def choose_here(
     def plan_on(device: str) -> Plan:
         # A budget of a GPU's memory says nothing about the CPU, and is refused there.
         asked = replace(request, device_budget_bytes=None) if device == CPU else request
-        return make_plan(shape, replace(machine, gpu=gpu_figures(device, provider)), asked)
+        return make_plan(shape, replace(machine, gpu=gpu_figures(device, shape.op_profile, provider)), asked)
 
     choice = choose_device(
         shape, user_costs() if store is None else store, plan_on, threads=machine.threads, own=provider
     )
-    return choice, replace(machine, gpu=gpu_figures(choice.device, provider))
+    return choice, replace(machine, gpu=gpu_figures(choice.device, shape.op_profile, provider))
 
 
 def _device_notes(made: Plan, device: str | None, asked: Device) -> tuple[str, ...]:
     """Return a remark where a GPU was named, and the plan counts a run on the CPU."""
-    if made.device.gpu is not None or (asked.gpu is None and str(device).partition(":")[0] not in GPUS):
+    kind = str(device).partition(":")[0]
+    if made.device.gpu is not None or (asked.gpu is None and kind not in GPUS):
         return ()
-    why = "packages of the op profile native only" if asked.gpu is not None else "GPUs of NVIDIA only"
+    is_nvidia = asked.gpu is not None or kind == CUDA
+    why = "packages of the op profile native only" if is_nvidia else "GPUs of NVIDIA only"
     return (f"Counted as on the CPU: the memory of a GPU is planned for {why}.",)
 
 
@@ -245,7 +248,7 @@ def _of_package(package: Package, weights: str | None) -> FoundModel:
 
 
 def _drafting(
-    found: FoundModel, spec: str | None, speculation: SpeculationFlags
+    found: FoundModel, spec: str | None, named: Path | None
 ) -> tuple[DrafterShape | None, DraftModelShape | None]:
     """Return the numbers of the networks that a load would draft with; None for none."""
     from edge_rt.runtime.drafters.makers import MAKERS
@@ -253,15 +256,15 @@ def _drafting(
 
     if found.package is None:
         for flag, is_given in (
-            ("--drafter", speculation.drafter is not None),
-            (f"--spec {speculation.spec}", mode_of(speculation.spec or AUTO) in COMPUTED_MODES),
+            ("--drafter", named is not None),
+            (f"--spec {spec}", mode_of(spec or AUTO) in COMPUTED_MODES),
         ):
             if is_given:
                 raise ConfigError(
                     f"{flag} is for packages.", "What drafts belongs to one.", "Leave it out, or give the package."
                 )
         return None, None
-    return drafting_shapes(found.package, spec, speculation.drafter, MAKERS)
+    return drafting_shapes(found.package, spec, named, MAKERS)
 
 
 def _foreseen(path: Path, weights: str | None) -> FoundModel:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from edge_rt.byte_size import counted
 from edge_rt.cli.loading import check_runtime, obtain_package
 from edge_rt.cli.options import flags
 from edge_rt.cli.options.groups import LoadFlags, OutputFlags, PlaceFlags
@@ -148,11 +149,14 @@ def drafter(
     check_runtime()
     if wanted.out is not None:
         _refuse_existing(wanted.out.expanduser(), force=wanted.force)
-    _require_torch()
+    if not _is_package(load.reference, places):
+        _require_torch()  # nothing is fetched or exported in vain
     name, package = obtain_package(terminal, load.reference, places)
     exits = wanted.exits_of(package)
+    KINDS[wanted.kind].check(wanted, package)
     out = wanted.out.expanduser() if wanted.out is not None else KINDS[wanted.kind].usual_place(name, package)
     _refuse_existing(out, force=wanted.force)
+    _require_torch()
     work = wanted.work.expanduser() if wanted.work is not None else _work_folder(name, package, prompts, exits)
 
     from edge_rt.train.options import DEFAULT_LAYERS, DEFAULT_VOCABULARY, TrainOptions
@@ -172,7 +176,8 @@ def drafter(
     with show_progress(terminal) as progress:
         report = KINDS[wanted.kind].train(_Job(wanted, package, out, work, options, progress))
     if report.left_out:
-        terminal.warn(f"{report.left_out:,} prompts are too long to be answered, and were left out.")
+        left = counted(report.left_out, "prompt", f"{report.left_out:,}")
+        terminal.warn(f"Left out, because too long to be answered: {left}.")
     _show(terminal, out, report)
     return 0
 
@@ -191,11 +196,32 @@ class _Job:
 
 @dataclass(frozen=True)
 class _Kind:
-    """A kind of drafter: its training, where it is written, and which options not all kinds have."""
+    """A kind of drafter.
 
+    Attributes:
+        check: refuses a package that it cannot be trained for, given the flags.
+        train: trains it.
+        usual_place: where it is written, given the name of the model and its package.
+        options: those that not all kinds have.
+    """
+
+    check: Callable[[TrainFlags, Package], None]
     train: Callable[[_Job], TrainReport | ModelReport]
     usual_place: Callable[[str, Package], Path]
     options: tuple[str, ...]
+
+
+def _check_head(wanted: TrainFlags, package: Package) -> None:
+    from edge_rt.train.trainable import require_trainable
+
+    require_trainable(package, wanted.exits_of(package), wanted.unrolled or 1)
+
+
+def _check_model(wanted: TrainFlags, package: Package) -> None:
+    from edge_rt.train.options import DEFAULT_LAYERS
+    from edge_rt.train.trainable import require_draft_model
+
+    require_draft_model(package, wanted.layers or DEFAULT_LAYERS)
 
 
 def _train_head(job: _Job) -> TrainReport:
@@ -229,9 +255,13 @@ def _train_model(job: _Job) -> ModelReport:
 
 
 KINDS: Final = {
-    "head": _Kind(_train_head, lambda _, package: package.path / "drafters" / "head", ("unrolled", "dropout")),
-    "exit": _Kind(_train_head, lambda _, package: package.path / "drafters" / "exit", ("exits", "dropout")),
-    "model": _Kind(_train_model, lambda name, _: Path(f"{name[:64]}-draft"), ("layers", "weights")),
+    "head": _Kind(
+        _check_head, _train_head, lambda _, package: package.path / "drafters" / "head", ("unrolled", "dropout")
+    ),
+    "exit": _Kind(
+        _check_head, _train_head, lambda _, package: package.path / "drafters" / "exit", ("exits", "dropout")
+    ),
+    "model": _Kind(_check_model, _train_model, lambda name, _: Path(f"{name[:64]}-draft"), ("layers", "weights")),
 }
 
 
@@ -243,6 +273,18 @@ def _refuse_existing(out: Path, *, force: bool) -> None:
     """
     if out.exists() and not force:
         raise StorageError(f"{out} exists.", "Nothing was trained.", "Choose another --out, or add --force.")
+
+
+def _is_package(reference: str, places: PlaceFlags) -> bool:
+    """Return whether a model argument means a package that is on this machine.
+
+    Raises:
+        EdgeRTError: it means nothing.
+    """
+    from edge_rt.store import resolve
+
+    found = resolve(reference, places.open_store())
+    return found.kind == "package" and found.path is not None
 
 
 def _require_torch() -> None:

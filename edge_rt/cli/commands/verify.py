@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from edge_rt.cli.commands.verify_run import VerifyRun
-from edge_rt.cli.loading import obtain_package, tell_device
+from edge_rt.cli.loading import obtain_package, tell_device, telling_load
 from edge_rt.cli.options import flags
 from edge_rt.cli.options.groups import LoadFlags, OutputFlags, PlaceFlags, SpeculationFlags, place_spec
 from edge_rt.cli.options.spread import only
 from edge_rt.cli.render.console import Terminal
-from edge_rt.cli.render.verify_report import findings, print_findings, tell_left_out
+from edge_rt.cli.render.verify_report import findings, print_findings, tell_left_out, tell_unverified
 from edge_rt.cli.speculation import WHY_NOTHING, never_drafts
 from edge_rt.errors import ConfigError
 from edge_rt.package.self_drafting import SELF_KV, require_self_mode
@@ -156,7 +156,7 @@ def verify(
     _, package = obtain_package(terminal, load.reference, places, budget=load.budget_bytes(places))
     manifest = package.manifest
     formats = compared.formats(manifest, modes)
-    asked = _loading(modes, asked).but(unverified=True)
+    asked = telling_load(terminal, _loading(modes, asked).but(unverified=True))
     modes = _with_computed(_drafting(terminal, modes, manifest), package, asked, is_asked=compared.spec is not None)
     asked = _on_one_device(terminal, package, asked, formats[0])
     header = {
@@ -188,8 +188,9 @@ def verify(
     else:
         print_findings(terminal, document)
     tell_left_out(terminal, document)
+    tell_unverified(terminal, document)
     is_same = document["identical"] == document["prompts"]
-    run.keep_verification(is_same=is_same, drafted=sum(one["drafted"] for one in document["by_drafter"].values()))
+    run.keep_verification(is_same=is_same, drafted=document["drafted"])
     return 0 if is_same else EXIT_DIFFERENT
 
 

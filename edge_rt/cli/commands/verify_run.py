@@ -108,7 +108,7 @@ class VerifyRun:
         if not self._verifications:
             return
         if not drafted:
-            self._terminal.warn("nothing was drafted, so nothing was verified: speculation stays off on this device.")
+            self._terminal.warn("speculation stays off on this device: nothing was drafted.")
             return
         from edge_rt.runtime.speculation.verified import user_verified
 

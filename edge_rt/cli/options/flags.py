@@ -157,8 +157,8 @@ REFERENCE: Final = Flag(
 CORPUS: Final = Flag(("--corpus",), "File of 'edge-rt corpus build'.", metavar="FILE", panel=SPECULATION)
 DRAFTER: Final = Flag(
     ("--drafter",),
-    "Folder of a trained drafter, or with auto of a package that drafts; none: without one.",
-    metavar="FOLDER|none",
+    "Folder of a trained drafter, or with auto a package that drafts, by folder or name; none: without one.",
+    metavar="FOLDER|NAME|none",
     shown="one that fits, of the package or installed",
     panel=SPECULATION,
 )

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 from edge_rt.cli.baseline_memory import own_bytes
 from edge_rt.cli.options import flags
 from edge_rt.cli.render.console import Terminal
-from edge_rt.errors import ConfigError
+from edge_rt.cli.user_paths import path_of
+from edge_rt.errors import ConfigError, InputError
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.spec_modes import (
     AUTO,
     MODEL,
+    NO_DRAFTER,
     USED_BY,
     drafting_package,
     mode_of,
@@ -93,12 +95,40 @@ def place_spec(spec: str, places: PlaceFlags) -> str:
 
     found = resolve(asked, places.open_store())
     if found.kind != "package" or found.path is None:
-        raise ConfigError(
-            "The model that is to draft is not a package on this machine.",
-            f"Got {asked!r:.80}.",
-            "Fetch it with edge-rt pull, or export it with edge-rt export.",
-        )
+        raise _no_package(asked)
     return f"{MODEL}:{found.path}"
+
+
+def place_drafter(drafter: Path | None, spec: str | None, places: PlaceFlags) -> Path | None:
+    """Return ``--drafter``; a package that is named by its name in the store is named by its folder.
+
+    Only ``auto`` takes a package. A folder goes before a name. What is neither is left as it is: the error for it comes
+    from where trained drafters are opened.
+
+    Raises:
+        ConfigError: it is the name of a model that was not exported yet, or the configuration file is wrong.
+        StorageError: the store cannot be read, or the path names an unknown user.
+    """
+    if drafter is None or str(drafter) == NO_DRAFTER or (spec or AUTO) != AUTO or path_of(str(drafter)).exists():
+        return drafter
+    from edge_rt.store import resolve
+
+    store = places.open_store()
+    try:
+        found = resolve(drafter.as_posix(), store)
+    except (ConfigError, InputError):
+        return drafter
+    if found.kind == "recipe" or (found.in_store and found.kind != "package"):
+        raise _no_package(str(drafter))
+    return found.path if found.kind == "package" else drafter
+
+
+def _no_package(asked: str) -> ConfigError:
+    return ConfigError(
+        "The model that is to draft is not a package on this machine.",
+        f"Got {asked!r:.80}.",
+        "Fetch it with edge-rt pull, or export it with edge-rt export.",
+    )
 
 
 @dataclass(frozen=True)
@@ -148,6 +178,10 @@ class SpeculationFlags:
     def placed_spec(self, places: PlaceFlags) -> str | None:
         """Return the mode of speculation; see ``place_spec``."""
         return None if self.spec is None else place_spec(self.spec, places)
+
+    def placed_drafter(self, places: PlaceFlags) -> Path | None:
+        """Return what drafts, a package by its folder; see ``place_drafter``."""
+        return place_drafter(self.drafter, self.spec, places)
 
     def given(self) -> dict[str, object]:
         """Return the value of every flag that only some modes use; None for one that was not given."""
@@ -257,7 +291,7 @@ class LoadFlags:
             spec=drafts.placed_spec(places),
             draft_max=drafts.draft_max,
             corpus=drafts.corpus,
-            drafter=drafts.drafter,
+            drafter=drafts.placed_drafter(places),
             spec_trace=spec_trace,
             on_calibrate=on_calibrate,
             costs=user_costs(),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from edge_rt.byte_size import counted
+
 if TYPE_CHECKING:
     from edge_rt.package.decoder import Attention, Decoder, Layer, Rope
 
@@ -54,7 +56,7 @@ def _layer_text(layer: Layer, decoder: Decoder) -> str:
 
 
 def _attention_text(attention: Attention, decoder: Decoder) -> str:
-    parts = [f"{attention.num_heads} heads of {attention.head_dim} over {attention.num_kv_heads}"]
+    parts = [f"{counted(attention.num_heads, 'head')} of {attention.head_dim} over {attention.num_kv_heads}"]
     parts.append(f"window {attention.window}" if attention.window else "all tokens")
     parts.append("no rotation" if attention.rope is None else _rope_text(decoder.ropes[attention.rope], attention))
     if norms := _QK_NORMS[attention.qk_norm]:

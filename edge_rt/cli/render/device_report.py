@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edge_rt.byte_size import counted
+
 if TYPE_CHECKING:
     from edge_rt.gpu_provider import GpuProvider
     from edge_rt.providers import ProviderState
@@ -73,5 +75,5 @@ def placement_facts(path: Path, device: str, own: GpuProvider | None = None) -> 
 def placement_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the same as rows of a table."""
     rows = [("device", str(facts["device"]))]
-    rows += [(provider, f"{count} nodes") for provider, count in facts["nodes"].items()]
+    rows += [(provider, counted(count, "node")) for provider, count in facts["nodes"].items()]
     return [*rows, ("on the CPU", ", ".join(facts["cpu_nodes"]) or "none")]

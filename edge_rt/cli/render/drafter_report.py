@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from edge_rt.byte_size import human_bytes
+from edge_rt.byte_size import counted, human_bytes
 
 if TYPE_CHECKING:
     from edge_rt.package.drafter import Drafter
@@ -50,13 +50,17 @@ def drafter_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         head, training, measured = facts["head"], facts["training"], facts["acceptance"]
         formats = ", ".join(f"{name} {form}" for name, form in head["formats"].items())
         shares = ", ".join(f"{share:.2f}" for share in measured["positions"])
+        blocks = counted(head["blocks"], "block")
         rows += [
             (
                 "kind",
                 f"{facts['drafter_kind']}, {human_bytes(facts['size_bytes'])}, {facts['license'] or 'no licence'}",
             ),
             ("trained for", f"{facts['target']['name']}, checkpoint {facts['target']['source_sha256'][:12]}"),
-            ("head", f"{head['blocks']} blocks of {head['intermediate_size']}, {head['vocabulary_size']} tokens"),
+            (
+                "head",
+                f"{blocks} of {head['intermediate_size']}, {head['vocabulary_size']} tokens",
+            ),
             ("matrices", formats),
             *_acceptance_rows(facts["exits"], measured, shares),
             ("training", f"{training['recipe']}, seed {training['seed']}, {training['steps']} steps"),

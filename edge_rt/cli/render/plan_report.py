@@ -27,7 +27,7 @@ def plan_json(made: Plan, speeds: Speeds) -> dict[str, Any]:
         "speculation_bytes": made.speculation_bytes,
         "device_total_bytes": made.device_bytes,
         "device_budget_bytes": made.device_budget_bytes,
-        "device_minimum_bytes": made.minimum.gpu,
+        "device_minimum_bytes": made.minimum.gpu if made.device.has_own_gpu_memory else None,
         "device_terms": {term.name: term.device_bytes for term in made.terms if term.device_bytes},
         "terms": {term.name: term.bytes for term in made.terms},
         "term_texts": {term.name: term.text for term in made.terms},
@@ -103,9 +103,30 @@ def print_plan(
         terminal.line(f"\nA cache in {names} is slightly less exact than f16, {LESS_EXACT[-1]} the most.")
     if not made.fits:
         terminal.note(f"It does not fit: {_missing(made)} are missing for context {choice.ctx}.", "red")
-    if is_here and made.budget_bytes > made.device.available_bytes:
-        available = show_mib(made.device.available_bytes)
-        terminal.warn(f"The budget is more than this machine has available now, {available}.")
+    for text in budget_warnings(made, is_here=is_here):
+        terminal.warn(text)
+
+
+def budget_warnings(made: Plan, *, is_here: bool) -> tuple[str, ...]:
+    """Return remarks on budgets that are more than there is: with such a budget a plan may fit, and a load may not.
+
+    Args:
+        made: the plan.
+        is_here: whether it is for a device of this machine, of which is known what is free now.
+    """
+    found, device = [], made.device
+    limit = device.available_bytes if is_here else device.total_bytes
+    if made.budget_bytes > limit:
+        has = "this machine has available now" if is_here else f"{device.name} has"
+        found.append(f"The budget is more than {has}, {show_mib(limit)}.")
+    gpu = device.gpu
+    if gpu is None or gpu.is_unified:
+        return tuple(found)
+    limit = gpu.available_bytes if is_here else gpu.total_bytes
+    if made.budget.gpu > limit:
+        has = f"{show_mib(limit)} of {show_mib(gpu.total_bytes)}" if is_here else show_mib(limit)
+        found.append(f"The budget of device memory is more than {gpu.name} has{' free now' if is_here else ''}, {has}.")
+    return tuple(found)
 
 
 LESS_EXACT: Final = ("int8", "int4x2", "k8v4", "int4")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final
 
-from edge_rt.byte_size import show_rounded, show_share
+from edge_rt.byte_size import counted, show_rounded, show_share
 from edge_rt.cli.render.console import SEPARATOR, Terminal, number
 from edge_rt.device_names import CPU
 
@@ -56,15 +56,20 @@ def visible_shares(shares: Sequence[float]) -> list[float]:
 
 def _spec_rows(spec: SpecStats) -> dict[str, str]:
     rows = {
-        "speculation": f"{spec.mode}: {spec_text(spec)} in {number(spec.steps)} steps",
+        "speculation": f"{spec.mode}: {spec_text(spec)} in {_counted(spec.steps, 'step')}",
         "choices": ", ".join(f"{name} {number(count)}" for name, count in sorted(spec.choices.items())) or "-",
-        "drafted": f"{number(spec.rows_drafted)} rows, {number(spec.draft_n)} of them tested (their parents were kept)",
+        "drafted": f"{_counted(spec.rows_drafted, 'row')}, {number(spec.draft_n)} of them tested "
+        "(their parents were kept)",
         "drafting": f"{100 * spec.drafting_share:.1f} % of the time ({spec.drafting_ms:.1f} ms)",
         "drafters": f"hold {number(spec.memory_bytes / 2**10)} KiB",
     }
     if shares := visible_shares(spec.accepted_per_position):
         rows["by position"] = " ".join(f"{100 * share:.0f} %" for share in shares)
     return rows
+
+
+def _counted(count: int, noun: str) -> str:
+    return counted(count, noun, number(count))
 
 
 def _rate(per_second: float) -> str:
@@ -84,11 +89,11 @@ def tell_table(terminal: Terminal, result: Result, device: str = CPU) -> None:
     """Write all figures to stderr, one per line; ``device`` is what computed, for people."""
     times, usage = result.timings, result.usage
     rows = {
-        "prompt": f"{number(usage.prompt_tokens)} tokens, {number(usage.cached_tokens)} of them cached",
-        "prefill": f"{number(times.prompt_n)} tokens in {times.prompt_ms / 1e3:.2f} s, "
+        "prompt": f"{_counted(usage.prompt_tokens, 'token')}, {number(usage.cached_tokens)} of them cached",
+        "prefill": f"{_counted(times.prompt_n, 'token')} in {times.prompt_ms / 1e3:.2f} s, "
         f"{number(times.prompt_per_second)} tok/s",
         "first token": f"{times.ttft_ms / 1e3:.2f} s",
-        "answer": f"{number(times.predicted_n)} tokens in {times.predicted_ms / 1e3:.2f} s, "
+        "answer": f"{_counted(times.predicted_n, 'token')} in {times.predicted_ms / 1e3:.2f} s, "
         f"{_rate(times.predicted_per_second)}",
         **(_spec_rows(result.spec) if result.spec is not None else {}),
         "finished": result.finish_reason + (f" at {result.stop_string!r}" if result.stop_string else ""),

@@ -20,7 +20,9 @@ def findings(
     header: Mapping[str, Any],
     tokenizer: Tokenizer,
 ) -> dict[str, Any]:
-    """Return the results as a JSON object; first differences include the texts of their tokens.
+    """Return the results as a JSON object.
+
+    First differences include the texts of their tokens; ``notes`` says which drafters drafted nothing.
 
     Raises:
         ContextOverflow: no prompt fits the context, so nothing was compared.
@@ -38,10 +40,18 @@ def findings(
                 token = found[name]
                 found[f"{name}_text"] = None if token is None else tokenizer.decode([token], skip_special=False)
     document["by_kv"] = {
-        kv: {name: part[name] for name in ("prompts", "identical", "first_difference", "by_drafter")}
+        kv: {name: part[name] for name in ("prompts", "identical", "first_difference", "drafted", "by_drafter")}
         for kv, part in by_kv.items()
     }
-    return {**document, "run": dict(header)}
+    return {**document, "notes": _unverified(document), "run": dict(header)}
+
+
+def _unverified(document: Mapping[str, Any]) -> list[str]:
+    """Return the remark about drafters that drafted nothing, if there are such: their answers are plain ones."""
+    if not document["drafted"]:
+        return ["nothing was drafted, so nothing was verified: try longer answers (-n) or other prompts"]
+    idle = [mode for mode, item in document["by_drafter"].items() if not item["drafted"]]
+    return [f"{', '.join(idle)} drafted nothing, so nothing was verified of it"] if idle else []
 
 
 def print_findings(terminal: Terminal, document: Mapping[str, Any]) -> None:
@@ -59,7 +69,13 @@ def print_findings(terminal: Terminal, document: Mapping[str, Any]) -> None:
                 f"plain {_token(found, 'plain')}, speculative {_token(found, 'speculative')}"
             )
     if document["identical"] == document["prompts"]:
-        terminal.line("every answer is identical")
+        terminal.line(f"every answer is identical{'' if document['drafted'] else ', but nothing was drafted'}")
+
+
+def tell_unverified(terminal: Terminal, document: Mapping[str, Any]) -> None:
+    """Warn about drafters that drafted nothing."""
+    for text in document["notes"]:
+        terminal.warn(text)
 
 
 def tell_left_out(terminal: Terminal, document: Mapping[str, Any]) -> None:

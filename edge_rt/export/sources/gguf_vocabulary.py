@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from edge_rt.byte_size import counted
 from edge_rt.export.sources.end_tokens import TURN_TEXTS, end_texts
 from edge_rt.export.sources.gguf_metadata import Metadata, array, floats, inconsistent, strings, token_id
 from edge_rt.text.tokenizer_check import MAX_ADDED_TOKENS, MAX_TOKEN_BYTES, MAX_VOCABULARY
@@ -156,6 +157,6 @@ def _separate(tokens: list[str], types: list[int]) -> list[str]:
         tokens[index], types[index] = name, UNUSED
     if not again:
         return []
-    return [
-        f"{len(again)} tokens have the text of an earlier token, and text never becomes them (the first: {again[0]})."
-    ]
+    have, which = ("has", "it") if len(again) == 1 else ("have", "them")
+    tokens_have = f"{counted(len(again), 'token')} {have}"
+    return [f"{tokens_have} the text of an earlier token, and text never becomes {which} (the first: {again[0]})."]

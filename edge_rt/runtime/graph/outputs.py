@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from edge_rt.byte_size import counted
 from edge_rt.errors import MemoryBudgetExceeded
 from edge_rt.system.mapped_memory import advise
 
@@ -131,7 +132,7 @@ class OutputMemory:
         if self._most is not None and rows > self._most:
             raise MemoryBudgetExceeded(
                 "A pass wants the logits of more rows than the memory plan has.",
-                f"{rows} rows of {self._vocab_size} logits; the plan has {self._most}.",
+                f"{counted(rows, 'row')} of {self._vocab_size} logits; the plan has {self._most}.",
                 "Ask for fewer, or load the model with larger drafts or a larger budget.",
             )
         # Rows that are never written take no memory, so without a plan more are allocated than asked for.
@@ -141,7 +142,7 @@ class OutputMemory:
         except (MemoryError, OSError, OverflowError) as error:
             raise MemoryBudgetExceeded(
                 "The logits of a pass do not fit the memory.",
-                f"{room} rows of {self._vocab_size} logits: {error}.",
+                f"{counted(room, 'row')} of {self._vocab_size} logits: {error}.",
                 "Ask for the logits of fewer rows.",
             ) from error
         self._rows = room

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from edge_rt.byte_size import counted
 from edge_rt.errors import ConfigError
 from edge_rt.memory.draft_model import DraftModelShape
 from edge_rt.memory.drafter_shape import DrafterShape, drafter_shape
@@ -73,7 +74,7 @@ def choose_draft_model(package: Package, spec: str | None, given: Path | None) -
     if manifest.op_profile != "native" or len(manifest.segments) != 1:
         raise ConfigError(
             "The package that is to draft cannot.",
-            f"Its op profile is {manifest.op_profile!r}, with {len(manifest.segments)} segments; "
+            f"Its op profile is {manifest.op_profile!r}, with {counted(len(manifest.segments), 'segment')}; "
             "'native' with one is needed.",
             "Export it again with --profile native and without exits.",
         )

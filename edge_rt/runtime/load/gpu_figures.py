@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from edge_rt.device_names import CPU, CUDA, parse_device
 from edge_rt.errors import ConfigError
+from edge_rt.gpu_kernels import check_compute
 from edge_rt.gpu_provider import INSTALLED, GpuProvider
 from edge_rt.memory.device import unmeasured_gpu
 from edge_rt.memory.figures import GpuFigures
@@ -23,13 +24,15 @@ def is_planned_for_gpu(device: str, op_profile: str) -> bool:
     return parse_device(device).kind == CUDA and op_profile == GPU_OP_PROFILE
 
 
-def gpu_figures(device: str, own: GpuProvider = INSTALLED, freed_bytes: int = 0) -> GpuFigures | None:
+def gpu_figures(device: str, op_profile: str, own: GpuProvider = INSTALLED, freed_bytes: int = 0) -> GpuFigures | None:
     """Return the figures of the GPU that a device names; None where the plan counts a run on the CPU.
 
-    A GPU with memory of its own is opened for a moment, to ask how much is free.
+    A GPU with memory of its own is opened for a moment, to ask how much is free. Packages of other op profiles than
+    native run on GPUs of NVIDIA with ONNX Runtime's own provider, also on older ones: these need only be there.
 
     Args:
         device: its name.
+        op_profile: of the package.
         own: edge-rt's own provider.
         freed_bytes: memory of the GPU that will be free before something is loaded.
 
@@ -40,11 +43,21 @@ def gpu_figures(device: str, own: GpuProvider = INSTALLED, freed_bytes: int = 0)
     name = parse_device(device)
     if name.kind != CUDA:
         return None
-    found = own.report().gpu(name.index)
+    found = own.library.report().gpu(name.index)
+    if not is_planned_for_gpu(device, op_profile):
+        return None
+    check_compute(found.compute)
     free = found.total_bytes
     if not found.is_integrated:
         free = min(free, own.library.free_bytes(name.index) + freed_bytes)
-    return unmeasured_gpu(found.name, found.total_bytes, free, is_unified=found.is_integrated, device_name=str(name))
+    return unmeasured_gpu(
+        found.name,
+        found.total_bytes,
+        free,
+        is_unified=found.is_integrated,
+        device_name=str(name),
+        is_open=own.is_ready(name.index),
+    )
 
 
 def planned_device(plan: Plan) -> str:

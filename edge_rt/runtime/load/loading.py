@@ -154,6 +154,8 @@ def load_parts(
         EdgeRTError: a part of the package cannot be used, or the system has less memory than it reported.
     """
     manifest, choice, options = package.manifest, load_plan.plan.choice, load_plan.options
+    if options.on_plan is not None:
+        options.on_plan(load_plan.plan)
     check_window_support(manifest.op_profile, manifest.model.sliding_window)
     device = open_device(options.device, manifest, options.gpu_provider, options.on_compile)
     tell = options.on_load or _tell_nobody

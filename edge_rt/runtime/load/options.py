@@ -70,6 +70,7 @@ class LoadOptions:
         on_calibrate: called when the first answer has to wait for a measurement of the costs of passes on this machine,
             which takes a second or two.
         on_compile: called when the kernels for a GPU have to be compiled first, which takes a minute or more.
+        on_plan: called with the plan before anything is loaded.
         on_load: called with the name of what has just been loaded: ``"tokenizer"``, ``"cache"``, ``"session"``,
             ``"drafter"``.
         costs: where measured costs of passes are stored; None keeps them in memory only.
@@ -107,6 +108,7 @@ class LoadOptions:
     spec_trace: Trace | None = None
     on_calibrate: Callable[[], None] | None = None
     on_compile: Callable[[], None] | None = None
+    on_plan: Callable[[Plan], None] | None = None
     on_load: Callable[[str], None] | None = None
     costs: CostStore | None = None
     plan: Plan | None = None

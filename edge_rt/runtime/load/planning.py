@@ -230,7 +230,8 @@ def plan_package(package: Package, options: LoadOptions, *, device: Device | Non
     drafter, second = drafting_shapes(package, options.spec, options.drafter, options.makers)
     gpu = None
     if device is None and is_planned_for_gpu(options.device, package.manifest.op_profile):
-        gpu = gpu_figures(options.device, options.gpu_provider, options.freed_device_bytes)
+        op_profile = package.manifest.op_profile
+        gpu = gpu_figures(options.device, op_profile, options.gpu_provider, options.freed_device_bytes)
     # Planning itself takes memory the first time. It is repeated until the process's memory stays the same.
     for _ in range(_SETTLING):
         before = resident_bytes()
@@ -314,7 +315,8 @@ def plan_load(package: Package, options: LoadOptions) -> LoadPlan:
         budget = Budget(plan.budget_bytes)
     if budget is None:
         return LoadPlan(plan, asked, total, is_strict, claim=None, encoding_budget=None)
-    base = plan.runtime_bytes
+    # What this plan counts of the process beyond what the budget's first claim has counted is claimed as well.
+    base = budget.base_bytes or plan.runtime_bytes
     claim = budget.claim(plan.shape.name, plan.total_bytes - base, base_bytes=base)
     return LoadPlan(
         plan, asked, total, is_strict, claim, EncodingBudget(plan, budget, claim, is_given=total is not None)

@@ -59,15 +59,18 @@ def costs_on_gpu(store: CostStore, package_id: str, gpu: Gpu, report: GpuReport)
     return _by_format(found)
 
 
-def relative_curve(costs: RowCosts, depth: int, choice: Choice) -> tuple[float, tuple[tuple[int, float], ...]]:
+def relative_curve(
+    costs: RowCosts, depth: int, choice: Choice, least_rows: int = 2
+) -> tuple[float, tuple[tuple[int, float], ...]]:
     """Return the seconds of a pass over one row, and passes over more rows relative to it, as in ``Device.row_cost``.
 
     Args:
         costs: the measured costs.
         depth: rows of context.
         choice: how tokens are drafted, which bounds the rows.
+        least_rows: rows that are wanted in any case, at least 2.
     """
-    line = costs.curve(depth, max(2, drafted_rows(choice) + 1))
+    line = costs.curve(depth, max(least_rows, drafted_rows(choice) + 1))
     return line[0] / 1e3, tuple((place + 1, cost / line[0]) for place, cost in enumerate(line))
 
 

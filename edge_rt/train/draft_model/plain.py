@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,81 +12,16 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from edge_rt.errors import UnsupportedModel
 from edge_rt.export.weights.regions import Region
 from edge_rt.export.weights.tile_formats import TILE_FORMATS, TILE_ROWS
 from edge_rt.export.weights.tiles import tile_count, unit_count, unpack_rows
-from edge_rt.package.decoder import Layer
-from edge_rt.package.manifest import WEIGHTS_FILE, Manifest
+from edge_rt.package.manifest import WEIGHTS_FILE
 from edge_rt.package.reader import Package
 
 _MATRICES: Final = {"qkv": 12, "output": 13, "gate_up": 15, "down": 16}
 """Matrix of a layer -> its place among the inputs of DecoderLayer."""
 
 Floats = npt.NDArray[np.float32]
-
-
-def require_plain(package: Package) -> None:
-    """Refuse a package whose layers a small llama cannot start from.
-
-    Raises:
-        UnsupportedModel: it is not native, in several segments, or its layers are not those of a plain llama.
-    """
-    manifest = package.manifest
-    if manifest.op_profile != "native" or len(manifest.segments) != 1:
-        raise UnsupportedModel(
-            "No draft model can be trained for this package.",
-            f"Its op profile is {manifest.op_profile!r}, with {len(manifest.segments)} segments; "
-            "'native' with one is needed.",
-            "Export the model again with --profile native and without --exits.",
-        )
-    if found := list(dict.fromkeys(_strange(manifest))):
-        raise UnsupportedModel(
-            "No draft model can be trained for this model.",
-            f"Its layers are not those of a plain llama: it has {', '.join(found)}.",
-            "Train --kind head, or use a drafter that needs no training.",
-        )
-
-
-def _strange(manifest: Manifest) -> Iterator[str]:
-    """Yield what a plain llama does not have."""
-    if manifest.model.sliding_window:
-        yield "sliding windows"
-    decoder = manifest.decoder
-    if decoder is None:
-        return
-    for layer in decoder.kinds:
-        yield from _strange_layer(layer)
-    facts = {
-        f"the norm {decoder.norm!r}": decoder.norm != "rms",
-        "biases of norms": decoder.has_norm_bias,
-        "scaled embeddings, sums or logits": (decoder.embedding_scale, decoder.residual_scale, decoder.logit_scale)
-        != (1.0, 1.0, 1.0),
-        "capped logits": decoder.logit_softcap != 0.0,
-        "rotations that are computed when it is loaded": decoder.loads_rope,
-        "several rotations": len(decoder.ropes) != 1,
-    }
-    names = [name for name, is_there in facts.items() if is_there]
-    yield from names
-    if not names and not any(True for layer in decoder.kinds for _ in _strange_layer(layer)):
-        yield f"the graph of the family {decoder.family!r}"
-
-
-def _strange_layer(layer: Layer) -> Iterator[str]:
-    attention, feed_forward = layer.attention, layer.feed_forward
-    facts = {
-        "biases": attention.has_qkv_bias or attention.has_output_bias or feed_forward.has_bias,
-        "norms of queries and keys": attention.qk_norm != "none",
-        "capped scores": attention.softcap != 0.0,
-        "attention sinks": attention.has_sinks,
-        "queries scaled by position": attention.query_scaling is not None,
-        "a scale of scores of its own": attention.scale != attention.head_dim**-0.5,
-        "layers without rotations": attention.rope is None,
-        "feed-forwards without a gate": not feed_forward.is_gated,
-        f"the activation {feed_forward.activation!r}": feed_forward.activation != "silu",
-        "norms of what sub-layers add": layer.has_post_norms or not layer.has_pre_norms,
-    }
-    return (name for name, is_there in facts.items() if is_there)
 
 
 @dataclass(frozen=True)
@@ -102,7 +37,7 @@ class PlainLayers:
     """Reads layers of a package as float32.
 
     Args:
-        package: that ``require_plain`` takes.
+        package: that ``trainable.require_plain`` takes.
     """
 
     def __init__(self, package: Package) -> None:

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edge_rt.errors import ConfigError
 from edge_rt.export import ExportReport, export_model
 from edge_rt.package.reader import Package, open_package
 from edge_rt.progress import ProgressCallback, no_progress
@@ -31,13 +30,14 @@ from edge_rt.train.draft_model.guesses import Guesses
 from edge_rt.train.draft_model.learn import ModelRecipe, Vocabularies, learn_model
 from edge_rt.train.draft_model.measure import MEASURED_ROWS, model_acceptance, package_acceptance
 from edge_rt.train.draft_model.net import DraftLayers, NetShape
-from edge_rt.train.draft_model.plain import PlainLayers, require_plain
+from edge_rt.train.draft_model.plain import PlainLayers
 from edge_rt.train.draft_model.rotations import frequencies_of, rope_settings
 from edge_rt.train.draft_model.sequences import Dialogue, SequenceBatches, held_out_sequences, join
 from edge_rt.train.draft_model.start import fit_start
 from edge_rt.train.options import TRAINING_SHARE, TrainOptions
 from edge_rt.train.shards import shard_paths
 from edge_rt.train.target import Target, read_target
+from edge_rt.train.trainable import require_draft_model
 
 KIND: Final = "model"
 _POSITIONS: Final = 1152
@@ -188,14 +188,8 @@ def train_draft_model(
         UnsupportedModel, InvalidTemplate: no draft model can be trained for this model.
         StorageError: the disk is full, or files cannot be used; answers and the last checkpoint stay.
     """
-    require_plain(package)
+    require_draft_model(package, options.layers)
     config = package.manifest.model
-    if not 1 <= options.layers < config.num_layers:
-        raise ConfigError(
-            "The draft model must have fewer layers than the model.",
-            f"Asked for are {options.layers}, the model has {config.num_layers}.",
-            "Give fewer --layers.",
-        )
     # Refused before answers are written.
     rope = _rope_settings(package)
     recipe = recipe or ModelRecipe()

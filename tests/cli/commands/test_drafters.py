@@ -70,7 +70,7 @@ class TestInspect:
         shown = lines(inline("inspect", drafter, "--verify").stdout)
         assert "verified yes" in shown
         assert "training head-1, seed 7, 300 steps" in shown
-        assert "head 1 blocks of 32, 20 tokens" in shown
+        assert "head 1 block of 32, 20 tokens" in shown
 
     def test_a_damaged_drafter_is_refused(self, inline, drafter, tmp_path):
         path = copied(drafter, tmp_path)
@@ -94,11 +94,38 @@ class TestModes:
             (("--spec", "self"), 2, "no nested weights to draft with"),
             (("--spec", "model:/nowhere"), 3, "There is no model '/nowhere'"),
             (("--drafter", "/nowhere"), 3, "There is no drafter at /nowhere"),
+            (("--drafter", "nowhere"), 3, "There is no drafter at "),
+            (("--drafter", "no/where"), 3, "There is no drafter at "),
+            (("--drafter", "smollm2-135m-instruct"), 2, "is not a package on this machine"),
+            (("--drafter", "~nobody-of-that-name"), 6, "names an unknown user"),
         ],
     )
     def test_what_cannot_run_says_why(self, inline, native_package, arguments, code, words):
         found = inline("generate", "-m", native_package, "-p", "Hi", "-n", "1", *arguments)
         assert (found.returncode, words in found.stderr.decode()) == (code, True), found.stderr.decode()
+
+    @pytest.mark.parametrize(
+        "arguments", [("plan",), ("generate", "-p", "Hi", "-n", "2"), ("verify", "--limit", "1", "-n", "2")]
+    )
+    def test_a_package_that_drafts_may_be_named_by_its_name_in_the_store(
+        self, inline, native_package, tmp_path, arguments
+    ):
+        shutil.copytree(native_package, tmp_path / "store" / "packages" / "second")
+        verb, *more = arguments
+        asked = (verb, "-m", native_package, "--store", tmp_path / "store", "--ctx", "64", "--json", *more)
+        by_name, by_path = (
+            inline(*asked, "--drafter", name) for name in ("second", tmp_path / "store" / "packages" / "second")
+        )
+        assert by_name.returncode == by_path.returncode == 0, by_name.stderr
+        assert "draft_model" in json.loads(inline("plan", *asked[1:7], "--json", "--drafter", "second").stdout)["terms"]
+        if verb == "verify":
+            assert f"model:{tmp_path / 'store'}" in list(json.loads(by_name.stdout)["by_drafter"])[-1]
+
+    def test_a_folder_goes_before_a_name(self, inline, native_package, package, tmp_path, monkeypatch):
+        shutil.copytree(native_package, tmp_path / "store" / "packages" / "tiny")
+        monkeypatch.chdir(package / "drafters")
+        asked = ("plan", "-m", package, "--store", tmp_path / "store", "--drafter", "tiny", "--json")
+        assert json.loads(inline(*asked).stdout)["drafter"] == "tiny-head"
 
     def test_a_package_without_a_drafter_runs_and_names_the_command_that_makes_one(self, inline, native_package):
         command = ("generate", "-m", native_package, "-p", "Hi", "-n", "2", "--ctx", "64")

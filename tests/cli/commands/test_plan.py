@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+DOCS = Path(__file__).parents[3] / "docs" / "memory.md"
 KEYS = {"fits", "budget_bytes", "total_bytes", "minimum_bytes", "terms", "choice", "alternatives"}
 TERMS = [
     "runtime", "tokenizer", "weights", "session", "kv_cache", "activations", "logits", "sampling", "drafters",
@@ -173,6 +174,26 @@ def test_a_folder_is_no_corpus(inline, native_package, tmp_path):
     assert "Is a directory" in json.loads(result.stdout)["error"]["numbers"]
 
 
+def documented(table):
+    """Return a table about JSON in ``docs/memory.md``: first column -> keys that the second one names."""
+    section = DOCS.read_text(encoding="utf-8").partition("\n## The plan as JSON\n")[2].partition("\n## ")[0]
+    lines = section.partition(f"| {table} |")[2].partition("\n\n")[0].splitlines()[2:]
+    rows = [line.strip("| ").split(" | ", 1) for line in lines]
+    return {name.strip("`"): re.findall(r"`([a-z_]+)`", text) for name, text in rows}
+
+
+@pytest.mark.parametrize("device", ["rpi5-8gb", "rtx4060-laptop-8gb", "jetson-orin-nano-8gb"])
+def test_every_key_of_the_document_is_documented(inline, native_package, device):
+    plan = json.loads(inline("plan", "-m", native_package, "--device", device, "--json").stdout)
+    assert list(plan) == list(documented("key"))
+    objects = {name: plan[name] for name in ("regimes", "choice", "shape", "device")}
+    objects |= {"alternatives": plan["alternatives"][0]} | ({"gpu": gpu} if (gpu := plan["device"]["gpu"]) else {})
+    found = documented("object")
+    assert set(found) == {*objects, "gpu"}
+    for name, one in objects.items():
+        assert set(found[name]) - {"device"} == set(one), name
+
+
 class TestGpus:
     """Plans for machines with GPUs, which are presets here."""
 
@@ -198,7 +219,8 @@ class TestGpus:
     def test_shared_memory_has_one_budget(self, inline, native_package):
         flags = ("plan", "-m", native_package, "--device", "jetson-orin-nano-8gb")
         plan = json.loads(inline(*flags, "--json").stdout)
-        assert plan["device_budget_bytes"] is None
+        assert plan["device_budget_bytes"] is plan["device_minimum_bytes"] is None
+        assert plan["device_total_bytes"] == sum(plan["device_terms"].values()) > 0
         assert plan["total_bytes"] == sum(plan["terms"].values()) + sum(plan["device_terms"].values())
         assert "together" in inline(*flags).stdout.decode()
         refused = inline(*flags, "--device-memory", "1GiB")
@@ -215,6 +237,15 @@ class TestGpus:
         for command in commands:
             assert "--device-memory" in command
             assert inline("plan", *shlex.split(command)[2:]).returncode == 0
+
+    def test_a_budget_above_what_there_is_is_warned_of(self, inline, native_package):
+        flags = ("plan", "-m", native_package, "--device", "rtx4060-laptop-8gb", "--device-memory")
+        said = "The budget of device memory is more than GeForce RTX 4060 laptop has, "
+        result = inline(*flags, "9GiB")
+        assert (result.returncode, f"warning: {said}" in result.stderr.decode()) == (0, True)
+        assert any(note.startswith(said) for note in json.loads(inline(*flags, "9GiB", "--json").stdout)["notes"])
+        assert json.loads(inline(*flags, "2GiB", "--json").stdout)["notes"] == []
+        assert "is more than" not in inline(*flags, "2GiB").stderr.decode()
 
     def test_a_small_package_is_counted_as_on_the_cpu(self, inline, small_package):
         result = inline("plan", "-m", small_package, "--device", "rtx4060-laptop-8gb")

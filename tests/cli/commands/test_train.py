@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -89,6 +90,30 @@ def test_a_drafter_that_is_there_stays(inline, native_package, tmp_path):
     assert result.returncode != 0
     assert b"Nothing was trained" in result.stderr
     assert (out / "mine").read_text() == "kept"
+
+
+@pytest.mark.parametrize(
+    ("package", "flags", "said"),
+    [
+        ("small_package", (), "No drafter can be trained for this package."),
+        ("small_package", ("--kind", "model"), "No draft model can be trained for this package."),
+        ("native_package", ("--kind", "model", "--layers", "99"), "must have fewer layers than the model"),
+        ("native_package", ("--kind", "exit"), "no exits at which a draft could end"),
+    ],
+)
+def test_a_package_that_nothing_can_be_trained_for_is_refused_without_torch(inline, request, package, flags, said):
+    result = inline("train", "drafter", "-m", request.getfixturevalue(package), "--time", "1s", *flags)
+    assert result.returncode in (2, 3)
+    assert said in result.stderr.decode()
+
+
+@pytest.mark.skipif(find_spec("torch") is not None, reason="torch is installed")
+def test_without_torch_it_is_said_before_anything_is_fetched(inline, native_package):
+    for model in (native_package, "smollm2-135m-instruct"):
+        result = inline("train", "drafter", "-m", model)
+        assert (result.returncode, b"Training needs torch" in result.stderr) == (5, True)
+    result = inline("train", "drafter", "-m", "no-such-model")
+    assert (result.returncode, b"torch" in result.stderr) == (3, False)
 
 
 def test_the_help_of_kinds(inline):

@@ -46,6 +46,32 @@ def test_every_drafter_and_cache_format_is_compared(check):
         assert item["tokens_per_step"] >= 1
     assert {kv: part["prompts"] for kv, part in document["by_kv"].items()} == {"f32": 3, "int8": 3}
     assert document["left_out"] == []
+    assert document["drafted"] == sum(item["drafted"] for item in document["by_drafter"].values()) > 0
+    assert document["drafted"] == sum(part["drafted"] for part in document["by_kv"].values())
+
+
+def test_what_drafted_nothing_is_said(check):
+    """Identical answers then prove nothing, which is no difference either. One token is never drafted for."""
+    result = check("--limit", "1", "--spec", "ngram", "-n", "1")
+    assert result.returncode == 0
+    assert result.stdout.decode().splitlines()[-1] == "every answer is identical, but nothing was drafted"
+    assert b"warning: nothing was drafted, so nothing was verified: try longer answers (-n)" in result.stderr
+    document = json.loads(check("--limit", "1", "--spec", "ngram", "-n", "1", "--json").stdout)
+    assert (document["drafted"], document["identical"]) == (0, 1)
+    assert [text.partition(":")[0] for text in document["notes"]] == ["nothing was drafted, so nothing was verified"]
+
+
+def test_which_drafter_drafted_nothing_is_said(check, tmp_path):
+    state, asked = tmp_path / "state.jsonl", ("--limit", "1", "--spec", "suffix", "--spec", "recycling")
+    check("--state", state, *asked)
+    header, *lines = map(json.loads, state.read_text().splitlines())
+    for line in lines:
+        line["drafted"] = 7 if line["mode"] == "suffix" else 0
+    state.write_text("".join(json.dumps(line) + "\n" for line in (header, *lines)))
+    result = check("--state", state, *asked, "--json")
+    document = json.loads(result.stdout)
+    assert (result.returncode, document["drafted"]) == (0, 7)
+    assert document["notes"] == ["recycling drafted nothing, so nothing was verified of it"]
 
 
 def test_without_a_file_there_are_prompts(inline, native_package):

@@ -85,7 +85,7 @@ def gpu_key(gpu, **changes):
 
 def choose(store, own, *, threads=2, **request):
     def plan_on(device):
-        return make_plan(SHAPE, replace(DEVICE, gpu=gpu_figures(device, own)), Request(**request))
+        return make_plan(SHAPE, replace(DEVICE, gpu=gpu_figures(device, "native", own)), Request(**request))
 
     return choose_device(SHAPE, store, plan_on, threads=threads, own=own)
 
@@ -174,7 +174,7 @@ class TestChoice:
         for free in (600 << 20, 800 << 20):
             own = FakeProvider(LAPTOP, free=free)
             found = choose(store, own)
-            assert make_plan(SHAPE, replace(DEVICE, gpu=gpu_figures("cuda:1", own)), Request()).given_up
+            assert make_plan(SHAPE, replace(DEVICE, gpu=gpu_figures("cuda:1", "native", own)), Request()).given_up
             assert (found.device, found.has_failed) == ("cpu", False)
             assert "a laptop's GPU is faster (" in found.note
             assert "--device cuda:1 runs there with less" in found.note
@@ -182,7 +182,7 @@ class TestChoice:
     @pytest.mark.parametrize(("less_on_gpu", "expected"), [({}, "cuda:1"), ({"ctx": 4096}, "cpu")])
     def test_what_the_cpu_gives_up_as_well_is_no_reason(self, store, less_on_gpu, expected):
         def plan_on(device):
-            plan = make_plan(SHAPE, replace(DEVICE, gpu=gpu_figures(device, own)), Request())
+            plan = make_plan(SHAPE, replace(DEVICE, gpu=gpu_figures(device, "native", own)), Request())
             less = {} if device == "cpu" else less_on_gpu
             return replace(plan, given_up=("something",), choice=replace(plan.choice, **less))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,10 @@ import edge_rt
 from edge_rt.errors import ConfigError, MemoryBudgetExceeded, RuntimeUnavailable
 from edge_rt.gpu_library import Gpu, GpuReport
 from edge_rt.gpu_provider import GpuProvider
+from edge_rt.memory.budget import Budget
 from edge_rt.memory.device import presets
 from edge_rt.memory.figures import Amounts
+from edge_rt.memory.gpu_terms import CONTEXT_BYTES, DRIVER_BYTES
 from edge_rt.package.reader import open_package
 from edge_rt.runtime.load.gpu_figures import gpu_figures
 from edge_rt.runtime.load.options import LoadOptions
@@ -19,11 +22,12 @@ from edge_rt.runtime.load.planning import plan_load, plan_package
 
 GIB = 1 << 30
 LAPTOP = Gpu(0, "a laptop's GPU", 89, 8 * GIB, is_integrated=False)
+OLD = Gpu(0, "an old GPU", 61, 2 * GIB, is_integrated=False)
 JETSON = Gpu(0, "Orin", 87, 7 * GIB, is_integrated=True)
 
 
 class FakeLibrary:
-    """A driver with one GPU, of which 6 GiB are free; one that shares its memory is never asked."""
+    """A driver with one GPU, of which 6 GiB are free; one that shares its memory, or is old, is never asked."""
 
     def __init__(self, gpu):
         self._gpu = gpu
@@ -31,8 +35,11 @@ class FakeLibrary:
     def report(self):
         return GpuReport(13000, (self._gpu,))
 
+    def set_kernels(self, number, cubins):
+        pass
+
     def free_bytes(self, number):
-        assert (number, self._gpu.is_integrated) == (0, False)
+        assert (number, self._gpu.is_integrated, self._gpu.can_compute) == (0, False, True)
         return 6 * GIB
 
 
@@ -47,29 +54,44 @@ class FakeProvider(GpuProvider):
 
 
 def test_a_gpu_has_what_is_free_there():
-    found = gpu_figures("cuda", FakeProvider(LAPTOP))
+    found = gpu_figures("cuda", "native", FakeProvider(LAPTOP))
     assert (found.name, found.total_bytes, found.available_bytes) == ("a laptop's GPU", 8 * GIB, 6 * GIB)
     assert not found.is_unified
 
 
 def test_what_another_model_gives_back_is_free_but_no_more_than_there_is():
-    free = [gpu_figures("cuda:0", FakeProvider(LAPTOP), freed).available_bytes for freed in (GIB, 4 * GIB)]
+    free = [gpu_figures("cuda:0", "native", FakeProvider(LAPTOP), freed).available_bytes for freed in (GIB, 4 * GIB)]
     assert free == [7 * GIB, 8 * GIB]
 
 
 def test_a_gpu_that_shares_memory_is_not_opened():
-    found = gpu_figures("cuda", FakeProvider(JETSON))
+    found = gpu_figures("cuda", "native", FakeProvider(JETSON))
     assert (found.is_unified, found.total_bytes) == (True, 7 * GIB)
 
 
 @pytest.mark.parametrize("device", ["auto", "cpu", "webgpu"])
 def test_no_driver_is_asked_for_other_devices(device):
-    assert gpu_figures(device) is None
+    assert gpu_figures(device, "native") is None
 
 
-def test_a_gpu_that_is_not_there_is_refused():
+@pytest.mark.parametrize("op_profile", ["native", "portable"])
+def test_a_gpu_that_is_not_there_is_refused(op_profile):
     with pytest.raises(RuntimeUnavailable, match="no GPU of that number"):
-        gpu_figures("cuda:1", FakeProvider(LAPTOP))
+        gpu_figures("cuda:1", op_profile, FakeProvider(LAPTOP))
+
+
+def test_an_old_gpu_is_refused_for_native_packages_alone():
+    """ONNX Runtime's own provider may know it; its memory is not planned, and it is not opened for that."""
+    with pytest.raises(RuntimeUnavailable, match="The GPU is too old"):
+        gpu_figures("cuda", "native", FakeProvider(OLD))
+    assert gpu_figures("cuda", "portable", FakeProvider(OLD)) is None
+
+
+def test_an_old_gpu_among_others_is_refused_before_it_is_planned_for():
+    both = FakeProvider(OLD)
+    both.fake.report = lambda: GpuReport(13000, (OLD, replace(LAPTOP, number=1)))
+    with pytest.raises(RuntimeUnavailable, match="The GPU is too old"):
+        gpu_figures("cuda", "native", both)
 
 
 class TestPackages:
@@ -81,6 +103,33 @@ class TestPackages:
         assert plan.budget == Amounts(GIB, GIB)
         weights = {term.name: (term.bytes, term.device_bytes) for term in plan.terms}["weights"]
         assert weights == (0, package.manifest.files["weights.bin"].size)
+
+    def test_a_second_model_counts_no_second_context(self, native_package):
+        """Whoever opened the GPU, this process has one context of it, and has loaded its driver."""
+        asked = LoadOptions(device="cuda", gpu_provider=FakeProvider(LAPTOP), ctx=256, base_bytes=100 << 20)
+        first = plan_package(open_package(native_package), asked)
+        asked.gpu_provider.make_ready(0)
+        second = plan_package(open_package(native_package), asked)
+        assert (first.device.gpu.is_open, second.device.gpu.is_open) == (False, True)
+        assert first.needs.gpu - second.needs.gpu == CONTEXT_BYTES
+        assert first.runtime_bytes - second.runtime_bytes == DRIVER_BYTES
+        assert second.runtime_bytes == 100 << 20
+
+    def test_models_that_share_a_budget_count_the_driver_once(self, native_package):
+        own, budget = FakeProvider(LAPTOP), Budget("4GiB")
+        asked = LoadOptions(device="cuda", gpu_provider=own, ctx=256, memory=budget)
+        cpu = plan_load(open_package(native_package), asked.but(device="cpu"))
+        first = plan_load(open_package(native_package), asked)
+        own.make_ready(0)
+        second = plan_load(open_package(native_package), asked)
+        assert first.plan.runtime_bytes == cpu.plan.runtime_bytes + DRIVER_BYTES
+        assert first.claim.bytes == second.claim.bytes + DRIVER_BYTES
+        assert (
+            budget.free_bytes
+            == (4 << 30)
+            - sum(plan.total_bytes for plan in (cpu.plan, first.plan, second.plan))
+            + 2 * cpu.plan.runtime_bytes
+        )
 
     def test_on_a_jetson_there_is_one_budget(self, native_package):
         package = open_package(native_package)

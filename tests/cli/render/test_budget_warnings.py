@@ -1,0 +1,68 @@
+"""Budgets above what a machine has: what is said of them in a plan, and before a load."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from edge_rt.cli.render.plan_report import budget_warnings
+from edge_rt.memory.figures import GpuFigures
+from edge_rt.memory.plan import make_plan
+from edge_rt.memory.request import Request
+from tests.helpers.models import load_package
+from tests.memory.shapes import DEVICE, MIB, make_shape
+
+GIB = 1 << 30
+GPU = GpuFigures("a GPU", 4 * GIB, 3 * GIB, 100e9, 5e-4, ((1, 1.0), (8, 1.1), (24, 1.3)))
+HOST = "The budget is more than this machine has available now, 4096.0 MiB."
+OF_GPU = "The budget of device memory is more than a GPU has free now, 3072.0 MiB of 4096.0 MiB."
+
+
+def warnings(gpu, *, is_here=True, **budgets):
+    made = make_plan(make_shape(), replace(DEVICE, gpu=gpu), Request(ctx=2048, **budgets))
+    return budget_warnings(made, is_here=is_here)
+
+
+@pytest.mark.parametrize(
+    ("host", "own", "said"),
+    [
+        (None, None, ()),
+        (4 * GIB, 3 * GIB, ()),
+        (4 * GIB + 1, None, (HOST,)),
+        (None, 3 * GIB + 1, (OF_GPU,)),
+        (9 * GIB, 5 * GIB, (HOST, OF_GPU)),
+    ],
+)
+def test_more_than_is_free_here(host, own, said):
+    assert warnings(GPU, budget_bytes=host, device_budget_bytes=own) == said
+
+
+def test_of_another_machine_all_of_its_memory_counts():
+    assert warnings(GPU, is_here=False, budget_bytes=8 * GIB, device_budget_bytes=4 * GIB) == ()
+    assert warnings(GPU, is_here=False, budget_bytes=8 * GIB + 1, device_budget_bytes=4 * GIB + 1) == (
+        "The budget is more than test has, 8192.0 MiB.",
+        "The budget of device memory is more than a GPU has, 4096.0 MiB.",
+    )
+
+
+@pytest.mark.parametrize("gpu", [None, replace(GPU, is_unified=True)])
+def test_one_memory_has_one_budget(gpu):
+    assert warnings(gpu, budget_bytes=5 * GIB) == (HOST,)
+
+
+def test_a_load_tells_its_plan_first(small_package):
+    told = []
+    with load_package(small_package, ctx=64, memory=300 * MIB, on_plan=told.append, on_load=told.append) as model:
+        assert told[0] is model.plan
+        assert told[1] == "tokenizer"
+
+
+def test_commands_warn_before_they_load(inline, native_package):
+    arguments = ("-m", native_package, "--memory", "900TiB", "--ctx", "64")
+    said = b"warning: The budget is more than this machine has available now, "
+    result = inline("generate", *arguments, "-p", "Hello", "-n", "1", "--raw")
+    assert (result.returncode, result.stderr.count(said)) == (0, 1)
+    notes = json.loads(inline("plan", *arguments, "--json").stdout)["notes"]
+    assert sum(note.startswith("The budget is more than this machine has") for note in notes) == 1
