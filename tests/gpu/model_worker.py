@@ -8,7 +8,7 @@ import numpy as np
 
 from edge_rt.cli.render.device_report import placement_facts
 from edge_rt.device_names import DeviceName
-from edge_rt.errors import Cancelled, RuntimeUnavailable, UnsupportedModel
+from edge_rt.errors import Cancelled, RuntimeUnavailable
 from edge_rt.measure.prompts import Prompt
 from edge_rt.measure.verify import PLAIN, answers, compare
 from edge_rt.package.manifest import KV_FORMATS
@@ -193,11 +193,6 @@ def case_verified(gpu):
         plain_answers, drafted = (list(answers(model, prompts, config, mode, kv="f16")) for mode in (PLAIN, "suffix"))
         assert [compare(*pair) for pair in zip(plain_answers, drafted, strict=True)] == [None, None]
         assert sum(answer.drafted for answer in drafted) > 0
-
-
-def case_exits(gpu):
-    path = package(layers=3, exits=(1,))
-    expect(UnsupportedModel, "Packages with exits do not run on NVIDIA GPUs yet", lambda: opened(gpu, path).__enter__())
 
 
 if __name__ == "__main__":
