@@ -11,10 +11,21 @@ import numpy as np
 
 from edge_rt.cli.render.device_report import placement_facts
 from edge_rt.errors import Cancelled, EdgeRTError, MemoryBudgetExceeded
-from edge_rt.package.manifest import KV_FORMATS
 from edge_rt.runtime.graph.cancel import CancelToken
 from tests.gpu.emulated import OUT_OF_MEMORY, SOME, main
-from tests.gpu.models import DEVICE, FOLDER, PROMPT, SAMPLED, TOKENS, CheapDrafts, answer, opened, plain, provider
+from tests.gpu.models import (
+    DEVICE,
+    FOLDER,
+    PROMPT,
+    SAMPLED,
+    TOKENS,
+    CheapDrafts,
+    answer,
+    expect,
+    opened,
+    plain,
+    provider,
+)
 from tests.helpers.models import load_package
 from tests.helpers.segmented import WINDOW, make_agreeing_pair, make_window_pair, pair_in
 from tests.helpers.small import GREEDY
@@ -64,11 +75,11 @@ def drafted_trees(model):
     rng, found = random.Random(3), []
     with model.passes() as (runner, rows):
         rows.truncate(0)
-        for start, end in ((0, 33), (33, 34), (34, 61)):
+        for start, end in ((0, 17), (17, 18)):
             with rows.reserve(end - start) as reserved:
                 found.append(runner.forward(TOKEN_IDS[start:end], reserved.start, 1).logits.copy())
                 reserved.commit(TOKEN_IDS[start:end])
-        for parents, drafted, wanted in structures(rng, 5):
+        for parents, drafted, wanted in structures(rng, 3):
             segments = rng.randint(1, runner.num_segments - 1)
             for _ in range(3):
                 tokens = rng.sample(range(3, 400), len(parents))
@@ -90,9 +101,9 @@ def drafted_trees(model):
                 rows.check()
         rows.truncate(0)
         # More rows than there is memory for between the segments.
-        with rows.reserve(150) as reserved:
-            found.append(runner.forward(TOKEN_IDS[:150], reserved.start, 2).logits.copy())
-            reserved.commit(TOKEN_IDS[:150])
+        with rows.reserve(70) as reserved:
+            found.append(runner.forward(TOKEN_IDS[:70], reserved.start, 2).logits.copy())
+            reserved.commit(TOKEN_IDS[:70])
     return found
 
 
@@ -107,10 +118,10 @@ def case_placed(gpu):
         assert model.describe()["device"]["device"] == "cuda"
 
 
-def case_every_kv_format(gpu):
+def case_kv_formats(gpu):
     """Plain, and drafted at exits; passes of a shape are recorded in all segments when they come again."""
     pair, accepted = agreeing(), 0
-    for kv in KV_FORMATS["native"]:
+    for kv in ("f16", "k8v4", "int4"):
         with exits(gpu, kv=kv) as model:
             wanted = plain(pair.whole, kv)
             with gpu.starts(graphs=SOME):
@@ -130,42 +141,37 @@ def case_modes(gpu):
     for drafter in (None, adapters):
         for mode in ("exit", "auto"):
             with exits(gpu, spec=mode, drafter=drafter) as model:
-                for sampling in (GREEDY, SAMPLED):
-                    for _ in range(2):
-                        found = answer(model, **sampling)
-                        wanted = plain(pair.whole, sampled=sampling is SAMPLED)
-                        assert found.token_ids == wanted, (mode, drafter, sampling)
-                        assert found.spec.rows_drafted > 0, (mode, drafter, sampling)
+                for sampling in (GREEDY, SAMPLED) if drafter is None else (GREEDY,):
+                    found = answer(model, **sampling)
+                    assert found.token_ids == plain(pair.whole, sampled=sampling is SAMPLED), (mode, drafter)
+                    assert found.spec.rows_drafted > 0, (mode, drafter, sampling)
 
 
 def case_trees(gpu):
     """Trees that go on with drafted nodes, wherever these are, have the CPU's bits: guesses, logits, hidden states."""
-    for kv in ("f16", "int4"):
-        options = {"hidden": True, "spec": "exit", "kv": kv, "prefill_chunk": 40}
-        with load_package(agreeing().cut, ctx=256, **options) as cpu:
-            wanted = drafted_trees(cpu)
-        with exits(gpu, **options) as model, gpu.starts(graphs=SOME):
-            found = drafted_trees(model)
-        assert len(found) == len(wanted)
-        for index, (one, other) in enumerate(zip(found, wanted, strict=True)):
-            assert one.tobytes() == other.tobytes(), (kv, index)
-            assert np.isfinite(one).all(), (kv, index)
+    options = {"hidden": True, "spec": "exit", "kv": "int4", "prefill_chunk": 20}
+    with load_package(agreeing().cut, ctx=256, **options) as cpu:
+        wanted = drafted_trees(cpu)
+    with exits(gpu, **options) as model, gpu.starts(graphs=SOME):
+        found = drafted_trees(model)
+    for index, (one, other) in enumerate(zip(found, wanted, strict=True)):
+        assert one.tobytes() == other.tobytes(), index
+        assert np.isfinite(one).all(), index
 
 
 def case_window(gpu):
     pair, prompt = windowed(), PROMPT * 3
     with exits(gpu, pair.cut) as model:
-        for _ in range(2):
-            found = answer(model, prompt)
-            assert found.usage.prompt_tokens > WINDOW
-            assert found.token_ids == plain(pair.whole, prompt=prompt)
+        found = answer(model, prompt)
+        assert found.usage.prompt_tokens > WINDOW
+        assert found.token_ids == plain(pair.whole, prompt=prompt)
 
 
 def case_cancelled(gpu):
     """A pass that is stopped leaves the model as it was, in the middle of a draft as well."""
     pair = agreeing()
     with exits(gpu) as model:
-        for count in range(1, 5):
+        for count in (1, 3):
             token, seen = CancelToken(), []
             stream = model.stream(PROMPT, max_tokens=TOKENS, cancel=token, repetition_guard=False, **GREEDY)
             try:
@@ -191,7 +197,7 @@ def case_faults(gpu):
     gc.collect()
     before = gpu.live()
     assert before[:4] == [0, 0, 1, 0], before
-    faults = [("cuMemAlloc", number, OUT_OF_MEMORY) for number in range(0, 150, 11)]
+    faults = [("cuMemAlloc", number, OUT_OF_MEMORY) for number in (0, 7, 40, 75, 110)]
     faults += [("cuMemcpyDtoHAsync", number, UNKNOWN) for number in (0, 5)]
     faults += [("cuStreamBeginCapture", number, UNKNOWN) for number in (0, 2)]
     failures = []
@@ -210,12 +216,25 @@ def case_faults(gpu):
     body()
 
 
+def case_full(gpu):
+    """A pass that finds no memory for the rows between the graphs leaves the model as it was."""
+    with exits(gpu, prefill_chunk=16) as model:
+        with model.passes() as (runner, rows):
+            runner.forward([7] * 16, 0, 1)
+            gpu.fault("cuMemAlloc", 0, OUT_OF_MEMORY)
+            try:
+                expect(MemoryBudgetExceeded, "memory of the device", lambda: runner.forward([7] * 200, 0, 1))
+            finally:
+                gpu.fault("", -1, 0)
+            rows.truncate(0)
+        assert answer(model).token_ids == plain(agreeing().whole)
+
+
 def case_nothing_is_left(gpu):
     """Recorded passes of all segments are given back, with the memory that they wrote to."""
 
     def body():
         with exits(gpu) as model:
-            answer(model)
             with gpu.starts(graphs=SOME):
                 answer(model)
             assert gpu.live()[GRAPHS] > 0

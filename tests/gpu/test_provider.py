@@ -28,7 +28,7 @@ OPERATORS = {
         "listed every_kv_format sampled drafters draft_model nested window",
         "reuse chat passes second_gpu two_models cancelled verified",
     ),
-    "exit_worker": ("placed every_kv_format modes", "trees window cancelled", "nothing_is_left faults"),
+    "exit_worker": ("placed kv_formats modes", "trees window cancelled", "nothing_is_left full faults"),
     "model_fault_worker": (
         "out_of_memory full_while_it_answers calls_fail",
         "nothing_is_left lost lost_while_memory_is_taken",
