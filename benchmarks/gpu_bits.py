@@ -18,7 +18,9 @@ CASES = (
     ("pass_worker", "replayed replays_checked"),
     ("package_worker", "every_kv_format every_type window recorded"),
     ("model_worker", "every_kv_format sampled drafters draft_model nested window"),
-    ("model_worker", "reuse chat passes two_models cancelled verified exits"),
+    ("model_worker", "reuse chat passes two_models cancelled verified"),
+    ("exit_worker", "placed kv_formats modes"),
+    ("exit_worker", "trees window cancelled"),
 )
 
 

@@ -95,8 +95,12 @@ class Binding:
         self._read_here = frozenset() if number is None else _inputs_of_the_host(session)
         self._is_recorded = False
 
-    def bind_input(self, name: str, array: np.ndarray[Any, Any] | DeviceArray) -> None:
-        """Bind a C-contiguous array, or one of the device, to an input."""
+    def bind_input(self, name: str, array: np.ndarray[Any, Any] | DeviceArray | DeviceRows) -> None:
+        """Bind a C-contiguous array, or an array or rows of the device, to an input."""
+        if isinstance(array, DeviceRows):
+            self._binding._iobinding.bind_input(name, _place(array), array.dtype, array.shape, array.address)
+            self._values[name] = array
+            return
         value = self._value(name, array)
         if self._is_on_device and not isinstance(array, DeviceArray) and name not in self._read_here:
             assert self._number == _NO_RECORD, name
@@ -104,8 +108,12 @@ class Binding:
         else:
             self._binding.bind_ortvalue_input(name, value)
 
-    def bind_output(self, name: str, array: np.ndarray[Any, Any] | DeviceArray) -> None:
-        """Bind a writable C-contiguous array, or one of the device, to an output."""
+    def bind_output(self, name: str, array: np.ndarray[Any, Any] | DeviceArray | DeviceRows) -> None:
+        """Bind a writable C-contiguous array, or an array or rows of the device, to an output."""
+        if isinstance(array, DeviceRows):
+            self._binding._iobinding.bind_output(name, _place(array), array.dtype, array.shape, array.address)
+            self._values[name] = array
+            return
         assert isinstance(array, DeviceArray) or array.flags.writeable, name
         self._binding.bind_ortvalue_output(name, self._value(name, array))
 
@@ -121,15 +129,11 @@ class Binding:
         """
         assert array.flags.writeable, name
         assert (array.shape, array.dtype) == (rows.shape, rows.dtype), name
-        place = ort.OrtDevice.make("gpu", rows.array.device.name.index, _NVIDIA)
-        # The public function takes no vendor, and means another one than the provider's in older versions.
-        self._binding._iobinding.bind_output(
-            name, place._get_c_device(), rows.dtype, rows.shape, rows.array.value.data_ptr()
-        )
-        self._value(name, array)
-        self._outputs.append(name)
+        self.bind_output(name, rows)
         # What keeps the rows alive.
         self._values[f"{name} on the device"] = rows
+        self._value(name, array)
+        self._outputs.append(name)
 
     def fetch(self, names: Sequence[str]) -> None:
         """Copy outputs of the last run from the device; their names are those of ``bind_fetched``.
@@ -182,6 +186,12 @@ class Binding:
             if switch.is_set:
                 raise Cancelled("The run was stopped.") from error
             raise translate(error, loading=False) from error
+
+
+def _place(rows: DeviceRows) -> Any:
+    """Return ONNX Runtime's object for the device of rows, as functions take it that bind memory by its address."""
+    # The public functions take no vendor, and mean another one than the provider's in older versions.
+    return ort.OrtDevice.make("gpu", rows.array.device.name.index, _NVIDIA)._get_c_device()
 
 
 def _inputs_of_the_host(session: Any) -> frozenset[str]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import numpy.typing as npt
 
 from edge_rt.device_names import CUDA, DeviceName
@@ -120,17 +122,26 @@ class DeviceArray:
 
 @dataclass(frozen=True)
 class DeviceRows:
-    """The first rows of an array on NVIDIA's GPUs, as an output of a pass.
+    """Neighbouring rows of an array on NVIDIA's GPUs, as an input or an output of a pass.
 
     Attributes:
         array: the array.
         shape: of these rows.
         dtype: of its elements.
+        first: row of the array that they begin with.
     """
 
     array: DeviceArray
     shape: tuple[int, ...]
     dtype: npt.DTypeLike
+    first: int = 0
+
+    @property
+    def address(self) -> int:
+        """Where they lie in the device's memory."""
+        row_bytes = math.prod(self.shape[1:]) * np.dtype(self.dtype).itemsize
+        assert (self.first + self.shape[0]) * row_bytes <= self.array.nbytes, (self.first, self.shape)
+        return int(self.array.value.data_ptr()) + self.first * row_bytes
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Final
 from edge_rt.memory.activations import FEW_ROWS
 from edge_rt.memory.choice import Choice
 from edge_rt.memory.shape import ModelShape
+from edge_rt.memory.terms import drafts_itself, hidden_bytes
 
 MIB: Final = 1 << 20
 
@@ -52,7 +53,7 @@ class GpuSizes:
         context: CUDA's context, kernels and graphs; 0 where the process has them already.
         weights: all matrices, and tables of rotations; a session of its own has its own copies.
         kv_cache: the cache.
-        activations: what passes need, the rows' map and the tree included.
+        activations: what passes need, the rows' map, the tree and the rows between graphs included.
         logits: logits, the most likely tokens, and hidden states.
     """
 
@@ -87,14 +88,34 @@ def pooled(count: float) -> int:
     return -(-wanted // step) * step
 
 
+def gpu_weights(shape: ModelShape, choice: Choice) -> int:
+    """Return the bytes of all matrices, and of tables of rotations, in all sessions: each has its own copies."""
+    held = shape.weights_bytes + shape.twice_mapped_bytes + shape.loaded_rope_bytes * choice.ctx
+    if shape.segments > 1:
+        # The head's graph is opened whatever drafts; rotations are stored once, and read by the layers of all segments.
+        held += shape.exit_head_bytes + (shape.segments - 1) * shape.rotation_bytes
+    # The second graph's session copies whole matrices, of which it reads the upper halves.
+    return held + (shape.weights_bytes if drafts_itself(shape, choice) else 0)
+
+
 def gpu_activations(shape: ModelShape, choice: Choice) -> int:
-    """Return the bytes that passes of every size up to the largest take in time, and keep."""
+    """Return the bytes that passes of every size up to the largest take in time, and keep.
+
+    The session of every segment has a pool of its own; so has that of the head alone, which makes a row of logits.
+    """
     rows = choice.largest_pass
     few = pooled(_pass_bytes(shape, min(rows, RECORDED_ROWS), choice.ctx))
     largest = max(few, pooled(_pass_bytes(shape, rows, choice.ctx)))
-    parts = choice.logit_rows * -(-shape.vocab_size // _TOP_K_PART) * _TOP_K_BYTES
     small = 4 * (_maps(shape) * choice.ctx + _TREE_HEAD + rows)
-    return int(_KEPT * few) + _ONCE * largest + pooled(parts) + pooled(small)
+    of_layers = int(_KEPT * few) + _ONCE * largest + pooled(small)
+    of_head = 0 if shape.segments == 1 else pooled(_top_k_bytes(shape, 1)) + pooled(_layer_bytes(shape, 1))
+    of_drafts = gpu_self_drafting(shape, choice) if drafts_itself(shape, choice) else 0
+    of_rows = hidden_bytes(shape, choice)
+    return shape.segments * of_layers + pooled(_top_k_bytes(shape, choice.logit_rows)) + of_head + of_drafts + of_rows
+
+
+def _top_k_bytes(shape: ModelShape, rows: int) -> int:
+    return rows * -(-shape.vocab_size // _TOP_K_PART) * _TOP_K_BYTES
 
 
 def gpu_self_drafting(shape: ModelShape, choice: Choice) -> int:
@@ -108,8 +129,15 @@ def gpu_self_drafting(shape: ModelShape, choice: Choice) -> int:
 
 
 def staging_bytes(shape: ModelShape, choice: Choice) -> int:
-    """Return the pinned bytes of the process from which recorded passes copy their inputs: maps, tree and tokens."""
-    return RECORDED_SHAPES * (_RECORDED + 4 * _maps(shape) * choice.ctx + 8 * RECORDED_ROWS)
+    """Return the pinned bytes of the process from which recorded passes copy their inputs: maps, tree and tokens.
+
+    Every segment of a package records a pass by itself. So do, for each node of a draft, those before its exit and the
+    head.
+    """
+    of_layers = _RECORDED + 4 * _maps(shape) * choice.ctx + 8 * RECORDED_ROWS
+    exits = shape.segments - 1
+    passes = RECORDED_SHAPES * shape.segments + RECORDED_ROWS * exits * (exits + 1) // 2
+    return passes * of_layers + RECORDED_ROWS * exits * _RECORDED
 
 
 def _maps(shape: ModelShape) -> int:

@@ -79,13 +79,14 @@ def terms_of(shape: ModelShape, choice: Choice, sizes: Sizes, request: Request) 
         terms.append(Term("draft_weights", sizes.draft_weights, "file", f"weights.bin of {name}, read in place"))
         text = f"graph, {own.kv_format} cache of {own.ctx} rows and passes of {name}, which drafts"
         terms.append(Term("draft_model", sizes.draft_model, private, text))
-    return tuple(terms) if sizes.gpu is None else _on_gpu(terms, choice, sizes.gpu)
+    return tuple(terms) if sizes.gpu is None else _on_gpu(terms, shape, choice, sizes.gpu)
 
 
-def _on_gpu(terms: list[Term], choice: Choice, gpu: GpuSizes) -> tuple[Term, ...]:
+def _on_gpu(terms: list[Term], shape: ModelShape, choice: Choice, gpu: GpuSizes) -> tuple[Term, ...]:
     """Return the terms with what a GPU holds of them."""
+    again = ", the head and rotations once for each graph that reads them" if shape.segments > 1 else ""
     held = {
-        "weights": (gpu.weights, "weights.bin, copied to the GPU"),
+        "weights": (gpu.weights, f"weights.bin, copied to the GPU{again}"),
         "kv_cache": (gpu.kv_cache, None),
         "activations": (gpu.activations, f"passes of 1 to {choice.largest_pass} rows, recorded ones apart"),
         "logits": (gpu.logits, None),

@@ -36,7 +36,8 @@ class ModelShape:
         traced: what is known of a traced graph; None for the other op profiles.
         segments: graphs that the layers are cut into; with several the head is a graph of its own as well.
         twice_mapped_bytes: of ``weights.bin``, what two segments map: a table that is embedding and head.
-        exit_head_bytes: of ``weights.bin``, what the head's own graph maps, which drafts at exits run.
+        exit_head_bytes: of ``weights.bin``, what the head's own graph maps, which drafts at exits run; a GPU holds it
+            once more.
         has_upper_halves: whether its weights are nested, so that it can draft with fewer bits.
         largest_tensor_bytes: of ``weights.bin``, at most; None: not known.
     """
@@ -129,7 +130,19 @@ def shape_of(manifest: Manifest, package_id: str | None) -> ModelShape:
         segments=len(manifest.segments),
         has_upper_halves=manifest.draft_graph is not None,
         largest_tensor_bytes=_largest_tensor(manifest),
+        head_bytes=_head(manifest),
     )
+
+
+def _head(manifest: Manifest) -> int | None:
+    """Return the bytes of the head's matrix, at most; None if its type is not named."""
+    model, types = manifest.model, manifest.quantisation
+    found = types.get("head", types.get("embedding"))
+    return None if found is None else _matrix_bytes(model.vocab_size, model.hidden_size, found)
+
+
+def _matrix_bytes(rows: int, inputs: int, types: str) -> int:
+    return -(-rows // TILE_ROWS) * TILE_ROWS * row_bytes(inputs, types)
 
 
 def _largest_tensor(manifest: Manifest) -> int:
@@ -146,11 +159,7 @@ def _largest_tensor(manifest: Manifest) -> int:
         ("attention", hidden, model.num_heads * model.head_dim),
     )
     # A class of matrices that is not named is another one's.
-    found = (
-        -(-rows // TILE_ROWS) * TILE_ROWS * row_bytes(inputs, types[kind])
-        for kind, rows, inputs in matrices
-        if kind in types
-    )
+    found = (_matrix_bytes(rows, inputs, types[kind]) for kind, rows, inputs in matrices if kind in types)
     size = manifest.files[WEIGHTS_FILE].size
     return min(size, max(found, default=size))
 
@@ -171,6 +180,7 @@ def shape_of_config(
     segments: int = 1,
     has_upper_halves: bool = False,
     largest_tensor_bytes: int | None = None,
+    head_bytes: int | None = None,
 ) -> ModelShape:
     """Return the numbers of a model whose file sizes are known or estimated.
 
@@ -189,6 +199,7 @@ def shape_of_config(
         segments: graphs that the layers are cut into.
         has_upper_halves: whether its weights are nested.
         largest_tensor_bytes: of ``weights.bin``, at most; None: not known.
+        head_bytes: bytes of the head's matrix; None assumes those of the embedding.
     """
     if embedding_bytes is None:
         embedding_bytes = config.vocab_size * (config.hidden_size + 2 * -(-config.hidden_size // 32))
@@ -203,7 +214,7 @@ def shape_of_config(
         # Such graphs compute rotations, and have no table of them.
         stored = 0
     unread += min(stored, weights_bytes // 4)
-    table = min(embedding_bytes, weights_bytes)
+    table = min(embedding_bytes if head_bytes is None else head_bytes, weights_bytes)
     windows = sum(window > 0 for window in config.layer_windows) if window_layers is None else window_layers
     return ModelShape(
         name=config.name,

@@ -14,7 +14,7 @@ from edge_rt.memory.gpu_terms import (
     DRIVER_BYTES,
     GpuSizes,
     gpu_activations,
-    gpu_self_drafting,
+    gpu_weights,
     staging_bytes,
 )
 from edge_rt.memory.request import Request
@@ -200,17 +200,11 @@ def _on_gpu(sizes: Sizes, shape: ModelShape, choice: Choice, figures: GpuFigures
     Such pages count for the process, but where the GPU shares its memory they do not count beside the copy: the kernel
     drops them.
     """
-    matrices, passes = shape.weights_bytes + shape.twice_mapped_bytes, gpu_activations(shape, choice)
-    if drafts_itself(shape, choice):
-        # The second graph's session copies whole matrices, of which it reads the upper halves.
-        matrices, passes = 2 * matrices, passes + gpu_self_drafting(shape, choice)
-    else:
-        matrices += draft_mapped_bytes(shape, choice)
     gpu = GpuSizes(
         context=0 if figures.is_open else CONTEXT_BYTES,
-        weights=matrices + shape.loaded_rope_bytes * choice.ctx,
+        weights=gpu_weights(shape, choice),
         kv_cache=sizes.kv_cache,
-        activations=passes,
+        activations=gpu_activations(shape, choice),
         logits=sizes.logits,
     )
     mapped = shape.weights_bytes if shape.largest_tensor_bytes is None else shape.largest_tensor_bytes
@@ -219,6 +213,7 @@ def _on_gpu(sizes: Sizes, shape: ModelShape, choice: Choice, figures: GpuFigures
         sizes,
         runtime=sizes.runtime + driver,
         weights=0,
+        session=sizes.session - hidden_bytes(shape, choice),
         kv_cache=0,
         chunk=staging,
         draft=staging,

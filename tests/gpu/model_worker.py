@@ -9,7 +9,7 @@ import numpy as np
 
 from edge_rt.cli.render.device_report import placement_facts
 from edge_rt.device_names import DeviceName
-from edge_rt.errors import Cancelled, MemoryBudgetExceeded, RuntimeUnavailable, UnsupportedModel
+from edge_rt.errors import Cancelled, MemoryBudgetExceeded, RuntimeUnavailable
 from edge_rt.measure.prompts import Prompt
 from edge_rt.measure.verify import PLAIN, answers, compare
 from edge_rt.package.manifest import KV_FORMATS
@@ -257,11 +257,6 @@ def case_auto(gpu):
         assert "has no room" in model.device_choice.note
     expect(MemoryBudgetExceeded, "memory of the GPU", lambda: opened(gpu, path, costs=store).__enter__())
     gpu.configure(**DEVICE)
-
-
-def case_exits(gpu):
-    path = package(layers=3, exits=(1,))
-    expect(UnsupportedModel, "Packages with exits do not run on NVIDIA GPUs yet", lambda: opened(gpu, path).__enter__())
 
 
 if __name__ == "__main__":

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from edge_rt.memory.gpu_terms import CONTEXT_BYTES
+from edge_rt.memory.terms import hidden_bytes
 from tests.gpu.emulated import main
-from tests.gpu.models import DEVICE, package, provider
+from tests.gpu.models import DEVICE, CheapDrafts, package, provider
 from tests.helpers.models import load_package
 from tests.helpers.small import GREEDY
 
@@ -28,8 +29,29 @@ def drive(model, rows):
             runner.forward([5] * nodes, reserved.start, nodes, parents=parents)
 
 
-def check(gpu, path, *, generated=0, **options):
-    """Load a package, and compare what lies on the GPU with what is planned, while passes become larger."""
+def drive_drafts(model):
+    """Run drafts at every exit, of every length, until they are recorded."""
+    with model.passes() as (runner, cache):
+        cache.truncate(0)
+        for segments in range(1, runner.num_segments):
+            for _ in range(3):
+                cache.ahead.begin(0, segments)
+                cache.make_room(DRAFT)
+                for node in range(DRAFT):
+                    runner.draft(5, node - 1)
+        cache.truncate(0)
+
+
+def check(gpu, path, *, generated=0, sizes=SIZES, **options):
+    """Load a package, and compare what lies on the GPU with what is planned, while passes become larger.
+
+    Args:
+        gpu: the device.
+        path: of the package.
+        generated: tokens of an answer behind these passes.
+        sizes: rows of passes that are run; they are recorded when they come again.
+        **options: of the load.
+    """
     with load_package(
         path, device="cuda", gpu_provider=provider(gpu), memory=GIB, device_memory=GIB, ctx=64, prefill_chunk=ROWS,
         draft_max=DRAFT, **options,
@@ -38,9 +60,14 @@ def check(gpu, path, *, generated=0, **options):
         loaded = gpu.live()[BYTES]
         assert planned.weights + planned.kv_cache <= loaded <= planned.total - CONTEXT_BYTES, (loaded, planned)
         # Small passes first: a pool that kept the blocks of every size would hold the most then.
-        for rows in SIZES:
+        for rows in sizes:
             drive(model, rows)
             assert gpu.live()[BYTES] <= planned.total - CONTEXT_BYTES, (rows, gpu.live(), planned)
+        if options["spec"] == "exit":
+            drive_drafts(model)
+            # What is copied for each graph and lies between them; blocks are up to an eighth larger.
+            held = planned.weights + planned.kv_cache + hidden_bytes(model.plan.shape, model.plan.choice)
+            assert held <= loaded <= held + planned.weights // 8, (loaded, held)
         if generated:
             model.generate("The little boat. The little boat", max_tokens=generated, **GREEDY)
         assert loaded < gpu.live()[BYTES] <= planned.total - CONTEXT_BYTES, (gpu.live(), planned)
@@ -78,6 +105,15 @@ def case_second(gpu):
                 drive(model, rows)
         assert gpu.live()[BYTES] <= sum(one.total for one in planned) - CONTEXT_BYTES, (gpu.live(), planned)
     assert gpu.live()[BYTES] == 0, gpu.live()
+
+
+def case_exits(gpu):
+    """Every segment has a session with a pool of its own, and so has the head."""
+    options = {"spec": "exit", "costs": CheapDrafts()}
+    path = package(layers=3, exits=(1, 2))
+    check(gpu, path, kv="f16", generated=6, sizes=3 * (1, 2, 4, DRAFT + 1, ROWS), **options)
+    path = package(layers=2, exits=(1,), tied=False, output_type="F16")
+    check(gpu, path, kv="int8", sizes=(1, ROWS), **options)
 
 
 if __name__ == "__main__":

@@ -26,14 +26,15 @@ OPERATORS = {
     "package_worker": ("every_kv_format every_type window tree_once recorded", "out_of_memory"),
     "model_worker": (
         "listed every_kv_format sampled drafters draft_model nested window",
-        "reuse chat passes second_gpu two_models cancelled verified exits",
+        "reuse chat passes second_gpu two_models cancelled verified",
         "auto",
     ),
+    "exit_worker": ("placed kv_formats modes", "trees window cancelled", "nothing_is_left full faults"),
     "model_fault_worker": (
         "out_of_memory full_while_it_answers calls_fail",
         "nothing_is_left lost lost_while_memory_is_taken",
     ),
-    "plan_worker": ("f16 window nested second",),
+    "plan_worker": ("f16 window nested second", "exits"),
 }
 
 pytestmark = [

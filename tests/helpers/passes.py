@@ -20,7 +20,8 @@ class Passes:
     """
 
     def __init__(self, interface, graph, profile="native"):
-        session = Session(graph, threads=pool_size() or usable_cpus(), profile=profile)
+        threads = pool_size() or usable_cpus()
+        session = Session(graph, threads=threads, profile=profile, more_outputs=interface.more_outputs)
         self.interface, self.cache = interface, interface.open_cache()
         self.runner = ModelRunner(session, interface, StopSwitch())
 

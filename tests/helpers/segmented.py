@@ -70,17 +70,26 @@ class CutPasses(Passes):
         capacity: rows of the cache.
         largest_pass: rows of the largest pass.
         switch: stops passes.
+        hidden: whether passes return hidden states.
     """
 
-    def __init__(self, package, kv_format="f16", *, capacity=CONTEXT, largest_pass=LARGEST_PASS, switch=None):
+    def __init__(
+        self, package, kv_format="f16", *, capacity=CONTEXT, largest_pass=LARGEST_PASS, switch=None, hidden=False
+    ):
         opened = open_package(package)
         manifest = opened.manifest
-        self.interface = open_io_binding(manifest, capacity, kv_format, largest_pass=largest_pass)
+        self.interface = open_io_binding(manifest, capacity, kv_format, largest_pass=largest_pass, hidden=hidden)
         self.cache = self.interface.open_cache()
         threads = pool_size() or usable_cpus()
         with arena_of(PassMemory(1 << 20, is_limit=False)) as arena:
             sessions = [
-                Session(opened.file(graph), threads=threads, profile="native", memory=arena)
+                Session(
+                    opened.file(graph),
+                    threads=threads,
+                    profile="native",
+                    memory=arena,
+                    more_outputs=self.interface.more_outputs if graph == manifest.segments[-1].graph else (),
+                )
                 for graph in manifest.graphs
             ]
         self.runner = SegmentedRunner(
@@ -98,9 +107,10 @@ class CutPasses(Passes):
         return likely
 
 
-def whole_passes(package, kv_format="f16", *, capacity=CONTEXT, largest_pass=LARGEST_PASS):
+def whole_passes(package, kv_format="f16", *, capacity=CONTEXT, largest_pass=LARGEST_PASS, hidden=False):
     """Return passes of a package with one graph."""
-    interface = open_io_binding(open_package(package).manifest, capacity, kv_format, largest_pass=largest_pass)
+    manifest = open_package(package).manifest
+    interface = open_io_binding(manifest, capacity, kv_format, largest_pass=largest_pass, hidden=hidden)
     return Passes(interface, package / "model.onnx")
 
 

@@ -243,11 +243,23 @@ def test_passes_on_a_gpu_take_more_with_more_rows_and_context():
     assert staging_bytes(windowed, CHOICE) - staging_bytes(make_shape(), CHOICE) == 72 * 4 * 2048
 
 
-def test_weights_that_two_graphs_read_lie_there_twice():
+def test_graphs_of_a_package_with_exits_have_copies_and_pools_of_their_own():
     shape = make_shape(segments=3, twice_mapped_bytes=30 * MIB, exit_head_bytes=20 * MIB)
     sizes = sizes_of(shape, OWN, CHOICE, Request())
     assert sizes.gpu is not None
-    assert sizes.gpu.weights == 98_799_616 + 50 * MIB
+    # The embedding that is a head, and the head alone; rotations of 8192 positions by 32 pairs in two graphs more.
+    assert sizes.gpu.weights == 98_799_616 + 50 * MIB + 2 * (2 * 8192 * 32 * 4)
+    # Of a row of logits a block of 6.5 KiB for 12 x 524 bytes, of a row's values one of 30 KiB; between the graphs
+    # twice the rows of the largest pass.
+    of_head, between = 6_656 + 30_720, 2 * 256 * 4 * 576
+    assert sizes.gpu.activations == 3 * (11_468_800 + 18_874_368 + 10_240) + 163_840 + of_head + between
+    assert sizes.session == sizes_of(make_shape(), OWN, CHOICE, Request()).session + 3 * 192 * 1024
+    # Every graph of 72 passes; one and two of drafts of 1 to 16 nodes, and the head of each.
+    assert sizes.draft == (3 * 72 + 16 * (1 + 2)) * (4096 + 4 * 2048 + 8 * 16) + 2 * 16 * 4096
+    # The head is copied whether anything drafts or not.
+    idle = sizes_of(shape, OWN, replace(CHOICE, spec="off", draft_max=0), Request())
+    assert idle.gpu is not None
+    assert idle.gpu.weights == sizes.gpu.weights
 
 
 def test_a_gpu_with_impossible_figures_is_found():

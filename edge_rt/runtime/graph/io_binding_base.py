@@ -17,6 +17,7 @@ from edge_rt.errors import InvalidPackage
 from edge_rt.package.decoder import Decoder
 from edge_rt.package.manifest import ModelConfig
 from edge_rt.rope_tables import loaded_tables
+from edge_rt.runtime.graph.bound_results import BoundResults
 from edge_rt.runtime.graph.cache import KVCache
 from edge_rt.runtime.graph.outputs import OutputMemory, Outputs, give_back
 from edge_rt.runtime.graph.sliding_window import SlidingWindow
@@ -29,49 +30,29 @@ FILLING: Final = 0x11
 """A byte that stands for finite numbers in every cache format."""
 
 
-def bind_outputs(binding: Binding, outputs: Outputs, hidden_name: str | None = None) -> None:
-    """Bind the memory of a pass's results; ``hidden_name`` is the output of the hidden states, if they are wanted."""
-    binding.bind_output("logits", outputs.logits)
-    if outputs.top is not None:
-        binding.bind_output("top_ids", outputs.top.ids)
-        binding.bind_output("top_logits", outputs.top.logits)
-        binding.bind_output("log_sum_exp", outputs.top.log_sum_exp)
-    if hidden_name is not None:
-        assert outputs.hidden is not None
-        binding.bind_output(hidden_name, outputs.hidden)
-
-
 class BoundPass(ABC):
     """Buffers for passes of one shape, bound to the graph.
 
     Args:
         binding: ONNX Runtime's binding, which receives the buffers.
         rows: tokens of the pass.
-        outputs: memory that a run writes, for the rows that need logits; runs of other shapes write it as well.
-        hidden_name: the output that is the hidden states; None: they are not wanted.
-
-    Attributes:
-        outputs: the same memory.
+        results: of the pass, bound already.
     """
 
-    def __init__(self, binding: Binding, rows: int, outputs: Outputs, hidden_name: str | None = None) -> None:
-        num_logits = len(outputs.logits)
+    def __init__(self, binding: Binding, rows: int, results: BoundResults) -> None:
+        num_logits = results.num_logits
         self.binding = binding
-        self.outputs = outputs
+        self._results = results
         self._input_ids = np.zeros(rows, np.int64)
         self._logit_rows = np.zeros(num_logits, np.int64)
         self._last_rows = np.arange(rows - num_logits, rows, dtype=np.int64)
         binding.bind_input("input_ids", self._input_ids)
         binding.bind_input("logit_rows", self._logit_rows)
-        self._bind_outputs(hidden_name)
-
-    def _bind_outputs(self, hidden_name: str | None) -> None:
-        bind_outputs(self.binding, self.outputs, hidden_name)
 
     def run(self, switch: StopSwitch) -> Outputs:
         """Run the graph on what was set; see ``Binding.run`` for what is raised."""
         self.binding.run(switch)
-        return self.outputs
+        return self._results.collect()
 
     def set(
         self, token_ids: Sequence[int], start: int, parents: Sequence[int] | None, logit_rows: Sequence[int] | None
@@ -135,6 +116,21 @@ class IOBinding(ABC):
     @abstractmethod
     def bind(self, session: Session, rows: int, num_logits: int) -> BoundPass:
         """Bind buffers for passes of one shape to the graph; ``outputs`` must have room for them."""
+
+    def bind_results(self, binding: Binding, num_logits: int, *, hidden: bool = True) -> BoundResults:
+        """Bind the outputs of a graph that ends with the head; ``outputs`` must have room for them.
+
+        Args:
+            binding: receives them.
+            num_logits: rows that need logits.
+            hidden: whether the graph gives the hidden states that are wanted, too.
+        """
+        return BoundResults(binding, self.outputs.first(num_logits), self._hidden_name if hidden else None)
+
+    @property
+    def _hidden_name(self) -> str | None:
+        """The output that is the hidden states; None: they are not wanted."""
+        return next((output.name for output in self.more_outputs), None)
 
     def _bind_rope(self, binding: Binding) -> None:
         """Bind the tables of rotations that are not in ``weights.bin``."""

@@ -15,8 +15,10 @@ from edge_rt.compute_device import DeviceArray
 from edge_rt.kv_formats import KV_FORMAT, UPPER_HALVES, window_capacity
 from edge_rt.package.decoder import Decoder
 from edge_rt.package.manifest import ModelConfig
+from edge_rt.runtime.graph.bound_results import BoundResults
+from edge_rt.runtime.graph.hidden_rows import HiddenRows
 from edge_rt.runtime.graph.io_binding_base import FILLING, Array, BoundPass, IOBinding, Specs
-from edge_rt.runtime.graph.outputs import OutputMemory, Outputs, untouched
+from edge_rt.runtime.graph.outputs import OutputMemory, untouched
 from edge_rt.runtime.graph.sliding_window import SlidingWindow
 from edge_rt.session import Session, TensorSpec
 
@@ -127,8 +129,15 @@ class NativeIOBinding(IOBinding):
         """Bind buffers for passes of one shape to the graph."""
         binding = session.binding()
         self.bind_layers(binding)
-        names = [output.name for output in self.more_outputs]
-        return NativePass(binding, rows, self.outputs.first(num_logits), *names)
+        return NativePass(binding, rows, self.bind_results(binding, num_logits))
+
+    def hidden_rows(self, segments: int, largest_pass: int) -> HiddenRows:
+        """Return memory for the hidden states behind ``segments`` segments of a package; see ``HiddenRows``.
+
+        Raises:
+            MemoryBudgetExceeded: the device has too little memory.
+        """
+        return HiddenRows(segments, self.config.hidden_size, largest_pass)
 
     def bind_layers(self, binding: Binding, names: Collection[str] | None = None) -> None:
         """Bind the caches, their maps and the rotations; only inputs that are among ``names``, if these are given."""
@@ -183,8 +192,8 @@ def hidden_output(config: ModelConfig) -> TensorSpec:
 class NativePass(BoundPass):
     """A pass of a chain or a tree; arguments as of ``BoundPass``."""
 
-    def __init__(self, binding: Binding, rows: int, outputs: Outputs, hidden_name: str | None = None) -> None:
-        super().__init__(binding, rows, outputs, hidden_name)
+    def __init__(self, binding: Binding, rows: int, results: BoundResults) -> None:
+        super().__init__(binding, rows, results)
         self._past_length = np.zeros(1, np.int32)
         self._parents = np.zeros(rows, np.int32)
         self._chain = np.arange(-1, rows - 1, dtype=np.int32)

@@ -11,8 +11,9 @@ from edge_rt.compute_device import DeviceArray
 from edge_rt.errors import UnsupportedModel
 from edge_rt.package.decoder import Decoder
 from edge_rt.package.manifest import ModelConfig
+from edge_rt.runtime.graph.bound_results import BoundResults
 from edge_rt.runtime.graph.io_binding_base import FILLING, Array, BoundPass, IOBinding, Specs
-from edge_rt.runtime.graph.outputs import Outputs, untouched
+from edge_rt.runtime.graph.outputs import untouched
 from edge_rt.session import Session
 
 Buffers = list[Array | DeviceArray]
@@ -68,7 +69,7 @@ class PortableIOBinding(IOBinding):
             for kind, buffer in zip(("key", "value"), buffers, strict=True):
                 binding.bind_input(f"past.{layer}.{kind}", buffer)
                 binding.bind_output(f"present.{layer}.{kind}", buffer)
-        return _PortablePass(binding, rows, self.outputs.first(num_logits))
+        return _PortablePass(binding, rows, self.bind_results(binding, num_logits))
 
     def _specs(self) -> Specs:
         cache = (1, self.config.num_kv_heads, "capacity", self.config.head_dim)
@@ -82,8 +83,8 @@ class PortableIOBinding(IOBinding):
 
 
 class _PortablePass(BoundPass):
-    def __init__(self, binding: Binding, rows: int, outputs: Outputs) -> None:
-        super().__init__(binding, rows, outputs)
+    def __init__(self, binding: Binding, rows: int, results: BoundResults) -> None:
+        super().__init__(binding, rows, results)
         self._rows = rows
         self._seqlens_k = np.zeros(1, np.int32)
         self._total_length = np.zeros((), np.int32)

@@ -9,8 +9,9 @@ import numpy as np
 from edge_rt.binding import Binding
 from edge_rt.errors import UnsupportedModel
 from edge_rt.package.manifest import ModelConfig
+from edge_rt.runtime.graph.bound_results import BoundResults
 from edge_rt.runtime.graph.io_binding_base import FILLING, Array, BoundPass, IOBinding, Specs
-from edge_rt.runtime.graph.outputs import Outputs, untouched
+from edge_rt.runtime.graph.outputs import untouched
 from edge_rt.session import Session
 
 
@@ -49,7 +50,8 @@ class TracedIOBinding(IOBinding):
 
     def bind(self, session: Session, rows: int, num_logits: int) -> BoundPass:
         """Bind buffers for passes of one shape to the graph; those of the cache follow when it is known where."""
-        return _TracedPass(session.binding(), rows, self.outputs.first(num_logits), self.buffers)
+        binding = session.binding()
+        return _TracedPass(binding, rows, self.bind_results(binding, num_logits), self.buffers)
 
     def _specs(self) -> Specs:
         heads = (self.config.num_kv_heads, self.config.head_dim)
@@ -60,8 +62,8 @@ class TracedIOBinding(IOBinding):
 
 
 class _TracedPass(BoundPass):
-    def __init__(self, binding: Binding, rows: int, outputs: Outputs, buffers: dict[str, Array]) -> None:
-        super().__init__(binding, rows, outputs)
+    def __init__(self, binding: Binding, rows: int, results: BoundResults, buffers: dict[str, Array]) -> None:
+        super().__init__(binding, rows, results)
         self._rows = rows
         self._buffers = buffers
 

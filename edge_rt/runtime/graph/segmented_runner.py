@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -12,14 +12,16 @@ from edge_rt.binding import Binding, StopSwitch
 from edge_rt.errors import Cancelled
 from edge_rt.package.manifest import Segment
 from edge_rt.runtime.graph.ahead import Ahead, Ready
-from edge_rt.runtime.graph.hidden_rows import HiddenRows
+from edge_rt.runtime.graph.bound_results import BoundResults
+from edge_rt.runtime.graph.io_binding_cuda import MOST_RECORDED
 from edge_rt.runtime.graph.io_binding_native import NativeIOBinding
 from edge_rt.runtime.graph.outputs import Outputs, TopTokens
 from edge_rt.runtime.graph.runner import MAX_KEPT_SHAPES, Runner
-from edge_rt.runtime.graph.segments import ExitAdapter, HeadGraph, LayersGraph, PassInputs
+from edge_rt.runtime.graph.segments import Array, ExitAdapter, HeadGraph, LayersGraph, PassInputs
 from edge_rt.session import Session
 
 K = TypeVar("K")
+V = TypeVar("V")
 
 
 class SegmentedRunner(Runner):
@@ -49,15 +51,14 @@ class SegmentedRunner(Runner):
         super().__init__(io_binding, switch)
         self._ahead = ahead
         self._segments = tuple(segments)
-        self._hidden = HiddenRows(len(segments) - 1, io_binding.config.hidden_size, largest_pass)
+        self._hidden = io_binding.hidden_rows(len(segments) - 1, largest_pass)
         self._layers = [
             LayersGraph(session, segment, index, io_binding, self._hidden)
             for index, (session, segment) in enumerate(zip(sessions, segments, strict=False))
         ]
-        self._head = HeadGraph(sessions[-1], io_binding)
-        self._passes: dict[tuple[int, int, int, int], _Bound] = {}
-        self._parts: dict[tuple[int, int, int], _Bound] = {}
-        self._drafts: dict[tuple[int, int, int], _Bound] = {}
+        self._head = HeadGraph(sessions[-1], io_binding, self._hidden)
+        self._passes: dict[tuple[int, int, int, int], _Pass] = {}
+        self._drafts: dict[tuple[int, int], _Draft] = {}
         self._adapters: dict[int, ExitAdapter] = {}
 
     @property
@@ -94,17 +95,16 @@ class SegmentedRunner(Runner):
             if rows > self._hidden.few_rows:
                 ready = Ready()
             done = len(ready.nodes)
-            if done and not ready.leads:
-                self._bring_together(ready, token_ids, start, parents)
-                done = rows
             key = (rows, num_logits, done, ready.segments)
-            found = self._passes.get(key) or self._bind(key)
+            found = self._passes.get(key) or _keep(self._passes, key, self._bind(key))
             # Between two segments nothing is left to be done: what has been computed has taken over the CPU's caches.
-            found.inputs.set(token_ids, start, parents, logit_rows)
-            switch = self._switch
-            for binding in found.bindings:
-                binding.run(switch)
-            return found.outputs
+            if ready.leads:
+                found.bound.inputs.set(token_ids, start, parents, logit_rows)
+                found.bound.run(self._switch)
+            else:
+                wanted = range(rows - num_logits, rows) if logit_rows is None else logit_rows
+                self._run_in_order(found.bound, ready.nodes, token_ids, start, parents, wanted)
+            return found.results.collect()
 
     def draft(self, token_id: int, parent: int) -> TopTokens:
         """Compute one node more of a draft in its first segments, and what is likely to follow it.
@@ -130,39 +130,39 @@ class SegmentedRunner(Runner):
             assert 0 < ahead.segments < self.num_segments, ahead.segments
             assert node < self.most_ahead, (node, self.most_ahead)
             self._reserve_outputs(1)
-            key = (node + 1, node, ahead.segments)
-            found = self._drafts.get(key) or self._bind_draft(key)
-            found.inputs.set([*ahead.token_ids, token_id], ahead.start, [*ahead.parents, parent])
-            for binding in found.bindings:
-                binding.run(self._switch)
-            top = found.outputs.top
-            if (adapter := self._adapters.get(ahead.segments)) is not None:
-                top = adapter.likely(self._hidden.view(ahead.segments - 1, node, node + 1, is_few=True), token_id)
+            key = (node, ahead.segments)
+            found = self._drafts.get(key) or _keep(self._drafts, key, self._bind_draft(key))
+            found.bound.inputs.set([*ahead.token_ids, token_id], ahead.start, [*ahead.parents, parent])
+            found.bound.run(self._switch)
+            top = found.likely(token_id)
             ahead.add(token_id, parent)
-            assert top is not None, "the head computes no likely tokens"
             return top
 
-    def _bring_together(
-        self, ready: Ready, token_ids: Sequence[int], start: int, parents: Sequence[int] | None
+    def _run_in_order(
+        self,
+        bound: _Bound,
+        nodes: Sequence[int],
+        token_ids: Sequence[int],
+        start: int,
+        parents: Sequence[int] | None,
+        logit_rows: Sequence[int],
     ) -> None:
-        """Compute what a draft has not in its segments, and give all rows the places that the pass's tree asks for.
+        """Run a pass whose first rows are nodes of its tree that were drafted; the others follow in the tree's order.
 
-        The drafted nodes come first in the cache, as they were drafted, and the others follow. Then the maps of rows
-        are permuted, and the hidden states with them, as if all nodes had been computed in the order of the tree.
+        Its results have the places that are asked for, and the maps of rows are permuted behind it, as if all nodes had
+        been computed in the order of the tree. They stay as they are if it fails.
         """
-        rows, nodes = len(token_ids), ready.nodes
+        rows = len(token_ids)
         order = [*nodes, *sorted(set(range(rows)).difference(nodes))]
         places = np.argsort(order)
         above = range(-1, rows - 1) if parents is None else parents
-        if rows > len(nodes):
-            key = (rows, len(nodes), ready.segments)
-            found = self._parts.get(key) or _keep(self._parts, key, self._bind_part(key))
-            behind = [-1 if above[row] < 0 else int(places[above[row]]) for row in order]
-            found.inputs.set([token_ids[row] for row in order], start, behind)
-            for binding in found.bindings:
-                binding.run(self._switch)
-        hidden = self._hidden.view(ready.segments - 1, 0, rows, is_few=True)
-        hidden[:] = hidden[places]
+        bound.inputs.set(
+            [token_ids[node] for node in order],
+            start,
+            [-1 if above[node] < 0 else int(places[above[node]]) for node in order],
+            [int(places[node]) for node in logit_rows],
+        )
+        bound.run(self._switch)
         window = self._io_binding.window
         for row_map in (self._io_binding.row_map, None if window is None else window.row_map):
             if row_map is not None:
@@ -203,52 +203,91 @@ class SegmentedRunner(Runner):
             # Old bindings would write to the old memory, and keep it alive.
             self._forget()
 
-    def _bind(self, key: tuple[int, int, int, int]) -> _Bound:
+    def _bind(self, key: tuple[int, int, int, int]) -> _Pass:
+        """Bind a pass of some rows and logits, whose first nodes the first segments have computed."""
         rows, num_logits, done, segments = key
         self._reserve_outputs(num_logits)
         is_few = rows <= self._hidden.few_rows
-        inputs, outputs = PassInputs(rows, num_logits), self._io_binding.outputs.first(num_logits)
-        bindings = []
+        inputs, bindings = PassInputs(rows, num_logits), []
         for index, layers in enumerate(self._layers):
             before = done if index < segments else 0
             if before < rows:
-                bindings.append(layers.bind(inputs, before, outputs, is_few=is_few))
-        return _keep(self._passes, key, _Bound(inputs, bindings, outputs))
+                goes_on = index + 1 < self.num_segments
+                bindings.append(layers.bind(inputs, before, is_few=is_few, goes_on=goes_on))
+        return _Pass(_Bound(inputs, bindings), self._io_binding.bind_results(bindings[-1], num_logits))
 
-    def _bind_part(self, key: tuple[int, int, int]) -> _Bound:
-        """Bind a pass through the first segments alone: of ``rows`` nodes, ``done`` of which were computed before."""
-        rows, done, segments = key
-        inputs, outputs = PassInputs(rows, 0), self._io_binding.outputs.first(1)
-        bindings = [layers.bind(inputs, done, outputs, is_few=True) for layers in self._layers[:segments]]
-        return _Bound(inputs, bindings, outputs)
-
-    def _bind_draft(self, key: tuple[int, int, int]) -> _Bound:
-        """Bind the same, of one node more, and then the head unless there is an adapter."""
-        (_, node, segments), part = key, self._bind_part(key)
-        bindings = list(part.bindings)
-        if segments not in self._adapters:
-            hidden = self._hidden.view(segments - 1, node, node + 1, is_few=True)
-            bindings.append(self._head.bind(hidden, part.outputs))
-        return _keep(self._drafts, key, _Bound(part.inputs, bindings, part.outputs))
+    def _bind_draft(self, key: tuple[int, int]) -> _Draft:
+        """Bind a pass of one node more through the first segments, and then the head unless there is an adapter."""
+        node, segments = key
+        adapter = self._adapters.get(segments)
+        inputs, bindings = PassInputs(node + 1, 0), []
+        for index, layers in enumerate(self._layers[:segments]):
+            goes_on = adapter is None or index + 1 < segments
+            bindings.append(layers.bind(inputs, node, is_few=True, goes_on=goes_on))
+        if adapter is not None:
+            read = self._hidden.bind_read(bindings[-1], segments - 1, node)
+            return _Draft(_Bound(inputs, bindings), _by_adapter(adapter, read))
+        bindings.append(self._head.bind(segments - 1, node))
+        results = self._io_binding.bind_results(bindings[-1], 1, hidden=False)
+        return _Draft(_Bound(inputs, bindings), _by_head(results))
 
     def _forget(self) -> None:
         self._passes.clear()
-        self._parts.clear()
         self._drafts.clear()
 
 
-@dataclass(frozen=True)
 class _Bound:
-    """A pass of one shape: its inputs, the bindings that run one after another, and its results."""
+    """What runs of one shape are bound to: their inputs, and the bindings that run one after another."""
 
-    inputs: PassInputs
-    bindings: list[Binding]
-    outputs: Outputs
+    def __init__(self, inputs: PassInputs, bindings: Sequence[Binding]) -> None:
+        self.inputs = inputs
+        self._bindings = bindings
+        # The first run of a shape may be the last one.
+        self._is_small, self._has_run = len(inputs.ids) <= MOST_RECORDED, False
+
+    def run(self, switch: StopSwitch) -> None:
+        """Run the graphs on what was set; see ``Binding.run`` for what is raised."""
+        for binding in self._bindings:
+            binding.run(switch, record=self._is_small and self._has_run)
+        self._has_run = True
 
 
-def _keep(passes: dict[K, _Bound], key: K, bound: _Bound) -> _Bound:
-    """Keep a pass for later ones of the same shape, instead of the oldest one if there are many."""
-    if len(passes) >= MAX_KEPT_SHAPES:
-        del passes[next(iter(passes))]
-    passes[key] = bound
+@dataclass(frozen=True)
+class _Pass:
+    """A pass through all segments, and its results."""
+
+    bound: _Bound
+    results: BoundResults
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """A pass through the first segments, and what tells the tokens that are likely behind the one that it computed."""
+
+    bound: _Bound
+    likely: Callable[[int], TopTokens]
+
+
+def _by_adapter(adapter: ExitAdapter, read: Callable[[], Array]) -> Callable[[int], TopTokens]:
+    """Return what an adapter tells of the token whose row is read."""
+    return lambda token_id: adapter.likely(read(), token_id)
+
+
+def _by_head(results: BoundResults) -> Callable[[int], TopTokens]:
+    """Return what the model's head tells, whatever the token is."""
+
+    def likely(token_id: int) -> TopTokens:
+        del token_id
+        top = results.collect().top
+        assert top is not None, "the head computes no likely tokens"
+        return top
+
+    return likely
+
+
+def _keep(kept: dict[K, V], key: K, bound: V) -> V:
+    """Keep what was bound for later passes of the same shape, instead of the oldest one if there are many."""
+    if len(kept) >= MAX_KEPT_SHAPES:
+        del kept[next(iter(kept))]
+    kept[key] = bound
     return bound

@@ -11,10 +11,10 @@ import numpy.typing as npt
 from edge_rt.binding import Binding
 from edge_rt.errors import InvalidPackage
 from edge_rt.package.manifest import Segment
-from edge_rt.runtime.graph.hidden_rows import HiddenRows
-from edge_rt.runtime.graph.io_binding_base import Specs, bind_outputs
+from edge_rt.runtime.graph.hidden_rows import INPUT, OUTPUT, HiddenRows
+from edge_rt.runtime.graph.io_binding_base import Specs
 from edge_rt.runtime.graph.io_binding_native import NativeIOBinding
-from edge_rt.runtime.graph.outputs import Outputs, TopTokens
+from edge_rt.runtime.graph.outputs import TopTokens
 from edge_rt.session import Session
 
 Array = npt.NDArray[Any]
@@ -80,23 +80,23 @@ class LayersGraph:
         if self._index == 0:
             specs["input_ids"] = (("rows",), "tensor(int64)")
         else:
-            specs["hidden"] = (("rows", config.hidden_size), "tensor(float)")
+            specs[INPUT] = (("rows", config.hidden_size), "tensor(float)")
         if self._is_last:
             specs |= {"logit_rows": (("logit_rows",), "tensor(int64)"), **logit_specs(self._io_binding)}
             specs |= {output.name: (output.shape, output.type) for output in self._io_binding.more_outputs}
         else:
-            specs["hidden_out"] = (("rows", config.hidden_size), "tensor(float)")
+            specs[OUTPUT] = (("rows", config.hidden_size), "tensor(float)")
         specs["parents"] = (("nodes",), "tensor(int32)")
         return specs
 
-    def bind(self, inputs: PassInputs, done: int, outputs: Outputs, *, is_few: bool) -> Binding:
+    def bind(self, inputs: PassInputs, done: int, *, is_few: bool, goes_on: bool) -> Binding:
         """Bind the buffers for passes of a shape.
 
         Args:
             inputs: of the pass.
             done: nodes of the tree that the segment has computed before; the pass computes the others.
-            outputs: results of the pass, which the last segment writes.
             is_few: whether the rows behind the segments stay where they are.
+            goes_on: whether the rows behind the segment go to another graph; otherwise the caller binds the outputs.
         """
         binding = self._session.binding()
         self._io_binding.bind_layers(binding, self._inputs)
@@ -106,12 +106,11 @@ class LayersGraph:
         if self._index == 0:
             binding.bind_input("input_ids", inputs.ids[done:])
         else:
-            binding.bind_input("hidden", self._hidden.view(self._index - 1, done, end, is_few=is_few))
+            self._hidden.bind_input(binding, self._index - 1, done, end, is_few=is_few)
         if self._is_last:
             binding.bind_input("logit_rows", inputs.logit_rows)
-            bind_outputs(binding, outputs, *(output.name for output in self._io_binding.more_outputs))
-        else:
-            binding.bind_output("hidden_out", self._hidden.view(self._index, done, end, is_few=is_few))
+        if goes_on:
+            self._hidden.bind_output(binding, self._index, done, end, is_few=is_few)
         return binding
 
 
@@ -121,22 +120,23 @@ class HeadGraph:
     Args:
         session: the opened graph.
         io_binding: the memory of the logits.
+        hidden: rows behind the segments.
 
     Raises:
         InvalidPackage: the graph has other inputs or outputs.
     """
 
-    def __init__(self, session: Session, io_binding: NativeIOBinding) -> None:
+    def __init__(self, session: Session, io_binding: NativeIOBinding, hidden: HiddenRows) -> None:
         self._session: Session | None = session
-        hidden: Specs = {"hidden": (("logit_rows", io_binding.config.hidden_size), "tensor(float)")}
-        check_graph(session, "head", {**logit_specs(io_binding), **hidden})
+        self._hidden = hidden
+        row: Specs = {INPUT: (("logit_rows", io_binding.config.hidden_size), "tensor(float)")}
+        check_graph(session, "head", {**logit_specs(io_binding), **row})
 
-    def bind(self, hidden: Array, outputs: Outputs) -> Binding:
-        """Bind rows of hidden states and the memory of their logits."""
+    def bind(self, segment: int, row: int) -> Binding:
+        """Bind a row behind a segment, of a pass of few rows; the caller binds the outputs."""
         assert self._session is not None, "the graph was released"
         binding = self._session.binding()
-        binding.bind_input("hidden", hidden)
-        bind_outputs(binding, outputs)
+        self._hidden.bind_input(binding, segment, row, row + 1, is_few=True)
         return binding
 
     def close(self) -> None:

@@ -57,7 +57,7 @@ def choose_device(
     plan fits without giving up anything that the plan for the CPU keeps. No failure of a GPU is raised.
 
     Args:
-        shape: the model. Only native packages without exits run on the GPUs that are chosen.
+        shape: the model. Only native packages run on the GPUs that are chosen.
         store: where measured costs of passes are saved; None: nothing was measured.
         plan_on: returns the plan for a device, by its name.
         threads: threads that compute on the CPU.
@@ -68,7 +68,7 @@ def choose_device(
         EdgeRTError: the options of the plan are wrong, whatever computes.
     """
     on_cpu = DeviceChoice(CPU)
-    if store is None or shape.package_id is None or shape.op_profile != GPU_OP_PROFILE or shape.segments > 1:
+    if store is None or shape.package_id is None or shape.op_profile != GPU_OP_PROFILE:
         return on_cpu
     try:
         if not own.has_driver():

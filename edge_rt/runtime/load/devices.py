@@ -7,7 +7,7 @@ from typing import Final
 
 from edge_rt.compute_device import ComputeDevice, PlacedNode
 from edge_rt.device_names import CUDA, GPUS, WEBGPU, parse_device
-from edge_rt.errors import ConfigError, UnsupportedModel
+from edge_rt.errors import ConfigError
 from edge_rt.gpu_provider import INSTALLED, GpuProvider
 from edge_rt.package.manifest import Manifest
 from edge_rt.package.reader import Package
@@ -55,18 +55,11 @@ def open_device(
     Raises:
         ConfigError: the device is unknown, or cannot run packages of this op profile.
         RuntimeUnavailable: its provider or the device is missing, or cannot be used.
-        UnsupportedModel: the package has exits, and the device is an NVIDIA GPU.
     """
     require_op_profile(device, manifest)
     name = parse_device(device)
     if not name.is_gpu:
         return None
-    if name.kind == CUDA and manifest.exits:
-        raise UnsupportedModel(
-            "Packages with exits do not run on NVIDIA GPUs yet.",
-            f"The package has exits behind the layers {', '.join(map(str, manifest.exits))}.",
-            "Export the model without --exits, or use --device cpu.",
-        )
     if name.kind == CUDA and manifest.op_profile == "portable":
         return find_portable_cuda(name, own)
     found = find_device(name, own)

@@ -227,7 +227,7 @@ def load_parts(
         session.isa,
         io_binding.kv_format,
         device,
-        tuple(f"{node.name} ({node.operator})" for node in session.placement if node.is_on_cpu),
+        tuple(f"{node.name} ({node.operator})" for one in sessions for node in one.placement if node.is_on_cpu),
         verification,
     )
 

@@ -280,6 +280,34 @@ def test_drafted_nodes_that_are_not_first_are_not_computed_again(segmented):
     same_bits(found[:3], expected[:3])
 
 
+def row_maps(passes):
+    """Return the maps of rows of a cache; None for those that it has not."""
+    window = passes.interface.window
+    return passes.interface.row_map, None if window is None else window.row_map
+
+
+@pytest.mark.parametrize("wanted", [None, [5, 0, 3], [2, 2]], ids=str)
+def test_wanted_rows_where_drafted_nodes_are_not_first(segmented, wanted):
+    """Results have the places that are asked for, hidden states as well."""
+    options = {"hidden": True}
+    cut, whole = CutPasses(segmented.cut, **options), whole_passes(segmented.whole, **options)
+    tokens, parents = [7, 8, 9, 11, 13, 15], [-1, 0, 0, 2, 1, 3]
+    for passes in (cut, whole):
+        passes.append(TOKEN_IDS[:20])
+        if passes is cut:
+            cut.draft([7, 9, 11], 2)
+        with passes.cache.reserve(6, parents) as rows:
+            outputs = passes.runner.forward(
+                tokens, rows.start, 3 if wanted is None else len(wanted), parents=parents, logit_rows=wanted
+            )
+            passes.found = [outputs.logits.copy(), outputs.hidden.copy(), outputs.top.logits.copy()]
+            rows.commit([7, 9], [0, 2])
+        passes.cache.check()
+    for found, expected in zip(cut.found, whole.found, strict=True):
+        same_bits(found, expected)
+    same_bits(cut.append([3]), whole.append([3]))
+
+
 @pytest.mark.parametrize("looks", range(SEGMENTS))
 def test_a_pass_over_a_tree_that_is_stopped(pair, looks):
     switch = LateSwitch()
@@ -289,9 +317,12 @@ def test_a_pass_over_a_tree_that_is_stopped(pair, looks):
     cut.draft([7, 9], 2)
     switch.looks_left = looks
     tree = [7, 8, 9, 13], [-1, 0, 0, 2], [0, 2, 3]
+    maps = [row_map for row_map in row_maps(cut) if row_map is not None]
+    before = [row_map.copy() for row_map in maps]
     with pytest.raises(Cancelled):
         cut.tree(*tree)
     cut.cache.check()
+    assert all(np.array_equal(now, then) for now, then in zip(maps, before, strict=True))
     switch.looks_left = 1 << 30
     same_bits(cut.tree(*tree), whole.tree(*tree))
     same_bits(cut.append([3]), whole.append([3]))

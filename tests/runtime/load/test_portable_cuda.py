@@ -77,7 +77,7 @@ class TestMissing:
         assert "libonnxruntime_providers_cuda.so" in caught.value.numbers
 
     def test_traced_packages_do_not_run_there(self):
-        manifest = SimpleNamespace(op_profile="traced", exits=())
+        manifest = SimpleNamespace(op_profile="traced")
         with pytest.raises(ConfigError, match="op profile native or portable run there"):
             open_device("cuda", manifest, with_stand_in(TWO))
 
