@@ -163,7 +163,7 @@ class TestChoice:
             found = choose_device(SHAPE, store, never, threads=2, own=own)
             assert (found.device, found.note, found.has_failed) == ("cpu", None, False)
 
-    @pytest.mark.parametrize("changes", [{"op_profile": "portable"}, {"segments": 2}, {"package_id": None}])
+    @pytest.mark.parametrize("changes", [{"op_profile": "portable"}, {"package_id": None}])
     def test_models_that_do_not_run_there_ask_no_driver(self, store, changes):
         shape = replace(SHAPE, **changes)
         assert choose_device(shape, store, never, threads=2, own=None).device == "cpu"
