@@ -9,9 +9,11 @@ import ctypes
 import functools
 import hashlib
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +26,7 @@ _OPTIONS: Final = ("-default-device", "--fmad=false", "-std=c++17")
 _ELF: Final = b"\x7fELF"
 _BUILDS_KEPT: Final = 4
 """Files of one source and architecture that stay in the cache, as several installations of a user share it."""
+_FILE_NAME: Final = re.compile(r".+-sm_(\d+)-[0-9a-f]{32}\.cubin")
 _SYSTEM_NAMES: Final = ("libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2")
 _SYSTEM_FOLDER: Final = Path("/usr/local/cuda/lib64")  # of JetPack
 
@@ -323,3 +326,46 @@ def compiled_kernels(nvrtc: Nvrtc, compute: int, *, sources: Path, cache: Path) 
             _delete_old(kept)
         cubins[path.stem] = cubin
     return cubins
+
+
+@dataclass(frozen=True)
+class CacheContents:
+    """Compiled kernels on disk.
+
+    Attributes:
+        folder: where they are, or would be.
+        files: how many there are.
+        size_bytes: of all of them.
+        architectures: that they are for, as 10 * major + minor, ascending.
+    """
+
+    folder: Path
+    files: int
+    size_bytes: int
+    architectures: tuple[int, ...]
+
+
+def cache_contents(cache: Path) -> CacheContents:
+    """Return what a cache of compiled kernels holds; one that does not exist holds nothing.
+
+    Raises:
+        StorageError: it cannot be read.
+    """
+    sizes, computes = [], set()
+    try:
+        for path in cache.iterdir():
+            if (named := _FILE_NAME.fullmatch(path.name)) is None:
+                continue
+            # Another process may delete it now.
+            with suppress(FileNotFoundError):
+                sizes.append(path.stat().st_size)
+                computes.add(int(named[1]))
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise StorageError(
+            f"The cache of compiled kernels, {cache}, cannot be read.",
+            f"{error.strerror}.",
+            "Check its permissions, or delete it: kernels are compiled again.",
+        ) from error
+    return CacheContents(cache, len(sizes), sum(sizes), tuple(sorted(computes)))

@@ -10,7 +10,9 @@ import pytest
 
 from edge_rt.errors import ConfigError, RuntimeUnavailable, StorageError, VersionMismatch
 from edge_rt.gpu_kernels import (
+    CacheContents,
     Nvrtc,
+    cache_contents,
     check_compute,
     compiled_kernels,
     kernel_files,
@@ -97,6 +99,21 @@ def test_a_build_that_cannot_be_deleted_stays(sources, tmp_path):
     assert folder.is_dir()
     assert not older.exists()
     assert all(path.exists() for path in others)
+
+
+def test_the_contents_of_the_cache(sources, tmp_path):
+    nvrtc, cache = FakeNvrtc(), tmp_path / "cache"
+    assert cache_contents(cache) == CacheContents(cache, 0, 0, ())
+    cubins = [compiled_kernels(nvrtc, compute, sources=sources, cache=cache) for compute in (120, 87)]
+    (cache / "notes.txt").write_text("not ours")
+    size = sum(len(cubin) for made in cubins for cubin in made.values())
+    assert cache_contents(cache) == CacheContents(cache, 2, size, (87, 120))
+
+
+def test_contents_that_cannot_be_read(tmp_path):
+    (tmp_path / "cache").write_text("a file")
+    with pytest.raises(StorageError, match=r"cannot be read\. Not a directory"):
+        cache_contents(tmp_path / "cache")
 
 
 def test_a_damaged_file_of_the_cache_is_compiled_again(sources, tmp_path):
