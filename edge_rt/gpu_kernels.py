@@ -6,9 +6,14 @@ A wheel cannot hold them for every architecture and driver; the sources are smal
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
+import os
+import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +24,9 @@ OLDEST_COMPUTE: Final = 75
 """10 * major + minor of the oldest architecture: it multiplies small integers on tensor cores."""
 _OPTIONS: Final = ("-default-device", "--fmad=false", "-std=c++17")
 _ELF: Final = b"\x7fELF"
+_BUILDS_KEPT: Final = 4
+"""Files of one source and architecture that stay in the cache, as several installations of a user share it."""
+_FILE_NAME: Final = re.compile(r".+-sm_(\d+)-[0-9a-f]{32}\.cubin")
 _SYSTEM_NAMES: Final = ("libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2")
 _SYSTEM_FOLDER: Final = Path("/usr/local/cuda/lib64")  # of JetPack
 
@@ -64,19 +72,34 @@ class Nvrtc:
                 f"NVRTC {self.version[0]}.{self.version[1]} knows {', '.join(f'sm_{one}' for one in known)}.",
                 "Install a newer one: pip install --upgrade 'edge-rt[cuda]', or use --device cpu.",
             )
+        options = (f"--gpu-architecture=sm_{compute}", *_OPTIONS, *(f"-I{folder}" for folder in folders))
+        return self._compile(name, source, options, f"sm_{compute}", "nvrtcGetCUBIN")
+
+    @functools.cached_property
+    def build(self) -> bytes:
+        """What tells this build of the compiler from others: the PTX that it makes of an empty program.
+
+        Its first lines name release and build number. ``nvrtcVersion`` knows no patch release, a wheel's file is named
+        by the major version, and hashing that file takes ten times as long: 200 ms against 20.
+
+        Raises:
+            RuntimeUnavailable: the compiler fails.
+        """
+        return self._compile("empty.cu", "", (), "an empty program", "nvrtcGetPTX")
+
+    def _compile(self, name: str, source: str, options: Sequence[str], what: str, result: str) -> bytes:
         program = ctypes.c_void_p()
         self._call("nvrtcCreateProgram", ctypes.byref(program), source.encode(), name.encode(), 0, None, None)
         try:
-            options = (f"--gpu-architecture=sm_{compute}", *_OPTIONS, *(f"-I{folder}" for folder in folders))
             encoded = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
             if code := self._library.nvrtcCompileProgram(program, len(options), encoded):
                 log = self._read(program, "nvrtcGetProgramLog").decode(errors="replace").strip("\0 \n")
                 raise RuntimeUnavailable(
                     "The kernels could not be compiled for this GPU.",
-                    f"NVRTC {self.version[0]}.{self.version[1]}, sm_{compute}, code {code}: {log[:600]}",
+                    f"NVRTC {self.version[0]}.{self.version[1]}, {what}, code {code}: {log[:600]}",
                     "Install the extra again: pip install --upgrade 'edge-rt[cuda]', or use --device cpu.",
                 )
-            return self._read(program, "nvrtcGetCUBIN")
+            return self._read(program, result)
         finally:
             self._library.nvrtcDestroyProgram(ctypes.byref(program))
 
@@ -138,13 +161,17 @@ def installed_nvrtcs() -> Iterator[Nvrtc]:
 def nvrtc_for(driver_version: int, found: Iterable[Nvrtc] | None = None) -> Nvrtc:
     """Return the first compiler whose kernels a driver loads: the driver must not be of an older major version.
 
+    Minor versions do not matter: a driver runs machine code that any release of its major version made, and of older
+    ones ("Minor Version Compatibility" in NVIDIA's CUDA Compatibility). PTX it would refuse of a newer minor version;
+    kernels are cubins for the GPU's own architecture, and hold none.
+
     Args:
         driver_version: of the driver, such as 12040 for CUDA 12.4.
         found: the compilers; None: those of this machine.
 
     Raises:
         RuntimeUnavailable: there is no compiler.
-        VersionMismatch: all are newer than the driver.
+        VersionMismatch: all are of a newer major version than the driver.
     """
     newer = []
     for nvrtc in installed_nvrtcs() if found is None else found:
@@ -215,6 +242,8 @@ def kernel_files(sources: Path) -> tuple[Path, ...]:
 def kernel_paths(nvrtc: Nvrtc, compute: int, *, sources: Path, cache: Path) -> dict[Path, Path]:
     """Return source -> the file in the cache that what is compiled of it has, for all files of kernels.
 
+    Its name has the architecture, and a hash of everything that the cubin depends on.
+
     Args:
         nvrtc: the compiler.
         compute: 10 * major + minor of the architecture.
@@ -222,7 +251,7 @@ def kernel_paths(nvrtc: Nvrtc, compute: int, *, sources: Path, cache: Path) -> d
         cache: folder of files that may be deleted at any time.
 
     Raises:
-        RuntimeUnavailable: there are no sources.
+        RuntimeUnavailable: there are no sources, or the compiler fails.
     """
     files = kernel_files(sources)
     if not files:
@@ -230,7 +259,7 @@ def kernel_paths(nvrtc: Nvrtc, compute: int, *, sources: Path, cache: Path) -> d
             "edge-rt was installed without its kernels for GPUs.", f"{sources} holds none.", "Install edge-rt again."
         )
     # Of all sources: which file includes which is the compiler's business.
-    digest = hashlib.sha256(repr((nvrtc.version, compute, _OPTIONS)).encode())
+    digest = hashlib.sha256(repr((nvrtc.build, compute, _OPTIONS)).encode())
     for path in sorted(path for path in sources.rglob("*") if path.is_file()):
         digest.update(f"{path.relative_to(sources).as_posix()}\0{path.stat().st_size}\0".encode() + path.read_bytes())
     key = digest.hexdigest()[:32]
@@ -238,13 +267,13 @@ def kernel_paths(nvrtc: Nvrtc, compute: int, *, sources: Path, cache: Path) -> d
 
 
 def _kept(path: Path) -> bytes:
-    """Return a file of the cache, nothing if it lacks it.
+    """Return a file of the cache, nothing if it lacks it. From now on it is the last one that was used.
 
     Raises:
         StorageError: it cannot be read.
     """
     try:
-        return path.read_bytes()
+        cubin = path.read_bytes()
     except FileNotFoundError:
         return b""
     except OSError as error:
@@ -253,6 +282,27 @@ def _kept(path: Path) -> bytes:
             f"{error.strerror}.",
             "Check its permissions, or delete it: it is compiled again.",
         ) from error
+    # Another user's, or on a disk that is only read: nothing is deleted there either.
+    with suppress(OSError):
+        os.utime(path)
+    return cubin
+
+
+def _delete_old(written: Path) -> None:
+    """Delete what other sources and compilers made of the same file for the same architecture, but the last used ones.
+
+    An installation that still wants a deleted one compiles it again; who has read it needs it no more.
+    """
+    name, _, _ = written.stem.rpartition("-")  # without the hash
+    others = []
+    # Another process may delete them at the same time. What cannot be deleted is tried again at the next compilation.
+    for path in written.parent.glob(f"{name}-*.cubin"):
+        with suppress(OSError):
+            if path != written:
+                others.append((path.stat().st_mtime_ns, path))
+    for _, path in sorted(others, reverse=True)[_BUILDS_KEPT - 1 :]:
+        with suppress(OSError):
+            path.unlink()
 
 
 def compiled_kernels(nvrtc: Nvrtc, compute: int, *, sources: Path, cache: Path) -> dict[str, bytes]:
@@ -273,5 +323,49 @@ def compiled_kernels(nvrtc: Nvrtc, compute: int, *, sources: Path, cache: Path) 
         if not cubin.startswith(_ELF):
             cubin = nvrtc.compile(path.name, path.read_text(), compute, (sources, sources / "gpu" / "rtc"))
             write_atomically(kept, [cubin], parents=True)
+            _delete_old(kept)
         cubins[path.stem] = cubin
     return cubins
+
+
+@dataclass(frozen=True)
+class CacheContents:
+    """Compiled kernels on disk.
+
+    Attributes:
+        folder: where they are, or would be.
+        files: how many there are.
+        size_bytes: of all of them.
+        architectures: that they are for, as 10 * major + minor, ascending.
+    """
+
+    folder: Path
+    files: int
+    size_bytes: int
+    architectures: tuple[int, ...]
+
+
+def cache_contents(cache: Path) -> CacheContents:
+    """Return what a cache of compiled kernels holds; one that does not exist holds nothing.
+
+    Raises:
+        StorageError: it cannot be read.
+    """
+    sizes, computes = [], set()
+    try:
+        for path in cache.iterdir():
+            if (named := _FILE_NAME.fullmatch(path.name)) is None:
+                continue
+            # Another process may delete it now.
+            with suppress(FileNotFoundError):
+                sizes.append(path.stat().st_size)
+                computes.add(int(named[1]))
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise StorageError(
+            f"The cache of compiled kernels, {cache}, cannot be read.",
+            f"{error.strerror}.",
+            "Check its permissions, or delete it: kernels are compiled again.",
+        ) from error
+    return CacheContents(cache, len(sizes), sum(sizes), tuple(sorted(computes)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -104,6 +106,19 @@ class TestLibrary:
         (tmp_path / "none.so").write_bytes(b"no library")
         with pytest.raises(RuntimeUnavailable, match="cannot be loaded"):
             GpuLibrary(tmp_path / "none.so")
+
+    def test_a_driver_without_a_function(self, tmp_path):
+        """What is installed, and any library in the driver's place."""
+        try:
+            path = INSTALLED.path
+        except RuntimeUnavailable:
+            pytest.skip("this installation has no provider")
+        (tmp_path / "libcuda.so.1").symlink_to(path.resolve())
+        code = "from edge_rt.gpu_provider import INSTALLED; INSTALLED.library.report()"
+        environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+        assert "VersionMismatch: The driver for NVIDIA GPUs is too old. " in done.stderr
+        assert "libcuda.so.1 has no cuInit" in done.stderr
 
 
 class TestProvider:

@@ -60,7 +60,6 @@ Live live() {
   return {static_cast<int64_t>(s.memory.count()),
           count(s.host_blocks),
           static_cast<int64_t>(s.streams.count()),
-          count(s.events),
           count(s.modules),
           s.graphs,
           s.contexts,

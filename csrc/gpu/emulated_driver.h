@@ -33,10 +33,10 @@ int64_t calls_counted();
 
 // What was made and not given back.
 struct Live {
-  int64_t allocations, host_allocations, streams, events, modules, graphs, contexts;
+  int64_t allocations, host_allocations, streams, modules, graphs, contexts;
   size_t bytes;  // of device memory
 
-  int64_t all() const { return allocations + host_allocations + streams + events + modules + graphs + contexts; }
+  int64_t all() const { return allocations + host_allocations + streams + modules + graphs + contexts; }
 };
 Live live();
 

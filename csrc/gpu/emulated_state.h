@@ -30,7 +30,6 @@ struct State {
   Settings settings;
   DeviceMemory memory;
   Streams streams;
-  std::set<CUevent> events;
   std::set<CUmodule> modules;
   std::map<const char*, size_t> host_blocks;  // pinned memory
   int64_t graphs = 0, contexts = 0;
@@ -50,8 +49,8 @@ using Guard = std::lock_guard<std::recursive_mutex>;
 // What a call gives before it does anything.
 CUresult begin(const char* function);
 
-// Runs what is queued until `is_done` holds, with the device's memory open.
-CUresult run_until(CUstream first, const std::function<bool()>& is_done);
+// Runs what is queued until the stream has nothing left, with the device's memory open.
+CUresult run_until_empty(CUstream stream);
 
 #define EDGE_RT_BEGIN(function) \
   State& s = state();           \

@@ -23,25 +23,21 @@ void Streams::add(CUstream stream, Item item) {
   }
 }
 
-CUstream Streams::choose(CUstream first) {
-  const auto is_ready = [](CUstream stream) { return !stream->queue.empty() && stream->queue.front().can_run(); };
-  if (!is_drawn_ && first != nullptr && is_ready(first)) return first;
+CUstream Streams::choose(CUstream waited_for) {
+  if (!is_drawn_) return waited_for;
   std::vector<CUstream> ready;
   for (CUstream stream : streams_) {
-    if (is_ready(stream)) ready.push_back(stream);
+    if (!stream->queue.empty()) ready.push_back(stream);
   }
-  if (ready.empty()) return nullptr;
-  return ready[is_drawn_ ? random_() % ready.size() : 0];
+  return ready[random_() % ready.size()];
 }
 
-CUresult Streams::run(CUstream first, const std::function<bool()>& is_done) {
-  while (!is_done()) {
-    CUstream stream = choose(first);
-    if (stream == nullptr) return kInvalidValue;  // all wait for each other
-    const Item item = std::move(stream->queue.front());
-    stream->queue.pop_front();
-    if (item.run == nullptr) continue;
-    if (const CUresult code = item.run()) return code;
+CUresult Streams::run_until_empty(CUstream stream) {
+  while (!stream->queue.empty()) {
+    CUstream next = choose(stream);
+    const Item item = std::move(next->queue.front());
+    next->queue.pop_front();
+    if (const CUresult code = item()) return code;
   }
   return 0;
 }

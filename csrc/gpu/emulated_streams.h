@@ -1,4 +1,4 @@
-// Streams, events and graphs of the emulated driver: queues of work and the order in which they run.
+// Streams and graphs of the emulated driver: queues of work and the order in which they run.
 #pragma once
 
 #include <cstdint>
@@ -13,22 +13,9 @@
 
 namespace edge_rt::gpu {
 
-struct CUevent_st {
-  uint64_t recorded = 0, done = 0;  // numbers of recordings
-};
-
 namespace emulated {
-
-// A piece of work; one that waits for an event begins when that recording is done.
-struct Item {
-  std::function<CUresult()> run;
-  CUevent_st* wait = nullptr;
-  uint64_t recording = 0;
-
-  bool can_run() const { return wait == nullptr || wait->done >= recording; }
-};
-
-}  // namespace emulated
+using Item = std::function<CUresult()>;  // a piece of work
+}
 
 struct CUgraph_st {
   std::vector<emulated::Item> items;
@@ -62,11 +49,12 @@ class Streams {
 
   // To its queue, or to the graph that is captured.
   void add(CUstream stream, Item item);
-  // Runs until `is_done` holds, beginning with the given stream, or any; the first error ends it.
-  CUresult run(CUstream first, const std::function<bool()>& is_done);
+  // Runs what is queued, of other streams too if the order is drawn, until the given stream has nothing left; the first
+  // error ends it.
+  CUresult run_until_empty(CUstream stream);
 
  private:
-  CUstream choose(CUstream first);
+  CUstream choose(CUstream waited_for);
 
   std::set<CUstream> streams_;
   std::mt19937_64 random_;

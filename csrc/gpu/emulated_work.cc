@@ -7,10 +7,10 @@
 
 namespace edge_rt::gpu::emulated {
 
-CUresult run_until(CUstream first, const std::function<bool()>& is_done) {
+CUresult run_until_empty(CUstream stream) {
   State& s = state();
   const DeviceMemory::Open open(&s.memory);
-  const CUresult code = s.streams.run(first, is_done);
+  const CUresult code = s.streams.run_until_empty(stream);
   if (code == kLaunchFailed) s.lost = code;
   return code;
 }
@@ -19,10 +19,10 @@ namespace {
 
 uint8_t* on_host(CUdeviceptr memory) { return reinterpret_cast<uint8_t*>(static_cast<uintptr_t>(memory)); }
 
-CUresult add(CUstream stream, std::function<CUresult()> run) {
+CUresult add(CUstream stream, Item item) {
   State& s = state();
   if (!s.streams.is_live(stream)) return kInvalidHandle;
-  s.streams.add(stream, {std::move(run)});
+  s.streams.add(stream, std::move(item));
   return 0;
 }
 
@@ -63,16 +63,6 @@ CUresult cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstr
   });
 }
 
-CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream) {
-  EDGE_RT_BEGIN(cuMemsetD8Async);
-  if (!s.memory.holds(to, bytes)) return kInvalidValue;
-  return add(stream, [=] {
-    if (!state().memory.holds(to, bytes)) return kLaunchFailed;
-    std::memset(on_host(to), value, bytes);
-    return 0;
-  });
-}
-
 CUresult cuStreamCreate(CUstream* out, unsigned) {
   EDGE_RT_BEGIN(cuStreamCreate);
   *out = s.streams.make();
@@ -83,7 +73,7 @@ CUresult cuStreamDestroy(CUstream stream) {
   State& s = state();
   const Guard guard(s.lock);
   if (!s.streams.is_live(stream)) return kInvalidHandle;
-  const CUresult code = s.lost != 0 ? s.lost : run_until(stream, [=] { return stream->queue.empty(); });
+  const CUresult code = s.lost != 0 ? s.lost : run_until_empty(stream);
   if (stream->capture != nullptr) --s.graphs;
   s.streams.destroy(stream);
   return code;
@@ -96,46 +86,7 @@ CUresult cuStreamSynchronize(CUstream stream) {
     stream->is_capture_broken = true;
     return kCaptureUnsupported;
   }
-  return run_until(stream, [=] { return stream->queue.empty(); });
-}
-
-CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned) {
-  EDGE_RT_BEGIN(cuStreamWaitEvent);
-  if (!s.streams.is_live(stream) || s.events.count(event) == 0) return kInvalidHandle;
-  s.streams.add(stream, {nullptr, event, event->recorded});
-  return 0;
-}
-
-CUresult cuEventCreate(CUevent* out, unsigned) {
-  EDGE_RT_BEGIN(cuEventCreate);
-  *out = new CUevent_st;
-  s.events.insert(*out);
-  return 0;
-}
-
-CUresult cuEventDestroy(CUevent event) {
-  State& s = state();
-  const Guard guard(s.lock);
-  if (s.events.erase(event) == 0) return kInvalidHandle;
-  delete event;
-  return s.lost;
-}
-
-CUresult cuEventRecord(CUevent event, CUstream stream) {
-  EDGE_RT_BEGIN(cuEventRecord);
-  if (s.events.count(event) == 0) return kInvalidHandle;
-  const uint64_t number = ++event->recorded;
-  return add(stream, [=] {
-    if (state().events.count(event) != 0) event->done = number;
-    return 0;
-  });
-}
-
-CUresult cuEventSynchronize(CUevent event) {
-  EDGE_RT_BEGIN(cuEventSynchronize);
-  if (s.events.count(event) == 0) return kInvalidHandle;
-  const uint64_t number = event->recorded;
-  return run_until(nullptr, [=] { return event->done >= number; });
+  return run_until_empty(stream);
 }
 
 CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
@@ -191,9 +142,7 @@ CUresult cuGraphLaunch(CUgraphExec graph, CUstream stream) {
   return add(stream, [=] {
     ++state().work.graphs;
     for (const Item& item : items->items) {
-      if (!item.can_run()) return kInvalidValue;
-      const CUresult code = item.run == nullptr ? 0 : item.run();
-      if (code != 0) return code;
+      if (const CUresult code = item()) return code;
     }
     return 0;
   });

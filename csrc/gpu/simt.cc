@@ -13,7 +13,7 @@
 #include <random>
 #include <vector>
 
-#if defined(__SANITIZE_ADDRESS__)
+#ifdef __SANITIZE_ADDRESS__
 #include <sanitizer/common_interface_defs.h>
 #define EDGE_RT_ASAN_FIBERS 1
 #endif
@@ -40,9 +40,15 @@ struct Meeting {
   unsigned number = 0;
 };
 
+#ifdef EDGE_RT_ASAN_FIBERS
+using Jump = void* [5];  // of GCC's built-in functions
+#else
+using Jump = jmp_buf;
+#endif
+
 struct Fiber {
-  ucontext_t context;
-  jmp_buf jump;
+  ucontext_t context;  // which it begins with
+  Jump jump;
   std::unique_ptr<char[]> stack;
   Place place;
   bool has_begun = false, is_done = false;
@@ -62,13 +68,12 @@ struct Warp {
 struct Block {
   const Kernel* kernel;
   const void* args;
-  std::vector<Fiber> fibers;
+  std::vector<std::unique_ptr<Fiber>> fibers;  // as many as the kernel has threads, or more
   std::vector<Warp> warps;
   Meeting meeting;
   int left;
   Fiber* now = nullptr;
-  ucontext_t main;
-  jmp_buf jump;
+  Jump jump;
   void* fake_stack = nullptr;
   const void* main_stack = nullptr;
   size_t main_stack_bytes = 0;
@@ -77,49 +82,58 @@ struct Block {
 // Kernels run one after the other in one thread; this is what their functions reach without an argument.
 Block* running = nullptr;
 
-// swapcontext costs two calls of the system, which jumps do without; but AddressSanitizer knows no jump between stacks.
-void leave(bool for_ever) {
+// Stacks are changed by jumps. swapcontext costs two calls of the system, and with AddressSanitizer it forgets what
+// that knows of the whole stack, which takes microseconds more.
+#ifdef EDGE_RT_ASAN_FIBERS
+constexpr auto start_switch = __sanitizer_start_switch_fiber;
+constexpr auto finish_switch = __sanitizer_finish_switch_fiber;
+// AddressSanitizer takes longjmp for the end of functions on the stack. These jumps it does not see.
+#define EDGE_RT_UNSEEN __attribute__((noinline, no_sanitize_address))
+EDGE_RT_UNSEEN void go(Jump to) { __builtin_longjmp(to, 1); }
+EDGE_RT_UNSEEN void jump(Jump from, Jump to) {
+  if (__builtin_setjmp(from) == 0) go(to);  // a function of its own: in one GCC takes what follows for unreachable
+}
+EDGE_RT_UNSEEN void jump_to_begin(Jump from, const ucontext_t* to) {
+  if (__builtin_setjmp(from) == 0) setcontext(to);
+}
+#else
+void jump(Jump from, Jump to) {
+  if (_setjmp(from) == 0) _longjmp(to, 1);
+}
+void jump_to_begin(Jump from, const ucontext_t* to) {
+  if (_setjmp(from) == 0) setcontext(to);
+}
+void start_switch(void**, const void*, size_t) {}
+void finish_switch(void*, const void**, size_t*) {}
+#endif
+
+void leave() {
   Fiber& fiber = *running->now;
-#ifdef EDGE_RT_ASAN_FIBERS
-  __sanitizer_start_switch_fiber(for_ever ? nullptr : &fiber.fake_stack, running->main_stack,
-                                 running->main_stack_bytes);
-  swapcontext(&fiber.context, &running->main);
-  __sanitizer_finish_switch_fiber(fiber.fake_stack, &running->main_stack, &running->main_stack_bytes);
-#else
-  (void)for_ever;
-  if (_setjmp(fiber.jump) == 0) _longjmp(running->jump, 1);
-#endif
+  start_switch(&fiber.fake_stack, running->main_stack, running->main_stack_bytes);
+  jump(fiber.jump, running->jump);
+  finish_switch(fiber.fake_stack, &running->main_stack, &running->main_stack_bytes);
 }
 
-void run_body() {
-  running->kernel->body(running->args);
-  running->now->is_done = true;
-  --running->left;
-}
-
-// Jumps lead a fiber back here for every block, which is quicker than to make it anew.
+// A fiber comes back here for every block and every kernel, which is quicker than to make it anew.
 void fiber_main() {
-#ifdef EDGE_RT_ASAN_FIBERS
-  __sanitizer_finish_switch_fiber(nullptr, &running->main_stack, &running->main_stack_bytes);
-  run_body();
-  leave(true);
-#else
-  for (;; leave(false)) run_body();
-#endif
+  finish_switch(nullptr, &running->main_stack, &running->main_stack_bytes);
+  for (;; leave()) {
+    running->kernel->body(running->args);
+    running->now->is_done = true;
+    --running->left;
+  }
 }
 
 void enter(Fiber* fiber) {
   running->now = fiber;
-#ifdef EDGE_RT_ASAN_FIBERS
-  __sanitizer_start_switch_fiber(&running->fake_stack, fiber->stack.get(), kStackBytes);
-  swapcontext(&running->main, &fiber->context);
-  __sanitizer_finish_switch_fiber(running->fake_stack, nullptr, nullptr);
-#else
-  if (_setjmp(running->jump) != 0) return;
-  if (fiber->has_begun) _longjmp(fiber->jump, 1);
-  fiber->has_begun = true;
-  setcontext(&fiber->context);
-#endif
+  start_switch(&running->fake_stack, fiber->stack.get(), kStackBytes);
+  if (fiber->has_begun) {
+    jump(running->jump, fiber->jump);
+  } else {
+    fiber->has_begun = true;
+    jump_to_begin(running->jump, &fiber->context);
+  }
+  finish_switch(running->fake_stack, nullptr, nullptr);
 }
 
 void meet(Meeting* meeting, int all) {
@@ -131,7 +145,7 @@ void meet(Meeting* meeting, int all) {
   }
   running->now->waits_for = meeting;
   running->now->waits_while = number;
-  leave(false);
+  leave();
   running->now->waits_for = nullptr;
 }
 
@@ -142,35 +156,31 @@ Warp& own_warp() { return running->warps[static_cast<size_t>(running->now->place
   std::abort();
 }
 
-void make_fiber(Fiber* fiber) {
-  if (fiber->stack == nullptr) fiber->stack.reset(new char[kStackBytes]);
-  fiber->has_begun = false;
+std::unique_ptr<Fiber> make_fiber() {
+  auto fiber = std::make_unique<Fiber>();
+  fiber->stack.reset(new char[kStackBytes]);
   getcontext(&fiber->context);
   fiber->context.uc_stack.ss_sp = fiber->stack.get();
   fiber->context.uc_stack.ss_size = kStackBytes;
   fiber->context.uc_link = nullptr;
   makecontext(&fiber->context, fiber_main, 0);
+  return fiber;
 }
 
 void begin_block(Block* block, int threads, int x, int y) {
-  block->fibers.resize(static_cast<size_t>(threads));
+  while (block->fibers.size() < static_cast<size_t>(threads)) block->fibers.push_back(make_fiber());
   block->warps.resize(static_cast<size_t>(threads / kWarp));
   block->left = threads;
   for (int i = 0; i < threads; ++i) {
-    Fiber& fiber = block->fibers[static_cast<size_t>(i)];
+    Fiber& fiber = *block->fibers[static_cast<size_t>(i)];
     fiber.place = {i, x, y};
     fiber.is_done = false;
     fiber.waits_for = nullptr;
-#ifdef EDGE_RT_ASAN_FIBERS
-    make_fiber(&fiber);
-#else
-    if (fiber.stack == nullptr) make_fiber(&fiber);
-#endif
   }
 }
 
 void run_block(Block* block, std::mt19937_64* random, bool is_drawn) {
-  const int threads = static_cast<int>(block->fibers.size());
+  const int threads = block->kernel->threads;
   std::vector<int> order(static_cast<size_t>(threads));
   for (int i = 0; i < threads; ++i) order[static_cast<size_t>(i)] = i;
   int idle = 0;
@@ -187,7 +197,7 @@ void run_block(Block* block, std::mt19937_64* random, bool is_drawn) {
     for (bool moves = true; moves && turns > 0; --turns) {
       moves = false;
       for (int i = first; i < last; ++i) {
-        Fiber& fiber = block->fibers[static_cast<size_t>(order[static_cast<size_t>(i)])];
+        Fiber& fiber = *block->fibers[static_cast<size_t>(order[static_cast<size_t>(i)])];
         if (!fiber.can_go_on()) continue;
         moves = true;
         enter(&fiber);
@@ -214,9 +224,11 @@ const Kernel* find_kernel(const char* name) {
 
 void launch(const Kernel& kernel, int grid_x, int grid_y, const void* args, uint64_t seed) {
   if (kernel.threads % kWarp != 0) fail(kernel.name, "blocks are of whole warps");
+  static auto* const kept = new std::vector<std::unique_ptr<Fiber>>;  // of the last kernel, for as long as the process
   Block block;
   block.kernel = &kernel;
   block.args = args;
+  block.fibers.swap(*kept);
   Block* const outer = running;
   running = &block;
   std::mt19937_64 random(seed);
@@ -229,12 +241,13 @@ void launch(const Kernel& kernel, int grid_x, int grid_y, const void* args, uint
       run_block(&block, &random, seed != 0);
     }
   }
+  block.fibers.swap(*kept);
   running = outer;
 }
 
 const Place& place() { return running->now->place; }
 
-void barrier() { meet(&running->meeting, static_cast<int>(running->fibers.size())); }
+void barrier() { meet(&running->meeting, running->kernel->threads); }
 
 void warp_barrier() { meet(&own_warp().meeting, kWarp); }
 

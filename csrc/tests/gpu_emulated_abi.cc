@@ -23,12 +23,12 @@ EDGE_RT_EXPORT void edge_rt_gpu_emulated_fault(const char* function, int64_t num
 
 EDGE_RT_EXPORT int64_t edge_rt_gpu_emulated_calls() { return emulated::calls_counted(); }
 
-// Objects that were made and not given back: allocations, pinned memory, streams, events, modules, graphs, contexts,
-// and bytes of device memory.
+// Objects that were made and not given back: allocations, pinned memory, streams, modules, graphs, contexts, and
+// bytes of device memory.
 EDGE_RT_EXPORT void edge_rt_gpu_emulated_live(int64_t* out) {
   const emulated::Live live = emulated::live();
-  const int64_t counts[] = {live.allocations, live.host_allocations, live.streams,  live.events,
-                            live.modules,     live.graphs,           live.contexts, static_cast<int64_t>(live.bytes)};
+  const int64_t counts[] = {live.allocations, live.host_allocations,           live.streams, live.modules, live.graphs,
+                            live.contexts,    static_cast<int64_t>(live.bytes)};
   for (const int64_t count : counts) *out++ = count;
 }
 

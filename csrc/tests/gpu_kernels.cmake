@@ -25,8 +25,11 @@ foreach(name gpu_attention gpu_linear)
   add_test(NAME ${name}_test COMMAND ${name}_test)
   add_test(NAME ${name}_out_of_bounds COMMAND ${name}_test out_of_bounds)
 endforeach()
+add_test(NAME gpu_golden_shard COMMAND gpu_golden_test "${golden_bits}" 3 --shard 39/40 --verbose)
+add_test(NAME gpu_golden_no_shard COMMAND gpu_golden_test "${golden_bits}" --shard 40/40)
+set_tests_properties(gpu_golden_no_shard PROPERTIES WILL_FAIL TRUE)
 
-# The golden bits by way of a driver, which is the test; gpu_golden_test draws other orders of fibers, see .ci/gpu.
+# All golden bits by way of a driver, which is the test; gpu_golden_test draws other orders of fibers, see .ci/gpu.
 # The first needs a GPU: no test of this build.
 add_gpu_program(gpu_golden_device gpu_golden_device_main.cc gpu_pinned_heap.cc ${gpu_folder}/driver_library.cc
                 ${gpu_folder}/driver_loading.cc)
@@ -34,10 +37,11 @@ target_link_libraries(gpu_golden_device PRIVATE edge_rt_gpu_provider ${CMAKE_DL_
 add_executable(gpu_golden_emulated gpu_golden_device_main.cc gpu_pinned_heap.cc)
 target_link_libraries(gpu_golden_emulated PRIVATE gpu_test_parts edge_rt_base edge_rt_kernels edge_rt_gpu_provider
                                                   edge_rt_gpu_emulated edge_rt_gpu_fiber_kernels)
-add_test(NAME gpu_golden_emulated COMMAND gpu_golden_emulated "${golden_bits}" "${golden_bits}")
 
-# Crashes are what these are about: AddressSanitizer takes them for faults of its own.
+# The first has a heap of its own, where AddressSanitizer has another. Crashes are what the others are about:
+# AddressSanitizer takes them for faults of its own.
 if(NOT EDGE_RT_SANITIZE)
+  add_test(NAME gpu_golden_emulated COMMAND gpu_golden_emulated "${golden_bits}" "${golden_bits}")
   foreach(name gpu_attention_faults gpu_linear_faults)
     add_gpu_program(${name} ${name}.cc gpu_faults.cc)
     add_test(NAME ${name} COMMAND ${name} short)

@@ -1,4 +1,4 @@
-// What kernels of a pass share, and what is asked of memory, on the emulated driver.
+// What kernels of a pass share, what is asked of memory, and how kernels are found, on the emulated driver.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -8,12 +8,17 @@
 #include <vector>
 
 #include "gpu/alignment.h"
+#include "gpu/device.h"
 #include "gpu/emulated_driver.h"
 #include "gpu/pass_stream.h"
 #include "tests/check.h"
 #include "tests/fake_ort.h"
 
 namespace edge_rt::gpu {
+
+struct NoArgs {};
+EDGE_RT_KERNEL(pass_test_nothing, 64, NoArgs) {}
+
 namespace {
 
 using Numbers = std::vector<int32_t>;
@@ -182,6 +187,52 @@ void memory_must_be_aligned() {
   }
 }
 
+void arrays_are_copied_on_the_device() {
+  const std::unique_ptr<PassStream> stream = open_stream();
+  GpuContext& context = stream->context();
+  const Numbers numbers{1, 2, 3};
+  DriverError error;
+  const CUdeviceptr memory = context.allocate(2 * bytes_of(numbers), &error);
+  CHECK(memory != 0);
+  auto* const from = reinterpret_cast<char*>(memory);
+  char* const to = from + bytes_of(numbers);
+  CHECK(context.copy(GpuContext::Way::kToDevice, from, numbers.data(), bytes_of(numbers), &error));
+  CHECK(context.copy(GpuContext::Way::kOnDevice, to, from, bytes_of(numbers), &error));
+  CHECK(read(*stream, to, 3) == numbers && !error);
+  emulated::set_fault("cuMemcpyDtoDAsync", 0, kInvalidValue);
+  CHECK(!context.copy(GpuContext::Way::kOnDevice, from, to, bytes_of(numbers), &error));
+  CHECK(error.sentence() == "cuMemcpyDtoDAsync failed: CUDA_ERROR_INVALID_VALUE (1)");
+  emulated::set_fault(nullptr, -1, 0);
+  context.free(memory);
+}
+
+void what_was_not_recorded_is_not_replayed() {
+  const std::unique_ptr<PassStream> stream = open_stream();
+  DriverError error;
+  CHECK(!stream->replay(7, &error));
+  CHECK(error.sentence() == "cuGraphLaunch: no pass was recorded under number 7");
+}
+
+void kernels_are_found_or_the_error_says_why() {
+  const std::unique_ptr<PassStream> stream = open_stream();
+  GpuFunction found;
+  const auto why_not = [&](const char* kernel) {
+    DriverError error;
+    CHECK(!stream->context().find(kernel, &found, &error));
+    return error.sentence();
+  };
+  CHECK(why_not("pass_test_nothing") == "cuModuleLoadData: no kernels were compiled for GPU 0");
+  for (const char* source : {"first", "second"}) set_kernels(0, source, "image", 5);
+  emulated::set_fault("cuModuleLoadData", 1, kInvalidValue);
+  CHECK(why_not("pass_test_nothing") ==
+        "cuModuleLoadData failed: CUDA_ERROR_INVALID_VALUE for the kernels of second (1)");
+  CHECK(emulated::live().modules == 0);
+  emulated::set_fault(nullptr, -1, 0);
+  CHECK(why_not("none") == "cuModuleGetFunction failed: CUDA_ERROR_NOT_FOUND for kernel none (500)");
+  DriverError error;
+  CHECK(stream->context().find("pass_test_nothing", &found, &error) && found.threads == 64);
+}
+
 }  // namespace
 }  // namespace edge_rt::gpu
 
@@ -193,6 +244,9 @@ int main() {
   passes_of_any_size_do_not_add_up();
   blocks_of_recorded_passes_stay();
   memory_must_be_aligned();
+  arrays_are_copied_on_the_device();
+  what_was_not_recorded_is_not_replayed();
+  kernels_are_found_or_the_error_says_why();
   CHECK(emulated::live().all() == 0);
   return 0;
 }

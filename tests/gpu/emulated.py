@@ -95,8 +95,8 @@ class EmulatedGpu(Gpu):
         self._library.edge_rt_gpu_emulated_fault(function.encode(), number, code)
 
     def live(self):
-        """Allocations, pinned memory, streams, events, modules, graphs, contexts, bytes."""
-        counts = (ctypes.c_int64 * 8)()
+        """Allocations, pinned memory, streams, modules, graphs, contexts, bytes."""
+        counts = (ctypes.c_int64 * 7)()
         self._library.edge_rt_gpu_emulated_live(counts)
         return list(counts)
 

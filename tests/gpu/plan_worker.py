@@ -12,7 +12,7 @@ from tests.helpers.small import GREEDY
 GIB = 1 << 30
 ROWS, DRAFT = 40, 9
 SIZES = (*range(1, DRAFT + 2), 16, 17, 29, ROWS)
-BYTES = 7  # its place in ``Gpu.live``
+BYTES = 6  # its place in ``Gpu.live``
 
 
 def drive(model, rows):

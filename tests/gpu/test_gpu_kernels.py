@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 import pytest
 
 from edge_rt.errors import ConfigError, RuntimeUnavailable, StorageError, VersionMismatch
 from edge_rt.gpu_kernels import (
+    CacheContents,
     Nvrtc,
+    cache_contents,
     check_compute,
     compiled_kernels,
     kernel_files,
@@ -22,6 +26,7 @@ SOURCES = Path(__file__).parents[2] / "csrc"
 
 class FakeNvrtc:
     version = (13, 5)
+    build = b"V13.5.37"
 
     def __init__(self):
         self.compiled = []
@@ -54,9 +59,61 @@ def test_they_are_compiled_again_when_anything_changes(sources, tmp_path):
         compiled_kernels(nvrtc, compute, sources=sources, cache=tmp_path / "cache")
     (sources / "ops" / "scale" / "scale.h").write_text("Header")
     compiled_kernels(nvrtc, 87, sources=sources, cache=tmp_path / "cache")
-    nvrtc.version = (13, 6)
+    nvrtc.build = b"V13.5.38"
     compiled_kernels(nvrtc, 87, sources=sources, cache=tmp_path / "cache")
     assert len(nvrtc.compiled) == 4
+
+
+def builds(nvrtc, compute, sources, cache, names, minutes=60):
+    """Compile with builds of the compiler, one after the other, so many minutes ago, and return the file of each."""
+    files = {}
+    for name in names:
+        nvrtc.build = name
+        compiled_kernels(nvrtc, compute, sources=sources, cache=cache)
+        (files[name],) = kernel_paths(nvrtc, compute, sources=sources, cache=cache).values()
+        os.utime(files[name], (at := time.time() - 60 * minutes + len(files), at))
+    return files
+
+
+def test_the_last_used_builds_are_kept(sources, tmp_path):
+    nvrtc, cache = FakeNvrtc(), tmp_path / "cache"
+    others = builds(nvrtc, 89, sources, cache, (b"other",))
+    files = builds(nvrtc, 87, sources, cache, (b"a", b"b", b"c", b"d"))
+    nvrtc.build = b"a"  # in use again
+    compiled_kernels(nvrtc, 87, sources=sources, cache=cache)
+    assert len(nvrtc.compiled) == 5
+    files |= builds(nvrtc, 87, sources, cache, (b"e", b"f"), minutes=30)
+    assert {name for name, path in files.items() if path.exists()} == {b"a", b"d", b"e", b"f"}
+    assert others[b"other"].exists()
+
+
+def test_a_build_that_cannot_be_deleted_stays(sources, tmp_path):
+    nvrtc, cache = FakeNvrtc(), tmp_path / "cache"
+    (folder, *others) = builds(nvrtc, 87, sources, cache, (b"a", b"b", b"c", b"d")).values()
+    older = folder.with_name(folder.name.replace(folder.stem[-32:], "0" * 32))
+    folder.rename(older)
+    folder.mkdir()
+    for path, at in ((older, 1), (folder, 2)):
+        os.utime(path, (at, at))
+    builds(nvrtc, 87, sources, cache, (b"e",), minutes=30)
+    assert folder.is_dir()
+    assert not older.exists()
+    assert all(path.exists() for path in others)
+
+
+def test_the_contents_of_the_cache(sources, tmp_path):
+    nvrtc, cache = FakeNvrtc(), tmp_path / "cache"
+    assert cache_contents(cache) == CacheContents(cache, 0, 0, ())
+    cubins = [compiled_kernels(nvrtc, compute, sources=sources, cache=cache) for compute in (120, 87)]
+    (cache / "notes.txt").write_text("not ours")
+    size = sum(len(cubin) for made in cubins for cubin in made.values())
+    assert cache_contents(cache) == CacheContents(cache, 2, size, (87, 120))
+
+
+def test_contents_that_cannot_be_read(tmp_path):
+    (tmp_path / "cache").write_text("a file")
+    with pytest.raises(StorageError, match=r"cannot be read\. Not a directory"):
+        cache_contents(tmp_path / "cache")
 
 
 def test_a_damaged_file_of_the_cache_is_compiled_again(sources, tmp_path):
@@ -136,6 +193,12 @@ def test_the_kernels_compile(nvrtc, compute, tmp_path):
     cubins = compiled_kernels(nvrtc, compute, sources=SOURCES, cache=tmp_path)
     assert set(cubins) == {path.stem for path in kernel_files(SOURCES)}
     assert all(cubin.startswith(b"\x7fELF") for cubin in cubins.values())
+
+
+def test_a_build_is_told_from_others(nvrtc):
+    major, minor = nvrtc.version
+    assert f"V{major}.{minor}.".encode() in nvrtc.build
+    assert nvrtc.build == Nvrtc().build
 
 
 def test_what_does_not_compile(nvrtc):

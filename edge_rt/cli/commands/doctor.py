@@ -15,7 +15,7 @@ from edge_rt.cli.options.spread import only
 from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.device_report import device_facts, device_lines
 from edge_rt.cli.render.stats import facts_lines
-from edge_rt.errors import ConfigError, EdgeRTError, RuntimeUnavailable
+from edge_rt.errors import ConfigError, EdgeRTError, RuntimeUnavailable, StorageError
 from edge_rt.ops import NativeStatus, library_path, native_status
 from edge_rt.version import VERSION
 
@@ -60,6 +60,7 @@ def doctor(saved: SaveFlags, output: OutputFlags, places: Annotated[PlaceFlags, 
         )
     if saved.compile is not None:
         facts["kernels"] = _compiled(terminal, saved.compile)
+    facts["kernel_cache"] = _kernel_cache(warnings)
     if name is not None:
         facts |= _measured(terminal, name, warnings)
     if output.json:
@@ -164,6 +165,24 @@ def _compiled(terminal: Terminal, architecture: str) -> dict[str, Any]:
     }
 
 
+def _kernel_cache(warnings: list[str]) -> dict[str, Any] | None:
+    """Return where compiled kernels for GPUs are kept, how much it is and for which architectures."""
+    from edge_rt.gpu_kernels import cache_contents
+    from edge_rt.gpu_provider import kernel_cache
+
+    try:
+        contents = cache_contents(kernel_cache())
+    except StorageError as error:
+        warnings.append(str(error))
+        return None
+    return {
+        "folder": str(contents.folder),
+        "files": contents.files,
+        "size_bytes": contents.size_bytes,
+        "architectures": [f"sm_{compute}" for compute in contents.architectures],
+    }
+
+
 def _store(places: PlaceFlags, problems: list[str]) -> dict[str, Any]:
     from edge_rt.store.files import free_bytes
 
@@ -215,6 +234,9 @@ def _readable(facts: dict[str, Any]) -> dict[str, Any]:
     facts = {**facts, "devices": device_lines(facts["devices"])}
     if (kernels := facts.get("kernels")) is not None:
         facts["kernels"] = f"{kernels['files']} for {kernels['architecture']} by NVRTC {kernels['nvrtc']}"
+    if (cache := facts["kernel_cache"]) is not None:
+        held = f"{human_bytes(cache['size_bytes'])} for {', '.join(cache['architectures'])}"
+        facts["kernel_cache"] = f"{cache['folder']} ({held if cache['files'] else 'empty'})"
     for name, value in facts.items():
         is_size = name.endswith("_bytes") and value is not None
         show = human_bytes if name.startswith("store_") else show_size  # a disk, or memory

@@ -10,6 +10,7 @@ from edge_rt.cli.render.device_report import device_facts, device_lines, device_
 from edge_rt.compute_device import ComputeDevice
 from edge_rt.device_names import DeviceName
 from edge_rt.errors import RuntimeUnavailable
+from edge_rt.gpu_provider import kernel_cache
 from edge_rt.providers import ProviderState
 
 DETAILS = {"architecture": "sm_87", "memory_bytes": 8 << 30, "shares_memory": True, "driver": "13.0"}
@@ -55,6 +56,30 @@ def test_architectures_that_nothing_is_compiled_for(inline, architecture, code, 
     result = inline("doctor", "--json", "--compile", architecture)
     assert result.returncode == code
     assert json.loads(result.stdout)["error"]["type"] == kind
+
+
+def test_the_cache_of_compiled_kernels(inline):
+    cache = kernel_cache()
+    lines = " ".join(inline("doctor").stdout.decode().split())
+    assert f"kernel cache {cache} (empty)" in lines
+    cache.mkdir(parents=True)
+    for compute in (120, 87):
+        (cache / f"quant_linear_cuda-sm_{compute}-{'0a' * 16}.cubin").write_bytes(bytes(1500))
+    assert json.loads(inline("doctor", "--json").stdout)["kernel_cache"] == {
+        "folder": str(cache),
+        "files": 2,
+        "size_bytes": 3000,
+        "architectures": ["sm_87", "sm_120"],
+    }
+    assert "(3.0 kB for sm_87, sm_120)" in " ".join(inline("doctor").stdout.decode().split())
+
+
+def test_a_cache_of_kernels_that_cannot_be_read(inline):
+    kernel_cache().parent.mkdir(parents=True)
+    kernel_cache().write_text("a file")
+    told = json.loads(inline("doctor", "--json").stdout)
+    assert told["kernel_cache"] is None
+    assert any("cache of compiled kernels" in warning for warning in told["warnings"])
 
 
 def test_the_device_of_a_loaded_model():
