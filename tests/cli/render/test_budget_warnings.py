@@ -54,7 +54,7 @@ def test_one_memory_has_one_budget(gpu):
 
 def test_a_load_tells_its_plan_first(small_package):
     told = []
-    with load_package(small_package, ctx=64, memory=300 * MIB, on_plan=told.append, on_load=told.append) as model:
+    with load_package(small_package, ctx=64, on_plan=told.append, on_load=told.append) as model:
         assert told[0] is model.plan
         assert told[1] == "tokenizer"
 
