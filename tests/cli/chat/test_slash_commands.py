@@ -206,7 +206,7 @@ def test_ctx_keeps_the_conversation(commands, conversation):
 def test_ctx_tells_of_the_memory_only_what_changed(commands, told):
     commands.run("/ctx 64")
     commands.run("/ctx 64")
-    assert re.search(r"memory planned: \d+ MiB\n$", told())
+    assert re.search(r"memory planned: [\d.]+ [MG]iB\n$", told())
 
 
 def test_a_model_that_cannot_be_loaded_leaves_the_old_one(commands, conversation):

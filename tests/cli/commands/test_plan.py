@@ -17,12 +17,12 @@ TERMS = [
 
 
 def test_json_says_what_fits_and_what_each_part_takes(inline, native_package):
-    result = inline("plan", "-m", native_package, "--memory", "1GiB", "--json")
+    result = inline("plan", "-m", native_package, "--memory", "3GiB", "--json")
     plan = json.loads(result.stdout)
     assert result.returncode == 0
     assert set(plan) >= KEYS
     assert list(plan["terms"]) == TERMS
-    assert plan["total_bytes"] == sum(plan["terms"].values()) <= plan["budget_bytes"] == 1 << 30
+    assert plan["total_bytes"] == sum(plan["terms"].values()) <= plan["budget_bytes"] == 3 << 30
     assert plan["fits"] is True
     assert plan["is_estimate"] is False
 
@@ -40,7 +40,7 @@ def test_what_does_not_fit_ends_in_code_4_with_the_plan_and_a_setting_that_fits(
 
 
 def test_the_table_names_every_part_and_commands_to_type(inline, native_package):
-    result = inline("plan", "-m", native_package, "--memory", "1GiB")
+    result = inline("plan", "-m", native_package, "--memory", "3GiB")
     text = result.stdout.decode()
     for word in (*TERMS, "total", "budget", "smallest budget that works", "tokens per second"):
         assert word in text
@@ -53,7 +53,7 @@ def test_the_table_names_every_part_and_commands_to_type(inline, native_package)
         assert all(word in words for word in (" cache, ", "speculation", "context ", "chunk "))
     assert text.count("slightly less exact") == 1
     # Budgets that are just enough are tried for another machine: this process grows.
-    within = [command for command in commands if "--memory 1024MiB" in command]
+    within = [command for command in commands if "--memory 3072MiB" in command]
     assert within
     for command in within:
         assert inline("plan", *shlex.split(command)[2:]).returncode == 0

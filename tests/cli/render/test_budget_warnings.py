@@ -12,7 +12,7 @@ from edge_rt.memory.figures import GpuFigures
 from edge_rt.memory.plan import make_plan
 from edge_rt.memory.request import Request
 from tests.helpers.models import load_package
-from tests.memory.shapes import DEVICE, MIB, make_shape
+from tests.memory.shapes import DEVICE, make_shape
 
 GIB = 1 << 30
 GPU = GpuFigures("a GPU", 4 * GIB, 3 * GIB, 100e9, 5e-4, ((1, 1.0), (8, 1.1), (24, 1.3)))

@@ -311,7 +311,7 @@ class TestLoads:
             Model(package, asked.but(device="cuda:1"))
 
     def test_the_share_of_a_budget_is_given_back_by_the_gpu_that_failed(self, package, asked):
-        budget = edge_rt.Budget(GIB)
+        budget = edge_rt.Budget(3 * GIB)
         with Model(package, asked.but(memory=budget)) as model:
             assert model.device_choice.has_failed
             assert len(budget.claims) == 1
@@ -322,12 +322,12 @@ class TestLoads:
             Model(package, asked.but(memory="1MiB"))
 
     def test_a_plan_for_the_gpu_is_made_again_for_the_cpu(self, package, asked):
-        wanted = asked.but(kv="int8", prefill_chunk=64, memory=GIB, device_memory=GIB)
+        wanted = asked.but(kv="int8", prefill_chunk=64, memory=3 * GIB, device_memory=GIB)
         made = plan_package(package, wanted)
         again = plan_package(package, on_cpu(wanted.as_planned(made)))
         assert again.device.gpu is None
         assert (again.choice.kv_format, again.choice.prefill_chunk, again.choice.ctx) == ("int8", 64, 256)
-        assert again.budget_bytes == GIB
+        assert again.budget_bytes == 3 * GIB
 
     def test_the_speed_of_a_gpu_is_shown_as_measured(self, package, asked):
         plan = plan_package(package, asked)

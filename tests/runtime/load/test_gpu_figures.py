@@ -97,10 +97,12 @@ def test_an_old_gpu_among_others_is_refused_before_it_is_planned_for():
 class TestPackages:
     def test_a_package_is_planned_for_the_gpu(self, native_package):
         package = open_package(native_package)
-        asked = LoadOptions(device="cuda", gpu_provider=FakeProvider(LAPTOP), memory=GIB, device_memory="1GiB", ctx=256)
+        asked = LoadOptions(
+            device="cuda", gpu_provider=FakeProvider(LAPTOP), memory=3 * GIB, device_memory="1GiB", ctx=256
+        )
         plan = plan_package(package, asked)
         assert plan.fits
-        assert plan.budget == Amounts(GIB, GIB)
+        assert plan.budget == Amounts(3 * GIB, GIB)
         weights = {term.name: (term.bytes, term.device_bytes) for term in plan.terms}["weights"]
         assert weights == (0, package.manifest.files["weights.bin"].size)
 
@@ -134,7 +136,7 @@ class TestPackages:
     def test_on_a_jetson_there_is_one_budget(self, native_package):
         package = open_package(native_package)
         jetson = FakeProvider(JETSON)
-        plan = plan_package(package, LoadOptions(device="cuda", gpu_provider=jetson, memory=2 * GIB, ctx=256))
+        plan = plan_package(package, LoadOptions(device="cuda", gpu_provider=jetson, memory=3 * GIB, ctx=256))
         assert plan.needs.gpu == 0
         assert plan.total_bytes == sum(term.bytes + term.device_bytes for term in plan.terms)
         with pytest.raises(ConfigError, match="no memory of its own"):
