@@ -7,6 +7,7 @@ import gc
 import sys
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import onnx_ir as ir
 import onnxruntime as ort
@@ -69,6 +70,18 @@ class Gpu:
         return ort.InferenceSession(model, options, enable_fallback=0)
 
 
+class Live(NamedTuple):
+    """What programs hold of an emulated device: how many of each, and bytes of its memory."""
+
+    allocations: int
+    pinned: int
+    streams: int
+    modules: int
+    graphs: int
+    contexts: int
+    bytes: int
+
+
 class EmulatedGpu(Gpu):
     """The emulated driver and the provider's device on it: with faults, and with counters."""
 
@@ -95,10 +108,10 @@ class EmulatedGpu(Gpu):
         self._library.edge_rt_gpu_emulated_fault(function.encode(), number, code)
 
     def live(self):
-        """Allocations, pinned memory, streams, modules, graphs, contexts, bytes."""
-        counts = (ctypes.c_int64 * 7)()
+        """What is held of the device at the moment, as a ``Live``."""
+        counts = (ctypes.c_int64 * len(Live._fields))()
         self._library.edge_rt_gpu_emulated_live(counts)
-        return list(counts)
+        return Live(*counts)
 
     def work(self):
         counts = (ctypes.c_int64 * 2)()

@@ -12,7 +12,6 @@ from tests.helpers.small import GREEDY
 GIB = 1 << 30
 ROWS, DRAFT = 40, 9
 SIZES = (*range(1, DRAFT + 2), 16, 17, 29, ROWS)
-BYTES = 6  # its place in ``Gpu.live``
 
 
 def drive(model, rows):
@@ -57,12 +56,12 @@ def check(gpu, path, *, generated=0, sizes=SIZES, **options):
         draft_max=DRAFT, **options,
     ) as model:  # fmt: skip
         planned = model.plan.sizes.gpu
-        loaded = gpu.live()[BYTES]
+        loaded = gpu.live().bytes
         assert planned.weights + planned.kv_cache <= loaded <= planned.total - CONTEXT_BYTES, (loaded, planned)
         # Small passes first: a pool that kept the blocks of every size would hold the most then.
         for rows in sizes:
             drive(model, rows)
-            assert gpu.live()[BYTES] <= planned.total - CONTEXT_BYTES, (rows, gpu.live(), planned)
+            assert gpu.live().bytes <= planned.total - CONTEXT_BYTES, (rows, gpu.live(), planned)
         if options["spec"] == "exit":
             drive_drafts(model)
             # What is copied for each graph and lies between them; blocks are up to an eighth larger.
@@ -70,8 +69,8 @@ def check(gpu, path, *, generated=0, sizes=SIZES, **options):
             assert held <= loaded <= held + planned.weights // 8, (loaded, held)
         if generated:
             model.generate("The little boat. The little boat", max_tokens=generated, **GREEDY)
-        assert loaded < gpu.live()[BYTES] <= planned.total - CONTEXT_BYTES, (gpu.live(), planned)
-    assert gpu.live()[BYTES] == 0, gpu.live()
+        assert loaded < gpu.live().bytes <= planned.total - CONTEXT_BYTES, (gpu.live(), planned)
+    assert gpu.live().bytes == 0, gpu.live()
 
 
 def case_f16(gpu):
@@ -103,8 +102,8 @@ def case_second(gpu):
         for rows in (1, DRAFT + 1, ROWS):
             for model in (first, second):
                 drive(model, rows)
-        assert gpu.live()[BYTES] <= sum(one.total for one in planned) - CONTEXT_BYTES, (gpu.live(), planned)
-    assert gpu.live()[BYTES] == 0, gpu.live()
+        assert gpu.live().bytes <= sum(one.total for one in planned) - CONTEXT_BYTES, (gpu.live(), planned)
+    assert gpu.live().bytes == 0, gpu.live()
 
 
 def case_exits(gpu):
