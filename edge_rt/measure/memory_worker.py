@@ -28,6 +28,7 @@ from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.decode.draft import ROOT, Accepted, Draft, Drafter
 from edge_rt.runtime.decode.sampling import Sampler
 from edge_rt.runtime.decode.sequence import Sequence
+from edge_rt.runtime.drafters.forest import ForestSource
 from edge_rt.runtime.drafters.source import CONTEXT_TOKENS
 from edge_rt.runtime.engine import Model
 from edge_rt.runtime.graph.cache import KVCache
@@ -48,6 +49,7 @@ CHAT_MESSAGES: Final = (
 )
 _TOP_TOKENS: Final = 8
 _MAPPED_AT_ONCE: Final = 1 << 16  # bytes of a file that are mapped when one of them is touched
+_MAPPED_ROWS: Final = 16  # rows of an embedding that lie in so many bytes, or fewer
 _LOOKUPS_PER_BLOCK: Final = 16
 _MOST_LOOKUPS: Final = 200_000
 # All sampling options are set, because a model's recommended sampling must not change what is measured.
@@ -204,13 +206,21 @@ class Drive:
                 drafter.begin(self._sequence(length))
 
     def _draft_from_states(self, drafter: Drafter, length: int) -> None:
-        """Let a trained drafter take in a prompt of as many tokens as there can be, and draft once."""
+        """Let a trained drafter take in a prompt of as many tokens as there can be, and draft behind any token."""
         if self._model.drafter is None:
             return
         sequence = self._sequence(length)
         drafter.begin(sequence)
-        self._learn(drafter, sequence, *next(self._observations(1)))
+        draft, accepted, outputs = next(self._observations(1))
+        self._learn(drafter, sequence, draft, accepted, outputs)
         drafter.propose(sequence, self._nodes)
+        # A step reads the row of its last token in the embedding, which maps the rows around it, too.
+        for token in range(0, self._vocab, _MAPPED_ROWS):
+            for source in drafter.sources if isinstance(drafter, AdaptiveDrafter) else ():
+                if isinstance(source, ForestSource):
+                    source.observe(draft, Accepted((token,), (), len(draft)), outputs, ())
+                    source.extend((token,))
+                    source.forest()
 
     @staticmethod
     def _learn(drafter: Drafter, sequence: Sequence, draft: Draft, accepted: Accepted, outputs: Outputs) -> None:

@@ -29,6 +29,7 @@ class DrafterShape:
         intermediate_size: of its blocks.
         hidden_size, vocab_size: of the model.
         row_bytes: of a row of the model's LM head, whose rows are copied; 0 if it has a head of its own.
+        embedding_bytes: of the model's embedding in ``weights.bin``, which its graph maps once more.
         positions: share of first guesses that are right for the 1st, 2nd, ... token, as in ``AcceptanceRecord``.
     """
 
@@ -41,6 +42,7 @@ class DrafterShape:
     hidden_size: int
     vocab_size: int
     row_bytes: int
+    embedding_bytes: int
     positions: tuple[float, ...]
 
     @property
@@ -79,6 +81,7 @@ def drafter_shape(drafter: Drafter, manifest: Manifest) -> DrafterShape:
     """Return the numbers of a drafter that fits a package."""
     info, target = drafter.info, drafter.info.target
     own = "head" in info.head.formats
+    rows = -(-target.vocab_size // TILE_ROWS) * TILE_ROWS
     return DrafterShape(
         name=info.name,
         kind=info.kind,
@@ -89,5 +92,6 @@ def drafter_shape(drafter: Drafter, manifest: Manifest) -> DrafterShape:
         hidden_size=target.hidden_size,
         vocab_size=target.vocab_size,
         row_bytes=0 if own else row_bytes(target.hidden_size, _head_types(manifest)),
+        embedding_bytes=rows * row_bytes(target.hidden_size, manifest.quantisation.get("embedding", "")),
         positions=info.acceptance.positions,
     )

@@ -13,7 +13,7 @@ from edge_rt.memory.gpu_terms import GpuSizes
 from edge_rt.memory.request import Request
 from edge_rt.memory.shape import ModelShape
 from edge_rt.memory.sizes import Sizes
-from edge_rt.memory.terms import draft_mapped_bytes, drafts_itself, kv_rows
+from edge_rt.memory.terms import draft_mapped_bytes, drafts_itself, embedding_bytes, kv_rows
 from edge_rt.spec_modes import SELF
 
 
@@ -57,7 +57,7 @@ def terms_of(shape: ModelShape, choice: Choice, sizes: Sizes, request: Request) 
             "tokenizer", sizes.tokenizer + reading, private,
             f"{shape.vocab_size} tokens, {show_size(shape.tokenizer_bytes)} of JSON" + _briefly("reading", reading),
         ),
-        Term("weights", sizes.weights, "file", _weights_text(shape, choice)),
+        Term("weights", sizes.weights, "file", _weights_text(shape, choice, request)),
         Term(
             "session", sizes.session + packing, private,
             _session_text(shape, choice) + _briefly("packing" if sizes.gpu is None else "copying weights", packing),
@@ -94,6 +94,8 @@ def _on_gpu(terms: list[Term], shape: ModelShape, choice: Choice, gpu: GpuSizes)
     result = []
     for term in terms:
         count, text = held.get(term.name, (0, None))
+        if term.name == "weights" and term.bytes:
+            text = f"{text}; {show_size(term.bytes)} of it mapped for drafts"
         result.append(replace(term, device_bytes=count, text=text or term.text))
     context = "CUDA, kernels, recorded passes: an estimate, not measured"
     if not gpu.context:
@@ -105,11 +107,11 @@ def _briefly(what: str, excess: int) -> str:
     return f"; {what} briefly needs {show_size(excess)} more than running" if excess else ""
 
 
-def _weights_text(shape: ModelShape, choice: Choice) -> str:
+def _weights_text(shape: ModelShape, choice: Choice, request: Request) -> str:
     if shape.op_profile != "native":
         return f"the part of weights.bin ({show_size(shape.weights_bytes)}) that stays mapped"
     twice = f", {show_size(shape.twice_mapped_bytes)} of it by two graphs" if shape.twice_mapped_bytes else ""
-    again = draft_mapped_bytes(shape, choice)
+    again = draft_mapped_bytes(shape, choice) + embedding_bytes(choice, request)
     mapped = f", {show_size(again)} of it mapped a second time for drafts" if again else ""
     return "weights.bin, read in place" + (", after the export" if shape.is_estimate else "") + twice + mapped
 

@@ -25,6 +25,7 @@ from edge_rt.memory.terms import (
     corpus_bytes,
     draft_mapped_bytes,
     drafts_itself,
+    embedding_bytes,
     hidden_bytes,
     kv_bytes,
     logits_bytes,
@@ -164,13 +165,14 @@ def sizes_of(shape: ModelShape, device: Device, choice: Choice, request: Request
     own = thread_bytes(shape, device.threads)
     hidden = request.returns_hidden(choice)
     drafter = request.drafter if choice.drafter else None
+    embedding = embedding_bytes(choice, request)
     second = _draft_model_bytes(request.draft_model, device, choice) if choice.drafter else (0, 0)
     chunk = min(choice.prefill_chunk, choice.ctx)
     tables = table_bytes(shape, choice.spec, request.corpus_bytes)
     sizes = Sizes(
         runtime=base,
         tokenizer=tokenizer,
-        weights=weights_bytes(shape, choice.ctx) + draft_mapped_bytes(shape, choice),
+        weights=weights_bytes(shape, choice.ctx) + draft_mapped_bytes(shape, choice) + embedding,
         corpus=corpus_bytes(choice, request),
         session=session + packed_bytes(shape) + hidden_bytes(shape, choice),
         kv_cache=kv_bytes(shape, choice),
@@ -188,11 +190,11 @@ def sizes_of(shape: ModelShape, device: Device, choice: Choice, request: Request
         packing=base + session + tokenizer + packing_bytes(shape),
         one_logit_row=logits_bytes(shape, 1, hidden=hidden),
     )
-    return sizes if device.gpu is None else _on_gpu(sizes, shape, choice, device.gpu)
+    return sizes if device.gpu is None else _on_gpu(replace(sizes, weights=embedding), shape, choice, device.gpu)
 
 
 def _on_gpu(sizes: Sizes, shape: ModelShape, choice: Choice, figures: GpuFigures) -> Sizes:
-    """Return the sizes with weights, cache, activations and logits on a GPU.
+    """Return the sizes with the model's weights, cache, activations and logits on a GPU.
 
     A process has one context of a GPU, which its first model there counts, and the driver with it.
 
@@ -212,7 +214,6 @@ def _on_gpu(sizes: Sizes, shape: ModelShape, choice: Choice, figures: GpuFigures
     return replace(
         sizes,
         runtime=sizes.runtime + driver,
-        weights=0,
         session=sizes.session - hidden_bytes(shape, choice),
         kv_cache=0,
         chunk=staging,

@@ -173,6 +173,11 @@ def drafts_itself(shape: ModelShape, choice: Choice) -> bool:
     )
 
 
+def embedding_bytes(choice: Choice, request: Request) -> int:
+    """Return the bytes of the model's embedding that the graph of a trained drafter maps once more."""
+    return request.drafter.embedding_bytes if choice.drafter and request.drafter is not None else 0
+
+
 def draft_mapped_bytes(shape: ModelShape, choice: Choice) -> int:
     """Return the bytes of ``weights.bin`` that graphs of drafts map again.
 

@@ -49,7 +49,7 @@ def test_speculation_is_priced_by_the_rows_that_were_measured():
 
 
 def test_a_trained_head_is_priced_by_the_rows_that_were_measured():
-    head = DrafterShape("small-head", "head", "/head", 1 << 20, 4096, 1536, 576, 49152, 612, (0.9, 0.9, 0.9))
+    head = DrafterShape("small-head", "head", "/head", 1 << 20, 4096, 1536, 576, 49152, 612, 20 << 20, (0.9, 0.9, 0.9))
     choice = choice_of(ctx=200, kv="f16", spec="head", drafter=head)
     rate = Speeds(SHAPE, DEVICE, {"f16": costs(2.0)}, head).rate(choice)
     # A row more costs a seventh of a pass.
@@ -63,7 +63,7 @@ def test_a_trained_head_is_priced_by_the_rows_that_were_measured():
 def test_a_cache_that_was_not_measured_is_priced_by_a_larger_one():
     speeds = Speeds(SHAPE, DEVICE, {"f16": costs(2.0), "int4": costs(1.0)})
     rate = speeds.rate(choice_of(ctx=200, kv="int8", spec="off"))
-    assert (rate.plain, rate.is_measured) == (pytest.approx(500), False)
+    assert (rate.plain, rate.is_measured, rate.is_derived) == (pytest.approx(500), False, True)
 
 
 def test_the_largest_cache_is_priced_by_what_the_device_reads():

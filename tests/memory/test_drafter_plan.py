@@ -17,7 +17,9 @@ from tests.helpers.tiny_drafter import for_package
 from tests.helpers.tiny_package import MANIFEST, write as write_package
 from tests.memory.shapes import DEVICE, MIB, make_shape
 
-HEAD = DrafterShape("small-head", "head", "/drafters/small-head", 3 * MIB, 4096, 1536, 576, 49152, 612, (0.6, 0.4, 0.3))
+HEAD = DrafterShape(
+    "small-head", "head", "/drafters/small-head", 3 * MIB, 4096, 1536, 576, 49152, 612, 20 * MIB, (0.6, 0.4, 0.3)
+)
 SHAPE = make_shape()
 
 
@@ -51,7 +53,10 @@ def test_its_terms_and_the_hidden_rows_are_in_the_total():
     assert private.text == "4096 + 1024 rows of the LM head x 612 B, their logits, states"
     hidden = term(with_it, "logits").bytes - term(without, "logits").bytes
     assert hidden == with_it.choice.logit_rows * 576 * 4
-    assert with_it.total_bytes - without.total_bytes == mapped.bytes + private.bytes + hidden
+    embedding = term(with_it, "weights").bytes - term(without, "weights").bytes
+    assert embedding == 20 * MIB
+    assert "20.0 MiB of it mapped a second time for drafts" in term(with_it, "weights").text
+    assert with_it.total_bytes - without.total_bytes == mapped.bytes + private.bytes + hidden + embedding
     assert with_it.total_bytes == sum(found.bytes for found in with_it.terms)
     assert term(without, "drafter") is None
 
@@ -164,9 +169,19 @@ def test_numbers_of_a_drafter(tmp_path):
     package = write_package(tmp_path / "tiny", manifest=native)
     drafter = for_package(tmp_path / "head", package.manifest)
     shape = drafter_shape(drafter, package.manifest)
-    # A tied head is the embedding: Q8_0, 64 inputs.
+    # A tied head is the embedding: Q8_0, 64 inputs, in whole tiles.
     assert shape == DrafterShape(
-        "tiny-head", "head", str(drafter.path), drafter.weights_bytes, 20, 32, 64, 419, 64 * 17 // 16, (0.5, 0.25)
+        "tiny-head",
+        "head",
+        str(drafter.path),
+        drafter.weights_bytes,
+        20,
+        32,
+        64,
+        419,
+        64 * 17 // 16,
+        432 * 68,
+        (0.5, 0.25),
     )
 
 

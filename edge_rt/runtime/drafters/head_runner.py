@@ -13,7 +13,7 @@ from edge_rt.binding import StopSwitch
 from edge_rt.op_list import MAX_HEAD_DEPTH
 from edge_rt.ops import NativeLibrary, native_library
 from edge_rt.runtime.drafters.head_graph import HeadShape, block_inputs, head_graph
-from edge_rt.runtime.drafters.reduced_head import ReducedHead, misfits_refused
+from edge_rt.runtime.drafters.reduced_head import ReducedHead, Tiles, misfits_refused
 from edge_rt.session import Session
 
 Array = npt.NDArray[Any]
@@ -54,7 +54,7 @@ class HeadWeights:
     """
 
     embedding: Array
-    lm_head: Array
+    lm_head: Tiles
     fc: Array
     state_norm: Array
     token_norm: Array

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence as Items
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,12 +18,26 @@ from edge_rt.runtime.drafters.head_graph import HeadShape
 Array = npt.NDArray[Any]
 
 
+_MOST_COPIED: Final = 1 << 18  # bytes of tiles that rows are copied from at once, if 16 of them are not more
+
+
+class Tiles(Protocol):
+    """Tiles of a matrix: an array uint8 ``[tiles, units, bytes]``, or something that is indexed as one."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """``[tiles, units, bytes of a unit]``."""
+
+    def __getitem__(self, numbers: Array, /) -> Array:
+        """Return copies of the tiles of these numbers, uint8 ``[count, units, bytes]``."""
+
+
 class ReducedHead:
     """Rows of an LM head, copied into tiles of their own.
 
     Args:
         shape: sizes, and the head's format.
-        lm_head: the target's LM head, uint8 ``[tiles, units, bytes]``.
+        lm_head: the target's LM head.
         head_ids: int32, ascending: the tokens that can always be guessed.
         prompt_rows: most distinct tokens that ``add_tokens`` adds.
         library: library of edge-rt's operators.
@@ -36,7 +51,7 @@ class ReducedHead:
     """
 
     def __init__(
-        self, shape: HeadShape, lm_head: Array, head_ids: Array, *, prompt_rows: int, library: NativeLibrary
+        self, shape: HeadShape, lm_head: Tiles, head_ids: Array, *, prompt_rows: int, library: NativeLibrary
     ) -> None:
         self._shape, self._lm_head, self._library = shape, lm_head, library
         self.ids = np.ascontiguousarray(head_ids, np.int32)
@@ -69,15 +84,24 @@ class ReducedHead:
     def _empty(self, rows: int) -> Array:
         """Return zeroed tiles for so many rows."""
         size = self._library.tile_bytes(self._shape.head, self._shape.hidden)
-        units, unit_bytes = self._lm_head.shape[1:]
+        tiles, units, unit_bytes = self._lm_head.shape
         if size != units * unit_bytes:
             raise misfit(f"A tile of the LM head has {units * unit_bytes} bytes, {size} are described.")
+        if tiles != _tiles_of(self._shape.vocabulary):
+            raise misfit(f"The LM head has {tiles} tiles, a vocabulary of {self._shape.vocabulary} is described.")
         return np.zeros((_tiles_of(rows), units, unit_bytes), np.uint8)
 
     def _rows(self, ids: Array, tiles: Array) -> Array:
-        """Copy rows of the LM head."""
-        sizes = (self._shape.vocabulary, self._shape.hidden)
-        self._library.gather_rows(self._shape.head, self._lm_head, sizes, ids, tiles)
+        """Copy rows of the LM head, from a few of its tiles at a time."""
+        tile_bytes = math.prod(self._lm_head.shape[1:])
+        step = TILE_ROWS * max(1, _MOST_COPIED // (TILE_ROWS * tile_bytes))
+        for first in range(0, len(ids), step):
+            part = ids[first : first + step]
+            numbers, places = np.unique(part // TILE_ROWS, return_inverse=True)
+            rows = (places * TILE_ROWS + part % TILE_ROWS).astype(np.int32)
+            into = tiles[first // TILE_ROWS :][: _tiles_of(len(part))]
+            sizes = (TILE_ROWS * len(numbers), self._shape.hidden)
+            self._library.gather_rows(self._shape.head, self._lm_head[numbers], sizes, rows, into)
         return tiles
 
 

@@ -1,7 +1,8 @@
-"""The matrices of a model that a head drafts with: its embedding and its LM head, where they lie."""
+"""The matrices of a model that a head drafts with: its embedding and its LM head."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,27 +14,29 @@ from edge_rt.package.manifest import WEIGHTS_FILE
 from edge_rt.package.reader import Package
 from edge_rt.package.tile_units import FORMAT_OF_TYPE, tiles_shape
 from edge_rt.runtime.drafters.mapped_file import map_bytes
+from edge_rt.runtime.drafters.stored_tiles import StoredTiles
 
 Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
 class TargetMatrices:
-    """Matrices of a native package with a row for every token, mapped from ``weights.bin``.
+    """Matrices of a native package with a row for every token, in ``weights.bin``.
 
     Attributes:
-        embedding, lm_head: tiles, uint8 ``[tiles, units, bytes]``, read-only; the same array if they are tied.
+        embedding: tiles, uint8 ``[tiles, units, bytes]``, mapped, read-only: a step reads the row of any token.
+        lm_head: its tiles; the file's, because rows are copied once, and pages of a mapping would stay resident.
         embedding_format, lm_head_format: names of their formats.
     """
 
     embedding: Array
-    lm_head: Array
+    lm_head: StoredTiles
     embedding_format: str
     lm_head_format: str
 
 
 def target_matrices(package: Package) -> TargetMatrices:
-    """Map the embedding and the LM head of a native package.
+    """Return the embedding and the LM head of a native package.
 
     Raises:
         ConfigError: a matrix has rows of several types, or is not stored as tiles.
@@ -43,7 +46,7 @@ def target_matrices(package: Package) -> TargetMatrices:
     places = stored_tensors(package.file(manifest.segments[-1].graph))
     places |= stored_tensors(package.file(manifest.segments[0].graph))
 
-    def mapped(name: str) -> tuple[Array, str]:
+    def place_of(name: str) -> tuple[int, tuple[int, int, int], str]:
         kind = manifest.quantisation.get(name, "")
         place, form = places.get(f"{name}.tiles"), FORMAT_OF_TYPE.get(kind)
         model = manifest.model
@@ -54,10 +57,12 @@ def target_matrices(package: Package) -> TargetMatrices:
                 f"Its type is {kind or 'not stated'}; {name}.tiles is at {place}.",
                 "Choose another mode of speculation.",
             )
-        return map_bytes(package.file(WEIGHTS_FILE), place[0], place[1]).reshape(shape), form
+        return place[0], shape, form
 
-    embedding, form = mapped("embedding")
-    if manifest.model.tied_embedding:
-        return TargetMatrices(embedding, embedding, form, form)
-    lm_head, head_form = mapped("head")
-    return TargetMatrices(embedding, lm_head, form, head_form)
+    weights = package.file(WEIGHTS_FILE)
+    offset, shape, form = place_of("embedding")
+    embedding = map_bytes(weights, offset, math.prod(shape)).reshape(shape)
+    if not manifest.model.tied_embedding:
+        offset, shape, head_form = place_of("head")
+        return TargetMatrices(embedding, StoredTiles(weights, offset, shape), form, head_form)
+    return TargetMatrices(embedding, StoredTiles(weights, offset, shape), form, form)

@@ -15,7 +15,9 @@ from edge_rt.memory.plan import make_plan
 from edge_rt.memory.request import Request
 from tests.memory.shapes import DEVICE, MIB, make_shape
 
-HEAD = DrafterShape("small-head", "head", "/drafters/small-head", 3 * MIB, 4096, 1536, 576, 49152, 612, (0.6, 0.4, 0.3))
+HEAD = DrafterShape(
+    "small-head", "head", "/drafters/small-head", 3 * MIB, 4096, 1536, 576, 49152, 612, 20 * MIB, (0.6, 0.4, 0.3)
+)
 SHAPE = make_shape()
 
 
