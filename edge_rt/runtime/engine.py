@@ -327,6 +327,9 @@ class Model(ModelTexts):
     def calibrate(self) -> RowCosts:
         """Measure what passes cost on this machine, anew, and keep it; empties the KV cache.
 
+        Returns:
+            The costs; those stored before if they are of a quiet machine and it is busy now.
+
         Raises:
             Busy: a generation is running.
         """

@@ -100,7 +100,12 @@ def _calibrate(terminal: Terminal, model: Model, facts: Mapping[str, Any]) -> No
     """Measure the latency of passes on this machine, save it and show it."""
     terminal.note("measuring passes", "dim")
     measured = run_in_background(model.calibrate)
-    if not model.measured_costs.is_kept:
+    if model.measured_costs.is_earlier:
+        terminal.warn(
+            "the machine was busy, and equal passes took different times: the earlier measurement is kept. Repeat it "
+            "when the machine is quiet."
+        )
+    elif not model.measured_costs.is_kept:
         terminal.warn("the measurement could not be saved: the first answer with speculation will repeat it.")
     elif not measured.steady:
         terminal.warn(

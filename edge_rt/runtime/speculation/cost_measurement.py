@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -28,7 +29,9 @@ class MeasuredCosts:
     Attributes:
         key: everything that the costs depend on.
         is_kept: False if the last measurement could not be written, or there is no store.
+        is_earlier: whether the last measurement was of a busy machine, and gave way to a stored one of a quiet machine.
         on_measure: called when a measurement begins.
+        clock: seconds.
     """
 
     def __init__(self, facts: dict[str, Any], io_binding: IOBinding, cache: KVCache, store: CostStore | None) -> None:
@@ -42,8 +45,9 @@ class MeasuredCosts:
         self._io_binding = io_binding
         self._cache = cache
         self._store = store
-        self.is_kept = True
+        self.is_kept, self.is_earlier = True, False
         self.on_measure: Callable[[], None] | None = None
+        self.clock: Callable[[], float] = time.perf_counter
 
     def get(self, runner: Runner) -> RowCosts:
         """Return the stored costs, or measure them; a measurement empties the cache.
@@ -58,6 +62,8 @@ class MeasuredCosts:
 
     def measure(self, runner: Runner, earlier: RowCosts | None = None) -> RowCosts:
         """Measure on the emptied cache, and store the lower costs of this measurement and ``earlier``.
+
+        Costs of a busy machine replace none that were stored of a quiet one, which are returned then.
 
         Raises:
             Cancelled: a pass was stopped; nothing is stored.
@@ -79,11 +85,16 @@ class MeasuredCosts:
                 runner.forward([1] * rows, reserved.start, rows)
 
         try:
-            costs = measure(run, cache.capacity, rows=self._rows)
+            costs = measure(run, cache.capacity, rows=self._rows, clock=self.clock)
         finally:
             cache.truncate(0)
             io_binding.forget()
         if earlier is not None:
             costs = earlier.least(costs)
+        stored = self._store.load(self.key) if self._store is not None and not costs.steady else None
+        self.is_earlier = stored is not None and stored.steady
+        if stored is not None and stored.steady:
+            self.is_kept = True
+            return stored
         self.is_kept = self._store is not None and self._store.save(self.key, costs)
         return costs

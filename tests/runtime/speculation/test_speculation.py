@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import numpy as np
 import pytest
@@ -329,7 +330,8 @@ class TestCalibration:
             again = model.calibrate()
             assert model.cached_tokens == 0
             assert again is model.speculation.costs
-            assert store.load(key) == again != stored
+            assert store.load(key) == again
+            assert again != stored or model.measured_costs.is_earlier
             second = model.generate(TEXT, max_tokens=60, **SAMPLINGS[0])
         assert first.token_ids == second.token_ids == plain[0].token_ids
         assert len(listing(tmp_path / "costs")) == 1
@@ -382,6 +384,23 @@ class TestCalibration:
             model.generate(TEXT, max_tokens=20, spec="off", **GREEDY)
             model.calibrate()
             assert not any(np.any(buffer) for buffer in model._runner.get()._io_binding.buffers)
+
+    def test_of_a_busy_machine_replaces_none_of_a_quiet_machine(self, native_package, tmp_path):
+        def seconds(growth):
+            now, step = 0.0, 1e-3
+            while True:
+                yield now
+                now, step = now + step, step * growth
+
+        store = CostStore(tmp_path)
+        with load_package(native_package, ctx=64, costs=store) as model:
+            found = model.measured_costs
+            # Every interval between two looks at the clock is the same, or twice the one before.
+            for growth, is_steady, is_earlier in ((2.0, False, False), (1.0, True, False), (2.0, True, True)):
+                found.clock = partial(next, seconds(growth))
+                costs = model.calibrate()
+                assert (costs.steady, found.is_earlier, found.is_kept) == (is_steady, is_earlier, True)
+                assert store.load(found.key) == costs == model.speculation.costs
 
     @pytest.mark.parametrize("context", [2, 20, 40])
     def test_of_a_small_context(self, native_package, context):
