@@ -35,11 +35,13 @@ class Rate:
         tokens_per_second: throughput of the choice with half the context filled.
         plain: the same without speculation.
         is_measured: whether it comes from passes that were measured on this machine with this cache format.
+        is_derived: whether it comes from passes that were measured on this machine with another cache format.
     """
 
     tokens_per_second: float
     plain: float
     is_measured: bool
+    is_derived: bool = False
 
 
 class Speeds:
@@ -81,7 +83,8 @@ class Speeds:
         if not knows_depth:
             # Weights and overhead are the same with every cache; the time to read this one follows from the device.
             seconds += pass_seconds(shape, device, choice) - pass_seconds(shape, device, replace(choice, ctx=0))
-        return Rate(speculative_tokens_per_second(seconds, curve, choice, head), 1 / seconds, own is not None)
+        expected = speculative_tokens_per_second(seconds, curve, choice, head)
+        return Rate(expected, 1 / seconds, is_measured=own is not None, is_derived=own is None)
 
 
 def measured_here(

@@ -38,7 +38,7 @@ def plan_json(made: Plan, speeds: Speeds) -> dict[str, Any]:
         "tokens_per_second": rate.tokens_per_second,
         "plain_tokens_per_second": rate.plain,
         "speed_is_measured": rate.is_measured,
-        "speed_uncertainty": UNCERTAINTY if made.device.gpu is None else None,
+        "speed_uncertainty": UNCERTAINTY if made.device.gpu is None or rate.is_measured or rate.is_derived else None,
         "given_up": list(made.given_up),
         "alternatives": [
             {
@@ -246,6 +246,8 @@ def _left(count: int) -> str:
 
 def _rate(made: Plan, rate: Rate, *, is_here: bool) -> str:
     certain = "planned, not measured" if not is_here else "measured here" if rate.is_measured else ""
+    if rate.is_derived:
+        certain = "measured here with another cache"
     if made.device.gpu is None:
         certain = ", ".join((f"+-{100 * UNCERTAINTY:.0f} %", *[certain] * bool(certain)))
     digits = ".0f" if rate.tokens_per_second >= 1000 else ".3g"

@@ -14,7 +14,7 @@ from edge_rt.cli.commands.plan import choose_here
 from edge_rt.cli.loading import tell_device
 from edge_rt.cli.plan_speed import Speeds, measured_here
 from edge_rt.cli.render.console import Terminal
-from edge_rt.cli.render.plan_report import print_plan
+from edge_rt.cli.render.plan_report import plan_json, print_plan
 from edge_rt.errors import ConfigError, MemoryBudgetExceeded, RuntimeUnavailable
 from edge_rt.gpu_library import Gpu, GpuReport
 from edge_rt.gpu_provider import GpuProvider
@@ -338,6 +338,9 @@ class TestLoads:
             speeds = Speeds(plan.shape, plan.device, measured)
             print_plan(terminal, plan, speeds, (), verb=["edge-rt", "generate"], named=[], is_here=True)
             assert f"tokens per second ({said})" in out.getvalue()
+            assert ("(measured here with another cache)" in out.getvalue()) == bool(measured)
+            uncertainty = plan_json(plan, speeds)["speed_uncertainty"]
+            assert (uncertainty is not None) == bool(measured)
         assert Speeds(plan.shape, plan.device, found).rate(plan.choice).plain == pytest.approx(200)
         other = replace(plan.device, gpu=replace(plan.device.gpu, device_name=None))
         assert measured_here(plan.shape, other, asked.costs, asked.gpu_provider) == {}
