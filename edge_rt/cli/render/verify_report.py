@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from edge_rt.cli.render.console import Terminal, number
 from edge_rt.errors import ContextOverflow
@@ -11,6 +11,8 @@ from edge_rt.errors import ContextOverflow
 if TYPE_CHECKING:
     from edge_rt.measure.verify import Answer
     from edge_rt.text.tokenizer import Tokenizer
+
+_LONGER: Final = "try longer answers (-n) or other prompts"
 
 
 def findings(
@@ -49,9 +51,18 @@ def findings(
 def _unverified(document: Mapping[str, Any]) -> list[str]:
     """Return the remark about drafters that drafted nothing, if there are such: their answers are plain ones."""
     if not document["drafted"]:
-        return ["nothing was drafted, so nothing was verified: try longer answers (-n) or other prompts"]
-    idle = [mode for mode, item in document["by_drafter"].items() if not item["drafted"]]
-    return [f"{', '.join(idle)} drafted nothing, so nothing was verified of it"] if idle else []
+        return [f"nothing was drafted, so nothing was verified: {_LONGER}"]
+    found, idle = [], _idle(document)
+    if idle:
+        found = [f"nothing was drafted by {', '.join(idle)}, so nothing of that was verified: {_LONGER}"]
+    for kv, part in document["by_kv"].items():
+        if here := [mode for mode in _idle(part) if mode not in idle]:
+            found.append(f"with the cache {kv} nothing was drafted by {', '.join(here)}: {_LONGER}")
+    return found
+
+
+def _idle(document: Mapping[str, Any]) -> list[str]:
+    return [mode for mode, item in document["by_drafter"].items() if not item["drafted"]]
 
 
 def print_findings(terminal: Terminal, document: Mapping[str, Any]) -> None:
