@@ -85,10 +85,17 @@ def terms_of(shape: ModelShape, choice: Choice, sizes: Sizes, request: Request) 
 def _on_gpu(terms: list[Term], shape: ModelShape, choice: Choice, gpu: GpuSizes) -> tuple[Term, ...]:
     """Return the terms with what a GPU holds of them."""
     again = ", the head and rotations once for each graph that reads them" if shape.segments > 1 else ""
+    weights, cache = f"weights.bin, copied to the GPU{again}", None
+    passes = f"passes of 1 to {choice.largest_pass} rows, recorded ones apart"
+    if choice.gpu_layers is not None:
+        last = counted(choice.gpu_layers, "layer")
+        weights = f"weights.bin: of the last {last} and the head copied to the GPU, of the others read in place"
+        cache = f"{_cache_text(shape, choice)}, each layer's where it is computed"
+        passes = f"passes of 1 to {choice.largest_pass} rows, begun here and ended on the GPU"
     held = {
-        "weights": (gpu.weights, f"weights.bin, copied to the GPU{again}"),
-        "kv_cache": (gpu.kv_cache, None),
-        "activations": (gpu.activations, f"passes of 1 to {choice.largest_pass} rows, recorded ones apart"),
+        "weights": (gpu.weights, weights),
+        "kv_cache": (gpu.kv_cache, cache),
+        "activations": (gpu.activations, passes),
         "logits": (gpu.logits, None),
     }
     result = []

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from edge_rt.kv_formats import KV_FORMAT
 from edge_rt.package.decoder import Decoder
+from edge_rt.package.layer_sizes import LayerSizes
 from edge_rt.package.manifest import KV_FORMATS, WEIGHTS_FILE, Manifest, ModelConfig, drafts_of
 from edge_rt.package.tile_units import TILE_ROWS, row_bytes
 from edge_rt.package.traced_info import TracedInfo
@@ -40,6 +41,7 @@ class ModelShape:
             once more.
         has_upper_halves: whether its weights are nested, so that it can draft with fewer bits.
         largest_tensor_bytes: of ``weights.bin``, at most; None: not known.
+        layers: what each layer takes, if they may be divided between the CPU and a GPU; None: they may not.
     """
 
     name: str
@@ -70,6 +72,7 @@ class ModelShape:
     exit_head_bytes: int = 0
     has_upper_halves: bool = False
     largest_tensor_bytes: int | None = None
+    layers: LayerSizes | None = None
 
     @property
     def graphs(self) -> int:

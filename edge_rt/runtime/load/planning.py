@@ -21,8 +21,9 @@ from edge_rt.memory.fallbacks import DEFAULT_DRAFT
 from edge_rt.memory.figures import Device, GpuFigures
 from edge_rt.memory.plan import Plan, Request, make_plan, require_fit
 from edge_rt.memory.request import as_arguments
-from edge_rt.memory.shape import shape_of
+from edge_rt.memory.shape import ModelShape, shape_of
 from edge_rt.memory.terms import drafts_itself, pass_memory_bytes
+from edge_rt.package.layer_sizes import layer_sizes
 from edge_rt.package.reader import Package
 from edge_rt.package.self_drafting import kv_of
 from edge_rt.pass_memory import PassMemory
@@ -108,6 +109,12 @@ class LoadPlan:
     def largest_pass(self) -> int:
         """Rows of the largest pass that is planned."""
         return max(self.plan.choice.largest_pass, self.logit_rows)
+
+    @property
+    def host_layers(self) -> int:
+        """How many layers, the first ones, the CPU computes beside a GPU; 0 where one device computes all."""
+        there = self.plan.choice.gpu_layers
+        return 0 if there is None else self.plan.shape.num_layers - there
 
     @property
     def hidden(self) -> bool:
@@ -281,7 +288,23 @@ def _plan_package(
         draft_model=second,
         device_budget_bytes=None if options.device_memory is None else parse_size(options.device_memory),
     )
-    return make_plan(shape_of(package.manifest, package.id), device, request)
+    return make_plan(shape_on(shape_of(package.manifest, package.id), package, device), device, request)
+
+
+def shape_on(shape: ModelShape, package: Package, device: Device) -> ModelShape:
+    """Return the numbers of a package, with those of its layers where these may be divided.
+
+    That is where a GPU has memory of its own.
+
+    Args:
+        shape: the numbers.
+        package: the package.
+        device: the machine.
+
+    Raises:
+        StorageError: the graph cannot be read.
+    """
+    return replace(shape, layers=layer_sizes(package)) if device.has_own_gpu_memory else shape
 
 
 def plan_load(package: Package, options: LoadOptions) -> LoadPlan:
