@@ -114,7 +114,7 @@ def plan(
     if device in (None, AUTO_DEVICE):
         choice, profile = choose_here(found.shape, profile, request)
     if found.package is not None:
-        from edge_rt.runtime.load.planning import shape_on
+        from edge_rt.memory.shape import shape_on
 
         found = replace(found, shape=shape_on(found.shape, found.package, profile))
     made = make_plan(found.shape, profile, request)

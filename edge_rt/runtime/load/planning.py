@@ -21,9 +21,8 @@ from edge_rt.memory.fallbacks import DEFAULT_DRAFT
 from edge_rt.memory.figures import Device, GpuFigures
 from edge_rt.memory.plan import Plan, Request, make_plan, require_fit
 from edge_rt.memory.request import as_arguments
-from edge_rt.memory.shape import ModelShape, shape_of
+from edge_rt.memory.shape import shape_of, shape_on
 from edge_rt.memory.terms import drafts_itself, pass_memory_bytes
-from edge_rt.package.layer_sizes import layer_sizes
 from edge_rt.package.reader import Package
 from edge_rt.package.self_drafting import kv_of
 from edge_rt.pass_memory import PassMemory
@@ -289,22 +288,6 @@ def _plan_package(
         device_budget_bytes=None if options.device_memory is None else parse_size(options.device_memory),
     )
     return make_plan(shape_on(shape_of(package.manifest, package.id), package, device), device, request)
-
-
-def shape_on(shape: ModelShape, package: Package, device: Device) -> ModelShape:
-    """Return the numbers of a package, with those of its layers where these may be divided.
-
-    That is where a GPU has memory of its own.
-
-    Args:
-        shape: the numbers.
-        package: the package.
-        device: the machine.
-
-    Raises:
-        StorageError: the graph cannot be read.
-    """
-    return replace(shape, layers=layer_sizes(package)) if device.has_own_gpu_memory else shape
 
 
 def plan_load(package: Package, options: LoadOptions) -> LoadPlan:
