@@ -93,10 +93,10 @@ def case_nested(gpu):
 
 def case_divided(gpu):
     """Some layers only: nothing is kept for recorded passes, and of a second graph as many are there."""
-    check(gpu, package(layers=4), layers=2, kv="f16", spec="suffix")
-    check(gpu, package(window=16, layers=3), layers=1, kv="int8", spec="suffix", sizes=(ROWS, 1, DRAFT + 1))
-    path = package(layers=3, weight_type="F32", embedding_type="F32", output_type="F32", weights="nested8")
-    check(gpu, path, layers=2, kv="int4x2", spec="self", generated=6, sizes=(1, DRAFT + 1, ROWS))
+    check(gpu, package(), layers=1, kv="f16", spec="suffix")
+    check(gpu, package(window=16), layers=1, kv="int8", spec="suffix", sizes=(ROWS, 1, DRAFT + 1))
+    path = package(weight_type="F32", embedding_type="F32", output_type="F32", weights="nested8")
+    check(gpu, path, layers=1, kv="int4x2", spec="self", generated=6, sizes=(1, DRAFT + 1, ROWS))
 
 
 def case_second(gpu):

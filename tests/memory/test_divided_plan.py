@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 
 import pytest
 from hypothesis import assume, given, settings, strategies as st
 
+from edge_rt.cli.loading import tell_plan
+from edge_rt.cli.render.console import Terminal
 from edge_rt.errors import MemoryBudgetExceeded
 from edge_rt.memory.choice import Choice
 from edge_rt.memory.figures import Amounts
@@ -125,7 +128,17 @@ def test_a_model_with_room_is_offered_no_division():
     plan = make_plan(shape, OWN, Request(device_budget_bytes=make_plan(shape, OWN, Request()).minimum.gpu))
     assert plan.alternatives
     assert all(other.choice.gpu_layers is None for other in plan.alternatives)
-    assert all(make_plan(shape, OWN, Request(device_budget_bytes=ROOM)).choice.gpu_layers for _ in range(1))
+
+
+@pytest.mark.parametrize("is_quiet", [False, True])
+def test_a_load_tells_which_layers_are_where(is_quiet):
+    plans = [make_plan(layered(make_shape()), OWN, Request(device_budget_bytes=room)) for room in (ROOM, 2 << 30)]
+    terminal = Terminal(io.StringIO(), err := io.StringIO(), quiet=is_quiet)
+    for plan in plans:
+        tell_plan(terminal, plan)
+    there = plans[0].choice.gpu_layers
+    said = f"a GPU has memory for the last {there} layers of 30; the CPU computes the others.\n"
+    assert err.getvalue() == ("" if is_quiet else said)
 
 
 def test_a_pass_takes_the_time_of_both():
