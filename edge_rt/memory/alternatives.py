@@ -42,7 +42,7 @@ def alternatives_to(
     budget = request.budget(device)
     seen = {decision.choice} if decision.needs.within(budget) else set[Choice]()
     candidates = _nearby(shape, request, decision.choice) if seen else _pinning_less(request)
-    may_divide = decision.choice.gpu_layers is not None
+    may_divide = not seen or decision.choice.gpu_layers is not None
     for candidate in candidates:
         other = _planned(shape, device, candidate)
         # Nobody whose model has room on the GPU wants it divided.

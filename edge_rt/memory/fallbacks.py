@@ -100,13 +100,19 @@ class Fallbacks:
         best = self._speculation_steps(self.ctx, self._formats[0], self._chunks[0])[0]
         least = self._speculation_steps(self._least_ctx, self._formats[-1], self._chunks[-1])[-1]
         least_needs = self.needs(least)
+        can_divide = self._device.has_own_gpu_memory and self._shape.layers is not None and self._shape.num_layers > 1
         placements = [self._as_it_is]
-        if self._device.has_own_gpu_memory and self._shape.layers is not None and least_needs.gpu > budget.gpu:
+        if can_divide and least_needs.gpu > budget.gpu:
             placements.append(self._divided)
         for place in placements:
             if (found := self._first_that_fits(budget, place)) is not None:
                 smallest = self.needs(replace(least, gpu_layers=found.gpu_layers))
                 return Decision(best, found, self.needs(found), smallest)
+        if len(placements) > 1:
+            # With a layer on the GPU it needs the least memory there, if the others have room here.
+            single = replace(least, gpu_layers=1)
+            if (needs := self.needs(single)).host <= budget.host:
+                return Decision(best, single, needs, needs)
         return Decision(best, least, least_needs, least_needs)
 
     def _first_that_fits(self, budget: Amounts, place: Placement) -> Choice | None:

@@ -116,11 +116,28 @@ def test_what_is_never_divided():
     assert make_plan(shape, SHARED, Request(budget_bytes=ROOM - 40 * MIB)).choice.gpu_layers is None
     single = layered(make_shape(num_layers=1))
     assert not make_plan(single, OWN, asked).fits
-    # With less than a layer there, and with too little memory for the others.
-    for less in (Request(device_budget_bytes=520 * MIB), replace(asked, budget_bytes=200 * MIB)):
-        plan = make_plan(shape, OWN, less)
-        assert not plan.fits
-        assert plan == replace(make_plan(make_shape(), OWN, less), shape=shape)
+    # With too little memory for the others.
+    less = replace(asked, budget_bytes=200 * MIB)
+    plan = make_plan(shape, OWN, less)
+    assert not plan.fits
+    assert plan == replace(make_plan(make_shape(), OWN, less), shape=shape)
+
+
+def test_a_refusal_names_what_a_single_layer_needs():
+    shape = layered(make_shape())
+    plan = make_plan(shape, OWN, Request(device_budget_bytes=520 * MIB))
+    assert (plan.fits, plan.choice.gpu_layers) == (False, 1)
+    assert plan.minimum == plan.needs
+    for room, fits in ((plan.minimum.gpu, True), (plan.minimum.gpu - 1, False)):
+        assert make_plan(shape, OWN, Request(device_budget_bytes=room)).fits == fits
+    with pytest.raises(MemoryBudgetExceeded) as refused:
+        require_fit(plan)
+    assert "the budget is 520.0 MiB" in refused.value.numbers
+    assert [(other.flags[:2], other.choice.gpu_layers) for other in plan.alternatives[:1]] == [
+        (("--device-memory", f"{-(-plan.minimum.gpu // MIB)}MiB"), 1)
+    ]
+    for other in plan.alternatives:
+        assert make_plan(shape, OWN, request_of(other.flags, plan.request)).fits
 
 
 def test_a_model_with_room_is_offered_no_division():
@@ -164,7 +181,7 @@ def test_sums_budgets_and_alternatives_hold(data, shape, host, own):
     assert plan.fits == plan.needs.within(plan.budget)
     if plan.choice.gpu_layers is None:
         return
-    assert plan.fits
+    assert plan.fits or plan.choice.gpu_layers == 1
     assert 0 < plan.choice.gpu_layers < shape.num_layers
     assert plan.minimum.within(plan.needs)
     assert not make_plan(replace(shape, layers=None), OWN, asked).fits
