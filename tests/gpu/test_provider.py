@@ -29,7 +29,7 @@ OPERATORS = {
         "reuse chat passes second_gpu two_models cancelled verified",
         "auto",
     ),
-    "layers_worker": ("texts modes passes talks cancelled", "nested rotations out_of_memory auto refused"),
+    "layers_worker": ("texts modes passes talks cancelled", "nested rotations", "out_of_memory auto refused"),
     "exit_worker": ("placed kv_formats modes", "trees window cancelled", "nothing_is_left full faults"),
     "model_fault_worker": (
         "out_of_memory full_while_it_answers calls_fail",
