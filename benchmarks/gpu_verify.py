@@ -1,7 +1,8 @@
-"""Whether a GPU answers prompts with the CPU's tokens, plain and drafted."""
+"""Whether a GPU answers prompts with the CPU's tokens, plain and drafted, with all layers there and with half."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -9,10 +10,12 @@ from gpu_target import Results, Target, fail
 
 from edge_rt.measure.prompts import built_in_prompts, read_prompts
 from edge_rt.measure.verify import PLAIN, Answer, answers, summary
+from edge_rt.memory.sizes import sizes_of
 from edge_rt.package.reader import Package
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.engine import Model
 from edge_rt.runtime.load.options import LoadOptions
+from edge_rt.runtime.load.planning import plan_package
 from edge_rt.runtime.speculation.cost_model import RowCosts
 
 MODES = (PLAIN, "suffix", "recycling")
@@ -38,6 +41,8 @@ class Asked:
 def run_verify(target: Target, package: Package, asked: Asked) -> None:
     """Answer prompts greedily on the CPU, and on the GPU with every mode; exit code 1 if an answer differs.
 
+    Then with half of the layers on the GPU and the others on the CPU, if the package can be divided.
+
     Args:
         target: where.
         package: a native package.
@@ -48,8 +53,9 @@ def run_verify(target: Target, package: Package, asked: Asked) -> None:
     manifest = package.manifest
     kv, is_raw = manifest.kv_formats[0], manifest.chat_template is None
     results, found, compared = Results(target, "verify"), [], []
-    for device, modes in (("cpu", (PLAIN,)), ("cuda", MODES)):
-        with Model(package, LoadOptions(device=device, gpu_provider=target.provider, kv=kv)) as model:
+    for device, modes, options in _places(package, LoadOptions(gpu_provider=target.provider, kv=kv)):
+        with Model(package, options) as model:
+            assert (model.plan.choice.gpu_layers is not None) == (device == "half"), model.plan.choice
             model.speculation.costs = FREE_ROWS
             for mode in modes:
                 own = list(answers(model, given[: asked.limit], config, mode, kv=kv, raw=is_raw))
@@ -63,6 +69,26 @@ def run_verify(target: Target, package: Package, asked: Asked) -> None:
         same = f"{counts['identical']} of {counts['prompts']} answers are the CPU's"
         results.add(f"{name}: {same}, {counts['drafted']} rows drafted", name=name, **counts)
     fail(_wrong(by_mode))
+
+
+def _places(package: Package, options: LoadOptions) -> Iterator[tuple[str, tuple[str, ...], LoadOptions]]:
+    """Yield name, modes and options of each load; the last one is planned when the GPU is open, as a load finds it."""
+    yield "cpu", (PLAIN,), options.but(device="cpu")
+    yield "cuda", MODES, options.but(device="cuda")
+    if (divided := _divided(package, options.but(device="cuda"))) is not None:
+        yield "half", (PLAIN, "suffix"), divided
+
+
+def _divided(package: Package, options: LoadOptions) -> LoadOptions | None:
+    """Return options with room on the GPU for half of the layers; None if they cannot be divided."""
+    # With every setting pinned nothing else is given up.
+    context = min(2048, package.manifest.model.context_length)
+    asked = options.but(ctx=context, spec="auto", draft_max=8, prefill_chunk=64)
+    plan = plan_package(package, asked)
+    if plan.shape.layers is None or plan.shape.num_layers < 2:
+        return None
+    choice = replace(plan.choice, gpu_layers=plan.shape.num_layers // 2)
+    return asked.but(device_memory=sizes_of(plan.shape, plan.device, choice, plan.request).needs.gpu)
 
 
 def _keep(results: Results, own: list[Answer]) -> None:

@@ -78,12 +78,16 @@ class Binding:
     Args:
         session: ONNX Runtime's.
         is_on_device: whether it runs on a device.
+        tells_places: on a device: whether the session says which inputs it reads in this process. These are bound once,
+            and may be written by passes, as the cache of layers that the CPU computes is.
         number: on a device that records passes: the number that this binding's are recorded under, which no other
             binding of the session has. A recorded pass reads and writes the same memory when it is started again, so
             all arrays that the device reads must be its own. None: they are not recorded.
     """
 
-    def __init__(self, session: Any, *, is_on_device: bool = False, number: int | None = None) -> None:
+    def __init__(
+        self, session: Any, *, is_on_device: bool = False, tells_places: bool = False, number: int | None = None
+    ) -> None:
         self._session = session
         self._is_on_device = is_on_device
         self._binding = session.io_binding()
@@ -92,7 +96,7 @@ class Binding:
         self._outputs: list[str] = []
         self._fetched: dict[str, Any] = {}
         self._number = _NO_RECORD if number is None else number
-        self._read_here = frozenset() if number is None else _inputs_of_the_host(session)
+        self._read_here = inputs_of_the_host(session) if tells_places else frozenset()
         self._is_recorded = False
 
     def bind_input(self, name: str, array: np.ndarray[Any, Any] | DeviceArray | DeviceRows) -> None:
@@ -194,7 +198,7 @@ def _place(rows: DeviceRows) -> Any:
     return ort.OrtDevice.make("gpu", rows.array.device.name.index, _NVIDIA)._get_c_device()
 
 
-def _inputs_of_the_host(session: Any) -> frozenset[str]:
+def inputs_of_the_host(session: Any) -> frozenset[str]:
     """Return the names of inputs that a session on a device reads in this process."""
     places = zip(session.get_inputs(), session.get_input_memory_infos(), strict=True)
     return frozenset(value.name for value, place in places if place.device_vendor_id == 0)

@@ -5,20 +5,22 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from edge_rt.device_names import CUDA, DeviceName
+from edge_rt.device_names import CUDA, GPU_LAYERS, DeviceName
 from edge_rt.errors import MemoryBudgetExceeded, RuntimeUnavailable
 from edge_rt.onnxruntime_import import ort
 from edge_rt.session_errors import translate
 
 RECORDS: Final = "graphs"
 """Option of edge-rt's own provider: "1" records passes that have a number."""
+_FIRST_LAYER: Final = "first_layer"
+"""Option of edge-rt's own provider: the number of the first layer that it computes; the CPU computes those before."""
 _CPU_PROVIDER: Final = "CPUExecutionProvider"
 
 
@@ -73,6 +75,27 @@ class ComputeDevice:
                 "--device cpu.",
             )
         return session
+
+    def dividing(self, first_layer: int, count: int) -> ComputeDevice:
+        """Return the device for sessions whose first layers the CPU computes, on edge-rt's own provider.
+
+        No pass there is recorded: for that all nodes must be on the device.
+
+        Args:
+            first_layer: number of the first layer on the device, at least 1.
+            count: how many layers are there.
+        """
+        assert first_layer > 0, first_layer
+        return replace(
+            self,
+            options={**self.options, RECORDS: "0", _FIRST_LAYER: str(first_layer)},
+            details={**self.details, GPU_LAYERS: count},
+        )
+
+    @property
+    def tells_places(self) -> bool:
+        """Whether sessions there say which inputs they read in this process; ONNX Runtime's own providers may not."""
+        return RECORDS in self.options
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -17,6 +17,9 @@ KINDS: Final = (AUTO, CPU, *GPUS)
 SHOWN_DEVICES: Final = (AUTO, CPU, CUDA, f"{CUDA}:1", WEBGPU)
 """The names as they are listed for users."""
 
+GPU_LAYERS: Final = "gpu_layers"
+"""Among the facts of a device: how many layers it computes where the CPU computes the others."""
+
 
 @dataclass(frozen=True)
 class DeviceName:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from edge_rt.binding import Binding
+from edge_rt.binding import Binding, inputs_of_the_host
 from edge_rt.byte_size import counted
 from edge_rt.compute_device import ComputeDevice, PlacedNode, placement_of
 from edge_rt.errors import ConfigError, EdgeRTError, VersionMismatch
@@ -295,8 +295,15 @@ class Session:
         """Instruction set of edge-rt's operators; None for a portable graph."""
         return self._isa
 
+    @property
+    def host_inputs(self) -> frozenset[str]:
+        """Names of the inputs that are read in this process."""
+        return inputs_of_the_host(self._session)
+
     def binding(self) -> Binding:
         """Return an empty binding for this session."""
-        if self._device is None or not self._device.records_passes:
-            return Binding(self._session, is_on_device=self._device is not None)
-        return Binding(self._session, is_on_device=True, number=next(self._numbers))
+        device = self._device
+        if device is None:
+            return Binding(self._session)
+        number = next(self._numbers) if device.records_passes else None
+        return Binding(self._session, is_on_device=True, tells_places=device.tells_places, number=number)

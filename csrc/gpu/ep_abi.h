@@ -42,6 +42,7 @@ using CreateMemoryInfo = Slot<320,
                               24>;
 using GraphNodeCount = Slot<344, Status*(const Graph*, size_t* out), 24>;
 using GraphNodes = Slot<345, Status*(const Graph*, const Node** out, size_t count), 24>;
+using NodeName = Slot<349, Status*(const Node*, const char** out), 24>;
 using NodeDomain = Slot<351, Status*(const Node*, const char** out), 24>;
 using RunConfigEntry = Slot<373, const char*(const RunOptions*, const char* key), 24>;  // nullptr: absent
 using CreateKeyValuePairs = Slot<295, void(KeyValuePairs** out), 24>;

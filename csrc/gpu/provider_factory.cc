@@ -13,8 +13,12 @@ namespace {
 // Metadata of a device: the driver's number of the GPU.
 constexpr const char* kNumber = "gpu";
 // Option of a session: "1" records passes that have a number as graphs.
-constexpr const char* kRecords = "ep.EdgeRtGpuExecutionProvider.graphs";
-constexpr const char* kRecordsLower = "ep.edgertgpuexecutionprovider.graphs";
+constexpr const char* kRecords = "graphs";
+// The number of the first layer that is computed here; those before it are left to the CPU.
+constexpr const char* kFirstLayer = "first_layer";
+// How ONNX Runtime hands over options of a provider: older releases keep its name as it is.
+constexpr const char* kPrefix = "ep.EdgeRtGpuExecutionProvider.";
+constexpr const char* kPrefixLower = "ep.edgertgpuexecutionprovider.";
 
 ProviderFactory& own(abi::EpFactory* self) { return *static_cast<ProviderFactory*>(self); }
 
@@ -148,15 +152,20 @@ abi::Status* ProviderFactory::create_session(const abi::KeyValuePairs* metadata,
   Pairs entries(api_);
   if (abi::Status* bad = api_.call<abi::SessionConfigEntries>(options, &entries.pairs)) return bad;
   const auto* const read = static_cast<const abi::KeyValuePairs*>(entries.pairs);
-  const char* records = api_.call<abi::GetKeyValue>(read, kRecords);
-  if (records == nullptr) records = api_.call<abi::GetKeyValue>(read, kRecordsLower);
+  const auto option = [&](const std::string& key) {
+    const char* const found = api_.call<abi::GetKeyValue>(read, (kPrefix + key).c_str());
+    return found != nullptr ? found : api_.call<abi::GetKeyValue>(read, (kPrefixLower + key).c_str());
+  };
+  const char* const records = option(kRecords);
+  const char* const first_layer = option(kFirstLayer);
   DriverError error;
   std::shared_ptr<GpuContext> context = GpuContext::open(number, &error);
   if (context == nullptr) return api_.error("GPU " + std::to_string(number) + " cannot be opened", error);
   std::unique_ptr<PassStream> stream = PassStream::open(std::move(context), &error);
   if (stream == nullptr) return api_.error("GPU " + std::to_string(number) + " has no stream for a session", error);
   *out = new ProviderSession(api_, kernels_, gpus_[static_cast<size_t>(number)]->memory, std::move(stream),
-                             records != nullptr && std::strcmp(records, "1") == 0);
+                             records != nullptr && std::strcmp(records, "1") == 0,
+                             first_layer == nullptr ? 0 : std::atoi(first_layer));
   return nullptr;
 }
 

@@ -1,8 +1,9 @@
 #include "gpu/provider_session.h"
 
 #include <cstdlib>
+#include <cstring>
+#include <string>
 #include <utility>
-#include <vector>
 
 namespace edge_rt::gpu {
 namespace {
@@ -12,11 +13,21 @@ constexpr const char* kGraphNumber = "gpu_graph_id";
 
 ProviderSession& own(abi::Ep* self) { return *static_cast<ProviderSession*>(self); }
 
+// The number in the name of a node of a layer, such as 12 in "layer12.qkv/QuantLinear"; -1 for other nodes.
+// `edge_rt/package/layer_sizes.py` reads names in the same way.
+int layer_of(const char* name) {
+  constexpr char kPrefix[] = "layer";
+  constexpr size_t kLength = sizeof(kPrefix) - 1;
+  if (std::strncmp(name, kPrefix, kLength) != 0 || name[kLength] < '0' || name[kLength] > '9') return -1;
+  return std::atoi(name + kLength);
+}
+
 }  // namespace
 
 ProviderSession::ProviderSession(const ProviderApi& api, const KernelList& kernels, const MemoryKind& memory,
-                                 std::unique_ptr<PassStream> stream, bool records)
-    : abi::Ep{}, api_(api), kernels_(kernels), memory_(memory), stream_(std::move(stream)), records_(records) {
+                                 std::unique_ptr<PassStream> stream, bool records, int first_layer)
+    : abi::Ep{}, api_(api), kernels_(kernels), memory_(memory), stream_(std::move(stream)), records_(records),
+      first_layer_(first_layer) {
   version = abi::kEpVersion;
   name = [](const abi::Ep*) { return kProviderName; };
   get_capability = [](abi::Ep* self, const abi::Graph* graph, abi::GraphSupport* support) -> abi::Status* {
@@ -90,6 +101,7 @@ abi::Status* ProviderSession::claim(const abi::Graph* graph, abi::GraphSupport* 
   if (abi::Status* bad = api_.call<abi::GraphNodeCount>(graph, &count)) return bad;
   std::vector<const abi::Node*> nodes(count);
   if (abi::Status* bad = api_.call<abi::GraphNodes>(graph, nodes.data(), count)) return bad;
+  if (abi::Status* bad = leave_early_layers(&nodes)) return bad;
   for (const abi::Node* node : nodes) {
     const abi::KernelDef* kernel = nullptr;
     if (abi::Status* bad = api_.ep_call<abi::LookUpKernel>(support, node, &kernel)) return bad;
@@ -97,6 +109,23 @@ abi::Status* ProviderSession::claim(const abi::Graph* graph, abi::GraphSupport* 
     if (abi::Status* bad = api_.ep_call<abi::AddSingleNode>(support, node)) return bad;
   }
   return nullptr;
+}
+
+abi::Status* ProviderSession::leave_early_layers(std::vector<const abi::Node*>* nodes) const {
+  if (first_layer_ == 0) return nullptr;
+  // A layer needs what those before it have computed, so that one place divides the graph. Only rows of the last
+  // layer's input, which reads no weights, may be chosen before that place.
+  for (auto node = nodes->begin(); node != nodes->end(); ++node) {
+    const char* name = nullptr;
+    if (abi::Status* bad = api_.call<abi::NodeName>(*node, &name)) return bad;
+    if (name == nullptr || layer_of(name) < first_layer_) continue;
+    nodes->erase(nodes->begin(), node);
+    return nullptr;
+  }
+  // ONNX Runtime takes that for a provider that computes nothing, and edge-rt sees where nodes are.
+  return api_.error(
+      "layers are divided between the CPU and the GPU, but no node of the graph is named as one of layer " +
+      std::to_string(first_layer_) + " or a later one");
 }
 
 }  // namespace edge_rt::gpu

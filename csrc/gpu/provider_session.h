@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "gpu/pass_stream.h"
 #include "gpu/provider_api.h"
@@ -12,9 +13,10 @@ namespace edge_rt::gpu {
 
 class ProviderSession : public abi::Ep {
  public:
-  // `records`: whether passes with a number are recorded as graphs. `kernels` and `memory` outlive it.
+  // `records`: whether passes with a number are recorded as graphs. `first_layer`: layers before it, and what they
+  // begin with, are left to the CPU; 0: none are. `kernels` and `memory` outlive it.
   ProviderSession(const ProviderApi& api, const KernelList& kernels, const MemoryKind& memory,
-                  std::unique_ptr<PassStream> stream, bool records);
+                  std::unique_ptr<PassStream> stream, bool records, int first_layer);
 
   PassStream& stream() { return *stream_; }
   // Kernels of the session, one a node; and those that have run in a pass. A pass that did not run all of them, because
@@ -27,6 +29,8 @@ class ProviderSession : public abi::Ep {
 
  private:
   abi::Status* claim(const abi::Graph* graph, abi::GraphSupport* support) const;
+  // Drops the nodes before the first one of `first_layer_` from those of a graph, which are in the order of running.
+  abi::Status* leave_early_layers(std::vector<const abi::Node*>* nodes) const;
   int number_of(const abi::RunOptions* options) const;
 
   const ProviderApi& api_;
@@ -34,6 +38,7 @@ class ProviderSession : public abi::Ep {
   const MemoryKind& memory_;
   std::unique_ptr<PassStream> stream_;
   bool records_;
+  int first_layer_;
   int kernel_count_ = 0, run_count_ = 0;
   bool has_failed_ = false;
 };

@@ -98,18 +98,20 @@ def tell_source(terminal: Terminal, resolved: Resolved, *, offline: bool, lead: 
 
 
 def telling_load(terminal: Terminal, options: LoadOptions) -> LoadOptions:
-    """Return options of a load that warns about budgets above what there is, and shows why a GPU's first one waits."""
+    """Return options of a load that tells what is special about its plan, and shows why a GPU's first one waits."""
     text = "compiling the kernels for this GPU (kept for later; a minute or more)"
     on_compile = functools.partial(terminal.note, text, "dim")
-    return options.but(on_compile=on_compile, on_plan=functools.partial(tell_budgets, terminal))
+    return options.but(on_compile=on_compile, on_plan=functools.partial(tell_plan, terminal))
 
 
-def tell_budgets(terminal: Terminal, plan: Plan) -> None:
-    """Warn about budgets of a plan for this machine that are more than there is."""
-    from edge_rt.cli.render.plan_report import budget_warnings
+def tell_plan(terminal: Terminal, plan: Plan) -> None:
+    """Warn about budgets of a plan for this machine that are more than there is; say which layers are on the GPU."""
+    from edge_rt.cli.render.plan_report import budget_warnings, layers_text
 
     for text in budget_warnings(plan, is_here=True):
         terminal.warn(text)
+    if (divided := layers_text(plan)) is not None:
+        terminal.note(divided, "dim")
 
 
 def tell_device(terminal: Terminal, choice: DeviceChoice) -> None:

@@ -65,7 +65,8 @@ class Speeds:
     def rate(self, choice: Choice) -> Rate:
         """Return the expected speed of a choice."""
         shape, device = self._shape, self._device
-        if not self._measured:
+        # Passes that were measured with all layers on the GPU say nothing about some of them there.
+        if not self._measured or choice.gpu_layers is not None:
             plain = plain_tokens_per_second(shape, device, choice)
             return Rate(tokens_per_second(shape, device, choice, self._drafter), plain, is_measured=False)
         own = self._measured.get(choice.kv_format)

@@ -42,9 +42,11 @@ def alternatives_to(
     budget = request.budget(device)
     seen = {decision.choice} if decision.needs.within(budget) else set[Choice]()
     candidates = _nearby(shape, request, decision.choice) if seen else _pinning_less(request)
+    may_divide = not seen or decision.choice.gpu_layers is not None
     for candidate in candidates:
         other = _planned(shape, device, candidate)
-        if other is not None and other.choice not in seen:
+        # Nobody whose model has room on the GPU wants it divided.
+        if other is not None and other.choice not in seen and (may_divide or other.choice.gpu_layers is None):
             seen.add(other.choice)
             found.append(other)
         if len(found) == MOST:

@@ -19,6 +19,7 @@ class Choice:
         recycling_contexts: contexts of each order that token recycling holds; 0 where it is not used.
         logit_rows: largest number of logit rows held at once.
         drafter: whether the trained drafter of the request, and the model that drafts, are loaded.
+        gpu_layers: how many layers, the last ones, a GPU computes whose memory is too small for all; None: not divided.
     """
 
     ctx: int
@@ -30,6 +31,7 @@ class Choice:
     recycling_contexts: int
     logit_rows: int
     drafter: bool = False
+    gpu_layers: int | None = None
 
     @property
     def tree_rows(self) -> int:

@@ -1,5 +1,8 @@
 """What a plan reduces to fit the memory, in this order: speculation, KV precision, the prefill chunk, the context.
 
+If a GPU's memory is too small for all that, its layers are divided: with the preferred settings that fit then, as many
+as have room are on the GPU. So more of the settings is kept than with all layers there.
+
 Speculation is reduced as in SpecMemo (Yildirim & Chen 2025), so that most of its speed is kept. First a trained drafter
 that was not asked for by name is left out. Then the drafters' tables shrink. Then the draft tree shrinks, down to where
 96 % of the speed are left. Then a cheaper drafter is used, and at last speculation is turned off.
@@ -7,7 +10,8 @@ that was not asked for by name is left out. Then the drafters' tables shrink. Th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -43,6 +47,9 @@ _SMALLER_TABLES: Final = ((4096, LEAST_TABLE), (LEAST_TABLE, LEAST_TABLE))
 _LESS_PRECISE: Final = ("f32", "f16", "int8", "k8v4", "int4")
 _WORTH_PRECISION: Final = 1.05
 
+Placement = Callable[[Choice, Amounts], Choice | None]
+"""Returns a choice as it is placed within a budget; None if it does not fit."""
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -50,9 +57,10 @@ class Decision:
 
     Attributes:
         best: the choice with unlimited memory.
-        choice: the choice under the budget; the smallest configuration if none fits.
+        choice: the choice under the budget; the smallest configuration if none fits. It divides the layers between the
+            CPU and a GPU only if nothing fits with all of them on the GPU.
         needs: memory that ``choice`` needs.
-        least: memory that the smallest configuration needs.
+        least: memory that the smallest configuration needs, with the layers divided as in ``choice``.
     """
 
     best: Choice
@@ -92,11 +100,46 @@ class Fallbacks:
         best = self._speculation_steps(self.ctx, self._formats[0], self._chunks[0])[0]
         least = self._speculation_steps(self._least_ctx, self._formats[-1], self._chunks[-1])[-1]
         least_needs = self.needs(least)
-        for ctx, kv, chunk in self._settings(budget):
-            for choice in self._speculation_steps(ctx, kv, chunk):
-                if (needs := self.needs(choice)).within(budget):
-                    return Decision(best, choice, needs, least_needs)
+        can_divide = self._device.has_own_gpu_memory and self._shape.layers is not None and self._shape.num_layers > 1
+        placements = [self._as_it_is]
+        if can_divide and least_needs.gpu > budget.gpu:
+            placements.append(self._divided)
+        for place in placements:
+            if (found := self._first_that_fits(budget, place)) is not None:
+                smallest = self.needs(replace(least, gpu_layers=found.gpu_layers))
+                return Decision(best, found, self.needs(found), smallest)
+        if len(placements) > 1:
+            # With a layer on the GPU it needs the least memory there, if the others have room here.
+            single = replace(least, gpu_layers=1)
+            if (needs := self.needs(single)).host <= budget.host:
+                return Decision(best, single, needs, needs)
         return Decision(best, least, least_needs, least_needs)
+
+    def _first_that_fits(self, budget: Amounts, place: Placement) -> Choice | None:
+        """Return the preferred configuration of those that fit the budget when they are placed; None if none does."""
+        for ctx, kv, chunk in self._settings(budget, place):
+            for choice in self._speculation_steps(ctx, kv, chunk):
+                if (placed := place(choice, budget)) is not None:
+                    return placed
+        return None
+
+    def _as_it_is(self, choice: Choice, budget: Amounts) -> Choice | None:
+        """Return a choice if it fits the budget."""
+        return choice if self.needs(choice).within(budget) else None
+
+    def _divided(self, choice: Choice, budget: Amounts) -> Choice | None:
+        """Return a choice with as many layers on the GPU as fit its memory; None if the others do not fit here.
+
+        At least one layer stays on either side.
+        """
+
+        def with_layers(count: int) -> Choice:
+            return replace(choice, gpu_layers=count)
+
+        fitting = bisect_right(
+            range(1, self._shape.num_layers), budget.gpu, key=lambda count: self.needs(with_layers(count)).gpu
+        )
+        return self._as_it_is(with_layers(fitting), budget) if fitting else None
 
     def speculation_needs(self, choice: Choice) -> Amounts | None:
         """Return the smallest budget at which speculation keeps ``KEPT_SPEED`` of its speed for a context and a cache.
@@ -108,23 +151,28 @@ class Fallbacks:
         if not steps[0].draft_max:
             return None
         wanted = KEPT_SPEED * self._speed(steps[0])
-        kept = [self.needs(step) for step in steps if step.draft_max and self._speed(step) >= wanted]
+        kept = [
+            self.needs(replace(step, gpu_layers=choice.gpu_layers))
+            for step in steps
+            if step.draft_max and self._speed(step) >= wanted
+        ]
         return min(kept, key=lambda needs: (needs.host, needs.gpu))
 
-    def _settings(self, budget: Amounts) -> Iterator[tuple[int, str, int]]:
+    def _settings(self, budget: Amounts, place: Placement) -> Iterator[tuple[int, str, int]]:
         """Yield context, cache format and chunk, preferred ones first."""
         for kv in self._formats:
             yield self.ctx, kv, self._chunks[0]
         for chunk in self._chunks[1:]:
             yield self.ctx, self._formats[-1], chunk
-        if (ctx := self._longest_context(budget)) is not None:
+        if (ctx := self._longest_context(budget, place)) is not None:
             yield ctx, self._formats[-1], self._chunks[-1]
 
-    def _longest_context(self, budget: Amounts) -> int | None:
+    def _longest_context(self, budget: Amounts, place: Placement) -> int | None:
         """Return the longest context that fits with everything else reduced to its smallest; None if none fits."""
 
         def fits(ctx: int) -> bool:
-            return self.needs(self._speculation_steps(ctx, self._formats[-1], self._chunks[-1])[-1]).within(budget)
+            smallest = self._speculation_steps(ctx, self._formats[-1], self._chunks[-1])[-1]
+            return place(smallest, budget) is not None
 
         if not fits(self._least_ctx):
             return None

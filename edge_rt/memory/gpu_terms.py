@@ -12,7 +12,7 @@ from typing import Final
 from edge_rt.memory.activations import FEW_ROWS
 from edge_rt.memory.choice import Choice
 from edge_rt.memory.shape import ModelShape
-from edge_rt.memory.terms import drafts_itself, hidden_bytes
+from edge_rt.memory.terms import divided_weights, drafts_itself, hidden_bytes
 
 MIB: Final = 1 << 20
 
@@ -90,6 +90,8 @@ def pooled(count: float) -> int:
 
 def gpu_weights(shape: ModelShape, choice: Choice) -> int:
     """Return the bytes of all matrices, and of tables of rotations, in all sessions: each has its own copies."""
+    if choice.gpu_layers is not None:
+        return divided_weights(shape, choice)[1] * (2 if drafts_itself(shape, choice) else 1)
     held = shape.weights_bytes + shape.twice_mapped_bytes + shape.loaded_rope_bytes * choice.ctx
     if shape.segments > 1:
         # The head's graph is opened whatever drafts; rotations are stored once, and read by the layers of all segments.
@@ -103,6 +105,8 @@ def gpu_activations(shape: ModelShape, choice: Choice) -> int:
 
     The session of every segment has a pool of its own; so has that of the head alone, which makes a row of logits.
     """
+    if choice.gpu_layers is not None:
+        return _divided_activations(shape, choice)
     rows = choice.largest_pass
     few = pooled(_pass_bytes(shape, min(rows, RECORDED_ROWS), choice.ctx))
     largest = max(few, pooled(_pass_bytes(shape, rows, choice.ctx)))
@@ -112,6 +116,21 @@ def gpu_activations(shape: ModelShape, choice: Choice) -> int:
     of_drafts = gpu_self_drafting(shape, choice) if drafts_itself(shape, choice) else 0
     of_rows = hidden_bytes(shape, choice)
     return shape.segments * of_layers + pooled(_top_k_bytes(shape, choice.logit_rows)) + of_head + of_drafts + of_rows
+
+
+def _divided_activations(shape: ModelShape, choice: Choice) -> int:
+    """Return the bytes of passes that the CPU begins: none is recorded, so that nothing is kept for one.
+
+    Tables of rotations that are not in ``weights.bin`` are read on both sides, and copied in every pass.
+    """
+    copied = shape.loaded_rope_bytes * choice.ctx
+    sizes = {min(choice.largest_pass, RECORDED_ROWS), choice.largest_pass}
+    largest = max(pooled(_pass_bytes(shape, rows, choice.ctx) + copied) for rows in sizes)
+    small = 4 * (_maps(shape) * choice.ctx + _TREE_HEAD + choice.largest_pass)
+    of_session = _ONCE * largest + pooled(small)
+    top = pooled(_top_k_bytes(shape, choice.logit_rows))
+    of_drafts = of_session + 2 * pooled(4 * shape.vocab_size + 128) if drafts_itself(shape, choice) else 0
+    return of_session + top + of_drafts
 
 
 def _top_k_bytes(shape: ModelShape, rows: int) -> int:

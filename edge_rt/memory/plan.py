@@ -255,7 +255,9 @@ def _given_up(
         for name in ("spec", "draft_max", "suffix_tokens", "recycling_contexts", "logit_rows")
     }
     drafters = [one.name for one in (request.drafter, request.draft_model and request.draft_model.shape) if one]
+    layers = f"layers on the GPU: {choice.gpu_layers} of {shape.num_layers}, the others on the CPU"
     steps = (
+        (layers, {"gpu_layers": choice.gpu_layers}),
         (f"drafter: none instead of {' and '.join(drafters)}", {"drafter": choice.drafter}),
         (f"speculation: {_speculation(choice)} instead of {_speculation(best)}", speculative),
         (f"KV cache: {choice.kv_format} instead of {best.kv_format}", {"kv_format": choice.kv_format}),
@@ -269,6 +271,11 @@ def _given_up(
     for text, fields in steps:
         less = replace(held, **fields)
         if less == held:
+            continue
+        if text == layers:
+            saved = fallbacks.needs(held).gpu - fallbacks.needs(less).gpu
+            result.append(f"{text} (saves {show_size(saved)} of the GPU's memory)")
+            held = less
             continue
         saved = fallbacks.needs(held).both - fallbacks.needs(less).both
         # A shorter context has smaller tables by default; this does not count as a separate reduction.

@@ -79,23 +79,30 @@ def terms_of(shape: ModelShape, choice: Choice, sizes: Sizes, request: Request) 
         terms.append(Term("draft_weights", sizes.draft_weights, "file", f"weights.bin of {name}, read in place"))
         text = f"graph, {own.kv_format} cache of {own.ctx} rows and passes of {name}, which drafts"
         terms.append(Term("draft_model", sizes.draft_model, private, text))
-    return tuple(terms) if sizes.gpu is None else _on_gpu(terms, shape, choice, sizes.gpu)
+    return tuple(terms) if sizes.gpu is None else _on_gpu(terms, shape, choice, request, sizes.gpu)
 
 
-def _on_gpu(terms: list[Term], shape: ModelShape, choice: Choice, gpu: GpuSizes) -> tuple[Term, ...]:
+def _on_gpu(terms: list[Term], shape: ModelShape, choice: Choice, request: Request, gpu: GpuSizes) -> tuple[Term, ...]:
     """Return the terms with what a GPU holds of them."""
     again = ", the head and rotations once for each graph that reads them" if shape.segments > 1 else ""
+    weights, cache = f"weights.bin, copied to the GPU{again}", None
+    passes = f"passes of 1 to {choice.largest_pass} rows, recorded ones apart"
+    if choice.gpu_layers is not None:
+        last = counted(choice.gpu_layers, "layer")
+        weights = f"weights.bin: of the last {last} and the head copied to the GPU, of the others read in place"
+        cache = f"{_cache_text(shape, choice)}, each layer's where it is computed"
+        passes = f"passes of 1 to {choice.largest_pass} rows, begun here and ended on the GPU"
+    if mapped := embedding_bytes(choice, request):
+        weights += f"; {show_size(mapped)} of it mapped for drafts"
     held = {
-        "weights": (gpu.weights, f"weights.bin, copied to the GPU{again}"),
-        "kv_cache": (gpu.kv_cache, None),
-        "activations": (gpu.activations, f"passes of 1 to {choice.largest_pass} rows, recorded ones apart"),
+        "weights": (gpu.weights, weights),
+        "kv_cache": (gpu.kv_cache, cache),
+        "activations": (gpu.activations, passes),
         "logits": (gpu.logits, None),
     }
     result = []
     for term in terms:
         count, text = held.get(term.name, (0, None))
-        if term.name == "weights" and term.bytes:
-            text = f"{text}; {show_size(term.bytes)} of it mapped for drafts"
         result.append(replace(term, device_bytes=count, text=text or term.text))
     context = "CUDA, kernels, recorded passes: an estimate, not measured"
     if not gpu.context:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edge_rt.kv_formats import KV_FORMAT
+from edge_rt.memory.figures import Device
 from edge_rt.package.decoder import Decoder
+from edge_rt.package.layer_sizes import LayerSizes, layer_sizes
 from edge_rt.package.manifest import KV_FORMATS, WEIGHTS_FILE, Manifest, ModelConfig, drafts_of
+from edge_rt.package.reader import Package
 from edge_rt.package.tile_units import TILE_ROWS, row_bytes
 from edge_rt.package.traced_info import TracedInfo
 from edge_rt.spec_modes import Drafts
@@ -40,6 +43,7 @@ class ModelShape:
             once more.
         has_upper_halves: whether its weights are nested, so that it can draft with fewer bits.
         largest_tensor_bytes: of ``weights.bin``, at most; None: not known.
+        layers: what each layer takes, if they may be divided between the CPU and a GPU; None: they may not.
     """
 
     name: str
@@ -70,6 +74,7 @@ class ModelShape:
     exit_head_bytes: int = 0
     has_upper_halves: bool = False
     largest_tensor_bytes: int | None = None
+    layers: LayerSizes | None = None
 
     @property
     def graphs(self) -> int:
@@ -132,6 +137,22 @@ def shape_of(manifest: Manifest, package_id: str | None) -> ModelShape:
         largest_tensor_bytes=_largest_tensor(manifest),
         head_bytes=_head(manifest),
     )
+
+
+def shape_on(shape: ModelShape, package: Package, device: Device) -> ModelShape:
+    """Return the numbers of a package, with those of its layers where these may be divided.
+
+    That is where a GPU has memory of its own.
+
+    Args:
+        shape: the numbers.
+        package: the package.
+        device: the machine.
+
+    Raises:
+        StorageError: the graph cannot be read.
+    """
+    return replace(shape, layers=layer_sizes(package)) if device.has_own_gpu_memory else shape
 
 
 def _head(manifest: Manifest) -> int | None:

@@ -20,9 +20,12 @@ from edge_rt.memory.gpu_terms import (
 from edge_rt.memory.request import Request
 from edge_rt.memory.shape import ModelShape
 from edge_rt.memory.terms import (
+    GROWN,
     SECOND_SESSION,
     SESSION_FIXED,
     corpus_bytes,
+    divided_kv_bytes,
+    divided_weights,
     draft_mapped_bytes,
     drafts_itself,
     embedding_bytes,
@@ -190,7 +193,10 @@ def sizes_of(shape: ModelShape, device: Device, choice: Choice, request: Request
         packing=base + session + tokenizer + packing_bytes(shape),
         one_logit_row=logits_bytes(shape, 1, hidden=hidden),
     )
-    return sizes if device.gpu is None else _on_gpu(replace(sizes, weights=embedding), shape, choice, device.gpu)
+    if device.gpu is None:
+        return sizes
+    on_gpu = _on_gpu(replace(sizes, weights=embedding), shape, choice, device.gpu)
+    return on_gpu if choice.gpu_layers is None else _divided(on_gpu, sizes, shape, choice)
 
 
 def _on_gpu(sizes: Sizes, shape: ModelShape, choice: Choice, figures: GpuFigures) -> Sizes:
@@ -222,6 +228,28 @@ def _on_gpu(sizes: Sizes, shape: ModelShape, choice: Choice, figures: GpuFigures
         packing=sizes.packing + driver + (gpu.loaded if figures.is_unified else mapped),
         gpu=gpu,
         is_unified=figures.is_unified,
+    )
+
+
+def _divided(on_gpu: Sizes, on_cpu: Sizes, shape: ModelShape, choice: Choice) -> Sizes:
+    """Return the sizes with the first layers in the process, and the others on a GPU.
+
+    Args:
+        on_gpu: with all of them on the GPU.
+        on_cpu: with all of them in the process.
+        shape: the model.
+        choice: how many are on the GPU.
+    """
+    assert on_gpu.gpu is not None
+    here, there = divided_kv_bytes(shape, choice)
+    weights = divided_weights(shape, choice)[0]
+    return replace(
+        on_gpu,
+        weights=on_gpu.weights + weights + min(weights, draft_mapped_bytes(shape, choice)),
+        kv_cache=here,
+        chunk=GROWN * on_cpu.chunk,
+        draft=GROWN * on_cpu.draft,
+        gpu=replace(on_gpu.gpu, kv_cache=there),
     )
 
 

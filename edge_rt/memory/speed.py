@@ -59,7 +59,26 @@ def pass_seconds(shape: ModelShape, device: Device, choice: Choice) -> float:
     windowed = min(seen, shape.sliding_window) if shape.window_layers else 0
     rows = (shape.num_layers - shape.window_layers) * seen + shape.window_layers * windowed
     cache = rows * shape.token_bytes(choice.kv_format)
+    if choice.gpu_layers is not None:
+        return _divided_seconds(shape, device, choice, cache)
     return device.computes.step_overhead_s + (shape.read_bytes + cache) / device.computes.bandwidth
+
+
+def _divided_seconds(shape: ModelShape, device: Device, choice: Choice, cache: int) -> float:
+    """Return the seconds of a pass that the CPU begins and a GPU ends; each layer reads its share of the cache."""
+    assert shape.layers is not None
+    assert choice.gpu_layers is not None
+    assert device.gpu is not None
+    there = min(shape.read_bytes, shape.layers.behind[-1 - choice.gpu_layers])
+    share = choice.gpu_layers / shape.num_layers
+    on_cpu = (shape.read_bytes - there + (1 - share) * cache) / device.bandwidth
+    on_gpu = (there + share * cache) / device.gpu.bandwidth
+    return device.step_overhead_s + on_cpu + device.gpu.step_overhead_s + on_gpu
+
+
+def _row_costs(device: Device, choice: Choice) -> Sequence[tuple[int, float]]:
+    """Return the latency of passes over more rows; with divided layers that of the CPU, for which rows cost more."""
+    return device.computes.row_cost if choice.gpu_layers is None else device.row_cost
 
 
 def plain_tokens_per_second(shape: ModelShape, device: Device, choice: Choice) -> float:
@@ -77,7 +96,7 @@ def tokens_per_second(shape: ModelShape, device: Device, choice: Choice, drafter
         drafter: the trained drafter of the request; None: without it.
     """
     seconds, head = pass_seconds(shape, device, choice), head_chain(drafter, device, choice)
-    return speculative_tokens_per_second(seconds, device.computes.row_cost, choice, head)
+    return speculative_tokens_per_second(seconds, _row_costs(device, choice), choice, head)
 
 
 def speculative_tokens_per_second(

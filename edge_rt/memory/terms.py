@@ -58,6 +58,10 @@ _NESTED_BYTES, _UPPER_BYTES = 9, 5  # of 8 nested weights, and of their upper ha
 _SAMPLING_FIXED: Final = 3 * MIB  # numpy's random generator and the pages of its library
 _SAMPLING_TOKEN: Final = 54
 
+GROWN: Final = 2
+"""What an arena takes that ONNX Runtime makes for a session, relative to what passes need at once: each block that it
+adds is twice as large as the one before. Sessions with a GPU have such a one; others one that is planned."""
+
 FEW_HIDDEN_ROWS: Final = 64
 """Rows between segments for which there is a place behind every one of them, whatever the largest pass."""
 
@@ -87,6 +91,32 @@ def kv_bytes(shape: ModelShape, choice: Choice) -> int:
     full, windowed = kv_rows(shape, choice)
     rows = (shape.num_layers - shape.window_layers) * full + shape.window_layers * windowed
     return rows * shape.token_bytes(choice.kv_format)
+
+
+def first_on_gpu(shape: ModelShape, choice: Choice) -> int:
+    """Return the number of the first layer that a GPU computes, with a choice that divides the layers."""
+    assert choice.gpu_layers is not None
+    return shape.num_layers - choice.gpu_layers
+
+
+def divided_kv_bytes(shape: ModelShape, choice: Choice) -> tuple[int, int]:
+    """Return the bytes of the KV cache in the process and on a GPU, with a choice that divides the layers."""
+    assert shape.layers is not None
+    full, windowed = kv_rows(shape, choice)
+    rows, first = [windowed if window else full for window in shape.layers.windows], first_on_gpu(shape, choice)
+    token = shape.token_bytes(choice.kv_format)
+    return sum(rows[:first]) * token, sum(rows[first:]) * token
+
+
+def divided_weights(shape: ModelShape, choice: Choice) -> tuple[int, int]:
+    """Return the bytes of ``weights.bin`` that are read in the process and on a GPU, with a choice that divides layers.
+
+    Of the rotary tables only the context's rows are touched in the process.
+    """
+    layers, first = shape.layers, first_on_gpu(shape, choice)
+    assert layers is not None
+    unused = layers.rotations_before[first] * (shape.context_length - choice.ctx) // shape.context_length
+    return layers.before[first] - max(0, unused - _FAULT_AROUND), layers.behind[first]
 
 
 def tokenizer_bytes(shape: ModelShape, ctx: int) -> int:

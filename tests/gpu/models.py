@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import tempfile
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 from edge_rt.errors import EdgeRTError
 from edge_rt.export import export_model
 from edge_rt.gpu_provider import GpuProvider
+from edge_rt.memory.sizes import sizes_of
+from edge_rt.package.reader import open_package
+from edge_rt.runtime.load.options import LoadOptions
+from edge_rt.runtime.load.planning import plan_package
 from edge_rt.runtime.speculation.cost_model import RowCosts
 from tests.helpers.gguf_factory import write_llama_gguf
 from tests.helpers.models import load_package
@@ -63,6 +68,32 @@ def opened(gpu, path, *, device="cuda", **options):
     """Load a package on a GPU."""
     with load_package(path, device=device, gpu_provider=provider(gpu), ctx=256, **options) as model:
         model.speculation.costs = FREE_ROWS
+        yield model
+
+
+PINNED = {"kv": "f16", "spec": "suffix", "prefill_chunk": 16, "draft_max": 8}
+"""Settings of a load that leave a plan nothing to give up but layers on the GPU."""
+
+
+def room(gpu, path, layers, **options):
+    """Return the bytes of a GPU that are just enough for some layers of a package, with pinned settings."""
+    asked = LoadOptions(device="cuda", gpu_provider=provider(gpu), **options)
+    plan = plan_package(open_package(path), asked)
+    choice = replace(plan.choice, gpu_layers=layers)
+    return sizes_of(plan.shape, plan.device, choice, plan.request).needs.gpu
+
+
+@contextmanager
+def divided(gpu, path, layers, **options):
+    """Load a package on a GPU whose memory is enough for some of its layers only."""
+    asked = {"ctx": 256, **PINNED, **options}
+    if asked["spec"] == "off":
+        del asked["draft_max"]
+    with load_package(
+        path, device="cuda", gpu_provider=provider(gpu), device_memory=room(gpu, path, layers, **asked), **asked
+    ) as model:
+        model.speculation.costs = FREE_ROWS
+        assert model.plan.choice.gpu_layers == layers
         yield model
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from edge_rt.memory.gpu_terms import CONTEXT_BYTES
 from edge_rt.memory.terms import hidden_bytes
 from tests.gpu.emulated import main
-from tests.gpu.models import DEVICE, CheapDrafts, package, provider
+from tests.gpu.models import DEVICE, CheapDrafts, package, provider, room
 from tests.helpers.models import load_package
 from tests.helpers.small import GREEDY
 
@@ -41,7 +41,7 @@ def drive_drafts(model):
         cache.truncate(0)
 
 
-def check(gpu, path, *, generated=0, sizes=SIZES, **options):
+def check(gpu, path, *, generated=0, sizes=SIZES, layers=None, **options):
     """Load a package, and compare what lies on the GPU with what is planned, while passes become larger.
 
     Args:
@@ -49,12 +49,15 @@ def check(gpu, path, *, generated=0, sizes=SIZES, **options):
         path: of the package.
         generated: tokens of an answer behind these passes.
         sizes: rows of passes that are run; they are recorded when they come again.
+        layers: for how many the GPU has memory; None: for all.
         **options: of the load.
     """
+    asked = {"ctx": 64, "prefill_chunk": ROWS, "draft_max": DRAFT, **options}
+    own = GIB if layers is None else room(gpu, path, layers, **asked)
     with load_package(
-        path, device="cuda", gpu_provider=provider(gpu), memory=GIB, device_memory=GIB, ctx=64, prefill_chunk=ROWS,
-        draft_max=DRAFT, **options,
+        path, device="cuda", gpu_provider=provider(gpu), memory=GIB, device_memory=own, **asked
     ) as model:  # fmt: skip
+        assert model.plan.choice.gpu_layers == layers
         planned = model.plan.sizes.gpu
         loaded = gpu.live().bytes
         assert planned.weights + planned.kv_cache <= loaded <= planned.total - CONTEXT_BYTES, (loaded, planned)
@@ -85,6 +88,14 @@ def case_nested(gpu):
     """The second graph has weights, passes and results of its own."""
     path = package(weight_type="F32", embedding_type="F32", output_type="F32", weights="nested8")
     check(gpu, path, kv="int4x2", spec="self", generated=6)
+
+
+def case_divided(gpu):
+    """Some layers only: nothing is kept for recorded passes, and of a second graph as many are there."""
+    check(gpu, package(), layers=1, kv="f16", spec="suffix")
+    check(gpu, package(window=16), layers=1, kv="int8", spec="suffix", sizes=(ROWS, 1, DRAFT + 1))
+    path = package(weight_type="F32", embedding_type="F32", output_type="F32", weights="nested8")
+    check(gpu, path, layers=1, kv="int4x2", spec="self", generated=6, sizes=(1, DRAFT + 1, ROWS))
 
 
 def case_second(gpu):

@@ -29,12 +29,13 @@ OPERATORS = {
         "reuse chat passes second_gpu two_models cancelled verified",
         "auto",
     ),
+    "layers_worker": ("texts modes passes talks cancelled", "nested rotations", "out_of_memory auto refused"),
     "exit_worker": ("placed kv_formats modes", "trees window cancelled", "nothing_is_left full faults"),
     "model_fault_worker": (
         "out_of_memory full_while_it_answers calls_fail",
         "nothing_is_left lost lost_while_memory_is_taken",
     ),
-    "plan_worker": ("f16 window nested second", "exits"),
+    "plan_worker": ("f16 window nested divided second", "exits"),
 }
 
 pytestmark = [

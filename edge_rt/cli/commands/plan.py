@@ -78,7 +78,7 @@ def plan(
     """
     from edge_rt.byte_size import file_size
     from edge_rt.cli.plan_speed import Speeds, measured_here
-    from edge_rt.cli.render.plan_report import budget_warnings, plan_json, print_plan
+    from edge_rt.cli.render.plan_report import budget_warnings, layers_text, plan_json, print_plan
     from edge_rt.memory.device import LIST, LOCAL
     from edge_rt.memory.plan import Request, make_plan
 
@@ -113,6 +113,10 @@ def plan(
     choice = None
     if device in (None, AUTO_DEVICE):
         choice, profile = choose_here(found.shape, profile, request)
+    if found.package is not None:
+        from edge_rt.memory.shape import shape_on
+
+        found = replace(found, shape=shape_on(found.shape, found.package, profile))
     made = make_plan(found.shape, profile, request)
     on_cpu_here = is_here and made.device.gpu is None
     speeds = Speeds(found.shape, made.device, measured_here(found.shape, made.device) if is_here else {}, drafter)
@@ -123,6 +127,7 @@ def plan(
     if output.json:
         told = [choice.note] if choice is not None and choice.note is not None else []
         told += budget_warnings(made, is_here=is_here)
+        told += [text] if (text := layers_text(made)) is not None else []
         terminal.document({**plan_json(made, speeds), "notes": [*notes, *unused, *told]})
         return 0 if made.fits else MemoryBudgetExceeded.exit_code
     if choice is not None:

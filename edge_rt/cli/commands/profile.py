@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from edge_rt.byte_size import in_mib
 from edge_rt.cli.baseline_memory import this_machine
-from edge_rt.cli.loading import obtain_package, tell_budgets, tell_device
+from edge_rt.cli.loading import obtain_package, tell_device, tell_plan
 from edge_rt.cli.options import flags
 from edge_rt.cli.options.groups import LoadFlags, OutputFlags, PlaceFlags, SpeculationFlags
 from edge_rt.cli.options.spread import only
@@ -68,7 +68,7 @@ def profile(
     asked = load.options(places, speculation)
     name, package = obtain_package(terminal, load.reference, places, budget=load.budget_bytes(places))
     device, plan = _plan(terminal, package, asked, this_machine(load.own_bytes))
-    tell_budgets(terminal, plan)
+    tell_plan(terminal, plan)
     if plan.given_up:
         terminal.note("Given up: " + "; ".join(plan.given_up), "dim")
     # In this thread, where a signal ends the measurement and its process at once.

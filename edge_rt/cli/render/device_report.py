@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge_rt.byte_size import counted
+from edge_rt.device_names import GPU_LAYERS
 
 if TYPE_CHECKING:
     from edge_rt.gpu_provider import GpuProvider
@@ -36,7 +37,10 @@ def device_lines(facts: dict[str, Any]) -> dict[str, str]:
 
 def device_text(found: str | Mapping[str, Any]) -> str:
     """Return the device of ``Model.describe`` for people."""
-    return found if isinstance(found, str) else f"{found['device']} ({found['text']})"
+    if isinstance(found, str):
+        return found
+    layers = f", {counted(found[GPU_LAYERS], 'layer')}" if GPU_LAYERS in found else ""
+    return f"{found['device']} ({found['text']}{layers})"
 
 
 def _more(device: dict[str, Any]) -> str:

@@ -6,7 +6,7 @@ import shlex
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
-from edge_rt.byte_size import show_at_least, show_mib
+from edge_rt.byte_size import counted, show_at_least, show_mib
 from edge_rt.cli.render.console import Terminal
 from edge_rt.memory.speed import UNCERTAINTY
 
@@ -129,6 +129,15 @@ def budget_warnings(made: Plan, *, is_here: bool) -> tuple[str, ...]:
     return tuple(found)
 
 
+def layers_text(made: Plan) -> str | None:
+    """Return a sentence on a plan that divides the layers between the CPU and a GPU; None where one computes all."""
+    there, gpu = made.choice.gpu_layers, made.device.gpu
+    if there is None or gpu is None:
+        return None
+    which = "the last layer" if there == 1 else f"the last {there} layers"
+    return f"{gpu.name} has memory for {which} of {made.shape.num_layers}; the CPU computes the others."
+
+
 LESS_EXACT: Final = ("int8", "int4x2", "k8v4", "int4")
 """Cache formats that are less precise than f16, the most precise first."""
 
@@ -138,7 +147,8 @@ def in_words(choice: Choice) -> str:
     drafting = "no speculation"
     if choice.draft_max:
         drafting = f"speculation with drafts of {choice.draft_max} ({choice.spec})"
-    return f"{choice.kv_format} cache, {drafting}, context {choice.ctx}, chunk {choice.prefill_chunk}"
+    layers = "" if choice.gpu_layers is None else f", {counted(choice.gpu_layers, 'layer')} on the GPU"
+    return f"{choice.kv_format} cache, {drafting}, context {choice.ctx}, chunk {choice.prefill_chunk}{layers}"
 
 
 _REGIMES: Final = {
@@ -200,6 +210,7 @@ def _decided(made: Plan, rate: Rate, *, is_here: bool) -> list[tuple[str, str]]:
     rows = [
         ("context", f"{choice.ctx} of {made.shape.context_length} tokens"),
         *_rotation(made),
+        *_layers(made),
         ("KV cache", choice.kv_format),
         ("speculation", drafting),
         ("prefill chunk", f"{choice.prefill_chunk} tokens"),
@@ -231,6 +242,13 @@ def _rotation(made: Plan) -> list[tuple[str, str]]:
     return [("rotation", f"for contexts {side} {short} tokens")]
 
 
+def _layers(made: Plan) -> list[tuple[str, str]]:
+    there = made.choice.gpu_layers
+    if there is None:
+        return []
+    return [("layers on the GPU", f"the last {there} of {made.shape.num_layers}; the CPU computes the others")]
+
+
 def _budget_text(made: Plan) -> str:
     what = "given" if made.request.budget_bytes is not None else "what is available"
     text = f"{what}; {_left(made.budget_bytes - made.total_bytes)}"
@@ -251,4 +269,5 @@ def _rate(made: Plan, rate: Rate, *, is_here: bool) -> str:
     if made.device.gpu is None:
         certain = ", ".join((f"+-{100 * UNCERTAINTY:.0f} %", *[certain] * bool(certain)))
     digits = ".0f" if rate.tokens_per_second >= 1000 else ".3g"
-    return f"{rate.tokens_per_second:{digits}} tokens per second ({certain or 'of a typical GPU, not measured'})"
+    typical = "of a typical GPU, not measured" if made.choice.gpu_layers is None else "a guess, not measured"
+    return f"{rate.tokens_per_second:{digits}} tokens per second ({certain or typical})"

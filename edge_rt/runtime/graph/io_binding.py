@@ -45,6 +45,7 @@ def open_io_binding(
     largest_pass: int = LARGEST_PASS,
     hidden: bool = False,
     device: ComputeDevice | None = None,
+    host_layers: int = 0,
 ) -> IOBinding:
     """Return the IO binding for a package's op profile, with cache memory for ``capacity`` tokens.
 
@@ -56,6 +57,7 @@ def open_io_binding(
         hidden: whether passes return hidden states (``Outputs.hidden``); the session must then be opened with the
             binding's ``more_outputs``.
         device: where the cache lies, one that the package can run on (``open_device``); None: in this process.
+        host_layers: with a device: how many layers, the first ones, the CPU computes, with their cache in this process.
 
     Raises:
         ConfigError: the package has no such format, or another number of layers, or its graph keeps no hidden states.
@@ -87,7 +89,9 @@ def open_io_binding(
             largest_pass=largest_pass,
             decoder=manifest.decoder,
             hidden=hidden,
+            host_layers=host_layers,
         )
+    assert not host_layers, host_layers
     if device is not None:
         assert manifest.op_profile == DeviceIOBinding.profile, manifest.op_profile
         return DeviceIOBinding(manifest.model, capacity, formats[0], device=device, decoder=manifest.decoder)

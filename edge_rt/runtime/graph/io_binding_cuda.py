@@ -1,4 +1,7 @@
-"""IO binding of native packages on edge-rt's own provider: cache and results in the memory of the device."""
+"""IO binding of native packages on edge-rt's own provider: cache and results in the memory of the device.
+
+If the first layers are computed by the CPU, their cache is in this process.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import numpy as np
 
 from edge_rt.binding import Binding, StopSwitch
 from edge_rt.compute_device import ComputeDevice, DeviceArray
+from edge_rt.errors import UnsupportedModel
 from edge_rt.package.decoder import Decoder
 from edge_rt.package.manifest import ModelConfig
 from edge_rt.runtime.graph.bound_results import BoundResults, DeviceOutputMemory, DeviceResults
@@ -23,12 +27,13 @@ MOST_RECORDED: Final = 16
 
 
 class CudaIOBinding(NativeIOBinding):
-    """The native binding with a cache that never leaves the device; tokens, parents and row maps are read here.
+    """The native binding with each layer's cache where the layer is computed; tokens, parents and row maps are here.
 
     Arguments as of ``NativeIOBinding``, and:
 
     Args:
         device: where the cache lies.
+        host_layers: how many layers, the first ones, the CPU computes.
 
     Raises:
         MemoryBudgetExceeded: the device has too little memory.
@@ -44,20 +49,45 @@ class CudaIOBinding(NativeIOBinding):
         largest_pass: int,
         decoder: Decoder | None = None,
         hidden: bool = False,
+        host_layers: int = 0,
     ) -> None:
-        self._device = device
+        self._device, self._host_layers = device, host_layers
         self._caches: list[DeviceArray] = []
         super().__init__(config, capacity, kv_format, largest_pass=largest_pass, decoder=decoder, hidden=hidden)
         self.outputs = DeviceOutputMemory(device, config, config.hidden_size if hidden else 0)
-        self._tables = {name: DeviceArray(device, table) for name, table in self._rope_tables.items()}
+        # What is read on both sides is read here, and ONNX Runtime makes the copy that the device needs.
+        there = {} if host_layers else self._rope_tables
+        self._tables = {name: DeviceArray(device, table) for name, table in there.items()}
 
     def _allocate(self, shapes: Sequence[tuple[int, ...]]) -> None:
+        here, there = shapes[: self._host_layers], shapes[self._host_layers :]
+        if here:
+            super()._allocate(here)
         # One layer after the other: these zeros are read once, and need no memory of this process.
-        self._caches = [DeviceArray(self._device, np.zeros(shape, np.uint8)) for shape in shapes]
-        self.cache_bytes = sum(cache.nbytes for cache in self._caches)
+        self._caches = [DeviceArray(self._device, np.zeros(shape, np.uint8)) for shape in there]
+        self.cache_bytes += sum(cache.nbytes for cache in self._caches)
 
     def _layer_arrays(self) -> Mapping[str, Array | DeviceArray]:
-        return {**self._tables, **{f"cache.{layer}": cache for layer, cache in enumerate(self._caches)}}
+        caches = {f"cache.{layer}": cache for layer, cache in enumerate(self._caches, start=self._host_layers)}
+        return {**super()._layer_arrays(), **self._tables, **caches}
+
+    def check(self, session: Session) -> None:
+        """Compare the graph with the manifest, and where it computes layers with where their caches lie.
+
+        Raises:
+            InvalidPackage: the graph has other inputs or outputs.
+            UnsupportedModel: the provider computes other layers than it should. What a pass writes to the cache of such
+                a layer would be lost.
+        """
+        super().check(session)
+        found = {name for name in session.host_inputs if name.startswith("cache.")}
+        wanted = {f"cache.{layer}" for layer in range(self._host_layers)}
+        if found != wanted:
+            raise UnsupportedModel(
+                f"The execution provider for {self._device.text} computes other layers than it was asked to.",
+                f"The CPU would compute {len(found)} of {self.config.num_layers} layers; {len(wanted)} were planned.",
+                "Use --device cpu, or install edge-rt again.",
+            )
 
     def sharing(self, *, reads_upper: bool) -> NativeIOBinding:
         """Return a binding of another graph on the device to the same cache; see ``NativeIOBinding.sharing``."""
@@ -71,7 +101,11 @@ class CudaIOBinding(NativeIOBinding):
         self._caches, self._tables = [], {}
 
     def fill(self, rows: int) -> None:
-        """Do nothing: rows on a device begin as zeros, so that passes after them read finite numbers anyway."""
+        """Write the first rows of layers that the CPU computes.
+
+        Those on a device begin as zeros, so that passes after them read finite numbers anyway.
+        """
+        super().fill(rows)
 
     def bind(self, session: Session, rows: int, num_logits: int) -> BoundPass:
         """Bind buffers for passes of one shape to the graph."""

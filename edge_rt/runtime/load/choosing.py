@@ -135,8 +135,10 @@ def measured_speeds(
 
 
 def _keeps_as_much(on_gpu: Plan, on_cpu: Plan) -> bool:
-    """Return whether a plan fits a GPU, and gives up nothing that the plan for the CPU keeps."""
-    return on_gpu.fits and (not on_gpu.given_up or on_gpu.choice == on_cpu.choice)
+    """Return whether a plan fits a GPU, with all layers there, and gives up nothing that the plan for the CPU keeps."""
+    # What was measured is the speed of all layers there.
+    is_whole = on_gpu.fits and on_gpu.choice.gpu_layers is None
+    return is_whole and (not on_gpu.given_up or on_gpu.choice == on_cpu.choice)
 
 
 def _unmeasured(gpu: Gpu) -> str:

@@ -158,6 +158,8 @@ def load_parts(
         options.on_plan(load_plan.plan)
     check_window_support(manifest.op_profile, manifest.model.sliding_window)
     device = open_device(options.device, manifest, options.gpu_provider, options.on_compile)
+    if device is not None and choice.gpu_layers is not None:
+        device = device.dividing(load_plan.host_layers, choice.gpu_layers)
     tell = options.on_load or _tell_nobody
     texts = PromptEncoder(package, choice.ctx, options.share_tokenizer_with, budget=load_plan.encoding_budget)
     tell("tokenizer")
@@ -307,6 +309,7 @@ def _open_io_binding(package: Package, load_plan: LoadPlan, device: ComputeDevic
             largest_pass=load_plan.largest_pass,
             hidden=load_plan.hidden,
             device=device,
+            host_layers=load_plan.host_layers,
         )
     except (MemoryError, OSError, OverflowError) as error:
         raise MemoryBudgetExceeded(

@@ -21,7 +21,7 @@ from edge_rt.memory.fallbacks import DEFAULT_DRAFT
 from edge_rt.memory.figures import Device, GpuFigures
 from edge_rt.memory.plan import Plan, Request, make_plan, require_fit
 from edge_rt.memory.request import as_arguments
-from edge_rt.memory.shape import shape_of
+from edge_rt.memory.shape import shape_of, shape_on
 from edge_rt.memory.terms import drafts_itself, pass_memory_bytes
 from edge_rt.package.reader import Package
 from edge_rt.package.self_drafting import kv_of
@@ -108,6 +108,12 @@ class LoadPlan:
     def largest_pass(self) -> int:
         """Rows of the largest pass that is planned."""
         return max(self.plan.choice.largest_pass, self.logit_rows)
+
+    @property
+    def host_layers(self) -> int:
+        """How many layers, the first ones, the CPU computes beside a GPU; 0 where one device computes all."""
+        there = self.plan.choice.gpu_layers
+        return 0 if there is None else self.plan.shape.num_layers - there
 
     @property
     def hidden(self) -> bool:
@@ -281,7 +287,7 @@ def _plan_package(
         draft_model=second,
         device_budget_bytes=None if options.device_memory is None else parse_size(options.device_memory),
     )
-    return make_plan(shape_of(package.manifest, package.id), device, request)
+    return make_plan(shape_on(shape_of(package.manifest, package.id), package, device), device, request)
 
 
 def plan_load(package: Package, options: LoadOptions) -> LoadPlan:

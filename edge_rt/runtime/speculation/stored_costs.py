@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from edge_rt.device_names import GPU_LAYERS
 from edge_rt.memory.choice import Choice
 from edge_rt.memory.speculation_table import speculation_step
 from edge_rt.memory.speed import speculative_tokens_per_second
@@ -41,7 +42,7 @@ def costs_on_cpu(store: CostStore, package_id: str, threads: int, isa: str | Non
 def costs_on_gpu(store: CostStore, package_id: str, gpu: Gpu, report: GpuReport) -> dict[str, RowCosts]:
     """Return the measured costs of a package's passes on a GPU, by cache format; disturbed ones are left out.
 
-    Those that were measured with another driver do not count.
+    Those that were measured with another driver do not count, nor those with some layers on the CPU.
 
     Args:
         store: where they are saved.
@@ -55,6 +56,7 @@ def costs_on_gpu(store: CostStore, package_id: str, gpu: Gpu, report: GpuReport)
         for key, costs in _found(store, package_id, {})
         if isinstance(device := key.get("device"), dict)
         and all(device.get(name) == value for name, value in facts.items())
+        and GPU_LAYERS not in device
     ]
     return _by_format(found)
 

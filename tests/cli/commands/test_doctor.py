@@ -85,3 +85,4 @@ def test_a_cache_of_kernels_that_cannot_be_read(inline):
 def test_the_device_of_a_loaded_model():
     assert device_text("cpu") == "cpu"
     assert device_text(ORIN.facts) == "cuda:1 (Orin)"
+    assert device_text(ORIN.dividing(3, 2).facts) == "cuda:1 (Orin, 2 layers)"

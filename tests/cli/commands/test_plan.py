@@ -238,6 +238,27 @@ class TestGpus:
             assert "--device-memory" in command
             assert inline("plan", *shlex.split(command)[2:]).returncode == 0
 
+    def test_layers_on_either_side_are_named(self, inline, native_package, segmented):
+        def plan(path, *more, device="rtx4060-laptop-8gb"):
+            flags = ("plan", "-m", path, "--device", device, "--spec", "off", "--kv-type", "f16", *more)
+            return inline(*flags), json.loads(inline(*flags, "--json").stdout)
+
+        room = plan(native_package)[1]["device_minimum_bytes"]
+        (shown, found), (_, whole) = (plan(native_package, "--device-memory", str(size)) for size in (room - 1, room))
+        assert [one["choice"]["gpu_layers"] for one in (found, whole)] == [1, None]
+        assert whole["notes"] == []
+        text = "GeForce RTX 4060 laptop has memory for the last layer of 2; the CPU computes the others."
+        assert found["notes"] == [text]
+        assert found["given_up"][0].startswith("layers on the GPU: 1 of 2, ")
+        assert found["device_total_bytes"] == sum(found["device_terms"].values()) < room
+        assert found["terms"]["weights"] > 0 == whole["terms"]["weights"]
+        assert "layers on the GPU" in shown.stdout.decode()
+        assert "the last 1 of 2; the CPU computes the others" in shown.stdout.decode()
+        # A graph for each part of the layers is not divided.
+        size = plan(segmented.cut)[1]["device_minimum_bytes"] - 1
+        refused, cut = plan(segmented.cut, "--device-memory", str(size))
+        assert (refused.returncode, cut["fits"], cut["choice"]["gpu_layers"]) == (4, False, None)
+
     def test_a_budget_above_what_there_is_is_warned_of(self, inline, native_package):
         flags = ("plan", "-m", native_package, "--device", "rtx4060-laptop-8gb", "--device-memory")
         said = "The budget of device memory is more than GeForce RTX 4060 laptop has, "
