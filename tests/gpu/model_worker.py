@@ -254,7 +254,7 @@ def case_auto(gpu):
     measured(4.0, 2.0)
     with load() as model:
         assert model.device is None
-        assert "has no room" in model.device_choice.note
+        assert "the model does not fit its memory" in model.device_choice.note
     expect(MemoryBudgetExceeded, "memory of the GPU", lambda: opened(gpu, path, costs=store).__enter__())
     gpu.configure(**DEVICE)
 

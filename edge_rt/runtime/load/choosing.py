@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from edge_rt.byte_size import show_at_least, show_mib
 from edge_rt.device_names import CPU
 from edge_rt.errors import RuntimeUnavailable
 from edge_rt.gpu_provider import INSTALLED, GpuProvider
@@ -54,7 +55,7 @@ def choose_device(
     """Return the device that ``auto`` stands for.
 
     A GPU is taken if it decodes ``LEAST_GAIN`` times as fast as the CPU by passes that were measured on both, and its
-    plan fits without giving up anything that the plan for the CPU keeps. No failure of a GPU is raised.
+    plan fits without giving up anything that the plan for the CPU keeps, if that fits. No failure of a GPU is raised.
 
     Args:
         shape: the model. Only native packages run on the GPUs that are chosen.
@@ -92,13 +93,16 @@ def choose_device(
     faster = sorted(
         (found for found in compared if found[0][0] >= LEAST_GAIN * found[0][1]), key=lambda found: -found[0][0]
     )
-    for _, gpu in faster:
+    note = None
+    for speeds, gpu in faster:
         try:
-            if _keeps_as_much(plan_on(gpu.device_name), planned):
-                return DeviceChoice(gpu.device_name)
+            on_gpu = plan_on(gpu.device_name)
         except RuntimeUnavailable as error:
             return failed_choice(error)
-    return replace(on_cpu, note=_too_large(*faster[0])) if faster else on_cpu
+        if _keeps_as_much(on_gpu, planned):
+            return DeviceChoice(gpu.device_name, note)
+        note = note or _passed_over(speeds, gpu, on_gpu)
+    return replace(on_cpu, note=note)
 
 
 def failed_choice(error: Exception) -> DeviceChoice:
@@ -135,8 +139,8 @@ def measured_speeds(
 
 
 def _keeps_as_much(on_gpu: Plan, on_cpu: Plan) -> bool:
-    """Return whether a plan fits a GPU, and gives up nothing that the plan for the CPU keeps."""
-    return on_gpu.fits and (not on_gpu.given_up or on_gpu.choice == on_cpu.choice)
+    """Return whether a plan fits a GPU, and gives up nothing that a plan keeps which fits the CPU."""
+    return on_gpu.fits and (not on_gpu.given_up or not on_cpu.fits or on_gpu.choice == on_cpu.choice)
 
 
 def _unmeasured(gpu: Gpu) -> str:
@@ -156,8 +160,12 @@ def _not_compared(gpu: Gpu, *, is_cpu_measured: bool) -> str:
     return f"{gpu.name} is not used: the CPU's speed with this model is not known. {how}"
 
 
-def _too_large(speeds: tuple[float, float], gpu: Gpu) -> str:
-    return (
-        f"{gpu.name} is faster ({speeds[0]:.3g} against {speeds[1]:.3g} tokens per second, measured), but has no room "
-        f"for all that the CPU keeps; --device {gpu.device_name} runs there with less."
-    )
+def _passed_over(speeds: tuple[float, float], gpu: Gpu, plan: Plan) -> str:
+    """Return what is said of a faster GPU whose plan does not fit, or gives up what the CPU keeps."""
+    faster = f"{gpu.name} is faster ({speeds[0]:.3g} against {speeds[1]:.3g} tokens per second, measured)"
+    if plan.fits:
+        return f"{faster}, but has no room for all that the CPU keeps; --device {gpu.device_name} runs there with less."
+    least, limit, where = plan.minimum.host, plan.budget.host, "a run there does not fit the memory of the process"
+    if plan.needs.gpu > plan.budget.gpu:
+        least, limit, where = plan.minimum.gpu, plan.budget.gpu, "the model does not fit its memory"
+    return f"{faster}, but {where}: it needs at least {show_at_least(least)}, the budget is {show_mib(limit)}."

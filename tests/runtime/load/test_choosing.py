@@ -170,14 +170,39 @@ class TestChoice:
         assert choose_device(SHAPE, None, never, threads=2, own=None).device == "cpu"
 
     def test_too_little_room_on_the_gpu_leaves_the_cpu(self, store):
-        # Weights and cache do not fit beside the context of CUDA, or only with less.
-        for free in (600 << 20, 800 << 20):
-            own = FakeProvider(LAPTOP, free=free)
-            found = choose(store, own)
-            assert make_plan(SHAPE, replace(DEVICE, gpu=gpu_figures("cuda:1", "native", own)), Request()).given_up
-            assert (found.device, found.has_failed) == ("cpu", False)
-            assert "a laptop's GPU is faster (" in found.note
-            assert "--device cuda:1 runs there with less" in found.note
+        # Weights and cache fit beside the context of CUDA only with less.
+        own = FakeProvider(LAPTOP, free=800 << 20)
+        found = choose(store, own)
+        made = make_plan(SHAPE, replace(DEVICE, gpu=gpu_figures("cuda:1", "native", own)), Request())
+        assert made.fits and made.given_up
+        assert (found.device, found.has_failed) == ("cpu", False)
+        assert "a laptop's GPU is faster (" in found.note
+        assert "--device cuda:1 runs there with less" in found.note
+
+    def test_what_does_not_run_there_at_all_is_not_advised(self, store):
+        found = choose(store, FakeProvider(LAPTOP, free=600 << 20))
+        assert found.device == "cpu"
+        assert "the model does not fit its memory: it needs at least" in found.note
+        assert "the budget is 600.0 MiB" in found.note
+        # The GPU has plenty, but the driver is more than the process may take.
+        found = choose(store, FakeProvider(LAPTOP), budget_bytes=300 << 20)
+        assert found.device == "cpu"
+        assert "does not fit the memory of the process: it needs at least" in found.note
+        assert "the budget is 300.0 MiB" in found.note
+
+    def test_a_gpu_that_fits_with_less_is_taken_where_the_cpu_does_not_fit(self, store):
+        large = replace(SHAPE, weights_bytes=4800 << 20, largest_tensor_bytes=300 << 20, num_layers=32)
+        machine, own = (
+            replace(DEVICE, available_bytes=4 * GIB, total_bytes=8 * GIB),
+            FakeProvider(LAPTOP, free=5400 << 20),
+        )
+
+        def plan_on(device):
+            return make_plan(large, replace(machine, gpu=gpu_figures(device, "native", own)), Request())
+
+        assert not plan_on("cpu").fits
+        assert plan_on("cuda:1").fits and plan_on("cuda:1").given_up
+        assert choose_device(large, store, plan_on, threads=2, own=own) == DeviceChoice("cuda:1")
 
     @pytest.mark.parametrize(("less_on_gpu", "expected"), [({}, "cuda:1"), ({"ctx": 4096}, "cpu")])
     def test_what_the_cpu_gives_up_as_well_is_no_reason(self, store, less_on_gpu, expected):
