@@ -247,6 +247,15 @@ def case_auto(gpu):
         gpu.fault("cuMemAlloc", number, OUT_OF_MEMORY)
         expect(MemoryBudgetExceeded, "", lambda: opened(gpu, path, costs=store).__enter__())
         gpu.fault("", -1, 0)
+    # The other GPU is the fastest, and fails; this one takes its place.
+    with opened(gpu, path, device="cuda:1", costs=store, spec="off") as model:
+        store.save(model.measured_costs.key, RowCosts((1, 8, 16), (64,), ((1.0, 1.1, 1.2),)))
+    gpu.fault("cuMemAlloc", 3, OUT_OF_MEMORY)
+    with load() as model:
+        gpu.fault("", -1, 0)
+        assert model.describe()["device"]["device"] == "cuda"
+        assert "cuda computes, because cuda:1 failed: " in model.device_choice.note
+        assert answer(model).token_ids == plain(path)
     # Less than the plan counts for CUDA's context and this model.
     small = 512 << 20
     gpu.configure(**{**DEVICE, "memory": small})

@@ -112,7 +112,7 @@ def plan(
     )
     choice = None
     if device in (None, AUTO_DEVICE):
-        choice, profile = choose_here(found.shape, profile, request)
+        choice, profile, request = choose_here(found.shape, profile, request)
     made = make_plan(found.shape, profile, request)
     on_cpu_here = is_here and made.device.gpu is None
     speeds = Speeds(found.shape, made.device, measured_here(found.shape, made.device) if is_here else {}, drafter)
@@ -164,8 +164,10 @@ def _machine(device: str | None, own_bytes: int, found: FoundModel) -> tuple[Dev
 
 def choose_here(
     shape: ModelShape, machine: Device, request: Request, store: CostStore | None = None, own: GpuProvider | None = None
-) -> tuple[DeviceChoice, Device]:
-    """Return the device that a load with ``auto`` would take, and this machine with its GPU if it is one.
+) -> tuple[DeviceChoice, Device, Request]:
+    """Return the device that a load with ``auto`` would take, this machine with its GPU if it is one, and the request.
+
+    If a GPU has failed, the CPU is planned without the budget of the GPU's memory.
 
     Args:
         shape: the model.
@@ -182,15 +184,18 @@ def choose_here(
 
     provider = own or INSTALLED
 
+    without_budget = replace(request, device_budget_bytes=None)
+
     def plan_on(device: str) -> Plan:
         # A budget of a GPU's memory says nothing about the CPU, and is refused there.
-        asked = replace(request, device_budget_bytes=None) if device == CPU else request
+        asked = without_budget if device == CPU else request
         return make_plan(shape, replace(machine, gpu=gpu_figures(device, shape.op_profile, provider)), asked)
 
     choice = choose_device(
         shape, user_costs() if store is None else store, plan_on, threads=machine.threads, own=provider
     )
-    return choice, replace(machine, gpu=gpu_figures(choice.device, shape.op_profile, provider))
+    chosen = replace(machine, gpu=gpu_figures(choice.device, shape.op_profile, provider))
+    return choice, chosen, without_budget if choice.replaces_gpu else request
 
 
 def _device_notes(made: Plan, device: str | None, asked: Device) -> tuple[str, ...]:

@@ -6,8 +6,9 @@ module imports no ONNX Runtime, as plans are made without it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from edge_rt.byte_size import show_at_least, show_mib
@@ -35,12 +36,17 @@ class DeviceChoice:
     Attributes:
         device: its name, never ``"auto"``.
         note: a sentence for the user about what was not chosen; None if there is nothing to say.
-        has_failed: whether a GPU was chosen and failed, so that the CPU computes instead.
+        has_failed: whether a GPU that was chosen first failed.
     """
 
     device: str
     note: str | None = None
     has_failed: bool = False
+
+    @property
+    def replaces_gpu(self) -> bool:
+        """Whether the CPU computes because a GPU failed; a budget of its memory has then no meaning."""
+        return self.has_failed and self.device == CPU
 
 
 def choose_device(
@@ -51,6 +57,7 @@ def choose_device(
     threads: int,
     isa: str | None = None,
     own: GpuProvider = INSTALLED,
+    failed: Mapping[str, str] = MappingProxyType({}),
 ) -> DeviceChoice:
     """Return the device that ``auto`` stands for.
 
@@ -64,10 +71,30 @@ def choose_device(
         threads: threads that compute on the CPU.
         isa: instruction set of the operators there; None: the best.
         own: edge-rt's own provider, whose driver says which GPUs there are.
+        failed: GPUs that were chosen and failed while the model was loaded: the name of each, and its error.
 
     Raises:
         EdgeRTError: the options of the plan are wrong, whatever computes.
     """
+    failures = dict(failed)
+    choice = _choose(shape, store, plan_on, threads, isa, own, failures)
+    if not failures:
+        return choice
+    name, error = next(iter(failures.items()))
+    who = "The CPU" if choice.device == CPU else choice.device
+    return DeviceChoice(choice.device, f"{who} computes, because {name} failed: {error}", has_failed=True)
+
+
+def _choose(
+    shape: ModelShape,
+    store: CostStore | None,
+    plan_on: Callable[[str], Plan],
+    threads: int,
+    isa: str | None,
+    own: GpuProvider,
+    failures: dict[str, str],
+) -> DeviceChoice:
+    """Return the choice among the GPUs that have not failed; those that fail while they are planned are added."""
     on_cpu = DeviceChoice(CPU)
     if store is None or shape.package_id is None or shape.op_profile != GPU_OP_PROFILE:
         return on_cpu
@@ -78,10 +105,13 @@ def choose_device(
     except RuntimeUnavailable:
         # No GPU can be used; `doctor` says why.
         return on_cpu
-    gpus = [gpu for gpu in report.gpus if gpu.can_compute]
+    gpus = [gpu for gpu in report.gpus if gpu.can_compute and gpu.device_name not in failures]
     measured = [(gpu, costs) for gpu in gpus if (costs := costs_on_gpu(store, shape.package_id, gpu, report))]
+    # One of two equal GPUs is enough.
+    known = {gpu.name for gpu, _ in measured}
+    unmeasured = next((_unmeasured(gpu) for gpu in gpus if gpu.name not in known), None)
     if not measured:
-        return replace(on_cpu, note=_unmeasured(gpus[0]))
+        return replace(on_cpu, note=unmeasured)
     planned, of_cpu = plan_on(CPU), costs_on_cpu(store, shape.package_id, threads, isa)
     compared = [
         (speeds, gpu)
@@ -98,16 +128,12 @@ def choose_device(
         try:
             on_gpu = plan_on(gpu.device_name)
         except RuntimeUnavailable as error:
-            return failed_choice(error)
+            failures[gpu.device_name] = str(error)
+            continue
         if _keeps_as_much(on_gpu, planned):
-            return DeviceChoice(gpu.device_name, note)
+            return DeviceChoice(gpu.device_name, note or unmeasured)
         note = note or _passed_over(speeds, gpu, on_gpu)
-    return replace(on_cpu, note=note)
-
-
-def failed_choice(error: Exception) -> DeviceChoice:
-    """Return the choice of the CPU because a GPU that was chosen cannot be used."""
-    return DeviceChoice(CPU, f"The CPU computes, because the GPU that is faster failed: {error}", has_failed=True)
+    return replace(on_cpu, note=note or unmeasured)
 
 
 def measured_speeds(

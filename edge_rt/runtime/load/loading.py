@@ -22,11 +22,11 @@ from edge_rt.runtime.graph.io_binding_base import IOBinding
 from edge_rt.runtime.graph.io_binding_native import NativeIOBinding, hidden_output
 from edge_rt.runtime.graph.runner import ModelRunner, Runner
 from edge_rt.runtime.graph.segmented_runner import SegmentedRunner
-from edge_rt.runtime.load.choosing import DeviceChoice, failed_choice
+from edge_rt.runtime.load.choosing import DeviceChoice
 from edge_rt.runtime.load.devices import cache_device, open_device
 from edge_rt.runtime.load.networks import OpenedModel, open_networks
 from edge_rt.runtime.load.options import LoadOptions
-from edge_rt.runtime.load.planning import LoadPlan, device_of, on_cpu, plan_load
+from edge_rt.runtime.load.planning import LoadPlan, asked_again, device_of, options_on, plan_load
 from edge_rt.runtime.prompt.encoding import PromptEncoder
 from edge_rt.runtime.speculation.cost_measurement import MeasuredCosts
 from edge_rt.runtime.speculation.speculation import Speculation
@@ -98,7 +98,7 @@ kept.
 
 
 def load(package: Package, options: LoadOptions, *, switch: StopSwitch, runner: Callable[[], Runner]) -> Loaded:
-    """Plan and load a model. If ``auto`` has chosen a GPU and that fails, the CPU takes its place.
+    """Plan and load a model. If ``auto`` has chosen a GPU and that fails, the next GPU or the CPU takes its place.
 
     Args:
         package: the opened package.
@@ -109,17 +109,18 @@ def load(package: Package, options: LoadOptions, *, switch: StopSwitch, runner: 
     Raises:
         EdgeRTError: as ``plan_load`` and ``load_parts``; not for a GPU that ``auto`` has chosen.
     """
-    choice = device_of(package, options)
-    may_fall_back = options.device == AUTO_DEVICE and choice.device != CPU
-    try:
-        return _load_planned(package, options.but(device=choice.device), choice, switch, runner)
-    except _GPU_FAILURES as error:
-        if not may_fall_back:
-            raise
-        choice = failed_choice(error)
-    # Outside of the handler, whose error holds what was opened on the GPU.
-    gc.collect()
-    return _load_planned(package, on_cpu(options), choice, switch, runner)
+    failed: dict[str, str] = {}
+    while True:
+        choice = device_of(package, options, failed=failed)
+        try:
+            return _load_planned(package, options_on(options, choice), choice, switch, runner)
+        except _GPU_FAILURES as error:
+            if options.device != AUTO_DEVICE or choice.device == CPU:
+                raise
+            failed[choice.device] = str(error)
+        # Outside of the handler, whose error holds what was opened on the GPU.
+        gc.collect()
+        options = asked_again(options)
 
 
 def _load_planned(

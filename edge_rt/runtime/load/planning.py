@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import psutil
@@ -166,7 +167,10 @@ class LoadPlan:
 
 
 def device_of(
-    package: Package, options: LoadOptions, plan: Callable[[LoadOptions], Plan] | None = None
+    package: Package,
+    options: LoadOptions,
+    plan: Callable[[LoadOptions], Plan] | None = None,
+    failed: Mapping[str, str] = MappingProxyType({}),
 ) -> DeviceChoice:
     """Return the device that a load computes on: the one that was named, that of a given plan, or what ``auto`` takes.
 
@@ -174,6 +178,7 @@ def device_of(
         package: the opened package.
         options: options of the load.
         plan: makes the plan for options that name a device; None: that of this process.
+        failed: GPUs that ``auto`` chose before and that failed: the name of each, and its error.
 
     Raises:
         EdgeRTError: as ``plan_package``, but not for a GPU that cannot be used.
@@ -196,7 +201,14 @@ def device_of(
         threads=options.threads or pool_size() or usable_cpus(),
         isa=options.isa,
         own=options.gpu_provider,
+        failed=failed,
     )
+
+
+def options_on(options: LoadOptions, choice: DeviceChoice) -> LoadOptions:
+    """Return the options of a load with the device that was chosen for it."""
+    budget = None if choice.replaces_gpu else options.device_memory
+    return options.but(device=choice.device, device_memory=budget)
 
 
 def plan_package(package: Package, options: LoadOptions, *, device: Device | None = None) -> Plan:
@@ -226,7 +238,7 @@ def plan_package(package: Package, options: LoadOptions, *, device: Device | Non
     options.check(package)
     budget = _budget(options.memory)
     if device is None:
-        options = options.but(device=device_of(package, options).device)
+        options = options_on(options, device_of(package, options))
     drafter, second = drafting_shapes(package, options.spec, options.drafter, options.makers)
     gpu = None
     if device is None and is_planned_for_gpu(options.device, package.manifest.op_profile):
@@ -303,7 +315,7 @@ def plan_load(package: Package, options: LoadOptions) -> LoadPlan:
             f"It is for {decided.shape.name} ({str(decided.shape.package_id)[:12]}), this is {package.id[:12]}.",
             "Make one with edge_rt.plan for the package that is to be loaded.",
         )
-    options = options.but(device=device_of(package, options).device)
+    options = options_on(options, device_of(package, options))
     if decided is not None:
         require_same_device(decided, options.device)
     asked = options.but(memory=budget) if decided is None else _asked_of(decided, options)
@@ -323,14 +335,14 @@ def plan_load(package: Package, options: LoadOptions) -> LoadPlan:
     )
 
 
-def on_cpu(options: LoadOptions) -> LoadOptions:
-    """Return the options of the same load on the CPU; a plan among them is made again for it."""
+def asked_again(options: LoadOptions) -> LoadOptions:
+    """Return the options that ask for what a plan among them was made for, so that it is made again."""
     if options.plan is None:
-        return options.but(device=CPU, device_memory=None)
+        return options
     request = options.plan.request
     return _asked_of(options.plan, options).but(
-        device=CPU,
         memory=request.budget_bytes if options.memory is None else options.memory,
+        device_memory=request.device_budget_bytes,
         ctx=request.ctx,
         kv=request.kv,
         prefill_chunk=request.prefill_chunk,

@@ -19,12 +19,13 @@ from edge_rt.errors import ConfigError, MemoryBudgetExceeded, RuntimeUnavailable
 from edge_rt.gpu_library import Gpu, GpuReport
 from edge_rt.gpu_provider import GpuProvider
 from edge_rt.memory.plan import Request, make_plan
+from edge_rt.memory.shape import shape_of
 from edge_rt.package.reader import open_package
 from edge_rt.runtime.engine import Model
 from edge_rt.runtime.load.choosing import DeviceChoice, choose_device, measured_speeds
 from edge_rt.runtime.load.gpu_figures import gpu_figures
 from edge_rt.runtime.load.options import LoadOptions
-from edge_rt.runtime.load.planning import device_of, on_cpu, plan_load, plan_package
+from edge_rt.runtime.load.planning import asked_again, device_of, options_on, plan_load, plan_package
 from edge_rt.runtime.speculation.cost_model import CURVE_ROWS, CostStore, RowCosts
 from edge_rt.session import pool_size
 from edge_rt.system.machine import cpu_model, usable_cpus
@@ -46,24 +47,25 @@ class FakeLibrary:
     Args:
         gpus: the GPUs.
         free: bytes that are free on each; None: it cannot be opened.
+        broken: numbers of others that cannot be opened.
     """
 
-    def __init__(self, gpus, free):
-        self._gpus, self._free = gpus, free
+    def __init__(self, gpus, free, broken):
+        self._gpus, self._free, self._broken = gpus, free, broken
 
     def report(self):
         return GpuReport(13000, self._gpus)
 
     def free_bytes(self, number):
-        if self._free is None:
+        if self._free is None or number in self._broken:
             raise RuntimeUnavailable("The GPU cannot be opened.", f"GPU {number}.", "Check it with nvidia-smi.")
         return self._free
 
 
 class FakeProvider(GpuProvider):
-    def __init__(self, *gpus, free=6 * GIB):
+    def __init__(self, *gpus, free=6 * GIB, broken=()):
         super().__init__(lambda: Path("library"), lambda gpu, report: {})
-        self.fake = FakeLibrary(gpus, free)
+        self.fake = FakeLibrary(gpus, free, broken)
 
     @property
     def library(self):
@@ -226,6 +228,23 @@ class TestChoice:
         assert (found.device, found.has_failed) == ("cpu", True)
         assert "The GPU cannot be opened. GPU 1." in found.note
 
+    def test_the_next_gpu_takes_the_place_of_one_that_fails(self, store):
+        store.save(gpu_key(LARGE), costs(2.0))
+        found = choose(store, FakeProvider(LAPTOP, LARGE, broken=(2,)))
+        assert (found.device, found.has_failed, found.replaces_gpu) == ("cuda:1", True, False)
+        assert found.note.startswith("cuda:1 computes, because cuda:2 failed: The GPU cannot be opened.")
+        # Both fail: the first is told.
+        found = choose(store, FakeProvider(LAPTOP, LARGE, free=None))
+        assert (found.device, found.replaces_gpu) == ("cpu", True)
+        assert found.note.startswith("The CPU computes, because cuda:2 failed: ")
+
+    def test_of_several_gpus_those_that_are_not_used_are_told(self, store):
+        found = choose(store, FakeProvider(LAPTOP, LARGE))
+        assert found.device == "cuda:1"
+        assert found.note.startswith("a large GPU is not used: its speed with this model is not known.")
+        # An equal one would be no faster.
+        assert choose(store, FakeProvider(LAPTOP, replace(LAPTOP, number=2))) == DeviceChoice("cuda:1")
+
     def test_wrong_options_are_refused_whatever_computes(self, store):
         with pytest.raises(ConfigError, match="context is out of range"):
             choose(store, FakeProvider(LAPTOP), ctx=1)
@@ -291,7 +310,9 @@ class TestLoads:
         done = plan_load(package, asked)
         assert (done.options.device, done.plan.choice) == ("cuda:1", plan.choice)
         assert plan_load(package, asked.as_planned(plan)).options.device == "cuda:1"
-        shown, machine = choose_here(plan.shape, replace(DEVICE, threads=2), Request(), asked.costs, asked.gpu_provider)
+        shown, machine, _ = choose_here(
+            plan.shape, replace(DEVICE, threads=2), Request(), asked.costs, asked.gpu_provider
+        )
         if (pool_size() or usable_cpus()) == 2:
             assert (shown.device, machine.gpu.device_name) == ("cuda:1", "cuda:1")
         for named in ("cpu", "cuda:1"):
@@ -305,6 +326,34 @@ class TestLoads:
         assert plan_package(package, asked.but(device_memory=GIB)).budget.gpu == GIB
         with pytest.raises(ConfigError, match="planned for the CPU"):
             plan_package(package, asked.but(device_memory="400MiB"))
+
+    def test_a_budget_of_a_gpu_that_fails_while_it_is_planned_is_no_error(self, package, asked):
+        """The failure is told instead, wherever a device is chosen."""
+        broken = asked.but(device_memory="800MiB", gpu_provider=FakeProvider(LAPTOP, free=None))
+        assert plan_package(package, broken).device.gpu is None
+        assert plan_load(package, broken).options.device_memory is None
+        with Model(package, broken) as model:
+            assert "The CPU computes, because cuda:1 failed: The GPU cannot be opened." in model.device_choice.note
+        terminal = Terminal(io.StringIO(), err := io.StringIO())
+        assert profile._plan(terminal, package, broken, DEVICE)[0] == "cpu"
+        once = verify._on_one_device(terminal, package, broken, "f16")
+        assert (once.device, once.device_memory) == ("cpu", None)
+        assert err.getvalue().count("warning: The CPU computes") == 2
+        shape, request = shape_of(package.manifest, package.id), Request(device_budget_bytes=800 << 20)
+        machine = replace(DEVICE, threads=pool_size() or usable_cpus())
+        shown, _, planned = choose_here(shape, machine, request, asked.costs, broken.gpu_provider)
+        assert shown.replaces_gpu
+        assert planned.device_budget_bytes is None
+
+    def test_a_load_tries_every_gpu_that_is_faster(self, package, asked):
+        asked.costs.save(gpu_key(LARGE, package_id=package.id, threads=pool_size() or usable_cpus()), costs(2.0))
+        tried = []
+        options = asked.but(gpu_provider=FakeProvider(LAPTOP, LARGE), on_plan=tried.append)
+        for again in (options, options.as_planned(plan_package(package, options))):
+            with Model(package, again) as model:
+                assert model.device_choice.note.startswith("The CPU computes, because cuda:2 failed: ")
+            assert [plan.device.gpu and plan.device.gpu.device_name for plan in tried] == ["cuda:2", "cuda:1", None]
+            tried.clear()
 
     def test_commands_that_run_several_models_decide_once(self, package, asked):
         terminal = Terminal(io.StringIO(), err := io.StringIO())
@@ -330,7 +379,7 @@ class TestLoads:
             choice, facts = model.device_choice, model.describe()
             assert model.generate("Hello", max_tokens=2, temperature=0.0).token_ids
         assert (choice.device, choice.has_failed) == ("cpu", True)
-        assert "The CPU computes, because the GPU that is faster failed: " in choice.note
+        assert "The CPU computes, because cuda:1 failed: " in choice.note
         assert (facts["device"], facts["device_note"]) == ("cpu", choice.note)
         with pytest.raises(RuntimeUnavailable):
             Model(package, asked.but(device="cuda:1"))
@@ -349,7 +398,8 @@ class TestLoads:
     def test_a_plan_for_the_gpu_is_made_again_for_the_cpu(self, package, asked):
         wanted = asked.but(kv="int8", prefill_chunk=64, memory=3 * GIB, device_memory=GIB)
         made = plan_package(package, wanted)
-        again = plan_package(package, on_cpu(wanted.as_planned(made)))
+        failed = DeviceChoice("cpu", "It failed.", has_failed=True)
+        again = plan_package(package, options_on(asked_again(wanted.as_planned(made)), failed))
         assert again.device.gpu is None
         assert (again.choice.kv_format, again.choice.prefill_chunk, again.choice.ctx) == ("int8", 64, 256)
         assert again.budget_bytes == 3 * GIB
