@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from typing import Any
 
     from edge_rt.export import ExportEstimate, ExportReport
+    from edge_rt.memory.choice import DeviceChoice
     from edge_rt.memory.plan import Plan
     from edge_rt.package.reader import Package
     from edge_rt.runtime.engine import Model
-    from edge_rt.runtime.load.choosing import DeviceChoice
     from edge_rt.runtime.load.options import LoadOptions
     from edge_rt.store import Exporter, Resolved
 

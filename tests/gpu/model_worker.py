@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import gc
+import io
 from pathlib import Path
 
 import numpy as np
 
+from edge_rt.cli.chat.conversation import Conversation
+from edge_rt.cli.chat.slash_commands import Commands
+from edge_rt.cli.options.groups import PlaceFlags
+from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.device_report import placement_facts
 from edge_rt.device_names import DeviceName
 from edge_rt.errors import Cancelled, MemoryBudgetExceeded, RuntimeUnavailable
 from edge_rt.measure.prompts import Prompt
 from edge_rt.measure.verify import PLAIN, answers, compare
+from edge_rt.memory.choice import DeviceChoice
 from edge_rt.package.manifest import KV_FORMATS
 from edge_rt.package.reader import open_package
 from edge_rt.providers import find_device, provider_states
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.graph.cancel import CancelToken
-from edge_rt.runtime.load.choosing import DeviceChoice
 from edge_rt.runtime.load.devices import placement
 from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.load.planning import plan_package
@@ -256,6 +261,17 @@ def case_auto(gpu):
         assert model.describe()["device"]["device"] == "cuda"
         assert "cuda computes, because cuda:1 failed: " in model.device_choice.note
         assert answer(model).token_ids == plain(path)
+    # In a chat as well.
+    terminal = Terminal(io.StringIO(), err := io.StringIO())
+    places, greedy = PlaceFlags(store=Path(FOLDER.name) / "store"), GenerationConfig(max_tokens=2, **GREEDY)
+    chat = Conversation(terminal, str(path), places, options.but(ctx=64, spec="off"), greedy)
+    assert chat.device.startswith("cuda:1 (")
+    gpu.fault("cuMemAlloc", 3, OUT_OF_MEMORY)
+    Commands(chat).run("/ctx 128")
+    gpu.fault("", -1, 0)
+    assert "warning: cuda computes, because cuda:1 failed: " in err.getvalue()
+    assert "device: cuda (" in err.getvalue()
+    chat.close()
     # Less than the plan counts for CUDA's context and this model.
     small = 512 << 20
     gpu.configure(**{**DEVICE, "memory": small})

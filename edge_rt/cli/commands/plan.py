@@ -20,13 +20,13 @@ from edge_rt.spec_modes import AUTO, COMPUTED_MODES, Drafts, mode_of
 
 if TYPE_CHECKING:
     from edge_rt.gpu_provider import GpuProvider
+    from edge_rt.memory.choice import DeviceChoice
     from edge_rt.memory.draft_model import DraftModelShape
     from edge_rt.memory.drafter_shape import DrafterShape
     from edge_rt.memory.figures import Device
     from edge_rt.memory.plan import Plan, Request
     from edge_rt.memory.shape import ModelShape
     from edge_rt.package.reader import Package
-    from edge_rt.runtime.load.choosing import DeviceChoice
     from edge_rt.runtime.speculation.cost_model import CostStore
 
 

@@ -7,7 +7,7 @@ module imports no ONNX Runtime, as plans are made without it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -15,7 +15,7 @@ from edge_rt.byte_size import show_at_least, show_mib
 from edge_rt.device_names import CPU
 from edge_rt.errors import RuntimeUnavailable
 from edge_rt.gpu_provider import INSTALLED, GpuProvider
-from edge_rt.memory.choice import Choice
+from edge_rt.memory.choice import Choice, DeviceChoice
 from edge_rt.memory.plan import GPU_OP_PROFILE, Plan
 from edge_rt.memory.shape import ModelShape
 from edge_rt.runtime.speculation.stored_costs import costs_on_cpu, costs_on_gpu, drafted_rows, tokens_per_second
@@ -27,26 +27,6 @@ if TYPE_CHECKING:
 
 LEAST_GAIN: Final = 1.05
 """How much faster than the CPU a GPU must be to be taken: less may be noise of the measurements."""
-
-
-@dataclass(frozen=True)
-class DeviceChoice:
-    """The device that a load computes on.
-
-    Attributes:
-        device: its name, never ``"auto"``.
-        note: a sentence for the user about what was not chosen; None if there is nothing to say.
-        has_failed: whether a GPU that was chosen first failed.
-    """
-
-    device: str
-    note: str | None = None
-    has_failed: bool = False
-
-    @property
-    def replaces_gpu(self) -> bool:
-        """Whether the CPU computes because a GPU failed; a budget of its memory has then no meaning."""
-        return self.has_failed and self.device == CPU
 
 
 def choose_device(

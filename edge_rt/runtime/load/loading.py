@@ -12,6 +12,7 @@ from edge_rt.binding import StopSwitch
 from edge_rt.compute_device import ComputeDevice
 from edge_rt.device_names import AUTO as AUTO_DEVICE, CPU
 from edge_rt.errors import MemoryBudgetExceeded, RuntimeUnavailable, StorageError, UnsupportedModel
+from edge_rt.memory.choice import DeviceChoice
 from edge_rt.package.drafter import Drafter
 from edge_rt.package.reader import Package
 from edge_rt.runtime.drafters.corpus import Corpus
@@ -22,7 +23,6 @@ from edge_rt.runtime.graph.io_binding_base import IOBinding
 from edge_rt.runtime.graph.io_binding_native import NativeIOBinding, hidden_output
 from edge_rt.runtime.graph.runner import ModelRunner, Runner
 from edge_rt.runtime.graph.segmented_runner import SegmentedRunner
-from edge_rt.runtime.load.choosing import DeviceChoice
 from edge_rt.runtime.load.devices import cache_device, open_device
 from edge_rt.runtime.load.networks import OpenedModel, open_networks
 from edge_rt.runtime.load.options import LoadOptions

@@ -15,6 +15,7 @@ from edge_rt.byte_size import file_size, parse_size, round_up
 from edge_rt.device_names import AUTO as AUTO_DEVICE, CPU
 from edge_rt.errors import ConfigError, RuntimeUnavailable
 from edge_rt.memory.budget import Budget, Claim
+from edge_rt.memory.choice import DeviceChoice
 from edge_rt.memory.device import this_device
 from edge_rt.memory.draft_model import DraftModelShape
 from edge_rt.memory.drafter_shape import DrafterShape
@@ -29,9 +30,9 @@ from edge_rt.package.self_drafting import kv_of
 from edge_rt.pass_memory import PassMemory
 from edge_rt.runtime.drafters.recycling import MAX_CONTEXTS
 from edge_rt.runtime.drafters.suffix import MAX_TOKENS
-from edge_rt.runtime.load.choosing import DeviceChoice, choose_device
+from edge_rt.runtime.load.choosing import choose_device
 from edge_rt.runtime.load.draft_packages import drafting_shapes
-from edge_rt.runtime.load.gpu_figures import gpu_figures, is_planned_for_gpu, planned_device, require_same_device
+from edge_rt.runtime.load.gpu_figures import gpu_figures, is_planned_for_gpu, planned_choice, require_same_device
 from edge_rt.runtime.load.options import LoadOptions, Memory
 from edge_rt.runtime.prompt.encoding_budget import EncodingBudget
 from edge_rt.runtime.speculation.speculation import TableBounds
@@ -186,7 +187,7 @@ def device_of(
     if options.device != AUTO_DEVICE:
         return DeviceChoice(options.device)
     if options.plan is not None:
-        return DeviceChoice(planned_device(options.plan))
+        return planned_choice(options.plan)
 
     def plan_on(device: str) -> Plan:
         # A budget of a GPU's memory says nothing about the CPU, and is refused there.
@@ -237,8 +238,10 @@ def plan_package(package: Package, options: LoadOptions, *, device: Device | Non
     """
     options.check(package)
     budget = _budget(options.memory)
+    choice = None
     if device is None:
-        options = options_on(options, device_of(package, options))
+        choice = device_of(package, options)
+        options = options_on(options, choice)
     drafter, second = drafting_shapes(package, options.spec, options.drafter, options.makers)
     gpu = None
     if device is None and is_planned_for_gpu(options.device, package.manifest.op_profile):
@@ -247,7 +250,7 @@ def plan_package(package: Package, options: LoadOptions, *, device: Device | Non
     # Planning itself takes memory the first time. It is repeated until the process's memory stays the same.
     for _ in range(_SETTLING):
         before = resident_bytes()
-        plan = _plan_package(package, options, budget, device, gpu, drafter, second)
+        plan = _plan_package(package, options, budget, device, choice, gpu, drafter, second)
         if resident_bytes() == before:
             break
     return plan
@@ -258,6 +261,7 @@ def _plan_package(
     options: LoadOptions,
     budget: Budget | None,
     device: Device | None,
+    choice: DeviceChoice | None,
     gpu: GpuFigures | None,
     drafter: DrafterShape | None,
     second: DraftModelShape | None,
@@ -292,6 +296,7 @@ def _plan_package(
         drafter_folder=None if options.drafter is None else str(options.drafter),
         draft_model=second,
         device_budget_bytes=None if options.device_memory is None else parse_size(options.device_memory),
+        device_choice=choice,
     )
     return make_plan(shape_of(package.manifest, package.id), device, request)
 

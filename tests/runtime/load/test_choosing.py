@@ -18,11 +18,12 @@ from edge_rt.cli.render.plan_report import print_plan
 from edge_rt.errors import ConfigError, MemoryBudgetExceeded, RuntimeUnavailable
 from edge_rt.gpu_library import Gpu, GpuReport
 from edge_rt.gpu_provider import GpuProvider
+from edge_rt.memory.choice import DeviceChoice
 from edge_rt.memory.plan import Request, make_plan
 from edge_rt.memory.shape import shape_of
 from edge_rt.package.reader import open_package
 from edge_rt.runtime.engine import Model
-from edge_rt.runtime.load.choosing import DeviceChoice, choose_device, measured_speeds
+from edge_rt.runtime.load.choosing import choose_device, measured_speeds
 from edge_rt.runtime.load.gpu_figures import gpu_figures
 from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.load.planning import asked_again, device_of, options_on, plan_load, plan_package
@@ -176,7 +177,8 @@ class TestChoice:
         own = FakeProvider(LAPTOP, free=800 << 20)
         found = choose(store, own)
         made = make_plan(SHAPE, replace(DEVICE, gpu=gpu_figures("cuda:1", "native", own)), Request())
-        assert made.fits and made.given_up
+        assert made.fits
+        assert made.given_up
         assert (found.device, found.has_failed) == ("cpu", False)
         assert "a laptop's GPU is faster (" in found.note
         assert "--device cuda:1 runs there with less" in found.note
@@ -203,7 +205,8 @@ class TestChoice:
             return make_plan(large, replace(machine, gpu=gpu_figures(device, "native", own)), Request())
 
         assert not plan_on("cpu").fits
-        assert plan_on("cuda:1").fits and plan_on("cuda:1").given_up
+        assert plan_on("cuda:1").fits
+        assert plan_on("cuda:1").given_up
         assert choose_device(large, store, plan_on, threads=2, own=own) == DeviceChoice("cuda:1")
 
     @pytest.mark.parametrize(("less_on_gpu", "expected"), [({}, "cuda:1"), ({"ctx": 4096}, "cpu")])
@@ -344,6 +347,23 @@ class TestLoads:
         shown, _, planned = choose_here(shape, machine, request, asked.costs, broken.gpu_provider)
         assert shown.replaces_gpu
         assert planned.device_budget_bytes is None
+
+    def test_a_plan_keeps_what_is_to_be_said_of_its_device(self, package, asked):
+        """As in a chat, whose /ctx and /model load what was planned before."""
+        unmeasured = asked.but(gpu_provider=FakeProvider(LARGE))
+        broken = asked.but(gpu_provider=FakeProvider(LAPTOP, free=None))
+        for options, said in ((unmeasured, "a large GPU is not used"), (broken, "The CPU computes, because cuda:1")):
+            with Model(package, options.as_planned(plan_package(package, options))) as model:
+                assert model.device_choice.note.startswith(said)
+                assert model.device_choice == device_of(package, options)
+
+    @pytest.mark.parametrize("device", ["webgpu", "webgpu:1", "cuda", "cpu"])
+    def test_a_plan_that_counts_a_run_on_the_cpu_is_for_its_device_all_the_same(self, small_package, device):
+        package, own = open_package(small_package), FakeProvider(JETSON)
+        plan = plan_package(package, LoadOptions(device=device, gpu_provider=own))
+        assert plan.device.gpu is None
+        assert device_of(package, LoadOptions(plan=plan, gpu_provider=own)).device == device
+        assert plan_load(package, LoadOptions(plan=plan, gpu_provider=own)).options.device == device
 
     def test_a_load_tries_every_gpu_that_is_faster(self, package, asked):
         asked.costs.save(gpu_key(LARGE, package_id=package.id, threads=pool_size() or usable_cpus()), costs(2.0))
