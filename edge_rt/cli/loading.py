@@ -101,15 +101,26 @@ def telling_load(terminal: Terminal, options: LoadOptions) -> LoadOptions:
     """Return options of a load that warns about budgets above what there is, and shows why a GPU's first one waits."""
     text = "compiling the kernels for this GPU (kept for later; a minute or more)"
     on_compile = functools.partial(terminal.note, text, "dim")
-    return options.but(on_compile=on_compile, on_plan=functools.partial(tell_budgets, terminal))
+    return options.but(on_compile=on_compile, on_plan=functools.partial(tell_budgets, terminal, told=set()))
 
 
-def tell_budgets(terminal: Terminal, plan: Plan) -> None:
-    """Warn about budgets of a plan for this machine that are more than there is."""
+def tell_budgets(terminal: Terminal, plan: Plan, told: set[str] | None = None) -> None:
+    """Warn about budgets of a plan for this machine that are more than there is.
+
+    Args:
+        terminal: receives the warnings.
+        plan: the plan.
+        told: warnings that were given before, without their numbers, which change from load to load; those of this
+            plan are added.
+    """
     from edge_rt.cli.render.plan_report import budget_warnings
 
+    told = set() if told is None else told
     for text in budget_warnings(plan, is_here=True):
-        terminal.warn(text)
+        sentence = text.rpartition(", ")[0]
+        if sentence not in told:
+            terminal.warn(text)
+        told.add(sentence)
 
 
 def tell_device(terminal: Terminal, choice: DeviceChoice) -> None:

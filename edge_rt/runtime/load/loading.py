@@ -196,7 +196,7 @@ def load_parts(
             onnxruntime=onnxruntime_version(),
         )
     measured_costs = MeasuredCosts(facts, io_binding, cache, options.costs)
-    measured_costs.on_measure = options.on_calibrate
+    measured_costs.on_measure = options.on_measuring("passes")
     made = _open_runner(package, load_plan, sessions, io_binding, cache, switch)
     networks = open_networks(
         OpenedModel(
