@@ -27,7 +27,7 @@ from edge_rt.runtime.load.devices import placement
 from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.load.planning import plan_package
 from edge_rt.runtime.speculation.cost_model import CostStore, RowCosts
-from tests.gpu.emulated import OUT_OF_MEMORY, SOME, main
+from tests.gpu.emulated import DRIVER_MISMATCH, OUT_OF_MEMORY, SOME, main
 from tests.gpu.models import (
     DEVICE,
     FOLDER,
@@ -252,6 +252,13 @@ def case_auto(gpu):
         gpu.fault("cuMemAlloc", number, OUT_OF_MEMORY)
         expect(MemoryBudgetExceeded, "", lambda: opened(gpu, path, costs=store).__enter__())
         gpu.fault("", -1, 0)
+    # The driver fails before it lists its GPUs.
+    for function in ("cuInit", "cuDeviceGetCount"):
+        gpu.fault(function, 0, DRIVER_MISMATCH)
+        with load() as model:
+            gpu.fault("", -1, 0)
+            assert "The CPU computes, because the GPU failed: The driver for" in model.device_choice.note
+            assert "Restart the machine" in model.device_choice.note
     # The other GPU is the fastest, and fails; this one takes its place.
     with opened(gpu, path, device="cuda:1", costs=store, spec="off") as model:
         store.save(model.measured_costs.key, RowCosts((1, 8, 16), (64,), ((1.0, 1.1, 1.2),)))

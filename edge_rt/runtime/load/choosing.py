@@ -18,7 +18,13 @@ from edge_rt.gpu_provider import INSTALLED, GpuProvider
 from edge_rt.memory.choice import Choice, DeviceChoice
 from edge_rt.memory.plan import GPU_OP_PROFILE, Plan
 from edge_rt.memory.shape import ModelShape
-from edge_rt.runtime.speculation.stored_costs import costs_on_cpu, costs_on_gpu, drafted_rows, tokens_per_second
+from edge_rt.runtime.speculation.stored_costs import (
+    costs_on_any_gpu,
+    costs_on_cpu,
+    costs_on_gpu,
+    drafted_rows,
+    tokens_per_second,
+)
 from edge_rt.spec_modes import OFF
 
 if TYPE_CHECKING:
@@ -82,8 +88,12 @@ def _choose(
         if not own.has_driver():
             return on_cpu
         report = own.report()
-    except RuntimeUnavailable:
-        # No GPU can be used; `doctor` says why.
+    except RuntimeUnavailable as error:
+        # `doctor` says why no GPU can be used; here it is said where one would have been taken.
+        planned, of_cpu = plan_on(CPU), costs_on_cpu(store, shape.package_id, threads, isa)
+        before = measured_speeds(costs_on_any_gpu(store, shape.package_id), of_cpu, planned.choice, shape)
+        if _is_faster(before):
+            failures["the GPU"] = str(error)
         return on_cpu
     gpus = [gpu for gpu in report.gpus if gpu.can_compute and gpu.device_name not in failures]
     measured = [(gpu, costs) for gpu in gpus if (costs := costs_on_gpu(store, shape.package_id, gpu, report))]
@@ -100,9 +110,7 @@ def _choose(
     ]
     if not compared:
         return replace(on_cpu, note=_not_compared(measured[0][0], is_cpu_measured=bool(of_cpu)))
-    faster = sorted(
-        (found for found in compared if found[0][0] >= LEAST_GAIN * found[0][1]), key=lambda found: -found[0][0]
-    )
+    faster = sorted((found for found in compared if _is_faster(found[0])), key=lambda found: -found[0][0])
     note = None
     for speeds, gpu in faster:
         try:
@@ -142,6 +150,11 @@ def measured_speeds(
     if drafted_rows(choice) > min(gpu.rows[-1], cpu.rows[-1]):
         choice = replace(choice, spec=OFF, draft_max=0)
     return tokens_per_second(gpu, depth, choice), tokens_per_second(cpu, depth, choice)
+
+
+def _is_faster(speeds: tuple[float, float] | None) -> bool:
+    """Return whether a GPU is fast enough to be taken, by what ``measured_speeds`` returns."""
+    return speeds is not None and speeds[0] >= LEAST_GAIN * speeds[1]
 
 
 def _keeps_as_much(on_gpu: Plan, on_cpu: Plan) -> bool:

@@ -157,14 +157,27 @@ class TestChoice:
         assert "is not known" in choose(store, FakeProvider(LAPTOP)).note
 
     def test_no_driver_is_no_error_and_nothing_to_tell(self, store):
-        def library():
-            raise RuntimeUnavailable("There is none.")
-
-        none = GpuProvider(library, lambda gpu, report: {})
         no_driver = GpuProvider(never, never, driver="libno_such_driver.so.1")
-        for own in (none, no_driver, FakeProvider(OLD)):
-            found = choose_device(SHAPE, store, never, threads=2, own=own)
-            assert (found.device, found.note, found.has_failed) == ("cpu", None, False)
+        assert choose_device(SHAPE, store, never, threads=2, own=no_driver) == DeviceChoice("cpu")
+
+    def test_a_driver_that_fails_is_told_where_its_gpu_was_faster(self, store):
+        def library():
+            raise RuntimeUnavailable("The driver for NVIDIA GPUs failed.")
+
+        def chosen(own):
+            return choose_device(SHAPE, store, lambda device: make_plan(SHAPE, DEVICE, Request()), threads=2, own=own)
+
+        broken = GpuProvider(library, lambda gpu, report: {})
+        found = chosen(broken)
+        assert found.replaces_gpu
+        assert found.note == "The CPU computes, because the GPU failed: The driver for NVIDIA GPUs failed."
+        assert chosen(FakeProvider(OLD)).replaces_gpu
+        # A GPU that would not have been taken is not missed.
+        store.save(gpu_key(LAPTOP), costs(9.9))
+        assert chosen(broken) == DeviceChoice("cpu")
+        store.path(gpu_key(LAPTOP)).unlink()
+        store.save({**CPU_KEY, "device": {"device": "webgpu"}}, costs(1.0))
+        assert chosen(broken) == DeviceChoice("cpu")
 
     @pytest.mark.parametrize("changes", [{"op_profile": "portable"}, {"package_id": None}])
     def test_models_that_do_not_run_there_ask_no_driver(self, store, changes):
