@@ -225,7 +225,7 @@ def case_auto(gpu):
 
     with load() as model:
         assert model.device is None
-        assert "A run with --device cuda" in model.device_choice.note
+        assert "edge-rt bench --calibrate --device cuda measures it" in model.device_choice.note
     measured(2.0, 4.0)
     with load() as model:
         assert (model.device, model.device_choice) == (None, DeviceChoice("cpu"))

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 LEAST_GAIN: Final = 1.05
 """How much faster than the CPU a GPU must be to be taken: less may be noise of the measurements."""
 
+_CALIBRATE: Final = "edge-rt bench --calibrate --device"
+
 
 def choose_device(
     shape: ModelShape,
@@ -163,20 +165,16 @@ def _keeps_as_much(on_gpu: Plan, on_cpu: Plan) -> bool:
 
 
 def _unmeasured(gpu: Gpu) -> str:
-    return (
-        f"{gpu.name} is not used: its speed with this model is not known. A run with --device {gpu.device_name} "
-        f'(device="{gpu.device_name}") measures it.'
-    )
+    # Runs measure as well, but not without speculation, and not for ever on a machine that is never quiet.
+    return f"{gpu.name} is not used: its speed with this model is not known. {_CALIBRATE} {gpu.device_name} measures it."
 
 
 def _not_compared(gpu: Gpu, *, is_cpu_measured: bool) -> str:
     if is_cpu_measured:
-        what = (
-            "it and the CPU were measured with other caches or contexts. edge-rt bench --calibrate measures one of them"
-        )
-        return f"{gpu.name} is not used: {what} again."
-    how = f'A run with --device {CPU} (device="{CPU}") measures it.'
-    return f"{gpu.name} is not used: the CPU's speed with this model is not known. {how}"
+        again = f"{_CALIBRATE} {CPU}, and then {gpu.device_name}, measures both alike."
+        return f"{gpu.name} is not used: it and the CPU were measured with other caches or contexts. {again}"
+    why = "the CPU's speed with this model is not known"
+    return f"{gpu.name} is not used: {why}. {_CALIBRATE} {CPU} measures it."
 
 
 def _passed_over(speeds: tuple[float, float], gpu: Gpu, plan: Plan) -> str:

@@ -132,15 +132,17 @@ class TestChoice:
         assert found.device == "cpu"
         assert not found.has_failed
         assert "a laptop's GPU is not used" in found.note
-        assert "--device cuda:1" in found.note
+        assert "edge-rt bench --calibrate --device cuda:1 measures it." in found.note
         assert "\n" not in found.note
         found = choose(only_gpu, own)
         assert found.device == "cpu"
-        assert "--device cpu" in found.note
+        assert "edge-rt bench --calibrate --device cpu measures it." in found.note
         # Another number of threads was not measured either.
         assert choose(store, own, threads=3) == found
         only_gpu.save({**CPU_KEY, "kv_format": "int4"}, costs(9.0))
-        assert "measured with other caches" in choose(only_gpu, own).note
+        note = choose(only_gpu, own).note
+        assert "measured with other caches" in note
+        assert "edge-rt bench --calibrate --device cpu, and then cuda:1, measures both alike." in note
 
     @pytest.mark.parametrize(
         "changes",
