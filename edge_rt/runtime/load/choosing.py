@@ -166,7 +166,8 @@ def _keeps_as_much(on_gpu: Plan, on_cpu: Plan) -> bool:
 
 def _unmeasured(gpu: Gpu) -> str:
     # Runs measure as well, but not without speculation, and not for ever on a machine that is never quiet.
-    return f"{gpu.name} is not used: its speed with this model is not known. {_CALIBRATE} {gpu.device_name} measures it."
+    why = "its speed with this model is not known"
+    return f"{gpu.name} is not used: {why}. {_CALIBRATE} {gpu.device_name} measures it."
 
 
 def _not_compared(gpu: Gpu, *, is_cpu_measured: bool) -> str:
