@@ -52,11 +52,13 @@ class DeviceChoice:
         device: its name, never ``"auto"``.
         note: a sentence for the user about what was not chosen; None if there is nothing to say.
         has_failed: whether a GPU that was chosen first failed.
+        is_named: whether the device was asked for by its name; nothing takes its place if it fails.
     """
 
     device: str
     note: str | None = None
     has_failed: bool = False
+    is_named: bool = False
 
     @property
     def replaces_gpu(self) -> bool:

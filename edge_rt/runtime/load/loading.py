@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from edge_rt.binding import StopSwitch
 from edge_rt.compute_device import ComputeDevice
-from edge_rt.device_names import AUTO as AUTO_DEVICE, CPU
+from edge_rt.device_names import CPU
 from edge_rt.errors import MemoryBudgetExceeded, RuntimeUnavailable, StorageError, UnsupportedModel
 from edge_rt.memory.choice import DeviceChoice
 from edge_rt.package.drafter import Drafter
@@ -26,7 +26,7 @@ from edge_rt.runtime.graph.segmented_runner import SegmentedRunner
 from edge_rt.runtime.load.devices import cache_device, open_device
 from edge_rt.runtime.load.networks import OpenedModel, open_networks
 from edge_rt.runtime.load.options import LoadOptions
-from edge_rt.runtime.load.planning import LoadPlan, asked_again, device_of, options_on, plan_load
+from edge_rt.runtime.load.planning import LoadPlan, asked_again, device_of, plan_load
 from edge_rt.runtime.prompt.encoding import PromptEncoder
 from edge_rt.runtime.speculation.cost_measurement import MeasuredCosts
 from edge_rt.runtime.speculation.speculation import Speculation
@@ -113,9 +113,9 @@ def load(package: Package, options: LoadOptions, *, switch: StopSwitch, runner: 
     while True:
         choice = device_of(package, options, failed=failed)
         try:
-            return _load_planned(package, options_on(options, choice), choice, switch, runner)
+            return _load_planned(package, options, choice, switch, runner)
         except _GPU_FAILURES as error:
-            if options.device != AUTO_DEVICE or choice.device == CPU:
+            if choice.is_named or choice.device == CPU:
                 raise
             failed[choice.device] = str(error)
         # Outside of the handler, whose error holds what was opened on the GPU.
@@ -126,7 +126,7 @@ def load(package: Package, options: LoadOptions, *, switch: StopSwitch, runner: 
 def _load_planned(
     package: Package, options: LoadOptions, choice: DeviceChoice, switch: StopSwitch, runner: Callable[[], Runner]
 ) -> Loaded:
-    load_plan = plan_load(package, options)
+    load_plan = plan_load(package, options, choice)
     try:
         return Loaded(load_plan, load_parts(package, load_plan, switch=switch, runner=runner), choice)
     except BaseException:

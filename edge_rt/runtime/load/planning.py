@@ -185,7 +185,7 @@ def device_of(
         EdgeRTError: as ``plan_package``, but not for a GPU that cannot be used.
     """
     if options.device != AUTO_DEVICE:
-        return DeviceChoice(options.device)
+        return DeviceChoice(options.device, is_named=True)
     if options.plan is not None:
         return planned_choice(options.plan)
 
@@ -212,7 +212,9 @@ def options_on(options: LoadOptions, choice: DeviceChoice) -> LoadOptions:
     return options.but(device=choice.device, device_memory=budget)
 
 
-def plan_package(package: Package, options: LoadOptions, *, device: Device | None = None) -> Plan:
+def plan_package(
+    package: Package, options: LoadOptions, *, device: Device | None = None, choice: DeviceChoice | None = None
+) -> Plan:
     """Return the plan for a package in this process, whether it fits or not; nothing is loaded.
 
     Without a budget the plan may take the memory that the machine has available, in addition to what this process holds
@@ -227,6 +229,7 @@ def plan_package(package: Package, options: LoadOptions, *, device: Device | Non
         options: options of the load.
         device: another machine than this one; the process is then assumed to hold nothing yet, and ``auto`` is what
             that machine computes on.
+        choice: what ``device_of`` has returned for the options; None: it is asked here.
 
     Raises:
         ConfigError: an option is out of range, options have no effect together, the mode of speculation cannot run with
@@ -238,9 +241,8 @@ def plan_package(package: Package, options: LoadOptions, *, device: Device | Non
     """
     options.check(package)
     budget = _budget(options.memory)
-    choice = None
     if device is None:
-        choice = device_of(package, options)
+        choice = choice or device_of(package, options)
         options = options_on(options, choice)
     drafter, second = drafting_shapes(package, options.spec, options.drafter, options.makers)
     gpu = None
@@ -301,12 +303,13 @@ def _plan_package(
     return make_plan(shape_of(package.manifest, package.id), device, request)
 
 
-def plan_load(package: Package, options: LoadOptions) -> LoadPlan:
+def plan_load(package: Package, options: LoadOptions, choice: DeviceChoice | None = None) -> LoadPlan:
     """Return a plan that fits, with its share of the budget taken.
 
     Args:
         package: the opened package.
         options: the options; a plan among them is carried out unchanged, with ``auto`` on the device that it is for.
+        choice: what ``device_of`` has returned for the options; None: it is asked here.
 
     Raises:
         ConfigError: an option is out of range, the budget is not a size, or the plan is for another package.
@@ -320,11 +323,12 @@ def plan_load(package: Package, options: LoadOptions) -> LoadPlan:
             f"It is for {decided.shape.name} ({str(decided.shape.package_id)[:12]}), this is {package.id[:12]}.",
             "Make one with edge_rt.plan for the package that is to be loaded.",
         )
-    options = options_on(options, device_of(package, options))
+    choice = choice or device_of(package, options)
+    options = options_on(options, choice)
     if decided is not None:
         require_same_device(decided, options.device)
     asked = options.but(memory=budget) if decided is None else _asked_of(decided, options)
-    plan = plan_package(package, asked) if decided is None else decided
+    plan = plan_package(package, asked, choice=choice) if decided is None else decided
     require_fit(plan, options.spell or _spelling(plan, options.memory))
     total = plan.request.budget_bytes if budget is None else budget.total_bytes
     is_strict = total is not None or plan.request.device_budget_bytes is not None or bool(plan.given_up)

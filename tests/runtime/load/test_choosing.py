@@ -371,14 +371,22 @@ class TestLoads:
             with Model(package, options.as_planned(plan_package(package, options))) as model:
                 assert model.device_choice.note.startswith(said)
                 assert model.device_choice == device_of(package, options)
+            # As the plan of a model that was loaded without one does, which a chat may load again.
+            with Model(package, options) as model:
+                assert model.plan.request.device_choice == model.device_choice
 
     @pytest.mark.parametrize("device", ["webgpu", "webgpu:1", "cuda", "cpu"])
     def test_a_plan_that_counts_a_run_on_the_cpu_is_for_its_device_all_the_same(self, small_package, device):
         package, own = open_package(small_package), FakeProvider(JETSON)
         plan = plan_package(package, LoadOptions(device=device, gpu_provider=own))
         assert plan.device.gpu is None
-        assert device_of(package, LoadOptions(plan=plan, gpu_provider=own)).device == device
+        assert device_of(package, LoadOptions(plan=plan, gpu_provider=own)) == DeviceChoice(device, is_named=True)
         assert plan_load(package, LoadOptions(plan=plan, gpu_provider=own)).options.device == device
+
+    def test_a_plan_for_a_device_that_was_named_is_not_carried_out_elsewhere(self, package, asked):
+        plan = plan_package(package, asked.but(device="cuda:1"))
+        with pytest.raises(RuntimeUnavailable):
+            Model(package, asked.as_planned(plan))
 
     def test_a_load_tries_every_gpu_that_is_faster(self, package, asked):
         asked.costs.save(gpu_key(LARGE, package_id=package.id, threads=pool_size() or usable_cpus()), costs(2.0))
