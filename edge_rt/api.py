@@ -108,7 +108,7 @@ def load(
         corpus=None if corpus is None else Path(corpus),
         drafter=None if drafter is None else Path(drafter),
         spec_trace=spec_trace,
-        on_calibrate=on_calibrate,
+        on_calibrate=None if on_calibrate is None else lambda _: on_calibrate(),
         costs=user_costs(),
         plan=plan,
         share_tokenizer_with=_encoder_of(share_tokenizer_with, texts),

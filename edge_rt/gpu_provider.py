@@ -50,7 +50,8 @@ class GpuProvider:
         self.portable = portable
         self._driver = driver
         self._find, self._make_kernels, self._are_made = library, kernels, are_made
-        self._lock = threading.Lock()
+        # Kernels take a minute or more to compile: who only asks which GPUs there are does not wait for them.
+        self._lock, self._making = threading.Lock(), threading.Lock()
         self._library: GpuLibrary | None = None
         self._ready: set[int] = set()
 
@@ -114,8 +115,8 @@ class GpuProvider:
             StorageError: compiled kernels cannot be kept.
         """
         library = self.library
-        with self._lock:
-            if number in self._ready:
+        with self._making:
+            if self.is_ready(number):
                 return
             report = library.report()
             gpu = report.gpu(number)
@@ -123,7 +124,8 @@ class GpuProvider:
             if on_compile is not None and self._are_made is not None and not self._are_made(gpu, report):
                 on_compile()
             library.set_kernels(number, self._make_kernels(gpu, report))
-            self._ready.add(number)
+            with self._lock:
+                self._ready.add(number)
 
 
 def kernels_of(gpu: Gpu, report: GpuReport) -> dict[str, bytes]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,27 @@ class TestProvider:
                 1, lambda told=told: told.append("told")
             )
             assert told == expected
+
+    def test_nobody_waits_for_the_compiler_but_those_who_need_its_kernels(self):
+        seen, made = [], []
+
+        def make(gpu, report):
+            # Two others come while it compiles.
+            asks = threading.Thread(target=lambda: seen.append((len(provider.report().gpus), provider.is_ready(1))))
+            asks.start()
+            asks.join(2)
+            needs.start()
+            made.append(gpu.number)
+            return {}
+
+        provider = GpuProvider(lambda: Path("library"), make)
+        provider._library = FakeLibrary(TWO)
+        needs = threading.Thread(target=lambda: provider.make_ready(1))
+        provider.make_ready(1)
+        needs.join(2)
+        assert seen == [(2, False)]
+        assert made == [1]
+        assert provider.is_ready(1)
 
     @pytest.mark.parametrize(("number", "what"), [(0, "The GPU is too old"), (2, "no GPU of that number")])
     def test_what_cannot_be_made_ready(self, number, what):

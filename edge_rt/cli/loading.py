@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from typing import Any
 
     from edge_rt.export import ExportEstimate, ExportReport
+    from edge_rt.memory.choice import DeviceChoice
     from edge_rt.memory.plan import Plan
     from edge_rt.package.reader import Package
     from edge_rt.runtime.engine import Model
-    from edge_rt.runtime.load.choosing import DeviceChoice
     from edge_rt.runtime.load.options import LoadOptions
     from edge_rt.store import Exporter, Resolved
 
@@ -101,15 +101,26 @@ def telling_load(terminal: Terminal, options: LoadOptions) -> LoadOptions:
     """Return options of a load that tells what is special about its plan, and shows why a GPU's first one waits."""
     text = "compiling the kernels for this GPU (kept for later; a minute or more)"
     on_compile = functools.partial(terminal.note, text, "dim")
-    return options.but(on_compile=on_compile, on_plan=functools.partial(tell_plan, terminal))
+    return options.but(on_compile=on_compile, on_plan=functools.partial(tell_plan, terminal, told=set()))
 
 
-def tell_plan(terminal: Terminal, plan: Plan) -> None:
-    """Warn about budgets of a plan for this machine that are more than there is; say which layers are on the GPU."""
+def tell_plan(terminal: Terminal, plan: Plan, told: set[str] | None = None) -> None:
+    """Warn about budgets of a plan for this machine that are more than there is; say which layers are on the GPU.
+
+    Args:
+        terminal: receives the texts.
+        plan: the plan.
+        told: warnings that were given before, without their numbers, which change from load to load; those of this
+            plan are added.
+    """
     from edge_rt.cli.render.plan_report import budget_warnings, layers_text
 
+    told = set() if told is None else told
     for text in budget_warnings(plan, is_here=True):
-        terminal.warn(text)
+        sentence = text.rpartition(", ")[0]
+        if sentence not in told:
+            terminal.warn(text)
+        told.add(sentence)
     if (divided := layers_text(plan)) is not None:
         terminal.note(divided, "dim")
 

@@ -19,9 +19,9 @@ WHY_NOTHING: Final = "with this model, tokens that are computed together do not 
 _WHY_UNVERIFIED: Final = "no edge-rt verify of this package has passed on the device {device}"
 
 
-def tell_calibration(terminal: Terminal) -> None:
-    """Show why the first answer waits."""
-    terminal.note("measuring the latency of passes (saved for later)", "dim")
+def tell_calibration(terminal: Terminal, measured: str) -> None:
+    """Show why the first answer waits: the latency of what is measured."""
+    terminal.note(f"measuring the latency of {measured} (saved for later)", "dim")
 
 
 def never_drafts(mode: str, op_profile: str) -> bool:

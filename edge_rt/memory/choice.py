@@ -1,8 +1,10 @@
-"""The settings that a plan decides."""
+"""The settings that a plan decides, and the device that it is made for."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from edge_rt.device_names import CPU
 
 
 @dataclass(frozen=True)
@@ -42,3 +44,25 @@ class Choice:
     def largest_pass(self) -> int:
         """Rows of the largest pass."""
         return max(min(self.prefill_chunk, self.ctx), self.tree_rows)
+
+
+@dataclass(frozen=True)
+class DeviceChoice:
+    """The device that a load computes on.
+
+    Attributes:
+        device: its name, never ``"auto"``.
+        note: a sentence for the user about what was not chosen; None if there is nothing to say.
+        has_failed: whether a GPU that was chosen first failed.
+        is_named: whether the device was asked for by its name; nothing takes its place if it fails.
+    """
+
+    device: str
+    note: str | None = None
+    has_failed: bool = False
+    is_named: bool = False
+
+    @property
+    def replaces_gpu(self) -> bool:
+        """Whether the CPU computes because a GPU failed; a budget of its memory has then no meaning."""
+        return self.has_failed and self.device == CPU

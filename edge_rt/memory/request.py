@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from edge_rt.byte_size import exact_size, parse_size
-from edge_rt.memory.choice import Choice
+from edge_rt.memory.choice import Choice, DeviceChoice
 from edge_rt.memory.draft_model import DraftModelShape
 from edge_rt.memory.drafter_shape import DrafterShape
 from edge_rt.memory.figures import Amounts, Device
@@ -36,6 +36,7 @@ class Request:
         drafter: the trained drafter that fits the model, if the mode may use one.
         drafter_folder: folder of the drafter, if it was named: it is then pinned; ``NO_DRAFTER``: none is used.
         draft_model: a second model that drafts, if the mode uses one.
+        device_choice: what computes on this machine, and what is to be said about it; None for another machine.
     """
 
     budget_bytes: int | None = None
@@ -52,6 +53,7 @@ class Request:
     drafter_folder: str | None = None
     draft_model: DraftModelShape | None = None
     device_budget_bytes: int | None = None
+    device_choice: DeviceChoice | None = None
 
     @property
     def wants_drafts(self) -> bool:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 
 import pytest
 
+from edge_rt.cli.render.console import Terminal
+from edge_rt.cli.speculation import tell_calibration
+from tests.helpers.models import load_package
 from tests.helpers.native_profile import require_native
 from tests.helpers.packages import listing
 from tests.helpers.segmented import EXITS, LAYERS
@@ -48,6 +52,16 @@ def test_answers_and_their_verification(inline, agreeing):
     document = json.loads(inline("verify", "-m", agreeing.cut, "--limit", "2", "-n", "16", "--json").stdout)
     assert list(document["by_drafter"]) == ["auto", "ngram", "suffix", "recycling", "exit"]
     assert document["identical"] == document["prompts"]
+
+
+def test_every_measurement_is_named(agreeing):
+    told = []
+    with load_package(agreeing.cut, spec="exit", on_calibrate=told.append, costs=None) as model:
+        model.generate("Hello", max_tokens=2, temperature=0.0)
+    assert told == ["passes", "exits"]
+    terminal = Terminal(io.StringIO(), err := io.StringIO())
+    tell_calibration(terminal, told[1])
+    assert err.getvalue() == "measuring the latency of exits (saved for later)\n"
 
 
 @pytest.mark.parametrize("command", ["generate", "verify"])

@@ -15,7 +15,7 @@ import onnxruntime as ort
 from edge_rt.gpu_library import GpuLibrary
 
 FLOAT, INT64 = ir.DataType.FLOAT, ir.DataType.INT64
-OUT_OF_MEMORY, LAUNCH_FAILED = 2, 719
+OUT_OF_MEMORY, LAUNCH_FAILED, DRIVER_MISMATCH = 2, 719, 803
 SOME = "some"
 
 

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import gc
+import io
 from pathlib import Path
 
 import numpy as np
 
+from edge_rt.cli.chat.conversation import Conversation
+from edge_rt.cli.chat.slash_commands import Commands
+from edge_rt.cli.options.groups import PlaceFlags
+from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.device_report import placement_facts
 from edge_rt.device_names import DeviceName
 from edge_rt.errors import Cancelled, MemoryBudgetExceeded, RuntimeUnavailable
 from edge_rt.measure.prompts import Prompt
 from edge_rt.measure.verify import PLAIN, answers, compare
+from edge_rt.memory.choice import DeviceChoice
 from edge_rt.package.manifest import KV_FORMATS
 from edge_rt.package.reader import open_package
 from edge_rt.providers import find_device, provider_states
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.graph.cancel import CancelToken
-from edge_rt.runtime.load.choosing import DeviceChoice
 from edge_rt.runtime.load.devices import placement
 from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.load.planning import plan_package
 from edge_rt.runtime.speculation.cost_model import CostStore, RowCosts
-from tests.gpu.emulated import OUT_OF_MEMORY, SOME, main
+from tests.gpu.emulated import DRIVER_MISMATCH, OUT_OF_MEMORY, SOME, main
 from tests.gpu.models import (
     DEVICE,
     FOLDER,
@@ -220,7 +225,7 @@ def case_auto(gpu):
 
     with load() as model:
         assert model.device is None
-        assert "A run with --device cuda" in model.device_choice.note
+        assert "edge-rt bench --calibrate --device cuda measures it" in model.device_choice.note
     measured(2.0, 4.0)
     with load() as model:
         assert (model.device, model.device_choice) == (None, DeviceChoice("cpu"))
@@ -247,6 +252,33 @@ def case_auto(gpu):
         gpu.fault("cuMemAlloc", number, OUT_OF_MEMORY)
         expect(MemoryBudgetExceeded, "", lambda: opened(gpu, path, costs=store).__enter__())
         gpu.fault("", -1, 0)
+    # The driver fails before it lists its GPUs.
+    for function in ("cuInit", "cuDeviceGetCount"):
+        gpu.fault(function, 0, DRIVER_MISMATCH)
+        with load() as model:
+            gpu.fault("", -1, 0)
+            assert "The CPU computes, because the GPU failed: The driver for" in model.device_choice.note
+            assert "Restart the machine" in model.device_choice.note
+    # The other GPU is the fastest, and fails; this one takes its place.
+    with opened(gpu, path, device="cuda:1", costs=store, spec="off") as model:
+        store.save(model.measured_costs.key, RowCosts((1, 8, 16), (64,), ((1.0, 1.1, 1.2),)))
+    gpu.fault("cuMemAlloc", 3, OUT_OF_MEMORY)
+    with load() as model:
+        gpu.fault("", -1, 0)
+        assert model.describe()["device"]["device"] == "cuda"
+        assert "cuda computes, because cuda:1 failed: " in model.device_choice.note
+        assert answer(model).token_ids == plain(path)
+    # In a chat as well.
+    terminal = Terminal(io.StringIO(), err := io.StringIO())
+    places, greedy = PlaceFlags(store=Path(FOLDER.name) / "store"), GenerationConfig(max_tokens=2, **GREEDY)
+    chat = Conversation(terminal, str(path), places, options.but(ctx=64, spec="off"), greedy)
+    assert chat.device.startswith("cuda:1 (")
+    gpu.fault("cuMemAlloc", 3, OUT_OF_MEMORY)
+    Commands(chat).run("/ctx 128")
+    gpu.fault("", -1, 0)
+    assert "warning: cuda computes, because cuda:1 failed: " in err.getvalue()
+    assert "device: cuda (" in err.getvalue()
+    chat.close()
     # Less than the plan counts for CUDA's context and this model.
     small = 512 << 20
     gpu.configure(**{**DEVICE, "memory": small})
@@ -254,7 +286,7 @@ def case_auto(gpu):
     measured(4.0, 2.0)
     with load() as model:
         assert model.device is None
-        assert "has no room" in model.device_choice.note
+        assert "the model does not fit its memory" in model.device_choice.note
     expect(MemoryBudgetExceeded, "memory of the GPU", lambda: opened(gpu, path, costs=store).__enter__())
     gpu.configure(**DEVICE)
 

@@ -20,6 +20,7 @@ from edge_rt.cli.chat.settings import (
     shown,
 )
 from edge_rt.cli.render.console import number
+from edge_rt.cli.render.device_report import device_text
 from edge_rt.cli.render.stats import facts_lines, tell_table
 from edge_rt.cli.template_arguments import thought_switch
 from edge_rt.cli.user_paths import path_of
@@ -322,6 +323,9 @@ class Commands:
 
     def _tell_changes(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
         titles = {name: name.replace("_", " ") for name in ("rotation", "speculation", "prefill_chunk")}
+        devices = [device_text(facts["device"]) for facts in (before, after)]
+        if devices[1] != devices[0]:
+            self._terminal.note(f"device: {devices[1]} instead of {devices[0]}", "dim")
         for name, title in ({"kv_format": "cache"} | titles).items():
             if before[name] != after[name]:
                 self._terminal.note(f"{title}: {after[name]} instead of {before[name]}", "dim")

@@ -20,13 +20,13 @@ from edge_rt.spec_modes import AUTO, COMPUTED_MODES, Drafts, mode_of
 
 if TYPE_CHECKING:
     from edge_rt.gpu_provider import GpuProvider
+    from edge_rt.memory.choice import DeviceChoice
     from edge_rt.memory.draft_model import DraftModelShape
     from edge_rt.memory.drafter_shape import DrafterShape
     from edge_rt.memory.figures import Device
     from edge_rt.memory.plan import Plan, Request
     from edge_rt.memory.shape import ModelShape
     from edge_rt.package.reader import Package
-    from edge_rt.runtime.load.choosing import DeviceChoice
     from edge_rt.runtime.speculation.cost_model import CostStore
 
 
@@ -112,7 +112,7 @@ def plan(
     )
     choice = None
     if device in (None, AUTO_DEVICE):
-        choice, profile = choose_here(found.shape, profile, request)
+        choice, profile, request = choose_here(found.shape, profile, request)
     if found.package is not None:
         from edge_rt.memory.shape import shape_on
 
@@ -169,8 +169,10 @@ def _machine(device: str | None, own_bytes: int, found: FoundModel) -> tuple[Dev
 
 def choose_here(
     shape: ModelShape, machine: Device, request: Request, store: CostStore | None = None, own: GpuProvider | None = None
-) -> tuple[DeviceChoice, Device]:
-    """Return the device that a load with ``auto`` would take, and this machine with its GPU if it is one.
+) -> tuple[DeviceChoice, Device, Request]:
+    """Return the device that a load with ``auto`` would take, this machine with its GPU if it is one, and the request.
+
+    If a GPU has failed, the CPU is planned without the budget of the GPU's memory.
 
     Args:
         shape: the model.
@@ -187,15 +189,18 @@ def choose_here(
 
     provider = own or INSTALLED
 
+    without_budget = replace(request, device_budget_bytes=None)
+
     def plan_on(device: str) -> Plan:
         # A budget of a GPU's memory says nothing about the CPU, and is refused there.
-        asked = replace(request, device_budget_bytes=None) if device == CPU else request
+        asked = without_budget if device == CPU else request
         return make_plan(shape, replace(machine, gpu=gpu_figures(device, shape.op_profile, provider)), asked)
 
     choice = choose_device(
         shape, user_costs() if store is None else store, plan_on, threads=machine.threads, own=provider
     )
-    return choice, replace(machine, gpu=gpu_figures(choice.device, shape.op_profile, provider))
+    chosen = replace(machine, gpu=gpu_figures(choice.device, shape.op_profile, provider))
+    return choice, chosen, without_budget if choice.replaces_gpu else request
 
 
 def _device_notes(made: Plan, device: str | None, asked: Device) -> tuple[str, ...]:

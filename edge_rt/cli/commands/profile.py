@@ -123,7 +123,7 @@ def _plan(terminal: Terminal, package: Package, options: LoadOptions, machine: D
     """
     from edge_rt.memory.plan import require_fit
     from edge_rt.runtime.load.gpu_figures import gpu_figures
-    from edge_rt.runtime.load.planning import device_of, plan_package
+    from edge_rt.runtime.load.planning import device_of, options_on, plan_package
 
     def plan(asked: LoadOptions) -> Plan:
         gpu = gpu_figures(asked.device, package.manifest.op_profile, asked.gpu_provider)
@@ -131,7 +131,7 @@ def _plan(terminal: Terminal, package: Package, options: LoadOptions, machine: D
 
     choice = device_of(package, options, plan)
     tell_device(terminal, choice)
-    return choice.device, require_fit(plan(options.but(device=choice.device)))
+    return choice.device, require_fit(plan(options_on(options, choice)))
 
 
 def _title(name: str, plan: Plan) -> str:

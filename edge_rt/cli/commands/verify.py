@@ -196,11 +196,11 @@ def verify(
 
 def _on_one_device(terminal: Terminal, package: Package, asked: LoadOptions, kv: str) -> LoadOptions:
     """Return the options with the device that ``auto`` stands for, so that all answers come from the same one."""
-    from edge_rt.runtime.load.planning import device_of
+    from edge_rt.runtime.load.planning import device_of, options_on
 
     choice = device_of(package, asked.but(kv=kv))
     tell_device(terminal, choice)
-    return asked.but(device=choice.device)
+    return options_on(asked, choice)
 
 
 def _prompts(path: Path | None, limit: int | None) -> tuple[list[Prompt], str]:

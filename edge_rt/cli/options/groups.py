@@ -262,7 +262,7 @@ class LoadFlags:
         speculation: SpeculationFlags | None = None,
         *,
         spec_trace: Trace | None = None,
-        on_calibrate: Callable[[], None] | None = None,
+        on_calibrate: Callable[[str], None] | None = None,
     ) -> LoadOptions:
         """Return how the model is loaded.
 
@@ -270,7 +270,7 @@ class LoadFlags:
             places: names the configuration file.
             speculation: the speculation flags; None lets the plan choose.
             spec_trace: called with the decision of every step.
-            on_calibrate: called when an answer has to wait for a measurement of pass latency.
+            on_calibrate: called with what is measured when an answer has to wait for a measurement of latency.
 
         Raises:
             ConfigError: a flag or the configuration file is wrong.

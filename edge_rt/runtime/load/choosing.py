@@ -6,17 +6,25 @@ module imports no ONNX Runtime, as plans are made without it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from edge_rt.byte_size import show_at_least, show_mib
 from edge_rt.device_names import CPU
 from edge_rt.errors import RuntimeUnavailable
 from edge_rt.gpu_provider import INSTALLED, GpuProvider
-from edge_rt.memory.choice import Choice
+from edge_rt.memory.choice import Choice, DeviceChoice
 from edge_rt.memory.plan import GPU_OP_PROFILE, Plan
 from edge_rt.memory.shape import ModelShape
-from edge_rt.runtime.speculation.stored_costs import costs_on_cpu, costs_on_gpu, drafted_rows, tokens_per_second
+from edge_rt.runtime.speculation.stored_costs import (
+    costs_on_any_gpu,
+    costs_on_cpu,
+    costs_on_gpu,
+    drafted_rows,
+    tokens_per_second,
+)
 from edge_rt.spec_modes import OFF
 
 if TYPE_CHECKING:
@@ -26,20 +34,7 @@ if TYPE_CHECKING:
 LEAST_GAIN: Final = 1.05
 """How much faster than the CPU a GPU must be to be taken: less may be noise of the measurements."""
 
-
-@dataclass(frozen=True)
-class DeviceChoice:
-    """The device that a load computes on.
-
-    Attributes:
-        device: its name, never ``"auto"``.
-        note: a sentence for the user about what was not chosen; None if there is nothing to say.
-        has_failed: whether a GPU was chosen and failed, so that the CPU computes instead.
-    """
-
-    device: str
-    note: str | None = None
-    has_failed: bool = False
+_CALIBRATE: Final = "edge-rt bench --calibrate --device"
 
 
 def choose_device(
@@ -50,11 +45,12 @@ def choose_device(
     threads: int,
     isa: str | None = None,
     own: GpuProvider = INSTALLED,
+    failed: Mapping[str, str] = MappingProxyType({}),
 ) -> DeviceChoice:
     """Return the device that ``auto`` stands for.
 
     A GPU is taken if it decodes ``LEAST_GAIN`` times as fast as the CPU by passes that were measured on both, and its
-    plan fits without giving up anything that the plan for the CPU keeps. No failure of a GPU is raised.
+    plan fits without giving up anything that the plan for the CPU keeps, if that fits. No failure of a GPU is raised.
 
     Args:
         shape: the model. Only native packages run on the GPUs that are chosen.
@@ -63,10 +59,30 @@ def choose_device(
         threads: threads that compute on the CPU.
         isa: instruction set of the operators there; None: the best.
         own: edge-rt's own provider, whose driver says which GPUs there are.
+        failed: GPUs that were chosen and failed while the model was loaded: the name of each, and its error.
 
     Raises:
         EdgeRTError: the options of the plan are wrong, whatever computes.
     """
+    failures = dict(failed)
+    choice = _choose(shape, store, plan_on, threads, isa, own, failures)
+    if not failures:
+        return choice
+    name, error = next(iter(failures.items()))
+    who = "The CPU" if choice.device == CPU else choice.device
+    return DeviceChoice(choice.device, f"{who} computes, because {name} failed: {error}", has_failed=True)
+
+
+def _choose(
+    shape: ModelShape,
+    store: CostStore | None,
+    plan_on: Callable[[str], Plan],
+    threads: int,
+    isa: str | None,
+    own: GpuProvider,
+    failures: dict[str, str],
+) -> DeviceChoice:
+    """Return the choice among the GPUs that have not failed; those that fail while they are planned are added."""
     on_cpu = DeviceChoice(CPU)
     if store is None or shape.package_id is None or shape.op_profile != GPU_OP_PROFILE:
         return on_cpu
@@ -74,13 +90,20 @@ def choose_device(
         if not own.has_driver():
             return on_cpu
         report = own.report()
-    except RuntimeUnavailable:
-        # No GPU can be used; `doctor` says why.
+    except RuntimeUnavailable as error:
+        # `doctor` says why no GPU can be used; here it is said where one would have been taken.
+        planned, of_cpu = plan_on(CPU), costs_on_cpu(store, shape.package_id, threads, isa)
+        before = measured_speeds(costs_on_any_gpu(store, shape.package_id), of_cpu, planned.choice, shape)
+        if _is_faster(before):
+            failures["the GPU"] = str(error)
         return on_cpu
-    gpus = [gpu for gpu in report.gpus if gpu.can_compute]
+    gpus = [gpu for gpu in report.gpus if gpu.can_compute and gpu.device_name not in failures]
     measured = [(gpu, costs) for gpu in gpus if (costs := costs_on_gpu(store, shape.package_id, gpu, report))]
+    # One of two equal GPUs is enough.
+    known = {gpu.name for gpu, _ in measured}
+    unmeasured = next((_unmeasured(gpu) for gpu in gpus if gpu.name not in known), None)
     if not measured:
-        return replace(on_cpu, note=_unmeasured(gpus[0]))
+        return replace(on_cpu, note=unmeasured)
     planned, of_cpu = plan_on(CPU), costs_on_cpu(store, shape.package_id, threads, isa)
     compared = [
         (speeds, gpu)
@@ -89,21 +112,18 @@ def choose_device(
     ]
     if not compared:
         return replace(on_cpu, note=_not_compared(measured[0][0], is_cpu_measured=bool(of_cpu)))
-    faster = sorted(
-        (found for found in compared if found[0][0] >= LEAST_GAIN * found[0][1]), key=lambda found: -found[0][0]
-    )
-    for _, gpu in faster:
+    faster = sorted((found for found in compared if _is_faster(found[0])), key=lambda found: -found[0][0])
+    note = None
+    for speeds, gpu in faster:
         try:
-            if _keeps_as_much(plan_on(gpu.device_name), planned):
-                return DeviceChoice(gpu.device_name)
+            on_gpu = plan_on(gpu.device_name)
         except RuntimeUnavailable as error:
-            return failed_choice(error)
-    return replace(on_cpu, note=_too_large(*faster[0])) if faster else on_cpu
-
-
-def failed_choice(error: Exception) -> DeviceChoice:
-    """Return the choice of the CPU because a GPU that was chosen cannot be used."""
-    return DeviceChoice(CPU, f"The CPU computes, because the GPU that is faster failed: {error}", has_failed=True)
+            failures[gpu.device_name] = str(error)
+            continue
+        if _keeps_as_much(on_gpu, planned):
+            return DeviceChoice(gpu.device_name, note or unmeasured)
+        note = note or _passed_over(speeds, gpu, on_gpu)
+    return replace(on_cpu, note=note or unmeasured)
 
 
 def measured_speeds(
@@ -134,32 +154,38 @@ def measured_speeds(
     return tokens_per_second(gpu, depth, choice), tokens_per_second(cpu, depth, choice)
 
 
+def _is_faster(speeds: tuple[float, float] | None) -> bool:
+    """Return whether a GPU is fast enough to be taken, by what ``measured_speeds`` returns."""
+    return speeds is not None and speeds[0] >= LEAST_GAIN * speeds[1]
+
+
 def _keeps_as_much(on_gpu: Plan, on_cpu: Plan) -> bool:
-    """Return whether a plan fits a GPU, with all layers there, and gives up nothing that the plan for the CPU keeps."""
+    """Return whether a plan fits a GPU, all layers there, and gives up nothing that a plan keeps which fits the CPU."""
     # What was measured is the speed of all layers there.
     is_whole = on_gpu.fits and on_gpu.choice.gpu_layers is None
-    return is_whole and (not on_gpu.given_up or on_gpu.choice == on_cpu.choice)
+    return is_whole and (not on_gpu.given_up or not on_cpu.fits or on_gpu.choice == on_cpu.choice)
 
 
 def _unmeasured(gpu: Gpu) -> str:
-    return (
-        f"{gpu.name} is not used: its speed with this model is not known. A run with --device {gpu.device_name} "
-        f'(device="{gpu.device_name}") measures it.'
-    )
+    # Runs measure as well, but not without speculation, and not for ever on a machine that is never quiet.
+    why = "its speed with this model is not known"
+    return f"{gpu.name} is not used: {why}. {_CALIBRATE} {gpu.device_name} measures it."
 
 
 def _not_compared(gpu: Gpu, *, is_cpu_measured: bool) -> str:
     if is_cpu_measured:
-        what = (
-            "it and the CPU were measured with other caches or contexts. edge-rt bench --calibrate measures one of them"
-        )
-        return f"{gpu.name} is not used: {what} again."
-    how = f'A run with --device {CPU} (device="{CPU}") measures it.'
-    return f"{gpu.name} is not used: the CPU's speed with this model is not known. {how}"
+        again = f"{_CALIBRATE} {CPU}, and then {gpu.device_name}, measures both alike."
+        return f"{gpu.name} is not used: it and the CPU were measured with other caches or contexts. {again}"
+    why = "the CPU's speed with this model is not known"
+    return f"{gpu.name} is not used: {why}. {_CALIBRATE} {CPU} measures it."
 
 
-def _too_large(speeds: tuple[float, float], gpu: Gpu) -> str:
-    return (
-        f"{gpu.name} is faster ({speeds[0]:.3g} against {speeds[1]:.3g} tokens per second, measured), but has no room "
-        f"for all that the CPU keeps; --device {gpu.device_name} runs there with less."
-    )
+def _passed_over(speeds: tuple[float, float], gpu: Gpu, plan: Plan) -> str:
+    """Return what is said of a faster GPU whose plan does not fit, or gives up what the CPU keeps."""
+    faster = f"{gpu.name} is faster ({speeds[0]:.3g} against {speeds[1]:.3g} tokens per second, measured)"
+    if plan.fits:
+        return f"{faster}, but has no room for all that the CPU keeps; --device {gpu.device_name} runs there with less."
+    least, limit, where = plan.minimum.host, plan.budget.host, "a run there does not fit the memory of the process"
+    if plan.needs.gpu > plan.budget.gpu:
+        least, limit, where = plan.minimum.gpu, plan.budget.gpu, "the model does not fit its memory"
+    return f"{faster}, but {where}: it needs at least {show_at_least(least)}, the budget is {show_mib(limit)}."

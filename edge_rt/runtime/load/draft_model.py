@@ -76,7 +76,7 @@ def open_draft_model(
     on_cpu = {name: value for name, value in facts.items() if name != "device"}
     own_facts = on_cpu | {"package_id": package.id, "kv_format": io_binding.kv_format}
     measured = MeasuredCosts(own_facts, io_binding, cache, options.costs)
-    measured.on_measure = options.on_calibrate
+    measured.on_measure = options.on_measuring("the model that drafts")
     model = DraftModel(
         runner,
         cache,

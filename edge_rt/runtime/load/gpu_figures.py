@@ -6,6 +6,7 @@ from edge_rt.device_names import CPU, CUDA, parse_device
 from edge_rt.errors import ConfigError
 from edge_rt.gpu_kernels import check_compute
 from edge_rt.gpu_provider import INSTALLED, GpuProvider
+from edge_rt.memory.choice import DeviceChoice
 from edge_rt.memory.device import unmeasured_gpu
 from edge_rt.memory.figures import GpuFigures
 from edge_rt.memory.plan import GPU_OP_PROFILE, Plan
@@ -60,10 +61,10 @@ def gpu_figures(device: str, op_profile: str, own: GpuProvider = INSTALLED, free
     )
 
 
-def planned_device(plan: Plan) -> str:
-    """Return the name of the device that a plan was made for: the CPU's, or that of a GPU whose memory is planned."""
+def planned_choice(plan: Plan) -> DeviceChoice:
+    """Return the device that a plan was made for, and what is to be said about it."""
     gpu = plan.device.gpu
-    return CPU if gpu is None else gpu.device_name or CUDA
+    return plan.request.device_choice or DeviceChoice(CPU if gpu is None else gpu.device_name or CUDA)
 
 
 def require_same_device(plan: Plan, device: str) -> None:

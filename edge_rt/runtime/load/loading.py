@@ -10,8 +10,9 @@ from typing import Any, Final
 
 from edge_rt.binding import StopSwitch
 from edge_rt.compute_device import ComputeDevice
-from edge_rt.device_names import AUTO as AUTO_DEVICE, CPU
+from edge_rt.device_names import CPU
 from edge_rt.errors import MemoryBudgetExceeded, RuntimeUnavailable, StorageError, UnsupportedModel
+from edge_rt.memory.choice import DeviceChoice
 from edge_rt.package.drafter import Drafter
 from edge_rt.package.reader import Package
 from edge_rt.runtime.drafters.corpus import Corpus
@@ -22,11 +23,10 @@ from edge_rt.runtime.graph.io_binding_base import IOBinding
 from edge_rt.runtime.graph.io_binding_native import NativeIOBinding, hidden_output
 from edge_rt.runtime.graph.runner import ModelRunner, Runner
 from edge_rt.runtime.graph.segmented_runner import SegmentedRunner
-from edge_rt.runtime.load.choosing import DeviceChoice, failed_choice
 from edge_rt.runtime.load.devices import cache_device, open_device
 from edge_rt.runtime.load.networks import OpenedModel, open_networks
 from edge_rt.runtime.load.options import LoadOptions
-from edge_rt.runtime.load.planning import LoadPlan, device_of, on_cpu, plan_load
+from edge_rt.runtime.load.planning import LoadPlan, asked_again, device_of, plan_load
 from edge_rt.runtime.prompt.encoding import PromptEncoder
 from edge_rt.runtime.speculation.cost_measurement import MeasuredCosts
 from edge_rt.runtime.speculation.speculation import Speculation
@@ -98,7 +98,7 @@ kept.
 
 
 def load(package: Package, options: LoadOptions, *, switch: StopSwitch, runner: Callable[[], Runner]) -> Loaded:
-    """Plan and load a model. If ``auto`` has chosen a GPU and that fails, the CPU takes its place.
+    """Plan and load a model. If ``auto`` has chosen a GPU and that fails, the next GPU or the CPU takes its place.
 
     Args:
         package: the opened package.
@@ -109,23 +109,24 @@ def load(package: Package, options: LoadOptions, *, switch: StopSwitch, runner: 
     Raises:
         EdgeRTError: as ``plan_load`` and ``load_parts``; not for a GPU that ``auto`` has chosen.
     """
-    choice = device_of(package, options)
-    may_fall_back = options.device == AUTO_DEVICE and choice.device != CPU
-    try:
-        return _load_planned(package, options.but(device=choice.device), choice, switch, runner)
-    except _GPU_FAILURES as error:
-        if not may_fall_back:
-            raise
-        choice = failed_choice(error)
-    # Outside of the handler, whose error holds what was opened on the GPU.
-    gc.collect()
-    return _load_planned(package, on_cpu(options), choice, switch, runner)
+    failed: dict[str, str] = {}
+    while True:
+        choice = device_of(package, options, failed=failed)
+        try:
+            return _load_planned(package, options, choice, switch, runner)
+        except _GPU_FAILURES as error:
+            if choice.is_named or choice.device == CPU:
+                raise
+            failed[choice.device] = str(error)
+        # Outside of the handler, whose error holds what was opened on the GPU.
+        gc.collect()
+        options = asked_again(options)
 
 
 def _load_planned(
     package: Package, options: LoadOptions, choice: DeviceChoice, switch: StopSwitch, runner: Callable[[], Runner]
 ) -> Loaded:
-    load_plan = plan_load(package, options)
+    load_plan = plan_load(package, options, choice)
     try:
         return Loaded(load_plan, load_parts(package, load_plan, switch=switch, runner=runner), choice)
     except BaseException:
@@ -197,7 +198,7 @@ def load_parts(
             onnxruntime=onnxruntime_version(),
         )
     measured_costs = MeasuredCosts(facts, io_binding, cache, options.costs)
-    measured_costs.on_measure = options.on_calibrate
+    measured_costs.on_measure = options.on_measuring("passes")
     made = _open_runner(package, load_plan, sessions, io_binding, cache, switch)
     networks = open_networks(
         OpenedModel(

@@ -139,5 +139,5 @@ def _open_exits(model: OpenedModel, runner: SegmentedRunner, adapters: ExitAdapt
         end_ids=manifest.tokenizer.eos_token_ids,
         trace=options.spec_trace,
         adapters=adapters,
-        on_measure=options.on_calibrate,
+        on_measure=options.on_measuring("exits"),
     )

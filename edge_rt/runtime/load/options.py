@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,8 +68,8 @@ class LoadOptions:
             fits, from the package's folder or from those installed with edge-rt. With ``"auto"`` it may be a package
             with the same tokenizer, which then drafts as well. ``"none"``: no trained one is used.
         spec_trace: called with every decoding step's decision.
-        on_calibrate: called when the first answer has to wait for a measurement of the costs of passes on this machine,
-            which takes a second or two.
+        on_calibrate: called when the first answer has to wait for a measurement of costs on this machine, which takes a
+            second or two, with the name of what is measured: ``"passes"``, and of what drafts besides.
         on_compile: called when the kernels for a GPU have to be compiled first, which takes a minute or more.
         on_plan: called with the plan before anything is loaded.
         on_load: called with the name of what has just been loaded: ``"tokenizer"``, ``"cache"``, ``"session"``,
@@ -106,7 +107,7 @@ class LoadOptions:
     corpus: Path | None = None
     drafter: Path | None = None
     spec_trace: Trace | None = None
-    on_calibrate: Callable[[], None] | None = None
+    on_calibrate: Callable[[str], None] | None = None
     on_compile: Callable[[], None] | None = None
     on_plan: Callable[[Plan], None] | None = None
     on_load: Callable[[str], None] | None = None
@@ -150,6 +151,10 @@ class LoadOptions:
     def but(self, **changes: Any) -> LoadOptions:
         """Return the options with some replaced."""
         return dataclasses.replace(self, **changes)
+
+    def on_measuring(self, what: str) -> Callable[[], None] | None:
+        """Return what is called when the costs of something are measured; None: nobody wants to know."""
+        return None if self.on_calibrate is None else functools.partial(self.on_calibrate, what)
 
     def as_planned(self, plan: Plan) -> LoadOptions:
         """Return the options that load a model as the given plan, made for these options, has decided."""

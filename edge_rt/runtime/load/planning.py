@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import psutil
@@ -14,6 +15,7 @@ from edge_rt.byte_size import file_size, parse_size, round_up
 from edge_rt.device_names import AUTO as AUTO_DEVICE, CPU
 from edge_rt.errors import ConfigError, RuntimeUnavailable
 from edge_rt.memory.budget import Budget, Claim
+from edge_rt.memory.choice import DeviceChoice
 from edge_rt.memory.device import this_device
 from edge_rt.memory.draft_model import DraftModelShape
 from edge_rt.memory.drafter_shape import DrafterShape
@@ -28,9 +30,9 @@ from edge_rt.package.self_drafting import kv_of
 from edge_rt.pass_memory import PassMemory
 from edge_rt.runtime.drafters.recycling import MAX_CONTEXTS
 from edge_rt.runtime.drafters.suffix import MAX_TOKENS
-from edge_rt.runtime.load.choosing import DeviceChoice, choose_device
+from edge_rt.runtime.load.choosing import choose_device
 from edge_rt.runtime.load.draft_packages import drafting_shapes
-from edge_rt.runtime.load.gpu_figures import gpu_figures, is_planned_for_gpu, planned_device, require_same_device
+from edge_rt.runtime.load.gpu_figures import gpu_figures, is_planned_for_gpu, planned_choice, require_same_device
 from edge_rt.runtime.load.options import LoadOptions, Memory
 from edge_rt.runtime.prompt.encoding_budget import EncodingBudget
 from edge_rt.runtime.speculation.speculation import TableBounds
@@ -172,7 +174,10 @@ class LoadPlan:
 
 
 def device_of(
-    package: Package, options: LoadOptions, plan: Callable[[LoadOptions], Plan] | None = None
+    package: Package,
+    options: LoadOptions,
+    plan: Callable[[LoadOptions], Plan] | None = None,
+    failed: Mapping[str, str] = MappingProxyType({}),
 ) -> DeviceChoice:
     """Return the device that a load computes on: the one that was named, that of a given plan, or what ``auto`` takes.
 
@@ -180,14 +185,15 @@ def device_of(
         package: the opened package.
         options: options of the load.
         plan: makes the plan for options that name a device; None: that of this process.
+        failed: GPUs that ``auto`` chose before and that failed: the name of each, and its error.
 
     Raises:
         EdgeRTError: as ``plan_package``, but not for a GPU that cannot be used.
     """
     if options.device != AUTO_DEVICE:
-        return DeviceChoice(options.device)
+        return DeviceChoice(options.device, is_named=True)
     if options.plan is not None:
-        return DeviceChoice(planned_device(options.plan))
+        return planned_choice(options.plan)
 
     def plan_on(device: str) -> Plan:
         # A budget of a GPU's memory says nothing about the CPU, and is refused there.
@@ -202,10 +208,19 @@ def device_of(
         threads=options.threads or pool_size() or usable_cpus(),
         isa=options.isa,
         own=options.gpu_provider,
+        failed=failed,
     )
 
 
-def plan_package(package: Package, options: LoadOptions, *, device: Device | None = None) -> Plan:
+def options_on(options: LoadOptions, choice: DeviceChoice) -> LoadOptions:
+    """Return the options of a load with the device that was chosen for it."""
+    budget = None if choice.replaces_gpu else options.device_memory
+    return options.but(device=choice.device, device_memory=budget)
+
+
+def plan_package(
+    package: Package, options: LoadOptions, *, device: Device | None = None, choice: DeviceChoice | None = None
+) -> Plan:
     """Return the plan for a package in this process, whether it fits or not; nothing is loaded.
 
     Without a budget the plan may take the memory that the machine has available, in addition to what this process holds
@@ -220,6 +235,7 @@ def plan_package(package: Package, options: LoadOptions, *, device: Device | Non
         options: options of the load.
         device: another machine than this one; the process is then assumed to hold nothing yet, and ``auto`` is what
             that machine computes on.
+        choice: what ``device_of`` has returned for the options; None: it is asked here.
 
     Raises:
         ConfigError: an option is out of range, options have no effect together, the mode of speculation cannot run with
@@ -232,7 +248,8 @@ def plan_package(package: Package, options: LoadOptions, *, device: Device | Non
     options.check(package)
     budget = _budget(options.memory)
     if device is None:
-        options = options.but(device=device_of(package, options).device)
+        choice = choice or device_of(package, options)
+        options = options_on(options, choice)
     drafter, second = drafting_shapes(package, options.spec, options.drafter, options.makers)
     gpu = None
     if device is None and is_planned_for_gpu(options.device, package.manifest.op_profile):
@@ -241,7 +258,7 @@ def plan_package(package: Package, options: LoadOptions, *, device: Device | Non
     # Planning itself takes memory the first time. It is repeated until the process's memory stays the same.
     for _ in range(_SETTLING):
         before = resident_bytes()
-        plan = _plan_package(package, options, budget, device, gpu, drafter, second)
+        plan = _plan_package(package, options, budget, device, choice, gpu, drafter, second)
         if resident_bytes() == before:
             break
     return plan
@@ -252,6 +269,7 @@ def _plan_package(
     options: LoadOptions,
     budget: Budget | None,
     device: Device | None,
+    choice: DeviceChoice | None,
     gpu: GpuFigures | None,
     drafter: DrafterShape | None,
     second: DraftModelShape | None,
@@ -286,16 +304,18 @@ def _plan_package(
         drafter_folder=None if options.drafter is None else str(options.drafter),
         draft_model=second,
         device_budget_bytes=None if options.device_memory is None else parse_size(options.device_memory),
+        device_choice=choice,
     )
     return make_plan(shape_on(shape_of(package.manifest, package.id), package, device), device, request)
 
 
-def plan_load(package: Package, options: LoadOptions) -> LoadPlan:
+def plan_load(package: Package, options: LoadOptions, choice: DeviceChoice | None = None) -> LoadPlan:
     """Return a plan that fits, with its share of the budget taken.
 
     Args:
         package: the opened package.
         options: the options; a plan among them is carried out unchanged, with ``auto`` on the device that it is for.
+        choice: what ``device_of`` has returned for the options; None: it is asked here.
 
     Raises:
         ConfigError: an option is out of range, the budget is not a size, or the plan is for another package.
@@ -309,11 +329,12 @@ def plan_load(package: Package, options: LoadOptions) -> LoadPlan:
             f"It is for {decided.shape.name} ({str(decided.shape.package_id)[:12]}), this is {package.id[:12]}.",
             "Make one with edge_rt.plan for the package that is to be loaded.",
         )
-    options = options.but(device=device_of(package, options).device)
+    choice = choice or device_of(package, options)
+    options = options_on(options, choice)
     if decided is not None:
         require_same_device(decided, options.device)
     asked = options.but(memory=budget) if decided is None else _asked_of(decided, options)
-    plan = plan_package(package, asked) if decided is None else decided
+    plan = plan_package(package, asked, choice=choice) if decided is None else decided
     require_fit(plan, options.spell or _spelling(plan, options.memory))
     total = plan.request.budget_bytes if budget is None else budget.total_bytes
     is_strict = total is not None or plan.request.device_budget_bytes is not None or bool(plan.given_up)
@@ -329,14 +350,14 @@ def plan_load(package: Package, options: LoadOptions) -> LoadPlan:
     )
 
 
-def on_cpu(options: LoadOptions) -> LoadOptions:
-    """Return the options of the same load on the CPU; a plan among them is made again for it."""
+def asked_again(options: LoadOptions) -> LoadOptions:
+    """Return the options that ask for what a plan among them was made for, so that it is made again."""
     if options.plan is None:
-        return options.but(device=CPU, device_memory=None)
+        return options
     request = options.plan.request
     return _asked_of(options.plan, options).but(
-        device=CPU,
         memory=request.budget_bytes if options.memory is None else options.memory,
+        device_memory=request.device_budget_bytes,
         ctx=request.ctx,
         kv=request.kv,
         prefill_chunk=request.prefill_chunk,

@@ -73,7 +73,7 @@ def open_self_drafting(
         binding.outputs.plan(1, 1)
         own_facts = facts | {"graph": manifest.draft_graph, "reads": name}
         measured = MeasuredCosts(own_facts, binding, cache, options.costs)
-        measured.on_measure = options.on_calibrate
+        measured.on_measure = options.on_measuring(f"drafts with fewer bits ({name})")
         made.append((name, ModelRunner(session, binding, switch), measured))
 
     def drafter(whole: RowCosts) -> Drafter:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from edge_rt.device_names import GPU_LAYERS
+from edge_rt.device_names import CUDA, GPU_LAYERS
 from edge_rt.memory.choice import Choice
 from edge_rt.memory.speculation_table import speculation_step
 from edge_rt.memory.speed import speculative_tokens_per_second
@@ -51,14 +51,15 @@ def costs_on_gpu(store: CostStore, package_id: str, gpu: Gpu, report: GpuReport)
         report: of its driver.
     """
     facts = {"device": gpu.device_name, "text": gpu.name, **report.facts(gpu)}
-    found = [
-        (key, costs)
-        for key, costs in _found(store, package_id, {})
-        if isinstance(device := key.get("device"), dict)
-        and all(device.get(name) == value for name, value in facts.items())
-        and GPU_LAYERS not in device
-    ]
-    return _by_format(found)
+    found = _on_gpus(store, package_id)
+    return _by_format(
+        [(key, costs) for key, costs in found if all(key["device"].get(name) == value for name, value in facts.items())]
+    )
+
+
+def costs_on_any_gpu(store: CostStore, package_id: str) -> dict[str, RowCosts]:
+    """Return as ``costs_on_gpu`` what was measured on any GPU of NVIDIA with any driver, such as one that fails now."""
+    return _by_format(_on_gpus(store, package_id))
 
 
 def relative_curve(
@@ -101,6 +102,17 @@ def _found(store: CostStore, package_id: str, facts: Mapping[str, Any]) -> list[
         (key, costs)
         for key, costs in store.find(here)
         if costs.steady and len(costs.rows) > 1 and not _PARTS.intersection(key)
+    ]
+
+
+def _on_gpus(store: CostStore, package_id: str) -> list[tuple[dict[str, Any], RowCosts]]:
+    """Return what was measured on GPUs of NVIDIA with all layers there, with its keys."""
+    return [
+        (key, costs)
+        for key, costs in _found(store, package_id, {})
+        if isinstance(device := key.get("device"), dict)
+        and str(device.get("device")).partition(":")[0] == CUDA
+        and GPU_LAYERS not in device
     ]
 
 

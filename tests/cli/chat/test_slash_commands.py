@@ -203,6 +203,15 @@ def test_ctx_keeps_the_conversation(commands, conversation):
     conversation.say("two")
 
 
+def test_another_device_is_told(commands, conversation, told):
+    before = conversation.model.describe()
+    gpu = {"device": "cuda", "text": "Orin"}
+    commands._tell_changes(before, {**before, "device": gpu})
+    commands._tell_changes({**before, "device": gpu}, {**before, "device": gpu})
+    commands._tell_changes({**before, "device": gpu}, before)
+    assert told() == "device: cuda (Orin) instead of cpu\ndevice: cpu instead of cuda (Orin)\n"
+
+
 def test_ctx_tells_of_the_memory_only_what_changed(commands, told):
     commands.run("/ctx 64")
     commands.run("/ctx 64")

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 
 import pytest
 
+from edge_rt.cli.loading import telling_load
+from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.plan_report import budget_warnings
 from edge_rt.memory.figures import GpuFigures
 from edge_rt.memory.plan import make_plan
 from edge_rt.memory.request import Request
+from edge_rt.runtime.load.options import LoadOptions
 from tests.helpers.models import load_package
 from tests.memory.shapes import DEVICE, make_shape
 
@@ -57,6 +61,20 @@ def test_a_load_tells_its_plan_first(small_package):
     with load_package(small_package, ctx=64, on_plan=told.append, on_load=told.append) as model:
         assert told[0] is model.plan
         assert told[1] == "tokenizer"
+
+
+def test_a_command_warns_once_however_often_it_loads():
+    """Of another plan the numbers differ: there is a little more or less now."""
+    terminal = Terminal(io.StringIO(), err := io.StringIO())
+    options = telling_load(terminal, LoadOptions())
+    for free in (4 * GIB, 3 * GIB):
+        options.on_plan(make_plan(make_shape(), replace(DEVICE, available_bytes=free), Request(budget_bytes=5 * GIB)))
+    assert err.getvalue() == f"warning: {HOST}\n"
+    gpu = replace(GPU, available_bytes=GIB)
+    asked = Request(budget_bytes=5 * GIB, device_budget_bytes=2 * GIB)
+    options.on_plan(make_plan(make_shape(), replace(DEVICE, gpu=gpu), asked))
+    assert err.getvalue().count("The budget of device memory is more than") == 1
+    assert err.getvalue().count(HOST) == 1
 
 
 def test_commands_warn_before_they_load(inline, native_package):

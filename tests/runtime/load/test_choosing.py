@@ -18,13 +18,15 @@ from edge_rt.cli.render.plan_report import plan_json, print_plan
 from edge_rt.errors import ConfigError, MemoryBudgetExceeded, RuntimeUnavailable
 from edge_rt.gpu_library import Gpu, GpuReport
 from edge_rt.gpu_provider import GpuProvider
+from edge_rt.memory.choice import DeviceChoice
 from edge_rt.memory.plan import Request, make_plan
+from edge_rt.memory.shape import shape_of
 from edge_rt.package.reader import open_package
 from edge_rt.runtime.engine import Model
-from edge_rt.runtime.load.choosing import DeviceChoice, choose_device, measured_speeds
+from edge_rt.runtime.load.choosing import choose_device, measured_speeds
 from edge_rt.runtime.load.gpu_figures import gpu_figures
 from edge_rt.runtime.load.options import LoadOptions
-from edge_rt.runtime.load.planning import device_of, on_cpu, plan_load, plan_package
+from edge_rt.runtime.load.planning import asked_again, device_of, options_on, plan_load, plan_package
 from edge_rt.runtime.speculation.cost_model import CURVE_ROWS, CostStore, RowCosts
 from edge_rt.session import pool_size
 from edge_rt.system.machine import cpu_model, usable_cpus
@@ -46,24 +48,25 @@ class FakeLibrary:
     Args:
         gpus: the GPUs.
         free: bytes that are free on each; None: it cannot be opened.
+        broken: numbers of others that cannot be opened.
     """
 
-    def __init__(self, gpus, free):
-        self._gpus, self._free = gpus, free
+    def __init__(self, gpus, free, broken):
+        self._gpus, self._free, self._broken = gpus, free, broken
 
     def report(self):
         return GpuReport(13000, self._gpus)
 
     def free_bytes(self, number):
-        if self._free is None:
+        if self._free is None or number in self._broken:
             raise RuntimeUnavailable("The GPU cannot be opened.", f"GPU {number}.", "Check it with nvidia-smi.")
         return self._free
 
 
 class FakeProvider(GpuProvider):
-    def __init__(self, *gpus, free=6 * GIB):
+    def __init__(self, *gpus, free=6 * GIB, broken=()):
         super().__init__(lambda: Path("library"), lambda gpu, report: {})
-        self.fake = FakeLibrary(gpus, free)
+        self.fake = FakeLibrary(gpus, free, broken)
 
     @property
     def library(self):
@@ -129,15 +132,17 @@ class TestChoice:
         assert found.device == "cpu"
         assert not found.has_failed
         assert "a laptop's GPU is not used" in found.note
-        assert "--device cuda:1" in found.note
+        assert "edge-rt bench --calibrate --device cuda:1 measures it." in found.note
         assert "\n" not in found.note
         found = choose(only_gpu, own)
         assert found.device == "cpu"
-        assert "--device cpu" in found.note
+        assert "edge-rt bench --calibrate --device cpu measures it." in found.note
         # Another number of threads was not measured either.
         assert choose(store, own, threads=3) == found
         only_gpu.save({**CPU_KEY, "kv_format": "int4"}, costs(9.0))
-        assert "measured with other caches" in choose(only_gpu, own).note
+        note = choose(only_gpu, own).note
+        assert "measured with other caches" in note
+        assert "edge-rt bench --calibrate --device cpu, and then cuda:1, measures both alike." in note
 
     @pytest.mark.parametrize(
         "changes",
@@ -154,14 +159,27 @@ class TestChoice:
         assert "is not known" in choose(store, FakeProvider(LAPTOP)).note
 
     def test_no_driver_is_no_error_and_nothing_to_tell(self, store):
-        def library():
-            raise RuntimeUnavailable("There is none.")
-
-        none = GpuProvider(library, lambda gpu, report: {})
         no_driver = GpuProvider(never, never, driver="libno_such_driver.so.1")
-        for own in (none, no_driver, FakeProvider(OLD)):
-            found = choose_device(SHAPE, store, never, threads=2, own=own)
-            assert (found.device, found.note, found.has_failed) == ("cpu", None, False)
+        assert choose_device(SHAPE, store, never, threads=2, own=no_driver) == DeviceChoice("cpu")
+
+    def test_a_driver_that_fails_is_told_where_its_gpu_was_faster(self, store):
+        def library():
+            raise RuntimeUnavailable("The driver for NVIDIA GPUs failed.")
+
+        def chosen(own):
+            return choose_device(SHAPE, store, lambda device: make_plan(SHAPE, DEVICE, Request()), threads=2, own=own)
+
+        broken = GpuProvider(library, lambda gpu, report: {})
+        found = chosen(broken)
+        assert found.replaces_gpu
+        assert found.note == "The CPU computes, because the GPU failed: The driver for NVIDIA GPUs failed."
+        assert chosen(FakeProvider(OLD)).replaces_gpu
+        # A GPU that would not have been taken is not missed.
+        store.save(gpu_key(LAPTOP), costs(9.9))
+        assert chosen(broken) == DeviceChoice("cpu")
+        store.path(gpu_key(LAPTOP)).unlink()
+        store.save({**CPU_KEY, "device": {"device": "webgpu"}}, costs(1.0))
+        assert chosen(broken) == DeviceChoice("cpu")
 
     @pytest.mark.parametrize("changes", [{"op_profile": "portable"}, {"package_id": None}])
     def test_models_that_do_not_run_there_ask_no_driver(self, store, changes):
@@ -170,14 +188,41 @@ class TestChoice:
         assert choose_device(SHAPE, None, never, threads=2, own=None).device == "cpu"
 
     def test_too_little_room_on_the_gpu_leaves_the_cpu(self, store):
-        # Weights and cache do not fit beside the context of CUDA, or only with less.
-        for free in (600 << 20, 800 << 20):
-            own = FakeProvider(LAPTOP, free=free)
-            found = choose(store, own)
-            assert make_plan(SHAPE, replace(DEVICE, gpu=gpu_figures("cuda:1", "native", own)), Request()).given_up
-            assert (found.device, found.has_failed) == ("cpu", False)
-            assert "a laptop's GPU is faster (" in found.note
-            assert "--device cuda:1 runs there with less" in found.note
+        # Weights and cache fit beside the context of CUDA only with less.
+        own = FakeProvider(LAPTOP, free=800 << 20)
+        found = choose(store, own)
+        made = make_plan(SHAPE, replace(DEVICE, gpu=gpu_figures("cuda:1", "native", own)), Request())
+        assert made.fits
+        assert made.given_up
+        assert (found.device, found.has_failed) == ("cpu", False)
+        assert "a laptop's GPU is faster (" in found.note
+        assert "--device cuda:1 runs there with less" in found.note
+
+    def test_what_does_not_run_there_at_all_is_not_advised(self, store):
+        found = choose(store, FakeProvider(LAPTOP, free=600 << 20))
+        assert found.device == "cpu"
+        assert "the model does not fit its memory: it needs at least" in found.note
+        assert "the budget is 600.0 MiB" in found.note
+        # The GPU has plenty, but the driver is more than the process may take.
+        found = choose(store, FakeProvider(LAPTOP), budget_bytes=300 << 20)
+        assert found.device == "cpu"
+        assert "does not fit the memory of the process: it needs at least" in found.note
+        assert "the budget is 300.0 MiB" in found.note
+
+    def test_a_gpu_that_fits_with_less_is_taken_where_the_cpu_does_not_fit(self, store):
+        large = replace(SHAPE, weights_bytes=4800 << 20, largest_tensor_bytes=300 << 20, num_layers=32)
+        machine, own = (
+            replace(DEVICE, available_bytes=4 * GIB, total_bytes=8 * GIB),
+            FakeProvider(LAPTOP, free=5400 << 20),
+        )
+
+        def plan_on(device):
+            return make_plan(large, replace(machine, gpu=gpu_figures(device, "native", own)), Request())
+
+        assert not plan_on("cpu").fits
+        assert plan_on("cuda:1").fits
+        assert plan_on("cuda:1").given_up
+        assert choose_device(large, store, plan_on, threads=2, own=own) == DeviceChoice("cuda:1")
 
     @pytest.mark.parametrize(("less_on_gpu", "expected"), [({}, "cuda:1"), ({"ctx": 4096}, "cpu")])
     def test_what_the_cpu_gives_up_as_well_is_no_reason(self, store, less_on_gpu, expected):
@@ -200,6 +245,23 @@ class TestChoice:
         found = choose(store, FakeProvider(LAPTOP, free=None))
         assert (found.device, found.has_failed) == ("cpu", True)
         assert "The GPU cannot be opened. GPU 1." in found.note
+
+    def test_the_next_gpu_takes_the_place_of_one_that_fails(self, store):
+        store.save(gpu_key(LARGE), costs(2.0))
+        found = choose(store, FakeProvider(LAPTOP, LARGE, broken=(2,)))
+        assert (found.device, found.has_failed, found.replaces_gpu) == ("cuda:1", True, False)
+        assert found.note.startswith("cuda:1 computes, because cuda:2 failed: The GPU cannot be opened.")
+        # Both fail: the first is told.
+        found = choose(store, FakeProvider(LAPTOP, LARGE, free=None))
+        assert (found.device, found.replaces_gpu) == ("cpu", True)
+        assert found.note.startswith("The CPU computes, because cuda:2 failed: ")
+
+    def test_of_several_gpus_those_that_are_not_used_are_told(self, store):
+        found = choose(store, FakeProvider(LAPTOP, LARGE))
+        assert found.device == "cuda:1"
+        assert found.note.startswith("a large GPU is not used: its speed with this model is not known.")
+        # An equal one would be no faster.
+        assert choose(store, FakeProvider(LAPTOP, replace(LAPTOP, number=2))) == DeviceChoice("cuda:1")
 
     def test_wrong_options_are_refused_whatever_computes(self, store):
         with pytest.raises(ConfigError, match="context is out of range"):
@@ -266,7 +328,9 @@ class TestLoads:
         done = plan_load(package, asked)
         assert (done.options.device, done.plan.choice) == ("cuda:1", plan.choice)
         assert plan_load(package, asked.as_planned(plan)).options.device == "cuda:1"
-        shown, machine = choose_here(plan.shape, replace(DEVICE, threads=2), Request(), asked.costs, asked.gpu_provider)
+        shown, machine, _ = choose_here(
+            plan.shape, replace(DEVICE, threads=2), Request(), asked.costs, asked.gpu_provider
+        )
         if (pool_size() or usable_cpus()) == 2:
             assert (shown.device, machine.gpu.device_name) == ("cuda:1", "cuda:1")
         for named in ("cpu", "cuda:1"):
@@ -280,6 +344,59 @@ class TestLoads:
         assert plan_package(package, asked.but(device_memory=GIB)).budget.gpu == GIB
         with pytest.raises(ConfigError, match="planned for the CPU"):
             plan_package(package, asked.but(device_memory="400MiB"))
+
+    def test_a_budget_of_a_gpu_that_fails_while_it_is_planned_is_no_error(self, package, asked):
+        """The failure is told instead, wherever a device is chosen."""
+        broken = asked.but(device_memory="800MiB", gpu_provider=FakeProvider(LAPTOP, free=None))
+        assert plan_package(package, broken).device.gpu is None
+        assert plan_load(package, broken).options.device_memory is None
+        with Model(package, broken) as model:
+            assert "The CPU computes, because cuda:1 failed: The GPU cannot be opened." in model.device_choice.note
+        terminal = Terminal(io.StringIO(), err := io.StringIO())
+        assert profile._plan(terminal, package, broken, DEVICE)[0] == "cpu"
+        once = verify._on_one_device(terminal, package, broken, "f16")
+        assert (once.device, once.device_memory) == ("cpu", None)
+        assert err.getvalue().count("warning: The CPU computes") == 2
+        shape, request = shape_of(package.manifest, package.id), Request(device_budget_bytes=800 << 20)
+        machine = replace(DEVICE, threads=pool_size() or usable_cpus())
+        shown, _, planned = choose_here(shape, machine, request, asked.costs, broken.gpu_provider)
+        assert shown.replaces_gpu
+        assert planned.device_budget_bytes is None
+
+    def test_a_plan_keeps_what_is_to_be_said_of_its_device(self, package, asked):
+        """As in a chat, whose /ctx and /model load what was planned before."""
+        unmeasured = asked.but(gpu_provider=FakeProvider(LARGE))
+        broken = asked.but(gpu_provider=FakeProvider(LAPTOP, free=None))
+        for options, said in ((unmeasured, "a large GPU is not used"), (broken, "The CPU computes, because cuda:1")):
+            with Model(package, options.as_planned(plan_package(package, options))) as model:
+                assert model.device_choice.note.startswith(said)
+                assert model.device_choice == device_of(package, options)
+            # As the plan of a model that was loaded without one does, which a chat may load again.
+            with Model(package, options) as model:
+                assert model.plan.request.device_choice == model.device_choice
+
+    @pytest.mark.parametrize("device", ["webgpu", "webgpu:1", "cuda", "cpu"])
+    def test_a_plan_that_counts_a_run_on_the_cpu_is_for_its_device_all_the_same(self, small_package, device):
+        package, own = open_package(small_package), FakeProvider(JETSON)
+        plan = plan_package(package, LoadOptions(device=device, gpu_provider=own))
+        assert plan.device.gpu is None
+        assert device_of(package, LoadOptions(plan=plan, gpu_provider=own)) == DeviceChoice(device, is_named=True)
+        assert plan_load(package, LoadOptions(plan=plan, gpu_provider=own)).options.device == device
+
+    def test_a_plan_for_a_device_that_was_named_is_not_carried_out_elsewhere(self, package, asked):
+        plan = plan_package(package, asked.but(device="cuda:1"))
+        with pytest.raises(RuntimeUnavailable):
+            Model(package, asked.as_planned(plan))
+
+    def test_a_load_tries_every_gpu_that_is_faster(self, package, asked):
+        asked.costs.save(gpu_key(LARGE, package_id=package.id, threads=pool_size() or usable_cpus()), costs(2.0))
+        tried = []
+        options = asked.but(gpu_provider=FakeProvider(LAPTOP, LARGE), on_plan=tried.append)
+        for again in (options, options.as_planned(plan_package(package, options))):
+            with Model(package, again) as model:
+                assert model.device_choice.note.startswith("The CPU computes, because cuda:2 failed: ")
+            assert [plan.device.gpu and plan.device.gpu.device_name for plan in tried] == ["cuda:2", "cuda:1", None]
+            tried.clear()
 
     def test_commands_that_run_several_models_decide_once(self, package, asked):
         terminal = Terminal(io.StringIO(), err := io.StringIO())
@@ -305,7 +422,7 @@ class TestLoads:
             choice, facts = model.device_choice, model.describe()
             assert model.generate("Hello", max_tokens=2, temperature=0.0).token_ids
         assert (choice.device, choice.has_failed) == ("cpu", True)
-        assert "The CPU computes, because the GPU that is faster failed: " in choice.note
+        assert "The CPU computes, because cuda:1 failed: " in choice.note
         assert (facts["device"], facts["device_note"]) == ("cpu", choice.note)
         with pytest.raises(RuntimeUnavailable):
             Model(package, asked.but(device="cuda:1"))
@@ -324,7 +441,8 @@ class TestLoads:
     def test_a_plan_for_the_gpu_is_made_again_for_the_cpu(self, package, asked):
         wanted = asked.but(kv="int8", prefill_chunk=64, memory=3 * GIB, device_memory=GIB)
         made = plan_package(package, wanted)
-        again = plan_package(package, on_cpu(wanted.as_planned(made)))
+        failed = DeviceChoice("cpu", "It failed.", has_failed=True)
+        again = plan_package(package, options_on(asked_again(wanted.as_planned(made)), failed))
         assert again.device.gpu is None
         assert (again.choice.kv_format, again.choice.prefill_chunk, again.choice.ctx) == ("int8", 64, 256)
         assert again.budget_bytes == 3 * GIB

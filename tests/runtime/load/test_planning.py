@@ -579,7 +579,7 @@ def test_a_system_without_memory_leaves_the_model_usable(native_package):
 
 
 TO_THE_LIMITS = """
-import json, sys
+import json, mmap, sys
 import edge_rt
 from edge_rt.errors import MemoryBudgetExceeded
 from edge_rt.runtime.speculation.cost_model import RowCosts
@@ -591,7 +591,10 @@ package, short, asked = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
 edge_rt.plan(package, memory="8GiB", threads=2, **asked)
 # What the process holds is planned in whole MiB: a few KiB of the first plan must not make the second one larger.
 room = -status("VmRSS") % (1 << 20)
-ballast = b"x" * (room + (256 << 10)) if room < 512 << 10 else b""
+# Mapped by itself: bytes of the heap may be resident already.
+ballast = mmap.mmap(-1, room + (256 << 10) if room < 512 << 10 else 1)
+for place in range(0, len(ballast), mmap.PAGESIZE):
+    ballast[place] = 1
 budget = edge_rt.plan(package, memory="8GiB", threads=2, **asked).minimum_bytes - short
 base = status("VmHWM")
 try:
