@@ -87,6 +87,13 @@ def case_nested(gpu):
     check(gpu, path, kv="int4x2", spec="self", generated=6)
 
 
+def case_nested_exits(gpu):
+    """Of nested weights the head is copied for the embedding, for itself and for the head alone."""
+    types = {"weight_type": "F32", "embedding_type": "F32", "output_type": "F32", "weights": "nested8"}
+    path = package(layers=3, exits=(1, 2), **types)
+    check(gpu, path, kv="int4x2", spec="exit", sizes=(1, ROWS), costs=CheapDrafts())
+
+
 def case_second(gpu):
     """Two models at once: the second one counts no context, and both together keep to their plans."""
     asked = {

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from edge_rt.errors import ConfigError, MemoryBudgetExceeded
+from edge_rt.export import export_model
 from edge_rt.memory import gpu_terms
 from edge_rt.memory.choice import Choice
 from edge_rt.memory.device import preset
@@ -22,6 +23,7 @@ from edge_rt.package.graph_tensors import stored_tensors
 from edge_rt.package.reader import open_package
 from edge_rt.runtime.graph.io_binding_cuda import MOST_RECORDED
 from edge_rt.runtime.graph.runner import MAX_KEPT_SHAPES
+from tests.helpers.gguf_factory import write_llama_gguf
 from tests.memory.shapes import DEVICE, MIB, make_shape, request_of, requests, shapes
 
 GPU = GpuFigures("a GPU", 4 << 30, 3 << 30, 100e9, 5e-4, ((1, 1.0), (8, 1.1), (24, 1.3)))
@@ -100,7 +102,13 @@ def test_one_tensor_is_mapped_at_a_time_where_they_are_known():
     assert known.needs.gpu == plain.needs.gpu
 
 
-def test_the_largest_tensor_of_a_package_is_found(native_package):
+@pytest.mark.parametrize("weights", [None, "nested8"])
+def test_the_largest_tensor_of_a_package_is_found(native_package, weights, tmp_path):
+    if weights is not None:
+        types = dict.fromkeys(("weight_type", "embedding_type", "output_type"), "F32")
+        write_llama_gguf(tmp_path / "m.gguf", **types)
+        native_package = tmp_path / "package"
+        export_model(tmp_path / "m.gguf", native_package, profile="native", weights=weights, calibration=None)
     package = open_package(native_package)
     shape = shape_of(package.manifest, package.id)
     (graph,) = package.manifest.graphs
