@@ -53,6 +53,7 @@ class GpuProvider:
         self._lock = threading.Lock()
         self._library: GpuLibrary | None = None
         self._ready: set[int] = set()
+        self._counted: dict[int, set[object]] = {}
 
     @property
     def path(self) -> Path:
@@ -101,6 +102,36 @@ class GpuProvider:
         """Return whether a GPU was made ready in this process, as every load does before it opens one for good."""
         with self._lock:
             return number in self._ready
+
+    @property
+    def has_opened(self) -> bool:
+        """Whether any GPU was made ready in this process."""
+        with self._lock:
+            return bool(self._ready)
+
+    def count_context(self, number: int) -> Callable[[], None]:
+        """Note that the plan of a loaded model counts this process's context of a GPU.
+
+        Args:
+            number: of the GPU.
+
+        Returns:
+            A function that is called when the model is closed; a second call does nothing.
+        """
+        model = object()
+        with self._lock:
+            self._counted.setdefault(number, set()).add(model)
+
+        def end() -> None:
+            with self._lock:
+                self._counted[number].discard(model)
+
+        return end
+
+    def is_context_counted(self, number: int) -> bool:
+        """Return whether the plan of a loaded model counts this process's context of a GPU."""
+        with self._lock:
+            return bool(self._counted.get(number))
 
     def make_ready(self, number: int, on_compile: Callable[[], None] | None = None) -> None:
         """Hand over the kernels of a GPU, which are compiled when it is used for the first time.

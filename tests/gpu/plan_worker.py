@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from edge_rt.memory.gpu_terms import CONTEXT_BYTES
+from edge_rt.errors import MemoryBudgetExceeded
+from edge_rt.memory.budget import Budget
+from edge_rt.memory.gpu_terms import CONTEXT_BYTES, DRIVER_BYTES
 from edge_rt.memory.terms import hidden_bytes
 from tests.gpu.emulated import main
-from tests.gpu.models import DEVICE, CheapDrafts, package, provider
+from tests.gpu.models import DEVICE, CheapDrafts, expect, package, provider
 from tests.helpers.models import load_package
 from tests.helpers.small import GREEDY
 
@@ -111,6 +113,27 @@ def case_second(gpu):
                 drive(model, rows)
         assert gpu.live().bytes <= sum(one.total for one in planned) - CONTEXT_BYTES, (gpu.live(), planned)
     assert gpu.live().bytes == 0, gpu.live()
+
+
+def case_stays(gpu):
+    """What stays when a model is closed, its context there and the driver here, is counted by the next one."""
+    asked = {"gpu_provider": provider(gpu), "ctx": 64, "prefill_chunk": ROWS, "spec": "off"}
+    budget = Budget(GIB)
+    load_package(package(), memory=budget, **asked).close()
+    assert (gpu.live().contexts, budget.driver_bytes) == (0, 0)
+    for _ in range(2):
+        with load_package(package(), memory=budget, device="cuda", device_memory="514MiB", **asked) as model:
+            assert model.plan.sizes.gpu.context == CONTEXT_BYTES
+            assert budget.free_bytes == GIB - model.plan.total_bytes
+        # The provider holds the context as long as the process runs.
+        assert gpu.live().contexts == 1
+        assert budget.free_bytes == GIB - budget.base_bytes - DRIVER_BYTES
+    # Another GPU has a context of its own, and the same driver.
+    with load_package(package(), memory=budget, device="cuda:1", device_memory="514MiB", **asked) as model:
+        assert model.plan.sizes.gpu.context == CONTEXT_BYTES
+        assert budget.free_bytes == GIB - model.plan.total_bytes
+    refused = {"device": "cuda", "device_memory": "100MiB", **asked}
+    expect(MemoryBudgetExceeded, "memory of the GPU", lambda: load_package(package(), **refused))
 
 
 def case_exits(gpu):

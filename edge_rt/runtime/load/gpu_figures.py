@@ -56,7 +56,7 @@ def gpu_figures(device: str, op_profile: str, own: GpuProvider = INSTALLED, free
         free,
         is_unified=found.is_integrated,
         device_name=str(name),
-        is_open=own.is_ready(name.index),
+        has_context=own.is_ready(name.index),
     )
 
 
