@@ -120,7 +120,7 @@ def case_stays(gpu):
     asked = {"gpu_provider": provider(gpu), "ctx": 64, "prefill_chunk": ROWS, "spec": "off"}
     budget = Budget(GIB)
     load_package(package(), memory=budget, **asked).close()
-    assert (gpu.live().contexts, budget.driver_bytes) == (0, 0)
+    assert budget.driver_bytes == 0
     for _ in range(2):
         with load_package(package(), memory=budget, device="cuda", device_memory="514MiB", **asked) as model:
             assert model.plan.sizes.gpu.context == CONTEXT_BYTES

@@ -262,8 +262,10 @@ def _plan_package(
     resident: int | None
     driver: int | None = None
     if device is None:
-        held_driver = DRIVER_BYTES if options.gpu_provider.has_opened else 0
-        driver = held_driver if gpu is None else DRIVER_BYTES
+        # Where `auto` leaves the CPU to compute, the driver was asked nevertheless.
+        asked = options.gpu_provider.asked_bytes
+        held_driver = max(asked, DRIVER_BYTES) if options.gpu_provider.has_opened else asked
+        driver = held_driver if gpu is None else max(asked, DRIVER_BYTES)
         # What the process holds now includes the driver, which is counted apart.
         resident = max(0, resident_bytes() - held_driver) if base_bytes is None else base_bytes
         device = this_device()

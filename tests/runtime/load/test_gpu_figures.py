@@ -18,7 +18,7 @@ from edge_rt.memory.gpu_terms import CONTEXT_BYTES, DRIVER_BYTES
 from edge_rt.package.reader import open_package
 from edge_rt.runtime.load.gpu_figures import gpu_figures
 from edge_rt.runtime.load.options import LoadOptions
-from edge_rt.runtime.load.planning import plan_load, plan_package
+from edge_rt.runtime.load.planning import plan_load, plan_package, resident_bytes
 
 GIB = 1 << 30
 LAPTOP = Gpu(0, "a laptop's GPU", 89, 8 * GIB, is_integrated=False)
@@ -165,6 +165,28 @@ class TestPackages:
         on_cpu = plan_load(package, asked.but(device="cpu"))
         assert budget.free_bytes == (4 << 30) - on_cpu.plan.total_bytes
         assert on_cpu.plan.runtime_bytes == loaded.plan.runtime_bytes
+
+    def test_what_a_driver_takes_that_was_asked_is_counted_where_the_cpu_computes(self, native_package):
+        """A command's memory is fixed before the driver is asked, which the memory of a running process includes."""
+        package, own = open_package(native_package), FakeProvider(LAPTOP)
+        asked = LoadOptions(gpu_provider=own, ctx=256, base_bytes=100 << 20)
+        size, libraries = 32 << 20, []
+
+        def report():
+            libraries[:] = libraries or [b"x" * size]
+            return GpuReport(13000, (LAPTOP,))
+
+        own.fake.report = report
+        assert plan_package(package, asked).runtime_bytes == 100 << 20
+        for _ in range(2):
+            own.report()
+        assert size <= own.asked_bytes <= size + (2 << 20)
+        on_cpu, on_gpu = plan_package(package, asked), plan_package(package, asked.but(device="cuda"))
+        assert on_cpu.runtime_bytes == (100 << 20) + own.asked_bytes
+        assert on_gpu.runtime_bytes == (100 << 20) + DRIVER_BYTES
+        assert on_cpu.base_bytes == on_gpu.base_bytes == 100 << 20
+        measured = plan_package(package, asked.but(base_bytes=None))
+        assert abs(measured.runtime_bytes - resident_bytes()) < 4 << 20
 
     def test_the_driver_is_part_of_what_the_process_holds(self, native_package):
         """Measured memory of a process that has opened a GPU includes the driver, which is not counted twice."""
