@@ -62,7 +62,7 @@ def measure_plan(
     request = {
         "package": str(package),
         "budget_bytes": plan.budget_bytes,
-        "base_bytes": sum(term.bytes for term in plan.terms if term.name == "runtime"),
+        "base_bytes": plan.base_bytes,
         "ctx": asked.ctx,
         "kv": asked.kv,
         "spec": asked.spec,

@@ -14,7 +14,7 @@ class Budget:
     """Memory budget that several models share, at the same time or one after another; thread-safe.
 
     The first claim sets the memory of the process itself, and later claims do not change it. When a model is closed,
-    its freed heap stays with the process, and the next load reuses it.
+    its freed heap stays with the process, and the next load reuses it. The driver of GPUs stays as well.
 
     Args:
         total_bytes: limit for all claims together; a number of bytes, or a text such as ``"600MiB"``.
@@ -33,25 +33,27 @@ class Budget:
         self.total_bytes = parse_size(total_bytes)
         self._lock = threading.Lock()
         self._claims: dict[int, Claim] = {}
-        self._base_bytes = 0
+        self._base_bytes = self._driver_bytes = 0
 
     def __repr__(self) -> str:
         return f"<edge_rt.Budget of {show_size(self.total_bytes)}, {show_size(self.free_bytes)} free>"
 
-    def claim(self, name: str, num_bytes: int, *, base_bytes: int = 0) -> Claim:
+    def claim(self, name: str, num_bytes: int, *, base_bytes: int = 0, driver_bytes: int = 0) -> Claim:
         """Reserve bytes of the budget until the claim is released.
 
         Args:
             name: name of the claim; a second claim of the same name is called ``"name (2)"``, and so on.
             num_bytes: bytes to reserve.
             base_bytes: memory of the process itself, which all claims share; the value of the first claim is kept.
+            driver_bytes: memory of the process for the driver of GPUs, which all claims share; the largest is kept.
 
         Raises:
             MemoryBudgetExceeded: the budget does not have that many bytes left; nothing is reserved.
         """
         with self._lock:
             base = self._base_bytes or base_bytes
-            free = self._free_beside(base)
+            driver = max(self._driver_bytes, driver_bytes)
+            free = self._free_beside(base + driver)
             if num_bytes > free:
                 held = ", ".join(f"{claim.name} {show_size(claim.bytes)}" for claim in self._claims.values())
                 raise MemoryBudgetExceeded(
@@ -62,14 +64,14 @@ class Budget:
                 )
             claim = Claim(self, self._unused(name), num_bytes)
             self._claims[id(claim)] = claim
-            self._base_bytes = base
+            self._base_bytes, self._driver_bytes = base, driver
             return claim
 
     @property
     def free_bytes(self) -> int:
         """Bytes that are not claimed and not used by the process itself."""
         with self._lock:
-            return self._free_beside(self._base_bytes)
+            return self._free_beside(self._base_bytes + self._driver_bytes)
 
     @property
     def base_bytes(self) -> int:
@@ -78,17 +80,23 @@ class Budget:
             return self._base_bytes
 
     @property
+    def driver_bytes(self) -> int:
+        """Bytes of the process for the driver of GPUs, which the claims share; 0 before a claim has set them."""
+        with self._lock:
+            return self._driver_bytes
+
+    @property
     def claims(self) -> tuple[tuple[str, int], ...]:
         """Name and bytes of every open claim, oldest first."""
         with self._lock:
             return tuple((claim.name, claim.bytes) for claim in self._claims.values())
 
-    def _free_beside(self, base_bytes: int) -> int:
-        return self.total_bytes - base_bytes - sum(claim.bytes for claim in self._claims.values())
+    def _free_beside(self, shared_bytes: int) -> int:
+        return self.total_bytes - shared_bytes - sum(claim.bytes for claim in self._claims.values())
 
     def _extend(self, claim: Claim, num_bytes: int) -> int:
         with self._lock:
-            missing = num_bytes - claim.bytes - self._free_beside(self._base_bytes)
+            missing = num_bytes - claim.bytes - self._free_beside(self._base_bytes + self._driver_bytes)
             if missing <= 0:
                 claim.bytes = max(claim.bytes, num_bytes)
             return max(0, missing)

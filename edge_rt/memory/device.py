@@ -75,7 +75,7 @@ def unmeasured_gpu(
     *,
     is_unified: bool,
     device_name: str | None = None,
-    is_open: bool = False,
+    has_context: bool = False,
 ) -> GpuFigures:
     """Return a GPU of this machine with the speed of a preset, because none was measured.
 
@@ -85,7 +85,7 @@ def unmeasured_gpu(
         available_bytes: what is free of it.
         is_unified: whether it shares the machine's memory.
         device_name: how it is asked for.
-        is_open: whether this process has opened it already.
+        has_context: whether this process has a context there that need not be counted.
     """
     generic = presets()[GENERIC_GPU].device.gpu
     assert generic is not None
@@ -96,7 +96,7 @@ def unmeasured_gpu(
         available_bytes=max(1, available_bytes),
         is_unified=is_unified,
         device_name=device_name,
-        is_open=is_open,
+        has_context=has_context,
     )
 
 

@@ -36,8 +36,8 @@ class GpuFigures:
         row_cost: as in ``Device.row_cost``.
         is_unified: whether it shares the machine's memory.
         device_name: how it is asked for on this machine, such as ``"cuda:1"``; None for a GPU of another one.
-        is_open: whether this process has opened it already: its context and its driver are then no longer free, and
-            belong to what the process holds.
+        has_context: whether a plan need not count this process's context there: it is no longer free, or another model
+            of the process counts it.
     """
 
     name: str
@@ -48,7 +48,7 @@ class GpuFigures:
     row_cost: tuple[tuple[int, float], ...]
     is_unified: bool = False
     device_name: str | None = None
-    is_open: bool = False
+    has_context: bool = False
 
 
 @dataclass(frozen=True)

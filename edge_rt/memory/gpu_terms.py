@@ -18,9 +18,9 @@ MIB: Final = 1 << 20
 
 CONTEXT_BYTES: Final = 512 * MIB
 """CUDA's context, the kernels, recorded graphs, and what the driver rounds up. An estimate: what planners of other
-projects leave free on a GPU (512 to 1024 MiB). Counted once for a process, with its first model there."""
+projects leave free on a GPU (512 to 1024 MiB). A process has one, which stays when its models are closed."""
 DRIVER_BYTES: Final = 128 * MIB
-"""Memory of the process for the driver's library and its staging. An estimate, counted once as well."""
+"""Memory of the process for the driver's library and its staging. An estimate; it stays as well."""
 
 RECORDED_ROWS: Final = FEW_ROWS
 """Rows of the largest pass that is recorded."""
@@ -50,7 +50,7 @@ class GpuSizes:
     """Bytes of what lies on a GPU, each part at its largest.
 
     Attributes:
-        context: CUDA's context, kernels and graphs; 0 where the process has them already.
+        context: CUDA's context, kernels and graphs; 0 where they need not be counted.
         weights: all matrices, and tables of rotations; a session of its own has its own copies.
         kv_cache: the cache.
         activations: what passes need, the rows' map, the tree and the rows between graphs included.

@@ -112,8 +112,13 @@ class Plan:
 
     @property
     def runtime_bytes(self) -> int:
-        """Bytes of the total that the process needs before any model is loaded."""
+        """Bytes of the total that the process needs before any model is loaded, and for the driver of GPUs."""
         return self.sizes.runtime
+
+    @property
+    def base_bytes(self) -> int:
+        """Those without the driver."""
+        return self.sizes.runtime - self.sizes.driver
 
 
 def make_plan(shape: ModelShape, device: Device, request: Request) -> Plan:

@@ -29,7 +29,8 @@ class Request:
             pinned; a mode: pinned, but its tables and drafts may be smaller.
         draft_max: most drafted tokens.
         prefill_chunk: tokens of a prefill pass.
-        resident_bytes: memory that the process already holds, as in ``terms.runtime_bytes``.
+        resident_bytes: memory that the process already holds, as in ``terms.runtime_bytes``; without a GPU's driver.
+        driver_bytes: memory of the process for the driver of GPUs; None: what is expected if a GPU computes.
         corpus: file of texts that drafts are looked up in.
         corpus_bytes: size of that file.
         hidden: whether passes return hidden states, whoever drafts.
@@ -46,6 +47,7 @@ class Request:
     draft_max: int | None = None
     prefill_chunk: int | None = None
     resident_bytes: int | None = None
+    driver_bytes: int | None = None
     corpus: str | None = None
     corpus_bytes: int = 0
     hidden: bool = False

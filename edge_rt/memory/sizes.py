@@ -62,6 +62,7 @@ class Sizes:
         one_logit_row: bytes of the outputs of one row; prefill needs no more than one.
         gpu: what lies on a GPU, which the parts above then do not count; None: the CPU computes.
         is_unified: whether the GPU's memory is the process's, too.
+        driver: of the runtime part, what the driver of GPUs takes.
     """
 
     runtime: int
@@ -85,6 +86,7 @@ class Sizes:
     one_logit_row: int
     gpu: GpuSizes | None = None
     is_unified: bool = False
+    driver: int = 0
 
     @property
     def activations(self) -> int:
@@ -162,7 +164,10 @@ def sizes_of(shape: ModelShape, device: Device, choice: Choice, request: Request
         request: the request, for the memory that the process already holds, the corpus, hidden states and a trained
             drafter.
     """
-    base = runtime_bytes(device, request.resident_bytes)
+    driver = request.driver_bytes
+    if driver is None:
+        driver = 0 if device.gpu is None else DRIVER_BYTES
+    base = runtime_bytes(device, request.resident_bytes) + driver
     tokenizer, session = tokenizer_bytes(shape, choice.ctx), session_bytes(shape, choice.ctx)
     # Passes of other sizes use other places of the arena, so in time everything that the largest allocates is touched.
     own = thread_bytes(shape, device.threads)
@@ -192,6 +197,7 @@ def sizes_of(shape: ModelShape, device: Device, choice: Choice, request: Request
         reading=base + session + max(reading_bytes(shape), tokenizer),
         packing=base + session + tokenizer + packing_bytes(shape),
         one_logit_row=logits_bytes(shape, 1, hidden=hidden),
+        driver=driver,
     )
     if device.gpu is None:
         return sizes
@@ -202,30 +208,26 @@ def sizes_of(shape: ModelShape, device: Device, choice: Choice, request: Request
 def _on_gpu(sizes: Sizes, shape: ModelShape, choice: Choice, figures: GpuFigures) -> Sizes:
     """Return the sizes with the model's weights, cache, activations and logits on a GPU.
 
-    A process has one context of a GPU, which its first model there counts, and the driver with it.
-
     Logits are copied to the process. Weights are mapped while they are copied to the GPU, one tensor after the other.
     Such pages count for the process, but where the GPU shares its memory they do not count beside the copy: the kernel
     drops them.
     """
     gpu = GpuSizes(
-        context=0 if figures.is_open else CONTEXT_BYTES,
+        context=0 if figures.has_context else CONTEXT_BYTES,
         weights=gpu_weights(shape, choice),
         kv_cache=sizes.kv_cache,
         activations=gpu_activations(shape, choice),
         logits=sizes.logits,
     )
     mapped = shape.weights_bytes if shape.largest_tensor_bytes is None else shape.largest_tensor_bytes
-    driver, staging = 0 if figures.is_open else DRIVER_BYTES, staging_bytes(shape, choice)
+    staging = staging_bytes(shape, choice)
     return replace(
         sizes,
-        runtime=sizes.runtime + driver,
         session=sizes.session - hidden_bytes(shape, choice),
         kv_cache=0,
         chunk=staging,
         draft=staging,
-        reading=sizes.reading + driver,
-        packing=sizes.packing + driver + (gpu.loaded if figures.is_unified else mapped),
+        packing=sizes.packing + (gpu.loaded if figures.is_unified else mapped),
         gpu=gpu,
         is_unified=figures.is_unified,
     )

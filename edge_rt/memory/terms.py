@@ -211,15 +211,16 @@ def embedding_bytes(choice: Choice, request: Request) -> int:
 def draft_mapped_bytes(shape: ModelShape, choice: Choice) -> int:
     """Return the bytes of ``weights.bin`` that graphs of drafts map again.
 
-    Where exits may be asked that is the head; with self-drafting the head, and the upper halves of the layers. They are
-    the same pages of memory, but count as resident once for every mapping.
+    Where exits may be asked that is the head; with self-drafting the head, and the upper halves of the layers; with
+    both the head twice. They are the same pages of memory, but count as resident once for every mapping.
     """
+    of_exits = shape.exit_head_bytes if choice.draft_max and choice.spec in (AUTO, EXIT) else 0
     if not drafts_itself(shape, choice):
-        return shape.exit_head_bytes if choice.draft_max and choice.spec in (AUTO, EXIT) else 0
+        return of_exits
     head = min(shape.vocab_size * shape.hidden_size * _NESTED_BYTES // 8, shape.weights_bytes)
     upper = (shape.weights_bytes - head) * _UPPER_BYTES // _NESTED_BYTES
     around = _MAPPED_AROUND * _LAYER_MATRICES * shape.num_layers
-    return min(head + upper + around, shape.weights_bytes)
+    return of_exits + min(head + upper + around, shape.weights_bytes)
 
 
 def sampling_bytes(shape: ModelShape) -> int:

@@ -8,7 +8,7 @@ from typing import Final
 
 from edge_rt.package.documents import Refusal
 from edge_rt.package.drafter import DraftTensor, HeadInfo
-from edge_rt.package.tile_units import TILE_ROWS, TILE_UNITS, tiles_shape
+from edge_rt.package.tile_units import NESTED_TILES, TILE_ROWS, TILE_UNITS, tiles_shape
 
 VOCABULARY: Final = "vocabulary"
 """The tensor with the ids of the tokens that a head can guess."""
@@ -43,7 +43,7 @@ def head_tensors(head: HeadInfo, hidden_size: int, exits: Sequence[int] = ()) ->
     formats, wide = head.formats, head.intermediate_size
     if not {*MATRICES} <= set(formats) <= {*MATRICES, OWN_HEAD}:
         raise ValueError(f"formats are of {', '.join(sorted(formats))!s:.100}")
-    if unknown := sorted(set(formats.values()) - set(TILE_UNITS)):
+    if unknown := sorted(set(formats.values()) - (TILE_UNITS.keys() - NESTED_TILES)):
         raise ValueError(f"there is no format {unknown[0]!r:.40}")
     if not 1 <= head.blocks <= MAX_BLOCKS:
         raise ValueError(f"it has {head.blocks} blocks, 1 to {MAX_BLOCKS} are allowed")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from edge_rt.memory.gpu_terms import CONTEXT_BYTES
+from edge_rt.errors import MemoryBudgetExceeded
+from edge_rt.memory.budget import Budget
+from edge_rt.memory.gpu_terms import CONTEXT_BYTES, DRIVER_BYTES
 from edge_rt.memory.terms import hidden_bytes
 from tests.gpu.emulated import main
-from tests.gpu.models import DEVICE, CheapDrafts, package, provider, room
+from tests.gpu.models import DEVICE, CheapDrafts, expect, package, provider, room
 from tests.helpers.models import load_package
 from tests.helpers.small import GREEDY
 
@@ -98,6 +100,13 @@ def case_divided(gpu):
     check(gpu, path, layers=1, kv="int4x2", spec="self", generated=6, sizes=(1, DRAFT + 1, ROWS))
 
 
+def case_nested_exits(gpu):
+    """Of nested weights the head is copied for the embedding, for itself and for the head alone."""
+    types = {"weight_type": "F32", "embedding_type": "F32", "output_type": "F32", "weights": "nested8"}
+    path = package(layers=2, exits=(1,), **types)
+    check(gpu, path, kv="int4x2", spec="exit", sizes=(1,), costs=CheapDrafts())
+
+
 def case_second(gpu):
     """Two models at once: the second one counts no context, and both together keep to their plans."""
     asked = {
@@ -115,6 +124,27 @@ def case_second(gpu):
                 drive(model, rows)
         assert gpu.live().bytes <= sum(one.total for one in planned) - CONTEXT_BYTES, (gpu.live(), planned)
     assert gpu.live().bytes == 0, gpu.live()
+
+
+def case_stays(gpu):
+    """What stays when a model is closed, its context there and the driver here, is counted by the next one."""
+    asked = {"gpu_provider": provider(gpu), "ctx": 64, "prefill_chunk": ROWS, "spec": "off"}
+    budget = Budget(GIB)
+    load_package(package(), memory=budget, **asked).close()
+    assert budget.driver_bytes == 0
+    for _ in range(2):
+        with load_package(package(), memory=budget, device="cuda", device_memory="514MiB", **asked) as model:
+            assert model.plan.sizes.gpu.context == CONTEXT_BYTES
+            assert budget.free_bytes == GIB - model.plan.total_bytes
+        # The provider holds the context as long as the process runs.
+        assert gpu.live().contexts == 1
+        assert budget.free_bytes == GIB - budget.base_bytes - DRIVER_BYTES
+    # Another GPU has a context of its own, and the same driver.
+    with load_package(package(), memory=budget, device="cuda:1", device_memory="514MiB", **asked) as model:
+        assert model.plan.sizes.gpu.context == CONTEXT_BYTES
+        assert budget.free_bytes == GIB - model.plan.total_bytes
+    refused = {"device": "cuda", "device_memory": "100MiB", **asked}
+    expect(MemoryBudgetExceeded, "memory of the GPU", lambda: load_package(package(), **refused))
 
 
 def case_exits(gpu):

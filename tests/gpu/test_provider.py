@@ -35,7 +35,7 @@ OPERATORS = {
         "out_of_memory full_while_it_answers calls_fail",
         "nothing_is_left lost lost_while_memory_is_taken",
     ),
-    "plan_worker": ("f16 window nested divided second", "exits"),
+    "plan_worker": ("f16 window nested divided second stays", "exits nested_exits"),
 }
 
 pytestmark = [

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from edge_rt.errors import ConfigError, MemoryBudgetExceeded
+from edge_rt.export import export_model
 from edge_rt.memory import gpu_terms
 from edge_rt.memory.choice import Choice
 from edge_rt.memory.device import preset
@@ -22,6 +23,7 @@ from edge_rt.package.graph_tensors import stored_tensors
 from edge_rt.package.reader import open_package
 from edge_rt.runtime.graph.io_binding_cuda import MOST_RECORDED
 from edge_rt.runtime.graph.runner import MAX_KEPT_SHAPES
+from tests.helpers.gguf_factory import write_llama_gguf
 from tests.memory.shapes import DEVICE, MIB, make_shape, request_of, requests, shapes
 
 GPU = GpuFigures("a GPU", 4 << 30, 3 << 30, 100e9, 5e-4, ((1, 1.0), (8, 1.1), (24, 1.3)))
@@ -76,13 +78,16 @@ def test_a_gpu_of_its_own_memory_has_a_column_of_its_own():
 
 
 @pytest.mark.parametrize("device", [OWN, SHARED])
-def test_a_gpu_that_is_open_has_its_context_and_its_driver_already(device):
-    again = replace(device, gpu=replace(device.gpu, is_open=True))
-    first, second = (make_plan(make_shape(), one, Request(ctx=2048, kv="f16")) for one in (device, again))
+def test_a_context_and_a_driver_that_are_there_already_are_not_counted(device):
+    asked = Request(ctx=2048, kv="f16")
+    first = make_plan(make_shape(), device, asked)
+    again = replace(device, gpu=replace(device.gpu, has_context=True))
+    second = make_plan(make_shape(), again, replace(asked, driver_bytes=0))
     assert first.choice == second.choice
     assert first.needs.both - second.needs.both == (512 + 128) * MIB
     assert first.device_bytes - second.device_bytes == 512 * MIB
     assert first.regimes.load - second.regimes.load == (128 if device is OWN else 512 + 128) * MIB
+    assert first.base_bytes == second.base_bytes == second.runtime_bytes == first.runtime_bytes - 128 * MIB
     term = second.terms[-1]
     assert (term.name, term.device_bytes) == ("gpu_context", 0)
     assert "with the first model" in term.text
@@ -100,7 +105,13 @@ def test_one_tensor_is_mapped_at_a_time_where_they_are_known():
     assert known.needs.gpu == plain.needs.gpu
 
 
-def test_the_largest_tensor_of_a_package_is_found(native_package):
+@pytest.mark.parametrize("weights", [None, "nested8"])
+def test_the_largest_tensor_of_a_package_is_found(native_package, weights, tmp_path):
+    if weights is not None:
+        types = dict.fromkeys(("weight_type", "embedding_type", "output_type"), "F32")
+        write_llama_gguf(tmp_path / "m.gguf", **types)
+        native_package = tmp_path / "package"
+        export_model(tmp_path / "m.gguf", native_package, profile="native", weights=weights, calibration=None)
     package = open_package(native_package)
     shape = shape_of(package.manifest, package.id)
     (graph,) = package.manifest.graphs

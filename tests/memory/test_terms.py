@@ -182,3 +182,12 @@ def test_drafting_with_upper_halves_maps_a_part_of_the_weights_again():
         terms = {term.name: term for term in terms_of(shape, own, found, Request())}
         assert "mapped a second time" in terms["weights"].text
         assert sum(term.bytes for term in terms.values()) == found.total
+
+
+def test_drafts_at_exits_and_with_upper_halves_map_the_head_twice():
+    shape = make_shape(segments=3, exit_head_bytes=20 * MIB, has_upper_halves=True)
+    asked = {"kv_format": "int4x2", "draft_max": 8, "logit_rows": 9}
+    own, both = (
+        sizes_of(shape, DEVICE, replace(CHOICE, spec=mode, **asked), Request()).weights for mode in ("self", "auto")
+    )
+    assert both - own == shape.exit_head_bytes

@@ -10,7 +10,7 @@ import pytest
 
 from edge_rt.export.weights.tile_formats import FORMAT_OF_GGML, TILE_FORMATS
 from edge_rt.package.drafter_reader import is_drafter, open_drafter
-from edge_rt.package.tile_units import FLOAT_TILES, FORMAT_OF_TYPE, TILE_UNITS, row_bytes, tiles_shape
+from edge_rt.package.tile_units import FLOAT_TILES, FORMAT_OF_TYPE, NESTED_TILES, TILE_UNITS, row_bytes, tiles_shape
 from tests.helpers.packages import listing
 from tests.helpers.tiny_drafter import EXIT_INFO, INFO, ids_bytes, tensors_of, write_drafter
 
@@ -154,12 +154,15 @@ def test_the_exporter_packs_tiles_of_the_same_sizes():
     for name, (inputs, size) in TILE_UNITS.items():
         form = TILE_FORMATS[name]
         assert (form.unit_inputs, form.unit_bytes, form.is_float) == (inputs, size, name in FLOAT_TILES)
-    assert {name: FORMAT_OF_GGML[name] for name in FORMAT_OF_TYPE} == FORMAT_OF_TYPE
+    assert TILE_UNITS.keys() == TILE_FORMATS.keys()
+    assert FORMAT_OF_TYPE == FORMAT_OF_GGML
+    assert {name for name, form in TILE_FORMATS.items() if form.is_nested} == NESTED_TILES
 
 
 def test_bytes_of_a_row():
     assert row_bytes(576, "Q8_0") == 612
     assert row_bytes(576, "Q4_1+Q8_0") == 612
+    assert row_bytes(576, "W8N") == 648
     assert row_bytes(576, "F16") == 1152
     assert row_bytes(576, "what is not known") == 4 * 576
     assert tiles_shape(17, 40, "f32") == (2, 2, 2048)

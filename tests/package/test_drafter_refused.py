@@ -225,6 +225,7 @@ class TestFields:
             ("head.formats", {"fc": "w4", "down": "w4"}, "Formats are of down, fc"),
             ("head.formats", {"fc": "w4", "gate_up": "w4", "down": "w4", "more": "w4"}, "Formats are of"),
             ("head.formats.fc", "w7", "no format 'w7'"),
+            ("head.formats.fc", "w8n", "no format 'w8n'"),
             ("head.formats.gate_up", "w4k", "no multiple of the 256"),
         ],
     )

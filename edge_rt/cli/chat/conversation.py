@@ -108,7 +108,7 @@ class Conversation:
         self.name, self._package = obtain_package(terminal, reference, places, budget=_budget_of(load))
         self.model: Model = load_model(self._package, load)
         # Memory of the process before its first model; a later model reuses the heap of the previous one.
-        self._base_bytes = self.model.plan.runtime_bytes
+        self._base_bytes = self.model.plan.base_bytes
         self._has_pieces = False  # whether that includes heap fragments left by models with other tokenizers
         self.chat: Chat = self.model.chat(system=system, **(inputs or {}))
         tell_device(terminal, self.model.device_choice)

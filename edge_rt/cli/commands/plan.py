@@ -79,6 +79,7 @@ def plan(
     from edge_rt.byte_size import file_size
     from edge_rt.cli.plan_speed import Speeds, measured_here
     from edge_rt.cli.render.plan_report import budget_warnings, layers_text, plan_json, print_plan
+    from edge_rt.gpu_provider import INSTALLED
     from edge_rt.memory.device import LIST, LOCAL
     from edge_rt.memory.plan import Request, make_plan
 
@@ -113,6 +114,8 @@ def plan(
     choice = None
     if device in (None, AUTO_DEVICE):
         choice, profile, request = choose_here(found.shape, profile, request)
+        if choice.device == CPU:
+            request = replace(request, driver_bytes=INSTALLED.asked_bytes)
     if found.package is not None:
         from edge_rt.memory.shape import shape_on
 

@@ -134,7 +134,7 @@ class VerifyRun:
         options = self._options.but(kv=kv)
         plan = plan_model(self._package, options, self._base_bytes)
         # Every model reuses the heap of the previous one.
-        self._base_bytes = plan.runtime_bytes
+        self._base_bytes = plan.base_bytes
         with load_model(self._package, options.as_planned(plan)) as loaded:
             if loaded.verification is not None:
                 self._verifications.append(loaded.verification)

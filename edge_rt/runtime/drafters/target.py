@@ -12,7 +12,7 @@ from edge_rt.errors import ConfigError
 from edge_rt.package.graph_tensors import stored_tensors
 from edge_rt.package.manifest import WEIGHTS_FILE
 from edge_rt.package.reader import Package
-from edge_rt.package.tile_units import FORMAT_OF_TYPE, tiles_shape
+from edge_rt.package.tile_units import FORMAT_OF_TYPE, NESTED_TILES, tiles_shape
 from edge_rt.runtime.drafters.mapped_file import map_bytes
 from edge_rt.runtime.drafters.stored_tiles import StoredTiles
 
@@ -39,7 +39,7 @@ def target_matrices(package: Package) -> TargetMatrices:
     """Return the embedding and the LM head of a native package.
 
     Raises:
-        ConfigError: a matrix has rows of several types, or is not stored as tiles.
+        ConfigError: a matrix has rows of several types, is not stored as tiles, or its tiles are nested.
         StorageError: a file cannot be read or mapped.
     """
     manifest = package.manifest
@@ -50,7 +50,8 @@ def target_matrices(package: Package) -> TargetMatrices:
         kind = manifest.quantisation.get(name, "")
         place, form = places.get(f"{name}.tiles"), FORMAT_OF_TYPE.get(kind)
         model = manifest.model
-        shape = None if form is None else tiles_shape(model.vocab_size, model.hidden_size, form)
+        # Rows of nested tiles cannot be copied alone.
+        shape = None if form is None or form in NESTED_TILES else tiles_shape(model.vocab_size, model.hidden_size, form)
         if place is None or form is None or shape is None or place[1] != shape[0] * shape[1] * shape[2]:
             raise ConfigError(
                 f"A head cannot draft with the {name} of this package.",

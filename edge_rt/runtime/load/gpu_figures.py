@@ -50,14 +50,14 @@ def gpu_figures(device: str, op_profile: str, own: GpuProvider = INSTALLED, free
     check_compute(found.compute)
     free = found.total_bytes
     if not found.is_integrated:
-        free = min(free, own.library.free_bytes(name.index) + freed_bytes)
+        free = min(free, own.free_bytes(name.index) + freed_bytes)
     return unmeasured_gpu(
         found.name,
         found.total_bytes,
         free,
         is_unified=found.is_integrated,
         device_name=str(name),
-        is_open=own.is_ready(name.index),
+        has_context=own.is_ready(name.index),
     )
 
 

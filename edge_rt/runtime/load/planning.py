@@ -12,7 +12,7 @@ from typing import Any, Final
 import psutil
 
 from edge_rt.byte_size import file_size, parse_size, round_up
-from edge_rt.device_names import AUTO as AUTO_DEVICE, CPU
+from edge_rt.device_names import AUTO as AUTO_DEVICE, CPU, parse_device
 from edge_rt.errors import ConfigError, RuntimeUnavailable
 from edge_rt.memory.budget import Budget, Claim
 from edge_rt.memory.choice import DeviceChoice
@@ -21,6 +21,7 @@ from edge_rt.memory.draft_model import DraftModelShape
 from edge_rt.memory.drafter_shape import DrafterShape
 from edge_rt.memory.fallbacks import DEFAULT_DRAFT
 from edge_rt.memory.figures import Device, GpuFigures
+from edge_rt.memory.gpu_terms import DRIVER_BYTES
 from edge_rt.memory.plan import Plan, Request, make_plan, require_fit
 from edge_rt.memory.request import as_arguments
 from edge_rt.memory.shape import shape_of, shape_on
@@ -62,6 +63,7 @@ class LoadPlan:
         claim: its share of the budget, or of the available memory if that is short; None without either.
         encoding_budget: memory for text that has to be encoded at once, part of that share; None: as much as the
             system has.
+        end_context: says that the model no longer counts the process's context of a GPU; None: it does not count one.
     """
 
     plan: Plan
@@ -70,6 +72,7 @@ class LoadPlan:
     is_strict: bool
     claim: Claim | None
     encoding_budget: EncodingBudget | None
+    end_context: Callable[[], None] | None = None
 
     @property
     def spec_mode(self) -> str:
@@ -171,6 +174,8 @@ class LoadPlan:
         """Return the share to the budget; does nothing the second time."""
         if self.claim is not None:
             self.claim.release()
+        if self.end_context is not None:
+            self.end_context()
 
 
 def device_of(
@@ -228,7 +233,8 @@ def plan_package(
 
     A process does not return all memory of a closed model to the system: the heap keeps much of it, and the next load
     uses it. If one model replaces another, the memory of the process is therefore counted as before the first model
-    (``runtime_bytes`` of its plan), given as ``base_bytes``.
+    (``base_bytes`` of its plan), given as ``base_bytes``. The driver of GPUs stays once a model was loaded on one,
+    and is counted from then on.
 
     Args:
         package: the opened package.
@@ -255,6 +261,8 @@ def plan_package(
     if device is None and is_planned_for_gpu(options.device, package.manifest.op_profile):
         op_profile = package.manifest.op_profile
         gpu = gpu_figures(options.device, op_profile, options.gpu_provider, options.freed_device_bytes)
+        if gpu is not None:
+            gpu = replace(gpu, has_context=_has_context(options, is_unified=gpu.is_unified))
     # Planning itself takes memory the first time. It is repeated until the process's memory stays the same.
     for _ in range(_SETTLING):
         before = resident_bytes()
@@ -276,11 +284,17 @@ def _plan_package(
 ) -> Plan:
     base_bytes = options.base_bytes
     resident: int | None
+    driver: int | None = None
     if device is None:
-        resident = resident_bytes() if base_bytes is None else base_bytes
+        # Where `auto` leaves the CPU to compute, the driver was asked nevertheless.
+        asked = options.gpu_provider.asked_bytes
+        held_driver = max(asked, DRIVER_BYTES) if options.gpu_provider.has_opened else asked
+        driver = held_driver if gpu is None else max(asked, DRIVER_BYTES)
+        # What the process holds now includes the driver, which is counted apart.
+        resident = max(0, resident_bytes() - held_driver) if base_bytes is None else base_bytes
         device = this_device()
         threads = options.threads or pool_size() or usable_cpus()
-        held = resident if base_bytes is None else max(base_bytes, _unshared_bytes())
+        held = resident + held_driver if base_bytes is None else max(base_bytes, _unshared_bytes())
         device = replace(device, available_bytes=device.available_bytes + held, threads=threads, gpu=gpu)
     else:
         resident = device.base_bytes
@@ -288,7 +302,7 @@ def _plan_package(
     if budget is not None:
         if budget.base_bytes:
             resident = budget.base_bytes
-        total = budget.free_bytes + budget.base_bytes
+        total = budget.free_bytes + budget.base_bytes + budget.driver_bytes
     request = Request(
         budget_bytes=total,
         ctx=options.ctx,
@@ -297,6 +311,7 @@ def _plan_package(
         draft_max=options.draft_max if options.spec != OFF else None,
         prefill_chunk=options.prefill_chunk,
         resident_bytes=resident,
+        driver_bytes=driver,
         corpus=None if options.corpus is None else str(options.corpus),
         corpus_bytes=file_size(options.corpus),
         hidden=options.hidden,
@@ -341,13 +356,33 @@ def plan_load(package: Package, options: LoadOptions, choice: DeviceChoice | Non
     if budget is None and is_strict:
         budget = Budget(plan.budget_bytes)
     if budget is None:
-        return LoadPlan(plan, asked, total, is_strict, claim=None, encoding_budget=None)
+        end_context = _count_context(plan, options)
+        return LoadPlan(plan, asked, total, is_strict, claim=None, encoding_budget=None, end_context=end_context)
     # What this plan counts of the process beyond what the budget's first claim has counted is claimed as well.
-    base = budget.base_bytes or plan.runtime_bytes
-    claim = budget.claim(plan.shape.name, plan.total_bytes - base, base_bytes=base)
-    return LoadPlan(
-        plan, asked, total, is_strict, claim, EncodingBudget(plan, budget, claim, is_given=total is not None)
-    )
+    base, driver = budget.base_bytes or plan.base_bytes, plan.sizes.driver
+    claim = budget.claim(plan.shape.name, plan.total_bytes - base - driver, base_bytes=base, driver_bytes=driver)
+    encoding_budget = EncodingBudget(plan, budget, claim, is_given=total is not None)
+    return LoadPlan(plan, asked, total, is_strict, claim, encoding_budget, _count_context(plan, options))
+
+
+def _has_context(options: LoadOptions, *, is_unified: bool) -> bool:
+    """Return whether a plan for a GPU need not count this process's context there.
+
+    The context stays when a model is closed. What is free there lacks it then; a budget has to have room for it, unless
+    another model that stays loaded counts it. With ``base_bytes`` none stays.
+    """
+    own, number = options.gpu_provider, parse_device(options.device).index
+    budget = options.memory if is_unified else options.device_memory
+    if budget is None:
+        return own.is_ready(number)
+    return options.base_bytes is None and own.is_context_counted(number)
+
+
+def _count_context(plan: Plan, options: LoadOptions) -> Callable[[], None] | None:
+    """Note that a model counts the context of its GPU, until the returned function is called; None if it does not."""
+    if plan.sizes.gpu is None or not plan.sizes.gpu.context:
+        return None
+    return options.gpu_provider.count_context(parse_device(options.device).index)
 
 
 def asked_again(options: LoadOptions) -> LoadOptions:

@@ -59,3 +59,12 @@ def test_rows_of_several_types_are_refused(package):
     manifest = dataclasses.replace(package.manifest, quantisation={"embedding": "Q8_0+Q4_0"})
     with pytest.raises(ConfigError, match=r"with the embedding of this package.*Q8_0\+Q4_0"):
         target_matrices(dataclasses.replace(package, manifest=manifest))
+
+
+def test_nested_rows_are_refused(tmp_path):
+    require_native()
+    types = dict.fromkeys(("weight_type", "embedding_type", "output_type"), "F32")
+    write_llama_gguf(tmp_path / "m.gguf", **types)
+    export_model(tmp_path / "m.gguf", tmp_path / "package", profile="native", weights="nested8", calibration=None)
+    with pytest.raises(ConfigError, match=r"with the embedding of this package.*W8N"):
+        target_matrices(open_package(tmp_path / "package"))

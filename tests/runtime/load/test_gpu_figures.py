@@ -18,7 +18,7 @@ from edge_rt.memory.gpu_terms import CONTEXT_BYTES, DRIVER_BYTES
 from edge_rt.package.reader import open_package
 from edge_rt.runtime.load.gpu_figures import gpu_figures
 from edge_rt.runtime.load.options import LoadOptions
-from edge_rt.runtime.load.planning import plan_load, plan_package
+from edge_rt.runtime.load.planning import plan_load, plan_package, resident_bytes
 
 GIB = 1 << 30
 LAPTOP = Gpu(0, "a laptop's GPU", 89, 8 * GIB, is_integrated=False)
@@ -107,15 +107,98 @@ class TestPackages:
         assert weights == (0, package.manifest.files["weights.bin"].size)
 
     def test_a_second_model_counts_no_second_context(self, native_package):
-        """Whoever opened the GPU, this process has one context of it, and has loaded its driver."""
+        """Whoever opened the GPU, this process has one context of it, which is not free any more."""
         asked = LoadOptions(device="cuda", gpu_provider=FakeProvider(LAPTOP), ctx=256, base_bytes=100 << 20)
         first = plan_package(open_package(native_package), asked)
         asked.gpu_provider.make_ready(0)
         second = plan_package(open_package(native_package), asked)
-        assert (first.device.gpu.is_open, second.device.gpu.is_open) == (False, True)
+        assert (first.device.gpu.has_context, second.device.gpu.has_context) == (False, True)
         assert first.needs.gpu - second.needs.gpu == CONTEXT_BYTES
-        assert first.runtime_bytes - second.runtime_bytes == DRIVER_BYTES
-        assert second.runtime_bytes == 100 << 20
+        assert first.base_bytes == second.base_bytes == 100 << 20
+        assert first.runtime_bytes == second.runtime_bytes == (100 << 20) + DRIVER_BYTES
+
+    def test_a_budget_has_room_for_the_context_that_stays(self, native_package):
+        """It stays on the GPU when a model is closed, whether the next one replaces it (``base_bytes``) or not."""
+        package, own = open_package(native_package), FakeProvider(LAPTOP)
+        asked = LoadOptions(device="cuda", gpu_provider=own, ctx=256, device_memory=GIB)
+        replacing = asked.but(base_bytes=100 << 20)
+        first = plan_load(package, asked)
+        own.make_ready(0)
+        second = plan_load(package, asked.but(device_memory="64MiB"))
+        assert [one.plan.sizes.gpu.context for one in (first, second)] == [CONTEXT_BYTES, 0]
+        assert plan_package(package, replacing).sizes.gpu.context == CONTEXT_BYTES
+        first.release()
+        first.release()
+        assert plan_package(package, asked).sizes.gpu.context == CONTEXT_BYTES
+        with pytest.raises(MemoryBudgetExceeded, match="of the GPU"):
+            plan_load(package, asked.but(device_memory="64MiB"))
+
+    def test_a_shared_budget_has_room_for_the_context_that_stays_in_shared_memory(self, native_package):
+        package, own, budget = open_package(native_package), FakeProvider(JETSON), Budget("4GiB")
+        asked = LoadOptions(device="cuda", gpu_provider=own, ctx=256, memory=budget)
+        claims = []
+        for _ in range(2):
+            loaded = plan_load(package, asked)
+            own.make_ready(0)
+            claims.append((loaded.plan.sizes.gpu.context, loaded.claim.bytes, budget.free_bytes))
+            loaded.release()
+        assert claims[0] == claims[1]
+        assert claims[0][0] == CONTEXT_BYTES
+
+    @pytest.mark.parametrize("has_a_model", [True, False])
+    def test_the_driver_stays_in_a_shared_budget(self, native_package, has_a_model):
+        """A model on a GPU brings it, whether the process had a model on the CPU before or not; then all share it."""
+        package, own, budget = open_package(native_package), FakeProvider(LAPTOP), Budget("4GiB")
+        asked = LoadOptions(device="cuda", gpu_provider=own, ctx=256, memory=budget)
+        if has_a_model:
+            plan_load(package, asked.but(device="cpu")).release()
+            assert budget.driver_bytes == 0
+        claims = []
+        for _ in range(2):
+            loaded = plan_load(package, asked)
+            own.make_ready(0)
+            claims.append(loaded.claim.bytes)
+            assert budget.free_bytes == (4 << 30) - loaded.plan.total_bytes
+            loaded.release()
+            assert budget.free_bytes == (4 << 30) - loaded.plan.runtime_bytes
+        assert claims[0] == claims[1]
+        on_cpu = plan_load(package, asked.but(device="cpu"))
+        assert budget.free_bytes == (4 << 30) - on_cpu.plan.total_bytes
+        assert on_cpu.plan.runtime_bytes == loaded.plan.runtime_bytes
+
+    def test_what_a_driver_takes_that_was_asked_is_counted_where_the_cpu_computes(self, native_package):
+        """A command's memory is fixed before the driver is asked, which the memory of a running process includes."""
+        package, own = open_package(native_package), FakeProvider(LAPTOP)
+        asked = LoadOptions(gpu_provider=own, ctx=256, base_bytes=100 << 20)
+        size, libraries = 32 << 20, []
+
+        def report():
+            libraries[:] = libraries or [b"x" * size]
+            return GpuReport(13000, (LAPTOP,))
+
+        own.fake.report = report
+        assert plan_package(package, asked).runtime_bytes == 100 << 20
+        for _ in range(2):
+            own.report()
+        assert size <= own.asked_bytes <= size + (2 << 20)
+        on_cpu, on_gpu = plan_package(package, asked), plan_package(package, asked.but(device="cuda"))
+        assert on_cpu.runtime_bytes == (100 << 20) + own.asked_bytes
+        assert on_gpu.runtime_bytes == (100 << 20) + DRIVER_BYTES
+        assert on_cpu.base_bytes == on_gpu.base_bytes == 100 << 20
+        measured = plan_package(package, asked.but(base_bytes=None))
+        assert abs(measured.runtime_bytes - resident_bytes()) < 4 << 20
+
+    def test_the_driver_is_part_of_what_the_process_holds(self, native_package):
+        """Measured memory of a process that has opened a GPU includes the driver, which is not counted twice."""
+        package, own = open_package(native_package), FakeProvider(LAPTOP)
+        asked = LoadOptions(gpu_provider=own, ctx=256, device="cpu")
+        before = plan_package(package, asked)
+        own.make_ready(0)
+        ballast = bytearray(DRIVER_BYTES)
+        ballast[::4096] = b"x" * (len(ballast) // 4096)
+        after = plan_package(package, asked)
+        assert abs(after.runtime_bytes - before.runtime_bytes - len(ballast)) < 4 << 20
+        assert after.base_bytes == after.runtime_bytes - DRIVER_BYTES
 
     def test_models_that_share_a_budget_count_the_driver_once(self, native_package):
         own, budget = FakeProvider(LAPTOP), Budget("4GiB")
@@ -125,12 +208,14 @@ class TestPackages:
         own.make_ready(0)
         second = plan_load(open_package(native_package), asked)
         assert first.plan.runtime_bytes == cpu.plan.runtime_bytes + DRIVER_BYTES
-        assert first.claim.bytes == second.claim.bytes + DRIVER_BYTES
+        assert first.claim.bytes == second.claim.bytes
+        assert budget.driver_bytes == DRIVER_BYTES
         assert (
             budget.free_bytes
             == (4 << 30)
             - sum(plan.total_bytes for plan in (cpu.plan, first.plan, second.plan))
-            + 2 * cpu.plan.runtime_bytes
+            + 2 * second.plan.runtime_bytes
+            - DRIVER_BYTES
         )
 
     def test_on_a_jetson_there_is_one_budget(self, native_package):
