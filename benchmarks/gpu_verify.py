@@ -84,7 +84,8 @@ def _divided(package: Package, options: LoadOptions) -> LoadOptions | None:
     # With every setting pinned nothing else is given up.
     context = min(2048, package.manifest.model.context_length)
     asked = options.but(ctx=context, spec="auto", draft_max=8, prefill_chunk=64)
-    plan = plan_package(package, asked)
+    # A budget that is given counts CUDA's context, too, whatever this process has opened.
+    plan = plan_package(package, asked.but(device_memory=1 << 40))
     if plan.shape.layers is None or plan.shape.num_layers < 2:
         return None
     choice = replace(plan.choice, gpu_layers=plan.shape.num_layers // 2)
