@@ -2,39 +2,38 @@
 
 from __future__ import annotations
 
-import gc
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from edge_rt.device_names import GPU_LAYERS, DeviceName
-from edge_rt.errors import Cancelled, MemoryBudgetExceeded, UnsupportedModel
+from edge_rt.errors import MemoryBudgetExceeded, UnsupportedModel
 from edge_rt.export import export_model
 from edge_rt.package.reader import open_package
 from edge_rt.providers import find_device
-from edge_rt.runtime.graph.cancel import CancelToken
 from edge_rt.runtime.graph.io_binding import open_io_binding
 from edge_rt.runtime.speculation.cost_model import CostStore, RowCosts
 from edge_rt.session import Session, pool_size
 from edge_rt.system.machine import usable_cpus
-from tests.gpu.emulated import OUT_OF_MEMORY, SOME, main
+from tests.gpu.emulated import SOME, main
 from tests.gpu.models import (
     DEVICE,
     FOLDER,
     PINNED,
     PROMPT,
     SAMPLED,
-    TOKENS,
     CheapDrafts,
     answer,
     divided,
     expect,
+    fill_at_every_allocation,
     opened,
     package,
     plain,
     provider,
     room,
+    stop,
 )
 from tests.helpers.family_cases import load_case, write_folder
 from tests.helpers.models import load_package
@@ -151,16 +150,7 @@ def case_cancelled(gpu):
     """A pass that is stopped leaves the model as it was."""
     with divided(gpu, whole(), 2, spec="off") as model:
         for count in range(1, 4):
-            token, seen = CancelToken(), []
-            stream = model.stream(PROMPT, max_tokens=TOKENS, cancel=token, repetition_guard=False, **GREEDY)
-            try:
-                for event in stream:
-                    seen.append(event)
-                    if len(seen) == count:
-                        token.cancel()
-            except Cancelled:
-                pass
-            model._cache.check()
+            stop(model, count)
             assert answer(model).token_ids == plain(whole()), count
 
 
@@ -175,23 +165,7 @@ def case_out_of_memory(gpu):
         with divided(gpu, path, 2, spec="off") as model:
             assert answer(model, "Hello", 3).token_ids == plain(path, prompt="Hello")[:3]
 
-    body()
-    gc.collect()
-    before = gpu.live()
-    for number in range(0, 300, 3):
-        gpu.fault("cuMemAlloc", number, OUT_OF_MEMORY)
-        try:
-            body()
-        except MemoryBudgetExceeded:
-            pass
-        else:
-            break
-        finally:
-            gpu.fault("", -1, 0)
-        gc.collect()
-        assert gpu.live() == before, (number, gpu.live(), before)
-    assert number > 10
-    body()
+    fill_at_every_allocation(gpu, body, step=3)
 
 
 def case_auto(gpu):

@@ -12,6 +12,7 @@ from tests.gpu.models import (
     DEVICE,
     answer,
     expect,
+    fill_at_every_allocation,
     opened,
     package,
     plain,
@@ -27,23 +28,7 @@ def case_out_of_memory(gpu):
         with opened(gpu, package(), spec="off") as model:
             assert answer(model, "Hello", 3).token_ids == plain(package(), prompt="Hello")[:3]
 
-    body()
-    gc.collect()
-    before = gpu.live()
-    for number in range(300):
-        gpu.fault("cuMemAlloc", number, OUT_OF_MEMORY)
-        try:
-            body()
-        except MemoryBudgetExceeded:
-            pass
-        else:
-            break
-        finally:
-            gpu.fault("", -1, 0)
-        gc.collect()
-        assert gpu.live() == before, (number, gpu.live(), before)
-    assert number > 20
-    body()
+    fill_at_every_allocation(gpu, body)
 
 
 def case_full_while_it_answers(gpu):

@@ -14,7 +14,7 @@ from edge_rt.cli.options.groups import PlaceFlags
 from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.device_report import placement_facts
 from edge_rt.device_names import DeviceName
-from edge_rt.errors import Cancelled, MemoryBudgetExceeded, RuntimeUnavailable
+from edge_rt.errors import MemoryBudgetExceeded, RuntimeUnavailable
 from edge_rt.measure.prompts import Prompt
 from edge_rt.measure.verify import PLAIN, answers, compare
 from edge_rt.memory.choice import DeviceChoice
@@ -22,7 +22,6 @@ from edge_rt.package.manifest import KV_FORMATS
 from edge_rt.package.reader import open_package
 from edge_rt.providers import find_device, provider_states
 from edge_rt.runtime.config import GenerationConfig
-from edge_rt.runtime.graph.cancel import CancelToken
 from edge_rt.runtime.load.devices import placement
 from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.load.planning import plan_package
@@ -33,7 +32,6 @@ from tests.gpu.models import (
     FOLDER,
     PROMPT,
     SAMPLED,
-    TOKENS,
     CheapDrafts,
     answer,
     expect,
@@ -41,6 +39,7 @@ from tests.gpu.models import (
     package,
     plain,
     provider,
+    stop,
 )
 from tests.helpers.models import load_package
 from tests.helpers.small import GREEDY
@@ -184,16 +183,7 @@ def case_cancelled(gpu):
     """A pass that is stopped leaves the model as it was, also in the middle of recording."""
     with opened(gpu, package(), spec="off") as model:
         for count in range(1, 5):
-            token, seen = CancelToken(), []
-            stream = model.stream(PROMPT, max_tokens=TOKENS, cancel=token, repetition_guard=False, **GREEDY)
-            try:
-                for event in stream:
-                    seen.append(event)
-                    if len(seen) == count:
-                        token.cancel()
-            except Cancelled:
-                pass
-            model._cache.check()
+            stop(model, count)
             assert answer(model).token_ids == plain(package()), count
 
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import gc
 import tempfile
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from edge_rt.errors import EdgeRTError
+from edge_rt.errors import Cancelled, EdgeRTError, MemoryBudgetExceeded
 from edge_rt.export import export_model
 from edge_rt.gpu_provider import GpuProvider
 from edge_rt.memory.sizes import sizes_of
 from edge_rt.package.reader import open_package
+from edge_rt.runtime.graph.cancel import CancelToken
 from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.load.planning import plan_package
 from edge_rt.runtime.speculation.cost_model import RowCosts
+from tests.gpu.emulated import OUT_OF_MEMORY
 from tests.helpers.gguf_factory import write_llama_gguf
 from tests.helpers.models import load_package
 from tests.helpers.small import GREEDY
@@ -116,3 +119,44 @@ def expect(kind, text, body):
         found = error
     assert isinstance(found, kind), found
     assert text in str(found), found
+
+
+def stop(model, count):
+    """Cancel an answer behind a number of its events."""
+    token, seen = CancelToken(), []
+    stream = model.stream(PROMPT, max_tokens=TOKENS, cancel=token, repetition_guard=False, **GREEDY)
+    try:
+        for event in stream:
+            seen.append(event)
+            if len(seen) == count:
+                token.cancel()
+    except Cancelled:
+        pass
+    model._cache.check()
+
+
+def fill_at_every_allocation(gpu, body, step=1):
+    """Let allocations of the device fail, one in each run: the error is of memory, and all is given back.
+
+    Args:
+        gpu: the emulated GPU.
+        body: loads a model and answers.
+        step: 1: every allocation fails once; 3: every third one.
+    """
+    body()
+    gc.collect()
+    before = gpu.live()
+    for number in range(0, 300, step):
+        gpu.fault("cuMemAlloc", number, OUT_OF_MEMORY)
+        try:
+            body()
+        except MemoryBudgetExceeded:
+            pass
+        else:
+            break
+        finally:
+            gpu.fault("", -1, 0)
+        gc.collect()
+        assert gpu.live() == before, (number, gpu.live(), before)
+    assert number > 10
+    body()
