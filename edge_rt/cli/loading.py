@@ -110,17 +110,15 @@ def tell_plan(terminal: Terminal, plan: Plan, told: set[str] | None = None) -> N
     Args:
         terminal: receives the texts.
         plan: the plan.
-        told: warnings that were given before, without their numbers, which change from load to load; those of this
-            plan are added.
+        told: flags of budgets that were warned of before; those of this plan are added.
     """
     from edge_rt.cli.render.plan_report import budget_warnings, layers_text
 
     told = set() if told is None else told
-    for text in budget_warnings(plan, is_here=True):
-        sentence = text.rpartition(", ")[0]
-        if sentence not in told:
+    for flag, text in budget_warnings(plan, is_here=True).items():
+        if flag not in told:
             terminal.warn(text)
-        told.add(sentence)
+        told.add(flag)
     if (divided := layers_text(plan)) is not None:
         terminal.note(divided, "dim")
 

@@ -129,7 +129,7 @@ def plan(
         notes += _cache_notes(found.shape)
     if output.json:
         told = [choice.note] if choice is not None and choice.note is not None else []
-        told += budget_warnings(made, is_here=is_here)
+        told += budget_warnings(made, is_here=is_here).values()
         told += [text] if (text := layers_text(made)) is not None else []
         terminal.document({**plan_json(made, speeds), "notes": [*notes, *unused, *told]})
         return 0 if made.fits else MemoryBudgetExceeded.exit_code

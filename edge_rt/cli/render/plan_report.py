@@ -103,30 +103,34 @@ def print_plan(
         terminal.line(f"\nA cache in {names} is slightly less exact than f16, {LESS_EXACT[-1]} the most.")
     if not made.fits:
         terminal.note(f"It does not fit: {_missing(made)} are missing for context {choice.ctx}.", "red")
-    for text in budget_warnings(made, is_here=is_here):
+    for text in budget_warnings(made, is_here=is_here).values():
         terminal.warn(text)
 
 
-def budget_warnings(made: Plan, *, is_here: bool) -> tuple[str, ...]:
+def budget_warnings(made: Plan, *, is_here: bool) -> dict[str, str]:
     """Return remarks on budgets that are more than there is: with such a budget a plan may fit, and a load may not.
 
     Args:
         made: the plan.
         is_here: whether it is for a device of this machine, of which is known what is free now.
+
+    Returns:
+        Name of the flag that gives the budget -> a sentence.
     """
-    found, device = [], made.device
+    found, device = dict[str, str](), made.device
     limit = device.available_bytes if is_here else device.total_bytes
     if made.budget_bytes > limit:
         has = "this machine has available now" if is_here else f"{device.name} has"
-        found.append(f"The budget is more than {has}, {show_mib(limit)}.")
+        found["--memory"] = f"The budget is more than {has}, {show_mib(limit)}."
     gpu = device.gpu
     if gpu is None or gpu.is_unified:
-        return tuple(found)
+        return found
     limit = gpu.available_bytes if is_here else gpu.total_bytes
     if made.budget.gpu > limit:
         has = f"{show_mib(limit)} of {show_mib(gpu.total_bytes)}" if is_here else show_mib(limit)
-        found.append(f"The budget of device memory is more than {gpu.name} has{' free now' if is_here else ''}, {has}.")
-    return tuple(found)
+        when = " free now" if is_here else ""
+        found["--device-memory"] = f"The budget of device memory is more than {gpu.name} has{when}, {has}."
+    return found
 
 
 def layers_text(made: Plan) -> str | None:
