@@ -213,9 +213,10 @@ def _check_device_budget(device: Device, request: Request) -> None:
         return
     given = f"Got {show_mib(request.device_budget_bytes)}"
     if device.gpu is None:
+        why = None if request.device_choice is None else request.device_choice.note
         raise ConfigError(
             "A budget of device memory is for native packages on a GPU of NVIDIA.",
-            f"{given}; this model is planned for the CPU.",
+            f"{given}; this model is planned for the CPU.{'' if why is None else f' {why}'}",
             "Leave out --device-memory (device_memory), or name the GPU.",
         )
     raise ConfigError(

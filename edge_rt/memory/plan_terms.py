@@ -88,7 +88,7 @@ def _on_gpu(terms: list[Term], shape: ModelShape, choice: Choice, request: Reque
     weights, cache = f"weights.bin, copied to the GPU{again}", None
     passes = f"passes of 1 to {choice.largest_pass} rows, recorded ones apart"
     if choice.gpu_layers is not None:
-        last = counted(choice.gpu_layers, "layer")
+        last = "layer" if choice.gpu_layers == 1 else f"{choice.gpu_layers} layers"
         weights = f"weights.bin: of the last {last} and the head copied to the GPU, of the others read in place"
         cache = f"{_cache_text(shape, choice)}, each layer's where it is computed"
         passes = f"passes of 1 to {choice.largest_pass} rows, begun here and ended on the GPU"

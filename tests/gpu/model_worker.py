@@ -215,7 +215,7 @@ def case_auto(gpu):
 
     with load() as model:
         assert model.device is None
-        assert "edge-rt bench --calibrate --device cuda measures it" in model.device_choice.note
+        assert "edge-rt bench -m MODEL --calibrate --device cuda measures it" in model.device_choice.note
     measured(2.0, 4.0)
     with load() as model:
         assert (model.device, model.device_choice) == (None, DeviceChoice("cpu"))
@@ -256,7 +256,7 @@ def case_auto(gpu):
     with load() as model:
         gpu.fault("", -1, 0)
         assert model.describe()["device"]["device"] == "cuda"
-        assert "cuda computes, because cuda:1 failed: " in model.device_choice.note
+        assert "The GPU cuda computes, because cuda:1 failed: " in model.device_choice.note
         assert answer(model).token_ids == plain(path)
     # In a chat as well.
     terminal = Terminal(io.StringIO(), err := io.StringIO())
@@ -266,7 +266,7 @@ def case_auto(gpu):
     gpu.fault("cuMemAlloc", 3, OUT_OF_MEMORY)
     Commands(chat).run("/ctx 128")
     gpu.fault("", -1, 0)
-    assert "warning: cuda computes, because cuda:1 failed: " in err.getvalue()
+    assert "warning: The GPU cuda computes, because cuda:1 failed: " in err.getvalue()
     assert "device: cuda (" in err.getvalue()
     chat.close()
     # Less than the plan counts for CUDA's context and this model.

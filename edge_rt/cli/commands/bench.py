@@ -113,7 +113,8 @@ def _calibrate(terminal: Terminal, model: Model, facts: Mapping[str, Any]) -> No
             "measurement. Repeat it when the machine is quiet."
         )
     if terminal.is_json:
-        terminal.document({"row_costs": measured.to_json(), "is_kept": model.measured_costs.is_kept, "model": facts})
+        told = {"is_kept": model.measured_costs.is_kept, "is_earlier": model.measured_costs.is_earlier}
+        terminal.document({"row_costs": measured.to_json(), **told, "model": facts})
     else:
         print_row_costs(terminal, measured)
 

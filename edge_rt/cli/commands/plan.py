@@ -113,7 +113,7 @@ def plan(
     )
     choice = None
     if device in (None, AUTO_DEVICE):
-        choice, profile, request = choose_here(found.shape, profile, request)
+        choice, profile, request = choose_here(found.shape, profile, request, package=found.package)
         if choice.device == CPU:
             request = replace(request, driver_bytes=INSTALLED.asked_bytes)
     if found.package is not None:
@@ -171,7 +171,12 @@ def _machine(device: str | None, own_bytes: int, found: FoundModel) -> tuple[Dev
 
 
 def choose_here(
-    shape: ModelShape, machine: Device, request: Request, store: CostStore | None = None, own: GpuProvider | None = None
+    shape: ModelShape,
+    machine: Device,
+    request: Request,
+    store: CostStore | None = None,
+    own: GpuProvider | None = None,
+    package: Package | None = None,
 ) -> tuple[DeviceChoice, Device, Request]:
     """Return the device that a load with ``auto`` would take, this machine with its GPU if it is one, and the request.
 
@@ -183,9 +188,11 @@ def choose_here(
         request: what is asked for.
         store: where measured costs of passes are saved; None uses that of ``edge_rt.load``.
         own: edge-rt's own provider; None: the installed one.
+        package: the model's package, whose layers may be divided; None: they may not.
     """
     from edge_rt.gpu_provider import INSTALLED
     from edge_rt.memory.plan import make_plan
+    from edge_rt.memory.shape import shape_on
     from edge_rt.runtime.load.choosing import choose_device
     from edge_rt.runtime.load.gpu_figures import gpu_figures
     from edge_rt.runtime.speculation.cost_model import user_costs
@@ -197,13 +204,15 @@ def choose_here(
     def plan_on(device: str) -> Plan:
         # A budget of a GPU's memory says nothing about the CPU, and is refused there.
         asked = without_budget if device == CPU else request
-        return make_plan(shape, replace(machine, gpu=gpu_figures(device, shape.op_profile, provider)), asked)
+        there = replace(machine, gpu=gpu_figures(device, shape.op_profile, provider))
+        return make_plan(shape if package is None else shape_on(shape, package, there), there, asked)
 
     choice = choose_device(
         shape, user_costs() if store is None else store, plan_on, threads=machine.threads, own=provider
     )
     chosen = replace(machine, gpu=gpu_figures(choice.device, shape.op_profile, provider))
-    return choice, chosen, without_budget if choice.replaces_gpu else request
+    asked = without_budget if choice.replaces_gpu else request
+    return choice, chosen, replace(asked, device_choice=choice)
 
 
 def _device_notes(made: Plan, device: str | None, asked: Device) -> tuple[str, ...]:

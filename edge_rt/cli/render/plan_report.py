@@ -136,7 +136,7 @@ def budget_warnings(made: Plan, *, is_here: bool) -> dict[str, str]:
 def layers_text(made: Plan) -> str | None:
     """Return a sentence on a plan that divides the layers between the CPU and a GPU; None where one computes all."""
     there, gpu = made.choice.gpu_layers, made.device.gpu
-    if there is None or gpu is None:
+    if there is None or gpu is None or not made.fits:
         return None
     which = "the last layer" if there == 1 else f"the last {there} layers"
     return f"{gpu.name} has memory for {which} of {made.shape.num_layers}; the CPU computes the others."
@@ -211,6 +211,7 @@ def _decided(made: Plan, rate: Rate, *, is_here: bool) -> list[tuple[str, str]]:
     speed = f"{_rate(made, rate, is_here=is_here)}, with {choice.ctx // 2} tokens in the context"
     if choice.draft_max:
         speed += f"; without speculation {rate.plain:.0f}"
+    divided = "" if choice.gpu_layers is None else f", with {counted(choice.gpu_layers, 'layer')} there"
     rows = [
         ("context", f"{choice.ctx} of {made.shape.context_length} tokens"),
         *_rotation(made),
@@ -219,7 +220,7 @@ def _decided(made: Plan, rate: Rate, *, is_here: bool) -> list[tuple[str, str]]:
         ("speculation", drafting),
         ("prefill chunk", f"{choice.prefill_chunk} tokens"),
         ("expected", speed),
-        ("smallest budget that works", _at_least(made, made.minimum)),
+        ("smallest budget that works", _at_least(made, made.minimum) + divided),
     ]
     if made.speculation is not None:
         at = f"with context {choice.ctx} and {choice.kv_format} cache"
@@ -250,7 +251,8 @@ def _layers(made: Plan) -> list[tuple[str, str]]:
     there = made.choice.gpu_layers
     if there is None:
         return []
-    return [("layers on the GPU", f"the last {there} of {made.shape.num_layers}; the CPU computes the others")]
+    which = "the last one" if there == 1 else f"the last {there}"
+    return [("layers on the GPU", f"{which} of {made.shape.num_layers}; the CPU computes the others")]
 
 
 def _budget_text(made: Plan) -> str:
@@ -270,7 +272,7 @@ def _rate(made: Plan, rate: Rate, *, is_here: bool) -> str:
     certain = "planned, not measured" if not is_here else "measured here" if rate.is_measured else ""
     if rate.is_derived:
         certain = "measured here with another cache"
-    if made.device.gpu is None:
+    if made.device.gpu is None or rate.is_measured or rate.is_derived:
         certain = ", ".join((f"+-{100 * UNCERTAINTY:.0f} %", *[certain] * bool(certain)))
     digits = ".0f" if rate.tokens_per_second >= 1000 else ".3g"
     typical = "of a typical GPU, not measured" if made.choice.gpu_layers is None else "a guess, not measured"

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 LEAST_GAIN: Final = 1.05
 """How much faster than the CPU a GPU must be to be taken: less may be noise of the measurements."""
 
-_CALIBRATE: Final = "edge-rt bench --calibrate --device"
+_CALIBRATE: Final = "edge-rt bench -m MODEL --calibrate --device"
 
 
 def choose_device(
@@ -68,9 +68,10 @@ def choose_device(
     choice = _choose(shape, store, plan_on, threads, isa, own, failures)
     if not failures:
         return choice
-    name, error = next(iter(failures.items()))
-    who = "The CPU" if choice.device == CPU else choice.device
-    return DeviceChoice(choice.device, f"{who} computes, because {name} failed: {error}", has_failed=True)
+    (name, error), *others = failures.items()
+    who = "The CPU" if choice.device == CPU else f"The GPU {choice.device}"
+    told = [f"{who} computes, because {name} failed: {error}", *(f"{one} failed, too: {why}" for one, why in others)]
+    return DeviceChoice(choice.device, " ".join(told), has_failed=True)
 
 
 def _choose(

@@ -253,7 +253,10 @@ class TestGpus:
         assert found["device_total_bytes"] == sum(found["device_terms"].values()) < room
         assert found["terms"]["weights"] > 0 == whole["terms"]["weights"]
         assert "layers on the GPU" in shown.stdout.decode()
-        assert "the last 1 of 2; the CPU computes the others" in shown.stdout.decode()
+        assert "the last one of 2; the CPU computes the others" in shown.stdout.decode()
+        assert ", with 1 layer there\n" in shown.stdout.decode()
+        less = plan(native_package, "--device-memory", str(found["device_minimum_bytes"] - 1))[1]
+        assert (less["fits"], less["choice"]["gpu_layers"], less["notes"]) == (False, 1, [])
         # A graph for each part of the layers is not divided.
         size = plan(segmented.cut)[1]["device_minimum_bytes"] - 1
         refused, cut = plan(segmented.cut, "--device-memory", str(size))

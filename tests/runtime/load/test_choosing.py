@@ -132,17 +132,17 @@ class TestChoice:
         assert found.device == "cpu"
         assert not found.has_failed
         assert "a laptop's GPU is not used" in found.note
-        assert "edge-rt bench --calibrate --device cuda:1 measures it." in found.note
+        assert "edge-rt bench -m MODEL --calibrate --device cuda:1 measures it." in found.note
         assert "\n" not in found.note
         found = choose(only_gpu, own)
         assert found.device == "cpu"
-        assert "edge-rt bench --calibrate --device cpu measures it." in found.note
+        assert "edge-rt bench -m MODEL --calibrate --device cpu measures it." in found.note
         # Another number of threads was not measured either.
         assert choose(store, own, threads=3) == found
         only_gpu.save({**CPU_KEY, "kv_format": "int4"}, costs(9.0))
         note = choose(only_gpu, own).note
         assert "measured with other caches" in note
-        assert "edge-rt bench --calibrate --device cpu, and then cuda:1, measures both alike." in note
+        assert "edge-rt bench -m MODEL --calibrate --device cpu, and then cuda:1, measures both alike." in note
 
     @pytest.mark.parametrize(
         "changes",
@@ -250,11 +250,11 @@ class TestChoice:
         store.save(gpu_key(LARGE), costs(2.0))
         found = choose(store, FakeProvider(LAPTOP, LARGE, broken=(2,)))
         assert (found.device, found.has_failed, found.replaces_gpu) == ("cuda:1", True, False)
-        assert found.note.startswith("cuda:1 computes, because cuda:2 failed: The GPU cannot be opened.")
-        # Both fail: the first is told.
+        assert found.note.startswith("The GPU cuda:1 computes, because cuda:2 failed: The GPU cannot be opened.")
         found = choose(store, FakeProvider(LAPTOP, LARGE, free=None))
         assert (found.device, found.replaces_gpu) == ("cpu", True)
         assert found.note.startswith("The CPU computes, because cuda:2 failed: ")
+        assert " cuda:1 failed, too: The GPU cannot be opened. GPU 1." in found.note
 
     def test_of_several_gpus_those_that_are_not_used_are_told(self, store):
         found = choose(store, FakeProvider(LAPTOP, LARGE))
@@ -342,8 +342,22 @@ class TestLoads:
 
     def test_a_budget_of_the_gpu_is_for_the_gpu(self, package, asked):
         assert plan_package(package, asked.but(device_memory=GIB)).budget.gpu == GIB
-        with pytest.raises(ConfigError, match="planned for the CPU"):
+        with pytest.raises(
+            ConfigError, match=r"planned for the CPU\. a laptop's GPU is faster .* not fit its memory"
+        ):
             plan_package(package, asked.but(device_memory="400MiB"))
+
+    def test_a_gpu_with_room_for_some_layers_is_told_by_plan_and_load_alike(self, package, asked):
+        pinned = {"ctx": 256, "kv": "f16", "spec": "off", "prefill_chunk": 64}
+        whole = plan_package(package, asked.but(**pinned, device_memory=GIB))
+        asked = asked.but(**pinned, gpu_provider=FakeProvider(LAPTOP, free=whole.needs.gpu - 1))
+        note = device_of(package, asked).note
+        assert note.endswith("has no room for all that the CPU keeps; --device cuda:1 runs there with less.")
+        if (pool_size() or usable_cpus()) == 2:
+            shape, machine = shape_of(package.manifest, package.id), replace(DEVICE, threads=2)
+            shown, _, request = choose_here(shape, machine, Request(**pinned), asked.costs, asked.gpu_provider, package)
+            assert shown.note == note
+            assert request.device_choice == shown
 
     def test_a_budget_of_a_gpu_that_fails_while_it_is_planned_is_no_error(self, package, asked):
         """The failure is told instead, wherever a device is chosen."""
@@ -451,12 +465,12 @@ class TestLoads:
         plan = plan_package(package, asked)
         found = measured_here(plan.shape, plan.device, asked.costs, asked.gpu_provider)
         assert found == {"f16": costs(5.0)}
-        for measured, said in ((found, "measured here"), ({}, "of a typical GPU, not measured")):
+        for measured, said in ((found, "+-30 %, measured here"), ({}, "of a typical GPU, not measured")):
             terminal = Terminal(out := io.StringIO(), io.StringIO())
             speeds = Speeds(plan.shape, plan.device, measured)
             print_plan(terminal, plan, speeds, (), verb=["edge-rt", "generate"], named=[], is_here=True)
             assert f"tokens per second ({said})" in out.getvalue()
-            assert ("(measured here with another cache)" in out.getvalue()) == bool(measured)
+            assert ("(+-30 %, measured here with another cache)" in out.getvalue()) == bool(measured)
             uncertainty = plan_json(plan, speeds)["speed_uncertainty"]
             assert (uncertainty is not None) == bool(measured)
         assert Speeds(plan.shape, plan.device, found).rate(plan.choice).plain == pytest.approx(200)
