@@ -21,7 +21,6 @@ from edge_rt.memory.draft_model import DraftModelShape
 from edge_rt.memory.drafter_shape import DrafterShape
 from edge_rt.memory.fallbacks import DEFAULT_DRAFT
 from edge_rt.memory.figures import Device, GpuFigures
-from edge_rt.memory.gpu_terms import DRIVER_BYTES
 from edge_rt.memory.plan import Plan, Request, make_plan, require_fit
 from edge_rt.memory.request import as_arguments
 from edge_rt.memory.shape import shape_of, shape_on
@@ -33,7 +32,13 @@ from edge_rt.runtime.drafters.recycling import MAX_CONTEXTS
 from edge_rt.runtime.drafters.suffix import MAX_TOKENS
 from edge_rt.runtime.load.choosing import choose_device
 from edge_rt.runtime.load.draft_packages import drafting_shapes
-from edge_rt.runtime.load.gpu_figures import gpu_figures, is_planned_for_gpu, planned_choice, require_same_device
+from edge_rt.runtime.load.gpu_figures import (
+    driver_bytes,
+    gpu_figures,
+    is_planned_for_gpu,
+    planned_choice,
+    require_same_device,
+)
 from edge_rt.runtime.load.options import LoadOptions, Memory
 from edge_rt.runtime.prompt.encoding_budget import EncodingBudget
 from edge_rt.runtime.speculation.speculation import TableBounds
@@ -173,7 +178,8 @@ class LoadPlan:
     def release(self) -> None:
         """Return the share to the budget; does nothing the second time."""
         if self.claim is not None:
-            self.claim.release()
+            # A load that failed before a GPU was made ready leaves less of the driver than the claim counts.
+            self.claim.release(driver_bytes(self.options.gpu_provider))
         if self.end_context is not None:
             self.end_context()
 
@@ -287,9 +293,8 @@ def _plan_package(
     driver: int | None = None
     if device is None:
         # Where `auto` leaves the CPU to compute, the driver was asked nevertheless.
-        asked = options.gpu_provider.asked_bytes
-        held_driver = max(asked, DRIVER_BYTES) if options.gpu_provider.has_opened else asked
-        driver = held_driver if gpu is None else max(asked, DRIVER_BYTES)
+        held_driver = driver_bytes(options.gpu_provider)
+        driver = driver_bytes(options.gpu_provider, on_gpu=gpu is not None)
         # What the process holds now includes the driver, which is counted apart.
         resident = max(0, resident_bytes() - held_driver) if base_bytes is None else base_bytes
         device = this_device()
@@ -302,7 +307,11 @@ def _plan_package(
     if budget is not None:
         if budget.base_bytes:
             resident = budget.base_bytes
-        total = budget.free_bytes + budget.base_bytes + budget.driver_bytes
+        shared = budget.driver_bytes
+        total = budget.free_bytes + budget.base_bytes + shared
+        if driver is not None:
+            # What another model counts for the driver, which may be opening a GPU at present, leaves this one no room.
+            driver = max(driver, shared)
     request = Request(
         budget_bytes=total,
         ctx=options.ctx,

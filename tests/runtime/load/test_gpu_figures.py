@@ -166,6 +166,31 @@ class TestPackages:
         assert budget.free_bytes == (4 << 30) - on_cpu.plan.total_bytes
         assert on_cpu.plan.runtime_bytes == loaded.plan.runtime_bytes
 
+    def test_a_load_that_failed_leaves_no_driver_in_a_shared_budget(self, native_package):
+        """As when the kernels cannot be compiled, before the GPU is opened."""
+        package, own, budget = open_package(native_package), FakeProvider(LAPTOP), Budget("4GiB")
+        asked = LoadOptions(device="cuda", gpu_provider=own, ctx=256, memory=budget)
+        failed = plan_load(package, asked)
+        assert budget.driver_bytes == DRIVER_BYTES
+        failed.release()
+        failed.release()
+        assert budget.driver_bytes == own.asked_bytes < DRIVER_BYTES
+        assert budget.free_bytes == (4 << 30) - budget.base_bytes - own.asked_bytes
+
+    def test_a_plan_that_fits_beside_a_load_on_a_gpu_can_be_claimed(self, native_package):
+        """The GPU is not ready yet, but the budget counts its driver already."""
+        package, own, budget = open_package(native_package), FakeProvider(LAPTOP), Budget("4GiB")
+        asked = LoadOptions(device="cuda", gpu_provider=own, ctx=256, memory=budget)
+        on_gpu, on_cpu = plan_load(package, asked), asked.but(device="cpu", spec="off")
+        needed = plan_package(package, on_cpu)
+        others = budget.claim("others", budget.free_bytes - (needed.minimum_bytes - needed.runtime_bytes) + (4 << 20))
+        assert not plan_package(package, on_cpu).fits
+        with pytest.raises(MemoryBudgetExceeded):
+            plan_load(package, on_cpu)
+        others.release()
+        assert plan_load(package, on_cpu).claim.driver_bytes == DRIVER_BYTES
+        on_gpu.release()
+
     def test_what_a_driver_takes_that_was_asked_is_counted_where_the_cpu_computes(self, native_package):
         """A command's memory is fixed before the driver is asked, which the memory of a running process includes."""
         package, own = open_package(native_package), FakeProvider(LAPTOP)
