@@ -178,8 +178,10 @@ class LoadPlan:
     def release(self) -> None:
         """Return the share to the budget; does nothing the second time."""
         if self.claim is not None:
-            # A load that failed before a GPU was made ready leaves less of the driver than the claim counts.
-            self.claim.release(driver_bytes(self.options.gpu_provider))
+            # A load that failed before its GPU was made ready leaves less than the claim counts.
+            own = self.options.gpu_provider
+            has_context = bool(self.claim.context_bytes) and own.is_ready(parse_device(self.options.device).index)
+            self.claim.release(driver_bytes(own), self.claim.context_bytes if has_context else 0)
         if self.end_context is not None:
             self.end_context()
 
@@ -312,6 +314,9 @@ def _plan_package(
         if driver is not None:
             # What another model counts for the driver, which may be opening a GPU at present, leaves this one no room.
             driver = max(driver, shared)
+        if gpu is not None and gpu.is_unified:
+            # The plan counts the context, whoever has brought it.
+            total += budget.context_bytes
     request = Request(
         budget_bytes=total,
         ctx=options.ctx,
@@ -368,8 +373,9 @@ def plan_load(package: Package, options: LoadOptions, choice: DeviceChoice | Non
         end_context = _count_context(plan, options)
         return LoadPlan(plan, asked, total, is_strict, claim=None, encoding_budget=None, end_context=end_context)
     # What this plan counts of the process beyond what the budget's first claim has counted is claimed as well.
-    base, driver = budget.base_bytes or plan.base_bytes, plan.sizes.driver
-    claim = budget.claim(plan.shape.name, plan.total_bytes - base - driver, base_bytes=base, driver_bytes=driver)
+    base, driver, context = budget.base_bytes or plan.base_bytes, plan.sizes.driver, plan.sizes.unified_context
+    own = plan.total_bytes - base - driver - context
+    claim = budget.claim(plan.shape.name, own, base_bytes=base, driver_bytes=driver, context_bytes=context)
     encoding_budget = EncodingBudget(plan, budget, claim, is_given=total is not None)
     return LoadPlan(plan, asked, total, is_strict, claim, encoding_budget, _count_context(plan, options))
 
@@ -378,8 +384,11 @@ def _has_context(options: LoadOptions, *, is_unified: bool) -> bool:
     """Return whether a plan for a GPU need not count this process's context there.
 
     The context stays when a model is closed. What is free there lacks it then; a budget has to have room for it, unless
-    another model that stays loaded counts it. With ``base_bytes`` none stays.
+    another model that stays loaded counts it. With ``base_bytes`` none stays. A budget that models share, of memory
+    that the GPU shares, has it once, as the driver: there every plan counts it.
     """
+    if is_unified and isinstance(options.memory, Budget):
+        return False
     own, number = options.gpu_provider, parse_device(options.device).index
     budget = options.memory if is_unified else options.device_memory
     if budget is None:

@@ -145,6 +145,24 @@ class TestPackages:
         assert claims[0] == claims[1]
         assert claims[0][0] == CONTEXT_BYTES
 
+    def test_models_in_shared_memory_count_the_context_once_and_leave_it(self, native_package):
+        """Whichever of them is closed first, and also where the CPU computes next; not if the GPU was never opened."""
+        package, own, budget = open_package(native_package), FakeProvider(JETSON), Budget("4GiB")
+        asked = LoadOptions(device="cuda", gpu_provider=own, ctx=256, memory=budget)
+        plan_load(package, asked).release()
+        assert budget.context_bytes == 0
+        first = plan_load(package, asked)
+        own.make_ready(0)
+        second = plan_load(package, asked)
+        assert first.claim.bytes == second.claim.bytes
+        shared = budget.base_bytes + DRIVER_BYTES + CONTEXT_BYTES
+        assert budget.free_bytes == (4 << 30) - shared - 2 * second.claim.bytes
+        for loaded, left in ((first, second.claim.bytes), (second, 0)):
+            loaded.release()
+            assert budget.free_bytes == (4 << 30) - shared - left
+        assert plan_package(package, asked.but(device="cpu")).budget_bytes == (4 << 30) - CONTEXT_BYTES
+        assert plan_package(package, asked).budget_bytes == 4 << 30
+
     @pytest.mark.parametrize("has_a_model", [True, False])
     def test_the_driver_stays_in_a_shared_budget(self, native_package, has_a_model):
         """A model on a GPU brings it, whether the process had a model on the CPU before or not; then all share it."""
