@@ -268,7 +268,8 @@ def plan_package(
     gpu = None
     if device is None and is_planned_for_gpu(options.device, package.manifest.op_profile):
         op_profile = package.manifest.op_profile
-        gpu = gpu_figures(options.device, op_profile, options.gpu_provider, options.freed_device_bytes)
+        freed = options.freed_device_bytes.get(str(parse_device(options.device)), 0)
+        gpu = gpu_figures(options.device, op_profile, options.gpu_provider, freed)
         if gpu is not None:
             gpu = replace(gpu, has_context=_has_context(options, is_unified=gpu.is_unified))
     # Planning itself takes memory the first time. It is repeated until the process's memory stays the same.

@@ -299,12 +299,18 @@ class TestPackages:
         assert free.most_logit_rows is None
 
     def test_the_model_that_is_replaced_gives_its_memory_back(self, native_package):
-        asked = LoadOptions(device="cuda", gpu_provider=FakeProvider(LAPTOP), ctx=256)
-        budgets = [
-            plan_package(open_package(native_package), asked.but(freed_device_bytes=freed)).budget.gpu
-            for freed in (0, GIB)
-        ]
-        assert budgets == [6 * GIB, 7 * GIB]
+        """On its own GPU; others have no more than before."""
+        package, own = open_package(native_package), FakeProvider(LAPTOP)
+        own.fake.report = lambda: GpuReport(13000, (LAPTOP, replace(LAPTOP, number=1)))
+        own.fake.free_bytes = lambda number: 6 * GIB
+        asked = LoadOptions(gpu_provider=own, ctx=256)
+        for device, other in (("cuda", "cuda:1"), ("cuda:1", "cuda:0")):
+            closed = plan_package(package, asked.but(device=device))
+            held, freeing = closed.sizes.gpu.surely_held, asked.but(freed_device_bytes=closed.held_device_bytes)
+            assert held > 0
+            budgets = [plan_package(package, freeing.but(device=name)).budget.gpu for name in (device, other)]
+            assert budgets == [6 * GIB + held, 6 * GIB]
+        assert plan_package(package, asked.but(device="cpu")).held_device_bytes == {}
 
     def test_device_memory_is_refused_on_the_cpu(self, native_package):
         with pytest.raises(ConfigError, match="for native packages on a GPU"):
