@@ -306,6 +306,9 @@ def _plan_package(
         device = replace(device, available_bytes=device.available_bytes + held, threads=threads, gpu=gpu)
     else:
         resident = device.base_bytes
+        if device.gpu is not None and device.gpu.device_name is not None:
+            # A GPU of this machine, whose driver was asked in this process.
+            driver = driver_bytes(options.gpu_provider, on_gpu=True)
     total = None
     if budget is not None:
         if budget.base_bytes:

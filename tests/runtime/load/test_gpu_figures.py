@@ -8,13 +8,15 @@ from pathlib import Path
 import pytest
 
 import edge_rt
+from edge_rt.cli.commands.plan import with_driver
 from edge_rt.errors import ConfigError, MemoryBudgetExceeded, RuntimeUnavailable
 from edge_rt.gpu_library import Gpu, GpuReport
 from edge_rt.gpu_provider import GpuProvider
 from edge_rt.memory.budget import Budget
-from edge_rt.memory.device import presets
+from edge_rt.memory.device import presets, this_device
 from edge_rt.memory.figures import Amounts
 from edge_rt.memory.gpu_terms import CONTEXT_BYTES, DRIVER_BYTES
+from edge_rt.memory.request import Request
 from edge_rt.package.reader import open_package
 from edge_rt.runtime.load.gpu_figures import gpu_figures
 from edge_rt.runtime.load.options import LoadOptions
@@ -230,6 +232,25 @@ class TestPackages:
         assert on_cpu.base_bytes == on_gpu.base_bytes == 100 << 20
         measured = plan_package(package, asked.but(base_bytes=None))
         assert abs(measured.runtime_bytes - resident_bytes()) < 4 << 20
+
+    def test_plans_of_commands_count_what_the_driver_took_if_that_is_more(self, native_package):
+        """As a load does; of another machine's GPU nothing was asked."""
+        package, own, size, libraries = open_package(native_package), FakeProvider(LAPTOP), 160 << 20, []
+
+        def free_bytes(number):
+            libraries[:] = libraries or [b"x" * size]
+            return 6 * GIB
+
+        own.fake.free_bytes = free_bytes
+        machine = replace(this_device(), gpu=gpu_figures("cuda", "native", own))
+        asked = LoadOptions(gpu_provider=own, ctx=256, base_bytes=100 << 20)
+        loaded = plan_package(package, asked.but(device="cuda")).sizes.driver
+        assert loaded == own.asked_bytes >= size
+        assert with_driver(Request(ctx=256), machine, own).driver_bytes == loaded
+        assert with_driver(Request(ctx=256), replace(machine, gpu=None), own).driver_bytes == loaded
+        assert plan_package(package, asked, device=machine).sizes.driver == loaded
+        elsewhere = replace(machine, gpu=replace(machine.gpu, device_name=None))
+        assert plan_package(package, asked, device=elsewhere).sizes.driver == DRIVER_BYTES
 
     def test_the_driver_is_part_of_what_the_process_holds(self, native_package):
         """Measured memory of a process that has opened a GPU includes the driver, which is not counted twice."""
