@@ -63,6 +63,7 @@ def measure_plan(
         "package": str(package),
         "budget_bytes": plan.budget_bytes,
         "base_bytes": plan.base_bytes,
+        "driver_bytes": plan.sizes.driver,
         "ctx": asked.ctx,
         "kv": asked.kv,
         "spec": asked.spec,

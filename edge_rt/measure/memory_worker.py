@@ -298,7 +298,7 @@ def work(request: dict[str, Any], report: Stage, own: GpuProvider = INSTALLED) -
     tell("runtime")
     budget = Budget(request["budget_bytes"])
     # The process counts with its planned memory, so that the plan made here is the same.
-    base = budget.claim("the process", 0, base_bytes=request["base_bytes"])
+    base = budget.claim("the process", 0, base_bytes=request["base_bytes"], driver_bytes=request["driver_bytes"])
     options = LoadOptions(
         memory=budget,
         device=request["device"],

@@ -96,6 +96,12 @@ class Plan:
         return self.needs.host - (0 if self.device.has_own_gpu_memory else self.device_bytes)
 
     @property
+    def held_device_bytes(self) -> dict[str, int]:
+        """What the model surely holds on a GPU and gives back when it is closed: name of the GPU -> bytes."""
+        gpu, held = self.device.gpu, self.sizes.gpu
+        return {} if gpu is None or gpu.device_name is None or held is None else {gpu.device_name: held.surely_held}
+
+    @property
     def device_bytes(self) -> int:
         """Bytes that lie on a GPU, with memory of its own or not; 0 if the CPU computes."""
         return 0 if self.sizes.gpu is None else self.sizes.gpu.total

@@ -109,6 +109,11 @@ class Sizes:
         return self.running + self.load_excess
 
     @property
+    def unified_context(self) -> int:
+        """Bytes of CUDA's context on a GPU that shares the machine's memory; 0 where it is not counted."""
+        return self.gpu.context if self.gpu is not None and self.is_unified else 0
+
+    @property
     def needs(self) -> Amounts:
         """The machine's memory, and that of a GPU with memory of its own."""
         own = 0 if self.gpu is None or self.is_unified else self.gpu.total

@@ -98,6 +98,16 @@ def test_a_process_is_driven_to_the_limits_of_its_plan(native_package, spec):
     assert abs(profile.unaccounted_bytes) < 0.1 * profile.run.peak_bytes
 
 
+def test_the_measured_process_counts_the_driver_as_its_plan_does(native_package):
+    """Without the driver it would fit the budget, and be another plan."""
+    asked = {"ctx": 64, "spec": "off", "driver_bytes": 160 * MIB}
+    short = plan_of(native_package, **asked).minimum_bytes - 10 * MIB
+    plan = plan_of(native_package, budget_bytes=short, **asked)
+    assert not plan.fits
+    with pytest.raises(MemoryBudgetExceeded, match="does not fit the memory"):
+        measure_plan(native_package, plan, threads=1)
+
+
 def test_a_portable_package_is_measured_too(small_package):
     plan = plan_of(small_package, ctx=64, spec="off")
     profile = MemoryReport(plan, measure_plan(small_package, plan, threads=1))

@@ -228,8 +228,7 @@ class Conversation:
             is_same = load.ctx is not None and name == self.name
             spell = partial(setting_in_chat, reference=reference, load=load, is_same_model=is_same)
             with flags_of_a_chat(reference):
-                held = self.model.plan.sizes.gpu
-                asked = load.but(spell=spell, freed_device_bytes=0 if held is None else held.surely_held)
+                asked = load.but(spell=spell, freed_device_bytes=self.model.plan.held_device_bytes)
                 plan = plan_model(package, asked, base)
         before = self.chat
         try:

@@ -79,7 +79,6 @@ def plan(
     from edge_rt.byte_size import file_size
     from edge_rt.cli.plan_speed import Speeds, measured_here
     from edge_rt.cli.render.plan_report import budget_warnings, layers_text, plan_json, print_plan
-    from edge_rt.gpu_provider import INSTALLED
     from edge_rt.memory.device import LIST, LOCAL
     from edge_rt.memory.plan import Request, make_plan
 
@@ -114,8 +113,8 @@ def plan(
     choice = None
     if device in (None, AUTO_DEVICE):
         choice, profile, request = choose_here(found.shape, profile, request, package=found.package)
-        if choice.device == CPU:
-            request = replace(request, driver_bytes=INSTALLED.asked_bytes)
+    if is_here:
+        request = with_driver(request, profile)
     if found.package is not None:
         from edge_rt.memory.shape import shape_on
 
@@ -213,6 +212,20 @@ def choose_here(
     chosen = replace(machine, gpu=gpu_figures(choice.device, shape.op_profile, provider))
     asked = without_budget if choice.replaces_gpu else request
     return choice, chosen, replace(asked, device_choice=choice)
+
+
+def with_driver(request: Request, machine: Device, own: GpuProvider | None = None) -> Request:
+    """Return a request that counts the driver of GPUs as a load in this process does, after the driver was asked.
+
+    Args:
+        request: what is asked for.
+        machine: this machine, with its GPU if that computes.
+        own: edge-rt's own provider; None: the installed one.
+    """
+    from edge_rt.gpu_provider import INSTALLED
+    from edge_rt.runtime.load.gpu_figures import driver_bytes
+
+    return replace(request, driver_bytes=driver_bytes(own or INSTALLED, on_gpu=machine.gpu is not None))
 
 
 def _device_notes(made: Plan, device: str | None, asked: Device) -> tuple[str, ...]:

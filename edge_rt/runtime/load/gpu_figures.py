@@ -9,6 +9,7 @@ from edge_rt.gpu_provider import INSTALLED, GpuProvider
 from edge_rt.memory.choice import DeviceChoice
 from edge_rt.memory.device import unmeasured_gpu
 from edge_rt.memory.figures import GpuFigures
+from edge_rt.memory.gpu_terms import DRIVER_BYTES
 from edge_rt.memory.plan import GPU_OP_PROFILE, Plan
 
 
@@ -59,6 +60,19 @@ def gpu_figures(device: str, op_profile: str, own: GpuProvider = INSTALLED, free
         device_name=str(name),
         has_context=own.is_ready(name.index),
     )
+
+
+def driver_bytes(own: GpuProvider, *, on_gpu: bool = False) -> int:
+    """Return what is counted of this process for the driver of GPUs.
+
+    Where the CPU computes and no GPU was opened before, it is only what the driver took when it was asked.
+
+    Args:
+        own: edge-rt's own provider, after it was asked about the GPU.
+        on_gpu: whether a GPU computes what is planned.
+    """
+    asked = own.asked_bytes
+    return max(asked, DRIVER_BYTES) if on_gpu or own.has_opened else asked
 
 
 def planned_choice(plan: Plan) -> DeviceChoice:

@@ -79,7 +79,8 @@ class LoadOptions:
             given again, but ``memory`` may be a ``Budget`` that the model's share is taken from.
         share_tokenizer_with: tokenizer and template of another model (``Model.texts``), shared if this package has the
             same tokenizer. The memory of a process that loads repeatedly then grows less.
-        freed_device_bytes: memory of the GPU that the models give back which the new one replaces.
+        freed_device_bytes: memory of GPUs that the models give back which the new one replaces: name of the GPU, as
+            ``"cuda"`` or ``"cuda:1"``, -> bytes.
         base_bytes: memory that this process held before its first model, if the new model replaces all that are loaded;
             None: the memory that it holds now.
         hidden: whether passes return hidden states (``Outputs.hidden``), for programs that run passes of their own;
@@ -115,7 +116,7 @@ class LoadOptions:
     plan: Plan | None = None
     share_tokenizer_with: PromptEncoder | None = None
     base_bytes: int | None = None
-    freed_device_bytes: int = 0
+    freed_device_bytes: Mapping[str, int] = field(default_factory=dict)
     hidden: bool = False
     unverified: bool = False
     gpu_provider: GpuProvider = INSTALLED

@@ -21,7 +21,6 @@ from edge_rt.memory.draft_model import DraftModelShape
 from edge_rt.memory.drafter_shape import DrafterShape
 from edge_rt.memory.fallbacks import DEFAULT_DRAFT
 from edge_rt.memory.figures import Device, GpuFigures
-from edge_rt.memory.gpu_terms import DRIVER_BYTES
 from edge_rt.memory.plan import Plan, Request, make_plan, require_fit
 from edge_rt.memory.request import as_arguments
 from edge_rt.memory.shape import shape_of, shape_on
@@ -33,7 +32,13 @@ from edge_rt.runtime.drafters.recycling import MAX_CONTEXTS
 from edge_rt.runtime.drafters.suffix import MAX_TOKENS
 from edge_rt.runtime.load.choosing import choose_device
 from edge_rt.runtime.load.draft_packages import drafting_shapes
-from edge_rt.runtime.load.gpu_figures import gpu_figures, is_planned_for_gpu, planned_choice, require_same_device
+from edge_rt.runtime.load.gpu_figures import (
+    driver_bytes,
+    gpu_figures,
+    is_planned_for_gpu,
+    planned_choice,
+    require_same_device,
+)
 from edge_rt.runtime.load.options import LoadOptions, Memory
 from edge_rt.runtime.prompt.encoding_budget import EncodingBudget
 from edge_rt.runtime.speculation.speculation import TableBounds
@@ -173,7 +178,10 @@ class LoadPlan:
     def release(self) -> None:
         """Return the share to the budget; does nothing the second time."""
         if self.claim is not None:
-            self.claim.release()
+            # A load that failed before its GPU was made ready leaves less than the claim counts.
+            own = self.options.gpu_provider
+            has_context = bool(self.claim.context_bytes) and own.is_ready(parse_device(self.options.device).index)
+            self.claim.release(driver_bytes(own), self.claim.context_bytes if has_context else 0)
         if self.end_context is not None:
             self.end_context()
 
@@ -260,7 +268,8 @@ def plan_package(
     gpu = None
     if device is None and is_planned_for_gpu(options.device, package.manifest.op_profile):
         op_profile = package.manifest.op_profile
-        gpu = gpu_figures(options.device, op_profile, options.gpu_provider, options.freed_device_bytes)
+        freed = options.freed_device_bytes.get(str(parse_device(options.device)), 0)
+        gpu = gpu_figures(options.device, op_profile, options.gpu_provider, freed)
         if gpu is not None:
             gpu = replace(gpu, has_context=_has_context(options, is_unified=gpu.is_unified))
     # Planning itself takes memory the first time. It is repeated until the process's memory stays the same.
@@ -287,9 +296,8 @@ def _plan_package(
     driver: int | None = None
     if device is None:
         # Where `auto` leaves the CPU to compute, the driver was asked nevertheless.
-        asked = options.gpu_provider.asked_bytes
-        held_driver = max(asked, DRIVER_BYTES) if options.gpu_provider.has_opened else asked
-        driver = held_driver if gpu is None else max(asked, DRIVER_BYTES)
+        held_driver = driver_bytes(options.gpu_provider)
+        driver = driver_bytes(options.gpu_provider, on_gpu=gpu is not None)
         # What the process holds now includes the driver, which is counted apart.
         resident = max(0, resident_bytes() - held_driver) if base_bytes is None else base_bytes
         device = this_device()
@@ -298,11 +306,21 @@ def _plan_package(
         device = replace(device, available_bytes=device.available_bytes + held, threads=threads, gpu=gpu)
     else:
         resident = device.base_bytes
+        if device.gpu is not None and device.gpu.device_name is not None:
+            # A GPU of this machine, whose driver was asked in this process.
+            driver = driver_bytes(options.gpu_provider, on_gpu=True)
     total = None
     if budget is not None:
         if budget.base_bytes:
             resident = budget.base_bytes
-        total = budget.free_bytes + budget.base_bytes + budget.driver_bytes
+        shared = budget.driver_bytes
+        total = budget.free_bytes + budget.base_bytes + shared
+        if driver is not None:
+            # What another model counts for the driver, which may be opening a GPU at present, leaves this one no room.
+            driver = max(driver, shared)
+        if gpu is not None and gpu.is_unified:
+            # The plan counts the context, whoever has brought it.
+            total += budget.context_bytes
     request = Request(
         budget_bytes=total,
         ctx=options.ctx,
@@ -359,8 +377,9 @@ def plan_load(package: Package, options: LoadOptions, choice: DeviceChoice | Non
         end_context = _count_context(plan, options)
         return LoadPlan(plan, asked, total, is_strict, claim=None, encoding_budget=None, end_context=end_context)
     # What this plan counts of the process beyond what the budget's first claim has counted is claimed as well.
-    base, driver = budget.base_bytes or plan.base_bytes, plan.sizes.driver
-    claim = budget.claim(plan.shape.name, plan.total_bytes - base - driver, base_bytes=base, driver_bytes=driver)
+    base, driver, context = budget.base_bytes or plan.base_bytes, plan.sizes.driver, plan.sizes.unified_context
+    own = plan.total_bytes - base - driver - context
+    claim = budget.claim(plan.shape.name, own, base_bytes=base, driver_bytes=driver, context_bytes=context)
     encoding_budget = EncodingBudget(plan, budget, claim, is_given=total is not None)
     return LoadPlan(plan, asked, total, is_strict, claim, encoding_budget, _count_context(plan, options))
 
@@ -369,8 +388,11 @@ def _has_context(options: LoadOptions, *, is_unified: bool) -> bool:
     """Return whether a plan for a GPU need not count this process's context there.
 
     The context stays when a model is closed. What is free there lacks it then; a budget has to have room for it, unless
-    another model that stays loaded counts it. With ``base_bytes`` none stays.
+    another model that stays loaded counts it. With ``base_bytes`` none stays. A budget that models share, of memory
+    that the GPU shares, has it once, as the driver: there every plan counts it.
     """
+    if is_unified and isinstance(options.memory, Budget):
+        return False
     own, number = options.gpu_provider, parse_device(options.device).index
     budget = options.memory if is_unified else options.device_memory
     if budget is None:

@@ -342,9 +342,7 @@ class TestLoads:
 
     def test_a_budget_of_the_gpu_is_for_the_gpu(self, package, asked):
         assert plan_package(package, asked.but(device_memory=GIB)).budget.gpu == GIB
-        with pytest.raises(
-            ConfigError, match=r"planned for the CPU\. a laptop's GPU is faster .* not fit its memory"
-        ):
+        with pytest.raises(ConfigError, match=r"planned for the CPU\. a laptop's GPU is faster .* not fit its memory"):
             plan_package(package, asked.but(device_memory="400MiB"))
 
     def test_a_gpu_with_room_for_some_layers_is_told_by_plan_and_load_alike(self, package, asked):

@@ -8,13 +8,15 @@ from pathlib import Path
 import pytest
 
 import edge_rt
+from edge_rt.cli.commands.plan import with_driver
 from edge_rt.errors import ConfigError, MemoryBudgetExceeded, RuntimeUnavailable
 from edge_rt.gpu_library import Gpu, GpuReport
 from edge_rt.gpu_provider import GpuProvider
 from edge_rt.memory.budget import Budget
-from edge_rt.memory.device import presets
+from edge_rt.memory.device import presets, this_device
 from edge_rt.memory.figures import Amounts
 from edge_rt.memory.gpu_terms import CONTEXT_BYTES, DRIVER_BYTES
+from edge_rt.memory.request import Request
 from edge_rt.package.reader import open_package
 from edge_rt.runtime.load.gpu_figures import gpu_figures
 from edge_rt.runtime.load.options import LoadOptions
@@ -145,6 +147,24 @@ class TestPackages:
         assert claims[0] == claims[1]
         assert claims[0][0] == CONTEXT_BYTES
 
+    def test_models_in_shared_memory_count_the_context_once_and_leave_it(self, native_package):
+        """Whichever of them is closed first, and also where the CPU computes next; not if the GPU was never opened."""
+        package, own, budget = open_package(native_package), FakeProvider(JETSON), Budget("4GiB")
+        asked = LoadOptions(device="cuda", gpu_provider=own, ctx=256, memory=budget)
+        plan_load(package, asked).release()
+        assert budget.context_bytes == 0
+        first = plan_load(package, asked)
+        own.make_ready(0)
+        second = plan_load(package, asked)
+        assert first.claim.bytes == second.claim.bytes
+        shared = budget.base_bytes + DRIVER_BYTES + CONTEXT_BYTES
+        assert budget.free_bytes == (4 << 30) - shared - 2 * second.claim.bytes
+        for loaded, left in ((first, second.claim.bytes), (second, 0)):
+            loaded.release()
+            assert budget.free_bytes == (4 << 30) - shared - left
+        assert plan_package(package, asked.but(device="cpu")).budget_bytes == (4 << 30) - CONTEXT_BYTES
+        assert plan_package(package, asked).budget_bytes == 4 << 30
+
     @pytest.mark.parametrize("has_a_model", [True, False])
     def test_the_driver_stays_in_a_shared_budget(self, native_package, has_a_model):
         """A model on a GPU brings it, whether the process had a model on the CPU before or not; then all share it."""
@@ -165,6 +185,31 @@ class TestPackages:
         on_cpu = plan_load(package, asked.but(device="cpu"))
         assert budget.free_bytes == (4 << 30) - on_cpu.plan.total_bytes
         assert on_cpu.plan.runtime_bytes == loaded.plan.runtime_bytes
+
+    def test_a_load_that_failed_leaves_no_driver_in_a_shared_budget(self, native_package):
+        """As when the kernels cannot be compiled, before the GPU is opened."""
+        package, own, budget = open_package(native_package), FakeProvider(LAPTOP), Budget("4GiB")
+        asked = LoadOptions(device="cuda", gpu_provider=own, ctx=256, memory=budget)
+        failed = plan_load(package, asked)
+        assert budget.driver_bytes == DRIVER_BYTES
+        failed.release()
+        failed.release()
+        assert budget.driver_bytes == own.asked_bytes < DRIVER_BYTES
+        assert budget.free_bytes == (4 << 30) - budget.base_bytes - own.asked_bytes
+
+    def test_a_plan_that_fits_beside_a_load_on_a_gpu_can_be_claimed(self, native_package):
+        """The GPU is not ready yet, but the budget counts its driver already."""
+        package, own, budget = open_package(native_package), FakeProvider(LAPTOP), Budget("4GiB")
+        asked = LoadOptions(device="cuda", gpu_provider=own, ctx=256, memory=budget)
+        on_gpu, on_cpu = plan_load(package, asked), asked.but(device="cpu", spec="off")
+        needed = plan_package(package, on_cpu)
+        others = budget.claim("others", budget.free_bytes - (needed.minimum_bytes - needed.runtime_bytes) + (4 << 20))
+        assert not plan_package(package, on_cpu).fits
+        with pytest.raises(MemoryBudgetExceeded):
+            plan_load(package, on_cpu)
+        others.release()
+        assert plan_load(package, on_cpu).claim.driver_bytes == DRIVER_BYTES
+        on_gpu.release()
 
     def test_what_a_driver_takes_that_was_asked_is_counted_where_the_cpu_computes(self, native_package):
         """A command's memory is fixed before the driver is asked, which the memory of a running process includes."""
@@ -187,6 +232,25 @@ class TestPackages:
         assert on_cpu.base_bytes == on_gpu.base_bytes == 100 << 20
         measured = plan_package(package, asked.but(base_bytes=None))
         assert abs(measured.runtime_bytes - resident_bytes()) < 4 << 20
+
+    def test_plans_of_commands_count_what_the_driver_took_if_that_is_more(self, native_package):
+        """As a load does; of another machine's GPU nothing was asked."""
+        package, own, size, libraries = open_package(native_package), FakeProvider(LAPTOP), 160 << 20, []
+
+        def free_bytes(number):
+            libraries[:] = libraries or [b"x" * size]
+            return 6 * GIB
+
+        own.fake.free_bytes = free_bytes
+        machine = replace(this_device(), gpu=gpu_figures("cuda", "native", own))
+        asked = LoadOptions(gpu_provider=own, ctx=256, base_bytes=100 << 20)
+        loaded = plan_package(package, asked.but(device="cuda")).sizes.driver
+        assert loaded == own.asked_bytes >= size
+        assert with_driver(Request(ctx=256), machine, own).driver_bytes == loaded
+        assert with_driver(Request(ctx=256), replace(machine, gpu=None), own).driver_bytes == loaded
+        assert plan_package(package, asked, device=machine).sizes.driver == loaded
+        elsewhere = replace(machine, gpu=replace(machine.gpu, device_name=None))
+        assert plan_package(package, asked, device=elsewhere).sizes.driver == DRIVER_BYTES
 
     def test_the_driver_is_part_of_what_the_process_holds(self, native_package):
         """Measured memory of a process that has opened a GPU includes the driver, which is not counted twice."""
@@ -256,12 +320,18 @@ class TestPackages:
         assert free.most_logit_rows is None
 
     def test_the_model_that_is_replaced_gives_its_memory_back(self, native_package):
-        asked = LoadOptions(device="cuda", gpu_provider=FakeProvider(LAPTOP), ctx=256)
-        budgets = [
-            plan_package(open_package(native_package), asked.but(freed_device_bytes=freed)).budget.gpu
-            for freed in (0, GIB)
-        ]
-        assert budgets == [6 * GIB, 7 * GIB]
+        """On its own GPU; others have no more than before."""
+        package, own = open_package(native_package), FakeProvider(LAPTOP)
+        own.fake.report = lambda: GpuReport(13000, (LAPTOP, replace(LAPTOP, number=1)))
+        own.fake.free_bytes = lambda number: 6 * GIB
+        asked = LoadOptions(gpu_provider=own, ctx=256)
+        for device, other in (("cuda", "cuda:1"), ("cuda:1", "cuda:0")):
+            closed = plan_package(package, asked.but(device=device))
+            held, freeing = closed.sizes.gpu.surely_held, asked.but(freed_device_bytes=closed.held_device_bytes)
+            assert held > 0
+            budgets = [plan_package(package, freeing.but(device=name)).budget.gpu for name in (device, other)]
+            assert budgets == [6 * GIB + held, 6 * GIB]
+        assert plan_package(package, asked.but(device="cpu")).held_device_bytes == {}
 
     def test_device_memory_is_refused_on_the_cpu(self, native_package):
         with pytest.raises(ConfigError, match="for native packages on a GPU"):
