@@ -225,13 +225,14 @@ class TestPackages:
         assert plan_package(package, asked).runtime_bytes == 100 << 20
         for _ in range(2):
             own.report()
-        assert size <= own.asked_bytes <= size + (2 << 20)
+        # Other memory of the process may come and go meanwhile.
+        assert abs(own.asked_bytes - size) <= 8 << 20
         on_cpu, on_gpu = plan_package(package, asked), plan_package(package, asked.but(device="cuda"))
         assert on_cpu.runtime_bytes == (100 << 20) + own.asked_bytes
         assert on_gpu.runtime_bytes == (100 << 20) + DRIVER_BYTES
         assert on_cpu.base_bytes == on_gpu.base_bytes == 100 << 20
         measured = plan_package(package, asked.but(base_bytes=None))
-        assert abs(measured.runtime_bytes - resident_bytes()) < 4 << 20
+        assert abs(measured.runtime_bytes - resident_bytes()) <= 8 << 20
 
     def test_plans_of_commands_count_what_the_driver_took_if_that_is_more(self, native_package):
         """As a load does; of another machine's GPU nothing was asked."""
@@ -245,7 +246,7 @@ class TestPackages:
         machine = replace(this_device(), gpu=gpu_figures("cuda", "native", own))
         asked = LoadOptions(gpu_provider=own, ctx=256, base_bytes=100 << 20)
         loaded = plan_package(package, asked.but(device="cuda")).sizes.driver
-        assert loaded == own.asked_bytes >= size
+        assert loaded == own.asked_bytes >= size - (8 << 20)
         assert with_driver(Request(ctx=256), machine, own).driver_bytes == loaded
         assert with_driver(Request(ctx=256), replace(machine, gpu=None), own).driver_bytes == loaded
         assert plan_package(package, asked, device=machine).sizes.driver == loaded
