@@ -10,21 +10,21 @@ from pathlib import Path
 import numpy as np
 
 from edge_rt.cli.render.device_report import placement_facts
-from edge_rt.errors import Cancelled, EdgeRTError, MemoryBudgetExceeded
-from edge_rt.runtime.graph.cancel import CancelToken
+from edge_rt.errors import EdgeRTError, MemoryBudgetExceeded
 from tests.gpu.emulated import OUT_OF_MEMORY, SOME, main
 from tests.gpu.models import (
     DEVICE,
     FOLDER,
     PROMPT,
     SAMPLED,
-    TOKENS,
     CheapDrafts,
     answer,
+    check_nothing_is_left,
     expect,
     opened,
     plain,
     provider,
+    stop,
 )
 from tests.helpers.models import load_package
 from tests.helpers.segmented import WINDOW, make_agreeing_pair, make_window_pair, pair_in
@@ -172,16 +172,7 @@ def case_cancelled(gpu):
     pair = agreeing()
     with exits(gpu) as model:
         for count in (1, 3):
-            token, seen = CancelToken(), []
-            stream = model.stream(PROMPT, max_tokens=TOKENS, cancel=token, repetition_guard=False, **GREEDY)
-            try:
-                for event in stream:
-                    seen.append(event)
-                    if len(seen) == count:
-                        token.cancel()
-            except Cancelled:
-                pass
-            model._cache.check()
+            stop(model, count)
             assert answer(model).token_ids == plain(pair.whole), count
 
 
@@ -239,13 +230,7 @@ def case_nothing_is_left(gpu):
                 answer(model)
             assert gpu.live().graphs > 0
 
-    body()
-    gc.collect()
-    before = gpu.live()
-    body()
-    gc.collect()
-    assert gpu.live() == before
-    assert before[:3] == (0, 0, 1), before
+    check_nothing_is_left(gpu, body)
 
 
 if __name__ == "__main__":

@@ -160,3 +160,14 @@ def fill_at_every_allocation(gpu, body, step=1):
         assert gpu.live() == before, (number, gpu.live(), before)
     assert number > 10
     body()
+
+
+def check_nothing_is_left(gpu, body):
+    """Run what loads models and closes them twice: it leaves nothing behind but the opened GPU."""
+    body()
+    gc.collect()
+    before = gpu.live()
+    body()
+    gc.collect()
+    assert gpu.live() == before
+    assert before[:3] == (0, 0, 1), before
