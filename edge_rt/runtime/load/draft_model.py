@@ -17,7 +17,7 @@ from edge_rt.runtime.drafters.model import DraftModel, ModelSource, Way
 from edge_rt.runtime.drafters.source import Source
 from edge_rt.runtime.graph.io_binding import open_io_binding
 from edge_rt.runtime.graph.runner import ModelRunner
-from edge_rt.runtime.load.planning import LoadPlan
+from edge_rt.runtime.load.load_plan import LoadPlan
 from edge_rt.runtime.speculation.chain_costs import ChainCosts
 from edge_rt.runtime.speculation.cost_measurement import MeasuredCosts
 from edge_rt.runtime.speculation.cost_model import RowCosts

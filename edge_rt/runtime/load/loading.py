@@ -24,9 +24,10 @@ from edge_rt.runtime.graph.io_binding_native import NativeIOBinding, hidden_outp
 from edge_rt.runtime.graph.runner import ModelRunner, Runner
 from edge_rt.runtime.graph.segmented_runner import SegmentedRunner
 from edge_rt.runtime.load.devices import cache_device, open_device
+from edge_rt.runtime.load.load_plan import LoadPlan
 from edge_rt.runtime.load.networks import OpenedModel, open_networks
 from edge_rt.runtime.load.options import LoadOptions
-from edge_rt.runtime.load.planning import LoadPlan, asked_again, device_of, plan_load
+from edge_rt.runtime.load.planning import asked_again, device_of, plan_load
 from edge_rt.runtime.prompt.encoding import PromptEncoder
 from edge_rt.runtime.speculation.cost_measurement import MeasuredCosts
 from edge_rt.runtime.speculation.speculation import Speculation

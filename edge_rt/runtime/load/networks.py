@@ -22,7 +22,7 @@ from edge_rt.runtime.graph.segmented_runner import SegmentedRunner
 from edge_rt.runtime.load.draft_model import open_draft_model
 from edge_rt.runtime.load.drafters import require_maker
 from edge_rt.runtime.load.exits import ExitMaker
-from edge_rt.runtime.load.planning import LoadPlan
+from edge_rt.runtime.load.load_plan import LoadPlan
 from edge_rt.runtime.load.self_drafting import open_self_drafting
 from edge_rt.runtime.speculation.cost_model import RowCosts
 from edge_rt.session import pool_size

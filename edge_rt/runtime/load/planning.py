@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 import psutil
 
 from edge_rt.byte_size import file_size, parse_size, round_up
 from edge_rt.device_names import AUTO as AUTO_DEVICE, CPU, parse_device
 from edge_rt.errors import ConfigError, RuntimeUnavailable
-from edge_rt.memory.budget import Budget, Claim
+from edge_rt.memory.budget import Budget
 from edge_rt.memory.choice import DeviceChoice
 from edge_rt.memory.device import this_device
 from edge_rt.memory.draft_model import DraftModelShape
 from edge_rt.memory.drafter_shape import DrafterShape
-from edge_rt.memory.fallbacks import DEFAULT_DRAFT
 from edge_rt.memory.figures import Device, GpuFigures
 from edge_rt.memory.plan import Plan, Request, make_plan, require_fit
 from edge_rt.memory.request import as_arguments
 from edge_rt.memory.shape import shape_of, shape_on
-from edge_rt.memory.terms import drafts_itself, pass_memory_bytes
 from edge_rt.package.reader import Package
 from edge_rt.package.self_drafting import kv_of
-from edge_rt.pass_memory import PassMemory
-from edge_rt.runtime.drafters.recycling import MAX_CONTEXTS
-from edge_rt.runtime.drafters.suffix import MAX_TOKENS
 from edge_rt.runtime.load.choosing import choose_device
 from edge_rt.runtime.load.draft_packages import drafting_shapes
 from edge_rt.runtime.load.gpu_figures import (
@@ -39,11 +34,11 @@ from edge_rt.runtime.load.gpu_figures import (
     planned_choice,
     require_same_device,
 )
+from edge_rt.runtime.load.load_plan import LoadPlan
 from edge_rt.runtime.load.options import LoadOptions, Memory
 from edge_rt.runtime.prompt.encoding_budget import EncodingBudget
-from edge_rt.runtime.speculation.speculation import TableBounds
 from edge_rt.session import pool_size
-from edge_rt.spec_modes import AUTO, OFF
+from edge_rt.spec_modes import OFF
 from edge_rt.system.machine import usable_cpus
 from edge_rt.system.process_memory import read_memory
 
@@ -53,137 +48,6 @@ PIECES_BYTES: Final = 24 << 20
 vocabularies of 49,000 and 128,000 tokens alternately: after ten loads 12 MiB more belong to no model than after the
 first, and the smaller model's peak is 25 MiB higher, part of which its plan has room for.
 """
-
-
-@dataclass(frozen=True)
-class LoadPlan:
-    """A plan that fits, and what follows from it.
-
-    Attributes:
-        plan: the plan.
-        options: the options that the plan was made for, whose device is never ``auto``.
-        budget_bytes: the whole budget that was given, including the shares of other models; None without one.
-        is_strict: whether the plan is a limit: a budget was given, or something was given up to fit the available
-            memory. Otherwise the plan only predicts the memory, and more is taken when it is needed later.
-        claim: its share of the budget, or of the available memory if that is short; None without either.
-        encoding_budget: memory for text that has to be encoded at once, part of that share; None: as much as the
-            system has.
-        end_context: says that the model no longer counts the process's context of a GPU; None: it does not count one.
-    """
-
-    plan: Plan
-    options: LoadOptions
-    budget_bytes: int | None
-    is_strict: bool
-    claim: Claim | None
-    encoding_budget: EncodingBudget | None
-    end_context: Callable[[], None] | None = None
-
-    @property
-    def spec_mode(self) -> str:
-        """The mode of speculation, as it was asked for or as the plan decided."""
-        choice = self.plan.choice
-        if self.options.spec is not None:
-            return self.options.spec
-        if choice.spec == OFF:
-            return OFF if self.plan.given_up else AUTO
-        return choice.spec
-
-    @property
-    def draft_max(self) -> int:
-        """Most drafted tokens of a pass, as asked for or as the plan decided."""
-        return self.plan.choice.draft_max or self.options.draft_max or DEFAULT_DRAFT
-
-    @property
-    def table_bounds(self) -> TableBounds:
-        """Bounds of the drafters' tables."""
-        choice = self.plan.choice
-        if self.is_strict:
-            tokens = choice.suffix_tokens
-            return TableBounds(tokens, choice.recycling_contexts, is_planned=True)
-        return TableBounds(choice.suffix_tokens or MAX_TOKENS, choice.recycling_contexts or MAX_CONTEXTS)
-
-    @property
-    def logit_rows(self) -> int:
-        """Rows of logits allocated at load."""
-        rows = self.plan.choice.logit_rows
-        return rows if self.is_strict else max(rows, DEFAULT_DRAFT + 1)
-
-    @property
-    def most_logit_rows(self) -> int | None:
-        """Largest number of logit rows of a pass; None: as many as the system has memory for."""
-        return self.logit_rows if self.is_strict else None
-
-    @property
-    def largest_pass(self) -> int:
-        """Rows of the largest pass that is planned."""
-        return max(self.plan.choice.largest_pass, self.logit_rows)
-
-    @property
-    def host_layers(self) -> int:
-        """How many layers, the first ones, the CPU computes beside a GPU; 0 where one device computes all."""
-        there = self.plan.choice.gpu_layers
-        return 0 if there is None else self.plan.shape.num_layers - there
-
-    @property
-    def hidden(self) -> bool:
-        """Whether passes return hidden states."""
-        return self.plan.request.returns_hidden(self.plan.choice)
-
-    @property
-    def drafter_folder(self) -> Path | None:
-        """Folder of the trained drafter that is loaded; None if none is."""
-        found = self.plan.request.drafter
-        return Path(found.path) if self.plan.choice.drafter and found is not None else None
-
-    @property
-    def draft_model(self) -> DraftModelShape | None:
-        """The second model that is loaded; None if none is."""
-        return self.plan.request.draft_model if self.plan.choice.drafter else None
-
-    @property
-    def drafts_itself(self) -> bool:
-        """Whether the model can draft with the upper halves of its own weights."""
-        return drafts_itself(self.plan.shape, self.plan.choice)
-
-    @property
-    def pass_memory(self) -> PassMemory:
-        """Memory for the intermediate values of passes."""
-        planned = pass_memory_bytes(self.plan.shape, self.plan.choice)
-        # ONNX Runtime allocates packed weights in the same arena whatever its limit, and afterwards keeps no limit. For
-        # such packages only the size of a pass bounds the memory.
-        return PassMemory(planned, is_limit=self.is_strict and self.plan.shape.op_profile == "native")
-
-    @property
-    def totals(self) -> tuple[int, int | None]:
-        """Planned bytes, including those taken for long texts since, and the bytes of the budget (None without one)."""
-        more = 0 if self.encoding_budget is None else self.encoding_budget.taken_bytes
-        return self.plan.total_bytes + more, self.budget_bytes
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the plan as a JSON object: bytes of all and of every term, budgets, and what was given up."""
-        plan = self.plan
-        return {
-            "planned_bytes": plan.total_bytes,
-            "budget_bytes": self.budget_bytes,
-            "available_bytes": plan.budget_bytes,
-            "minimum_bytes": plan.minimum_bytes,
-            "terms": {term.name: term.bytes for term in plan.terms},
-            "device_bytes": plan.device_bytes,
-            "device_budget_bytes": plan.device_budget_bytes,
-            "device_terms": {term.name: term.device_bytes for term in plan.terms if term.device_bytes},
-            "given_up": list(plan.given_up),
-        }
-
-    def release(self) -> None:
-        """Return the share to the budget; does nothing the second time."""
-        if self.claim is not None:
-            # A load that failed before its GPU was made ready leaves less than the claim counts.
-            own = self.options.gpu_provider
-            has_context = bool(self.claim.context_bytes) and own.is_ready(parse_device(self.options.device).index)
-            self.claim.release(driver_bytes(own), self.claim.context_bytes if has_context else 0)
-        if self.end_context is not None:
-            self.end_context()
 
 
 def device_of(

@@ -15,7 +15,7 @@ from edge_rt.runtime.graph.cache import KVCache
 from edge_rt.runtime.graph.io_binding_base import IOBinding
 from edge_rt.runtime.graph.io_binding_native import NativeIOBinding
 from edge_rt.runtime.graph.runner import ModelRunner
-from edge_rt.runtime.load.planning import LoadPlan
+from edge_rt.runtime.load.load_plan import LoadPlan
 from edge_rt.runtime.speculation.chain_costs import ChainCosts
 from edge_rt.runtime.speculation.cost_measurement import MeasuredCosts
 from edge_rt.runtime.speculation.cost_model import RowCosts
