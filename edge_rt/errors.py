@@ -33,7 +33,7 @@ that helps.
 
 from __future__ import annotations
 
-from typing import ClassVar, TypedDict
+from typing import Any, ClassVar, TypedDict
 
 
 class ErrorJSON(TypedDict):
@@ -62,6 +62,10 @@ class EdgeRTError(Exception):
         self.what = what
         self.numbers = numbers
         self.action = action
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # What the constructor of an error takes is not its message, so it is not called again.
+        return _restored, (type(self), self.args), self.__dict__
 
     def to_json(self) -> ErrorJSON:
         """Return the error as the JSON object that the command line and servers print."""
@@ -254,3 +258,10 @@ class Cancelled(EdgeRTError):
     """The work was stopped on request."""
 
     exit_code = 130
+
+
+def _restored(kind: type[EdgeRTError], arguments: tuple[Any, ...]) -> EdgeRTError:
+    """Return an error that was copied, or came from another process, without its attributes."""
+    error = kind.__new__(kind)
+    error.args = arguments
+    return error

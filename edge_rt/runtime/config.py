@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -96,6 +97,11 @@ class GenerationConfig:
         _require("accept", self.accept, self.accept in ACCEPTANCE_RULES, " or ".join(ACCEPTANCE_RULES))
         for text in self.stop:
             _require("stop", text, isinstance(text, str) and text != "", "texts that are not empty")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A mapping that cannot be changed cannot be pickled either.
+        values = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)}
+        return functools.partial(type(self), **{**values, "logit_bias": dict(self.logit_bias)}), ()
 
     def sampling(self, advice: SamplingAdvice | None = None) -> Sampling:
         """Return the values in force: those asked for, else those that the model recommends, else the defaults.

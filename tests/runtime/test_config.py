@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 
 from edge_rt.errors import ConfigError
@@ -74,6 +77,15 @@ def test_a_bias_cannot_be_changed_from_outside():
     assert config.logit_bias == {1: 2.0}
     with pytest.raises(TypeError):
         config.logit_bias[1] = 9.0
+
+
+@pytest.mark.parametrize("copied", [lambda config: pickle.loads(pickle.dumps(config)), copy.deepcopy])
+def test_options_reach_another_process(copied):
+    config = GenerationConfig(seed=5, stop="END", logit_bias={1: 2.0})
+    again = copied(config)
+    assert again == config
+    with pytest.raises(TypeError):
+        again.logit_bias[1] = 9.0
 
 
 class TestSampling:

@@ -1,0 +1,53 @@
+"""Errors survive copies and the way to another process."""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+import pickle
+from concurrent.futures import ProcessPoolExecutor
+
+import pytest
+
+from edge_rt import errors
+from edge_rt.cli.render.console import OutputFailed
+
+MADE = {
+    errors.ContextOverflow: lambda: errors.ContextOverflow(900, 100, 512, is_least=True),
+    errors.EncodingBudgetExceeded: lambda: errors.EncodingBudgetExceeded(900, 512, "412MiB"),
+    errors.ReferenceBudgetExceeded: lambda: errors.ReferenceBudgetExceeded(900, 512, is_least=True),
+}
+"""Those whose constructors take something else than three sentences."""
+
+
+def kinds(root=errors.EdgeRTError):
+    """Return a class of errors and all that derive from it."""
+    return [root, *(kind for child in root.__subclasses__() for kind in kinds(child))]
+
+
+def facts(error):
+    return type(error), str(error), error.args, vars(error), error.to_json()
+
+
+@pytest.mark.parametrize("copied", [lambda error: pickle.loads(pickle.dumps(error)), copy.copy, copy.deepcopy])
+@pytest.mark.parametrize("kind", sorted({*kinds(), OutputFailed}, key=lambda kind: kind.__name__))
+def test_every_error_can_be_pickled_and_copied(kind, copied):
+    make = MADE.get(kind, lambda: kind("It failed.", "Got 3, wanted 2.", "Give 2."))
+    with pytest.raises(kind) as caught:
+        raise make() from KeyError("deeper")
+    caught.value.add_note("while reading")
+    again = copied(caught.value)
+    assert facts(again) == facts(caught.value)
+    assert again is not caught.value
+
+
+def overflowing(_):
+    raise errors.ContextOverflow(900, 100, 512)
+
+
+def test_an_error_in_a_worker_process_leaves_the_pool_usable():
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        with pytest.raises(errors.ContextOverflow, match="900 tokens") as caught:
+            pool.submit(overflowing, 0).result()
+        assert caught.value.context_tokens == 512
+        assert pool.submit(abs, -3).result() == 3
