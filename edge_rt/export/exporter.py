@@ -152,6 +152,8 @@ def export_checkpoint(
 
     stage = Stages([name for name in STAGES if name != "calibrate" or decided.has_constants], progress, started)
     stage("read")
+    # Before anything is read, and long before minutes of measuring.
+    PackageWriter(out, force=force).check_destination()
     advice = source.read_advice() if sampling is None else sampling
     prepared = prepare(source, decoder, decided)
     stage("plan")
@@ -159,7 +161,6 @@ def export_checkpoint(
     if on_estimate is not None:
         on_estimate(estimate)
     require_room(estimate, absolute_path(out))
-    # The writer refuses a destination that exists, before minutes of measuring.
     with PackageWriter(out, force=force) as writer, TensorReader(checkpoint.source.paths) as stream:
         checkpoint = settle_types(checkpoint, prepared.layout, functools.partial(stage, "plan", unit="steps"))
         layout = place_weights(checkpoint.weights, checkpoint.decoder, chosen, is_calibrated=decided.has_constants)

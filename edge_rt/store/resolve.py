@@ -189,7 +189,7 @@ def _resolve_name(text: str, store: Store, options: FetchOptions, *, fetch: bool
     recipes = options.all_recipes()
     if reference is None and name in recipes:
         return _resolve_recipe(recipes[name], store, options)
-    fetched = _fetched(name, store) if reference is None or not fetch else None
+    fetched = fetched_path(name, store) if reference is None or not fetch else None
     if fetched is not None:
         is_folder = fetched.is_dir()
         text = f"fetched {'folder' if is_folder else f'file {fetched.name}'} of {name!r}, to be exported"
@@ -203,7 +203,7 @@ def _resolve_name(text: str, store: Store, options: FetchOptions, *, fetch: bool
     )
 
 
-def _fetched(name: str, store: Store) -> Path | None:
+def fetched_path(name: str, store: Store) -> Path | None:
     """Return the GGUF file or folder stored under a name, if it is usable; `pull` repairs one that is not."""
     if not is_name(name):
         return None
@@ -216,7 +216,7 @@ def _fetched(name: str, store: Store) -> Path | None:
 
 def _resolve_recipe(recipe: Recipe, store: Store, options: FetchOptions) -> Resolved:
     assert recipe.file.size is not None
-    if _fetched(recipe.name, store) is not None:
+    if fetched_path(recipe.name, store) is not None:
         text = f"{recipe.title} is already fetched ({recipe.license}) and will be exported"
         return Resolved("recipe", recipe.name, None, 0, text, recipe=recipe)
     download, extra, source = recipe.file.size, 0, recipe.sources[0]

@@ -15,7 +15,8 @@ from tests.helpers.tokenizer_texts import byte_vocabulary
 LAYERS, HEADS, HEAD_DIM, CONTEXT = 2, 2, 8, 96
 HIDDEN = HEADS * HEAD_DIM
 SCHEMES = {
-    "transformers": ("input.past_key_values.layers.{}.{}s", "output.past_key_values.layers.{}.{}s"),
+    "transformers 5.23": ("input.past_key_values.layers.{}.{}s", "output.past_key_values.layers.{}.{}s"),
+    "transformers 5.24": ("input.cache.layers.{}.{}s", "output.cache.layers.{}.{}s"),
     "optimum": ("past_key_values.{}.{}", "present.{}.{}"),
 }
 TOKENS, MERGES = byte_vocabulary()
@@ -97,7 +98,7 @@ class _Builder:
         return self.weight(f"ints{'_'.join(map(str, values))}", np.asarray(values, np.int64))
 
 
-def traced_graph(model, scheme="transformers", *, takes_mask=False, appends=True, has_plain_head=True):
+def traced_graph(model, scheme="transformers 5.24", *, takes_mask=False, appends=True, has_plain_head=True):
     """Return the graph of a model as an ``ir.Model``.
 
     Args:

@@ -22,6 +22,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "bloom": ("Bloom", {"hidden_size": 64, "n_layer": 2, "n_head": 4}),
     "falcon": ("Falcon", {**SMALL, "multi_query": True, "new_decoder_architecture": False}),
     "cohere2": ("Cohere2", {**GROUPED, "num_hidden_layers": 4, "sliding_window": 16}),
+    "mixtral": ("Mixtral", {**GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    "gemma": ("Gemma", {**GROUPED, "head_dim": 16}),
     "mamba": ("Mamba", {"hidden_size": 64, "num_hidden_layers": 2, "state_size": 8}),
 }  # fmt: skip
 """Name of a family -> what its classes' names begin with, and its configuration."""

@@ -17,13 +17,15 @@ from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.progress import show_progress
 from edge_rt.cli.render.weights_report import forecast_rows, over_budget, weights_rows
 from edge_rt.cli.user_paths import path_of
-from edge_rt.errors import ModelNotFound
+from edge_rt.errors import ConfigError, ModelNotFound
 from edge_rt.package.exits import parse_exits
 from edge_rt.package.manifest import BUILT_IN_CALIBRATION
+from edge_rt.package.writer import PackageWriter
 
 if TYPE_CHECKING:
     from edge_rt.export import ExportReport
     from edge_rt.progress import ProgressCallback
+    from edge_rt.store import Resolved, Store
 
 NO_CALIBRATION: Final = "none"
 
@@ -92,6 +94,8 @@ def export(
     check_runtime()
     if wanted.dry_run:
         return _dry_run(terminal, _present(load.reference, places), wanted, asked, budget)
+    # Before anything is fetched.
+    PackageWriter(wanted.out, force=wanted.force).check_destination()
     with show_progress(terminal) as progress:
         source = _source(terminal, load.reference, places, progress)
         # In the main thread: Ctrl-C then unwinds through the clean-up of the private folder.
@@ -129,7 +133,7 @@ def _dry_run(terminal: Terminal, source: Path, wanted: ExportFlags, asked: Asked
         for warning in found.warnings:
             terminal.warn(warning)
         if refusal is not None:
-            terminal.warn(" ".join(filter(None, (refusal["what"], refusal["numbers"], refusal["action"]))))
+            terminal.error(" ".join(filter(None, (refusal["what"], refusal["numbers"], refusal["action"]))))
     return 0 if refusal is None else refusal["exit_code"]
 
 
@@ -138,20 +142,38 @@ def _present(reference: str, places: PlaceFlags) -> Path:
 
     Raises:
         ModelNotFound: it is not.
+        ConfigError: it is a package.
+    """
+    from edge_rt.store.resolve import fetched_path
+
+    store = places.open_store()
+    resolved = _resolved(reference, store)
+    path = resolved.path or fetched_path(resolved.name, store)
+    if path is None:
+        raise ModelNotFound(
+            f"{reference} is not on this machine.",
+            f"An export {resolved.description}.",
+            "A dry run fetches nothing: leave out --dry-run, or give a GGUF file or a folder.",
+        )
+    return path
+
+
+def _resolved(reference: str, store: Store) -> Resolved:
+    """Return what a package is made from.
+
+    Raises:
+        ConfigError: it is a package already.
     """
     from edge_rt.store.resolve import resolve_source
 
-    path = Path(reference).expanduser()
-    if path.suffix.lower() == ".gguf" and path.is_file():
-        return path
-    resolved = resolve_source(reference, places.open_store())
-    if resolved.path is None or not resolved.is_checkpoint:
-        raise ModelNotFound(
-            f"{reference} is not on this machine.",
-            f"edge-rt {resolved.description}.",
-            "A dry run fetches nothing: leave out --dry-run, or give a GGUF file or a folder.",
+    resolved = resolve_source(reference, store)
+    if resolved.kind == "package":
+        raise ConfigError(
+            f"{resolved.path} is a package.",
+            "An export needs the checkpoint that a package is made from.",
+            "Give a GGUF file, a folder with config.json and safetensors, or the name of a model that can be fetched.",
         )
-    return resolved.path
+    return resolved
 
 
 def _calibration(option: str | None) -> Path | str | None:
@@ -163,16 +185,12 @@ def _calibration(option: str | None) -> Path | str | None:
 
 def _source(terminal: Terminal, reference: str, places: PlaceFlags, progress: ProgressCallback) -> Path:
     """Return the path of the checkpoint; it is fetched into the store if it is not on this machine."""
-    path = Path(reference).expanduser()
-    if path.suffix.lower() == ".gguf" and path.is_file():
-        return path
     from edge_rt.store import fetch_source
-    from edge_rt.store.resolve import resolve_source
 
     store = places.open_store()
-    resolved = resolve_source(reference, store)
+    resolved = _resolved(reference, store)
     if resolved.is_checkpoint and resolved.path is not None and not resolved.in_store:
-        if resolved.path != path:
+        if resolved.path != Path(reference).expanduser():
             tell_source(terminal, resolved, offline=places.offline)
         return resolved.path
     tell_source(terminal, resolved, offline=places.offline)

@@ -10,7 +10,7 @@ from edge_rt.errors import InvalidModelFile, StorageError
 from edge_rt.export.decoder.tensors import check_shapes, expected_shapes, is_fused, require_no_surplus, split_fused
 from edge_rt.export.families.config_reader import ConfigReader
 from edge_rt.export.families.family import TOP_NAMES, Family
-from edge_rt.export.families.registry import MODEL_TYPES, family_of_config
+from edge_rt.export.families.registry import MODEL_TYPES, family_of_config, require_decoder
 from edge_rt.export.sources.gguf_types import TensorInfo
 from edge_rt.export.sources.hf_folder import HFFolder, float_tensor
 from edge_rt.export.sources.packed_config import read_packed_settings
@@ -50,6 +50,7 @@ def describe_folder(folder: HFFolder) -> tuple[Family, Decoder]:
         UnsupportedModel: another architecture, or a variant that edge-rt cannot run.
         InvalidModelFile: a number is missing, out of range or contradicts another.
     """
+    require_decoder(folder.path.name, folder.config)
     config = text_config(folder)
     family = family_of_config(folder.path.name, config.text("model_type"))
     decoder = family.from_config(config, folder.path.resolve().name[:200])

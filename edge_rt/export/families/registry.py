@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final
+import re
+from collections.abc import Mapping
+from typing import Any, Final
 
 from edge_rt.errors import UnsupportedModel
 from edge_rt.export.families.ernie4_5 import ERNIE4_5
@@ -49,6 +51,35 @@ REASONS: Final = {
 """Architecture of files of either kind that is refused -> what of it no description can state."""
 
 
+_ENCODERS: Final = re.compile(r".*bert.*|.*electra.*|mpnet|longformer|t5encoder")
+"""Architectures of files of either kind that compute states of a whole text at once."""
+_ENCODER_CLASSES: Final = re.compile(
+    r".*For(?:MaskedLM|PreTraining|SequenceClassification|TokenClassification|QuestionAnswering|MultipleChoice)"
+)
+
+
+def require_decoder(where: str, config: Mapping[str, Any]) -> None:
+    """Refuse what a ``config.json`` says is an encoder, with a decoder or without: no exporter can carry it.
+
+    Raises:
+        UnsupportedModel: it is one.
+    """
+    kind, names = config.get("model_type"), config.get("architectures")
+    classes = [one for one in names if isinstance(one, str)] if isinstance(names, list) else []
+    numbers = f"Its model_type is {str(kind)[:60]!r}{', its class ' + classes[0][:60] if classes else ''}."
+    if config.get("is_encoder_decoder") is True:
+        raise _no_decoder(where, "an encoder with a decoder", numbers)
+    is_encoder = isinstance(kind, str) and _ENCODERS.fullmatch(kind) is not None
+    if (is_encoder or any(map(_ENCODER_CLASSES.fullmatch, classes))) and config.get("is_decoder") is not True:
+        raise _no_decoder(where, "an encoder", numbers)
+
+
+def _no_decoder(where: str, what: str, numbers: str) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"{where} is {what}; edge-rt runs decoders.", numbers, "Choose a model that continues a text."
+    )
+
+
 def family_of_config(where: str, model_type: str) -> Family:
     """Return the family of a ``config.json``.
 
@@ -71,6 +102,8 @@ def family_of_header(where: str, architecture: str) -> Family:
     Raises:
         UnsupportedModel: there is none.
     """
+    if _ENCODERS.fullmatch(architecture):
+        raise _no_decoder(where, "an encoder", f"Its architecture is {architecture[:60]!r}.")
     if architecture not in ARCHITECTURES:
         raise _unknown(where, architecture, ", ".join(ARCHITECTURES), "Choose a model of a supported architecture.")
     return ARCHITECTURES[architecture]

@@ -16,7 +16,8 @@ from edge_rt.export.check.compare import CheckResult
 from edge_rt.export.checkpoint import text_warnings
 from edge_rt.export.estimate import ExportEstimate, require_room
 from edge_rt.export.exporter import ExportReport, Stages, report_of
-from edge_rt.export.sources.hf_folder import HFFolder, hf_source, read_hf_folder
+from edge_rt.export.families.registry import require_decoder
+from edge_rt.export.sources.hf_folder import HFFolder, hf_source, read_hf_config, read_hf_folder
 from edge_rt.export.sources.source import Source, TokenizerBuild
 from edge_rt.export.traced import check, store
 from edge_rt.export.traced.estimate import estimate_trace, packed_and_mapped
@@ -89,9 +90,11 @@ def export_traced(
     """
     stage = Stages(STAGES, progress, started)
     stage("read")
+    PackageWriter(out, force=force).check_destination()
+    folder = _read(path)
+    # Nobody installs torch for a model that is refused then.
     if tracer is None:
         require_tracer()
-    folder = _read(path)
     source = hf_source(folder, {})
     advice = source.read_advice() if sampling is None else sampling
     if isinstance(rows := folder.config.get("vocab_size"), int):
@@ -145,6 +148,7 @@ def _read(path: Path) -> HFFolder:
             "Only such folders can be exported via transformers.",
             "Leave --via out, or give the folder of the original model.",
         )
+    require_decoder(path.resolve().name, read_hf_config(path))
     folder = read_hf_folder(path)
     if "quantization_config" in folder.config:
         raise UnsupportedModel(
@@ -161,7 +165,7 @@ def _adapted(
     """Return the graph of a package, whose weights were written to ``out``; and a maker of what is known of it."""
     name, vocab_size = trace.numbers.architecture, trace.logits.shape[1]
     model = write_out(ir.load(trace.graph))
-    interface = find_interface(model.graph, name)
+    interface = find_interface(model.graph, name, trace.exporter)
     sizes = interface.dimensions
     adapt(model, interface, vocab_size, name)
     simplify(model, f"edge-rt {VERSION}")

@@ -9,7 +9,7 @@ from typing import Final
 
 import onnx_ir as ir
 
-from edge_rt.errors import UnsupportedModel
+from edge_rt.errors import UnsupportedModel, VersionMismatch
 
 TOKENS: Final = "input_ids"
 MASK: Final = "attention_mask"
@@ -18,12 +18,14 @@ PLACES: Final = "cache_position"
 LOGITS: Final = "logits"
 KINDS: Final = ("key", "value")
 
+KNOWN_VERSIONS: Final = ("5.23", "5.24")
+"""Versions of transformers whose names of the cache are known: 5.24 calls `cache` what was `past_key_values`."""
 _PAST: Final = (
-    re.compile(r"(?:input\.)?past_key_values\.layers\.(?P<layer>\d{1,4})\.(?P<kind>key|value)s"),
+    re.compile(r"(?:input\.)?(?:past_key_values|cache)\.layers\.(?P<layer>\d{1,4})\.(?P<kind>key|value)s"),
     re.compile(r"past_key_values\.(?P<layer>\d{1,4})\.(?P<kind>key|value)"),
 )
 _PRESENT: Final = (
-    re.compile(r"(?:output\.)?past_key_values\.layers\.(?P<layer>\d{1,4})\.(?P<kind>key|value)s"),
+    re.compile(r"(?:output\.)?(?:past_key_values|cache)\.layers\.(?P<layer>\d{1,4})\.(?P<kind>key|value)s"),
     re.compile(r"present\.(?P<layer>\d{1,4})\.(?P<kind>key|value)"),
 )
 """Names of the cache before and behind a pass, in both schemes: that of transformers' exporter, and that of optimum and
@@ -77,21 +79,30 @@ class TracedInterface:
         return len(self.caches) // len(KINDS)
 
 
-def find_interface(graph: ir.Graph, name: str) -> TracedInterface:
+def find_interface(graph: ir.Graph, name: str, exporter: str) -> TracedInterface:
     """Return the inputs and outputs of a traced graph.
 
     Args:
         graph: the graph.
         name: of the model, for messages.
+        exporter: the programs that traced it with their versions, for messages.
 
     Raises:
         UnsupportedModel: the graph has other inputs or outputs than tokens, logits, keys and values, or caches of
             different shapes.
+        VersionMismatch: it has keys and values under names that are not known.
     """
     past, driving = _sorted_out([value for value in graph.inputs if not _handed_through(value)], _PAST)
     present, results = _sorted_out([value for value in graph.outputs if not _is_copy_of_input(value)], _PRESENT)
     other = [one for one in driving if one not in (TOKENS, MASK, POSITIONS, PLACES)]
+    strange = [driving[one] for one in other]
     other += [one for one in results if one != LOGITS]
+    if not past and strange and all(_is_like_cache(value) for value in strange):
+        raise VersionMismatch(
+            f"{name}: the traced graph names its keys and values in a way that edge-rt does not know.",
+            f"{exporter} wrote {', '.join(other[:_SHOWN_NAMES])}.",
+            f"Install a version of transformers that is known to work: {' or '.join(KNOWN_VERSIONS)}.",
+        )
     if other:
         raise _not_carried(
             name, "keeps a state other than keys and values.", f"Its graph has {', '.join(other[:_SHOWN_NAMES])}."
@@ -147,6 +158,13 @@ def _sorted_out(
         else:
             caches[int(match["layer"]), match["kind"]] = value
     return caches, others
+
+
+def _is_like_cache(value: ir.Value) -> bool:
+    """Return whether a value has the shape of keys or values: as many tokens as there are, in heads of one size."""
+    heads, size = _heads(value)
+    tokens = value.shape is not None and len(value.shape) == _CACHE_AXES and value.shape[2]
+    return isinstance(tokens, ir.SymbolicDim) and isinstance(heads, int) and isinstance(size, int)
 
 
 def _heads(value: ir.Value) -> tuple[object, object]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+from pathlib import Path
 
 import pytest
 
 from edge_rt.package.reader import open_package
+from edge_rt.store.records import SourceRecord, record_file, write_record
 from tests.helpers.converted_factory import write_converted_folder
 from tests.helpers.gguf_factory import write_llama_gguf
 from tests.helpers.gguf_split import split
@@ -108,8 +111,36 @@ def test_a_dry_run_has_the_exit_code_of_the_export(inline, folder, tmp_path):
     assert inline(*command).returncode == 4
     refusal = json.loads(inline(*command, "--dry-run", "--json").stdout)["refusal"]
     assert (refusal["type"], refusal["exit_code"]) == ("MemoryBudgetExceeded", 4)
-    missing = inline("export", "-m", "smollm2-135m-instruct", "--out", tmp_path / "out", "--dry-run")
+
+
+def test_a_dry_run_of_a_name_needs_its_fetched_files(inline, small_gguf, tmp_path):
+    store = tmp_path / "store"
+    command = ("export", "-m", "smollm2-135m-instruct", "-o", tmp_path / "out", "--dry-run", "--store", store)
+    missing = inline(*command)
     assert (missing.returncode, b"A dry run fetches nothing" in missing.stderr) == (3, True)
+    folder = store / "sources" / "smollm2-135m-instruct"
+    folder.mkdir(parents=True)
+    copy = Path(shutil.copy(small_gguf, folder))
+    write_record(folder, SourceRecord("recipe", "local", None, (record_file(copy, "0" * 64),)))
+    assert inline(*command).returncode == 0
+
+
+@pytest.mark.parametrize("more", [(), ("--dry-run",)])
+def test_an_export_of_a_package_is_told_what_it_needs(inline, native_package, tmp_path, more):
+    result = inline("export", "-m", native_package, "--out", tmp_path / "out", *more)
+    assert (result.returncode, b"An export needs the checkpoint" in result.stderr) == (2, True)
+
+
+def test_a_destination_that_exists_is_refused_before_anything_is_fetched(inline, native_package, tmp_path):
+    command = ("export", "-m", "smollm2-135m-instruct", "-o", native_package, "--store", tmp_path / "store")
+    result = inline(*command, "--offline")
+    assert (result.returncode, result.stderr.startswith(b"error: ")) == (6, True)
+    assert b"exists already" in result.stderr
+
+
+def test_a_dry_run_says_as_an_error_what_the_export_would_fail_of(inline, folder, native_package):
+    result = inline("export", "-m", folder, "--out", native_package, "--dry-run")
+    assert (result.returncode, b"error: " in result.stderr, b"warning: " in result.stderr) == (6, True, False)
 
 
 @pytest.mark.parametrize(

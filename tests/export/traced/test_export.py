@@ -115,9 +115,25 @@ class TestRefused:
         with pytest.raises(InvalidModelFile, match="'embedding'"):
             export(folder, tmp_path / "out", broken)
 
+    @pytest.mark.parametrize(
+        ("config", "what"),
+        [
+            ({"model_type": "modernbert"}, "small is an encoder; edge-rt runs decoders"),
+            ({"architectures": ["SomeForMaskedLM"]}, "an encoder; .* its class SomeForMaskedLM"),
+            ({"model_type": "t5", "is_encoder_decoder": True}, "an encoder with a decoder"),
+        ],
+    )
+    def test_an_encoder_before_torch_is_asked_for(self, tmp_path, config, what):
+        folder = write_folder(tmp_path / "small", MODEL, **config)
+        for via in ("transformers", None):
+            with pytest.raises(UnsupportedModel, match=what):
+                export_model(folder, tmp_path / "out", via=via)
+
     def test_a_destination_that_exists(self, folder, package):
+        estimates = []
         with pytest.raises(StorageError, match="exists"):
-            export(folder, package)
+            export(folder, package, on_estimate=estimates.append)
+        assert not estimates
         export(folder, package, force=True)
 
 

@@ -9,7 +9,7 @@ import onnx_ir as ir
 import pytest
 
 from edge_rt.binding import StopSwitch
-from edge_rt.errors import UnsupportedModel
+from edge_rt.errors import UnsupportedModel, VersionMismatch
 from edge_rt.export.traced import store
 from edge_rt.export.traced.estimate import packed_and_mapped
 from edge_rt.export.traced.interface import find_interface
@@ -20,7 +20,17 @@ from edge_rt.export.traced.tidy import simplify, write_out
 from edge_rt.package.graph_check import check_graph
 from edge_rt.session import Session, pool_size
 from tests.helpers.tiny_package import MANIFEST
-from tests.helpers.traced_factory import CONTEXT, HEAD_DIM, HEADS, HIDDEN, LAYERS, VOCAB, TracedModel, traced_graph
+from tests.helpers.traced_factory import (
+    CONTEXT,
+    HEAD_DIM,
+    HEADS,
+    HIDDEN,
+    LAYERS,
+    SCHEMES,
+    VOCAB,
+    TracedModel,
+    traced_graph,
+)
 
 MODEL = TracedModel()
 IDS = [(5 + 41 * i) % len(VOCAB) for i in range(40)]
@@ -45,7 +55,7 @@ class Written:
 
 def write(folder, **options):
     model = write_out(traced_graph(MODEL, **options))
-    interface = find_interface(model.graph, "a model")
+    interface = find_interface(model.graph, "a model", "a tracer 1.0")
     narrows = adapt(model, interface, len(VOCAB), "a model")
     simplify(model, "edge-rt")
     symbols = {"s0": "past", "s1": "rows"}
@@ -141,7 +151,22 @@ def test_a_cache_that_is_computed_stays_alive(plain, tmp_path):
     assert other > most + 4 * HEADS * HEAD_DIM * 4096 * (LAYERS - 1)
 
 
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_keys_and_values_are_known_by_the_names_of_every_exporter(scheme):
+    found = find_interface(traced_graph(MODEL, scheme).graph, "a model", "a tracer 1.0")
+    assert [*found.caches] == [(layer, kind) for layer in range(LAYERS) for kind in ("key", "value")]
+    assert found.dimensions["s0"] == "past"
+
+
 class TestRefused:
+    def test_keys_and_values_of_unknown_names(self):
+        """Not the model is at fault, but the version of the exporter."""
+        model = traced_graph(MODEL)
+        for value in (*model.graph.inputs, *model.graph.outputs):
+            value.name = value.name.replace("cache.layers", "memory.blocks")
+        with pytest.raises(VersionMismatch, match=r"tracer 1\.0 wrote input\.memory.* or 5\.24"):
+            find_interface(model.graph, "a model", "a tracer 1.0")
+
     def test_another_state(self):
         model = traced_graph(MODEL)
         state = ir.Value(
@@ -150,7 +175,7 @@ class TestRefused:
         model.graph.inputs.append(state)
         model.graph.append(ir.node("Tanh", [state]))
         with pytest.raises(UnsupportedModel, match=r"a state other than keys and values.*conv_states"):
-            find_interface(model.graph, "a model")
+            find_interface(model.graph, "a model", "a tracer 1.0")
 
     def test_a_state_that_is_handed_through_is_none(self):
         model = traced_graph(MODEL)
@@ -160,22 +185,22 @@ class TestRefused:
         model.graph.inputs.append(state)
         model.graph.append(copy)
         model.graph.outputs.append(copy.outputs[0])
-        assert find_interface(model.graph, "a model").num_layers == LAYERS
+        assert find_interface(model.graph, "a model", "a tracer 1.0").num_layers == LAYERS
 
     def test_a_layer_without_values(self):
         model = traced_graph(MODEL)
         del model.graph.outputs[-1]
         with pytest.raises(UnsupportedModel, match="keys and values in every layer"):
-            find_interface(model.graph, "a model")
+            find_interface(model.graph, "a model", "a tracer 1.0")
 
     def test_caches_of_different_shapes(self):
         model = traced_graph(MODEL)
         model.graph.inputs[-1].shape = ir.Shape([1, HEADS, "s0", 2 * HEAD_DIM])
         with pytest.raises(UnsupportedModel, match=r"different shapes.*2 x 16, 2 x 8"):
-            find_interface(model.graph, "a model")
+            find_interface(model.graph, "a model", "a tracer 1.0")
 
     def test_old_operators(self):
         model = traced_graph(MODEL)
         model.graph.opset_imports[""] = 13
         with pytest.raises(UnsupportedModel, match="of version 13, at least 15"):
-            adapt(model, find_interface(model.graph, "a model"), len(VOCAB), "a model")
+            adapt(model, find_interface(model.graph, "a model", "a tracer 1.0"), len(VOCAB), "a model")
