@@ -22,7 +22,13 @@ from edge_rt.version import VERSION
 __version__ = VERSION
 
 if TYPE_CHECKING:
-    from edge_rt.api import load as load, plan as plan, pull as pull
+    from edge_rt.api import (
+        list_models as list_models,
+        load as load,
+        plan as plan,
+        pull as pull,
+        remove_model as remove_model,
+    )
     from edge_rt.errors import (
         Busy as Busy,
         Cancelled as Cancelled,
@@ -57,22 +63,31 @@ if TYPE_CHECKING:
     from edge_rt.progress import ProgressEvent as ProgressEvent
     from edge_rt.runtime.aio import AsyncStream as AsyncStream
     from edge_rt.runtime.chat import Chat as Chat
-    from edge_rt.runtime.config import GenerationConfig as GenerationConfig
+    from edge_rt.runtime.chat_messages import ChatMessage as ChatMessage
+    from edge_rt.runtime.config import GenerationConfig as GenerationConfig, GenerationOptions as GenerationOptions
     from edge_rt.runtime.engine import Model as Model
     from edge_rt.runtime.graph.cancel import CancelToken as CancelToken
     from edge_rt.runtime.load.options import LoadOptions as LoadOptions
+    from edge_rt.runtime.prompt.encoding import Message as Message, Prompt as Prompt
     from edge_rt.runtime.results import (
         Event as Event,
+        FinishReason as FinishReason,
         Memory as Memory,
         Result as Result,
+        SpecStats as SpecStats,
         Timings as Timings,
         Usage as Usage,
     )
+    from edge_rt.runtime.saved_chat import SavedChat as SavedChat
     from edge_rt.runtime.stream import Stream as Stream
+    from edge_rt.store.layout import RemovedReport as RemovedReport, StoreEntry as StoreEntry
     from edge_rt.store.pull import PullReport as PullReport
+    from edge_rt.text.rendered import RenderedPrompt as RenderedPrompt
+    from edge_rt.text.tokenizer import Tokenizer as Tokenizer
+    from edge_rt.text.tool_calls import ToolCall as ToolCall
 
 _HOME = {
-    "edge_rt.api": ("load", "plan", "pull"),
+    "edge_rt.api": ("list_models", "load", "plan", "pull", "remove_model"),
     "edge_rt.errors": (
         "Busy", "Cancelled", "ConfigError", "ContextOverflow", "DownloadError", "EdgeRTError",
         "EncodingBudgetExceeded", "InferenceError", "InputError", "InvalidCorpus", "InvalidDrafter", "InvalidModelFile",
@@ -89,24 +104,33 @@ _HOME = {
     "edge_rt.runtime.aio": ("AsyncStream",),
     "edge_rt.runtime.graph.cancel": ("CancelToken",),
     "edge_rt.runtime.chat": ("Chat",),
-    "edge_rt.runtime.config": ("GenerationConfig",),
+    "edge_rt.runtime.chat_messages": ("ChatMessage",),
+    "edge_rt.runtime.config": ("GenerationConfig", "GenerationOptions"),
     "edge_rt.runtime.engine": ("Model",),
     "edge_rt.runtime.load.options": ("LoadOptions",),
-    "edge_rt.runtime.results": ("Event", "Memory", "Result", "Timings", "Usage"),
+    "edge_rt.runtime.prompt.encoding": ("Message", "Prompt"),
+    "edge_rt.runtime.results": ("Event", "FinishReason", "Memory", "Result", "SpecStats", "Timings", "Usage"),
+    "edge_rt.runtime.saved_chat": ("SavedChat",),
     "edge_rt.runtime.stream": ("Stream",),
+    "edge_rt.store.layout": ("RemovedReport", "StoreEntry"),
     "edge_rt.store.pull": ("PullReport",),
+    "edge_rt.text.rendered": ("RenderedPrompt",),
+    "edge_rt.text.tokenizer": ("Tokenizer",),
+    "edge_rt.text.tool_calls": ("ToolCall",),
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = sorted([*_MODULE_OF, "__version__"])  # noqa: PLE0605 -- checked by tests/test_public_api.py
 
 
-def __getattr__(name: str) -> Any:
-    try:
-        module = _MODULE_OF[name]
-    except KeyError:
-        raise AttributeError(f"module 'edge_rt' has no attribute {name!r}") from None
-    return getattr(importlib.import_module(module), name)
+if not TYPE_CHECKING:  # to a type checker it would make every name an attribute
+
+    def __getattr__(name: str) -> Any:
+        try:
+            module = _MODULE_OF[name]
+        except KeyError:
+            raise AttributeError(f"module 'edge_rt' has no attribute {name!r}") from None
+        return getattr(importlib.import_module(module), name)
 
 
 def __dir__() -> list[str]:

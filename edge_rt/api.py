@@ -1,4 +1,4 @@
-"""The Python API: plan a model's memory, load it by path or name, pull one."""
+"""The Python API: models by path or name, pulled, listed, removed, planned and loaded."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edge_rt.byte_size import parse_limit
 from edge_rt.errors import ConfigError, ModelNotFound
 from edge_rt.memory.plan import Plan
-from edge_rt.package.reader import Package, is_package, open_package
+from edge_rt.option_names import known_options
+from edge_rt.package.reader import Package, absolute_path, is_package, open_package
 from edge_rt.progress import ProgressCallback, no_progress
 from edge_rt.runtime.engine import Model
 from edge_rt.runtime.load.options import LoadOptions, Memory as MemoryBudget
@@ -17,9 +19,11 @@ from edge_rt.runtime.prompt.encoding import PromptEncoder
 from edge_rt.runtime.speculation.cost_model import user_costs
 
 if TYPE_CHECKING:
+    from edge_rt.store.layout import RemovedReport, StoreEntry
     from edge_rt.store.pull import PullReport
 
 
+@known_options()
 def load(
     model: str | Path,
     *,
@@ -28,7 +32,8 @@ def load(
     ctx: int | None = None,
     threads: int | None = None,
     device: str = "auto",
-    store: Path | None = None,
+    store: str | Path | None = None,
+    pull: bool = False,
     prefill_chunk: int | None = None,
     kv: str | None = None,
     isa: str | None = None,
@@ -44,10 +49,9 @@ def load(
 ) -> Model:
     """Load a package.
 
-    Nothing is fetched or exported here: see ``pull`` and ``export_model``.
-
     Args:
-        model: folder of a package, or the name of one in the store.
+        model: folder of a package, or the name of one in the store. With ``pull``, everything that ``edge_rt.pull``
+            takes.
         memory: budget of resident memory for the process: bytes, a text such as ``"600MiB"``, or a ``Budget`` that
             several models share. None: what the machine has available. A setting given below is kept, or the load is
             refused. Settings left at None are reduced until the model fits: first speculation is turned off, then the
@@ -61,6 +65,8 @@ def load(
             where measured passes of this package say that it is faster, else the CPU; ``Model.device_choice`` has what
             there is to say about it.
         store: folder of the store; None takes the configured one.
+        pull: if there is no such package, fetch the model and export it into the store first, as the command line does.
+            This process then takes the memory of an export before that of the model.
         prefill_chunk: tokens of one prefill pass over a prompt; None lets the plan choose.
         kv: format of the KV cache, one of those that ``edge-rt inspect`` shows; ``"auto"`` takes the fastest that fits,
             None the package's first, if it fits.
@@ -85,14 +91,15 @@ def load(
         texts: the older name of ``share_tokenizer_with``.
 
     Raises:
-        ModelNotFound: there is no such package.
+        ModelNotFound: there is no such package, or with ``pull`` no such model.
         InputError: the package cannot be used.
-        ConfigError: an argument is out of range, does not apply to this package, has no effect with ``spec``, or is
-            already decided by ``plan``.
+        ConfigError: an argument does not exist, is out of range, does not apply to this package, has no effect with
+            ``spec``, or is already decided by ``plan``.
         MemoryBudgetExceeded: the model does not fit the budget. The error says how much memory is needed and which
             settings would fit. Nothing large was loaded.
         RuntimeUnavailable: ONNX Runtime, the device or the native operators are missing, or this build cannot run the
             drafter.
+        DownloadError, StorageError: with ``pull``, as there.
     """
     options = LoadOptions(
         memory=memory,
@@ -113,9 +120,10 @@ def load(
         plan=plan,
         share_tokenizer_with=_encoder_of(share_tokenizer_with, texts),
     )
-    return Model(_open(model, store), options)
+    return Model(_open(model, store, pulls=pull), options)
 
 
+@known_options()
 def plan(
     model: str | Path,
     *,
@@ -124,7 +132,7 @@ def plan(
     ctx: int | None = None,
     threads: int | None = None,
     device: str = "auto",
-    store: Path | None = None,
+    store: str | Path | None = None,
     prefill_chunk: int | None = None,
     kv: str | None = None,
     spec: str | None = None,
@@ -189,31 +197,43 @@ def _encoder_of(model: Model | PromptEncoder | None, texts: PromptEncoder | None
     return model.texts if isinstance(model, Model) else model
 
 
-def _open(model: str | Path, store: Path | None) -> Package:
-    path = Path(model).expanduser()
+def _open(model: str | Path, store: str | Path | None, *, pulls: bool = False) -> Package:
+    """Open the package that an argument means, which is pulled first if need be and ``pulls`` is set."""
+    path = absolute_path(Path(model))
     if is_package(path):
         return open_package(path)
-    from edge_rt.store import open_store, resolve
+    from edge_rt.store import ensure_package, open_store, resolve
 
-    found = resolve(model, open_store(store))
+    place = open_store(store)
+    found = resolve(model, place)
     if found.kind == "package" and found.path is not None:
         return open_package(found.path)
+    if pulls:
+        return open_package(ensure_package(model, store=place))
     if found.is_checkpoint:
-        action = "Make a package of it first: edge_rt.export_model(source, out)."
-    else:
-        action = "Fetch it first: edge_rt.pull(name)."
-    raise ModelNotFound(f"{str(model)[:200]!r} is not a package on this machine.", found.description, action)
+        kind = "GGUF file" if found.kind == "gguf" else "folder with safetensors"
+        raise ModelNotFound(
+            f"{str(model)[:200]!r} is a {kind}, not a package.",
+            "A package is made of it once.",
+            "Give pull=True to edge_rt.load, or call edge_rt.pull(source) or edge_rt.export_model(source, out) first.",
+        )
+    raise ModelNotFound(
+        f"{str(model)[:200]!r} is not a package on this machine.",
+        f"To get it: {found.description}.",
+        "Give pull=True to edge_rt.load, or call edge_rt.pull(name) first.",
+    )
 
 
+@known_options()
 def pull(
     ref: str | Path,
     *,
-    store: Path | None = None,
+    store: str | Path | None = None,
     name: str | None = None,
     offline: bool = False,
     activations: str | None = None,
     weights: str | None = None,
-    size: int = 0,
+    size: int | str | None = None,
     accept_loss: bool = False,
     force: bool = False,
     progress: ProgressCallback = no_progress,
@@ -229,8 +249,8 @@ def pull(
         activations: ``"int8"`` or ``"float"`` (portable op profile); None for the recipe's, or ``"int8"``.
         weights: types of the matrices, as in ``export_model``; a package with others is exported again. None: those of
             the package if there is one, else the default of ``export_model``.
-        size: bytes that ``weights.bin`` may have, as in ``export_model``; a package of another size is exported again.
-            0: that of the package if there is one, else no limit.
+        size: most bytes of ``weights.bin``, or a text such as ``"700MiB"``, as in ``export_model``; a package of
+            another size is exported again. None: that of the package if there is one, else no limit.
         accept_loss: as in ``export_model``.
         force: fetch and export again, and replace another model of that name.
         progress: called with the stages.
@@ -250,8 +270,42 @@ def pull(
         offline=offline,
         activations=activations,
         weights=weights,
-        size=size,
+        size=parse_limit(size),
         accept_loss=accept_loss,
         force=force,
         progress=progress,
     )
+
+
+@known_options()
+def list_models(*, store: str | Path | None = None) -> list[StoreEntry]:
+    """Return the models in the store in alphabetical order; one that cannot be used carries a ``problem``.
+
+    Args:
+        store: folder of the store; None takes the configured one.
+
+    Raises:
+        StorageError: the store cannot be read.
+        ConfigError: the configuration file is wrong.
+    """
+    from edge_rt.store import open_store
+
+    return open_store(store).list()
+
+
+@known_options()
+def remove_model(name: str, *, store: str | Path | None = None) -> RemovedReport:
+    """Delete a model from the store: its package and its source files. Nobody is asked.
+
+    Args:
+        name: name in the store, or the ``org/name`` that it was fetched from.
+        store: folder of the store; None takes the configured one.
+
+    Raises:
+        ModelNotFound: there is no such model in the store.
+        StorageError: another process is working on it, or it cannot be deleted.
+        ConfigError: it is no valid name, or the configuration file is wrong.
+    """
+    from edge_rt.store import open_store
+
+    return open_store(store).remove(name)

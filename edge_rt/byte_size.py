@@ -47,6 +47,11 @@ def parse_size(text: str | int) -> int:
     return size
 
 
+def parse_limit(size: str | int | None) -> int:
+    """Return a largest size in bytes, as ``parse_size`` does; 0 for None or 0, which mean no limit."""
+    return 0 if size is None or size == 0 else parse_size(size)
+
+
 def show_size(count: float) -> str:
     """Return bytes as people read them, for example ``"301.4 MiB"``."""
     for unit, step in _STEPS:

@@ -133,11 +133,12 @@ class ContextOverflow(InputError):
         prompt_tokens: tokens of the prompt.
         requested_tokens: tokens that were to be generated.
         context_tokens: capacity of the context.
-        is_least: whether ``prompt_tokens`` is a lower bound, because the prompt was not encoded to its end.
-        way: a sentence saying what to do, where the usual advice to load the model again does not apply.
+        is_estimate: whether ``prompt_tokens`` is an estimate, because the prompt was not encoded to its end.
+        model_tokens: largest context that the model can be loaded with; None if that is not known.
+        way: a sentence saying what to do, where the usual advice does not apply.
 
     Attributes:
-        prompt_tokens, requested_tokens, context_tokens, is_least: as above.
+        prompt_tokens, requested_tokens, context_tokens, is_estimate, model_tokens: as above.
     """
 
     def __init__(
@@ -146,19 +147,33 @@ class ContextOverflow(InputError):
         requested_tokens: int,
         context_tokens: int,
         *,
-        is_least: bool = False,
+        is_estimate: bool = False,
+        model_tokens: int | None = None,
         way: str | None = None,
     ) -> None:
-        prompt = f"Prompt {'of at least ' if is_least else ''}{prompt_tokens} tokens"
-        super().__init__(
-            "The prompt does not fit the context.",
-            f"{prompt} + {requested_tokens} reserved > context {context_tokens}.",
-            way or "Shorten the prompt, ask for fewer tokens, or load the model with a larger context.",
-        )
         self.prompt_tokens = prompt_tokens
         self.requested_tokens = requested_tokens
         self.context_tokens = context_tokens
-        self.is_least = is_least
+        self.is_estimate = is_estimate
+        self.model_tokens = model_tokens
+        whose = "prompt and the requested tokens do" if prompt_tokens < context_tokens else "prompt does"
+        super().__init__(
+            f"The {whose} not fit the context.",
+            f"Prompt {'of about ' if is_estimate else ''}{prompt_tokens} tokens + {requested_tokens} reserved > "
+            f"context {context_tokens}.",
+            way or self._way(),
+        )
+
+    def _way(self) -> str:
+        """Return what helps: fewer tokens, a shorter prompt, or a larger context if the model has one."""
+        needed, room = self.prompt_tokens + self.requested_tokens, self.context_tokens - self.prompt_tokens
+        about = "about " if self.is_estimate else ""
+        ways = [f"ask for at most {room} tokens"] if room > 0 else []
+        ways.append(f"shorten the prompt by {about}{needed - self.context_tokens} tokens")
+        if self.model_tokens is not None and self.context_tokens < needed <= self.model_tokens:
+            ways.append(f"load the model with a larger context (up to {self.model_tokens})")
+        text = ", or ".join(ways)
+        return f"{text[0].upper()}{text[1:]}."
 
 
 class MemoryBudgetExceeded(EdgeRTError):
@@ -201,25 +216,25 @@ class ReferenceBudgetExceeded(MemoryBudgetExceeded):
     Args:
         reference_tokens: tokens of the text.
         room_tokens: tokens that fit.
-        is_least: whether ``reference_tokens`` is a lower bound, because the text was not encoded to its end.
+        is_estimate: whether ``reference_tokens`` is an estimate, because the text was not encoded to its end.
         way: a sentence saying what to do, where the usual advice to load the model again does not apply.
 
     Attributes:
-        reference_tokens, room_tokens, is_least: as above.
+        reference_tokens, room_tokens, is_estimate: as above.
     """
 
     def __init__(
-        self, reference_tokens: int, room_tokens: int, *, is_least: bool = False, way: str | None = None
+        self, reference_tokens: int, room_tokens: int, *, is_estimate: bool = False, way: str | None = None
     ) -> None:
         super().__init__(
             "The reference text does not fit the memory plan.",
-            f"It has {'at least ' if is_least else ''}{reference_tokens} tokens; "
+            f"It has {'about ' if is_estimate else ''}{reference_tokens} tokens; "
             f"drafters may keep {room_tokens} of them.",
             way or "Give a shorter text, or load the model with a larger budget.",
         )
         self.reference_tokens = reference_tokens
         self.room_tokens = room_tokens
-        self.is_least = is_least
+        self.is_estimate = is_estimate
 
 
 class RuntimeUnavailable(EdgeRTError):

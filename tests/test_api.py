@@ -26,12 +26,42 @@ def test_what_is_not_here_says_how_to_get_it(name, help_, tmp_path):
 
 
 def test_a_checkpoint_says_how_to_make_a_package_of_it(small_gguf, tmp_path):
-    with pytest.raises(edge_rt.ModelNotFound, match="export_model"):
-        edge_rt.load(small_gguf, store=tmp_path)
+    wanted = r"is a GGUF file, not a package\..* pull=True .* edge_rt\.export_model\(source, out\)"
+    for call in (edge_rt.load, edge_rt.plan):
+        with pytest.raises(edge_rt.ModelNotFound, match=wanted):
+            call(small_gguf, store=str(tmp_path))
 
 
-def test_a_checkpoint_is_pulled_under_a_name_and_loaded_by_it(small_gguf, tmp_path):
-    report = edge_rt.pull(small_gguf, store=tmp_path, name="mine")
-    assert report.name == "mine"
-    with edge_rt.load("mine", store=tmp_path) as model:
-        assert model.generate("Hello", max_tokens=1).usage.completion_tokens == 1
+def test_a_checkpoint_is_loaded_as_the_command_line_does(small_gguf, tmp_path):
+    for model in (small_gguf, str(small_gguf)):
+        with edge_rt.load(model, store=str(tmp_path), pull=True, ctx=64) as loaded:
+            assert loaded.generate("Hello", max_tokens=1).usage.completion_tokens == 1
+    # Exported once, under the name that a pull gives it.
+    (entry,) = edge_rt.list_models(store=str(tmp_path))
+    report = edge_rt.pull(str(small_gguf), store=tmp_path)
+    assert (report.name, report.package, report.was_present) == (entry.name, entry.path, True)
+    assert loaded.package.path == entry.path
+
+
+def test_models_are_named_listed_and_removed(small_gguf, tmp_path):
+    assert edge_rt.list_models(store=tmp_path) == []
+    edge_rt.pull(small_gguf, store=str(tmp_path), name="mine")
+    assert [entry.name for entry in edge_rt.list_models(store=tmp_path)] == ["mine"]
+    assert edge_rt.plan("mine", store=str(tmp_path), ctx=64).choice.ctx == 64
+    assert edge_rt.remove_model("mine", store=str(tmp_path)).bytes > 0
+    assert edge_rt.list_models(store=tmp_path) == []
+    with pytest.raises(edge_rt.ModelNotFound, match="no model 'mine'"):
+        edge_rt.remove_model("mine", store=tmp_path)
+
+
+def test_sizes_and_paths_are_texts_as_well(small_gguf, tmp_path):
+    for make in (
+        lambda size: edge_rt.export_model(str(small_gguf), str(tmp_path / "out"), size=size),
+        lambda size: edge_rt.pull(str(small_gguf), store=str(tmp_path), size=size),
+    ):
+        with pytest.raises(edge_rt.ConfigError, match=r"The size cannot be read\. Got 'much'"):
+            make("much")
+        with pytest.raises(edge_rt.ConfigError, match="at least"):
+            make("1KiB")
+    with pytest.raises(edge_rt.ConfigError, match="cannot be resolved"):
+        edge_rt.load("~nobody-of-that-name/x.gguf")

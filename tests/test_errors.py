@@ -13,9 +13,9 @@ from edge_rt import errors
 from edge_rt.cli.render.console import OutputFailed
 
 MADE = {
-    errors.ContextOverflow: lambda: errors.ContextOverflow(900, 100, 512, is_least=True),
+    errors.ContextOverflow: lambda: errors.ContextOverflow(900, 100, 512, is_estimate=True),
     errors.EncodingBudgetExceeded: lambda: errors.EncodingBudgetExceeded(900, 512, "412MiB"),
-    errors.ReferenceBudgetExceeded: lambda: errors.ReferenceBudgetExceeded(900, 512, is_least=True),
+    errors.ReferenceBudgetExceeded: lambda: errors.ReferenceBudgetExceeded(900, 512, is_estimate=True),
 }
 """Those whose constructors take something else than three sentences."""
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
+import inspect
+import re
 import subprocess
 import sys
 import tomllib
@@ -14,12 +16,14 @@ import pytest
 import edge_rt
 
 ROOT = Path(__file__).parents[1]
+TYPING = Path("tests", "data", "typing")
 
 
 @pytest.mark.parametrize("name", edge_rt.__all__)
 def test_every_public_name_exists_and_is_documented(name):
     value = getattr(edge_rt, name)
-    assert name == "__version__" or value.__doc__
+    # A literal type has no text of its own.
+    assert name in ("__version__", "FinishReason") or value.__doc__
 
 
 def test_type_checkers_see_the_same_names_as_programs():
@@ -27,6 +31,42 @@ def test_type_checkers_see_the_same_names_as_programs():
     block = next(node for node in tree.body if isinstance(node, ast.If))
     declared = {alias.asname for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
     assert declared | {"__version__"} == set(edge_rt.__all__)
+
+
+def test_type_checkers_accept_what_is_right_and_nothing_else():
+    """Of all public names and options, and of the examples; misspelt ones are found in the lines that say so."""
+    pytest.importorskip("mypy", reason="types are checked where mypy is installed")
+    right, wrong = TYPING / "right.py", TYPING / "wrong.py"
+    missing = {name for name in edge_rt.__all__ if not re.search(rf"edge_rt\.{name}\b", (ROOT / right).read_text())}
+    assert not missing
+    examples = sorted((ROOT / "examples").glob("*.py"))
+    # In the root, where the configuration is, and where a developer's own run has left its cache.
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "mypy",
+            "--strict",
+            "--no-error-summary",
+            "--hide-error-context",
+            right,
+            wrong,
+            *examples,
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    found = {line.split(" ")[0] for line in done.stdout.splitlines() if " error: " in line}
+    lines = enumerate((ROOT / wrong).read_text().splitlines(), 1)
+    assert found == {f"{wrong}:{number}:" for number, line in lines if line.endswith("# no")}, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("call", ["load", "plan", "pull", "export_model", "list_models", "LoadOptions"])
+def test_unknown_options_are_told_from_known_ones(call):
+    known = next(iter(inspect.signature(getattr(edge_rt, call)).parameters))
+    with pytest.raises(edge_rt.ConfigError, match=f"{call} has no option '{known}z'.*Did you mean '{known}'"):
+        getattr(edge_rt, call)(**{f"{known}z": 1})
 
 
 def test_unknown_names_are_attribute_errors():

@@ -7,9 +7,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from edge_rt.byte_size import parse_limit
 from edge_rt.errors import ConfigError
 from edge_rt.export.opening import open_checkpoint
+from edge_rt.option_names import known_options
 from edge_rt.package.manifest import BUILT_IN_CALIBRATION
+from edge_rt.package.reader import absolute_path
 from edge_rt.progress import ProgressCallback, no_progress
 
 VIA: Final = ("transformers",)
@@ -25,15 +28,16 @@ if TYPE_CHECKING:
 __all__ = ["export_model", "open_checkpoint", "plan_export"]
 
 
+@known_options()
 def export_model(
-    source: Path,
-    out: Path,
+    source: str | Path,
+    out: str | Path,
     *,
     via: str | None = None,
     profile: str | None = None,
     activations: str | None = None,
     weights: str | None = None,
-    size: int = 0,
+    size: int | str | None = None,
     calibration: Path | str | None = BUILT_IN_CALIBRATION,
     sampling: SamplingAdvice | None = None,
     force: bool = False,
@@ -64,8 +68,8 @@ def export_model(
             8 for embedding and head, and about 6 for half of the attention values and feed-forward
             outputs; ``"int8"``, ``"f16"``, ``"f32"``: floats become that. None: ``"keep"`` for GGUF files and folders
             that are quantised already, ``"int4"`` for folders of floats, and of what is converted to floats.
-        size: bytes that ``weights.bin`` may have, instead of ``weights``: every matrix gets 4 to 8 bits, as its errors
-            change the model's predictions. 0: no limit.
+        size: most bytes of ``weights.bin``, or a text such as ``"700MiB"``, instead of ``weights``: every matrix gets 4
+            to 8 bits, as its errors change the model's predictions. None: no limit.
         calibration: text to quantise weights with and, in the native profile, for the constants with which 4-bit keys
             (the cache formats ``int4`` and ``int4x2``) are written: ``"built-in"``; a UTF-8 file of at least 512
             tokens, or a ``.json`` file, a list of conversations, each a list of ``{"role": ..., "content": ...}``;
@@ -94,12 +98,13 @@ def export_model(
             ``transformers`` is not installed.
     """
     started = time.monotonic()
+    source, out, limit = absolute_path(Path(source)), Path(out), parse_limit(size)
     if via is not None:
-        _require_carried(via, profile, activations, weights, size, calibration, exits=exits, accept_loss=accept_loss)
+        _require_carried(via, profile, activations, weights, limit, calibration, exits=exits, accept_loss=accept_loss)
         from edge_rt.export.traced.export import export_traced
 
         return export_traced(
-            Path(source),
+            source,
             out,
             sampling=sampling,
             force=force,
@@ -108,7 +113,7 @@ def export_model(
             started=started,
             on_chatter=on_chatter,
         )
-    checkpoint, config = open_checkpoint(Path(source))
+    checkpoint, config = open_checkpoint(source)
     from edge_rt.export.exporter import export_checkpoint
 
     return export_checkpoint(
@@ -118,7 +123,7 @@ def export_model(
         profile=profile,
         activations=activations or "int8",
         weights=weights,
-        size=size,
+        size=limit,
         calibration=calibration,
         sampling=sampling,
         force=force,
@@ -165,15 +170,16 @@ def _require_carried(
         )
 
 
+@known_options()
 def plan_export(
-    source: Path,
-    out: Path,
+    source: str | Path,
+    out: str | Path,
     *,
     via: str | None = None,
     profile: str | None = None,
     activations: str | None = None,
     weights: str | None = None,
-    size: int = 0,
+    size: int | str | None = None,
     calibration: Path | str | None = BUILT_IN_CALIBRATION,
     exits: Sequence[int] = (),
     force: bool = False,
@@ -191,8 +197,8 @@ def plan_export(
             f"Got via {via!r:.40}.",
             "Leave out --dry-run, or --via.",
         )
-    checkpoint, config = open_checkpoint(Path(source))
+    checkpoint, config = open_checkpoint(absolute_path(Path(source)))
     from edge_rt.export.preparing import decide, forecast
 
-    decided = decide(checkpoint, config, profile, activations or "int8", weights, size, calibration, exits)
-    return forecast(checkpoint, config, decided, out, force=force)
+    decided = decide(checkpoint, config, profile, activations or "int8", weights, parse_limit(size), calibration, exits)
+    return forecast(checkpoint, config, decided, Path(out), force=force)

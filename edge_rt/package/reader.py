@@ -93,7 +93,7 @@ def is_package(path: Path) -> bool:
         return False
 
 
-def open_package(path: Path) -> Package:
+def open_package(path: str | Path) -> Package:
     """Read and check the manifest, the presence and size of every file, and that the graph reads no other file.
 
     Hashes are checked by ``Package.verify``.
@@ -104,7 +104,7 @@ def open_package(path: Path) -> Package:
         VersionMismatch: the package was written in another version of the format.
         StorageError: the folder or a file in it cannot be read.
     """
-    path = Path(path).absolute()
+    path = absolute_path(Path(path))
     try:
         return _open_package(path)
     except StorageError:

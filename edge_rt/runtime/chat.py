@@ -7,18 +7,20 @@ import time
 from collections.abc import Callable, Mapping, Sequence as Items
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
+from edge_rt.byte_size import counted
 from edge_rt.errors import ConfigError
+from edge_rt.option_names import known_options
 from edge_rt.runtime.aio import AsyncStream
 from edge_rt.runtime.chat_messages import ChatMessage, answer_message, result_messages
-from edge_rt.runtime.config import GenerationConfig
+from edge_rt.runtime.config import GenerationConfig, GenerationOptions
 from edge_rt.runtime.generation import usable_ids
 from edge_rt.runtime.graph.cancel import CancelToken
 from edge_rt.runtime.prompt.encoding import PLAIN_ANSWER, AnswerForm
 from edge_rt.runtime.results import Result
 from edge_rt.runtime.saved_chat import CHAT_FORMAT, CHAT_VERSION, SavedChat, read_chat
-from edge_rt.runtime.stream import Stream
+from edge_rt.runtime.stream import Stream, StreamOptions
 from edge_rt.system.atomic_files import write_atomically
 from edge_rt.version import VERSION
 
@@ -53,8 +55,8 @@ class ChatModel(Protocol):
     ) -> RenderedPrompt:
         """Return messages as the template writes them."""
 
-    def check_prompt_fits(self, text: str, config: GenerationConfig) -> None:
-        """Refuse a text that cannot fit however it is cut into tokens."""
+    def check_prompt_fits(self, prompt: str | RenderedPrompt, config: GenerationConfig) -> None:
+        """Refuse a prompt that cannot fit however it is cut into tokens."""
 
     def stream_ids(
         self,
@@ -131,6 +133,7 @@ class Chat:
         first: list[ChatMessage] = [{"role": "system", "content": text}] if text is not None else []
         self.messages = first + rest
 
+    @known_options(GenerationOptions)
     def send(
         self,
         text: str,
@@ -138,11 +141,12 @@ class Chat:
         *,
         cancel: CancelToken | None = None,
         on_prefill_progress: Callable[[int, int], None] | None = None,
-        **options: Any,
+        **options: Unpack[GenerationOptions],
     ) -> Result:
         """Send a message and return the whole answer; see ``stream`` for arguments and errors."""
         return self.stream(text, config, cancel=cancel, on_prefill_progress=on_prefill_progress, **options).result()
 
+    @known_options(GenerationOptions)
     def stream(
         self,
         text: str,
@@ -150,7 +154,7 @@ class Chat:
         *,
         cancel: CancelToken | None = None,
         on_prefill_progress: Callable[[int, int], None] | None = None,
-        **options: Any,
+        **options: Unpack[GenerationOptions],
     ) -> Stream:
         """Send a message and read the answer piece by piece.
 
@@ -171,6 +175,7 @@ class Chat:
         asked: list[ChatMessage] = [*self.messages, {"role": "user", "content": text}]
         return self._answer(asked, config, cancel, on_prefill_progress, options)
 
+    @known_options(GenerationOptions)
     def send_tool_results(
         self,
         results: Items[Any],
@@ -178,13 +183,14 @@ class Chat:
         *,
         cancel: CancelToken | None = None,
         on_prefill_progress: Callable[[int, int], None] | None = None,
-        **options: Any,
+        **options: Unpack[GenerationOptions],
     ) -> Result:
         """Send the results of calls and return the whole answer; see ``stream_tool_results``."""
         return self.stream_tool_results(
             results, config, cancel=cancel, on_prefill_progress=on_prefill_progress, **options
         ).result()
 
+    @known_options(GenerationOptions)
     def stream_tool_results(
         self,
         results: Items[Any],
@@ -192,7 +198,7 @@ class Chat:
         *,
         cancel: CancelToken | None = None,
         on_prefill_progress: Callable[[int, int], None] | None = None,
-        **options: Any,
+        **options: Unpack[GenerationOptions],
     ) -> Stream:
         """Send the results of the calls in the last answer, and read the next answer as with ``stream``.
 
@@ -210,7 +216,9 @@ class Chat:
         asked = [*self.messages, *result_messages(self.messages, results)]
         return self._answer(asked, config, cancel, on_prefill_progress, options)
 
-    async def asend(self, text: str, config: GenerationConfig | None = None, **options: Any) -> Result:
+    async def asend(
+        self, text: str, config: GenerationConfig | None = None, **options: Unpack[StreamOptions]
+    ) -> Result:
         """Run ``send`` in a worker thread; cancelling the task stops the generation."""
         async with self.astream(text, config, **options) as stream:
             async for _ in stream:
@@ -218,7 +226,7 @@ class Chat:
         return stream.result()
 
     async def asend_tool_results(
-        self, results: Items[Any], config: GenerationConfig | None = None, **options: Any
+        self, results: Items[Any], config: GenerationConfig | None = None, **options: Unpack[StreamOptions]
     ) -> Result:
         """Run ``send_tool_results`` in a worker thread; cancelling the task stops the generation."""
         async with AsyncStream(self.stream_tool_results(results, config, **options)) as stream:
@@ -226,12 +234,20 @@ class Chat:
                 pass
         return stream.result()
 
-    def astream(self, text: str, config: GenerationConfig | None = None, **options: Any) -> AsyncStream:
+    @known_options(StreamOptions)
+    def astream(
+        self, text: str, config: GenerationConfig | None = None, **options: Unpack[StreamOptions]
+    ) -> AsyncStream:
         """Run ``stream`` in a worker thread."""
         return AsyncStream(self.stream(text, config, **options))
 
+    @known_options(GenerationOptions)
     def regenerate(
-        self, config: GenerationConfig | None = None, *, cancel: CancelToken | None = None, **options: Any
+        self,
+        config: GenerationConfig | None = None,
+        *,
+        cancel: CancelToken | None = None,
+        **options: Unpack[GenerationOptions],
     ) -> Stream:
         """Answer the last message, of the user or a result of a call, again; the new answer then replaces the old one.
 
@@ -251,12 +267,12 @@ class Chat:
         config: GenerationConfig | None,
         cancel: CancelToken | None,
         on_prefill: Callable[[int, int], None] | None,
-        options: Mapping[str, Any],
+        options: GenerationOptions,
     ) -> Stream:
         called = time.perf_counter()
         config = (config or GenerationConfig()).with_options(**options)
         prompt = self._render(asked)
-        self._model.check_prompt_fits(prompt.text, config)
+        self._model.check_prompt_fits(prompt, config)
         token_ids = self._encode(prompt)
 
         texts, tools = self._model.texts, self.tools
@@ -335,7 +351,11 @@ class Chat:
             return 0
         return len(self._encode(self._render(self.messages, add_generation_prompt=False)))
 
-    def save(self, path: Path, *, settings: Mapping[str, Any] | None = None) -> None:
+    def __repr__(self) -> str:
+        name, count = self._model.package.manifest.model.name, counted(len(self.messages), "message")
+        return f"<edge_rt.Chat with {name!r}, {count}>"
+
+    def save(self, path: str | Path, *, settings: Mapping[str, Any] | None = None) -> None:
         """Write the conversation as JSON, readable by its owner only.
 
         Args:
@@ -357,7 +377,7 @@ class Chat:
         text = json.dumps(document, ensure_ascii=False, indent=2) + "\n"
         write_atomically(Path(path).expanduser(), [text.encode()], private=True)
 
-    def load(self, path: Path) -> SavedChat:
+    def load(self, path: str | Path) -> SavedChat:
         """Replace the conversation by a saved one; nothing changes if it cannot be read.
 
         Returns:

@@ -4,17 +4,39 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 
 from edge_rt.errors import ConfigError
+from edge_rt.option_names import known_fields, known_options
 from edge_rt.package.sampling import SAMPLING_NAMES, Sampling, SamplingAdvice, fault, is_int, is_number
 
 ACCEPTANCE_RULES: Final = ("match", "ratio")
 
 
+class GenerationOptions(TypedDict, total=False):
+    """The fields of ``GenerationConfig`` as keyword arguments, for type checkers."""
+
+    max_tokens: int | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float | None
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]
+    seed: int | None
+    stop: str | Sequence[str]
+    spec: str | None
+    reference: str | None
+    repetition_guard: bool
+    accept: str
+
+
+@known_fields
 @dataclass(frozen=True, kw_only=True)
 class GenerationConfig:
     """How tokens are chosen and when to stop.
@@ -38,7 +60,7 @@ class GenerationConfig:
         frequency_penalty: subtracted once for every occurrence in the answer; 0 is off.
         logit_bias: token id -> value added to its logit.
         seed: makes sampling repeatable on the same machine, package and version; None takes a new seed each time.
-        stop: texts that end the answer; they are not part of it.
+        stop: texts that end the answer; they are not part of it. A single one need not be in a list.
         spec: the drafter, one of ``edge_rt.spec_modes.SPEC_MODES``; None takes the model's setting.
         reference: a text that the answer may copy parts of, such as a file to be edited; it is used for drafting only.
         repetition_guard: end an answer that repeats itself or counts without end, with the finish reason
@@ -50,8 +72,7 @@ class GenerationConfig:
             rules are the same.
 
     Raises:
-        ConfigError: a value is out of range.
-        TypeError: an option of that name does not exist.
+        ConfigError: a value is out of range, or an option of that name does not exist.
     """
 
     max_tokens: int | None = None
@@ -69,6 +90,10 @@ class GenerationConfig:
     reference: str | None = None
     repetition_guard: bool = False
     accept: str = "match"
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **options: Unpack[GenerationOptions]) -> None: ...
 
     def __post_init__(self) -> None:
         _require("stop", self.stop, isinstance(self.stop, str | list | tuple), "a text or a list of texts")
@@ -115,14 +140,15 @@ class GenerationConfig:
         asked = {name: value for name in SAMPLING_NAMES if (value := getattr(self, name)) is not None}
         return Sampling(**{**advised, **asked})
 
-    def with_options(self, **options: Any) -> GenerationConfig:
+    @known_options(GenerationOptions)
+    def with_options(self, **options: Unpack[GenerationOptions]) -> GenerationConfig:
         """Return a copy with some options replaced.
 
         Raises:
-            TypeError: an option of that name does not exist.
-            ConfigError: a value is out of range.
+            ConfigError: a value is out of range, or an option of that name does not exist.
         """
-        return dataclasses.replace(self, **options)
+        changes: dict[str, Any] = {**options}
+        return dataclasses.replace(self, **changes)
 
 
 def _require(name: str, value: object, fits: bool, wanted: str) -> None:

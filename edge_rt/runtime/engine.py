@@ -10,13 +10,14 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from edge_rt.errors import Cancelled, MemoryBudgetExceeded
+from edge_rt.option_names import known_options
 from edge_rt.package.reader import Package
 from edge_rt.runtime.aio import AsyncStream
 from edge_rt.runtime.chat import Chat
-from edge_rt.runtime.config import GenerationConfig
+from edge_rt.runtime.config import GenerationConfig, GenerationOptions
 from edge_rt.runtime.decode.detokenizer import TextStream
 from edge_rt.runtime.decode.draft import Drafter
 from edge_rt.runtime.decode.loop import AcceptanceRule
@@ -33,14 +34,21 @@ from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.model_texts import ModelTexts
 from edge_rt.runtime.prompt.encoding import PLAIN_ANSWER, AnswerForm, Prompt
 from edge_rt.runtime.results import Event, Result
-from edge_rt.runtime.speculation.cost_measurement import MeasuredCosts
 from edge_rt.runtime.speculation.cost_model import RowCosts
 from edge_rt.runtime.speculation.speculation import Speculation
-from edge_rt.runtime.stream import Stream
+from edge_rt.runtime.stream import Stream, StreamOptions
 from edge_rt.session import onnxruntime_version, pool_size
 from edge_rt.spec_modes import REFERENCE_MODES
 from edge_rt.system.machine import return_free_memory
 from edge_rt.text.thoughts import ThoughtStream
+
+
+class PromptOptions(StreamOptions, total=False):
+    """What a generation behind a prompt takes as keyword arguments, for type checkers."""
+
+    tools: Items[Mapping[str, Any]] | None
+    documents: Items[Mapping[str, Any]] | None
+    template_args: Mapping[str, Any] | None
 
 
 class Model(ModelTexts):
@@ -96,6 +104,7 @@ class Model(ModelTexts):
 
     # --- generation ---
 
+    @known_options(GenerationOptions)
     def generate(
         self,
         prompt: Prompt,
@@ -107,7 +116,7 @@ class Model(ModelTexts):
         cancel: CancelToken | None = None,
         on_token: Callable[[Event], None] | None = None,
         on_prefill_progress: Callable[[int, int], None] | None = None,
-        **options: Any,
+        **options: Unpack[GenerationOptions],
     ) -> Result:
         """Generate an answer and return it whole.
 
@@ -133,6 +142,7 @@ class Model(ModelTexts):
                     on_token(event)
         return stream.result()
 
+    @known_options(GenerationOptions)
     def stream(
         self,
         prompt: Prompt,
@@ -143,7 +153,7 @@ class Model(ModelTexts):
         template_args: Mapping[str, Any] | None = None,
         cancel: CancelToken | None = None,
         on_prefill_progress: Callable[[int, int], None] | None = None,
-        **options: Any,
+        **options: Unpack[GenerationOptions],
     ) -> Stream:
         """Generate an answer piece by piece; arguments and errors as in ``generate``."""
         called = time.perf_counter()
@@ -155,17 +165,47 @@ class Model(ModelTexts):
             token_ids, config, cancel=cancel, on_prefill_progress=on_prefill_progress, called=called, form=form
         )
 
-    async def agenerate(self, prompt: Prompt, config: GenerationConfig | None = None, **options: Any) -> Result:
+    @known_options(GenerationOptions)
+    def check(
+        self,
+        prompt: Prompt,
+        config: GenerationConfig | None = None,
+        *,
+        tools: Items[Mapping[str, Any]] | None = None,
+        documents: Items[Mapping[str, Any]] | None = None,
+        template_args: Mapping[str, Any] | None = None,
+        **options: Unpack[GenerationOptions],
+    ) -> None:
+        """Raise what a generation with these arguments would raise before its first token; nothing is computed.
+
+        A server can so refuse a request before it begins to answer. ``stream`` raises the same when it is called, but
+        for ``Busy``, which comes with the first event.
+
+        Raises:
+            Busy: the model is generating now.
+            ModelClosed, ContextOverflow, ConfigError, InvalidTemplate, MemoryBudgetExceeded: as in ``generate``.
+        """
+        self._runner.check_free()
+        # A stream that is not read holds nothing.
+        self.stream(prompt, config, tools=tools, documents=documents, template_args=template_args, **options)
+
+    async def agenerate(
+        self, prompt: Prompt, config: GenerationConfig | None = None, **options: Unpack[PromptOptions]
+    ) -> Result:
         """Do ``generate`` in a worker thread; cancelling the task stops the generation."""
         stream = self.astream(prompt, config, **options)
         async for _ in stream:
             pass
         return stream.result()
 
-    def astream(self, prompt: Prompt, config: GenerationConfig | None = None, **options: Any) -> AsyncStream:
+    @known_options(PromptOptions)
+    def astream(
+        self, prompt: Prompt, config: GenerationConfig | None = None, **options: Unpack[PromptOptions]
+    ) -> AsyncStream:
         """Do ``stream`` in a worker thread; leaving the ``async for`` or cancelling the task stops the generation."""
         return AsyncStream(self.stream(prompt, config, **options))
 
+    @known_options()
     def chat(
         self,
         system: str | None = None,
@@ -206,6 +246,7 @@ class Model(ModelTexts):
             form: what the answer may have besides its text.
         """
         self._runner.get()
+        self._require_texts().check_length(token_ids, config)
         sequence = Sequence(
             token_ids,
             capacity=self.context_tokens,
@@ -315,11 +356,6 @@ class Model(ModelTexts):
             yield runner, self._cache
 
     @property
-    def prices(self) -> MeasuredCosts:
-        """The older name of ``measured_costs``."""
-        return self.measured_costs
-
-    @property
     def speculation(self) -> Speculation:
         """The drafters, and what they have learned."""
         return self._speculation
@@ -393,6 +429,10 @@ class Model(ModelTexts):
             # What still hangs together in cycles would keep its places in the heap until some later load.
             gc.collect()
             return_free_memory()
+
+    def __repr__(self) -> str:
+        state = f"{self.context_tokens} tokens of context" if self._runner.is_open else "closed"
+        return f"<edge_rt.Model {self.package.manifest.model.name!r}, {state}, on {self.device_choice.device}>"
 
     def __enter__(self) -> Self:
         return self

@@ -1,13 +1,14 @@
-"""What a model does with texts alone: messages -> prompt, and whether a prompt fits."""
+"""What a model does with texts alone: messages -> prompt, text -> tokens and back, and whether a prompt fits."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence as Items
+from collections.abc import Iterable, Mapping, Sequence as Items
 from typing import Any
 
+from edge_rt.option_names import known_options
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.graph.exclusive import closed
-from edge_rt.runtime.prompt.encoding import Message, PromptEncoder
+from edge_rt.runtime.prompt.encoding import Message, Prompt, PromptEncoder
 from edge_rt.text.rendered import RenderedPrompt
 from edge_rt.text.tokenizer import Tokenizer
 
@@ -17,6 +18,7 @@ class ModelTexts:
 
     _texts: PromptEncoder | None
 
+    @known_options()
     def render(
         self,
         messages: Items[Message],
@@ -69,13 +71,54 @@ class ModelTexts:
             raise closed()
         return self._texts
 
-    def check_prompt_fits(self, text: str, config: GenerationConfig) -> None:
-        """Refuse a text that cannot fit however it is cut into tokens, before seconds are spent on cutting it.
+    def check_prompt_fits(self, prompt: str | RenderedPrompt, config: GenerationConfig) -> None:
+        """Refuse a prompt that cannot fit however it is cut into tokens, before seconds are spent on cutting it.
 
         Raises:
-            ContextOverflow: with the least number of tokens that the text can have.
+            ContextOverflow: with about the number of tokens that the prompt has.
         """
-        self._require_texts().check_prompt_fits(text, config)
+        self._require_texts().check_prompt_fits(prompt, config)
 
-    refuse_hopeless = check_prompt_fits
-    """The older name of ``check_prompt_fits``."""
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of a text, as ``logit_bias`` takes them.
+
+        The text is text: what looks like a special token becomes ordinary tokens, and there is no token in front that
+        starts a prompt.
+
+        Raises:
+            InputError: the text has lone surrogates, which are no characters.
+        """
+        return self.tokenizer.encode_text(text)
+
+    def decode(self, token_ids: Iterable[int], *, skip_special: bool = True) -> str:
+        """Return the text of token ids; bytes that are not UTF-8 become U+FFFD.
+
+        Args:
+            token_ids: ids from 0 to ``tokenizer.vocab_size - 1``.
+            skip_special: leave out tokens that are not text, such as turn markers.
+
+        Raises:
+            ConfigError: an id is out of range.
+        """
+        return self.tokenizer.decode(token_ids, skip_special=skip_special)
+
+    @known_options()
+    def count_tokens(
+        self,
+        prompt: Prompt,
+        *,
+        tools: Items[Mapping[str, Any]] | None = None,
+        documents: Items[Mapping[str, Any]] | None = None,
+        template_args: Mapping[str, Any] | None = None,
+    ) -> int:
+        """Return the tokens of a prompt, however many: those that ``generate`` reports as ``usage.prompt_tokens``.
+
+        A prompt fits if they and the tokens of the answer are at most ``context_tokens``. The arguments are those of
+        ``generate``.
+
+        Raises:
+            ConfigError: it is no prompt.
+            InvalidTemplate: messages cannot be rendered.
+            EncodingBudgetExceeded: a part of it has to be encoded at once, and does not fit the memory plan.
+        """
+        return self._require_texts().count_tokens(prompt, tools=tools, documents=documents, template_args=template_args)

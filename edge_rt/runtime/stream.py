@@ -10,10 +10,18 @@ from types import TracebackType
 from typing import Self
 
 from edge_rt.errors import ConfigError
+from edge_rt.runtime.config import GenerationOptions
 from edge_rt.runtime.graph.cancel import CancelToken
 from edge_rt.runtime.results import Event, Result
 
 Events = Generator[Event, None, None]
+
+
+class StreamOptions(GenerationOptions, total=False):
+    """What every generation takes as keyword arguments, for type checkers."""
+
+    cancel: CancelToken | None
+    on_prefill_progress: Callable[[int, int], None] | None
 
 
 @dataclass

@@ -102,7 +102,7 @@ def _store_path(path: Path, value: object) -> Path | None:
         ) from error
 
 
-def store_root(flag: Path | None = None, *, config: Path | None = None) -> Path:
+def store_root(flag: str | Path | None = None, *, config: Path | None = None) -> Path:
     """Return the root folder of the store: the flag, else the configuration file, else the platform's default.
 
     Args:
@@ -110,9 +110,12 @@ def store_root(flag: Path | None = None, *, config: Path | None = None) -> Path:
         config: path of a configuration file to read instead of the user's.
 
     Raises:
-        ConfigError: the configuration file is wrong; not raised when a flag is given.
+        ConfigError: the configuration file is wrong, which does not matter when a flag is given; or the flag names an
+            unknown user.
         StorageError: the configuration file cannot be read.
     """
     if flag is not None:
-        return flag.expanduser().absolute()
+        from edge_rt.package.reader import absolute_path
+
+        return absolute_path(Path(flag))
     return load_config(config).store or default_store_root()

@@ -241,7 +241,7 @@ class Store:
         )
 
 
-def open_store(root: Path | None = None, *, config: Path | None = None) -> Store:
+def open_store(root: str | Path | None = None, *, config: Path | None = None) -> Store:
     """Return the store named by a flag, else by the configuration file, else the user's default store.
 
     Args:

@@ -15,6 +15,7 @@ from edge_rt.text.tokenizer_cuts import PIECE_CHARACTERS, Places, cut
 
 # Tokens that a cut in the wrong place may add.
 _SPLIT_TOKENS: Final = 8
+_SAMPLES: Final = 16
 
 
 class PieceEncoder:
@@ -74,6 +75,16 @@ class PieceEncoder:
         finally:
             if length > PIECE_CHARACTERS:
                 return_free_memory()
+
+    def estimate(self, text: str) -> int:
+        """Return about how many tokens a text has, from samples of it that are spread evenly."""
+        starts = list(range(0, len(text), PIECE_CHARACTERS))
+        if len(starts) > _SAMPLES:
+            step = (len(text) - PIECE_CHARACTERS) / (_SAMPLES - 1)
+            starts = [round(number * step) for number in range(_SAMPLES)]
+        samples = [text[start : start + PIECE_CHARACTERS] for start in starts]
+        tokens, characters = sum(len(self._encode(sample)) for sample in samples), sum(map(len, samples))
+        return round(tokens * len(text) / characters) if characters else 0
 
     def longest_stretch(self, text: str) -> int:
         """Return the UTF-8 bytes of the longest part of a text that has to be encoded at once."""

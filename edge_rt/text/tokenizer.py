@@ -237,6 +237,10 @@ class Tokenizer:
         parts = self._split([(text, False)], self._plain_added)
         return self._pieces.encode_within(parts, self.special_ids, most, len(text))
 
+    def estimate(self, text: str) -> int:
+        """Return about how many tokens a text has, in milliseconds and little memory however long it is."""
+        return self._pieces.estimate(text)
+
     def longest_stretch(self, text: str) -> int:
         """Return the UTF-8 bytes of the longest part of a text that has to be encoded at once."""
         return self._pieces.longest_stretch(text)

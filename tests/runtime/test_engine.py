@@ -111,8 +111,12 @@ class TestPrompts:
             model.generate([5] * 600)
 
     def test_unknown_options(self, model):
-        with pytest.raises(TypeError, match="temprature"):
+        with pytest.raises(ConfigError, match=r"generate has no option 'temprature'.*Did you mean 'temperature'\?"):
             model.generate(TEXT, temprature=1.0)
+        with pytest.raises(ConfigError, match=r"astream has no option 'tool'.*Did you mean 'tools'\?"):
+            model.astream(TEXT, tool=[])
+        with pytest.raises(ConfigError, match=r"send has no option 'max_new_tokens'.*Did you mean 'max_tokens'\?"):
+            model.chat().send(TEXT, max_new_tokens=3)
 
 
 class TestAnswers:
@@ -533,5 +537,91 @@ def test_token_ids_of_a_chat_may_be_an_array(model):
     assert model.stream_ids(ids, GenerationConfig(max_tokens=2, **GREEDY)).result().usage.prompt_tokens == 3
 
 
-def test_the_older_name_of_the_prompt_check_is_kept(model):
-    assert type(model).refuse_hopeless is type(model).check_prompt_fits
+class TestOverflow:
+    """How much too long a prompt is, and what helps."""
+
+    def test_a_long_prompt_is_counted_or_estimated(self, model):
+        long = "The boats were asleep in the harbour. " * 1500
+        for text in (long, long * 8):
+            with pytest.raises(ContextOverflow) as caught:
+                model.generate(text)
+            error, tokens = caught.value, model.count_tokens(text)
+            assert error.is_estimate == (text is not long)
+            assert error.prompt_tokens == (pytest.approx(tokens, rel=0.01) if error.is_estimate else tokens)
+            about = "about " if error.is_estimate else ""
+            assert f"Shorten the prompt by {about}{error.prompt_tokens + 1 - 512} tokens." in str(error)
+
+    def test_an_answer_that_is_too_long_is_told_from_the_prompt(self, model):
+        with pytest.raises(ContextOverflow, match=r"Prompt 1 tokens \+ 600 .* Ask for at most 511 tokens, or shorten"):
+            model.generate("e", max_tokens=600)
+
+    def test_a_larger_context_is_advised_where_the_model_has_one(self, small_package, model):
+        with pytest.raises(ContextOverflow) as largest:
+            model.generate([5] * 600)
+        assert "larger context" not in str(largest.value)
+        with load_package(small_package, ctx=64) as small:
+            with pytest.raises(ContextOverflow, match=r"load the model with a larger context \(up to 512\)"):
+                small.chat().stream("water " * 60)
+            with pytest.raises(ContextOverflow) as caught:
+                small.generate([5] * 600)
+        assert "larger context" not in str(caught.value)
+
+
+class TestTokens:
+    MESSAGES = ({"role": "user", "content": "Hello <|im_end|>"},)
+
+    def test_texts_and_ids(self, model):
+        ids = model.encode(TEXT)
+        assert model.decode(ids) == TEXT
+        assert model.decode([EOS_ID, *ids]) == TEXT
+        assert model.decode([EOS_ID, *ids], skip_special=False) == "<|im_end|>" + TEXT
+
+    @pytest.mark.parametrize("prompt", [TEXT, [5, 6, 7], np.array([5, 6]), list(MESSAGES)], ids=str)
+    def test_tokens_of_prompts_are_those_of_the_usage(self, model, prompt):
+        assert model.count_tokens(prompt) == model.generate(prompt, max_tokens=1).usage.prompt_tokens
+
+    def test_a_text_may_be_longer_than_the_context(self, model):
+        assert model.count_tokens([5] * 600) == 600
+        assert model.count_tokens(TEXT * 100) > 512
+
+
+class TestCheck:
+    """What would be refused is refused before an answer begins."""
+
+    def test_nothing_is_computed(self, model):
+        assert model.check(TEXT, max_tokens=5) is None
+        assert model.cached_tokens == 0
+
+    @pytest.mark.parametrize(
+        ("error", "prompt", "options"),
+        [
+            (ConfigError, TEXT, {"temprature": 1}),
+            (ConfigError, TEXT, {"top_k": -1}),
+            (ConfigError, TEXT, {"spec": "nobody"}),
+            (ConfigError, TEXT, {"tools": [{"name": "clock"}]}),
+            (ConfigError, None, {}),
+            (ContextOverflow, [5] * 600, {}),
+            (ContextOverflow, [{"role": "user", "content": TEXT * 100}], {}),
+            (ConfigError, [{"role": "user"}], {}),
+        ],
+        ids=str,
+    )
+    def test_errors_are_those_of_a_generation(self, model, error, prompt, options):
+        for refuse in (model.check, model.generate):
+            with pytest.raises(error):
+                refuse(prompt, **options)
+
+    def test_a_model_that_generates_is_busy(self, model):
+        for _ in model.stream(TEXT, max_tokens=3):
+            with pytest.raises(Busy):
+                model.check(TEXT)
+            break
+        model.check(TEXT)
+
+
+def test_what_a_model_and_a_chat_are_called(small_package):
+    with load_package(small_package, ctx=64) as model:
+        assert repr(model) == "<edge_rt.Model 'Test Llama', 64 tokens of context, on cpu>"
+        chat = model.chat(system="Be brief.")
+        assert repr(chat) == "<edge_rt.Chat with 'Test Llama', 1 message>"
+    assert repr(model) == "<edge_rt.Model 'Test Llama', closed, on cpu>"

@@ -74,7 +74,7 @@ def in_words_of_a_chat() -> Generator[None]:
             "larger --memory."
         )
         raise ReferenceBudgetExceeded(
-            error.reference_tokens, error.room_tokens, is_least=error.is_least, way=way
+            error.reference_tokens, error.room_tokens, is_estimate=error.is_estimate, way=way
         ) from error
     except MemoryBudgetExceeded as error:
         raise MemoryBudgetExceeded(error.what, error.numbers, WAYS) from error

@@ -191,7 +191,7 @@ class Conversation:
             error.prompt_tokens,
             error.requested_tokens,
             error.context_tokens,
-            is_least=error.is_least,
+            is_estimate=error.is_estimate,
             way=f"{self._ways_out(self.attached_names())}.",
         )
 

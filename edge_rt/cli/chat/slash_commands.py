@@ -160,8 +160,9 @@ class Commands:
         texts = self._conversation.model.texts
         assert texts is not None
         # A text that does not fit the context is encoded only until that is known.
-        tokens, is_exact = texts.count_tokens(text)
-        return counted(tokens, "token", number(tokens)) + ("" if is_exact else " or more, too many for the context")
+        tokens, is_exact = texts.estimate_tokens(text)
+        shown = counted(tokens, "token", number(tokens))
+        return shown if is_exact else f"about {shown}, too many for the context"
 
     # --- options ---
 

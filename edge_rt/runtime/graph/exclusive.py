@@ -52,6 +52,12 @@ class ExclusiveRunner:
             )
         return self._runner
 
+    def check_free(self) -> None:
+        """Raise what ``hold`` would raise now."""
+        self.get()
+        if self._lock.locked():
+            raise _busy()
+
     @contextmanager
     def hold(self, cancel: CancelToken, outer: CancelToken | None = None) -> Generator[Runner]:
         """Use the runner alone while a block runs.
@@ -66,11 +72,7 @@ class ExclusiveRunner:
         """
         self.get()
         if not self._lock.acquire(blocking=False):
-            raise Busy(
-                "The model is generating already.",
-                "One generation at a time per model.",
-                "Wait for it, or close its stream.",
-            )
+            raise _busy()
         unsubscribe = []
         try:
             runner = self.get()
@@ -92,6 +94,12 @@ class ExclusiveRunner:
         self.switch.stop()
         runner.close()
         return True
+
+
+def _busy() -> Busy:
+    return Busy(
+        "The model is generating already.", "One generation at a time per model.", "Wait for it, or close its stream."
+    )
 
 
 def closed() -> ModelClosed:

@@ -15,6 +15,7 @@ from edge_rt.gpu_provider import INSTALLED, GpuProvider
 from edge_rt.memory.budget import Budget
 from edge_rt.memory.device import refuse_preset
 from edge_rt.memory.plan import Plan
+from edge_rt.option_names import known_fields
 from edge_rt.package.reader import Package
 from edge_rt.package.self_drafting import require_self_mode
 from edge_rt.runtime.drafters.corpus import Corpus
@@ -40,6 +41,7 @@ _DECIDED: Final = (
 """Options that a plan decides, besides ``memory``."""
 
 
+@known_fields
 @dataclass(frozen=True, kw_only=True)
 class LoadOptions:
     """How a model is loaded; None leaves a choice to the plan.
@@ -92,7 +94,8 @@ class LoadOptions:
         spell: formats the flags of a setting that fits, for an error; None: as arguments of ``edge_rt.load``.
 
     Raises:
-        ConfigError: a value is out of range, or is given although the plan has decided it.
+        ConfigError: a value is out of range, or is given although the plan has decided it; or an option of that name
+            does not exist.
     """
 
     memory: Memory = None

@@ -21,6 +21,8 @@ from edge_rt.text.tool_calls import tool_names
 
 Message = Mapping[str, Any]
 Prompt = str | Items[int] | Items[Message]
+_COUNTED_CHARACTERS: Final = 1 << 16
+"""Characters of a prompt that does not fit, up to which its tokens are counted: less than a tenth of a second."""
 _TOOL_MARKERS: Final = ("<tool_call>", "</tool_call>")
 
 
@@ -85,6 +87,7 @@ class PromptEncoder:
         if manifest.tool_template is not None:
             self._tool_template = _load_template(package, self.tokenizer, manifest.tool_template)
         self._context_tokens = context_tokens
+        self._model_tokens = manifest.model.context_length
         self._vocab_size = manifest.model.vocab_size
         self._budget = budget
 
@@ -143,21 +146,69 @@ class PromptEncoder:
             return None
         return find_markers(self._template.source, self.tokenizer.token_to_id, prompt.text)
 
-    def check_prompt_fits(self, text: str, config: GenerationConfig) -> None:
-        """Refuse a text that is too long however it is cut into tokens, before seconds are spent on encoding it.
+    def check_prompt_fits(self, prompt: str | RenderedPrompt, config: GenerationConfig) -> None:
+        """Refuse a prompt that is too long however it is cut into tokens, before seconds are spent on encoding it.
 
         Raises:
-            ContextOverflow: the error states the least number of tokens that the text can have.
+            ContextOverflow: with about the number of tokens that it has.
             EncodingBudgetExceeded: a part of it has to be encoded at once, and neither the memory plan nor the rest of
                 its budget has room for that.
         """
-        least, reserved = self.tokenizer.min_tokens(text), config.max_tokens or 1
-        if least + reserved > self._context_tokens:
-            raise ContextOverflow(least, reserved, self._context_tokens, is_least=True)
+        text = prompt if isinstance(prompt, str) else prompt.text
+        least = self.tokenizer.min_tokens(text)
+        if least + (config.max_tokens or 1) > self._context_tokens:
+            raise self._overflow(prompt, config, least)
         self._require_encodable(text)
 
-    def count_tokens(self, text: str) -> tuple[int, bool]:
-        """Return the number of tokens of a text, or a lower bound if the text does not fit the context.
+    def check_length(self, token_ids: Items[int], config: GenerationConfig) -> None:
+        """Refuse token ids that do not fit the context.
+
+        Raises:
+            ContextOverflow: with their number.
+        """
+        requested = config.max_tokens or 1
+        if len(token_ids) + requested > self._context_tokens:
+            raise ContextOverflow(len(token_ids), requested, self._context_tokens, model_tokens=self._model_tokens)
+
+    def _overflow(self, prompt: str | RenderedPrompt, config: GenerationConfig, least: int) -> ContextOverflow:
+        """Return the error of a prompt that does not fit; its tokens are counted if that is quick, else estimated.
+
+        Args:
+            prompt: the prompt.
+            config: the options.
+            least: a lower bound of its tokens.
+        """
+        text = prompt if isinstance(prompt, str) else prompt.text
+        is_counted = len(text) <= _COUNTED_CHARACTERS and self._is_planned(text)
+        tokens = len(self._encoded(prompt)) if is_counted else max(self.tokenizer.estimate(text), least)
+        return ContextOverflow(
+            tokens,
+            config.max_tokens or 1,
+            self._context_tokens,
+            is_estimate=not is_counted,
+            model_tokens=self._model_tokens,
+        )
+
+    def count_tokens(
+        self,
+        prompt: Prompt,
+        *,
+        tools: Items[Mapping[str, Any]] | None = None,
+        documents: Items[Mapping[str, Any]] | None = None,
+        template_args: Mapping[str, Any] | None = None,
+    ) -> int:
+        """Return the number of tokens of a prompt, however long it is; arguments and errors as in ``prepare``.
+
+        Only ``ContextOverflow`` is not raised.
+        """
+        taken = self._taken(prompt, tools=tools, documents=documents, template_args=template_args)
+        if isinstance(taken, list):
+            return len(taken)
+        self._require_encodable(taken if isinstance(taken, str) else taken.text)
+        return len(self._encoded(taken))
+
+    def estimate_tokens(self, text: str) -> tuple[int, bool]:
+        """Return the number of tokens of a text; about that number if the text does not fit the context.
 
         Returns:
             The number, and whether it is exact.
@@ -165,12 +216,23 @@ class PromptEncoder:
         Raises:
             EncodingBudgetExceeded: as in ``check_prompt_fits``.
         """
-        least = self.tokenizer.min_tokens(text)
-        if least > self._context_tokens:
-            return least, False
-        self._require_encodable(text)
-        found = self.tokenizer.encode_within(text, self._context_tokens)
-        return (found, False) if isinstance(found, int) else (len(found), True)
+        found = self.tokenizer.min_tokens(text)
+        if found <= self._context_tokens:
+            self._require_encodable(text)
+            ids = self.tokenizer.encode_within(text, self._context_tokens)
+            if not isinstance(ids, int):
+                return len(ids), True
+            found = ids
+        return max(self.tokenizer.estimate(text), found), False
+
+    def _encoded(self, prompt: str | RenderedPrompt) -> list[int]:
+        if isinstance(prompt, str):
+            return self.tokenizer.encode_prompt(prompt)
+        return self.tokenizer.encode_rendered(prompt)
+
+    def _is_planned(self, text: str) -> bool:
+        """Return whether the memory plan has room to encode a text."""
+        return self._budget is None or self.tokenizer.longest_stretch(text) <= self._budget.planned_bytes
 
     def _require_encodable(self, text: str) -> None:
         # A character has four bytes at most.
@@ -195,12 +257,41 @@ class PromptEncoder:
         """Return the token ids of a prompt, and what the answer may have besides its text.
 
         Raises:
-            ConfigError: as in ``encode``; or tools, documents or arguments were given for a prompt without messages.
-            ContextOverflow, InvalidTemplate, EncodingBudgetExceeded: as in ``encode``.
+            ConfigError: it is neither a text, nor messages, nor ids; or tools, documents or arguments were given for a
+                prompt without messages.
+            ContextOverflow: it does not fit the context.
+            InvalidTemplate: messages cannot be rendered.
+            EncodingBudgetExceeded: as in ``check_prompt_fits``.
         """
+        taken = self._taken(prompt, tools=tools, documents=documents, template_args=template_args)
+        if isinstance(taken, list):
+            self.check_length(taken, config)
+            return taken, PLAIN_ANSWER
+        self.check_prompt_fits(taken, config)
+        room = self._context_tokens - (config.max_tokens or 1)
+        if isinstance(taken, str):
+            bos = self.tokenizer.bos_token_id
+            start = [bos] if self.tokenizer.add_bos and bos is not None else []
+            found = self.tokenizer.encode_within(taken, room - len(start))
+            form = PLAIN_ANSWER
+        else:
+            start, form = list[int](), self.form_of(taken, tools)
+            found = self.tokenizer.encode_spans_within(taken.spans(), room)
+        if isinstance(found, int):
+            raise self._overflow(taken, config, found)
+        return [*start, *found], form
+
+    def _taken(
+        self,
+        prompt: Prompt,
+        *,
+        tools: Items[Mapping[str, Any]] | None = None,
+        documents: Items[Mapping[str, Any]] | None = None,
+        template_args: Mapping[str, Any] | None = None,
+    ) -> str | list[int] | RenderedPrompt:
+        """Return a prompt as a text, as token ids or as rendered messages; errors as in ``prepare``."""
         if is_messages(prompt):
-            rendered = self.render(prompt, tools=tools, documents=documents, template_args=template_args)
-            return self.encode_rendered(rendered, config), self.form_of(rendered, tools)
+            return self.render(prompt, tools=tools, documents=documents, template_args=template_args)
         given = {"tools": tools, "documents": documents, "template_args": template_args}
         if names := [name for name, value in given.items() if value]:
             raise ConfigError(
@@ -208,39 +299,14 @@ class PromptEncoder:
                 f"It came with {', '.join(names)}.",
                 "Pass messages, or leave them out.",
             )
-        return self.encode(prompt, config), PLAIN_ANSWER
+        if isinstance(prompt, str):
+            return prompt
+        items: Any = prompt.tolist() if isinstance(prompt, np.ndarray) else prompt
+        return self._checked_ids(list(items) if isinstance(items, list | tuple) else [repr(prompt)])
 
     def form_of(self, prompt: RenderedPrompt, tools: Items[Mapping[str, Any]] | None) -> AnswerForm:
         """Return what the answer to rendered messages, which came with tools or without, may have besides its text."""
         return AnswerForm(self.thoughts_after(prompt), bool(tools), tool_names(tools))
-
-    def encode(self, prompt: Prompt, config: GenerationConfig) -> list[int]:
-        """Return the token ids of a text, taken as it is, of messages, or of ids.
-
-        Raises:
-            ConfigError: it is not one of these.
-            ContextOverflow: a text cannot fit the context.
-            InvalidTemplate: messages cannot be rendered.
-            EncodingBudgetExceeded: as in ``check_prompt_fits``.
-        """
-        if isinstance(prompt, str):
-            self.check_prompt_fits(prompt, config)
-            bos = self.tokenizer.bos_token_id
-            start = [bos] if self.tokenizer.add_bos and bos is not None else []
-            return [*start, *self._encode_within(prompt, len(start), config)]
-        if isinstance(prompt, np.ndarray):
-            prompt = prompt.tolist()
-        items: list[Any] = list(prompt) if isinstance(prompt, list | tuple) else [repr(prompt)]
-        if is_messages(items):
-            return self.encode_rendered(self.render(items), config)
-        return self._checked_ids(items)
-
-    def encode_rendered(self, prompt: RenderedPrompt, config: GenerationConfig) -> list[int]:
-        """Return the token ids of rendered messages; errors as in ``encode``."""
-        self.check_prompt_fits(prompt.text, config)
-        reserved = config.max_tokens or 1
-        found = self.tokenizer.encode_spans_within(prompt.spans(), max(self._context_tokens - reserved, 0))
-        return self._require_all(found, 0, reserved)
 
     def encode_reference(self, text: str, most: int | None) -> list[int]:
         """Return the token ids of a text that an answer may copy.
@@ -260,19 +326,7 @@ class PromptEncoder:
             self._require_encodable(text)
         found = least if least > most else self.tokenizer.encode_within(text, most)
         if isinstance(found, int):
-            raise ReferenceBudgetExceeded(found, most, is_least=True)
-        return found
-
-    def _encode_within(self, text: str, before: int, config: GenerationConfig) -> list[int]:
-        """Encode a text that follows ``before`` tokens; one that does not fit is refused as soon as that is known."""
-        reserved = config.max_tokens or 1
-        found = self.tokenizer.encode_within(text, max(self._context_tokens - reserved - before, 0))
-        return self._require_all(found, before, reserved)
-
-    def _require_all(self, found: list[int] | int, before: int, reserved: int) -> list[int]:
-        """Return token ids; raise ``ContextOverflow`` for a lower bound of their number."""
-        if isinstance(found, int):
-            raise ContextOverflow(before + found, reserved, self._context_tokens, is_least=True)
+            raise ReferenceBudgetExceeded(max(self.tokenizer.estimate(text), found), most, is_estimate=True)
         return found
 
     def _checked_ids(self, items: list[Any]) -> list[int]:
