@@ -19,7 +19,6 @@ _SIZE: Final = re.compile(r"(-?)([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([a-z]{0,3})")
 _LARGEST: Final = 1 << 50
 _LEAST_MIB: Final = (1 << 20) // 10
 _EXAMPLES: Final = "Write it as 600MiB, 2GiB, 1.5GB or a number of bytes."
-_STEPS: Final = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 
 def parse_size(text: str | int) -> int:
@@ -53,36 +52,32 @@ def parse_limit(size: str | int | None) -> int:
 
 
 def show_size(count: float) -> str:
-    """Return bytes as people read them, for example ``"301.4 MiB"``."""
-    for unit, step in _STEPS:
-        if abs(count) >= step:
-            return f"{count / step:.1f} {unit}"
-    return f"{count:.0f} B"
-
-
-def show_mib(count: float) -> str:
-    """Return bytes in MiB, as all sizes of a report are; in KiB where the size in MiB would round to 0."""
-    if 0 < abs(count) < _LEAST_MIB:
-        return f"{count / 1024:.1f} KiB"
-    return f"{count / (1 << 20):.1f} MiB"
-
-
-def show_rounded(count: int) -> str:
-    """Return bytes as ``1.31 GiB``, or in whole MiB below one."""
-    step, unit, digits = _rounded_unit(count)
+    """Return bytes of memory as people read them: ``"1.31 GiB"``, ``"301.4 MiB"``, ``"81.4 KiB"``."""
+    step, unit, digits = _unit(count)
     return f"{count / step:.{digits}f} {unit}"
 
 
 def show_share(count: int, whole: int | None) -> str:
-    """Return bytes and, if given, the whole that they are a part of, in the same unit: ``301 MiB of 400``."""
+    """Return bytes and, if given, the whole that they are a part of, in the same unit: ``"301.4 of 400.0 MiB"``."""
     if whole is None:
-        return show_rounded(count)
-    step, unit, digits = _rounded_unit(whole)
-    return f"{count / step:.{digits}f} {unit} of {whole / step:.{digits}f}"
+        return show_size(count)
+    step, unit, digits = _unit(whole)
+    return f"{count / step:.{digits}f} of {whole / step:.{digits}f} {unit}"
 
 
-def _rounded_unit(count: int) -> tuple[int, str, int]:
-    return (1 << 30, "GiB", 2) if count >= 1 << 30 else (1 << 20, "MiB", 0)
+def show_at_least(count: int) -> str:
+    """Return bytes as ``show_size`` does, rounded up, so that the printed size is enough when a user types it."""
+    step, unit, digits = _unit(count)
+    parts = 10**digits
+    # Whole numbers, so that nothing is rounded down.
+    return f"{-(-count * parts // step) / parts:.{digits}f} {unit}"
+
+
+def _unit(count: float) -> tuple[int, str, int]:
+    """Return the bytes of a unit, its name, and the digits that are shown."""
+    if abs(count) >= 1 << 30:
+        return 1 << 30, "GiB", 2
+    return (1 << 10, "KiB", 1) if 0 < abs(count) < _LEAST_MIB else (1 << 20, "MiB", 1)
 
 
 def in_mib(count: int) -> str:
@@ -100,20 +95,15 @@ def human_bytes(count: int) -> str:
     return f"{value:.1f} TB"
 
 
-def show_at_least(count: int) -> str:
-    """Return bytes in MiB, rounded up, so that the printed size is enough when a user types it."""
-    return f"{-(-10 * count // (1 << 20)) / 10:.1f} MiB"
-
-
 def counted(count: int, noun: str, shown: str | None = None) -> str:
     """Return a count with its noun in the singular or plural: ``"1 row"``, ``"2 rows"``.
 
     Args:
         count: how many.
-        noun: in the singular; its plural ends in -s, or -ies for -y.
+        noun: in the singular; its plural ends in -s, -ies for -y, -es for -ss.
         shown: the count as it is to be written; None: its digits.
     """
-    plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}{'es' if noun.endswith('ss') else 's'}"
     return f"{count if shown is None else shown} {noun if count == 1 else plural}"
 
 

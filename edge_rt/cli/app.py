@@ -18,12 +18,14 @@ from edge_rt.cli.commands.plan import plan
 from edge_rt.cli.commands.profile import profile
 from edge_rt.cli.commands.train import train_app
 from edge_rt.cli.commands.verify import verify
+from edge_rt.cli.options.shown import PlainCommand, PlainGroup
 from edge_rt.cli.options.spread import spread
 from edge_rt.cli.render.console import Terminal
 from edge_rt.version import VERSION
 
 app = typer.Typer(
     name="edge-rt",
+    cls=PlainGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -32,7 +34,7 @@ app = typer.Typer(
     "129 lost terminal, 130 Ctrl-C, 141 output pipe closed, 143 SIGTERM.",
 )
 for command in (chat, generate, export, pull, list_models, rm, inspect, verify, bench, plan, profile, doctor):
-    app.command(name="list" if command is list_models else None)(spread(command))
+    app.command(name="list" if command is list_models else None, cls=PlainCommand)(spread(command))
 app.add_typer(corpus_app, name="corpus")
 app.add_typer(train_app, name="train")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -15,6 +16,19 @@ from edge_rt.errors import Cancelled, EdgeRTError, ErrorJSON, MemoryBudgetExceed
 
 EXIT_UNEXPECTED: Final = 1
 EXIT_USAGE: Final = 2
+_NO_COMMAND: Final = re.compile(r"No such command '([a-z-]+)'\.$")
+_NAMES_ELSEWHERE: Final = {
+    "help": "'edge-rt --help'",
+    "run": "'edge-rt chat MODEL', or 'edge-rt generate -m MODEL PROMPT'",
+    "serve": "edge_rt.load(MODEL) in Python (there is no server)",
+    "show": "'edge-rt inspect MODEL'",
+    "ls": "'edge-rt list'",
+    "delete": "'edge-rt rm NAME'",
+    "download": "'edge-rt pull MODEL'",
+    "convert": "'edge-rt export MODEL --out DIR'",
+    "quantize": "'edge-rt export MODEL --out DIR'",
+}
+"""What users of other programs may type, and what it is called here."""
 EXIT_OUTPUT_CLOSED: Final = 141
 """Exit code that a shell reports for a program ended by SIGPIPE."""
 
@@ -101,20 +115,29 @@ def _report_usage(terminal: Terminal, error: Any, *, lines: bool) -> int:
         if message.strip():
             terminal.note(message)
         return EXIT_USAGE
-    hint = f"See '{error.ctx.command_path} --help'." if error.ctx is not None else "See 'edge-rt --help'."
+    hint = _hint(error, message)
     if not message.endswith((".", "?", "!")):
         message += "."
-    if "unexpected extra argument" in message and _takes_prompt(error):
-        hint = f"The prompt is given with -p, in quotes. {hint}"
     terminal.error(f"{message} {hint}")
     _document(terminal, _plain("UsageError", message, hint, EXIT_USAGE), lines=lines)
     return EXIT_USAGE
 
 
-def _takes_prompt(error: Any) -> bool:
-    """Return whether the command of a usage error takes a prompt with ``-p``."""
-    parameters = error.ctx.command.params if error.ctx is not None else ()
-    return any(parameter.name == "prompt" and "-p" in parameter.opts for parameter in parameters)
+def _hint(error: Any, message: str) -> str:
+    """Return what may have been meant, and where to read on."""
+    if error.ctx is None:
+        return "See 'edge-rt --help'."
+    see = f"See '{error.ctx.command_path} --help'."
+    if "unexpected extra argument" in message:
+        names = {parameter.name for parameter in error.ctx.command.params}
+        if "prompt" in names:
+            return f"The prompt is one argument, in quotes; the model is given with -m. {see}"
+        if "named" in names:
+            return f"One model is given; a prompt goes to 'edge-rt generate -m MODEL PROMPT'. {see}"
+    command = _NO_COMMAND.match(message)
+    if command is not None and command[1] in _NAMES_ELSEWHERE:
+        return f"Did you mean {_NAMES_ELSEWHERE[command[1]]}? {see}"
+    return see
 
 
 def _report_signal(terminal: Terminal, stop: SignalReceived, *, lines: bool) -> None:

@@ -20,8 +20,8 @@ _WHY_UNVERIFIED: Final = "no edge-rt verify of this package has passed on the de
 
 
 def tell_calibration(terminal: Terminal, measured: str) -> None:
-    """Show why the first answer waits: the latency of what is measured."""
-    terminal.note(f"measuring the latency of {measured} (saved for later)", "dim")
+    """Show why the first answer waits: how long what is measured takes here."""
+    terminal.note(f"measuring how long {measured} take, once for this model (about 2 s) ...", "dim")
 
 
 def never_drafts(mode: str, op_profile: str) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from edge_rt.byte_size import show_at_least, show_mib, show_size
+from edge_rt.byte_size import show_at_least, show_size
 from edge_rt.errors import ConfigError, MemoryBudgetExceeded
 from edge_rt.memory.alternatives import alternatives_to
 from edge_rt.memory.choice import Choice
@@ -191,7 +191,7 @@ def require_fit(plan: Plan, spell: Callable[[tuple[str, ...]], str] = shlex.join
     raise MemoryBudgetExceeded(
         f"{plan.shape.name} does not fit the memory{' of the GPU' if is_gpu_short else ''}.",
         f"It needs at least {show_at_least(least)} with a context of {plan.choice.ctx} tokens "
-        f"({plan.choice.kv_format} cache), the budget is {show_mib(limit)} ({parts}).",
+        f"({plan.choice.kv_format} cache), the budget is {show_size(limit)} ({parts}).",
         f"Try {' or '.join(dict.fromkeys(ways))}." if ways else "Choose a smaller model, or let the CPU compute.",
     )
 
@@ -217,7 +217,7 @@ def _largest_first(plan: Plan, *, on_gpu: bool) -> list[tuple[str, int]]:
 def _check_device_budget(device: Device, request: Request) -> None:
     if request.device_budget_bytes is None or device.has_own_gpu_memory:
         return
-    given = f"Got {show_mib(request.device_budget_bytes)}"
+    given = f"Got {show_size(request.device_budget_bytes)}"
     if device.gpu is None:
         why = None if request.device_choice is None else request.device_choice.note
         raise ConfigError(

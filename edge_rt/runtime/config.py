@@ -102,11 +102,11 @@ class GenerationConfig:
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "logit_bias", MappingProxyType(dict(self.logit_bias)))
         if self.max_tokens is not None:
-            _require("max_tokens", self.max_tokens, is_int(self.max_tokens, 1), "a whole number of at least 1, or None")
+            _require("max_tokens", self.max_tokens, is_int(self.max_tokens, 1), "a whole number of at least 1")
         for name in SAMPLING_NAMES:
             value = getattr(self, name)
             wanted = None if value is None else fault(name, value)
-            _require(name, value, wanted is None, f"{wanted}, or None")
+            _require(name, value, wanted is None, str(wanted))
         _require("repetition_guard", self.repetition_guard, isinstance(self.repetition_guard, bool), "True or False")
         for name in ("presence_penalty", "frequency_penalty"):
             _require(name, getattr(self, name), is_number(getattr(self, name), -100, 100), "a number from -100 to 100")
@@ -115,10 +115,10 @@ class GenerationConfig:
             _require("logit_bias", {token: bias}, fits, "token ids with numbers from -10000 to 10000")
         if self.seed is not None:
             fits = is_int(self.seed, 0) and self.seed < 1 << 64
-            _require("seed", self.seed, fits, "a whole number from 0 to 2^64 - 1, or None")
-        _require("spec", self.spec, self.spec is None or isinstance(self.spec, str), "a name, or None")
+            _require("seed", self.seed, fits, "a whole number from 0 to 2^64 - 1")
+        _require("spec", self.spec, self.spec is None or isinstance(self.spec, str), "a name")
         is_text = self.reference is None or (isinstance(self.reference, str) and self.reference != "")
-        _require("reference", self.reference, is_text, "a text that is not empty, or None")
+        _require("reference", self.reference, is_text, "a text that is not empty")
         _require("accept", self.accept, self.accept in ACCEPTANCE_RULES, " or ".join(ACCEPTANCE_RULES))
         for text in self.stop:
             _require("stop", text, isinstance(text, str) and text != "", "texts that are not empty")
@@ -154,5 +154,7 @@ class GenerationConfig:
 def _require(name: str, value: object, fits: bool, wanted: str) -> None:
     if not fits:
         raise ConfigError(
-            f"The option '{name}' is out of range.", f"Got {value!r:.60}, wanted {wanted}.", "Correct it."
+            f"The option '{name}' is out of range.",
+            f"Got {value!r:.60}, wanted {wanted}.",
+            "Give such a value, or leave it out.",
         )

@@ -65,7 +65,10 @@ def test_without_a_verb_the_help_is_shown(cli):
         (("generate", "--tempp", "1"), "--temp"),
         (("generate", "--ctx", "many"), "--ctx"),
         (("generate", "--threads", "0"), "--threads"),
-        (("generate", "hello"), "The prompt is given with -p, in quotes."),
+        (("generate", "hello", "world"), "The prompt is one argument, in quotes"),
+        (("chat", "org/name", "hello"), "'edge-rt generate -m MODEL PROMPT'"),
+        (("run", "org/name"), "Did you mean 'edge-rt chat MODEL'"),
+        (("help",), "Did you mean 'edge-rt --help'?"),
         (("export",), "--out"),
     ],
 )

@@ -70,7 +70,7 @@ def test_json_has_plan_and_budget(inline, native_package):
 
 def test_the_line_under_an_answer_tells_the_peak_of_the_budget(inline, native_package):
     result = inline("generate", "-m", native_package, *GENERATE, "--memory", "3GiB", "--stats")
-    assert " GiB of 3.00\n" in result.stderr.decode()
+    assert " of 3.00 GiB\n" in result.stderr.decode()
 
 
 def test_the_configuration_has_a_budget_and_the_flag_goes_before_it(inline, native_package, tmp_path):
@@ -109,7 +109,7 @@ def conversation(native_package, tmp_path):
 
 def test_a_chat_says_what_it_plans_to_take(conversation):
     planned = conversation.model.plan.total_bytes
-    assert conversation.banner()[0].endswith(f"memory {planned / 2**30:.2f} GiB of 3.00 planned")
+    assert conversation.banner()[2].endswith(f"used now, at most {planned / 2**30:.2f} of 3.00 GiB planned")
     assert len(conversation.banner()) <= 6
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from edge_rt.cli.app import app
+from edge_rt.cli.main import main
 from edge_rt.cli.options.spread import Argument, Flag, only, spread
 from tests.cli.flag_places import CLI, declarations
 from tests.cli.parsed_options import describe
@@ -42,7 +44,7 @@ def test_typer_options_are_made_in_one_place():
 
 SIZE = Flag(("-s", "--size"), "How large.", shown="3", least=1)
 WORD = Argument("WORD", "A word.")
-LOUD = Flag(("--loud",), "Say it louder.")
+LOUD = Flag(("--loud",), "Louder: edge-rt[loud].")
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,16 @@ def test_limits_and_help_reach_typer():
     assert call(command, "--size", "0").exit_code == 2
     told = call(command, "--help").output
     assert "How large." in told
-    assert "Say it louder." in told
+    # Brackets are no markup.
+    assert "Louder: edge-rt[loud]." in told
+
+
+def test_help_shows_no_python_types(capsys):
+    for command in ("chat", "pull", "train"):
+        assert main([command, "--help"]) == 0
+        told = capsys.readouterr().out
+        assert "--help" in told
+        assert re.findall(r"<(?:bool|str|int|float|list.*)>", told) == []
 
 
 def test_a_flag_that_two_groups_have_is_refused():

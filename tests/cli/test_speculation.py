@@ -21,7 +21,7 @@ from tests.cli.conftest import ENDLESS
 
 GREEDY = ("--temp", "0", "-n", "24")
 DRAFTERS = SPEC_MODES[2:5]
-MEASURING = "measuring the latency of passes (saved for later)\n"
+MEASURING = "measuring how long passes take, once for this model (about 2 s) ...\n"
 
 
 @pytest.fixture
@@ -111,11 +111,11 @@ def test_a_reference_that_cannot_be_read(verb, content, code, kind, inline, tmp_
 
 def test_a_reference_becomes_an_option(text_file, tmp_path):
     options = GenerationConfig(seed=1)
-    assert SpeculationFlags().with_reference(options) is options
-    assert SpeculationFlags(reference=text_file).with_reference(options).reference == text_file.read_text()
+    assert SpeculationFlags().applied_to(options) is options
+    assert SpeculationFlags(reference=text_file).applied_to(options).reference == text_file.read_text()
     (tmp_path / "large").write_bytes(b"x" * ((16 << 20) + 1))
     with pytest.raises(InputError, match="16777216 bytes"):
-        SpeculationFlags(reference=tmp_path / "large").with_reference(options)
+        SpeculationFlags(reference=tmp_path / "large").applied_to(options)
 
 
 def test_a_corpus_changes_no_token(ask, inline, native_package, text_file, tmp_path):

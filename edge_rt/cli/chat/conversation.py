@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from edge_rt.byte_size import counted, show_rounded
+from edge_rt.byte_size import counted, show_size
 from edge_rt.cli.answering import MakeStream, answering
 from edge_rt.cli.chat.advice import LEAVE, flags_of_a_chat, in_words_of_a_chat, setting_in_chat
-from edge_rt.cli.chat.memory_text import planned_text
+from edge_rt.cli.chat.memory_text import planned_text, used_text
 from edge_rt.cli.chat.settings import check_options, options_to_settings
 from edge_rt.cli.chat.type_ahead import TypeAhead, no_echo
 from edge_rt.cli.interrupt import interrupt_as_cancelled, wait_for_unfinished_work
@@ -72,6 +72,7 @@ class Conversation:
     Attributes:
         load, options, show_stats: as above; may be changed between answers, the first by ``switch``, the options by
             ``set_options``.
+        reference: the model argument, as it was last given.
         name: the model's name.
         model: the loaded model.
         chat: the messages.
@@ -105,6 +106,7 @@ class Conversation:
         self.last: Result | None = None
         self.type_ahead: TypeAhead | None = None
         self._load_model = load_model
+        self.reference = reference
         self.name, self._package = obtain_package(terminal, reference, places, budget=_budget_of(load))
         self.model: Model = load_model(self._package, load)
         # Memory of the process before its first model; a later model reuses the heap of the previous one.
@@ -149,11 +151,13 @@ class Conversation:
         keys = self.type_ahead
         tend = None if keys is None else keys.poll
         with no_echo() if keys is None else keys.listening(), answering(make_stream, terminal, tend) as answer:
-            for event in answer:
-                if not terminal.is_json:
-                    view.show(event)
+            try:
+                for event in answer:
+                    if not terminal.is_json:
+                        view.show(event)
+            finally:
+                view.finish()
             result = answer.result()
-        view.end_thoughts()
         if view.wrote and not result.text.endswith("\n"):
             terminal.line()
         self._tell_end(result)
@@ -205,7 +209,7 @@ class Conversation:
         undo = f"forgets the text of {attached}" if attached else "drops the last exchange"
         return f"/clear starts over, /undo {undo}{larger}"
 
-    def switch(self, reference: str, load: LoadOptions) -> None:
+    def switch(self, reference: str, load: LoadOptions, *, called: str | None = None) -> None:
         """Load another model, or the same model with other options, and keep the conversation.
 
         A model that does not fit the memory is refused before the current one is closed.
@@ -213,12 +217,14 @@ class Conversation:
         Args:
             reference: the model argument.
             load: how it is loaded.
+            called: the model argument that advice names; None: ``reference``.
 
         Raises:
             EdgeRTError: it cannot be loaded; the previous model is loaded again, unless a warning says otherwise.
             Cancelled: Ctrl-C stopped it; the previous model is loaded again.
             SignalReceived: another signal came, or a second Ctrl-C.
         """
+        called = reference if called is None else called
         with interrupt_as_cancelled():
             budget = _budget_of(load)
             name, package = obtain_package(self.terminal, reference, self.places, budget=budget, lead=LEAVE)
@@ -226,8 +232,8 @@ class Conversation:
             base, has_pieces = self._base_after(kept)
             # For the same model the request comes from /ctx.
             is_same = load.ctx is not None and name == self.name
-            spell = partial(setting_in_chat, reference=reference, load=load, is_same_model=is_same)
-            with flags_of_a_chat(reference):
+            spell = partial(setting_in_chat, reference=called, load=load, is_same_model=is_same)
+            with flags_of_a_chat(called):
                 asked = load.but(spell=spell, freed_device_bytes=self.model.plan.held_device_bytes)
                 plan = plan_model(package, asked, base)
         before = self.chat
@@ -240,6 +246,7 @@ class Conversation:
             self._reopen(before, kept, error)
             raise
         self.load, self.name, self.model, self.chat = load, name, model, chat
+        self.reference = called
         self._package = package
         self._base_bytes, self._has_pieces = base, has_pieces
         tell_device(self.terminal, model.device_choice)
@@ -327,21 +334,12 @@ class Conversation:
     def banner(self) -> list[str]:
         """Return the lines shown at the start of a chat."""
         facts = self.model.describe()
-        weights = SEPARATOR.join(
-            [
-                "+".join(dict.fromkeys(facts["quantisation"].values())),
-                f"{facts['activations']} activations",
-                show_rounded(facts["weights_bytes"]),
-            ]
-        )
-        cache = show_rounded(facts["kv_bytes_per_token"] * facts["context_tokens"])
-        memory = facts["memory"]
-        planned = f"memory {planned_text(memory)} planned"
-        model = f"{facts['architecture']}, {facts['parameters'] / 1e6:.0f} M parameters"
+        types = "+".join(dict.fromkeys(facts["quantisation"].values()))
+        cache = show_size(facts["kv_bytes_per_token"] * facts["context_tokens"])
         return [
-            SEPARATOR.join([self.name, model, planned]),
-            f"weights  {weights}",
-            f"context  {number(facts['context_tokens'])} tokens, {cache} when full",
+            SEPARATOR.join([self.name, facts["architecture"], f"{facts['parameters'] / 1e6:.0f} M parameters", types]),
+            f"context  {number(facts['context_tokens'])} tokens ({cache} when full)",
+            f"memory   {used_text()}, at most {planned_text(facts['memory'])} planned",
             SEPARATOR.join(
                 [
                     f"device   {self.device}, {counted(facts['threads'], 'thread')}",

@@ -202,7 +202,7 @@ class Repl:
                 if self._clock() - interrupted_at < LEAVE_SECONDS:
                     return EXIT_INTERRUPTED
                 interrupted_at = self._clock()
-                self._terminal.note("Use Ctrl-D or /exit to leave.", "dim")
+                self._terminal.reply("Use Ctrl-D or /exit to leave.", "dim")
                 continue
             try:
                 self._handle(text)
@@ -210,7 +210,7 @@ class Repl:
                 return 0
             except Cancelled:
                 self._terminal.control("\r\x1b[K")
-                self._terminal.note("stopped", "dim")
+                self._terminal.reply("stopped", "dim")
             except EdgeRTError as error:
                 self._terminal.error(str(self._conversation.explain(error)))
 

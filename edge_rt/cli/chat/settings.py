@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from edge_rt.cli.options.groups import parse_logit_bias
+from edge_rt.cli.options.groups import NO_LIMIT, parse_logit_bias
 from edge_rt.cli.render.console import number
 from edge_rt.cli.user_paths import path_of
 from edge_rt.errors import ConfigError, InputError
@@ -37,8 +38,11 @@ def option_name(given: str) -> str:
     """
     name = _ALIASES.get(given, given.replace("-", "_"))
     if name not in OPTION_NAMES:
+        close = difflib.get_close_matches(name, (*OPTION_NAMES, *_ALIASES), n=1)
         raise ConfigError(
-            f"There is no option {given!r:.60}.", f"Options: {', '.join(OPTION_NAMES)}.", "Write /set OPTION VALUE."
+            f"There is no option {given!r:.60}.",
+            f"Did you mean {close[0]}?" if close else f"Options: {', '.join(OPTION_NAMES)}.",
+            "Write /set OPTION VALUE; /set lists all.",
         )
     return name
 
@@ -65,9 +69,10 @@ def parse_option(name: str, text: str) -> Any:
         return text
     for kind in (int, float):
         try:
-            return kind(text)
+            value = kind(text)
         except ValueError:
             continue
+        return None if name == "max_tokens" and value == NO_LIMIT else value
     return text
 
 

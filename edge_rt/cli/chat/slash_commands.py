@@ -5,12 +5,13 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
-from edge_rt.byte_size import counted, show_rounded, show_share
+from edge_rt.byte_size import counted, show_share, show_size
 from edge_rt.cli.chat.advice import in_words_of_a_chat
 from edge_rt.cli.chat.conversation import Attachment, Conversation
-from edge_rt.cli.chat.memory_text import on_gpu, planned_text, term_size
+from edge_rt.cli.chat.memory_text import info_rows, on_gpu, planned_text, term_size
 from edge_rt.cli.chat.settings import (
     SPEC_OPTIONS,
     option_name,
@@ -21,13 +22,26 @@ from edge_rt.cli.chat.settings import (
 )
 from edge_rt.cli.render.console import number
 from edge_rt.cli.render.device_report import device_text
-from edge_rt.cli.render.stats import facts_lines, tell_table
+from edge_rt.cli.render.stats import tell_table
+from edge_rt.cli.render.word_wrap import joined_lines
 from edge_rt.cli.template_arguments import thought_switch
 from edge_rt.cli.user_paths import path_of
 from edge_rt.errors import ConfigError, InputError
 from edge_rt.text.text_file import read_text
 
 SHOW_TOPICS: Final = ("info", "template", "params", "memory")
+_INDENT: Final = 24
+"""Columns before the texts of a list."""
+
+
+_TYPED: Final = {
+    '""" ... """': "several lines; also Alt-Enter, or \\ at a line's end",
+    "//text": "a message that begins with a slash",
+    "Ctrl-G": "write in $EDITOR",
+    "Ctrl-C": "stop the answer",
+    "Ctrl-D": "leave",
+}
+"""Besides commands, what ``/help`` lists."""
 
 
 class LeaveChat(Exception):
@@ -54,13 +68,16 @@ class Commands:
 
     Args:
         conversation: the conversation that they act on.
+        ask: asks the user a yes-or-no question; None: nobody can be asked.
 
     Attributes:
         table: name -> command, in the order of ``/help``.
     """
 
-    def __init__(self, conversation: Conversation) -> None:
+    def __init__(self, conversation: Conversation, ask: Callable[[str], bool] | None = None) -> None:
         self._conversation = conversation
+        self._ask = ask
+        self._own_files: set[Path] = set()  # files that this chat was saved to or loaded from
         self._terminal = conversation.terminal
         self.table: Mapping[str, Command] = {
             "/help": Command(self._help, "", "list the commands"),
@@ -68,16 +85,16 @@ class Commands:
             "/clear": Command(self._clear, "", "forget the conversation, keep the system message"),
             "/system": Command(self._system, "[TEXT]", 'set the system message ("" removes it), or show it'),
             "/set": Command(self._set, "[OPTION VALUE]", "change an option, or list them"),
-            "/show": Command(self._show, "[info|template|params|memory]", "show facts"),
+            "/show": Command(self._show, "[TOPIC]", f"show facts: {', '.join(SHOW_TOPICS)}"),
             "/think": Command(self._think, "[on|off]", "turn the model's thoughts on or off"),
-            "/stats": Command(self._stats, "[on|off]", "all figures of the last answer; on, off: a line after answers"),
+            "/stats": Command(self._stats, "[on|off]", "figures of the last answer; on: after each"),
             "/save": Command(self._save, "FILE", "save conversation and options"),
             "/load": Command(self._load, "FILE", "load a saved conversation"),
             "/regen": Command(self._regen, "", "generate a new answer to the last message"),
-            "/undo": Command(self._undo, "", "forget the text of a pending /read, or the last message and its answer"),
+            "/undo": Command(self._undo, "", "drop a pending /read, else the last exchange"),
             "/read": Command(self._read, "FILE", "put a file's text in front of the next message"),
-            "/model": Command(self._model, "MODEL", "change the model, keep the conversation"),
-            "/ctx": Command(self._ctx, "N", "change the context size, keep the conversation"),
+            "/model": Command(self._model, "MODEL", "change the model; memory is planned anew"),
+            "/ctx": Command(self._ctx, "N", "change the context size; memory is planned anew"),
         }
 
     def run(self, line: str) -> None:
@@ -107,15 +124,7 @@ class Commands:
     # --- leaving and help ---
 
     def _help(self, _: str) -> None:
-        for name, command in self.table.items():
-            self._terminal.note(f"  {f'{name} {command.usage}':38} {command.text}")
-        self._terminal.note('  """ ... """  several lines; also Alt-Enter, or \\ at the end of a line')
-        self._terminal.note("  //text  a message that begins with a slash;  Ctrl-G  write in $EDITOR")
-        self._terminal.note("  Ctrl-C  stop the answer")
-        self._terminal.note(
-            "  /ctx and /model make a new memory plan: cache format, speculation and prefill chunk may change"
-        )
-        self._terminal.note("  to fit, and changes are shown; if nothing fits, everything stays as it is")
+        self._rows({f"{name} {command.usage}": command.text for name, command in self.table.items()} | _TYPED)
 
     def _exit(self, _: str) -> None:
         raise LeaveChat
@@ -125,15 +134,15 @@ class Commands:
     def _clear(self, _: str) -> None:
         self._conversation.chat.clear()
         self._conversation.attached.clear()
-        self._terminal.note("the conversation is empty", "dim")
+        self._terminal.reply("the conversation is empty", "dim")
 
     def _system(self, text: str) -> None:
         chat = self._conversation.chat
         if not text:
-            self._terminal.note(chat.system if chat.system is not None else "(the template's own)")
+            self._terminal.reply(chat.system if chat.system is not None else "(the template's own)")
             return
         chat.system = None if text in ('""', "''") else text
-        self._terminal.note("the system message is " + ("removed" if chat.system is None else "set"), "dim")
+        self._terminal.reply("the system message is " + ("removed" if chat.system is None else "set"), "dim")
 
     def _regen(self, _: str) -> None:
         self._conversation.regenerate()
@@ -143,10 +152,10 @@ class Commands:
         if names:
             # Otherwise a text that does not fit the context would be put in front of every message.
             self._conversation.attached.clear()
-            self._terminal.note(f"the text of {names} is forgotten", "dim")
+            self._terminal.reply(f"the text of {names} is forgotten", "dim")
             return
         dropped = self._conversation.chat.undo()
-        self._terminal.note("the last exchange is forgotten" if dropped else "there is nothing to forget", "dim")
+        self._terminal.reply("the last exchange is forgotten" if dropped else "there is nothing to forget", "dim")
 
     def _read(self, argument: str) -> None:
         path = path_of(argument)
@@ -154,7 +163,7 @@ class Commands:
         with in_words_of_a_chat():
             tokens = self._count_tokens(text)
         self._conversation.attached.append(Attachment(path.name, text))
-        self._terminal.note(f"read {path.name}, {tokens}: in front of your next message", "dim")
+        self._terminal.reply(f"read {path.name}, {tokens}: in front of your next message", "dim")
 
     def _count_tokens(self, text: str) -> str:
         texts = self._conversation.model.texts
@@ -174,24 +183,30 @@ class Commands:
         given, _, value = argument.partition(" ")
         name = option_name(given)
         if not value.strip():
-            raise ConfigError(f"/set {name} needs a value.", "", "Write a number, a text, or default.")
-        conversation.set_options(conversation.options.with_options(**{name: parse_option(name, value.strip())}))
-        self._terminal.note(f"{name} = {self._params()[name]}", "dim")
+            raise ConfigError(f"/set {name} needs a value.", "", f"Write /set {name} VALUE, or /set {name} default.")
+        parsed = parse_option(name, value.strip())
+        try:
+            options = conversation.options.with_options(**{name: parsed})
+        except ConfigError as error:
+            way = f"Write /set {name} VALUE, or /set {name} default."
+            raise ConfigError(error.what, error.numbers, way) from error
+        conversation.set_options(options)
+        self._terminal.reply(f"{name} = {self._params()[name]}", "dim")
 
     def _show(self, topic: str) -> None:
         topic = topic or "info"
         conversation = self._conversation
         if topic == "info":
-            facts = {name: value for name, value in conversation.model.describe().items() if name != "memory"}
-            self._rows({**facts, "speculation": conversation.spec})
+            self._rows(info_rows(conversation.model.describe(), conversation.device, conversation.spec))
         elif topic == "template":
-            self._terminal.note(conversation.model.template_source or "(none)")
+            self._terminal.reply(conversation.model.template_source or "(none)")
         elif topic == "params":
             self._rows(self._params())
         elif topic == "memory":
             self._memory()
         else:
-            raise ConfigError(f"/show has no topic {topic!r:.60}.", "", f"Choose one of {', '.join(SHOW_TOPICS)}.")
+            topics = " or /show ".join(SHOW_TOPICS)
+            raise ConfigError(f"/show has no topic {topic!r:.60}.", "", f"Write /show {topics}.")
 
     def _params(self) -> dict[str, str]:
         conversation = self._conversation
@@ -205,9 +220,13 @@ class Commands:
             "accept": options.accept,
         }
 
-    def _rows(self, facts: Mapping[str, Any]) -> None:
-        for name, text in facts_lines(facts):
-            self._terminal.note(f"  {name:20} {text}")
+    def _rows(self, facts: Mapping[str, str]) -> None:
+        columns = self._terminal.columns() - _INDENT if self._terminal.err_is_tty else None
+        for name, text in facts.items():
+            first, *more = joined_lines(text.split(" "), " ", columns)
+            self._terminal.reply(f"  {name:{_INDENT - 3}} {first}")
+            for line in more:
+                self._terminal.reply(" " * _INDENT + line)
 
     def _memory(self) -> None:
         from edge_rt.system.process_memory import peak_rss_bytes
@@ -223,7 +242,7 @@ class Commands:
             {
                 "conversation": f"{number(used)} of {number(room)} tokens",
                 **({"for the next message": "; ".join(waiting)} if waiting else {}),
-                "cache": f"{show_rounded(used * per_token)} of {show_rounded(room * per_token)}",
+                "cache": f"{show_size(used * per_token)} of {show_size(room * per_token)}",
                 "planned": show_share(memory["planned_bytes"], memory["budget_bytes"]),
                 **on_gpu(memory),
                 **{f"  {term.name}": f"{term_size(term)}  {term.text}" for term in model.plan.terms},
@@ -231,33 +250,35 @@ class Commands:
             }
         )
         for step in model.plan.given_up:
-            self._terminal.note(f"  reduced to fit: {step}")
+            self._terminal.reply(f"  reduced to fit: {step}")
 
     def _think(self, argument: str) -> None:
         if argument not in ("", "on", "off"):
-            raise ConfigError("/think takes on or off.", f"Got {argument!r:.60}.", "")
+            raise ConfigError("/think takes on or off.", f"Got {argument!r:.60}.", "Write /think on, or /think off.")
         conversation = self._conversation
         switch = thought_switch(conversation.model)
         if switch is None:
             known = ", ".join(sorted(conversation.model.template_variables)) or "none"
             raise ConfigError(
-                "The chat template has no switch for thoughts.", f"Its arguments: {known}.", "See --template-arg."
+                "This model's chat template has no switch for thoughts.",
+                f"Its arguments: {known}.",
+                "Choose another model with /model, or start the chat with --template-arg.",
             )
         arguments = conversation.chat.template_args
         if argument:
             arguments[switch] = argument == "on"
         state = "as the template has them" if switch not in arguments else "on" if arguments[switch] else "off"
-        self._terminal.note(f"thoughts are {state}", "dim")
+        self._terminal.reply(f"thoughts are {state}", "dim")
 
     def _stats(self, argument: str) -> None:
         if argument not in ("", "on", "off"):
-            raise ConfigError("/stats takes on or off.", f"Got {argument!r:.60}.", "")
+            raise ConfigError("/stats takes on or off.", f"Got {argument!r:.60}.", "Write /stats on, or /stats off.")
         conversation = self._conversation
         if argument:
             conversation.show_stats = argument == "on"
-            self._terminal.note(f"figures are {argument}", "dim")
+            self._terminal.reply(f"figures are {argument}", "dim")
         elif conversation.last is None:
-            self._terminal.note("there is no answer yet", "dim")
+            self._terminal.reply("there is no answer yet", "dim")
         else:
             tell_table(self._terminal, conversation.last, conversation.device)
 
@@ -272,8 +293,22 @@ class Commands:
                 read_chat(path)
             except InputError as error:
                 raise ConfigError(f"{path} exists and is not a saved chat.", "", "Choose another file.") from error
+            if path.resolve() not in self._own_files and not self._may_replace(path):
+                self._terminal.reply("nothing was saved", "dim")
+                return
         self._conversation.chat.save(path, settings=self._conversation.settings())
-        self._terminal.note(f"saved to {path}", "dim")
+        self._own_files.add(path.resolve())
+        self._terminal.reply(f"saved to {path}", "dim")
+
+    def _may_replace(self, path: Path) -> bool:
+        """Return whether a saved chat that is not this one may be replaced.
+
+        Raises:
+            ConfigError: nobody can be asked.
+        """
+        if self._ask is None:
+            raise ConfigError(f"{path} holds another saved chat.", "", "Choose another file, or remove it first.")
+        return self._ask(f"{path} holds another saved chat. Replace it?")
 
     def _load(self, argument: str) -> None:
         from edge_rt.runtime.saved_chat import read_chat
@@ -283,13 +318,14 @@ class Commands:
         options = settings_to_options({**read_chat(path).settings, **own})
         conversation.set_options(options)
         saved = conversation.chat.load(path)
+        self._own_files.add(path.resolve())
         conversation.attached.clear()
         if saved.package_id != conversation.model.package.id:
             self._terminal.warn(
                 f"the conversation was saved with another package ({saved.model}, {saved.package_id[:12]}); "
                 "answers will differ."
             )
-        self._terminal.note(f"loaded {counted(len(saved.messages), 'message')} and the options from {path}", "dim")
+        self._terminal.reply(f"loaded {counted(len(saved.messages), 'message')} and the options from {path}", "dim")
 
     # --- the model ---
 
@@ -298,7 +334,7 @@ class Commands:
         before = conversation.model.describe()
         conversation.switch(argument, conversation.load.but(ctx=None))
         for line in conversation.banner()[:-1]:
-            self._terminal.note(line, "dim")
+            self._terminal.reply(line, "dim")
         self._tell_changes(before, conversation.model.describe())
 
     def _ctx(self, argument: str) -> None:
@@ -307,26 +343,26 @@ class Commands:
         if not argument.isdecimal() or not 2 <= int(argument) <= trained:
             raise ConfigError(
                 "The context is out of range.",
-                f"Got {argument!r:.40}; the range is 2 to {trained}.",
-                "Choose one in that range.",
+                f"Got {argument!r:.40}; this model allows 2 to {trained} tokens.",
+                "Write /ctx N with N in that range.",
             )
         same = str(conversation.model.package.path)
         before = conversation.model.describe()
-        conversation.switch(same, conversation.load.but(ctx=int(argument)))
+        conversation.switch(same, conversation.load.but(ctx=int(argument)), called=conversation.reference)
         after = conversation.model.describe()
-        self._terminal.note(f"the context has {number(after['context_tokens'])} tokens", "dim")
+        self._terminal.reply(f"the context has {number(after['context_tokens'])} tokens", "dim")
         self._tell_changes(before, after)
         planned = [planned_text(facts["memory"], with_budget=False) for facts in (before, after)]
         budget = after["memory"]["budget_bytes"]
-        room = "" if budget is None else f", the budget is {show_rounded(budget)}"
+        room = "" if budget is None else f", the budget is {show_size(budget)}"
         change = f" instead of {planned[0]}" if planned[1] != planned[0] else ""
-        self._terminal.note(f"memory planned: {planned[1]}{change}{room}", "dim")
+        self._terminal.reply(f"memory planned: {planned[1]}{change}{room}", "dim")
 
     def _tell_changes(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
         titles = {name: name.replace("_", " ") for name in ("rotation", "speculation", "prefill_chunk")}
         devices = [device_text(facts["device"]) for facts in (before, after)]
         if devices[1] != devices[0]:
-            self._terminal.note(f"device: {devices[1]} instead of {devices[0]}", "dim")
+            self._terminal.reply(f"device: {devices[1]} instead of {devices[0]}", "dim")
         for name, title in ({"kv_format": "cache"} | titles).items():
             if before[name] != after[name]:
-                self._terminal.note(f"{title}: {after[name]} instead of {before[name]}", "dim")
+                self._terminal.reply(f"{title}: {after[name]} instead of {before[name]}", "dim")

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from edge_rt.byte_size import counted, show_rounded
+from edge_rt.byte_size import counted, show_size
 from edge_rt.cli.commands.bench_prompts import PromptFlags, measure, print_figures, spec_name
 from edge_rt.cli.interrupt import run_in_background
 from edge_rt.cli.loading import load_model, obtain_package, tell_device, telling_load
 from edge_rt.cli.options import flags
-from edge_rt.cli.options.groups import LoadFlags, OutputFlags, PlaceFlags
+from edge_rt.cli.options.groups import ModelFlags, OutputFlags, PlaceFlags
 from edge_rt.cli.render.bench_table import markdown, print_row_costs
 from edge_rt.cli.render.console import Terminal, number
 from edge_rt.cli.render.device_report import device_text
@@ -59,10 +59,10 @@ class CalibrateFlags:
 
 
 def bench(
+    load: ModelFlags,
     speed: SpeedFlags,
     costs: CalibrateFlags,
     prompts: PromptFlags,
-    load: LoadFlags,
     output: OutputFlags,
     places: PlaceFlags,
 ) -> int:
@@ -183,7 +183,7 @@ def _tell_prompts(
 
 def _print(terminal: Terminal, report: BenchReport, facts: Mapping[str, Any]) -> None:
     """Write the table in the format of llama-bench, ready to be pasted."""
-    size, parameters = show_rounded(facts["weights_bytes"]), f"{facts['parameters'] / 1e6:.2f} M"
+    size, parameters = show_size(facts["weights_bytes"]), f"{facts['parameters'] / 1e6:.2f} M"
     backend = f"ONNX Runtime {facts['onnxruntime']} {device_text(facts['device'])}, {facts['op_profile']}"
     if facts["isa"] is not None:
         backend += f" {facts['isa']}"
@@ -201,5 +201,5 @@ def _print(terminal: Terminal, report: BenchReport, facts: Mapping[str, Any]) ->
     markdown(terminal, [("rows of one pass", "ms", "relative"), *passes], right=(0, 1, 2))
     terminal.line()
     terminal.line(f"time to first token, 128 tokens of prompt: {number(document['ttft_ms'])} ms")
-    terminal.line(f"peak memory: {show_rounded(document['peak_bytes'])}")
+    terminal.line(f"peak memory: {show_size(document['peak_bytes'])}")
     terminal.note("tg includes choosing the most likely token, but not encoding text. Row costs are medians.", "dim")

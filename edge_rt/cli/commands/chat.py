@@ -6,7 +6,7 @@ import functools
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from edge_rt.cli.chat.chat_input import needs_more, parse_entry
 from edge_rt.cli.loading import telling_load
@@ -14,7 +14,7 @@ from edge_rt.cli.options import flags
 from edge_rt.cli.options.groups import (
     AnswerFlags,
     GuardFlags,
-    LoadFlags,
+    ModelFlags,
     PlaceFlags,
     SamplingFlags,
     SpeculationFlags,
@@ -28,28 +28,39 @@ from edge_rt.system.machine import use_one_heap
 if TYPE_CHECKING:
     from edge_rt.cli.chat.conversation import Conversation
 
-EXIT_INTERRUPTED = 130
+EXIT_INTERRUPTED: Final = 130
+_OF_THE_DEFAULT: Final = (
+    "This is a very small model, for trying things out. For better answers name a",
+    "larger one, such as: edge-rt chat Qwen/Qwen3-4B-GGUF (a download of 2.5 GB).",
+)
 
 
 @dataclass(frozen=True)
 class ChatFlags:
-    """Options of a chat: its system message, its figures and its history."""
+    """The system message of a chat."""
 
     system: Annotated[str | None, flags.SYSTEM] = None
+
+
+@dataclass(frozen=True)
+class HistoryFlags:
+    """Whether typed lines are saved."""
+
     no_history: Annotated[bool, flags.NO_HISTORY] = False
 
 
 def chat(
+    load: ModelFlags,
     begin: ChatFlags,
-    load: LoadFlags,
     sampling: SamplingFlags,
     guard: GuardFlags,
-    speculation: SpeculationFlags,
     template: TemplateFlags,
+    speculation: SpeculationFlags,
+    kept: HistoryFlags,
     output: AnswerFlags,
     places: PlaceFlags,
 ) -> int:
-    """Chat with a model, which is fetched first if it is not on this machine. Piped lines are answered one by one."""
+    """Chat with a model; it is fetched first if it is not on this machine. Piped lines are answered one by one."""
     from edge_rt.cli.chat.conversation import Conversation
 
     terminal = output.terminal()
@@ -58,8 +69,8 @@ def chat(
     if is_interactive and output.json:
         raise ConfigError("--json needs piped input.", "Standard input is a terminal.", "Leave --json out.")
     inputs = template.inputs()
-    speculation.check(options.accept)
-    options = speculation.with_reference(options)
+    speculation.check()
+    options = speculation.applied_to(options)
     with open_trace(speculation.spec_trace, terminal) as trace:
         use_one_heap()
         if is_interactive:
@@ -73,18 +84,19 @@ def chat(
             telling_load(terminal, load.options(places, speculation, spec_trace=trace, on_calibrate=on_calibrate)),
             options,
             system=begin.system,
-            show_stats=is_interactive if output.stats is None else output.stats,
+            show_stats=output.stats or (output.stats is None and output.verbose),
             inputs=inputs,
         )
         try:
             if is_interactive:
-                return _at_terminal(conversation, keep_history=not begin.no_history)
+                is_default = load.named is None and load.model is None
+                return _at_terminal(conversation, keep_history=not kept.no_history, is_default=is_default)
             return _from_pipe(conversation)
         finally:
             conversation.close()
 
 
-def _at_terminal(conversation: Conversation, *, keep_history: bool) -> int:
+def _at_terminal(conversation: Conversation, *, keep_history: bool, is_default: bool) -> int:
     from prompt_toolkit.history import InMemoryHistory
 
     from edge_rt.cli.chat.repl import PROMPT, Repl, default_history_path, make_session, open_history
@@ -93,9 +105,9 @@ def _at_terminal(conversation: Conversation, *, keep_history: bool) -> int:
 
     terminal = conversation.terminal
     history = open_history(default_history_path(), terminal.warn) if keep_history else InMemoryHistory()
-    commands = Commands(conversation)
+    commands = Commands(conversation, terminal.ask)
     session = make_session(terminal, commands, history, conversation.places.open_store().names)
-    for line in conversation.banner():
+    for line in (*conversation.banner(), *(_OF_THE_DEFAULT if is_default else ())):
         terminal.note(line, "dim")
     terminal.note()
     keys = conversation.type_ahead = type_ahead_of(session, terminal)

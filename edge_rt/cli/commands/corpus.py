@@ -13,6 +13,7 @@ from edge_rt.byte_size import counted
 from edge_rt.cli.loading import obtain_package
 from edge_rt.cli.options import flags
 from edge_rt.cli.options.groups import LoadFlags, OutputFlags, PlaceFlags
+from edge_rt.cli.options.shown import PlainCommand, PlainGroup
 from edge_rt.cli.options.spread import only, spread
 from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.stats import facts_lines
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 MAX_TEXT_BYTES: Final = 1 << 30
 
 corpus_app = typer.Typer(
-    no_args_is_help=True, help="Index texts for the suffix drafter to look drafts up in, or show an index."
+    cls=PlainGroup, no_args_is_help=True, help="Index your texts, so that answers may copy from them; or show an index."
 )
 
 
@@ -46,7 +47,7 @@ class IndexFlags:
     file: Annotated[Path, flags.CORPUS_ARGUMENT]
 
 
-@corpus_app.command()
+@corpus_app.command(cls=PlainCommand)
 @spread
 def build(
     wanted: BuildFlags,
@@ -79,7 +80,7 @@ def build(
     return 0
 
 
-@corpus_app.command()
+@corpus_app.command(cls=PlainCommand)
 @spread
 def info(index: IndexFlags, output: OutputFlags) -> int:
     """Check every byte of an index, and show its contents."""

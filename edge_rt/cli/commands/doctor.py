@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import platform
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
@@ -21,6 +22,8 @@ from edge_rt.version import VERSION
 
 WHEELS: Final = ("onnxruntime", "onnxruntime-gpu")
 """Wheels that install the same folder."""
+_TITLES: Final = {"edge_rt": "edge-rt", "memory_granted_bytes": "memory limit (cgroup)"}
+"""Names of facts that are shown otherwise than they are written in JSON."""
 PROVIDER_WHEELS: Final = ("onnxruntime-ep-webgpu",)
 LIBRARIES: Final = ("numpy", "tokenizers", "jinja2", "gguf", "onnx", "onnx-ir", "huggingface_hub")
 
@@ -66,13 +69,13 @@ def doctor(saved: SaveFlags, output: OutputFlags, places: Annotated[PlaceFlags, 
     if output.json:
         terminal.document({**facts, "warnings": warnings, "problems": problems})
     else:
-        terminal.table(facts_lines(_readable(facts)))
+        terminal.table(_readable(facts))
         for warning in warnings:
             terminal.warn(warning)
         for problem in problems:
             terminal.error(problem)
         if not problems:
-            terminal.note("Nothing is missing.", "green")
+            terminal.note("Everything required is installed.", "green")
     return RuntimeUnavailable.exit_code if problems else 0
 
 
@@ -227,19 +230,26 @@ def native_facts(status: NativeStatus, warnings: list[str]) -> dict[str, Any]:
     }
 
 
-def _readable(facts: dict[str, Any]) -> dict[str, Any]:
+def _readable(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the facts as rows of a table; each device has a row, and what there is not is left out."""
     from edge_rt.byte_size import human_bytes, show_size
 
-    shown = {}
-    facts = {**facts, "devices": device_lines(facts["devices"])}
+    shown: dict[str, Any] = {}
+    facts = dict(facts)
     if (kernels := facts.get("kernels")) is not None:
         facts["kernels"] = f"{kernels['files']} for {kernels['architecture']} by NVRTC {kernels['nvrtc']}"
     if (cache := facts["kernel_cache"]) is not None:
         held = f"{human_bytes(cache['size_bytes'])} for {', '.join(cache['architectures'])}"
         facts["kernel_cache"] = f"{cache['folder']} ({held if cache['files'] else 'empty'})"
     for name, value in facts.items():
-        is_size = name.endswith("_bytes") and value is not None
-        show = human_bytes if name.startswith("store_") else show_size  # a disk, or memory
-        shown[name.removesuffix("_bytes").replace("_", " ")] = show(value) if is_size else value
+        if name == "devices":
+            shown |= {f"device {kind}": text for kind, text in device_lines(value)}
+        elif name == "profile_bandwidth_bytes":
+            shown["profile bandwidth"] = f"{show_size(value)} per second"
+        elif name.endswith("_bytes") and value is not None:
+            show = human_bytes if name.startswith("store_") else show_size  # a disk, or memory
+            shown[_TITLES.get(name, name.removesuffix("_bytes").replace("_", " "))] = show(value)
+        else:
+            shown[_TITLES.get(name, name.replace("_", " "))] = value
     shown["executable"] = sys.executable
-    return shown
+    return facts_lines({name: value for name, value in shown.items() if value not in (None, "", [], {}, ())})

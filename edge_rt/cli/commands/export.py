@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final, TypedDict
 from edge_rt.byte_size import parse_size
 from edge_rt.cli.loading import check_runtime, tell_estimate, tell_source
 from edge_rt.cli.options import flags
-from edge_rt.cli.options.groups import LoadFlags, OutputFlags, PlaceFlags
+from edge_rt.cli.options.groups import ModelFlags, OutputFlags, PlaceFlags
 from edge_rt.cli.options.spread import only
 from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.progress import show_progress
@@ -58,7 +58,7 @@ class ExportFlags:
     dry_run: Annotated[bool, flags.DRY_RUN] = False
     force: Annotated[bool, flags.FORCE.but(help="Replace a package at DIR.")] = False
     memory: Annotated[
-        str | None, flags.MEMORY.but(help="Refuse an export that needs more, such as 2GiB.", shown=None)
+        str | None, flags.MEMORY.but(help="Refuse an export that needs more, such as 2GiB.", shown=None, panel=None)
     ] = None
 
     def asked(self) -> Asked:
@@ -80,7 +80,7 @@ class ExportFlags:
 
 def export(
     wanted: ExportFlags,
-    load: Annotated[LoadFlags, only("model")],
+    load: Annotated[ModelFlags, only("named", "model")],
     output: OutputFlags,
     places: PlaceFlags,
 ) -> int:

@@ -20,6 +20,7 @@ from edge_rt.cli.options.groups import (
     SamplingFlags,
     SpeculationFlags,
     TemplateFlags,
+    one_of,
 )
 from edge_rt.cli.prompt import read_prompt
 from edge_rt.cli.render.answer import AnswerView
@@ -46,6 +47,7 @@ EXIT_INTERRUPTED: Final = 130
 class QuestionFlags:
     """The prompt and its form."""
 
+    text: Annotated[str | None, flags.PROMPT_ARGUMENT] = None
     prompt: Annotated[str | None, flags.PROMPT] = None
     system: Annotated[str | None, flags.SYSTEM] = None
     raw: Annotated[bool, flags.RAW.but(help="Take the prompt as it is, without the chat template.")] = False
@@ -64,13 +66,13 @@ def generate(
     load: LoadFlags,
     sampling: SamplingFlags,
     guard: GuardFlags,
-    speculation: SpeculationFlags,
     template: TemplateFlags,
+    speculation: SpeculationFlags,
     form: FormFlags,
     output: AnswerFlags,
     places: PlaceFlags,
 ) -> int:
-    """Answer one prompt, given with -p, on standard input, or both."""
+    """Answer one prompt, given in quotes, on standard input, or both."""
     terminal = output.terminal(is_json=form.json_lines)
     options = sampling.config().with_options(repetition_guard=not guard.no_repetition_guard)
     if output.json and form.json_lines:
@@ -80,9 +82,9 @@ def generate(
     inputs = template.inputs()
     if question.raw and template.template_arg:
         raise ConfigError("--raw takes no --template-arg.", "Both were given.", "Leave one out.")
-    speculation.check(options.accept)
-    options = speculation.with_reference(options)
-    text = read_prompt(question.prompt, terminal)
+    speculation.check()
+    options = speculation.applied_to(options)
+    text = read_prompt(one_of(question.text, question.prompt, "The prompt"), terminal)
     with open_trace(speculation.spec_trace, terminal) as trace:
         on_calibrate = functools.partial(tell_calibration, terminal)
         asked = load.options(places, speculation, spec_trace=trace, on_calibrate=on_calibrate)
@@ -100,8 +102,11 @@ def generate(
                 return model.stream(prompt, options, cancel=token, on_prefill_progress=on_prefill, **inputs)
 
             with answering(make_stream, terminal) as answer:
-                for event in answer:
-                    writer.push(event)
+                try:
+                    for event in answer:
+                        writer.push(event)
+                finally:
+                    writer.end()
                 result = answer.result()
             writer.finish(result)
             _warn_if_cut(terminal, model, result)
@@ -163,6 +168,10 @@ class _Writer:
         elif self._is_streaming:
             self._view.show(event)
 
+    def end(self) -> None:
+        """Write what is held back, also of an answer that failed."""
+        self._view.finish()
+
     def finish(self, result: Result) -> None:
         document = {**result.to_json(), "options": self._options, "model": self._facts}
         if self._is_lines:
@@ -171,6 +180,5 @@ class _Writer:
             self._terminal.document(document)
         else:
             rest = "" if self._is_streaming else result.text
-            self._view.end_thoughts()
             # The last line needs a newline, on a screen and in a file.
             self._terminal.answer(rest if result.text.endswith("\n") else rest + "\n")

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from edge_rt.byte_size import counted
 from edge_rt.cli.options import flags
-from edge_rt.cli.options.flags import DEFAULT_MODEL
-from edge_rt.cli.options.groups import LoadFlags, OutputFlags, PlaceFlags, one_of
+from edge_rt.cli.options.groups import ModelFlags, OutputFlags, PlaceFlags
 from edge_rt.cli.options.spread import only
 from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.decoder_report import decoder_rows
@@ -37,15 +36,14 @@ _APART = ("chat_template", "placement", "weights", "decoder", "not_described", "
 
 @dataclass(frozen=True)
 class InspectFlags:
-    """What is inspected, and whether hashes are checked."""
+    """Whether hashes are checked."""
 
-    package: Annotated[str | None, flags.PACKAGE_ARGUMENT] = None
     verify: Annotated[bool, flags.VERIFY] = False
 
 
 def inspect(
     wanted: InspectFlags,
-    load: Annotated[LoadFlags, only("model", "device")],
+    load: Annotated[ModelFlags, only("named", "model", "device")],
     output: OutputFlags,
     places: Annotated[PlaceFlags, only("store", "config")],
 ) -> int:
@@ -60,7 +58,7 @@ def inspect(
     terminal = output.terminal()
     refuse_preset(load.device)
     is_placed = parse_device(load.device).is_gpu
-    reference = one_of(wanted.package, load.model, "The model") or DEFAULT_MODEL
+    reference = load.reference
     if is_drafter(path := Path(reference).expanduser()):
         _show_drafter(terminal, path, verify=wanted.verify, is_json=output.json)
         return 0
@@ -258,6 +256,10 @@ def _print(
     flat["size"] = human_bytes(flat.pop("size_bytes"))
     if "verified" in flat:
         flat["verified"] = "yes" if flat["verified"] else "not checked (--verify)"
+    if (advised := flat.pop("recommended_sampling", None)) is not None:
+        flat["sampling"] = {
+            name: f"{value} (the model's)" if name in advised else value for name, value in flat["sampling"].items()
+        }
     for heading, parts in sizes.items():
         flat[heading] = {part: human_bytes(size) for part, size in parts.items()}
     terminal.table(facts_lines(flat))

@@ -11,7 +11,7 @@ from edge_rt.byte_size import parse_size
 from edge_rt.cli.loading import check_runtime, tell_source, telling_exporter
 from edge_rt.cli.options import flags
 from edge_rt.cli.options.flags import DEFAULT_MODEL
-from edge_rt.cli.options.groups import LoadFlags, OutputFlags, PlaceFlags, one_of
+from edge_rt.cli.options.groups import ModelFlags, OutputFlags, PlaceFlags
 from edge_rt.cli.options.spread import only
 from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.progress import show_progress
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 class PullFlags:
     """What is fetched, and how it is exported."""
 
-    ref: Annotated[str | None, flags.REF_ARGUMENT] = None
     name: Annotated[str | None, flags.NAME] = None
     activations: Annotated[str | None, flags.ACTIVATIONS.but(help="int8 or float.")] = None
     weights: Annotated[str | None, flags.WEIGHTS] = None
@@ -36,7 +35,7 @@ class PullFlags:
 
 def pull(
     wanted: PullFlags,
-    load: Annotated[LoadFlags, only("model")],
+    load: Annotated[ModelFlags, only("named", "model")],
     output: OutputFlags,
     places: PlaceFlags,
 ) -> int:
@@ -45,7 +44,7 @@ def pull(
 
     terminal = output.terminal()
     size = 0 if wanted.size is None else parse_size(wanted.size)
-    reference = one_of(wanted.ref, load.model, "The model") or DEFAULT_MODEL
+    reference = load.reference
     place = places.open_store()
     resolved = resolve(reference, place)
     if wanted.force or resolved.kind != "package":

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from edge_rt.cli.baseline_memory import PLANNING, this_machine
 from edge_rt.cli.loading import tell_device
 from edge_rt.cli.options import flags
-from edge_rt.cli.options.groups import LoadFlags, OutputFlags, PlaceFlags, SpeculationFlags
+from edge_rt.cli.options.groups import ModelFlags, OutputFlags, PlaceFlags, SpeculationFlags
 from edge_rt.cli.options.spread import only
 from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.speculation import WHY_NOTHING
@@ -65,7 +65,7 @@ class MachineFlags:
 
 
 def plan(
-    load: Annotated[LoadFlags, only("model", "memory", "device_memory", "ctx", "kv_type")],
+    load: Annotated[ModelFlags, only("named", "model", "memory", "device_memory", "ctx", "kv_type")],
     speculation: Annotated[SpeculationFlags, only("spec", "draft_max", "corpus", "drafter")],
     machine: MachineFlags,
     output: OutputFlags,
@@ -336,13 +336,13 @@ def _unused(made: Plan) -> tuple[str, ...]:
 
 def _cache_notes(shape: ModelShape) -> tuple[str, ...]:
     """Return a remark about speed if the weights are smaller than the CPU's last-level cache."""
-    from edge_rt.byte_size import show_mib
+    from edge_rt.byte_size import show_size
     from edge_rt.system.machine import last_level_cache_bytes
 
     cache = last_level_cache_bytes()
     if cache is None or shape.read_bytes > cache:
         return ()
-    size = show_mib(cache)
+    size = show_size(cache)
     return (f"The weights fit the CPU's last-level cache, {size}: the expected speed is a lower estimate.",)
 
 

@@ -11,7 +11,7 @@ from edge_rt.byte_size import in_mib
 from edge_rt.cli.baseline_memory import this_machine
 from edge_rt.cli.loading import obtain_package, tell_device, tell_plan
 from edge_rt.cli.options import flags
-from edge_rt.cli.options.groups import LoadFlags, OutputFlags, PlaceFlags, SpeculationFlags
+from edge_rt.cli.options.groups import ModelFlags, OutputFlags, PlaceFlags, SpeculationFlags
 from edge_rt.cli.options.spread import only
 from edge_rt.cli.render.console import Terminal
 
@@ -48,7 +48,9 @@ class PictureFlags:
 
 
 def profile(
-    load: Annotated[LoadFlags, only("model", "memory", "device_memory", "ctx", "kv_type", "threads", "device")],
+    load: Annotated[
+        ModelFlags, only("named", "model", "memory", "device_memory", "ctx", "kv_type", "threads", "device")
+    ],
     speculation: Annotated[SpeculationFlags, only("spec", "draft_max", "corpus", "drafter")],
     picture: PictureFlags,
     output: OutputFlags,

@@ -14,8 +14,9 @@ import typer
 from edge_rt.byte_size import counted
 from edge_rt.cli.loading import check_runtime, obtain_package
 from edge_rt.cli.options import flags
-from edge_rt.cli.options.groups import LoadFlags, OutputFlags, PlaceFlags
-from edge_rt.cli.options.spread import only, spread
+from edge_rt.cli.options.groups import ModelFlags, OutputFlags, PlaceFlags
+from edge_rt.cli.options.shown import PlainCommand, PlainGroup
+from edge_rt.cli.options.spread import literal, only, spread
 from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.progress import show_progress
 from edge_rt.errors import ConfigError, RuntimeUnavailable, StorageError
@@ -35,9 +36,9 @@ SELF: Final = "self"
 _DURATION: Final = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*([smhd]?)")
 _SECONDS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
-_HELP: Final = "Train drafters; this needs the extra 'train'."
+_HELP: Final = literal("Train a drafter, which makes answers faster; needs the extra edge-rt[train].")
 
-train_app = typer.Typer(no_args_is_help=True, help=_HELP)
+train_app = typer.Typer(cls=PlainGroup, no_args_is_help=True, help=_HELP)
 
 
 @dataclass(frozen=True)
@@ -133,17 +134,18 @@ def _group() -> None:
     """Have ``drafter`` as a command of its own: the only command of a group would stand for the group."""
 
 
-@train_app.command()
+@train_app.command(cls=PlainCommand)
 @spread
 def drafter(
     wanted: TrainFlags,
-    load: Annotated[LoadFlags, only("model", "threads")],
+    load: Annotated[ModelFlags, only("named", "model", "threads")],
     output: OutputFlags,
     places: PlaceFlags,
 ) -> int:
     """Train a drafter for a model, from texts that the model writes itself; a later run continues.
 
-    Half of the time it writes dialogues, then it learns to foresee its own next tokens in them.
+    It first generates dialogues, for half of the time, then trains a drafter to predict the model's own next tokens in
+    them.
     """
     terminal, seconds, prompts = output.terminal(), wanted.seconds(), wanted.prompts()
     check_runtime()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from edge_rt.cli.commands.verify_run import VerifyRun
 from edge_rt.cli.loading import obtain_package, tell_device, telling_load
 from edge_rt.cli.options import flags
-from edge_rt.cli.options.groups import LoadFlags, OutputFlags, PlaceFlags, SpeculationFlags, place_spec
+from edge_rt.cli.options.groups import ModelFlags, OutputFlags, PlaceFlags, SpeculationFlags, place_spec
 from edge_rt.cli.options.spread import only
 from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.verify_report import findings, print_findings, tell_left_out, tell_unverified
@@ -137,7 +137,7 @@ def verify(
     compared: ComparedFlags,
     answers: AnswerOptions,
     speculation: Annotated[SpeculationFlags, only("draft_max", "corpus", "drafter")],
-    load: Annotated[LoadFlags, only("model", "memory", "device_memory", "ctx", "threads", "device", "isa")],
+    load: Annotated[ModelFlags, only("named", "model", "memory", "device_memory", "ctx", "threads", "device", "isa")],
     output: OutputFlags,
     places: PlaceFlags,
 ) -> int:

@@ -6,20 +6,26 @@ changes it with ``Flag.but``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from edge_rt.cli.options.spread import Argument, Flag
 from edge_rt.device_names import SHOWN_DEVICES
+from edge_rt.kv_formats import KV_FORMAT
 from edge_rt.package.weights_info import WEIGHTS as WEIGHT_NAMES
-from edge_rt.runtime.config import GenerationConfig
+from edge_rt.runtime.config import ACCEPTANCE_RULES, GenerationConfig
 from edge_rt.spec_modes import SHOWN_MODES
 
 DEFAULT_MODEL: Final = "smollm2-135m-instruct"
 """Same value as in the store, which is not imported so that ``--help`` stays fast."""
 
-GENERATION: Final = "Generation"
-SPECULATION: Final = "Speculation"
+MEMORY_PANEL: Final = "Memory and device"
+SAMPLING: Final = "Sampling"
+PROMPTING: Final = "Prompt and template"
+SPECULATION: Final = "Speculation (tokens guessed ahead, for speed)"
 WITH_PROMPTS: Final = "With --prompts"
+QUANTISING: Final = "Quantisation and graph"
+TRAINING: Final = "Training"
 PLACES: Final = "Paths and output"
 _D: Final = GenerationConfig()
 
@@ -40,23 +46,39 @@ def _model_names(incomplete: str) -> list[str]:
     return sorted(name for name in names if name.startswith(incomplete))
 
 
-def _modes(incomplete: str) -> list[str]:
-    return [mode for mode in SHOWN_MODES if mode.startswith(incomplete)]
+def _one_of(*names: str) -> Callable[[str], list[str]]:
+    """Complete fixed names."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [name for name in names if name.startswith(incomplete)]
+
+    return complete
 
 
-def _devices(incomplete: str) -> list[str]:
-    return [name for name in SHOWN_DEVICES if name.startswith(incomplete)]
+def planned_devices(incomplete: str) -> list[str]:
+    """Complete the devices that ``plan --device`` takes: of this machine, presets, and saved ones."""
+    from edge_rt.errors import EdgeRTError
+    from edge_rt.memory.device import LIST, presets, saved_names
+
+    try:
+        saved = saved_names()
+    except EdgeRTError:
+        saved = []
+    names = dict.fromkeys((*SHOWN_DEVICES, LIST, *presets(), *saved))
+    return [name for name in names if name.startswith(incomplete)]
 
 
-def _weights(incomplete: str) -> list[str]:
-    return [name for name in WEIGHT_NAMES if name.startswith(incomplete)]
+def _instruction_sets(incomplete: str) -> list[str]:
+    from edge_rt.ops import library_path, native_status
+
+    return [name for name in native_status(library_path()).instruction_sets if name.startswith(incomplete)]
 
 
 # --- which model, and how it is loaded ---
 
 MODEL: Final = Flag(
     ("-m", "--model"),
-    "Package, name in the store, GGUF file, folder with safetensors, or org/name on the hub.",
+    "Name in the store, org/name on the Hugging Face hub, GGUF file, folder with safetensors, or package.",
     metavar="MODEL",
     shown=DEFAULT_MODEL,
     complete=_model_names,
@@ -66,143 +88,208 @@ MEMORY: Final = Flag(
     "Memory budget, such as 600MiB or 2GiB; never exceeded.",
     metavar="SIZE",
     shown="the configuration's, or the available memory",
+    panel=MEMORY_PANEL,
 )
 DEVICE_MEMORY: Final = Flag(
     ("--device-memory",),
-    "Budget of a GPU's own memory; with memory that it shares, see --memory.",
+    "Limit for a GPU's dedicated memory. On GPUs that share system memory, use --memory.",
     metavar="SIZE",
     shown="what is free there",
+    panel=MEMORY_PANEL,
 )
-CTX: Final = Flag(("-c", "--ctx"), "Tokens of context.", metavar="N", shown="the model's, up to 8192")
+CTX: Final = Flag(
+    ("-c", "--ctx"),
+    "Size of the context, in tokens: the conversation with its answers.",
+    metavar="N",
+    shown="the model's, up to 8192",
+)
 KV_TYPE: Final = Flag(
     ("--kv-type", "--kv"),
-    "Format of the KV cache (see inspect), or auto: the fastest that fits.",
+    "Format of the KV cache, such as f16, int8 or int4 (see inspect); auto: the fastest that fits.",
     metavar="FORMAT",
     shown="the package's first",
+    panel=MEMORY_PANEL,
+    complete=_one_of("auto", *KV_FORMAT, "f32"),
 )
-THREADS: Final = Flag(("-t", "--threads"), "Threads that compute.", metavar="N", shown="every usable CPU", least=1)
+THREADS: Final = Flag(
+    ("-t", "--threads"), "Number of threads.", metavar="N", shown="every usable CPU", panel=MEMORY_PANEL, least=1
+)
 DEVICE: Final = Flag(
     ("--device",),
     f"What computes: {', '.join(SHOWN_DEVICES[:-1])} or {SHOWN_DEVICES[-1]} (portable packages). "
-    "auto: the CPU, or a GPU of NVIDIA that was measured to be faster.",
+    "auto: the CPU, or an NVIDIA GPU that was measured to be faster.",
     metavar="DEVICE",
     shown="auto",
-    complete=_devices,
+    panel=MEMORY_PANEL,
+    complete=_one_of(*SHOWN_DEVICES),
 )
 # For measurements and bug reports; 'edge-rt doctor' lists the names.
 ISA: Final = Flag(
-    ("--isa",), "Instruction set of the native operators.", metavar="NAME", shown="the best", is_hidden=True
+    ("--isa",),
+    "Instruction set of the native operators.",
+    metavar="NAME",
+    shown="the best",
+    panel=MEMORY_PANEL,
+    is_hidden=True,
+    complete=_instruction_sets,
 )
 
 # --- how tokens are chosen ---
 
 MAX_TOKENS: Final = Flag(
-    ("-n", "--max-tokens"), "Most tokens of an answer.", metavar="N", shown="no limit", panel=GENERATION
+    ("-n", "--max-tokens"), "Maximum number of tokens in the answer; -1: no limit.", metavar="N", shown="no limit"
 )
 TEMP: Final = Flag(
-    ("--temp",), "Temperature; 0 is greedy.", metavar="T", shown=_of_model("temperature"), panel=GENERATION
+    ("--temp",),
+    "Temperature: higher is more varied; 0 always takes the most likely token.",
+    metavar="T",
+    shown=_of_model("temperature"),
 )
 TOP_P: Final = Flag(
-    ("--top-p",), "Keep the likeliest tokens up to this sum.", shown=_of_model("top_p"), panel=GENERATION
+    ("--top-p",),
+    "Sample from the most likely tokens whose probabilities add up to this.",
+    metavar="P",
+    shown=_of_model("top_p"),
+    panel=SAMPLING,
 )
 TOP_K: Final = Flag(
-    ("--top-k",), "Keep the k likeliest tokens; 0 keeps all.", shown=_of_model("top_k"), panel=GENERATION
+    ("--top-k",),
+    "Sample from this many of the most likely tokens; 0: from all.",
+    metavar="K",
+    shown=_of_model("top_k"),
+    panel=SAMPLING,
 )
 MIN_P: Final = Flag(
-    ("--min-p",), "Drop tokens below this part of the likeliest.", shown=_of_model("min_p"), panel=GENERATION
+    ("--min-p",),
+    "Drop tokens less likely than this fraction of the most likely one.",
+    metavar="P",
+    shown=_of_model("min_p"),
+    panel=SAMPLING,
 )
 REPEAT_PENALTY: Final = Flag(
     ("--repeat-penalty",),
-    "Penalty for tokens seen before; 1 is off.",
+    "Penalty for tokens that occurred before; 1 is off.",
+    metavar="X",
     shown=_of_model("repetition_penalty"),
-    panel=GENERATION,
+    panel=SAMPLING,
 )
 PRESENCE_PENALTY: Final = Flag(
-    ("--presence-penalty",), "Penalty for tokens in the answer.", shown=str(_D.presence_penalty), panel=GENERATION
+    ("--presence-penalty",),
+    "Penalty for tokens that occur in the answer; 0 is off.",
+    metavar="X",
+    shown=f"{_D.presence_penalty:g}",
+    panel=SAMPLING,
 )
 FREQUENCY_PENALTY: Final = Flag(
     ("--frequency-penalty",),
-    "Penalty for each occurrence in the answer.",
-    shown=str(_D.frequency_penalty),
-    panel=GENERATION,
+    "Penalty for each time that a token occurs in the answer; 0 is off.",
+    metavar="X",
+    shown=f"{_D.frequency_penalty:g}",
+    panel=SAMPLING,
 )
-LOGIT_BIAS: Final = Flag(("--logit-bias",), "Add to a token's logit; repeatable.", metavar="ID=VALUE", panel=GENERATION)
+LOGIT_BIAS: Final = Flag(
+    ("--logit-bias",),
+    "Add VALUE to the logit of the token with this id; repeatable.",
+    metavar="ID=VALUE",
+    panel=SAMPLING,
+)
 NO_REPETITION_GUARD: Final = Flag(
-    ("--no-repetition-guard",), "Do not stop an answer that repeats itself or counts without end.", panel=GENERATION
+    ("--no-repetition-guard",), "Do not stop an answer that repeats itself or counts without end.", panel=SAMPLING
 )
-SEED: Final = Flag(("--seed",), "Makes sampling reproducible.", metavar="N", shown="a new one", panel=GENERATION)
-STOP: Final = Flag(("--stop",), "Text that ends the answer; repeatable.", metavar="TEXT", panel=GENERATION)
+SEED: Final = Flag(("--seed",), "Makes sampling repeatable.", metavar="N", shown="a new one each time", panel=SAMPLING)
+STOP: Final = Flag(
+    ("--stop",), "Text that ends the answer, and is not part of it; repeatable.", metavar="TEXT", panel=SAMPLING
+)
 ACCEPT: Final = Flag(
     ("--accept",),
-    "Acceptance rule: match (same text as plain decoding) or ratio (--spec recycling only).",
+    "Which guesses stay: match (the text of plain decoding) or ratio (other text, same distribution; only with "
+    "--spec recycling).",
     metavar="RULE",
     shown=_D.accept,
-    panel=GENERATION,
+    panel=SPECULATION,
+    complete=_one_of(*ACCEPTANCE_RULES),
 )
 
 # --- speculation ---
 
 SPEC: Final = Flag(
     ("--spec",),
-    f"Mode of speculation: {', '.join(SHOWN_MODES[:-1])} or {SHOWN_MODES[-1]}.",
+    f"How tokens are guessed ahead: {', '.join(SHOWN_MODES[:-1])} or {SHOWN_MODES[-1]}.",
     metavar="MODE",
     shown="auto, if it fits the memory",
     panel=SPECULATION,
-    complete=_modes,
+    complete=_one_of(*SHOWN_MODES),
 )
-DRAFT_MAX: Final = Flag(("--draft-max",), "Most drafted tokens of a pass.", metavar="N", panel=SPECULATION)
+DRAFT_MAX: Final = Flag(("--draft-max",), "Maximum number of tokens to draft per pass.", metavar="N", panel=SPECULATION)
 REFERENCE: Final = Flag(
-    ("--reference",), "Text that the answer may copy, such as a file to be edited.", metavar="FILE", panel=SPECULATION
+    ("--reference",),
+    "Text that the answer may copy from, such as a file to be edited.",
+    metavar="FILE",
+    panel=SPECULATION,
 )
-CORPUS: Final = Flag(("--corpus",), "File of 'edge-rt corpus build'.", metavar="FILE", panel=SPECULATION)
+CORPUS: Final = Flag(
+    ("--corpus",),
+    "Index of your texts to look guesses up in, made by 'edge-rt corpus build'.",
+    metavar="FILE",
+    panel=SPECULATION,
+)
 DRAFTER: Final = Flag(
     ("--drafter",),
-    "Folder of a trained drafter, or with auto a package that drafts, by folder or name; none: without one.",
+    "Folder of a trained drafter, or with --spec auto the folder or name of a package that drafts; none: no drafter.",
     metavar="FOLDER|NAME|none",
     shown="one that fits, of the package or installed",
     panel=SPECULATION,
 )
 SPEC_TRACE: Final = Flag(
-    ("--spec-trace",), "Write the decision of every step as JSON lines.", metavar="FILE", panel=SPECULATION
+    ("--spec-trace",), "Write the decisions of every step as JSON lines.", metavar="FILE", panel=SPECULATION
 )
 
 # --- prompts and answers ---
 
-PROMPT: Final = Flag(("-p", "--prompt"), "The prompt; standard input follows it.", metavar="TEXT")
-SYSTEM: Final = Flag(("-s", "--system"), "System message.", metavar="TEXT")
+PROMPT: Final = Flag(("-p", "--prompt"), "The prompt; text on standard input follows it.", metavar="TEXT")
+SYSTEM: Final = Flag(("-s", "--system"), "System message: instructions for the whole conversation.", metavar="TEXT")
 TEMPLATE_ARG: Final = Flag(
     ("--template-arg",),
-    "Argument of the chat template (JSON, else text), such as enable_thinking=false, or tools=[...]; repeatable.",
+    "Argument of the chat template (JSON, else text), such as enable_thinking=false or tools=[...]; repeatable.",
     metavar="KEY=VALUE",
+    panel=PROMPTING,
 )
-RAW: Final = Flag(("--raw",), "Take prompts as they are, without the chat template.")
-NO_STREAM: Final = Flag(("--no-stream",), "Write the answer when it is complete.")
-NO_HISTORY: Final = Flag(("--no-history",), "Do not save typed lines.")
+RAW: Final = Flag(("--raw",), "Take prompts as they are, without the chat template.", panel=PROMPTING)
+NO_STREAM: Final = Flag(("--no-stream",), "Write the answer when it is complete.", panel=PLACES)
+NO_HISTORY: Final = Flag(("--no-history",), "Do not save typed lines.", panel=PLACES)
 PROMPTS: Final = Flag(
     ("--prompts",),
-    "JSON lines with 'turns' or 'prompt', or a text a line.",
+    "File of prompts: JSON lines with 'turns' or 'prompt', or one prompt per line.",
     metavar="FILE",
 )
-LIMIT: Final = Flag(("--limit",), "Take the first N prompts.", metavar="N", shown="all", least=1)
+LIMIT: Final = Flag(("--limit",), "Take only the first N prompts.", metavar="N", shown="all", least=1)
 
 # --- measuring ---
 
-REPETITIONS: Final = Flag(("-r", "--repetitions"), "Samples of every figure.", shown="5", least=1)
-PP: Final = Flag(("--pp",), "Tokens of a prompt; repeatable.", metavar="N", shown="128 and 512", least=1)
+REPETITIONS: Final = Flag(
+    ("-r", "--repetitions"), "How often each figure is measured.", metavar="N", shown="5", least=1
+)
+PP: Final = Flag(("--pp",), "Tokens of the prompt; repeatable.", metavar="N", shown="128 and 512", least=1)
 TG: Final = Flag(("--tg",), "Tokens to generate.", metavar="N", shown="128", least=1)
-DEPTH: Final = Flag(("-d", "--depth"), "Tokens before the row-cost passes.", metavar="N", shown="128", least=1)
-CALIBRATE: Final = Flag(("--calibrate",), "Measure and save the latency of passes for speculation.")
+DEPTH: Final = Flag(
+    ("-d", "--depth"),
+    "Tokens in the context when passes of several tokens are measured.",
+    metavar="N",
+    shown="128",
+    least=1,
+)
+CALIBRATE: Final = Flag(
+    ("--calibrate",), "Measure again how long passes take, and save it for speculation and --device auto."
+)
 COLD: Final = Flag(("--cold",), "Empty the drafters' tables before every prompt.")
 PLOT: Final = Flag(("--plot",), "Save a plot: a .png, .svg or .pdf file.", metavar="FILE")
-STATE: Final = Flag(("--state",), "Save finished answers there, and continue from those it holds.", metavar="FILE")
+STATE: Final = Flag(("--state",), "Keep finished answers in FILE, and continue from those it holds.", metavar="FILE")
 SAVE_PROFILE: Final = Flag(
     ("--save-profile",),
-    "Measure memory bandwidth and the memory of a process without a model (about 4 seconds), and save them as a device "
-    "description, which plans on this machine use.",
+    "Measure the memory bandwidth, and the memory of a process without a model (about 4 seconds), and save them for "
+    "plans on this machine.",
 )
-PROFILE_NAME: Final = Flag(
-    ("--profile-name",), "Save the device description under another name, for 'plan --device NAME'.", metavar="NAME"
-)
+PROFILE_NAME: Final = Flag(("--profile-name",), "Save them under this name, for 'plan --device NAME'.", metavar="NAME")
 
 COMPILE: Final = Flag(
     ("--compile",),
@@ -215,52 +302,65 @@ COMPILE: Final = Flag(
 OUT: Final = Flag(("-o", "--out"), "Folder to create.", metavar="DIR")
 VIA: Final = Flag(
     ("--via",),
-    "transformers: let its exporter trace a folder's model, of any architecture (pip install 'edge-rt[transformers]').",
+    "transformers: let its exporter trace a folder's model, of any architecture (needs the extra "
+    "edge-rt[transformers]).",
     metavar="EXPORTER",
     shown="edge-rt's own exporter",
+    panel=QUANTISING,
+    complete=_one_of("transformers"),
 )
 PROFILE: Final = Flag(
     ("--profile",),
     "native (edge-rt's operators) or portable (ONNX Runtime's).",
     metavar="PROFILE",
     shown="what this machine runs",
+    panel=QUANTISING,
+    complete=_one_of("native", "portable"),
 )
 ACTIVATIONS: Final = Flag(
-    ("--activations",), "int8 (fast) or float (closest to the checkpoint; portable only).", metavar="KIND"
+    ("--activations",),
+    "int8 (fast) or float (closest to the checkpoint; portable only).",
+    metavar="KIND",
+    panel=QUANTISING,
+    complete=_one_of("int8", "float"),
 )
 CALIBRATION: Final = Flag(
     ("--calibration",),
-    "Text to quantise weights and to calibrate the constants for 4-bit keys with; none: weights are only rounded, and "
-    "there are no constants.",
+    "Text by which weights are quantised and 4-bit cache keys are calibrated; none: weights are only rounded, and "
+    "keys are not calibrated.",
     metavar="FILE|none",
     shown="a text of edge-rt's own",
+    panel=QUANTISING,
 )
 WEIGHTS: Final = Flag(
     ("--weights",),
-    "Types of the matrices: keep (the checkpoint's), int4 (about 4.5 bits a weight), int8, nested8 (8 bits, 4 of "
-    "them a model that drafts; native only), f16 or f32.",
+    "Types of the weights: keep (the checkpoint's), int4 (about 4.7 bits a weight in the layers, 8.5 in embedding and "
+    "head), int8, nested8 (8 bits, 4 of them a model that drafts; native only), f16 or f32.",
     metavar="TYPE",
     shown="int4 for folders of floats, else keep",
-    complete=_weights,
+    complete=_one_of(*WEIGHT_NAMES),
 )
 SIZE: Final = Flag(
     ("--size",),
-    "Most bytes of the weights, such as 700MiB: every matrix gets 4 to 8 bits, as its errors matter (native only).",
+    "Maximum size of the weights, such as 700MiB: every matrix gets 4 to 8 bits, as its errors matter (native only).",
     metavar="SIZE",
 )
 EXITS: Final = Flag(
     ("--exits",),
-    "Cut the graph behind these layers, such as 6,10,15: drafts can end there (--spec exit; native only).",
+    "Cut the graph after these layers, such as 6,10,15, so that drafts can end there (--spec exit; native only).",
     metavar="LAYERS",
+    panel=QUANTISING,
 )
 ACCEPT_LOSS: Final = Flag(
-    ("--accept-loss",), "Write the package even if quantising changes the predictions more than is allowed."
+    ("--accept-loss",),
+    "Write the package even if quantising changes the predictions more than is allowed.",
+    panel=QUANTISING,
 )
 DRY_RUN: Final = Flag(
     ("--dry-run",),
     "Show the types of the weights, and the disk, memory and time that the export would take; write nothing.",
 )
-NAME: Final = Flag(("--name",), "Name in the store.")
+NAME: Final = Flag(("--name",), "Name that the model gets in the store.", metavar="NAME")
 FORCE: Final = Flag(("--force",), "Replace what already exists.")
 YES: Final = Flag(("--yes", "-y"), "Do not ask.")
 VERIFY: Final = Flag(("--verify",), "Read every file and compare its hash.")
@@ -271,46 +371,67 @@ KIND: Final = Flag(
     ("--kind",),
     "What is trained: head, exit (adapters of a package's exits) or model (a package of the model's first layers).",
     metavar="KIND",
+    shown="head",
+    complete=_one_of("head", "exit", "model"),
 )
-LAYERS: Final = Flag(("--layers",), "Layers of a draft model (--kind model).", metavar="N", shown="2", least=1)
+LAYERS: Final = Flag(
+    ("--layers",), "Layers of a draft model (--kind model).", metavar="N", shown="2", panel=TRAINING, least=1
+)
 DATA: Final = Flag(
     ("--data",),
-    "Prompts that the model answers: JSON lines or plain ones, as bench takes them; self: it writes user turns, too.",
+    "Prompts that the model answers, as bench takes them; self: it writes the user's turns, too.",
     metavar="FILE|self",
+    shown="self",
 )
-TIME: Final = Flag(("--time",), "Time for everything, such as 90s, 30m or 8h.", metavar="TIME")
-TRAIN_TOKENS: Final = Flag(("--tokens",), "Answer tokens to write, instead of half of the time.", metavar="N", least=1)
-UPDATES: Final = Flag(("--updates",), "Updates of the training, instead of the rest of the time.", metavar="N", least=1)
-DROPOUT: Final = Flag(("--dropout",), "Share of inputs that is left out while it learns.", metavar="SHARE", shown="0")
-UNROLLED: Final = Flag(("--unrolled",), "Tokens in a row that a head learns to guess.", metavar="N", shown="1", least=1)
+TIME: Final = Flag(("--time",), "Time for everything, such as 90s, 30m or 8h.", metavar="TIME", shown="30m")
+TRAIN_TOKENS: Final = Flag(
+    ("--tokens",), "Answer tokens to generate, instead of for half of the time.", metavar="N", panel=TRAINING, least=1
+)
+UPDATES: Final = Flag(
+    ("--updates",), "Training steps, instead of for the rest of the time.", metavar="N", panel=TRAINING, least=1
+)
+DROPOUT: Final = Flag(
+    ("--dropout",), "Share of inputs that is left out in training.", metavar="SHARE", shown="0", panel=TRAINING
+)
+UNROLLED: Final = Flag(
+    ("--unrolled",), "Tokens in a row that a head learns to guess.", metavar="N", shown="1", panel=TRAINING, least=1
+)
 VOCABULARY: Final = Flag(
-    ("--vocabulary",), "Tokens that it can guess, the most frequent ones.", metavar="N", shown="4096", least=16
+    ("--vocabulary",),
+    "Tokens that it can guess: the most frequent ones.",
+    metavar="N",
+    shown="4096",
+    panel=TRAINING,
+    least=16,
 )
 WORK: Final = Flag(
     ("--work",),
     "Folder for answers and checkpoints; a later run with it continues.",
     metavar="DIR",
-    shown="one of the cache folder",
+    shown="one in the cache folder",
+    panel=TRAINING,
 )
 
 # --- places and output ---
 
 JSON: Final = Flag(("--json",), "Write one JSON document to stdout.", panel=PLACES)
-JSON_LINES: Final = Flag(("--json-lines",), "Write one JSON event per line.")
-QUIET: Final = Flag(("-q", "--quiet"), "Only errors and warnings on stderr.", panel=PLACES)
-VERBOSE: Final = Flag(("-v", "--verbose"), "More on stderr, tracebacks included.", panel=PLACES)
+JSON_LINES: Final = Flag(("--json-lines",), "Write one JSON event per line.", panel=PLACES)
+QUIET: Final = Flag(("-q", "--quiet"), "Show only errors and warnings.", panel=PLACES)
+VERBOSE: Final = Flag(("-v", "--verbose"), "Show more: figures, and tracebacks of unexpected errors.", panel=PLACES)
 NO_COLOR: Final = Flag(("--no-color",), "No colours (also NO_COLOR).", panel=PLACES)
-STATS: Final = Flag(("--stats/--no-stats",), "A line of figures after an answer.", panel=PLACES)
-STORE: Final = Flag(("--store",), "Folder of the store.", metavar="DIR", panel=PLACES)
+STATS: Final = Flag(("--stats/--no-stats",), "Show a line of figures after an answer.", panel=PLACES)
+STORE: Final = Flag(("--store",), "Folder where models are kept.", metavar="DIR", panel=PLACES)
 CONFIG: Final = Flag(("--config",), "Configuration file.", metavar="FILE", panel=PLACES)
-OFFLINE: Final = Flag(("--offline",), "Use what is on this machine only.", panel=PLACES)
+OFFLINE: Final = Flag(("--offline",), "Use only what is on this machine.", panel=PLACES)
 
 # --- arguments ---
 
-REF_ARGUMENT: Final = Argument("[REF]", f"Name, org/name[:FILE.gguf], GGUF file or folder; {DEFAULT_MODEL} if absent.")
-PACKAGE_ARGUMENT: Final = Argument(
-    "[PACKAGE|GGUF|FOLDER]", "Package, name in the store, GGUF file, folder with safetensors, or drafter."
+MODEL_ARGUMENT: Final = Argument(
+    "MODEL",
+    "The same as -m: a name in the store, org/name, a GGUF file, a folder or a package.",
+    complete=_model_names,
 )
-NAME_ARGUMENT: Final = Argument("NAME", "Name in the store.")
-TEXTS_ARGUMENT: Final = Argument("TEXT...", "UTF-8 text files; each is a separate text.")
-CORPUS_ARGUMENT: Final = Argument("FILE", "Index written by 'edge-rt corpus build'.")
+PROMPT_ARGUMENT: Final = Argument("PROMPT", "The prompt, in quotes; the same as -p.")
+NAME_ARGUMENT: Final = Argument("NAME", "Name in the store.", complete=_model_names)
+TEXTS_ARGUMENT: Final = Argument("TEXT", "UTF-8 text files; each is a separate text.")
+CORPUS_ARGUMENT: Final = Argument("FILE", "Index made by 'edge-rt corpus build'.")

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from edge_rt.cli.baseline_memory import own_bytes
 from edge_rt.cli.options import flags
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from edge_rt.runtime.load.options import LoadOptions
     from edge_rt.runtime.speculation.adaptive import Trace
     from edge_rt.store import Store
+
+
+NO_LIMIT: Final = -1
+"""A number of tokens that means no limit, as in other programs."""
 
 
 @dataclass(frozen=True)
@@ -140,13 +144,11 @@ class SpeculationFlags:
     reference: Annotated[Path | None, flags.REFERENCE] = None
     corpus: Annotated[Path | None, flags.CORPUS] = None
     drafter: Annotated[Path | None, flags.DRAFTER] = None
+    accept: Annotated[str | None, flags.ACCEPT] = None
     spec_trace: Annotated[Path | None, flags.SPEC_TRACE] = None
 
-    def check(self, accept: str = "match") -> None:
+    def check(self) -> None:
         """Refuse flags that are wrong or have no effect together, before a model is fetched or loaded.
-
-        Args:
-            accept: the acceptance rule.
 
         Raises:
             ConfigError: a value is out of range, ``--spec reference`` has no text, the mode does not use a flag,
@@ -156,7 +158,8 @@ class SpeculationFlags:
         mode = self.spec or AUTO
         if mode == "reference" and self.reference is None:
             raise ConfigError("--spec reference has nothing to copy from.", "There is no --reference.", "Give a file.")
-        require_rule(accept, mode)
+        if self.accept is not None:
+            require_rule(self.accept, mode)
 
     def check_planned(self) -> None:
         """Refuse flags that are wrong or that the mode does not use; these are the checks that a plan needs.
@@ -193,18 +196,19 @@ class SpeculationFlags:
             "--spec-trace": self.spec_trace,
         }
 
-    def with_reference(self, options: GenerationConfig) -> GenerationConfig:
-        """Return the options with the text of ``--reference``.
+    def applied_to(self, options: GenerationConfig) -> GenerationConfig:
+        """Return the options with the acceptance rule, and with the text of ``--reference``.
 
         Raises:
+            ConfigError: there is no such rule.
             StorageError: the file cannot be read.
             InputError: it is no UTF-8 text, or too long.
         """
-        return (
-            options
-            if self.reference is None
-            else options.with_options(reference=read_text(self.reference.expanduser()))
-        )
+        if self.accept is not None:
+            options = options.with_options(accept=self.accept)
+        if self.reference is not None:
+            options = options.with_options(reference=read_text(self.reference.expanduser()))
+        return options
 
 
 @dataclass(frozen=True)
@@ -227,7 +231,11 @@ class LoadFlags:
 
     @property
     def reference(self) -> str:
-        """The model argument, or the default model."""
+        """The model argument, or the default model.
+
+        Raises:
+            ConfigError: it was given twice.
+        """
         return flags.DEFAULT_MODEL if self.model is None else self.model
 
     def budget_bytes(self, places: PlaceFlags) -> int | None:
@@ -300,11 +308,29 @@ class LoadFlags:
 
 
 @dataclass(frozen=True)
+class ModelFlags(LoadFlags):
+    """Which model, also without its flag, and how it is loaded."""
+
+    named: Annotated[str | None, flags.MODEL_ARGUMENT] = None
+
+    @property
+    def reference(self) -> str:
+        """The model argument, or the default model.
+
+        Raises:
+            ConfigError: it was given twice.
+        """
+        return one_of(self.named, self.model, "The model") or flags.DEFAULT_MODEL
+
+
+@dataclass(frozen=True)
 class SamplingFlags:
     """How tokens are sampled and when an answer ends; a missing flag leaves the default."""
 
     max_tokens: Annotated[int | None, flags.MAX_TOKENS] = None
     temp: Annotated[float | None, flags.TEMP] = None
+    seed: Annotated[int | None, flags.SEED] = None
+    stop: Annotated[list[str] | None, flags.STOP] = None
     top_p: Annotated[float | None, flags.TOP_P] = None
     top_k: Annotated[int | None, flags.TOP_K] = None
     min_p: Annotated[float | None, flags.MIN_P] = None
@@ -312,9 +338,6 @@ class SamplingFlags:
     presence_penalty: Annotated[float | None, flags.PRESENCE_PENALTY] = None
     frequency_penalty: Annotated[float | None, flags.FREQUENCY_PENALTY] = None
     logit_bias: Annotated[list[str] | None, flags.LOGIT_BIAS] = None
-    seed: Annotated[int | None, flags.SEED] = None
-    stop: Annotated[list[str] | None, flags.STOP] = None
-    accept: Annotated[str | None, flags.ACCEPT] = None
 
     def config(self) -> GenerationConfig:
         """Return the options of a generation.
@@ -323,7 +346,7 @@ class SamplingFlags:
             ConfigError: a value is out of range.
         """
         given: dict[str, Any] = {
-            "max_tokens": self.max_tokens,
+            "max_tokens": None if self.max_tokens == NO_LIMIT else self.max_tokens,
             "temperature": self.temp,
             "top_p": self.top_p,
             "top_k": self.top_k,
@@ -334,7 +357,6 @@ class SamplingFlags:
             "logit_bias": parse_logit_bias(self.logit_bias or ()) or None,
             "seed": self.seed,
             "stop": tuple(self.stop or ()) or None,
-            "accept": self.accept,
         }
         return GenerationConfig(**{name: value for name, value in given.items() if value is not None})
 

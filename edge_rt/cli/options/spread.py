@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, get_args, get_origin, get_type_hints
 
 import typer
+
+_MARKUP: Final = re.compile(r"\[(?=[a-z#/@])")
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class Flag:
         """Return the typer option."""
         return typer.Option(
             *self.names,
-            help=self.help,
+            help=literal(self.help),
             metavar=self.metavar,
             show_default=False if self.shown is None else self.shown,
             rich_help_panel=self.panel,
@@ -54,16 +57,28 @@ class Flag:
         )
 
 
+def literal(text: str) -> str:
+    """Return a text whose brackets ``--help`` shows, instead of taking them for markup: ``edge-rt[cpu]``."""
+    return _MARKUP.sub(r"\\[", text)
+
+
 @dataclass(frozen=True)
 class Argument:
-    """One positional argument of a command line."""
+    """One positional argument of a command line.
+
+    Attributes:
+        metavar: its name in ``--help``.
+        help: one sentence for ``--help``.
+        complete: completes it in the shell.
+    """
 
     metavar: str
     help: str
+    complete: Callable[[str], list[str]] | None = None
 
     def parameter(self) -> Any:
         """Return the typer argument."""
-        return typer.Argument(metavar=self.metavar, help=self.help)
+        return typer.Argument(metavar=self.metavar, help=literal(self.help), autocompletion=self.complete)
 
 
 @dataclass(frozen=True)

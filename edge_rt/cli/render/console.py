@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import logging
+import os
 import sys
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
@@ -89,6 +90,13 @@ class Terminal:
         """
         self._write(harmless(text) if self.out_is_tty else text)
 
+    def columns(self) -> int:
+        """Return the columns of the screen, at present; 80 if they are not known."""
+        for stream in (self._out, self._err):
+            with suppress(OSError, ValueError):
+                return os.get_terminal_size(stream.fileno()).columns or 80
+        return 80
+
     def line(self, text: str = "") -> None:
         """Write one line of the answer."""
         self.answer(text + "\n")
@@ -141,6 +149,10 @@ class Terminal:
         """Write a note that is not part of the answer; nothing with ``-q``."""
         if not self.quiet:
             self._tell(text, style, end)
+
+    def reply(self, text: str = "", style: str = "", *, end: str = "\n") -> None:
+        """Write what the user asked for besides answers, such as what a slash command says; with ``-q``, too."""
+        self._tell(text, style, end)
 
     def warn(self, text: str) -> None:
         """Write a warning."""

@@ -25,14 +25,15 @@ def device_facts(states: list[ProviderState]) -> dict[str, Any]:
     }
 
 
-def device_lines(facts: dict[str, Any]) -> dict[str, str]:
-    """Return kind of device -> text for people."""
-    return {
-        kind: found
-        if isinstance(found, str)
-        else ", ".join(f"{one['device']}: {one['text']} ({_more(one)})" for one in found)
-        for kind, found in facts.items()
-    }
+def device_lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the name of every device, or the kind that there is none of, with a text for people."""
+    lines: list[tuple[str, str]] = []
+    for kind, found in facts.items():
+        if isinstance(found, str):
+            lines.append((kind, found))
+        else:
+            lines += [(one["device"], f"{one['text']} ({_more(one)})") for one in found]
+    return lines
 
 
 def device_text(found: str | Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from edge_rt.byte_size import show_rounded
+from edge_rt.byte_size import show_size
 from edge_rt.cli.render.console import number
 from edge_rt.errors import StorageError
 from edge_rt.memory.choice import Choice
@@ -157,13 +157,13 @@ def _contexts(axes: Any, plan: Plan) -> None:
         _budget_line(axes, plan, crossing, colours, is_low=budget < 0.6 * top)
     else:
         axes.text(
-            0.99, 0.99, f"budget {show_rounded(_limit(plan))}: every context fits", transform=axes.transAxes,
+            0.99, 0.99, f"budget {show_size(_limit(plan))}: every context fits", transform=axes.transAxes,
             ha="right", va="top", fontsize=9, color=_BUDGET,
         )  # fmt: skip
     needs = plan.needs.gpu if plan.device.has_own_gpu_memory else plan.needs.host
     axes.plot([chosen.ctx], [needs / _MIB], "o", color="black", markersize=6, zorder=6)
     axes.annotate(
-        f"planned: {show_rounded(needs)}", (chosen.ctx, needs / _MIB), (0, -32),
+        f"planned: {show_size(needs)}", (chosen.ctx, needs / _MIB), (0, -32),
         textcoords="offset points", ha="center", fontsize=9, weight="bold", zorder=6, bbox=_BEHIND,
         arrowprops={"arrowstyle": "-", "linewidth": 0.8},
     )  # fmt: skip
@@ -190,7 +190,7 @@ def _budget_line(axes: Any, plan: Plan, longest: dict[str, int], colours: dict[s
     budget = _limit(plan) / _MIB
     axes.axhline(budget, color=_BUDGET, linewidth=1.4, linestyle="--", zorder=4)
     axes.annotate(
-        f"budget {show_rounded(_limit(plan))}", (0 if is_low else 1, budget), (5 if is_low else -5, 5),
+        f"budget {show_size(_limit(plan))}", (0 if is_low else 1, budget), (5 if is_low else -5, 5),
         xycoords=("axes fraction", "data"), textcoords="offset points", ha="left" if is_low else "right",
         fontsize=9, color=_BUDGET, zorder=6, bbox=_BEHIND,
     )  # fmt: skip
@@ -246,10 +246,10 @@ def _timeline(axes: Any, run: MemoryRun, report: MemoryReport) -> None:
         colors=[colour for _, colour in kinds.values()],
     )  # fmt: skip
     planned, budget = report.plan.process_bytes / _MIB, report.plan.budget_bytes / _MIB
-    label = f"planned peak {show_rounded(report.plan.process_bytes)}"
+    label = f"planned peak {show_size(report.plan.process_bytes)}"
     axes.axhline(planned, color="black", linewidth=1, linestyle=":", label=label)
     if budget <= 1.3 * planned:
-        label = f"budget {show_rounded(report.plan.budget_bytes)}"
+        label = f"budget {show_size(report.plan.budget_bytes)}"
         axes.axhline(budget, color=_BUDGET, linewidth=1.4, linestyle="--", label=label)
     highest = max(planned, budget if budget <= 1.3 * planned else 0.0)
     turns = [stage for stage in run.stages if "tokens" in stage.facts]
@@ -266,7 +266,7 @@ def _timeline(axes: Any, run: MemoryRun, report: MemoryReport) -> None:
             )  # fmt: skip
             last = stage.seconds
     name = "A chat" if report.chat is run else "The measurement"
-    axes.set_title(f"{name} over time, from process start: peak {show_rounded(run.peak_bytes)}", fontsize=10)
+    axes.set_title(f"{name} over time, from process start: peak {show_size(run.peak_bytes)}", fontsize=10)
     axes.set_xlabel("seconds")
     axes.set_ylabel("MiB")
     axes.set_xlim(0, seconds[-1])

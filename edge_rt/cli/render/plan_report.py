@@ -6,7 +6,7 @@ import shlex
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
-from edge_rt.byte_size import counted, show_at_least, show_mib
+from edge_rt.byte_size import counted, show_at_least, show_size
 from edge_rt.cli.render.console import Terminal
 from edge_rt.memory.speed import UNCERTAINTY
 
@@ -95,9 +95,9 @@ def print_plan(
     terminal.line("\nOther settings that fit" if made.fits else "\nWhat fits")
     for other in made.alternatives:
         terminal.line(f"  {shlex.join([*verb, *other.flags, *named])}")
-        on_gpu = f" and {show_mib(other.device_bytes)} on the GPU" if other.device_bytes else ""
+        on_gpu = f" and {show_size(other.device_bytes)} on the GPU" if other.device_bytes else ""
         expected = _rate(made, speeds.rate(other.choice), is_here=is_here)
-        terminal.line(f"    needs {show_mib(other.total_bytes)}{on_gpu}, {expected}: {in_words(other.choice)}")
+        terminal.line(f"    needs {show_size(other.total_bytes)}{on_gpu}, {expected}: {in_words(other.choice)}")
     if any(one.kv_format in LESS_EXACT for one in (choice, *(other.choice for other in made.alternatives))):
         names = f"{', '.join(LESS_EXACT[:-1])} or {LESS_EXACT[-1]}"
         terminal.line(f"\nA cache in {names} is slightly less exact than f16, {LESS_EXACT[-1]} the most.")
@@ -121,13 +121,13 @@ def budget_warnings(made: Plan, *, is_here: bool) -> dict[str, str]:
     limit = device.available_bytes if is_here else device.total_bytes
     if made.budget_bytes > limit:
         has = "this machine has available now" if is_here else f"{device.name} has"
-        found["--memory"] = f"The budget is more than {has}, {show_mib(limit)}."
+        found["--memory"] = f"The budget is more than {has}, {show_size(limit)}."
     gpu = device.gpu
     if gpu is None or gpu.is_unified:
         return found
     limit = gpu.available_bytes if is_here else gpu.total_bytes
     if made.budget.gpu > limit:
-        has = f"{show_mib(limit)} of {show_mib(gpu.total_bytes)}" if is_here else show_mib(limit)
+        has = f"{show_size(limit)} of {show_size(gpu.total_bytes)}" if is_here else show_size(limit)
         when = " free now" if is_here else ""
         found["--device-memory"] = f"The budget of device memory is more than {gpu.name} has{when}, {has}."
     return found
@@ -169,8 +169,8 @@ def term_rows(made: Plan) -> list[tuple[str, str, str, str]]:
     """
     if made.device.gpu is None:
         whole = made.total_bytes
-        rows = [(one.name, show_mib(one.bytes), f"{100 * one.bytes / whole:.1f} %", one.text) for one in made.terms]
-        sums, budgets = (show_mib(whole), ""), (show_mib(made.budget_bytes), "")
+        rows = [(one.name, show_size(one.bytes), f"{100 * one.bytes / whole:.1f} %", one.text) for one in made.terms]
+        sums, budgets = (show_size(whole), ""), (show_size(made.budget_bytes), "")
     else:
         rows = [("", "process", "GPU", made.device.gpu.name)]
         rows += [(one.name, _shown(one.bytes), _shown(one.device_bytes), one.text) for one in made.terms]
@@ -182,19 +182,19 @@ def term_rows(made: Plan) -> list[tuple[str, str, str, str]]:
 def _gpu_sums(made: Plan) -> tuple[tuple[str, str], tuple[str, str]]:
     """Return totals and budgets of both columns; of shared memory there is one of each."""
     if not made.device.has_own_gpu_memory:
-        return (show_mib(made.total_bytes), "together"), (show_mib(made.budget_bytes), "shared")
+        return (show_size(made.total_bytes), "together"), (show_size(made.budget_bytes), "shared")
     needs, budget = made.needs, made.budget
-    return (show_mib(needs.host), show_mib(needs.gpu)), (show_mib(budget.host), show_mib(budget.gpu))
+    return (show_size(needs.host), show_size(needs.gpu)), (show_size(budget.host), show_size(budget.gpu))
 
 
 def _shown(count: int) -> str:
-    return show_mib(count) if count else ""
+    return show_size(count) if count else ""
 
 
 def _missing(made: Plan) -> str:
     needs, budget = made.needs, made.budget
-    parts = [show_mib(needs.host - budget.host)] * (needs.host > budget.host)
-    parts += [f"{show_mib(needs.gpu - budget.gpu)} on the GPU"] * (needs.gpu > budget.gpu)
+    parts = [show_size(needs.host - budget.host)] * (needs.host > budget.host)
+    parts += [f"{show_size(needs.gpu - budget.gpu)} on the GPU"] * (needs.gpu > budget.gpu)
     return " and ".join(parts)
 
 
@@ -265,7 +265,7 @@ def _budget_text(made: Plan) -> str:
 
 
 def _left(count: int) -> str:
-    return f"{show_mib(count)} left" if count >= 0 else f"{show_mib(-count)} too little"
+    return f"{show_size(count)} left" if count >= 0 else f"{show_size(-count)} too little"
 
 
 def _rate(made: Plan, rate: Rate, *, is_here: bool) -> str:

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final
 
-from edge_rt.byte_size import counted, show_rounded, show_share
+from edge_rt.byte_size import counted, show_share, show_size
 from edge_rt.cli.render.console import SEPARATOR, Terminal, number
+from edge_rt.cli.render.word_wrap import joined_lines
 from edge_rt.device_names import CPU
 
 if TYPE_CHECKING:
@@ -17,36 +18,36 @@ LEAST_SHARE: Final = 0.005
 """Shares up to this would be shown as 0 %."""
 
 
-def stats_line(result: Result, device: str = CPU) -> str:
-    """Return the line of figures after an answer.
+def stats_parts(result: Result, device: str = CPU) -> list[str]:
+    """Return the figures that are shown after an answer.
 
     Args:
         result: the answer.
         device: what computed it, for people; the CPU is not named.
     """
     times = result.timings
-    parts = [
-        f"prompt {number(times.prompt_n)} tok {number(times.prompt_per_second)} tok/s",
+    return [
+        f"prompt {_counted(times.prompt_n, 'token')}, {number(times.prompt_per_second)} tok/s",
         f"first token {times.ttft_ms / 1e3:.2f} s",
-        f"{number(times.predicted_n)} tok {_rate(times.predicted_per_second)}",
-        *([spec_text(result.spec)] if result.spec is not None and result.spec.steps else []),
-        f"peak {peak_text(result.memory)}",
+        # A single token has no speed.
+        f"answer {_counted(times.predicted_n, 'token')}"
+        + (f", {_rate(times.predicted_per_second)}" if times.predicted_per_second else ""),
+        *([f"speculation: {spec_text(result.spec)}"] if result.spec is not None and result.spec.steps else []),
+        f"peak memory {peak_text(result.memory)}",
         *([device] if device != CPU else []),
     ]
-    return SEPARATOR.join(parts)
 
 
 def peak_text(memory: Memory) -> str:
-    """Return the peak of the process, and the budget if there is one: ``"301 MiB of 400"``."""
+    """Return the peak of the process, and the budget if there is one: ``"301.4 of 400.0 MiB"``."""
     return show_share(memory.peak_bytes, memory.budget_bytes)
 
 
 def spec_text(spec: SpecStats) -> str:
-    """Return the acceptance rate of speculation and its tokens per step as text."""
+    """Return how many of the guessed tokens that were tested stayed, as text."""
     if not spec.draft_n:
-        return f"nothing drafted ({spec.tokens_per_step:.1f} tok/step)"
-    share = f"{100 * spec.acceptance:.0f} %, {spec.tokens_per_step:.1f} tok/step"
-    return f"accepted {number(spec.draft_n_accepted)} of {number(spec.draft_n)} tested ({share})"
+        return "no guesses"
+    return f"{number(spec.draft_n_accepted)} of {_counted(spec.draft_n, 'guess')} right"
 
 
 def visible_shares(shares: Sequence[float]) -> list[float]:
@@ -56,12 +57,14 @@ def visible_shares(shares: Sequence[float]) -> list[float]:
 
 def _spec_rows(spec: SpecStats) -> dict[str, str]:
     rows = {
-        "speculation": f"{spec.mode}: {spec_text(spec)} in {_counted(spec.steps, 'step')}",
+        "speculation": f"{spec.mode}: {spec_text(spec)}"
+        + (f" ({100 * spec.acceptance:.0f} %)" if spec.draft_n else "")
+        + f", {spec.tokens_per_step:.1f} tokens a step, {_counted(spec.steps, 'step')}",
         "choices": ", ".join(f"{name} {number(count)}" for name, count in sorted(spec.choices.items())) or "-",
         "drafted": f"{_counted(spec.rows_drafted, 'row')}, {number(spec.draft_n)} of them tested "
         "(their parents were kept)",
         "drafting": f"{100 * spec.drafting_share:.1f} % of the time ({spec.drafting_ms:.1f} ms)",
-        "drafters": f"hold {number(spec.memory_bytes / 2**10)} KiB",
+        "drafters": f"hold {show_size(spec.memory_bytes)}",
     }
     if shares := visible_shares(spec.accepted_per_position):
         rows["by position"] = " ".join(f"{100 * share:.0f} %" for share in shares)
@@ -78,11 +81,19 @@ def _rate(per_second: float) -> str:
 
 
 def tell_stats(terminal: Terminal, result: Result, device: str = CPU) -> None:
-    """Write the figures to stderr: a line, or a table with ``-v``; ``device`` is what computed, for people."""
+    """Write the figures to stderr: a line, on a narrow screen several, or a table with ``-v``.
+
+    Args:
+        terminal: receives them, also with ``-q``: they were asked for.
+        result: the answer.
+        device: what computed it, for people.
+    """
     if terminal.verbose:
         tell_table(terminal, result, device)
     else:
-        terminal.note(stats_line(result, device), "dim")
+        width = terminal.columns() if terminal.err_is_tty else None
+        for line in joined_lines(stats_parts(result, device), SEPARATOR, width):
+            terminal.reply(line, "dim")
 
 
 def tell_table(terminal: Terminal, result: Result, device: str = CPU) -> None:
@@ -98,11 +109,11 @@ def tell_table(terminal: Terminal, result: Result, device: str = CPU) -> None:
         **(_spec_rows(result.spec) if result.spec is not None else {}),
         "finished": result.finish_reason + (f" at {result.stop_string!r}" if result.stop_string else ""),
         "peak memory": peak_text(result.memory),
-        "cache": show_rounded(result.memory.kv_bytes),
+        "cache": show_size(result.memory.kv_bytes),
         "device": device,
     }
     for name, value in rows.items():
-        terminal.note(f"{name:12} {value}", "dim")
+        terminal.reply(f"{name:12} {value}", "dim")
 
 
 def facts_lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:

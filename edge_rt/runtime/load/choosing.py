@@ -11,7 +11,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from edge_rt.byte_size import show_at_least, show_mib
+from edge_rt.byte_size import show_at_least, show_size
 from edge_rt.device_names import CPU
 from edge_rt.errors import RuntimeUnavailable
 from edge_rt.gpu_provider import INSTALLED, GpuProvider
@@ -189,4 +189,4 @@ def _passed_over(speeds: tuple[float, float], gpu: Gpu, plan: Plan) -> str:
     least, limit, where = plan.minimum.host, plan.budget.host, "a run there does not fit the memory of the process"
     if plan.needs.gpu > plan.budget.gpu:
         least, limit, where = plan.minimum.gpu, plan.budget.gpu, "the model does not fit its memory"
-    return f"{faster}, but {where}: it needs at least {show_at_least(least)}, the budget is {show_mib(limit)}."
+    return f"{faster}, but {where}: it needs at least {show_at_least(least)}, the budget is {show_size(limit)}."

@@ -74,6 +74,9 @@ def test_a_context_that_does_not_fit_is_refused_with_what_can_be_typed(tight):
     ways = caught.value.action.removeprefix("Try ").split(" or ")
     assert ways
     assert all(way.startswith(f"/exit and edge-rt chat -m {same} --memory ") for way in ways)
+    # The model is named as the user did.
+    with pytest.raises(MemoryBudgetExceeded, match="edge-rt chat -m my-model --memory"):
+        tight.switch(same, tight.load.but(ctx=128, memory=5 << 20), called="my-model")
 
 
 def test_a_drafter_that_the_plan_has_no_room_for_is_refused_with_what_can_be_typed(tight):

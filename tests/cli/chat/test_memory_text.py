@@ -18,18 +18,18 @@ SHARED = {**OWN, "device_budget_bytes": None}
 
 def test_what_is_planned_is_said_with_the_gpu():
     assert [planned_text(memory) for memory in (CPU, OWN, SHARED)] == [
-        "231 MiB of 400", "231 MiB of 400 and 523 MiB of the GPU", "231 MiB of 400, shared with the GPU",
+        "231.0 of 400.0 MiB", "231.0 of 400.0 MiB and 523.0 MiB of the GPU", "231.0 of 400.0 MiB, shared with the GPU",
     ]  # fmt: skip
-    assert planned_text(CPU, with_budget=False) == "231 MiB"
+    assert planned_text(CPU, with_budget=False) == "231.0 MiB"
     assert [on_gpu(memory) for memory in (CPU, OWN, SHARED)] == [
-        {}, {"planned on the GPU": "0.51 GiB of 1.00"}, {"planned on the GPU": "523 MiB"},
+        {}, {"planned on the GPU": "0.51 of 1.00 GiB"}, {"planned on the GPU": "523.0 MiB"},
     ]  # fmt: skip
 
 
 def test_parts_have_the_sizes_of_both():
     device = replace(DEVICE, gpu=preset("rtx4060-laptop-8gb").gpu)
     terms = {term.name: term_size(term) for term in make_plan(make_shape(), device, Request(ctx=2048)).terms}
-    assert terms["gpu_context"] == "512 MiB on the GPU"
-    assert terms["weights"] == "94 MiB on the GPU"
-    assert terms["logits"] == "5 MiB + 5 MiB on the GPU"
-    assert terms["sampling"] == "6 MiB"
+    assert terms["gpu_context"] == "512.0 MiB on the GPU"
+    assert terms["weights"] == "94.2 MiB on the GPU"
+    assert terms["logits"] == "4.5 MiB + 4.5 MiB on the GPU"
+    assert terms["sampling"] == "5.5 MiB"

@@ -18,7 +18,7 @@ from tests.cli.conftest import ENDLESS, PROGRAM
 from tests.helpers.clock import Told
 
 PROMPT = re.escape(">>> ")
-STATS = r"prompt ([\d ]+) tok [\d ]+ tok/s · first token [\d.]+ s · ([\d ]+) tok [\d.]+ tok/s · peak"
+STATS = r"prompt ([\d ]+) tokens?, [\d ]+ tok/s[^a]+ first token [\d.]+ s[^a]+answer ([\d ]+) tokens?[^k]+k?[^k]+peak"
 SLOW_LOAD = """
 import sys, time
 import edge_rt.runtime.engine
@@ -41,7 +41,7 @@ def chat(spawn, small_package):
     """Start a chat whose answers have a few tokens, and wait for its prompt."""
 
     def begin(*arguments, package=small_package, **options):
-        child = spawn("chat", "-m", package, "--temp", "0", "-n", "4", *arguments, **options)
+        child = spawn("chat", package, "--stats", "--temp", "0", "-n", "4", *arguments, **options)
         child.expect("type /help")
         child.expect(PROMPT)
         return child
@@ -54,7 +54,7 @@ def endless(spawn, slow_package):
     """Start a chat whose answers do not end by themselves."""
 
     def begin(*arguments):
-        child = spawn("chat", "-m", slow_package, *ENDLESS, *arguments)
+        child = spawn("chat", slow_package, "--stats", *ENDLESS, *arguments)
         child.expect(PROMPT)
         return child
 
@@ -140,7 +140,7 @@ def saved_messages(child, path):
 @pytest.mark.parametrize("stage", ["load", "export"])
 def test_ctrl_c_while_the_model_changes_keeps_model_and_conversation(stage, spawn, slow_package, slow_gguf, tmp_path):
     arguments = ("-m", slow_package, "--temp", "0", "-n", "4", "--store", tmp_path / "store")
-    child = spawn("chat", *arguments, program=[*PROGRAM[:2], SLOW_LOAD])
+    child = spawn("chat", "--stats", *arguments, program=[*PROGRAM[:2], SLOW_LOAD])
     child.expect(PROMPT)
     say(child, "My name is Ada.")
     before = saved_messages(child, tmp_path / "before.json")
@@ -156,7 +156,7 @@ def test_ctrl_c_while_the_model_changes_keeps_model_and_conversation(stage, spaw
     told.must_be_done()
     child.expect(PROMPT)
     child.sendline("/show info")
-    child.expect(r"context_tokens +8[ ,]?192")
+    child.expect(r"context +8[ ,]?192 tokens")
     child.expect(PROMPT)
     assert saved_messages(child, tmp_path / "after.json") == before
     say(child, "What is my name?")
@@ -239,7 +239,7 @@ def test_lines_that_are_complete_become_the_next_messages(endless, tmp_path):
 
 
 def test_a_screen_that_cannot_be_drawn_on_keeps_what_is_typed(spawn, slow_package):
-    child = spawn("chat", "-m", slow_package, *ENDLESS, env={"TERM": "dumb"})
+    child = spawn("chat", "-m", slow_package, "--stats", *ENDLESS, env={"TERM": "dumb"})
     child.expect(PROMPT)
     child.sendline("Tell me a story")
     time.sleep(1)

@@ -47,6 +47,7 @@ def told(conversation):
         ("/set temp 0.5", "temperature", 0.5),
         ("/set top-k 7", "top_k", 7),
         ("/set n default", "max_tokens", None),
+        ("/set n -1", "max_tokens", None),
         ("/set stop END", "stop", ("END",)),
         ('/set stop ["a", "\\n"]', "stop", ("a", "\n")),
         ("/set logit_bias 5=-1 6=2.5", "logit_bias", {5: -1.0, 6: 2.5}),
@@ -92,6 +93,48 @@ def test_wrong_arguments_change_nothing(line, commands, conversation):
     with pytest.raises(ConfigError):
         commands.run(line)
     assert (conversation.options, conversation.load, conversation.chat.messages) == before
+
+
+@pytest.mark.parametrize(
+    ("line", "advice"),
+    [
+        ("/set temprature 1", "Did you mean temperature?"),
+        ("/set temperature hot", "Write /set temperature VALUE, or /set temperature default."),
+        ("/chta", "Did you mean /"),
+    ],
+)
+def test_a_refusal_says_what_to_type(line, advice, commands):
+    with pytest.raises(ConfigError, match=re.escape(advice)) as refused:
+        commands.run(line)
+    assert "None" not in str(refused.value)
+
+
+def test_answers_to_commands_are_shown_when_quiet(commands, conversation, told, tmp_path):
+    conversation.terminal.quiet = True
+    for line in (
+        "/help",
+        "/show info",
+        "/set seed 3",
+        "/stats",
+        "/system Be brief.",
+        f"/save {tmp_path / 'a'}",
+        "/undo",
+    ):
+        before = told()
+        commands.run(line)
+        assert told() != before, line
+
+
+def test_help_fits_a_screen_of_80_columns(commands, told):
+    commands.run("/help")
+    assert max(map(len, told().splitlines())) < 80
+
+
+def test_facts_are_shown_without_what_there_is_not(commands, told):
+    commands.run("/show info")
+    rows = dict(line.strip().split(maxsplit=1) for line in told().splitlines())
+    assert rows["context"] == "512 tokens"
+    assert not {"-", "None", "[]", ""} & set(rows.values())
 
 
 def test_parse_option_leaves_the_judgement_to_the_config():
@@ -176,6 +219,29 @@ def test_load_warns_of_another_package(commands, tmp_path, told):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"package_id": "0" * 64}))
     commands.run(f"/load {path}")
     assert "warning: the conversation was saved with another package" in told()
+
+
+@pytest.mark.parametrize("answer", [True, False])
+def test_another_saved_chat_is_replaced_only_after_a_question(answer, conversation, tmp_path):
+    path, asked = tmp_path / "chat.json", []
+
+    def ask(question):
+        asked.append(question)
+        return answer
+
+    Commands(conversation).run(f"/save {path}")
+    before = path.read_text()
+    conversation.say("one")
+    with pytest.raises(ConfigError, match="holds another saved chat"):
+        Commands(conversation).run(f"/save {path}")
+    commands = Commands(conversation, ask)
+    commands.run(f"/save {path}")
+    assert len(asked) == 1
+    assert (path.read_text() != before) is answer
+    if answer:
+        # It is this chat's own file now.
+        commands.run(f"/save {path}")
+        assert len(asked) == 1
 
 
 def test_load_with_malformed_options_changes_nothing(commands, conversation, tmp_path):

@@ -42,10 +42,10 @@ def test_what_is_said_of_a_gpu():
         ],
         "webgpu": "There is none. 0 found. Install one.",
     }
-    lines = device_lines(facts)
-    assert lines["cuda"].startswith("cuda:1: Orin (sm_87, ")
-    assert "shared with the machine, driver of CUDA 13.0" in lines["cuda"]
-    assert lines["webgpu"] == facts["webgpu"]
+    (name, text), missing = device_lines(facts)
+    assert (name, text[:13]) == ("cuda:1", "Orin (sm_87, ")
+    assert "shared with the machine, driver of CUDA 13.0" in text
+    assert missing == ("webgpu", facts["webgpu"])
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ def test_json_tells_what_tokens_were_chosen_with(ask):
 
 def test_one_token_has_no_speed(inline, small_package):
     result = inline("generate", "-m", small_package, "-p", "Hello", "-n", "1", "--stats")
-    assert "1 tok - " in result.stderr.decode()
+    assert "answer 1 token · " in result.stderr.decode()
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")

@@ -112,7 +112,7 @@ def test_the_picture_names_the_longest_context_and_the_budget(profile, tmp_path)
     draw(profile, path, title="title")
     # Text of an .svg is drawn as outlines, each with what it says in a comment.
     text = path.read_text()
-    assert "<!-- budget 260 MiB" in text
+    assert "<!-- budget 260.0 MiB" in text
     assert "<!-- KV cache -->" in text
     assert "<!-- measured -->" in text
 

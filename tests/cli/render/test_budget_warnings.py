@@ -20,8 +20,8 @@ from tests.memory.shapes import DEVICE, make_shape
 
 GIB = 1 << 30
 GPU = GpuFigures("a GPU", 4 * GIB, 3 * GIB, 100e9, 5e-4, ((1, 1.0), (8, 1.1), (24, 1.3)))
-HOST = "The budget is more than this machine has available now, 4096.0 MiB."
-OF_GPU = "The budget of device memory is more than a GPU has free now, 3072.0 MiB of 4096.0 MiB."
+HOST = "The budget is more than this machine has available now, 4.00 GiB."
+OF_GPU = "The budget of device memory is more than a GPU has free now, 3.00 GiB of 4.00 GiB."
 
 
 def warnings(gpu, *, is_here=True, **budgets):
@@ -46,8 +46,8 @@ def test_more_than_is_free_here(host, own, said):
 def test_of_another_machine_all_of_its_memory_counts():
     assert warnings(GPU, is_here=False, budget_bytes=8 * GIB, device_budget_bytes=4 * GIB) == ()
     assert warnings(GPU, is_here=False, budget_bytes=8 * GIB + 1, device_budget_bytes=4 * GIB + 1) == (
-        "The budget is more than test has, 8192.0 MiB.",
-        "The budget of device memory is more than a GPU has, 4096.0 MiB.",
+        "The budget is more than test has, 8.00 GiB.",
+        "The budget of device memory is more than a GPU has, 4.00 GiB.",
     )
 
 

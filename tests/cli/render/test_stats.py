@@ -8,7 +8,7 @@ import io
 import pytest
 
 from edge_rt.cli.render.console import Terminal
-from edge_rt.cli.render.stats import spec_text, stats_line, tell_stats, tell_table
+from edge_rt.cli.render.stats import spec_text, stats_parts, tell_stats, tell_table
 from edge_rt.runtime.results import Memory, Result, SpecStats, Timings, Usage
 
 SPEC = SpecStats(
@@ -54,14 +54,17 @@ def told(tell, result, **options):
 
 
 def test_the_line():
-    assert stats_line(RESULT) == (
-        "prompt 512 tok 1 240 tok/s · first token 0.43 s · 128 tok 38.2 tok/s · "
-        "accepted 71 of 104 tested (68 %, 2.9 tok/step) · peak 1.31 GiB"
-    )
+    assert stats_parts(RESULT) == [
+        "prompt 512 tokens, 1 240 tok/s",
+        "first token 0.43 s",
+        "answer 128 tokens, 38.2 tok/s",
+        "speculation: 71 of 104 guesses right",
+        "peak memory 1.31 GiB",
+    ]
 
 
 def test_a_gpu_that_computed_is_named():
-    assert stats_line(RESULT, "cuda (Orin)").endswith(" · peak 1.31 GiB · cuda (Orin)")
+    assert stats_parts(RESULT, "cuda (Orin)") == [*stats_parts(RESULT), "cuda (Orin)"]
     for device in ("cpu", "cuda (Orin)"):
         table = told(lambda terminal, result, device=device: tell_table(terminal, result, device), RESULT)
         assert f"device       {device}" in table.splitlines()
@@ -69,22 +72,23 @@ def test_a_gpu_that_computed_is_named():
 
 @pytest.mark.parametrize("spec", [None, dataclasses.replace(SPEC, steps=0)], ids=["off", "a single token"])
 def test_the_line_says_nothing_of_what_did_not_happen(spec):
-    line = stats_line(dataclasses.replace(RESULT, spec=spec))
-    assert line.endswith("128 tok 38.2 tok/s · peak 1.31 GiB")
+    assert stats_parts(dataclasses.replace(RESULT, spec=spec)) == [
+        part for part in stats_parts(RESULT) if "speculation" not in part
+    ]
 
 
 def test_steps_without_drafts_have_no_acceptance():
     spec = dataclasses.replace(SPEC, draft_n=0, draft_n_accepted=0, acceptance=0.0, tokens_per_step=1.0)
-    assert spec_text(spec) == "nothing drafted (1.0 tok/step)"
+    assert spec_text(spec) == "no guesses"
 
 
 def test_the_table():
     rows = {line[:12].rstrip(): line[13:] for line in told(tell_table, RESULT).splitlines()}
-    assert rows["speculation"] == "auto: accepted 71 of 104 tested (68 %, 2.9 tok/step) in 44 steps"
+    assert rows["speculation"] == "auto: 71 of 104 guesses right (68 %), 2.9 tokens a step, 44 steps"
     assert rows["choices"] == "fusion 40, off 4"
     assert rows["drafted"] == "1 300 rows, 104 of them tested (their parents were kept)"
     assert rows["drafting"] == "4.0 % of the time (12.3 ms)"
-    assert rows["drafters"] == "hold 3 072 KiB"
+    assert rows["drafters"] == "hold 3.0 MiB"
     assert rows["by position"] == "75 % 50 % 25 %"
     plain = told(tell_table, dataclasses.replace(RESULT, spec=None))
     assert set(told(tell_table, RESULT).splitlines()) > set(plain.splitlines())
@@ -101,4 +105,8 @@ def test_positions_that_hardly_ever_stay_are_cut(shares, shown):
 
 def test_verbose_takes_the_table():
     assert told(tell_stats, RESULT, verbose=True) == told(tell_table, RESULT)
-    assert told(tell_stats, RESULT) == stats_line(RESULT) + "\n"
+    assert told(tell_stats, RESULT) == " · ".join(stats_parts(RESULT)) + "\n"
+
+
+def test_figures_that_were_asked_for_are_shown_when_quiet():
+    assert told(tell_stats, RESULT, quiet=True) == told(tell_stats, RESULT)
