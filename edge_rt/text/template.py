@@ -19,7 +19,7 @@ import jinja2
 
 from edge_rt.errors import InvalidTemplate
 from edge_rt.text.rendered import RenderedPrompt
-from edge_rt.text.template_budget import Budget, NotLookedInto, refused, text_bytes
+from edge_rt.text.template_budget import Budget, NotLookedInto, TemplateTooSlow, refused, text_bytes
 from edge_rt.text.template_guard import GuardedEnvironment
 from edge_rt.text.template_messages import (
     THOUGHT_FIELDS,
@@ -150,14 +150,19 @@ class ChatTemplate:
         if role not in self._keeps:
             user = {"role": "user", "content": "x"}
             variables: dict[str, Any] = {"tools": None, "documents": None, "add_generation_prompt": True}
-            asked = self._probe([{"role": role, "content": _PROBE}, user], variables)
-            folded = self._probe([{"role": "user", "content": f"{_PROBE}\n\nx"}], variables)
+            try:
+                asked = self._probe([{"role": role, "content": _PROBE}, user], variables)
+                folded = self._probe([{"role": "user", "content": f"{_PROBE}\n\nx"}], variables)
+            except TemplateTooSlow:
+                asked = folded = False
             self._keeps[role] = asked or not folded
         return self._keeps[role]
 
     def _probe(self, messages: Messages, variables: Mapping[str, Any]) -> bool:
         try:
             return _PROBE in self._render(messages, Form(), variables)
+        except TemplateTooSlow:
+            raise
         except (InvalidTemplate, NotLookedInto):
             return False
 
@@ -168,6 +173,8 @@ class ChatTemplate:
         for form in forms:
             try:
                 text = self._render(messages, form, variables)
+            except TemplateTooSlow:
+                raise
             except InvalidTemplate as error:
                 first = first or error
                 continue

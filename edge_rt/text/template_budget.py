@@ -23,6 +23,7 @@ _MOST_SECONDS: Final = 30.0
 _STEPS: Final = 1_000_000
 _STEPS_PER_MESSAGE: Final = 20_000  # some templates look through all others for every message
 _STEPS_UNCHECKED: Final = 256  # between two looks at the time, which take longer than a step
+_WORK: Final = 12  # a step is reading or writing 4096 characters
 _TEXT_CHARS: Final = 4 * 1024 * 1024
 _MEMORY_BYTES: Final = 16 * 1024 * 1024
 _MEMORY_PER_MESSAGE: Final = 64 * 1024
@@ -39,9 +40,13 @@ _CONTAINER_BYTES: Final = 512
 _CONTAINERS: Final[tuple[type, ...]] = (list, tuple, dict, range, type({}.keys()), type({}.values()), type({}.items()))
 
 
-def refused(what: str, numbers: str) -> InvalidTemplate:
+class TemplateTooSlow(InvalidTemplate):
+    """A rendering took all of its time or steps: it would again, in whatever form the messages are."""
+
+
+def refused(what: str, numbers: str, kind: type[InvalidTemplate] = InvalidTemplate) -> InvalidTemplate:
     """Return the error for a template that is not used, whatever the reason."""
-    return InvalidTemplate(f"The chat template {what}.", numbers, "Use another template, or generate without one.")
+    return kind(f"The chat template {what}.", numbers, "Use another template, or generate without one.")
 
 
 def text_bytes(text: str) -> int:
@@ -94,13 +99,13 @@ class Budget:
             return
         self._unchecked = 0
         if self.steps < 0:
-            raise refused("takes too many steps", f"Limit {self._most_steps}.")
+            raise refused("takes too many steps", f"Limit {self._most_steps}.", TemplateTooSlow)
         if self._clock() > self._deadline:
-            raise refused("takes too long", f"Limit {self._seconds:.1f} s of CPU time.")
+            raise refused("takes too long", f"Limit {self._seconds:.1f} s of CPU time.", TemplateTooSlow)
 
     def pay(self, size: int) -> None:
-        """Charge ``size`` bytes of memory."""
-        self.step()
+        """Charge ``size`` bytes of memory, and the work of filling them."""
+        self.step(1 + (size >> _WORK))
         self.memory -= size
         if self.memory < 0:
             raise refused(
@@ -149,8 +154,10 @@ class Budget:
         if isinstance(value, str):
             return 1, len(value), 0
         # A namespace in a list is one value: comparing it looks at its identity alone.
-        if value is None or isinstance(value, int | float | Undefined | Namespace):
+        if value is None or isinstance(value, float | Undefined | Namespace):
             return 1, 8, 0
+        if isinstance(value, int):
+            return 1, 8 + (value.bit_length() >> 1), 0  # a digit takes more than three bits
         if not is_container(value):
             # Macros, loops, namespaces: a prompt never needs to print or compare them.
             raise _textless(value)
@@ -194,15 +201,36 @@ class Budget:
                 count, chars, _ = self.measure(value)
                 self.check_size(count * max(times, 0), chars * max(times, 0))
                 self.pay(64 + 8 * len(value) * max(times, 0))
-        if isinstance(left, int) and isinstance(right, int) and left.bit_length() + right.bit_length() > _INTEGER_BITS:
+        # Both are within the limit, so this takes no time.
+        if isinstance(left, int) and isinstance(right, int):
+            self.number(left * right)
+
+    def number(self, value: Any) -> Any:
+        """Return a value, refused if it is a number that is too large."""
+        if isinstance(value, int) and value.bit_length() > _INTEGER_BITS:
             raise refused("computes a number that is too large", f"Limit {_INTEGER_BITS} bits.")
+        return value
+
+    def compare(self, value: Any) -> None:
+        """Charge comparing or hashing a value, which may look at all of its parts."""
+        if is_container(value) and not isinstance(value, range):
+            self.step(1 + self.measure(value)[0])
+        else:
+            self.touch(value)
+
+    def search_backwards(self, text: str, part: Any) -> None:
+        """Charge looking for the last place of a part: Python may compare all of it at every place."""
+        if isinstance(part, str):
+            self.step(1 + (len(text) * len(part) >> _WORK - 2))
 
     def touch(self, value: Any) -> None:
         """Charge reading a value once."""
         if isinstance(value, str):
-            self.step(1 + (len(value) >> 12))
+            self.step(1 + (len(value) >> _WORK))
         elif is_container(value):
             self.step(1 + len(value))
+        else:
+            self.step()
 
     def made(self, value: Any) -> Any:
         """Charge a result that is not much larger than its inputs."""

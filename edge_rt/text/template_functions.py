@@ -1,31 +1,30 @@
-"""Functions, filters and methods of chat templates that can grow text or data, or repeat: each is charged first."""
+"""Filters, methods and functions of chat templates on texts: each is charged first."""
 
 from __future__ import annotations
 
 import json
 import re
 import string
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from datetime import datetime
-from functools import wraps
 from types import BuiltinMethodType
 from typing import Any, Final, NoReturn
 
 from jinja2 import Environment
-from jinja2.filters import FILTERS, make_attrgetter
-from jinja2.runtime import Undefined
-from jinja2.utils import Namespace, pass_environment
+from jinja2.filters import FILTERS
+from jinja2.utils import pass_environment
 
 from edge_rt.errors import InvalidTemplate
 from edge_rt.text import template_rules as rules, template_text as texts
-from edge_rt.text.template_budget import Budget, refused, text_bytes
+from edge_rt.text.template_budget import refused, text_bytes
 from edge_rt.text.template_text import Text, is_own, own_text, ranges_of
+from edge_rt.text.template_values import PaidValues
 
-_RANGE: Final = 100_000
 _PERCENT: Final = re.compile("(%[sd%])")
 _ENTRY_BYTES: Final = 32  # of a piece of a text, or of a position in it
-_CHEAP_FILTERS: Final = frozenset({"count", "length", "d", "default"})  # look at no part of a value
 _INDENT: Final = 64
+_STRIPPED: Final = 256  # different characters to strip: each of a text is searched among them
+_DATE_CHARS: Final = 256
 _SPACES: Final = "".join(filter(str.isspace, map(chr, range(0x3001))))
 
 
@@ -33,45 +32,39 @@ class TemplateRefusal(InvalidTemplate):
     """The template itself does not accept the messages."""
 
 
-class PaidFunctions:
+class PaidFunctions(PaidValues):
     """The callables of templates, charged to the budget of the current rendering.
 
     Args:
         environment: looks up the attributes that filters are given by name.
         clock: gives the time that ``strftime_now`` prints.
-
-    Attributes:
-        budget: the rest of the rendering's budget.
     """
 
     def __init__(self, environment: Environment, clock: Callable[[], datetime]) -> None:
-        self._environment = environment
+        super().__init__(environment)
         self._clock = clock
-        self.budget = Budget(0, 0)
         self._literals: dict[str, Text] = {}
 
     def globals(self) -> dict[str, Any]:
         """Return the functions by their names in templates."""
         return {
-            "namespace": Namespace,
+            "namespace": self._namespace,
             "range": self._range,
             "dict": self._dict,
-            "raise_exception": _raise_exception,
+            "raise_exception": self._raise_exception,
             "strftime_now": self._strftime_now,
         }
 
     def filters(self) -> dict[str, Callable[..., Any]]:
         """Return the filters by their names in templates, and those of the rewritten tree."""
         return {
-            **{name: self._guarded(name) for name in rules.BUILT_IN_FILTERS},
+            **self.value_filters(),
             "format": self._percent_format,
             "indent": self._indent,
             "join": pass_environment(lambda _env, *args, **kwargs: self._join(*args, **kwargs)),
-            "list": self._list,
             "replace": self._replace,
             "safe": self._text,
             "string": self._text,
-            "sum": self._sum,
             "tojson": self._tojson,
             "trim": self._trim,
             **{name: self._case_filter(name) for name in sorted(texts.CASE_METHODS)},
@@ -112,10 +105,23 @@ class PaidFunctions:
             return self._replace(text, *args, **kwargs)
         if name in {"split", "rsplit", "splitlines"}:
             self._pay_split(text, args[0] if args else kwargs.get("sep"), name)
+        if name in {"strip", "lstrip", "rstrip"} and args and isinstance(args[0], str):
+            args = (self._stripped(args[0]), *args[1:])
+        if name in {"rfind", "rpartition", "rsplit"}:
+            for value in (*args, *kwargs.values()):
+                self.budget.search_backwards(text, value)
         self.budget.pay_ranges(text)
         for value in (text, *args):
             self.budget.touch(value)
         return self.budget.made(texts.call_method(text, name, args, kwargs))
+
+    def _stripped(self, characters: str) -> str:
+        """Return the characters to strip, each once."""
+        self.budget.step(1 + len(characters))
+        different = "".join(set(str.__str__(characters)))
+        if len(different) > _STRIPPED:
+            raise refused("strips too many characters", f"{len(different)} different ones, limit {_STRIPPED}.")
+        return different
 
     def _pay_split(self, text: str, separator: Any, name: str) -> None:
         has_separator = name != "splitlines" and isinstance(separator, str) and separator
@@ -126,27 +132,6 @@ class PaidFunctions:
         """Return how many characters may end a word or a line."""
         self.budget.touch(text)
         return sum(map(text.count, _SPACES))
-
-    def _guarded(self, name: str) -> Callable[..., Any]:
-        function = FILTERS[name]
-        if name in _CHEAP_FILTERS:
-
-            @wraps(function)
-            def cheap(*args: Any, **kwargs: Any) -> Any:
-                self.budget.step()
-                return function(*args, **kwargs)
-
-            return cheap
-
-        @wraps(function)  # copies Jinja's marker for filters that take the environment first
-        def paid(*args: Any, **kwargs: Any) -> Any:
-            for value in (*args, *kwargs.values()):
-                self.budget.touch(value)
-                if name == "sort" and isinstance(value, str):
-                    self.budget.pay(80 * len(value))
-            return self.budget.made(function(*args, **kwargs))
-
-        return paid
 
     def _own(self, literal: str) -> Text:
         """Mark a literal of the template as its own text; every literal is marked once."""
@@ -167,12 +152,9 @@ class PaidFunctions:
 
     def _join(self, value: Any, d: Any = "", attribute: Any = None, *, strict: bool = False) -> str:
         separator = self.budget.text_of(d)
-        items: Iterable[Any] = self.loop(value)
-        if attribute is not None:
-            items = map(make_attrgetter(self._environment, attribute), items)
         parts: list[str] = []
         total = 0
-        for item in items:
+        for item in self.attributes(self.loop(value), attribute):
             if strict and not isinstance(item, str):
                 raise TypeError(f"join: expected text, found {type(item).__name__}")
             parts.append(self.budget.text_of(item))
@@ -219,6 +201,7 @@ class PaidFunctions:
         """Fill in ``%s`` and ``%d``."""
         text = self.budget.text_of(value)
         own = own_text if is_own(text) else str
+        self.budget.touch(text)
         self.budget.pay(80 * text.count("%"))
         parts: list[Any] = _PERCENT.split(text)
         if any("%" in literal for literal in parts[::2]):
@@ -248,26 +231,6 @@ class PaidFunctions:
         if (len(width) if isinstance(width, str) else width or 0) > _INDENT:
             raise refused("indents too far", f"Limit {_INDENT} characters.")
 
-    def _list(self, value: Any) -> list[Any]:
-        if isinstance(value, str):
-            self.budget.pay(80 * len(value))
-        result: list[Any] = []
-        for item in self.loop(value):
-            self.budget.pay(9)
-            result.append(item)
-        return result
-
-    def _sum(self, iterable: Any, attribute: Any = None, start: Any = 0) -> Any:
-        items: Iterable[Any] = self.loop(iterable)
-        if attribute is not None:
-            items = map(make_attrgetter(self._environment, attribute), items)
-        total = start
-        for item in items:
-            if not (isinstance(item, int | float) and isinstance(total, int | float)):
-                raise TypeError("sum: expected numbers")
-            total += item
-        return total
-
     def _tojson(
         self,
         value: Any,
@@ -289,59 +252,21 @@ class PaidFunctions:
             parts.append(part)
         return "".join(parts)
 
-    def _range(self, *args: int) -> range:
-        result = range(*args)
-        if len(result) > _RANGE:
-            raise refused("counts too far", f"range() of {len(result)}, limit {_RANGE}.")
-        return result
-
-    def _dict(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
-        self.budget.touch(args)
-        result: dict[Any, Any] = self._value(dict(*args, **kwargs))
-        return result
-
     def _strftime_now(self, form: str) -> str:
-        if len(form) > 256:
-            raise refused("uses a date format that is too long", f"{len(form)} characters, limit 256.")
+        if len(form) > _DATE_CHARS:
+            raise refused("uses a date format that is too long", f"{len(form)} characters, limit {_DATE_CHARS}.")
+        # The C library pads numbers as the format says, to at most as much.
+        self.budget.pay(_DATE_CHARS * len(form))
         return self._clock().strftime(form)
 
-    def loop(self, iterable: Any) -> Iterator[Any]:
-        """Iterate, charging every step."""
-        step = self.budget.step
-        for item in texts.characters(iterable) if isinstance(iterable, Text) else iterable:
-            step()
-            yield item
-
-    def _value(self, value: Any) -> Any:
-        """Measure a list, tuple or dictionary literal of the template, or a macro's collected arguments."""
-        self.budget.measure(value)
-        return value
-
-    def _operand(self, value: Any) -> Any:
-        """Charge comparing a value."""
-        self.budget.touch(value)
-        return value
-
-    def _slice(self, value: Any, start: Any, stop: Any, step: Any) -> Any:
-        if isinstance(value, Undefined):
-            return value[start:stop:step]
-        if not isinstance(value, str | list | tuple | range):
-            raise TypeError(f"cannot slice a {type(value).__name__}")
-        self.budget.step(1 + (len(value) >> 12))
-        if isinstance(value, str):
-            self.budget.pay_ranges(value)
-            return self.budget.made(texts.slice_of(value, start, stop, step))
-        return self.budget.made(value[start:stop:step])
+    def _raise_exception(self, message: Any) -> NoReturn:
+        """``raise_exception``: the template does not accept these messages."""
+        raise TemplateRefusal(
+            "The chat template refuses these messages.",
+            f"It says: {self.budget.text_of(message)[:500]!r}.",
+            "Change the messages as it says, or generate without a template.",
+        )
 
 
 def _refuse(_: Any, what: str, line: int) -> NoReturn:
     raise refused(f"uses {what}, which is not allowed", f"Line {line}.")
-
-
-def _raise_exception(message: Any) -> NoReturn:
-    """``raise_exception``: the template does not accept these messages."""
-    raise TemplateRefusal(
-        "The chat template refuses these messages.",
-        f"It says: {str(message)[:500]!r}.",
-        "Change the messages as it says, or generate without a template.",
-    )

@@ -26,7 +26,6 @@ from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 from jinja2.runtime import Context, LoopContext, Macro, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.tests import TESTS
 from jinja2.utils import Namespace, pass_context
 
 from edge_rt.errors import InvalidTemplate
@@ -96,7 +95,8 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
         self.variables: frozenset[str] = frozenset()
         self._functions = PaidFunctions(self, clock)
         self.globals = self._functions.globals()
-        self.tests = {name: TESTS[name] for name in rules.TESTS}
+        self.tests.clear()
+        self.tests.update(self._functions.tests())
         self.filters = self._functions.filters()
 
     def compile_guarded(self, source: str) -> jinja2.Template:
@@ -156,7 +156,7 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
 
     def getitem(self, obj: Any, argument: Any) -> Any:
         """Look up ``obj[argument]``: an element, else an attribute of that name."""
-        self.budget.step()
+        self.budget.compare(argument)
         if isinstance(obj, str | list | tuple | dict | range | Undefined):
             try:
                 return item(obj, argument) if isinstance(obj, Text) else obj[argument]
@@ -164,15 +164,19 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
                 pass  # not an element: Jinja then tries the attribute
         if isinstance(argument, str):
             return self.getattr(obj, argument)
-        return self.undefined(obj=obj, name=argument)
+        # The error that it may become has the name in it.
+        return self.undefined(obj=obj, name=repr(argument if isinstance(argument, int | float) else type(argument)))
 
     def call(__self, __context: Context, __obj: Any, /, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
         """Call a macro, a method from the lists above, or one of the few global functions."""
         budget = __self.budget
-        budget.step()
+        budget.step(1 + len(args) + len(kwargs))
         if isinstance(__obj, BuiltinMethodType):
             kwargs = {key: value for key, value in kwargs.items() if key not in {"_loop_vars", "_block_vars"}}
             return __self._functions.call_method(__obj, args, kwargs)
+        if isinstance(__obj, MethodType):  # of a loop: ``changed`` compares
+            for value in args:
+                budget.compare(value)
         if isinstance(__obj, LoopContext):
             args = tuple(map(__self._functions.loop, args))
         elif not (
@@ -193,6 +197,8 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
         """Compute ``left operator right``; whatever can grow is charged first."""
         del context
         self.budget.step()
+        for value in (left, right):
+            self.budget.number(value)
         if operator == "+":
             if isinstance(left, str) and isinstance(right, str):
                 return self.budget.joined((left, right))
@@ -203,7 +209,11 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
             raise refused("formats text with '%', which is not allowed", "Use '~' or 'replace'.")
         elif operator == "**" and not (_is_small(left) and _is_small(right)):
             raise refused("computes a power that is too large", f"Operands up to {2**10}.")
-        result = _ARITHMETIC[operator](left, right)
+        elif operator not in "+*" and not all(isinstance(value, int | float | Undefined) for value in (left, right)):
+            # The keys of dictionaries can be subtracted, and give a set.
+            kinds = " and ".join(type(value).__name__ for value in (left, right))
+            raise TypeError(f"unsupported operand type(s) for {operator}: {kinds}")
+        result = self.budget.number(_ARITHMETIC[operator](left, right))
         if isinstance(result, list | tuple):
             self.budget.measure(result)
         if isinstance(result, str) and any(isinstance(value, str) and is_own(value) for value in (left, right)):

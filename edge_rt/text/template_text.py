@@ -8,6 +8,7 @@ templates do with texts. Where an operation is unknown, or the ranges cannot be 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from itertools import accumulate, pairwise
 from typing import Any, Final, Self, SupportsIndex
@@ -93,8 +94,10 @@ def slice_of(text: str, start: int | None, stop: int | None, step: int | None) -
     first, last, step = slice(start, stop, step).indices(len(text))
     if step != 1:
         return part
+    # Only the ranges that the part touches: a text that is cut into many parts may have as many ranges.
+    touched = own[bisect_right(own, first) // 2 * 2 : (bisect_right(own, last) + 1) // 2 * 2]
     kept: list[int] = []
-    for begin, end in _pairs(own):
+    for begin, end in _pairs(touched):
         begin, end = max(begin, first) - first, min(end, last) - first
         if begin < end:
             kept += (begin, end)
@@ -109,16 +112,17 @@ def item(text: str, index: SupportsIndex) -> str:
     """
     character = str.__getitem__(text, index)
     at = range(len(text))[index.__index__()]
-    return own_text(character) if any(begin <= at < end for begin, end in _pairs(ranges_of(text))) else character
+    return own_text(character) if bisect_right(ranges_of(text), at) % 2 else character
 
 
 def characters(text: Text) -> Iterator[str]:
-    """Yield the characters of a text."""
+    """Yield the characters of a text, each different one as one object."""
+    known: dict[str, Text] = {}
     edges = (0, *text.own, len(text))
     for number, (begin, end) in enumerate(pairwise(edges)):
         for at in range(begin, end):
             character = str.__getitem__(text, at)
-            yield own_text(character) if number % 2 else character
+            yield known.get(character) or known.setdefault(character, own_text(character)) if number % 2 else character
 
 
 def replace(text: str, old: str, new: str, count: int = -1) -> str:

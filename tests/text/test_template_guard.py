@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import time
 import tracemalloc
+from contextlib import suppress
 
 import pytest
 
 from edge_rt.errors import InvalidTemplate
 from edge_rt.text.template import ChatTemplate
+from tests.helpers.hostile_templates import hostile_templates
 
 SPECIAL_TOKENS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 USER = [{"role": "user", "content": "Hi"}]
 NS = "{% set n = namespace(a='xxxxxxxx', l=[1], t=(1, 2), d={}) %}"
 OFTEN = "{% for i in range(100000) %}"
+LONG = f"{{% set a = {'a' * 1000!r} * 4000 %}}{{% set b = {'b' * 1000!r} * 2000 %}}"
+COPIES = "(([none] * 1000) | map('default', a, true))"
 ESCAPES = {
     "__class__": "{{ ''.__class__.__mro__ }}",
     "item": "{{ ''['__class__'] }}",
@@ -41,16 +45,12 @@ ESCAPES = {
     "prints a macro": "{% macro m() %}{% endmacro %}{{ [m] }}",
 }
 BOMBS = {
-    "nested ranges": OFTEN + "{% for j in range(100000) %}{% endfor %}{% endfor %}",
-    "many nested ranges": "{% for i in range(1000) %}" * 6 + "{% endfor %}" * 6,
-    "nested loops over one range": "{% set r = range(100000) %}" + "{% for i in r %}" * 3 + "{% endfor %}" * 3,
     "50 MB of x": "{{ 'x' * 50000000 }}",
     "10^9 x": "{{ 'x' * 10**9 }}",
     "10^9 x, assigned": "{% set a = 'x' * 10**9 %}",
     "10^9 x, reversed": "{{ 10**9 * 'x' }}",
     "list times": "{{ [1] * 10**9 }}",
     "recursive macro": "{% macro m(n) %}{{ m(n) }}{% endmacro %}{{ m(1) }}",
-    "exponential macro": "{% macro f(n) %}{{ f(n - 1) ~ f(n - 1) if n > 0 }}{% endmacro %}{{ f(40) }}",
     "recursive loop": "{% for x in [1] recursive %}{{ loop([1, 1]) }}{% endfor %}",
     "doubling by ~": NS + OFTEN + "{% set n.a = n.a ~ n.a %}{% endfor %}",
     "doubling by +": NS + OFTEN + "{% set n.a = n.a + n.a %}{% endfor %}",
@@ -87,11 +87,55 @@ BOMBS = {
     "sorted characters": "{{ ('x' * 4000000) | sort | length }}",
     "split": "{{ ('x ' * 2000000).split() | length }}",
     "split at": "{{ ('xy' * 2000000).split('y') | length }}",
+    "date format": "{{ strftime_now('%A' * 1000000) }}",
+    "many generators": NS + "{% for i in range(5000) %}{% set n.l = n.l | map('upper') %}{% endfor %}{{ n.l | list }}",
+    "precision": "{{ 1 | round(-1000000000) }}",
+    "precision, rounded up": "{{ 1 | round(1000000000, 'ceil') }}",
+    "precision by map": "{{ [1] | map('round', -1000000000) | list }}",
+    "rounded list": "{{ [1] | round(9, 'floor') }}",
+    "format by a test": "{{ '%1000000000d' is even }}",
+    "format by another test": "{{ '%*d' is divisibleby((1000000000, 1)) }}",
+    "characters to strip": LONG + "{{ a | trim(b ~ 'a') }}",
+    "many characters to strip": LONG + "{{ a.strip(range(100000) | join('\u4e2d')) }}",
+    "slow search from the end": LONG + "{{ a.rfind('ab' ~ a[:2000000]) }}",
+    "slow split from the end": LONG + "{{ a.rsplit(sep='ab' ~ a[:2000000]) }}",
+    "slow partition from the end": LONG + "{{ a.rpartition('ab' ~ a[:2000000]) }}",
+    "sorted copies": LONG + "{{ " + COPIES + " | sort | length }}",
+    "different copies": LONG + "{{ " + COPIES + " | unique | list }}",
+    "greatest copy": LONG + "{{ " + COPIES + " | max | length }}",
+    "greatest character": LONG + "{{ a | max }}",
+    "lower copies": LONG + "{{ (" + COPIES + " | list) is lower }}",
+    "refusal made of copies": LONG + "{{ raise_exception(" + COPIES + " | list) }}",
+    "name made of copies": LONG + "{{ 1[" + COPIES + " | list].x }}",
+    "long attribute": "{{ [1] | map(attribute=('a.' * 100000)) | list }}",
+    "many attributes": "{{ [1] | sort(attribute=('a,' * 100000)) }}",
+    "large numbers": "{{ [2 ** 1000 * 2 ** 1000 * 2 ** 1000] * 40000 }}",
+    "large literal number": "{{ 0x" + "f" * 3000 + " // 3 }}",
+    "copied namespaces": NS
+    + "{% set d = dict(range(10, 100) | map('string')) %}"
+    + OFTEN
+    + "{% set n.a = namespace(d, p=n.a) %}{% endfor %}",
+    "long dates": NS + OFTEN + "{% set n.a = namespace(p=n.a, t=strftime_now('%999d' * 51)) %}{% endfor %}",
+    "length of a loop over characters": LONG + "{% for c in a %}{{ loop.length }}{% endfor %}",
+}
+# Long sources, and loops that keep nothing: their memory needs no look.
+ONLY_TIME = {
+    "deep comparisons": "{% set l = [[1] * 40000] * 2 %}{% set m = [[1] * 40000] * 2 %}"
+    + OFTEN
+    + "{% if l == m %}{% endif %}{% endfor %}",
+    "changed lists": "{% set l = [[1] * 40000] * 2 %}{% set m = [[1] * 40000] * 2 %}"
+    + OFTEN
+    + "{% if loop.changed(l if i % 2 else m) %}{% endif %}{% endfor %}",
+    "keys that are long": "{% set t = (1,) * 40000 %}{% set d = {} %}" + OFTEN + "{% set x = d[t] %}{% endfor %}",
+    "no format of much text": LONG + OFTEN + "{% set x = a | format %}{% endfor %}",
+    "selected characters": LONG + "{{ a | reject | list }}",
+    "exponential macro": "{% macro f(n) %}{{ f(n - 1) ~ f(n - 1) if n > 0 }}{% endmacro %}{{ f(40) }}",
     "slow search": "{% set a = 'a' * 4000000 %}{% set b = 'a' * 98 ~ 'b' %}"
     + OFTEN
     + "{% if b in a %}{% endif %}{% endfor %}",
-    "date format": "{{ strftime_now('%A' * 1000000) }}",
-    "many generators": NS + "{% for i in range(5000) %}{% set n.l = n.l | map('upper') %}{% endfor %}{{ n.l | list }}",
+    "nested loops over one range": "{% set r = range(100000) %}" + "{% for i in r %}" * 3 + "{% endfor %}" * 3,
+    "many nested ranges": "{% for i in range(1000) %}" * 6 + "{% endfor %}" * 6,
+    "nested ranges": OFTEN + "{% for j in range(100000) %}{% endfor %}{% endfor %}",
     "parentheses": "{{ " + "(" * 30_000 + "1" + ")" * 30_000 + " }}",
     "ifs": "{% if 1 %}" * 3_000 + "{% endif %}" * 3_000,
     "elifs": "{% if 0 %}" + "{% elif 1 %}" * 4_000 + "{% endif %}",
@@ -115,11 +159,11 @@ class TestHostileTemplates:
         with pytest.raises(InvalidTemplate):
             attempt(ESCAPES[name])
 
-    @pytest.mark.parametrize("name", BOMBS)
+    @pytest.mark.parametrize("name", [*BOMBS, *ONLY_TIME])
     def test_work_without_end_is_stopped_within_a_second(self, name):
         start = time.process_time()
         with pytest.raises(InvalidTemplate):
-            attempt(BOMBS[name])
+            attempt((BOMBS | ONLY_TIME)[name])
         assert time.process_time() - start < 1
 
     @pytest.mark.parametrize("name", BOMBS)
@@ -132,6 +176,27 @@ class TestHostileTemplates:
             assert tracemalloc.get_traced_memory()[1] < 64 * 2**20
         finally:
             tracemalloc.stop()
+
+    def test_templates_made_at_random_end_within_a_second(self):
+        # ``python -m tests.attack_templates --hostile 300`` tries more, in processes that can be stopped.
+        for _, source in hostile_templates(seed=2, number=24):
+            start = time.process_time()
+            with suppress(InvalidTemplate):
+                attempt(source)
+            assert time.process_time() - start < 1, source
+
+    def test_a_text_is_cut_at_many_places_in_time(self):
+        start = time.process_time()
+        assert attempt("{{ (([messages[0].content] * 20000) | join('x')).split('x') | length }}").text == "20000"
+        assert time.process_time() - start < 1
+
+    def test_a_template_that_takes_too_long_is_not_tried_in_other_forms(self):
+        endless = "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}"
+        parts = [{"role": "system", "content": "s"}, {"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
+        start = time.process_time()
+        with pytest.raises(InvalidTemplate, match="too"):
+            ChatTemplate(endless, special_tokens=SPECIAL_TOKENS).render(parts)
+        assert time.process_time() - start < 1.2
 
     def test_a_template_that_failed_can_be_used_again(self):
         template = ChatTemplate("{{ 'x' * messages[0].content | int }}", special_tokens=SPECIAL_TOKENS)
