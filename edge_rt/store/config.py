@@ -1,23 +1,36 @@
-"""The user's configuration file, which may set the folder of the store and a memory budget.
+"""The user's configuration file: where the store is, and what commands take that are not told otherwise.
 
 ``config.toml`` in the platform's folder for configuration may hold these keys::
 
     store = "/path/of/the/store"    # "~" is expanded; a relative path starts at the folder of config.toml
+    model = "my-model"              # what commands take without -m: a name, org/name, or a whole path
     memory = "600MiB"               # budget of every command that loads a model and is given no --memory
+    ctx = 4096                      # as --ctx
+    threads = 4                     # as --threads
+
+    [sampling]                      # as --temp, --top-k, --top-p, --min-p and --repeat-penalty
+    temperature = 0.7
+    repetition_penalty = 1.1
+
+Only ``store`` matters to Python; everything else is for the command line, whose flags come first.
 """
 
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import platformdirs
 
+from edge_rt.byte_size import parse_size
 from edge_rt.errors import ConfigError, StorageError
+from edge_rt.package.sampling import SAMPLING_NAMES, fault
 
 MAX_CONFIG_BYTES = 1 << 20
-_KEYS = ("store", "memory")
+_KEYS = ("store", "model", "memory", "ctx", "threads", "sampling")
 
 
 @dataclass(frozen=True)
@@ -26,11 +39,19 @@ class Config:
 
     Attributes:
         store: root folder of the store; None for the platform's default.
+        model: model argument of commands that are given none; None for the default model.
         memory: budget of memory as written in the file; None for the available memory.
+        ctx: tokens of context; None leaves them to the plan.
+        threads: threads that compute; None takes every CPU.
+        sampling: sampling values by their names, those of ``SAMPLING_NAMES``.
     """
 
     store: Path | None = None
+    model: str | None = None
     memory: str | None = None
+    ctx: int | None = None
+    threads: int | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
 
 
 def default_config_path() -> Path:
@@ -50,7 +71,7 @@ def load_config(path: Path | None = None) -> Config:
         path: the file; None for the user's.
 
     Raises:
-        ConfigError: not TOML, an unknown key, or a value of the wrong type.
+        ConfigError: not TOML, an unknown key, or a value that cannot be used; the error names the file and the key.
         StorageError: the file cannot be read.
     """
     path = default_config_path() if path is None else path
@@ -67,33 +88,72 @@ def load_config(path: Path | None = None) -> Config:
         values = tomllib.loads(raw.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid TOML.", f"{error}.", "Correct or remove the file.") from error
-    unknown = sorted(values.keys() - set(_KEYS))
+    _refuse_unknown(path, "key", values, _KEYS)
+    return Config(
+        store=_store_path(path, values.get("store")),
+        model=_model(path, values.get("model")),
+        memory=_memory(path, values.get("memory")),
+        ctx=_count(path, "ctx", values.get("ctx")),
+        threads=_count(path, "threads", values.get("threads")),
+        sampling=_sampling(path, values.get("sampling")),
+    )
+
+
+def _refuse_unknown(path: Path, what: str, values: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    unknown = sorted(values.keys() - set(known))
     if unknown:
-        known = ", ".join(map(repr, _KEYS))
-        raise ConfigError(f"{path}: unknown key {unknown[0]!r}.", f"Known keys: {known}.", "Correct or remove the key.")
-    return Config(store=_store_path(path, values.get("store")), memory=_memory(path, values.get("memory")))
+        names = ", ".join(map(repr, known))
+        raise ConfigError(
+            f"{path}: unknown {what} {unknown[0]!r:.60}.", f"Known {what}s: {names}.", f"Correct or remove the {what}."
+        )
+
+
+def _model(path: Path, value: object) -> str | None:
+    if value is None or (isinstance(value, str) and value and "\0" not in value):
+        return value
+    raise _wrong(path, "model", "a model", value, 'model = "my-model"')
 
 
 def _memory(path: Path, value: object) -> str | None:
     if value is None:
         return None
-    # A number of bytes may be written without quotes; the size is parsed where it is used.
-    if not isinstance(value, str | int) or isinstance(value, bool):
+    try:
+        # A number of bytes may be written without quotes.
+        parse_size(value)  # type: ignore[arg-type]
+    except ConfigError as error:
         raise ConfigError(
-            f"{path}: the value of 'memory' is not a size.", f"It is {value!r}.", 'Write it as memory = "600MiB".'
-        )
+            f"{path}: the value of 'memory' is not a size.", error.numbers, 'Write it as memory = "600MiB".'
+        ) from error
     return str(value)
+
+
+def _count(path: Path, key: str, value: object) -> int | None:
+    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
+        return value
+    raise _wrong(path, key, "a whole number of at least 1", value, f"{key} = 4")
+
+
+def _sampling(path: Path, values: object) -> Mapping[str, Any]:
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise _wrong(path, "sampling", "a table", values, "[sampling], with values below it")
+    _refuse_unknown(path, "sampling value", values, SAMPLING_NAMES)
+    for name, value in values.items():
+        if (wanted := fault(name, value)) is not None:
+            raise _wrong(path, f"sampling.{name}", wanted, value, "a value within that range")
+    return values
+
+
+def _wrong(path: Path, key: str, wanted: str, value: object, example: str) -> ConfigError:
+    return ConfigError(f"{path}: the value of '{key}' is not {wanted}.", f"It is {value!r:.60}.", f"Write {example}.")
 
 
 def _store_path(path: Path, value: object) -> Path | None:
     if value is None:
         return None
     if not isinstance(value, str) or not value or "\0" in value:
-        raise ConfigError(
-            f"{path}: the value of 'store' is not a path.",
-            f"It is {value!r}.",
-            'Write it as a string: store = "/path".',
-        )
+        raise _wrong(path, "store", "a path", value, 'it as a string: store = "/path"')
     try:
         return path.parent / Path(value).expanduser()
     except RuntimeError as error:

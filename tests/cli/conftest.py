@@ -17,7 +17,7 @@ from edge_rt.cli.main import main
 from edge_rt.export import export_model
 from tests.helpers.gguf_factory import write_llama_gguf
 
-PROGRAM = [sys.executable, "-c", "import sys; from edge_rt.cli.main import main; sys.exit(main())"]
+PROGRAM = [sys.executable, "-m", "edge_rt"]
 GREEDY_AND_LONG = ("--temp", "0", "--logit-bias", "0=-1000", "--logit-bias", "1=-1000", "--logit-bias", "2=-1000")
 """Greedy answers that no end token ends."""
 ENDLESS = (*GREEDY_AND_LONG, "--no-repetition-guard")

@@ -79,8 +79,9 @@ def test_the_configuration_has_a_budget_and_the_flag_goes_before_it(inline, nati
     command = ("generate", "-m", native_package, *GENERATE, "--config", config)
     assert inline(*command).returncode == 4
     assert inline(*command, "--memory", "3GiB").returncode == 0
-    config.write_text("memory = true\n")
-    assert inline(*command).returncode == 2
+    config.write_text('memory = "lots"\n')
+    failed = inline(*command)
+    assert (failed.returncode, f"{config}: the value of 'memory'" in failed.stderr.decode()) == (2, True)
 
 
 def test_both_names_of_the_cache_format(inline, native_package):

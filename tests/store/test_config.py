@@ -42,6 +42,15 @@ def test_the_flag_wins_even_over_a_broken_file(tmp_path):
         ("store = 3", "'store' is not a path"),
         ('store = ""', "'store' is not a path"),
         ('store = "a\\u0000b"', "'store' is not a path"),
+        ('memory = "lots"', "'memory' is not a size. Got 'lots'"),
+        ("memory = true", "'memory' is not a size. Got 'True'"),
+        ('memory = "0"', "'memory' is not a size. Got '0', it must be above 0"),
+        ("model = 3", "'model' is not a model"),
+        ('ctx = "4096"', "'ctx' is not a whole number"),
+        ("threads = 0", "'threads' is not a whole number of at least 1"),
+        ("sampling = 3", "'sampling' is not a table"),
+        ("[sampling]\ntemp = 0.5", "unknown sampling value 'temp'"),
+        ("[sampling]\ntop_p = 2", "'sampling.top_p' is not a number above 0 and up to 1. It is 2"),
         ('store = "~nobody-of-that-name/x"', "names an unknown user"),
         ("store = ", "not valid TOML"),
         (b"store = '\xff'", "not valid TOML"),
@@ -49,8 +58,16 @@ def test_the_flag_wins_even_over_a_broken_file(tmp_path):
     ],
 )
 def test_wrong_files_are_refused(tmp_path, text, message):
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=message) as caught:
         load_config(write(tmp_path, text))
+    assert str(tmp_path / "config.toml") in str(caught.value)
+
+
+def test_all_keys(tmp_path):
+    text = 'store = "/s"\nmodel = "m"\nmemory = 600\nctx = 64\nthreads = 2\n[sampling]\ntop_k = 3\ntemperature = 0'
+    sampling = {"top_k": 3, "temperature": 0}
+    expected = Config(Path("/s"), model="m", memory="600", ctx=64, threads=2, sampling=sampling)
+    assert load_config(write(tmp_path, text)) == expected
 
 
 def test_a_file_that_cannot_be_read(tmp_path):

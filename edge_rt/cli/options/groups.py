@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -30,7 +30,7 @@ from edge_rt.text.text_file import read_text
 if TYPE_CHECKING:
     from edge_rt.runtime.load.options import LoadOptions
     from edge_rt.runtime.speculation.adaptive import Trace
-    from edge_rt.store import Store
+    from edge_rt.store import Config, Store
 
 
 NO_LIMIT: Final = -1
@@ -80,9 +80,25 @@ class PlaceFlags:
         """
         from edge_rt.store import open_store
 
+        self._require_config()
+        return open_store(self.store, config=self.config_file)
+
+    def read_config(self) -> Config:
+        """Return the content of the configuration file; errors as in ``open_store``."""
+        from edge_rt.store.config import load_config
+
+        self._require_config()
+        return load_config(self.config_file)
+
+    def _require_config(self) -> None:
         if self.config_file is not None and not self.config_file.exists():
             raise ConfigError(f"{self.config} does not exist.", "It was given with --config.", "Check the path.")
-        return open_store(self.store, config=self.config_file)
+
+
+def _configured(groups: Iterable[object]) -> Config | None:
+    """Return the configuration of a command with these groups of flags; None if it has none."""
+    places = next((group for group in groups if isinstance(group, PlaceFlags)), None)
+    return None if places is None else places.read_config()
 
 
 def place_spec(spec: str, places: PlaceFlags) -> str:
@@ -216,6 +232,7 @@ class LoadFlags:
     """Which model, and how it is loaded.
 
     Attributes:
+        usual_model: the model where none is given.
         own_bytes: memory of this process when the command started; groups are created before large imports.
     """
 
@@ -227,16 +244,32 @@ class LoadFlags:
     device: Annotated[str, flags.DEVICE] = "auto"
     kv_type: Annotated[str | None, flags.KV_TYPE] = None
     isa: Annotated[str | None, flags.ISA] = None
+    usual_model: str = flags.DEFAULT_MODEL
     own_bytes: int = field(default_factory=own_bytes)
+
+    def completed(self, groups: Iterable[object]) -> LoadFlags:
+        """Return the flags with the values of the configuration file for those that were not given.
+
+        Raises:
+            ConfigError, StorageError: as in ``PlaceFlags.open_store``.
+        """
+        if (config := _configured(groups)) is None:
+            return self
+        return replace(
+            self,
+            usual_model=config.model or self.usual_model,
+            ctx=config.ctx if self.ctx is None else self.ctx,
+            threads=config.threads if self.threads is None else self.threads,
+        )
 
     @property
     def reference(self) -> str:
-        """The model argument, or the default model.
+        """The model argument, or the usual model.
 
         Raises:
             ConfigError: it was given twice.
         """
-        return flags.DEFAULT_MODEL if self.model is None else self.model
+        return self.usual_model if self.model is None else self.model
 
     def budget_bytes(self, places: PlaceFlags) -> int | None:
         """Return the memory budget of the flag, else of the configuration file; None if there is none.
@@ -246,11 +279,7 @@ class LoadFlags:
         """
         from edge_rt.byte_size import parse_size
 
-        given = self.memory
-        if given is None:
-            from edge_rt.store.config import load_config
-
-            given = load_config(places.config_file).memory
+        given = places.read_config().memory if self.memory is None else self.memory
         return None if given is None else parse_size(given)
 
     @property
@@ -315,12 +344,15 @@ class ModelFlags(LoadFlags):
 
     @property
     def reference(self) -> str:
-        """The model argument, or the default model.
+        """The model argument, or the usual model.
 
         Raises:
             ConfigError: it was given twice.
         """
-        return one_of(self.named, self.model, "The model") or flags.DEFAULT_MODEL
+        return one_of(self.named, self.model, "The model") or self.usual_model
+
+
+_FLAG_OF: Final = {"temperature": "temp", "repetition_penalty": "repeat_penalty"}
 
 
 @dataclass(frozen=True)
@@ -338,6 +370,12 @@ class SamplingFlags:
     presence_penalty: Annotated[float | None, flags.PRESENCE_PENALTY] = None
     frequency_penalty: Annotated[float | None, flags.FREQUENCY_PENALTY] = None
     logit_bias: Annotated[list[str] | None, flags.LOGIT_BIAS] = None
+
+    def completed(self, groups: Iterable[object]) -> SamplingFlags:
+        """Return the flags with the values of the configuration file; errors as in ``LoadFlags.completed``."""
+        config = _configured(groups)
+        usual = {} if config is None else {_FLAG_OF.get(name, name): value for name, value in config.sampling.items()}
+        return replace(self, **{name: value for name, value in usual.items() if getattr(self, name) is None})
 
     def config(self) -> GenerationConfig:
         """Return the options of a generation.

@@ -98,7 +98,8 @@ def spread(command: Callable[..., int]) -> Callable[..., int]:
 
     A parameter whose type is a dataclass is a group: typer sees the group's flags, in their order, and the function
     gets the dataclass. Every other parameter is a single flag or argument. Fields that are not flags keep their
-    defaults. Groups are created when the command starts, in the order of the parameters.
+    defaults. Groups are created when the command starts, in the order of the parameters; one with a method
+    ``completed`` is replaced by what that makes of all groups.
 
     Args:
         command: the function; all its parameters are annotated.
@@ -119,8 +120,12 @@ def spread(command: Callable[..., int]) -> Callable[..., int]:
 
     @functools.wraps(command)
     def run(**values: Any) -> int:
-        given = {name: kind(**{flag: values.pop(flag) for flag in flags}) for name, (kind, flags) in groups.items()}
-        return command(**given, **values)
+        made = {name: kind(**{flag: values.pop(flag) for flag in flags}) for name, (kind, flags) in groups.items()}
+        others = tuple(made.values())
+        for name, group in made.items():
+            if hasattr(group, "completed"):
+                made[name] = group.completed(others)
+        return command(**made, **values)
 
     run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         # Required parameters come first, as in any signature.

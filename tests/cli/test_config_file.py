@@ -1,0 +1,45 @@
+"""What the configuration file says where flags do not."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from edge_rt.cli.options.groups import LoadFlags, PlaceFlags, SamplingFlags
+
+TEXT = 'model = "{}"\nctx = 64\nthreads = 3\n[sampling]\ntemperature = 0\nrepetition_penalty = 1.2\n'
+
+
+@pytest.fixture
+def config(tmp_path, native_package):
+    path = tmp_path / "config.toml"
+    path.write_text(TEXT.format(native_package))
+    return path
+
+
+def test_flags_go_before_the_file(config, native_package):
+    places = (PlaceFlags(config=config),)
+    load = LoadFlags().completed(places)
+    assert (load.model, load.reference, load.ctx, load.threads) == (None, str(native_package), 64, 3)
+    load = LoadFlags(model="other", ctx=32, threads=1).completed(places)
+    assert (load.reference, load.ctx, load.threads) == ("other", 32, 1)
+    assert SamplingFlags().completed(places) == SamplingFlags(temp=0, repeat_penalty=1.2)
+    assert SamplingFlags(temp=0.5, repeat_penalty=1.0, top_k=3).completed(places) == SamplingFlags(
+        temp=0.5, repeat_penalty=1.0, top_k=3
+    )
+    assert LoadFlags(ctx=5).completed(()).ctx == 5
+
+
+def test_commands_read_it(inline, config, native_package):
+    config.write_text(TEXT.format(native_package).replace("threads = 3\n", ""))
+    command = ("generate", "-p", "Hello", "-n", "3", "--config", config, "--json")
+    for flags, ctx, temperature in (((), 64, 0), (("--ctx", "32", "--temp", "0.5"), 32, 0.5)):
+        document = json.loads(inline(*command, *flags).stdout)
+        assert document["model"]["context_tokens"] == ctx
+        options = document["options"]
+        assert (options["temperature"], options["repetition_penalty"]) == (temperature, 1.2)
+    for verb in ("inspect", "pull"):
+        # The argument is no second model beside that of the file.
+        assert "given twice" not in inline(verb, "no-such-model", "--config", config).stderr.decode()
+    assert json.loads(inline("inspect", "--config", config, "--json").stdout)["path"] == str(native_package)
