@@ -71,6 +71,8 @@ def telling_exporter(
     on_estimate = functools.partial(tell_estimate, terminal, budget=budget, package=package, lead=lead)
 
     def export(source: Path, out: Path, **options: Any) -> ExportReport:
+        if package is not None:
+            terminal.note(f"exporting {out.name} (once)")
         report = export_with_edge_rt(source, out, **options, on_estimate=on_estimate)
         for warning in report.warnings:
             terminal.warn(warning)
@@ -147,20 +149,30 @@ def obtain_package(
         EdgeRTError: there is no such model, or it cannot be fetched, exported or opened.
     """
     from edge_rt.package.reader import open_package
-    from edge_rt.store import ensure_package, resolve
+    from edge_rt.store import find_made, pull, resolve
 
     store = places.open_store()
     resolved = resolve(reference, store)
     if resolved.kind == "package" and resolved.path is not None:
         return resolved.name, open_package(resolved.path)
+    is_local = resolved.is_checkpoint and not resolved.in_store
+    made = find_made(resolved, store)
+    if made is not None:
+        terminal.note(f"using {made.path.name}, the package made of {resolved.path}", "dim")
+        return made.path.name, made
     check_runtime()
-    # Whether a checkpoint was exported before is known only after it is hashed.
-    is_new = "" if resolved.is_checkpoint else f"{resolved.name} is not on this machine: "
-    tell_source(terminal, resolved, offline=places.offline, lead=is_new)
+    if not is_local:
+        # Whether a local checkpoint was exported before is known only after it is hashed.
+        lead_in = "" if resolved.is_checkpoint else f"{resolved.name} is not on this machine: "
+        tell_source(terminal, resolved, offline=places.offline, lead=lead_in)
     exporter = telling_exporter(terminal, budget=budget, package=reference, lead=lead)
     with show_progress(terminal) as progress:
-        path = ensure_package(reference, store=store, offline=places.offline, progress=progress, exporter=exporter)
-    terminal.note(f"{path.name} is ready in {path}", "dim")
+        report = pull(reference, store=store, offline=places.offline, progress=progress, exporter=exporter)
+    path = report.package
+    assert path is not None
+    is_used = is_local and report.was_present
+    text = f"using {path.name}, the package made of {resolved.path}" if is_used else f"{path.name} is ready in {path}"
+    terminal.note(text, "dim")
     return path.name, open_package(path)
 
 

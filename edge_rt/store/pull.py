@@ -6,18 +6,21 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from edge_rt.errors import ConfigError, EdgeRTError, ModelNotFound
 from edge_rt.package.weights_info import KEEP, require_known
 from edge_rt.progress import ProgressCallback, ProgressEvent, no_progress
-from edge_rt.store.fetch import FetchedSource, fetch_source, find_target, local_source
+from edge_rt.store.fetch import FetchedSource, fetch_source, find_target, local_source, read_local
+from edge_rt.store.files import check_space
 from edge_rt.store.layout import Store
-from edge_rt.store.naming import HubReference, check_name, is_name
+from edge_rt.store.made_from import recall, remember
+from edge_rt.store.naming import HubReference, check_name, is_name, local_name
 from edge_rt.store.recipes import Recipe
-from edge_rt.store.resolve import FetchOptions, resolve
+from edge_rt.store.resolve import FetchOptions, Resolved, fetched_path, most_package_bytes, resolve
+from edge_rt.store.sources_local import local_path
 from edge_rt.store.staging import discard, entry_lock
 
 if TYPE_CHECKING:
@@ -157,14 +160,29 @@ def pull(
         if package is None or not _has_weights(package, weights, size):
             raise
         return PullReport(os.fspath(ref), package.path, None, True, None, time.monotonic() - started)
-    local = local_source(target, None, progress) if isinstance(target, Path) else None
+    checkpoint = read_local(target, store, progress) if isinstance(target, Path) else None
+    local = None if checkpoint is None else local_source(checkpoint, None)
     default = default if local is None else local.name
     name = check_name(default if name is None else name)
     request = _Request(target, local, default, name, store, activations, weights, size, accept_loss, progress, exporter)
+
+    def present(found: Package) -> PullReport:
+        if checkpoint is not None:
+            remember(store.made_from, name, checkpoint)
+        return PullReport(name, found.path, None, True, None, time.monotonic() - started)
+
+    if not force and export:
+        # Packages are absent or complete: one that is there needs no lock, and no store that can be written.
+        found = replace(request, progress=no_progress).find_package()
+        if found is not None:
+            return present(found)
     with request.locked():
         found = None if force or not export else request.find_package()
         if found is not None:
-            return PullReport(name, found.path, None, True, None, time.monotonic() - started)
+            return present(found)
+        if export and isinstance(target, Recipe) and fetched_path(name, store) is None:
+            size = target.file.size or 0
+            check_space(store.root, size + most_package_bytes(size), f"{name!r} and its package")
         source = local or fetch_source(
             ref,
             store=store,
@@ -178,6 +196,8 @@ def pull(
         package_path, report = None, None
         if export:
             package_path, report = request.export(source)
+            if checkpoint is not None:
+                remember(store.made_from, name, checkpoint)
             if not keep_source and local is None:
                 discard(store.source_path(name))
     return PullReport(name, package_path, source, False, report, time.monotonic() - started)
@@ -303,6 +323,25 @@ class _Request:
         return out, report
 
 
+def find_made(resolved: Resolved, store: Store) -> Package | None:
+    """Return the package that was made of a local checkpoint, if no file of that has changed; it is not read.
+
+    Returns:
+        The package, or None if there is none or the checkpoint must be hashed to know.
+    """
+    if not resolved.is_checkpoint or resolved.in_store or resolved.path is None:
+        return None
+    known = recall(store.made_from, local_path(resolved.path))
+    if known is None:
+        return None
+    path = store.package_path(local_name(known.name, known.sha256))
+    try:
+        package = store.read_package(path) if path.exists() else None
+    except EdgeRTError:
+        return None  # it is made again, and what is wrong is told then
+    return package if package is not None and package.manifest.source.sha256 == known.sha256 else None
+
+
 def ensure_package(
     ref: str | os.PathLike[str],
     *,
@@ -315,7 +354,7 @@ def ensure_package(
     """Return the folder of a package for a model argument; fetch and export it first if needed.
 
     A local checkpoint is exported into the store once, under its own name and the start of its hash. Later calls find
-    it there, as long as none of its files changes.
+    it there without reading it, as long as none of its files changes.
 
     Args:
         ref: path of a package, GGUF file or folder with safetensors, store name, recipe name, or hub reference.
@@ -332,6 +371,9 @@ def ensure_package(
     if resolved.kind == "package":
         assert resolved.path is not None
         return resolved.path
+    made = find_made(resolved, store)
+    if made is not None:
+        return made.path
     report = pull(ref, store=store, offline=offline, progress=progress, exporter=exporter, options=options)
     assert report.package is not None
     return report.package

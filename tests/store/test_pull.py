@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import threading
 
 import pytest
 
-from edge_rt.errors import ConfigError, InvalidModelFile, ModelNotFound, UnsupportedModel
+from edge_rt.errors import ConfigError, DownloadError, InvalidModelFile, ModelNotFound, StorageError, UnsupportedModel
 from edge_rt.package.sampling import SamplingAdvice
 from edge_rt.store.fetch import fetch_source
+from edge_rt.store.files import free_bytes
 from edge_rt.store.pull import ensure_package, pull
 from edge_rt.store.sources_hub import HubOptions
 from tests.helpers.fake_hub import serve_fake_hub
@@ -64,6 +66,31 @@ def test_the_recipe_says_how_tokens_are_best_chosen(store, exporter, pip, gguf):
     assert exporter.sampling == SamplingAdvice(top_k=7)
     pull(gguf, store=store, exporter=exporter, options=options)
     assert exporter.sampling is None
+
+
+def test_what_is_there_needs_no_lock_and_no_store_that_can_be_written(store, exporter, options):
+    pull("tiny", store=store, exporter=exporter, options=options)
+    shutil.rmtree(store.root / "locks")
+    (store.root / "locks").write_text("no folder: every lock fails")
+    assert pull("tiny", store=store, exporter=exporter, options=options).was_present
+    assert fetch_source("tiny", store=store, options=options).was_present
+    with pytest.raises(StorageError):
+        pull("tiny", store=store, exporter=exporter, options=options, force=True)
+
+
+def test_a_disk_without_room_for_the_package_is_refused_before_the_fetch(store, exporter, pip):
+    """Of a disk of unknown size: the file alone would fit, the file and its package do not."""
+    store.prepare()
+    options = options_with(pip, recipe=make_recipe(size=free_bytes(store.root) * 3 // 4))
+    with pytest.raises(StorageError, match="not enough space for 'tiny' and its package"):
+        pull("tiny", store=store, exporter=exporter, options=options)
+    assert not pip.commands
+
+
+def test_nothing_is_left_of_a_pull_that_failed(store, options):
+    with pytest.raises(DownloadError):
+        pull("org/nothing", store=store, options=options, offline=True)
+    assert not [path for path in store.root.rglob("*") if path.is_file()]
 
 
 def test_without_the_source_the_package_is_enough(store, exporter, options, pip):

@@ -98,7 +98,7 @@ def test_a_folder_with_a_split_gguf_file_means_that_file(store, options, small_g
     for ref in (tmp_path, *parts):
         found = resolve(ref, store, options=options)
         assert (found.kind, found.name) == ("gguf", "m")
-        assert found.description == f"GGUF file {parts[0]} in 2 parts, to be exported"
+        assert found.description == f"GGUF file {parts[0]} in 2 parts"
 
 
 def test_a_folder_with_safetensors_is_a_checkpoint(store, options, tmp_path, monkeypatch):

@@ -138,6 +138,7 @@ def test_a_held_lock_is_waited_for(tmp_path):
         order.append("first")
     thread.join()
     assert order == ["first", "second"]
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_lock_ends_with_its_holder(tmp_path):
@@ -158,6 +159,8 @@ def test_a_lock_ends_with_its_holder(tmp_path):
 
 class Lockless:
     """A lock on a file system that answers with an error."""
+
+    is_locked = False
 
     def __init__(self, code):
         self._code = code

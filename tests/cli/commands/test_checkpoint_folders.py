@@ -32,14 +32,16 @@ def packages(store):
 
 def test_a_folder_is_exported_once_and_used_by_path(inline, folder, tmp_path):
     store = tmp_path / "store"
+    for path in folder.iterdir():
+        os.utime(path, ns=(10**18, 10**18))
     first = inline(*GENERATE, "-m", folder, "--store", store)
     assert (first.returncode, len(json.loads(first.stdout)["token_ids"])) == (0, 3)
-    assert b"with safetensors, to be exported" in first.stderr
-    again = inline(*GENERATE, "-m", f"{folder}/", "--store", store)
-    assert json.loads(again.stdout)["token_ids"] == json.loads(first.stdout)["token_ids"]
-    assert b"export needs" not in again.stderr
     (name,) = packages(store)
     assert name.startswith("my-model-")
+    assert f"exporting {name} (once)".encode() in first.stderr
+    again = inline(*GENERATE, "-m", f"{folder}/", "--store", store)
+    assert json.loads(again.stdout)["token_ids"] == json.loads(first.stdout)["token_ids"]
+    assert again.stderr.decode() == f"using {name}, the package made of {folder}\n"
     (folder / "generation_config.json").write_text('{"temperature": 0.5}')
     assert inline(*GENERATE, "-m", folder, "--store", store).returncode == 0
     assert len(packages(store)) == 2
