@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -13,6 +13,7 @@ from edge_rt.export.opening import open_checkpoint
 from edge_rt.option_names import known_options
 from edge_rt.package.manifest import BUILT_IN_CALIBRATION
 from edge_rt.package.reader import absolute_path
+from edge_rt.package.weights_info import KEEP
 from edge_rt.progress import ProgressCallback, no_progress
 
 VIA: Final = ("transformers",)
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from edge_rt.export.estimate import ExportEstimate
     from edge_rt.export.exporter import ExportReport
     from edge_rt.export.preparing import ExportForecast
+    from edge_rt.export.sources.source import Source
+    from edge_rt.package.decoder import Decoder
     from edge_rt.package.sampling import SamplingAdvice
 
 __all__ = ["export_model", "open_checkpoint", "plan_export"]
@@ -43,6 +46,7 @@ def export_model(
     force: bool = False,
     accept_loss: bool = False,
     exits: Sequence[int] = (),
+    adapters: Mapping[Path | str, float] | Sequence[Path | str] = (),
     progress: ProgressCallback = no_progress,
     on_estimate: Callable[[ExportEstimate], None] | None = None,
     on_chatter: Callable[[str], None] | None = None,
@@ -81,6 +85,9 @@ def export_model(
             ``edge_rt.export.quality.MAX_KL``, with a warning.
         exits: numbers of layers behind which the graph is cut, the smallest first, such as ``(6, 10, 15)``: a draft can
             end there (``spec="exit"``). Native profile only; no exits make one graph.
+        adapters: LoRA adapters that are merged into the checkpoint's floats before these are rounded, in their order:
+            folders that PEFT wrote, or GGUF files of llama.cpp; with scales, or without them as they are. What is
+            quantised already is rounded a second time, which has to be asked for by ``weights`` or ``size``.
         progress: called with the stages of ``STAGES``.
         on_estimate: called once with the predicted disk and memory, before anything is written.
         on_chatter: called once, with ``via`` alone, with what the other exporter printed, also if it failed.
@@ -93,14 +100,25 @@ def export_model(
         MemoryBudgetExceeded: the export does not fit the memory.
         ConfigError: ``profile``, ``activations`` or ``weights`` are unknown, or do not go together with each other,
             with ``size`` or with ``exits``, which must rise and lie between the layers; the model does not fit
-            ``size``; or a ``calibration`` text is named for the portable profile and weights that are not quantised.
+            ``size``; a ``calibration`` text is named for the portable profile and weights that are not quantised; or
+            ``adapters`` are given for a checkpoint that is quantised, and no ``weights``.
         RuntimeUnavailable: the native profile was asked for, and this machine cannot run it; or the extra
             ``transformers`` is not installed.
     """
     started = time.monotonic()
     source, out, limit = absolute_path(Path(source)), Path(out), parse_limit(size)
     if via is not None:
-        _require_carried(via, profile, activations, weights, limit, calibration, exits=exits, accept_loss=accept_loss)
+        _require_carried(
+            via,
+            profile,
+            activations,
+            weights,
+            limit,
+            calibration,
+            exits=exits,
+            accept_loss=accept_loss,
+            has_adapters=bool(adapters),
+        )
         from edge_rt.export.traced.export import export_traced
 
         return export_traced(
@@ -113,7 +131,7 @@ def export_model(
             started=started,
             on_chatter=on_chatter,
         )
-    checkpoint, config = open_checkpoint(source)
+    checkpoint, config = _open(source, adapters, weights, limit)
     from edge_rt.export.exporter import export_checkpoint
 
     return export_checkpoint(
@@ -135,6 +153,18 @@ def export_model(
     )
 
 
+def _open(
+    source: str | Path, adapters: Mapping[Path | str, float] | Sequence[Path | str], weights: str | None, size: int
+) -> tuple[Source, Decoder]:
+    """Open a checkpoint with adapters."""
+    if isinstance(adapters, str | Path):
+        adapters = (adapters,)
+    scales = adapters if isinstance(adapters, Mapping) else dict.fromkeys(adapters, 1.0)
+    rounds = bool(size) or weights not in (None, KEEP)
+    paths = {absolute_path(Path(path)): scale for path, scale in scales.items()}
+    return open_checkpoint(absolute_path(Path(source)), paths, rounds=rounds)
+
+
 def _require_carried(
     via: str,
     profile: str | None,
@@ -145,6 +175,7 @@ def _require_carried(
     *,
     exits: Sequence[int] = (),
     accept_loss: bool = False,
+    has_adapters: bool = False,
 ) -> None:
     """Refuse an unknown exporter, and options that an export through another one does not carry.
 
@@ -161,6 +192,7 @@ def _require_carried(
         "calibration": calibration not in (None, BUILT_IN_CALIBRATION),
         "exits": bool(exits),
         "accept_loss": accept_loss,
+        "adapters": has_adapters,
     }
     if names := [name for name, is_given in strange.items() if is_given]:
         raise ConfigError(
@@ -182,6 +214,7 @@ def plan_export(
     size: int | str | None = None,
     calibration: Path | str | None = BUILT_IN_CALIBRATION,
     exits: Sequence[int] = (),
+    adapters: Mapping[Path | str, float] | Sequence[Path | str] = (),
     force: bool = False,
 ) -> ExportForecast:
     """Return what ``export_model`` with the same arguments would do; nothing is written and no tensor is read.
@@ -197,7 +230,7 @@ def plan_export(
             f"Got via {via!r:.40}.",
             "Leave out --dry-run, or --via.",
         )
-    checkpoint, config = open_checkpoint(absolute_path(Path(source)))
+    checkpoint, config = _open(source, adapters, weights, parse_limit(size))
     from edge_rt.export.preparing import decide, forecast
 
     decided = decide(checkpoint, config, profile, activations or "int8", weights, parse_limit(size), calibration, exits)

@@ -14,6 +14,7 @@ from edge_rt.export.decoder.weights import DecoderWeights
 from edge_rt.export.op_profile import OpProfile
 from edge_rt.export.quantise.decision import WeightChoice
 from edge_rt.export.quantise.memory import quality_bytes, quantising_bytes
+from edge_rt.export.sources.converted import ConvertedTensor
 from edge_rt.export.weights.blocks import PIECE_BYTES, open_bytes
 from edge_rt.export.weights.linear import Linear
 from edge_rt.export.weights.weights_file import WeightsLayout
@@ -76,7 +77,8 @@ def estimate_export(
     piece = max(part.tensor.elements * min(1.0, PIECE_BYTES / open_bytes(part.tensor)) for part in parts)
     reference = int(4 * (largest + FLOAT_COPIES * piece))
     calibrating = opened + calibration_bytes(config, calibration_tokens) if calibration_tokens else 0
-    base = BASE_BYTES + VOCABULARY_BYTES * config.vocab_size
+    # What adapters add is in memory while a matrix is read.
+    base = BASE_BYTES + VOCABULARY_BYTES * config.vocab_size + max(_held_bytes(linear) for linear in linears)
     quantising = 0
     size = layout.size
     if choice is not None and choice.quantises:
@@ -98,6 +100,11 @@ def _bytes_in_memory(linear: Linear) -> int:
         for part in linear.parts
     ]
     return sum(pieces) if linear.interleaved else max(pieces)
+
+
+def _held_bytes(linear: Linear) -> int:
+    """Return the bytes that are held while the parts of a matrix are open, besides their pieces."""
+    return sum(part.tensor.held_bytes for part in linear.parts if isinstance(part.tensor, ConvertedTensor))
 
 
 def require_room(estimate: ExportEstimate, destination: Path) -> None:

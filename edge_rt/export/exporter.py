@@ -21,6 +21,7 @@ from edge_rt.export.measuring import settle_types
 from edge_rt.export.preparing import Decided, decide, prepare
 from edge_rt.export.quality import describe_weights, measure_quality, require_quality
 from edge_rt.export.segmenting import cut_graph
+from edge_rt.export.sources.adapters import Adapter
 from edge_rt.export.sources.source import Source
 from edge_rt.export.sources.tensor_reader import TensorReader
 from edge_rt.export.weights.matrices import CheckpointMatrices
@@ -43,6 +44,7 @@ from edge_rt.package.manifest import (
     TOKENIZER_FILE,
     TOOL_TEMPLATE_FILE,
     WEIGHTS_FILE,
+    AdapterInfo,
     Manifest,
     Segment,
     SourceInfo,
@@ -82,6 +84,7 @@ class ExportReport:
         quality: what quantising the weights changed in the model's predictions; None if nothing was quantised, or
             without calibration.
         weights: their types and errors by class of tensors; None for those of the checkpoint.
+        adapters: those that were merged into the checkpoint's weights.
         warnings: sentences about weights that are not read as they are stored, about the chat template, about heads
             without constants for 4-bit keys, and about a loss of quality that was accepted.
     """
@@ -98,6 +101,7 @@ class ExportReport:
     check: tuple[CheckResult, ...]
     quality: Quality | None
     weights: WeightsInfo | None
+    adapters: tuple[AdapterInfo, ...]
     warnings: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -161,7 +165,7 @@ def export_checkpoint(
     if on_estimate is not None:
         on_estimate(estimate)
     require_room(estimate, absolute_path(out))
-    with PackageWriter(out, force=force) as writer, TensorReader(checkpoint.source.paths) as stream:
+    with PackageWriter(out, force=force) as writer, TensorReader(checkpoint.source.files) as stream:
         checkpoint = settle_types(checkpoint, prepared.layout, functools.partial(stage, "plan", unit="steps"))
         layout = place_weights(checkpoint.weights, checkpoint.decoder, chosen, is_calibrated=decided.has_constants)
         stage("weights", message=weights_message(checkpoint))
@@ -254,6 +258,7 @@ def report_of(
         check=results,
         quality=None if package.manifest.weights is None else package.manifest.weights.quality,
         weights=package.manifest.weights,
+        adapters=package.manifest.source.adapters,
         warnings=warnings,
     )
 
@@ -292,7 +297,13 @@ def _manifest(
         tokenizer=TokenizerInfo(TOKENIZER_FILE, tokenizer.bos_token_id, tokenizer.eos_token_ids, tokenizer.add_bos),
         chat_template=TEMPLATE_FILE if tokenizer.chat_template is not None else None,
         tool_template=TOOL_TEMPLATE_FILE if tokenizer.tool_template is not None else None,
-        source=SourceInfo(source.kind, stored_name(source.path), sha256_files(source.paths), source.size),
+        source=SourceInfo(
+            source.kind,
+            stored_name(source.path),
+            sha256_files(source.paths),
+            source.size,
+            tuple(_adapter_info(adapter) for adapter in source.adapters),
+        ),
         license=source.license,
         key_calibration=calibration,
         sampling=sampling,
@@ -301,6 +312,18 @@ def _manifest(
         exit_head=cut[1],
         draft_graph=DRAFT_GRAPH_FILE if _is_nested(checkpoint) else None,
         files={},
+    )
+
+
+def _adapter_info(adapter: Adapter) -> AdapterInfo:
+    return AdapterInfo(
+        kind=adapter.kind,
+        name=stored_name(adapter.path.resolve()),
+        scale=adapter.scale,
+        sha256=sha256_files(adapter.paths),
+        size=sum(path.stat().st_size for path in adapter.paths),
+        license=adapter.license,
+        model=adapter.model,
     )
 
 

@@ -65,7 +65,7 @@ def settle_types(checkpoint: Checkpoint, layout: WeightsLayout, on_step: OnStep)
     matrices_count = len(choice.ladders) or sum(len(group.names) for group in choice.rivals)
     total = layers + matrices_count
     on_step(0, total, "measuring which matrices need more bits")
-    with TensorReader(source.paths) as stream:
+    with TensorReader(source.files) as stream:
         matrices = LimitedMatrices(CheckpointMatrices(stream, source.tensors), choice.types)
         influences = {}
         if checkpoint.calibration is not None:

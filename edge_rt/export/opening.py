@@ -5,46 +5,110 @@ Headers are judged here before numpy is imported, so that a refusal takes no tim
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
 
+from edge_rt.errors import ConfigError, ModelNotFound, UnsupportedModel
 from edge_rt.export.families.header import read_header_decoder
+from edge_rt.export.sources.adapters import is_gguf_adapter
 from edge_rt.export.sources.gguf_split import read_gguf
 from edge_rt.ops import library_path
 
 if TYPE_CHECKING:
     from edge_rt.export.decoder.weights import DecoderWeights
+    from edge_rt.export.families.family import Family
     from edge_rt.export.op_profile import OpProfile
     from edge_rt.export.quantise.decision import WeightChoice
+    from edge_rt.export.sources.adapters import Adapter
     from edge_rt.export.sources.source import Source
     from edge_rt.export.weights.weights_file import WeightsLayout
     from edge_rt.package.decoder import Decoder
 
 
-def open_checkpoint(path: Path) -> tuple[Source, Decoder]:
+NO_ADAPTERS: Final[Mapping[Path, float]] = MappingProxyType({})
+
+
+def open_checkpoint(
+    path: Path, adapters: Mapping[Path, float] = NO_ADAPTERS, *, rounds: bool = False
+) -> tuple[Source, Decoder]:
     """Read and check the headers of a checkpoint; numpy is not loaded for one that is refused.
 
+    Args:
+        path: a GGUF file, any part of a split one, or a folder.
+        adapters: LoRA adapters that are merged into it, in their order: a folder that PEFT wrote or a GGUF file, and
+            what its product is multiplied by.
+        rounds: whether types were chosen for the package; else adapters of a quantised checkpoint are refused.
+
     Raises:
-        InputError: it is malformed or not supported.
+        InputError: it is malformed or not supported, or an adapter is, or does not belong to it.
+        ConfigError: it is quantised and ``rounds`` is not set, or a scale is not finite.
         StorageError: it cannot be read.
     """
+    source, decoder, family = _open(path)
+    if not adapters:
+        return source, decoder
+    from edge_rt.export.families.adapted import merge_adapters
+
+    read = [
+        _read_adapter(one, scale, len(source.paths) + number) for number, (one, scale) in enumerate(adapters.items())
+    ]
+    return merge_adapters(source, decoder, family, read, rounds=rounds)
+
+
+def _open(path: Path) -> tuple[Source, Decoder, Family]:
     if path.is_dir():
         from edge_rt.export.families.folder import read_folder_decoder
         from edge_rt.export.sources.hf_folder import hf_source, read_hf_folder
+        from edge_rt.export.sources.peft_adapter import require_model
 
+        remark = require_model(path)
         # A model that cannot be run is refused for that, whatever else is wrong with its files.
         check_folder_config(path, path.resolve().name)
         folder = read_hf_folder(path)
         family, decoder, tensors, remarks = read_folder_decoder(folder)
-        return hf_source(
+        source = hf_source(
             folder, tensors, remarks, has_halves=family.config_has_halves, norm_offset=family.config_norm_offset
-        ), decoder
+        )
+        return source if remark is None else replace(source, remarks=(*remarks, remark)), decoder, family
     header = read_gguf(path)
+    if is_gguf_adapter(header):
+        raise UnsupportedModel(
+            f"{path.name} is an adapter, not a model.",
+            "'general.type' is 'adapter'.",
+            f"Export it with its model: edge-rt export -m BASE --adapter {path} --out DIR",
+        )
     family, decoder, found = read_header_decoder(header)
     from edge_rt.export.sources.gguf_source import gguf_source
 
-    return gguf_source(header, found, has_halves=family.header_has_halves), decoder
+    return gguf_source(header, found, has_halves=family.header_has_halves), decoder, family
+
+
+def _read_adapter(path: Path, scale: float, number: int) -> Adapter:
+    """Read the headers of an adapter; ``number`` is that of its tensors' file.
+
+    Raises:
+        ModelNotFound: there is none.
+        ConfigError: the scale is not finite.
+    """
+    if not math.isfinite(scale):
+        raise ConfigError("The scale of an adapter must be a finite number.", f"Got {scale} for {path}.", "")
+    if path.is_dir():
+        from edge_rt.export.sources.peft_adapter import read_peft_adapter
+
+        return read_peft_adapter(path, scale, number)
+    if not path.exists():
+        raise ModelNotFound(
+            f"There is no adapter {path}.",
+            "An adapter is a folder or a GGUF file on this machine.",
+            "Check the path; an adapter of the Hugging Face Hub is fetched with: hf download NAME --local-dir DIR",
+        )
+    from edge_rt.export.sources.adapters import read_gguf_adapter
+
+    return read_gguf_adapter(path, scale, number)
 
 
 def check_folder_config(folder: Path, name: str) -> None:

@@ -123,13 +123,37 @@ class TokenizerInfo:
 
 
 @dataclass(frozen=True)
+class AdapterInfo:
+    """A LoRA adapter that was merged into the weights.
+
+    Attributes:
+        kind: ``"peft"`` or ``"gguf"``.
+        name: of its folder or file.
+        scale: that was asked for, besides the adapter's own.
+        sha256: of its files.
+        size: their bytes.
+        license: licence identifier given by the adapter, or None.
+        model: that it was trained on, as it says; None if it does not.
+    """
+
+    kind: str
+    name: str
+    scale: float
+    sha256: str
+    size: int
+    license: str | None
+    model: str | None
+
+
+@dataclass(frozen=True)
 class SourceInfo:
-    """The checkpoint that the package was made from."""
+    """The checkpoint that the package was made from, and the adapters that were merged into it, in their order."""
 
     kind: str
     name: str
     sha256: str
     size: int
+    adapters: tuple[AdapterInfo, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -229,6 +253,8 @@ class Manifest:
             del document["model"]["sliding_window"]
         if not self.model.full_layers:
             del document["model"]["full_layers"]
+        if not self.source.adapters:
+            del document["source"]["adapters"]
         if self.decoder is None:
             del document["decoder"]
         if self.traced is None:

@@ -18,6 +18,8 @@ from edge_rt.errors import ModelNotFound, UnsupportedModel
 from edge_rt.store.files import FileSpec
 from edge_rt.store.naming import HubReference, is_safe_path
 from edge_rt.system.checkpoint_names import (
+    ADAPTER_CONFIG_FILE,
+    ADAPTER_FILE,
     CARD_FILE,
     CONFIG_FILE,
     INDEX_FILE,
@@ -45,6 +47,8 @@ TEXT_PATTERNS = (
     "chat_template*.jinja",
     TOOL_TEMPLATE_FILE,
     "LICENSE*",
+    ADAPTER_CONFIG_FILE,
+    ADAPTER_FILE,
     CARD_FILE,
 )
 """Files of a checkpoint of transformers that are fetched beside its weights."""
@@ -131,6 +135,13 @@ def choose_files(listing: HubListing, reference: HubReference) -> tuple[FileSpec
 
 def _checkpoint(files: Mapping[str, FileSpec], repo: str) -> tuple[FileSpec, ...]:
     """Return the files of a checkpoint of transformers, weights last."""
+    if ADAPTER_CONFIG_FILE in files and all(name == ADAPTER_FILE for name in files if name.endswith(WEIGHTS_SUFFIX)):
+        raise UnsupportedModel(
+            f"{repo} is an adapter, not a model.",
+            f"It holds {ADAPTER_CONFIG_FILE}, and no weights but those of the adapter.",
+            f"Fetch it (hf download {repo} --local-dir DIR) and export it with its model: "
+            "edge-rt export -m BASE --adapter DIR --out PACKAGE",
+        )
     for name in (CONFIG_FILE, TOKENIZER_FILE):
         if name not in files:
             raise UnsupportedModel(
@@ -148,7 +159,7 @@ def _checkpoint(files: Mapping[str, FileSpec], repo: str) -> tuple[FileSpec, ...
 
 def _weights(files: Mapping[str, FileSpec], repo: str) -> list[str]:
     """Return the files of tensors: those that an index may name, ``model.safetensors``, or the only one."""
-    found = sorted(name for name in files if name.endswith(WEIGHTS_SUFFIX))
+    found = sorted(name for name in files if name.endswith(WEIGHTS_SUFFIX) and name != ADAPTER_FILE)
     if INDEX_FILE not in files:
         if SINGLE_FILE in files:
             return [SINGLE_FILE]

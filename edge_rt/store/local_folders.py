@@ -11,7 +11,7 @@ from edge_rt.errors import InputError, InvalidPackage, ModelNotFound, Unsupporte
 from edge_rt.package.drafter import DRAFTER_FILE
 from edge_rt.store.files import storage_errors
 from edge_rt.store.hub_files import CONVERT, is_pickle
-from edge_rt.system.checkpoint_names import CONFIG_FILE, WEIGHTS_SUFFIX, part_names
+from edge_rt.system.checkpoint_names import ADAPTER_CONFIG_FILE, ADAPTER_FILE, CONFIG_FILE, WEIGHTS_SUFFIX, part_names
 
 MAX_LISTED = 10_000
 MAX_NAMED = 10
@@ -53,7 +53,8 @@ def has_checkpoint(folder: Path) -> bool:
         StorageError: the folder cannot be read.
     """
     with storage_errors(folder):
-        return (folder / CONFIG_FILE).is_file() and next(folder.glob(f"*{WEIGHTS_SUFFIX}"), None) is not None
+        weights = (path for path in folder.glob(f"*{WEIGHTS_SUFFIX}") if path.name != ADAPTER_FILE)
+        return (folder / CONFIG_FILE).is_file() and next(weights, None) is not None
 
 
 def _wrong_folder(path: Path, names: Sequence[str]) -> InputError:
@@ -69,6 +70,10 @@ def _wrong_folder(path: Path, names: Sequence[str]) -> InputError:
             f"It holds {DRAFTER_FILE}, but no manifest.json.",
             f"Name it beside its model: --drafter {path}.",
         )
+    if ADAPTER_CONFIG_FILE in names:
+        from edge_rt.export.sources.peft_adapter import adapter_alone
+
+        return adapter_alone(path)
     if any(name.endswith(WEIGHTS_SUFFIX) for name in names):
         return ModelNotFound(
             f"{path} holds weights without their {CONFIG_FILE}.",

@@ -1,4 +1,4 @@
-"""Names of the files of a checkpoint: of a folder that transformers wrote, and of a GGUF file that was split.
+"""Names of the files of a checkpoint: of a folder that transformers or PEFT wrote, and of a GGUF file that was split.
 
 Parts of a GGUF file are named ``NAME-00001-of-00003.gguf`` and so on.
 """
@@ -20,6 +20,8 @@ INDEX_FILE: Final = "model.safetensors.index.json"
 SINGLE_FILE: Final = "model.safetensors"
 CARD_FILE: Final = "README.md"
 WEIGHTS_SUFFIX: Final = ".safetensors"
+ADAPTER_CONFIG_FILE: Final = "adapter_config.json"
+ADAPTER_FILE: Final = "adapter_model.safetensors"
 TEXT_FILES: Final = (
     *(TOOL_TEMPLATE_FILE, TEMPLATE_FILE, OLD_TEMPLATE_FILE, CONFIG_FILE, GENERATION_FILE, INDEX_FILE),
     *(TOKENIZER_FILE, TOKENIZER_CONFIG_FILE),

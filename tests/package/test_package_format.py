@@ -9,7 +9,7 @@ import json
 import pytest
 
 from edge_rt.errors import InvalidPackage, UnsupportedModel, VersionMismatch
-from edge_rt.package.manifest import GRAPH_VERSIONS, KV_FORMATS, KeyCalibration
+from edge_rt.package.manifest import GRAPH_VERSIONS, KV_FORMATS, AdapterInfo, KeyCalibration
 from edge_rt.package.reader import is_package, open_package
 from edge_rt.package.sampling import SamplingAdvice
 from edge_rt.package.traced_info import TracedInfo
@@ -127,6 +127,15 @@ class TestFormat:
         assert (package.path / "manifest.json").read_bytes() == pinned.encode()
         assert package.manifest.model.layer_windows == (128, 128)
         assert open_package(package.path).manifest.model == windowed
+
+    def test_adapters_are_one_more_field_of_the_source(self, tmp_path):
+        adapter = AdapterInfo("peft", "lora", 0.5, "b" * 64, 30, "mit", None)
+        source = dataclasses.replace(MANIFEST.source, adapters=(adapter,))
+        package = write(tmp_path / "tiny", manifest=dataclasses.replace(MANIFEST, source=source))
+        document = json.loads((package.path / "manifest.json").read_bytes())
+        assert document["source"].pop("adapters") == [dataclasses.asdict(adapter)]
+        assert document == json.loads(PINNED)
+        assert open_package(package.path).manifest.source == source
 
     def test_a_package_that_says_nothing_of_windows_has_none(self, package):
         assert package.manifest.model.layer_windows == (0, 0)

@@ -36,6 +36,7 @@ def test_of_a_checkpoint_only_data_is_taken():
 
 
 TEXTS = ["config.json", "tokenizer.json"]
+ADAPTER = ["adapter_config.json", "adapter_model.safetensors"]
 INDEX = "model.safetensors.index.json"
 SHARDS = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
 
@@ -64,7 +65,9 @@ def test_the_weights_of_a_checkpoint_come_last(names, chosen):
         ([*TEXTS, INDEX, SHARDS[1]], ModelNotFound, "1 of the 2 files like model-00002-of-00002"),
         ([*TEXTS, "a.safetensors", "b.safetensors"], UnsupportedModel, "several safetensors files without"),
         (["config.json", "model.safetensors"], UnsupportedModel, "no tokenizer.json"),
-        (["adapter_model.safetensors", "tokenizer.json"], UnsupportedModel, "no config.json"),
+        (["model.safetensors", "tokenizer.json"], UnsupportedModel, "no config.json"),
+        ([*ADAPTER, "tokenizer.json"], UnsupportedModel, "o/n is an adapter, not a model.*hf download o/n"),
+        ([*ADAPTER, *TEXTS], UnsupportedModel, "o/n is an adapter, not a model"),
     ],
 )
 def test_an_incomplete_checkpoint_is_refused(names, error, message):

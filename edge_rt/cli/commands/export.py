@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, TypedDict
@@ -24,6 +24,7 @@ from edge_rt.package.writer import PackageWriter
 
 if TYPE_CHECKING:
     from edge_rt.export import ExportReport
+    from edge_rt.package.manifest import AdapterInfo
     from edge_rt.progress import ProgressCallback
     from edge_rt.store import Resolved, Store
 
@@ -40,6 +41,7 @@ class Asked(TypedDict):
     size: int
     calibration: Path | str | None
     exits: tuple[int, ...]
+    adapters: Mapping[Path | str, float]
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class ExportFlags:
     size: Annotated[str | None, flags.SIZE] = None
     calibration: Annotated[str | None, flags.CALIBRATION] = None
     exits: Annotated[str | None, flags.EXITS] = None
+    adapter: Annotated[list[str] | None, flags.ADAPTER] = None
     accept_loss: Annotated[bool, flags.ACCEPT_LOSS] = False
     dry_run: Annotated[bool, flags.DRY_RUN] = False
     force: Annotated[bool, flags.FORCE.but(help="Replace a package at DIR.")] = False
@@ -65,7 +68,7 @@ class ExportFlags:
         """Return the flags as arguments that an export and a dry run share.
 
         Raises:
-            ConfigError: the size is not one, or the list of exits.
+            ConfigError: the size is not one, or the list of exits; or an adapter is named twice.
         """
         return {
             "via": self.via,
@@ -75,6 +78,7 @@ class ExportFlags:
             "size": 0 if self.size is None else parse_size(self.size),
             "calibration": _calibration(self.calibration),
             "exits": () if self.exits is None else parse_exits(self.exits),
+            "adapters": _adapters(self.adapter or ()),
         }
 
 
@@ -183,6 +187,32 @@ def _calibration(option: str | None) -> Path | str | None:
     return None if option == NO_CALIBRATION else path_of(option)
 
 
+def _adapters(options: Sequence[str]) -> dict[Path | str, float]:
+    """Return the adapters of the options, and their scales.
+
+    Raises:
+        ConfigError: one is named twice.
+    """
+    found: dict[Path | str, float] = {}
+    for option in options:
+        path, scale = parse_adapter(option)
+        if path in found:
+            raise ConfigError(f"The adapter {path} is named twice.", "", "Name it once, with the sum of its scales.")
+        found[path] = scale
+    return found
+
+
+def parse_adapter(option: str) -> tuple[Path, float]:
+    """Return path and scale of ``PATH[:SCALE]``: what exists is a path, and one letter before the colon is a drive."""
+    head, _, tail = option.rpartition(":")
+    if len(head) > 1 and not path_of(option).exists():
+        try:
+            return path_of(head), float(tail)
+        except ValueError:
+            pass
+    return path_of(option), 1.0
+
+
 def _source(terminal: Terminal, reference: str, places: PlaceFlags, progress: ProgressCallback) -> Path:
     """Return the path of the checkpoint; it is fetched into the store if it is not on this machine."""
     from edge_rt.store import fetch_source
@@ -204,6 +234,11 @@ def _stages(seconds: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {taken:.1f}" for name, taken in longest)
 
 
+def _adapter(info: AdapterInfo) -> str:
+    trained = "" if info.model is None else f", trained on {info.model}"
+    return f"{info.name}, scale {info.scale:g}{trained}"
+
+
 def _print_report(terminal: Terminal, report: ExportReport) -> None:
     from edge_rt.byte_size import human_bytes, show_size
 
@@ -214,6 +249,7 @@ def _print_report(terminal: Terminal, report: ExportReport) -> None:
         ("memory", f"{show_size(report.peak_bytes)} (predicted at most {show_size(report.predicted_peak_bytes)})"),
         ("time", f"{report.seconds:.1f} s ({_stages(report.stages)})"),
     ]
+    rows += [("adapter", _adapter(one)) for one in report.adapters]
     for check in report.check:
         text = (
             f"error {100 * check.relative_error:.3g} % of the logits' spread, "
@@ -223,3 +259,4 @@ def _print_report(terminal: Terminal, report: ExportReport) -> None:
     if report.weights is not None:
         rows += weights_rows(report.weights)
     terminal.table(rows)
+    terminal.note(f"try: edge-rt chat -m {report.path}", "dim")

@@ -253,6 +253,10 @@ def _print(
     sections = {name: facts[name] for name in ("model", "metadata") if name in facts}
     sizes = {name: facts[name] for name in ("files", "bytes_by_type") if name in facts}
     flat = {name: value for name, value in facts.items() if name not in {*sections, *sizes, *_APART}}
+    if "source" in flat:
+        source = dict(flat["source"])
+        adapters = {f"adapter {number}": one for number, one in enumerate(source.pop("adapters"), 1)}
+        flat |= {"source": source, **adapters}
     flat["size"] = human_bytes(flat.pop("size_bytes"))
     if "verified" in flat:
         flat["verified"] = "yes" if flat["verified"] else "not checked (--verify)"

@@ -351,6 +351,11 @@ EXITS: Final = Flag(
     metavar="LAYERS",
     panel=QUANTISING,
 )
+ADAPTER: Final = Flag(
+    ("--adapter",),
+    "Merge a LoRA adapter: a folder of PEFT or a GGUF file; with a factor as PATH:0.5. Repeatable.",
+    metavar="PATH[:SCALE]",
+)
 ACCEPT_LOSS: Final = Flag(
     ("--accept-loss",),
     "Write the package even if quantising changes the predictions more than is allowed.",

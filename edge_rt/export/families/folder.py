@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 from edge_rt.errors import InvalidModelFile, StorageError
@@ -20,9 +21,9 @@ from edge_rt.system.checkpoint_names import CONFIG_FILE
 
 _IGNORED: Final = ("rotary_emb.inv_freq",)
 """Ends of names of tensors that older versions of transformers wrote and that hold nothing new."""
-_PREFIXES: Final = ("model.", "model.language_model.", "language_model.model.")
+PREFIXES: Final = ("model.", "model.language_model.", "language_model.model.")
 """What may precede the names of the text model's tensors; all but the first belong to models that also see or hear."""
-_HEADS: Final = ("lm_head.weight", "language_model.lm_head.weight")
+HEADS: Final = ("lm_head.weight", "language_model.lm_head.weight")
 _CHUNK: Final = 1 << 20
 """Bytes that are compared at a time."""
 
@@ -88,14 +89,14 @@ def read_folder_decoder(folder: HFFolder) -> tuple[Family, Decoder, dict[str, Te
 
 def _prefix(folder: HFFolder) -> str:
     """Return what precedes the names of the text model's tensors."""
-    return next((one for one in _PREFIXES if f"{one}embed_tokens.weight" in folder.weights.tensors), _PREFIXES[0])
+    return next((one for one in PREFIXES if f"{one}embed_tokens.weight" in folder.weights.tensors), PREFIXES[0])
 
 
 def _has_own_head(folder: HFFolder) -> bool:
     """Return whether a head is stored that is not the embedding; some files hold a tied head a second time."""
     stored = folder.weights.tensors
     embedding = stored.get(f"{_prefix(folder)}embed_tokens.weight")
-    heads = [stored[name] for name in _HEADS if name in stored]
+    heads = [stored[name] for name in HEADS if name in stored]
     return embedding is not None and any(not _is_equal(folder, embedding, head) for head in heads)
 
 
@@ -104,24 +105,33 @@ def _is_equal(folder: HFFolder, one: StoredTensor, other: StoredTensor) -> bool:
     if (one.dtype, one.shape, one.nbytes) != (other.dtype, other.shape, other.nbytes):
         return False
     paths = folder.weights.paths
+    return is_same_data((paths[one.file], one.offset), (paths[other.file], other.offset), one.nbytes)
+
+
+def is_same_data(one: tuple[Path, int], other: tuple[Path, int], nbytes: int) -> bool:
+    """Return whether files hold the same bytes; each is given with the offset where they begin.
+
+    Raises:
+        StorageError: one cannot be read.
+    """
     try:
-        with paths[one.file].open("rb") as first, paths[other.file].open("rb") as second:
-            first.seek(one.offset)
-            second.seek(other.offset)
+        with one[0].open("rb") as first, other[0].open("rb") as second:
+            first.seek(one[1])
+            second.seek(other[1])
             return all(
-                first.read(min(_CHUNK, one.nbytes - at)) == second.read(min(_CHUNK, one.nbytes - at))
-                for at in range(0, one.nbytes, _CHUNK)
+                first.read(min(_CHUNK, nbytes - at)) == second.read(min(_CHUNK, nbytes - at))
+                for at in range(0, nbytes, _CHUNK)
             )
     except OSError as error:
         raise StorageError(
-            f"{folder.path.name} cannot be read.", f"{error.strerror}.", "Check its permissions."
+            f"{one[0].parent.name} cannot be read.", f"{error.strerror}.", "Check its permissions."
         ) from error
 
 
 def _names(folder: HFFolder, family: Family, decoder: Decoder) -> tuple[dict[str, str], str]:
     """Return transformers' name of every tensor that there may be -> GGUF's; and what precedes them."""
     prefix = _prefix(folder)
-    names = dict.fromkeys(_HEADS, "output.weight")
+    names = dict.fromkeys(HEADS, "output.weight")
     modules = {f"{prefix}{hf}": ours for hf, ours in TOP_NAMES.items()}
     for layer in range(decoder.num_layers):
         modules |= {f"{prefix}layers.{layer}.{hf}": f"blk.{layer}.{ours}" for hf, ours in family.layer_names.items()}
@@ -134,12 +144,12 @@ def _renamed(folder: HFFolder, family: Family, decoder: Decoder) -> tuple[dict[s
     names, prefix = _names(folder, family, decoder)
     stored = folder.weights.tensors
     ignored = {name for name in stored if name.endswith(_IGNORED)}
-    if prefix != _PREFIXES[0]:
+    if prefix != PREFIXES[0]:
         # Of a model that also sees or hears, the text model is read.
-        ignored |= {name for name in stored if not name.startswith(prefix) and name not in _HEADS}
+        ignored |= {name for name in stored if not name.startswith(prefix) and name not in HEADS}
     if decoder.is_tied:
         # A head that is stored is the embedding once more.
-        ignored |= set(_HEADS)
+        ignored |= set(HEADS)
     expected = expected_shapes(decoder)
     packed: Mapping[str, TensorInfo] = {}
     remarks: tuple[str, ...] = ()
@@ -157,7 +167,7 @@ def _renamed(folder: HFFolder, family: Family, decoder: Decoder) -> tuple[dict[s
     # Packed matrices have biases of zeros, which count as parts of them; some models want one.
     vectors = {hf for hf, ours in names.items() if len(expected.get(ours, ())) == 1}
     tensors = {
-        ours: float_tensor(folder, ours, stored[hf])
+        ours: float_tensor(folder.path.name, ours, stored[hf])
         for hf, ours in names.items()
         if hf in stored and (hf not in ignored or hf in vectors)
     }

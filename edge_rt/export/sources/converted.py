@@ -31,10 +31,12 @@ class ConvertedTensor(CompoundTensor):
     Attributes:
         remark: a sentence for the export's report.
         read: prepares to read the matrix.
+        held_bytes: memory that the open matrix takes besides the rows that it gives, where that is worth counting.
     """
 
     remark: str
     read: Callable[[ConvertedTensor, TensorReader], ConvertedMatrix]
+    held_bytes: int = 0
 
     def open(self, source: TensorReader) -> ConvertedMatrix:
         """Prepare to read the matrix; see ``CompoundTensor``."""

@@ -70,15 +70,20 @@ def read_hf_config(folder: Path) -> Mapping[str, Any]:
     return read_json(folder / CONFIG_FILE, MAX_JSON_BYTES)
 
 
-def float_tensor(folder: HFFolder, name: str, stored: StoredTensor) -> TensorInfo:
-    """Return a tensor of floats under a GGUF name.
+def float_tensor(where: str, name: str, stored: StoredTensor) -> TensorInfo:
+    """Return a tensor of floats under another name.
+
+    Args:
+        where: name of the folder, for errors.
+        name: that it gets.
+        stored: the tensor.
 
     Raises:
         UnsupportedModel: its numbers are of another type.
     """
     if stored.dtype not in GGML_TYPE_OF:
         raise UnsupportedModel(
-            f"{folder.path.name}: the tensor '{stored.name}' has a type that edge-rt does not read.",
+            f"{where}: the tensor '{stored.name}' has a type that edge-rt does not read.",
             f"It is {stored.dtype}; BF16, F16 and F32 are read.",
             "Get the model in one of these.",
         )

@@ -19,7 +19,7 @@ from edge_rt.errors import InvalidModelFile, ModelNotFound, UnsupportedModel
 from edge_rt.export.sources.gguf_types import shown
 from edge_rt.export.sources.model_file import open_model_file, unreadable
 from edge_rt.export.sources.safetensors_header import WEIGHTS_PATTERN, malformed, read_json, unique_keys
-from edge_rt.system.checkpoint_names import INDEX_FILE, SINGLE_FILE
+from edge_rt.system.checkpoint_names import ADAPTER_FILE, INDEX_FILE, SINGLE_FILE
 
 MAX_HEADER_BYTES: Final = 32 << 20
 MAX_INDEX_BYTES: Final = 32 << 20
@@ -91,7 +91,7 @@ def read_folder(folder: Path) -> SafetensorsFolder:
     elif (folder / SINGLE_FILE).exists():
         paths = [folder / SINGLE_FILE]
     else:
-        paths = sorted(folder.glob(WEIGHTS_PATTERN))
+        paths = sorted(path for path in folder.glob(WEIGHTS_PATTERN) if path.name != ADAPTER_FILE)
         if len(paths) != 1:
             names = ", ".join(path.name for path in paths[:5]) or "none"
             raise ModelNotFound(
@@ -101,7 +101,7 @@ def read_folder(folder: Path) -> SafetensorsFolder:
             )
     tensors: dict[str, StoredTensor] = {}
     for number, path in enumerate(paths):
-        for tensor in _read_file(path, number):
+        for tensor in read_file(path, number):
             if tensor.name in tensors:
                 raise malformed(
                     path, f"the tensor {shown(tensor.name)} is in {paths[tensors[tensor.name].file].name}, too"
@@ -175,7 +175,16 @@ def refuse_link(path: Path) -> None:
         )
 
 
-def _read_file(path: Path, number: int) -> list[StoredTensor]:
+def read_file(path: Path, number: int) -> list[StoredTensor]:
+    """Return the tensors of one file, its header checked.
+
+    Args:
+        path: the file.
+        number: that its tensors get as ``StoredTensor.file``.
+
+    Raises:
+        InvalidModelFile, ModelNotFound, UnsupportedModel, StorageError: as ``read_folder``.
+    """
     refuse_link(path)
     with open_model_file(path) as stream:
         try:

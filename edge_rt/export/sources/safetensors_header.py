@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from edge_rt.errors import InvalidModelFile, StorageError
-from edge_rt.system.checkpoint_names import INDEX_FILE, SINGLE_FILE
+from edge_rt.system.checkpoint_names import ADAPTER_FILE, INDEX_FILE, SINGLE_FILE
 
 WEIGHTS_PATTERN: Final = "*.safetensors"
 
@@ -51,7 +51,7 @@ def read_tensors(folder: Path) -> Tensors:
     elif (folder / SINGLE_FILE).is_file():
         paths = [folder / SINGLE_FILE]
     else:
-        paths = sorted(folder.glob(WEIGHTS_PATTERN))
+        paths = sorted(path for path in folder.glob(WEIGHTS_PATTERN) if path.name != ADAPTER_FILE)
     shapes: dict[str, tuple[int, ...]] = {}
     are_packed = False
     for path in paths:

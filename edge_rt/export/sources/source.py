@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from edge_rt.export.sources.adapters import Adapter
 from edge_rt.export.sources.gguf_types import TensorInfo
 from edge_rt.package.sampling import SamplingAdvice
 
@@ -56,6 +57,7 @@ class Source:
         build_tokenizer: makes the tokenizer for a number of embedding rows.
         read_advice: reads the makers' advice on sampling.
         remarks: sentences for the report of an export: what is not read as it is stored.
+        adapters: those that are merged into the tensors.
     """
 
     kind: str
@@ -69,3 +71,9 @@ class Source:
     read_advice: Callable[[], SamplingAdvice | None]
     remarks: tuple[str, ...] = ()
     norm_offset: float = 0.0
+    adapters: tuple[Adapter, ...] = ()
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All files that hold tensors, in the order that ``TensorInfo.file`` counts; others may be among them."""
+        return (*self.paths, *(adapter.weights for adapter in self.adapters))

@@ -92,9 +92,13 @@ class CheckpointMatrices:
         tensor = self._tensors[name]
         if isinstance(tensor, CompoundTensor):
             return tensor.open(self._source).values(np.asarray(list(numbers)))
-        row_bytes = tensor.nbytes // tensor.shape[1]
-        raws = (self._source.read(tensor, number * row_bytes, row_bytes) for number in numbers)
-        return _dequantised(tensor, np.stack([np.frombuffer(raw, np.uint8) for raw in raws]))
+        row_bytes, wanted = tensor.nbytes // tensor.shape[1], np.asarray(list(numbers))
+        # Neighbours are read together.
+        runs = np.split(wanted, np.flatnonzero(np.diff(wanted) != 1) + 1)
+        raws = (self._source.read(tensor, int(run[0]) * row_bytes, len(run) * row_bytes) for run in runs)
+        return _dequantised(
+            tensor, np.concatenate([np.frombuffer(raw, np.uint8).reshape(-1, row_bytes) for raw in raws])
+        )
 
 
 def _dequantised(tensor: TensorInfo, raw: Array) -> Array:

@@ -2,11 +2,16 @@ from __future__ import annotations
 
 import json
 import signal
+from pathlib import Path
 
+import numpy as np
 import pytest
 
+from edge_rt.cli.commands.export import parse_adapter
 from edge_rt.package.reader import open_package
 from tests.helpers.clock import Told
+from tests.helpers.gguf_factory import write_llama_gguf
+from tests.helpers.lora_factory import low_rank, write_gguf_adapter
 from tests.helpers.native_profile import require_native
 
 
@@ -118,3 +123,38 @@ def test_a_signal_leaves_nothing_behind(signum, code, stage, start, slow_gguf, t
     assert json.loads(stdout)["error"]["exit_code"] == code
     assert b"Traceback" not in stderr
     assert list(folder.iterdir()) == []
+
+
+def test_adapters_stand_in_the_report_and_in_the_package(inline, tmp_path):
+    model = write_llama_gguf(tmp_path / "base.gguf", layers=1, weight_type="F32", embedding_type="F32")
+    pair = low_rank(np.random.default_rng(0), (64, 64))
+    lora = write_gguf_adapter(tmp_path / "lora.gguf", {"blk.0.attn_q.weight": pair})
+    adapter = ("--adapter", f"{lora}:0.5")
+    flags = ("export", "-m", model.path, "--out", tmp_path / "out", "--weights", "f32", "--calibration", "none")
+    result = inline(*flags, *adapter)
+    rows = [line.split() for line in result.stdout.decode().splitlines()]
+    assert ["adapter", "lora.gguf,", "scale", "0.5"] in rows
+    assert f"try: edge-rt chat -m {tmp_path / 'out'}" in result.stderr.decode()
+    shown = inline("inspect", tmp_path / "out").stdout.decode()
+    assert "adapter 1" in shown
+    assert "kind gguf, name lora.gguf, scale 0.5, sha256" in shown
+    assert inline(*flags, "--adapter", lora, "--adapter", lora).stderr.decode().startswith("error: The adapter")
+
+
+@pytest.mark.parametrize(
+    ("option", "path", "scale"),
+    [
+        ("lora", "lora", 1.0),
+        ("lora:0.5", "lora", 0.5),
+        ("lora:-1e-1", "lora", -0.1),
+        ("there:2", "there:2", 1.0),
+        ("there:2:3", "there:2", 3.0),
+        (r"C:\lora", r"C:\lora", 1.0),
+        (r"C:\lora:0.5", r"C:\lora", 0.5),
+        ("C:7", "C:7", 1.0),
+    ],
+)
+def test_what_follows_a_colon_is_a_scale_unless_it_is_part_of_a_path(option, path, scale, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there:2").touch()
+    assert parse_adapter(option) == (Path(path), scale)

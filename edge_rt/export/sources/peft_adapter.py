@@ -1,0 +1,277 @@
+"""LoRA adapters as PEFT stores them: a folder with ``adapter_config.json`` and ``adapter_model.safetensors``.
+
+Which modules an adapter changes is said by its tensors. Behind ``base_model.model.`` and the module's name they are
+called:
+
+======================================= ==========================================================================
+``lora_A.weight``, ``lora_B.weight``    A ``[rank, inputs]`` and B ``[rows, rank]`` of a linear layer
+``lora_embedding_A``, ``..._B``         the same of an embedding, whose transpose the product is added to
+``weight``, ``bias``                    trained whole: ``modules_to_save``, and ``bias`` with ``"all"``
+``base_layer.bias``                     a trained bias of a module that has A and B, too
+``base_layer.weight``                   the model's own weight, stored once more beside A and B of an embedding
+``token_adapter.trainable_tokens_delta`` new rows of the tokens in ``trainable_token_indices``
+======================================= ==========================================================================
+
+The scale is ``lora_alpha / r``, or ``lora_alpha / sqrt(r)`` with ``use_rslora``; ``rank_pattern`` and
+``alpha_pattern`` have other values for some modules.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from edge_rt.errors import InvalidModelFile, ModelNotFound, StorageError, UnsupportedModel
+from edge_rt.export.sources.adapters import (
+    MERGE_YOURSELF,
+    PEFT,
+    Adapter,
+    LowRank,
+    TokenRows,
+    incomplete,
+    low_rank,
+    unsupported,
+)
+from edge_rt.export.sources.gguf_types import FETCH_AGAIN, TensorInfo, shown
+from edge_rt.export.sources.hf_folder import float_tensor
+from edge_rt.export.sources.hf_templates import MAX_JSON_BYTES
+from edge_rt.export.sources.model_card import read_license
+from edge_rt.export.sources.safetensors_folder import read_file, refuse_link
+from edge_rt.export.sources.safetensors_header import read_json
+from edge_rt.system.checkpoint_names import ADAPTER_CONFIG_FILE, ADAPTER_FILE, INDEX_FILE, SINGLE_FILE, WEIGHTS_SUFFIX
+from edge_rt.text.pattern_lint import lint_pattern
+
+_PREFIX: Final = "base_model.model."
+_PRODUCTS: Final = {
+    ".lora_A.weight": ("right", False),
+    ".lora_B.weight": ("left", False),
+    ".lora_embedding_A": ("left", True),
+    ".lora_embedding_B": ("right", True),
+}
+"""End of a tensor's name -> which factor of the product it is, and whether it is stored as its transpose."""
+_BASE: Final = ".base_layer."
+_TOKENS: Final = ".token_adapter.trainable_tokens_delta"
+_OTHER_METHODS: Final = (
+    *("alora_invocation_tokens", "arrow_config", "kasa_config", "monteclora_config", "layer_replication"),
+    "lora_bias",
+)
+"""Settings of LoRA that compute something else, or more; those that begin with ``use_`` besides."""
+_PLAIN_STARTS: Final = (True, False, None, "gaussian", "eva", "orthogonal")
+"""Values of ``init_lora_weights`` that leave the model's weights as they are."""
+_MAX_PATTERN: Final = 200
+
+
+def require_model(folder: Path) -> str | None:
+    """Refuse a folder that holds an adapter and no model.
+
+    Returns:
+        A remark if it holds an adapter beside a model.
+
+    Raises:
+        UnsupportedModel: there is an adapter alone.
+        StorageError: a file cannot be read.
+    """
+    if not (folder / ADAPTER_CONFIG_FILE).is_file():
+        return None
+    if any((folder / name).exists() for name in (INDEX_FILE, SINGLE_FILE)) or any(
+        path.name != ADAPTER_FILE for path in folder.glob(f"*{WEIGHTS_SUFFIX}")
+    ):
+        return f"{folder} holds an adapter, too, which is not part of the model: --adapter {folder} merges it."
+    raise adapter_alone(folder)
+
+
+def adapter_alone(folder: Path) -> UnsupportedModel:
+    """Return the error for a folder that holds an adapter where a model is wanted."""
+    try:
+        base = _base_of(read_json(folder / ADAPTER_CONFIG_FILE, MAX_JSON_BYTES)) or "BASE"
+    except (InvalidModelFile, StorageError):
+        base = "BASE"
+    return UnsupportedModel(
+        f"{folder} is an adapter of {base:.120}, not a model.",
+        f"It holds {ADAPTER_CONFIG_FILE}, and no weights but those of the adapter.",
+        f"Export it with its model: edge-rt export -m {base:.120} --adapter {folder} --out DIR",
+    )
+
+
+def _base_of(config: Mapping[str, Any]) -> str | None:
+    value = config.get("base_model_name_or_path")
+    return value if isinstance(value, str) and value.isprintable() and value else None
+
+
+def read_peft_adapter(folder: Path, scale: float, number: int) -> Adapter:
+    """Read the settings of an adapter and the header of its tensors.
+
+    Args:
+        folder: it.
+        scale: that was asked for.
+        number: of the file of its tensors, as ``TensorInfo.file`` counts.
+
+    Raises:
+        ModelNotFound: the folder holds none.
+        UnsupportedModel: it is of another kind than LoRA, or a pickle, or has tensors that are not understood.
+        InvalidModelFile: a file is malformed, or a link, or the tensors contradict each other or the settings.
+        StorageError: a file cannot be read.
+    """
+    where, settings, weights = folder.resolve().name, folder / ADAPTER_CONFIG_FILE, folder / ADAPTER_FILE
+    if not settings.is_file():
+        raise ModelNotFound(
+            f"{folder} is not an adapter.",
+            f"It holds no {ADAPTER_CONFIG_FILE}.",
+            "Give a folder that PEFT wrote, or a GGUF file with a LoRA adapter.",
+        )
+    refuse_link(settings)
+    config = read_json(settings, MAX_JSON_BYTES)
+    _require_lora(where, config)
+    if not weights.is_file():
+        if (folder / "adapter_model.bin").is_file():
+            raise UnsupportedModel(
+                f"{where} holds its weights only as a pickle.",
+                "A pickle runs code when it is loaded, and adapter_model.bin is one.",
+                "Save it again with a PEFT of 2023 or later, which writes safetensors: "
+                "PeftModel.from_pretrained(model, folder).save_pretrained(folder).",
+            )
+        raise ModelNotFound(
+            f"{folder} holds no weights of an adapter.",
+            f"{ADAPTER_CONFIG_FILE} is there, {ADAPTER_FILE} is missing.",
+            "Fetch the adapter again, all of its files.",
+        )
+    tensors = {stored.name: float_tensor(where, stored.name, stored) for stored in read_file(weights, number)}
+    pairs: dict[str, dict[str, tuple[TensorInfo, bool]]] = {}
+    wholes: dict[str, TensorInfo] = {}
+    copies, tokens = set(), {}
+    for name, tensor in tensors.items():
+        module, end = _take_apart(where, name)
+        if end in _PRODUCTS:
+            factor, is_turned = _PRODUCTS[end]
+            pairs.setdefault(module, {})[factor] = tensor, is_turned
+        elif end == _TOKENS:
+            tokens[f"{module}.weight"] = _token_rows(where, config, module, tensor)
+        else:
+            whole = f"{module}.{end.rpartition('.')[2]}"
+            if whole in wholes:
+                raise unsupported(where, f"It has {shown(whole)} twice")
+            wholes[whole] = tensor
+            if end == f"{_BASE}weight":
+                copies.add(f"{module}.weight")
+    return Adapter(
+        path=folder,
+        kind=PEFT,
+        weights=weights,
+        paths=(weights, settings),
+        scale=scale,
+        license=read_license(folder),
+        model=_base_of(config),
+        products={f"{name}.weight": _product(where, config, name, pair, scale) for name, pair in pairs.items()},
+        wholes=wholes,
+        copies=frozenset(copies),
+        tokens=tokens,
+    )
+
+
+def _require_lora(where: str, config: Mapping[str, Any]) -> None:
+    """Refuse adapters that are something else than LoRA, or more.
+
+    Raises:
+        UnsupportedModel: it is one.
+    """
+    if config.get("peft_type") != "LORA":
+        raise unsupported(where, f"'peft_type' is {shown(str(config.get('peft_type')))}, must be 'LORA'")
+    for key, value in config.items():
+        is_other = key in _OTHER_METHODS or (key.startswith("use_") and key != "use_rslora")
+        if is_other and value not in (None, False, [], {}):
+            raise unsupported(where, f"{shown(key)} is {shown(str(value))}")
+    start = config.get("init_lora_weights", True)
+    if not any(start is plain or (isinstance(start, str) and start == plain) for plain in _PLAIN_STARTS):
+        raise unsupported(where, f"'init_lora_weights' is {shown(str(start))}, which changes the model's own weights")
+
+
+def _take_apart(where: str, name: str) -> tuple[str, str]:
+    """Return the module of a tensor, and what follows in the tensor's name.
+
+    Raises:
+        UnsupportedModel: the name is not understood.
+    """
+    rest = name.removeprefix(_PREFIX)
+    ends = (*_PRODUCTS, _TOKENS, f"{_BASE}weight", f"{_BASE}bias", ".weight", ".bias")
+    end = next((end for end in ends if rest.endswith(end)), None)
+    module = rest.removesuffix(end or "")
+    if rest == name or end is None or ".lora_" in module or "lora_magnitude" in rest:
+        raise UnsupportedModel(
+            f"{where}: the adapter has a tensor that edge-rt does not know.", f"It is {shown(name)}.", MERGE_YOURSELF
+        )
+    return module, end
+
+
+def _product(
+    where: str, config: Mapping[str, Any], module: str, pair: Mapping[str, tuple[TensorInfo, bool]], scale: float
+) -> LowRank:
+    name = f"{module}.weight"
+    if len(pair) < 2:
+        raise incomplete(where, name, "A" if "lora_B" in next(iter(pair.values()))[0].name else "B")
+    (left, turns_left), (right, turns_right) = pair["left"], pair["right"]
+    low_rank(where, name, LowRank(left, right, 1.0, turns_left, turns_right))
+    rank = right.shape[0] if turns_right else right.shape[1]
+    stated = _setting(where, config, "r", "rank_pattern", module)
+    if stated != rank:
+        raise InvalidModelFile(
+            f"{where}: the tensors for {shown(name)} contradict {ADAPTER_CONFIG_FILE}.",
+            f"They have the rank {rank}, stated is {stated:g}.",
+            FETCH_AGAIN,
+        )
+    alpha = _setting(where, config, "lora_alpha", "alpha_pattern", module)
+    factor = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    return LowRank(left, right, scale * factor, turns_left, turns_right)
+
+
+def _setting(where: str, config: Mapping[str, Any], key: str, pattern_key: str, module: str) -> float:
+    """Return a number for a module: of the first pattern that its name ends with, or the general one.
+
+    Raises:
+        InvalidModelFile: it is no finite number.
+        UnsupportedModel: a pattern could take for ever.
+    """
+    patterns = config.get(pattern_key) or {}
+    if not isinstance(patterns, dict):
+        raise _wrong(where, pattern_key, patterns)
+    value = config.get(key)
+    for pattern, special in patterns.items():
+        if _matches(where, pattern, module):
+            value = special
+            break
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise _wrong(where, key, value)
+    return value
+
+
+def _matches(where: str, pattern: str, module: str) -> bool:
+    try:
+        if len(pattern) <= _MAX_PATTERN and lint_pattern(pattern) is None:
+            return re.match(rf"(.*\.)?({pattern})$", module) is not None
+    except re.error:
+        pass
+    raise unsupported(where, f"The pattern {shown(pattern)} is too complicated")
+
+
+def _token_rows(where: str, config: Mapping[str, Any], module: str, tensor: TensorInfo) -> TokenRows:
+    stated = config.get("trainable_token_indices")
+    if isinstance(stated, dict):
+        ends = [key for key in stated if module == key or module.endswith(f".{key}")]
+        stated = stated[ends[0]] if ends else None
+    if not isinstance(stated, list) or not all(type(one) is int and one >= 0 for one in stated):
+        raise _wrong(where, "trainable_token_indices", stated)
+    if len(tensor.shape) != 2 or tensor.shape[1] != len(stated) or len(set(stated)) != len(stated):
+        raise InvalidModelFile(
+            f"{where}: {shown(tensor.name)} contradicts {ADAPTER_CONFIG_FILE}.",
+            f"It has the shape {list(tensor.shape[::-1])}; {len(set(stated))} tokens are stated.",
+            FETCH_AGAIN,
+        )
+    return TokenRows(tensor, tuple(stated))
+
+
+def _wrong(where: str, key: str, value: object) -> InvalidModelFile:
+    return InvalidModelFile(
+        f"{where}: {shown(key)} in {ADAPTER_CONFIG_FILE} is missing or wrong.", f"Found {value!r:.60}.", FETCH_AGAIN
+    )
