@@ -325,7 +325,7 @@ def _fetch_item(job: _Job, item: Item, folder: Path, before: int, total: int, sk
                 digest, kind = _fetch_from(job, source, item.spec, attempt, on_bytes)
             except (DownloadError, ModelNotFound) as error:
                 failures.append(error)
-                skipped.append(f"{source}: {error.what} {error.numbers}")
+                skipped.append(f"{source}: {error.what} {error.numbers}".rstrip())
                 job.report(before, total or None, f"not available from {skipped[-1]}")
                 continue
             with storage_errors(folder):
@@ -338,7 +338,7 @@ def _fetch_item(job: _Job, item: Item, folder: Path, before: int, total: int, sk
     raise DownloadError(
         f"{job.name!r} could not be fetched from any of {len(failures)} sources.",
         " ".join(f"({number}) {line}" for number, line in enumerate(skipped, 1)),
-        "Check the network, or give the path of a GGUF file instead.",
+        "Check the network (behind a proxy set HTTPS_PROXY), or give the path of a GGUF file instead.",
     )
 
 

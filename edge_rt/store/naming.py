@@ -5,6 +5,7 @@ not the name of a Windows device. So it is a valid folder name on every file sys
 
 - ``Org/Name`` on the hub is ``org--name`` (the hub itself treats names case-insensitively and forbids ``--``),
 - ``Org/Name:File.Q8_0.gguf`` is ``org--name--file.q8_0``,
+- the address of a model's page, or of a file's, is the same as the reference,
 - a local checkpoint is the stem of its file, or its folder's name, and the first 12 hexadecimal digits of its sha256.
 
 Of a split GGUF file every part means all of them: references name its first part, and names leave the number out.
@@ -16,6 +17,7 @@ import hashlib
 import re
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from urllib.parse import unquote
 
 from edge_rt.errors import ConfigError
 from edge_rt.system.checkpoint_names import parse_split_name, part_names
@@ -26,6 +28,8 @@ MAX_HUB_PATH = 512
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,95}")
 _HUB_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
+_PAGE = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?P<path>.+)", re.IGNORECASE)
+_NO_MODELS = ("datasets", "spaces", "papers", "collections", "blog", "docs")
 _FOREIGN = re.compile(r"[^a-z0-9._-]+")
 
 
@@ -95,12 +99,31 @@ def is_safe_path(text: str) -> bool:
     return len(text) <= MAX_HUB_PATH and is_portable_path(text)
 
 
+def _of_page(address: str, path: str) -> str:
+    """Return the reference that the address of a page of the hub stands for, from what follows its host."""
+    org, _, rest = unquote(path.partition("?")[0].partition("#")[0]).strip("/").partition("/")
+    name, _, rest = rest.partition("/")
+    # A page of files: /tree/REVISION, /blob/REVISION/FILE, or the address that a file is fetched from.
+    kind, _, rest = rest.partition("/")
+    revision, _, file = rest.partition("/")
+    is_file = kind in ("blob", "resolve") and file.lower().endswith(".gguf")
+    if org in _NO_MODELS or revision not in ("", "main") or not (is_file or not file):
+        raise ConfigError(
+            f"{address[:120]!r} is not the address of a model.",
+            "Read are pages of models and of GGUF files, of the branch 'main'.",
+            "Write org/name, or org/name:file.gguf.",
+        )
+    return f"{org}/{name}:{file}" if is_file else f"{org}/{name}"
+
+
 def parse_hub_reference(text: str) -> HubReference | None:
-    """Parse a reference to the hub; return None if ``text`` does not have the form of one.
+    """Parse a reference to the hub, or the address of a page there; return None if ``text`` has the form of neither.
 
     Raises:
-        ConfigError: the part after the colon is not the path of a GGUF file.
+        ConfigError: the part after the colon is not the path of a GGUF file, or the address is not that of a model.
     """
+    if (page := _PAGE.fullmatch(text)) is not None:
+        text = _of_page(text, page["path"])
     repo, colon, file = text.partition(":")
     parts = repo.split("/")
     if len(parts) != 2 or not all(_HUB_PART.fullmatch(part) for part in parts):

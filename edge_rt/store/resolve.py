@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 from edge_rt.byte_size import human_bytes
-from edge_rt.errors import InvalidModelFile, ModelNotFound, StorageError, UnsupportedModel
+from edge_rt.errors import ConfigError, InvalidModelFile, ModelNotFound, StorageError, UnsupportedModel
 from edge_rt.store.hub_files import CONVERT, is_pickle
 from edge_rt.store.layout import Store, suggest
 from edge_rt.store.local_folders import find_checkpoint, has_checkpoint
@@ -79,8 +79,9 @@ def resolve(ref: str | os.PathLike[str], store: Store, *, options: FetchOptions 
     """Find out what a model argument means, without using the network and without changing anything.
 
     These are tried in order: a path that exists, a package in the store, a recipe, fetched source files in the store,
-    a repository on the hub. A bare name that is also a folder without a package is taken as a name. A folder with
-    exactly one GGUF file, whole or split, means that file, whatever else it holds.
+    a repository on the hub, the beginning of a single name in the store. A bare name that is also a folder without a
+    package is taken as a name. A folder with exactly one GGUF file, whole or split, means that file, whatever else it
+    holds.
 
     Args:
         ref: path, store name, recipe name, ``org/name`` or ``org/name:file.gguf``.
@@ -92,7 +93,7 @@ def resolve(ref: str | os.PathLike[str], store: Store, *, options: FetchOptions 
         UnsupportedModel: the path exists, but edge-rt cannot run what is there.
         InvalidPackage: a folder without a package, or with several GGUF files.
         InvalidModelFile: a ``.gguf`` path that is not a GGUF file.
-        ConfigError: malformed hub reference.
+        ConfigError: malformed hub reference, or no text at all.
         StorageError: the path cannot be read.
     """
     return _resolve(ref, store, FetchOptions() if options is None else options, fetch=False)
@@ -113,6 +114,8 @@ def _resolve(ref: str | os.PathLike[str], store: Store, options: FetchOptions, *
     from edge_rt.package.reader import is_package
 
     text = os.fspath(ref)
+    if not text:
+        raise ConfigError("The model has no name.", "The text is empty: is a variable of the shell unset?", "Name one.")
     path = _existing(text)
     if path is not None:
         # A valid name has no slash, so "./name" still means the folder.
@@ -196,11 +199,31 @@ def _resolve_name(text: str, store: Store, options: FetchOptions, *, fetch: bool
         return Resolved("folder" if is_folder else "gguf", name, fetched, 0, text, in_store=True)
     if reference is not None:
         return Resolved("hub", name, None, None, f"will fetch {reference} from the Hugging Face hub", hub=reference)
+    if "://" in text:
+        raise ModelNotFound(
+            f"{text[:120]!r} is not an address of a model on the Hugging Face hub.",
+            "Files of other servers are not fetched.",
+            "Download it, and give its path.",
+        )
+    if not fetch and (begun := _begun(text, store, recipes)) is not None:
+        return _resolve_name(begun, store, options, fetch=False)
+    if store.has_package(text):
+        raise ModelNotFound(
+            f"What {text!r} was made from is not in the store.",
+            "It was exported from a file or folder outside of it, or its source was not kept.",
+            "Give the path of that checkpoint, or the reference that it was fetched from.",
+        )
     raise ModelNotFound(
         f"There is no model {text[:120]!r}.",
         suggest(text, [*store.names(), *recipes]),
         "Give a name, the path of a package, GGUF file or folder with safetensors, or org/name on the hub.",
     )
+
+
+def _begun(text: str, store: Store, others: Iterable[str]) -> str | None:
+    """Return the package whose name begins with a text; None if another known name does so, too."""
+    names = {name for name in (*store.names(), *others) if name.startswith(text)} if is_name(text) else set()
+    return next(filter(store.has_package, names), None) if len(names) == 1 else None
 
 
 def fetched_path(name: str, store: Store) -> Path | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import inspect
+import logging
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,10 +21,13 @@ from edge_rt.store.files import (
 )
 from edge_rt.store.hub_files import HubListing
 from edge_rt.store.recipes import HubSource
+from edge_rt.store.unreachable import host_of, reason_of, unreachable
 from edge_rt.system.atomic_files import replace, sync
 from edge_rt.system.file_hash import read_chunks, sha256_file
 
 LIST_SECONDS = 30.0
+CHECK_NETWORK = "Check the network. HTTPS_PROXY names a proxy, HF_ENDPOINT another server with the hub's files."
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -40,10 +44,22 @@ class HubOptions:
     cache_dir: Path | None = None
     token: str | None = None
 
+    @property
+    def host(self) -> str:
+        """The server that is asked: the one given, that of ``HF_ENDPOINT``, or the hub's."""
+        from huggingface_hub import constants
+
+        return host_of(self.endpoint or constants.ENDPOINT) or "the hub"
+
 
 @contextmanager
-def _hub_errors(what: str) -> Iterator[None]:
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+def _hub_errors(what: str, options: HubOptions) -> Iterator[None]:
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+    )
 
     try:
         yield
@@ -51,22 +67,51 @@ def _hub_errors(what: str) -> Iterator[None]:
         raise
     except GatedRepoError as error:
         raise DownloadError(
-            f"{what} is gated.", _first_line(error), "Accept its terms on its page, then log in with 'hf auth login'."
+            f"{what} is gated.",
+            _first_line(error),
+            "Accept its terms on its page, then log in with 'hf auth login', or set HF_TOKEN.",
         ) from error
     except RepositoryNotFoundError as error:
         raise ModelNotFound(
             f"{what} does not exist on the hub, or is private.",
             _first_line(error),
-            "Check the spelling, or log in with 'hf auth login'.",
+            "Check the spelling; for a private one log in with 'hf auth login', or set HF_TOKEN.",
+        ) from error
+    except OfflineModeIsEnabled as error:
+        raise DownloadError(
+            f"{what} was not fetched.", "HF_HUB_OFFLINE is set, so the hub library asks no server.", "Unset it."
+        ) from error
+    except LocalEntryNotFoundError as error:
+        raise DownloadError(
+            f"{what} is not in the hub library's cache.", "Offline mode is on.", "Turn it off, or fetch the file first."
         ) from error
     except Exception as error:  # the hub library raises its own, its HTTP library's and the Xet client's errors
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise StorageError(
                 f"{what} could not be written: the disk is full or a limit is reached.", f"{error}.", "Free space."
             ) from error
+        _log.info("%s: %s", what, _first_line(error))
+        if (reason := _reason(error)) is not None:
+            raise unreachable(_asked_host(error) or options.host, reason, CHECK_NETWORK) from error
         raise DownloadError(
-            f"{what} could not be fetched from the hub.", _first_line(error), "Check the network, or try again later."
+            f"{what} could not be fetched from {options.host}.", _first_line(error), "Try again later."
         ) from error
+
+
+def _reason(error: BaseException) -> str | None:
+    """Return why no server was reached; None if one has answered."""
+    if getattr(error, "response", None) is not None:
+        return None
+    found = reason_of(f"{type(error).__name__}: {error}")
+    return found if found is not None or error.__cause__ is None else _reason(error.__cause__)
+
+
+def _asked_host(error: Exception) -> str | None:
+    """Return the host of the request that failed: files may come from another server than their list."""
+    try:
+        return str(error.request.url.host)  # type: ignore[attr-defined]  # errors of the HTTP library have it, mostly
+    except Exception:  # they raise RuntimeError where it is not set
+        return None
 
 
 def _first_line(error: Exception) -> str:
@@ -87,7 +132,7 @@ def list_repository(repo: str, options: HubOptions) -> HubListing:
     """
     from huggingface_hub import HfApi
 
-    with _hub_errors(repo):
+    with _hub_errors(repo, options):
         info = HfApi(endpoint=options.endpoint, token=options.token).model_info(
             repo, files_metadata=True, timeout=LIST_SECONDS
         )
@@ -157,7 +202,7 @@ def fetch_from_hub(
 def _download(source: HubSource, options: HubOptions, *, offline: bool, **arguments: Any) -> Path:
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
 
-    with _hub_errors(f"{source.repo}/{source.file}"):
+    with _hub_errors(f"{source.repo}/{source.file}", options):
         if not offline:
             # Without a network the download retries for half a minute and then raises a less clear error.
             url = hf_hub_url(source.repo, source.file, revision=source.revision, endpoint=options.endpoint)

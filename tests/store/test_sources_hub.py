@@ -6,6 +6,7 @@ from edge_rt.errors import DownloadError, ModelNotFound
 from edge_rt.store.files import FileSpec
 from edge_rt.store.recipes import HubSource
 from edge_rt.store.sources_hub import HubOptions, fetch_from_hub, list_repository
+from edge_rt.store.unreachable import reason_of
 from tests.helpers.fake_hub import COMMIT, serve_fake_hub
 from tests.store.builders import MODEL, sha256
 
@@ -65,6 +66,32 @@ def test_a_file_cut_short_is_refused(hub, folder, options):
     with pytest.raises(DownloadError):
         fetch(folder, options)
     assert not (folder / "tiny.gguf").exists()
+
+
+def test_a_server_that_is_not_there_is_named(folder, tmp_path):
+    # No port 1 is served on any machine.
+    options = HubOptions(endpoint="http://127.0.0.1:1", cache_dir=tmp_path / "cache", token="secret-token")
+    for ask in (lambda: list_repository("org/tiny", options), lambda: fetch(folder, options)):
+        with pytest.raises(
+            DownloadError, match=r"^127\.0\.0\.1 cannot be reached.*: the connection was refused"
+        ) as caught:
+            ask()
+        assert "HF_ENDPOINT" in caught.value.action
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("ConnectError: [Errno -2] Name or service not known", "the name cannot be resolved"),
+        ("ConnectError: [Errno 101] Network is unreachable", "there is no way to it"),
+        ("ProxyError: 407 Proxy Authentication Required", "the proxy lets nothing through"),
+        ("SSLError: CERTIFICATE_VERIFY_FAILED", "the certificate is not trusted"),
+        ("ReadTimeout: The read operation timed out", "there was no answer in time"),
+        ("HTTPError: 500 Internal Server Error", None),
+    ],
+)
+def test_reasons_are_told_in_words(text, reason):
+    assert reason_of(text) == reason
 
 
 def test_a_missing_repository(folder, options):

@@ -349,7 +349,8 @@ class ModelFlags(LoadFlags):
         Raises:
             ConfigError: it was given twice.
         """
-        return one_of(self.named, self.model, "The model") or self.usual_model
+        given = one_of(self.named, self.model, "The model")
+        return self.usual_model if given is None else given
 
 
 _FLAG_OF: Final = {"temperature": "temp", "repetition_penalty": "repeat_penalty"}

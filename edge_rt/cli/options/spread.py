@@ -8,6 +8,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Final, get_args, get_origin, get_type_hints
 
 import typer
@@ -43,8 +44,8 @@ class Flag:
         """Return the flag with changes for one group: another text, default or panel."""
         return dataclasses.replace(self, **changes)
 
-    def parameter(self) -> Any:
-        """Return the typer option."""
+    def parameter(self, parser: Callable[[str], Any] | None = None) -> Any:
+        """Return the typer option; ``parser`` reads its value, if its type does not tell how."""
         return typer.Option(
             *self.names,
             help=literal(self.help),
@@ -54,6 +55,7 @@ class Flag:
             min=self.least,
             hidden=self.is_hidden,
             autocompletion=self.complete,
+            parser=parser,
         )
 
 
@@ -76,9 +78,11 @@ class Argument:
     help: str
     complete: Callable[[str], list[str]] | None = None
 
-    def parameter(self) -> Any:
-        """Return the typer argument."""
-        return typer.Argument(metavar=self.metavar, help=literal(self.help), autocompletion=self.complete)
+    def parameter(self, parser: Callable[[str], Any] | None = None) -> Any:
+        """Return the typer argument; ``parser`` reads it, if its type does not tell how."""
+        return typer.Argument(
+            metavar=self.metavar, help=literal(self.help), autocompletion=self.complete, parser=parser
+        )
 
 
 @dataclass(frozen=True)
@@ -158,11 +162,18 @@ def _declaration(hint: Any) -> Flag | Argument | None:
     return next((mark for mark in _unwrap(hint)[1] if isinstance(mark, Flag | Argument)), None)
 
 
+def _path(text: str) -> Path:
+    """Return a path; no text at all would be the present folder."""
+    if not text:
+        raise typer.BadParameter("the path is empty. Is a variable of the shell unset?")
+    return Path(text)
+
+
 def _declared(hint: Any, default: Any, name: str) -> inspect.Parameter:
     """Return a parameter for typer."""
     declaration = _declaration(hint)
     if declaration is None:
         raise TypeError(f"{name} is neither a flag nor an argument")
     kind: Any = _unwrap(hint)[0]
-    annotation = Annotated[kind, declaration.parameter()]
+    annotation = Annotated[kind, declaration.parameter(_path if Path in (kind, *get_args(kind)) else None)]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

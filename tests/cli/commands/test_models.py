@@ -56,6 +56,8 @@ def test_offline_pull_of_an_absent_model_fails(store_cli):
     assert result.returncode == 6
     assert json.loads(result.stdout)["error"]["type"] == "DownloadError"
     assert b"will fetch" not in result.stderr
+    # A variable that is not set is not the default model.
+    assert store_cli("pull", "").returncode == 2
 
 
 def test_inspect_a_gguf(store_cli, small_gguf):
