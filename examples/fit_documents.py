@@ -34,6 +34,9 @@ def fitted(model: edge_rt.Model, question: str, paragraphs: Sequence[str]) -> li
         if tokens <= room:
             taken.append(paragraph)
             room -= tokens
+    # Cut at other places, a text may have a few tokens more than its parts have together: the whole decides.
+    while taken and model.count_tokens(messages_of(question, taken)) + ANSWER_TOKENS > model.context_tokens:
+        taken.pop()
     return messages_of(question, taken)
 
 

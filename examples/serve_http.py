@@ -32,7 +32,7 @@ class Handler(BaseHTTPRequestHandler):
         try:
             asked: dict[str, Any] = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             # What is wrong with the request is raised here ...
-            events = iter(self.model.stream(asked.pop("messages"), **asked))
+            events = iter(self.model.stream(asked.pop("messages", None), **asked))
             # ... and here that the model is busy. Only then a status is sent.
             event = next(events, None)
         except edge_rt.EdgeRTError as error:
