@@ -23,6 +23,7 @@ __version__ = VERSION
 
 if TYPE_CHECKING:
     from edge_rt.api import (
+        inspect_model as inspect_model,
         list_models as list_models,
         load as load,
         plan as plan,
@@ -87,7 +88,7 @@ if TYPE_CHECKING:
     from edge_rt.text.tool_calls import ToolCall as ToolCall
 
 _HOME = {
-    "edge_rt.api": ("list_models", "load", "plan", "pull", "remove_model"),
+    "edge_rt.api": ("inspect_model", "list_models", "load", "plan", "pull", "remove_model"),
     "edge_rt.errors": (
         "Busy", "Cancelled", "ConfigError", "ContextOverflow", "DownloadError", "EdgeRTError",
         "EncodingBudgetExceeded", "InferenceError", "InputError", "InvalidCorpus", "InvalidDrafter", "InvalidModelFile",

@@ -294,6 +294,32 @@ def list_models(*, store: str | Path | None = None) -> list[StoreEntry]:
 
 
 @known_options()
+def inspect_model(model: str | Path, *, store: str | Path | None = None, verify: bool = False) -> dict[str, Any]:
+    """Return facts about a package, a checkpoint or a trained drafter, as ``edge-rt inspect --json`` shows them.
+
+    Only manifests and headers are read.
+
+    Args:
+        model: path of a package, GGUF file, folder with safetensors or trained drafter; or a name in the store.
+        store: folder of the store; None takes the configured one.
+        verify: compare every file of a package or a drafter with its hash.
+
+    Returns:
+        A JSON object. Its ``kind`` is ``"package"``, ``"gguf"``, ``"safetensors"`` or ``"drafter"``.
+
+    Raises:
+        ModelNotFound: it is not on this machine.
+        InputError: it is malformed, or a file differs from its hash.
+        ConfigError: ``verify`` is set for a checkpoint, which has no hashes; or the configuration file is wrong.
+        StorageError: it cannot be read.
+    """
+    from edge_rt.inspection import inspect
+    from edge_rt.store import open_store
+
+    return inspect(model, open_store(store), verify=verify).facts
+
+
+@known_options()
 def remove_model(name: str, *, store: str | Path | None = None) -> RemovedReport:
     """Delete a model from the store: its package and its source files. Nobody is asked.
 

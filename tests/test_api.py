@@ -47,6 +47,9 @@ def test_models_are_named_listed_and_removed(small_gguf, tmp_path):
     assert edge_rt.list_models(store=tmp_path) == []
     edge_rt.pull(small_gguf, store=str(tmp_path), name="mine")
     assert [entry.name for entry in edge_rt.list_models(store=tmp_path)] == ["mine"]
+    facts = edge_rt.inspect_model("mine", store=str(tmp_path), verify=True)
+    assert (facts["kind"], facts["verified"], facts["path"]) == ("package", True, str(tmp_path / "packages" / "mine"))
+    assert edge_rt.inspect_model(str(small_gguf), store=tmp_path)["kind"] == "gguf"
     assert edge_rt.plan("mine", store=str(tmp_path), ctx=64).choice.ctx == 64
     assert edge_rt.remove_model("mine", store=str(tmp_path)).bytes > 0
     assert edge_rt.list_models(store=tmp_path) == []

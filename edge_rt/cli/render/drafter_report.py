@@ -1,46 +1,10 @@
-"""Trained drafters as facts and as rows of a table."""
+"""Trained drafters as rows of a table."""
 
 from __future__ import annotations
 
-import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edge_rt.byte_size import counted, human_bytes
-
-if TYPE_CHECKING:
-    from edge_rt.package.drafter import Drafter
-    from edge_rt.package.drafter_search import FoundDrafter
-
-
-def drafter_facts(drafter: Drafter) -> dict[str, Any]:
-    """Return what ``drafter.json`` says as a JSON object, without the places of tensors and the hashes of files."""
-    info = drafter.info
-    head = dataclasses.asdict(info.head)
-    del head["tensors"]
-    return {
-        "name": info.name,
-        "path": str(drafter.path),
-        "drafter_id": drafter.id,
-        "size_bytes": drafter.size_bytes,
-        "format_version": info.format_version,
-        "producer": info.producer,
-        "license": info.license,
-        "drafter_kind": info.kind,
-        "target": dataclasses.asdict(info.target),
-        "head": head,
-        "training": dataclasses.asdict(info.training),
-        "acceptance": dataclasses.asdict(info.acceptance),
-        "exits": [dataclasses.asdict(one) for one in info.exits],
-        "files": {name: file.size for name, file in info.files.items()},
-    }
-
-
-def found_facts(found: FoundDrafter) -> dict[str, Any]:
-    """Return a drafter that was found for a package as a JSON object, with why it cannot be used, or null."""
-    facts = (
-        {"name": found.path.name, "path": str(found.path)} if found.drafter is None else drafter_facts(found.drafter)
-    )
-    return {**facts, "origin": found.origin, "reason": found.reason}
 
 
 def drafter_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:

@@ -39,7 +39,7 @@ def made(source: str | Path, size: int | str | None) -> edge_rt.PullReport:
 def kept(store: str | Path) -> edge_rt.RemovedReport:
     entries: Sequence[edge_rt.StoreEntry] = edge_rt.list_models(store=store)
     package: edge_rt.Package = edge_rt.open_package(str(entries[0].path))
-    print(package.id)
+    print(package.id, edge_rt.inspect_model("mine", store=store, verify=True)["kind"])
     return edge_rt.remove_model("mine", store=store)
 
 
