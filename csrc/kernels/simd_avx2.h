@@ -38,6 +38,11 @@ EDGE_RT_INLINE __m256i first_lanes(int n) {
   return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
 
+// The first n words of 4 bytes, and zeros.
+EDGE_RT_INLINE __m128i load_words_n(const void* p, int n) {
+  return _mm_maskload_epi32(static_cast<const int*>(p), _mm256_castsi256_si128(first_lanes(n)));
+}
+
 EDGE_RT_INLINE VF vf_zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
 EDGE_RT_INLINE VF vf_set1(float a) { return {_mm256_set1_ps(a), _mm256_set1_ps(a)}; }
 EDGE_RT_INLINE VF vf_load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
@@ -97,10 +102,16 @@ EDGE_RT_INLINE __m256i round256(__m256 a) {
 }
 EDGE_RT_INLINE VI vi_round(VF a) { return {round256(a.lo), round256(a.hi)}; }
 EDGE_RT_INLINE VF vf_from_i32(VI a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
-EDGE_RT_INLINE VF vf_from_i8(const int8_t* p) {
-  const __m128i bytes = load128(p);
+EDGE_RT_INLINE VF from_signed(__m128i bytes) {
   return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
           _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_unpackhi_epi64(bytes, bytes)))};
+}
+EDGE_RT_INLINE VF vf_from_i8(const int8_t* p) { return from_signed(load128(p)); }
+EDGE_RT_INLINE VF vf_from_i8_n(const int8_t* p, int n) {
+  if (n % 4 == 0) return from_signed(load_words_n(p, n / 4));
+  int8_t lanes[16] = {};
+  std::memcpy(lanes, p, static_cast<size_t>(n));
+  return vf_from_i8(lanes);
 }
 EDGE_RT_INLINE void vf_to_i8(int8_t* p, VI a) {
   const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(a.lo, a.hi), 0xd8);
@@ -109,6 +120,9 @@ EDGE_RT_INLINE void vf_to_i8(int8_t* p, VI a) {
 }
 EDGE_RT_INLINE VF vf_from_half(const uint16_t* p) {
   return {_mm256_cvtph_ps(load128(p)), _mm256_cvtph_ps(load128(p + 8))};
+}
+EDGE_RT_INLINE VF vf_from_half_n(const uint16_t* p, int n) {
+  return {_mm256_cvtph_ps(load_words_n(p, n / 2)), _mm256_cvtph_ps(load_words_n(p + 8, n / 2 - 4))};
 }
 EDGE_RT_INLINE VF vf_from_bfloat(const uint16_t* p) {
   const auto half = [](const uint16_t* from) {

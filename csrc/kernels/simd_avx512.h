@@ -77,11 +77,17 @@ EDGE_RT_INLINE VF vf_from_i32(VI a) { return {_mm512_cvtepi32_ps(a.v)}; }
 EDGE_RT_INLINE VF vf_from_i8(const int8_t* p) {
   return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
 }
+EDGE_RT_INLINE VF vf_from_i8_n(const int8_t* p, int n) {
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(first_lanes(n), p)))};
+}
 EDGE_RT_INLINE void vf_to_i8(int8_t* p, VI a) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a.v));
 }
 EDGE_RT_INLINE VF vf_from_half(const uint16_t* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+EDGE_RT_INLINE VF vf_from_half_n(const uint16_t* p, int n) {
+  return {_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first_lanes(n), p))};
 }
 EDGE_RT_INLINE VF vf_from_bfloat(const uint16_t* p) {
   const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));

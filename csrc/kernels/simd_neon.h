@@ -111,11 +111,17 @@ EDGE_RT_UNARY(VI, vi_from_bits, VF, vreinterpretq_s32_f32)
 
 EDGE_RT_UNARY(VI, vi_round, VF, vcvtnq_s32_f32)
 EDGE_RT_UNARY(VF, vf_from_i32, VI, vcvtq_f32_s32)
-EDGE_RT_INLINE VF vf_from_i8(const int8_t* p) {
-  const int8x16_t bytes = vld1q_s8(p);
+EDGE_RT_INLINE VF from_signed(int8x16_t bytes) {
   const int16x8_t low = vmovl_s8(vget_low_s8(bytes)), high = vmovl_high_s8(bytes);
   return vf_from_i32(
       {vmovl_s16(vget_low_s16(low)), vmovl_high_s16(low), vmovl_s16(vget_low_s16(high)), vmovl_high_s16(high)});
+}
+EDGE_RT_INLINE VF vf_from_i8(const int8_t* p) { return from_signed(vld1q_s8(p)); }
+EDGE_RT_INLINE VF vf_from_i8_n(const int8_t* p, int n) {
+  if (n == 8) return from_signed(vcombine_s8(vld1_s8(p), vdup_n_s8(0)));
+  int8_t lanes[16] = {};
+  for (int l = 0; l < n && l < 16; ++l) lanes[l] = p[l];
+  return vf_from_i8(lanes);
 }
 EDGE_RT_INLINE void vf_to_i8(int8_t* p, VI a) {
   const int16x8_t low = vcombine_s16(vmovn_s32(a.v0), vmovn_s32(a.v1));
@@ -125,6 +131,12 @@ EDGE_RT_INLINE void vf_to_i8(int8_t* p, VI a) {
 EDGE_RT_INLINE float32x4_t from_half(const uint16_t* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
 EDGE_RT_INLINE VF vf_from_half(const uint16_t* p) {
   return {from_half(p), from_half(p + 4), from_half(p + 8), from_half(p + 12)};
+}
+EDGE_RT_INLINE VF vf_from_half_n(const uint16_t* p, int n) {
+  if (n == 8) return {from_half(p), from_half(p + 4), vdupq_n_f32(0.0f), vdupq_n_f32(0.0f)};
+  uint16_t lanes[16] = {};
+  for (int l = 0; l < n && l < 16; ++l) lanes[l] = p[l];
+  return vf_from_half(lanes);
 }
 EDGE_RT_INLINE float32x4_t from_bfloat(const uint16_t* p) {
   return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16));

@@ -101,6 +101,8 @@ EDGE_RT_INLINE int32_t round_to_int(float a) {
 EDGE_RT_INLINE VI vi_round(VF a) { EDGE_RT_LANES(VI, round_to_int(a.v[l])); }
 EDGE_RT_INLINE VF vf_from_i32(VI a) { EDGE_RT_LANES(VF, static_cast<float>(a.v[l])); }
 EDGE_RT_INLINE VF vf_from_i8(const int8_t* p) { EDGE_RT_LANES(VF, static_cast<float>(p[l])); }
+// The first n lanes, and zeros; nothing behind n is read. n is even.
+EDGE_RT_INLINE VF vf_from_i8_n(const int8_t* p, int n) { EDGE_RT_LANES(VF, l < n ? static_cast<float>(p[l]) : 0.0f); }
 // Values outside of -127..127 give any byte.
 EDGE_RT_INLINE void vf_to_i8(int8_t* p, VI a) {
   for (int l = 0; l < 16; ++l) p[l] = static_cast<int8_t>(a.v[l]);
@@ -135,6 +137,7 @@ EDGE_RT_INLINE uint16_t half_of_float(float a) {
   return static_cast<uint16_t>(sign | ((bits >> 13) - (112u << 10)));
 }
 EDGE_RT_INLINE VF vf_from_half(const uint16_t* p) { EDGE_RT_LANES(VF, float_of_half(p[l])); }
+EDGE_RT_INLINE VF vf_from_half_n(const uint16_t* p, int n) { EDGE_RT_LANES(VF, l < n ? float_of_half(p[l]) : 0.0f); }
 EDGE_RT_INLINE VF vf_from_bfloat(const uint16_t* p) {
   VI words;
   for (int l = 0; l < 16; ++l) words.v[l] = wrap(uint32_t{p[l]} << 16);

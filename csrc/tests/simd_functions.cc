@@ -50,8 +50,10 @@ SimdFunctions float_functions() {
 
 void add_conversions(SimdFunctions& f) {
   f.from_half = [](const uint16_t* a, float* out) { vf_store(out, vf_from_half(a)); };
+  f.from_half_n = [](const uint16_t* a, int n, float* out) { vf_store(out, vf_from_half_n(a, n)); };
   f.to_half = [](const float* a, uint16_t* out) { vf_to_half(out, vf_load(a)); };
   f.from_i8 = [](const int8_t* a, float* out) { vf_store(out, vf_from_i8(a)); };
+  f.from_i8_n = [](const int8_t* a, int n, float* out) { vf_store(out, vf_from_i8_n(a, n)); };
   f.to_i8 = [](const int32_t* a, int8_t* out) { vf_to_i8(out, vi_load(a)); };
   f.round = [](const float* a, int32_t* out) { vi_store(out, vi_round(vf_load(a))); };
   f.from_i32 = [](const int32_t* a, float* out) { vf_store(out, vf_from_i32(vi_load(a))); };

@@ -320,6 +320,17 @@ void check_parts(const SimdFunctions& f) {
       for (int l = 0; l < 16; ++l) CHECK(same(out[l], l < n ? values[l] : 0.0f));
     }
   }
+  std::memset(middle, 0x11, page);
+  uint16_t halves[16];
+  float half_out[16];
+  std::memset(halves, 0x11, sizeof halves);
+  f.from_half(halves, half_out);
+  for (int n = 0; n <= 16; n += 2) {
+    f.from_half_n(reinterpret_cast<uint16_t*>(middle + page) - n, n, out);
+    for (int l = 0; l < 16; ++l) CHECK(same(out[l], l < n ? half_out[l] : 0.0f));
+    f.from_i8_n(reinterpret_cast<int8_t*>(middle + page) - n, n, out);
+    for (int l = 0; l < 16; ++l) CHECK(same(out[l], l < n ? 17.0f : 0.0f));
+  }
   pages::give_back(memory, 3 * page);
 }
 

@@ -17,8 +17,10 @@ struct SimdFunctions {
   void (*load_n)(const float* from, int n, float* out);
   void (*store_n)(float* to, const float* a, int n);
   void (*from_half)(const uint16_t* a, float* out);
+  void (*from_half_n)(const uint16_t* a, int n, float* out);
   void (*to_half)(const float* a, uint16_t* out);
   void (*from_i8)(const int8_t* a, float* out);
+  void (*from_i8_n)(const int8_t* a, int n, float* out);
   void (*to_i8)(const int32_t* a, int8_t* out);
   void (*round)(const float* a, int32_t* out);
   void (*from_i32)(const int32_t* a, float* out);

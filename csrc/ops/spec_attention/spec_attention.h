@@ -184,7 +184,7 @@ struct AttentionState {
 // Memory of one worker: scores, and a tile of keys or a chunk of values as floats.
 struct AttentionWork {
   float* scores;  // [queries of a block][kKvChunk]
-  float* rows;    // [kKvChunk][padded_dim], or padded_codes bytes each
+  float* rows;    // [kKvChunk][padded_dim]
   float* across;  // a tile of the same, transposed
   float* scales;  // [kv_groups][kKvTile], then as many minimums
 };

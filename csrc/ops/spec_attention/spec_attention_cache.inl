@@ -1,12 +1,5 @@
 // Rows in the cache's formats: writing them, and reading a tile of them.
 
-// Copies the n < 16 elements at the end of a row, so that nothing behind the row is read.
-template <class T>
-inline void copy_tail(T out[16], const T* in, int n) {
-  std::memset(out, 0, 16 * sizeof(T));
-  std::memcpy(out, in, static_cast<size_t>(n) * sizeof(T));
-}
-
 inline void append_f32(const AttentionPass& pass, uint8_t* plane, int64_t at, const float* x) {
   float* row = reinterpret_cast<float*>(plane) + at * pass.head_dim;
   for (int d = 0; d < pass.head_dim; d += 16) {
@@ -62,9 +55,9 @@ inline void read_f32(const AttentionPass& pass, const uint8_t* plane, const int3
   if (pass.padded_dim == pass.head_dim) return;
   for (int j = 0; j < kKvTile; ++j) {
     float* to = work.rows + j * pass.padded_dim;
-    for (int d = 0; d < pass.head_dim; d += 16) {
-      vf_store(to + d, vf_load_n(out[j] + d, pass.head_dim - d < 16 ? pass.head_dim - d : 16));
-    }
+    int d = 0;
+    for (; d + 16 <= pass.head_dim; d += 16) vf_store(to + d, vf_load(out[j] + d));
+    vf_store(to + d, vf_load_n(out[j] + d, pass.head_dim - d));
     out[j] = to;
   }
 }
@@ -76,11 +69,7 @@ inline void read_f16(const AttentionPass& pass, const uint8_t* plane, const int3
     float* to = work.rows + j * pass.padded_dim;
     int d = 0;
     for (; d + 16 <= pass.head_dim; d += 16) vf_store(to + d, vf_from_half(from + d));
-    if (d < pass.head_dim) {
-      uint16_t tail[16];
-      copy_tail(tail, from + d, pass.head_dim - d);
-      vf_store(to + d, vf_from_half(tail));
-    }
+    if (d < pass.head_dim) vf_store(to + d, vf_from_half_n(from + d, pass.head_dim - d));
     out[j] = to;
   }
 }
@@ -146,10 +135,10 @@ inline void read_int8(const AttentionPass& pass, const uint8_t* plane, const int
     }
     if (d == dim) continue;
     const VF scale = vf_set1(*scales);
-    for (; d < dim; d += 16) {
-      int8_t tail[16];
-      copy_tail(tail, from + d, dim - d < 16 ? dim - d : 16);
-      vf_store(to + d, vf_mul(vf_from_i8(tail), scale));
+    if (d + 16 <= dim) {
+      vf_store(to + d, vf_mul(vf_from_i8(from + d), scale));
+      d += 16;
     }
+    if (d < dim) vf_store(to + d, vf_mul(vf_from_i8_n(from + d, dim - d), scale));
   }
 }

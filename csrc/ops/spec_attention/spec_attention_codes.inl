@@ -96,14 +96,16 @@ inline void score_all_codes(const TileCodes& keys, const QueryCodes& queries, in
   }
 }
 
-// Lays the codes of a tile of keys across.
+// Lays 16 codes of each key of a tile across.
 template <class At>
-EDGE_RT_INLINE void spread_int8(const At& at, int groups, int8_t* across) {
-  for (int quad = 0; quad < 2 * groups; ++quad) {
-    VB words[4];
-    load_across(at, quad * 16, words);
-    for (int w = 0; w < 4; ++w) vb_store(across + (quad * 4 + w) * 64, vb_ready(words[w]));
-  }
+EDGE_RT_INLINE void spread_half(const At& at, int64_t offset, int8_t* across) {
+  VB words[4];
+  load_across(at, offset, words);
+  for (int w = 0; w < 4; ++w) vb_store(across + w * 64, vb_ready(words[w]));
+}
+template <class At>
+EDGE_RT_INLINE void spread_int8(const At& at, int halves, int8_t* across) {
+  for (int i = 0; i < halves; ++i) spread_half(at, i * 16, across + i * 256);
 }
 
 // The two halves of a word's bytes are the group's elements from 4 w on, and those from 16 + 4 w on.
@@ -144,27 +146,35 @@ struct MappedRows {
   EDGE_RT_INLINE const uint8_t* operator()(int j) const { return base + rows[j] * (Stride > 0 ? Stride : stride); }
 };
 
+// The last n < 16 codes of each key, filled up with zeros.
+inline void spread_rest(const MappedRows<0>& at, int64_t offset, int n, int8_t* across) {
+  uint64_t copies[kKvTile][2] = {};
+  for (int j = 0; j < kKvTile; ++j) {
+    if (n == 8) {
+      std::memcpy(copies[j], at(j) + offset, 8);
+    } else if (n > 0) {
+      std::memcpy(copies[j], at(j) + offset, static_cast<size_t>(n));
+    }
+  }
+  spread_half([&](int j) { return reinterpret_cast<const uint8_t*>(copies[j]); }, 0, across);
+}
+
 inline void gather_int8(const AttentionPass& pass, const uint8_t* plane, const int32_t* rows,
                         const AttentionWork& work) {
   const int dim = pass.head_dim, groups = pass.groups();
   int8_t* across = reinterpret_cast<int8_t*>(work.across);
   if (dim == 64) {
     if (are_adjacent(rows)) {
-      spread_int8(AdjacentRows<64>{plane + int64_t{rows[0]} * 64}, 2, across);
+      spread_int8(AdjacentRows<64>{plane + int64_t{rows[0]} * 64}, 4, across);
     } else {
-      spread_int8(MappedRows<64>{plane, 64, rows}, 2, across);
+      spread_int8(MappedRows<64>{plane, 64, rows}, 4, across);
     }
-  } else if (dim % kKvGroup == 0) {
-    spread_int8(MappedRows<0>{plane, dim, rows}, groups, across);
   } else {
+    const MappedRows<0> at{plane, dim, rows};
+    spread_int8(at, dim / 16, across);
     // The last group is filled up with zeros.
-    const int width = padded_codes(dim);
-    uint8_t* copies = reinterpret_cast<uint8_t*>(work.rows);
-    for (int j = 0; j < kKvTile; ++j) {
-      std::memset(copies + j * width, 0, static_cast<size_t>(width));
-      std::memcpy(copies + j * width, plane + static_cast<int64_t>(rows[j]) * dim, static_cast<size_t>(dim));
-    }
-    spread_int8([&](int j) { return copies + j * width; }, groups, across);
+    for (int d = dim / 16 * 16; d < groups * kKvGroup; d += 16)
+      spread_rest(at, d, dim > d ? dim - d : 0, across + d * 16);
   }
   read_scales(pass, plane, rows, work.scales);
 }
