@@ -76,10 +76,12 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     for name, default in SHAPE.items():
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--head-dim", type=int, help="default: hidden size over heads")
     parser.add_argument("--seed", type=int, default=0)
     shape = parser.parse_args()
     rng = np.random.default_rng(shape.seed)
-    head_dim = shape.hidden // shape.heads
+    head_dim = shape.head_dim or shape.hidden // shape.heads
+    queries = shape.heads * head_dim
     writer = gguf.GGUFWriter(str(shape.out), "llama")
     writer.add_name(f"synthetic-{shape.layers}x{shape.hidden}")
     writer.add_context_length(shape.context)
@@ -88,6 +90,8 @@ def main() -> None:
     writer.add_feed_forward_length(shape.intermediate)
     writer.add_head_count(shape.heads)
     writer.add_head_count_kv(shape.kv_heads)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
     writer.add_rope_dimension_count(head_dim)
     writer.add_rope_freq_base(10000.0)
     writer.add_layer_norm_rms_eps(1e-5)
@@ -103,10 +107,10 @@ def main() -> None:
     embedding = random_q8_0(rng, shape.vocabulary, shape.hidden)
     writer.add_tensor("token_embd.weight", embedding, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
     for i in range(shape.layers):
-        matrix(f"blk.{i}.attn_q.weight", shape.hidden, shape.hidden)
+        matrix(f"blk.{i}.attn_q.weight", queries, shape.hidden)
         matrix(f"blk.{i}.attn_k.weight", shape.kv_heads * head_dim, shape.hidden)
         matrix(f"blk.{i}.attn_v.weight", shape.kv_heads * head_dim, shape.hidden)
-        matrix(f"blk.{i}.attn_output.weight", shape.hidden, shape.hidden)
+        matrix(f"blk.{i}.attn_output.weight", shape.hidden, queries)
         matrix(f"blk.{i}.ffn_gate.weight", shape.intermediate, shape.hidden)
         matrix(f"blk.{i}.ffn_up.weight", shape.intermediate, shape.hidden)
         matrix(f"blk.{i}.ffn_down.weight", shape.hidden, shape.intermediate)

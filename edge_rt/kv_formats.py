@@ -15,6 +15,15 @@ WINDOW_ROUNDING: Final = 64
 """The rows of layers with a sliding window are a multiple of this: the positions that attention processes at a time."""
 
 
+PORTABLE_STEP: Final = 8
+"""GroupQueryAttention takes heads whose size is a multiple of it."""
+
+
+def portable_head_dim(head_dim: int) -> int:
+    """Return the elements of a head in a portable package's cache: those of the model, and zeros behind them."""
+    return -(-head_dim // PORTABLE_STEP) * PORTABLE_STEP
+
+
 def window_capacity(window: int, largest_pass: int, positions: int) -> int:
     """Return the rows of a layer with a sliding window: enough for all that a token sees and the largest pass.
 

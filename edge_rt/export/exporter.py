@@ -281,6 +281,7 @@ def _manifest(
         graph_version=graph_version(
             checkpoint.profile.name,
             checkpoint.model.sliding_window,
+            head_dim=checkpoint.model.head_dim,
             is_calibrated=calibration is not None,
             types=quantisation.values(),
             is_described=not checkpoint.decoder.is_plain,

@@ -20,6 +20,7 @@ from edge_rt.export.weights.linear import Linear, Part, stack
 from edge_rt.export.weights.matrices import StoredRows
 from edge_rt.export.weights.rows import RowReader
 from edge_rt.export.weights.weights_file import WeightsFile, WeightsLayout
+from edge_rt.kv_formats import portable_head_dim
 from edge_rt.op_list import MAX_HEAD_DIM, MAX_HEADS
 from edge_rt.ops import native_status, open_library
 from edge_rt.package.decoder import Decoder
@@ -140,7 +141,8 @@ class PortableProfile(OpProfile):
         inputs["total_sequence_length"] = np.asarray(rows, np.int32)
         for layer in range(decoder.num_layers):
             for kind in ("key", "value"):
-                cache = np.zeros((1, decoder.num_kv_heads, rows, decoder.head_dim), np.float32)
+                shape = (1, decoder.num_kv_heads, rows, portable_head_dim(decoder.head_dim))
+                cache = np.zeros(shape, np.float32)
                 inputs[f"past.{layer}.{kind}"] = outputs[f"present.{layer}.{kind}"] = cache
         return inputs, outputs
 

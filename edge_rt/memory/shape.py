@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from edge_rt.kv_formats import KV_FORMAT
+from edge_rt.kv_formats import KV_FORMAT, portable_head_dim
 from edge_rt.memory.figures import Device
 from edge_rt.package.decoder import Decoder
 from edge_rt.package.layer_sizes import LayerSizes, layer_sizes
@@ -106,7 +106,8 @@ class ModelShape:
     def token_bytes(self, kv_format: str) -> int:
         """Return the bytes of one token in the KV cache of one layer."""
         if self.op_profile != "native":
-            return 2 * self.num_kv_heads * self.head_dim * 4
+            stored = portable_head_dim(self.head_dim) if self.op_profile == "portable" else self.head_dim
+            return 2 * self.num_kv_heads * stored * 4
         return KV_FORMAT[kv_format].token_bytes(self.num_kv_heads, self.head_dim)
 
 

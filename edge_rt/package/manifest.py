@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from edge_rt.kv_formats import portable_head_dim
 from edge_rt.package.decoder import MAX_TOP_TOKENS, Decoder
 from edge_rt.package.files import FileInfo
 from edge_rt.package.sampling import SamplingAdvice
@@ -33,6 +34,8 @@ SEGMENTED_GRAPH_VERSION: Final = 7
 """The same for all native graphs that are cut at exits: a pass runs several of them."""
 NESTED_GRAPH_VERSION: Final = 8
 """The same for all native graphs with nested codes, described or not, cut at exits or not."""
+PADDED_GRAPH_VERSION: Final = 9
+"""The same for all portable graphs whose cache pads heads (``portable_head_dim``)."""
 NESTED_TYPES: Final = frozenset({"W8N"})
 """Types of nested codes."""
 FIRST_TYPES: Final = frozenset({"Q4_0", "Q4_1", "Q8_0", "F16", "F32"})
@@ -291,6 +294,7 @@ def graph_version(
     op_profile: str,
     sliding_window: int,
     *,
+    head_dim: int = 0,
     is_calibrated: bool = False,
     types: Collection[str] = (),
     is_described: bool = False,
@@ -299,16 +303,19 @@ def graph_version(
     """Return the version of the graphs of an op profile.
 
     See ``GRAPH_VERSIONS``, ``WINDOW_GRAPH_VERSIONS``, ``CALIBRATED_GRAPH_VERSION``, ``FORMATS_GRAPH_VERSION``,
-    ``DECODER_GRAPH_VERSION``, ``SEGMENTED_GRAPH_VERSION`` and ``NESTED_GRAPH_VERSION``.
+    ``DECODER_GRAPH_VERSION``, ``SEGMENTED_GRAPH_VERSION``, ``NESTED_GRAPH_VERSION`` and ``PADDED_GRAPH_VERSION``.
 
     Args:
         op_profile: of the package.
         sliding_window: of the model.
+        head_dim: elements of its heads.
         is_calibrated: whether the package has constants for 4-bit keys.
         types: of its matrices, as in ``quantisation``; several are joined by ``+``.
         is_described: whether the manifest describes the decoder.
         is_segmented: whether there are several segments.
     """
+    if op_profile == "portable" and portable_head_dim(head_dim) != head_dim:
+        return PADDED_GRAPH_VERSION
     used = {name for joined in types for name in joined.split("+")}
     if used & NESTED_TYPES:
         return NESTED_GRAPH_VERSION

@@ -146,9 +146,10 @@ def _read_manifest_bytes(path: Path) -> bytes:
 
 
 def _check_versions(path: Path, document: Mapping[str, Any]) -> None:
-    profile, model = document.get("op_profile"), document.get("model")
+    profile, stated_model = document.get("op_profile"), document.get("model")
     # The value may be any JSON; for an unknown profile there is no version to compare with.
-    has_window = isinstance(model, dict) and bool(model.get("sliding_window"))
+    model = stated_model if isinstance(stated_model, dict) else {}
+    head_dim = model.get("head_dim")
     known = isinstance(profile, str) and profile in GRAPH_VERSIONS
     is_calibrated = document.get("key_calibration") is not None
     stated = document.get("quantisation")
@@ -158,7 +159,8 @@ def _check_versions(path: Path, document: Mapping[str, Any]) -> None:
     if known:
         ours_of_graph = graph_version(
             str(profile),
-            has_window,
+            bool(model.get("sliding_window")),
+            head_dim=head_dim if isinstance(head_dim, int) else 0,
             is_calibrated=is_calibrated,
             types=types,
             is_described=document.get("decoder") is not None,

@@ -14,7 +14,7 @@ from edge_rt.export import export_model
 from edge_rt.export.exporter import STAGES
 from edge_rt.export.size_estimate import estimate_package
 from edge_rt.ops import library_path
-from edge_rt.package.manifest import WEIGHTS_FILE, KeyCalibration
+from edge_rt.package.manifest import PADDED_GRAPH_VERSION, WEIGHTS_FILE, KeyCalibration
 from edge_rt.package.reader import open_package
 from edge_rt.package.sampling import SamplingAdvice
 from tests.helpers.gguf_factory import write_llama_gguf
@@ -184,6 +184,14 @@ class TestNative:
         manifest = open_package(tmp_path / "p").manifest
         assert (manifest.model.sliding_window, manifest.graph_version) == (16, version)
         assert manifest.model.layer_windows == (16, 16)
+
+    def test_a_portable_package_with_padded_heads(self, tmp_path):
+        write_llama_gguf(tmp_path / "m.gguf", head_dim=20, heads=8, kv_heads=2)
+        export(tmp_path / "m.gguf", tmp_path / "p")
+        manifest = open_package(tmp_path / "p").manifest
+        assert (manifest.model.head_dim, manifest.graph_version) == (20, PADDED_GRAPH_VERSION)
+        with load_package(tmp_path / "p") as model:
+            assert len(model.generate("Hello", max_tokens=3, **GREEDY).token_ids) == 3
 
     def test_the_same_file_gives_the_same_bytes(self, small_gguf, native_package, tmp_path):
         export_model(small_gguf, tmp_path / "again", profile="native")

@@ -159,6 +159,11 @@ def test_hidden_states_take_a_row_for_every_row_of_logits():
     assert term.text == "24 rows x 49152, and 576 hidden states x 4 B"
 
 
+def test_portable_packages_pad_heads():
+    native, portable = (make_shape(op_profile=profile, head_dim=100) for profile in ("native", "portable"))
+    assert (native.token_bytes("f32"), portable.token_bytes("f32")) == (2 * 3 * 100 * 4, 2 * 3 * 104 * 4)
+
+
 def test_one_of_something_is_in_the_singular():
     shape, choice = make_shape(num_layers=1), replace(CHOICE, spec="off", draft_max=0, logit_rows=1)
     texts = {

@@ -17,7 +17,17 @@ from tests.helpers.passes import Passes, same_bits
 from tests.helpers.portable_profile import require_portable_windows
 
 NAMES = (
-    *("qwen3_window", "qwen2", "gemma3_text", "gemma2", "phi3_partial", "ministral3", "smollm3", "granite", "olmo3"),
+    *(
+        "qwen3_window",
+        "llama_linear",
+        "gemma3_text_other",
+        "gemma2",
+        "phi3_partial",
+        "ministral3",
+        "smollm3",
+        "granite",
+        "olmo3",
+    ),
     *("exaone4_window", "hunyuan_v1_dense", "stablelm", "stablelm_3b", "smollm3_window"),
 )
 CASES = {name: load_case(name) for name in NAMES}
@@ -72,7 +82,9 @@ def test_passes_of_any_size_and_trees(model, kv_format):
     same_bits(ring.append_in(1, tokens[33:]), expected[33:])
 
 
-@pytest.mark.parametrize("name", ["gemma3_text", "phi3_partial", "ministral3", "hunyuan_v1_dense", "stablelm_3b"])
+@pytest.mark.parametrize(
+    "name", ["gemma3_text_other", "phi3_partial", "ministral3", "hunyuan_v1_dense", "stablelm_3b", "llama_linear"]
+)
 def test_portable_passes(name, tmp_path):
     require_portable_windows()
     case, found = CASES[name], built(name, tmp_path, "portable")

@@ -1,7 +1,8 @@
 """The configurations behind ``tests/data/families``: tiny sizes, and all that differs between families bites.
 
 Windows and original contexts are shorter than the sequence, heads are not hidden / heads where the family allows it,
-and no multiplier, soft-cap or scale has a value that would hide it.
+and no multiplier, soft-cap or scale has a value that would hide it. Some heads are of 24, 40, 72 and 100: with norms of
+rows and of heads, biases, windows, a soft-cap, and so few that their rows end within a tile of 16.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ QWEN = {
     "qwen3": CaseConfig("Qwen3", _base(head_dim=32, tie_word_embeddings=True, **_theta(1e6)), old=_UNUSED_WINDOW),
     "qwen3_window": CaseConfig(
         "Qwen3",
-        _base(head_dim=32, attention_bias=True, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=2,
+        _base(head_dim=40, attention_bias=True, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=2,
               **_theta(1e5)),
         old={"layer_types": None},
         gguf="llama.cpp's qwen3 has no sliding window",
@@ -86,12 +87,13 @@ QWEN = {
 LLAMA = {
     "llama": CaseConfig("Llama", _base(num_attention_heads=6, **_theta(10000.0))),
     "llama_bias": CaseConfig(
-        "Llama", _base(head_dim=32, attention_bias=True, mlp_bias=True, tie_word_embeddings=True, **_theta(5e5))
+        "Llama", _base(head_dim=40, attention_bias=True, mlp_bias=True, tie_word_embeddings=True, **_theta(5e5))
     ),
     "llama_llama3": CaseConfig("Llama", _base(head_dim=32, rope_parameters=dict(LLAMA3))),
     "llama_linear": CaseConfig(
         "Llama",
-        _base(head_dim=32, rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}),
+        _base(head_dim=100, num_attention_heads=8, num_key_value_heads=4,
+              rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}),
     ),
     "llama_yarn": CaseConfig(
         "Llama",
@@ -131,7 +133,7 @@ GEMMA = {
     "gemma3_text": CaseConfig("Gemma3Text", _GEMMA3, old=_GEMMA3_OLD, model_class="Gemma3ForCausalLM"),
     "gemma3_text_other": CaseConfig(
         "Gemma3Text",
-        _base(num_key_value_heads=1, head_dim=32, query_pre_attn_scalar=24, sliding_window=WINDOW,
+        _base(num_key_value_heads=1, head_dim=24, query_pre_attn_scalar=32, sliding_window=WINDOW,
               tie_word_embeddings=True, final_logit_softcapping=5.0, rope_parameters={
                   "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
                   "full_attention": {"rope_type": "default", "rope_theta": 50000.0}},
@@ -162,7 +164,7 @@ GEMMA = {
     ),
     "gemma2": CaseConfig(
         "Gemma2",
-        _base(head_dim=32, query_pre_attn_scalar=32, sliding_window=WINDOW, attn_logit_softcapping=2.0,
+        _base(head_dim=72, query_pre_attn_scalar=72, sliding_window=WINDOW, attn_logit_softcapping=2.0,
               final_logit_softcapping=5.0, tie_word_embeddings=True, **_theta(10000.0)),
         old={"layer_types": None},
     ),
@@ -241,7 +243,7 @@ _OLMO3_YARN = {
 }  # fmt: skip
 
 POST_NORM = {
-    "olmo2": CaseConfig("Olmo2", _base(hidden_size=128, **_theta(5e5))),
+    "olmo2": CaseConfig("Olmo2", _base(**_theta(5e5))),
     "olmo3": CaseConfig(
         "Olmo3",
         _base(hidden_size=128, sliding_window=WINDOW, rope_parameters={

@@ -7,16 +7,15 @@ from typing import Any, Final
 
 from edge_rt.errors import InvalidModelFile, UnsupportedModel
 from edge_rt.export.families.dimensions import (
-    HEAD_STEP,
     MAX_CONTEXT,
     MAX_EPSILON,
-    MAX_HEAD_DIM,
     MAX_HEADS,
     MAX_LAYERS,
     MAX_ROWS,
     MAX_WIDTH,
     MIN_EPSILON,
     Dimensions,
+    require_head_dim,
 )
 from edge_rt.system.checkpoint_names import CONFIG_FILE
 
@@ -213,13 +212,8 @@ class ConfigReader:
                 f"{heads} heads, {kv_heads} of them for keys, {width} wide.",
                 "Fetch the model again.",
             )
-        size = self.count("head_dim", MAX_HEAD_DIM, default=width // heads if head_dim is None else head_dim)
-        if size % HEAD_STEP:
-            raise UnsupportedModel(
-                f"{self.where}: this attention head size is not supported.",
-                f"It is {size}, it must be a multiple of {HEAD_STEP}.",
-                "Choose another model.",
-            )
+        size = self.count("head_dim", MAX_WIDTH, default=width // heads if head_dim is None else head_dim)
+        require_head_dim(self.where, size, "Export it with --via transformers, or choose another model.")
         return Dimensions(
             name=name,
             hidden_size=width,

@@ -5,17 +5,36 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
+from edge_rt.errors import UnsupportedModel
 from edge_rt.package.decoder import Attention, Decoder, FeedForward, Layer, Rope
 
 MAX_LAYERS: Final = 1024
 MAX_WIDTH: Final = 1 << 18
 MAX_HEADS: Final = 1 << 12
 MAX_HEAD_DIM: Final = 1024
+"""Elements of the largest heads that are taken."""
 MAX_CONTEXT: Final = 1 << 24
 MAX_ROWS: Final = 1 << 24
 MIN_EPSILON, MAX_EPSILON = 1e-12, 1.0
-HEAD_STEP: Final = 16
-"""Sizes of heads are multiples of it."""
+
+
+def require_head_dim(where: str, head_dim: int, way_out: str) -> None:
+    """Refuse heads of a size that no operator takes: rotations turn pairs.
+
+    Args:
+        where: name of the checkpoint.
+        head_dim: elements of a head.
+        way_out: how a model with such heads runs, for the error.
+
+    Raises:
+        UnsupportedModel: the size is odd, or too large.
+    """
+    if head_dim % 2 or head_dim > MAX_HEAD_DIM:
+        raise UnsupportedModel(
+            f"{where}: this attention head size is not supported.",
+            f"It is {head_dim}, it must be even and at most {MAX_HEAD_DIM}.",
+            way_out,
+        )
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,14 @@ from typing import Final
 
 from edge_rt.errors import InvalidModelFile, StorageError, UnsupportedModel
 from edge_rt.export.families.dimensions import (
-    HEAD_STEP,
     MAX_CONTEXT,
     MAX_EPSILON,
-    MAX_HEAD_DIM,
     MAX_HEADS,
     MAX_LAYERS,
     MAX_WIDTH,
     MIN_EPSILON,
     Dimensions,
+    require_head_dim,
 )
 from edge_rt.export.sources.gguf_types import FETCH_AGAIN, GGUFHeader, MetadataArray, TensorInfo, Value, shown
 
@@ -237,13 +236,15 @@ class HeaderReader:
     def _head_dim(self, width: int, heads: int) -> int:
         if not self.has("attention.key_length"):
             self._require_divisor("attention.head_count", heads, "embedding_length", width)
-        head_dim = self.count("attention.key_length", MAX_HEAD_DIM, least=2, default=width // heads)
-        value_dim = self.count("attention.value_length", MAX_HEAD_DIM, default=head_dim)
-        if head_dim % HEAD_STEP or value_dim != head_dim:
+        head_dim = self.count("attention.key_length", MAX_WIDTH, default=width // heads)
+        value_dim = self.count("attention.value_length", MAX_WIDTH, default=head_dim)
+        require_head_dim(
+            self.where, head_dim, "Export the model's folder of safetensors with --via transformers, or choose another."
+        )
+        if value_dim != head_dim:
             raise UnsupportedModel(
                 f"{self.where}: these attention head sizes are not supported.",
-                f"Keys have {head_dim} dimensions, values {value_dim}; "
-                f"both must be equal and a multiple of {HEAD_STEP}.",
+                f"Keys have {head_dim} dimensions, values {value_dim}; both must be equal.",
                 "Choose another model.",
             )
         return head_dim

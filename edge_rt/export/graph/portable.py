@@ -11,7 +11,7 @@ name                        dtype   shape                  meaning
 ``logit_rows``              int64   [R]                    rows of this pass whose logits are wanted, at least 1
 ``seqlens_k``               int32   [1]                    rows in the cache after this pass, minus 1
 ``total_sequence_length``   int32   []                     rows in the cache after this pass
-``past.{i}.key``/``value``  float32 [1, kv_heads, C, D]    the cache of layer i
+``past.{i}.key``/``value``  float32 [1, kv_heads, C, D]    the cache of layer i; D: size of a head, padded
 =========================== ======= ====================== =================================================
 
 Outputs: ``logits`` float32 [R, vocabulary], and ``present.{i}.key``/``value``, to be bound to the same buffers as
@@ -45,10 +45,13 @@ from edge_rt.export.weights.portable import (
     zeros_of,
 )
 from edge_rt.export.weights.weights_file import WeightsLayout
+from edge_rt.kv_formats import portable_head_dim
 from edge_rt.package.decoder import Decoder
 
 MICROSOFT: Final = "com.microsoft"
 OPSETS: Final = {"": 21, MICROSOFT: 1}
+ROTATED_STEP: Final = 16
+"""GroupQueryAttention rotates heads whose size is a multiple of it."""
 ACCURACY_LEVEL: Final = {"int8": 4, "float": 1}
 """MatMulNBits' ``accuracy_level``: 4 computes with int8 activations, 1 with float32."""
 
@@ -69,7 +72,8 @@ class PortableBuilder(GraphBuilder):
         self._accuracy = ACCURACY_LEVEL[activations]
         self._seqlens_k = graph_input("seqlens_k", ir.DataType.INT32, [1])
         self._total = graph_input("total_sequence_length", ir.DataType.INT32, [])
-        self._cache_shape: list[int | str] = [1, decoder.num_kv_heads, "capacity", decoder.head_dim]
+        self._head_dim = portable_head_dim(decoder.head_dim)
+        self._cache_shape: list[int | str] = [1, decoder.num_kv_heads, "capacity", self._head_dim]
         self._pasts = [
             graph_input(f"past.{i}.{kind}", ir.DataType.FLOAT, self._cache_shape)
             for i in range(decoder.num_layers)
@@ -267,7 +271,8 @@ class PortableBuilder(GraphBuilder):
         name = f"layer{layer}"
         rotates_itself = self._is_rotated_by_attention(layer)
         batched: list[ir.Value | None]
-        if attention.qk_norm == "none" and rotates_itself and attention.query_scaling is None:
+        is_padded = attention.head_dim != self._head_dim
+        if attention.qk_norm == "none" and rotates_itself and attention.query_scaling is None and not is_padded:
             shape = self.constant("shape.qkv", [1, -1, width])
             batched = [*self.node("Reshape", [qkv, shape], [f"{name}.qkv.batched"]), None, None]
         else:
@@ -291,14 +296,25 @@ class PortableBuilder(GraphBuilder):
         )
         self._presents += [as_output(value, ir.DataType.FLOAT, self._cache_shape) for value in outputs[1:]]
         flat = self.constant("shape.attention", [-1, attention.query_size])
-        return self.node("Reshape", [outputs[0], flat], [f"{name}.attention"])[0]
+        attended = outputs[0]
+        if is_padded:
+            heads = self.constant("shape.padded.heads", [-1, attention.num_heads, self._head_dim])
+            (padded,) = self.node("Reshape", [attended, heads], [f"{name}.attention.padded"])
+            begin, end = self.constant("axes.first", [0]), self.constant("head.end", [attention.head_dim])
+            last = self.constant("axes.last", [-1])
+            (attended,) = self.node("Slice", [padded, begin, end, last], [f"{name}.attention.heads"])
+        return self.node("Reshape", [attended, flat], [f"{name}.attention"])[0]
 
     def _is_rotated_by_attention(self, layer: int) -> bool:
-        """Return whether GroupQueryAttention rotates queries and keys: whole heads, as the last step before it."""
+        """Return whether GroupQueryAttention rotates queries and keys: whole heads, as the last step before it.
+
+        Of a size that it rotates: RotaryEmbedding takes all others.
+        """
         attention = self.attention_of(layer)
         if attention.rope is None:
             return True
         is_whole = self._decoder.ropes[attention.rope].dimensions == attention.head_dim
+        is_whole = is_whole and attention.head_dim % ROTATED_STEP == 0
         # A factor on queries may come before the rotation as well as behind it.
         return is_whole and not attention.norm_after_rope
 
@@ -328,8 +344,19 @@ class PortableBuilder(GraphBuilder):
                 )
                 (rows,) = self.node("Mul", [rows, column], [f"{name}.q.grown"])
             shape = self.constant(f"shape.{kind}", [1, -1, size])
+            if attention.head_dim != self._head_dim:
+                rows = self._padded(rows, f"{name}.{kind}")
+                whole = size // attention.head_dim * self._head_dim
+                shape = self.constant(f"shape.{kind}.padded", [1, -1, whole])
             found += self.node("Reshape", [rows, shape], [f"{name}.{kind}.batched"])
         return found
+
+    def _padded(self, rows: ir.Value, name: str) -> ir.Value:
+        """Return heads ``[rows * heads, padded size]`` with zeros behind their elements."""
+        head_dim = self._decoder.head_dim
+        (heads,) = self.node("Reshape", [rows, self.constant("shape.heads", [-1, head_dim])], [f"{name}.unpadded"])
+        missing = self.constant("head.padding", [0, 0, 0, self._head_dim - head_dim])
+        return self.node("Pad", [heads, missing], [f"{name}.padded"])[0]
 
     def _head_normed(self, rows: ir.Value, kind: str, layer: int) -> ir.Value:
         """Return queries or keys ``[rows, features]`` normed, by heads or as whole rows."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,11 +99,18 @@ class Linear:
         return len({part.type_name for part in self.parts}) > 1
 
 
-def stack(name: str, parts: Sequence[Part]) -> tuple[Linear, ...]:
-    """Return the fewest matrices that hold ``parts``: neighbours of one type become one matrix."""
+def stack(name: str, parts: Sequence[Part], *, ends: Callable[[Part], bool] | None = None) -> tuple[Linear, ...]:
+    """Return the fewest matrices that hold ``parts``: neighbours of one type become one matrix.
+
+    Args:
+        name: of the whole.
+        parts: first output rows first.
+        ends: whether no other part can follow one; None: any can.
+    """
     groups: list[list[Part]] = []
     for part in parts:
-        if groups and groups[-1][0].type_name == part.type_name:
+        last = groups[-1][-1] if groups else None
+        if last is not None and last.type_name == part.type_name and not (ends is not None and ends(last)):
             groups[-1].append(part)
         else:
             groups.append([part])

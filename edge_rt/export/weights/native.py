@@ -34,15 +34,23 @@ def tiles_of(linear: Linear) -> str:
 
 
 def stack(name: str, parts: Sequence[Part]) -> tuple[Linear, ...]:
-    """Return one matrix of parts one behind the other, each in its own format; several where floats are among them."""
-    if _may_be_mixed(parts):
+    """Return one matrix of parts one behind the other, each in its own format.
+
+    Several where floats are among them, or where a part ends within a tile, as few heads of a size that is no multiple
+    of 16 do.
+    """
+    if _may_be_mixed(parts) and all(_ends_with_tile(part) for part in parts[:-1]):
         return (Linear(name, tuple(parts)),)
-    return stack_of_one_type(name, parts)
+    return stack_of_one_type(name, parts, ends=lambda part: not _ends_with_tile(part))
+
+
+def _ends_with_tile(part: Part) -> bool:
+    return part.tensor.shape[1] % TILE_ROWS == 0
 
 
 def gate_up(name: str, gate: Part, up: Part) -> tuple[Linear, ...]:
     """Return gate and up as one matrix with alternating tiles; as two if that cannot be."""
-    if gate.tensor.shape[1] % TILE_ROWS == 0 and _may_be_mixed((gate, up)):
+    if _ends_with_tile(gate) and _may_be_mixed((gate, up)):
         return (Linear(name, (gate, up), interleaved=True),)
     return (Linear(f"{name}.gate", (gate,)), Linear(f"{name}.up", (up,)))
 
@@ -60,8 +68,7 @@ def _may_be_mixed(parts: Sequence[Part]) -> bool:
 
 def place(linear: Linear, layout: WeightsLayout) -> None:
     """Add a matrix to the layout."""
-    # Stacked parts meet at a tile border, because a head has a multiple of 16 rows.
-    assert all(part.tensor.shape[1] % TILE_ROWS == 0 for part in linear.parts[:-1]), linear.name
+    assert all(_ends_with_tile(part) for part in linear.parts[:-1]), linear.name
     shapes = [_part_shape(part) for part in linear.parts]
     if linear.is_mixed:
         layout.add(tiles_of(linear), np.uint8, (sum(math.prod(shape) for shape in shapes),))

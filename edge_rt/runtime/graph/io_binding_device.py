@@ -6,6 +6,7 @@ import numpy as np
 
 from edge_rt.binding import Binding
 from edge_rt.compute_device import ComputeDevice, DeviceArray
+from edge_rt.kv_formats import portable_head_dim
 from edge_rt.package.decoder import Decoder
 from edge_rt.package.manifest import ModelConfig
 from edge_rt.runtime.graph.io_binding_portable import PortableIOBinding
@@ -36,7 +37,8 @@ class DeviceIOBinding(PortableIOBinding):
 
     def _allocate(self, capacity: int) -> None:
         # One array for all: what is copied to the device is not written here.
-        empty = untouched((1, self.config.num_kv_heads, capacity, self.config.head_dim), np.float32)
+        shape = (1, self.config.num_kv_heads, capacity, portable_head_dim(self.config.head_dim))
+        empty = untouched(shape, np.float32)
         layers = range(self.config.num_layers)
         self.keys = [DeviceArray(self._device, empty) for _ in layers]
         self.values = [DeviceArray(self._device, empty) for _ in layers]

@@ -9,6 +9,7 @@ import numpy as np
 from edge_rt.binding import Binding
 from edge_rt.compute_device import DeviceArray
 from edge_rt.errors import UnsupportedModel
+from edge_rt.kv_formats import portable_head_dim
 from edge_rt.package.decoder import Decoder
 from edge_rt.package.manifest import ModelConfig
 from edge_rt.runtime.graph.bound_results import BoundResults
@@ -22,11 +23,11 @@ Buffers = list[Array | DeviceArray]
 class PortableIOBinding(IOBinding):
     """GroupQueryAttention's cache: float32, every layer's keys and values bound as input and as output.
 
-    ``cache_bytes`` is layers x 2 x kv_heads x capacity x head_dim x 4, also in layers with a sliding window.
+    ``cache_bytes`` is layers x 2 x kv_heads x capacity x D x 4, also in layers with a sliding window; D is the size of
+    a head, padded to a multiple of 8.
 
     Attributes:
-        keys: per layer, float32 ``[1, kv_heads, capacity, head_dim]``; a page takes memory only once a row in it is
-            written.
+        keys: per layer, float32 ``[1, kv_heads, capacity, D]``; a page takes memory only once a row in it is written.
         values: as ``keys``.
     """
 
@@ -42,7 +43,7 @@ class PortableIOBinding(IOBinding):
     def _allocate(self, capacity: int) -> None:
         """Make ``keys`` and ``values``, and set ``cache_bytes``."""
         config = self.config
-        shape = (config.num_layers, 2, 1, config.num_kv_heads, capacity, config.head_dim)
+        shape = (config.num_layers, 2, 1, config.num_kv_heads, capacity, portable_head_dim(config.head_dim))
         buffer = untouched(shape, np.float32)
         self.keys = [layer[0] for layer in buffer]
         self.values = [layer[1] for layer in buffer]
@@ -72,7 +73,7 @@ class PortableIOBinding(IOBinding):
         return _PortablePass(binding, rows, self.bind_results(binding, num_logits))
 
     def _specs(self) -> Specs:
-        cache = (1, self.config.num_kv_heads, "capacity", self.config.head_dim)
+        cache = (1, self.config.num_kv_heads, "capacity", portable_head_dim(self.config.head_dim))
         layers = [(i, kind) for i in range(self.config.num_layers) for kind in ("key", "value")]
         return {
             "seqlens_k": ((1,), "tensor(int32)"),

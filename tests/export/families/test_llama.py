@@ -52,7 +52,7 @@ def refused(gguf, tmp_path, error, message):
         ("attention.layer_norm_rms_epsilon", NAN, InvalidModelFile),
         ("attention.layer_norm_rms_epsilon", -1e-5, InvalidModelFile),
         ("attention.layer_norm_rms_epsilon", INF, InvalidModelFile),
-        ("attention.key_length", 8, UnsupportedModel),
+        ("attention.key_length", 15, UnsupportedModel),
         ("attention.sliding_window", -1, InvalidModelFile),
         ("attention.sliding_window", 1 << 62, InvalidModelFile),
         ("attention.sliding_window", "16", InvalidModelFile),

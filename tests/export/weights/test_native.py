@@ -11,7 +11,7 @@ from edge_rt.errors import InvalidPackage
 from edge_rt.export.sources.gguf_header import read_header
 from edge_rt.export.sources.tensor_reader import TensorReader
 from edge_rt.export.weights.linear import Linear, Part
-from edge_rt.export.weights.native import fill, gate_up, place, tiles_of, verify, verify_values
+from edge_rt.export.weights.native import fill, gate_up, place, stack, tiles_of, verify, verify_values
 from edge_rt.export.weights.rows import CheckpointRows
 from edge_rt.export.weights.tiles import unpack_rows
 from edge_rt.export.weights.weights_file import WeightsFile, WeightsLayout
@@ -107,6 +107,16 @@ def test_gate_and_up_that_cannot_take_turns_are_two_matrices(tmp_path, change):
         np.testing.assert_array_equal(values_of(linear, layout, path)[:rows], model.weights[name])
         verified(model, linear, layout, path)
         path.unlink()
+
+
+def test_a_part_that_ends_within_a_tile_ends_a_matrix(tmp_path):
+    model = write_llama_gguf(tmp_path / "m.gguf", head_dim=24, heads=4, kv_heads=1)
+    linears = stack("qkv", [part_of(model, name) for name in (Q, K, V)])
+    assert [(linear.name, linear.out_features) for linear in linears] == [("qkv.0", 96 + 24), ("qkv.1", 24)]
+    layout, path, _ = written(model, linears[0])
+    expected = np.concatenate([model.weights[Q], model.weights[K]])
+    np.testing.assert_array_equal(values_of(linears[0], layout, path)[:120], expected)
+    verified(model, linears[0], layout, path)
 
 
 class TestVerify:
