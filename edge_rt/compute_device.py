@@ -16,6 +16,7 @@ from edge_rt.device_names import CUDA, GPU_LAYERS, DeviceName
 from edge_rt.errors import MemoryBudgetExceeded, RuntimeUnavailable
 from edge_rt.onnxruntime_import import ort
 from edge_rt.session_errors import translate
+from edge_rt.system.extras import install_command
 
 RECORDS: Final = "graphs"
 """Option of edge-rt's own provider: "1" records passes that have a number."""
@@ -71,7 +72,7 @@ class ComputeDevice:
             raise RuntimeUnavailable(
                 f"ONNX Runtime cannot load its {self.provider}.",
                 f"{why_not_loaded(self.provider)}.",
-                "Install the libraries of CUDA and cuDNN that it was built for, pip install 'edge-rt[gpu]', or use "
+                f"Install the libraries of CUDA and cuDNN that it was built for, {install_command('gpu')}, or use "
                 "--device cpu.",
             )
         return session

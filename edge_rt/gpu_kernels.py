@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from edge_rt.errors import ConfigError, RuntimeUnavailable, StorageError, VersionMismatch
 from edge_rt.system.atomic_files import write_atomically
+from edge_rt.system.extras import install_command
 
 OLDEST_COMPUTE: Final = 75
 """10 * major + minor of the oldest architecture: it multiplies small integers on tensor cores."""
@@ -70,7 +71,7 @@ class Nvrtc:
             raise RuntimeUnavailable(
                 f"NVIDIA's compiler here knows no architecture sm_{compute}.",
                 f"NVRTC {self.version[0]}.{self.version[1]} knows {', '.join(f'sm_{one}' for one in known)}.",
-                "Install a newer one: pip install --upgrade 'edge-rt[cuda]', or use --device cpu.",
+                f"Install a newer one: {install_command('cuda', upgrade=True)}, or use --device cpu.",
             )
         options = (f"--gpu-architecture=sm_{compute}", *_OPTIONS, *(f"-I{folder}" for folder in folders))
         return self._compile(name, source, options, f"sm_{compute}", "nvrtcGetCUBIN")
@@ -97,7 +98,7 @@ class Nvrtc:
                 raise RuntimeUnavailable(
                     "The kernels could not be compiled for this GPU.",
                     f"NVRTC {self.version[0]}.{self.version[1]}, {what}, code {code}: {log[:600]}",
-                    "Install the extra again: pip install --upgrade 'edge-rt[cuda]', or use --device cpu.",
+                    f"Install newer ones: {install_command('cuda', upgrade=True)}, or use --device cpu.",
                 )
             return self._read(program, result)
         finally:
@@ -145,7 +146,7 @@ def _no_compiler() -> RuntimeUnavailable:
     return RuntimeUnavailable(
         "NVIDIA's run-time compiler is not installed, which makes the kernels for this machine's GPU.",
         "No libnvrtc was found in this Python's packages or in the system.",
-        "Install it: pip install 'edge-rt[cuda]', or use --device cpu.",
+        f"Install it: {install_command('cuda')}, or use --device cpu.",
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from edge_rt.errors import RuntimeUnavailable
+from edge_rt.system.extras import install_command
 
 __all__ = ["ort"]
 
@@ -18,7 +19,7 @@ except ImportError as _error:
     raise RuntimeUnavailable(
         "ONNX Runtime is not installed.",
         "edge-rt does not depend on it by itself, because its CPU and GPU wheels overwrite each other.",
-        "Install one of them: pip install 'edge-rt[cpu]' or pip install 'edge-rt[gpu]'.",
+        f"Install one of them: {install_command('cpu')}, or for NVIDIA GPUs {install_command('gpu')}.",
     ) from _error
 # For programs that imported ONNX Runtime before edge-rt.
 ort.disable_telemetry_events()

@@ -23,6 +23,7 @@ from edge_rt.gpu_kernels import check_compute
 from edge_rt.gpu_library import Gpu, GpuReport
 from edge_rt.gpu_provider import INSTALLED, GpuProvider
 from edge_rt.onnxruntime_import import ort
+from edge_rt.system.extras import install_command
 
 WEBGPU_MODULE: Final = "onnxruntime_ep_webgpu"
 _PORTABLE_CUDA: Final = f"portable packages on {CUDA}"
@@ -104,7 +105,7 @@ def find_portable_cuda(name: DeviceName, own: GpuProvider = INSTALLED) -> Comput
         raise RuntimeUnavailable(
             "This ONNX Runtime cannot run portable packages on NVIDIA GPUs.",
             f"It has {', '.join(available)}; {own.portable} is in the wheel onnxruntime-gpu.",
-            "Run: pip uninstall onnxruntime, then pip install 'edge-rt[gpu]'; or export with --profile native.",
+            f"Run: pip uninstall onnxruntime, then {install_command('gpu')}; or export with --profile native.",
         )
     report = own.library.report()
     gpu = report.gpu(name.index)
@@ -121,7 +122,7 @@ def _webgpu_library() -> Path:
         return Path(importlib.import_module(WEBGPU_MODULE).get_library_path())
     except (ImportError, RuntimeError) as error:
         raise RuntimeUnavailable(
-            "ONNX Runtime's provider for WebGPU is not installed.", f"{error}.", "Run: pip install 'edge-rt[webgpu]'."
+            "ONNX Runtime's provider for WebGPU is not installed.", f"{error}.", f"Run: {install_command('webgpu')}."
         ) from error
 
 

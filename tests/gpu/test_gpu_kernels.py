@@ -138,7 +138,7 @@ def test_no_sources(tmp_path):
 
 
 def test_no_compiler(tmp_path):
-    with pytest.raises(RuntimeUnavailable, match=r"edge-rt\[cuda\]"):
+    with pytest.raises(RuntimeUnavailable, match=r"nvidia-cuda-nvrtc\]"):
         Nvrtc(tmp_path / "libnvrtc.so.13")
 
 
@@ -177,7 +177,7 @@ class TestTheCompilerForADriver:
         with pytest.raises(RuntimeUnavailable, match="not installed") as caught:
             nvrtc_for(13000, [])
         assert type(caught.value) is RuntimeUnavailable
-        assert "edge-rt[cuda]" in caught.value.action
+        assert "nvidia-cuda-nvrtc" in caught.value.action
 
 
 @pytest.fixture

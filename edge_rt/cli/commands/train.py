@@ -23,6 +23,7 @@ from edge_rt.errors import ConfigError, RuntimeUnavailable, StorageError
 from edge_rt.measure.prompts import read_prompts
 from edge_rt.package.exits import parse_exits, require_exit_mode
 from edge_rt.package.weights_info import require_known
+from edge_rt.system.extras import install_command
 
 if TYPE_CHECKING:
     from edge_rt.package.reader import Package
@@ -36,7 +37,7 @@ SELF: Final = "self"
 _DURATION: Final = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*([smhd]?)")
 _SECONDS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
-_HELP: Final = literal("Train a drafter, which makes answers faster; needs the extra edge-rt[train].")
+_HELP: Final = literal("Train a drafter, which makes answers faster; needs torch (the extra [train]).")
 
 train_app = typer.Typer(cls=PlainGroup, no_args_is_help=True, help=_HELP)
 
@@ -301,7 +302,7 @@ def _require_torch() -> None:
         raise RuntimeUnavailable(
             "Training needs torch.",
             "It is not installed, because running models does not need it.",
-            "Install it: pip install 'edge-rt[train]'.",
+            f"Install it: {install_command('train')}.",
         )
 
 

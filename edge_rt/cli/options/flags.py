@@ -302,8 +302,8 @@ COMPILE: Final = Flag(
 OUT: Final = Flag(("-o", "--out"), "Folder to create.", metavar="DIR")
 VIA: Final = Flag(
     ("--via",),
-    "transformers: let its exporter trace a folder's model, of any architecture (needs the extra "
-    "edge-rt[transformers]).",
+    "transformers: let its exporter trace a folder's model, of any architecture (needs transformers and torch: the "
+    "extra [transformers]).",
     metavar="EXPORTER",
     shown="edge-rt's own exporter",
     panel=QUANTISING,

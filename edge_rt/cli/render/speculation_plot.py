@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from edge_rt.errors import ConfigError, RuntimeUnavailable, StorageError
+from edge_rt.system.extras import install_command
 
 SUFFIXES: Final = (".png", ".svg", ".pdf")
 _BAR, _HALF, _LINE = "#4477aa", "#88aacc", "#bb5566"
@@ -28,7 +29,7 @@ def require_plot(path: Path) -> None:
         raise StorageError(f"{path} cannot be written.", "Its folder does not exist.", "Make it first.")
     if importlib.util.find_spec("matplotlib") is None:
         raise RuntimeUnavailable(
-            "The plot cannot be drawn.", "matplotlib is not installed.", "Install it: pip install edge-rt[plot]."
+            "The plot cannot be drawn.", "matplotlib is not installed.", f"Install it: {install_command('plot')}."
         )
 
 

@@ -16,11 +16,12 @@ import numpy.typing as npt
 from edge_rt.errors import EdgeRTError, InvalidPackage, RuntimeUnavailable, UnsupportedModel, VersionMismatch
 from edge_rt.export.sources.safetensors_header import read_json
 from edge_rt.export.traced.worker import ANSWER_FILE, GRAPH_FILE, LOGITS_FILE
+from edge_rt.system.extras import install_command
 
 NEEDED: Final = {"torch": (2, 11), "transformers": (5, 23), "onnxscript": (0, 7)}
 """Distribution that a trace needs -> its oldest version."""
-INSTALL: Final = "pip install 'edge-rt[cpu,transformers]'"
-"""The command that installs them."""
+EXTRA: Final = "transformers"
+"""The extra that names them."""
 _CHATTER_FILE: Final = "chatter.txt"
 _SHOWN_CHATTER: Final = 2000
 _MAX_ANSWER: Final = 1 << 20
@@ -92,7 +93,7 @@ def require_tracer(version_of: Callable[[str], str | None] = installed_version) 
         raise RuntimeUnavailable(
             "Exporting through transformers needs packages that are not installed.",
             f"Missing: {', '.join(missing)}.",
-            f"Install them: {INSTALL}.",
+            f"Install them: {install_command(EXTRA)}.",
         )
     old = [
         f"{name} {version} (at least {'.'.join(map(str, NEEDED[name]))})"
@@ -103,7 +104,7 @@ def require_tracer(version_of: Callable[[str], str | None] = installed_version) 
         raise VersionMismatch(
             "Exporting through transformers needs newer packages.",
             f"Installed: {', '.join(old)}.",
-            f"Upgrade them: {INSTALL.replace('install', 'install --upgrade', 1)}.",
+            f"Upgrade them: {install_command(EXTRA, upgrade=True)}.",
         )
 
 
@@ -172,7 +173,7 @@ def _refusal(name: str, answer: dict[str, Any]) -> EdgeRTError | None:
         return RuntimeUnavailable(
             "Exporting through transformers needs a package that is not installed.",
             f"{answer['missing']}.",
-            f"Install what it needs: {INSTALL}.",
+            f"Install what it needs: {install_command(EXTRA)}.",
         )
     if "failed" in answer:
         return UnsupportedModel(

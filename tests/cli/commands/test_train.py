@@ -123,4 +123,4 @@ def test_the_help_of_kinds(inline):
 
 
 def test_the_help_names_the_extra(inline):
-    assert b"extra edge-rt[train]" in inline("train", "--help").stdout
+    assert b"extra [train]" in inline("train", "--help").stdout

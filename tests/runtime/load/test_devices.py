@@ -55,7 +55,7 @@ class TestMissing:
         monkeypatch.setattr(providers, "WEBGPU_MODULE", "no_such_module_of_edge_rt")
         with pytest.raises(RuntimeUnavailable, match="not installed") as caught:
             find_device(DeviceName("webgpu"))
-        assert "edge-rt[webgpu]" in caught.value.action
+        assert "onnxruntime-ep-webgpu" in caught.value.action
 
     def test_an_onnx_runtime_that_is_too_old(self, monkeypatch):
         monkeypatch.setattr(providers.ort, "__version__", "1.23.2")

@@ -39,7 +39,7 @@ class TestMissing:
         with pytest.raises(RuntimeUnavailable, match="onnxruntime-gpu") as caught:
             find_portable_cuda(DeviceName("cuda"), FakeProvider(TWO))
         assert caught.value.exit_code == 5
-        assert "edge-rt[gpu]" in caught.value.action
+        assert "onnxruntime-gpu" in caught.value.action
         assert "--profile native" in caught.value.action
 
     @without_cuda
