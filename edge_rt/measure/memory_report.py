@@ -15,6 +15,7 @@ from edge_rt.system.process_memory import ProcessMemory
 
 TERM_OF_STAGE: Final = {
     "runtime": "runtime",
+    "device": "runtime",
     "tokenizer": "tokenizer",
     "text": "tokenizer",
     "session": "session",

@@ -12,11 +12,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any, Final, NamedTuple
+from typing import IO, Any, Final, NamedTuple, Self
 
 from edge_rt import errors
 from edge_rt.device_names import AUTO
@@ -32,11 +32,14 @@ _KILLED: Final = -9
 """Exit code after SIGKILL, a signal whose name is not defined on every system."""
 
 
+WORKER: Final = "edge_rt.measure.memory_worker"
+
+
 def measure_plan(
     package: Path,
     plan: Plan,
     *,
-    worker: str = "edge_rt.measure.memory_worker",
+    worker: str = WORKER,
     threads: int | None = None,
     device: str = AUTO,
     turns: int = 0,
@@ -54,53 +57,118 @@ def measure_plan(
         on_stage: called with the name of every finished stage.
 
     Raises:
-        EdgeRTError: the error that the process raised.
-        MemoryBudgetExceeded: the process raised it, or the kernel killed the process.
-        RuntimeUnavailable: this system does not report the memory of a process.
+        EdgeRTError: the errors of ``MeasuredProcess``.
     """
-    asked = plan.request
-    request = {
-        "package": str(package),
-        "budget_bytes": plan.budget_bytes,
-        "base_bytes": plan.base_bytes,
-        "driver_bytes": plan.sizes.driver,
-        "ctx": asked.ctx,
-        "kv": asked.kv,
-        "spec": asked.spec,
-        "draft_max": asked.draft_max,
-        "prefill_chunk": asked.prefill_chunk,
-        "corpus": asked.corpus,
-        "drafter": asked.drafter_folder,
-        "threads": threads,
-        "device": device,
-        "device_budget_bytes": plan.device_budget_bytes,
-        "turns": turns,
-    }
-    # Fails here, before a load, on systems without this information.
-    read_mappings()
-    with tempfile.TemporaryFile() as complaints:
-        started = time.perf_counter()
-        process = subprocess.Popen(
+    with MeasuredProcess(worker) as process:
+        return process.run(package, plan, threads=threads, device=device, turns=turns, on_stage=on_stage)
+
+
+class MeasuredProcess:
+    """A fresh process for one measurement. It has started at the beginning of the ``with`` block, and ends with it.
+
+    Args:
+        worker: module that it runs: ``memory_worker``, or one that first imports more and then runs it.
+
+    Raises:
+        RuntimeUnavailable: this system does not report the memory of a process.
+        InferenceError: the process ended early.
+    """
+
+    def __init__(self, worker: str = WORKER) -> None:
+        self._worker = worker
+
+    def __enter__(self) -> Self:
+        # Fails here, before a load, on systems without this information.
+        read_mappings()
+        self._complaints = tempfile.TemporaryFile()
+        self._process = subprocess.Popen(
             # -P: without the current folder in its path, which may hold unrelated modules.
-            [sys.executable, "-P", "-m", worker],
+            [sys.executable, "-P", "-m", self._worker],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=complaints,
+            stderr=self._complaints,
             # Ctrl-C goes to this process only, which then ends the worker.
             start_new_session=True,
         )
         try:
-            corpus = None if asked.corpus is None else Path(asked.corpus).resolve()
-            drafter = None
-            if plan.choice.drafter and asked.drafter is not None:
-                drafter = Path(asked.drafter.path).resolve() / WEIGHTS_FILE
-            files = _Files(package / WEIGHTS_FILE, corpus, drafter)
-            return _Watch(process, files, plan.choice, started, on_stage).follow(request)
+            self._watch = _Watch(self._process)
+            with self._ends_early():
+                self._watch.wait_for_start()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._end()
+
+    @property
+    def base_bytes(self) -> int:
+        """Resident bytes before it loads anything: a plan for it counts them as those of the process."""
+        return self._watch.base_bytes
+
+    def run(
+        self,
+        package: Path,
+        plan: Plan,
+        *,
+        threads: int | None = None,
+        device: str = AUTO,
+        turns: int = 0,
+        on_stage: Callable[[str], None] | None = None,
+    ) -> MemoryRun:
+        """Load a package in this process and run it up to the plan's limits, once.
+
+        Args:
+            package: its folder.
+            plan: the plan that it is loaded with.
+            threads: threads that compute; None uses every CPU this process may use.
+            device: the device that the plan was made for.
+            turns: run a chat of this many turns instead of going to the plan's limits.
+            on_stage: called with the name of every finished stage.
+
+        Raises:
+            EdgeRTError: the error that the process raised.
+            MemoryBudgetExceeded: the process raised it, or the kernel killed the process.
+            InferenceError: the process ended early, or made another plan.
+        """
+        asked = plan.request
+        request = {
+            "package": str(package),
+            "budget_bytes": plan.budget_bytes,
+            "base_bytes": plan.base_bytes,
+            "driver_bytes": plan.sizes.driver,
+            "ctx": asked.ctx,
+            "kv": asked.kv,
+            "spec": asked.spec,
+            "draft_max": asked.draft_max,
+            "prefill_chunk": asked.prefill_chunk,
+            "corpus": asked.corpus,
+            "drafter": asked.drafter_folder,
+            "threads": threads,
+            "device": device,
+            "device_budget_bytes": plan.device_budget_bytes,
+            "turns": turns,
+        }
+        corpus = None if asked.corpus is None else Path(asked.corpus).resolve()
+        drafter = None
+        if plan.choice.drafter and asked.drafter is not None:
+            drafter = Path(asked.drafter.path).resolve() / WEIGHTS_FILE
+        files = _Files(package / WEIGHTS_FILE, corpus, drafter)
+        with self._ends_early():
+            return self._watch.follow(request, files, plan.choice, on_stage)
+
+    @contextmanager
+    def _ends_early(self) -> Iterator[None]:
+        try:
+            yield
         except (BrokenPipeError, EOFError) as error:
-            raise _ended(process.wait(), complaints) from error
-        finally:
-            process.kill()
-            process.communicate()
+            raise _ended(self._process.wait(), self._complaints) from error
+
+    def _end(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+        self._complaints.close()
 
 
 class _Files(NamedTuple):
@@ -114,38 +182,54 @@ class _Files(NamedTuple):
 class _Watch:
     """Samples the memory of a process while it works, and measures it in detail after every stage."""
 
-    def __init__(
-        self,
-        process: subprocess.Popen[bytes],
-        files: _Files,
-        choice: Choice,
-        started: float,
-        on_stage: Callable[[str], None] | None,
-    ) -> None:
-        # In the form in which it comes through the pipe.
-        self._choice = json.loads(json.dumps(asdict(choice)))
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
         self._folder = Path(f"/proc/{process.pid}")
-        self._files = files
-        self._started = started
-        self._on_stage = on_stage
+        self._started = time.perf_counter()
+        self._files: _Files | None = None
+        self._choice: dict[str, Any] = {}
+        self._on_stage: Callable[[str], None] | None = None
         self._addresses: dict[str, int] = {}
         self._stages: list[Stage] = []
         self._moments: list[Moment] = []
 
-    def follow(self, request: dict[str, Any]) -> MemoryRun:
+    @property
+    def base_bytes(self) -> int:
+        """Resident bytes after the first stage."""
+        return self._stages[0].memory.resident_bytes
+
+    def wait_for_start(self) -> None:
+        """Wait until the process has imported what it needs, and waits for a request."""
+        message = self._next()
+        self._measure_stage(message.pop("stage"), message)
+
+    def follow(
+        self, request: dict[str, Any], files: _Files, choice: Choice, on_stage: Callable[[str], None] | None
+    ) -> MemoryRun:
         """Send the request to the process and measure it until it has finished.
 
         Raises:
             EdgeRTError: the error that the process raised.
             BrokenPipeError, EOFError: the process ended early.
         """
-        assert self._process.stdout is not None
+        self._files, self._on_stage = files, on_stage
+        # In the form in which it comes through the pipe.
+        self._choice = json.loads(json.dumps(asdict(choice)))
+        if on_stage is not None:
+            on_stage(self._stages[0].name)
         self._send(json.dumps(request))
+        while not self._handle(self._next()):
+            pass
+        return MemoryRun(tuple(self._stages), tuple(self._moments))
+
+    def _next(self) -> dict[str, Any]:
+        """Return the next message of the process; its memory is sampled until then."""
+        assert self._process.stdout is not None
         pending = b""
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
-            while True:
+            # It waits for a reply to every line, so there is never more than one.
+            while not pending.endswith(b"\n"):
                 if not selector.select(SAMPLE_SECONDS):
                     # A process that has just ended cannot be read; the pipe reports its end.
                     with suppress(RuntimeUnavailable):
@@ -155,11 +239,7 @@ class _Watch:
                 if not piece:
                     raise EOFError
                 pending += piece
-                # It waits for a reply to every line, so there is never more than one.
-                if pending.endswith(b"\n"):
-                    if self._handle(json.loads(pending)):
-                        return MemoryRun(tuple(self._stages), tuple(self._moments))
-                    pending = b""
+        return dict(json.loads(pending))
 
     def _handle(self, message: dict[str, Any]) -> bool:
         """Handle one message of the process; return whether it has finished."""
@@ -186,15 +266,16 @@ class _Watch:
         mappings = read_mappings(self._folder)
         memory = read_memory(self._folder)
         cache, logits = (self._addresses.get(kind) for kind in ("cache", "logits"))
+        weights, corpus, drafter = self._files or (None, None, None)
         stage = Stage(
             name,
             self._seconds(),
             memory,
-            weights_bytes=file_bytes(mappings, self._files.weights),
+            weights_bytes=0 if weights is None else file_bytes(mappings, weights),
             cache_bytes=0 if cache is None else range_bytes(mappings, [cache]),
             logits_bytes=0 if logits is None else range_bytes(mappings, [logits]),
-            corpus_bytes=0 if self._files.corpus is None else file_bytes(mappings, self._files.corpus),
-            drafter_bytes=0 if self._files.drafter is None else file_bytes(mappings, self._files.drafter),
+            corpus_bytes=0 if corpus is None else file_bytes(mappings, corpus),
+            drafter_bytes=0 if drafter is None else file_bytes(mappings, drafter),
             facts=facts,
         )
         self._stages.append(stage)

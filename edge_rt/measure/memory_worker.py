@@ -1,8 +1,9 @@
 """The process whose memory ``edge-rt profile`` measures: loads a model and uses it up to the limits of its plan.
 
-It runs as a separate program, ``python -m edge_rt.measure.memory_worker``. One JSON object on standard input is the
-request. After every stage the process writes a line of JSON to standard output and waits for a line in reply. So its
-parent, ``memory_watch``, measures it from outside, and measuring needs no memory in this process.
+It runs as a separate program, ``python -m edge_rt.measure.memory_worker``. After every stage the process writes a line
+of JSON to standard output and waits for a line in reply. So its parent, ``memory_watch``, measures it from outside, and
+measuring needs no memory in this process. The first line comes when everything is imported; the reply to it is the
+request, a JSON object.
 """
 
 from __future__ import annotations
@@ -295,7 +296,8 @@ def work(request: dict[str, Any], report: Stage, own: GpuProvider = INSTALLED) -
     def tell(name: str, **facts: Any) -> None:
         report(name, **facts, **on_device.facts())
 
-    tell("runtime")
+    if on_device.facts():
+        tell("device")
     budget = Budget(request["budget_bytes"])
     # The process counts with its planned memory, so that the plan made here is the same.
     base = budget.claim("the process", 0, base_bytes=request["base_bytes"], driver_bytes=request["driver_bytes"])
@@ -332,13 +334,18 @@ def main(own: GpuProvider = INSTALLED) -> None:
     sys.stdout = sys.stderr
 
     def tell(name: str, **facts: Any) -> None:
+        exchange(name, **facts)
+
+    def exchange(name: str, **facts: Any) -> str:
         answers.write(json.dumps({"stage": name, **facts}) + "\n")
         answers.flush()
-        if not sys.stdin.readline():
+        if not (reply := sys.stdin.readline()):
             sys.exit("the parent process has closed the pipe")
+        return reply
 
     try:
-        work(json.loads(sys.stdin.readline()), tell, own)
+        # The request is made when the memory of this process is known.
+        work(json.loads(exchange("runtime")), tell, own)
     except EdgeRTError as error:
         tell("error", error=error.to_json())
     except MemoryError as error:

@@ -38,4 +38,4 @@ def test_memory_of_the_gpu_is_measured_beside_its_plan(native_package, monkeypat
     assert found["planned_bytes"] == plan.device_bytes
     assert gpu.weights + gpu.kv_cache < found["measured_without_context_bytes"]
     assert found["measured_without_context_bytes"] <= found["planned_without_context_bytes"]
-    assert [stage.facts["device_bytes"] for stage in run.stages if stage.name == "runtime"] == [0]
+    assert [stage.facts["device_bytes"] for stage in run.stages if stage.name == "device"] == [0]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 from edge_rt.byte_size import in_mib
-from edge_rt.cli.baseline_memory import this_machine
+from edge_rt.cli.baseline_memory import holding
 from edge_rt.cli.loading import obtain_package, tell_device, tell_plan
 from edge_rt.cli.options import flags
 from edge_rt.cli.options.groups import ModelFlags, OutputFlags, PlaceFlags, SpeculationFlags
@@ -69,12 +68,9 @@ def profile(
     speculation.check_planned()
     asked = load.options(places, speculation)
     name, package = obtain_package(terminal, load.reference, places, budget=load.budget_bytes(places))
-    device, plan = _plan(terminal, package, asked, this_machine(load.own_bytes))
-    tell_plan(terminal, plan)
-    if plan.given_up:
-        terminal.note("Given up: " + "; ".join(plan.given_up), "dim")
     # In this thread, where a signal ends the measurement and its process at once.
-    measured = _measure(terminal, package, plan, load.threads, device, with_chat=plot is not None)
+    measured = _measure(terminal, package, asked, load.threads, with_chat=plot is not None)
+    plan = measured.plan
     if plot is not None:
         from edge_rt.cli.render.memory_plot import draw
 
@@ -90,11 +86,11 @@ def profile(
 
 
 def _measure(
-    terminal: Terminal, package: Package, plan: Plan, threads: int | None, device: str, *, with_chat: bool
+    terminal: Terminal, package: Package, asked: LoadOptions, threads: int | None, *, with_chat: bool
 ) -> MemoryReport:
-    """Run a fresh process up to the plan's limits, and a second one through a chat if a chat is plotted."""
+    """Run a fresh process up to the limits of a plan for it, and a second one through a chat if a chat is plotted."""
     from edge_rt.measure.memory_report import MemoryReport
-    from edge_rt.measure.memory_watch import measure_plan
+    from edge_rt.measure.memory_watch import MeasuredProcess
 
     def tell(stage: str) -> None:
         if stage in _STAGES:
@@ -102,11 +98,17 @@ def _measure(
         elif stage.startswith("turn"):
             terminal.note(f"Measuring a chat: {stage} of {CHAT_TURNS}", "dim")
 
-    measure = partial(measure_plan, package.path, plan, worker=_WORKER, threads=threads, device=device, on_stage=tell)
-    run = measure()
+    with MeasuredProcess(_WORKER) as process:
+        device, plan = _plan(terminal, package, asked, holding(process.base_bytes))
+        tell_plan(terminal, plan)
+        if plan.given_up:
+            terminal.note("Given up: " + "; ".join(plan.given_up), "dim")
+        run = process.run(package.path, plan, threads=threads, device=device, on_stage=tell)
     if not with_chat or package.manifest.chat_template is None:
         return MemoryReport(plan, run)
-    return MemoryReport(plan, run, measure(turns=CHAT_TURNS))
+    with MeasuredProcess(_WORKER) as process:
+        chat = process.run(package.path, plan, threads=threads, device=device, turns=CHAT_TURNS, on_stage=tell)
+    return MemoryReport(plan, run, chat)
 
 
 def _plan(terminal: Terminal, package: Package, options: LoadOptions, machine: Device) -> tuple[str, Plan]:
