@@ -13,9 +13,10 @@ from typing import Any, Final
 from edge_rt.binding import Binding, inputs_of_the_host
 from edge_rt.byte_size import counted
 from edge_rt.compute_device import ComputeDevice, PlacedNode, placement_of
-from edge_rt.errors import ConfigError, EdgeRTError, VersionMismatch
+from edge_rt.errors import ConfigError, EdgeRTError, InvalidPackage, StorageError, VersionMismatch
 from edge_rt.onnxruntime_import import ort
 from edge_rt.ops import NativeLibrary, native_library
+from edge_rt.package.documents import is_text
 from edge_rt.package.graph_output import with_float_output
 from edge_rt.package.manifest import OP_PROFILES
 from edge_rt.pass_memory import PassMemory
@@ -182,11 +183,29 @@ def _register_native_ops(options: Any, library: NativeLibrary, isa: str | None) 
     return used
 
 
+def _specs(values: Iterable[Any]) -> list[TensorSpec]:
+    try:
+        return [TensorSpec(value.name, tuple(value.shape), value.type) for value in values]
+    except UnicodeDecodeError as error:
+        # ONNX Runtime opens graphs with names of any bytes.
+        raise InvalidPackage(
+            "A name in the package's graph is not text: the package is damaged.",
+            f"{error.object!r:.80}, byte {error.start}.",
+            "Export or pull the model again.",
+        ) from error
+
+
 def _model(graph: Path | bytes, more_outputs: Sequence[TensorSpec], options: Any) -> str | bytes:
     """Return what ONNX Runtime opens: the path of a graph, or the graph with further outputs."""
     if isinstance(graph, bytes):
         assert not more_outputs, "a graph without a file has the outputs that it was written with"
         return graph
+    if not is_text(str(graph)):
+        raise StorageError(
+            "ONNX Runtime cannot open a file whose path is not text.",
+            f"{str(graph)!r:.200} has bytes that are not UTF-8.",
+            "Rename the folder, or copy the package to another one.",
+        )
     if not more_outputs:
         return str(graph)
     model = graph.read_bytes()
@@ -277,13 +296,13 @@ class Session:
 
     @property
     def inputs(self) -> list[TensorSpec]:
-        """Inputs of the graph in its order."""
-        return [TensorSpec(v.name, tuple(v.shape), v.type) for v in self._session.get_inputs()]
+        """Inputs of the graph in its order; ``InvalidPackage`` if a name is not text."""
+        return _specs(self._session.get_inputs())
 
     @property
     def outputs(self) -> list[TensorSpec]:
-        """Outputs of the graph in its order."""
-        return [TensorSpec(v.name, tuple(v.shape), v.type) for v in self._session.get_outputs()]
+        """Outputs of the graph in its order; ``InvalidPackage`` if a name is not text."""
+        return _specs(self._session.get_outputs())
 
     @property
     def providers(self) -> list[str]:

@@ -17,6 +17,7 @@ from edge_rt.errors import (
     InferenceError,
     InvalidPackage,
     MemoryBudgetExceeded,
+    StorageError,
     UnsupportedModel,
     VersionMismatch,
 )
@@ -322,3 +323,16 @@ def test_nothing_is_reported_to_anybody(small_package, tmp_path):
     environment = {key: value for key, value in os.environ.items() if key != "ORT_DISABLE_TELEMETRY"} | home
     subprocess.run([sys.executable, "-c", program, str(small_package)], env=environment, check=True)
     assert list(tmp_path.rglob("*")) == []
+
+
+def test_a_name_in_a_damaged_graph_that_is_not_text(tmp_path):
+    path = write_graph(tmp_path / "model.onnx")
+    path.write_bytes(path.read_bytes().replace(b"x", b"\xff"))
+    session = opened(path)
+    with pytest.raises(InvalidPackage, match="name in the package's graph is not text"):
+        _ = session.inputs
+
+
+def test_a_path_that_is_not_text(tmp_path):
+    with pytest.raises(StorageError, match="whose path is not text"):
+        opened(tmp_path / "\udcff.onnx")

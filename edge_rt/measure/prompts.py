@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from edge_rt.errors import InputError
+from edge_rt.package.documents import is_text
 from edge_rt.text.text_file import read_text
 
 MAX_PROMPTS_BYTES: Final = 64 << 20
@@ -96,6 +97,8 @@ def _from_json(path: Path, number: int, index: int, line: str) -> Prompt:
     text = turns[0] if isinstance(turns, list) and turns else document.get("prompt")
     if not isinstance(text, str) or not text.strip():
         raise _malformed(path, number, "it has neither 'turns' nor 'prompt' with a text")
+    if not is_text(text):
+        raise _malformed(path, number, "its text has a lone surrogate, which is not a character")
     category = document.get("category", NO_CATEGORY)
     if not isinstance(category, str):
         raise _malformed(path, number, "its 'category' is not a text")

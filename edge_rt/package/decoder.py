@@ -296,6 +296,7 @@ class Decoder:
 
     def _problems(self) -> Iterable[tuple[str, bool]]:
         yield "there are no layers", not self.pattern
+        yield "its context has no room for a prompt and an answer, 2 tokens", self.context_length < 2
         yield "there are no rotations", not self.ropes
         yield "a layer has a kind that is not there", not all(0 <= kind < len(self.kinds) for kind in self.pattern)
         yield "the norm is unknown", self.norm not in NORMS

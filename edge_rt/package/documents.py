@@ -16,6 +16,15 @@ Refusal = Callable[[str, str], InputError]
 T = TypeVar("T")
 
 
+def is_text(text: str) -> bool:
+    """Return whether a text can be written as UTF-8: names of files and JSON may have lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def read_bounded(file: Path, limit: int, refuse: Refusal, *, name: str) -> bytes:
     """Return the content of a description.
 

@@ -1,13 +1,15 @@
-"""Checks which files a graph may read: walks the protobuf of ``model.onnx`` and finds every reference to external data.
+"""Checks which files a graph may read, and which operators it may have: walks the protobuf of ``model.onnx``.
 
-ONNX Runtime opens any file that a tensor's ``external_data`` names, in old versions even outside the package. This
-check reads only the fields that lead to tensors, and needs neither ONNX Runtime nor ``onnx``.
+ONNX Runtime opens any file that a tensor's ``external_data`` names, in old versions even outside the package. Some
+operators make tensors as large as a number in the graph says, a few while the graph is opened; graphs of our own
+builders need none of them. This check reads only the fields that lead to tensors and operators, and needs neither ONNX
+Runtime nor ``onnx``.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -36,6 +38,26 @@ _CHILDREN: Final[Mapping[str, Mapping[int, str]]] = {
     "sparse tensor": {1: "tensor", 2: "tensor"},
 }
 """Message -> field number -> message, along every path from a ModelProto to a TensorProto."""
+_NODE_INPUT, _NODE_OUTPUT, _NODE_OPERATOR, _NODE_ATTRIBUTE, _NODE_DOMAIN = 1, 2, 4, 5, 7
+_ATTRIBUTE_NAME, _ATTRIBUTE_INTEGER = 1, 3
+_TENSOR_NAME: Final = 8
+_OWN_DOMAIN: Final = b"edge_rt"
+_OPERATORS: Final[Mapping[bytes, frozenset[bytes]]] = {
+    b"": frozenset(
+        {
+            *(b"Add", b"Cast", b"Concat", b"Div", b"Gather", b"Gelu", b"Gemm", b"LayerNormalization", b"Mul", b"Range"),
+            *(b"ReduceSum", b"Relu", b"Reshape", b"SimplifiedLayerNormalization", b"Size", b"Split", b"Sub", b"Tanh"),
+            b"Unsqueeze",
+        }
+    ),
+    b"com.microsoft": frozenset(
+        {
+            *(b"GatherBlockQuantized", b"GroupQueryAttention", b"MatMulNBits", b"QuickGelu", b"RotaryEmbedding"),
+            b"SkipSimplifiedLayerNormalization",
+        }
+    ),
+}
+"""ONNX Runtime's operators in graphs of our own builders, by domain; of ours every one checks what it is given."""
 _EXTERNAL_DATA: Final = 13
 _ENTRY_KEY, _ENTRY_VALUE = 1, 2
 _KEYS: Final = (b"location", b"offset", b"length")
@@ -46,16 +68,18 @@ class _Refused(Exception):
     """Carries the first two sentences of the error."""
 
 
-def check_graph(path: Path, weights_name: str, weights_bytes: int) -> None:
-    """Refuse a graph that reads anything but the weights beside it.
+def check_graph(path: Path, weights_name: str, weights_bytes: int, *, is_own: bool = False) -> None:
+    """Refuse a graph that reads anything but the weights beside it, or chooses how much memory an operator takes.
 
     Args:
         path: the graph, an ONNX ModelProto.
         weights_name: the one file that its tensors may name.
         weights_bytes: size of that file.
+        is_own: whether our own builders wrote it, with the few operators that they use.
 
     Raises:
-        InvalidPackage: the graph is too large, malformed or too deep, or a tensor is outside the weights file.
+        InvalidPackage: the graph is too large, malformed or too deep, a tensor is outside the weights file, or an
+            operator is not allowed.
         OSError: the graph cannot be read.
     """
     with path.open("rb") as stream:
@@ -63,13 +87,13 @@ def check_graph(path: Path, weights_name: str, weights_bytes: int) -> None:
     try:
         if len(data) > MAX_GRAPH_BYTES:
             raise _Refused("the graph is too large.", f"The limit is {MAX_GRAPH_BYTES} bytes.")
-        _walk(data, weights_name.encode(), weights_bytes)
+        _walk(data, weights_name.encode(), weights_bytes, is_own)
     except _Refused as refused:
         what, numbers = refused.args
         raise InvalidPackage(f"{path}: {what}", numbers, "Export or pull the model again.") from None
 
 
-def _walk(data: bytes, weights_name: bytes, weights_bytes: int) -> None:
+def _walk(data: bytes, weights_name: bytes, weights_bytes: int, is_own: bool) -> None:
     # A list instead of recursion: a deep hostile file cannot exhaust the interpreter's stack.
     waiting = [("model", 0, len(data), 0)]
     messages = 0
@@ -83,10 +107,68 @@ def _walk(data: bytes, weights_name: bytes, weights_bytes: int) -> None:
         if message == "tensor":
             _check_tensor(data, start, end, weights_name, weights_bytes)
             continue
+        if message == "node":
+            _check_node(data, start, end, is_own)
+        if message == "graph" and is_own:
+            _check_constants(data, start, end)
         children = _CHILDREN[message]
         for number, first, last in fields(data, start, end):
             if (child := children.get(number)) is not None:
                 waiting.append((child, first, last, depth + 1))
+
+
+def _check_node(data: bytes, start: int, end: int, is_own: bool) -> None:
+    parts = fields(data, start, end)
+    domain, operator = (_last(data, parts, number) for number in (_NODE_DOMAIN, _NODE_OPERATOR))
+    # Two names of ONNX's own domain.
+    domain = b"" if domain == b"ai.onnx" else domain
+    if is_own and domain != _OWN_DOMAIN and operator not in _OPERATORS.get(domain, ()):
+        raise _Refused(
+            "the graph has an operator that such packages do not have.",
+            f"At byte {start}: {repr(operator)[1:]:.80} of the domain {repr(domain)[1:]:.80}.",
+        )
+    if operator != b"Split":
+        return
+    outputs = sum(number == _NODE_OUTPUT for number, _, _ in parts)
+    for number, first, last in parts:
+        if number != _NODE_ATTRIBUTE or _last(data, fields(data, first, last), _ATTRIBUTE_NAME) != b"num_outputs":
+            continue
+        wanted = [value for field, value in _integers(data, first, last) if field == _ATTRIBUTE_INTEGER]
+        # ONNX Runtime makes so many shapes before it counts the outputs.
+        if wanted != [outputs]:
+            raise _Refused(
+                "the graph splits a tensor into another number of parts than it has.",
+                f"At byte {start}: num_outputs is {wanted!s:.40}, there are {outputs}.",
+            )
+
+
+def _check_constants(data: bytes, start: int, end: int) -> None:
+    """Refuse what would be computed from constants alone, of any size, while the graph is opened; casts are all right.
+
+    Nodes are in the order in which they compute: ONNX Runtime refuses others.
+    """
+    children = [(_CHILDREN["graph"].get(number), first, last) for number, first, last in fields(data, start, end)]
+    known = {
+        _last(data, fields(data, first, last), _TENSOR_NAME) for child, first, last in children if child == "tensor"
+    }
+    for child, first, last in children:
+        if child != "node":
+            continue
+        parts = fields(data, first, last)
+        inputs = [data[begin:stop] for number, begin, stop in parts if number == _NODE_INPUT]
+        if not known.issuperset(name for name in inputs if name):
+            continue
+        if (operator := _last(data, parts, _NODE_OPERATOR)) != b"Cast":
+            raise _Refused(
+                "the graph computes with constants alone.", f"At byte {first}: an operator {repr(operator)[1:]:.80}."
+            )
+        known.update(data[begin:stop] for number, begin, stop in parts if number == _NODE_OUTPUT)
+
+
+def _last(data: bytes, parts: Sequence[tuple[int, int, int]], wanted: int) -> bytes:
+    """Return the bytes of a field; in protobuf the last of several values wins."""
+    found = [data[first:last] for number, first, last in parts if number == wanted]
+    return found[-1] if found else b""
 
 
 def _check_tensor(data: bytes, start: int, end: int, weights_name: bytes, weights_bytes: int) -> None:
@@ -127,7 +209,17 @@ def fields(data: bytes, position: int, end: int) -> list[tuple[int, int, int]]:
 
     Groups, which ONNX does not use, are malformed here.
     """
-    fields: list[tuple[int, int, int]] = []
+    return [(number, first, last) for number, kind, first, last in _parts(data, position, end) if kind == _BYTES]
+
+
+def _integers(data: bytes, position: int, end: int) -> list[tuple[int, int]]:
+    """Return number and value of each field of one message that is an integer."""
+    return [(number, value) for number, kind, value, _ in _parts(data, position, end) if kind == _VARINT]
+
+
+def _parts(data: bytes, position: int, end: int) -> list[tuple[int, int, int, int]]:
+    """Return number, kind, begin and end of each field of one message; for an integer its value in place of begin."""
+    found: list[tuple[int, int, int, int]] = []
     while position < end:
         start = position
         tag = data[position]
@@ -140,19 +232,20 @@ def fields(data: bytes, position: int, end: int) -> list[tuple[int, int, int]]:
             raise _malformed(start)
         if kind == _BYTES:
             size, position = _varint(data, position, end)
-            if len(fields) >= MAX_MESSAGES:
-                raise _too_many(start)
-            fields.append((tag >> 3, position, position + size))
+            found.append((tag >> 3, kind, position, position + size))
             position += size
         elif kind == _VARINT:
-            _, position = _varint(data, position, end)
+            value, position = _varint(data, position, end)
+            found.append((tag >> 3, kind, value, position))
         elif kind in (_FIXED64, _FIXED32):
             position += 8 if kind == _FIXED64 else 4
         else:
             raise _malformed(start)
+        if len(found) > MAX_MESSAGES:
+            raise _too_many(start)
         if position > end:
             raise _malformed(start)
-    return fields
+    return found
 
 
 def _varint(data: bytes, position: int, end: int) -> tuple[int, int]:

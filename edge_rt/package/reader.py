@@ -140,6 +140,8 @@ def _refusal(path: Path) -> Refusal:
 
 def _read_manifest_bytes(path: Path) -> bytes:
     manifest_path = path / MANIFEST_FILE
+    if manifest_path.is_symlink():
+        raise _invalid(path, f"{MANIFEST_FILE} is a link.", "A package consists of files of its own.")
     if not manifest_path.is_file():
         raise _invalid(path, "this is not a package.", f"It holds no {MANIFEST_FILE}.")
     return read_bounded(manifest_path, MAX_MANIFEST_BYTES, _refusal(path), name="manifest")
@@ -274,4 +276,5 @@ def _check_graphs(path: Path, manifest: Manifest) -> None:
         # Locations are relative to the graph's folder, and the suffix decides how ONNX Runtime reads the file.
         if "/" in graph or not graph.endswith(".onnx"):
             raise _invalid(path, "a graph must be an .onnx file at the top of the package.", f"Found {graph!r:.100}.")
-        check_graph(path / graph, WEIGHTS_FILE, manifest.files[WEIGHTS_FILE].size)
+        size, is_own = manifest.files[WEIGHTS_FILE].size, manifest.op_profile != "traced"
+        check_graph(path / graph, WEIGHTS_FILE, size, is_own=is_own)

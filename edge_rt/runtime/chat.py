@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Unpack
 from edge_rt.byte_size import counted
 from edge_rt.errors import ConfigError
 from edge_rt.option_names import known_options
+from edge_rt.package.documents import is_text
 from edge_rt.runtime.aio import AsyncStream
 from edge_rt.runtime.chat_messages import ChatMessage, answer_message, result_messages
 from edge_rt.runtime.config import GenerationConfig, GenerationOptions
@@ -375,6 +376,8 @@ class Chat:
             "messages": self.messages,
         }
         text = json.dumps(document, ensure_ascii=False, indent=2) + "\n"
+        if not is_text(text):
+            text = json.dumps(document, indent=2) + "\n"
         write_atomically(Path(path).expanduser(), [text.encode()], private=True)
 
     def load(self, path: str | Path) -> SavedChat:

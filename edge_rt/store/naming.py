@@ -85,7 +85,7 @@ def safe_name(text: str) -> str:
     if is_device_name(name):
         name = f"model-{name}"
     if len(name) > MAX_NAME:
-        name = f"{name[: MAX_NAME - 9]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+        name = f"{name[: MAX_NAME - 9]}-{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
     return name
 
 

@@ -53,6 +53,7 @@ def test_other_lines_are_prompts(written):
         (b'{"turns": []}', "Line 1: it has neither"),
         (b'{"turns": [5]}', "Line 1: it has neither"),
         (b'{"prompt": " "}', "Line 1: it has neither"),
+        (b'{"prompt": "a\\ud800"}', "Line 1: its text has a lone surrogate"),
         (b'{"prompt": "a", "category": 5}', "Line 1: its 'category'"),
         (b'{"a":' + b"[" * 100_000, "Line 1: it is not JSON"),
     ],

@@ -205,3 +205,44 @@ def test_an_exported_graph_passes_fast_and_no_damage_escapes(small_package, chec
             check(bytes(damaged[: random.choice((None, random.randrange(len(data))))]), size)
         except InvalidPackage:
             continue
+
+
+def node(operator, inputs=("x",), outputs=("y",), domain="", **integers):
+    attributes = [field(5, field(1, key.encode()) + b"\x18" + varint(value)) for key, value in integers.items()]
+    names = [field(1, name.encode()) for name in inputs] + [field(2, name.encode()) for name in outputs]
+    return field(1, b"".join([*names, field(4, operator.encode()), field(7, domain.encode()), *attributes]))
+
+
+class TestOperators:
+    @pytest.fixture
+    def check_own(self, tmp_path):
+        def run(*parts):
+            (tmp_path / "model.onnx").write_bytes(field(7, b"".join(parts)))
+            check_graph(tmp_path / "model.onnx", "weights.bin", SIZE, is_own=True)
+
+        return run
+
+    def test_those_of_our_builders_are_allowed(self, check_own):
+        check_own(
+            node("MatMulNBits", domain="com.microsoft"), node("Add", domain="ai.onnx"), node("Any", domain="edge_rt")
+        )
+
+    @pytest.mark.parametrize("operator", ["ConstantOfShape", "Expand", "Tile", "Pad", "OneHot", "Resize", "Loop", "If"])
+    def test_those_that_a_number_makes_large_are_not(self, check_own, check, operator):
+        with pytest.raises(InvalidPackage, match=f"such packages do not have.*'{operator}'"):
+            check_own(node(operator))
+        check(field(7, node(operator)))
+
+    @pytest.mark.parametrize("count", [2**31, 1, 3])
+    def test_a_split_has_as_many_outputs_as_it_says(self, check, check_own, count):
+        check_own(node("Split", outputs=("a", "b"), axis=2**64 - 1, num_outputs=2))
+        for run in (check_own, lambda part: check(field(7, part))):
+            with pytest.raises(InvalidPackage, match=f"num_outputs is .{count}., there are 2"):
+                run(node("Split", outputs=("a", "b"), num_outputs=count))
+
+    def test_only_casts_are_computed_from_constants(self, check_own):
+        stored = [field(5, b"\x08\x03" + field(8, name)) for name in (b"a", b"b")]
+        check_own(*stored, node("Cast", ["a"], ["c"]), node("Add", ["c", "x"], ["d"]))
+        for inputs in (["a", "b"], ["c", "c"], []):
+            with pytest.raises(InvalidPackage, match=r"constants alone.*'Range'"):
+                check_own(*stored, node("Cast", ["a"], ["c"]), node("Range", inputs, ["d"]))

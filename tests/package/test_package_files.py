@@ -90,6 +90,12 @@ class TestFilesRefused:
         with pytest.raises(InvalidPackage, match="not a regular file"):
             open_package(package.path)
 
+    def test_a_manifest_that_is_a_link(self, package, tmp_path):
+        (package.path / "manifest.json").rename(tmp_path / "elsewhere")
+        (package.path / "manifest.json").symlink_to(tmp_path / "elsewhere")
+        with pytest.raises(InvalidPackage, match=r"manifest\.json is a link"):
+            open_package(package.path)
+
     def test_a_folder_in_between_that_is_a_link(self, package, tmp_path):
         (tmp_path / "elsewhere").mkdir()
         (tmp_path / "elsewhere" / "x").write_bytes(b"")

@@ -309,6 +309,11 @@ class TestFiles:
         assert other.send("Two", **SHORT).finish_reason == "length"
         assert len(other.messages) == 4
 
+    def test_a_message_with_a_lone_surrogate_is_saved(self, model, tmp_path):
+        chat = model.chat(system="a\ud800")
+        chat.save(tmp_path / "chat.json")
+        assert read_chat(tmp_path / "chat.json").messages[0]["content"] == "a\ud800"
+
     def test_an_empty_chat(self, model, tmp_path):
         model.chat().save(tmp_path / "chat.json")
         chat = model.chat(system="gone")

@@ -390,7 +390,11 @@ DATA: Final = Flag(
 )
 TIME: Final = Flag(("--time",), "Time for everything, such as 90s, 30m or 8h.", metavar="TIME", shown="30m")
 TRAIN_TOKENS: Final = Flag(
-    ("--tokens",), "Answer tokens to generate, instead of for half of the time.", metavar="N", panel=TRAINING, least=1
+    ("--tokens",),
+    "Answer tokens to generate (in files of about 20,000), instead of for half of the time.",
+    metavar="N",
+    panel=TRAINING,
+    least=1,
 )
 UPDATES: Final = Flag(
     ("--updates",), "Training steps, instead of for the rest of the time.", metavar="N", panel=TRAINING, least=1

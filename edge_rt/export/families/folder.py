@@ -17,6 +17,7 @@ from edge_rt.export.sources.hf_folder import HFFolder, float_tensor
 from edge_rt.export.sources.packed_config import read_packed_settings
 from edge_rt.export.sources.safetensors_folder import StoredTensor
 from edge_rt.package.decoder import Decoder
+from edge_rt.package.reader import stored_name
 from edge_rt.system.checkpoint_names import CONFIG_FILE
 
 _IGNORED: Final = ("rotary_emb.inv_freq",)
@@ -54,7 +55,7 @@ def describe_folder(folder: HFFolder) -> tuple[Family, Decoder]:
     require_decoder(folder.path.name, folder.config)
     config = text_config(folder)
     family = family_of_config(folder.path.name, config.text("model_type"))
-    decoder = family.from_config(config, folder.path.resolve().name[:200])
+    decoder = family.from_config(config, stored_name(folder.path.resolve())[:200])
     config.refuse_variants()
     read_packed_settings(folder.path.name, folder.config)
     try:

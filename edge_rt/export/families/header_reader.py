@@ -18,6 +18,7 @@ from edge_rt.export.families.dimensions import (
     require_head_dim,
 )
 from edge_rt.export.sources.gguf_types import FETCH_AGAIN, GGUFHeader, MetadataArray, TensorInfo, Value, shown
+from edge_rt.package.reader import stored_name
 
 HARMLESS_KEYS: Final = frozenset({"attention.layer_norm_epsilon", "rope.scaling.finetuned", "tensor_data_layout"})
 """Keys below the architecture that do not change the computation."""
@@ -212,7 +213,7 @@ class HeaderReader:
         kv_heads = self.count("attention.head_count_kv", heads, default=heads)
         self._require_divisor("attention.head_count_kv", kv_heads, "attention.head_count", heads)
         return Dimensions(
-            name=self.header.get_str("general.name", default=self.header.path.stem)[:200],
+            name=self.header.get_str("general.name", default=stored_name(self.header.path.with_suffix("")))[:200],
             hidden_size=width,
             num_layers=self.count("block_count", MAX_LAYERS),
             num_heads=heads,

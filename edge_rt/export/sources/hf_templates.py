@@ -13,6 +13,7 @@ from typing import Any, Final
 from edge_rt.errors import InvalidModelFile, InvalidTokenizer, StorageError
 from edge_rt.export.sources.safetensors_header import read_json
 from edge_rt.export.sources.source import DEFAULT_TEMPLATE_NAME, TOOL_TEMPLATE_NAME
+from edge_rt.package.documents import is_text
 from edge_rt.system.checkpoint_names import (
     OLD_TEMPLATE_FILE,
     TEMPLATE_FILE,
@@ -39,6 +40,13 @@ def chat_templates(folder: Path) -> dict[str, str]:
         return found
     for file in (TOKENIZER_CONFIG_FILE, OLD_TEMPLATE_FILE):
         found = _named(optional_json(folder / file).get("chat_template"))
+        for name, text in found.items():
+            if not is_text(text):
+                raise InvalidTokenizer(
+                    f"The chat template {name!r:.40} in {file} has a lone surrogate, which is not a character.",
+                    f"It has {len(text)} characters.",
+                    "Correct it, or fetch the model again.",
+                )
         if found:
             return found
     return {}

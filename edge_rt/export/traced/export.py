@@ -199,14 +199,20 @@ def _config(folder: HFFolder, numbers: ModelNumbers, interface: TracedInterface,
     Raises:
         InvalidModelFile: the configuration lacks a number.
     """
-    for name, found in (("hidden_size", numbers.hidden_size), ("num_attention_heads", numbers.num_heads)):
-        if found < 1:
+    for name, found, least in (
+        ("hidden_size", numbers.hidden_size, 1),
+        ("num_attention_heads", numbers.num_heads, 1),
+        ("max_position_embeddings", int(numbers.context_length), 2),
+    ):
+        if found < least:
             raise InvalidModelFile(
-                f"{folder.path.name}: the configuration lacks a number.", f"There is no '{name}'.", "Fetch it again."
+                f"{folder.path.name}: the configuration lacks a number.",
+                f"{name!r} is {found}, at least {least}.",
+                "Fetch it again.",
             )
     heads = numbers.num_heads
     return ModelConfig(
-        name=folder.path.resolve().name[:200],
+        name=stored_name(folder.path.resolve())[:200],
         architecture=numbers.architecture,
         hidden_size=numbers.hidden_size,
         num_layers=interface.num_layers,

@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 
-from edge_rt.errors import InvalidModelFile, ModelNotFound, UnsupportedModel
+from edge_rt.errors import InvalidModelFile, InvalidTokenizer, ModelNotFound, UnsupportedModel
 from edge_rt.export import export_model
 from edge_rt.export.families.rope import Yarn, linear_rope, yarn_rope, yarn_temperature
 from edge_rt.export.opening import open_checkpoint
@@ -289,3 +289,16 @@ class TestTokenizer:
         (folder / "tokenizer.json").unlink()
         with pytest.raises(UnsupportedModel, match=r"has no tokenizer\.json"):
             open_checkpoint(folder)[0].build_tokenizer(419)
+
+
+def test_a_chat_template_with_a_lone_surrogate(model, tmp_path):
+    folder = write_hf_folder(tmp_path / "m", model)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{# \ud800 #}x"}))
+    with pytest.raises(InvalidTokenizer, match=r"'default' in tokenizer_config\.json has a lone surrogate"):
+        export_model(folder, tmp_path / "out", profile="portable", calibration=None)
+
+
+def test_a_folder_whose_name_is_not_text(model, tmp_path):
+    folder = write_hf_folder(tmp_path / "m\udcff", model)
+    export_model(folder, tmp_path / "out", profile="portable", weights="keep", calibration=None)
+    assert open_package(tmp_path / "out").manifest.model.name == "m\ufffd"

@@ -63,6 +63,7 @@ def refused(gguf, tmp_path, error, message):
         ("block_count", 10**9, InvalidModelFile),
         ("block_count", 1, UnsupportedModel),
         ("context_length", 0, InvalidModelFile),
+        ("context_length", 1, InvalidModelFile),
         ("context_length", 1 << 62, InvalidModelFile),
         ("embedding_length", 0, InvalidModelFile),
         ("embedding_length", 96, UnsupportedModel),
