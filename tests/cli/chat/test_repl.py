@@ -140,7 +140,7 @@ def saved_messages(child, path):
 @pytest.mark.parametrize("stage", ["load", "export"])
 def test_ctrl_c_while_the_model_changes_keeps_model_and_conversation(stage, spawn, slow_package, slow_gguf, tmp_path):
     arguments = ("-m", slow_package, "--temp", "0", "-n", "4", "--store", tmp_path / "store")
-    child = spawn("chat", "--stats", *arguments, program=[*PROGRAM[:2], SLOW_LOAD])
+    child = spawn("chat", "--stats", *arguments, program=[PROGRAM[0], "-c", SLOW_LOAD])
     child.expect(PROMPT)
     say(child, "My name is Ada.")
     before = saved_messages(child, tmp_path / "before.json")
@@ -168,7 +168,7 @@ def test_ctrl_c_while_the_model_changes_keeps_model_and_conversation(stage, spaw
 
 
 def test_a_second_ctrl_c_while_the_model_changes_leaves(spawn, small_package):
-    child = spawn("chat", "-m", small_package, program=[*PROGRAM[:2], SLOW_LOAD.replace("4096", "256")])
+    child = spawn("chat", "-m", small_package, program=[PROGRAM[0], "-c", SLOW_LOAD.replace("4096", "256")])
     child.expect(PROMPT)
     child.sendline("/ctx 256")
     child.expect("LOADING")

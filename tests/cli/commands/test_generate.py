@@ -208,7 +208,7 @@ BEGINS = "import sys; from edge_rt.cli.main import main; print('main', file=sys.
 @pytest.mark.parametrize("after", [0.05, 0.2, 0.4])
 def test_ctrl_c_early_on(after, start, slow_package):
     asked = ("generate", "-m", slow_package, "-p", "Hello", "--json", "-n", "5000", *ENDLESS)
-    process = start(*asked, program=[*PROGRAM[:2], BEGINS])
+    process = start(*asked, program=[PROGRAM[0], "-c", BEGINS])
     assert process.stderr.readline() == b"main\n"
     # Different moments of what comes before the first token, which ones does not matter: nothing is waited for.
     time.sleep(after)
