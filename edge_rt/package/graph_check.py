@@ -9,6 +9,7 @@ Runtime nor ``onnx``.
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -40,14 +41,16 @@ _CHILDREN: Final[Mapping[str, Mapping[int, str]]] = {
 """Message -> field number -> message, along every path from a ModelProto to a TensorProto."""
 _NODE_INPUT, _NODE_OUTPUT, _NODE_OPERATOR, _NODE_ATTRIBUTE, _NODE_DOMAIN = 1, 2, 4, 5, 7
 _ATTRIBUTE_NAME, _ATTRIBUTE_INTEGER = 1, 3
-_TENSOR_NAME: Final = 8
+_TENSOR_NAME, _TENSOR_BYTES = 8, 9
+_MOST_PADDING: Final = 7
+"""Zeros that are put behind a head, to make its size a multiple of 8."""
 _OWN_DOMAIN: Final = b"edge_rt"
 _OPERATORS: Final[Mapping[bytes, frozenset[bytes]]] = {
     b"": frozenset(
         {
             *(b"Add", b"Cast", b"Concat", b"Div", b"Gather", b"Gelu", b"Gemm", b"LayerNormalization", b"Mul", b"Range"),
-            *(b"ReduceSum", b"Relu", b"Reshape", b"SimplifiedLayerNormalization", b"Size", b"Split", b"Sub", b"Tanh"),
-            b"Unsqueeze",
+            *(b"Pad", b"ReduceSum", b"Relu", b"Reshape", b"SimplifiedLayerNormalization", b"Size", b"Slice", b"Split"),
+            *(b"Sub", b"Tanh", b"Unsqueeze"),
         }
     ),
     b"com.microsoft": frozenset(
@@ -148,21 +151,33 @@ def _check_constants(data: bytes, start: int, end: int) -> None:
     Nodes are in the order in which they compute: ONNX Runtime refuses others.
     """
     children = [(_CHILDREN["graph"].get(number), first, last) for number, first, last in fields(data, start, end)]
-    known = {
-        _last(data, fields(data, first, last), _TENSOR_NAME) for child, first, last in children if child == "tensor"
-    }
+    tensors = [fields(data, first, last) for child, first, last in children if child == "tensor"]
+    stored = {_last(data, parts, _TENSOR_NAME): _last(data, parts, _TENSOR_BYTES) for parts in tensors}
+    known = set(stored)
     for child, first, last in children:
         if child != "node":
             continue
         parts = fields(data, first, last)
         inputs = [data[begin:stop] for number, begin, stop in parts if number == _NODE_INPUT]
+        operator = _last(data, parts, _NODE_OPERATOR)
+        if operator == b"Pad":
+            _check_padding(stored.get(inputs[1], b"") if len(inputs) > 1 else b"", first)
         if not known.issuperset(name for name in inputs if name):
             continue
-        if (operator := _last(data, parts, _NODE_OPERATOR)) != b"Cast":
+        if operator != b"Cast":
             raise _Refused(
                 "the graph computes with constants alone.", f"At byte {first}: an operator {repr(operator)[1:]:.80}."
             )
         known.update(data[begin:stop] for number, begin, stop in parts if number == _NODE_OUTPUT)
+
+
+def _check_padding(values: bytes, position: int) -> None:
+    """Refuse zeros around a tensor whose numbers are not int64 in the graph, or large."""
+    numbers = struct.unpack(f"<{len(values) // 8}q", values[: len(values) // 8 * 8])
+    if not numbers or max(map(abs, numbers)) > _MOST_PADDING:
+        raise _Refused(
+            "the graph pads a tensor too far.", f"At byte {position}: by {numbers!s:.80}, limit {_MOST_PADDING}."
+        )
 
 
 def _last(data: bytes, parts: Sequence[tuple[int, int, int]], wanted: int) -> bytes:

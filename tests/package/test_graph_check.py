@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+import struct
 import time
 
 import pytest
@@ -227,7 +228,7 @@ class TestOperators:
             node("MatMulNBits", domain="com.microsoft"), node("Add", domain="ai.onnx"), node("Any", domain="edge_rt")
         )
 
-    @pytest.mark.parametrize("operator", ["ConstantOfShape", "Expand", "Tile", "Pad", "OneHot", "Resize", "Loop", "If"])
+    @pytest.mark.parametrize("operator", ["ConstantOfShape", "Expand", "Tile", "OneHot", "Resize", "Loop", "If"])
     def test_those_that_a_number_makes_large_are_not(self, check_own, check, operator):
         with pytest.raises(InvalidPackage, match=f"such packages do not have.*'{operator}'"):
             check_own(node(operator))
@@ -246,3 +247,12 @@ class TestOperators:
         for inputs in (["a", "b"], ["c", "c"], []):
             with pytest.raises(InvalidPackage, match=r"constants alone.*'Range'"):
                 check_own(*stored, node("Cast", ["a"], ["c"]), node("Range", inputs, ["d"]))
+
+    def test_zeros_around_a_tensor_are_few(self, check_own):
+        def pads(*values):
+            return field(5, b"\x08\x04" + field(8, b"p") + field(9, struct.pack("<4q", *values)))
+
+        check_own(pads(0, 0, 0, 7), node("Pad", ["x", "p"]))
+        for stored in (pads(0, 0, 0, 2**40), pads(0, 0, -(2**63), 0), b""):
+            with pytest.raises(InvalidPackage, match="pads a tensor too far"):
+                check_own(stored, node("Pad", ["x", "p"]))
