@@ -6,12 +6,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
-from edge_rt.errors import DownloadError, InvalidModelFile
+from edge_rt.errors import DownloadError, InputError, InvalidModelFile
 from edge_rt.store.files import FileSpec, storage_errors
 from edge_rt.store.hub_files import choose_files
 from edge_rt.store.naming import HubReference
 from edge_rt.store.recipes import HubSource, Recipe, Source
-from edge_rt.store.sources_hub import HubOptions, list_repository
+from edge_rt.store.sources_hub import HubOptions, list_cached, list_repository
 from edge_rt.system.checkpoint_names import INDEX_FILE, WEIGHTS_SUFFIX, part_names
 
 
@@ -72,17 +72,32 @@ def hub_items(reference: HubReference, hub: HubOptions, *, offline: bool) -> tup
         DownloadError: the hub cannot be reached, or must not be.
     """
     if offline:
-        # Without the hub there is no listing, so the file must be named.
         if reference.file is None:
-            raise DownloadError(
-                f"{reference} is not in the store.",
-                "Offline mode is on, and the list of its files comes from the hub.",
-                f"Turn offline mode off, or name a file in the hub library's cache: {reference}:FILE.gguf.",
-            )
+            return None, _cached_items(reference, hub)
         return None, tuple(_item(FileSpec(name), reference.repo, "main") for name in part_names(reference.file))
     listing = list_repository(reference.repo, hub)
     chosen = choose_files(listing, reference)
     return listing.license, tuple(_item(file, listing.repo, listing.revision) for file in chosen)
+
+
+def _cached_items(reference: HubReference, hub: HubOptions) -> tuple[Item, ...]:
+    """Return the files of a repository in the hub library's cache, which must be complete."""
+    listing = list_cached(reference.repo, hub)
+    if listing is None:
+        raise DownloadError(
+            f"{reference} is neither in the store nor in the hub library's cache.",
+            "Offline mode is on.",
+            "Turn offline mode off.",
+        )
+    try:
+        chosen = choose_files(listing, reference)
+    except InputError as error:
+        raise DownloadError(
+            f"The hub library's cache does not hold all of {reference}: {error.what}",
+            error.numbers,
+            "Turn offline mode off.",
+        ) from error
+    return tuple(_item(file, listing.repo, listing.revision) for file in chosen)
 
 
 def _item(file: FileSpec, repo: str, revision: str) -> Item:

@@ -19,6 +19,7 @@ from edge_rt.store.sources_hub import HubOptions
 from edge_rt.store.sources_local import check_gguf
 from edge_rt.store.sources_pip import PipOptions
 from edge_rt.system.checkpoint_names import TEXT_FILES, parse_split_name
+from edge_rt.system.hub_cache import folder_name
 
 
 @dataclass(frozen=True)
@@ -147,8 +148,7 @@ def _resolve_path(path: Path) -> Resolved:
             return Resolved("package", path.resolve().name, path, 0, f"package {path}")
         found = find_checkpoint(path)
         if found == path:
-            name = path.resolve().name
-            return Resolved("folder", name, path, 0, f"checkpoint {path} with safetensors")
+            return Resolved("folder", folder_name(path), path, 0, f"checkpoint {path} with safetensors")
         resolved = _resolve_file(found)
         if not has_checkpoint(path):
             return resolved

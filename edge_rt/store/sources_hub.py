@@ -24,6 +24,7 @@ from edge_rt.store.recipes import HubSource
 from edge_rt.store.unreachable import host_of, reason_of, unreachable
 from edge_rt.system.atomic_files import replace, sync
 from edge_rt.system.file_hash import read_chunks, sha256_file
+from edge_rt.system.hub_cache import find_snapshot
 
 LIST_SECONDS = 30.0
 CHECK_NETWORK = "Check the network. HTTPS_PROXY names a proxy, HF_ENDPOINT another server with the hub's files."
@@ -144,6 +145,19 @@ def list_repository(repo: str, options: HubOptions) -> HubListing:
     )
     tags = (tag.removeprefix("license:") for tag in info.tags or () if tag.startswith("license:"))
     return HubListing(repo, info.sha, next(tags, None), files)
+
+
+def list_cached(repo: str, options: HubOptions) -> HubListing | None:
+    """List the files of a repository that the hub library's cache holds; None if it holds none of it."""
+    from huggingface_hub import constants
+
+    folder = find_snapshot(Path(options.cache_dir or constants.HF_HUB_CACHE), repo)
+    if folder is None:
+        return None
+    with storage_errors(folder):
+        paths = sorted(path for path in folder.rglob("*") if path.is_file())
+        files = tuple(FileSpec(path.relative_to(folder).as_posix(), path.stat().st_size) for path in paths)
+    return HubListing(repo, folder.name, None, files)
 
 
 def fetch_from_hub(

@@ -11,6 +11,7 @@ from edge_rt.store.made_from import LocalCheckpoint, are_settled, file_states
 from edge_rt.store.recipes import LocalSource
 from edge_rt.system.checkpoint_names import parse_split_name, part_names
 from edge_rt.system.file_hash import read_chunks, sha256_files
+from edge_rt.system.hub_cache import folder_name
 
 GGUF_MAGIC = b"GGUF"
 
@@ -100,5 +101,5 @@ def read_checkpoint(path: Path, on_bytes: Callable[[int, int | None], None]) -> 
             f"The file that differs: {min(changed)}.",
             "Wait until it is complete.",
         )
-    name = known.name if path.is_dir() else path.stem if split is None else split.stem
+    name = folder_name(path) if path.is_dir() else path.stem if split is None else split.stem
     return LocalCheckpoint(known, name, size, digest, before, settled)

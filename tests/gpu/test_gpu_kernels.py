@@ -138,7 +138,7 @@ def test_no_sources(tmp_path):
 
 
 def test_no_compiler(tmp_path):
-    with pytest.raises(RuntimeUnavailable, match=r"nvidia-cuda-nvrtc\]"):
+    with pytest.raises(RuntimeUnavailable, match="nvidia-cuda-nvrtc"):
         Nvrtc(tmp_path / "libnvrtc.so.13")
 
 

@@ -98,7 +98,7 @@ def write_package(path, *, source=b"source", digest=None, activations="int8", we
                 format_version=FORMAT_VERSION,
                 graph_version=GRAPH_VERSIONS["portable"],
                 producer="test",
-                model=ModelConfig("tiny", "llama", 8, 1, 2, 1, 4, 16, 32, 64, 1e-5, 1e4, "none", True, 100),
+                model=ModelConfig("tiny", "llama", 8, 1, 2, 1, 8, 16, 32, 64, 1e-5, 1e4, "none", True, 100),
                 op_profile="portable",
                 activations=activations,
                 quantisation={"linear": "Q4_1"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -65,6 +66,25 @@ def test_a_checkpoint_is_a_folder(store, hub, options, checkpoint):
     assert fetch_source("Org/Safe", store=store, options=options, offline=True).was_present
     assert hub.requests == []
     assert leftovers(store) == []
+
+
+def test_what_the_library_cache_holds_is_a_checkpoint_and_offline_is_taken_from_there(store, hub, options, checkpoint):
+    from huggingface_hub import hf_hub_download
+
+    place = {"endpoint": hub.endpoint, "cache_dir": options.hub.cache_dir, "token": False}
+    paths = [Path(hf_hub_download("Org/Safe", name, **place)) for name in checkpoint if name != SHARDS[1]]
+    hub.requests.clear()
+    with pytest.raises(DownloadError, match=r"does not hold all of Org/Safe.*lacks parts"):
+        fetch_source("Org/Safe", store=store, options=options, offline=True)
+    assert hub.requests == []
+    hf_hub_download("Org/Safe", SHARDS[1], **place)
+    snapshot = paths[0].parent
+    exporter = FakeExporter()
+    local = pull(snapshot, store=store, exporter=exporter, options=options)
+    assert local.name == f"safe-{local.source.sha256[:12]}"
+    hub.requests.clear()
+    fetched = fetch_source("Org/Safe", store=store, options=options, offline=True)
+    assert (fetched.sha256, fetched.license, hub.requests) == (local.source.sha256, "mit", [])
 
 
 def test_the_licence_is_that_of_the_card_if_the_listing_has_none(store, hub, options):

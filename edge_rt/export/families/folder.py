@@ -19,6 +19,7 @@ from edge_rt.export.sources.safetensors_folder import StoredTensor
 from edge_rt.package.decoder import Decoder
 from edge_rt.package.reader import stored_name
 from edge_rt.system.checkpoint_names import CONFIG_FILE
+from edge_rt.system.hub_cache import folder_name
 
 _IGNORED: Final = ("rotary_emb.inv_freq",)
 """Ends of names of tensors that older versions of transformers wrote and that hold nothing new."""
@@ -55,7 +56,7 @@ def describe_folder(folder: HFFolder) -> tuple[Family, Decoder]:
     require_decoder(folder.path.name, folder.config)
     config = text_config(folder)
     family = family_of_config(folder.path.name, config.text("model_type"))
-    decoder = family.from_config(config, stored_name(folder.path.resolve())[:200])
+    decoder = family.from_config(config, stored_name(Path(folder_name(folder.path)))[:200])
     config.refuse_variants()
     read_packed_settings(folder.path.name, folder.config)
     try:

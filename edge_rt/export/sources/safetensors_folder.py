@@ -20,6 +20,7 @@ from edge_rt.export.sources.gguf_types import shown
 from edge_rt.export.sources.model_file import open_model_file, unreadable
 from edge_rt.export.sources.safetensors_header import WEIGHTS_PATTERN, malformed, read_json, unique_keys
 from edge_rt.system.checkpoint_names import ADAPTER_FILE, INDEX_FILE, SINGLE_FILE
+from edge_rt.system.hub_cache import is_blob_link
 
 MAX_HEADER_BYTES: Final = 32 << 20
 MAX_INDEX_BYTES: Final = 32 << 20
@@ -161,13 +162,13 @@ def _check_index(index: Path, mapped: dict[str, str], tensors: dict[str, StoredT
 
 
 def refuse_link(path: Path) -> None:
-    """Refuse a file of a checkpoint that is a symbolic link.
+    """Refuse a file of a checkpoint that is a symbolic link, but for those of the hub library's cache.
 
     Raises:
         InvalidModelFile: it is one.
     """
     # A link in a model that was fetched could lead to any file of this machine.
-    if path.is_symlink():
+    if path.is_symlink() and not is_blob_link(path):
         raise InvalidModelFile(
             f"{path.name} is a link.",
             f"{path} leads to {path.readlink()!s:.200}.",

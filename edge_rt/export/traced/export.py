@@ -47,6 +47,7 @@ from edge_rt.package.traced_info import TracedInfo
 from edge_rt.package.writer import PackageWriter
 from edge_rt.progress import ProgressCallback
 from edge_rt.system.file_hash import sha256_files
+from edge_rt.system.hub_cache import folder_name
 from edge_rt.text.tokenizer import Tokenizer
 from edge_rt.version import VERSION
 
@@ -212,7 +213,7 @@ def _config(folder: HFFolder, numbers: ModelNumbers, interface: TracedInterface,
             )
     heads = numbers.num_heads
     return ModelConfig(
-        name=stored_name(folder.path.resolve())[:200],
+        name=stored_name(Path(folder_name(folder.path)))[:200],
         architecture=numbers.architecture,
         hidden_size=numbers.hidden_size,
         num_layers=interface.num_layers,
