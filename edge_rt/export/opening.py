@@ -5,7 +5,6 @@ Headers are judged here before numpy is imported, so that a refusal takes no tim
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
     from edge_rt.package.decoder import Decoder
 
 
+MAX_SCALE: Final = 1e6
+"""Largest factor on what an adapter adds."""
 NO_ADAPTERS: Final[Mapping[Path, float]] = MappingProxyType({})
 
 
@@ -45,7 +46,7 @@ def open_checkpoint(
 
     Raises:
         InputError: it is malformed or not supported, or an adapter is, or does not belong to it.
-        ConfigError: it is quantised and ``rounds`` is not set, or a scale is not finite.
+        ConfigError: it is quantised and ``rounds`` is not set, or a scale is out of range.
         StorageError: it cannot be read.
     """
     source, decoder, family = _open(path)
@@ -92,10 +93,14 @@ def _read_adapter(path: Path, scale: float, number: int) -> Adapter:
 
     Raises:
         ModelNotFound: there is none.
-        ConfigError: the scale is not finite.
+        ConfigError: the scale is out of range.
     """
-    if not math.isfinite(scale):
-        raise ConfigError("The scale of an adapter must be a finite number.", f"Got {scale} for {path}.", "")
+    if not abs(scale) <= MAX_SCALE:
+        raise ConfigError(
+            "The scale of an adapter is out of range.",
+            f"Got {scale} for {path}, at most {MAX_SCALE:g}.",
+            "Usual are 0 to 1.",
+        )
     if path.is_dir():
         from edge_rt.export.sources.peft_adapter import read_peft_adapter
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import gguf
 import numpy as np
 
+from tests.helpers.family_data import FamilyCase, text_tensors
+from tests.helpers.family_gguf import ARCHITECTURES, _architecture, _converted
 from tests.helpers.hf_factory import write_safetensors
 
 RANK = 4
@@ -81,3 +84,30 @@ def merged(tensors, products, scale=ALPHA / RANK):
     for module, (a, b) in products.items():
         found[f"{module}.weight"] = found[f"{module}.weight"] + np.float32(scale) * (b @ a)
     return found
+
+
+@dataclasses.dataclass(frozen=True)
+class MergedCase(FamilyCase):
+    """A family's case with an adapter's products added."""
+
+    products: dict = dataclasses.field(default_factory=dict)
+
+    def tensors(self):
+        """Return all tensors of the folder."""
+        return merged(super().tensors(), self.products)
+
+
+def merged_case(case, products):
+    """Return a case with products added."""
+    return MergedCase(**vars(case), products=products)
+
+
+def gguf_pairs(case, products):
+    """Return an adapter's A and B as a converter to GGUF writes them, by its names."""
+    config = case.text_config
+    arch = ARCHITECTURES[config["model_type"]]
+    names = gguf.get_tensor_name_map(_architecture(arch), config["num_hidden_layers"])
+    return arch, {
+        f"{names.get_name(module)}.weight": (a, _converted(f"{module}.weight", b, arch, config))
+        for module, (a, b) in text_tensors(products).items()
+    }

@@ -91,9 +91,9 @@ def merge_adapters(
     merged = {name: _merged(name, tensors[name], change, source, decoder, family) for name, change in changes.items()}
     remarks = source.remarks
     if quantised:
-        count = counted(len(quantised), "tensor")
-        again = "rounded a second time"
-        remarks += (f"{count} were quantised already: adapters are merged into their floats, which are {again}.",)
+        were = "was" if len(quantised) == 1 else "were"
+        again = "adapters are merged into floats, which are rounded a second time"
+        remarks += (f"{counted(len(quantised), 'tensor')} {were} quantised already: {again}.",)
     if is_tied != decoder.is_tied:
         remarks += (
             "An adapter changes embedding and head, which the model shares, in different ways: both are stored.",

@@ -21,6 +21,8 @@ PEFT: Final = "peft"
 MERGE_YOURSELF: Final = (
     "Merge it with PEFT (merge_and_unload, then save_pretrained), and export the folder that this gives."
 )
+MOST: Final = 1e9
+"""Largest rank and alpha."""
 _EMBEDDING: Final = "token_embd.weight"
 _A, _B = ".lora_a", ".lora_b"
 
@@ -164,7 +166,7 @@ def read_gguf_adapter(path: Path, scale: float, number: int) -> Adapter:
         raise unsupported(path.name, f"'adapter.type' is {shown(kind)}, must be 'lora'")
     if "adapter.alora.invocation_tokens" in header.values:
         raise unsupported(path.name, "It is an activated LoRA (aLoRA), which begins in the middle of a prompt")
-    alpha = header.get_float("adapter.lora.alpha", default=0.0)
+    alpha = header.get_float("adapter.lora.alpha", default=0.0, minimum=-MOST, maximum=MOST)
     tensors = {name: replace(tensor, file=number) for name, tensor in header.tensors.items()}
     products, wholes = {}, {}
     for name, tensor in tensors.items():

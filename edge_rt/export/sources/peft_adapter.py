@@ -27,6 +27,7 @@ from typing import Any, Final
 from edge_rt.errors import InvalidModelFile, ModelNotFound, StorageError, UnsupportedModel
 from edge_rt.export.sources.adapters import (
     MERGE_YOURSELF,
+    MOST,
     PEFT,
     Adapter,
     LowRank,
@@ -62,6 +63,8 @@ _OTHER_METHODS: Final = (
 _PLAIN_STARTS: Final = (True, False, None, "gaussian", "eva", "orthogonal")
 """Values of ``init_lora_weights`` that leave the model's weights as they are."""
 _MAX_PATTERN: Final = 200
+_MAX_REPETITIONS: Final = 3
+"""In a pattern for names of modules: the time to match one grows with the power of their number."""
 
 
 def require_model(folder: Path) -> str | None:
@@ -241,14 +244,15 @@ def _setting(where: str, config: Mapping[str, Any], key: str, pattern_key: str, 
         if _matches(where, pattern, module):
             value = special
             break
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MOST:
         raise _wrong(where, key, value)
     return value
 
 
 def _matches(where: str, pattern: str, module: str) -> bool:
     try:
-        if len(pattern) <= _MAX_PATTERN and lint_pattern(pattern) is None:
+        repetitions = sum(pattern.count(sign) for sign in "*+?{")
+        if len(pattern) <= _MAX_PATTERN and repetitions <= _MAX_REPETITIONS and lint_pattern(pattern) is None:
             return re.match(rf"(.*\.)?({pattern})$", module) is not None
     except re.error:
         pass
