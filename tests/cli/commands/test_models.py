@@ -78,8 +78,8 @@ def test_inspect_shows_the_sampling_values_in_force_and_those_that_are_recommend
     assert facts["sampling"] == {**defaults, "temperature": 0.4, "top_p": 0.9}
     assert facts["recommended_sampling"] == {"temperature": 0.4, "top_p": 0.9}
     shown = [" ".join(line.split()) for line in inline("inspect", package).stdout.decode().splitlines()]
-    assert "sampling temperature 0.4, top_k 40, top_p 0.9, min_p 0.05, repetition_penalty 1.0" in shown
-    assert "recommended_sampling temperature 0.4, top_p 0.9" in shown
+    own = "(the model's)"
+    assert f"sampling temperature 0.4 {own}, top_k 40, top_p 0.9 {own}, min_p 0.05, repetition_penalty 1.0" in shown
 
 
 def test_inspect_verify_finds_damage(store_cli, small_gguf, tmp_path):
