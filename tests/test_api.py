@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 import edge_rt
@@ -66,5 +68,6 @@ def test_sizes_and_paths_are_texts_as_well(small_gguf, tmp_path):
             make("much")
         with pytest.raises(edge_rt.ConfigError, match="at least"):
             make("1KiB")
+    assert edge_rt.LoadOptions(corpus="texts.corpus", drafter="head").corpus == Path("texts.corpus")
     with pytest.raises(edge_rt.ConfigError, match="cannot be resolved"):
         edge_rt.load("~nobody-of-that-name/x.gguf")

@@ -356,6 +356,7 @@ class Chat:
         name, count = self._model.package.manifest.model.name, counted(len(self.messages), "message")
         return f"<edge_rt.Chat with {name!r}, {count}>"
 
+    @known_options()
     def save(self, path: str | Path, *, settings: Mapping[str, Any] | None = None) -> None:
         """Write the conversation as JSON, readable by its owner only.
 

@@ -68,7 +68,7 @@ class PullReport:
     package: Path | None
     source: FetchedSource | None
     was_present: bool
-    export: Any
+    export: ExportReport | None
     seconds: float
 
 

@@ -176,7 +176,8 @@ def measure(terminal: Terminal, model: Model, prompts: list[Prompt], asked: Prom
         line.clear()
     if not samples:
         worst = left_out[0]
-        raise ContextOverflow(worst.prompt_tokens, worst.requested_tokens, worst.context_tokens)
+        most = model.package.manifest.model.context_length
+        raise ContextOverflow(worst.prompt_tokens, worst.requested_tokens, worst.context_tokens, model_tokens=most)
     facts = {
         "spec": asked.mode,
         "tables": "cold" if asked.cold else "warm",

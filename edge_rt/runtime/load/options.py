@@ -127,6 +127,9 @@ class LoadOptions:
     spell: Callable[[tuple[str, ...]], str] | None = None
 
     def __post_init__(self) -> None:
+        for name in ("corpus", "drafter"):
+            if isinstance(path := getattr(self, name), str):
+                object.__setattr__(self, name, Path(path))
         refuse_preset(self.device)
         parse_device(self.device)
         if self.spec is not None:
