@@ -319,7 +319,7 @@ def _manifest(
 def _adapter_info(adapter: Adapter) -> AdapterInfo:
     return AdapterInfo(
         kind=adapter.kind,
-        name=stored_name(adapter.path.resolve()),
+        name=stored_name(Path(adapter.name)),
         scale=adapter.scale,
         sha256=sha256_files(adapter.paths),
         size=sum(path.stat().st_size for path in adapter.paths),

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from edge_rt.errors import ConfigError, ModelNotFound, UnsupportedModel
+from edge_rt.errors import ConfigError, ModelNotFound
 from edge_rt.export.families.header import read_header_decoder
 from edge_rt.export.sources.adapters import is_gguf_adapter
 from edge_rt.export.sources.gguf_split import read_gguf
@@ -77,7 +77,7 @@ def _open(path: Path) -> tuple[Source, Decoder, Family]:
         return source if remark is None else replace(source, remarks=(*remarks, remark)), decoder, family
     header = read_gguf(path)
     if is_gguf_adapter(header):
-        raise UnsupportedModel(
+        raise ModelNotFound(
             f"{path.name} is an adapter, not a model.",
             "'general.type' is 'adapter'.",
             f"Export it with its model: edge-rt export -m BASE --adapter {path} --out DIR",

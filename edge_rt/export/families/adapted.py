@@ -19,6 +19,7 @@ from edge_rt.export.sources.adapters import MERGE_YOURSELF, PEFT, Adapter, LowRa
 from edge_rt.export.sources.gguf_types import TensorInfo
 from edge_rt.export.sources.source import Source, TokenizerBuild
 from edge_rt.package.decoder import Decoder
+from edge_rt.system.hub_cache import folder_name
 
 if TYPE_CHECKING:
     from edge_rt.export.sources.packed_arrays import Array
@@ -263,9 +264,10 @@ def _warned(build: TokenizerBuild, adapters: Sequence[Adapter]) -> TokenizerBuil
 
 
 def _foreign(adapter: Adapter, source: Source, why: str) -> InvalidModelFile:
+    model = source.path.name if source.kind == "gguf" else folder_name(source.path)
     trained = f" It was trained on {adapter.model:.120}." if adapter.model else ""
     return InvalidModelFile(
-        f"{adapter.name} is not an adapter of {source.path.resolve().name}.",
+        f"{adapter.name} is not an adapter of {model}.",
         f"{why}.{trained}",
         "Give the model that it was trained on.",
     )

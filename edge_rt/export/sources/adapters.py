@@ -15,6 +15,7 @@ from typing import Final, cast
 from edge_rt.errors import InvalidModelFile, UnsupportedModel
 from edge_rt.export.sources.gguf_split import read_gguf
 from edge_rt.export.sources.gguf_types import FETCH_AGAIN, GGUFHeader, TensorInfo, shown
+from edge_rt.system.hub_cache import folder_name
 
 GGUF: Final = "gguf"
 PEFT: Final = "peft"
@@ -104,7 +105,7 @@ class Adapter:
     @property
     def name(self) -> str:
         """Name for people."""
-        return self.path.resolve().name
+        return folder_name(self.path) if self.kind == PEFT else self.path.name
 
 
 def low_rank(where: str, name: str, product: LowRank) -> LowRank:

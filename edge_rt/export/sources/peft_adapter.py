@@ -43,6 +43,7 @@ from edge_rt.export.sources.model_card import read_license
 from edge_rt.export.sources.safetensors_folder import read_file, refuse_link
 from edge_rt.export.sources.safetensors_header import read_json
 from edge_rt.system.checkpoint_names import ADAPTER_CONFIG_FILE, ADAPTER_FILE, INDEX_FILE, SINGLE_FILE, WEIGHTS_SUFFIX
+from edge_rt.system.hub_cache import folder_name
 from edge_rt.text.pattern_lint import lint_pattern
 
 _PREFIX: Final = "base_model.model."
@@ -74,7 +75,7 @@ def require_model(folder: Path) -> str | None:
         A remark if it holds an adapter beside a model.
 
     Raises:
-        UnsupportedModel: there is an adapter alone.
+        ModelNotFound: there is an adapter alone.
         StorageError: a file cannot be read.
     """
     if not (folder / ADAPTER_CONFIG_FILE).is_file():
@@ -86,13 +87,13 @@ def require_model(folder: Path) -> str | None:
     raise adapter_alone(folder)
 
 
-def adapter_alone(folder: Path) -> UnsupportedModel:
+def adapter_alone(folder: Path) -> ModelNotFound:
     """Return the error for a folder that holds an adapter where a model is wanted."""
     try:
         base = _base_of(read_json(folder / ADAPTER_CONFIG_FILE, MAX_JSON_BYTES)) or "BASE"
     except (InvalidModelFile, StorageError):
         base = "BASE"
-    return UnsupportedModel(
+    return ModelNotFound(
         f"{folder} is an adapter of {base:.120}, not a model.",
         f"It holds {ADAPTER_CONFIG_FILE}, and no weights but those of the adapter.",
         f"Export it with its model: edge-rt export -m {base:.120} --adapter {folder} --out DIR",
@@ -118,7 +119,7 @@ def read_peft_adapter(folder: Path, scale: float, number: int) -> Adapter:
         InvalidModelFile: a file is malformed, or a link, or the tensors contradict each other or the settings.
         StorageError: a file cannot be read.
     """
-    where, settings, weights = folder.resolve().name, folder / ADAPTER_CONFIG_FILE, folder / ADAPTER_FILE
+    where, settings, weights = folder_name(folder), folder / ADAPTER_CONFIG_FILE, folder / ADAPTER_FILE
     if not settings.is_file():
         raise ModelNotFound(
             f"{folder} is not an adapter.",

@@ -156,11 +156,11 @@ def test_an_adapter_is_no_model(tmp_path):
     config = write_hf_folder(tmp_path / "base", model) / "config.json"
     command = rf"edge-rt export -m someone/model --adapter {folder} --out DIR"
     for _ in range(2):
-        with pytest.raises(UnsupportedModel, match=rf"lora is an adapter of someone/model, not a model\. .*{command}"):
+        with pytest.raises(ModelNotFound, match=rf"lora is an adapter of someone/model, not a model\. .*{command}"):
             open_checkpoint(folder)
         (folder / "config.json").write_text(config.read_text())
     path = write_gguf_adapter(tmp_path / "l.gguf", {"blk.0.attn_k.weight": pair()})
-    with pytest.raises(UnsupportedModel, match=r"l\.gguf is an adapter, not a model\. .*--adapter"):
+    with pytest.raises(ModelNotFound, match=r"l\.gguf is an adapter, not a model\. .*--adapter"):
         open_checkpoint(path)
 
 
@@ -183,3 +183,20 @@ def test_settings_that_are_no_object(tmp_path):
     (folder / "adapter_config.json").write_text(json.dumps([1]))
     with pytest.raises(InvalidModelFile, match=r"adapter_config\.json is malformed"):
         read(folder)
+
+
+def test_a_snapshot_in_the_hub_librarys_cache_has_the_name_of_its_repository(tmp_path):
+    written = write_peft(tmp_path / "lora", tensors())
+    repository = tmp_path / "models--someone--tuned"
+    snapshot = repository / "snapshots" / "0123456789abcdef"
+    (repository / "blobs").mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    for number, path in enumerate(written.iterdir()):
+        path.rename(repository / "blobs" / f"{number}")
+        (snapshot / path.name).symlink_to(repository / "blobs" / f"{number}")
+    assert read(snapshot).name == "tuned"
+    (snapshot / "adapter_config.json").unlink()
+    (tmp_path / "elsewhere").write_text("{}")
+    (snapshot / "adapter_config.json").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InvalidModelFile, match=r"adapter_config\.json is a link"):
+        read(snapshot)
