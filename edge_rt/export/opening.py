@@ -183,3 +183,28 @@ def place_checkpoint(
     linears = collect_weights(source, decoder, chosen, choice.types)
     layout = place_weights(linears, decoder, chosen, is_calibrated=chosen.has_4_bit_keys)
     return PlacedCheckpoint(source, decoder, chosen, choice, linears, layout)
+
+
+def has_same_types(path: Path, one: str, other: str, profile: str) -> bool:
+    """Return whether two choices of weights give every matrix of a checkpoint the same type.
+
+    Args:
+        path: a GGUF file, any part of a split one, or a folder.
+        one: an option of ``--weights``.
+        other: another one.
+        profile: op profile of the package.
+
+    Raises:
+        InputError: the checkpoint is malformed or not supported.
+        ConfigError: a choice does not go together with the profile.
+        StorageError: it cannot be read.
+    """
+    source, decoder = open_checkpoint(path)
+    from edge_rt.export.quantise.decision import choose_weights
+
+    choices = [choose_weights(source, decoder, name, has_tables=profile == "native") for name in (one, other)]
+    first, second = (
+        {name: choice.types.get(name, tensor.type_name) for name, tensor in source.tensors.items()}
+        for choice in choices
+    )
+    return first == second and not any(choice.rivals for choice in choices)

@@ -37,10 +37,26 @@ def estimate_package(path: Path, *, weights: str | None = None) -> SizeEstimate:
     try:
         return _exact(path, weights)
     except UnsupportedModel as error:
-        found = estimate_foreign_folder(path, error) if path.is_dir() else estimate_foreign_gguf(read_gguf(path), error)
+        found = _foreign(path, error)
         if weights is None:
             return found
         return replace(found, notes=(*found.notes, f"Estimated in 4 bits: weights {weights} were not counted."))
+
+
+def _foreign(path: Path, refusal: UnsupportedModel) -> SizeEstimate:
+    """Return the size of what cannot be exported, for the reason that is given.
+
+    Raises:
+        UnsupportedModel: its size cannot be told either; the error is that of the refusal, which says what helps.
+    """
+    try:
+        return (
+            estimate_foreign_folder(path, refusal) if path.is_dir() else estimate_foreign_gguf(read_gguf(path), refusal)
+        )
+    except UnsupportedModel as error:
+        if error is refusal or error.what == refusal.what:
+            raise
+        raise UnsupportedModel(refusal.what, f"{error.what} {error.numbers}", refusal.action) from error
 
 
 def _exact(path: Path, weights: str | None) -> SizeEstimate:

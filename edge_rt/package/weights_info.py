@@ -28,9 +28,20 @@ def require_known(weights: str | None, size: int = 0) -> None:
             "Leave one of them out.",
         )
     if weights is not None and weights not in WEIGHTS:
+        meant = _meant(weights)
         raise ConfigError(
-            "The type of weights is unknown.", f"Got {weights!r:.40}.", f"Choose one of {', '.join(WEIGHTS)}."
+            "The type of weights is unknown.",
+            f"Got {weights!r:.40}.",
+            f"{f'Did you mean {meant}? ' if meant else ''}Choose one of {', '.join(WEIGHTS)}.",
         )
+
+
+def _meant(weights: str) -> str | None:
+    """Return the option for what was written in another case, or as the type of a GGUF file."""
+    name = weights.lower()
+    if name.startswith(("q4", "iq4", "mxfp4")):
+        name = "int4"
+    return "int8" if name.startswith("q8") else name if name in WEIGHTS else None
 
 
 @dataclass(frozen=True)

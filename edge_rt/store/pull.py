@@ -169,6 +169,8 @@ def pull(
     def present(found: Package) -> PullReport:
         if checkpoint is not None:
             remember(store.made_from, name, checkpoint)
+        if not _has_weights(found, weights, size):
+            request.tell(f"nothing to change: with --weights {weights} every matrix of {name!r} keeps its type")
         return PullReport(name, found.path, None, True, None, time.monotonic() - started)
 
     if not force and export:
@@ -245,10 +247,13 @@ class _Request:
     @contextmanager
     def locked(self) -> Iterator[None]:
         message = f"another process is working on {self.name!r}: waiting for it"
-        event = ProgressEvent("download", 1, 2, message=message)
         self.store.prepare()
-        with entry_lock(self.store.lock_path(self.name, role="package"), on_wait=lambda: self.progress(event)):
+        with entry_lock(self.store.lock_path(self.name, role="package"), on_wait=lambda: self.tell(message)):
             yield
+
+    def tell(self, message: str) -> None:
+        """Report a sentence about the package."""
+        self.progress(ProgressEvent("package", 1, 1, message=message))
 
     def find_package(self) -> Package | None:
         """Return the package if it exists and is right; None if it must be made."""
@@ -258,24 +263,34 @@ class _Request:
         try:
             package = self.store.read_package(path)
         except EdgeRTError as error:
-            message = f"the package {self.name!r} is not usable, exporting it again: {error}"
-            self.progress(ProgressEvent("download", 1, 2, message=message))
+            self.tell(f"the package {self.name!r} is not usable, exporting it again: {error}")
             return None
         if not self._is_same_source(package):
             if self.name != self.default:
                 raise self._taken(f"It was made from {package.manifest.source.name}.")
-            self.progress(ProgressEvent("download", 1, 2, message=f"{self.name!r} has a newer source, exporting again"))
+            self.tell(f"{self.name!r} has a newer source, exporting again")
             return None
         if self.activations not in (None, package.manifest.activations):
             raise self._taken(f"It has activations {package.manifest.activations!r}, not {self.activations!r}.")
-        if not _has_weights(package, self.weights, self.size):
+        if not _has_weights(package, self.weights, self.size) and not self.changes_nothing(package):
             info = package.manifest.weights
             found = _named_choice(_choice_of(package), 0 if info is None else info.size)
             wanted = _named_choice(self.weights, self.size)
-            message = f"{self.name!r} was exported with {found}, exporting again with {wanted}"
-            self.progress(ProgressEvent("download", 1, 2, message=message))
+            self.tell(f"{self.name!r} was exported with {found}, exporting again with {wanted}")
             return None
         return package
+
+    def changes_nothing(self, package: Package) -> bool:
+        """Return whether an export with these weights gives the same types again, as of a file that is quantised."""
+        path = fetched_path(self.name, self.store) if self.local is None else self.local.path
+        if path is None or self.size or self.weights is None:
+            return False
+        from edge_rt.export.opening import has_same_types
+
+        try:
+            return has_same_types(path, _choice_of(package), self.weights, package.manifest.op_profile)
+        except EdgeRTError:
+            return False  # the export says what is wrong
 
     def _taken(self, numbers: str) -> ConfigError:
         return ConfigError(

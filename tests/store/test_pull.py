@@ -14,6 +14,7 @@ from edge_rt.store.files import free_bytes
 from edge_rt.store.pull import ensure_package, pull
 from edge_rt.store.sources_hub import HubOptions
 from tests.helpers.fake_hub import serve_fake_hub
+from tests.helpers.gguf_factory import write_llama_gguf
 from tests.store.builders import (
     MODEL,
     FakeExporter,
@@ -147,6 +148,22 @@ def test_other_weights_are_exported_again(store, exporter, options):
         assert (len(exporter.calls), report.was_present) == (count, count == before)
     with pytest.raises(ConfigError, match="Choose one of keep, int4"):
         pull("tiny", store=store, exporter=exporter, options=options, weights="int5")
+    for typed, meant in (("INT8", "int8"), ("Q8_0", "int8"), ("Q4_K_M", "int4")):
+        with pytest.raises(ConfigError, match=f"Did you mean {meant}"):
+            pull("tiny", store=store, exporter=exporter, options=options, weights=typed)
+
+
+def test_weights_that_change_nothing_in_a_quantised_file_are_no_reason(store, exporter, options, small_gguf, tmp_path):
+    package = pull(small_gguf, name="small", store=store, exporter=exporter, options=options).package
+    events = []
+    given = {"store": store, "exporter": exporter, "options": options, "progress": events.append}
+    report = pull(small_gguf, name="small", weights="f16", **given)
+    assert (report.was_present, report.package, len(exporter.calls)) == (True, package, 1)
+    assert any("nothing to change" in event.message for event in events)
+    write_llama_gguf(tmp_path / "halves.gguf", weight_type="F16", layers=1)
+    pull(tmp_path / "halves.gguf", name="halves", **given)
+    assert pull(tmp_path / "halves.gguf", name="halves", weights="f16", **given).was_present
+    assert not pull(tmp_path / "halves.gguf", name="halves", weights="int4", **given).was_present
 
 
 def test_another_size_is_exported_again(store, exporter, options):

@@ -58,6 +58,11 @@ _ENCODER_CLASSES: Final = re.compile(
 )
 
 
+def is_encoder(architecture: str) -> bool:
+    """Return whether an architecture, of a ``config.json`` or a GGUF file, is known to be one of encoders."""
+    return _ENCODERS.fullmatch(architecture) is not None
+
+
 def require_decoder(where: str, config: Mapping[str, Any]) -> None:
     """Refuse what a ``config.json`` says is an encoder, with a decoder or without: no exporter can carry it.
 
@@ -69,8 +74,8 @@ def require_decoder(where: str, config: Mapping[str, Any]) -> None:
     numbers = f"Its model_type is {str(kind)[:60]!r}{', its class ' + classes[0][:60] if classes else ''}."
     if config.get("is_encoder_decoder") is True:
         raise _no_decoder(where, "an encoder with a decoder", numbers)
-    is_encoder = isinstance(kind, str) and _ENCODERS.fullmatch(kind) is not None
-    if (is_encoder or any(map(_ENCODER_CLASSES.fullmatch, classes))) and config.get("is_decoder") is not True:
+    is_known = isinstance(kind, str) and is_encoder(kind)
+    if (is_known or any(map(_ENCODER_CLASSES.fullmatch, classes))) and config.get("is_decoder") is not True:
         raise _no_decoder(where, "an encoder", numbers)
 
 
@@ -102,7 +107,7 @@ def family_of_header(where: str, architecture: str) -> Family:
     Raises:
         UnsupportedModel: there is none.
     """
-    if _ENCODERS.fullmatch(architecture):
+    if is_encoder(architecture):
         raise _no_decoder(where, "an encoder", f"Its architecture is {architecture[:60]!r}.")
     if architecture not in ARCHITECTURES:
         raise _unknown(where, architecture, ", ".join(ARCHITECTURES), "Choose a model of a supported architecture.")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from edge_rt.errors import InputError, InvalidModelFile, ModelNotFound, UnsupportedModel
-from edge_rt.export.families.registry import MODEL_TYPES
+from edge_rt.export.families.registry import MODEL_TYPES, require_decoder
 from edge_rt.export.sizes.size import JSON_TOKEN_BYTES, MATRIX_BITS, SizeEstimate, checked_config, estimated
 from edge_rt.export.sources.hf_templates import MAX_JSON_BYTES
 from edge_rt.export.sources.packed_config import read_packed_settings
@@ -39,6 +39,7 @@ def estimate_foreign_folder(folder: Path, refusal: UnsupportedModel) -> SizeEsti
         StorageError: a file cannot be read.
     """
     document = read_json(folder / CONFIG_FILE, MAX_JSON_BYTES)
+    require_decoder(folder.name, document)
     if next(folder.glob(WEIGHTS_PATTERN), None) is None:
         raise ModelNotFound(
             f"{folder} holds no weights.",

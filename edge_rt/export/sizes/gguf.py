@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from edge_rt.errors import UnsupportedModel
+from edge_rt.export.families.registry import is_encoder
 from edge_rt.export.sizes.size import JSON_TOKEN_BYTES, MATRIX_BITS, SizeEstimate, checked_config, estimated
 from edge_rt.export.sources.gguf_types import GGUFHeader
 
@@ -21,6 +22,8 @@ def estimate_foreign_gguf(header: GGUFHeader, refusal: UnsupportedModel) -> Size
     """
     values = header.values
     kind = str(values.get("general.architecture", "unknown"))
+    if is_encoder(kind):
+        raise refusal
 
     def number(key: str) -> Any:
         return values.get(f"{kind}.{key}")

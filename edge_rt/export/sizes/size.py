@@ -134,7 +134,9 @@ def checked_config(
         if type(value) is not int or not 1 <= value <= most:
             raise UnsupportedModel(
                 f"{where}: the size of this model cannot be estimated.",
-                f"{field} is {value!r:.40}, must be a number from 1 to {most}.",
+                f"It states no {field}."
+                if value is None
+                else f"The {field} is {value!r:.40}, must be a number from 1 to {most}.",
                 "Give a model whose configuration has the usual fields.",
             )
         return value

@@ -131,6 +131,18 @@ def test_an_architecture_that_cannot_run_is_sized_and_said(inline, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        ({"model_type": "gpt2", "hidden_size": None}, "'gpt2' is not supported. m/config.json: the size"),
+        ({"model_type": "bert"}, "m is an encoder; edge-rt runs decoders"),
+    ],
+)
+def test_what_cannot_be_sized_is_refused_for_what_it_is(inline, tmp_path, config, text):
+    result = inline("plan", "-m", write_checkpoint(tmp_path / "m", config))
+    assert (result.returncode, text in result.stderr.decode()) == (3, True)
+
+
+@pytest.mark.parametrize(
     ("config", "tensors", "code"),
     [
         ({"hidden_size": None}, None, 3),
