@@ -33,13 +33,19 @@ def test_type_checkers_see_the_same_names_as_programs():
     assert declared | {"__version__"} == set(edge_rt.__all__)
 
 
-def test_type_checkers_accept_what_is_right_and_nothing_else():
-    """Of all public names and options, and of the examples; misspelt ones are found in the lines that say so."""
+def test_type_checkers_accept_what_is_right_and_nothing_else(tmp_path):
+    """Of all public names and options, examples and documentation; misspelt ones are found where it is said so."""
     pytest.importorskip("mypy", reason="types are checked where mypy is installed")
     right, wrong = TYPING / "right.py", TYPING / "wrong.py"
     missing = {name for name in edge_rt.__all__ if not re.search(rf"edge_rt\.{name}\b", (ROOT / right).read_text())}
     assert not missing
     examples = sorted((ROOT / "examples").glob("*.py"))
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        for number, program in enumerate(
+            re.findall(r"```python\n(import edge_rt\n.*?)```", page.read_text(), re.DOTALL)
+        ):
+            examples.append(tmp_path / f"{page.stem.replace('-', '_')}_{number}.py")
+            examples[-1].write_text(program)
     # In the root, where the configuration is, and where a developer's own run has left its cache.
     done = subprocess.run(
         [

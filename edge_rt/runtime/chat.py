@@ -353,7 +353,7 @@ class Chat:
         return len(self._encode(self._render(self.messages, add_generation_prompt=False)))
 
     def __repr__(self) -> str:
-        name, count = self._model.package.manifest.model.name, counted(len(self.messages), "message")
+        name, count = self._model.package.path.name, counted(len(self.messages), "message")
         return f"<edge_rt.Chat with {name!r}, {count}>"
 
     @known_options()

@@ -432,7 +432,7 @@ class Model(ModelTexts):
 
     def __repr__(self) -> str:
         state = f"{self.context_tokens} tokens of context" if self._runner.is_open else "closed"
-        return f"<edge_rt.Model {self.package.manifest.model.name!r}, {state}, on {self.device_choice.device}>"
+        return f"<edge_rt.Model {self.package.path.name!r}, {state}, on {self.device_choice.device}>"
 
     def __enter__(self) -> Self:
         return self

@@ -621,7 +621,7 @@ class TestCheck:
 
 def test_what_a_model_and_a_chat_are_called(small_package):
     with load_package(small_package, ctx=64) as model:
-        assert repr(model) == "<edge_rt.Model 'Test Llama', 64 tokens of context, on cpu>"
+        assert repr(model) == "<edge_rt.Model 'small', 64 tokens of context, on cpu>"
         chat = model.chat(system="Be brief.")
-        assert repr(chat) == "<edge_rt.Chat with 'Test Llama', 1 message>"
-    assert repr(model) == "<edge_rt.Model 'Test Llama', closed, on cpu>"
+        assert repr(chat) == "<edge_rt.Chat with 'small', 1 message>"
+    assert repr(model) == "<edge_rt.Model 'small', closed, on cpu>"
