@@ -55,7 +55,17 @@ ORIGINS = "edge_rt/text/template_text.py"
 FALLBACKS = "edge_rt/memory/fallbacks.py"
 GRAPH = "edge_rt/runtime/graph/"
 
+MERGED = "edge_rt/export/weights/merged.py"
+ADAPTERS = ("tests/export/test_adapters.py",)
+
 MUTATIONS = [
+    Mutation(MERGED, "found *= self._scale", "found *= 1", ADAPTERS),
+    Mutation(MERGED, "if self._order is None else self._order[rows]", "if True else self._order[rows]", ADAPTERS),
+    Mutation(MERGED, "np.unique(rows // BLOCK_ROWS, return_inverse=True)", "(rows, np.arange(len(rows)))", ADAPTERS),
+    Mutation(
+        "edge_rt/export/families/adapted.py", "order if source.has_halves else np.argsort(order)", "order", ADAPTERS
+    ),
+    Mutation("edge_rt/export/estimate.py", " + max(_held_bytes(linear) for linear in linears)", "", ADAPTERS),
     Mutation(
         GUARD, "for value, times in ((left, right), (right, left)):", "for value, times in ((left, right),):", BOMBS
     ),

@@ -62,8 +62,8 @@ def export_model(
         out: folder to create.
         via: ``"transformers"``: transformers' own exporter traces the model, of any architecture, and the package has
             the op profile ``"traced"``; it needs the extra ``transformers``, and carries neither ``profile`` nor
-            ``activations``, ``size``, a file of ``calibration``, ``accept_loss``, ``exits``, nor ``weights`` but
-            floats. None: edge-rt's own exporter, for the architectures that it knows.
+            ``activations``, ``size``, a file of ``calibration``, ``accept_loss``, ``exits``, ``adapters``, nor
+            ``weights`` but floats. None: edge-rt's own exporter, for the architectures that it knows.
         profile: ``"native"``: edge-rt's own operators, fast and exact; ``"portable"``: ONNX Runtime's; None: native if
             this machine can run it.
         activations: ``"int8"``: linear layers round their input to int8 per block of 32 (fast); ``"float"``: they do

@@ -12,6 +12,7 @@ from edge_rt.errors import ConfigError, InvalidModelFile, UnsupportedModel
 from edge_rt.export import export_model
 from edge_rt.export.entry import plan_export
 from edge_rt.export.opening import open_checkpoint
+from edge_rt.export.preparing import decide, prepare
 from edge_rt.export.sources.tensor_reader import TensorReader
 from edge_rt.export.weights.matrices import CheckpointMatrices, whole_matrix
 from edge_rt.package.reader import open_package
@@ -303,6 +304,18 @@ def test_a_row_has_the_same_bits_whatever_is_read_with_it(base, tmp_path):
             np.testing.assert_array_equal(matrices.rows("output.weight", rows), whole[list(rows)])
 
 
+def test_what_adapters_hold_counts_in_the_predicted_memory(base, tmp_path):
+    a, b = low_rank(np.random.default_rng(0), base.tensors[f"{HEAD}.weight"].shape, rank=4096)
+    adapter = write_peft(tmp_path / "lora", peft_tensors({HEAD: (a, b)}), r=4096)
+
+    def peak(adapters):
+        source, decoder = open_checkpoint(base.folder, adapters)
+        decided = decide(source, decoder, "portable", "int8", "f32", 0, None)
+        return prepare(source, decoder, decided).estimate.peak_memory_bytes
+
+    assert peak({adapter: 1.0}) >= peak({}) + a.nbytes + b.nbytes
+
+
 def test_a_quantised_model_needs_types(tmp_path):
     model = write_llama_gguf(tmp_path / "m.gguf", layers=1)
     adapter = write_peft(tmp_path / "lora", peft_tensors(layer_products(hf_tensors(model), ("down_proj",))))
@@ -319,7 +332,7 @@ def test_a_quantised_model_needs_types(tmp_path):
 def test_a_scale_cannot_be_applied_to_what_is_replaced(base, tmp_path):
     wholes = {"model.norm.weight": base.tensors["model.norm.weight"]}
     adapter = write_peft(tmp_path / "lora", peft_tensors({}, wholes=wholes))
-    with pytest.raises(ConfigError, match=r"no scale .* 0\.5; model\.norm\.weight is stored whole"):
+    with pytest.raises(ConfigError, match=r"no scale .* 0\.5; 'model\.norm\.weight' is stored whole"):
         open_checkpoint(base.folder, {adapter: 0.5})
 
 
@@ -347,9 +360,9 @@ def _of_another_size(tensors):
 @pytest.mark.parametrize(
     ("products", "why"),
     [
-        (_without, r"has no model\.layers\.0\.mlp\.experts\.down_proj\.weight"),
-        (_of_more_layers, r"has no model\.layers\.1\.self_attn\.q_proj\.weight"),
-        (_of_another_size, r"q_proj\.weight \[64, 64\], the adapter's is \[64, 80\]"),
+        (_without, r"has no 'model\.layers\.0\.mlp\.experts\.down_proj\.weight'"),
+        (_of_more_layers, r"has no 'model\.layers\.1\.self_attn\.q_proj\.weight'"),
+        (_of_another_size, r"q_proj\.weight' \[64, 64\], the adapter's is \[64, 80\]"),
     ],
 )
 def test_an_adapter_of_another_model_is_refused(products, why, base, tmp_path):

@@ -16,7 +16,7 @@ from edge_rt.export.decoder.tensors import expected_shapes, listed, split_fused
 from edge_rt.export.families.family import TOP_NAMES, Family
 from edge_rt.export.families.folder import HEADS, PREFIXES, is_same_data
 from edge_rt.export.sources.adapters import MERGE_YOURSELF, PEFT, Adapter, LowRank, TokenRows
-from edge_rt.export.sources.gguf_types import TensorInfo
+from edge_rt.export.sources.gguf_types import TensorInfo, shown
 from edge_rt.export.sources.source import Source, TokenizerBuild
 from edge_rt.package.decoder import Decoder
 from edge_rt.system.hub_cache import folder_name
@@ -132,7 +132,7 @@ def _collect(changes: dict[str, _Change], adapter: Adapter, source: Source, deco
     names = _names(family, decoder) if adapter.kind == PEFT else None
     stated = (*adapter.products, *adapter.wholes, *adapter.tokens)
     if names is not None and (unknown := [name for name in stated if name not in names]):
-        raise _foreign(adapter, source, f"The model has no {listed([f'{name:.80}' for name in unknown])}")
+        raise _foreign(adapter, source, f"The model has no {listed([shown(name) for name in unknown])}")
     expected = {**expected_shapes(decoder), _HEAD: expected_shapes(decoder)[_EMBEDDING]}
     where, wrong = adapter.name, []
 
@@ -141,9 +141,9 @@ def _collect(changes: dict[str, _Change], adapter: Adapter, source: Source, deco
 
     def require(name: str, stored: str, shape: tuple[int, ...]) -> None:
         if name not in expected:
-            wrong.append(f"no {stored:.80}")
+            wrong.append(f"no {shown(stored)}")
         elif expected[name] != shape:
-            wrong.append(f"{stored:.80} {list(expected[name][::-1])}, the adapter's is {list(shape[::-1])}")
+            wrong.append(f"{shown(stored)} {list(expected[name][::-1])}, the adapter's is {list(shape[::-1])}")
 
     for stored, whole in adapter.wholes.items():
         for name, tensor in split_fused(where, {ours(stored): replace(whole, name=ours(stored))}, decoder).items():
@@ -154,7 +154,7 @@ def _collect(changes: dict[str, _Change], adapter: Adapter, source: Source, deco
             if adapter.scale != 1 and stored not in adapter.copies:
                 raise ConfigError(
                     f"{where}: no scale can be applied to tensors that an adapter replaces.",
-                    f"The scale is {adapter.scale:g}; {stored:.80} is stored whole.",
+                    f"The scale is {adapter.scale:g}; {shown(stored)} is stored whole.",
                     "Leave the scale out.",
                 )
             change.whole = adapter, tensor
@@ -276,6 +276,6 @@ def _foreign(adapter: Adapter, source: Source, why: str) -> InvalidModelFile:
 def _twice(adapter: Adapter, name: str) -> UnsupportedModel:
     return UnsupportedModel(
         f"{adapter.name}: a tensor is replaced that is changed in another way, too.",
-        f"It is {name:.80}.",
+        f"It is {shown(name)}.",
         MERGE_YOURSELF,
     )

@@ -137,6 +137,11 @@ def unsupported(where: str, found: str) -> UnsupportedModel:
     return UnsupportedModel(f"{where}: edge-rt does not merge adapters of this kind.", f"{found}.", MERGE_YOURSELF)
 
 
+def model_name(stated: object) -> str | None:
+    """Return the name of the model that an adapter says it was trained on; None if it says none."""
+    return stated if isinstance(stated, str) and stated.isprintable() and stated else None
+
+
 def is_gguf_adapter(header: GGUFHeader) -> bool:
     """Return whether a GGUF file says that it is an adapter."""
     return header.values.get("general.type") == "adapter"
@@ -187,7 +192,7 @@ def read_gguf_adapter(path: Path, scale: float, number: int) -> Adapter:
         paths=(path,),
         scale=scale,
         license=cast("str | None", header.get_str("general.license", default=None)),
-        model=cast("str | None", header.get_str("general.base_model.0.name", default=None)),
+        model=model_name(header.values.get("general.base_model.0.name")),
         products=products,
         wholes=wholes,
         architecture=header.get_str("general.architecture"),

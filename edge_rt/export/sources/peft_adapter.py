@@ -34,6 +34,7 @@ from edge_rt.export.sources.adapters import (
     TokenRows,
     incomplete,
     low_rank,
+    model_name,
     unsupported,
 )
 from edge_rt.export.sources.gguf_types import FETCH_AGAIN, TensorInfo, shown
@@ -46,6 +47,7 @@ from edge_rt.system.checkpoint_names import ADAPTER_CONFIG_FILE, ADAPTER_FILE, I
 from edge_rt.system.hub_cache import folder_name
 from edge_rt.text.pattern_lint import lint_pattern
 
+_MODEL: Final = "base_model_name_or_path"
 _PREFIX: Final = "base_model.model."
 _PRODUCTS: Final = {
     ".lora_A.weight": ("right", False),
@@ -90,7 +92,7 @@ def require_model(folder: Path) -> str | None:
 def adapter_alone(folder: Path) -> ModelNotFound:
     """Return the error for a folder that holds an adapter where a model is wanted."""
     try:
-        base = _base_of(read_json(folder / ADAPTER_CONFIG_FILE, MAX_JSON_BYTES)) or "BASE"
+        base = model_name(read_json(folder / ADAPTER_CONFIG_FILE, MAX_JSON_BYTES).get(_MODEL)) or "BASE"
     except (InvalidModelFile, StorageError):
         base = "BASE"
     return ModelNotFound(
@@ -98,11 +100,6 @@ def adapter_alone(folder: Path) -> ModelNotFound:
         f"It holds {ADAPTER_CONFIG_FILE}, and no weights but those of the adapter.",
         f"Export it with its model: edge-rt export -m {base:.120} --adapter {folder} --out DIR",
     )
-
-
-def _base_of(config: Mapping[str, Any]) -> str | None:
-    value = config.get("base_model_name_or_path")
-    return value if isinstance(value, str) and value.isprintable() and value else None
 
 
 def read_peft_adapter(folder: Path, scale: float, number: int) -> Adapter:
@@ -167,7 +164,7 @@ def read_peft_adapter(folder: Path, scale: float, number: int) -> Adapter:
         paths=(weights, settings),
         scale=scale,
         license=read_license(folder),
-        model=_base_of(config),
+        model=model_name(config.get(_MODEL)),
         products={f"{name}.weight": _product(where, config, name, pair, scale) for name, pair in pairs.items()},
         wholes=wholes,
         copies=frozenset(copies),
