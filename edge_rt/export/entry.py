@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from edge_rt.byte_size import parse_limit
 from edge_rt.errors import ConfigError
@@ -18,6 +18,8 @@ from edge_rt.progress import ProgressCallback, no_progress
 
 VIA: Final = ("transformers",)
 """Other exporters that can be asked for."""
+Adapters: TypeAlias = Mapping[str, float] | Mapping[Path, float] | Mapping[str | Path, float] | Sequence[str | Path]
+"""Paths of adapters, with scales or without."""
 _FLOAT_WEIGHTS: Final = (None, "keep", "f32")
 
 if TYPE_CHECKING:
@@ -46,7 +48,7 @@ def export_model(
     force: bool = False,
     accept_loss: bool = False,
     exits: Sequence[int] = (),
-    adapters: Mapping[Path | str, float] | Sequence[Path | str] = (),
+    adapters: Adapters = (),
     progress: ProgressCallback = no_progress,
     on_estimate: Callable[[ExportEstimate], None] | None = None,
     on_chatter: Callable[[str], None] | None = None,
@@ -153,15 +155,19 @@ def export_model(
     )
 
 
-def _open(
-    source: str | Path, adapters: Mapping[Path | str, float] | Sequence[Path | str], weights: str | None, size: int
-) -> tuple[Source, Decoder]:
-    """Open a checkpoint with adapters."""
+def _open(source: str | Path, adapters: Adapters, weights: str | None, size: int) -> tuple[Source, Decoder]:
+    """Open a checkpoint with adapters.
+
+    Raises:
+        ConfigError: one is named twice; or as ``open_checkpoint``.
+    """
     if isinstance(adapters, str | Path):
         adapters = (adapters,)
     scales = adapters if isinstance(adapters, Mapping) else dict.fromkeys(adapters, 1.0)
     rounds = bool(size) or weights not in (None, KEEP)
     paths = {absolute_path(Path(path)): scale for path, scale in scales.items()}
+    if len(paths) < len(adapters):
+        raise ConfigError("An adapter is named twice.", f"Got {adapters!s:.200}.", "Name it once, with its scale.")
     return open_checkpoint(absolute_path(Path(source)), paths, rounds=rounds)
 
 
@@ -214,7 +220,7 @@ def plan_export(
     size: int | str | None = None,
     calibration: Path | str | None = BUILT_IN_CALIBRATION,
     exits: Sequence[int] = (),
-    adapters: Mapping[Path | str, float] | Sequence[Path | str] = (),
+    adapters: Adapters = (),
     force: bool = False,
 ) -> ExportForecast:
     """Return what ``export_model`` with the same arguments would do; nothing is written and no tensor is read.

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edge_rt.errors import ConfigError, InvalidModelFile, UnsupportedModel
+from edge_rt.errors import ConfigError, InvalidModelFile, ModelNotFound, UnsupportedModel
 from edge_rt.export import export_model
 from edge_rt.export.entry import plan_export
 from edge_rt.export.opening import open_checkpoint
@@ -327,6 +327,14 @@ def test_a_quantised_model_needs_types(tmp_path):
     (pair,) = layer_products(hf_tensors(model), ("down_proj",)).values()
     expected = model.weights["blk.0.ffn_down.weight"] + np.float32(ALPHA / RANK) * (pair[1] @ pair[0])
     np.testing.assert_array_equal(values, expected)
+
+
+def test_adapters_are_given_by_paths_or_with_scales(base, tmp_path):
+    for adapters in ("missing", tmp_path / "missing", ["missing"], {"missing": 0.5}):
+        with pytest.raises(ModelNotFound, match=r"There is no adapter .*missing"):
+            plan_export(base.folder, tmp_path / "p", adapters=adapters)
+    with pytest.raises(ConfigError, match="named twice"):
+        plan_export(base.folder, tmp_path / "p", adapters=["a", "a"])
 
 
 def test_a_scale_cannot_be_applied_to_what_is_replaced(base, tmp_path):
