@@ -18,6 +18,8 @@ _UNITS: Final = {
 _SIZE: Final = re.compile(r"(-?)([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([a-z]{0,3})")
 _LARGEST: Final = 1 << 50
 _LEAST_MIB: Final = (1 << 20) // 10
+_ENDING: Final = re.compile(r"(?<![aeiou])y$|ss$")
+_PLURALS: Final = {"y": "ies", "ss": "sses"}
 _EXAMPLES: Final = "Write it as 600MiB, 2GiB, 1.5GB or a number of bytes."
 
 
@@ -100,10 +102,10 @@ def counted(count: int, noun: str, shown: str | None = None) -> str:
 
     Args:
         count: how many.
-        noun: in the singular; its plural ends in -s, -ies for -y, -es for -ss.
+        noun: in the singular; its plural ends in -s, -es behind -ss, or -ies for -y behind a consonant.
         shown: the count as it is to be written; None: its digits.
     """
-    plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}{'es' if noun.endswith('ss') else 's'}"
+    plural = _ENDING.sub(lambda end: _PLURALS[end[0]], noun) if _ENDING.search(noun) else f"{noun}s"
     return f"{count if shown is None else shown} {noun if count == 1 else plural}"
 
 
@@ -127,5 +129,8 @@ def file_size(path: Path | None) -> int:
 
 
 def exact_size(count: int) -> str:
-    """Return bytes exactly, in the form that ``--memory`` accepts: ``"302MiB"``, or a number of bytes."""
-    return f"{count >> 20}MiB" if count % (1 << 20) == 0 else str(count)
+    """Return bytes exactly, in the form that ``--memory`` accepts: ``"2GiB"``, ``"302MiB"``, or a number of bytes."""
+    for unit, bits in (("GiB", 30), ("MiB", 20)):
+        if count % (1 << bits) == 0:
+            return f"{count >> bits}{unit}"
+    return str(count)

@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from edge_rt.byte_size import show_size
 from edge_rt.device_names import CUDA, GPU_LAYERS, DeviceName
 from edge_rt.errors import MemoryBudgetExceeded, RuntimeUnavailable
 from edge_rt.onnxruntime_import import ort
@@ -139,7 +140,7 @@ class DeviceArray:
                 raise failed from error
             raise MemoryBudgetExceeded(
                 "The memory of the device is exhausted.",
-                f"{self.nbytes} bytes on {device.text}: {' '.join(str(error).split())[:200].rstrip('.')}.",
+                f"{show_size(self.nbytes)} on {device.text}: {' '.join(str(error).split())[:200].rstrip('.')}.",
                 "Load the model with a smaller context, or close another program that uses the device.",
             ) from error
 

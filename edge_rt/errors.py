@@ -33,6 +33,7 @@ that helps.
 
 from __future__ import annotations
 
+import json
 from typing import Any, ClassVar, TypedDict
 
 
@@ -44,6 +45,19 @@ class ErrorJSON(TypedDict):
     numbers: str
     action: str
     exit_code: int
+
+
+def kind_of(value: object) -> str:
+    """Return what a value of JSON is, in words: ``"a text"``, ``"null"``."""
+    if isinstance(value, bool):
+        return "true or false"
+    kinds = {type(None): "null", int: "a number", float: "a number", str: "a text", list: "an array", dict: "an object"}
+    return kinds.get(type(value), f"a {type(value).__name__}")
+
+
+def as_json(value: object, most: int = 60) -> str:
+    """Return a value as JSON writes it, cut to a number of characters: ``null``, not ``None``."""
+    return json.dumps(value, ensure_ascii=False, default=str)[:most]
 
 
 class EdgeRTError(Exception):
@@ -201,7 +215,7 @@ class EncodingBudgetExceeded(MemoryBudgetExceeded):
         if way is None and enough is not None:
             more = f"load the model with a memory budget of {enough} or more (--memory, memory=)"
         super().__init__(
-            "A part of the text has to be encoded at once, and does not fit the memory plan.",
+            "The text has a stretch without spaces that is too long to tokenise within the memory budget.",
             f"It has {stretch_bytes} bytes without a place to split; there is room for {room_bytes}.",
             f"Break it up, for example with spaces or line ends, or {more}.",
         )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge_rt.errors import ConfigError, InputError, ModelNotFound
+from edge_rt.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
     from edge_rt.package.decoder import Decoder
@@ -62,11 +62,7 @@ def inspect(reference: str | Path, store: Store, *, verify: bool = False) -> Ins
         return Inspected({"kind": "drafter", "verified": verify, **_drafter_facts(drafter)})
     resolved = resolve(reference, store)
     if resolved.path is None:
-        raise ModelNotFound(
-            f"{reference} is not on this machine.",
-            f"To get it: {resolved.description}.",
-            f"Run edge-rt pull {reference}, or in Python edge_rt.pull.",
-        )
+        raise resolved.no_package(reference)
     if resolved.kind == "package":
         return _of_package(resolved.path, verify=verify)
     if verify:

@@ -118,6 +118,6 @@ def require_rule(accept: str, mode: str) -> None:
     if accept == "ratio" and mode != RATIO_MODE:
         raise ConfigError(
             "The acceptance rule 'ratio' needs a drafter with known draft probabilities.",
-            f"The mode of speculation is {mode!r}; 1 of {len(SPEC_MODES)} has them, {RATIO_MODE!r}.",
+            f"The mode of speculation is {mode!r}; only {RATIO_MODE!r} has them.",
             f"Choose {RATIO_MODE} (spec={RATIO_MODE!r}, --spec {RATIO_MODE}), or the rule 'match'.",
         )

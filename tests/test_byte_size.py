@@ -98,7 +98,7 @@ def test_a_column_of_mib_has_its_thousands_apart():
     ("count", "noun", "shown", "text"),
     [
         (0, "row", None, "0 rows"), (1, "row", None, "1 row"), (2, "entry", None, "2 entries"),
-        (1, "entry", None, "1 entry"), (2, "guess", None, "2 guesses"),
+        (1, "entry", None, "1 entry"), (2, "guess", None, "2 guesses"), (2, "key", None, "2 keys"),
         (1240, "more line", "1 240", "1 240 more lines"),
     ],
 )  # fmt: skip

@@ -11,6 +11,7 @@ import pytest
 
 from edge_rt import errors
 from edge_rt.cli.render.console import OutputFailed
+from edge_rt.errors import as_json, kind_of
 
 MADE = {
     errors.ContextOverflow: lambda: errors.ContextOverflow(900, 100, 512, is_estimate=True),
@@ -51,3 +52,11 @@ def test_an_error_in_a_worker_process_leaves_the_pool_usable():
             pool.submit(overflowing, 0).result()
         assert caught.value.context_tokens == 512
         assert pool.submit(abs, -3).result() == 3
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "text"),
+    [(None, "null", "null"), (True, "true or false", "true"), (2.5, "a number", "2.5"), ([1], "an array", "[1]")],
+)
+def test_values_of_a_file_are_named_as_in_the_file(value, kind, text):
+    assert (kind_of(value), as_json(value)) == (kind, text)

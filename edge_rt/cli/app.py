@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -33,10 +33,17 @@ app = typer.Typer(
     epilog="Exit codes: 0 success, 1 unexpected, 2 usage, 3 input, 4 memory, 5 runtime, 6 storage, "
     "129 lost terminal, 130 Ctrl-C, 141 output pipe closed, 143 SIGTERM.",
 )
-for command in (chat, generate, export, pull, list_models, rm, inspect, verify, bench, plan, profile, doctor):
-    app.command(name="list" if command is list_models else None, cls=PlainCommand)(spread(command))
-app.add_typer(corpus_app, name="corpus")
-app.add_typer(train_app, name="train")
+_PANELS: Final = {
+    "Answers": (chat, generate),
+    "Models": (pull, list_models, rm, inspect, export),
+    "Memory and speed": (plan, profile, bench, verify, doctor),
+}
+for panel, commands in _PANELS.items():
+    for command in commands:
+        name = "list" if command is list_models else None
+        app.command(name=name, cls=PlainCommand, rich_help_panel=panel)(spread(command))
+app.add_typer(corpus_app, name="corpus", rich_help_panel="Faster answers")
+app.add_typer(train_app, name="train", rich_help_panel="Faster answers")
 
 
 def _print_version(wanted: bool) -> None:

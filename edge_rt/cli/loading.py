@@ -7,7 +7,7 @@ import shlex
 import threading
 from typing import TYPE_CHECKING
 
-from edge_rt.byte_size import round_up
+from edge_rt.byte_size import exact_size, round_up, show_at_least
 from edge_rt.cli.baseline_memory import STEP, own_bytes
 from edge_rt.cli.interrupt import SignalReceived, run_in_background
 from edge_rt.cli.options.groups import PlaceFlags
@@ -50,16 +50,17 @@ def tell_estimate(
     """
     from edge_rt.byte_size import human_bytes, show_size
 
-    disk, memory = human_bytes(estimate.disk_bytes), show_size(estimate.peak_memory_bytes)
+    disk, memory = human_bytes(estimate.disk_bytes), show_at_least(estimate.peak_memory_bytes)
     if budget is not None and estimate.peak_memory_bytes > budget:
         raise MemoryBudgetExceeded(
             "The export does not fit the memory budget.",
-            f"It needs at most {memory}, the budget is {show_size(budget)}.",
-            f"Give --memory {estimate.peak_memory_bytes}, or export on another machine: a package runs anywhere."
+            f"It may need up to {memory}; the budget is {show_size(budget)}.",
+            f"Give --memory {exact_size(round_up(estimate.peak_memory_bytes))}, or export on another machine: a "
+            "package runs anywhere."
             if package is None
             else f"Fetch and export it first, once, without a budget: {lead}edge-rt pull {shlex.quote(package)}",
         )
-    terminal.note(f"export needs at most {disk} of disk and {memory} of memory", "dim")
+    terminal.note(f"the export needs up to {disk} of disk and {memory} of memory", "dim")
 
 
 def telling_exporter(

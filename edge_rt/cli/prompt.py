@@ -8,6 +8,7 @@ import sys
 import threading
 from typing import Final
 
+from edge_rt.byte_size import show_size
 from edge_rt.cli.render.console import Terminal
 from edge_rt.errors import ConfigError, InputError
 
@@ -25,7 +26,11 @@ def read_prompt(prompt: str | None, terminal: Terminal) -> str:
     piped = "" if _is_keyboard() else _decode(_read_patiently(prompt, terminal))
     parts = [part for part in (prompt, piped.rstrip("\n") if prompt else piped) if part]
     if not "".join(parts).strip():
-        raise ConfigError("There is no prompt.", "-p and standard input are empty.", "Give one: -p 'Tell me a story'.")
+        raise ConfigError(
+            "There is no prompt.",
+            "Neither an argument nor standard input has one.",
+            "Give one: edge-rt generate 'Tell me a story'.",
+        )
     return "\n\n".join(parts)
 
 
@@ -75,5 +80,5 @@ def _read_stdin(limit: int) -> bytes:
         return b""
     data = sys.stdin.buffer.read(limit + 1)
     if len(data) > limit:
-        raise ConfigError("Standard input is too long.", f"The limit is {limit} bytes.", "Send less.")
+        raise ConfigError("Standard input is too long.", f"The limit is {show_size(limit)}.", "Send less.")
     return data

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from edge_rt.runtime.load.options import LoadOptions
 
 
-WHY_NOTHING: Final = "with this model, tokens that are computed together do not have the bits of single ones"
+WHY_NOTHING: Final = "with this model, tokens computed together differ slightly from tokens computed one by one"
 """Why nothing is drafted with a package, whatever is asked for."""
 
 _WHY_UNVERIFIED: Final = "no edge-rt verify of this package has passed on the device {device}"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from edge_rt.byte_size import human_bytes, show_size
 from edge_rt.errors import MemoryBudgetExceeded, StorageError
 from edge_rt.export.calibration.calibrate import calibration_bytes
 from edge_rt.export.check.compare import CHECK_ROWS
@@ -124,13 +125,13 @@ def require_room(estimate: ExportEstimate, destination: Path) -> None:
     if free < estimate.disk_bytes:
         raise StorageError(
             "The package does not fit the disk.",
-            f"It needs {estimate.disk_bytes} bytes, {free} are free at {folder}.",
+            f"It needs {human_bytes(estimate.disk_bytes)}, {human_bytes(free)} are free at {folder}.",
             "Free some space or choose another disk.",
         )
     available = available_memory_bytes()
     if available < estimate.peak_memory_bytes:
         raise MemoryBudgetExceeded(
             "The export does not fit the memory.",
-            f"It needs {estimate.peak_memory_bytes} bytes, {available} are available.",
+            f"It may need up to {show_size(estimate.peak_memory_bytes)}; {show_size(available)} are available.",
             "Close other programs, or export on a larger machine and copy the package.",
         )

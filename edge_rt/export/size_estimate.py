@@ -89,5 +89,5 @@ def _notes(placed: PlacedCheckpoint, weights: str | None) -> tuple[str, ...]:
     if weights is not None or placed.choice.name != "int4":
         return ()
     bits = 8 * placed.layout.size / sum(tensor.elements for tensor in placed.source.tensors.values())
-    text = f"An export makes 4 bits of these floats (weights.bin: about {bits:.1f} bits a weight)"
+    text = f"An export makes 4 bits of these floats ({bits:.1f} bits a weight, embedding and head included)"
     return (f"{text}; --weights int8, f16, f32 or keep chooses otherwise.",)

@@ -9,6 +9,7 @@ from typing import Final
 
 import onnx_ir as ir
 
+from edge_rt.byte_size import show_size
 from edge_rt.errors import StorageError
 from edge_rt.export.checkpoint import Checkpoint
 from edge_rt.export.decoder.model import assemble, build_graph
@@ -103,7 +104,7 @@ def weights_message(checkpoint: Checkpoint) -> str:
     if not choice.quantises:
         return f"converting to {choice.name}"
     how = "with" if checkpoint.calibration is not None else "without"
-    what = f"to at most {choice.size} bytes" if choice.size else f"to {choice.name}"
+    what = f"to at most {show_size(choice.size)}" if choice.size else f"to {choice.name}"
     return f"quantising {what}, {how} a calibration text"
 
 

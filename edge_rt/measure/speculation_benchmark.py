@@ -138,11 +138,15 @@ def measure_prompts(
         yield _sample(prompt, plain, speculative)
 
 
+def _token(token_id: int | None) -> str:
+    return "the end" if token_id is None else str(token_id)
+
+
 def _sample(prompt: Prompt, plain: Result, speculative: Result) -> Sample:
     if (found := first_difference(plain.token_ids, speculative.token_ids)) is not None:
         raise InferenceError(
             "Speculative decoding gave another answer than plain decoding, so the two cannot be compared.",
-            f"Prompt {prompt.index}, token {found[0]}: plain {found[1]}, speculative {found[2]} (None is the end).",
+            f"Prompt {prompt.index}, token {found[0]}: plain {_token(found[1])}, speculative {_token(found[2])}.",
             "With the op profile portable this can happen; with native it is a bug: run edge-rt verify and report it.",
         )
     ids = speculative.token_ids

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+from edge_rt.byte_size import show_size
 from edge_rt.errors import ConfigError, InputError, StorageError
 from edge_rt.measure.verify import Answer
 from edge_rt.system.atomic_files import O_BINARY, write_all
@@ -76,7 +77,7 @@ class VerifyState:
     def _take_up(self, wanted: dict[str, Any]) -> None:
         size = os.fstat(self._descriptor).st_size
         if size > MAX_STATE_BYTES:
-            raise self._not_a_state(f"It has {size} bytes, the limit is {MAX_STATE_BYTES}.")
+            raise self._not_a_state(f"It has {show_size(size)}, the limit is {show_size(MAX_STATE_BYTES)}.")
         data = self._read(size)
         whole, end, cut = data.rpartition(b"\n")
         if not end and not json.dumps(wanted).encode().startswith(cut):

@@ -16,7 +16,6 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from edge_rt.byte_size import counted
 from edge_rt.device_names import AUTO, CPU, KINDS
 from edge_rt.errors import ConfigError, StorageError
 from edge_rt.memory.figures import Device, GpuFigures
@@ -59,12 +58,12 @@ def preset(name: str) -> Device:
     if _can_be_saved(name) and (path := device_path(name)).is_file():
         return load_device(path)
     saved = saved_names()
-    close = get_close_matches(name, [*KINDS, *presets(), *saved])
+    known = [*KINDS, *presets(), *saved]
+    close = get_close_matches(name, known) or [one for one in known if len(name) > 1 and one.startswith(name[:3])][:3]
     raise ConfigError(
-        "There is no device of that name.",
-        f"Got {name!r:.60}; there are {len(presets())} presets and {counted(len(saved), 'saved device')}.",
-        (f"Did you mean {' or '.join(close)}? " if close else "")
-        + f"Of this machine there are {', '.join(KINDS)}; of other machines see edge-rt plan --device list.",
+        f"Unknown device {name!r:.60}.",
+        f"Did you mean {' or '.join(close)}?" if close else "",
+        f"On this machine: {', '.join(KINDS)}. Other machines: edge-rt plan --device list.",
     )
 
 

@@ -236,7 +236,7 @@ def _check(shape: ModelShape, request: Request) -> None:
     if request.ctx is not None and not 2 <= request.ctx <= shape.context_length:
         raise ConfigError(
             "The context is out of range.",
-            f"Got {request.ctx} tokens; the model was trained for 2 to {shape.context_length}.",
+            f"Got {request.ctx}; this model allows 2 to {shape.context_length} tokens.",
             "Choose one in that range.",
         )
     if request.kv not in (None, AUTO, *shape.kv_formats):

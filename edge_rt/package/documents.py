@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
-from edge_rt.errors import InputError
+from edge_rt.byte_size import show_size
+from edge_rt.errors import InputError, kind_of
 
 Refusal = Callable[[str, str], InputError]
 """Makes the error of a folder from its first two sentences: what is wrong, and the numbers."""
@@ -41,7 +42,7 @@ def read_bounded(file: Path, limit: int, refuse: Refusal, *, name: str) -> bytes
     with file.open("rb") as stream:
         data = stream.read(limit + 1)
     if len(data) > limit:
-        raise refuse(f"the {name} is too large.", f"The limit is {limit} bytes.")
+        raise refuse(f"the {name} is too large.", f"The limit is {show_size(limit)}.")
     return data
 
 
@@ -100,14 +101,17 @@ def build(kind: type[T], value: Any, where: str, refuse: Refusal) -> T:
         InputError: it does not fit.
     """
     if not isinstance(value, dict):
-        raise refuse(f"'{where}' must be an object.", f"Found {type(value).__name__}.")
+        raise refuse(f"'{where}' must be an object.", f"Found {kind_of(value)}.")
     hints = get_type_hints(kind)
     entries = dataclasses.fields(cast("Any", kind))
     required = {entry.name for entry in entries if entry.default is dataclasses.MISSING}
     unknown = sorted(set(value) - set(hints))
     missing = sorted(required - set(value))
     if unknown or missing:
-        raise refuse(f"'{where}' has the wrong fields.", f"Missing: {missing}; unknown: {unknown}.")
+        raise refuse(
+            f"'{where}' has the wrong fields.",
+            f"Missing: {', '.join(missing) or 'none'}; unknown: {', '.join(unknown) or 'none'}.",
+        )
     given = {name: hint for name, hint in hints.items() if name in value}
     return kind(**{name: _convert(hint, value[name], f"{where}.{name}", refuse) for name, hint in given.items()})
 
@@ -134,4 +138,11 @@ def _convert(hint: Any, value: Any, where: str, refuse: Refusal) -> Any:
             raise refuse(f"'{where}' is out of range.", f"It has {len(str(abs(value)))} digits.") from error
     if any(type(value) is option for option in allowed):
         return value
-    raise refuse(f"'{where}' has the wrong type.", f"Expected {hint}, found {type(value).__name__}.")
+    raise refuse(f"'{where}' has the wrong type.", f"Found {kind_of(value)}, wanted {_in_words(allowed)}.")
+
+
+def _in_words(allowed: tuple[Any, ...]) -> str:
+    """Return the types that a value may have, in words."""
+    kinds = {type(None): "null", bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+    kinds |= {tuple: "an array", list: "an array"}
+    return " or ".join(dict.fromkeys(kinds.get(get_origin(one) or one, "an object") for one in allowed))

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from edge_rt.errors import InvalidDrafter, ModelNotFound, StorageError, UnsupportedModel, VersionMismatch
+from edge_rt.errors import InvalidDrafter, ModelNotFound, StorageError, UnsupportedModel, VersionMismatch, as_json
 from edge_rt.package.documents import Refusal, build, parse_document, read_bounded
 from edge_rt.package.drafter import (
     DRAFTER_FILE,
@@ -106,7 +106,7 @@ def _open_drafter(path: Path) -> Drafter:
 def _check_version(path: Path, document: dict[str, Any], refuse: Refusal) -> None:
     found = document.get("format_version")
     if not isinstance(found, int) or isinstance(found, bool):
-        raise refuse("'format_version' is missing or not a number.", f"Found {found!r:.40}.")
+        raise refuse("'format_version' is missing or not a number.", f"Found {as_json(found)}.")
     if found != FORMAT_VERSION:
         raise VersionMismatch(
             f"{path}: the drafter has format_version {found!s:.20}, this edge-rt reads {FORMAT_VERSION}.",

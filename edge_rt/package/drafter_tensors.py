@@ -99,7 +99,7 @@ def check_tensors(tensors: Mapping[str, DraftTensor], wanted: Wanted, size: int,
     """
     if set(tensors) != set(wanted):
         missing, unknown = sorted(set(wanted) - set(tensors)), sorted(set(tensors) - set(wanted))
-        raise refuse("the drafter has the wrong tensors.", f"Missing: {missing!s:.100}; unknown: {unknown!s:.100}.")
+        raise refuse("the drafter has the wrong tensors.", f"Missing: {_names(missing)}; unknown: {_names(unknown)}.")
     for name, (dtype, shape) in wanted.items():
         found = tensors[name]
         if (found.dtype, found.shape) != (dtype, shape):
@@ -119,3 +119,7 @@ def check_tensors(tensors: Mapping[str, DraftTensor], wanted: Wanted, size: int,
             numbers = f"One begins at {tensor.offset}, the other ends at {end}."
             raise refuse(f"the tensors '{before}' and '{name}' overlap.", numbers)
         end, before = tensor.offset + tensor.length, name
+
+
+def _names(found: list[str]) -> str:
+    return f"{', '.join(found):.100}" or "none"

@@ -22,7 +22,7 @@ def parse_exits(text: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() and len(part) <= _MOST_DIGITS for part in parts):
         raise ConfigError(
-            "The list of exits is not one.", f"Got {text!r:.60}.", "Give numbers of layers, such as --exits 6,10,15."
+            "--exits must be a list of layer numbers.", f"Got {text!r:.60}.", "Write it as --exits 6,10,15."
         )
     return tuple(int(part) for part in parts)
 

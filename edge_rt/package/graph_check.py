@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from edge_rt.byte_size import show_size
 from edge_rt.errors import InvalidPackage
 
 MAX_GRAPH_BYTES: Final = 8 << 20
@@ -89,7 +90,7 @@ def check_graph(path: Path, weights_name: str, weights_bytes: int, *, is_own: bo
         data = stream.read(MAX_GRAPH_BYTES + 1)
     try:
         if len(data) > MAX_GRAPH_BYTES:
-            raise _Refused("the graph is too large.", f"The limit is {MAX_GRAPH_BYTES} bytes.")
+            raise _Refused("the graph is too large.", f"The limit is {show_size(MAX_GRAPH_BYTES)}.")
         _walk(data, weights_name.encode(), weights_bytes, is_own)
     except _Refused as refused:
         what, numbers = refused.args

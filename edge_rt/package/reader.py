@@ -12,7 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edge_rt.errors import ConfigError, InvalidPackage, ModelNotFound, StorageError, UnsupportedModel, VersionMismatch
+from edge_rt.errors import (
+    ConfigError,
+    InvalidPackage,
+    ModelNotFound,
+    StorageError,
+    UnsupportedModel,
+    VersionMismatch,
+    as_json,
+)
 from edge_rt.package.decoder import Decoder
 from edge_rt.package.documents import Refusal, build, parse_document, read_bounded
 from edge_rt.package.exits import require_exits
@@ -171,7 +179,7 @@ def _check_versions(path: Path, document: Mapping[str, Any]) -> None:
     for field, ours in (("format_version", FORMAT_VERSION), ("graph_version", ours_of_graph)):
         found = document.get(field)
         if not isinstance(found, int) or isinstance(found, bool):
-            raise _invalid(path, f"the manifest's '{field}' is missing or not a number.", f"Found {found!r}.")
+            raise _invalid(path, f"the manifest's '{field}' is missing or not a number.", f"Found {as_json(found)}.")
         if ours is not None and found != ours:
             of_profile = "" if ours_of_graph is None else f" --profile {profile}"
             if profile == "traced":
@@ -204,7 +212,7 @@ def _check_values(path: Path, manifest: Manifest) -> None:
     for name, value in ({} if manifest.sampling is None else manifest.sampling.given).items():
         if (wanted := fault(name, value)) is not None:
             raise _invalid(
-                path, f"'manifest.sampling.{name}' is out of range.", f"Found {value!r:.40}, wanted {wanted}."
+                path, f"'manifest.sampling.{name}' is out of range.", f"Found {as_json(value)}, wanted {wanted}."
             )
     for name, value, wanted in () if manifest.weights is None else manifest.weights.faults():
         raise _invalid(path, f"'manifest.weights.{name}' is out of range.", f"Found {value}, wanted {wanted}.")

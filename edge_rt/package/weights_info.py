@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from edge_rt.byte_size import show_size
 from edge_rt.errors import ConfigError
 
 KEEP: Final = "keep"
@@ -24,7 +25,7 @@ def require_known(weights: str | None, size: int = 0) -> None:
     if size and weights is not None:
         raise ConfigError(
             "A size and a type of weights do not go together.",
-            f"Got a size of {size} bytes and weights {weights!r:.40}.",
+            f"Got a size of {show_size(size)}, and weights {weights!r:.40}.",
             "Leave one of them out.",
         )
     if weights is not None and weights not in WEIGHTS:

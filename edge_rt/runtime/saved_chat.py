@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from edge_rt.byte_size import show_size
 from edge_rt.errors import InputError, StorageError
 from edge_rt.runtime.chat_messages import ChatMessage, MessageCall
 
@@ -42,7 +43,7 @@ def read_chat(path: Path) -> SavedChat:
     except OSError as error:
         raise StorageError(f"{path} cannot be read.", f"{error.strerror}.", "Check the path.") from error
     if len(data) > MAX_CHAT_BYTES:
-        raise _no_chat(path, f"It is larger than {MAX_CHAT_BYTES} bytes.")
+        raise _no_chat(path, f"It is larger than {show_size(MAX_CHAT_BYTES)}.")
     try:
         document = json.loads(data)
     except (ValueError, RecursionError) as error:

@@ -25,7 +25,7 @@ from typing import Any
 
 import platformdirs
 
-from edge_rt.byte_size import parse_size
+from edge_rt.byte_size import parse_size, show_size
 from edge_rt.errors import ConfigError, StorageError
 from edge_rt.package.sampling import SAMPLING_NAMES, fault
 
@@ -83,7 +83,9 @@ def load_config(path: Path | None = None) -> Config:
     except OSError as error:
         raise StorageError(f"{path} cannot be read.", f"{error.strerror}.", "Check its permissions.") from error
     if len(raw) > MAX_CONFIG_BYTES:
-        raise ConfigError(f"{path} is too large.", f"Limit {MAX_CONFIG_BYTES} bytes.", "Keep only its keys.")
+        raise ConfigError(
+            f"{path} is too large.", f"The limit is {show_size(MAX_CONFIG_BYTES)}.", "Keep only its keys."
+        )
     try:
         values = tomllib.loads(raw.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:

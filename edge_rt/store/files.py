@@ -51,7 +51,9 @@ def storage_errors(path: Path) -> Iterator[None]:
                 "Free space, or choose another folder with --store.",
             ) from error
         raise StorageError(
-            f"{path} could not be read or written.", f"{reason}.", "Check the folder, its permissions and its disk."
+            f"{path} cannot be read or written: {reason[:1].lower()}{reason[1:]}.",
+            "",
+            "Check the folder, its permissions and its disk.",
         ) from error
 
 

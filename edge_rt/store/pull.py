@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from edge_rt.byte_size import exact_size
 from edge_rt.errors import ConfigError, EdgeRTError, ModelNotFound
 from edge_rt.package.weights_info import KEEP, require_known
 from edge_rt.progress import ProgressCallback, ProgressEvent, no_progress
@@ -218,7 +219,7 @@ def _choice_of(package: Package) -> str:
 
 def _named_choice(weights: str | None, size: int) -> str:
     """Return the options as a user would write them."""
-    return f"--size {size}" if size else f"--weights {weights}"
+    return f"--size {exact_size(size)}" if size else f"--weights {weights}"
 
 
 def _has_weights(package: Package, weights: str | None, size: int) -> bool:

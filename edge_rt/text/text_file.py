@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+from edge_rt.byte_size import show_size
 from edge_rt.errors import InputError, StorageError
 
 MAX_TEXT_BYTES: Final = 16 << 20
@@ -28,7 +29,7 @@ def read_text(path: Path, limit: int = MAX_TEXT_BYTES, *, called: str = "") -> s
     except OSError as error:
         raise StorageError(f"{called}{path} cannot be read.", f"{error.strerror}.", "Check the path.") from error
     if len(data) > limit:
-        raise InputError(f"{called}{path} is too large.", f"The limit is {limit} bytes.", "Choose a part of it.")
+        raise InputError(f"{called}{path} is too large.", f"The limit is {show_size(limit)}.", "Choose a part of it.")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:

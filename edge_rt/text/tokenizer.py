@@ -18,6 +18,7 @@ from typing import Any, Final, Protocol
 
 import tokenizers
 
+from edge_rt.byte_size import show_size
 from edge_rt.errors import InvalidTokenizer
 from edge_rt.system.machine import return_free_memory
 from edge_rt.text.added_tokens import AddedTokens
@@ -141,7 +142,9 @@ class Tokenizer:
         """Load the contents of a ``tokenizer.json``; arguments and errors as in :meth:`from_file`."""
         data = text.encode("utf-8", "surrogatepass")
         if len(data) > MAX_FILE_BYTES:
-            raise InvalidTokenizer("tokenizer.json is too large.", f"More than {MAX_FILE_BYTES} bytes.", FETCH_AGAIN)
+            raise InvalidTokenizer(
+                "tokenizer.json is too large.", f"The limit is {show_size(MAX_FILE_BYTES)}.", FETCH_AGAIN
+            )
         return cls._load(data, "tokenizer.json", info, embedding_rows)
 
     @classmethod

@@ -14,7 +14,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Final, NoReturn, cast
 
-from edge_rt.errors import InvalidTokenizer, StorageError, UnsupportedModel
+from edge_rt.byte_size import show_size
+from edge_rt.errors import InvalidTokenizer, StorageError, UnsupportedModel, kind_of
 from edge_rt.text.added_tokens import AddedToken, added_token
 from edge_rt.text.token_bytes import BYTE_OF
 from edge_rt.text.tokenizer_steps import Steps, check_steps
@@ -75,7 +76,7 @@ def read_file(path: Path) -> bytes:
             f"{path.name} cannot be read.", f"{error.strerror or error}.", "Check the path and its permissions."
         ) from error
     if len(data) > MAX_FILE_BYTES:
-        raise InvalidTokenizer(f"{path.name} is too large.", f"More than {MAX_FILE_BYTES} bytes.", FETCH_AGAIN)
+        raise InvalidTokenizer(f"{path.name} is too large.", f"The limit is {show_size(MAX_FILE_BYTES)}.", FETCH_AGAIN)
     return data
 
 
@@ -109,7 +110,7 @@ def parse(data: bytes, name: str) -> dict[str, object]:
     except (ValueError, RecursionError) as error:
         raise invalid(f"{name} is not valid JSON.", f"{str(error)[:200]}.") from error
     if not isinstance(document, dict):
-        raise invalid(f"{name} is not a tokenizer.", f"It holds a {type(document).__name__}, not an object.")
+        raise invalid(f"{name} is not a tokenizer.", f"It holds {kind_of(document)}, not an object.")
     return document
 
 
@@ -174,13 +175,13 @@ def _fallback_warning(vocabulary: Mapping[str, int]) -> str:
 def _object(parent: Mapping[str, object], key: str) -> dict[str, object]:
     value = parent.get(key)
     if not isinstance(value, dict):
-        raise invalid(f"The tokenizer's '{key}' is not an object.", f"It is of type {type(value).__name__}.")
+        raise invalid(f"The tokenizer's '{key}' is not an object.", f"It is {kind_of(value)}.")
     return value
 
 
 def _check_token(text: object, token_id: object) -> tuple[str, int]:
     if not isinstance(text, str):
-        raise invalid("A token is not text.", f"Id {str(token_id)[:20]}: {type(text).__name__}.")
+        raise invalid("A token is not text.", f"Id {str(token_id)[:20]} has {kind_of(text)}.")
     if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < MAX_VOCABULARY:
         raise invalid("A token id is out of range.", f"{text[:40]!r}: {repr(token_id)[:20]}, limit {MAX_VOCABULARY}.")
     if len(text) > MAX_TOKEN_BYTES or len(text.encode("utf-8", "surrogatepass")) > MAX_TOKEN_BYTES:
@@ -211,7 +212,7 @@ def _quickly_checked(vocabulary: Mapping[str, object]) -> dict[str, int] | None:
 
 def _check_merges(merges: object, vocabulary: Mapping[str, int]) -> None:
     if not isinstance(merges, list):
-        raise invalid("The tokenizer's 'merges' are not an array.", f"They are of type {type(merges).__name__}.")
+        raise invalid("The tokenizer's 'merges' are not an array.", f"Found {kind_of(merges)}.")
     if _are_clearly_merges(merges, vocabulary):
         return
     for index, merge in enumerate(merges):
@@ -240,7 +241,7 @@ def _are_clearly_merges(merges: list[object], vocabulary: Mapping[str, int]) -> 
 def _check_added(added: object, vocabulary: Mapping[str, int]) -> tuple[tuple[AddedToken, ...], list[str]]:
     """Return the added tokens, each once, and warnings about them."""
     if not isinstance(added, list):
-        raise invalid("The tokenizer's 'added_tokens' are not an array.", f"They are of type {type(added).__name__}.")
+        raise invalid("The tokenizer's 'added_tokens' are not an array.", f"Found {kind_of(added)}.")
     if len(added) > MAX_ADDED_TOKENS:
         raise invalid("The tokenizer has too many added tokens.", f"{len(added)} of at most {MAX_ADDED_TOKENS}.")
     found: dict[str, AddedToken] = {}

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from edge_rt.byte_size import show_size
 from edge_rt.errors import StorageError
 from edge_rt.system.atomic_files import write_atomically
 
@@ -73,7 +74,7 @@ def save(path: Path, net: nn.Module, state: State, *, most_bytes: int | None = M
     if most_bytes is not None and len(content) > most_bytes:
         raise StorageError(
             "The head is too large for a checkpoint.",
-            f"It takes {len(content)} bytes, {most_bytes} are allowed.",
+            f"It takes {show_size(len(content))}, {show_size(most_bytes)} are allowed.",
             "Train a smaller one.",
         )
     write_atomically(path, [content], parents=True)

@@ -99,6 +99,7 @@ ERRORS = [
     (2, "ConfigError", ("generate", "-p", "x", "--logit-bias", "five", "-m", "{package}")),
     (2, "ConfigError", ("generate", "-p", "x", "-n", "0", "-m", "{package}")),
     (2, "ConfigError", ("generate", "-m", "{package}")),
+    (2, "ConfigError", ("chat", "Hello there")),
     (2, "ConfigError", ("list", "--config", "absent.toml")),
     (3, "ModelNotFound", ("generate", "-p", "x", "-m", "no-such-model")),
     (3, "ModelNotFound", ("inspect", DEFAULT_MODEL)),
@@ -125,7 +126,7 @@ def test_memory_budget_is_exit_code_4(cli_env, small_gguf, tmp_path):
     )
     result = subprocess.run([PROGRAM[0], "-c", code], env=cli_env, cwd=tmp_path, capture_output=True, text=True)
     assert result.returncode == 4
-    assert "1000 are available" in result.stderr
+    assert "1.0 KiB are available" in result.stderr
     assert not (tmp_path / "out").exists()
 
 

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from edge_rt.cli.app import app
 from edge_rt.cli.main import main
+from edge_rt.cli.options import flags
 from edge_rt.cli.options.spread import Argument, Flag, only, spread
 from tests.cli.flag_places import CLI, declarations
 from tests.cli.parsed_options import describe
@@ -117,3 +118,34 @@ def test_a_parameter_that_is_no_flag_is_refused():
 
     with pytest.raises(TypeError, match="neither a flag nor an argument"):
         spread(command)
+
+
+def test_what_the_table_for_users_of_other_programs_names_exists():
+    table = (CLI.parents[1] / "docs" / "coming-from.md").read_text(encoding="utf-8")
+    ours = " ".join(row.rsplit("|", 2)[1] for row in table.splitlines() if row.startswith("| "))
+    named = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", ours))
+    known = {word for line in SNAPSHOT.read_text(encoding="utf-8").splitlines() for word in line.split()}
+    assert len(named) > 20
+    assert named - known == set()
+    verbs = set(re.findall(r"edge-rt ([a-z]+)", ours))
+    assert verbs <= {line.split()[1].rstrip(":") for line in SNAPSHOT.read_text(encoding="utf-8").splitlines()}
+
+
+@pytest.mark.parametrize(
+    ("flag", "typed", "names"),
+    [
+        (flags.KV_TYPE, "int", ["int8", "int4", "int4x2"]),
+        (flags.DEVICE, "c", ["cpu", "cuda", "cuda:1"]),
+        (flags.ISA, "scal", ["scalar"]),
+        (flags.WEIGHTS, "int", ["int4", "int8"]),
+        (flags.ACCEPT, "", ["match", "ratio"]),
+        (flags.SPEC, "s", ["suffix", "self"]),
+    ],
+)
+def test_fixed_names_are_completed(flag, typed, names):
+    assert flag.complete(typed) == names
+
+
+def test_plan_completes_other_machines_too():
+    assert flags.planned_devices("rpi5") == ["rpi5-8gb"]
+    assert set(flags.planned_devices("")) > {"cpu", "list", "rpi5-8gb"}

@@ -139,14 +139,14 @@ class TestFields:
     @pytest.mark.parametrize("where", ["", "target.", "head.", "training.", "acceptance.", "head.tensors.fc_tiles."])
     def test_a_field_that_is_not_known(self, drafter, where):
         edit_description(drafter, manifest_setter(where.replace("fc_tiles", "vocabulary") + "extra", 1))
-        refused(drafter, r"has the wrong fields.*unknown: \['extra'\]")
+        refused(drafter, r"has the wrong fields.*unknown: extra\.")
 
     @pytest.mark.parametrize(
         "field", ["producer", "name", "kind", "target", "head", "training", "acceptance", "license", "target.name"]
     )
     def test_a_field_that_is_missing(self, drafter, field):
         edit_description(drafter, manifest_setter(field, KeyError))
-        refused(drafter, rf"Missing: \['{field.rpartition('.')[2]}'\]")
+        refused(drafter, rf"Missing: {field.rpartition('.')[2]};")
 
     @pytest.mark.parametrize(
         ("field", "value"),
@@ -269,24 +269,24 @@ class TestExits:
     @pytest.mark.parametrize("name", ["layer", "top1", "top2", "top4"])
     def test_a_field_that_is_missing(self, drafter, name):
         edit_description(drafter, lambda document: document["exits"][0].pop(name) and None)
-        refused(drafter, rf"'drafter\.exits\[0\]' has the wrong fields.*Missing: \['{name}'\]")
+        refused(drafter, rf"'drafter\.exits\[0\]' has the wrong fields.*Missing: {name};")
 
     def test_tensors_of_another_exit(self, drafter):
         edit_description(drafter, lambda document: document["exits"][1].update(layer=5))
-        refused(drafter, r"Missing: \['exit5.*unknown: \['exit4")
+        refused(drafter, r"Missing: exit5.*unknown: exit4")
 
 
 class TestTensors:
     def test_missing(self, drafter):
         edit_description(drafter, lambda document: document["head"]["tensors"].pop("fc.tiles") and None)
-        refused(drafter, r"Missing: \['fc\.tiles'\]")
+        refused(drafter, r"Missing: fc\.tiles;")
 
     def test_unknown(self, drafter):
         edit_description(
             drafter,
             lambda document: document["head"]["tensors"].update(more=document["head"]["tensors"]["vocabulary"]),
         )
-        refused(drafter, r"unknown: \['more'\]")
+        refused(drafter, r"unknown: more\.")
 
     @pytest.mark.parametrize(
         ("name", "value"),

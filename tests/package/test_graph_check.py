@@ -184,7 +184,7 @@ def test_too_many_parts(check, data):
 
 def test_too_large(check):
     check(field(2, bytes(MAX_GRAPH_BYTES - 5)))
-    with pytest.raises(InvalidPackage, match=f"too large. The limit is {MAX_GRAPH_BYTES} bytes"):
+    with pytest.raises(InvalidPackage, match=r"too large\. The limit is "):
         check(field(2, bytes(MAX_GRAPH_BYTES - 4)))
 
 

@@ -66,7 +66,7 @@ def bench(
     output: OutputFlags,
     places: PlaceFlags,
 ) -> int:
-    """Measure prefill and generation speed, time to first token, and the latency of a pass over several rows.
+    """Measure the speed of a model on this machine: reading prompts, generating, time to the first token.
 
     With --prompts: measure the speed-up of speculation on the prompts of a file, against plain decoding.
     """

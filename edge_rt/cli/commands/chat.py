@@ -89,7 +89,7 @@ def chat(
         )
         try:
             if is_interactive:
-                is_default = load.named is None and load.model is None
+                is_default = load.named is None and load.model is None and load.reference == flags.DEFAULT_MODEL
                 return _at_terminal(conversation, keep_history=not kept.no_history, is_default=is_default)
             return _from_pipe(conversation)
         finally:

@@ -38,7 +38,7 @@ class SaveFlags:
 
 
 def doctor(saved: SaveFlags, output: OutputFlags, places: Annotated[PlaceFlags, only("store", "config")]) -> int:
-    """Report on this machine; exit code 5 if something required is missing."""
+    """Report what this machine offers; exit code 5 if something required is missing."""
     terminal = output.terminal()
     # What is asked for is checked before the measurement.
     if saved.compile is not None:

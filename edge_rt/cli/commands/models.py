@@ -39,7 +39,7 @@ def pull(
     output: OutputFlags,
     places: PlaceFlags,
 ) -> int:
-    """Fetch a model and export it into the store."""
+    """Fetch a model, and export it into the store."""
     from edge_rt.store import pull as pull_into, resolve
 
     terminal = output.terminal()
@@ -135,7 +135,7 @@ class RemoveFlags:
 
 
 def rm(removed: RemoveFlags, output: OutputFlags, places: Annotated[PlaceFlags, only("store", "config")]) -> int:
-    """Remove a model, its package and its source files, from the store."""
+    """Remove a model from the store: its package and its source files."""
     from edge_rt.byte_size import human_bytes
 
     terminal, name = output.terminal(), removed.name

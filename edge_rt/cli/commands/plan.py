@@ -15,7 +15,7 @@ from edge_rt.cli.options.spread import only
 from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.speculation import WHY_NOTHING
 from edge_rt.device_names import AUTO as AUTO_DEVICE, CPU, CUDA, GPUS
-from edge_rt.errors import ConfigError, MemoryBudgetExceeded, ModelNotFound
+from edge_rt.errors import ConfigError, MemoryBudgetExceeded
 from edge_rt.spec_modes import AUTO, COMPUTED_MODES, Drafts, mode_of
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class MachineFlags:
         flags.DEVICE.but(
             help="cuda: a GPU of this machine; or another machine: a preset, or a saved one; 'list' shows them.",
             shown="this machine",
-            complete=None,
+            complete=flags.planned_devices,
         ),
     ] = None
     weights: Annotated[
@@ -137,7 +137,7 @@ def plan(
     for text in unused:
         terminal.warn(text)
     # A model that this machine cannot run can still be planned.
-    verb = ["edge-rt", "generate" if found.can_run and is_here else "plan", "-m", load.reference]
+    verb = ["edge-rt", "chat" if found.can_run and is_here else "plan", "-m", load.reference]
     named = [] if device in LOCAL else ["--device", str(device)]
     if choice is not None and choice.device != CPU:
         # With the settings of another plan, `auto` might take the CPU.
@@ -260,11 +260,7 @@ def find_model(reference: str, places: PlaceFlags, weights: str | None = None) -
 
     resolved = resolve(reference, places.open_store())
     if resolved.path is None:
-        raise ModelNotFound(
-            f"{reference} is not on this machine.",
-            f"To get it: {resolved.description}.",
-            f"Run: edge-rt pull {shlex.quote(reference)}",
-        )
+        raise resolved.no_package(reference)
     if resolved.kind == "package":
         return _of_package(open_package(resolved.path), weights)
     return _foreseen(resolved.path, weights)
@@ -343,7 +339,7 @@ def _cache_notes(shape: ModelShape) -> tuple[str, ...]:
     if cache is None or shape.read_bytes > cache:
         return ()
     size = show_size(cache)
-    return (f"The weights fit the CPU's last-level cache, {size}: the expected speed is a lower estimate.",)
+    return (f"The weights fit the CPU's last-level cache, {size}: the real speed may be higher.",)
 
 
 def _list_devices(terminal: Terminal) -> None:

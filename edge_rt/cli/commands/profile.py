@@ -55,7 +55,7 @@ def profile(
     output: OutputFlags,
     places: PlaceFlags,
 ) -> int:
-    """Measure the memory of a model and compare it with its plan.
+    """Measure how much memory a model takes, and compare it with its plan.
 
     A fresh process loads the model as planned and uses it up to the plan's limits: a full context, the largest draft in
     every pass, full tables. Its peak resident memory is compared with the plan, part by part.
@@ -102,7 +102,7 @@ def _measure(
         device, plan = _plan(terminal, package, asked, holding(process.base_bytes))
         tell_plan(terminal, plan)
         if plan.given_up:
-            terminal.note("Given up: " + "; ".join(plan.given_up), "dim")
+            terminal.note("Reduced to fit: " + "; ".join(plan.given_up), "dim")
         run = process.run(package.path, plan, threads=threads, device=device, on_stage=tell)
     if not with_chat or package.manifest.chat_template is None:
         return MemoryReport(plan, run)

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from edge_rt.text.tokenizer import Tokenizer
 
 EXIT_DIFFERENT: Final = 1
-_WHY_IDLE: Final = "it never drafts, because its graphs do not return the most likely tokens"
+_WHY_IDLE: Final = "it never drafts, because graphs of that op profile do not return the most likely tokens"
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def verify(
     output: OutputFlags,
     places: PlaceFlags,
 ) -> int:
-    """Compare speculative answers with plain ones; exit code 0 if all are identical, 1 if one is not."""
+    """Check that speculation changes no answer; exit code 1 if it does."""
     terminal = output.terminal()
     chosen = answers.config()
     texts, all_hash = _prompts(compared.prompts, compared.limit)

@@ -173,7 +173,9 @@ class SpeculationFlags:
         self.check_planned()
         mode = self.spec or AUTO
         if mode == "reference" and self.reference is None:
-            raise ConfigError("--spec reference has nothing to copy from.", "There is no --reference.", "Give a file.")
+            raise ConfigError(
+                "--spec reference has nothing to copy from.", "There is no --reference.", "Give --reference FILE."
+            )
         if self.accept is not None:
             require_rule(self.accept, mode)
 
@@ -347,8 +349,12 @@ class ModelFlags(LoadFlags):
         """The model argument, or the usual model.
 
         Raises:
-            ConfigError: it was given twice.
+            ConfigError: it was given twice, or is a prompt.
         """
+        if self.named is not None and " " in self.named and not path_of(self.named).exists():
+            raise ConfigError(
+                "That is not the name of a model.", f"Got {self.named!r:.60}.", "A prompt goes to edge-rt generate."
+            )
         given = one_of(self.named, self.model, "The model")
         return self.usual_model if given is None else given
 

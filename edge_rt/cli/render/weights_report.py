@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from edge_rt.byte_size import human_bytes, show_size
+from edge_rt.byte_size import exact_size, human_bytes, round_up, show_at_least, show_size
 from edge_rt.cli.render.progress import about_seconds
 from edge_rt.errors import ErrorJSON, MemoryBudgetExceeded
 
@@ -18,7 +18,7 @@ Row = tuple[str, str]
 
 def weights_rows(info: WeightsInfo) -> list[Row]:
     """Return the rows about weights that were quantised."""
-    choice = info.choice if not info.size else f"at most {human_bytes(info.size)}"
+    choice = info.choice if not info.size else f"at most {show_size(info.size)}"
     text = "no text" if info.calibration is None else f"{info.calibration}, {info.calibration_tokens} tokens"
     rows = [("weights", choice), ("calibration of weights", text)]
     rows += [(_title(name), _class_text(found)) for name, found in info.classes.items()]
@@ -29,7 +29,7 @@ def weights_rows(info: WeightsInfo) -> list[Row]:
 
 def forecast_rows(found: ExportForecast) -> list[Row]:
     """Return the rows of a dry run."""
-    choice = found.choice if not found.size else f"at most {human_bytes(found.size)}"
+    choice = found.choice if not found.size else f"at most {show_size(found.size)}"
     rows = [
         ("op profile", found.profile),
         ("disk", f"at most {human_bytes(found.disk_bytes)}"),
@@ -52,8 +52,9 @@ def over_budget(found: ExportForecast, budget: int | None) -> ErrorJSON | None:
         return None
     return MemoryBudgetExceeded(
         "The export does not fit the memory budget.",
-        f"It needs at most {show_size(found.peak_memory_bytes)}, the budget is {show_size(budget)}.",
-        f"Give --memory {found.peak_memory_bytes}, or export on another machine: a package runs anywhere.",
+        f"It may need up to {show_at_least(found.peak_memory_bytes)}; the budget is {show_size(budget)}.",
+        f"Give --memory {exact_size(round_up(found.peak_memory_bytes))}, or export on another machine: a package runs "
+        "anywhere.",
     ).to_json()
 
 

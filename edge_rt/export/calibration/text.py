@@ -88,7 +88,7 @@ def _conversations(path: Path, text: str) -> tuple[Conversation, ...]:
         raise InputError(
             f"The calibration text {path} is not a list of conversations.",
             "Each must be a list of objects with the texts 'role' and 'content'.",
-            "Correct it, or give a plain text.",
+            "Correct the file, or give a plain text.",
         )
     for number, conversation in enumerate(found):
         for index, message in enumerate(conversation):
@@ -114,7 +114,7 @@ def _check_message(path: Path, place: str, message: dict[str, str]) -> None:
         raise InputError(
             f"The calibration text {path} has an unknown role.",
             f"In {place}: {message['role'][:40]!r}; known: {', '.join(sorted(ROLES))}.",
-            "Correct it.",
+            "Use one of these roles.",
         )
     try:
         message["content"].encode()
@@ -122,7 +122,7 @@ def _check_message(path: Path, place: str, message: dict[str, str]) -> None:
         raise InputError(
             f"The calibration text {path} has a lone surrogate, which is not a character.",
             f"In {place}: character {error.start} of the content.",
-            "Correct it.",
+            "Remove the character.",
         ) from error
 
 

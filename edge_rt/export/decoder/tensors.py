@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
+from edge_rt.byte_size import counted
 from edge_rt.errors import InvalidModelFile, UnsupportedModel
 from edge_rt.export.sources.gguf_types import COMPOUND_TYPE_ID, EXPORTABLE_TYPES, FETCH_AGAIN, GGUFHeader, TensorInfo
 from edge_rt.package.decoder import Decoder, Layer
@@ -144,14 +145,22 @@ def check_shapes(where: str, tensors: Mapping[str, TensorInfo], decoder: Decoder
     expected = expected_shapes(decoder)
     missing = [name for name in expected if name not in tensors]
     if missing:
-        raise InvalidModelFile(f"{where}: {len(missing)} tensors are missing.", f"{listed(missing)}.", FETCH_AGAIN)
+        raise InvalidModelFile(
+            f"{where}: {counted(len(missing), 'tensor')} {'is' if len(missing) == 1 else 'are'} missing.",
+            f"{listed(missing)}.",
+            FETCH_AGAIN,
+        )
     wrong = [
         f"{name} {tensors[name].shape} instead of {shape}"
         for name, shape in expected.items()
         if tensors[name].shape != shape
     ]
     if wrong:
-        raise InvalidModelFile(f"{where}: {len(wrong)} tensors have a wrong shape.", f"{listed(wrong)}.", FETCH_AGAIN)
+        raise InvalidModelFile(
+            f"{where}: {counted(len(wrong), 'tensor')} {'has' if len(wrong) == 1 else 'have'} a wrong shape.",
+            f"{listed(wrong)}.",
+            FETCH_AGAIN,
+        )
 
 
 def check_tensors(header: GGUFHeader, tensors: Mapping[str, TensorInfo], decoder: Decoder) -> None:
@@ -180,7 +189,7 @@ def require_no_surplus(where: str, names: list[str]) -> None:
     """
     if names:
         raise UnsupportedModel(
-            f"{where}: the model has {len(names)} tensors that this architecture does not use.",
+            f"{where}: the model has {counted(len(names), 'tensor')} that this architecture does not use.",
             f"{listed(names)}.",
             "It is a variant that edge-rt cannot run yet; choose another model.",
         )
@@ -195,7 +204,7 @@ def _check_types(where: str, tensors: Mapping[str, TensorInfo]) -> None:
     ]
     if vectors or matrices:
         raise UnsupportedModel(
-            f"{where}: the quantisation of {len(vectors) + len(matrices)} tensors is not supported.",
+            f"{where}: the quantisation of {counted(len(vectors) + len(matrices), 'tensor')} is not supported.",
             f"{listed(matrices or vectors)}; supported: {', '.join(EXPORTABLE_TYPES)}.",
             "Choose a file in one of the supported quantisations.",
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from edge_rt.errors import InvalidModelFile, UnsupportedModel
+from edge_rt.errors import InvalidModelFile, UnsupportedModel, as_json
 from edge_rt.export.families.dimensions import (
     MAX_CONTEXT,
     MAX_EPSILON,
@@ -235,7 +235,7 @@ class ConfigReader:
             UnsupportedModel: there are such keys.
         """
         strange = [
-            f"{key} is {value!r:.60}"
+            f"{key} is {as_json(value)}"
             for key, allowed in NEUTRAL_VALUES.items()
             if key not in self._read and (value := self.values.get(key)) is not None and value not in allowed
         ]
@@ -269,7 +269,7 @@ class ConfigReader:
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             raise InvalidModelFile(
                 f"{self.where}: '{key}' in {CONFIG_FILE} has the wrong type.",
-                f"Found {value!r:.60}.",
+                f"Found {as_json(value)}.",
                 "Fetch the model again, or choose another one.",
             )
         return value
@@ -277,6 +277,6 @@ class ConfigReader:
     def _out_of_range(self, key: str, value: float, least: float, most: float) -> InvalidModelFile:
         return InvalidModelFile(
             f"{self.where}: '{key}' in {CONFIG_FILE} is out of range.",
-            f"It is {value!r:.60}, limit {least} to {most}.",
+            f"It is {as_json(value)}, limit {least} to {most}.",
             "Fetch the model again.",
         )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from edge_rt.errors import InvalidModelFile, UnsupportedModel
+from edge_rt.errors import InvalidModelFile, UnsupportedModel, as_json
 from edge_rt.export.families.config_reader import FULL, SLIDING, ConfigReader
 from edge_rt.export.families.dimensions import MAX_CONTEXT
 from edge_rt.export.families.rope import (
@@ -228,7 +228,7 @@ def _number(config: ConfigReader, scaling: Mapping[str, Any], key: str, default:
 def _wrong(config: ConfigReader, key: str, value: object) -> InvalidModelFile:
     return InvalidModelFile(
         f"{config.where}: the rope settings in {CONFIG_FILE} cannot be used.",
-        f"'{key}' is {value!r:.60}.",
+        f"'{key}' is {as_json(value)}.",
         "Fetch the model again.",
     )
 

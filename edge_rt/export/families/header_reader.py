@@ -159,7 +159,7 @@ class HeaderReader:
             return None
         if tensor.shape != (count,):
             raise InvalidModelFile(
-                f"{self.where}: 1 tensors have a wrong shape.",
+                f"{self.where}: 1 tensor has a wrong shape.",
                 f"{name} {tensor.shape} instead of {(count,)}.",
                 FETCH_AGAIN,
             )
@@ -177,7 +177,7 @@ class HeaderReader:
     def _stored(self, tensor: TensorInfo) -> Sequence[float]:
         if tensor.type_name not in (*_FLOATS, "BF16"):
             raise UnsupportedModel(
-                f"{self.where}: the quantisation of 1 tensors is not supported.",
+                f"{self.where}: the quantisation of 1 tensor is not supported.",
                 f"{tensor.name} is {tensor.type_name}; supported: F32, F16, BF16.",
                 "Choose a file in one of the supported quantisations.",
             )
@@ -295,7 +295,7 @@ class HeaderReader:
         if strange:
             more = f" and {len(strange) - _MOST_LISTED} more" if len(strange) > _MOST_LISTED else ""
             raise UnsupportedModel(
-                f"{self.where}: {len(strange)} metadata keys ask for something that edge-rt does not compute.",
+                f"{self.where}: its metadata asks for something that edge-rt does not compute.",
                 f"{', '.join(strange[:_MOST_LISTED])}{more}.",
                 "It is a variant that edge-rt cannot run yet; choose another model.",
             )

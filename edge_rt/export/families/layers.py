@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from edge_rt.errors import as_json
 from edge_rt.export.families.config_reader import ConfigReader
 from edge_rt.export.families.dimensions import MAX_CONTEXT, MAX_LAYERS, Dimensions
 from edge_rt.export.families.header_reader import HeaderReader
@@ -76,7 +77,7 @@ def _config_period(config: ConfigReader, period: int, key: str | None) -> int:
     if key is None or not period:
         return period
     if isinstance(stated := config.get(key), str):
-        raise config.refused(f"{key} is {stated!r:.60} without layer_types")
+        raise config.refused(f"{key} is {as_json(stated)} without layer_types")
     return config.count(key, MAX_LAYERS, default=period)
 
 

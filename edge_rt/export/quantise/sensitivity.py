@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from edge_rt.byte_size import show_at_least, show_size
 from edge_rt.errors import ConfigError
 from edge_rt.export.quantise.decision import WeightChoice
 from edge_rt.export.quantise.feedback import importance, quantise
@@ -154,8 +155,8 @@ def require_budget(least: int, budget: int, size: int = 0) -> None:
     if budget < least:
         raise ConfigError(
             "The model does not fit the size.",
-            f"Its matrices take at least {least} bytes, {max(budget, 0)} are left for them.",
-            f"Give a size of {size + least - budget} bytes or more."
+            f"Its matrices take at least {show_at_least(least)}; {show_size(max(budget, 0))} are left for them.",
+            f"Give a size of {show_at_least(size + least - budget)} or more."
             if size
-            else f"Give a size that is {least - budget} bytes larger, or more.",
+            else f"Give a size that is larger by {show_at_least(least - budget)} or more.",
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from edge_rt.errors import InvalidModelFile, UnsupportedModel
+from edge_rt.errors import InvalidModelFile, UnsupportedModel, as_json
 
 OTHER_WAY: Final = "Get the model in BF16 or F16, or as a GGUF file, or quantised to 4 bits by GPTQ or AWQ."
 BITS: Final = 4
@@ -95,7 +95,7 @@ class ConfigObject:
         """Return the error for a value that is not read; ``taken`` says which are."""
         return UnsupportedModel(
             f"{self.where}: the weights are quantised in a way that edge-rt does not read.",
-            f"'{key}' is {value:.60}; read is {taken}.",
+            f"'{key}' is {value:.60}; edge-rt reads {taken}.",
             OTHER_WAY,
         )
 
@@ -103,6 +103,6 @@ class ConfigObject:
         """Return the error for a value that is missing or of the wrong type."""
         return InvalidModelFile(
             f"{self.where}: '{key}' of the quantisation in config.json is missing or has the wrong type.",
-            f"Found {value!r:.60}.",
+            f"Found {as_json(value)}.",
             "Fetch the model again.",
         )

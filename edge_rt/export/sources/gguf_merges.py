@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping
 from typing import Final
 
+from edge_rt.byte_size import counted
 from edge_rt.export.sources.gguf_metadata import Metadata, inconsistent, strings
 from edge_rt.text.tokenizer_check import MAX_VOCABULARY
 
@@ -38,7 +39,7 @@ def listed_merges(metadata: Metadata, vocabulary: Container[str]) -> tuple[list[
     if not unknown:
         return result, ()
     first = f"the first of them {unknown[0][:40]!r}"
-    return result, (f"{len(unknown)} merges need tokens that do not exist, {first}: they are ignored.",)
+    return result, (f"{counted(len(unknown), 'merge')} of tokens that do not exist, {first}: ignored.",)
 
 
 def with_newlines(merges: list[Merge], vocabulary: Container[str]) -> list[Merge]:

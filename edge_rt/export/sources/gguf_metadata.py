@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from edge_rt.errors import InvalidTokenizer
+from edge_rt.errors import InvalidTokenizer, kind_of
 
 Metadata = Mapping[str, object]
 
@@ -21,7 +21,7 @@ def array(metadata: Metadata, key: str, limit: int) -> Sequence[object]:
         raise inconsistent("The tokenizer is incomplete.", f"The key '{key}' is missing.")
     value = metadata[key]
     if not isinstance(value, list | tuple):
-        raise inconsistent(f"'{key}' is not an array.", f"It is of type {type(value).__name__}.")
+        raise inconsistent(f"'{key}' is not an array.", f"It is {kind_of(value)}.")
     if len(value) > limit:
         raise inconsistent(f"'{key}' is too long.", f"{len(value)} elements of at most {limit}.")
     return value
@@ -32,7 +32,7 @@ def strings(metadata: Metadata, key: str, limit: int) -> list[str]:
     result: list[str] = []
     for index, value in enumerate(array(metadata, key, limit)):
         if not isinstance(value, str):
-            raise inconsistent(f"'{key}' holds an item that is not text.", f"Element {index}: {type(value).__name__}.")
+            raise inconsistent(f"'{key}' holds an item that is not text.", f"Element {index} is {kind_of(value)}.")
         result.append(value)
     return result
 
@@ -54,7 +54,7 @@ def text(metadata: Metadata, key: str) -> str | None:
     """Return a text, or None if there is none."""
     value = metadata.get(key)
     if value is not None and not isinstance(value, str):
-        raise inconsistent(f"'{key}' is not text.", f"It is of type {type(value).__name__}.")
+        raise inconsistent(f"'{key}' is not text.", f"It is {kind_of(value)}.")
     return value
 
 
@@ -62,7 +62,7 @@ def flag(metadata: Metadata, key: str, *, default: bool) -> bool:
     """Return a boolean."""
     value = metadata.get(key, default)
     if not isinstance(value, bool):
-        raise inconsistent(f"'{key}' is not a boolean.", f"It is of type {type(value).__name__}.")
+        raise inconsistent(f"'{key}' is not a boolean.", f"It is {kind_of(value)}.")
     return value
 
 

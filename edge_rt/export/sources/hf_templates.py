@@ -10,6 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
+from edge_rt.byte_size import show_size
 from edge_rt.errors import InvalidModelFile, InvalidTokenizer, StorageError
 from edge_rt.export.sources.safetensors_header import read_json
 from edge_rt.export.sources.source import DEFAULT_TEMPLATE_NAME, TOOL_TEMPLATE_NAME
@@ -80,7 +81,7 @@ def read_text(path: Path, most: int) -> str:
         raise StorageError(f"{path} cannot be read.", f"{error.strerror}.", "Check its permissions.") from error
     if len(data) > most:
         raise InvalidModelFile(
-            f"{path.name} is too large.", f"At most {most} bytes are read.", "Fetch the model again."
+            f"{path.name} is too large.", f"At most {show_size(most)} are read.", "Fetch the model again."
         )
     try:
         return data.decode("utf-8")

@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-from edge_rt.errors import InvalidModelFile
+from edge_rt.byte_size import show_size
+from edge_rt.errors import InvalidModelFile, as_json, kind_of
 from edge_rt.export.sources.gguf_types import GGUFHeader
 from edge_rt.export.sources.model_file import open_model_file
 from edge_rt.package.sampling import SAMPLING_NAMES, SamplingAdvice, fault
@@ -65,13 +66,13 @@ def read_advice_file(path: Path) -> SamplingAdvice | None:
     with open_model_file(path) as stream:
         data = stream.read(MAX_BESIDE_BYTES + 1)
     if len(data) > MAX_BESIDE_BYTES:
-        raise _wrong(path, "is too large", f"The limit is {MAX_BESIDE_BYTES} bytes.")
+        raise _wrong(path, "is too large", f"The limit is {show_size(MAX_BESIDE_BYTES)}.")
     try:
         document = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise _wrong(path, "is not JSON", f"{error}.") from error
     if not isinstance(document, dict):
-        raise _wrong(path, "is not a JSON object", f"It is of type {type(document).__name__}.")
+        raise _wrong(path, "is not a JSON object", f"It is {kind_of(document)}.")
     values = {name: document[name] for name in SAMPLING_NAMES if document.get(name) is not None}
     if not values or document.get("do_sample") is False:
         return None
@@ -80,7 +81,7 @@ def read_advice_file(path: Path) -> SamplingAdvice | None:
         values["top_k"] = 0
     for name, value in values.items():
         if (wanted := fault(name, value)) is not None:
-            raise _wrong(path, f"has a wrong value under '{name}'", f"Found {value!r:.40}, wanted {wanted}.")
+            raise _wrong(path, f"has a wrong value under '{name}'", f"Found {as_json(value)}, wanted {wanted}.")
     return SamplingAdvice(**values)
 
 
@@ -88,5 +89,5 @@ def _wrong(path: Path, what: str, numbers: str) -> InvalidModelFile:
     return InvalidModelFile(
         f"{path.name} beside the checkpoint {what}.",
         numbers,
-        "Correct it, or export the checkpoint from a folder without it.",
+        "Correct the file, or export the checkpoint from a folder without it.",
     )

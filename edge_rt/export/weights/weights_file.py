@@ -15,6 +15,7 @@ from typing import Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 
+from edge_rt.byte_size import human_bytes
 from edge_rt.errors import StorageError
 
 PAGE_BYTES: Final = 4096
@@ -154,12 +155,12 @@ class WeightsFile:
 
     def _failure(self, error: OSError) -> StorageError:
         try:
-            free = f"{shutil.disk_usage(self._path.parent).free} bytes are free"
+            free = f"{human_bytes(shutil.disk_usage(self._path.parent).free)} are free"
         except OSError:
             free = "the free space is unknown"
         return StorageError(
             "The weights could not be written.",
-            f"{error.strerror}: {self._layout.size} bytes are needed, {free}.",
+            f"{error.strerror}: {human_bytes(self._layout.size)} are needed, {free}.",
             "Free some space or choose another disk.",
         )
 

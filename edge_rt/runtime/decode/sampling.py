@@ -87,7 +87,7 @@ class Sampler:
             raise ConfigError(
                 "The option 'logit_bias' names a token outside the vocabulary.",
                 f"Token {int(self._bias_ids.max())}, the vocabulary has {vocab_size}.",
-                "Correct it.",
+                "Use ids of this model's tokens.",
             )
         self._seen = _TokenSet(vocab_size) if self._sampling.repetition_penalty != 1.0 else None
         penalises_answer = config.presence_penalty != 0.0 or config.frequency_penalty != 0.0

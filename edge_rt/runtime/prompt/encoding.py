@@ -336,7 +336,7 @@ class PromptEncoder:
             raise ConfigError(
                 "The prompt is neither a text, nor messages, nor token ids.",
                 f"It holds {wrong[0]!r:.40}; token ids are whole numbers from 0 to {size - 1}.",
-                "Correct it.",
+                "Pass a text, messages, or token ids of this model.",
             )
         return items
 

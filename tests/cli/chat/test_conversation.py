@@ -148,7 +148,7 @@ def test_a_process_that_has_grown_may_load_again_what_it_had(tight):
 
 def test_a_checkpoint_whose_export_does_not_fit_is_refused_with_what_can_be_typed(tight, small_gguf):
     with pytest.raises(
-        MemoryBudgetExceeded, match=r"The export does not fit.* MiB, the budget is \d+\.\d MiB"
+        MemoryBudgetExceeded, match=r"The export does not fit.* MiB; the budget is \d+\.\d MiB"
     ) as caught:
         tight.switch(str(small_gguf), tight.load.but(memory=5 * MIB))
     assert caught.value.action.endswith(f": /exit and edge-rt pull {small_gguf}")

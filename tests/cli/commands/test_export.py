@@ -19,7 +19,7 @@ def test_the_estimate_comes_first_and_the_check_last(inline, small_gguf, tmp_pat
     result = inline("export", "-m", small_gguf, "--out", tmp_path / "out", "--calibration", "none")
     assert result.returncode == 0
     told = result.stderr.decode()
-    assert told.index("export needs at most") < told.index("3/6 weights") < told.index("5/6 check")
+    assert told.index("the export needs up to") < told.index("3/6 weights") < told.index("5/6 check")
     assert "check int8" in result.stdout.decode()
     open_package(tmp_path / "out").verify()
 

@@ -85,8 +85,8 @@ def test_stats_stand_on_stderr(ask):
         (b"ab\xff\xfe", 3, "InputError", "Byte 2 is 0xff"),
         (b"\x00\x01\x80", 3, "InputError", "Byte 2 is 0x80"),
         (b"word " * 2_000_000, 3, "ContextOverflow", "> context 512"),
-        (b"", 2, "ConfigError", "empty"),
-        (b" \n", 2, "ConfigError", "empty"),
+        (b"", 2, "ConfigError", "standard input"),
+        (b" \n", 2, "ConfigError", "standard input"),
     ],
 )
 def test_odd_stdin(stdin, code, kind, said, ask):

@@ -45,7 +45,7 @@ def test_the_table_names_every_part_and_commands_to_type(inline, native_package)
     for word in (*TERMS, "total", "budget", "smallest budget that works", "tokens per second"):
         assert word in text
     lines = text.splitlines()
-    commands = [line for line in lines if line.startswith("  edge-rt generate -m ")]
+    commands = [line for line in lines if line.startswith("  edge-rt chat -m ")]
     assert commands
     assert text.count("(+-") > len(commands)
     for command in commands:
@@ -53,7 +53,7 @@ def test_the_table_names_every_part_and_commands_to_type(inline, native_package)
         assert all(word in words for word in (" cache, ", "speculation", "context ", "chunk "))
     assert text.count("slightly less exact") == 1
     # Budgets that are just enough are tried for another machine: this process grows.
-    within = [command for command in commands if "--memory 3072MiB" in command]
+    within = [command for command in commands if "--memory 3GiB" in command]
     assert within
     for command in within:
         assert inline("plan", *shlex.split(command)[2:]).returncode == 0

@@ -62,7 +62,7 @@ def test_a_folder_is_planned_as_its_package_is(inline, hf_model, tmp_path, files
     assert plan["shape"]["tokenizer_bytes"] == manifest.files["tokenizer.json"].size
     after = json.loads(inline("plan", "-m", tmp_path / "package", "--device", "generic", "--json").stdout)
     assert plan["terms"] == after["terms"]
-    assert "edge-rt generate -m" in inline("plan", "-m", folder).stdout.decode()
+    assert "edge-rt chat -m" in inline("plan", "-m", folder).stdout.decode()
 
 
 def test_a_plan_says_that_floats_become_4_bits_and_takes_another_choice(inline, hf_model, tmp_path):

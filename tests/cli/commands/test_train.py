@@ -35,7 +35,7 @@ def test_exits_are_those_of_the_package_or_named():
     assert TrainFlags().exits_of(package) == ()
     assert TrainFlags(kind="exit").exits_of(package) == (6, 10, 15)
     assert TrainFlags(kind="exit", exits="15,6").exits_of(package) == (6, 15)
-    with pytest.raises(ConfigError, match="list of exits is not one"):
+    with pytest.raises(ConfigError, match="must be a list of layer numbers"):
         TrainFlags(kind="exit", exits="six").exits_of(package)
     with pytest.raises(ConfigError, match="no exits at which a draft could end"):
         TrainFlags(kind="exit").exits_of(SimpleNamespace(manifest=SimpleNamespace(exits=())))

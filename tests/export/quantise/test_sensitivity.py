@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from edge_rt.byte_size import show_at_least
 from edge_rt.errors import ConfigError
 from edge_rt.export.quantise.decision import Rivals, WeightChoice
 from edge_rt.export.quantise.feedback import importance, quantise
@@ -52,7 +53,8 @@ def test_a_budget_is_never_exceeded(measured, more):
 @settings(deadline=None, max_examples=100)
 @given(MEASURED, st.integers(1, 5000))
 def test_less_than_the_least_is_refused(measured, missing):
-    with pytest.raises(ConfigError, match=rf"at least {least(measured)} bytes.*is {missing} bytes larger") as caught:
+    told = rf"at least {show_at_least(least(measured))};.*is larger by {show_at_least(missing)} or more"
+    with pytest.raises(ConfigError, match=told) as caught:
         share_out(measured, least(measured) - missing)
     assert caught.value.what == "The model does not fit the size."
 

@@ -61,23 +61,32 @@ def test_a_cache_in_8_bits_is_something_that_is_ignored():
 @pytest.mark.parametrize(
     ("document", "numbers"),
     [
-        (changed("fp8", "fmt", "e5m2"), "'fmt' is e5m2; read is e4m3"),
-        (changed("fp8", "weight_block_size", [0, 128]), "'weight_block_size' is [0, 128]; read is two sizes"),
+        (changed("fp8", "fmt", "e5m2"), "'fmt' is e5m2; edge-rt reads e4m3"),
+        (changed("fp8", "weight_block_size", [0, 128]), "'weight_block_size' is [0, 128]; edge-rt reads two sizes"),
         (changed("fp8", "weight_block_size", [128, 1 << 30]), "'weight_block_size' is [128, 1073741824]"),
-        (changed(NAME, "format", "int-quantized"), "'format' is int-quantized; read is pack-quantized, float-quant"),
-        (changed(NAME, "config_groups", "group_0", "format", "pack-quantized"), "'format' is 'pack-quantized'; read"),
-        (changed(NAME, *WEIGHTS, "type", "int"), "'type' is int; read is float"),
-        (changed(NAME, *WEIGHTS, "num_bits", 4), "'num_bits' is 4; read is 8"),
-        (changed(NAME, *WEIGHTS, "strategy", "group"), "'strategy' is group; read is tensor, channel, block"),
-        (changed(NAME, *WEIGHTS, "symmetric", False), "'symmetric' is false; read is true"),
+        (
+            changed(NAME, "format", "int-quantized"),
+            "'format' is int-quantized; edge-rt reads pack-quantized, float-quant",
+        ),
+        (
+            changed(NAME, "config_groups", "group_0", "format", "pack-quantized"),
+            "'format' is 'pack-quantized'; edge-rt reads",
+        ),
+        (changed(NAME, *WEIGHTS, "type", "int"), "'type' is int; edge-rt reads float"),
+        (changed(NAME, *WEIGHTS, "num_bits", 4), "'num_bits' is 4; edge-rt reads 8"),
+        (changed(NAME, *WEIGHTS, "strategy", "group"), "'strategy' is group; edge-rt reads tensor, channel, block"),
+        (changed(NAME, *WEIGHTS, "symmetric", False), "'symmetric' is false; edge-rt reads true"),
         (block([128, -1]), "'block_structure' is [128, -1]"),
         (
             changed("nf4", "load_in_8bit", True),
-            "'load_in_8bit' is true; read is load_in_4bit: int8 keeps outliers of a",
+            "'load_in_8bit' is true; edge-rt reads load_in_4bit: int8 keeps outliers of a",
         ),
-        ({"quant_method": "bitsandbytes"}, "'load_in_4bit' is false; read is true"),
-        (changed("nf4", "bnb_4bit_quant_type", "af4"), "'bnb_4bit_quant_type' is af4; read is nf4, fp4"),
-        (changed("nf4", "bnb_4bit_quant_storage", "bfloat16"), "'bnb_4bit_quant_storage' is bfloat16; read is uint8"),
+        ({"quant_method": "bitsandbytes"}, "'load_in_4bit' is false; edge-rt reads true"),
+        (changed("nf4", "bnb_4bit_quant_type", "af4"), "'bnb_4bit_quant_type' is af4; edge-rt reads nf4, fp4"),
+        (
+            changed("nf4", "bnb_4bit_quant_storage", "bfloat16"),
+            "'bnb_4bit_quant_storage' is bfloat16; edge-rt reads uint8",
+        ),
     ],
 )
 def test_what_is_refused_by_name(document, numbers):

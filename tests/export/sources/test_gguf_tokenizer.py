@@ -57,7 +57,7 @@ class TestBuild:
         build = build_tokenizer(metadata(merges=odd), len(TOKENS))
         assert build.json_text == build_tokenizer(metadata(), len(TOKENS)).json_text
         assert [line for line in build.warnings if "merge" in line] == [
-            "2 merges need tokens that do not exist, the first of them 'h qqq': they are ignored."
+            "2 merges of tokens that do not exist, the first of them 'h qqq': ignored."
         ]
         assert build_tokenizer(metadata(), len(TOKENS)).warnings == ()
 
@@ -242,7 +242,7 @@ BAD = {
     ),
     "tokens are no array": ("is not an array", {"tokens": "abc"}),
     "tokens missing": ("'tokenizer.ggml.tokens' is missing", {"tokens": None}),
-    "a token is a number": ("Element 5: int", {"tokens": replaced(TOKENS, 5, 5)}),
+    "a token is a number": ("Element 5 is a number", {"tokens": replaced(TOKENS, 5, 5)}),
     "a token over 4 KiB": ("too long", {"tokens": replaced(TOKENS, 1, "é" * 2049)}),
     "byte token <0x-1>": ("'<0x-1>'", {"tokens": replaced(TOKENS, 1, "<0x-1>"), "token_type": replaced(TYPES, 1, 6)}),
     "byte token <0xGG>": ("'<0xGG>'", {"tokens": replaced(TOKENS, 1, "<0xGG>"), "token_type": replaced(TYPES, 1, 6)}),
@@ -250,7 +250,7 @@ BAD = {
     "merge of one token": ("'hello', not two tokens", {"merges": [*MERGES, "hello"]}),
     "merge without its second half": ("'h ', not two tokens", {"merges": [*MERGES, "h "]}),
     "merge of nothing": ("'', not two tokens", {"merges": [*MERGES, ""]}),
-    "merge is a number": ("Element 8: int", {"merges": [*MERGES, 7]}),
+    "merge is a number": ("Element 8 is a number", {"merges": [*MERGES, 7]}),
     "padding token is text": ("It is '0'", {"padding_token_id": "0"}),
     "add_bos_token is a number": ("not a boolean", {"add_bos_token": 1}),
     "eos is a boolean": ("eos_token_id' is not a token", {"eos_token_id": True}),

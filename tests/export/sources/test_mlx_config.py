@@ -37,13 +37,16 @@ def test_settings_of_layers():
 @pytest.mark.parametrize(
     ("document", "numbers"),
     [
-        (PLAIN | {"bits": 3}, "'bits' is 3; read is 4 or 8"),
-        (PLAIN | {"group_size": 16}, "'group_size' is 16; read is 32, 64, 128"),
+        (PLAIN | {"bits": 3}, "'bits' is 3; edge-rt reads 4 or 8"),
+        (PLAIN | {"group_size": 16}, "'group_size' is 16; edge-rt reads 32, 64, 128"),
         (PLAIN | {"group_size": -1}, "'group_size' is -1"),
-        (PLAIN | {"mode": "mxfp4"}, "'mode' is mxfp4; read is affine"),
-        (PLAIN | {"lm_head": {"bits": 6, "group_size": 64}}, "'bits' is 6; read is 4 or 8"),
+        (PLAIN | {"mode": "mxfp4"}, "'mode' is mxfp4; edge-rt reads affine"),
+        (PLAIN | {"lm_head": {"bits": 6, "group_size": 64}}, "'bits' is 6; edge-rt reads 4 or 8"),
         (PLAIN | {"lm_head": {"bits": 4, "group_size": 32, "mode": "mxfp4"}}, "'mode' is mxfp4"),
-        (PLAIN | {"quantize_input": 1}, "'quantize_input' is 1; read is bits, group_size, mode and settings of layers"),
+        (
+            PLAIN | {"quantize_input": 1},
+            "'quantize_input' is 1; edge-rt reads bits, group_size, mode and settings of layers",
+        ),
     ],
 )
 def test_what_is_refused_by_name(document, numbers):
