@@ -33,6 +33,24 @@ def test_type_checkers_see_the_same_names_as_programs():
     assert declared | {"__version__"} == set(edge_rt.__all__)
 
 
+def test_the_program_for_type_checkers_uses_every_option():
+    program = (ROOT / TYPING / "right.py").read_text()
+    public = [getattr(edge_rt, name) for name in edge_rt.__all__]
+    calls = [call for call in public if inspect.isfunction(call)]
+    for kind in (edge_rt.Model, edge_rt.Chat):
+        # What chats are made of is no interface of programs.
+        methods = inspect.getmembers(kind, inspect.isfunction)
+        calls += [call for name, call in methods if not name.startswith("_") and name != "stream_ids"]
+    options = {
+        parameter.name
+        for call in calls
+        for parameter in inspect.signature(call).parameters.values()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    }
+    used = options | set(edge_rt.GenerationOptions.__annotations__)
+    assert not {name for name in used if not re.search(rf"\b{name}=", program)}
+
+
 def test_type_checkers_accept_what_is_right_and_nothing_else(tmp_path):
     """Of all public names and options, examples and documentation; misspelt ones are found where it is said so."""
     pytest.importorskip("mypy", reason="types are checked where mypy is installed")

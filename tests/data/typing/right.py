@@ -27,7 +27,8 @@ def told(event: edge_rt.ProgressEvent) -> None:
 def made(source: str | Path, size: int | str | None) -> edge_rt.PullReport:
     export: edge_rt.ExportReport = edge_rt.export_model(
         source, "out", profile=None, activations="int8", weights="int4", size=size, calibration=None, sampling=None,
-        force=False, accept_loss=False, exits=(6, 10), via=None, progress=told, on_estimate=None, on_chatter=None,
+        force=False, accept_loss=False, exits=(6, 10), via=None, adapters=["a", Path("b")],
+        progress=told, on_estimate=None, on_chatter=None,
     )  # fmt: skip
     print(export.to_json())
     return edge_rt.pull(
@@ -53,7 +54,7 @@ def loaded(model: str | Path, memory: int | str | edge_rt.Budget | None) -> edge
         return edge_rt.load(
             model, memory=memory, device_memory=None, ctx=None, threads=None, device="auto", store=PLACES[1],
             pull=True, prefill_chunk=None, kv=None, isa=None, spec=None, draft_max=None, corpus=Path("c"),
-            drafter="none", spec_trace=print, on_calibrate=print, plan=plan, share_tokenizer_with=other,
+            drafter="none", spec_trace=print, on_calibrate=print, plan=plan, share_tokenizer_with=other, texts=None,
         )  # fmt: skip
 
 
