@@ -186,14 +186,19 @@ def read_local(path: Path, store: Store, progress: ProgressCallback) -> LocalChe
     """Return what a checkpoint that stays where it is holds; it is hashed if it is new or has changed.
 
     Raises:
-        InputError: it is malformed, incomplete, or a checkpoint of several files that edge-rt cannot export.
+        InputError: it is malformed, incomplete, or a checkpoint that edge-rt cannot export.
         StorageError: it cannot be read.
     """
     known = recall(store.made_from, local_path(path))
     if known is not None:
         return known
-    progress(ProgressEvent("read", 1, 1, message=f"hashing {path}"))
-    return read_checkpoint(path, lambda done, total: progress(ProgressEvent("read", 1, 1, done, total)))
+    messages = iter([f"hashing {path}"])
+
+    def on_bytes(done: int, total: int | None) -> None:
+        # With the first bytes: a checkpoint that is refused is not hashed.
+        progress(ProgressEvent("read", 1, 1, done, total, message=next(messages, "")))
+
+    return read_checkpoint(path, on_bytes)
 
 
 def local_source(found: LocalCheckpoint, name: str | None) -> FetchedSource:

@@ -68,7 +68,7 @@ def local_path(path: Path) -> Path:
 
 
 def read_checkpoint(path: Path, on_bytes: Callable[[int, int | None], None]) -> LocalCheckpoint:
-    """Hash a local checkpoint; one of several files is judged by its headers first.
+    """Hash a local checkpoint, which is judged by its headers first.
 
     Args:
         path: a GGUF file, any part of a split one, or a folder with ``config.json`` and safetensors.
@@ -76,18 +76,14 @@ def read_checkpoint(path: Path, on_bytes: Callable[[int, int | None], None]) -> 
 
     Raises:
         InvalidModelFile: it is no such file, or its headers are malformed.
-        UnsupportedModel: a checkpoint of several files that edge-rt cannot export.
+        UnsupportedModel: edge-rt cannot export it.
         ModelNotFound: one of its files is missing.
         StorageError: it cannot be read, or changes while it is read.
     """
-    split = parse_split_name(path.name)
-    paths: tuple[Path, ...] = (path,)
-    if path.is_dir() or split is not None:
-        from edge_rt.export.opening import open_checkpoint
+    from edge_rt.export.opening import open_checkpoint
 
-        paths = open_checkpoint(path)[0].paths
-    else:
-        check_gguf(path)
+    split = parse_split_name(path.name)
+    paths = open_checkpoint(path)[0].paths
     known = local_path(path)
     before = file_states(known)
     settled = are_settled(before)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import random
+import tempfile
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,8 +27,16 @@ from edge_rt.store.resolve import FetchOptions
 from edge_rt.store.sources_pip import CommandResult, PipOptions
 from edge_rt.system.checkpoint_names import parse_split_name
 from edge_rt.system.file_hash import sha256_files
+from tests.helpers.gguf_factory import write_llama_gguf
 
-MODEL = b"GGUF" + random.Random(0).randbytes(60_000)
+
+def _model():
+    with tempfile.TemporaryDirectory() as folder:
+        write_llama_gguf(Path(folder) / "m.gguf")
+        return (Path(folder) / "m.gguf").read_bytes()
+
+
+MODEL = _model()
 MEMBER = "tiny_model/tiny.Q4_1.gguf"
 WHEEL = "tiny_model-1.0-py3-none-any.whl"
 MODEL_BYTES = len(MODEL)

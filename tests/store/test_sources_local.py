@@ -8,6 +8,7 @@ import pytest
 from edge_rt.errors import DownloadError, InvalidModelFile, ModelNotFound, StorageError, UnsupportedModel
 from edge_rt.store.recipes import LocalSource
 from edge_rt.store.sources_local import check_gguf, fetch_from_file, read_checkpoint
+from tests.helpers.gguf_factory import write_llama_gguf
 from tests.helpers.gguf_split import split
 from tests.helpers.hf_factory import write_hf_folder
 from tests.store.builders import MODEL, make_recipe, sha256
@@ -89,11 +90,13 @@ def test_a_folder_is_known_by_all_of_its_files(hf_model, tmp_path, files):
     assert read_checkpoint(folder, lambda *_: None) == first
 
 
-def test_a_folder_that_is_not_exported_is_refused_before_it_is_read(hf_model, tmp_path):
+def test_what_is_not_exported_is_refused_before_it_is_read(hf_model, tmp_path):
     folder = write_hf_folder(tmp_path / "m", hf_model, config={"model_type": "novel"})
+    write_llama_gguf(tmp_path / "m.gguf", architecture="novel")
     seen = []
-    with pytest.raises(UnsupportedModel, match="'novel' is not supported"):
-        read_checkpoint(folder, lambda *counts: seen.append(counts))
+    for path in (folder, tmp_path / "m.gguf"):
+        with pytest.raises(UnsupportedModel, match="'novel' is not supported"):
+            read_checkpoint(path, lambda *counts: seen.append(counts))
     assert seen == []
 
 

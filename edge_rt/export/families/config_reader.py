@@ -248,7 +248,7 @@ class ConfigReader:
         return UnsupportedModel(
             f"{self.where}: {CONFIG_FILE} asks for something that edge-rt does not compute.",
             f"{', '.join(what[:5])}{more}.",
-            "It is a variant that edge-rt cannot run yet; choose another model.",
+            "Export it with --via transformers, or choose another model.",
         )
 
     def wrong(self, key: str, found: str) -> InvalidModelFile:

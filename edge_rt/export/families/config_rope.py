@@ -237,5 +237,5 @@ def _unsupported(config: ConfigReader, what: str) -> UnsupportedModel:
     return UnsupportedModel(
         f"{config.where}: the rope scaling {what} is not supported.",
         f"Supported: {', '.join(_KEYS)}.",
-        "Choose another model.",
+        "Export it with --via transformers, or choose another model.",
     )
