@@ -19,8 +19,12 @@ def thought_switch(model: Model) -> str | None:
     return next((name for name in THOUGHT_SWITCHES if name in model.template_variables), None)
 
 
-def warn_of_unread(terminal: Terminal, model: Model, arguments: Mapping[str, Any]) -> None:
-    """Warn of arguments that the model's template does not read, and so have no effect."""
+def warn_of_template(terminal: Terminal, model: Model, arguments: Mapping[str, Any]) -> None:
+    """Warn of a template that is not the model's own, and of arguments that it does not read."""
+    if model.has_fallback_template:
+        from edge_rt.text.template import FALLBACK_WARNING  # late: brings the template engine
+
+        terminal.warn(f"{FALLBACK_WARNING} 'generate --raw' continues a plain text.")
     known = model.template_variables
     unread = [name for name in arguments if name not in known]
     if unread:

@@ -102,19 +102,17 @@ def text_warnings(build: TokenizerBuild, tokenizer: Tokenizer) -> tuple[str, ...
     """
     return (
         *build.warnings,
-        *_template_warnings(build.chat_template, tokenizer),
+        *_template_warnings(build.chat_template, tokenizer, lint),
         # It may need tools: only whether it can be used is asked.
-        *_template_warnings(build.tool_template, tokenizer, asks=lambda _: []),
+        *(() if build.tool_template is None else _template_warnings(build.tool_template, tokenizer, lambda _: [])),
     )
 
 
 def _template_warnings(
-    template: str | None, tokenizer: Tokenizer, asks: Callable[[ChatTemplate], list[str]] = lint
+    template: str | None, tokenizer: Tokenizer, asks: Callable[[ChatTemplate], list[str]]
 ) -> tuple[str, ...]:
     """Return warnings about the template; one that cannot be used only prevents chats, so it is not refused."""
-    if template is None:
-        return ()
     try:
         return tuple(asks(ChatTemplate(template, special_tokens=tokenizer.special_tokens)))
     except InvalidTemplate as error:
-        return (f"The chat template cannot be used: {error}",)
+        return (f"The chat template cannot be used: {error}" if template is not None else f"{error}",)

@@ -218,7 +218,9 @@ class Model(ModelTexts):
 
         Raises:
             InvalidTemplate: the model has no chat template.
+            ConfigError: its template has no place for tools or documents that are given.
         """
+        self._require_texts().require_places(tools=tools, documents=documents)
         return Chat(self, system=system, tools=tools, documents=documents, template_args=template_args)
 
     # --- what chats are made of ---

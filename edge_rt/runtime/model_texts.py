@@ -48,6 +48,11 @@ class ModelTexts:
         return self._require_texts().template_source
 
     @property
+    def has_fallback_template(self) -> bool:
+        """Whether the model has no chat template: messages are written as ChatML then, which it may not know."""
+        return self._require_texts().has_fallback_template
+
+    @property
     def template_variables(self) -> frozenset[str]:
         """Names of the arguments that the chat template reads, such as ``enable_thinking``."""
         return self._require_texts().template_variables

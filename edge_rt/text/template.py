@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import jinja2
 
-from edge_rt.errors import InvalidTemplate
+from edge_rt.errors import ConfigError, InvalidTemplate
 from edge_rt.text.rendered import RenderedPrompt
 from edge_rt.text.template_budget import Budget, NotLookedInto, TemplateTooSlow, refused, text_bytes
 from edge_rt.text.template_guard import GuardedEnvironment
@@ -39,6 +39,10 @@ from edge_rt.text.template_messages import (
 from edge_rt.text.template_text import concat, own_text, ranges_of
 
 DEFAULT_TEMPLATE_NAME: Final = "chatml"
+FALLBACK_WARNING: Final = (
+    "The model has no chat template: messages are written as ChatML, and a model that was not trained on it answers "
+    "nonsense."
+)
 _DEFAULT_TEMPLATE: Final = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}"
@@ -121,9 +125,11 @@ class ChatTemplate:
             arguments: further variables of the template by name, such as ``enable_thinking``.
 
         Raises:
-            ConfigError: the messages or the arguments are malformed.
+            ConfigError: the messages or the arguments are malformed, or the template has no place for tools or
+                documents that were given.
             InvalidTemplate: the template refuses the messages, fails, or exceeds its budget of time and memory.
         """
+        self.require_places(tools=tools, documents=documents)
         plain = checked_messages(messages, self._environment.literals)
         variables = {
             **checked_arguments(arguments or {}),
@@ -141,6 +147,21 @@ class ChatTemplate:
                 folds = plain is not before
         text = self._render_any_form(plain, variables)
         return RenderedPrompt(str.__str__(text), ranges_of(text), self.special_tokens, folds)
+
+    def require_places(self, **lists: Sequence[Mapping[str, Any]] | None) -> None:
+        """Refuse ``tools`` or ``documents`` that the template would leave out.
+
+        Raises:
+            ConfigError: there are some, and it reads none.
+        """
+        for name, given in lists.items():
+            if given and name not in self._environment.lists:
+                other = "the fallback for models without one" if self.is_fallback else "the model's own"
+                raise ConfigError(
+                    f"The chat template of this model has no place for {name}: it would never see them.",
+                    f"{len(given)} given; the template is {other}.",
+                    f"Write what they say into a message, or use a model that is trained with {name}.",
+                )
 
     def keeps(self, role: str) -> bool:
         """Return whether the template writes the text of a first message of this role.
@@ -212,6 +233,8 @@ def lint(template: ChatTemplate) -> list[str]:
     except InvalidTemplate as error:
         return [f"The chat template fails on a single user message: {error}"]
     warnings: list[str] = []
+    if template.is_fallback:
+        warnings.append(FALLBACK_WARNING)
     if question not in with_prompt.text:
         warnings.append("The chat template ignores the user's message.")
     if with_prompt.text == without_prompt.text:

@@ -74,6 +74,7 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
         budget: the rest of the current rendering's budget.
         literals: the texts that the compiled template compares with, looks up or prints as constants.
         variables: the further variables that it reads, such as ``enable_thinking``.
+        lists: which of ``tools`` and ``documents`` it reads.
     """
 
     # What blocks, macros and loops print keeps the marks of the template's own text.
@@ -94,6 +95,7 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
         self.budget: Budget = Budget(0, 0)
         self.literals: frozenset[str] = frozenset()
         self.variables: frozenset[str] = frozenset()
+        self.lists: frozenset[str] = frozenset()
         self._functions = PaidFunctions(self, clock)
         self.globals = self._functions.globals()
         self.tests.clear()
@@ -118,7 +120,8 @@ class GuardedEnvironment(ImmutableSandboxedEnvironment):
             rules.check_tree(tree)
             self.literals = rules.literals(tree)
             tree = rules.rewrite(tree)
-            self.variables = frozenset(find_undeclared_variables(tree)) - self.globals.keys() - RESERVED_NAMES
+            read = frozenset(find_undeclared_variables(tree)) - self.globals.keys()
+            self.variables, self.lists = read - RESERVED_NAMES, read & {"tools", "documents"}
             return self.from_string(tree)
         except InvalidTemplate:
             raise

@@ -14,7 +14,7 @@ from edge_rt.cli.render.console import Terminal
 from edge_rt.errors import ConfigError
 from edge_rt.runtime.results import Event
 from tests.helpers.chats import make_chat
-from tests.helpers.packages import copied, replace_file
+from tests.helpers.packages import copied, edit_manifest, replace_file
 from tests.runtime.test_template_inputs import TEMPLATE
 
 GREEDY = ("--temp", "0", "-n", "4")
@@ -53,6 +53,12 @@ class TestFlags:
 
 
 class TestGenerate:
+    def test_a_model_without_a_template_is_warned_of(self, inline, small_package, tmp_path):
+        bare = copied(small_package, tmp_path / "bare")
+        edit_manifest(bare, lambda document: document.update(chat_template=None))
+        assert "has no chat template" in inline("generate", "-m", bare, "-p", "Hello", *GREEDY).stderr.decode()
+        assert "has no chat template" not in inline("generate", "-m", bare, "-p", "a", "--raw", *GREEDY).stderr.decode()
+
     def test_thoughts_are_no_part_of_stdout(self, inline, package):
         thinking = inline("generate", "-m", package, "-p", "Hello", *GREEDY)
         document = json.loads(inline("generate", "-m", package, "-p", "Hello", *GREEDY, "--json").stdout)

@@ -17,6 +17,7 @@ from edge_rt.ops import library_path
 from edge_rt.package.manifest import PADDED_GRAPH_VERSION, WEIGHTS_FILE, KeyCalibration
 from edge_rt.package.reader import open_package
 from edge_rt.package.sampling import SamplingAdvice
+from edge_rt.text.template import FALLBACK_WARNING
 from tests.helpers.gguf_factory import write_llama_gguf
 from tests.helpers.models import load_package
 from tests.helpers.native_profile import require_native
@@ -93,7 +94,7 @@ class TestPackage:
         write_llama_gguf(tmp_path / "m.gguf", chat_template=None)
         report = export(tmp_path / "m.gguf", tmp_path / "p")
         assert open_package(tmp_path / "p").manifest.chat_template is None
-        assert report.warnings == ()
+        assert report.warnings == (FALLBACK_WARNING,)
 
     def test_a_second_template_for_tools(self, tmp_path):
         source = "{{ tools[0].name ~ messages[0].content }}"

@@ -10,6 +10,7 @@ import pytest
 from edge_rt.errors import ConfigError
 from edge_rt.runtime.chat import Chat
 from edge_rt.text.tool_calls import parse_tool_calls
+from tests.helpers.gguf_factory import CHATML
 from tests.helpers.models import load_package
 from tests.helpers.packages import copied, replace_file
 from tests.helpers.small import GREEDY
@@ -48,7 +49,11 @@ class Answering:
 def models(small_package, tmp_path_factory):
     made = copied(small_package, tmp_path_factory.mktemp("tools"))
     replace_file(made, "chat_template.jinja", QWEN3.encode())
-    with load_package(small_package) as plain, load_package(made) as qwen:
+    simple = copied(small_package, tmp_path_factory.mktemp("no-calls"))
+    replace_file(
+        simple, "chat_template.jinja", f"{{% for tool in tools %}}{{{{ tool.type }}}}{{% endfor %}}{CHATML}".encode()
+    )
+    with load_package(simple) as plain, load_package(made) as qwen:
         yield {"plain": plain, "qwen": qwen}
 
 

@@ -47,6 +47,24 @@ def test_arguments_reach_the_template(thinking):
     assert thinking.template_variables == {"enable_thinking"}
 
 
+@pytest.mark.parametrize("name", ["tools", "documents"])
+def test_what_the_template_has_no_place_for_is_refused(small_package, name):
+    with load_package(small_package) as model:
+        given = {name: [{"name": "clock", "text": "a page"}]}
+        for use in (model.render, model.generate, model.chat):
+            with pytest.raises(ConfigError, match=f"has no place for {name}"):
+                use(*([] if use == model.chat else [HELLO]), **given)
+        assert model.render(HELLO, **{name: []}).text == model.render(HELLO).text
+
+
+def test_a_model_without_a_template_says_so(small_package, thinking, tmp_path):
+    bare = copied(small_package, tmp_path / "bare")
+    edit_manifest(bare, lambda document: document.update(chat_template=None))
+    with load_package(bare) as model:
+        assert model.has_fallback_template
+    assert not thinking.has_fallback_template
+
+
 def test_a_prompt_that_begins_the_thoughts(thinking):
     result = thinking.generate(HELLO, **SHORT)
     assert result.text == ""

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from edge_rt.errors import ConfigError, InvalidTemplate
-from edge_rt.text.template import DEFAULT_TEMPLATE_NAME, ChatTemplate, lint
+from edge_rt.text.template import DEFAULT_TEMPLATE_NAME, FALLBACK_WARNING, ChatTemplate, lint
 
 CHATML = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 SIMPLE = (
@@ -378,7 +378,7 @@ class TestFallbackAndLint:
         assert template.is_fallback
         assert DEFAULT_TEMPLATE_NAME == "chatml"
         assert template.render(USER).text == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
-        assert lint(template) == []
+        assert lint(template) == [FALLBACK_WARNING]
 
     def test_a_template_of_the_model_is_no_fallback(self):
         assert not ChatTemplate(SIMPLE, special_tokens=CHATML).is_fallback

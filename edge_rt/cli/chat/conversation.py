@@ -20,8 +20,9 @@ from edge_rt.cli.render.answer import AnswerView
 from edge_rt.cli.render.console import SEPARATOR, Terminal, number
 from edge_rt.cli.render.device_report import device_text
 from edge_rt.cli.render.stats import tell_stats
+from edge_rt.cli.sampling_notes import note_unused_penalty
 from edge_rt.cli.speculation import tell_drafters, warn_of_limits, why_not_auto
-from edge_rt.cli.template_arguments import warn_of_unread
+from edge_rt.cli.template_arguments import warn_of_template
 from edge_rt.errors import Cancelled, ConfigError, ContextOverflow, EdgeRTError, MemoryBudgetExceeded
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.spec_modes import AUTO
@@ -114,9 +115,10 @@ class Conversation:
         self._has_pieces = False  # whether that includes heap fragments left by models with other tokenizers
         self.chat: Chat = self.model.chat(system=system, **(inputs or {}))
         tell_device(terminal, self.model.device_choice)
-        warn_of_unread(terminal, self.model, self.chat.template_args)
+        warn_of_template(terminal, self.model, self.chat.template_args)
         warn_of_limits(terminal, self.model, load, options)
         tell_drafters(terminal, self.model, load)
+        note_unused_penalty(terminal, self.model, options, in_chat=True)
         self.model.check_reference(options)
 
     def say(self, text: str) -> Result:
@@ -324,7 +326,9 @@ class Conversation:
                 warn_of_limits(self.terminal, self.model, self.load, options, in_chat=True)
                 if self.model.texts is not None:
                     self.model.check_reference(options)
-        self.options = options
+        before, self.options = self.options, options
+        if before.temperature != options.temperature:
+            note_unused_penalty(self.terminal, self.model, options, in_chat=True)
 
     @property
     def device(self) -> str:

@@ -27,8 +27,9 @@ from edge_rt.cli.render.answer import AnswerView
 from edge_rt.cli.render.console import Terminal, number
 from edge_rt.cli.render.device_report import device_text
 from edge_rt.cli.render.stats import tell_stats
+from edge_rt.cli.sampling_notes import note_unused_penalty
 from edge_rt.cli.speculation import tell_calibration, tell_drafters, warn_of_limits
-from edge_rt.cli.template_arguments import warn_of_unread
+from edge_rt.cli.template_arguments import warn_of_template
 from edge_rt.cli.trace_file import open_trace
 from edge_rt.errors import ConfigError
 
@@ -92,11 +93,13 @@ def generate(
         with load_model(package, telling_load(terminal, asked)) as model:
             tell_device(terminal, model.device_choice)
             warn_of_limits(terminal, model, asked, options)
+            note_unused_penalty(terminal, model, options)
             tell_drafters(terminal, model, asked)
             facts = model.describe()
             writer = _Writer(terminal, model, facts, options, is_json=output.json, form=form)
             prompt = _messages(model, text, question)
-            warn_of_unread(terminal, model, inputs["template_args"])
+            if not isinstance(prompt, str):
+                warn_of_template(terminal, model, inputs["template_args"])
 
             def make_stream(token: CancelToken, on_prefill: Callable[[int, int], None]) -> Stream:
                 return model.stream(prompt, options, cancel=token, on_prefill_progress=on_prefill, **inputs)

@@ -21,6 +21,7 @@ from edge_rt.device_names import parse_device
 from edge_rt.inspection import Inspected, inspect as inspect_model
 
 SHOWN_TEMPLATE_LINES = 12
+NO_TEMPLATE = "none: chats are written as ChatML if its tokens are in the vocabulary, and refused if not"
 _APART = ("chat_template", "placement", "weights", "decoder", "not_described", "traced", "drafters")
 
 
@@ -103,7 +104,7 @@ def _print(terminal: Terminal, found: Inspected, *, whole_template: bool) -> Non
         terminal.line(f"\n{name}")
         terminal.table(("", *row) for row in facts_lines(section))
     terminal.line("\nchat template")
-    lines = (template or "none").splitlines()
+    lines = (template or NO_TEMPLATE).splitlines()
     shown = lines if whole_template else lines[:SHOWN_TEMPLATE_LINES]
     for line in shown:
         terminal.line(f"  {line}")

@@ -12,6 +12,8 @@ LONGEST_CYCLE: Final = 512
 """In tokens."""
 LEAST_TOKENS: Final = 320
 LEAST_COPIES: Final = 8
+LEAST_SHORT_TOKENS: Final = 200
+LEAST_SHORT_COPIES: Final = 16
 LONGEST_COUNTING_CYCLE: Final = 64
 """In tokens, a number counted as one."""
 LEAST_COUNTING_TOKENS: Final = 4200
@@ -26,9 +28,10 @@ class RepetitionGuard:
     """Detects an answer that has become periodic: the same tokens in the same order, or the same but for its numbers.
 
     For every cycle length n it counts the tokens that equal the token n before; a token that differs lowers the count
-    by ``SLIP``, down to 0. The answer ends when a count reaches ``LEAST_TOKENS + LEAST_COPIES * n``: after 11 more
-    copies of a cycle of 100 tokens, 40 of 10 tokens, or 328 of one token. Tables, refrains and rows of symbols that
-    people ask for are shorter than that. A single deviation does not reset a cycle that has lasted long.
+    by ``SLIP``, down to 0. The answer ends when a count reaches ``LEAST_TOKENS + LEAST_COPIES * n``, or
+    ``LEAST_SHORT_TOKENS + LEAST_SHORT_COPIES * n`` if that is less: after 11 more copies of a cycle of 100 tokens, 36
+    of 10 tokens, or 216 of one token. Tables, refrains and rows of symbols that people ask for are shorter than that. A
+    single deviation does not reset a cycle that has lasted long.
 
     A number that changes in every copy keeps those counts low. So tokens are counted once more with all numbers taken
     for equal, whatever they are, and digits that follow each other without a space for one. Lists with a number in
@@ -45,7 +48,8 @@ class RepetitionGuard:
     def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
         self._token_bytes = token_bytes
         lengths = np.arange(1, LONGEST_CYCLE + 1, dtype=np.int32)
-        self._exact = _Cycles(LEAST_TOKENS + LEAST_COPIES * lengths)
+        short = LEAST_SHORT_TOKENS + LEAST_SHORT_COPIES * lengths
+        self._exact = _Cycles(np.minimum(LEAST_TOKENS + LEAST_COPIES * lengths, short))
         lengths = lengths[:LONGEST_COUNTING_CYCLE]
         self._counting = _Cycles(np.maximum(LEAST_COUNTING_TOKENS, LEAST_COUNTING_COPIES * lengths))
         self._in_number = False

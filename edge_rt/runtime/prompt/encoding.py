@@ -135,6 +135,17 @@ class PromptEncoder:
     def _template_with(self, tools: Items[Mapping[str, Any]] | None) -> ChatTemplate | InvalidTemplate:
         return self._template if not tools or self._tool_template is None else self._tool_template
 
+    @property
+    def has_fallback_template(self) -> bool:
+        """Whether the package has no chat template and messages are written as ChatML."""
+        return isinstance(self._template, ChatTemplate) and self._template.is_fallback
+
+    def require_places(self, **lists: Items[Mapping[str, Any]] | None) -> None:
+        """Refuse ``tools`` or ``documents`` that the template would leave out; see ``ChatTemplate.require_places``."""
+        template = self._template_with(lists.get("tools"))
+        if isinstance(template, ChatTemplate):
+            template.require_places(**lists)
+
     def writes_calls(self, tools: Items[Mapping[str, Any]] | None) -> bool:
         """Return whether the template that is used with these tools writes the ``tool_calls`` of messages."""
         template = self._template_with(tools)

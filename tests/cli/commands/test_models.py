@@ -82,6 +82,16 @@ def test_inspect_shows_the_sampling_values_in_force_and_those_that_are_recommend
     assert f"sampling temperature 0.4 {own}, top_k 40, top_p 0.9 {own}, min_p 0.05, repetition_penalty 1.0" in shown
 
 
+def test_greedy_answers_without_the_penalty_of_the_package_are_noted(inline, small_package, tmp_path):
+    package = copied(small_package, tmp_path)
+    edit_manifest(package, manifest_setter("sampling", {"repetition_penalty": 1.1}))
+    note = b"--repeat-penalty 1.1 asks for it"
+    common = ("generate", "-m", package, "-p", "Hi", "-n", "1")
+    assert note in inline(*common, "--temp", "0").stderr
+    assert note not in inline(*common, "--temp", "0", "--repeat-penalty", "1").stderr
+    assert note not in inline(*common).stderr
+
+
 def test_inspect_verify_finds_damage(store_cli, small_gguf, tmp_path):
     store_cli("pull", small_gguf, "--name", "mine")
     weights = tmp_path / "store" / "packages" / "mine" / "weights.bin"

@@ -13,6 +13,8 @@ from edge_rt.runtime.decode.repetition import (
     LEAST_COPIES,
     LEAST_COUNTING_COPIES,
     LEAST_COUNTING_TOKENS,
+    LEAST_SHORT_COPIES,
+    LEAST_SHORT_TOKENS,
     LEAST_TOKENS,
     LONGEST_COUNTING_CYCLE,
     LONGEST_CYCLE,
@@ -31,6 +33,11 @@ def text_of(token):
     return b"%s%03d" % (b" " if token >= 2 * DIGITS else b"", token % 1000)
 
 
+def most(cycle):
+    """Return the count of a cycle that ends an answer."""
+    return min(LEAST_TOKENS + LEAST_COPIES * cycle, LEAST_SHORT_TOKENS + LEAST_SHORT_COPIES * cycle)
+
+
 def end_of(token_ids):
     """Return how many tokens the guard lets pass, the one it ends at included; None if it lets all of them pass."""
     guard = RepetitionGuard(text_of)
@@ -44,7 +51,7 @@ def expected_end(token_ids):
         for cycle in counts:
             is_equal = index >= cycle and token_ids[index - cycle] == token
             counts[cycle] = counts[cycle] + 1 if is_equal else max(0, counts[cycle] - SLIP)
-        if any(count >= LEAST_TOKENS + LEAST_COPIES * cycle for cycle, count in counts.items()):
+        if any(count >= most(cycle) for cycle, count in counts.items()):
             return index + 1
     return None
 
@@ -56,7 +63,13 @@ def noise(count, seed=0):
 @pytest.mark.parametrize("cycle", [1, 2, 7, 40, 120, LONGEST_CYCLE])
 def test_a_cycle_ends_when_it_has_lasted_as_long_as_is_said(cycle):
     answer = noise(30, 1) + noise(cycle) * (2 + LEAST_COPIES + LEAST_TOKENS // cycle)
-    assert end_of(answer) == 30 + cycle + LEAST_TOKENS + LEAST_COPIES * cycle
+    assert end_of(answer) == 30 + cycle + most(cycle)
+
+
+@pytest.mark.parametrize(("cycle", "copies"), [(1, 216), (2, 116), (10, 36)])
+def test_copies_of_short_cycles_end_sooner(cycle, copies):
+    assert end_of(noise(cycle) * (copies + 1)) == cycle * (copies + 1)
+    assert end_of(noise(cycle) * copies) is None
 
 
 def test_a_longer_cycle_is_not_seen():
@@ -74,10 +87,10 @@ def test_a_running_number_does_not_save_long_copies():
 
 @pytest.mark.parametrize("cycle", [1, 2, 7, 8, 9, 30, LONGEST_COUNTING_CYCLE])
 def test_counting_ends_when_it_has_lasted_as_long_as_is_said(cycle):
-    most = max(LEAST_COUNTING_TOKENS, LEAST_COUNTING_COPIES * cycle)
-    answer = noise(30, 1) + rows(most // cycle + 3, *noise(cycle - 1))
+    needed = max(LEAST_COUNTING_TOKENS, LEAST_COUNTING_COPIES * cycle)
+    answer = noise(30, 1) + rows(needed // cycle + 3, *noise(cycle - 1))
     # The number that ends a cycle counts as one token; its second half is not looked at.
-    copies, rest = divmod(cycle + most, cycle)
+    copies, rest = divmod(cycle + needed, cycle)
     assert end_of(answer) == 30 + copies * (cycle + 1) + rest - (rest == 0)
 
 
@@ -95,7 +108,7 @@ def test_a_slip_costs_as_much_as_is_said():
     answer = noise(10) * 60
     answer[200] = 7
     # The slip differs from what was a cycle before it, and the token a cycle behind it from the slip.
-    assert end_of(answer) == 10 + LEAST_TOKENS + LEAST_COPIES * 10 + 2 * (SLIP + 1)
+    assert end_of(answer) == 10 + most(10) + 2 * (SLIP + 1)
 
 
 def test_noise_is_no_circle():
