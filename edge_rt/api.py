@@ -202,12 +202,14 @@ def _open(model: str | Path, store: str | Path | None, *, pulls: bool = False) -
     path = absolute_path(Path(model))
     if is_package(path):
         return open_package(path)
-    from edge_rt.store import ensure_package, open_store, resolve
+    from edge_rt.store import ensure_package, find_made, open_store, resolve
 
     place = open_store(store)
     found = resolve(model, place)
     if found.kind == "package" and found.path is not None:
         return open_package(found.path)
+    if (made := find_made(found, place)) is not None:
+        return made
     if pulls:
         return open_package(ensure_package(model, store=place))
     if found.is_checkpoint:

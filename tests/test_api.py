@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,7 @@ def test_a_checkpoint_says_how_to_make_a_package_of_it(small_gguf, tmp_path):
 
 
 def test_a_checkpoint_is_loaded_as_the_command_line_does(small_gguf, tmp_path):
+    os.utime(small_gguf, ns=(10**18, 10**18))
     for model in (small_gguf, str(small_gguf)):
         with edge_rt.load(model, store=str(tmp_path), pull=True, ctx=64) as loaded:
             assert loaded.generate("Hello", max_tokens=1).usage.completion_tokens == 1
@@ -43,6 +45,8 @@ def test_a_checkpoint_is_loaded_as_the_command_line_does(small_gguf, tmp_path):
     report = edge_rt.pull(str(small_gguf), store=tmp_path)
     assert (report.name, report.package, report.was_present) == (entry.name, entry.path, True)
     assert loaded.package.path == entry.path
+    # Its package is known without reading it, so nothing has to be asked for.
+    assert edge_rt.plan(small_gguf, store=tmp_path, ctx=64).fits
 
 
 def test_models_are_named_listed_and_removed(small_gguf, tmp_path):

@@ -164,7 +164,7 @@ def obtain_package(
     check_runtime()
     if not is_local:
         # Whether a local checkpoint was exported before is known only after it is hashed.
-        lead_in = "" if resolved.is_checkpoint else f"{resolved.name} is not on this machine: "
+        lead_in = "" if resolved.path is not None else f"{resolved.name} is not on this machine: "
         tell_source(terminal, resolved, offline=places.offline, lead=lead_in)
     exporter = telling_exporter(terminal, budget=budget, package=reference, lead=lead)
     with show_progress(terminal) as progress:

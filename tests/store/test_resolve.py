@@ -159,9 +159,9 @@ def test_the_default_model_is_announced_with_size_and_licence(store):
 
 
 def test_a_fetched_recipe_needs_no_download(store, options):
-    fetch_source("tiny", store=store, options=options)
+    path = fetch_source("tiny", store=store, options=options).path
     found = resolve("tiny", store, options=options)
-    assert (found.kind, found.download_bytes) == ("recipe", 0)
+    assert (found.kind, found.download_bytes, found.path, found.in_store) == ("recipe", 0, path, True)
     assert "already fetched" in found.description
 
 
