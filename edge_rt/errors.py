@@ -33,6 +33,7 @@ that helps.
 
 from __future__ import annotations
 
+import errno
 import json
 from typing import Any, ClassVar, TypedDict
 
@@ -294,3 +295,28 @@ def _restored(kind: type[EdgeRTError], arguments: tuple[Any, ...]) -> EdgeRTErro
     error = kind.__new__(kind)
     error.args = arguments
     return error
+
+
+_NO_ROOM_FOR_LIBRARY = ("failed to map segment", "cannot map zero-fill pages", "Cannot allocate memory")
+"""What the system's loader says where a library does not fit the memory."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an exception says that the memory is exhausted: also an import whose library did not fit."""
+    if isinstance(error, ImportError):
+        return any(text in str(error) for text in _NO_ROOM_FOR_LIBRARY)
+    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+
+
+def out_of_memory(
+    error: BaseException, action: str = "Use a smaller model or context, or allow more memory."
+) -> MemoryBudgetExceeded:
+    """Return the error for an exception that ``is_out_of_memory``.
+
+    Args:
+        error: the exception.
+        action: one sentence saying what to do.
+    """
+    # The interpreter's own MemoryError has no text.
+    numbers = str(error).rstrip(".") or "An allocation failed"
+    return MemoryBudgetExceeded("The memory is exhausted.", f"{numbers}.", action)

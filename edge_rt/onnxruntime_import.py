@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from edge_rt.errors import RuntimeUnavailable
+from edge_rt.errors import RuntimeUnavailable, is_out_of_memory, out_of_memory
 from edge_rt.system.extras import install_command
 
 __all__ = ["ort"]
@@ -16,6 +16,8 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 try:
     import onnxruntime as ort
 except ImportError as _error:
+    if is_out_of_memory(_error):
+        raise out_of_memory(_error) from _error
     raise RuntimeUnavailable(
         "ONNX Runtime is not installed.",
         "edge-rt does not depend on it by itself, because its CPU and GPU wheels overwrite each other.",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from collections.abc import Callable
 from typing import Final
@@ -12,6 +14,7 @@ from edge_rt.errors import (
     InvalidPackage,
     MemoryBudgetExceeded,
     RuntimeUnavailable,
+    StorageError,
     UnsupportedModel,
     VersionMismatch,
 )
@@ -81,6 +84,17 @@ def _cause(message: str) -> str:
     return _PLACE.split(flat)[-1] or flat
 
 
+_SYSTEM_ERROR: Final = re.compile(r"SystemError : ([0-9]+)")
+"""What is said where a file with weights cannot be opened or mapped: the number of the system's error."""
+
+
+def _of_system(number: int) -> EdgeRTError:
+    reason = f"{os.strerror(number)}."
+    if number == errno.ENOMEM:
+        return MemoryBudgetExceeded("The weights cannot be mapped.", reason, "Use a smaller model, or free memory.")
+    return StorageError("weights.bin cannot be read.", reason, "Check the permissions of the package's files.")
+
+
 def translate(error: BaseException, *, loading: bool, device: str | None = None) -> EdgeRTError:
     """Turn an exception of ONNX Runtime into an error of edge-rt.
 
@@ -90,6 +104,8 @@ def translate(error: BaseException, *, loading: bool, device: str | None = None)
         device: the device that it was opened on; None: the CPU.
     """
     text = f"{type(error).__name__}: {error}"
+    if (refused := _SYSTEM_ERROR.search(text)) is not None:
+        return _of_system(int(refused[1]))
     numbers = f"{type(error).__name__}: {_cause(str(error))}"[:300].rstrip(".") + "."
     for matches, kind, what, action in _TRANSLATIONS:
         if matches(text):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import multiprocessing
 import pickle
 from concurrent.futures import ProcessPoolExecutor
@@ -60,3 +61,28 @@ def test_an_error_in_a_worker_process_leaves_the_pool_usable():
 )
 def test_values_of_a_file_are_named_as_in_the_file(value, kind, text):
     assert (kind_of(value), as_json(value)) == (kind, text)
+
+
+NO_ROOM = "libx.so: failed to map segment from shared object"
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (MemoryError(), "The memory is exhausted. An allocation failed. Do."),
+        (MemoryError("no 8 MiB"), "The memory is exhausted. no 8 MiB. Do."),
+        (ImportError(NO_ROOM), f"The memory is exhausted. {NO_ROOM}. Do."),
+        (
+            OSError(errno.ENOMEM, "Cannot allocate memory"),
+            "The memory is exhausted. [Errno 12] Cannot allocate memory. Do.",
+        ),
+    ],
+)
+def test_what_says_that_the_memory_is_exhausted(error, told):
+    assert errors.is_out_of_memory(error)
+    assert str(errors.out_of_memory(error, "Do.")) == told
+
+
+@pytest.mark.parametrize("error", [ImportError("No module named x"), OSError(errno.EACCES, "Permission denied")])
+def test_what_does_not(error):
+    assert not errors.is_out_of_memory(error)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
-from edge_rt.errors import InferenceError, InvalidPackage, MemoryBudgetExceeded, UnsupportedModel
+from edge_rt.errors import InferenceError, InvalidPackage, MemoryBudgetExceeded, StorageError, UnsupportedModel
 from edge_rt.session_errors import translate
 
 
@@ -23,6 +25,19 @@ def test_messages_become_errors_of_ours(message, loading, expected):
     error = translate(RuntimeError(message), loading=loading)
     assert type(error) is expected
     assert message in error.numbers
+
+
+@pytest.mark.parametrize(
+    ("number", "expected", "reason"),
+    [
+        (errno.EACCES, StorageError, "Permission denied."),
+        (errno.ENOMEM, MemoryBudgetExceeded, "Cannot allocate memory."),
+    ],
+)
+def test_weights_that_the_system_refuses_are_no_broken_package(number, expected, reason):
+    found = translate(RuntimeError(f"ModelRequiresCompilation: SystemError : {number}"), loading=True)
+    assert type(found) is expected
+    assert found.numbers == reason
 
 
 def test_long_messages_are_cut_to_one_line():

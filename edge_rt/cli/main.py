@@ -12,7 +12,7 @@ from typing import Any, Final, NoReturn
 
 from edge_rt.cli.interrupt import SignalReceived, has_unfinished_work, signals_as_exceptions
 from edge_rt.cli.render.console import OutputClosed, OutputFailed, Terminal
-from edge_rt.errors import Cancelled, EdgeRTError, ErrorJSON, MemoryBudgetExceeded, StorageError
+from edge_rt.errors import Cancelled, EdgeRTError, ErrorJSON, StorageError, is_out_of_memory, out_of_memory
 
 EXIT_UNEXPECTED: Final = 1
 EXIT_USAGE: Final = 2
@@ -102,8 +102,8 @@ def _as_known(error: Exception) -> EdgeRTError | None:
     """Return the error as an ``EdgeRTError``; None for an unexpected one."""
     if isinstance(error, EdgeRTError):
         return error
-    if isinstance(error, MemoryError):
-        return MemoryBudgetExceeded("The memory is exhausted.", f"{error}.", "Use a smaller model or context.")
+    if is_out_of_memory(error):
+        return out_of_memory(error)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EIO):
         return StorageError(f"{error.filename or 'A file'} could not be used.", f"{error.strerror}.", "Check the disk.")
     return None

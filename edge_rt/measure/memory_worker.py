@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from edge_rt.errors import ContextOverflow, EdgeRTError, MemoryBudgetExceeded
+from edge_rt.errors import ContextOverflow, EdgeRTError, is_out_of_memory, out_of_memory
 from edge_rt.gpu_provider import INSTALLED, GpuProvider
 from edge_rt.measure.device_memory import DeviceMemory
 from edge_rt.memory.budget import Budget
@@ -348,8 +348,10 @@ def main(own: GpuProvider = INSTALLED) -> None:
         work(json.loads(exchange("runtime")), tell, own)
     except EdgeRTError as error:
         tell("error", error=error.to_json())
-    except MemoryError as error:
-        tell("error", error=MemoryBudgetExceeded("The memory is exhausted.", f"{error}.").to_json())
+    except (MemoryError, OSError, ImportError) as error:
+        if not is_out_of_memory(error):
+            raise
+        tell("error", error=out_of_memory(error).to_json())
 
 
 if __name__ == "__main__":

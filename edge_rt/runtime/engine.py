@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Final, Self, Unpack
 
-from edge_rt.errors import Cancelled, MemoryBudgetExceeded
+from edge_rt.errors import Cancelled, out_of_memory
 from edge_rt.option_names import known_options
 from edge_rt.package.reader import Package
 from edge_rt.runtime.aio import AsyncStream
@@ -41,6 +41,8 @@ from edge_rt.session import onnxruntime_version, pool_size
 from edge_rt.spec_modes import REFERENCE_MODES
 from edge_rt.system.machine import return_free_memory
 from edge_rt.text.thoughts import ThoughtStream
+
+_LESS: Final = "Load the model with a smaller context."
 
 
 class PromptOptions(StreamOptions, total=False):
@@ -87,7 +89,7 @@ class Model(ModelTexts):
         try:
             loaded = load(package, options or LoadOptions(), switch=self._runner.switch, runner=self._runner.get)
         except MemoryError as error:
-            raise _exhausted(error) from error
+            raise out_of_memory(error, _LESS) from error
         self._load_plan, parts, self.device_choice = loaded.load_plan, loaded.parts, loaded.device_choice
         # A model that is dropped without being closed gives its share back as well.
         weakref.finalize(self, self._load_plan.release)
@@ -303,7 +305,7 @@ class Model(ModelTexts):
                 # It may have come in the middle of a drafter's work. Rows are committed or free, whatever came.
                 self._speculation.forget()
                 if isinstance(error, MemoryError):
-                    raise _exhausted(error) from error
+                    raise out_of_memory(error, _LESS) from error
                 raise
 
     def check_reference(self, config: GenerationConfig) -> None:
@@ -443,9 +445,3 @@ class Model(ModelTexts):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _exhausted(error: MemoryError) -> MemoryBudgetExceeded:
-    return MemoryBudgetExceeded(
-        "The memory is exhausted.", f"{error or 'Python could not allocate'}.", "Load the model with a smaller context."
-    )

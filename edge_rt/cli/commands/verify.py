@@ -259,7 +259,10 @@ def _loading(modes: Sequence[str], asked: LoadOptions) -> LoadOptions:
         )
     if SELF in modes:
         return asked.but(spec=SELF)
-    return asked.but(drafter=Path(str(drafting_package(models[0])))) if models else asked
+    if models:
+        return asked.but(drafter=Path(str(drafting_package(models[0]))))
+    # Named, so that a plan has room for what drafts, or is refused: it must not give it up.
+    return asked.but(spec=modes[0] if len(modes) == 1 and modes[0] != "reference" else AUTO)
 
 
 def _with_computed(modes: list[str], package: Package, asked: LoadOptions, *, is_asked: bool) -> list[str]:

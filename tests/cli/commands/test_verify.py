@@ -5,10 +5,12 @@ import signal
 
 import pytest
 
+from edge_rt.cli.commands.verify import _loading
 from edge_rt.errors import ConfigError, InputError, StorageError
 from edge_rt.measure.verify import Answer
 from edge_rt.measure.verify_state import VerifyState
 from edge_rt.package.reader import open_package
+from edge_rt.runtime.load.options import LoadOptions
 from tests.helpers.packages import copied
 from tests.helpers.tiny_drafter import for_package
 
@@ -177,6 +179,14 @@ def test_a_second_model_is_compared_among_others(inline, check, native_package, 
     assert list(json.loads(result.stdout)["by_drafter"]) == list(asked[1::2])
     twice = check("--spec", f"model:{native_package}", "--spec", f"model:{package}")
     assert (twice.returncode, b"cannot be loaded together" in twice.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("modes", "loaded"),
+    [(["head"], "head"), (["auto"], "auto"), (["ngram", "suffix"], "auto"), (["auto", "self"], "self")],
+)
+def test_what_is_verified_is_not_given_up_under_a_budget(modes, loaded):
+    assert _loading(modes, LoadOptions(memory="300MiB")).spec == loaded
 
 
 def test_long_prompts_are_left_out_but_not_all(check, prompts):
