@@ -107,7 +107,7 @@ def _of_page(address: str, path: str) -> str:
     kind, _, rest = rest.partition("/")
     revision, _, file = rest.partition("/")
     is_file = kind in ("blob", "resolve") and file.lower().endswith(".gguf")
-    if org in _NO_MODELS or revision not in ("", "main") or not (is_file or not file):
+    if org in _NO_MODELS or not name or revision not in ("", "main") or not (is_file or not file):
         raise ConfigError(
             f"{address[:120]!r} is not the address of a model.",
             "Read are pages of models and of GGUF files, of the branch 'main'.",

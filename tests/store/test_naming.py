@@ -88,7 +88,7 @@ def test_the_address_of_a_page_is_its_reference(address, reference):
     assert str(parse_hub_reference(address)) == reference
 
 
-@pytest.mark.parametrize("path", ["datasets/Org/Name", "Org/Name/tree/v2", "Org/Name/blob/main/README.md"])
+@pytest.mark.parametrize("path", ["Org", "datasets/Org/Name", "Org/Name/tree/v2", "Org/Name/blob/main/README.md"])
 def test_addresses_of_other_pages_are_refused(path):
     with pytest.raises(ConfigError, match="not the address of a model"):
         parse_hub_reference(f"https://huggingface.co/{path}")

@@ -61,6 +61,8 @@ def build(
         raise ConfigError(f"{out} is one of the texts.", "The index would replace it.", "Choose another name for it.")
     if out.exists() and not wanted.force:
         raise ConfigError(f"{out} exists.", "Nothing was read.", "Choose another name, or add --force.")
+    for path in wanted.texts:
+        read_text(path, MAX_TEXT_BYTES)  # what cannot be read is said before a model is fetched
     name, package = obtain_package(terminal, load.reference, places, budget=load.budget_bytes(places))
 
     from edge_rt.runtime.drafters.corpus_build import build_corpus

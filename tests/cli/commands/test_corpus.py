@@ -60,7 +60,7 @@ def test_what_cannot_be_used_is_said(inline, small_package, texts, tmp_path):
     (tmp_path / "broken").write_bytes(b"edgertCO and then nothing")
     cases = [
         (("build", tmp_path / "latin.txt", "-m", small_package, "--out", tmp_path / "corpus"), 3, "not UTF-8"),
-        (("build", tmp_path / "absent", "-m", small_package, "--out", tmp_path / "corpus"), 6, "cannot be read"),
+        (("build", tmp_path / "absent", "-m", "no/model", "--out", tmp_path / "corpus"), 6, "absent cannot be read"),
         (("build", texts[2], "-m", small_package, "--out", tmp_path / "corpus"), 3, "no corpus"),
         (("build", texts[0], "-m", small_package, "--out", tmp_path / "no" / "corpus"), 6, "could not be written"),
         (("info", tmp_path / "broken"), 3, "ends in its header"),
