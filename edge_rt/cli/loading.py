@@ -108,14 +108,16 @@ def telling_load(terminal: Terminal, options: LoadOptions) -> LoadOptions:
 
 
 def tell_plan(terminal: Terminal, plan: Plan, told: set[str] | None = None) -> None:
-    """Warn about budgets of a plan for this machine that are more than there is; say which layers are on the GPU.
+    """Warn about budgets of a plan for this machine that are more than there is; say what else is special about it.
+
+    That is which layers are on the GPU, and rotations for long contexts.
 
     Args:
         terminal: receives the texts.
         plan: the plan.
-        told: flags of budgets that were warned of before; those of this plan are added.
+        told: what was told before: flags of budgets, and ``"rotation"``; what is told of this plan is added.
     """
-    from edge_rt.cli.render.plan_report import budget_warnings, layers_text
+    from edge_rt.cli.render.plan_report import budget_warnings, layers_text, rotation_text
 
     told = set() if told is None else told
     for flag, text in budget_warnings(plan, is_here=True).items():
@@ -124,6 +126,9 @@ def tell_plan(terminal: Terminal, plan: Plan, told: set[str] | None = None) -> N
         told.add(flag)
     if (divided := layers_text(plan)) is not None:
         terminal.note(divided, "dim")
+    if (rotated := rotation_text(plan)) is not None and "rotation" not in told:
+        terminal.note(rotated, "dim")
+        told.add("rotation")
 
 
 def tell_device(terminal: Terminal, choice: DeviceChoice) -> None:

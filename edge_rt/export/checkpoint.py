@@ -89,8 +89,18 @@ def read_checkpoint(
         tokenizer=tokenizer,
         calibration=calibration,
         choice=choice,
-        warnings=(*source.remarks, *text_warnings(tokenizer, loaded)),
+        warnings=(*source.remarks, *_rotation_warnings(decoder), *text_warnings(tokenizer, loaded)),
     )
+
+
+def _rotation_warnings(decoder: Decoder) -> tuple[str, ...]:
+    if not (short := decoder.short_context):
+        return ()
+    text = (
+        f"The model has other rotations for contexts beyond {short} tokens (longrope): a load chooses by its context, "
+        f"where transformers goes by the length of the text. Load it with --ctx {short} for short texts."
+    )
+    return (text,)
 
 
 def text_warnings(build: TokenizerBuild, tokenizer: Tokenizer) -> tuple[str, ...]:

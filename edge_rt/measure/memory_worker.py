@@ -54,7 +54,9 @@ _MAPPED_ROWS: Final = 16  # rows of an embedding that lie in so many bytes, or f
 _LOOKUPS_PER_BLOCK: Final = 16
 _MOST_LOOKUPS: Final = 200_000
 # All sampling options are set, because a model's recommended sampling must not change what is measured.
-_NUCLEUS: Final = GenerationConfig(temperature=1.0, top_k=0, top_p=0.95, min_p=0.0, repetition_penalty=1.0)
+_NUCLEUS: Final = GenerationConfig(
+    temperature=1.0, top_k=0, top_p=0.95, min_p=0.0, repetition_penalty=1.0, repetition_guard=False
+)
 _SAMPLINGS: Final = (
     _NUCLEUS.with_options(repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1),
     _NUCLEUS.with_options(top_p=1.0, repetition_penalty=1.1, frequency_penalty=0.1),

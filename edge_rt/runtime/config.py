@@ -64,7 +64,7 @@ class GenerationConfig:
         spec: the drafter, one of ``edge_rt.spec_modes.SPEC_MODES``; None takes the model's setting.
         reference: a text that the answer may copy parts of, such as a file to be edited; it is used for drafting only.
         repetition_guard: end an answer that repeats itself or counts without end, with the finish reason
-            ``"repetition"``; see ``RepetitionGuard``.
+            ``"repetition"``; see ``RepetitionGuard``. False lets it go on to the end of the context.
         accept: which drafted tokens are accepted. ``"match"``: those that plain decoding would choose, so that a seed
             gives the same text with any drafter. ``"ratio"``, with ``spec="recycling"`` only: more of them, by the
             probabilities they were drawn with. The text then differs from that of plain decoding but has the same
@@ -88,7 +88,7 @@ class GenerationConfig:
     stop: tuple[str, ...] = ()
     spec: str | None = None
     reference: str | None = None
-    repetition_guard: bool = False
+    repetition_guard: bool = True
     accept: str = "match"
 
     if TYPE_CHECKING:

@@ -72,10 +72,10 @@ class TestSampling:
         model.generate([5, EOS_ID, 6, EOS_ID], max_tokens=1, repetition_penalty=2.0)
         assert seen == [[5, 6]]
 
-    def test_the_guard_is_off_unless_asked_for(self, model):
-        options = {"temperature": 0.0, "logit_bias": {40: 1000.0}, "max_tokens": 400}
-        assert model.generate(TEXT, **options).finish_reason == "length"
-        assert model.generate(TEXT, **options, repetition_guard=True).finish_reason == "repetition"
+    def test_the_guard_is_on_unless_it_is_turned_off(self, model):
+        options = {"temperature": 0.0, "logit_bias": {40: 1000.0}, "max_tokens": 240}
+        assert model.generate(TEXT, **options).finish_reason == "repetition"
+        assert model.generate(TEXT, **options, repetition_guard=False).finish_reason == "length"
 
 
 class TestPrompts:

@@ -19,7 +19,7 @@ from edge_rt.text.text_file import read_text
 
 OPTION_NAMES: Final = tuple(field.name for field in dataclasses.fields(GenerationConfig))
 SPEC_OPTIONS: Final = ("spec", "reference", "accept")
-DEFAULTS: Final = GenerationConfig(repetition_guard=True)
+DEFAULTS: Final = GenerationConfig()
 """Of a chat."""
 _SWITCH: Final = {"on": True, "off": False}
 _ALIASES: Final = {

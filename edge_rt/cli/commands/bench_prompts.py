@@ -94,6 +94,7 @@ class PromptFlags:
             top_p=0.95 if self.top_p is None else self.top_p,
             min_p=0.0,
             repetition_penalty=1.0,
+            repetition_guard=False,
             seed=0 if self.seed is None else self.seed,
         )
 

@@ -129,6 +129,7 @@ class AnswerOptions:
             top_k=self.top_k,
             min_p=0.0,
             repetition_penalty=self.repeat_penalty,
+            repetition_guard=False,
             seed=self.seed,
         )
 

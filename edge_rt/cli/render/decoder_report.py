@@ -77,5 +77,5 @@ def _rope_text(rope: Rope, attention: Attention) -> str:
     if rope.dimensions != attention.head_dim:
         text += f" of {rope.dimensions}"
     if rope.long_frequencies:
-        text += f" (others beyond a context of {rope.short_context})"
+        text += f" (others in loads with a context beyond {rope.short_context})"
     return text

@@ -247,6 +247,17 @@ def _rotation(made: Plan) -> list[tuple[str, str]]:
     return [("rotation", f"for contexts {side} {short} tokens")]
 
 
+def rotation_text(made: Plan) -> str | None:
+    """Return what is to be said of a model that has rotations of their own for long contexts, and a plan for these."""
+    short = made.shape.short_context
+    if not short or made.choice.ctx <= short:
+        return None
+    return (
+        f"with a context beyond {short} tokens this model rotates short texts like long ones, where transformers goes "
+        f"by the length of the text: for short texts, --ctx {short} is better"
+    )
+
+
 def _layers(made: Plan) -> list[tuple[str, str]]:
     there = made.choice.gpu_layers
     if there is None:

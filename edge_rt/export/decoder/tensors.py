@@ -131,13 +131,21 @@ def _rows_of(where: str, tensor: TensorInfo, parts: Mapping[str, int]) -> dict[s
     return found
 
 
-def check_shapes(where: str, tensors: Mapping[str, TensorInfo], decoder: Decoder) -> None:
+def check_shapes(
+    where: str,
+    tensors: Mapping[str, TensorInfo],
+    decoder: Decoder,
+    names: Mapping[str, str] | None = None,
+    action: str = FETCH_AGAIN,
+) -> None:
     """Collect every missing or misshapen tensor and raise once.
 
     Args:
         where: name of the checkpoint, for the error.
         tensors: by the names that GGUF files have.
         decoder: the model.
+        names: what missing ones are called where they should be; None: the same.
+        action: what to do, for the error.
 
     Raises:
         InvalidModelFile: tensors are missing or misshapen.
@@ -147,11 +155,11 @@ def check_shapes(where: str, tensors: Mapping[str, TensorInfo], decoder: Decoder
     if missing:
         raise InvalidModelFile(
             f"{where}: {counted(len(missing), 'tensor')} {'is' if len(missing) == 1 else 'are'} missing.",
-            f"{listed(missing)}.",
-            FETCH_AGAIN,
+            f"{listed([(names or {}).get(name, name) for name in missing])}.",
+            action,
         )
     wrong = [
-        f"{name} {tensors[name].shape} instead of {shape}"
+        f"{tensors[name].label} {tensors[name].shape} instead of {shape}"
         for name, shape in expected.items()
         if tensors[name].shape != shape
     ]
@@ -159,7 +167,7 @@ def check_shapes(where: str, tensors: Mapping[str, TensorInfo], decoder: Decoder
         raise InvalidModelFile(
             f"{where}: {counted(len(wrong), 'tensor')} {'has' if len(wrong) == 1 else 'have'} a wrong shape.",
             f"{listed(wrong)}.",
-            FETCH_AGAIN,
+            action,
         )
 
 
@@ -181,7 +189,9 @@ def check_tensors(header: GGUFHeader, tensors: Mapping[str, TensorInfo], decoder
     _check_types(header.path.name, {name: tensors[name] for name in expected})
 
 
-def require_no_surplus(where: str, names: list[str]) -> None:
+def require_no_surplus(
+    where: str, names: list[str], action: str = "It is a variant that edge-rt cannot run yet; choose another model."
+) -> None:
     """Refuse tensors that nothing reads: they would change what is computed.
 
     Raises:
@@ -191,7 +201,7 @@ def require_no_surplus(where: str, names: list[str]) -> None:
         raise UnsupportedModel(
             f"{where}: the model has {counted(len(names), 'tensor')} that this architecture does not use.",
             f"{listed(names)}.",
-            "It is a variant that edge-rt cannot run yet; choose another model.",
+            action,
         )
 
 

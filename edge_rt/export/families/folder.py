@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,9 @@ from edge_rt.package.reader import stored_name
 from edge_rt.system.checkpoint_names import CONFIG_FILE
 from edge_rt.system.hub_cache import folder_name
 
+_CHECK_CONFIG: Final = (
+    f"Check {CONFIG_FILE}: its numbers, such as num_hidden_layers, do not fit the tensors. Or fetch the model again."
+)
 _IGNORED: Final = ("rotary_emb.inv_freq",)
 """Ends of names of tensors that older versions of transformers wrote and that hold nothing new."""
 PREFIXES: Final = ("model.", "model.language_model.", "language_model.model.")
@@ -83,7 +87,9 @@ def read_folder_decoder(folder: HFFolder) -> tuple[Family, Decoder, dict[str, Te
         decoder = replace(decoder, is_tied=False)
     tensors, remarks = _renamed(folder, family, decoder)
     tensors = split_fused(folder.path.name, tensors, decoder)
-    check_shapes(folder.path.name, tensors, decoder)
+    names, _ = _names(folder, family, decoder)
+    called = {ours: hf for hf, ours in reversed(names.items()) if hf.endswith(("weight", "bias"))}
+    check_shapes(folder.path.name, tensors, decoder, called, _CHECK_CONFIG)
     expected = expected_shapes(decoder)
     require_no_surplus(folder.path.name, [name for name in tensors if name not in expected])
     return family, decoder, tensors, remarks
@@ -165,7 +171,11 @@ def _renamed(folder: HFFolder, family: Family, decoder: Decoder) -> tuple[dict[s
         ignored |= parts
         remarks = conversion_remarks(packed.values())
     wanted = {hf for hf, ours in names.items() if ours in expected or is_fused(ours)}
-    require_no_surplus(folder.path.name, [name for name in stored if name not in wanted and name not in ignored])
+    surplus = [name for name in stored if name not in wanted and name not in ignored]
+    layer = re.compile(rf"{re.escape(prefix)}layers\.(\d+)\.")
+    if surplus and all((at := layer.match(name)) and int(at[1]) >= decoder.num_layers for name in surplus):
+        require_no_surplus(folder.path.name, surplus, _CHECK_CONFIG)
+    require_no_surplus(folder.path.name, surplus)
     # Packed matrices have biases of zeros, which count as parts of them; some models want one.
     vectors = {hf for hf, ours in names.items() if len(expected.get(ours, ())) == 1}
     tensors = {

@@ -14,9 +14,8 @@ from typing import Final
 
 import numpy as np
 
-from edge_rt.errors import InvalidModelFile
 from edge_rt.export.sources.compound import CompoundTensor
-from edge_rt.export.sources.gguf_types import FETCH_AGAIN, TensorInfo
+from edge_rt.export.sources.gguf_types import TensorInfo, not_finite
 from edge_rt.export.sources.packed_arrays import Array
 from edge_rt.export.sources.tensor_reader import TensorReader
 
@@ -65,11 +64,7 @@ class ConvertedMatrix(ABC):
         with np.errstate(over="ignore", invalid="ignore"):
             found = self.products(rows)
         if not np.isfinite(found).all():
-            raise InvalidModelFile(
-                f"The tensor '{self.tensor.name}' holds a value that is not finite.",
-                f"It begins at byte {self.tensor.offset} of the file.",
-                FETCH_AGAIN,
-            )
+            raise not_finite(self.tensor)
         return found
 
     @abstractmethod

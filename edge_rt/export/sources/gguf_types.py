@@ -149,6 +149,7 @@ class TensorInfo:
         offset: bytes from the start of the file.
         nbytes: bytes of its data.
         file: number of the file that holds it, where a checkpoint has several.
+        stored_name: in the file, where it has another name there.
     """
 
     name: str
@@ -158,11 +159,27 @@ class TensorInfo:
     offset: int
     nbytes: int
     file: int = 0
+    stored_name: str = field(default="", compare=False)
+
+    @property
+    def label(self) -> str:
+        """The name that its file has for it."""
+        return self.stored_name or self.name
 
     @property
     def elements(self) -> int:
         """Number of elements."""
         return math.prod(self.shape)
+
+
+def not_finite(tensor: TensorInfo, what: str = "value") -> InvalidModelFile:
+    """Return the error for a tensor with an infinity or NaN in it."""
+    action = "Fetch the model again; if it is your own, look at its training." if tensor.stored_name else FETCH_AGAIN
+    return InvalidModelFile(
+        f"The tensor '{tensor.label}' holds a {what} that is not finite.",
+        f"It begins at byte {tensor.offset} of the file.",
+        action,
+    )
 
 
 @dataclass(frozen=True, slots=True)

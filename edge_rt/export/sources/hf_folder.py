@@ -88,7 +88,8 @@ def float_tensor(where: str, name: str, stored: StoredTensor) -> TensorInfo:
             "Get the model in one of these.",
         )
     type_id, type_name = GGML_TYPE_OF[stored.dtype]
-    return TensorInfo(name, stored.shape[::-1], type_id, type_name, stored.offset, stored.nbytes, stored.file)
+    shape = stored.shape[::-1]
+    return TensorInfo(name, shape, type_id, type_name, stored.offset, stored.nbytes, stored.file, stored.name)
 
 
 def hf_source(

@@ -8,9 +8,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from edge_rt.errors import InvalidModelFile
 from edge_rt.export.sources.converted import VALUE_BYTES, ConvertedTensor
-from edge_rt.export.sources.gguf_types import FETCH_AGAIN, TensorInfo
+from edge_rt.export.sources.gguf_types import TensorInfo, not_finite
 from edge_rt.export.sources.tensor_reader import TensorReader
 
 FLOAT_TYPES: Final[dict[str, np.dtype[Any]]] = {
@@ -75,11 +74,7 @@ def float_rows(tensor: TensorInfo, raw: Array) -> Array:
     values: Array = raw.view(FLOAT_TYPES[tensor.type_name])
     is_finite = values & 0x7F80 != 0x7F80 if values.dtype == np.uint16 else np.isfinite(values)
     if not is_finite.all():
-        raise InvalidModelFile(
-            f"The tensor '{tensor.name}' holds a value that is not finite.",
-            f"It begins at byte {tensor.offset} of the file.",
-            FETCH_AGAIN,
-        )
+        raise not_finite(tensor)
     return values
 
 

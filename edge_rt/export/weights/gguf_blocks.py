@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from edge_rt.errors import InvalidModelFile
-from edge_rt.export.sources.gguf_types import FETCH_AGAIN, TensorInfo
+from edge_rt.export.sources.gguf_types import FETCH_AGAIN, TensorInfo, not_finite
 from edge_rt.export.weights.codes import Array, Codes
 
 LARGEST_EXPONENT: Final = 200
@@ -181,11 +181,7 @@ def read_codes(tensor: TensorInfo, raw: Array) -> Codes:
     found = _LAYOUTS[tensor.type_name](raw)
     halves = [part for part in (found.d, found.m) if part is not None]
     if not all(np.isfinite(part).all() for part in halves):
-        raise InvalidModelFile(
-            f"The tensor '{tensor.name}' holds a scale that is not finite.",
-            f"It begins at byte {tensor.offset} of the file.",
-            FETCH_AGAIN,
-        )
+        raise not_finite(tensor, "scale")
     if tensor.type_name == "MXFP4" and found.scales is not None and found.scales.max(initial=0) > LARGEST_EXPONENT:
         raise InvalidModelFile(
             f"The tensor '{tensor.name}' holds a scale that is too large.",

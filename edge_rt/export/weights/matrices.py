@@ -14,10 +14,9 @@ import numpy.typing as npt
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
-from edge_rt.errors import InvalidModelFile
 from edge_rt.export.sources.compound import CompoundTensor
 from edge_rt.export.sources.converted import ConvertedTensor
-from edge_rt.export.sources.gguf_types import FETCH_AGAIN, TensorInfo
+from edge_rt.export.sources.gguf_types import TensorInfo, not_finite
 from edge_rt.export.sources.tensor_reader import TensorReader
 from edge_rt.export.weights.blocks import PIECE_BYTES, Array, iter_rows, piece_rows
 from edge_rt.export.weights.linear import Linear, Part
@@ -106,11 +105,7 @@ def _dequantised(tensor: TensorInfo, raw: Array) -> Array:
         values: Array = dequantize(raw, GGMLQuantizationType(tensor.type_id))
     values = values.reshape(raw.shape[0], -1).astype(np.float32)
     if not np.isfinite(values).all():
-        raise InvalidModelFile(
-            f"The tensor '{tensor.name}' holds a value that is not finite.",
-            f"It begins at byte {tensor.offset} of the file.",
-            FETCH_AGAIN,
-        )
+        raise not_finite(tensor)
     return values
 
 

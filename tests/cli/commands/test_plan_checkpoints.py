@@ -287,6 +287,9 @@ def test_windows_are_those_of_the_layers_that_have_one(inline, tmp_path, config,
 def test_a_plan_says_which_rotation_a_context_gets(inline, tmp_path, ctx, text, kind):
     path = write_gguf(tmp_path / "m.gguf", load_case("phi3_partial"))
     assert f"{text} tokens" in inline("plan", "-m", path, "--ctx", ctx).stdout.decode()
-    assert inline("export", "-m", path, "--out", tmp_path / "package", "--profile", "portable").returncode == 0
+    made = inline("export", "-m", path, "--out", tmp_path / "package", "--profile", "portable")
+    assert (made.returncode, b"Load it with --ctx 16 for short texts" in made.stderr) == (0, True)
+    asked = inline("generate", "-m", tmp_path / "package", "--raw", "-p", "a", "-n", "1", "--ctx", ctx)
+    assert (b"rotates short texts like long ones" in asked.stderr) == (kind == "long")
     with load(tmp_path / "package", ctx=ctx) as model:
         assert model.describe()["rotation"] == kind

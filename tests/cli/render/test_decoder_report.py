@@ -33,7 +33,7 @@ def test_layers_of_two_kinds(tmp_path):
 
 def test_longrope(tmp_path):
     rows = rows_of("phi3_partial", tmp_path)
-    assert "rope longrope 10000 of 24 (others beyond a context of 16)" in rows["every layer"]
+    assert "rope longrope 10000 of 24 (others in loads with a context beyond 16)" in rows["every layer"]
     assert rows["tables of rotations"] == "when the package is loaded"
 
 

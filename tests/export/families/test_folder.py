@@ -14,7 +14,7 @@ from edge_rt.export.families.rope import Yarn, linear_rope, yarn_rope, yarn_temp
 from edge_rt.export.opening import open_checkpoint
 from edge_rt.package.reader import open_package
 from tests.helpers.gguf_factory import CHATML, write_llama_gguf
-from tests.helpers.hf_factory import write_hf_folder
+from tests.helpers.hf_factory import hf_tensors, write_hf_folder
 from tests.helpers.models import load_package
 from tests.helpers.native_profile import require_native
 
@@ -164,12 +164,12 @@ class TestRope:
         ({"hidden_size": None}, InvalidModelFile, "'hidden_size'"),
         ({"hidden_size": "64"}, InvalidModelFile, "'hidden_size'"),
         ({"num_hidden_layers": 0}, InvalidModelFile, "'num_hidden_layers'"),
-        ({"num_hidden_layers": 3}, InvalidModelFile, "9 tensors are missing"),
-        ({"num_hidden_layers": 1}, UnsupportedModel, "has 9 tensors that this architecture does not use"),
+        ({"num_hidden_layers": 3}, InvalidModelFile, r"9 tensors are missing.*model\.layers\.2\..*Check config\.json"),
+        ({"num_hidden_layers": 1}, UnsupportedModel, r"has 9 tensors.*model\.layers\.1\..*Check config\.json"),
         ({"num_key_value_heads": 3}, InvalidModelFile, "numbers of heads"),
         ({"head_dim": 25}, UnsupportedModel, "It is 25, it must be even and at most 1024. .* --via transformers"),
         ({"head_dim": 2048}, UnsupportedModel, "It is 2048, it must be even and at most 1024. .* --via transformers"),
-        ({"intermediate_size": 96}, InvalidModelFile, "wrong shape"),
+        ({"intermediate_size": 96}, InvalidModelFile, r"wrong shape.*model\.layers\.0\.mlp"),
         ({"vocab_size": 400}, InvalidModelFile, "wrong shape"),
         ({"rope_theta": 0}, InvalidModelFile, "'rope_theta' is 0"),
         ({"rms_norm_eps": -1e-5}, InvalidModelFile, "'rms_norm_eps'"),
@@ -302,3 +302,12 @@ def test_a_folder_whose_name_is_not_text(model, tmp_path):
     folder = write_hf_folder(tmp_path / "m\udcff", model)
     export_model(folder, tmp_path / "out", profile="portable", weights="keep", calibration=None)
     assert open_package(tmp_path / "out").manifest.model.name == "m\ufffd"
+
+
+def test_a_value_that_is_not_finite_is_named_as_in_the_folder(model, tmp_path):
+    name = "model.layers.1.mlp.up_proj.weight"
+    values = hf_tensors(model)[name].copy()
+    values[3, 4] = np.nan
+    folder = write_hf_folder(tmp_path / "m", model, tensors={name: values})
+    with pytest.raises(InvalidModelFile, match=f"'{name}' holds a value that is not finite.*look at its training"):
+        export_model(folder, tmp_path / "out", profile="portable", weights="keep", calibration=None)
