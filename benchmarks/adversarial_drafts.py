@@ -107,7 +107,7 @@ def main() -> None:
     rng = np.random.default_rng(2)
     prompts = [rng.integers(17, vocab_size, 64).tolist() for _ in range(args.prompts)]
     bias = dict.fromkeys(model.tokenizer.eos_token_ids, -10000.0)
-    options = {"max_tokens": args.max_tokens, "logit_bias": bias}
+    options = {"max_tokens": args.max_tokens, "logit_bias": bias, "repetition_guard": False}
     model.generate(prompts[0], max_tokens=32)
     found = [report("random text", ratios(model, prompts, {**options, **WHOLE, "temperature": 2.0, "top_p": 1.0}))]
     model.speculation.forget()

@@ -229,7 +229,7 @@ def print_agreement(path: Path, tokens: int, threads: int, drafter: Path | None)
         right, seen = dict.fromkeys(exits, 0), 0
         for prompt in built_in_prompts():
             messages = [{"role": "user", "content": prompt.text}]
-            answer = model.generate(messages, max_tokens=tokens, temperature=0.0).token_ids
+            answer = model.generate(messages, max_tokens=tokens, temperature=0.0, repetition_guard=False).token_ids
             with model.passes() as (runner, cache):
                 assert isinstance(runner, SegmentedRunner)
                 cache.truncate(cache.length - len(answer) + 1)

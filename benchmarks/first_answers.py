@@ -12,8 +12,8 @@ repetition guard, which looks at tokens.
         --setting '{"temperature": 0.2, "top_p": 0.9}'
     python benchmarks/first_answers.py report answers.jsonl [--samples 5]
 
-``default`` is what the model and this version of edge-rt do without options; ``"repetition_guard": true`` in a setting
-switches the guard on. Answers that the file holds already are not made again.
+``default`` is what the model and this version of edge-rt do without options, with the repetition guard;
+``"repetition_guard": false`` in a setting switches it off. Answers that the file holds already are not made again.
 """
 
 from __future__ import annotations

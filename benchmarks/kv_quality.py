@@ -66,7 +66,7 @@ def make_windows(arguments: argparse.Namespace) -> list[Window]:
             if len(prompt) + ANSWER_TOKENS > arguments.window:
                 continue
             if messages[0] not in answers:
-                result = model.generate(chat, temperature=0, max_tokens=ANSWER_TOKENS)
+                result = model.generate(chat, temperature=0, max_tokens=ANSWER_TOKENS, repetition_guard=False)
                 answers[messages[0]] = list(result.token_ids)
             chats.append((prompt, answers[messages[0]]))
             counted += len(answers[messages[0]])

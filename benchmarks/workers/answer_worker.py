@@ -15,7 +15,8 @@ def main() -> None:
     print(json.dumps({"edge_rt": edge_rt.__version__, "mode": mode}), flush=True)
     for line in sys.stdin:
         request = json.loads(line)
-        result = model.generate(request["prompt"], temperature=0.0, max_tokens=request["max_tokens"])
+        options = {"temperature": 0.0, "max_tokens": request["max_tokens"], "repetition_guard": False}
+        result = model.generate(request["prompt"], **options)
         print(json.dumps({"ids": list(result.token_ids), "ms": result.timings.predicted_ms}), flush=True)
 
 

@@ -16,7 +16,8 @@ def main() -> None:
     print(json.dumps({"choice": vars(model.plan.choice)}), flush=True)
     for line in sys.stdin:
         request = json.loads(line)
-        result = model.generate(request["prompt"], temperature=0.0, max_tokens=request["max_tokens"])
+        options = {"temperature": 0.0, "max_tokens": request["max_tokens"], "repetition_guard": False}
+        result = model.generate(request["prompt"], **options)
         answer = {"ids": list(result.token_ids), "ms": result.timings.predicted_ms}
         print(json.dumps({**answer, "peak_bytes": result.memory.peak_bytes}), flush=True)
 
