@@ -105,11 +105,17 @@ class FolderWriter:
             )
 
     def _reclaim(self) -> None:
-        """Remove leftovers of writers that no longer run, except folders they moved aside and did not replace."""
+        """Remove leftovers of writers that no longer run, except folders they moved aside and did not replace.
+
+        What a writer moved aside and did replace is removed though it runs: the system refused to remove it then.
+        """
         pattern = re.compile(re.escape(self._prefix()) + r"(\d{1,9})-[0-9a-f]{8}(-old)?")
         for left in self.destination.parent.iterdir():
             match = pattern.fullmatch(left.name)
-            if match is None or is_running(int(match[1])):
+            if match is None:
+                continue
+            is_replaced = match[2] and occupied(self.destination)
+            if is_running(int(match[1])) and not is_replaced:
                 continue
             if match[2] and not occupied(self.destination) and self._is_own(left):
                 left.rename(self.destination)

@@ -148,6 +148,11 @@ class TestWriter:
         write(tmp_path / "tiny")
         assert listing(tmp_path) == [old, "tiny"]
 
+    def test_what_a_living_writer_could_not_remove_is_removed_by_the_next(self, package, tmp_path):
+        shutil.copytree(package.path, tmp_path / f".tiny.part-{os.getpid()}-0123abcd-old")
+        write(package.path, FILES | {"model.onnx": NEW}, force=True)
+        assert listing(tmp_path) == ["tiny"]
+
     def test_a_replacement_killed_after_its_end_stays(self, package, tmp_path):
         write(tmp_path / f".tiny.part-{dead_pid()}-0123abcd-old", FILES | {"model.onnx": NEW})
         with PackageWriter(tmp_path / "tiny", force=True):
