@@ -99,7 +99,7 @@ def _read_adapter(path: Path, scale: float, number: int) -> Adapter:
         raise ConfigError(
             "The scale of an adapter is out of range.",
             f"Got {scale} for {path}, at most {MAX_SCALE:g}.",
-            "Usual are 0 to 1.",
+            "Usual scales are 0 to 1.",
         )
     if path.is_dir():
         from edge_rt.export.sources.peft_adapter import read_peft_adapter

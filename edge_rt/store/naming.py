@@ -110,7 +110,7 @@ def _of_page(address: str, path: str) -> str:
     if org in _NO_MODELS or not name or revision not in ("", "main") or not (is_file or not file):
         raise ConfigError(
             f"{address[:120]!r} is not the address of a model.",
-            "Read are pages of models and of GGUF files, of the branch 'main'.",
+            "edge-rt takes pages of models and of GGUF files, on the branch 'main'.",
             "Write org/name, or org/name:file.gguf.",
         )
     return f"{org}/{name}:{file}" if is_file else f"{org}/{name}"

@@ -46,7 +46,7 @@ def chat_templates(folder: Path) -> dict[str, str]:
                 raise InvalidTokenizer(
                     f"The chat template {name!r:.40} in {file} has a lone surrogate, which is not a character.",
                     f"It has {len(text)} characters.",
-                    "Correct it, or fetch the model again.",
+                    "Correct the template, or fetch the model again.",
                 )
         if found:
             return found
