@@ -14,7 +14,9 @@ from typer.testing import CliRunner
 from edge_rt.cli.app import app
 from edge_rt.cli.main import main
 from edge_rt.cli.options import flags
+from edge_rt.cli.options.groups import ModelFlags, SamplingFlags
 from edge_rt.cli.options.spread import Argument, Flag, only, spread
+from edge_rt.errors import ConfigError
 from tests.cli.flag_places import CLI, declarations
 from tests.cli.parsed_options import describe
 
@@ -149,3 +151,17 @@ def test_fixed_names_are_completed(flag, typed, names):
 def test_plan_completes_other_machines_too():
     assert flags.planned_devices("rpi5") == ["rpi5-8gb"]
     assert set(flags.planned_devices("")) > {"cpu", "list", "rpi5-8gb"}
+
+
+def test_minus_one_token_is_no_limit():
+    assert SamplingFlags(max_tokens=-1).config().max_tokens is None
+    with pytest.raises(ConfigError, match="at least 1"):
+        SamplingFlags(max_tokens=-2).config()
+
+
+def test_a_model_is_given_once_and_is_no_prompt():
+    assert ModelFlags(named="org/name").reference == ModelFlags(model="org/name").reference == "org/name"
+    with pytest.raises(ConfigError, match="given twice"):
+        _ = ModelFlags(named="a", model="b").reference
+    with pytest.raises(ConfigError, match="A prompt goes to edge-rt generate"):
+        _ = ModelFlags(named="Hello there").reference

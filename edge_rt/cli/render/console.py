@@ -13,12 +13,15 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from edge_rt.cli.render.sanitise import harmless
+from edge_rt.cli.render.word_wrap import joined_lines
 from edge_rt.errors import StorageError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 SEPARATOR: Final = " · "
+LEAST_COLUMNS: Final = 20
+"""Of the last column of a table whose lines are broken."""
 
 
 class OutputClosed(Exception):
@@ -112,15 +115,27 @@ class Terminal:
         self._write(json.dumps(value, indent=indent, ensure_ascii=escaped, allow_nan=False) + "\n")
 
     def table(self, rows: Iterable[Sequence[str]], *, right: Sequence[int] = ()) -> None:
-        """Write aligned columns; ``right`` are the numbers of the right-aligned columns."""
+        """Write aligned columns; on a screen the last one is broken between words.
+
+        Args:
+            rows: the cells.
+            right: numbers of the right-aligned columns.
+        """
         cells = [[harmless(cell).replace("\n", " ") for cell in row] for row in rows]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        begin = sum(widths[:-1]) + 2 * (len(widths) - 1)
+        room = self.columns() - begin if self.out_is_tty and len(widths) - 1 not in right else None
+        if room is not None and room < LEAST_COLUMNS:
+            room = None
         for row in cells:
             padded = [
                 cell.rjust(width) if index in right else cell.ljust(width)
                 for index, (cell, width) in enumerate(zip(row, widths, strict=True))
             ]
-            self.line("  ".join(padded).rstrip())
+            last, *more = joined_lines(padded[-1].rstrip().split(" "), " ", room)
+            self.line("  ".join([*padded[:-1], last]).rstrip())
+            for line in more:
+                self.line(" " * begin + line)
 
     def fresh_line(self) -> None:
         """End an unfinished line of the answer on a screen, if the screen still exists."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 from hypothesis import given, strategies as st
 from rich.cells import cell_len
 
+from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.word_wrap import WordWrap, joined_lines
 
 
@@ -56,3 +59,24 @@ def test_parts_are_joined_as_far_as_they_fit():
     assert joined_lines(["aa", "bb", "cc"], ", ", 8) == ["aa, bb", "cc"]
     assert joined_lines(["aa", "bb", "cc"], ", ", None) == ["aa, bb, cc"]
     assert joined_lines(["a" * 20, "b"], ", ", 8) == ["a" * 20, "b"]
+
+
+class Screen(io.StringIO):
+    """A screen whose size is not known, which counts as 80 columns."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_last_column_of_a_table_is_broken_on_a_screen_alone():
+    row = ("name", "word " * 20)
+    shown, piped = Screen(), io.StringIO()
+    Terminal(shown, Screen()).table([row])
+    Terminal(piped, Screen()).table([row])
+    first, second = shown.getvalue().splitlines()
+    assert (first[:10], second[:10]) == ("name  word", "      word")
+    assert len(first) < 80
+    assert piped.getvalue() == "  ".join(row).rstrip() + "\n"
+    # Where the first columns leave no room, the screen breaks the lines.
+    Terminal(narrow := Screen(), Screen()).table([("n" * 70, row[1])])
+    assert narrow.getvalue().count("\n") == 1
