@@ -109,12 +109,12 @@ class ComparedFlags:
 class AnswerOptions:
     """How the compared answers are generated; greedy unless a flag says otherwise."""
 
-    max_tokens: Annotated[int, flags.MAX_TOKENS.but(shown="256", least=1, panel=None)] = 256
-    temp: Annotated[float, flags.TEMP.but(shown="0", panel=None)] = 0.0
-    top_p: Annotated[float, flags.TOP_P.but(shown="0.95", panel=None)] = 0.95
-    top_k: Annotated[int, flags.TOP_K.but(shown="0", panel=None)] = 0
-    repeat_penalty: Annotated[float, flags.REPEAT_PENALTY.but(shown="1.0", panel=None)] = 1.0
-    seed: Annotated[int, flags.SEED.but(help="Seed of the first prompt; others follow.", shown="0", panel=None)] = 0
+    max_tokens: Annotated[int, flags.MAX_TOKENS.but(shown="256", least=1, panel=flags.SAMPLING)] = 256
+    temp: Annotated[float, flags.TEMP.but(shown="0", panel=flags.SAMPLING)] = 0.0
+    top_p: Annotated[float, flags.TOP_P.but(shown="0.95")] = 0.95
+    top_k: Annotated[int, flags.TOP_K.but(shown="0")] = 0
+    repeat_penalty: Annotated[float, flags.REPEAT_PENALTY.but(shown="1.0")] = 1.0
+    seed: Annotated[int, flags.SEED.but(help="Seed of the first prompt; others follow.", shown="0")] = 0
 
     def config(self) -> GenerationConfig:
         """Return the options of generation.
@@ -136,9 +136,9 @@ class AnswerOptions:
 
 def verify(
     compared: ComparedFlags,
+    load: Annotated[ModelFlags, only("named", "model", "memory", "device_memory", "ctx", "threads", "device", "isa")],
     answers: AnswerOptions,
     speculation: Annotated[SpeculationFlags, only("draft_max", "corpus", "drafter")],
-    load: Annotated[ModelFlags, only("named", "model", "memory", "device_memory", "ctx", "threads", "device", "isa")],
     output: OutputFlags,
     places: PlaceFlags,
 ) -> int:

@@ -137,7 +137,7 @@ ISA: Final = Flag(
 # --- how tokens are chosen ---
 
 MAX_TOKENS: Final = Flag(
-    ("-n", "--max-tokens"), "Maximum number of tokens in the answer; -1: no limit.", metavar="N", shown="no limit"
+    ("-n", "--max-tokens"), "Maximum number of tokens in the answer.", metavar="N", shown="no limit"
 )
 TEMP: Final = Flag(
     ("--temp",),

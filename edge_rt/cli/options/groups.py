@@ -366,7 +366,9 @@ _FLAG_OF: Final = {"temperature": "temp", "repetition_penalty": "repeat_penalty"
 class SamplingFlags:
     """How tokens are sampled and when an answer ends; a missing flag leaves the default."""
 
-    max_tokens: Annotated[int | None, flags.MAX_TOKENS] = None
+    max_tokens: Annotated[
+        int | None, flags.MAX_TOKENS.but(help="Maximum number of tokens in the answer; -1: no limit.")
+    ] = None
     temp: Annotated[float | None, flags.TEMP] = None
     seed: Annotated[int | None, flags.SEED] = None
     stop: Annotated[list[str] | None, flags.STOP] = None
