@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 SEPARATOR: Final = " · "
 LEAST_COLUMNS: Final = 20
-"""Of the last column of a table whose lines are broken."""
+"""Of a text whose lines are broken between words."""
 
 
 class OutputClosed(Exception):
@@ -124,9 +124,7 @@ class Terminal:
         cells = [[harmless(cell).replace("\n", " ") for cell in row] for row in rows]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         begin = sum(widths[:-1]) + 2 * (len(widths) - 1)
-        room = self.columns() - begin if self.out_is_tty and len(widths) - 1 not in right else None
-        if room is not None and room < LEAST_COLUMNS:
-            room = None
+        room = self._room(begin) if len(widths) - 1 not in right else None
         for row in cells:
             padded = [
                 cell.rjust(width) if index in right else cell.ljust(width)
@@ -136,6 +134,16 @@ class Terminal:
             self.line("  ".join([*padded[:-1], last]).rstrip())
             for line in more:
                 self.line(" " * begin + line)
+
+    def indented(self, text: str, indent: int = 0) -> None:
+        """Write a paragraph behind spaces; on a screen it is broken between words."""
+        for line in joined_lines(text.split(" "), " ", self._room(indent)):
+            self.line(" " * indent + line)
+
+    def _room(self, begin: int) -> int | None:
+        """Return the columns behind a place of the screen; None where lines are not broken."""
+        room = self.columns() - begin
+        return room if self.out_is_tty and room >= LEAST_COLUMNS else None
 
     def fresh_line(self) -> None:
         """End an unfinished line of the answer on a screen, if the screen still exists."""

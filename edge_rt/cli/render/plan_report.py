@@ -91,16 +91,18 @@ def print_plan(
     if made.given_up:
         terminal.line("\nReduced to fit the budget")
     for text in made.given_up:
-        terminal.line(f"  {text}")
+        terminal.indented(text, 2)
     terminal.line("\nOther settings that fit" if made.fits else "\nWhat fits")
     for other in made.alternatives:
         terminal.line(f"  {shlex.join([*verb, *other.flags, *named])}")
         on_gpu = f" and {show_size(other.device_bytes)} on the GPU" if other.device_bytes else ""
         expected = _rate(made, speeds.rate(other.choice), is_here=is_here)
-        terminal.line(f"    needs {show_size(other.total_bytes)}{on_gpu}, {expected}: {in_words(other.choice)}")
+        needs = f"needs {show_size(other.total_bytes)}{on_gpu}, {expected}: {in_words(other.choice)}"
+        terminal.indented(needs, 4)
     if any(one.kv_format in LESS_EXACT for one in (choice, *(other.choice for other in made.alternatives))):
         names = f"{', '.join(LESS_EXACT[:-1])} or {LESS_EXACT[-1]}"
-        terminal.line(f"\nA cache in {names} is slightly less exact than f16, {LESS_EXACT[-1]} the most.")
+        terminal.line()
+        terminal.indented(f"A cache in {names} is slightly less exact than f16, {LESS_EXACT[-1]} the most.")
     if not made.fits:
         terminal.note(f"It does not fit: {_missing(made)} are missing for context {choice.ctx}.", "red")
     for text in budget_warnings(made, is_here=is_here).values():
