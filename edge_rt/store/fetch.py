@@ -74,6 +74,7 @@ class _Job:
     verify: bool
     progress: ProgressCallback
     options: FetchOptions
+    package_bytes: Callable[[Sequence[Item]], int] | None
 
     def report(self, done: int = 0, total: int | None = None, message: str = "") -> None:
         self.progress(ProgressEvent("download", 1, STEPS, done, total, message=message))
@@ -89,6 +90,7 @@ def fetch_source(
     verify: bool = False,
     progress: ProgressCallback = no_progress,
     options: FetchOptions | None = None,
+    package_bytes: Callable[[Sequence[Item]], int] | None = None,
 ) -> FetchedSource:
     """Fetch the source files of a package, unless they are already in the store.
 
@@ -104,6 +106,7 @@ def fetch_source(
         verify: compare the hashes of files that are already present, not only their sizes and times.
         progress: receives stages ``download`` and ``verify``, in bytes.
         options: servers, recipes and programs to use instead of the real ones.
+        package_bytes: returns, for the files, the bytes that must be left for a package of them; None: nothing is made.
 
     Returns:
         The source files: where they are and what they are.
@@ -120,7 +123,7 @@ def fetch_source(
     if isinstance(target, Path):
         return local_source(read_local(target, store, progress), name)
     name = default if name is None else check_name(name)
-    job = _Job(name, _origin(target), store, offline, verify, progress, options)
+    job = _Job(name, _origin(target), store, offline, verify, progress, options, package_bytes)
     # Entries are absent or complete, so what is there is used without a lock, also in a store that is read-only.
     if not force and (present := _present_source(job, target)) is not None:
         return present
@@ -253,7 +256,9 @@ def _fetch(job: _Job, target: Recipe | HubReference) -> FetchedSource:
     with resumable_folder(job.store.sources, partial, lambda folder: has_kept(folder, items)) as folder:
         kept = {item.spec.name for item in items if is_kept(folder, item)}
         missing = [item for item in items if item.spec.name not in kept]
-        check_space(job.store.sources, total_bytes(missing) + SPACE_MARGIN, f"{job.name!r}")
+        beside = 0 if job.package_bytes is None else job.package_bytes(items)
+        what = f"{job.name!r} and its package" if beside else f"{job.name!r}"
+        check_space(job.store.sources, total_bytes(missing) + beside + SPACE_MARGIN, what)
         if kept:
             job.report(message=f"{len(kept)} of {len(items)} files were fetched before, their hashes are compared")
         others = [item for item in items if not item.is_weights]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,12 +16,12 @@ from edge_rt.errors import ConfigError, EdgeRTError, ModelNotFound
 from edge_rt.package.weights_info import KEEP, require_known
 from edge_rt.progress import ProgressCallback, ProgressEvent, no_progress
 from edge_rt.store.fetch import FetchedSource, fetch_source, find_target, local_source, read_local
-from edge_rt.store.files import check_space
+from edge_rt.store.fetch_items import Item, total_bytes
 from edge_rt.store.layout import Store
 from edge_rt.store.made_from import recall, remember
 from edge_rt.store.naming import HubReference, check_name, is_name, local_name
 from edge_rt.store.recipes import Recipe
-from edge_rt.store.resolve import FetchOptions, Resolved, fetched_path, most_package_bytes, resolve
+from edge_rt.store.resolve import FetchOptions, Resolved, fetched_path, resolve
 from edge_rt.store.sources_local import local_path
 from edge_rt.store.staging import discard, entry_lock
 
@@ -183,9 +184,6 @@ def pull(
         found = None if force or not export else request.find_package()
         if found is not None:
             return present(found)
-        if export and isinstance(target, Recipe) and fetched_path(name, store) is None:
-            size = target.file.size or 0
-            check_space(store.root, size + most_package_bytes(size), f"{name!r} and its package")
         source = local or fetch_source(
             ref,
             store=store,
@@ -195,6 +193,7 @@ def pull(
             verify=export,
             progress=progress,
             options=options,
+            package_bytes=functools.partial(least_package_bytes, weights=weights, size=size) if export else None,
         )
         package_path, report = None, None
         if export:
@@ -204,6 +203,14 @@ def pull(
             if not keep_source and local is None:
                 discard(store.source_path(name))
     return PullReport(name, package_path, source, False, report, time.monotonic() - started)
+
+
+def least_package_bytes(items: Sequence[Item], *, weights: str | None, size: int) -> int:
+    """Return the bytes that a package takes at least of files that will be fetched; what it takes is known then."""
+    files = [item for item in items if item.is_weights or item.spec.name.lower().endswith(".gguf")]
+    # Weights that keep their types keep their bytes, more or less; floats of 32 bits may become 4.
+    keeps = weights == KEEP or (weights is None and not any(item.is_weights for item in files))
+    return total_bytes(files) * 9 // 10 if keeps and not size else total_bytes(files) // 8
 
 
 def _package_without_source(ref: str | os.PathLike[str], store: Store) -> Package | None:
