@@ -24,7 +24,8 @@ EVERY_TYPE = {
     "embedding_type": "Q4_1", "output_type": "F16", "tied": False,
     "types": {"blk.0.attn_v.weight": "Q8_0", "blk.0.ffn_up.weight": "Q4_0", "blk.1.attn_output.weight": "F32"},
 }  # fmt: skip
-WINDOW = {"layers": 2, "extra_metadata": {"llama.attention.sliding_window": 16}}
+# A head of keys ends within a tile, and so within a product.
+WINDOW = {"layers": 2, "head_dim": 24, "kv_heads": 1, "extra_metadata": {"llama.attention.sliding_window": 16}}
 # Tokens of a pass, where they stand, what they follow, and whose logits are wanted.
 PASSES = (
     (18, 0, range(-1, 17), [17]),
