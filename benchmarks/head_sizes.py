@@ -31,6 +31,7 @@ def package_of(size: int, folder: Path, arguments: argparse.Namespace) -> Path:
         return package
     shape = ["--hidden", arguments.hidden, "--layers", arguments.layers, "--heads", arguments.heads]
     shape += ["--kv-heads", arguments.kv_heads, "--intermediate", 3 * arguments.hidden, "--vocabulary", 4096]
+    shape += ["--context", max(arguments.depths) + max(arguments.rows) + 1]
     command = [sys.executable, str(HERE / "synthetic_gguf.py"), str(made), "--head-dim", str(size), *map(str, shape)]
     subprocess.run(command, check=True)
     export_model(made, package, profile=arguments.profile, calibration=None)

@@ -57,6 +57,7 @@ EDGE_RT_INLINE void vf_store(float* p, VF a) {
   vst1q_f32(p + 12, a.v3);
 }
 EDGE_RT_INLINE VF vf_load_n(const float* p, int n) {
+  if (n == 8) return {vld1q_f32(p), vld1q_f32(p + 4), vdupq_n_f32(0.0f), vdupq_n_f32(0.0f)};
   float lanes[16] = {};
   for (int l = 0; l < n && l < 16; ++l) lanes[l] = p[l];
   return vf_load(lanes);

@@ -47,20 +47,15 @@ inline void append_int8(const AttentionPass& pass, uint8_t* plane, int64_t at, c
   }
 }
 
-// The rows of a tile as floats: out[j] points to padded_dim floats, in the cache itself where its form allows.
-inline void read_f32(const AttentionPass& pass, const uint8_t* plane, const int32_t* rows, const AttentionWork& work,
+// The rows of a tile as floats: out[j] points to padded_dim floats, or where floats lie in the cache to head_dim.
+inline void read_f32(const AttentionPass& pass, const uint8_t* plane, const int32_t* rows, const AttentionWork&,
                      const float** out) {
   const float* base = reinterpret_cast<const float*>(plane);
   for (int j = 0; j < kKvTile; ++j) out[j] = base + static_cast<int64_t>(rows[j]) * pass.head_dim;
-  if (pass.padded_dim == pass.head_dim) return;
-  for (int j = 0; j < kKvTile; ++j) {
-    float* to = work.rows + j * pass.padded_dim;
-    int d = 0;
-    for (; d + 16 <= pass.head_dim; d += 16) vf_store(to + d, vf_load(out[j] + d));
-    vf_store(to + d, vf_load_n(out[j] + d, pass.head_dim - d));
-    out[j] = to;
-  }
 }
+
+// Floats behind the last whole vector of rows that are read so; 0: none.
+inline int tail_of(const AttentionPass& pass, KvCoding coding) { return coding == kCodedF32 ? pass.head_dim % 16 : 0; }
 
 inline void read_f16(const AttentionPass& pass, const uint8_t* plane, const int32_t* rows, const AttentionWork& work,
                      const float** out) {

@@ -111,20 +111,29 @@ inline void score_tile(const ChunkView& view, int kv, int tile, int begin, int e
   const float* keys[kKvTile];
   kKvKernels[pass.form().key].read(pass, plane, physical, work, keys);
   const float* across = nullptr;
+  const int vectors = pass.padded_dim / 16, tail = tail_of(pass, pass.form().key);
   if (count >= kAcrossQueries) {
     const void* rows[kKvTile];
     for (int j = 0; j < kKvTile; ++j) rows[j] = keys[j];
-    for (int d = 0; d < pass.padded_dim; d += 16) transpose16(rows, d, work.across + 16 * d);
+    int d = 0;
+    for (; d + (tail > 0 ? 16 : 0) < pass.padded_dim; d += 16) transpose16(rows, d, work.across + 16 * d);
+    if (tail > 0) {
+      float ends[kKvTile][16];
+      for (int j = 0; j < kKvTile; ++j) {
+        vf_store(ends[j], vf_load_n(keys[j] + d, tail));
+        rows[j] = ends[j];
+      }
+      transpose16(rows, 0, work.across + 16 * d);
+    }
     across = work.across;
   }
   const float* queries = pass.queries + query * pass.padded_dim;
-  const int vectors = pass.padded_dim / 16;
-  if (vectors == 4) {
-    score_float<4>(keys, across, vectors, queries, count, scores, ahead);
-  } else if (vectors == 8) {
-    score_float<8>(keys, across, vectors, queries, count, scores, ahead);
+  if (vectors == 4 && tail == 0) {
+    score_float<4>(keys, across, vectors, 0, queries, count, scores, ahead);
+  } else if (vectors == 8 && tail == 0) {
+    score_float<8>(keys, across, vectors, 0, queries, count, scores, ahead);
   } else {
-    score_float<0>(keys, across, vectors, queries, count, scores, ahead);
+    score_float<0>(keys, across, vectors, tail, queries, count, scores, ahead);
   }
 }
 
@@ -132,6 +141,7 @@ inline void weigh_tile(const ChunkView& view, int kv, int tile, int begin, int e
                        const AttentionWork& work, float* output, Ahead* ahead) {
   const AttentionPass& pass = view.pass;
   const KvKernels& format = kKvKernels[pass.form().value];
+  const int tail = tail_of(pass, pass.form().value);
   const bool few = format.weigh != nullptr && (end - begin) * pass.group <= kMostCodedQueries;
   const float* values[kKvTile];
   if (!few) format.read(pass, pass.plane(1, kv), physical, work, values);
@@ -153,7 +163,7 @@ inline void weigh_tile(const ChunkView& view, int kv, int tile, int begin, int e
       continue;
     }
     weigh_values(values, low, high, work.scores + query * kKvChunk + tile * kKvTile, output + query * pass.padded_dim,
-                 pass.padded_dim, static_cast<int64_t>(next - r) * pass.group, ahead);
+                 pass.padded_dim, tail, static_cast<int64_t>(next - r) * pass.group, ahead);
     r = next;
   }
 }
@@ -179,7 +189,7 @@ inline int weigh_tiles(const ChunkView& view, int kv, const AttentionWork& work,
     const int32_t* physical = pass.row_map + view.start + tile * kKvTile;
     kKvKernels[pass.form().value].read(pass, pass.plane(1, kv), physical, place, values + tile * kKvTile);
   }
-  weigh_values(values, 0, tiles * kKvTile, work.scores, output, pass.padded_dim,
+  weigh_values(values, 0, tiles * kKvTile, work.scores, output, pass.padded_dim, tail_of(pass, pass.form().value),
                static_cast<int64_t>(view.rows) * pass.group, &keys);
   return tiles;
 }

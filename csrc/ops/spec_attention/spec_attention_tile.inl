@@ -59,6 +59,23 @@ inline void score_rows(const float* const* keys, int vectors, const float* query
   vf_store(scores, vf_sum16(sums));
 }
 
+// The same over keys whose last vector has `tail` floats.
+inline void score_rows_with_tail(const float* const* keys, int vectors, int tail, const float* query, float* scores) {
+  const int last = 16 * (vectors - 1);
+  VF sums[kKvTile];
+  for (int j = 0; j < kKvTile; ++j) {
+    const VF end = vf_load_n(keys[j] + last, tail);
+    if (last == 0) {
+      sums[j] = vf_mul(vf_load(query), end);
+      continue;
+    }
+    sums[j] = vf_mul(vf_load(query), vf_load(keys[j]));
+    for (int d = 16; d < last; d += 16) sums[j] = vf_fma(vf_load(query + d), vf_load(keys[j] + d), sums[j]);
+    sums[j] = vf_fma(vf_load(query + last), end, sums[j]);
+  }
+  vf_store(scores, vf_sum16(sums));
+}
+
 // The tree of vf_sum over lanes lane, lane + Step, lane + 2 Step ... of several queries.
 template <int Queries, int Vectors, int Step>
 EDGE_RT_INLINE void sum_across(const float* across, int vectors, const float* queries, int stride, int lane, VF* out) {
@@ -95,8 +112,8 @@ inline void score_across(const float* across, int vectors, const float* queries,
 }
 
 template <int Vectors>
-inline void score_float(const float* const* keys, const float* across, int vectors, const float* queries, int64_t count,
-                        float* scores, Ahead* ahead) {
+inline void score_float(const float* const* keys, const float* across, int vectors, int tail, const float* queries,
+                        int64_t count, float* scores, Ahead* ahead) {
   const int stride = 16 * vectors;
   const int rows = ahead->share(across != nullptr ? (count + kScoreQueries - 1) / kScoreQueries : count);
   int64_t i = 0;
@@ -109,18 +126,24 @@ inline void score_float(const float* const* keys, const float* across, int vecto
   }
   for (; i < count; ++i) {
     ahead->fetch(rows);
-    score_rows<Vectors>(keys, vectors, queries + i * stride, scores + i * kKvChunk);
+    if (Vectors == 0 && tail > 0) {
+      score_rows_with_tail(keys, vectors, tail, queries + i * stride, scores + i * kKvChunk);
+    } else {
+      score_rows<Vectors>(keys, vectors, queries + i * stride, scores + i * kKvChunk);
+    }
   }
 }
 
 // output += weight * value over keys [begin, end) of some tiles, for `Queries` queries and 16 * Vectors dimensions.
-// Every `every` keys a row is fetched, with 0 none.
+// Every `every` keys a row is fetched, with 0 none. Without Vectors the values' last vector, of `tail` floats.
 template <int Queries, int Vectors>
 inline void add_values(const float* const* values, int begin, int end, const float* weights, float* output,
-                       int padded_dim, int d, int every, Ahead* ahead) {
-  VF sums[Queries][Vectors];
+                       int padded_dim, int d, int every, Ahead* ahead, int tail = 0) {
+  constexpr bool kIsTail = Vectors == 0;
+  constexpr int kVectors = kIsTail ? 1 : Vectors;
+  VF sums[Queries][kVectors];
   for (int i = 0; i < Queries; ++i) {
-    for (int v = 0; v < Vectors; ++v) sums[i][v] = vf_load(output + i * padded_dim + d + 16 * v);
+    for (int v = 0; v < kVectors; ++v) sums[i][v] = vf_load(output + i * padded_dim + d + 16 * v);
   }
   for (int j = begin; j < end;) {
     int stop = end;
@@ -129,33 +152,37 @@ inline void add_values(const float* const* values, int begin, int end, const flo
       if (end - j > every) stop = j + every;
     }
     for (; j < stop; ++j) {
-      VF value[Vectors];
-      for (int v = 0; v < Vectors; ++v) value[v] = vf_load(values[j] + d + 16 * v);
+      VF value[kVectors];
+      for (int v = 0; v < kVectors; ++v) {
+        value[v] = kIsTail ? vf_load_n(values[j] + d, tail) : vf_load(values[j] + d + 16 * v);
+      }
       for (int i = 0; i < Queries; ++i) {
         const VF weight = vf_set1(weights[i * kKvChunk + j]);
-        for (int v = 0; v < Vectors; ++v) sums[i][v] = vf_fma(weight, value[v], sums[i][v]);
+        for (int v = 0; v < kVectors; ++v) sums[i][v] = vf_fma(weight, value[v], sums[i][v]);
       }
     }
   }
   for (int i = 0; i < Queries; ++i) {
-    for (int v = 0; v < Vectors; ++v) vf_store(output + i * padded_dim + d + 16 * v, sums[i][v]);
+    for (int v = 0; v < kVectors; ++v) vf_store(output + i * padded_dim + d + 16 * v, sums[i][v]);
   }
 }
 
 template <int Queries>
 inline void add_all_values(const float* const* values, int begin, int end, const float* weights, float* output,
-                           int padded_dim, int every, Ahead* ahead) {
+                           int padded_dim, int tail, int every, Ahead* ahead) {
+  const int whole = tail > 0 ? padded_dim - 16 : padded_dim;
   int d = 0;
-  for (; d + 16 * kValueVectors <= padded_dim; d += 16 * kValueVectors) {
+  for (; d + 16 * kValueVectors <= whole; d += 16 * kValueVectors) {
     add_values<Queries, kValueVectors>(values, begin, end, weights, output, padded_dim, d, every, ahead);
   }
-  for (; d < padded_dim; d += 16) {
+  for (; d < whole; d += 16) {
     add_values<Queries, 1>(values, begin, end, weights, output, padded_dim, d, every, ahead);
   }
+  if (tail > 0) add_values<Queries, 0>(values, begin, end, weights, output, padded_dim, d, every, ahead, tail);
 }
 
 inline void weigh_values(const float* const* values, int begin, int end, const float* weights, float* output,
-                         int padded_dim, int64_t count, Ahead* ahead) {
+                         int padded_dim, int tail, int64_t count, Ahead* ahead) {
   // Few queries, or many keys, leave room for fetching only between keys.
   const bool few = count < 2 * kValueQueries;
   const int every = few ? 1 : end - begin > kKvTile ? 4 : 0;
@@ -163,17 +190,20 @@ inline void weigh_values(const float* const* values, int begin, int end, const f
   int64_t i = 0;
   for (; i + kValueQueries <= count; i += kValueQueries) {
     ahead->fetch(rows_between);
-    add_all_values<kValueQueries>(values, begin, end, weights + i * kKvChunk, output + i * padded_dim, padded_dim,
+    add_all_values<kValueQueries>(values, begin, end, weights + i * kKvChunk, output + i * padded_dim, padded_dim, tail,
                                   every, ahead);
   }
   if (kValueQueries == 4 && i + 3 == count) {
-    add_all_values<3>(values, begin, end, weights + i * kKvChunk, output + i * padded_dim, padded_dim, every, ahead);
+    add_all_values<3>(values, begin, end, weights + i * kKvChunk, output + i * padded_dim, padded_dim, tail, every,
+                      ahead);
     i += 3;
   }
   for (; i + 2 <= count; i += 2) {
-    add_all_values<2>(values, begin, end, weights + i * kKvChunk, output + i * padded_dim, padded_dim, every, ahead);
+    add_all_values<2>(values, begin, end, weights + i * kKvChunk, output + i * padded_dim, padded_dim, tail, every,
+                      ahead);
   }
   for (; i < count; ++i) {
-    add_all_values<1>(values, begin, end, weights + i * kKvChunk, output + i * padded_dim, padded_dim, every, ahead);
+    add_all_values<1>(values, begin, end, weights + i * kKvChunk, output + i * padded_dim, padded_dim, tail, every,
+                      ahead);
   }
 }
