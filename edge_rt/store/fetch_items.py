@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from edge_rt.errors import DownloadError, InputError, InvalidModelFile
+from edge_rt.package.weights_info import KEEP
 from edge_rt.store.files import FileSpec, storage_errors
 from edge_rt.store.hub_files import choose_files
 from edge_rt.store.naming import HubReference
@@ -31,6 +32,14 @@ class Item:
 def total_bytes(items: Sequence[Item]) -> int:
     """Return the bytes of files whose size is known beforehand."""
     return sum(item.spec.size or 0 for item in items)
+
+
+def least_package_bytes(items: Sequence[Item], *, weights: str | None, size: int) -> int:
+    """Return the bytes that a package takes at least of files that will be fetched; what it takes is known then."""
+    files = [item for item in items if item.is_weights or item.spec.name.lower().endswith(".gguf")]
+    # Weights that keep their types keep their bytes, more or less; floats of 32 bits may become 4.
+    keeps = weights == KEEP or (weights is None and not any(item.is_weights for item in files))
+    return total_bytes(files) * 9 // 10 if keeps and not size else total_bytes(files) // 8
 
 
 def is_kept(folder: Path, item: Item) -> bool:

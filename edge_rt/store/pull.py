@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from edge_rt.errors import ConfigError, EdgeRTError, ModelNotFound
 from edge_rt.package.weights_info import KEEP, require_known
 from edge_rt.progress import ProgressCallback, ProgressEvent, no_progress
 from edge_rt.store.fetch import FetchedSource, fetch_source, find_target, local_source, read_local
-from edge_rt.store.fetch_items import Item, total_bytes
+from edge_rt.store.fetch_items import least_package_bytes
 from edge_rt.store.layout import Store
 from edge_rt.store.made_from import recall, remember
 from edge_rt.store.naming import HubReference, check_name, is_name, local_name
@@ -203,14 +203,6 @@ def pull(
             if not keep_source and local is None:
                 discard(store.source_path(name))
     return PullReport(name, package_path, source, False, report, time.monotonic() - started)
-
-
-def least_package_bytes(items: Sequence[Item], *, weights: str | None, size: int) -> int:
-    """Return the bytes that a package takes at least of files that will be fetched; what it takes is known then."""
-    files = [item for item in items if item.is_weights or item.spec.name.lower().endswith(".gguf")]
-    # Weights that keep their types keep their bytes, more or less; floats of 32 bits may become 4.
-    keeps = weights == KEEP or (weights is None and not any(item.is_weights for item in files))
-    return total_bytes(files) * 9 // 10 if keeps and not size else total_bytes(files) // 8
 
 
 def _package_without_source(ref: str | os.PathLike[str], store: Store) -> Package | None:
