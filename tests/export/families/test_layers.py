@@ -64,7 +64,7 @@ class TestExaone:
     def test_a_text_as_period_does_not_count_beside_a_list(self):
         decoder = small("exaone4", sliding_window=8, sliding_window_pattern="LLLG", layer_types=[S, F] * 4)
         assert decoder.layer_windows == (8, 0) * 4
-        with pytest.raises(UnsupportedModel, match=r"sliding_window_pattern is 'LLLG' without layer_types"):
+        with pytest.raises(UnsupportedModel, match='sliding_window_pattern is "LLLG" without layer_types'):
             small("exaone4", sliding_window=8, sliding_window_pattern="LLLG")
 
     def test_layers_with_a_window_of_null(self):
