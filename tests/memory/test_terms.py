@@ -176,6 +176,8 @@ def test_hidden_states_take_a_row_for_every_row_of_logits():
 def test_portable_packages_pad_heads():
     native, portable = (make_shape(op_profile=profile, head_dim=100) for profile in ("native", "portable"))
     assert (native.token_bytes("f32"), portable.token_bytes("f32")) == (2 * 3 * 100 * 4, 2 * 3 * 104 * 4)
+    # Padding copies queries, keys and values.
+    assert allocated_bytes(portable, 64, 512) > allocated_bytes(replace(portable, head_dim=104), 64, 512)
 
 
 def test_one_of_something_is_in_the_singular():
