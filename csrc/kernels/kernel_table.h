@@ -7,6 +7,7 @@
 #include "ops/quant_linear/quant_linear.h"
 #include "ops/row_top_k/row_top_k.h"
 #include "ops/spec_attention/spec_attention.h"
+#include "quantise/quantise.h"
 
 namespace edge_rt {
 
@@ -16,6 +17,7 @@ struct KernelTable {
   SpecAttentionKernels spec_attention;
   RowTopKKernels row_top_k;
   DraftHeadKernels draft_head;
+  QuantiseKernels quantise;
 };
 
 // The table of a usable instruction set.

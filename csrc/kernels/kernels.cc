@@ -1,7 +1,7 @@
 // Every kernel. The build compiles this file once per instruction set, with that set's flags and two definitions:
 // EDGE_RT_ISA_NAMESPACE, the set's name, and EDGE_RT_SIMD_<NAME>, whose vectors it uses (kernels/simd.h).
 //
-// An operator with kernels gets a line in each of the two lists below, and a member in kernel_table.h.
+// What has kernels gets a line in each of the two lists below, and a member in kernel_table.h.
 #include <type_traits>
 
 #include "kernels/kernel_table.h"
@@ -18,11 +18,13 @@ namespace {
 // Joins what the above finds.
 #include "ops/draft_head/draft_head_cpu.inl"
 #include "ops/spec_attention/spec_attention_cpu.inl"
+#include "quantise/quantise_cpu.inl"
 }  // namespace
 
 extern const KernelTable kTable;
 const KernelTable kTable{
-    kQuantLinearKernels, kQuantEmbedKernels, kSpecAttentionKernels, kRowTopKKernels, kDraftHeadKernels,
+    kQuantLinearKernels, kQuantEmbedKernels, kSpecAttentionKernels,
+    kRowTopKKernels,     kDraftHeadKernels,  kQuantiseKernels,
 };
 
 }  // namespace edge_rt::EDGE_RT_ISA_NAMESPACE

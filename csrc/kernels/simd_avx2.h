@@ -74,6 +74,10 @@ EDGE_RT_INLINE VF vf_abs(VF a) {
   const __m256 sign = _mm256_set1_ps(-0.0f);
   return {_mm256_andnot_ps(sign, a.lo), _mm256_andnot_ps(sign, a.hi)};
 }
+EDGE_RT_INLINE VF vf_where_less(VF a, VF b, VF x, VF y) {
+  return {_mm256_blendv_ps(y.lo, x.lo, _mm256_cmp_ps(a.lo, b.lo, _CMP_LT_OQ)),
+          _mm256_blendv_ps(y.hi, x.hi, _mm256_cmp_ps(a.hi, b.hi, _CMP_LT_OQ))};
+}
 EDGE_RT_INLINE VF vf_neg(VF a) {
   const __m256 sign = _mm256_set1_ps(-0.0f);
   return {_mm256_xor_ps(sign, a.lo), _mm256_xor_ps(sign, a.hi)};
@@ -102,6 +106,9 @@ EDGE_RT_INLINE __m256i round256(__m256 a) {
 }
 EDGE_RT_INLINE VI vi_round(VF a) { return {round256(a.lo), round256(a.hi)}; }
 EDGE_RT_INLINE VF vf_from_i32(VI a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
+EDGE_RT_INLINE VF vf_lookup(const float* table, VI index) {
+  return {_mm256_i32gather_ps(table, index.lo, 4), _mm256_i32gather_ps(table, index.hi, 4)};
+}
 EDGE_RT_INLINE VF from_signed(__m128i bytes) {
   return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
           _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_unpackhi_epi64(bytes, bytes)))};

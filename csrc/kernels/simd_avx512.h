@@ -56,6 +56,9 @@ EDGE_RT_INLINE VF vf_fma(VF a, VF b, VF c) { return {_mm512_fmadd_ps(a.v, b.v, c
 EDGE_RT_INLINE VF vf_fnma(VF a, VF b, VF c) { return {_mm512_fnmadd_ps(a.v, b.v, c.v)}; }
 EDGE_RT_INLINE VF vf_max(VF a, VF b) { return {_mm512_max_ps(a.v, b.v)}; }
 EDGE_RT_INLINE VF vf_min(VF a, VF b) { return {_mm512_min_ps(a.v, b.v)}; }
+EDGE_RT_INLINE VF vf_where_less(VF a, VF b, VF x, VF y) {
+  return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), y.v, x.v)};
+}
 EDGE_RT_INLINE VF vf_abs(VF a) { return {_mm512_abs_ps(a.v)}; }
 EDGE_RT_INLINE VF vf_neg(VF a) { return {_mm512_xor_ps(a.v, _mm512_set1_ps(-0.0f))}; }
 EDGE_RT_INLINE VF vf_sqrt(VF a) { return {_mm512_sqrt_ps(a.v)}; }
@@ -74,6 +77,7 @@ EDGE_RT_INLINE VI vi_round(VF a) {
   return {_mm512_cvt_roundps_epi32(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }
 EDGE_RT_INLINE VF vf_from_i32(VI a) { return {_mm512_cvtepi32_ps(a.v)}; }
+EDGE_RT_INLINE VF vf_lookup(const float* table, VI index) { return {_mm512_i32gather_ps(index.v, table, 4)}; }
 EDGE_RT_INLINE VF vf_from_i8(const int8_t* p) {
   return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
 }

@@ -78,6 +78,13 @@ EDGE_RT_BINARY(VF, vf_mul, vmulq_f32)
 EDGE_RT_BINARY(VF, vf_div, vdivq_f32)
 EDGE_RT_BINARY(VF, vf_max, greater)
 EDGE_RT_BINARY(VF, vf_min, smaller)
+EDGE_RT_INLINE float32x4_t where_less(float32x4_t a, float32x4_t b, float32x4_t x, float32x4_t y) {
+  return vbslq_f32(vcltq_f32(a, b), x, y);
+}
+EDGE_RT_INLINE VF vf_where_less(VF a, VF b, VF x, VF y) {
+  return {where_less(a.v0, b.v0, x.v0, y.v0), where_less(a.v1, b.v1, x.v1, y.v1), where_less(a.v2, b.v2, x.v2, y.v2),
+          where_less(a.v3, b.v3, x.v3, y.v3)};
+}
 EDGE_RT_UNARY(VF, vf_abs, VF, vabsq_f32)
 EDGE_RT_UNARY(VF, vf_neg, VF, vnegq_f32)
 EDGE_RT_UNARY(VF, vf_sqrt, VF, vsqrtq_f32)
@@ -112,6 +119,13 @@ EDGE_RT_UNARY(VI, vi_from_bits, VF, vreinterpretq_s32_f32)
 
 EDGE_RT_UNARY(VI, vi_round, VF, vcvtnq_s32_f32)
 EDGE_RT_UNARY(VF, vf_from_i32, VI, vcvtq_f32_s32)
+EDGE_RT_INLINE VF vf_lookup(const float* table, VI index) {
+  int32_t at[16];
+  float found[16];
+  vi_store(at, index);
+  for (int l = 0; l < 16; ++l) found[l] = table[at[l]];
+  return vf_load(found);
+}
 EDGE_RT_INLINE VF from_signed(int8x16_t bytes) {
   const int16x8_t low = vmovl_s8(vget_low_s8(bytes)), high = vmovl_high_s8(bytes);
   return vf_from_i32(

@@ -57,6 +57,8 @@ EDGE_RT_INLINE VF vf_sqrt(VF a) { EDGE_RT_LANES(VF, s_sqrt(a.v[l])); }
 // The second operand where neither is greater: settles which zero comes out, and lets a NaN through in `b`.
 EDGE_RT_INLINE VF vf_max(VF a, VF b) { EDGE_RT_LANES(VF, a.v[l] > b.v[l] ? a.v[l] : b.v[l]); }
 EDGE_RT_INLINE VF vf_min(VF a, VF b) { EDGE_RT_LANES(VF, a.v[l] < b.v[l] ? a.v[l] : b.v[l]); }
+// x where a < b, else y; y where one of them is no number.
+EDGE_RT_INLINE VF vf_where_less(VF a, VF b, VF x, VF y) { EDGE_RT_LANES(VF, a.v[l] < b.v[l] ? x.v[l] : y.v[l]); }
 
 EDGE_RT_INLINE VI vi_set1(int a) { EDGE_RT_LANES(VI, a); }
 EDGE_RT_INLINE VI vi_zero() { return vi_set1(0); }
@@ -100,6 +102,7 @@ EDGE_RT_INLINE int32_t round_to_int(float a) {
 }
 EDGE_RT_INLINE VI vi_round(VF a) { EDGE_RT_LANES(VI, round_to_int(a.v[l])); }
 EDGE_RT_INLINE VF vf_from_i32(VI a) { EDGE_RT_LANES(VF, static_cast<float>(a.v[l])); }
+EDGE_RT_INLINE VF vf_lookup(const float* table, VI index) { EDGE_RT_LANES(VF, table[index.v[l]]); }
 EDGE_RT_INLINE VF vf_from_i8(const int8_t* p) { EDGE_RT_LANES(VF, static_cast<float>(p[l])); }
 // The first n lanes, and zeros; nothing behind n is read. n is even.
 EDGE_RT_INLINE VF vf_from_i8_n(const int8_t* p, int n) { EDGE_RT_LANES(VF, l < n ? static_cast<float>(p[l]) : 0.0f); }

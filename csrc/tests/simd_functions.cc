@@ -35,6 +35,7 @@ SimdFunctions float_functions() {
   f.fnma = EDGE_RT_FLOATS(vf_fnma(x, y, z));
   f.max = EDGE_RT_FLOATS(vf_max(x, y));
   f.min = EDGE_RT_FLOATS(vf_min(x, y));
+  f.where_less = EDGE_RT_FLOATS(vf_where_less(x, y, z, x));
   f.abs = EDGE_RT_FLOATS(vf_abs(x));
   f.neg = EDGE_RT_FLOATS(vf_neg(x));
   f.sqrt = EDGE_RT_FLOATS(vf_sqrt(x));
@@ -57,6 +58,9 @@ void add_conversions(SimdFunctions& f) {
   f.to_i8 = [](const int32_t* a, int8_t* out) { vf_to_i8(out, vi_load(a)); };
   f.round = [](const float* a, int32_t* out) { vi_store(out, vi_round(vf_load(a))); };
   f.from_i32 = [](const int32_t* a, float* out) { vf_store(out, vf_from_i32(vi_load(a))); };
+  f.lookup = [](const float* table, const int32_t* index, float* out) {
+    vf_store(out, vf_lookup(table, vi_load(index)));
+  };
   f.from_bits = [](const int32_t* a, float* out) { vf_store(out, vf_from_bits(vi_load(a))); };
   f.to_bits = [](const float* a, int32_t* out) { vi_store(out, vi_from_bits(vf_load(a))); };
 }

@@ -113,6 +113,7 @@ void check_arithmetic(const SimdFunctions& f) {
   check_floats("vf_fnma", f.fnma, [](float a, float b, float c) { return std::fma(-a, b, c); });
   check_floats("vf_max", f.max, [](float a, float b, float) { return a > b ? a : b; });
   check_floats("vf_min", f.min, [](float a, float b, float) { return a < b ? a : b; });
+  check_floats("vf_where_less", f.where_less, [](float a, float b, float c) { return a < b ? c : a; });
   check_floats("vf_abs", f.abs, [](float a, float, float) { return std::fabs(a); });
   check_floats("vf_neg", f.neg, [](float a, float, float) { return float_of(bits_of(a) ^ 0x80000000u); });
   check_floats("vf_sqrt", f.sqrt, [](float a, float, float) { return std::sqrt(a); });
@@ -149,6 +150,11 @@ void check_integers(const SimdFunctions& f) {
     float lanes[16];
     f.from_i32(a, lanes);
     for (int l = 0; l < 16; ++l) CHECK(same(lanes[l], static_cast<float>(a[l])));
+    float table[256];
+    for (int i = 0; i < 256; ++i) table[i] = static_cast<float>(i * i);
+    for (int l = 0; l < 16; ++l) out[l] = static_cast<int32_t>(static_cast<uint32_t>(a[l]) % 256) - 128;
+    f.lookup(table + 128, out, lanes);
+    for (int l = 0; l < 16; ++l) CHECK(same(lanes[l], table[out[l] + 128]));
     f.from_bits(a, lanes);
     CHECK(std::memcmp(lanes, a, sizeof a) == 0);
     f.to_bits(lanes, out);

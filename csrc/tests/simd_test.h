@@ -11,7 +11,7 @@ struct SimdFunctions {
   using Floats = void(const float* a, const float* b, const float* c, float* out);
   using Ints = void(const int32_t* a, const int32_t* b, int32_t* out);
 
-  Floats *zero, *set1, *copy, *add, *sub, *mul, *div, *fma, *fnma, *max, *min, *abs, *neg, *sqrt;
+  Floats *zero, *set1, *copy, *add, *sub, *mul, *div, *fma, *fnma, *max, *min, *where_less, *abs, *neg, *sqrt;
   Floats *exp, *sigmoid, *silu, *gelu, *tanh;
   Ints *int_zero, *int_set1, *int_copy, *int_add, *int_sub, *shl_1, *shl_8, *shl_23;
   void (*load_n)(const float* from, int n, float* out);
@@ -24,6 +24,7 @@ struct SimdFunctions {
   void (*to_i8)(const int32_t* a, int8_t* out);
   void (*round)(const float* a, int32_t* out);
   void (*from_i32)(const int32_t* a, float* out);
+  void (*lookup)(const float* table, const int32_t* index, float* out);
   void (*from_bits)(const int32_t* a, float* out);
   void (*to_bits)(const float* a, int32_t* out);
   float (*sum)(const float* a);

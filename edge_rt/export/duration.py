@@ -11,30 +11,33 @@ import numpy as np
 
 from edge_rt.export.decoder.weights import DecoderWeights
 from edge_rt.export.quantise.decision import MEASURED_TOKENS, WeightChoice
-from edge_rt.export.quantise.feedback import feedback, importance, quantise
+from edge_rt.export.quantise.feedback import quantise
 from edge_rt.export.quantise.grids import Grid
 from edge_rt.export.quantise.moments import WIDTH
-from edge_rt.export.quantise.rows import CHUNK_VALUES
+from edge_rt.export.quantise.rows import SAMPLE_ROWS
+from edge_rt.export.quantise.sensitivity import TRIED_ROWS
 from edge_rt.export.weights.blocks import FLOAT_TYPES
 from edge_rt.export.weights.linear import Part
 from edge_rt.export.weights.tile_formats import tile_format
 from edge_rt.package.manifest import ModelConfig
 from edge_rt.system.machine import usable_cpus
 
-_PROBE_INPUTS: Final = 128
-_PROBE_ROWS: Final = (64, 2048)
+_PROBE_INPUTS: Final = 512
+_PROBE_ROWS: Final = 128
 _PROBE_TYPE: Final = "IQ4_NL"
 _PROBE_SIZE: Final = 1024
 _REPEATS: Final = 3
 
 # Multiples of the probes' figures, chosen so that exports of 0.1 to 0.9 GB on two cores of an Intel Xeon come out right
 # within about a third.
-_EVEN_STEPS: Final = 0.45
+_EVEN_STEPS: Final = 0.6
 """Rounding to even steps, over rounding to a table."""
+_SEARCHES: Final = 2.0
+"""With feedback the scales of most groups are searched twice."""
 _TRIES: Final = 2
 """How often the sample of a matrix is rounded, to judge feedback."""
-_WAITING: Final = 2.0
-"""Threads wait for each other in steps as short as those of one input."""
+_FACTORING: Final = 5.0
+"""An operation of a Cholesky factor, over one of a matrix product."""
 _PACK: Final = 7.0
 """Packing and writing a weight, over converting a number."""
 _CHECK: Final = 15.0
@@ -56,15 +59,15 @@ class Speed:
     """How fast this machine is.
 
     Attributes:
-        input_seconds: of rounding one input of a matrix with feedback, however few rows it has.
-        weight_seconds: of rounding one weight to a table, on one core, beyond that.
+        weight_seconds: of rounding one weight to a table, on one core.
+        feedback_seconds: of adding one weight's error to one other weight, on one core.
         convert_seconds: of converting one number to float32.
         flop_seconds: of one operation of a float32 matrix product, on all cores.
         cpus: cores.
     """
 
-    input_seconds: float
     weight_seconds: float
+    feedback_seconds: float
     convert_seconds: float
     flop_seconds: float
     cpus: int
@@ -73,21 +76,16 @@ class Speed:
 def measure_speed() -> Speed:
     """Measure this machine; takes a few tenths of a second."""
     rng = np.random.default_rng(0)
-    inputs = rng.standard_normal((4 * _PROBE_INPUTS, _PROBE_INPUTS)).astype(np.float32)
-    moments = inputs.T @ inputs / np.float32(len(inputs))
-    weight_of, factors, grid = importance(moments.diagonal()), [feedback(moments)], Grid(tile_format(_PROBE_TYPE))
-
-    def rounding(rows: int) -> float:
-        weights = rng.standard_normal((_PROBE_INPUTS, rows)).astype(np.float32)
-        return _least(lambda: quantise(weights, weight_of, factors, grid))
-
-    few, many = (rounding(rows) for rows in _PROBE_ROWS)
-    per_weight = max(many - few, 0.1 * many) / ((_PROBE_ROWS[1] - _PROBE_ROWS[0]) * _PROBE_INPUTS)
+    rows = rng.standard_normal((_PROBE_ROWS, _PROBE_INPUTS)).astype(np.float32)
+    even, grid = np.ones(_PROBE_INPUTS, np.float32), Grid(tile_format(_PROBE_TYPE))
+    factor = np.zeros((_PROBE_INPUTS, _PROBE_INPUTS), np.float32)
+    plain = _least(lambda: quantise(rows, even, (), grid))
+    with_feedback = _least(lambda: quantise(rows, even, (factor,), grid))
     square = rng.standard_normal((_PROBE_SIZE, _PROBE_SIZE)).astype(np.float32)
     bytes_ = np.ones((_PROBE_SIZE, _PROBE_SIZE), np.uint8)
     return Speed(
-        input_seconds=max(few / _PROBE_INPUTS - per_weight * _PROBE_ROWS[0], 0.1 * few / _PROBE_INPUTS),
-        weight_seconds=per_weight,
+        weight_seconds=plain / rows.size,
+        feedback_seconds=max(with_feedback - plain, 0.1 * plain) / (rows.size * _PROBE_INPUTS / 2),
         convert_seconds=_least(lambda: bytes_.astype(np.float32) * square) / square.size,
         flop_seconds=_least(lambda: square @ square) / (2 * _PROBE_SIZE**3),
         cpus=usable_cpus(),
@@ -133,13 +131,14 @@ def predict_seconds(
     seconds += sum(_rounding(part, speed, has_text=moment_tokens > 0) for part in parts.values())
     if moment_tokens:
         squares = sum(linear.in_features * min(WIDTH, linear.in_features) for linear in linears)
-        flops = 2.0 * moment_tokens * (inside + squares)
+        cubes = sum(linear.in_features * min(WIDTH, linear.in_features) ** 2 for linear in linears)
+        flops = 2.0 * moment_tokens * (inside + squares) + _FACTORING * cubes / 3
         if choice.rivals or choice.ladders:
             flops += 2.0 * _BACKWARD * MEASURED_TOKENS * elements
             tried = {name: len(types) for name, types in choice.ladders.items()}
             tried |= {name: 2 for group in choice.rivals for name in group.names}
             inputs = sum(parts[name].tensor.shape[0] * count for name, count in tried.items())
-            seconds += inputs * speed.input_seconds
+            seconds += inputs * TRIED_ROWS * speed.weight_seconds
         seconds += flops * speed.flop_seconds
     if constant_tokens:
         heads = config.num_layers * config.num_kv_heads
@@ -153,8 +152,6 @@ def _rounding(part: Part, speed: Speed, *, has_text: bool) -> float:
     per_weight = speed.weight_seconds * (1.0 if tile_format(part.quantised_to).table else _EVEN_STEPS)
     if not has_text:
         return part.tensor.elements * per_weight / speed.cpus
-    chunks = -(-part.tensor.elements // CHUNK_VALUES)
-    turns = _TRIES + -(-chunks // speed.cpus)
-    return (
-        part.tensor.shape[0] * turns * _WAITING * speed.input_seconds + part.tensor.elements * per_weight / speed.cpus
-    )
+    inputs = part.tensor.shape[0]
+    per_weight = _SEARCHES * per_weight + speed.feedback_seconds * min(WIDTH, inputs) / 2
+    return (_TRIES * SAMPLE_ROWS * inputs + part.tensor.elements / speed.cpus) * per_weight

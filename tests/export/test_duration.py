@@ -39,7 +39,7 @@ def test_nothing_but_a_start_and_the_disk(folders, tmp_path):
     assert 1 < seconds(folders[64], tmp_path / "p", NOTHING) < 3
 
 
-@pytest.mark.parametrize("name", ["input_seconds", "weight_seconds", "convert_seconds", "flop_seconds"])
+@pytest.mark.parametrize("name", ["weight_seconds", "feedback_seconds", "convert_seconds", "flop_seconds"])
 def test_every_speed_counts(folders, tmp_path, name):
     """What a speed adds grows with the speed, and with the model."""
 
@@ -54,13 +54,13 @@ def test_every_speed_counts(folders, tmp_path, name):
 
 
 def test_work_that_is_not_done_takes_no_time(folders, tmp_path):
-    rounding = dataclasses.replace(NOTHING, weight_seconds=1e-6, input_seconds=1e-6)
+    rounding = dataclasses.replace(NOTHING, weight_seconds=1e-6, feedback_seconds=1e-6)
     plain = seconds(folders[64], tmp_path / "p", NOTHING, weights="f32")
     assert seconds(folders[64], tmp_path / "p", rounding, weights="f32") == plain
     products = dataclasses.replace(NOTHING, flop_seconds=1e-9)
     without = seconds(folders[64], tmp_path / "p", products, calibration=None)
     assert without == seconds(folders[64], tmp_path / "p", NOTHING, calibration=None)
-    # Without a text no sample is tried, and no input is rounded by itself.
+    # Without a text no sample is tried, and no error is made up for.
     assert seconds(folders[64], tmp_path / "p", rounding, calibration=None) > without
     assert seconds(folders[64], tmp_path / "p", rounding) > seconds(
         folders[64], tmp_path / "p", rounding, calibration=None

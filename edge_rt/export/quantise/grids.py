@@ -24,16 +24,19 @@ Array = npt.NDArray[Any]
 QUANTISABLE: Final = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS")
 """ggml types that floats are quantised to."""
 
-_STARTS: Final = (0.85, 0.93, 1.0, 1.05)
+_STARTS: Final = (0.78, 0.82, 0.86, 0.9, 0.94, 0.97, 1.0, 1.05)
 """Where the largest weight of a group lies at the start, over the largest code, of 16 codes; with more of them, nearer
 to 1. At 1 is plain rounding, which the search is never worse than."""
-_RANGES: Final = (0.85, 0.95, 1.0)
+_TABLE_STARTS: Final = (0.85, 0.93, 1.0, 1.05)
+"""The same of a table, for each of its ends."""
+_RANGES: Final = (0.75, 0.8, 0.85, 0.9, 0.94, 0.97, 1.0)
 """How much of the range of a group the codes span at the start, with a minimum."""
-_ROUNDS: Final = 2
+ROUNDS: Final = 3
+"""How often rounding and solving take turns."""
 LARGEST_HALF: Final = 65504.0
 """Largest number of float16; larger weights cannot be quantised."""
 _TINY: Final = np.float32(1e-30)
-_CODES: Final = {"nibbles": 16, "five": 32, "six": 64, "bytes": 255, "table": 16}
+_CODES: Final = {"nibbles": 16, "five": 32, "six": 64, "bytes": 255}
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,7 @@ class Grid:
         return BLOCK // self.form.groups
 
     @cached_property
-    def _limits(self) -> tuple[float, float]:
+    def limits(self) -> tuple[float, float]:
         """Least and largest integer that a code stands for."""
         if self.form.table:
             return float(min(self.form.table)), float(max(self.form.table))
@@ -82,7 +85,7 @@ class Grid:
         return float(lowest), float(lowest + count - 1)
 
     @cached_property
-    def _nearest(self) -> Array:
+    def nearest(self) -> Array:
         """Of a table: the code for every integer from -128 to 127."""
         table = np.asarray(self.form.table, np.float32)
         order = np.argsort(table, kind="stable")
@@ -91,26 +94,37 @@ class Grid:
         return codes
 
     @cached_property
-    def _rounded(self) -> Array:
+    def rounded(self) -> Array:
         """Of a table: the nearest value for every integer from -128 to 127."""
-        values: Array = np.asarray(self.form.table, np.float32)[self._nearest]
+        values: Array = np.asarray(self.form.table, np.float32)[self.nearest]
         return values
+
+    @cached_property
+    def starts(self) -> Array:
+        """Where the search begins, float32: divisors of the largest weight; with a minimum, parts of the range."""
+        if self.form.has_minimum:
+            return np.asarray(_RANGES, np.float32)
+        lowest, highest = self.limits
+        if self.form.table:
+            return np.asarray([end * start for end in (lowest, highest) for start in _TABLE_STARTS], np.float32)
+        narrower = (16 / _CODES[self.form.codes]) ** 0.5
+        return np.asarray([lowest * (1 + (start - 1) * narrower) for start in _STARTS], np.float32)
 
     def integers(self, ratios: Array) -> Array:
         """Return the integers, as float32, that weights over their scale are rounded to; ``ratios`` is overwritten."""
-        lowest, highest = self._limits
+        lowest, highest = self.limits
         np.rint(ratios, out=ratios)
         if self.form.table:
             np.clip(ratios, -128, 127, out=ratios)
             ratios += 128
             # Indices of the machine's own size are looked up twice as fast as shorter ones.
-            return self._rounded.take(ratios.astype(np.intp))
+            return self.rounded.take(ratios.astype(np.intp))
         return np.clip(ratios, lowest, highest, out=ratios)
 
     def codes(self, integers: Array) -> Array:
         """Return the codes, uint8, of integers as ``integers`` returns them."""
         if self.form.table:
-            return self._nearest[integers.astype(np.int16) + 128]
+            return self.nearest[integers.astype(np.int16) + 128]
         if self.form.codes == "bytes":
             return integers.astype(np.int8).view(np.uint8)
         return (integers + np.float32(self.form.offset)).astype(np.uint8)
@@ -131,27 +145,23 @@ class Grid:
 
     def _fit_scale(self, weights: Array, importance: Array) -> Array:
         peak = np.take_along_axis(weights, np.abs(weights).argmax(axis=0)[None], axis=0)[0]
-        lowest, highest = self._limits
-        ends = (lowest, highest) if self.form.table else (lowest,)
         weighted = importance * weights
         best, scale = np.full(len(peak), -1.0, np.float32), np.zeros(len(peak), np.float32)
-        narrower = (16 / _CODES[self.form.codes]) ** 0.5
-        for end in ends:
-            for start in _STARTS:
-                tried = peak / np.float32(end * (1 + (start - 1) * narrower))
-                for _ in range(_ROUNDS):
-                    integers = self.integers(weights * inverse_of(tried))
-                    with_weight = np.einsum("gn,gn->n", weighted, integers)
-                    squares = np.einsum("gn,gn->n", importance * integers, integers)
-                    tried = with_weight / np.maximum(squares, _TINY)
-                gain = with_weight * tried
-                better = gain > best
-                best[better], scale[better] = gain[better], tried[better]
+        for start in self.starts:
+            tried = peak / start
+            for _ in range(ROUNDS):
+                integers = self.integers(weights * inverse_of(tried))
+                with_weight = np.einsum("gn,gn->n", weighted, integers)
+                squares = np.einsum("gn,gn->n", importance * integers, integers)
+                tried = with_weight / np.maximum(squares, _TINY)
+            gain = with_weight * tried
+            better = gain > best
+            best[better], scale[better] = gain[better], tried[better]
         return scale
 
     def _fit_range(self, weights: Array, importance: Array) -> tuple[Array, Array]:
         least, most = weights.min(axis=0), weights.max(axis=0)
-        steps = np.float32(self._limits[1])
+        steps = np.float32(self.limits[1])
         weighted, n = importance * weights, weights.shape[1]
         total = np.broadcast_to(importance.sum(axis=0), (n,))
         sums, squares = weighted.sum(axis=0), np.einsum("gn,gn->n", weighted, weights)
@@ -159,13 +169,13 @@ class Grid:
         has_factors = self.form.scale_bytes > 0
         best = np.full(n, np.inf, np.float32)
         scale, minimum = np.zeros(n, np.float32), least.copy()
-        for share in _RANGES:
-            half = (most - least) * np.float32(share / 2)
+        for share in self.starts:
+            half = (most - least) * (share / 2)
             low = (least + most) / 2 - half
             step = 2 * half / steps
             if has_factors:
                 step, low = np.where(low > 0, (low + 2 * half) / steps, step), np.minimum(low, 0)
-            for _ in range(_ROUNDS):
+            for _ in range(ROUNDS):
                 integers = self.integers((weights - low) * inverse_of(step))
                 hq = importance * integers
                 one, two = hq.sum(axis=0), np.einsum("gn,gn->n", hq, integers)
@@ -198,6 +208,20 @@ class Grid:
         m, minima = _factors(-minimum, per_unit, 255, np.uint8)
         return Scales(_product(d, factors), -_product(m, minima), d, m, factors, minima)
 
+    def change(self, found: Scales, groups: slice, scale: Array, minimum: Array | None) -> None:
+        """Replace scales and minima of groups of one unit, ``[groups, rows]``; d and m stay."""
+        if found.factors is None:
+            return
+        most, kind = (127, np.int8) if self.form.scales == "signed" else (255, np.uint8)
+        found.factors[groups] = _over(found.d, scale[None], most, kind)[0]
+        found.scale[groups] = _product(found.d, found.factors[groups])
+        if found.minima is not None:
+            assert found.minimum is not None
+            assert found.m is not None
+            assert minimum is not None
+            found.minima[groups] = _over(found.m, -minimum[None], most, kind)[0]
+            found.minimum[groups] = -_product(found.m, found.minima[groups])
+
 
 def _halves(numbers: Array) -> Array:
     """Return numbers as float16; those that are a little too large as the largest one."""
@@ -220,9 +244,14 @@ def _factors(scale: Array, per_unit: int, most: int, kind: type[np.generic]) -> 
     """Return d, float16 ``[units, rows]``, and the integers that it is multiplied by, ``[groups, rows]``."""
     units = scale.reshape(-1, per_unit, scale.shape[1])
     d = _halves(np.abs(units).max(axis=1) / most)
-    factors = np.rint(units * inverse_of(d.astype(np.float32))[:, None])
-    lowest = -most if kind is np.int8 else 0
-    return d, np.clip(factors, lowest, most).reshape(scale.shape).astype(kind)
+    return d, _over(d, units, most, kind).reshape(scale.shape)
+
+
+def _over(d: Array, scales: Array, most: int, kind: type[np.generic]) -> Array:
+    """Return the integers that d, ``[units, rows]``, is multiplied by for scales ``[units, groups, rows]``."""
+    factors = np.rint(scales * inverse_of(d.astype(np.float32))[:, None])
+    clipped: Array = np.clip(factors, -most if kind is np.int8 else 0, most).astype(kind)
+    return clipped
 
 
 def _product(d: Array, factors: Array) -> Array:

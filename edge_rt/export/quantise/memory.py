@@ -7,6 +7,7 @@ from typing import Final
 from edge_rt.export.decoder.weights import DecoderWeights, LayerWeights
 from edge_rt.export.quantise.decision import MEASURED_TOKENS, QUALITY_TOKENS
 from edge_rt.export.quantise.moments import HELD_OUT_SHARE, HELD_OUT_TOKENS, SEQUENCE, WIDTH
+from edge_rt.export.quantise.native import has_native_rounding
 from edge_rt.export.quantise.rows import CHUNK_VALUES
 from edge_rt.export.sources.packed import PackedTensor
 from edge_rt.export.weights.blocks import PIECE_BYTES
@@ -18,7 +19,9 @@ from edge_rt.system.machine import usable_cpus
 _ARITHMETIC_BYTES: Final = 56 << 20
 """What numpy's linear algebra holds with its threads; measured: about 50 MiB."""
 _CHUNK_COPIES: Final = 6
-"""float32 arrays alive while a thread quantises its chunk."""
+"""float32 arrays alive while a thread quantises its chunk with numpy."""
+_NATIVE_COPIES: Final = 2
+"""The same with the native library: errors, codes, and what it takes for 64 rows at a time."""
 _PIECE_COPIES: Final = 3
 """float32 arrays alive while a piece of a matrix is read."""
 _CODE_COPIES: Final = 4
@@ -94,7 +97,8 @@ def _converting_bytes(linear: Linear, *, has_moments: bool) -> int:
     parts = linear.parts if linear.interleaved else (max(linear.parts, key=_read_bytes),)
     pieces = sum(_open_bytes(part) for part in parts)
     largest = max(part.tensor.elements for part in parts)
-    chunks = 4 * _CHUNK_COPIES * usable_cpus() * min(CHUNK_VALUES, largest)
+    copies = _NATIVE_COPIES if has_native_rounding() else _CHUNK_COPIES
+    chunks = 4 * copies * usable_cpus() * min(CHUNK_VALUES, largest)
     reading = max(map(_read_bytes, parts))
     if not has_moments:
         return pieces + max(reading, chunks)

@@ -68,7 +68,7 @@ class QuantisedRows:
         self._plain = plain
         self._matrices = matrices
         self._moments = moments
-        self._factors: tuple[InputMoments, Sequence[Array]] | None = None
+        self._factors: tuple[InputMoments, Array, Sequence[Array]] | None = None
         self.errors: list[PartError] = []
 
     def forget(self) -> None:
@@ -111,7 +111,7 @@ class QuantisedRows:
             weight_of, feedbacks = self._fit(part, grid)
 
             def work(rows: Array) -> Codes:
-                return quantise(np.ascontiguousarray(rows.T), weight_of, feedbacks, grid)[0]
+                return quantise(rows, weight_of, feedbacks, grid)[0]
 
         with ThreadPoolExecutor(usable_cpus()) as workers:
             for values, read in self._pieces(part, multiple):
@@ -147,38 +147,38 @@ class QuantisedRows:
         return self._matrices.rows(part.tensor.name, numbers.tolist())
 
     def _fit(self, part: Part, grid: Grid) -> tuple[Array, Sequence[Array]]:
-        """Return the importance of the inputs, and feedback if it wins on held-out tokens; note the error."""
+        """Return what the inputs count, and feedback if it wins on held-out tokens; note the error."""
         inputs = part.tensor.shape[0]
         moments = self._moments.get(_input_of(part.tensor.name))
         sample = self._sample(part)
-        columns = np.ascontiguousarray(sample.T)
         if moments is None or moments.fitted.tokens < _LEAST_MOMENTS:
             weight_of = np.ones(inputs, np.float32)
-            _, errors = quantise(columns, weight_of, (), grid)
+            _, errors = quantise(sample, weight_of, (), grid)
             self._note(part, False, float(np.square(errors).sum()), float(np.square(sample).sum()))
             return weight_of, ()
         weight_of = importance(moments.fitted.diagonal)
         judge = _judge(moments)
         is_judged = judge is moments.held_out
         total = judge.error(sample)
-        _, errors = quantise(columns, weight_of, (), grid)
-        plain = judge.error(errors.T)
+        _, errors = quantise(sample, weight_of, (), grid)
+        plain = judge.error(errors)
         if is_judged:
-            factors = self._factors_of(moments)
-            _, errors = quantise(columns, weight_of, factors, grid)
-            if (found := judge.error(errors.T)) < plain:
+            left, factors = self._factors_of(moments)
+            _, errors = quantise(sample, left, factors, grid)
+            if (found := judge.error(errors)) < plain:
                 self._note(part, True, found, total)
-                return weight_of, factors
+                return left, factors
         self._note(part, False, plain, total)
         return weight_of, ()
 
-    def _factors_of(self, moments: InputMoments) -> Sequence[Array]:
+    def _factors_of(self, moments: InputMoments) -> tuple[Array, Sequence[Array]]:
         # Matrices with one input are quantised one behind the other.
         if self._factors is None or self._factors[0] is not moments:
             self.forget()
-            blocks = moments.fitted.blocks
-            self._factors = moments, [feedback(block / np.float32(moments.fitted.tokens)) for block in blocks]
-        return self._factors[1]
+            tokens = np.float32(moments.fitted.tokens)
+            factors, left = zip(*(feedback(block / tokens) for block in moments.fitted.blocks), strict=True)
+            self._factors = moments, importance(np.concatenate(left)), factors
+        return self._factors[1:]
 
     def _note(self, part: Part, has_feedback: bool, error: float, total: float) -> None:
         inputs, count = part.tensor.shape

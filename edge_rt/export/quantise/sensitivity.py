@@ -22,7 +22,8 @@ from edge_rt.export.weights.tile_formats import tile_format
 
 Array = npt.NDArray[Any]
 
-_SAMPLE_ROWS: Final = 32
+TRIED_ROWS: Final = 32
+"""Rows of a matrix that every type is tried on."""
 
 
 def measured_choice(
@@ -83,13 +84,13 @@ def costs(tensor: TensorInfo, types: Sequence[str], matrices: Matrices, influenc
         influence: what errors of its weights meet, ``[inputs]``; None: all of them count alike.
     """
     inputs, rows = tensor.shape
-    numbers = np.unique(np.linspace(0, rows - 1, min(rows, _SAMPLE_ROWS)).astype(np.int64))
-    sample = np.ascontiguousarray(matrices.rows(tensor.name, numbers.tolist()).T)
+    numbers = np.unique(np.linspace(0, rows - 1, min(rows, TRIED_ROWS)).astype(np.int64))
+    sample = matrices.rows(tensor.name, numbers.tolist())
     meets = np.ones(inputs, np.float32) if influence is None else influence.astype(np.float32)
     found = []
     for type_name in types:
         _, errors = quantise(sample, importance(meets), (), Grid(tile_format(type_name)))
-        of_row = float(meets @ np.square(errors).sum(axis=1)) / len(numbers)
+        of_row = float(meets @ np.square(errors).sum(axis=0)) / len(numbers)
         found.append(Cost(type_name, tile_bytes(tensor, type_name), 0.5 * of_row * rows))
     return tuple(found)
 

@@ -33,9 +33,9 @@ def rounded(weights, type_name, importance=None):
     """Return the values that tiles hold, ``[inputs, rows]``, and the errors that were returned."""
     grid = grid_of(type_name)
     shares = np.ones(len(weights), np.float32) if importance is None else importance
-    codes, errors = quantise(weights, shares, (), grid)
+    codes, errors = quantise(np.ascontiguousarray(weights.T), shares, (), grid)
     stored = unpack_rows(pack_rows(codes, grid.form), grid.form)[: weights.shape[1]].T
-    return stored, errors
+    return stored, errors.T
 
 
 def plain_errors(weights, type_name):

@@ -34,7 +34,9 @@ def test_errors_are_those_of_the_stored_values(weights):
 
 def test_whole_codes_are_as_good_as_int8_and_upper_ones_as_four_bits(weights):
     _, errors, upper_errors = quantise_nested(weights, EVEN)
-    alone = {name: lost(quantise(weights, EVEN, (), Grid(tile_format(name)))[1]) for name in ("Q8_0", "Q4_1", "IQ4_NL")}
+    alone = {
+        name: lost(quantise(weights.T, EVEN, (), Grid(tile_format(name)))[1].T) for name in ("Q8_0", "Q4_1", "IQ4_NL")
+    }
     # Int8 alone may take the range that is best for it.
     assert lost(errors) < 1.25 * alone["Q8_0"]
     # Four bits alone may cut off what eight must hold.

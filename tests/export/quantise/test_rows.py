@@ -95,7 +95,7 @@ def test_floats(order):
 def test_without_moments_every_input_counts_alike():
     pieces, errors = rows_of(part_of("Q4_0"))
     grid = Grid(tile_format("Q4_0"))
-    codes, lost = quantise(np.ascontiguousarray(WEIGHTS.T), np.ones(INPUTS, np.float32), (), grid)
+    codes, lost = quantise(WEIGHTS, np.ones(INPUTS, np.float32), (), grid)
     np.testing.assert_array_equal(stored(pieces, "Q4_0"), values(codes, grid.form))
     (noted,) = errors
     assert (noted.name, noted.type_name, noted.has_feedback, noted.values) == (NAME, "Q4_0", False, ROWS * INPUTS)
@@ -109,15 +109,13 @@ def test_feedback_where_it_wins_on_tokens_that_were_held_out(type_name):
     assert noted.has_feedback
     grid = Grid(tile_format(type_name))
     found = moments_of(fitted)["down"].fitted
-    weight_of = importance(found.diagonal)
-    codes, lost = quantise(
-        np.ascontiguousarray(WEIGHTS.T), weight_of, [feedback(found.blocks[0] / np.float32(2000))], grid
-    )  # fmt: skip
+    factor, left = feedback(found.blocks[0] / np.float32(2000))
+    codes, lost = quantise(WEIGHTS, importance(left), [factor], grid)
     np.testing.assert_array_equal(stored(pieces, type_name), values(codes, grid.form))
-    expected = np.square(judged @ lost).sum() / np.square(judged @ WEIGHTS.T).sum()
+    expected = np.square(judged @ lost.T).sum() / np.square(judged @ WEIGHTS.T).sum()
     assert noted.error == pytest.approx(expected, rel=1e-3)
-    _, plain = quantise(np.ascontiguousarray(WEIGHTS.T), weight_of, (), grid)
-    assert noted.error < np.square(judged @ plain).sum() / np.square(judged @ WEIGHTS.T).sum()
+    _, plain = quantise(WEIGHTS, importance(found.diagonal), (), grid)
+    assert noted.error < np.square(judged @ plain.T).sum() / np.square(judged @ WEIGHTS.T).sum()
 
 
 def test_no_feedback_where_it_loses():
@@ -128,7 +126,7 @@ def test_no_feedback_where_it_loses():
     assert not noted.has_feedback
     grid = Grid(tile_format("Q4_0"))
     weight_of = importance(np.square(base).mean(axis=0))
-    codes, _ = quantise(np.ascontiguousarray(WEIGHTS.T), weight_of, (), grid)
+    codes, _ = quantise(WEIGHTS, weight_of, (), grid)
     assert (stored(pieces, "Q4_0") == values(codes, grid.form)).mean() > 0.99
 
 

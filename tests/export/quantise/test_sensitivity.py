@@ -132,9 +132,8 @@ class TestCosts:
     def test_half_the_squared_errors_times_what_they_meet(self):
         influence = (np.random.default_rng(1).random(self.INPUTS) + 0.1).astype(np.float32)
         for cost in self.found(influence, rows=32):
-            columns = np.ascontiguousarray(self.WEIGHTS[:32].T)
-            _, errors = quantise(columns, importance(influence), (), Grid(tile_format(cost.type_name)))
-            assert cost.loss == pytest.approx(0.5 * float((np.square(errors).T @ influence).sum()), rel=1e-4)
+            _, errors = quantise(self.WEIGHTS[:32], importance(influence), (), Grid(tile_format(cost.type_name)))
+            assert cost.loss == pytest.approx(0.5 * float((np.square(errors) @ influence).sum()), rel=1e-4)
 
     def test_a_sample_stands_for_all_rows(self):
         few, many = self.found(rows=20)[0], self.found(rows=80)[0]
