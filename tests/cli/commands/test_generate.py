@@ -10,7 +10,7 @@ from pathlib import Path
 import pexpect
 import pytest
 
-from edge_rt.runtime.decode.repetition import LEAST_COPIES, LEAST_TOKENS
+from edge_rt.runtime.decode.repetition import LEAST_SHORT_COPIES, LEAST_SHORT_TOKENS
 from tests.cli.conftest import ENDLESS, GREEDY_AND_LONG, PROGRAM
 from tests.helpers.clock import Told
 
@@ -110,7 +110,7 @@ def test_an_answer_that_goes_round_in_circles_is_ended_and_warned_about(inline, 
     result = inline(*arguments)
     document = json.loads(result.stdout)
     assert (document["finish_reason"], result.returncode) == ("repetition", 0)
-    assert document["usage"]["completion_tokens"] == 1 + LEAST_TOKENS + LEAST_COPIES
+    assert document["usage"]["completion_tokens"] == 1 + LEAST_SHORT_TOKENS + LEAST_SHORT_COPIES
     assert (
         b"warning: the answer repeated itself or counted without end, and was stopped; --no-repetition-guard"
         in result.stderr
