@@ -72,6 +72,7 @@ class PaidFunctions(PaidValues):
             "edge:own": self._own,
             "edge:refuse": _refuse,
             "edge:loop": self.loop,
+            "edge:spread": self._list,
             "edge:value": self._value,
             "edge:concat": self._concat,
             "edge:slice": self._slice,

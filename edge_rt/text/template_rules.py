@@ -120,17 +120,24 @@ class _Rewriter(NodeTransformer):
         """Refuse filters that are not on the lists when they are reached."""
         if node.name not in BUILT_IN_FILTERS | OWN_FILTERS:
             return _refusing(node, f"the filter {node.name[:40]!r}")
-        return self.generic_visit(node)
+        return self._spread(node)
 
     def visit_Test(self, node: nodes.Test) -> nodes.Node:  # noqa: N802
         """Refuse tests that are not on the list when they are reached."""
-        return self.generic_visit(node) if node.name in TESTS else _refusing(node, f"the test {node.name[:40]!r}")
+        return self._spread(node) if node.name in TESTS else _refusing(node, f"the test {node.name[:40]!r}")
 
     def visit_Call(self, node: nodes.Call) -> nodes.Node:  # noqa: N802
         """Refuse methods that are not on the lists when they are reached."""
         if isinstance(node.node, nodes.Getattr) and node.node.attr not in _METHODS:
             return _refusing(node, f"the method {node.node.attr[:40]!r}")
-        return self.generic_visit(node)
+        return self._spread(node)
+
+    def _spread(self, node: nodes.Filter | nodes.Test | nodes.Call) -> nodes.Node:
+        """Charge ``*arguments``, which are taken apart before anything is called."""
+        self.generic_visit(node)
+        if node.dyn_args is not None:
+            node.dyn_args = _through("edge:spread", node.dyn_args)
+        return node
 
     def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802
         """Count the rounds."""

@@ -214,6 +214,9 @@ class PaidValues:
     def _paid_pairs(self, pairs: Any) -> Iterator[Any]:
         for pair in self.loop(pairs):
             self.budget.pay(_ENTRY_BYTES)
+            # Python takes a text apart into all of its characters before it counts them.
+            if not (isinstance(pair, str | list | tuple) and len(pair) == 2):
+                raise TypeError("dict: expected pairs")
             yield pair
 
     def _value(self, value: Any) -> Any:

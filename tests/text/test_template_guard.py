@@ -116,6 +116,9 @@ BOMBS = {
     + OFTEN
     + "{% set n.a = namespace(d, p=n.a) %}{% endfor %}",
     "long dates": NS + OFTEN + "{% set n.a = namespace(p=n.a, t=strftime_now('%999d' * 51)) %}{% endfor %}",
+    "pairs that are long": "{{ dict([('\u4e2d' ~ messages[0].content) * 1000000]) }}",
+    "spread characters": "{{ range(*(('\u4e2d' ~ messages[0].content) * 1000000)) }}",
+    "spread characters for a filter": "{{ 1 | default(*(('\u4e2d' ~ messages[0].content) * 1000000)) }}",
     "length of a loop over characters": LONG + "{% for c in a %}{{ loop.length }}{% endfor %}",
 }
 # Long sources, and loops that keep nothing: their memory needs no look.
