@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import shlex
 import threading
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from edge_rt.cli.options.groups import PlaceFlags
 from edge_rt.cli.render.console import Terminal
 from edge_rt.cli.render.progress import show_progress
 from edge_rt.errors import MemoryBudgetExceeded
+from edge_rt.system.machine import return_free_memory
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,18 +51,40 @@ def tell_estimate(
         MemoryBudgetExceeded: the estimate is above the budget; nothing was written yet.
     """
     from edge_rt.byte_size import human_bytes, show_size
+    from edge_rt.cli.render.weights_report import sufficient
 
     disk, memory = human_bytes(estimate.disk_bytes), show_at_least(estimate.peak_memory_bytes)
     if budget is not None and estimate.peak_memory_bytes > budget:
         raise MemoryBudgetExceeded(
             "The export does not fit the memory budget.",
             f"It may need up to {memory}; the budget is {show_size(budget)}.",
-            f"Give --memory {exact_size(round_up(estimate.peak_memory_bytes))}, or export on another machine: a "
+            f"Give --memory {exact_size(sufficient(estimate.peak_memory_bytes))}, or export on another machine: a "
             "package runs anywhere."
             if package is None
-            else f"Fetch and export it first, once, without a budget: {lead}edge-rt pull {shlex.quote(package)}",
+            else _pull_first(package, lead),
         )
     terminal.note(f"the export needs up to {disk} of disk and {memory} of memory", "dim")
+
+
+def _pull_first(package: str, lead: str) -> str:
+    return f"Fetch and export it first, once, without a budget: {lead}edge-rt pull {shlex.quote(package)}"
+
+
+def require_export_fits(resolved: Resolved, reference: str, budget: int | None, *, lead: str = "") -> None:
+    """Refuse a budget in which a recipe's export never succeeds, before anything is fetched.
+
+    Raises:
+        MemoryBudgetExceeded: it is too small.
+    """
+    from edge_rt.byte_size import show_size
+
+    least = 0 if resolved.recipe is None else resolved.recipe.least_memory
+    if budget is not None and budget < least:
+        raise MemoryBudgetExceeded(
+            "The export does not fit the memory budget.",
+            f"It needs more than {show_size(least)}; the budget is {show_size(budget)}.",
+            _pull_first(reference, lead),
+        )
 
 
 def telling_exporter(
@@ -166,6 +190,7 @@ def obtain_package(
     if made is not None:
         terminal.note(f"using {made.path.name}, the package made of {resolved.path}", "dim")
         return made.path.name, made
+    require_export_fits(resolved, reference, budget, lead=lead)
     check_runtime()
     if not is_local:
         # Whether a local checkpoint was exported before is known only after it is hashed.
@@ -174,6 +199,9 @@ def obtain_package(
     exporter = telling_exporter(terminal, budget=budget, package=reference, lead=lead)
     with show_progress(terminal) as progress:
         report = pull(reference, store=store, offline=places.offline, progress=progress, exporter=exporter)
+    # What the export leaves free would count as memory of this process in the plan of the load.
+    gc.collect()
+    return_free_memory()
     path = report.package
     assert path is not None
     is_used = is_local and report.was_present

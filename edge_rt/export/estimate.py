@@ -14,10 +14,12 @@ from edge_rt.export.check.compare import CHECK_ROWS
 from edge_rt.export.decoder.weights import DecoderWeights
 from edge_rt.export.op_profile import OpProfile
 from edge_rt.export.quantise.decision import WeightChoice
-from edge_rt.export.quantise.memory import quality_bytes, quantising_bytes
+from edge_rt.export.quantise.memory import KEPT_BYTES, quality_bytes, quantising_bytes
+from edge_rt.export.sources.compound import CompoundTensor
 from edge_rt.export.sources.converted import ConvertedTensor
 from edge_rt.export.weights.blocks import PIECE_BYTES, open_bytes
-from edge_rt.export.weights.linear import Linear
+from edge_rt.export.weights.linear import Linear, Part
+from edge_rt.export.weights.matrices import PIECE_VALUES
 from edge_rt.export.weights.weights_file import WeightsLayout
 from edge_rt.package.manifest import ModelConfig
 from edge_rt.system.machine import available_memory_bytes
@@ -25,9 +27,10 @@ from edge_rt.system.machine import available_memory_bytes
 GRAPH_AND_TEXT_BYTES: Final = 8 << 20
 """Allowance for graph, manifest, tokenizer and template."""
 BASE_BYTES: Final = 160 << 20
-"""Python with numpy, onnx and ONNX Runtime loaded; measured: 130 MiB."""
-VOCABULARY_BYTES: Final = 1536
-"""Header and tokenizer, per token of the vocabulary; measured: 1.3 KiB."""
+"""Of an export through another exporter: Python with numpy, onnx and ONNX Runtime loaded; measured: 130 MiB."""
+LATER_BYTES: Final = 26 << 20
+"""Modules that later stages import, code of ONNX Runtime that they touch, and gaps that freed arrays leave in the heap;
+measured: 9 MiB where weights are kept, 16 with the portable profile, up to 24 where they are quantised."""
 PIECE_COPIES: Final = 6
 """Temporary arrays alive while one piece of a tensor is converted."""
 FLOAT_COPIES: Final = 3
@@ -36,10 +39,17 @@ FLOAT_COPIES: Final = 3
 
 @dataclass(frozen=True)
 class ExportEstimate:
-    """Predicted needs of an export, in bytes."""
+    """Predicted needs of an export, in bytes.
+
+    Attributes:
+        disk_bytes: of the package.
+        peak_memory_bytes: of the process, with what it held before.
+        more_bytes: of memory, beyond what the process holds when this is predicted; None: all of it.
+    """
 
     disk_bytes: int
     peak_memory_bytes: int
+    more_bytes: int | None = None
 
 
 def estimate_export(
@@ -52,8 +62,13 @@ def estimate_export(
     choice: WeightChoice | None = None,
     moment_tokens: int = 0,
     most_bytes: int = 0,
+    resident_bytes: int = 0,
+    reached_bytes: int = 0,
 ) -> ExportEstimate:
     """Predict the size of the package and the peak memory of the process that writes it.
+
+    The process is measured when header, tokenizer and calibration text are read, because what these and the libraries
+    take depends on much that no formula knows.
 
     Args:
         weights: matrices of the model.
@@ -64,6 +79,8 @@ def estimate_export(
         choice: types of the matrices; None for those of the checkpoint.
         moment_tokens: of the text that weights are quantised with; 0 without one.
         most_bytes: of ``weights.bin`` if its types are still to be measured; 0: as in ``layout``.
+        resident_bytes: memory of the process now.
+        reached_bytes: its highest memory so far.
     """
     linears = tuple(weights.linears())
     parts = [part for linear in linears for part in linear.parts]
@@ -75,23 +92,32 @@ def estimate_export(
     # The reference holds matrices whole, except embedding and head, which it reads in pieces.
     ends = (weights.embedding, weights.head)
     largest = max(part.tensor.elements for linear in linears if linear not in ends for part in linear.parts)
-    piece = max(part.tensor.elements * min(1.0, PIECE_BYTES / open_bytes(part.tensor)) for part in parts)
-    reference = int(4 * (largest + FLOAT_COPIES * piece))
+    reference = int(4 * (largest + FLOAT_COPIES * max(map(_piece_values, parts)))) + PIECE_BYTES
     calibrating = opened + calibration_bytes(config, calibration_tokens) if calibration_tokens else 0
-    # What adapters add is in memory while a matrix is read.
-    base = BASE_BYTES + VOCABULARY_BYTES * config.vocab_size + max(_held_bytes(linear) for linear in linears)
-    quantising = 0
+    quantising = arithmetic = 0
     size = layout.size
     if choice is not None and choice.quantises:
         size = most_bytes or size
         quantising = quantising_bytes(weights, config, moment_tokens, measures=bool(choice.rivals or choice.ladders))
         if moment_tokens:
             opened = int(max(opened, profile.opened_factor * size))
-            quantising = max(quantising, opened + quality_bytes(config))
+            # Later stages run in what quantising leaves.
+            arithmetic = KEPT_BYTES
+            quantising = max(quantising, arithmetic + quality_bytes(config, opened))
+    # What adapters add is in memory while a matrix is read.
+    more = LATER_BYTES + max(_held_bytes(linear) for linear in linears)
+    more += max(writing, arithmetic + calibrating, quantising, arithmetic + logits + max(opened, reference))
     return ExportEstimate(
         disk_bytes=size + GRAPH_AND_TEXT_BYTES,
-        peak_memory_bytes=base + max(writing, calibrating, quantising, logits + max(opened, reference)),
+        peak_memory_bytes=max(reached_bytes, resident_bytes + more),
+        more_bytes=more,
     )
+
+
+def _piece_values(part: Part) -> float:
+    """Return the floats that are read of a matrix at a time."""
+    values = part.tensor.elements * min(1.0, PIECE_BYTES / open_bytes(part.tensor))
+    return values if isinstance(part.tensor, CompoundTensor) else min(values, PIECE_VALUES)
 
 
 def _bytes_in_memory(linear: Linear) -> int:
@@ -129,7 +155,8 @@ def require_room(estimate: ExportEstimate, destination: Path) -> None:
             "Free some space or choose another disk.",
         )
     available = available_memory_bytes()
-    if available < estimate.peak_memory_bytes:
+    needed = estimate.peak_memory_bytes if estimate.more_bytes is None else estimate.more_bytes
+    if available < needed:
         raise MemoryBudgetExceeded(
             "The export does not fit the memory.",
             f"It may need up to {show_size(estimate.peak_memory_bytes)}; {show_size(available)} are available.",

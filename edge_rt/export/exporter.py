@@ -58,6 +58,7 @@ from edge_rt.package.writer import PackageWriter
 from edge_rt.progress import ProgressCallback, ProgressEvent
 from edge_rt.session import check_window_support
 from edge_rt.system.file_hash import sha256_files
+from edge_rt.system.machine import return_free_memory
 from edge_rt.system.process_memory import peak_rss_bytes
 from edge_rt.version import VERSION
 
@@ -167,9 +168,11 @@ def export_checkpoint(
     require_room(estimate, absolute_path(out))
     with PackageWriter(out, force=force) as writer, TensorReader(checkpoint.source.files) as stream:
         checkpoint = settle_types(checkpoint, prepared.layout, functools.partial(stage, "plan", unit="steps"))
+        return_free_memory()
         layout = place_weights(checkpoint.weights, checkpoint.decoder, chosen, is_calibrated=decided.has_constants)
         stage("weights", message=weights_message(checkpoint))
         written = write_weights(stream, checkpoint, layout, writer.folder, functools.partial(stage, "weights"))
+        return_free_memory()
         stage("graph")
         write_texts(checkpoint.tokenizer, writer.folder)
         graph = writer.folder / GRAPH_FILE
@@ -183,10 +186,12 @@ def export_checkpoint(
             tokens = checkpoint.calibration.token_ids
             warnings += calibrate(writer.folder, checkpoint.weights, layout, checkpoint.decoder, tokens, on_step)
             gc.collect()
+            return_free_memory()
         stage("check")
         verify_checksums(writer.folder / WEIGHTS_FILE, layout, written.checksums)
         results = check_package(stream, checkpoint, layout, activations, writer.folder)
         gc.collect()
+        return_free_memory()
         quality = None
         if written.walk is not None:
             stage("check", message="comparing the predictions with those of the checkpoint's own weights")

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from edge_rt.errors import ConfigError, EdgeRTError, ErrorJSON
 from edge_rt.export.calibration.text import CalibrationText
 from edge_rt.export.checkpoint import Checkpoint, calibration_text, read_checkpoint
@@ -26,6 +28,8 @@ from edge_rt.package.reader import absolute_path
 from edge_rt.package.weights_info import TensorClass
 from edge_rt.package.writer import PackageWriter
 from edge_rt.session import check_window_support
+from edge_rt.system.machine import return_free_memory
+from edge_rt.system.process_memory import peak_rss_bytes
 
 
 @dataclass(frozen=True)
@@ -123,6 +127,9 @@ def prepare(source: Source, decoder: Decoder, decided: Decided) -> Prepared:
         largest = collect_weights(source, decoder, decided.profile, types)
         widest = place_weights(largest, decoder, decided.profile, is_calibrated=decided.has_constants)
         most, most_bytes = tensor_classes(largest, widest), min(decided.choice.size, widest.size)
+    # Reading the tokenizer leaves free memory, which later stages are predicted without.
+    return_free_memory()
+    reached, resident = peak_rss_bytes(), int(psutil.Process().memory_info().rss)
     estimate = estimate_export(
         checkpoint.weights,
         layout,
@@ -132,6 +139,8 @@ def prepare(source: Source, decoder: Decoder, decided: Decided) -> Prepared:
         choice=decided.choice,
         moment_tokens=tokens if decided.choice.quantises else 0,
         most_bytes=most_bytes,
+        resident_bytes=resident,
+        reached_bytes=reached,
     )
     return Prepared(checkpoint, layout, estimate, most)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ from edge_rt.export.quantise.decision import QUALITY_TOKENS
 from edge_rt.export.quantise.moments import CalibrationWalk
 from edge_rt.export.quantise.rows import PartError
 from edge_rt.export.weights.linear import Linear
-from edge_rt.export.weights.matrices import Matrices
+from edge_rt.export.weights.matrices import Matrices, row_groups
 from edge_rt.export.weights.weights_file import WeightsLayout
 from edge_rt.package.weights_info import KEEP, Quality, TensorClass, WeightsInfo
 
@@ -88,7 +88,7 @@ def divergence(
     labels = np.asarray(token_ids[1:], np.int64)
     own, peaks, sums = np.zeros(max(count - 1, 0)), np.full((2, count), -np.inf), np.zeros((2, count))
     crossed, first = np.zeros(count), 0
-    for rows in _in_pieces(head):
+    for rows in row_groups(head, _PIECE_ROWS):
         both = np.stack([logits_of(final @ rows.T), found[:, first : first + len(rows)]]).astype(np.float64)
         higher = np.maximum(peaks, both.max(axis=2))
         shares, before = np.exp(both - higher[:, :, None]), np.exp(peaks - higher)
@@ -103,12 +103,6 @@ def divergence(
         return float(kl.mean()), 0.0, 0.0
     theirs = found[np.arange(count - 1), labels]
     return float(kl.mean()), float((logs[1, :-1] - theirs).mean()), float((logs[0, :-1] - own).mean())
-
-
-def _in_pieces(head: Iterable[Array]) -> Iterator[Array]:
-    for rows in head:
-        for begin in range(0, len(rows), _PIECE_ROWS):
-            yield rows[begin : begin + _PIECE_ROWS]
 
 
 def require_quality(quality: Quality | None, *, accept_loss: bool) -> tuple[str, ...]:

@@ -101,6 +101,7 @@ class Recipe:
         activations: activation type of the export.
         sampling: recommended sampling settings; None if the recipe has none.
         golden: expected answers for tests, as in the JSON; None if absent.
+        least_memory: bytes without which its export never succeeds, known before it is fetched; 0: not known.
     """
 
     name: str
@@ -111,6 +112,7 @@ class Recipe:
     activations: str
     sampling: SamplingAdvice | None = None
     golden: Any = None
+    least_memory: int = 0
 
 
 class _Reader:
@@ -164,13 +166,14 @@ def parse_recipe(text: str | bytes, where: str) -> Recipe:
     sources = tuple(_parse_source(_Reader(f"{where}: sources[{i}]", entry)) for i, entry in enumerate(entries))
     export = _Reader(f"{where}: export", reader.take("export", dict))
     activations = export.take("activations", str, _ACTIVATIONS.fullmatch)
+    least = export.take("least_memory", int, lambda count: count > 0) if "least_memory" in export.left else 0
     export.finish()
     sampling = None
     if "sampling" in reader.left:
         sampling = _parse_sampling(_Reader(f"{where}: sampling", reader.take("sampling", dict)))
     golden = reader.left.pop("golden", None)
     reader.finish()
-    return Recipe(name, title, license_id, file, sources, activations, sampling, golden)
+    return Recipe(name, title, license_id, file, sources, activations, sampling, golden, least)
 
 
 def _parse_sampling(reader: _Reader) -> SamplingAdvice:

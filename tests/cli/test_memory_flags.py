@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
+from types import SimpleNamespace
 
 import pytest
 
 from edge_rt.cli.chat.slash_commands import Commands
+from edge_rt.cli.commands.export import _exceeded
 from edge_rt.errors import ConfigError
 from tests.helpers.chats import load_options, make_chat
 
@@ -46,6 +48,29 @@ def test_a_model_that_has_to_be_exported_first_is_not_where_that_exceeds_the_bud
     assert result.returncode == 4
     assert f"edge-rt pull {small_gguf}" in result.stderr.decode()
     assert list((tmp_path / "packages").iterdir()) == []
+
+
+def test_a_budget_in_which_a_recipe_is_never_exported_is_refused_before_anything_is_fetched(inline, tmp_path):
+    result = inline("generate", "--store", tmp_path / "store", "--memory", "300MiB", *GENERATE)
+    assert result.returncode == 4
+    assert "needs more than 309.0 MiB; the budget is 300.0 MiB" in result.stderr.decode()
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize(
+    ("taken", "budget", "told"),
+    [
+        (400, None, ()),
+        (401, None, ("401.0 MiB of memory, more than was predicted (400.0 MiB)",)),
+        (401, 450, ("401.0 MiB of memory, more than was predicted (400.0 MiB)",)),
+        (451, 450, ("451.0 MiB of memory, more than --memory allows (450.0 MiB)",)),
+    ],
+)
+def test_an_export_that_takes_more_than_was_said_is_warned_of(taken, budget, told):
+    report = SimpleNamespace(peak_bytes=taken * MIB, predicted_peak_bytes=400 * MIB)
+    found = _exceeded(report, None if budget is None else budget * MIB)
+    assert len(found) == len(told)
+    assert all(text in warning for text, warning in zip(told, found, strict=True))
 
 
 def test_a_setting_that_is_offered_works_when_it_is_typed(cli, native_package):

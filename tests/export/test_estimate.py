@@ -90,5 +90,18 @@ def test_a_destination_that_cannot_be_looked_at(tmp_path, monkeypatch):
         require_room(ExportEstimate(1, 1), tmp_path / ("x" * 300))
 
 
+def test_only_what_is_needed_beyond_what_the_process_holds_has_to_be_available(tmp_path):
+    require_room(ExportEstimate(1, 1 << 60, more_bytes=1), tmp_path)
+
+
+def test_a_large_tokenizer_as_transformers_writes_it_is_counted(tmp_path):
+    """Its JSON takes many times its size while it is read: known when it was read, not from the vocabulary."""
+    model = write_llama_gguf(tmp_path / "m.gguf", weight_type="F32", embedding_type="F32", hidden=64, vocab=20_000)
+    folder = write_hf_folder(tmp_path / "m", model, dtype="BF16")
+    path = folder / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text()), indent=8))
+    check_predictions(export_apart(folder, tmp_path / "out", profile="portable"), most=1.5)
+
+
 def test_room_enough(tmp_path):
     require_room(ExportEstimate(1, 1), tmp_path)

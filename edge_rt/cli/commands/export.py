@@ -115,7 +115,7 @@ def export(
             on_estimate=functools.partial(tell_estimate, terminal, budget=budget),
             on_chatter=(lambda text: terminal.note(text.rstrip(), "dim")) if output.verbose else None,
         )
-    for warning in report.warnings:
+    for warning in (*report.warnings, *_exceeded(report, budget)):
         terminal.warn(warning)
     if output.json:
         terminal.document(report.to_json())
@@ -226,6 +226,18 @@ def _source(terminal: Terminal, reference: str, places: PlaceFlags, progress: Pr
     tell_source(terminal, resolved, offline=places.offline)
     fetched = fetch_source(reference, store=store, offline=places.offline, progress=progress)
     return fetched.path
+
+
+def _exceeded(report: ExportReport, budget: int | None) -> tuple[str, ...]:
+    """Return a warning if the export took more memory than was predicted or allowed."""
+    from edge_rt.byte_size import show_size
+
+    allowed = report.predicted_peak_bytes if budget is None else min(budget, report.predicted_peak_bytes)
+    if report.peak_bytes <= allowed:
+        return ()
+    above = "was predicted" if budget is None or report.peak_bytes <= budget else "--memory allows"
+    taken, most = show_size(report.peak_bytes), show_size(allowed if above == "was predicted" else budget or 0)
+    return (f"the export took {taken} of memory, more than {above} ({most}): please report it, with --json.",)
 
 
 def _stages(seconds: Mapping[str, float]) -> str:

@@ -46,6 +46,14 @@ def forecast_rows(found: ExportForecast) -> list[Row]:
     return rows
 
 
+def sufficient(peak_bytes: int) -> int:
+    """Return a budget in which an export that was predicted to reach so many bytes is not refused again.
+
+    What a process holds before it exports is part of the prediction; processes differ by up to 3 MiB.
+    """
+    return round_up(peak_bytes + (4 << 20))
+
+
 def over_budget(found: ExportForecast, budget: int | None) -> ErrorJSON | None:
     """Return why an export would be refused under a memory budget, in bytes; None if it would not."""
     if budget is None or found.peak_memory_bytes <= budget:
@@ -53,8 +61,8 @@ def over_budget(found: ExportForecast, budget: int | None) -> ErrorJSON | None:
     return MemoryBudgetExceeded(
         "The export does not fit the memory budget.",
         f"It may need up to {show_at_least(found.peak_memory_bytes)}; the budget is {show_size(budget)}.",
-        f"Give --memory {exact_size(round_up(found.peak_memory_bytes))}, or export on another machine: a package runs "
-        "anywhere.",
+        f"Give --memory {exact_size(sufficient(found.peak_memory_bytes))}, or export on another machine: a package "
+        "runs anywhere.",
     ).to_json()
 
 

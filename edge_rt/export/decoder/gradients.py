@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +18,11 @@ from edge_rt.errors import UnsupportedModel
 from edge_rt.export.decoder.forward import ACTIVATIONS, DecoderForward, Tables, attention_weights
 from edge_rt.export.decoder.slopes import SLOPES
 from edge_rt.export.sources.source import Source
-from edge_rt.export.weights.matrices import Matrices, whole_matrix
+from edge_rt.export.weights.matrices import Matrices, row_groups, whole_matrix
 from edge_rt.package.decoder import Decoder
+
+HEAD_ROWS: Final = 4096
+"""Rows of the head whose logits are computed at a time."""
 
 Array = npt.NDArray[Any]
 
@@ -151,7 +154,7 @@ class DecoderGradients(DecoderForward):
         final = self.norm(x, "output_norm.weight")
         best, labels = np.full(len(x), -np.inf), np.zeros(len(x), np.int64)
         sums, most, first = np.zeros(len(x)), np.full(len(x), -np.inf), 0
-        for rows in self._matrices.pieces(self._head_name):
+        for rows in row_groups(self._matrices.pieces(self._head_name), HEAD_ROWS):
             logits = self.logits_of((final @ rows.astype(self._dtype).T).astype(np.float64))
             # The largest logit plus Gumbel noise is a draw from the softmax.
             noisy = logits + self._rng.gumbel(size=logits.shape)
@@ -162,7 +165,7 @@ class DecoderGradients(DecoderForward):
             sums = sums * np.exp(most - peak) + np.exp(logits - peak[:, None]).sum(axis=1)
             most, first = peak, first + len(rows)
         gradient, spread, first = np.zeros_like(final), np.zeros(len(x)), 0
-        for rows in self._matrices.pieces(self._head_name):
+        for rows in row_groups(self._matrices.pieces(self._head_name), HEAD_ROWS):
             rows = rows.astype(self._dtype)
             products = final @ rows.T
             p = np.exp(self.logits_of(products) - most[:, None]) / sums[:, None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from edge_rt.export.decoder.gradients import HEAD_ROWS
 from edge_rt.export.decoder.weights import DecoderWeights, LayerWeights
 from edge_rt.export.quantise.decision import MEASURED_TOKENS, QUALITY_TOKENS
 from edge_rt.export.quantise.moments import HELD_OUT_SHARE, HELD_OUT_TOKENS, SEQUENCE, WIDTH
@@ -18,6 +19,12 @@ from edge_rt.system.machine import usable_cpus
 
 _ARITHMETIC_BYTES: Final = 56 << 20
 """What numpy's linear algebra holds with its threads; measured: about 50 MiB."""
+KEPT_BYTES: Final = 44 << 20
+"""What of that the process still holds in the stages behind; measured: 38 to 41 MiB."""
+_HEAD_PIECE_COPIES: Final = 5
+"""float32 arrays of a piece of the head alive while the next one is read."""
+_BOTH_BYTES: Final = 12 << 20
+"""Logits of a few rows of the head, of the checkpoint and of the package, and what is computed of them."""
 _CHUNK_COPIES: Final = 6
 """float32 arrays alive while a thread quantises its chunk with numpy."""
 _NATIVE_COPIES: Final = 2
@@ -67,13 +74,19 @@ def quantising_bytes(weights: DecoderWeights, config: ModelConfig, tokens: int, 
     return _ARITHMETIC_BYTES + max(streams + walking, measuring)
 
 
-def quality_bytes(config: ModelConfig) -> int:
-    """Predict the memory of comparing a package's predictions, in addition to its opened weights."""
+def quality_bytes(config: ModelConfig, opened: int) -> int:
+    """Predict the memory of comparing a package's predictions.
+
+    Args:
+        config: the model's dimensions.
+        opened: bytes of its weights while its graph is open; they are given back before the head is read.
+    """
     cache = 8 * QUALITY_TOKENS * config.num_layers * config.num_kv_heads * config.head_dim
     logits = 4 * QUALITY_TOKENS * config.vocab_size
     passing = _FORWARD_COPIES * _activations(config, QUALITY_TOKENS, config.num_heads)
-    head = PIECE_BYTES + 4 * _PIECE_COPIES * min(PIECE_VALUES, config.vocab_size * config.hidden_size)
-    return cache + logits + passing + min(head, 16 * config.vocab_size * config.hidden_size)
+    head = PIECE_BYTES + 4 * _HEAD_PIECE_COPIES * min(PIECE_VALUES, config.vocab_size * config.hidden_size)
+    reading = _BOTH_BYTES + min(head, 24 * config.vocab_size * config.hidden_size)
+    return logits + max(cache + passing + opened, reading)
 
 
 def _activations(config: ModelConfig, rows: int, heads: int) -> int:
@@ -132,4 +145,4 @@ def _read_bytes(part: Part) -> int:
 
 def _head_rows(head: Linear) -> int:
     (tensor,) = (part.tensor for part in head.parts)
-    return min(tensor.shape[1], max(1, PIECE_VALUES // tensor.shape[0]))
+    return min(tensor.shape[1], HEAD_ROWS, max(1, PIECE_VALUES // tensor.shape[0]))

@@ -46,6 +46,13 @@ def whole_matrix(matrices: Matrices, tensor: TensorInfo, dtype: npt.DTypeLike = 
     return whole
 
 
+def row_groups(pieces: Iterable[Array], rows: int) -> Iterator[Array]:
+    """Yield pieces of a matrix in groups of at most ``rows`` rows, for results that are wide for every row."""
+    for piece in pieces:
+        for begin in range(0, len(piece), rows):
+            yield piece[begin : begin + rows]
+
+
 def is_rounded(found: Array, expected: Array) -> bool:
     """Return whether values differ by no more than rounding to a few bits."""
     return float(np.square(found - expected).sum()) <= MOST_ROUNDING * float(np.square(expected).sum())
