@@ -28,9 +28,9 @@ GRAPH_AND_TEXT_BYTES: Final = 8 << 20
 """Allowance for graph, manifest, tokenizer and template."""
 BASE_BYTES: Final = 160 << 20
 """Of an export through another exporter: Python with numpy, onnx and ONNX Runtime loaded; measured: 130 MiB."""
-LATER_BYTES: Final = 26 << 20
+LATER_BYTES: Final = 18 << 20
 """Modules that later stages import, code of ONNX Runtime that they touch, and gaps that freed arrays leave in the heap;
-measured: 9 MiB where weights are kept, 16 with the portable profile, up to 24 where they are quantised."""
+measured: 9 MiB where weights are kept, 16 with the portable profile."""
 PIECE_COPIES: Final = 6
 """Temporary arrays alive while one piece of a tensor is converted."""
 FLOAT_COPIES: Final = 3
