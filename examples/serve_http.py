@@ -14,6 +14,24 @@ from typing import Any
 
 import edge_rt
 
+OPTIONS = {"max_tokens", "temperature", "top_p", "seed", "stop"}
+"""What a client may set; all that a generation takes is for a program, not for its clients."""
+MOST_BYTES = 1 << 20
+"""Longest request."""
+
+
+def read_request(body: bytes) -> dict[str, Any]:
+    """Return the messages and options of a request."""
+    try:
+        asked = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise edge_rt.ConfigError("The request is not JSON.", f"{error}.", "Send a JSON object.") from error
+    if not isinstance(asked, dict) or "messages" not in asked or asked.keys() - OPTIONS - {"messages"}:
+        taken = ", ".join(sorted(OPTIONS))
+        way = f"Send a JSON object with messages, and of options only {taken}."
+        raise edge_rt.ConfigError("The request is not understood.", f"Got {asked!r:.60}.", way)
+    return asked
+
 
 def status_of(error: edge_rt.EdgeRTError) -> HTTPStatus:
     """Return whose fault an error is: that of the request, or of the moment, or of this server."""
@@ -29,10 +47,17 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Stream the text of an answer."""
+        length = self.headers["Content-Length"] or ""
+        if not length.isdecimal():
+            self.send_error(HTTPStatus.LENGTH_REQUIRED)
+            return
+        if len(length) > len(str(MOST_BYTES)) or int(length) > MOST_BYTES:
+            self.send_error(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+            return
         try:
-            asked: dict[str, Any] = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            asked = read_request(self.rfile.read(int(length)))
             # What is wrong with the request is raised here ...
-            events = iter(self.model.stream(asked.pop("messages", None), **asked))
+            events = iter(self.model.stream(asked.pop("messages"), **asked))
             # ... and here that the model is busy. Only then a status is sent.
             event = next(events, None)
         except edge_rt.EdgeRTError as error:

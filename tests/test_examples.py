@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import importlib.util
 import json
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import threading
 import urllib.error
 import urllib.request
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -93,3 +95,36 @@ def test_serve_http_refuses_before_it_answers(served, text, options, status):
             assert answer.status == status
             assert json.loads(answer.read())["error"]["action"]
         break
+
+
+HELLO = b'{"messages": "Hello", '
+
+
+@pytest.mark.parametrize(
+    ("body", "length", "status"),
+    [
+        (b"messages=Hello", None, 400),
+        (b"[" * 100_000, None, 400),
+        (b'["Hello"]', None, 400),
+        (b'{"max_tokens": 3}', None, 400),
+        (HELLO + b'"prompt": "Hello"}', None, 400),
+        (HELLO + b'"config": {}}', None, 400),
+        (HELLO + b'"cancel": 1}', None, 400),
+        (HELLO + b'"on_prefill_progress": 1}', None, 400),
+        (HELLO + b'"seed": [1]}', None, 400),
+        (b'{"messages": [{"role": {}, "content": 1}]}', None, 400),
+        (b"", "", 411),
+        (b"", "-1", 411),
+        (b"", "1048577", 413),
+        (b"", "9" * 5000, 413),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_serve_http_refuses_what_is_no_request(served, body, length, status):
+    _, url = served
+    with closing(http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)) as connection:
+        connection.putrequest("POST", "/")
+        if length != "":
+            connection.putheader("Content-Length", length or str(len(body)))
+        connection.endheaders(body)
+        assert connection.getresponse().status == status
