@@ -217,6 +217,7 @@ class Chat:
         asked = [*self.messages, *result_messages(self.messages, results)]
         return self._answer(asked, config, cancel, on_prefill_progress, options)
 
+    @known_options(StreamOptions)
     async def asend(
         self, text: str, config: GenerationConfig | None = None, **options: Unpack[StreamOptions]
     ) -> Result:
@@ -226,6 +227,7 @@ class Chat:
                 pass
         return stream.result()
 
+    @known_options(StreamOptions)
     async def asend_tool_results(
         self, results: Items[Any], config: GenerationConfig | None = None, **options: Unpack[StreamOptions]
     ) -> Result:
@@ -287,7 +289,8 @@ class Chat:
             self._remember(prompt, token_ids, result)
 
         return self._model.stream_ids(
-            *(token_ids, config),
+            token_ids,
+            config,
             cancel=cancel,
             on_prefill_progress=on_prefill,
             on_result=on_result,

@@ -191,6 +191,7 @@ class Model(ModelTexts):
         # A stream that is not read holds nothing.
         self.stream(prompt, config, tools=tools, documents=documents, template_args=template_args, **options)
 
+    @known_options(PromptOptions)
     async def agenerate(
         self, prompt: Prompt, config: GenerationConfig | None = None, **options: Unpack[PromptOptions]
     ) -> Result:

@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from edge_rt.byte_size import parse_size
 from edge_rt.errors import ConfigError, StorageError
 from edge_rt.export import export_model, plan_export
 from tests.helpers.gguf_factory import write_llama_gguf
@@ -72,10 +73,10 @@ def test_a_size_that_is_too_small_is_refused_before_anything_is_measured(folder,
     require_native()
     with pytest.raises(ConfigError, match="does not fit the size") as caught:
         plan_export(folder, tmp_path / "p", profile="native", size=1000)
-    least = int(re.search(r"a size of (\d+) bytes", caught.value.action)[1])
-    plan_export(folder, tmp_path / "p", profile="native", size=least)
+    least, unit = re.search(r"a size of ([\d.]+) ([KMG]iB)", caught.value.action).groups()
+    plan_export(folder, tmp_path / "p", profile="native", size=parse_size(least + unit))
     with pytest.raises(ConfigError, match="does not fit the size"):
-        plan_export(folder, tmp_path / "p", profile="native", size=least - 1)
+        plan_export(folder, tmp_path / "p", profile="native", size=parse_size(f"{float(least) - 0.1:.1f}{unit}"))
     events = []
     with pytest.raises(ConfigError, match="does not fit the size"):
         export_model(folder, tmp_path / "p", profile="native", size=1000, progress=events.append)

@@ -117,6 +117,12 @@ class TestPrompts:
             model.astream(TEXT, tool=[])
         with pytest.raises(ConfigError, match=r"send has no option 'max_new_tokens'.*Did you mean 'max_tokens'\?"):
             model.chat().send(TEXT, max_new_tokens=3)
+        with pytest.raises(ConfigError, match="agenerate has no option 'tool'"):
+            asyncio.run(model.agenerate(TEXT, tool=[]))
+        with pytest.raises(ConfigError, match="asend has no option 'tools'"):
+            asyncio.run(model.chat().asend(TEXT, tools=[]))
+        with pytest.raises(ConfigError, match="asend_tool_results has no option 'tools'"):
+            asyncio.run(model.chat().asend_tool_results([], tools=[]))
 
 
 class TestAnswers:
