@@ -1,9 +1,9 @@
 """Checks which files a graph may read, and which operators it may have: walks the protobuf of ``model.onnx``.
 
 ONNX Runtime opens any file that a tensor's ``external_data`` names, in old versions even outside the package. Some
-operators make tensors as large as a number in the graph says, a few while the graph is opened; graphs of our own
-builders need none of them. This check reads only the fields that lead to tensors and operators, and needs neither ONNX
-Runtime nor ``onnx``.
+operators make tensors as large as a number in the graph says; graphs of our own builders may not have them where they
+would be computed while the graph is opened. How much memory a run takes is not checked here. This check reads only the
+fields that lead to tensors and operators, and needs neither ONNX Runtime nor ``onnx``.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Final
 
 from edge_rt.byte_size import show_size
 from edge_rt.errors import InvalidPackage
+from edge_rt.op_list import DOMAIN, OPS
 
 MAX_GRAPH_BYTES: Final = 8 << 20
 """Largest graph that is read: it holds operators and names, no weights; 30 layers take 0.2 MiB."""
@@ -40,12 +41,18 @@ _CHILDREN: Final[Mapping[str, Mapping[int, str]]] = {
     "sparse tensor": {1: "tensor", 2: "tensor"},
 }
 """Message -> field number -> message, along every path from a ModelProto to a TensorProto."""
+_FOREIGN: Final[Mapping[str, Mapping[int, str]]] = {
+    "model": {20: "training", 25: "function"},
+    "graph": {15: "sparse tensor"},
+    "attribute": {6: "graph", 11: "graph", 22: "sparse tensor", 23: "sparse tensor"},
+}
+"""Message -> field number -> what our own builders never write there: functions and graphs in nodes are copied into the
+graph while it is opened, behind this check's back, and sparse tensors get the size that they say."""
 _NODE_INPUT, _NODE_OUTPUT, _NODE_OPERATOR, _NODE_ATTRIBUTE, _NODE_DOMAIN = 1, 2, 4, 5, 7
 _ATTRIBUTE_NAME, _ATTRIBUTE_INTEGER = 1, 3
 _TENSOR_NAME, _TENSOR_BYTES = 8, 9
 _MOST_PADDING: Final = 7
 """Zeros that are put behind a head, to make its size a multiple of 8."""
-_OWN_DOMAIN: Final = b"edge_rt"
 _OPERATORS: Final[Mapping[bytes, frozenset[bytes]]] = {
     b"": frozenset(
         {
@@ -60,8 +67,9 @@ _OPERATORS: Final[Mapping[bytes, frozenset[bytes]]] = {
             b"SkipSimplifiedLayerNormalization",
         }
     ),
+    DOMAIN.encode(): frozenset(op.name.encode() for op in OPS),
 }
-"""ONNX Runtime's operators in graphs of our own builders, by domain; of ours every one checks what it is given."""
+"""Operators in graphs of our own builders, by domain; ours check what they are given."""
 _EXTERNAL_DATA: Final = 13
 _ENTRY_KEY, _ENTRY_VALUE = 1, 2
 _KEYS: Final = (b"location", b"offset", b"length")
@@ -73,7 +81,10 @@ class _Refused(Exception):
 
 
 def check_graph(path: Path, weights_name: str, weights_bytes: int, *, is_own: bool = False) -> None:
-    """Refuse a graph that reads anything but the weights beside it, or chooses how much memory an operator takes.
+    """Refuse a graph that reads anything but the weights beside it, or is large only once it is opened.
+
+    Of our own builders' graphs nothing but casts may be computed while they are opened; of others, the outputs of every
+    ``Split`` are counted, and the rest is not bounded.
 
     Args:
         path: the graph, an ONNX ModelProto.
@@ -83,7 +94,7 @@ def check_graph(path: Path, weights_name: str, weights_bytes: int, *, is_own: bo
 
     Raises:
         InvalidPackage: the graph is too large, malformed or too deep, a tensor is outside the weights file, or an
-            operator is not allowed.
+            operator or another part is not allowed.
         OSError: the graph cannot be read.
     """
     with path.open("rb") as stream:
@@ -116,9 +127,22 @@ def _walk(data: bytes, weights_name: bytes, weights_bytes: int, is_own: bool) ->
         if message == "graph" and is_own:
             _check_constants(data, start, end)
         children = _CHILDREN[message]
-        for number, first, last in fields(data, start, end):
+        parts = fields(data, start, end)
+        if is_own:
+            _check_parts(message, parts)
+        for number, first, last in parts:
             if (child := children.get(number)) is not None:
                 waiting.append((child, first, last, depth + 1))
+
+
+def _check_parts(message: str, parts: Sequence[tuple[int, int, int]]) -> None:
+    foreign = _FOREIGN.get(message, {})
+    graphs = [first for number, first, _ in parts if message == "model" and _CHILDREN[message].get(number) == "graph"]
+    found = [(first, f"a {foreign[number]} in a {message}") for number, first, _ in parts if number in foreign]
+    # Parsers merge several graphs: operators of one would compute with constants of another.
+    found += [(first, "a second graph") for first in graphs[1:]]
+    for position, what in found[:1]:
+        raise _Refused("the graph has a part that such packages do not have.", f"At byte {position}: {what}.")
 
 
 def _check_node(data: bytes, start: int, end: int, is_own: bool) -> None:
@@ -126,7 +150,7 @@ def _check_node(data: bytes, start: int, end: int, is_own: bool) -> None:
     domain, operator = (_last(data, parts, number) for number in (_NODE_DOMAIN, _NODE_OPERATOR))
     # Two names of ONNX's own domain.
     domain = b"" if domain == b"ai.onnx" else domain
-    if is_own and domain != _OWN_DOMAIN and operator not in _OPERATORS.get(domain, ()):
+    if is_own and operator not in _OPERATORS.get(domain, ()):
         raise _Refused(
             "the graph has an operator that such packages do not have.",
             f"At byte {start}: {repr(operator)[1:]:.80} of the domain {repr(domain)[1:]:.80}.",
@@ -188,11 +212,15 @@ def _last(data: bytes, parts: Sequence[tuple[int, int, int]], wanted: int) -> by
 
 
 def _check_tensor(data: bytes, start: int, end: int, weights_name: bytes, weights_bytes: int) -> None:
-    entries = [
-        _entry(data, first, last) for number, first, last in fields(data, start, end) if number == _EXTERNAL_DATA
-    ]
+    parts = fields(data, start, end)
+    entries = [_entry(data, first, last) for number, first, last in parts if number == _EXTERNAL_DATA]
     if not entries:
         return
+    # This check would read the one, and ONNX Runtime the other.
+    if any(number == _TENSOR_BYTES for number, _, _ in parts):
+        raise _Refused(
+            "the graph's external data is malformed.", f"At byte {start}: a tensor has its values in the graph as well."
+        )
     values = dict(entries)
     # Exactly these keys, each once: readers interpret anything else differently.
     if len(entries) != len(_KEYS) or set(values) != set(_KEYS):

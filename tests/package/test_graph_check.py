@@ -7,6 +7,7 @@ import time
 import pytest
 
 from edge_rt.errors import InvalidPackage
+from edge_rt.op_list import DOMAIN, OPS
 from edge_rt.package.graph_check import MAX_GRAPH_BYTES, MAX_MESSAGES, check_graph
 
 SIZE = 4096
@@ -42,21 +43,23 @@ def initializer(data):
 
 def subgraphs(count, graph):
     for _ in range(count):
-        graph = field(1, field(5, field(6, graph)))
+        graph = field(1, CAST + field(5, field(6, graph)))
     return field(7, graph)
 
+
+CAST = field(1, b"x") + field(4, b"Cast")
 
 PLACES = {
     "initializer": lambda t: field(7, field(5, t)),
     "second graph field": lambda t: field(7, b"") + field(7, field(5, t)),
     "sparse initializer, values": lambda t: field(7, field(15, field(1, t))),
     "sparse initializer, indices": lambda t: field(7, field(15, field(2, t))),
-    "attribute": lambda t: field(7, field(1, field(5, field(5, t)))),
-    "attribute, several": lambda t: field(7, field(1, field(5, field(10, t)))),
-    "attribute, sparse": lambda t: field(7, field(1, field(5, field(22, field(1, t))))),
-    "attribute, several sparse": lambda t: field(7, field(1, field(5, field(23, field(1, t))))),
+    "attribute": lambda t: field(7, field(1, CAST + field(5, field(5, t)))),
+    "attribute, several": lambda t: field(7, field(1, CAST + field(5, field(10, t)))),
+    "attribute, sparse": lambda t: field(7, field(1, CAST + field(5, field(22, field(1, t))))),
+    "attribute, several sparse": lambda t: field(7, field(1, CAST + field(5, field(23, field(1, t))))),
     "subgraph": lambda t: subgraphs(1, field(5, t)),
-    "subgraphs": lambda t: field(7, field(1, field(5, field(11, field(5, t))))),
+    "subgraphs": lambda t: field(7, field(1, CAST + field(5, field(11, field(5, t))))),
     "function": lambda t: field(25, field(7, field(5, field(5, t)))),
     "function, default": lambda t: field(25, field(11, field(5, t))),
     "training, initialization": lambda t: field(20, field(1, field(5, t))),
@@ -66,6 +69,15 @@ PLACES = {
     ),
     "a tag in two bytes more than it needs": lambda t: b"\xba\x80\x00" + field(7, field(5, t))[1:],
 }
+
+OWN_PLACES = {
+    "initializer",
+    "attribute",
+    "attribute, several",
+    "after other fields",
+    "a tag in two bytes more than it needs",
+}
+"""Those that graphs of our builders may have, as far as operators allow it."""
 
 
 @pytest.fixture
@@ -100,6 +112,11 @@ def test_tensors_are_found_everywhere(check, place):
 def test_other_locations(check, location):
     with pytest.raises(InvalidPackage, match="a file it must not read"):
         check(initializer(tensor(location=location)))
+
+
+def test_values_in_the_graph_beside_external_ones(check):
+    with pytest.raises(InvalidPackage, match="has its values in the graph as well"):
+        check(initializer(tensor() + field(9, bytes(32))))
 
 
 def test_the_last_of_several_values_counts(check):
@@ -224,15 +241,23 @@ class TestOperators:
         return run
 
     def test_those_of_our_builders_are_allowed(self, check_own):
-        check_own(
-            node("MatMulNBits", domain="com.microsoft"), node("Add", domain="ai.onnx"), node("Any", domain="edge_rt")
-        )
+        own = [node(op.name, domain=DOMAIN) for op in OPS]
+        check_own(node("MatMulNBits", domain="com.microsoft"), node("Add", domain="ai.onnx"), *own)
 
     @pytest.mark.parametrize("operator", ["ConstantOfShape", "Expand", "Tile", "OneHot", "Resize", "Loop", "If"])
     def test_those_that_a_number_makes_large_are_not(self, check_own, check, operator):
         with pytest.raises(InvalidPackage, match=f"such packages do not have.*'{operator}'"):
             check_own(node(operator))
+        with pytest.raises(InvalidPackage, match="such packages do not have"):
+            check_own(node(operator, domain="edge_rt"))
         check(field(7, node(operator)))
+
+    @pytest.mark.parametrize("place", sorted(PLACES.keys() - OWN_PLACES))
+    def test_a_graph_of_ours_is_one_flat_graph(self, tmp_path, place):
+        """ONNX Runtime puts functions and graphs in nodes into the graph, and computes them, while it opens it."""
+        (tmp_path / "model.onnx").write_bytes(PLACES[place](tensor()))
+        with pytest.raises(InvalidPackage, match="a part that such packages do not have"):
+            check_graph(tmp_path / "model.onnx", "weights.bin", SIZE, is_own=True)
 
     @pytest.mark.parametrize("count", [2**31, 1, 3])
     def test_a_split_has_as_many_outputs_as_it_says(self, check, check_own, count):
