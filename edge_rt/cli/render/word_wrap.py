@@ -90,10 +90,12 @@ def joined_lines(parts: Sequence[str], separator: str, columns: int | None) -> l
         separator: between the parts of a line.
         columns: of a line; None: it may be as long as it gets.
     """
+    if columns is None:
+        return [separator.join(parts)] if parts else []
     lines: list[str] = []
     for part in parts:
         longer = f"{lines[-1]}{separator}{part}" if lines else part
-        if lines and (columns is None or _width(longer) < columns):
+        if lines and _width(longer) < columns:
             lines[-1] = longer
         else:
             lines.append(part)

@@ -58,6 +58,9 @@ def test_a_word_is_shown_when_it_is_complete():
 def test_parts_are_joined_as_far_as_they_fit():
     assert joined_lines(["aa", "bb", "cc"], ", ", 8) == ["aa, bb", "cc"]
     assert joined_lines(["aa", "bb", "cc"], ", ", None) == ["aa, bb, cc"]
+    assert joined_lines([], ", ", None) == joined_lines([], ", ", 8) == []
+    # A million of them take as long as a join: not as its square.
+    assert len(joined_lines(["a"] * 1_000_000, ", ", None)[0]) == 2_999_998
     assert joined_lines(["a" * 20, "b"], ", ", 8) == ["a" * 20, "b"]
 
 
