@@ -118,14 +118,14 @@ MUTATIONS = [
     Mutation(FALLBACKS, "((4096, LEAST_TABLE), (LEAST_TABLE, LEAST_TABLE))", "()", LADDER),
     Mutation(
         "edge_rt/export/estimate.py",
-        "max(writing, calibrating, logits",
-        "max(writing, logits",
+        "arithmetic + calibrating, quantising",
+        "quantising",
         (f"{PREDICTIONS}[native-calibration]", f"{PREDICTIONS}[native-wide]"),
     ),
     Mutation(
         "edge_rt/export/estimate.py",
-        "disk_bytes=layout.size + GRAPH_AND_TEXT_BYTES",
-        "disk_bytes=layout.size",
+        "disk_bytes=size + GRAPH_AND_TEXT_BYTES",
+        "disk_bytes=size",
         (f"{PREDICTIONS}_for_a_real_model",),
     ),
     Mutation(
