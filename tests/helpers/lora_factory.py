@@ -58,7 +58,9 @@ def write_peft(folder, tensors, *, dtype="F32", **config):
     return folder
 
 
-def write_gguf_adapter(path, pairs, *, alpha=ALPHA, architecture="llama", kind="lora", extra=None, vectors=None):
+def write_gguf_adapter(
+    path, pairs, *, alpha=ALPHA, architecture="llama", kind="lora", extra=None, vectors=None, numbers=None
+):
     """Write a GGUF file as llama.cpp's converter does: tensor -> A and B, with its names and its order of rows."""
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_type("adapter")
@@ -66,6 +68,8 @@ def write_gguf_adapter(path, pairs, *, alpha=ALPHA, architecture="llama", kind="
     writer.add_float32("adapter.lora.alpha", alpha)
     for key, values in (extra or {}).items():
         writer.add_array(key, values)
+    for key, number in (numbers or {}).items():
+        writer.add_uint16(key, number)
     for name, (a, b) in pairs.items():
         writer.add_tensor(f"{name}.lora_a", np.ascontiguousarray(a.T) if name == "token_embd.weight" else a)
         writer.add_tensor(f"{name}.lora_b", b)

@@ -157,7 +157,7 @@ def read_gguf_adapter(path: Path, scale: float, number: int) -> Adapter:
 
     Raises:
         InvalidModelFile: it is malformed, or no adapter.
-        UnsupportedModel: it is an adapter of another kind.
+        UnsupportedModel: it is an adapter of another kind, or one in several parts.
         ModelNotFound, StorageError: it cannot be read.
     """
     header = read_gguf(path)
@@ -173,6 +173,12 @@ def read_gguf_adapter(path: Path, scale: float, number: int) -> Adapter:
     if "adapter.alora.invocation_tokens" in header.values:
         raise unsupported(path.name, "It is an activated LoRA (aLoRA), which begins in the middle of a prompt")
     alpha = header.get_float("adapter.lora.alpha", default=0.0, minimum=-MOST, maximum=MOST)
+    if header.more_paths:
+        raise UnsupportedModel(
+            f"{path.name}: the adapter is split into several files.",
+            f"There are {len(header.paths)} parts.",
+            "Join them with llama.cpp: llama-gguf-split --merge FIRST_PART ADAPTER.gguf, and give that file.",
+        )
     tensors = {name: replace(tensor, file=number) for name, tensor in header.tensors.items()}
     products, wholes = {}, {}
     for name, tensor in tensors.items():

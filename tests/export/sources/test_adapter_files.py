@@ -142,6 +142,19 @@ def test_gguf_files_of_other_kinds_are_refused(options, found, tmp_path):
         read_gguf_adapter(path, 1.0, 0)
 
 
+def test_an_adapter_in_parts_is_refused(tmp_path):
+    pairs = [{f"blk.0.attn_{name}.weight": pair()} for name in "qk"]
+    paths = [
+        write_gguf_adapter(
+            tmp_path / f"a-0000{n + 1}-of-00002.gguf", pairs[n], numbers={"split.no": n, "split.count": 2}
+        )
+        for n in range(2)
+    ]
+    for path in paths:
+        with pytest.raises(UnsupportedModel, match=r"of-00002\.gguf: the adapter is split .* 2 parts\. .*--merge"):
+            read_gguf_adapter(path, 1.0, 0)
+
+
 def test_scales_of_gguf_files(tmp_path):
     pairs = {"blk.0.attn_q.weight": pair(), "token_embd.weight": (pair(8, 8)[0], pair(6, 8)[1])}
     for alpha, scale in ((16.0, 2.0 * 16 / RANK), (0.0, 2.0)):
