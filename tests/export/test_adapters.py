@@ -287,6 +287,44 @@ def test_new_rows_of_tokens_keep_head_and_embedding_tied(tied, tmp_path):
         np.testing.assert_array_equal(found[0]["token_embd.weight"], expected)
 
 
+TOKENS = "token_adapter.trainable_tokens_delta"
+
+
+@pytest.mark.parametrize("stated", [{HEAD: [300, 7]}, {"embed_tokens": [300, 9], HEAD: [300, 7]}])
+def test_new_rows_of_the_heads_own_untie_it(stated, tied, tmp_path):
+    """As PEFT computes: the head's rows leave the embedding as it is, and the embedding's the head."""
+    ends = {"embed_tokens": EMBEDDING, HEAD: HEAD}
+    rows = {end: sixteenths(np.random.default_rng(len(end)), 2, 64) for end in stated}
+    wholes = {f"{ends[end]}.{TOKENS}": values for end, values in rows.items()}
+    adapter = write_peft(tmp_path / "lora", peft_tensors({}, wholes=wholes), trainable_token_indices=stated)
+    found, decoder = floats(tied.folder, [adapter])
+    assert not decoder.is_tied
+    for end, ours in (("embed_tokens", "token_embd.weight"), (HEAD, "output.weight")):
+        expected = tied.tensors[f"{EMBEDDING}.weight"].copy()
+        if end in stated:
+            expected[stated[end]] = rows[end]
+        np.testing.assert_array_equal(found[ours], expected)
+
+
+def test_the_same_new_rows_for_both_ends_keep_them_tied(tied, tmp_path):
+    rows = sixteenths(np.random.default_rng(1), 2, 64)
+    wholes = {f"{end}.{TOKENS}": rows for end in (EMBEDDING, HEAD)}
+    adapter = write_peft(tmp_path / "lora", peft_tensors({}, wholes=wholes), trainable_token_indices=[300, 7])
+    found, decoder = floats(tied.folder, [adapter])
+    assert decoder.is_tied
+    np.testing.assert_array_equal(found["token_embd.weight"][[300, 7]], rows)
+
+
+def test_new_rows_of_two_adapters_are_refused_at_tied_ends(tied, tmp_path):
+    rows = sixteenths(np.random.default_rng(1), 1, 64)
+    adapters = [
+        write_peft(tmp_path / end, peft_tensors({}, wholes={f"{end}.{TOKENS}": rows}), trainable_token_indices=[7])
+        for end in (EMBEDDING, HEAD)
+    ]
+    with pytest.raises(UnsupportedModel, match="replaced that is changed in another way"):
+        open_checkpoint(tied.folder, dict.fromkeys(adapters, 1.0))
+
+
 def test_a_row_has_the_same_bits_whatever_is_read_with_it(base, tmp_path):
     generator = np.random.default_rng(0)
     products = {

@@ -1,7 +1,8 @@
 """Adapters on a model: their tensors under the names of the model's, and with rows in its order; misfits are refused.
 
 Where the head is the embedding and an adapter changes one of them, the package has both: so the adapter was trained.
-(PEFT's ``merge_and_unload`` then changes both, and warns of it.) New rows of tokens change both, as in training.
+(PEFT's ``merge_and_unload`` then changes both, and warns of it.) New rows of tokens of the embedding change both, as in
+training, unless the head has rows of its own.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ class _Change:
     Attributes:
         whole: what replaces it, and whose that is.
         products: what is added to it, and whose that is.
-        tokens: rows that are replaced.
+        tokens: rows that are replaced, and whose those are.
     """
 
     whole: tuple[Adapter, TensorInfo] | None = None
     products: list[tuple[Adapter, LowRank]] = field(default_factory=list)
-    tokens: list[TokenRows] = field(default_factory=list)
+    tokens: list[tuple[Adapter, TokenRows]] = field(default_factory=list)
 
     @property
     def has_arithmetic(self) -> bool:
@@ -73,9 +74,9 @@ def merge_adapters(
         is_tied = not _unties(changes)
         if not is_tied:
             tensors[_HEAD] = replace(tensors[_EMBEDDING], name=_HEAD)
-            # Tokens were trained with one matrix for both.
-            tokens = changes.get(_EMBEDDING, _Change()).tokens
-            changes.setdefault(_HEAD, _Change()).tokens += tokens
+            head = changes.setdefault(_HEAD, _Change())
+            # Tokens were trained with one matrix for both, unless the head has its own.
+            head.tokens = head.tokens or changes.get(_EMBEDDING, _Change()).tokens
     quantised = [
         name
         for name, change in changes.items()
@@ -113,15 +114,28 @@ def _unties(changes: dict[str, _Change]) -> bool:
     embedding, head = changes.get(_EMBEDDING, _Change()), changes.get(_HEAD, _Change())
     if embedding.whole is not None and head.whole is not None and not (embedding.products or head.products):
         (adapter, one), (_, other) = embedding.whole, head.whole
-        if adapter is head.whole[0] and (one.type_name, one.shape) == (other.type_name, other.shape):
-            file = adapter.weights
-            if is_same_data((file, one.offset), (file, other.offset), one.nbytes):
-                del changes[_HEAD]
-                return False
-    return any(
+        if adapter is head.whole[0] and _is_same(adapter, one, other):
+            del changes[_HEAD]
+            return False
+    if head.tokens and embedding.tokens:
+        (first, rows), (second, heads) = embedding.tokens[0], head.tokens[0]
+        if first is not second:
+            raise _twice(second, _HEAD)
+        if rows.tokens == heads.tokens and _is_same(first, rows.tensor, heads.tensor):
+            del changes[_HEAD]
+            return False
+    return bool(head.tokens) or any(
         change.whole is not None or change.products
         for name in (_EMBEDDING, _HEAD)
         if (change := changes.get(name)) is not None
+    )
+
+
+def _is_same(adapter: Adapter, one: TensorInfo, other: TensorInfo) -> bool:
+    """Return whether two tensors of an adapter are equal, bit by bit."""
+    file = adapter.weights
+    return (one.type_name, one.shape) == (other.type_name, other.shape) and is_same_data(
+        (file, one.offset), (file, other.offset), one.nbytes
     )
 
 
@@ -175,7 +189,7 @@ def _collect(changes: dict[str, _Change], adapter: Adapter, source: Source, deco
             raise _twice(adapter, stored)
         if max(rows.tokens, default=0) >= decoder.vocab_size:
             wrong.append(f"no token {max(rows.tokens)}")
-        change.tokens.append(rows)
+        change.tokens.append((adapter, rows))
     if wrong:
         raise _foreign(adapter, source, f"The model has {listed(wrong)}")
 
@@ -226,7 +240,7 @@ def _merged(
     products = tuple(
         (product, _row_order(name, adapter, source, decoder, family)) for adapter, product in change.products
     )
-    return merged_tensor(name, Merge(base, base_order, products, tuple(change.tokens)))
+    return merged_tensor(name, Merge(base, base_order, products, tuple(rows for _, rows in change.tokens)))
 
 
 def _is_foreign_kind(adapter: Adapter, source: Source) -> bool:
