@@ -147,7 +147,10 @@ def read_peft_adapter(folder: Path, scale: float, number: int) -> Adapter:
         module, end = _take_apart(where, name)
         if end in _PRODUCTS:
             factor, is_turned = _PRODUCTS[end]
-            pairs.setdefault(module, {})[factor] = tensor, is_turned
+            pair = pairs.setdefault(module, {})
+            if factor in pair:
+                raise unsupported(where, f"It has {shown(pair[factor][0].name)} and {shown(name)}")
+            pair[factor] = tensor, is_turned
         elif end == _TOKENS:
             tokens[f"{module}.weight"] = _token_rows(where, config, module, tensor)
         else:

@@ -69,6 +69,14 @@ def test_tensors_that_are_not_known_are_refused_by_name(changed, name, tmp_path)
         read(write_peft(tmp_path / "lora", tensors(**changed)))
 
 
+@pytest.mark.parametrize(("end", "other"), [("lora_embedding_B", "lora_A"), ("lora_embedding_A", "lora_B")])
+def test_two_kinds_of_matrices_for_one_module_are_refused(end, other, tmp_path):
+    values = np.ones((8, RANK) if end.endswith("B") else (RANK, 8))
+    names = rf"'{NAME}\.({end}|{other}\.weight)'"
+    with pytest.raises(UnsupportedModel, match=rf"adapters of this kind\. It has {names} and {names}"):
+        read(write_peft(tmp_path / "lora", tensors(**{end: values})))
+
+
 def test_a_tensor_without_pefts_prefix_is_refused(tmp_path):
     found = {name.removeprefix("base_model.model."): values for name, values in tensors().items()}
     with pytest.raises(UnsupportedModel, match=rf"It is '{Q}\.lora_A\.weight'"):
