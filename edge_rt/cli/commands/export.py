@@ -197,7 +197,11 @@ def _adapters(options: Sequence[str]) -> dict[Path | str, float]:
     for option in options:
         path, scale = parse_adapter(option)
         if path in found:
-            raise ConfigError(f"The adapter {path} is named twice.", "", "Name it once, with the sum of its scales.")
+            raise ConfigError(
+                f"The adapter {path} is named twice.",
+                f"Its scales are {found[path]:g} and {scale:g}.",
+                "Name it once, with the sum of its scales.",
+            )
         found[path] = scale
     return found
 

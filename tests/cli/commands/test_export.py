@@ -138,7 +138,8 @@ def test_adapters_stand_in_the_report_and_in_the_package(inline, tmp_path):
     shown = inline("inspect", tmp_path / "out").stdout.decode()
     assert "adapter 1" in shown
     assert "kind gguf, name lora.gguf, scale 0.5, sha256" in shown
-    assert inline(*flags, "--adapter", lora, "--adapter", lora).stderr.decode().startswith("error: The adapter")
+    twice = " ".join(inline(*flags, *adapter, "--adapter", lora).stderr.decode().split())
+    assert "is named twice. Its scales are 0.5 and 1. Name it once" in twice
 
 
 @pytest.mark.parametrize(
