@@ -164,12 +164,12 @@ def _store_path(path: Path, value: object) -> Path | None:
         ) from error
 
 
-def store_root(flag: str | Path | None = None, *, config: Path | None = None) -> Path:
+def store_root(flag: str | Path | None = None, *, config: Config | None = None) -> Path:
     """Return the root folder of the store: the flag, else the configuration file, else the platform's default.
 
     Args:
         flag: folder given on the command line or in a call.
-        config: path of a configuration file to read instead of the user's.
+        config: content of the configuration file; None reads the user's.
 
     Raises:
         ConfigError: the configuration file is wrong, which does not matter when a flag is given; or the flag names an
@@ -180,4 +180,4 @@ def store_root(flag: str | Path | None = None, *, config: Path | None = None) ->
         from edge_rt.package.reader import absolute_path
 
         return absolute_path(Path(flag))
-    return load_config(config).store or default_store_root()
+    return (load_config() if config is None else config).store or default_store_root()

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_rt.errors import EdgeRTError, ModelNotFound
-from edge_rt.store.config import store_root
+from edge_rt.store.config import Config, store_root
 from edge_rt.store.files import storage_errors, tree_bytes
 from edge_rt.store.made_from import forget
 from edge_rt.store.naming import check_name, is_name, parse_hub_reference
@@ -249,12 +249,12 @@ class Store:
         )
 
 
-def open_store(root: str | Path | None = None, *, config: Path | None = None) -> Store:
+def open_store(root: str | Path | None = None, *, config: Config | None = None) -> Store:
     """Return the store named by a flag, else by the configuration file, else the user's default store.
 
     Args:
         root: folder given by a flag.
-        config: path of a configuration file to read instead of the user's.
+        config: content of the configuration file; None reads the user's.
 
     Raises:
         ConfigError: the configuration file is wrong.

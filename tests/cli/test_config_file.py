@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from edge_rt.cli.options.groups import LoadFlags, PlaceFlags, SamplingFlags
+from edge_rt.cli.options.generation import SamplingFlags
+from edge_rt.cli.options.groups import LoadFlags, PlaceFlags
 
 TEXT = 'model = "{}"\nctx = 64\nthreads = 3\n[sampling]\ntemperature = 0\nrepetition_penalty = 1.2\n'
 
@@ -29,6 +30,20 @@ def test_flags_go_before_the_file(config, native_package):
         temp=0.5, repeat_penalty=1.0, top_k=3
     )
     assert LoadFlags(ctx=5).completed(()).ctx == 5
+
+
+def test_a_command_reads_it_once(config, tmp_path):
+    config.write_text('store = "s"\nmemory = "1GiB"\nctx = 64\n')
+    places = PlaceFlags(config=config)
+    load = LoadFlags().completed((places,))
+    config.write_text("= broken")
+    assert SamplingFlags().completed((places,)) == SamplingFlags()
+    assert (load.budget_bytes(places), places.open_store().root) == (1 << 30, tmp_path / "s")
+
+
+def test_a_store_that_is_given_goes_before_a_broken_file(config, tmp_path):
+    config.write_text("= broken")
+    assert PlaceFlags(config=config, store=tmp_path / "flag").open_store().root == tmp_path / "flag"
 
 
 def test_commands_read_it(inline, config, native_package):

@@ -32,7 +32,13 @@ def test_packages_without_exits_show_none(inline, native_package):
 
 @pytest.mark.parametrize("dry", [(), ("--dry-run",)], ids=["export", "dry run"])
 @pytest.mark.parametrize(
-    ("exits", "problem"), [("2", "the model has 2 layers"), ("one", "not one"), ("1,1", "Got 1, 1"), ("", "not one")]
+    ("exits", "problem"),
+    [
+        ("2", "the model has 2 layers"),
+        ("one", "a list of layer numbers"),
+        ("1,1", "Got 1, 1"),
+        ("", "a list of layer numbers"),
+    ],
 )
 def test_bad_lists(inline, small_gguf, tmp_path, exits, problem, dry):
     require_native()

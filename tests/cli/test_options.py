@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 
 from edge_rt.cli.app import app
 from edge_rt.cli.main import main
-from edge_rt.cli.options import flags
-from edge_rt.cli.options.groups import ModelFlags, SamplingFlags
+from edge_rt.cli.options import flags, making_flags
+from edge_rt.cli.options.generation import SamplingFlags
+from edge_rt.cli.options.groups import ModelFlags
 from edge_rt.cli.options.spread import Argument, Flag, only, spread
 from edge_rt.errors import ConfigError
 from tests.cli.flag_places import CLI, declarations
@@ -139,7 +140,7 @@ def test_what_the_table_for_users_of_other_programs_names_exists():
         (flags.KV_TYPE, "int", ["int8", "int4", "int4x2"]),
         (flags.DEVICE, "c", ["cpu", "cuda", "cuda:1"]),
         (flags.ISA, "scal", ["scalar"]),
-        (flags.WEIGHTS, "int", ["int4", "int8"]),
+        (making_flags.WEIGHTS, "int", ["int4", "int8"]),
         (flags.ACCEPT, "", ["match", "ratio"]),
         (flags.SPEC, "s", ["suffix", "self"]),
     ],

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from edge_rt.cli.chat.slash_commands import Commands
-from edge_rt.cli.options.groups import TemplateFlags
+from edge_rt.cli.options.generation import TemplateFlags
 from edge_rt.cli.render.answer import AnswerView
 from edge_rt.cli.render.console import Terminal
 from edge_rt.errors import ConfigError

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from edge_rt.cli.options.groups import NO_LIMIT, parse_logit_bias
+from edge_rt.cli.options.generation import NO_LIMIT, parse_logit_bias
 from edge_rt.cli.render.console import number
 from edge_rt.cli.user_paths import path_of
 from edge_rt.errors import ConfigError, InputError

@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from edge_rt.cli.chat.chat_input import needs_more, parse_entry
 from edge_rt.cli.loading import telling_load
 from edge_rt.cli.options import flags
+from edge_rt.cli.options.generation import GuardFlags, SamplingFlags, TemplateFlags
 from edge_rt.cli.options.groups import (
     AnswerFlags,
-    GuardFlags,
     ModelFlags,
     PlaceFlags,
-    SamplingFlags,
     SpeculationFlags,
-    TemplateFlags,
 )
 from edge_rt.cli.speculation import tell_calibration
 from edge_rt.cli.trace_file import open_trace

@@ -11,7 +11,7 @@ import typer
 
 from edge_rt.byte_size import counted
 from edge_rt.cli.loading import obtain_package
-from edge_rt.cli.options import flags
+from edge_rt.cli.options import flags, making_flags
 from edge_rt.cli.options.groups import LoadFlags, OutputFlags, PlaceFlags
 from edge_rt.cli.options.shown import PlainCommand, PlainGroup
 from edge_rt.cli.options.spread import only, spread
@@ -36,7 +36,7 @@ class BuildFlags:
     """The texts to index, and the file of the index."""
 
     texts: Annotated[list[Path], flags.TEXTS_ARGUMENT]
-    out: Annotated[Path, flags.OUT.but(help="File to create.", metavar="FILE")]
+    out: Annotated[Path, making_flags.OUT.but(help="File to create.", metavar="FILE")]
     force: Annotated[bool, flags.FORCE.but(help="Replace FILE.")] = False
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final, TypedDict
 
 from edge_rt.byte_size import parse_size
 from edge_rt.cli.loading import check_runtime, tell_estimate, tell_source
-from edge_rt.cli.options import flags
+from edge_rt.cli.options import flags, making_flags
 from edge_rt.cli.options.groups import ModelFlags, OutputFlags, PlaceFlags
 from edge_rt.cli.options.spread import only
 from edge_rt.cli.render.console import Terminal
@@ -48,17 +48,17 @@ class Asked(TypedDict):
 class ExportFlags:
     """What is exported, and where to."""
 
-    out: Annotated[Path, flags.OUT]
-    via: Annotated[str | None, flags.VIA] = None
-    profile: Annotated[str | None, flags.PROFILE] = None
-    activations: Annotated[str | None, flags.ACTIVATIONS.but(shown="int8")] = None
-    weights: Annotated[str | None, flags.WEIGHTS] = None
-    size: Annotated[str | None, flags.SIZE] = None
-    calibration: Annotated[str | None, flags.CALIBRATION] = None
-    exits: Annotated[str | None, flags.EXITS] = None
-    adapter: Annotated[list[str] | None, flags.ADAPTER] = None
-    accept_loss: Annotated[bool, flags.ACCEPT_LOSS] = False
-    dry_run: Annotated[bool, flags.DRY_RUN] = False
+    out: Annotated[Path, making_flags.OUT]
+    via: Annotated[str | None, making_flags.VIA] = None
+    profile: Annotated[str | None, making_flags.PROFILE] = None
+    activations: Annotated[str | None, making_flags.ACTIVATIONS.but(shown="int8")] = None
+    weights: Annotated[str | None, making_flags.WEIGHTS] = None
+    size: Annotated[str | None, making_flags.SIZE] = None
+    calibration: Annotated[str | None, making_flags.CALIBRATION] = None
+    exits: Annotated[str | None, making_flags.EXITS] = None
+    adapter: Annotated[list[str] | None, making_flags.ADAPTER] = None
+    accept_loss: Annotated[bool, making_flags.ACCEPT_LOSS] = False
+    dry_run: Annotated[bool, making_flags.DRY_RUN] = False
     force: Annotated[bool, flags.FORCE.but(help="Replace a package at DIR.")] = False
     memory: Annotated[
         str | None, flags.MEMORY.but(help="Refuse an export that needs more, such as 2GiB.", shown=None, panel=None)

@@ -12,14 +12,12 @@ from edge_rt.cli.answering import answering
 from edge_rt.cli.chat.settings import options_to_settings
 from edge_rt.cli.loading import load_model, obtain_package, tell_device, telling_load
 from edge_rt.cli.options import flags
+from edge_rt.cli.options.generation import GuardFlags, SamplingFlags, TemplateFlags
 from edge_rt.cli.options.groups import (
     AnswerFlags,
-    GuardFlags,
     LoadFlags,
     PlaceFlags,
-    SamplingFlags,
     SpeculationFlags,
-    TemplateFlags,
     one_of,
 )
 from edge_rt.cli.prompt import read_prompt

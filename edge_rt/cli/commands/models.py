@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from edge_rt.byte_size import parse_size
 from edge_rt.cli.loading import check_runtime, tell_source, telling_exporter
-from edge_rt.cli.options import flags
+from edge_rt.cli.options import flags, making_flags
 from edge_rt.cli.options.flags import DEFAULT_MODEL
 from edge_rt.cli.options.groups import ModelFlags, OutputFlags, PlaceFlags
 from edge_rt.cli.options.spread import only
@@ -26,10 +26,10 @@ class PullFlags:
     """What is fetched, and how it is exported."""
 
     name: Annotated[str | None, flags.NAME] = None
-    activations: Annotated[str | None, flags.ACTIVATIONS.but(help="int8 or float.")] = None
-    weights: Annotated[str | None, flags.WEIGHTS] = None
-    size: Annotated[str | None, flags.SIZE] = None
-    accept_loss: Annotated[bool, flags.ACCEPT_LOSS] = False
+    activations: Annotated[str | None, making_flags.ACTIVATIONS.but(help="int8 or float.")] = None
+    weights: Annotated[str | None, making_flags.WEIGHTS] = None
+    size: Annotated[str | None, making_flags.SIZE] = None
+    accept_loss: Annotated[bool, making_flags.ACCEPT_LOSS] = False
     force: Annotated[bool, flags.FORCE.but(help="Fetch and export again.")] = False
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from edge_rt.cli.baseline_memory import PLANNING, this_machine
 from edge_rt.cli.loading import tell_device
-from edge_rt.cli.options import flags
+from edge_rt.cli.options import flags, making_flags
 from edge_rt.cli.options.groups import ModelFlags, OutputFlags, PlaceFlags, SpeculationFlags
 from edge_rt.cli.options.spread import only
 from edge_rt.cli.render.console import Terminal
@@ -60,7 +60,7 @@ class MachineFlags:
         ),
     ] = None
     weights: Annotated[
-        str | None, flags.WEIGHTS.but(help="Types of the matrices that an export of a checkpoint would give.")
+        str | None, making_flags.WEIGHTS.but(help="Types of the matrices that an export of a checkpoint would give.")
     ] = None
 
 

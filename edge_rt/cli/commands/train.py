@@ -13,7 +13,7 @@ import typer
 
 from edge_rt.byte_size import counted
 from edge_rt.cli.loading import check_runtime, obtain_package
-from edge_rt.cli.options import flags
+from edge_rt.cli.options import flags, making_flags
 from edge_rt.cli.options.groups import ModelFlags, OutputFlags, PlaceFlags
 from edge_rt.cli.options.shown import PlainCommand, PlainGroup
 from edge_rt.cli.options.spread import literal, only, spread
@@ -46,27 +46,30 @@ train_app = typer.Typer(cls=PlainGroup, no_args_is_help=True, help=_HELP)
 class TrainFlags:
     """What is trained, from what, and for how long."""
 
-    out: Annotated[Path | None, flags.OUT.but(shown="drafters/KIND in the package; NAME-draft for a model")] = None
-    kind: Annotated[str, flags.KIND] = "head"
+    out: Annotated[Path | None, making_flags.OUT.but(shown="drafters/KIND in the package; NAME-draft for a model")] = (
+        None
+    )
+    kind: Annotated[str, making_flags.KIND] = "head"
     exits: Annotated[
-        str | None, flags.EXITS.but(help="Exits to train adapters for, such as 6,15.", shown="all of the package")
+        str | None,
+        making_flags.EXITS.but(help="Exits to train adapters for, such as 6,15.", shown="all of the package"),
     ] = None
-    data: Annotated[str, flags.DATA] = SELF
-    time: Annotated[str, flags.TIME] = "30m"
-    tokens: Annotated[int | None, flags.TRAIN_TOKENS] = None
-    updates: Annotated[int | None, flags.UPDATES] = None
-    unrolled: Annotated[int | None, flags.UNROLLED] = None
-    dropout: Annotated[float | None, flags.DROPOUT] = None
-    layers: Annotated[int | None, flags.LAYERS] = None
+    data: Annotated[str, making_flags.DATA] = SELF
+    time: Annotated[str, making_flags.TIME] = "30m"
+    tokens: Annotated[int | None, making_flags.TRAIN_TOKENS] = None
+    updates: Annotated[int | None, making_flags.UPDATES] = None
+    unrolled: Annotated[int | None, making_flags.UNROLLED] = None
+    dropout: Annotated[float | None, making_flags.DROPOUT] = None
+    layers: Annotated[int | None, making_flags.LAYERS] = None
     weights: Annotated[
         str | None,
-        flags.WEIGHTS.but(
+        making_flags.WEIGHTS.but(
             help="Types of a draft model's matrices, as in export.", shown="like the model's", panel=None
         ),
     ] = None
-    vocabulary: Annotated[int | None, flags.VOCABULARY] = None
+    vocabulary: Annotated[int | None, making_flags.VOCABULARY] = None
     seed: Annotated[int, flags.SEED.but(help="Of the answers and the training.", shown="0", panel=None)] = 0
-    work: Annotated[Path | None, flags.WORK] = None
+    work: Annotated[Path | None, making_flags.WORK] = None
     force: Annotated[bool, flags.FORCE.but(help="Replace a drafter at DIR.")] = False
 
     def seconds(self) -> float:

@@ -1,7 +1,7 @@
-"""All flags of ``edge-rt``: their names and their text in ``--help``.
+"""The flags of ``edge-rt``: their names and their text in ``--help``.
 
-Names and meanings of flags are defined only here. A command with another default or a narrower meaning for a flag
-changes it with ``Flag.but``.
+Names and meanings of flags are defined only here and, of what makes packages and drafters, in ``making_flags``. A
+command with another default or a narrower meaning for a flag changes it with ``Flag.but``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Final
 from edge_rt.cli.options.spread import Argument, Flag
 from edge_rt.device_names import SHOWN_DEVICES
 from edge_rt.kv_formats import KV_FORMAT
-from edge_rt.package.weights_info import WEIGHTS as WEIGHT_NAMES
 from edge_rt.runtime.config import ACCEPTANCE_RULES, GenerationConfig
 from edge_rt.spec_modes import SHOWN_MODES
 
@@ -24,8 +23,6 @@ SAMPLING: Final = "Sampling"
 PROMPTING: Final = "Prompt and template"
 SPECULATION: Final = "Speculation (tokens guessed ahead, for speed)"
 WITH_PROMPTS: Final = "With --prompts"
-QUANTISING: Final = "Quantisation and graph"
-TRAINING: Final = "Training"
 PLACES: Final = "Paths and output"
 _D: Final = GenerationConfig()
 
@@ -46,7 +43,7 @@ def _model_names(incomplete: str) -> list[str]:
     return sorted(name for name in names if name.startswith(incomplete))
 
 
-def _one_of(*names: str) -> Callable[[str], list[str]]:
+def completed_from(*names: str) -> Callable[[str], list[str]]:
     """Complete fixed names."""
 
     def complete(incomplete: str) -> list[str]:
@@ -109,7 +106,7 @@ KV_TYPE: Final = Flag(
     metavar="FORMAT",
     shown="the package's first",
     panel=MEMORY_PANEL,
-    complete=_one_of("auto", *KV_FORMAT, "f32"),
+    complete=completed_from("auto", *KV_FORMAT, "f32"),
 )
 THREADS: Final = Flag(
     ("-t", "--threads"), "Number of threads.", metavar="N", shown="every usable CPU", panel=MEMORY_PANEL, least=1
@@ -121,7 +118,7 @@ DEVICE: Final = Flag(
     metavar="DEVICE",
     shown="auto",
     panel=MEMORY_PANEL,
-    complete=_one_of(*SHOWN_DEVICES),
+    complete=completed_from(*SHOWN_DEVICES),
 )
 # For measurements and bug reports; 'edge-rt doctor' lists the names.
 ISA: Final = Flag(
@@ -207,7 +204,7 @@ ACCEPT: Final = Flag(
     metavar="RULE",
     shown=_D.accept,
     panel=SPECULATION,
-    complete=_one_of(*ACCEPTANCE_RULES),
+    complete=completed_from(*ACCEPTANCE_RULES),
 )
 
 # --- speculation ---
@@ -218,7 +215,7 @@ SPEC: Final = Flag(
     metavar="MODE",
     shown="auto, if it fits the memory",
     panel=SPECULATION,
-    complete=_one_of(*SHOWN_MODES),
+    complete=completed_from(*SHOWN_MODES),
 )
 DRAFT_MAX: Final = Flag(("--draft-max",), "Maximum number of tokens to draft per pass.", metavar="N", panel=SPECULATION)
 REFERENCE: Final = Flag(
@@ -297,129 +294,12 @@ COMPILE: Final = Flag(
     metavar="ARCH",
 )
 
-# --- making and keeping packages ---
+# --- models that are kept ---
 
-OUT: Final = Flag(("-o", "--out"), "Folder to create.", metavar="DIR")
-VIA: Final = Flag(
-    ("--via",),
-    "transformers: let its exporter trace a folder's model, of any architecture (needs transformers and torch: the "
-    "extra [transformers]).",
-    metavar="EXPORTER",
-    shown="edge-rt's own exporter",
-    panel=QUANTISING,
-    complete=_one_of("transformers"),
-)
-PROFILE: Final = Flag(
-    ("--profile",),
-    "native (edge-rt's operators) or portable (ONNX Runtime's).",
-    metavar="PROFILE",
-    shown="what this machine runs",
-    panel=QUANTISING,
-    complete=_one_of("native", "portable"),
-)
-ACTIVATIONS: Final = Flag(
-    ("--activations",),
-    "int8 (fast) or float (closest to the checkpoint; portable only).",
-    metavar="KIND",
-    panel=QUANTISING,
-    complete=_one_of("int8", "float"),
-)
-CALIBRATION: Final = Flag(
-    ("--calibration",),
-    "Text by which weights are quantised and 4-bit cache keys are calibrated; none: weights are only rounded, and "
-    "keys are not calibrated.",
-    metavar="FILE|none",
-    shown="a text of edge-rt's own",
-    panel=QUANTISING,
-)
-WEIGHTS: Final = Flag(
-    ("--weights",),
-    "Types of the weights: keep (the checkpoint's), int4 (about 4.7 bits a weight in the layers, 8.5 in embedding and "
-    "head), int8, nested8 (8 bits, 4 of them a model that drafts; native only), f16 or f32.",
-    metavar="TYPE",
-    shown="int4 for folders of floats, else keep",
-    complete=_one_of(*WEIGHT_NAMES),
-)
-SIZE: Final = Flag(
-    ("--size",),
-    "Maximum size of the weights, such as 700MiB: every matrix gets 4 to 8 bits, as its errors matter (native only).",
-    metavar="SIZE",
-)
-EXITS: Final = Flag(
-    ("--exits",),
-    "Cut the graph after these layers, such as 6,10,15, so that drafts can end there (--spec exit; native only).",
-    metavar="LAYERS",
-    panel=QUANTISING,
-)
-ADAPTER: Final = Flag(
-    ("--adapter",),
-    "Merge a LoRA adapter: a folder of PEFT or a GGUF file; with a factor as PATH:0.5. Repeatable.",
-    metavar="PATH[:SCALE]",
-)
-ACCEPT_LOSS: Final = Flag(
-    ("--accept-loss",),
-    "Write the package even if quantising changes the predictions more than is allowed.",
-    panel=QUANTISING,
-)
-DRY_RUN: Final = Flag(
-    ("--dry-run",),
-    "Show the types of the weights, and the disk, memory and time that the export would take; write nothing.",
-)
 NAME: Final = Flag(("--name",), "Name that the model gets in the store.", metavar="NAME")
 FORCE: Final = Flag(("--force",), "Replace what already exists.")
 YES: Final = Flag(("--yes", "-y"), "Do not ask.")
 VERIFY: Final = Flag(("--verify",), "Read every file and compare its hash.")
-
-# --- training drafters ---
-
-KIND: Final = Flag(
-    ("--kind",),
-    "What is trained: head, exit (adapters of a package's exits) or model (a package of the model's first layers).",
-    metavar="KIND",
-    shown="head",
-    complete=_one_of("head", "exit", "model"),
-)
-LAYERS: Final = Flag(
-    ("--layers",), "Layers of a draft model (--kind model).", metavar="N", shown="2", panel=TRAINING, least=1
-)
-DATA: Final = Flag(
-    ("--data",),
-    "Prompts that the model answers, as bench takes them; self: it writes the user's turns, too.",
-    metavar="FILE|self",
-    shown="self",
-)
-TIME: Final = Flag(("--time",), "Time for everything, such as 90s, 30m or 8h.", metavar="TIME", shown="30m")
-TRAIN_TOKENS: Final = Flag(
-    ("--tokens",),
-    "Answer tokens to generate (in files of about 20,000), instead of for half of the time.",
-    metavar="N",
-    panel=TRAINING,
-    least=1,
-)
-UPDATES: Final = Flag(
-    ("--updates",), "Training steps, instead of for the rest of the time.", metavar="N", panel=TRAINING, least=1
-)
-DROPOUT: Final = Flag(
-    ("--dropout",), "Share of inputs that is left out in training.", metavar="SHARE", shown="0", panel=TRAINING
-)
-UNROLLED: Final = Flag(
-    ("--unrolled",), "Tokens in a row that a head learns to guess.", metavar="N", shown="1", panel=TRAINING, least=1
-)
-VOCABULARY: Final = Flag(
-    ("--vocabulary",),
-    "Tokens that it can guess: the most frequent ones.",
-    metavar="N",
-    shown="4096",
-    panel=TRAINING,
-    least=16,
-)
-WORK: Final = Flag(
-    ("--work",),
-    "Folder for answers and checkpoints; a later run with it continues.",
-    metavar="DIR",
-    shown="one in the cache folder",
-    panel=TRAINING,
-)
 
 # --- places and output ---
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated
 
 from edge_rt.cli.baseline_memory import own_bytes
 from edge_rt.cli.options import flags
@@ -31,10 +31,6 @@ if TYPE_CHECKING:
     from edge_rt.runtime.load.options import LoadOptions
     from edge_rt.runtime.speculation.adaptive import Trace
     from edge_rt.store import Config, Store
-
-
-NO_LIMIT: Final = -1
-"""A number of tokens that means no limit, as in other programs."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +67,14 @@ class PlaceFlags:
         """The configuration file given with ``--config``; None for the user's."""
         return None if self.config is None else self.config.expanduser()
 
+    @cached_property
+    def configured(self) -> Config:
+        """Content of the configuration file, which a command reads once; errors as in ``open_store``."""
+        from edge_rt.store.config import load_config
+
+        self._require_config()
+        return load_config(self.config_file)
+
     def open_store(self) -> Store:
         """Return the store from the flags, else from the configuration file, else the platform's default.
 
@@ -81,24 +85,16 @@ class PlaceFlags:
         from edge_rt.store import open_store
 
         self._require_config()
-        return open_store(self.store, config=self.config_file)
-
-    def read_config(self) -> Config:
-        """Return the content of the configuration file; errors as in ``open_store``."""
-        from edge_rt.store.config import load_config
-
-        self._require_config()
-        return load_config(self.config_file)
+        return open_store(self.store) if self.store is not None else open_store(config=self.configured)
 
     def _require_config(self) -> None:
         if self.config_file is not None and not self.config_file.exists():
             raise ConfigError(f"{self.config} does not exist.", "It was given with --config.", "Check the path.")
 
 
-def _configured(groups: Iterable[object]) -> Config | None:
+def configured(groups: Iterable[object]) -> Config | None:
     """Return the configuration of a command with these groups of flags; None if it has none."""
-    places = next((group for group in groups if isinstance(group, PlaceFlags)), None)
-    return None if places is None else places.read_config()
+    return next((group.configured for group in groups if isinstance(group, PlaceFlags)), None)
 
 
 def place_spec(spec: str, places: PlaceFlags) -> str:
@@ -255,7 +251,7 @@ class LoadFlags:
         Raises:
             ConfigError, StorageError: as in ``PlaceFlags.open_store``.
         """
-        if (config := _configured(groups)) is None:
+        if (config := configured(groups)) is None:
             return self
         return replace(
             self,
@@ -281,7 +277,7 @@ class LoadFlags:
         """
         from edge_rt.byte_size import parse_size
 
-        given = places.read_config().memory if self.memory is None else self.memory
+        given = places.configured.memory if self.memory is None else self.memory
         return None if given is None else parse_size(given)
 
     @property
@@ -357,133 +353,6 @@ class ModelFlags(LoadFlags):
             )
         given = one_of(self.named, self.model, "The model")
         return self.usual_model if given is None else given
-
-
-_FLAG_OF: Final = {"temperature": "temp", "repetition_penalty": "repeat_penalty"}
-
-
-@dataclass(frozen=True)
-class SamplingFlags:
-    """How tokens are sampled and when an answer ends; a missing flag leaves the default."""
-
-    max_tokens: Annotated[
-        int | None, flags.MAX_TOKENS.but(help="Maximum number of tokens in the answer; -1: no limit.")
-    ] = None
-    temp: Annotated[float | None, flags.TEMP] = None
-    seed: Annotated[int | None, flags.SEED] = None
-    stop: Annotated[list[str] | None, flags.STOP] = None
-    top_p: Annotated[float | None, flags.TOP_P] = None
-    top_k: Annotated[int | None, flags.TOP_K] = None
-    min_p: Annotated[float | None, flags.MIN_P] = None
-    repeat_penalty: Annotated[float | None, flags.REPEAT_PENALTY] = None
-    presence_penalty: Annotated[float | None, flags.PRESENCE_PENALTY] = None
-    frequency_penalty: Annotated[float | None, flags.FREQUENCY_PENALTY] = None
-    logit_bias: Annotated[list[str] | None, flags.LOGIT_BIAS] = None
-
-    def completed(self, groups: Iterable[object]) -> SamplingFlags:
-        """Return the flags with the values of the configuration file; errors as in ``LoadFlags.completed``."""
-        config = _configured(groups)
-        usual = {} if config is None else {_FLAG_OF.get(name, name): value for name, value in config.sampling.items()}
-        return replace(self, **{name: value for name, value in usual.items() if getattr(self, name) is None})
-
-    def config(self) -> GenerationConfig:
-        """Return the options of a generation.
-
-        Raises:
-            ConfigError: a value is out of range.
-        """
-        given: dict[str, Any] = {
-            "max_tokens": None if self.max_tokens == NO_LIMIT else self.max_tokens,
-            "temperature": self.temp,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "min_p": self.min_p,
-            "repetition_penalty": self.repeat_penalty,
-            "presence_penalty": self.presence_penalty,
-            "frequency_penalty": self.frequency_penalty,
-            "logit_bias": parse_logit_bias(self.logit_bias or ()) or None,
-            "seed": self.seed,
-            "stop": tuple(self.stop or ()) or None,
-        }
-        return GenerationConfig(**{name: value for name, value in given.items() if value is not None})
-
-
-@dataclass(frozen=True)
-class TemplateFlags:
-    """What the chat template gets besides messages."""
-
-    template_arg: Annotated[list[str] | None, flags.TEMPLATE_ARG] = None
-
-    def inputs(self) -> dict[str, Any]:
-        """Return ``tools``, ``documents`` and ``template_args``, as generations and chats take them.
-
-        Raises:
-            ConfigError: an argument is malformed or has a name that is taken, or tools or documents are no list of
-                objects.
-        """
-        from edge_rt.text.template_messages import checked_arguments
-
-        arguments = parse_template_args(self.template_arg or ())
-        lists = {name: arguments.pop(name, None) for name in ("tools", "documents")}
-        for name, value in lists.items():
-            is_list = isinstance(value, list) and all(isinstance(one, dict) for one in value)
-            if value is not None and not is_list:
-                raise ConfigError(
-                    f"The template's {name} are not a list of objects.",
-                    f"Got {value!r:.60}.",
-                    f"Write them as JSON: --template-arg '{name}=[{{...}}]'.",
-                )
-        # Refused here, before the model is loaded and a warning says that the template does not read them.
-        return {**lists, "template_args": checked_arguments(arguments)}
-
-
-@dataclass(frozen=True)
-class GuardFlags:
-    """Whether an answer that repeats itself or counts without end is stopped."""
-
-    no_repetition_guard: Annotated[bool, flags.NO_REPETITION_GUARD] = False
-
-
-def parse_logit_bias(texts: Sequence[str]) -> dict[int, float]:
-    """Read ``ID=VALUE`` pairs.
-
-    Raises:
-        ConfigError: one is malformed.
-    """
-    result = {}
-    for text in texts:
-        token, equals, value = text.partition("=")
-        try:
-            if not equals:
-                raise ValueError("no '='")
-            result[int(token)] = float(value)
-        except ValueError as error:
-            raise ConfigError(
-                "A logit bias is malformed.", f"Got {text!r:.60}: {error}.", "Write it as ID=VALUE, for example 42=-5."
-            ) from error
-    return result
-
-
-def parse_template_args(texts: Sequence[str]) -> dict[str, Any]:
-    """Read ``KEY=VALUE`` pairs; a value that is JSON is read as such, any other is a text.
-
-    Raises:
-        ConfigError: one has no name or no value.
-    """
-    result: dict[str, Any] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name.isidentifier():
-            raise ConfigError(
-                "A template argument is malformed.",
-                f"Got {text!r:.60}.",
-                "Write it as KEY=VALUE, for example enable_thinking=false.",
-            )
-        try:
-            result[name] = json.loads(value)
-        except (ValueError, RecursionError):
-            result[name] = value
-    return result
 
 
 def one_of(argument: str | None, option: str | None, name: str) -> str | None:

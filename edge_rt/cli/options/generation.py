@@ -1,0 +1,142 @@
+"""Groups of flags of generations: how tokens are sampled, when an answer ends, and what the template gets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Final
+
+from edge_rt.cli.options import flags
+from edge_rt.cli.options.groups import configured
+from edge_rt.errors import ConfigError
+from edge_rt.runtime.config import GenerationConfig
+
+NO_LIMIT: Final = -1
+"""A number of tokens that means no limit, as in other programs."""
+
+_FLAG_OF: Final = {"temperature": "temp", "repetition_penalty": "repeat_penalty"}
+
+
+@dataclass(frozen=True)
+class SamplingFlags:
+    """How tokens are sampled and when an answer ends; a missing flag leaves the default."""
+
+    max_tokens: Annotated[
+        int | None, flags.MAX_TOKENS.but(help="Maximum number of tokens in the answer; -1: no limit.")
+    ] = None
+    temp: Annotated[float | None, flags.TEMP] = None
+    seed: Annotated[int | None, flags.SEED] = None
+    stop: Annotated[list[str] | None, flags.STOP] = None
+    top_p: Annotated[float | None, flags.TOP_P] = None
+    top_k: Annotated[int | None, flags.TOP_K] = None
+    min_p: Annotated[float | None, flags.MIN_P] = None
+    repeat_penalty: Annotated[float | None, flags.REPEAT_PENALTY] = None
+    presence_penalty: Annotated[float | None, flags.PRESENCE_PENALTY] = None
+    frequency_penalty: Annotated[float | None, flags.FREQUENCY_PENALTY] = None
+    logit_bias: Annotated[list[str] | None, flags.LOGIT_BIAS] = None
+
+    def completed(self, groups: Iterable[object]) -> SamplingFlags:
+        """Return the flags with the values of the configuration file; errors as in ``LoadFlags.completed``."""
+        config = configured(groups)
+        usual = {} if config is None else {_FLAG_OF.get(name, name): value for name, value in config.sampling.items()}
+        return replace(self, **{name: value for name, value in usual.items() if getattr(self, name) is None})
+
+    def config(self) -> GenerationConfig:
+        """Return the options of a generation.
+
+        Raises:
+            ConfigError: a value is out of range.
+        """
+        given: dict[str, Any] = {
+            "max_tokens": None if self.max_tokens == NO_LIMIT else self.max_tokens,
+            "temperature": self.temp,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "min_p": self.min_p,
+            "repetition_penalty": self.repeat_penalty,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "logit_bias": parse_logit_bias(self.logit_bias or ()) or None,
+            "seed": self.seed,
+            "stop": tuple(self.stop or ()) or None,
+        }
+        return GenerationConfig(**{name: value for name, value in given.items() if value is not None})
+
+
+@dataclass(frozen=True)
+class TemplateFlags:
+    """What the chat template gets besides messages."""
+
+    template_arg: Annotated[list[str] | None, flags.TEMPLATE_ARG] = None
+
+    def inputs(self) -> dict[str, Any]:
+        """Return ``tools``, ``documents`` and ``template_args``, as generations and chats take them.
+
+        Raises:
+            ConfigError: an argument is malformed or has a name that is taken, or tools or documents are no list of
+                objects.
+        """
+        from edge_rt.text.template_messages import checked_arguments
+
+        arguments = parse_template_args(self.template_arg or ())
+        lists = {name: arguments.pop(name, None) for name in ("tools", "documents")}
+        for name, value in lists.items():
+            is_list = isinstance(value, list) and all(isinstance(one, dict) for one in value)
+            if value is not None and not is_list:
+                raise ConfigError(
+                    f"The template's {name} are not a list of objects.",
+                    f"Got {value!r:.60}.",
+                    f"Write them as JSON: --template-arg '{name}=[{{...}}]'.",
+                )
+        # Refused here, before the model is loaded and a warning says that the template does not read them.
+        return {**lists, "template_args": checked_arguments(arguments)}
+
+
+@dataclass(frozen=True)
+class GuardFlags:
+    """Whether an answer that repeats itself or counts without end is stopped."""
+
+    no_repetition_guard: Annotated[bool, flags.NO_REPETITION_GUARD] = False
+
+
+def parse_logit_bias(texts: Sequence[str]) -> dict[int, float]:
+    """Read ``ID=VALUE`` pairs.
+
+    Raises:
+        ConfigError: one is malformed.
+    """
+    result = {}
+    for text in texts:
+        token, equals, value = text.partition("=")
+        try:
+            if not equals:
+                raise ValueError("no '='")
+            result[int(token)] = float(value)
+        except ValueError as error:
+            raise ConfigError(
+                "A logit bias is malformed.", f"Got {text!r:.60}: {error}.", "Write it as ID=VALUE, for example 42=-5."
+            ) from error
+    return result
+
+
+def parse_template_args(texts: Sequence[str]) -> dict[str, Any]:
+    """Read ``KEY=VALUE`` pairs; a value that is JSON is read as such, any other is a text.
+
+    Raises:
+        ConfigError: one has no name or no value.
+    """
+    result: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name.isidentifier():
+            raise ConfigError(
+                "A template argument is malformed.",
+                f"Got {text!r:.60}.",
+                "Write it as KEY=VALUE, for example enable_thinking=false.",
+            )
+        try:
+            result[name] = json.loads(value)
+        except (ValueError, RecursionError):
+            result[name] = value
+    return result
