@@ -62,7 +62,7 @@ def preset(name: str) -> Device:
     close = get_close_matches(name, known) or [one for one in known if len(name) > 1 and one.startswith(name[:3])][:3]
     raise ConfigError(
         f"Unknown device {name!r:.60}.",
-        f"Did you mean {' or '.join(close)}?" if close else "",
+        f"Did you mean {' or '.join(close)}?" if close else f"None of the {len(known)} known names is similar.",
         f"On this machine: {', '.join(KINDS)}. Other machines: edge-rt plan --device list.",
     )
 

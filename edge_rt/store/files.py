@@ -51,8 +51,8 @@ def storage_errors(path: Path) -> Iterator[None]:
                 "Free space, or choose another folder with --store.",
             ) from error
         raise StorageError(
-            f"{path} cannot be read or written: {reason[:1].lower()}{reason[1:]}.",
-            "",
+            f"{path} cannot be read or written.",
+            f"{reason}.",
             "Check the folder, its permissions and its disk.",
         ) from error
 

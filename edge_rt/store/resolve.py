@@ -81,7 +81,7 @@ class Resolved:
         """Return the error of what fetches and exports nothing, for a model that is no package yet."""
         run = f"Run: edge-rt pull {shlex.quote(os.fspath(reference))}, or in Python edge_rt.pull."
         if self.download_bytes == 0:
-            return ModelNotFound(f"{reference} is fetched but not yet exported.", "", run)
+            return ModelNotFound(f"{reference} is fetched but not yet exported.", f"Its files: {self.path}.", run)
         return ModelNotFound(f"{reference} is not on this machine.", f"edge-rt {self.description}.", run)
 
 

@@ -46,6 +46,7 @@ def test_the_bandwidth_of_a_preset_is_its_share_of_the_peak():
 def test_an_unknown_device_is_refused_and_those_of_this_machine_are_named(name):
     with pytest.raises(ConfigError, match="Unknown device") as refused:
         preset(name)
+    assert refused.value.numbers
     assert "On this machine: auto, cpu, cuda, webgpu." in refused.value.action
     assert "edge-rt plan --device list" in refused.value.action
 

@@ -7,6 +7,7 @@ import pytest
 
 from edge_rt.errors import ConfigError, ModelNotFound, StorageError
 from edge_rt.store.fetch import fetch_source
+from edge_rt.store.files import storage_errors
 from edge_rt.store.layout import Store, open_store, suggest
 from edge_rt.store.staging import entry_lock
 from tests.store.builders import leftovers, options_with, write_package
@@ -138,3 +139,8 @@ def test_open_store_takes_the_flag(tmp_path):
 def test_suggestions():
     assert suggest("x", []) == "Known names: none."
     assert suggest("LAMA", ["llama", "qwen"]).startswith("Did you mean 'llama'?")
+
+
+def test_errors_of_the_file_system_give_their_reason(tmp_path):
+    with pytest.raises(StorageError, match=r"cannot be read or written\. No such file"), storage_errors(tmp_path):
+        (tmp_path / "none").read_text()

@@ -111,14 +111,14 @@ class Commands:
             close = difflib.get_close_matches(name, self.table, n=1)
             raise ConfigError(
                 f"There is no command {name!r:.60}.",
-                f"Did you mean {close[0]}?" if close else "",
+                f"Did you mean {close[0]}?" if close else f"None of the {len(self.table)} commands is similar.",
                 "See /help; a message that begins with a slash is written with two: //.",
             )
         rest = rest.strip()
         if rest and not command.usage:
             raise ConfigError(f"{name} takes no argument.", f"Got {rest!r:.60}.", "Leave it out.")
         if not rest and command.usage and not command.usage.startswith("["):
-            raise ConfigError(f"{name} needs an argument.", f"Usage: {name} {command.usage}.", "")
+            raise ConfigError(f"{name} needs an argument.", "None was given.", f"Write {name} {command.usage}.")
         command.run(rest)
 
     # --- leaving and help ---
@@ -183,7 +183,11 @@ class Commands:
         given, _, value = argument.partition(" ")
         name = option_name(given)
         if not value.strip():
-            raise ConfigError(f"/set {name} needs a value.", "", f"Write /set {name} VALUE, or /set {name} default.")
+            raise ConfigError(
+                f"/set {name} needs a value.",
+                f"It is {self._params()[name]} now.",
+                f"Write /set {name} VALUE, or /set {name} default.",
+            )
         parsed = parse_option(name, value.strip())
         try:
             options = conversation.options.with_options(**{name: parsed})
@@ -205,8 +209,8 @@ class Commands:
         elif topic == "memory":
             self._memory()
         else:
-            topics = " or /show ".join(SHOW_TOPICS)
-            raise ConfigError(f"/show has no topic {topic!r:.60}.", "", f"Write /show {topics}.")
+            topics = ", ".join(SHOW_TOPICS)
+            raise ConfigError(f"/show has no topic {topic!r:.60}.", f"Its topics: {topics}.", "Write /show TOPIC.")
 
     def _params(self) -> dict[str, str]:
         conversation = self._conversation
@@ -292,7 +296,9 @@ class Commands:
             try:
                 read_chat(path)
             except InputError as error:
-                raise ConfigError(f"{path} exists and is not a saved chat.", "", "Choose another file.") from error
+                raise ConfigError(
+                    f"{path} exists and is not a saved chat.", error.numbers, "Choose another file."
+                ) from error
             if path.resolve() not in self._own_files and not self._may_replace(path):
                 self._terminal.reply("nothing was saved", "dim")
                 return
@@ -307,7 +313,11 @@ class Commands:
             ConfigError: nobody can be asked.
         """
         if self._ask is None:
-            raise ConfigError(f"{path} holds another saved chat.", "", "Choose another file, or remove it first.")
+            raise ConfigError(
+                f"{path} holds another saved chat.",
+                "Nobody can be asked here whether to replace it.",
+                "Choose another file, or remove it first.",
+            )
         return self._ask(f"{path} holds another saved chat. Replace it?")
 
     def _load(self, argument: str) -> None:

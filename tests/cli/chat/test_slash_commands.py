@@ -90,8 +90,10 @@ def test_set(line, name, value, commands, conversation):
 )
 def test_wrong_arguments_change_nothing(line, commands, conversation):
     before = conversation.options, conversation.load, list(conversation.chat.messages)
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError) as refused:
         commands.run(line)
+    assert refused.value.numbers
+    assert refused.value.action
     assert (conversation.options, conversation.load, conversation.chat.messages) == before
 
 
