@@ -54,7 +54,8 @@ class HubOptions:
 
 
 @contextmanager
-def _hub_errors(what: str, options: HubOptions) -> Iterator[None]:
+def hub_errors(what: str, options: HubOptions, *, offline: bool = False) -> Iterator[None]:
+    """Turn what the hub library raises while ``what`` is asked for into errors of edge-rt."""
     from huggingface_hub.errors import (
         GatedRepoError,
         LocalEntryNotFoundError,
@@ -82,14 +83,17 @@ def _hub_errors(what: str, options: HubOptions) -> Iterator[None]:
         raise DownloadError(
             f"{what} was not fetched.", "HF_HUB_OFFLINE is set, so the hub library asks no server.", "Unset it."
         ) from error
-    except LocalEntryNotFoundError as error:
-        raise DownloadError(
-            f"{what} is not in the hub library's cache.", "Offline mode is on.", "Turn it off, or fetch the file first."
-        ) from error
     except Exception as error:  # the hub library raises its own, its HTTP library's and the Xet client's errors
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise StorageError(
                 f"{what} could not be written: the disk is full or a limit is reached.", f"{error}.", "Free space."
+            ) from error
+        # Online it is raised, too, for whatever a server or the network did.
+        if offline and isinstance(error, LocalEntryNotFoundError):
+            raise DownloadError(
+                f"{what} is not in the hub library's cache.",
+                "Offline mode is on.",
+                "Turn it off, or fetch the file first.",
             ) from error
         _log.info("%s: %s", what, _first_line(error))
         if (reason := _reason(error)) is not None:
@@ -133,7 +137,7 @@ def list_repository(repo: str, options: HubOptions) -> HubListing:
     """
     from huggingface_hub import HfApi
 
-    with _hub_errors(repo, options):
+    with hub_errors(repo, options):
         info = HfApi(endpoint=options.endpoint, token=options.token).model_info(
             repo, files_metadata=True, timeout=LIST_SECONDS
         )
@@ -216,7 +220,7 @@ def fetch_from_hub(
 def _download(source: HubSource, options: HubOptions, *, offline: bool, **arguments: Any) -> Path:
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
 
-    with _hub_errors(f"{source.repo}/{source.file}", options):
+    with hub_errors(f"{source.repo}/{source.file}", options, offline=offline):
         if not offline:
             # Without a network the download retries for half a minute and then raises a less clear error.
             url = hf_hub_url(source.repo, source.file, revision=source.revision, endpoint=options.endpoint)

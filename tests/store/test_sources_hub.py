@@ -5,7 +5,7 @@ import pytest
 from edge_rt.errors import DownloadError, ModelNotFound
 from edge_rt.store.files import FileSpec
 from edge_rt.store.recipes import HubSource
-from edge_rt.store.sources_hub import HubOptions, fetch_from_hub, list_repository
+from edge_rt.store.sources_hub import HubOptions, fetch_from_hub, hub_errors, list_repository
 from edge_rt.store.unreachable import reason_of
 from tests.helpers.fake_hub import COMMIT, serve_fake_hub
 from tests.store.builders import MODEL, sha256
@@ -73,7 +73,7 @@ def test_a_server_that_is_not_there_is_named(folder, tmp_path):
     options = HubOptions(endpoint="http://127.0.0.1:1", cache_dir=tmp_path / "cache", token="secret-token")
     for ask in (lambda: list_repository("org/tiny", options), lambda: fetch(folder, options)):
         with pytest.raises(
-            DownloadError, match=r"^127\.0\.0\.1 cannot be reached.*: the connection was refused"
+            DownloadError, match=r"^127\.0\.0\.1 cannot be reached.*[.] The connection was refused[.]"
         ) as caught:
             ask()
         assert "HF_ENDPOINT" in caught.value.action
@@ -87,11 +87,29 @@ def test_a_server_that_is_not_there_is_named(folder, tmp_path):
         ("ProxyError: 407 Proxy Authentication Required", "the proxy lets nothing through"),
         ("SSLError: CERTIFICATE_VERIFY_FAILED", "the certificate is not trusted"),
         ("ReadTimeout: The read operation timed out", "there was no answer in time"),
+        ("OSError: Tunnel connection failed: 403 Forbidden", "the proxy lets nothing through"),
         ("HTTPError: 500 Internal Server Error", None),
+        ("EntryNotFound: org/tinyproxy-1b has no such file", None),
+        ("EntryNotFound: none at https://hub.example/org/certificate-1b/resolve/main/x.gguf", None),
     ],
 )
 def test_reasons_are_told_in_words(text, reason):
     assert reason_of(text) == reason
+
+
+@pytest.mark.parametrize(
+    ("offline", "cause", "message"),
+    [
+        (True, None, "is not in the hub library's cache. Offline mode is on"),
+        (False, OSError("Connection reset by peer"), "cannot be reached.*[.] The connection was broken"),
+        (False, None, "could not be fetched from"),
+    ],
+)
+def test_offline_mode_is_told_of_only_where_it_is_on(offline, cause, message):
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    with pytest.raises(DownloadError, match=message), hub_errors("a/b/c", HubOptions(), offline=offline):
+        raise LocalEntryNotFoundError("cannot find the requested files") from cause
 
 
 def test_a_missing_repository(folder, options):

