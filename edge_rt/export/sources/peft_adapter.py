@@ -20,10 +20,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
+from edge_rt.byte_size import counted
 from edge_rt.errors import InvalidModelFile, ModelNotFound, StorageError, UnsupportedModel
 from edge_rt.export.sources.adapters import (
     MERGE_YOURSELF,
@@ -65,9 +66,23 @@ _OTHER_METHODS: Final = (
 """Settings of LoRA that compute something else, or more; those that begin with ``use_`` besides."""
 _PLAIN_STARTS: Final = (True, False, None, "gaussian", "eva", "orthogonal")
 """Values of ``init_lora_weights`` that leave the model's weights as they are."""
+_MAX_MODULE: Final = 200
+"""Characters of a module's name."""
 _MAX_PATTERN: Final = 200
 _MAX_REPETITIONS: Final = 3
 """In a pattern for names of modules: the time to match one grows with the power of their number."""
+_MAX_ALTERNATIVES: Final = 8
+"""In a pattern: the time to match one may double with each."""
+_MAX_PATTERNS: Final = 4096
+"""Some adapters have one for every module."""
+_MAX_COUNT: Final = 99
+_COUNT: Final = re.compile(r"(?<=[{,])[0-9]+")
+_CALL_STEPS: Final = 16
+"""That the start of a match takes."""
+_MAX_STEPS: Final = 10**8
+"""To match all patterns with all modules, estimated from above: seconds."""
+
+_Patterns: TypeAlias = Sequence[tuple[re.Pattern[str], object]]
 
 
 def require_model(folder: Path) -> str | None:
@@ -160,6 +175,7 @@ def read_peft_adapter(folder: Path, scale: float, number: int) -> Adapter:
             wholes[whole] = tensor
             if end == f"{_BASE}weight":
                 copies.add(f"{module}.weight")
+    patterns = {key: _patterns(where, config, key, pairs) for key in ("rank_pattern", "alpha_pattern")}
     return Adapter(
         path=folder,
         kind=PEFT,
@@ -168,7 +184,9 @@ def read_peft_adapter(folder: Path, scale: float, number: int) -> Adapter:
         scale=scale,
         license=read_license(folder),
         model=model_name(config.get(_MODEL)),
-        products={f"{name}.weight": _product(where, config, name, pair, scale) for name, pair in pairs.items()},
+        products={
+            f"{name}.weight": _product(where, config, patterns, name, pair, scale) for name, pair in pairs.items()
+        },
         wholes=wholes,
         copies=frozenset(copies),
         tokens=tokens,
@@ -202,7 +220,7 @@ def _take_apart(where: str, name: str) -> tuple[str, str]:
     ends = (*_PRODUCTS, _TOKENS, f"{_BASE}weight", f"{_BASE}bias", ".weight", ".bias")
     end = next((end for end in ends if rest.endswith(end)), None)
     module = rest.removesuffix(end or "")
-    if rest == name or end is None or ".lora_" in module or "lora_magnitude" in rest:
+    if rest == name or end is None or len(module) > _MAX_MODULE or ".lora_" in module or "lora_magnitude" in rest:
         raise UnsupportedModel(
             f"{where}: the adapter has a tensor that edge-rt does not know.", f"It is {shown(name)}.", MERGE_YOURSELF
         )
@@ -210,7 +228,12 @@ def _take_apart(where: str, name: str) -> tuple[str, str]:
 
 
 def _product(
-    where: str, config: Mapping[str, Any], module: str, pair: Mapping[str, tuple[TensorInfo, bool]], scale: float
+    where: str,
+    config: Mapping[str, Any],
+    patterns: Mapping[str, _Patterns],
+    module: str,
+    pair: Mapping[str, tuple[TensorInfo, bool]],
+    scale: float,
 ) -> LowRank:
     name = f"{module}.weight"
     if len(pair) < 2:
@@ -218,46 +241,71 @@ def _product(
     (left, turns_left), (right, turns_right) = pair["left"], pair["right"]
     low_rank(where, name, LowRank(left, right, 1.0, turns_left, turns_right))
     rank = right.shape[0] if turns_right else right.shape[1]
-    stated = _setting(where, config, "r", "rank_pattern", module)
+    stated = _setting(where, config, "r", patterns["rank_pattern"], module)
     if stated != rank:
         raise InvalidModelFile(
             f"{where}: the tensors for {shown(name)} contradict {ADAPTER_CONFIG_FILE}.",
             f"They have the rank {rank}, stated is {stated:g}.",
             FETCH_AGAIN,
         )
-    alpha = _setting(where, config, "lora_alpha", "alpha_pattern", module)
+    alpha = _setting(where, config, "lora_alpha", patterns["alpha_pattern"], module)
     factor = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
     return LowRank(left, right, scale * factor, turns_left, turns_right)
 
 
-def _setting(where: str, config: Mapping[str, Any], key: str, pattern_key: str, module: str) -> float:
+def _setting(where: str, config: Mapping[str, Any], key: str, patterns: _Patterns, module: str) -> float:
     """Return a number for a module: of the first pattern that its name ends with, or the general one.
 
     Raises:
         InvalidModelFile: it is no finite number.
-        UnsupportedModel: a pattern could take for ever.
     """
-    patterns = config.get(pattern_key) or {}
-    if not isinstance(patterns, dict):
-        raise _wrong(where, pattern_key, patterns)
-    value = config.get(key)
-    for pattern, special in patterns.items():
-        if _matches(where, pattern, module):
-            value = special
-            break
+    value = next((special for pattern, special in patterns if pattern.match(module)), config.get(key))
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MOST:
         raise _wrong(where, key, value)
     return value
 
 
-def _matches(where: str, pattern: str, module: str) -> bool:
+def _patterns(where: str, config: Mapping[str, Any], key: str, modules: Collection[str]) -> _Patterns:
+    """Return the patterns of a setting, and what each stands for.
+
+    Raises:
+        InvalidModelFile: they are malformed.
+        UnsupportedModel: to match them with these modules could take minutes.
+    """
+    patterns = config.get(key) or {}
+    if not isinstance(patterns, dict):
+        raise _wrong(where, key, patterns)
+    if len(patterns) > _MAX_PATTERNS:
+        raise unsupported(where, f"{shown(key)} has {len(patterns)} patterns, at most are {_MAX_PATTERNS}")
+    compiled = [(_compiled(where, pattern), special) for pattern, special in patterns.items()]
+    # A repetition may end at every character or reach its count, for every beginning behind a dot.
+    longest = max(_MAX_COUNT, *map(len, modules))
+    starts = 1 + max((module.count(".") for module in modules), default=0)
+    ways = sum(2 ** pattern.count("|") * math.comb(longest + (n := _repetitions(pattern)), n) for pattern in patterns)
+    if len(modules) * (_CALL_STEPS * len(patterns) + starts * ways) > _MAX_STEPS:
+        raise unsupported(
+            where, f"The patterns in {shown(key)} are too complicated for {counted(len(modules), 'module')}"
+        )
+    return compiled
+
+
+def _compiled(where: str, pattern: str) -> re.Pattern[str]:
     try:
-        repetitions = sum(pattern.count(sign) for sign in "*+?{")
-        if len(pattern) <= _MAX_PATTERN and repetitions <= _MAX_REPETITIONS and lint_pattern(pattern) is None:
-            return re.match(rf"(.*\.)?({pattern})$", module) is not None
-    except re.error:
+        if (
+            len(pattern) <= _MAX_PATTERN
+            and _repetitions(pattern) <= _MAX_REPETITIONS
+            and pattern.count("|") <= _MAX_ALTERNATIVES
+            and all(len(count) <= len(str(_MAX_COUNT)) for count in _COUNT.findall(pattern))
+            and lint_pattern(pattern) is None
+        ):
+            return re.compile(rf"(.*\.)?({pattern})$")
+    except (re.error, OverflowError, RecursionError):
         pass
     raise unsupported(where, f"The pattern {shown(pattern)} is too complicated")
+
+
+def _repetitions(pattern: str) -> int:
+    return sum(pattern.count(sign) for sign in "*+?{")
 
 
 def _token_rows(where: str, config: Mapping[str, Any], module: str, tensor: TensorInfo) -> TokenRows:

@@ -47,6 +47,14 @@ def read(folder):
         ({"alpha_pattern": {"(a+)+": 3}}, r"The pattern '\(a\+\)\+' is too complicated"),
         ({"alpha_pattern": {".*.*.*.*z": 3}}, r"The pattern '\.\*\.\*\.\*\.\*z' is too complicated"),
         ({"alpha_pattern": {"(q_proj": 3}}, r"The pattern '\(q_proj' is too complicated"),
+        ({"alpha_pattern": {"a{99999999999}": 3}}, r"The pattern 'a\{99999999999\}' is too complicated"),
+        ({"alpha_pattern": {"(((){,999}){9}){9}": 3}}, r"The pattern '\(\(\(\)\{,999.* is too complicated"),
+        ({"rank_pattern": {"(a|a)" * 9: 3}}, r"The pattern '\(a\|a\)\(a.* is too complicated"),
+        ({"rank_pattern": dict.fromkeys(map(str, range(4097)), 3)}, r"'rank_pattern' has 4097 patterns, at most"),
+        (
+            {"rank_pattern": {f".*.*.*{n}": 3 for n in range(200)}},
+            r"The patterns in 'rank_pattern' are too complicated for 1 module",
+        ),
     ],
 )
 def test_other_methods_are_refused_by_name(config, found, tmp_path):
@@ -67,6 +75,12 @@ def test_other_methods_are_refused_by_name(config, found, tmp_path):
 def test_tensors_that_are_not_known_are_refused_by_name(changed, name, tmp_path):
     with pytest.raises(UnsupportedModel, match=rf"lora: the adapter has a tensor .* know\. It is '{NAME}\.{name}'"):
         read(write_peft(tmp_path / "lora", tensors(**changed)))
+
+
+def test_a_name_that_is_too_long_to_match_is_refused(tmp_path):
+    found = peft_tensors({"a" * 201: pair()})
+    with pytest.raises(UnsupportedModel, match=r"the adapter has a tensor that edge-rt does not know\. It is '.*aaaa"):
+        read(write_peft(tmp_path / "lora", found, alpha_pattern={".*.*.*x": 3}))
 
 
 @pytest.mark.parametrize(("end", "other"), [("lora_embedding_B", "lora_A"), ("lora_embedding_A", "lora_B")])
@@ -112,6 +126,16 @@ def test_a_tensor_without_pefts_prefix_is_refused(tmp_path):
 def test_tensors_and_settings_that_contradict_each_other(changed, config, why, tmp_path):
     with pytest.raises(InvalidModelFile, match=rf"lora: .*{why}"):
         read(write_peft(tmp_path / "lora", tensors(**changed), **config))
+
+
+def test_every_module_may_have_a_pattern_of_its_own(tmp_path):
+    modules = [f"model.layers.{layer}.{name}_proj" for layer in range(80) for name in "qkvo"]
+    found = peft_tensors(dict.fromkeys(modules, low_rank(np.random.default_rng(0), (1, 1), 1)))
+    alphas = {module: number for number, module in enumerate(modules, 1)}
+    adapter = read(write_peft(tmp_path / "lora", found, r=1, alpha_pattern=alphas))
+    assert {f"{module}.weight": alpha for module, alpha in alphas.items()} == {
+        name: product.scale for name, product in adapter.products.items()
+    }
 
 
 def test_weights_that_are_a_pickle(tmp_path):
