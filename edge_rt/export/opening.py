@@ -5,6 +5,7 @@ Headers are judged here before numpy is imported, so that a refusal takes no tim
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -80,7 +81,7 @@ def _open(path: Path) -> tuple[Source, Decoder, Family]:
         raise ModelNotFound(
             f"{path.name} is an adapter, not a model.",
             "'general.type' is 'adapter'.",
-            f"Export it with its model: edge-rt export -m BASE --adapter {path} --out DIR",
+            f"Export it with its model: edge-rt export -m BASE --adapter {shlex.quote(str(path))} --out DIR",
         )
     family, decoder, found = read_header_decoder(header)
     from edge_rt.export.sources.gguf_source import gguf_source

@@ -21,13 +21,13 @@ from urllib.parse import unquote
 
 from edge_rt.errors import ConfigError
 from edge_rt.system.checkpoint_names import parse_split_name, part_names
+from edge_rt.system.hub_cache import is_repository
 from edge_rt.system.portable_names import is_device_name, is_portable_name, is_portable_path
 
 MAX_NAME = 96
 MAX_HUB_PATH = 512
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,95}")
-_HUB_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 _PAGE = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?P<path>.+)", re.IGNORECASE)
 _NO_MODELS = ("datasets", "spaces", "papers", "collections", "blog", "docs")
 _FOREIGN = re.compile(r"[^a-z0-9._-]+")
@@ -125,8 +125,7 @@ def parse_hub_reference(text: str) -> HubReference | None:
     if (page := _PAGE.fullmatch(text)) is not None:
         text = _of_page(text, page["path"])
     repo, colon, file = text.partition(":")
-    parts = repo.split("/")
-    if len(parts) != 2 or not all(_HUB_PART.fullmatch(part) for part in parts):
+    if not is_repository(repo):
         return None
     if not colon:
         # "folder/model.gguf" is a path that does not exist, not a repository.

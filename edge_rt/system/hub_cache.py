@@ -1,4 +1,4 @@
-"""The cache of the hub library, which is read and never written.
+"""The cache of the hub library, which is read and never written; and names of repositories on the hub.
 
 ``models--ORG--NAME/snapshots/REVISION/FILE`` is a link to ``models--ORG--NAME/blobs/HASH``, and ``refs/main`` has the
 revision that was fetched last.
@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import Final
 
 _REPOSITORY: Final = re.compile(r"models--(?:.+--)?(?P<name>.+)")
+_PART: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 _REVISION: Final = re.compile(r"[0-9a-f]{7,64}")
+
+
+def is_repository(text: str) -> bool:
+    """Return whether a text has the form of a repository's name, ``org/name``; a shell takes it as it is."""
+    parts = text.split("/")
+    return len(parts) == 2 and all(map(_PART.fullmatch, parts))
 
 
 def _repository(path: Path) -> Path | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -275,4 +276,4 @@ def _print_report(terminal: Terminal, report: ExportReport) -> None:
     if report.weights is not None:
         rows += weights_rows(report.weights)
     terminal.table(rows)
-    terminal.note(f"try: edge-rt chat -m {report.path}", "dim")
+    terminal.note(f"try: edge-rt chat -m {shlex.quote(str(report.path))}", "dim")

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -45,7 +46,7 @@ from edge_rt.export.sources.model_card import read_license
 from edge_rt.export.sources.safetensors_folder import read_file, refuse_link
 from edge_rt.export.sources.safetensors_header import read_json
 from edge_rt.system.checkpoint_names import ADAPTER_CONFIG_FILE, ADAPTER_FILE, INDEX_FILE, SINGLE_FILE, WEIGHTS_SUFFIX
-from edge_rt.system.hub_cache import folder_name
+from edge_rt.system.hub_cache import folder_name, is_repository
 from edge_rt.text.pattern_lint import lint_pattern
 
 _MODEL: Final = "base_model_name_or_path"
@@ -100,20 +101,23 @@ def require_model(folder: Path) -> str | None:
     if any((folder / name).exists() for name in (INDEX_FILE, SINGLE_FILE)) or any(
         path.name != ADAPTER_FILE for path in folder.glob(f"*{WEIGHTS_SUFFIX}")
     ):
-        return f"{folder} holds an adapter, too, which is not part of the model: --adapter {folder} merges it."
+        quoted = shlex.quote(str(folder))
+        return f"{folder} holds an adapter, too, which is not part of the model: --adapter {quoted} merges it."
     raise adapter_alone(folder)
 
 
 def adapter_alone(folder: Path) -> ModelNotFound:
     """Return the error for a folder that holds an adapter where a model is wanted."""
     try:
-        base = model_name(read_json(folder / ADAPTER_CONFIG_FILE, MAX_JSON_BYTES).get(_MODEL)) or "BASE"
+        stated = model_name(read_json(folder / ADAPTER_CONFIG_FILE, MAX_JSON_BYTES).get(_MODEL))
     except (InvalidModelFile, StorageError):
-        base = "BASE"
+        stated = None
+    # A command to copy holds nothing else of a file that was fetched; nor does what surrounds it.
+    base = stated if stated is not None and is_repository(stated) else "BASE"
     return ModelNotFound(
-        f"{folder} is an adapter of {base:.120}, not a model.",
+        f"{folder} is an adapter of {base}, not a model.",
         f"It holds {ADAPTER_CONFIG_FILE}, and no weights but those of the adapter.",
-        f"Export it with its model: edge-rt export -m {base:.120} --adapter {folder} --out DIR",
+        f"Export it with its model: edge-rt export -m {base} --adapter {shlex.quote(str(folder))} --out DIR",
     )
 
 

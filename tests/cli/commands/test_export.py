@@ -130,12 +130,12 @@ def test_adapters_stand_in_the_report_and_in_the_package(inline, tmp_path):
     pair = low_rank(np.random.default_rng(0), (64, 64))
     lora = write_gguf_adapter(tmp_path / "lora.gguf", {"blk.0.attn_q.weight": pair})
     adapter = ("--adapter", f"{lora}:0.5")
-    flags = ("export", "-m", model.path, "--out", tmp_path / "out", "--weights", "f32", "--calibration", "none")
+    flags = ("export", "-m", model.path, "--out", tmp_path / "my out", "--weights", "f32", "--calibration", "none")
     result = inline(*flags, *adapter)
     rows = [line.split() for line in result.stdout.decode().splitlines()]
     assert ["adapter", "lora.gguf,", "scale", "0.5"] in rows
-    assert f"try: edge-rt chat -m {tmp_path / 'out'}" in result.stderr.decode()
-    shown = inline("inspect", tmp_path / "out").stdout.decode()
+    assert f"try: edge-rt chat -m '{tmp_path / 'my out'}'" in result.stderr.decode()
+    shown = inline("inspect", tmp_path / "my out").stdout.decode()
     assert "adapter 1" in shown
     assert "kind gguf, name lora.gguf, scale 0.5, sha256" in shown
     twice = " ".join(inline(*flags, *adapter, "--adapter", lora).stderr.decode().split())

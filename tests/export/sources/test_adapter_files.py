@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 import numpy as np
 import pytest
@@ -207,6 +208,20 @@ def test_an_adapter_is_no_model(tmp_path):
     path = write_gguf_adapter(tmp_path / "l.gguf", {"blk.0.attn_k.weight": pair()})
     with pytest.raises(ModelNotFound, match=r"l\.gguf is an adapter, not a model\. .*--adapter"):
         open_checkpoint(path)
+
+
+@pytest.mark.parametrize("stated", ["a/b; reboot", "$(reboot)", "../base", "a/b\nc", 3, "-x/y"])
+def test_a_command_to_copy_has_no_foreign_text(stated, tmp_path):
+    """A shell reads it as the words it is made of, whatever the folder is called and the adapter says."""
+    folder = write_peft(tmp_path / "it's; $(reboot)", tensors(), base_model_name_or_path=stated)
+    file = write_gguf_adapter(tmp_path / "a; b.gguf", {"blk.0.attn_k.weight": pair()})
+    for path in (folder, file):
+        with pytest.raises(ModelNotFound) as caught:
+            open_checkpoint(path)
+        command = caught.value.action.partition(": ")[2]
+        expected = ["edge-rt", "export", "-m", "BASE", "--adapter", str(path), "--out", "DIR"]
+        assert shlex.split(command, comments=True) == expected
+        assert "reboot" not in str(caught.value).replace(str(path), "").replace(shlex.quote(str(path)), "")
 
 
 def test_an_adapter_beside_a_model_is_mentioned(tmp_path):
