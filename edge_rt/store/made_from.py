@@ -1,7 +1,8 @@
 """``made-from/NAME.json``: the local checkpoint that a package was made of, so that it is not hashed at every start.
 
-A hash is believed as long as every file has its path, size, modification time and inode. Files that changed a moment
-before they were hashed are not recorded: on many file systems a second change in the same tick leaves no trace.
+A hash is believed as long as every file has its path, size, times of modification and change, and inode. Files that
+changed a moment before they were hashed are not recorded: on many file systems a second change in the same tick leaves
+no trace.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import json
 import logging
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +20,7 @@ from edge_rt.store.files import storage_errors
 from edge_rt.system.atomic_files import write_atomically
 from edge_rt.system.checkpoint_names import TEXT_FILES, WEIGHTS_SUFFIX, part_names
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 MAX_RECORD_BYTES: Final = 1 << 20
 _TICK_NS: Final = 2_000_000_000
 """Coarsest step of modification times; file systems for memory cards have it."""
@@ -34,12 +35,15 @@ class FileState:
         name: its name, relative to the folder of the checkpoint.
         size: bytes.
         mtime_ns: modification time.
+        ctime_ns: time of the last change to the file or its metadata. Nobody can put it back, so it shows a rewrite in
+            place that kept the modification time; ``chmod`` and new hard links change it, too. On Windows: of creation.
         inode: number of the file on its disk; another file in its place has another.
     """
 
     name: str
     size: int
     mtime_ns: int
+    ctime_ns: int
     inode: int
 
 
@@ -82,7 +86,9 @@ def file_states(path: Path) -> tuple[FileState, ...]:
         else:
             names = list(part_names(path.name))
         found = [(name, (folder / name).stat()) for name in names]
-    return tuple(FileState(name, status.st_size, status.st_mtime_ns, status.st_ino) for name, status in found)
+    return tuple(
+        FileState(name, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino) for name, status in found
+    )
 
 
 def are_settled(states: tuple[FileState, ...], now_ns: int | None = None) -> bool:
@@ -101,7 +107,7 @@ def remember(folder: Path, name: str, checkpoint: LocalCheckpoint) -> None:
         "name": checkpoint.name,
         "size": checkpoint.size,
         "sha256": checkpoint.sha256,
-        "files": [[state.name, state.size, state.mtime_ns, state.inode] for state in checkpoint.states],
+        "files": [astuple(state) for state in checkpoint.states],
     }
     try:
         data = json.dumps(document).encode("ascii") + b"\n"
