@@ -84,6 +84,14 @@ class AsyncStream:
         await self.aclose()
 
 
+async def read_whole(stream: AsyncStream) -> Result:
+    """Return the result of a generation that is read to its end."""
+    async with stream:
+        async for _ in stream:
+            pass
+    return stream.result()
+
+
 async def _read(worker: _Worker) -> AsyncGenerator[Event]:
     worker.start()
     try:

@@ -13,7 +13,7 @@ from edge_rt.byte_size import counted
 from edge_rt.errors import ConfigError
 from edge_rt.option_names import known_options
 from edge_rt.package.documents import is_text
-from edge_rt.runtime.aio import AsyncStream
+from edge_rt.runtime.aio import AsyncStream, read_whole
 from edge_rt.runtime.chat_messages import ChatMessage, answer_message, result_messages
 from edge_rt.runtime.config import GenerationConfig, GenerationOptions
 from edge_rt.runtime.generation import usable_ids
@@ -222,20 +222,14 @@ class Chat:
         self, text: str, config: GenerationConfig | None = None, **options: Unpack[StreamOptions]
     ) -> Result:
         """Run ``send`` in a worker thread; cancelling the task stops the generation."""
-        async with self.astream(text, config, **options) as stream:
-            async for _ in stream:
-                pass
-        return stream.result()
+        return await read_whole(self.astream(text, config, **options))
 
     @known_options(StreamOptions)
     async def asend_tool_results(
         self, results: Items[Any], config: GenerationConfig | None = None, **options: Unpack[StreamOptions]
     ) -> Result:
         """Run ``send_tool_results`` in a worker thread; cancelling the task stops the generation."""
-        async with AsyncStream(self.stream_tool_results(results, config, **options)) as stream:
-            async for _ in stream:
-                pass
-        return stream.result()
+        return await read_whole(AsyncStream(self.stream_tool_results(results, config, **options)))
 
     @known_options(StreamOptions)
     def astream(

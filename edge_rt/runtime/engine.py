@@ -15,7 +15,7 @@ from typing import Any, Final, Self, Unpack
 from edge_rt.errors import Cancelled, out_of_memory
 from edge_rt.option_names import known_options
 from edge_rt.package.reader import Package
-from edge_rt.runtime.aio import AsyncStream
+from edge_rt.runtime.aio import AsyncStream, read_whole
 from edge_rt.runtime.chat import Chat
 from edge_rt.runtime.config import GenerationConfig, GenerationOptions
 from edge_rt.runtime.decode.detokenizer import TextStream
@@ -36,21 +36,12 @@ from edge_rt.runtime.prompt.encoding import PLAIN_ANSWER, AnswerForm, Prompt
 from edge_rt.runtime.results import Event, Result
 from edge_rt.runtime.speculation.cost_model import RowCosts
 from edge_rt.runtime.speculation.speculation import Speculation
-from edge_rt.runtime.stream import Stream, StreamOptions
+from edge_rt.runtime.stream import PromptOptions, Stream
 from edge_rt.session import onnxruntime_version, pool_size
-from edge_rt.spec_modes import REFERENCE_MODES
 from edge_rt.system.machine import return_free_memory
 from edge_rt.text.thoughts import ThoughtStream
 
 _LESS: Final = "Load the model with a smaller context."
-
-
-class PromptOptions(StreamOptions, total=False):
-    """What a generation behind a prompt takes as keyword arguments, for type checkers."""
-
-    tools: Items[Mapping[str, Any]] | None
-    documents: Items[Mapping[str, Any]] | None
-    template_args: Mapping[str, Any] | None
 
 
 class Model(ModelTexts):
@@ -196,10 +187,7 @@ class Model(ModelTexts):
         self, prompt: Prompt, config: GenerationConfig | None = None, **options: Unpack[PromptOptions]
     ) -> Result:
         """Do ``generate`` in a worker thread; cancelling the task stops the generation."""
-        stream = self.astream(prompt, config, **options)
-        async for _ in stream:
-            pass
-        return stream.result()
+        return await read_whole(self.astream(prompt, config, **options))
 
     @known_options(PromptOptions)
     def astream(
@@ -308,25 +296,6 @@ class Model(ModelTexts):
                 if isinstance(error, MemoryError):
                     raise out_of_memory(error, _LESS) from error
                 raise
-
-    def check_reference(self, config: GenerationConfig) -> None:
-        """Refuse a reference text that the memory plan has no room for, before an answer needs it.
-
-        Raises:
-            ConfigError: options of speculation do not go together.
-            MemoryBudgetExceeded: there is no room for the drafter, or for the text.
-        """
-        if config.reference is None:
-            return
-        mode = self._speculation.resolve(config.spec, has_reference=True, accept=config.accept)
-        if self._speculation.most_reference_tokens(mode) is not None:
-            self._encode_reference(config.reference, mode)
-
-    def _encode_reference(self, text: str | None, mode: str) -> list[int] | None:
-        """Return the tokens of a reference text; None without one, or where the mode copies from none."""
-        if text is None or mode not in REFERENCE_MODES:
-            return None
-        return self._require_texts().encode_reference(text, self._speculation.most_reference_tokens(mode))
 
     # --- life ---
 

@@ -1,4 +1,4 @@
-"""What a model does with texts alone: messages -> prompt, text -> tokens and back, and whether a prompt fits."""
+"""What a model does with texts alone: messages -> prompt, text -> tokens and back, and whether they fit."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from edge_rt.option_names import known_options
 from edge_rt.runtime.config import GenerationConfig
 from edge_rt.runtime.graph.exclusive import closed
 from edge_rt.runtime.prompt.encoding import Message, Prompt, PromptEncoder
+from edge_rt.runtime.speculation.speculation import Speculation
+from edge_rt.spec_modes import REFERENCE_MODES
 from edge_rt.text.rendered import RenderedPrompt
 from edge_rt.text.tokenizer import Tokenizer
 
@@ -17,6 +19,7 @@ class ModelTexts:
     """Tokenizer and chat template of a model; they go with it when it is closed."""
 
     _texts: PromptEncoder | None
+    _speculation: Speculation
 
     @known_options()
     def render(
@@ -106,6 +109,25 @@ class ModelTexts:
             ConfigError: an id is out of range.
         """
         return self.tokenizer.decode(token_ids, skip_special=skip_special)
+
+    def check_reference(self, config: GenerationConfig) -> None:
+        """Refuse a reference text that the memory plan has no room for, before an answer needs it.
+
+        Raises:
+            ConfigError: options of speculation do not go together.
+            MemoryBudgetExceeded: there is no room for the drafter, or for the text.
+        """
+        if config.reference is None:
+            return
+        mode = self._speculation.resolve(config.spec, has_reference=True, accept=config.accept)
+        if self._speculation.most_reference_tokens(mode) is not None:
+            self._encode_reference(config.reference, mode)
+
+    def _encode_reference(self, text: str | None, mode: str) -> list[int] | None:
+        """Return the tokens of a reference text; None without one, or where the mode copies from none."""
+        if text is None or mode not in REFERENCE_MODES:
+            return None
+        return self._require_texts().encode_reference(text, self._speculation.most_reference_tokens(mode))
 
     @known_options()
     def count_tokens(

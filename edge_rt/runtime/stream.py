@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from edge_rt.errors import ConfigError
 from edge_rt.runtime.config import GenerationOptions
@@ -22,6 +22,14 @@ class StreamOptions(GenerationOptions, total=False):
 
     cancel: CancelToken | None
     on_prefill_progress: Callable[[int, int], None] | None
+
+
+class PromptOptions(StreamOptions, total=False):
+    """What a generation behind a prompt takes as keyword arguments, for type checkers."""
+
+    tools: Sequence[Mapping[str, Any]] | None
+    documents: Sequence[Mapping[str, Any]] | None
+    template_args: Mapping[str, Any] | None
 
 
 @dataclass
