@@ -283,9 +283,12 @@ def _patterns(where: str, config: Mapping[str, Any], key: str, modules: Collecti
         raise unsupported(where, f"{shown(key)} has {len(patterns)} patterns, at most are {_MAX_PATTERNS}")
     compiled = [(_compiled(where, pattern), special) for pattern, special in patterns.items()]
     # A repetition may end at every character or reach its count, for every beginning behind a dot.
-    longest = max(_MAX_COUNT, *map(len, modules))
+    longest = max(map(len, modules), default=0)
     starts = 1 + max((module.count(".") for module in modules), default=0)
-    ways = sum(2 ** pattern.count("|") * math.comb(longest + (n := _repetitions(pattern)), n) for pattern in patterns)
+    ways = sum(
+        2 ** pattern.count("|") * math.comb(max(longest, _MAX_COUNT) + (n := _repetitions(pattern)), n)
+        for pattern in patterns
+    )
     if len(modules) * (_CALL_STEPS * len(patterns) + starts * ways) > _MAX_STEPS:
         raise unsupported(
             where, f"The patterns in {shown(key)} are too complicated for {counted(len(modules), 'module')}"
