@@ -8,7 +8,7 @@ from dataclasses import replace
 from gpu_target import ROOT, Results, Target, fail
 
 from edge_rt.measure.memory_report import MemoryReport
-from edge_rt.measure.memory_watch import measure_plan
+from edge_rt.measure.memory_watch import MeasuredProcess
 from edge_rt.memory.device import this_device
 from edge_rt.memory.plan import require_fit
 from edge_rt.runtime.load.gpu_figures import gpu_figures
@@ -33,7 +33,8 @@ def run_memory(target: Target, shape: str, mix: str) -> None:
         os.environ |= {"PYTHONPATH": str(ROOT), "EDGE_RT_TEST_BUILD": str(target.build)}
     machine = replace(this_device(), gpu=gpu_figures("cuda", "native", target.provider))
     plan = require_fit(plan_package(package, LoadOptions(**MEASURED.get(shape, USUAL)), device=machine))
-    measured = MemoryReport(plan, measure_plan(package.path, plan, worker=worker, device="cuda"))
+    with MeasuredProcess(worker) as process:
+        measured = MemoryReport(plan, process.run(package.path, plan, device="cuda"))
     results, found = Results(target, "memory"), measured.device_json()
     assert found is not None
     planned, taken = found["planned_without_context_bytes"], found["measured_without_context_bytes"]

@@ -35,34 +35,6 @@ _KILLED: Final = -9
 WORKER: Final = "edge_rt.measure.memory_worker"
 
 
-def measure_plan(
-    package: Path,
-    plan: Plan,
-    *,
-    worker: str = WORKER,
-    threads: int | None = None,
-    device: str = AUTO,
-    turns: int = 0,
-    on_stage: Callable[[str], None] | None = None,
-) -> MemoryRun:
-    """Load a package as planned in a fresh process, run it up to the plan's limits, and measure its memory meanwhile.
-
-    Args:
-        package: its folder.
-        plan: the plan that it is loaded with.
-        worker: module that the process runs: ``memory_worker``, or one that first imports more and then runs it.
-        threads: threads that compute; None uses every CPU this process may use.
-        device: the device that the plan was made for.
-        turns: run a chat of this many turns instead of going to the plan's limits.
-        on_stage: called with the name of every finished stage.
-
-    Raises:
-        EdgeRTError: the errors of ``MeasuredProcess``.
-    """
-    with MeasuredProcess(worker) as process:
-        return process.run(package, plan, threads=threads, device=device, turns=turns, on_stage=on_stage)
-
-
 class MeasuredProcess:
     """A fresh process for one measurement. It has started at the beginning of the ``with`` block, and ends with it.
 
@@ -81,15 +53,19 @@ class MeasuredProcess:
         # Fails here, before a load, on systems without this information.
         read_mappings()
         self._complaints = tempfile.TemporaryFile()
-        self._process = subprocess.Popen(
-            # -P: without the current folder in its path, which may hold unrelated modules.
-            [sys.executable, "-P", "-m", self._worker],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._complaints,
-            # Ctrl-C goes to this process only, which then ends the worker.
-            start_new_session=True,
-        )
+        try:
+            self._process = subprocess.Popen(
+                # -P: without the current folder in its path, which may hold unrelated modules.
+                [sys.executable, "-P", "-m", self._worker],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._complaints,
+                # Ctrl-C goes to this process only, which then ends the worker.
+                start_new_session=True,
+            )
+        except BaseException:
+            self._complaints.close()
+            raise
         try:
             self._watch = _Watch(self._process)
             with self._ends_early():

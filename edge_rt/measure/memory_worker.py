@@ -283,7 +283,7 @@ def chat(model: Model, turns: int, tell: Stage) -> None:
 
 
 def work(request: dict[str, Any], report: Stage, own: GpuProvider = INSTALLED) -> None:
-    """Run a request, as ``memory_watch.measure_plan`` sends it.
+    """Run a request, as ``memory_watch.MeasuredProcess`` sends it.
 
     Args:
         request: what is loaded and how.

@@ -1,4 +1,4 @@
-"""What ``measure_plan`` starts in the test of a measured plan: ``memory_worker`` with the emulated GPU."""
+"""What ``MeasuredProcess`` starts in the test of a measured plan: ``memory_worker`` with the emulated GPU."""
 
 from __future__ import annotations
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from edge_rt.measure.memory_report import MemoryReport
-from edge_rt.measure.memory_watch import measure_plan
 from edge_rt.memory.device import this_device, unmeasured_gpu
 from edge_rt.package.reader import open_package
 from edge_rt.runtime.load.options import LoadOptions
 from edge_rt.runtime.load.planning import plan_package
+from tests.helpers.measured import measure_plan
 from tests.helpers.onnxruntime_version import needs_onnxruntime
 
 ROOT = Path(__file__).parents[2]

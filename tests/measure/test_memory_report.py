@@ -12,13 +12,14 @@ from edge_rt.cli.baseline_memory import holding
 from edge_rt.cli.commands.profile import device_lines
 from edge_rt.errors import ConfigError, InferenceError, InvalidPackage, MemoryBudgetExceeded
 from edge_rt.measure.memory_report import MemoryReport, MemoryRun, Moment, Stage, measured_terms
-from edge_rt.measure.memory_watch import MeasuredProcess, measure_plan
+from edge_rt.measure.memory_watch import MeasuredProcess
 from edge_rt.memory.device import this_device
 from edge_rt.memory.figures import GpuFigures
 from edge_rt.memory.plan import Request, make_plan
 from edge_rt.memory.shape import shape_of
 from edge_rt.package.reader import open_package
 from edge_rt.system.process_memory import ProcessMemory
+from tests.helpers.measured import measure_plan
 
 MIB = 1 << 20
 
@@ -155,6 +156,13 @@ def test_a_process_that_ends_without_a_word_is_an_error(native_package):
     plan = plan_of(native_package, ctx=64)
     with pytest.raises(InferenceError, match="exit code was -15; its last output: nothing"):
         measure_plan(native_package, plan, threads=1, on_stage=_end_child("terminate"))
+
+
+def test_a_process_that_cannot_be_started_leaves_no_file_open():
+    process, before = MeasuredProcess("no\0module"), psutil.Process().num_fds()
+    with pytest.raises(ValueError, match="null byte"):
+        process.__enter__()
+    assert psutil.Process().num_fds() == before
 
 
 def test_no_process_is_left_when_the_caller_stops(native_package):

@@ -26,7 +26,6 @@ from edge_rt.errors import (
     StorageError,
 )
 from edge_rt.measure.memory_report import measured_terms
-from edge_rt.measure.memory_watch import measure_plan
 from edge_rt.memory.budget import Budget
 from edge_rt.memory.figures import Device
 from edge_rt.package.reader import open_package
@@ -37,6 +36,7 @@ from edge_rt.runtime.load.planning import plan_package, resident_bytes
 from edge_rt.runtime.speculation.cost_model import RowCosts
 from edge_rt.spec_modes import CORPUS_MODES, USED_BY
 from edge_rt.system.machine import available_memory_bytes
+from tests.helpers.measured import measure_plan
 from tests.helpers.models import load_package
 from tests.helpers.packages import copied, replace_file
 from tests.helpers.small import GREEDY
