@@ -16,7 +16,7 @@ namespace edge_rt {
 namespace {
 
 // Number of the calls below and of the ops' inputs and attributes: the Python half refuses a library of another one.
-constexpr int kAbiVersion = 1;
+constexpr int kAbiVersion = 2;
 
 // The instruction set of registrations to come; -1 is the best one. It is an argument of RegisterCustomOps that ONNX
 // Runtime's fixed signature has no room for; edge_rt/session.py sets it and registers under one lock.

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from edge_rt.errors import ConfigError, RuntimeUnavailable, VersionMismatch
 from edge_rt.op_list import OPS, TILE_ROWS
 
-ABI_VERSION: Final = 1
+ABI_VERSION: Final = 2
 """Version of the library's functions and of the operators; changes together with ``csrc/register.cc``."""
 
 

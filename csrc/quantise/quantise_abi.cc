@@ -16,6 +16,7 @@ bool is_valid(const RoundingFormat& format) {
   return (format.group == 16 || format.group == 32) && format.unit >= 32 && format.unit % 32 == 0 &&
          format.unit <= 256 && format.rounds > 0 && format.num_starts > 0 && format.num_starts <= kMostStarts &&
          format.scales >= kHalfScales && format.scales <= kByteScales &&
+         (format.scales != kHalfScales || format.unit == format.group) &&
          (format.scales != kByteScales || format.has_minimum != 0) &&
          (format.table_values == nullptr) == (format.table_codes == nullptr);
 }
@@ -25,6 +26,8 @@ bool is_valid(const RoundingTask& task) {
   const RoundingFormat& format = *task.format;
   if (task.rows < 0 || task.inputs < 0 || task.inputs > kMostInputs || task.inputs % format.unit != 0) return false;
   if (task.rows == 0 || task.inputs == 0) return true;
+  if (task.num_factors < 0 || (task.num_factors > 0 && (task.widths == nullptr || task.factors == nullptr)))
+    return false;
   int64_t covered = 0;
   for (int64_t i = 0; i < task.num_factors; ++i) {
     if (task.widths[i] <= 0 || task.widths[i] % format.unit != 0 || task.factors[i] == nullptr) return false;

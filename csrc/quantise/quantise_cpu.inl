@@ -33,10 +33,11 @@ EDGE_RT_INLINE VF inverse_scale(VF scale) {
 template <bool kIsTable>
 EDGE_RT_INLINE VF rounded_to(const RoundingFormat& format, VF ratio) {
   if constexpr (kIsTable) {
-    const VI integer = vi_round(vf_min(vf_set1(127.0f), vf_max(vf_set1(-128.0f), ratio)));
+    // What is no number becomes the lower end, as it does not in the other order.
+    const VI integer = vi_round(vf_min(vf_max(ratio, vf_set1(-128.0f)), vf_set1(127.0f)));
     return vf_lookup(format.table_values + 128, integer);
   } else {
-    return vf_from_i32(vi_round(vf_min(vf_set1(format.highest), vf_max(vf_set1(format.lowest), ratio))));
+    return vf_from_i32(vi_round(vf_min(vf_max(ratio, vf_set1(format.lowest)), vf_set1(format.highest))));
   }
 }
 
@@ -175,7 +176,7 @@ SharedScale store_shared(const RoundingTile& tile, VF number, uint16_t* to, int6
 VF store_factor(const RoundingTile& tile, VF scale, const SharedScale& shared, float lowest, float most, uint8_t* to,
                 int64_t groups) {
   const VF ratio = vf_mul(scale, shared.inverse);
-  const VI factor = vi_round(vf_min(vf_set1(most), vf_max(vf_set1(lowest), ratio)));
+  const VI factor = vi_round(vf_min(vf_max(ratio, vf_set1(lowest)), vf_set1(most)));
   int32_t factors[16];
   vi_store(factors, factor);
   for (int64_t l = 0; l < tile.rows; ++l) to[(tile.row + l) * groups] = static_cast<uint8_t>(factors[l]);

@@ -101,6 +101,17 @@ void check(const Case& tested, int64_t rows, bool has_feedback) {
   }
 }
 
+// A factor with what is no number: any code, and nothing beyond the tables is read.
+void check_no_numbers(const RoundingFormat& format) {
+  const auto weights = floats(16 * 256, 0.0f), importance = floats(256, 0.1f);
+  std::vector<std::vector<float>> factors{floats(256 * 256, 0.0f)};
+  factors[0][256 * 40 + 3] = NAN;
+  for (int i = 0; i < kIsaCount; ++i) {
+    const Isa isa = static_cast<Isa>(i);
+    if (isa_is_usable(isa)) round_with(isa_name(isa), format, weights, 16, 256, importance, factors, {256});
+  }
+}
+
 void check_refusals() {
   RoundingFormat format = format_of(32, 32, kHalfScales, false, 8, -8, 7);
   const std::vector<float> values(64, 1.0f);
@@ -149,6 +160,7 @@ int main() {
       check(tested, rows, false);
       check(tested, rows, true);
     }
+    check_no_numbers(tested.format);
   }
   check_refusals();
   std::puts("ok");

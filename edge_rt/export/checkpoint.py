@@ -11,6 +11,7 @@ from edge_rt.export.calibration.text import Calibration, CalibrationText, encode
 from edge_rt.export.decoder.weights import DecoderWeights, collect_weights
 from edge_rt.export.op_profile import OpProfile
 from edge_rt.export.quantise.decision import WeightChoice
+from edge_rt.export.quantise.native import has_native_rounding
 from edge_rt.export.sources.source import Source, TokenizerBuild
 from edge_rt.package.decoder import Decoder
 from edge_rt.package.manifest import BUILT_IN_CALIBRATION, ModelConfig, config_of
@@ -89,8 +90,19 @@ def read_checkpoint(
         tokenizer=tokenizer,
         calibration=calibration,
         choice=choice,
-        warnings=(*source.remarks, *_rotation_warnings(decoder), *text_warnings(tokenizer, loaded)),
+        warnings=(
+            *source.remarks,
+            *_rounding_warnings(choice),
+            *_rotation_warnings(decoder),
+            *text_warnings(tokenizer, loaded),
+        ),
     )
+
+
+def _rounding_warnings(choice: WeightChoice) -> tuple[str, ...]:
+    if not choice.quantises or has_native_rounding():
+        return ()
+    return ("The native library cannot be used here: numpy rounds the weights, many times slower.",)
 
 
 def _rotation_warnings(decoder: Decoder) -> tuple[str, ...]:

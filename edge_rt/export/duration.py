@@ -34,7 +34,7 @@ _EVEN_STEPS: Final = 0.6
 """Rounding to even steps, over rounding to a table."""
 _SEARCHES: Final = 2.0
 """With feedback the scales of most groups are searched twice."""
-_TRIES: Final = 2
+_TRIES: Final = 3
 """How often the sample of a matrix is rounded, to judge feedback."""
 _FACTORING: Final = 5.0
 """An operation of a Cholesky factor, over one of a matrix product."""

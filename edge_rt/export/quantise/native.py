@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from edge_rt.errors import MemoryBudgetExceeded, RuntimeUnavailable
+from edge_rt.errors import InferenceError, MemoryBudgetExceeded, RuntimeUnavailable
 from edge_rt.export.quantise.grids import ROUNDS, Grid
 from edge_rt.export.weights.codes import Codes
 from edge_rt.ops import native_library
@@ -63,7 +63,7 @@ class _Task(ctypes.Structure):
 def _function() -> Callable[..., int] | None:
     try:
         return native_library().function("quantise", c_int, POINTER(_Task), c_char_p)
-    except (RuntimeUnavailable, AttributeError):
+    except RuntimeUnavailable:
         return None
 
 
@@ -86,6 +86,7 @@ def round_rows(
 
     Raises:
         MemoryBudgetExceeded: the system has no memory for it.
+        InferenceError: the library refused its arguments.
     """
     form = grid.form
     count, inputs = rows.shape
@@ -119,7 +120,12 @@ def round_rows(
         raise MemoryBudgetExceeded(
             "Weights cannot be rounded.", "The system has no memory for it.", "Close other programs, and export again."
         )
-    assert code == 0, form.name
+    if code != 0:
+        raise InferenceError(
+            "The native library refused to round weights.",
+            f"{count} rows of {inputs} inputs as {form.name}, code {code}.",
+            "Report it; --profile portable with --weights f32 exports without rounding.",
+        )
     return Codes(codes, scales, minima, d, m), errors
 
 

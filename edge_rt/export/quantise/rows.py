@@ -158,18 +158,15 @@ class QuantisedRows:
             return weight_of, ()
         weight_of = importance(moments.fitted.diagonal)
         judge = _judge(moments)
-        is_judged = judge is moments.held_out
-        total = judge.error(sample)
-        _, errors = quantise(sample, weight_of, (), grid)
-        plain = judge.error(errors)
-        if is_judged:
+        # Both ways to count inputs are tried with feedback: moments of few tokens say little of what it leaves.
+        ways: list[tuple[Array, Sequence[Array]]] = [(weight_of, ())]
+        if judge is moments.held_out:
             left, factors = self._factors_of(moments)
-            _, errors = quantise(sample, left, factors, grid)
-            if (found := judge.error(errors)) < plain:
-                self._note(part, True, found, total)
-                return left, factors
-        self._note(part, False, plain, total)
-        return weight_of, ()
+            ways += [(left, factors), (weight_of, factors)]
+        lost = [judge.error(quantise(sample, counts, factors, grid)[1]) for counts, factors in ways]
+        best = min(range(len(ways)), key=lost.__getitem__)
+        self._note(part, best > 0, lost[best], judge.error(sample))
+        return ways[best]
 
     def _factors_of(self, moments: InputMoments) -> tuple[Array, Sequence[Array]]:
         # Matrices with one input are quantised one behind the other.
