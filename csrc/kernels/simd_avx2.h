@@ -11,6 +11,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kernels/step_table.h"
+
 #define EDGE_RT_INLINE inline __attribute__((always_inline))
 
 namespace edge_rt {
@@ -106,8 +108,12 @@ EDGE_RT_INLINE __m256i round256(__m256 a) {
 }
 EDGE_RT_INLINE VI vi_round(VF a) { return {round256(a.lo), round256(a.hi)}; }
 EDGE_RT_INLINE VF vf_from_i32(VI a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
-EDGE_RT_INLINE VF vf_lookup(const float* table, VI index) {
-  return {_mm256_i32gather_ps(table, index.lo, 4), _mm256_i32gather_ps(table, index.hi, 4)};
+EDGE_RT_INLINE __m256 lookup(const StepTable& table, __m256i index) {
+  const __m256i at = _mm256_and_si256(_mm256_add_epi32(index, _mm256_set1_epi32(128)), _mm256_set1_epi32(255));
+  return _mm256_i32gather_ps(table.values, at, 4);
+}
+EDGE_RT_INLINE VF vf_lookup(const StepTable& table, VI index) {
+  return {lookup(table, index.lo), lookup(table, index.hi)};
 }
 EDGE_RT_INLINE VF from_signed(__m128i bytes) {
   return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),

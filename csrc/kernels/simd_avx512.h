@@ -19,6 +19,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kernels/step_table.h"
+
 #define EDGE_RT_INLINE inline __attribute__((always_inline))
 
 namespace edge_rt {
@@ -77,7 +79,14 @@ EDGE_RT_INLINE VI vi_round(VF a) {
   return {_mm512_cvt_roundps_epi32(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }
 EDGE_RT_INLINE VF vf_from_i32(VI a) { return {_mm512_cvtepi32_ps(a.v)}; }
-EDGE_RT_INLINE VF vf_lookup(const float* table, VI index) { return {_mm512_i32gather_ps(index.v, table, 4)}; }
+EDGE_RT_INLINE VF vf_lookup(const StepTable& table, VI index) {
+  const __m512i word = _mm512_srli_epi32(_mm512_add_epi32(index.v, _mm512_set1_epi32(128)), 3);
+  const __m512i steps =
+      _mm512_permutex2var_epi32(_mm512_loadu_si512(table.steps), word, _mm512_loadu_si512(table.steps + 16));
+  const __mmask16 behind = _mm512_cmpge_epi32_mask(index.v, _mm512_srai_epi32(steps, 24));
+  const __m512i value = _mm512_mask_srli_epi32(steps, behind, steps, 8);
+  return {_mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(value, 24), 24))};
+}
 EDGE_RT_INLINE VF vf_from_i8(const int8_t* p) {
   return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
 }

@@ -11,6 +11,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kernels/step_table.h"
+
 #define EDGE_RT_INLINE inline __attribute__((always_inline))
 
 namespace edge_rt {
@@ -119,11 +121,11 @@ EDGE_RT_UNARY(VI, vi_from_bits, VF, vreinterpretq_s32_f32)
 
 EDGE_RT_UNARY(VI, vi_round, VF, vcvtnq_s32_f32)
 EDGE_RT_UNARY(VF, vf_from_i32, VI, vcvtq_f32_s32)
-EDGE_RT_INLINE VF vf_lookup(const float* table, VI index) {
+EDGE_RT_INLINE VF vf_lookup(const StepTable& table, VI index) {
   int32_t at[16];
   float found[16];
   vi_store(at, index);
-  for (int l = 0; l < 16; ++l) found[l] = table[at[l]];
+  for (int l = 0; l < 16; ++l) found[l] = table.values[static_cast<uint8_t>(static_cast<uint32_t>(at[l]) + 128)];
   return vf_load(found);
 }
 EDGE_RT_INLINE VF from_signed(int8x16_t bytes) {

@@ -12,6 +12,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kernels/step_table.h"
+
 #define EDGE_RT_INLINE inline __attribute__((always_inline))
 
 namespace edge_rt {
@@ -102,7 +104,10 @@ EDGE_RT_INLINE int32_t round_to_int(float a) {
 }
 EDGE_RT_INLINE VI vi_round(VF a) { EDGE_RT_LANES(VI, round_to_int(a.v[l])); }
 EDGE_RT_INLINE VF vf_from_i32(VI a) { EDGE_RT_LANES(VF, static_cast<float>(a.v[l])); }
-EDGE_RT_INLINE VF vf_lookup(const float* table, VI index) { EDGE_RT_LANES(VF, table[index.v[l]]); }
+// Integers beyond -128..127 give any of the values.
+EDGE_RT_INLINE VF vf_lookup(const StepTable& table, VI index) {
+  EDGE_RT_LANES(VF, table.values[static_cast<uint8_t>(word(index.v[l]) + 128)]);
+}
 EDGE_RT_INLINE VF vf_from_i8(const int8_t* p) { EDGE_RT_LANES(VF, static_cast<float>(p[l])); }
 // The first n lanes, and zeros; nothing behind n is read. n is even.
 EDGE_RT_INLINE VF vf_from_i8_n(const int8_t* p, int n) { EDGE_RT_LANES(VF, l < n ? static_cast<float>(p[l]) : 0.0f); }

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "common/export.h"
+#include "kernels/step_table.h"
 
 namespace edge_rt {
 
@@ -27,7 +28,7 @@ struct RoundingFormat {
   int32_t num_starts;
   float lowest, highest;       // of the integers that codes stand for
   float starts[kMostStarts];   // the first scale tried is the largest weight over this; with a minimum, ...
-  const float* table_values;   // null, or [256]: what an integer from -128 on is rounded to
+  const StepTable* table;      // null, or what integers are rounded to; a caller fills in the values alone
   const uint8_t* table_codes;  // and its code
 };  // ... the part of the range that codes span
 

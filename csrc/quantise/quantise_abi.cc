@@ -18,7 +18,7 @@ bool is_valid(const RoundingFormat& format) {
          format.scales >= kHalfScales && format.scales <= kByteScales &&
          (format.scales != kHalfScales || format.unit == format.group) &&
          (format.scales != kByteScales || format.has_minimum != 0) &&
-         (format.table_values == nullptr) == (format.table_codes == nullptr);
+         (format.table == nullptr) == (format.table_codes == nullptr);
 }
 
 bool is_valid(const RoundingTask& task) {
@@ -47,14 +47,23 @@ EDGE_RT_EXPORT int edge_rt_quantise(const edge_rt::RoundingTask* task, const cha
   Isa isa = best_isa();
   if (isa_name != nullptr && (!isa_from_name(isa_name, &isa) || !isa_is_usable(isa))) return -1;
   if (task == nullptr || !is_valid(*task)) return -1;
-  int64_t width = task->format->unit;
+  RoundingFormat format = *task->format;
+  StepTable table;
+  if (format.table != nullptr) {
+    table = *format.table;
+    if (!fill_steps(&table)) return -1;
+    format.table = &table;
+  }
+  RoundingTask own = *task;
+  own.format = &format;
+  int64_t width = format.unit;
   for (int64_t i = 0; i < task->num_factors; ++i) width = std::max(width, task->widths[i]);
   const QuantiseKernels& kernels = kernel_table(isa).quantise;
   try {
     std::vector<float> scratch(static_cast<size_t>(kernels.scratch(width)));
     const DefaultFloatMode mode;
     for (int64_t row = 0; row < task->rows && task->inputs > 0; row += kMostTiles * kLaneRows) {
-      kernels.rows(*task, row, scratch.data());
+      kernels.rows(own, row, scratch.data());
     }
   } catch (const std::bad_alloc&) {
     return -2;

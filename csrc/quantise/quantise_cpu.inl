@@ -35,7 +35,7 @@ EDGE_RT_INLINE VF rounded_to(const RoundingFormat& format, VF ratio) {
   if constexpr (kIsTable) {
     // What is no number becomes the lower end, as it does not in the other order.
     const VI integer = vi_round(vf_min(vf_max(ratio, vf_set1(-128.0f)), vf_set1(127.0f)));
-    return vf_lookup(format.table_values + 128, integer);
+    return vf_lookup(*format.table, integer);
   } else {
     return vf_from_i32(vi_round(vf_min(vf_max(ratio, vf_set1(format.lowest)), vf_set1(format.highest))));
   }
@@ -334,7 +334,7 @@ void round_rows(const RoundingTask& task, int64_t begin, float* scratch) {
     float* own = scratch + num_tiles * 16 * (widest + kRoundingPanel);
     tiles[num_tiles++] = {own, own + 16 * widest, row, task.rows - row < 16 ? task.rows - row : 16};
   }
-  const auto round = task.format->table_values != nullptr ? round_inputs<true> : round_inputs<false>;
+  const auto round = task.format->table != nullptr ? round_inputs<true> : round_inputs<false>;
   if (task.num_factors == 0) {
     for (int64_t at = 0; at < task.inputs; at += width) round(task, nullptr, width, at, tiles, num_tiles);
     return;

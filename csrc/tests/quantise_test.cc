@@ -125,6 +125,11 @@ void check_refusals() {
   task.inputs = 63;
   CHECK(edge_rt_quantise(&task, nullptr) == -1);
   task.inputs = 64;
+  StepTable steep{};
+  for (int i = 0; i < 256; ++i) steep.values[i] = static_cast<float>(i / 3 - 42);
+  format.table = &steep, format.table_codes = codes.data();
+  CHECK(edge_rt_quantise(&task, nullptr) == -1);
+  format.table = nullptr, format.table_codes = nullptr;
   format.has_minimum = 1;
   CHECK(edge_rt_quantise(&task, nullptr) == -1);
   format.has_minimum = 0;
@@ -139,11 +144,11 @@ void check_refusals() {
 
 int main() {
   using namespace edge_rt;  // NOLINT
-  float values[256];
+  StepTable table{};
   uint8_t places[256];
   for (int i = 0; i < 256; ++i) {
     places[i] = static_cast<uint8_t>(i / 16);
-    values[i] = static_cast<float>(places[i] * 16 - 120);
+    table.values[i] = static_cast<float>(places[i] * 16 - 120);
   }
   Case cases[] = {
       {"half", format_of(32, 32, kHalfScales, false, 8, -8, 7)},
@@ -153,7 +158,7 @@ int main() {
       {"byte", format_of(32, 256, kByteScales, true, 0, 0, 31)},
       {"table", format_of(32, 256, kSignedScales, false, 0, -120, 120)},
   };
-  cases[5].format.table_values = values;
+  cases[5].format.table = &table;
   cases[5].format.table_codes = places;
   for (const Case& tested : cases) {
     for (const int64_t rows : {1, 16, 37, 65}) {

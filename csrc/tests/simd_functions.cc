@@ -58,7 +58,7 @@ void add_conversions(SimdFunctions& f) {
   f.to_i8 = [](const int32_t* a, int8_t* out) { vf_to_i8(out, vi_load(a)); };
   f.round = [](const float* a, int32_t* out) { vi_store(out, vi_round(vf_load(a))); };
   f.from_i32 = [](const int32_t* a, float* out) { vf_store(out, vf_from_i32(vi_load(a))); };
-  f.lookup = [](const float* table, const int32_t* index, float* out) {
+  f.lookup = [](const StepTable& table, const int32_t* index, float* out) {
     vf_store(out, vf_lookup(table, vi_load(index)));
   };
   f.from_bits = [](const int32_t* a, float* out) { vf_store(out, vf_from_bits(vi_load(a))); };

@@ -150,11 +150,16 @@ void check_integers(const SimdFunctions& f) {
     float lanes[16];
     f.from_i32(a, lanes);
     for (int l = 0; l < 16; ++l) CHECK(same(lanes[l], static_cast<float>(a[l])));
-    float table[256];
-    for (int i = 0; i < 256; ++i) table[i] = static_cast<float>(i * i);
+    // Steps at any place, eight or more apart, some of them down.
+    StepTable table;
+    for (int i = 0, step = 0; i < 256; ++i) {
+      if (i == step) step += 8 + static_cast<int>(random.next() % 12);
+      table.values[i] = static_cast<float>(step * 37 % 256 - 128);
+    }
+    CHECK(fill_steps(&table));
     for (int l = 0; l < 16; ++l) out[l] = static_cast<int32_t>(static_cast<uint32_t>(a[l]) % 256) - 128;
-    f.lookup(table + 128, out, lanes);
-    for (int l = 0; l < 16; ++l) CHECK(same(lanes[l], table[out[l] + 128]));
+    f.lookup(table, out, lanes);
+    for (int l = 0; l < 16; ++l) CHECK(same(lanes[l], table.values[out[l] + 128]));
     f.from_bits(a, lanes);
     CHECK(std::memcmp(lanes, a, sizeof a) == 0);
     f.to_bits(lanes, out);

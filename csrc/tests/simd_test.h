@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "kernels/step_table.h"
+
 namespace edge_rt {
 
 struct SimdFunctions {
@@ -24,7 +26,7 @@ struct SimdFunctions {
   void (*to_i8)(const int32_t* a, int8_t* out);
   void (*round)(const float* a, int32_t* out);
   void (*from_i32)(const int32_t* a, float* out);
-  void (*lookup)(const float* table, const int32_t* index, float* out);
+  void (*lookup)(const StepTable& table, const int32_t* index, float* out);
   void (*from_bits)(const int32_t* a, float* out);
   void (*to_bits)(const float* a, int32_t* out);
   float (*sum)(const float* a);

@@ -35,9 +35,13 @@ class _Format(ctypes.Structure):
         ("lowest", c_float),
         ("highest", c_float),
         ("starts", c_float * _MOST_STARTS),
-        ("table_values", c_void_p),
+        ("table", c_void_p),
         ("table_codes", c_void_p),
     )
+
+
+class _StepTable(ctypes.Structure):
+    _fields_ = (("values", c_float * 256), ("steps", c_int32 * 32))
 
 
 class _Task(ctypes.Structure):
@@ -134,10 +138,16 @@ def _address(array: Array | None) -> int | None:
 
 
 @functools.cache
+def _step_table(grid: Grid) -> _StepTable:
+    return _StepTable((c_float * 256)(*grid.rounded.tolist()))
+
+
+@functools.cache
 def _format_of(grid: Grid) -> _Format:
     form, starts = grid.form, grid.starts.tolist()
     lowest, highest = grid.limits
-    # The cache keeps the grid, and with it its tables.
+    table = _step_table(grid) if form.table else None
+    # The caches keep the grid, and with it its codes, and the table.
     return _Format(
         grid.group,
         form.unit_inputs,
@@ -149,6 +159,6 @@ def _format_of(grid: Grid) -> _Format:
         lowest,
         highest,
         (c_float * _MOST_STARTS)(*starts),
-        _address(grid.rounded if form.table else None),
+        None if table is None else ctypes.addressof(table),
         _address(grid.nearest if form.table else None),
     )
