@@ -283,7 +283,8 @@ class Session:
                 if arena is not None:
                     options.add_session_config_entry("session.use_env_allocators", "1")
                 if device is None:
-                    self._session = ort.InferenceSession(model, options, providers=list(providers))
+                    # With fallback ONNX Runtime's Python code writes to standard output, and opens what failed again.
+                    self._session = ort.InferenceSession(model, options, providers=list(providers), enable_fallback=0)
                 else:
                     self._session = device.open(model, options)
         except EdgeRTError:

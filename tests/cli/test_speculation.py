@@ -21,7 +21,7 @@ from tests.cli.conftest import ENDLESS
 
 GREEDY = ("--temp", "0", "-n", "24")
 DRAFTERS = SPEC_MODES[2:5]
-MEASURING = "measuring how long passes take, once for this model (about 2 s) ...\n"
+MEASURING = "measuring how long passes take, once for this model and these settings (about 2 s) ...\n"
 
 
 @pytest.fixture

@@ -96,7 +96,8 @@ def test_a_process_is_driven_to_the_limits_of_its_plan(native_package, spec):
     assert terms["kv_cache"]["measured"] == pytest.approx(terms["kv_cache"]["planned"], abs=2 * mmap.PAGESIZE)
     assert terms["logits"]["measured"] == pytest.approx(terms["logits"]["planned"], abs=2 * mmap.PAGESIZE)
     assert terms["weights"]["measured"] == pytest.approx(terms["weights"]["planned"], abs=MIB / 8)
-    assert (terms["drafters"]["measured"] > 0) == (spec != "off")
+    # A page or two may come from anywhere.
+    assert (terms["drafters"]["measured"] > 4 * mmap.PAGESIZE) == (spec != "off")
     peaks = [entry.memory.peak_bytes for entry in profile.run.stages]
     assert peaks == sorted(peaks)
     assert profile.run.peak_bytes >= max(moment.memory.resident_bytes for moment in profile.run.moments) - MIB

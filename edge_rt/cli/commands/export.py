@@ -208,7 +208,13 @@ def _adapters(options: Sequence[str]) -> dict[Path | str, float]:
 
 
 def parse_adapter(option: str) -> tuple[Path, float]:
-    """Return path and scale of ``PATH[:SCALE]``: what exists is a path, and one letter before the colon is a drive."""
+    """Return path and scale of ``PATH[:SCALE]``: what exists is a path, and one letter before the colon is a drive.
+
+    Raises:
+        ConfigError: it is empty, as a variable that is not set is.
+    """
+    if not option:
+        raise ConfigError("--adapter is empty.", "Got ''.", "Name a folder of PEFT or a GGUF file.")
     head, _, tail = option.rpartition(":")
     if len(head) > 1 and not path_of(option).exists():
         try:

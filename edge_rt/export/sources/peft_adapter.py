@@ -102,7 +102,10 @@ def require_model(folder: Path) -> str | None:
         path.name != ADAPTER_FILE for path in folder.glob(f"*{WEIGHTS_SUFFIX}")
     ):
         quoted = shlex.quote(str(folder))
-        return f"{folder} holds an adapter, too, which is not part of the model: --adapter {quoted} merges it."
+        return (
+            f"{folder} holds an adapter, too, which is not part of the model. To merge it: "
+            f"edge-rt export -m {quoted} --adapter {quoted} --out DIR"
+        )
     raise adapter_alone(folder)
 
 

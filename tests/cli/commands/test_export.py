@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from edge_rt.cli.commands.export import parse_adapter
+from edge_rt.errors import ConfigError
 from edge_rt.package.reader import open_package
 from tests.helpers.clock import Told
 from tests.helpers.gguf_factory import write_llama_gguf
@@ -159,3 +160,8 @@ def test_what_follows_a_colon_is_a_scale_unless_it_is_part_of_a_path(option, pat
     monkeypatch.chdir(tmp_path)
     (tmp_path / "there:2").touch()
     assert parse_adapter(option) == (Path(path), scale)
+
+
+def test_an_empty_adapter_is_not_the_folder_one_stands_in():
+    with pytest.raises(ConfigError, match="--adapter is empty"):
+        parse_adapter("")

@@ -232,7 +232,7 @@ def test_an_adapter_beside_a_model_is_mentioned(tmp_path):
         next(folder.glob("*.safetensors")).rename(folder / name)
         write_peft(folder, peft_tensors({Q: pair(64, 64)}))
         (remark,) = open_checkpoint(folder)[0].remarks
-        assert remark.endswith(f"not part of the model: --adapter {folder} merges it.")
+        assert remark.endswith(f"edge-rt export -m {folder} --adapter {folder} --out DIR")
         (folder / "adapter_model.safetensors").unlink()
     write_peft(folder, peft_tensors({Q: pair(64, 64)}))
     assert [one.kind for one in open_checkpoint(folder, {folder: 1.0})[0].adapters] == ["peft"]
