@@ -62,7 +62,8 @@ def of_loads(command: str, package: Path, steps: range) -> Iterator[Line]:
         pinned = [*flags, *(("--ctx", 512) if command == "generate" else ())]
         least = call("plan", "-m", package, *pinned, "--memory", "64GiB")["minimum_bytes"]
         for more in steps:
-            budget = least + more * MIB
+            # Processes of the same command differ by less than this, which plans leave in what they suggest, too.
+            budget = least + MIB // 2 + more * MIB
             own = OPTIONS[command] + [str(flag) for flag in flags]
             found = call(command, "-m", package, *own, "--memory", budget)
             name = f"{command} {mode} +{more}"

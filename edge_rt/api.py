@@ -199,6 +199,8 @@ def _encoder_of(model: Model | PromptEncoder | None, texts: PromptEncoder | None
 
 def _open(model: str | Path, store: str | Path | None, *, pulls: bool = False) -> Package:
     """Open the package that an argument means, which is pulled first if need be and ``pulls`` is set."""
+    if not isinstance(model, str | Path):
+        raise ConfigError("A model is named by a text or a path.", f"Got {model!r:.60}.", "Give its name, or its path.")
     path = absolute_path(Path(model))
     if is_package(path):
         return open_package(path)

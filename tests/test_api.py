@@ -28,6 +28,14 @@ def test_what_is_not_here_says_how_to_get_it(name, help_, tmp_path):
         edge_rt.load(name, store=tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("model", "options", "numbers"), [(3, {}, "Got 3"), ("x", {"threads": "two"}, "Got 'two'"), (None, {}, "Got None")]
+)
+def test_arguments_of_another_type(model, options, numbers, tmp_path):
+    with pytest.raises(edge_rt.ConfigError, match=numbers):
+        edge_rt.load(model, store=tmp_path, **options)
+
+
 def test_a_checkpoint_says_how_to_make_a_package_of_it(small_gguf, tmp_path):
     wanted = r"is a GGUF file, not a package\..* pull=True .* edge_rt\.export_model\(source, out\)"
     for call in (edge_rt.load, edge_rt.plan):

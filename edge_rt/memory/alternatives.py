@@ -91,15 +91,16 @@ def _nearby(shape: ModelShape, request: Request, choice: Choice) -> Iterator[Req
 
 def _pinning_less(request: Request) -> Iterator[Request]:
     """Yield requests with fewer pinned settings: first without one of them, then without more."""
+    # Flags are added to a command that names a mode already: they name another.
     if request.wants_drafts:
-        yield request.without_drafts(None)
+        yield request.without_drafts(AUTO)
         yield request.without_drafts(OFF)
     if request.kv not in (None, AUTO):
         yield replace(request, kv=AUTO)
     if request.ctx is not None:
         yield replace(request, ctx=None)
         yield replace(request.without_drafts(OFF), ctx=None)
-    yield replace(request.without_drafts(None), ctx=None, kv=None)
+    yield replace(request.without_drafts(OFF if request.wants_drafts else None), ctx=None, kv=None)
 
 
 def _planned(shape: ModelShape, device: Device, request: Request) -> Alternative | None:

@@ -238,3 +238,12 @@ def test_speculation_that_does_not_pay_is_not_expected_to():
     dear = replace(DEVICE, row_cost=((1, 1.0), (2, 2.0), (24, 24.0)))
     plan = make_plan(make_shape(), dear, Request())
     assert tokens_per_second(plan.shape, dear, plan.choice) == plan.plain_tokens_per_second
+
+
+def test_settings_instead_of_a_mode_that_is_too_large_name_another():
+    """They are added to the command that named it."""
+    shape = make_shape()
+    asked = Request(1, spec="suffix", draft_max=63)
+    refused = make_plan(shape, DEVICE, with_budget(asked, make_plan(shape, DEVICE, asked).minimum_bytes - 1))
+    assert len(refused.alternatives) > 1
+    assert all("--spec" in other.flags for other in refused.alternatives)

@@ -132,6 +132,12 @@ class LoadOptions:
                 object.__setattr__(self, name, Path(path))
         refuse_preset(self.device)
         parse_device(self.device)
+        if self.threads is not None and type(self.threads) is not int:
+            raise ConfigError(
+                "The number of threads is no whole number.",
+                f"Got {self.threads!r:.60}.",
+                "Give a number, or None for all CPUs.",
+            )
         if self.spec is not None:
             require_mode(self.spec)
         if self.draft_max is not None:
