@@ -52,6 +52,8 @@ def parse_device(text: object) -> DeviceName:
     is_number = number.isascii() and number.isdecimal() and len(number) <= 3
     if kind not in KINDS or (colon and (kind not in GPUS or not is_number)):
         raise ConfigError(
-            "The device is unknown.", f"Got {str(text)!r:.40}.", f"Choose one of {', '.join(SHOWN_DEVICES)}."
+            f"Unknown device {str(text)!r:.40}.",
+            f"On this machine: {', '.join(SHOWN_DEVICES)}.",
+            "Other machines can be planned for: edge-rt plan --device list.",
         )
     return DeviceName(kind, int(number) if colon else 0)

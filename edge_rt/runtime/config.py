@@ -102,7 +102,12 @@ class GenerationConfig:
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "logit_bias", MappingProxyType(dict(self.logit_bias)))
         if self.max_tokens is not None:
-            _require("max_tokens", self.max_tokens, is_int(self.max_tokens, 1), "a whole number of at least 1")
+            _require(
+                "max_tokens",
+                self.max_tokens,
+                is_int(self.max_tokens, 1),
+                "a whole number of at least 1, or None (on the command line -1) for no limit",
+            )
         for name in SAMPLING_NAMES:
             value = getattr(self, name)
             wanted = None if value is None else fault(name, value)

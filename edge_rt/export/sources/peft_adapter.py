@@ -96,11 +96,17 @@ def require_model(folder: Path) -> str | None:
         ModelNotFound: there is an adapter alone.
         StorageError: a file cannot be read.
     """
-    if not (folder / ADAPTER_CONFIG_FILE).is_file():
-        return None
-    if any((folder / name).exists() for name in (INDEX_FILE, SINGLE_FILE)) or any(
+    has_model = any((folder / name).exists() for name in (INDEX_FILE, SINGLE_FILE)) or any(
         path.name != ADAPTER_FILE for path in folder.glob(f"*{WEIGHTS_SUFFIX}")
-    ):
+    )
+    if not (folder / ADAPTER_CONFIG_FILE).is_file():
+        if not has_model or not (folder / ADAPTER_FILE).exists():
+            return None
+        return (
+            f"{folder} holds {ADAPTER_FILE}, too, which is not part of the model. "
+            f"With its {ADAPTER_CONFIG_FILE}, edge-rt export --adapter merges it."
+        )
+    if has_model:
         quoted = shlex.quote(str(folder))
         return (
             f"{folder} holds an adapter, too, which is not part of the model. To merge it: "

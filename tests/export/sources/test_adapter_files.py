@@ -235,6 +235,11 @@ def test_an_adapter_beside_a_model_is_mentioned(tmp_path):
         assert remark.endswith(f"edge-rt export -m {folder} --adapter {folder} --out DIR")
         (folder / "adapter_model.safetensors").unlink()
     write_peft(folder, peft_tensors({Q: pair(64, 64)}))
+    config = (folder / "adapter_config.json").read_bytes()
+    (folder / "adapter_config.json").unlink()
+    (remark,) = open_checkpoint(folder)[0].remarks
+    assert "With its adapter_config.json" in remark
+    (folder / "adapter_config.json").write_bytes(config)
     assert [one.kind for one in open_checkpoint(folder, {folder: 1.0})[0].adapters] == ["peft"]
 
 

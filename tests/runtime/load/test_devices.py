@@ -44,9 +44,9 @@ class TestNames:
         "text", ["", "gpu", "CUDA", "cuda:", "cuda:x", "cuda:-1", "cuda:1:1", "cpu:0", "auto:1", "cuda:1000", "cuda:²"]
     )
     def test_what_is_refused(self, text):
-        with pytest.raises(ConfigError, match="device is unknown"):
+        with pytest.raises(ConfigError, match="Unknown device"):
             parse_device(text)
-        with pytest.raises(ConfigError, match="device is unknown"):
+        with pytest.raises(ConfigError, match="Unknown device"):
             LoadOptions(device=text)
 
 
