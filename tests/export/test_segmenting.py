@@ -74,7 +74,7 @@ def test_other_op_profiles_have_no_exits(small_gguf, tmp_path):
 def test_lists():
     assert parse_exits("6, 10,15") == (6, 10, 15)
     for text in ("", "6,", "six", "6 10", "1.5", "-3", "²", "9" * 4000):
-        with pytest.raises(ConfigError, match="not one"):
+        with pytest.raises(ConfigError, match="must be a list of layer numbers"):
             parse_exits(text)
 
 

@@ -181,7 +181,7 @@ def test_a_file_system_without_locks_goes_on_without_the_hint(tmp_path, code):
 
 def test_a_lock_that_fails_otherwise_is_told(tmp_path):
     with (
-        pytest.raises(StorageError, match="input/output error"),
+        pytest.raises(StorageError, match="Input/output error"),
         entry_lock(tmp_path / "a.lock", on_wait=None, make=lambda _: Lockless(errno.EIO)),
     ):
         pass

@@ -183,7 +183,7 @@ class TestMisfits:
     def test_a_matrix_is_missing(self, model, tmp_path):
         absent = {f"{QUERY}.{suffix}": None for suffix in ("qweight", "qzeros", "scales")}
         write_packed_folder(tmp_path / "m", model, "awq", tensors=absent)
-        with pytest.raises(InvalidModelFile, match=r"1 tensor is missing. blk\.0\.attn_q\.weight"):
+        with pytest.raises(InvalidModelFile, match=r"1 tensor is missing. model\.layers\.0\.self_attn\.q_proj\.weight"):
             open_checkpoint(tmp_path / "m")
 
     def test_a_matrix_of_another_size(self, model, tmp_path):
