@@ -27,6 +27,8 @@ app = typer.Typer(
     name="edge-rt",
     cls=PlainGroup,
     no_args_is_help=True,
+    # Old versions of typer show the marks that keep brackets from being markup, unless they are told that it is.
+    rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Run language models on your own device.",

@@ -59,7 +59,7 @@ class Group:
 
 
 def call(command, *arguments):
-    program = typer.Typer()
+    program = typer.Typer(rich_markup_mode="rich")
     program.command()(spread(command))
     return CliRunner().invoke(program, arguments)
 

@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 MAX_TEXT_BYTES: Final = 1 << 30
 
 corpus_app = typer.Typer(
-    cls=PlainGroup, no_args_is_help=True, help="Index your texts, so that answers may copy from them; or show an index."
+    rich_markup_mode="rich",
+    cls=PlainGroup,
+    no_args_is_help=True,
+    help="Index your texts, so that answers may copy from them; or show an index.",
 )
 
 

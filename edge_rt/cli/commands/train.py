@@ -39,7 +39,7 @@ _SECONDS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 _HELP: Final = literal("Train a drafter, which makes answers faster; needs torch (the extra [train]).")
 
-train_app = typer.Typer(cls=PlainGroup, no_args_is_help=True, help=_HELP)
+train_app = typer.Typer(cls=PlainGroup, rich_markup_mode="rich", no_args_is_help=True, help=_HELP)
 
 
 @dataclass(frozen=True)
