@@ -257,12 +257,10 @@ class TestPackages:
         """Measured memory of a process that has opened a GPU includes the driver, which is not counted twice."""
         package, own = open_package(native_package), FakeProvider(LAPTOP)
         asked = LoadOptions(gpu_provider=own, ctx=256, device="cpu")
-        before = plan_package(package, asked)
         own.make_ready(0)
-        ballast = bytearray(DRIVER_BYTES)
-        ballast[::4096] = b"x" * (len(ballast) // 4096)
         after = plan_package(package, asked)
-        assert abs(after.runtime_bytes - before.runtime_bytes - len(ballast)) < 4 << 20
+        # Other memory of the process may come and go; between two lines it hardly does.
+        assert abs(after.runtime_bytes - resident_bytes()) <= 8 << 20
         assert after.base_bytes == after.runtime_bytes - DRIVER_BYTES
 
     def test_models_that_share_a_budget_count_the_driver_once(self, native_package):
